@@ -1,0 +1,136 @@
+"""Write graphs and nodes back: bytes that nothing changed go out as they came, as views of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from onnxq.ir.graph import (
+    GRAPH_INITIALIZER,
+    GRAPH_INPUT,
+    GRAPH_NODE,
+    GRAPH_OUTPUT,
+    GRAPH_VALUE_INFO,
+    NODE_ATTRIBUTE,
+    NODE_DOMAIN,
+    NODE_INPUT,
+    NODE_NAME,
+    NODE_OP_TYPE,
+    NODE_OUTPUT,
+    Graph,
+    Node,
+    Value,
+)
+from onnxq.ir.wire import LENGTH_DELIMITED, Chunk, bytes_field, fields, integer_field, message_field
+
+# How to write an initializer: given the value, the field of the message around it.
+EncodeTensor = Callable[[Value], list[Chunk]]
+
+ATTRIBUTE_BODY_FIELDS = {5: 6, 10: 11}  # AttributeType GRAPH and GRAPHS → the field that holds the graph
+
+
+def encode_tensor(value: Value) -> list[Chunk]:
+    """Write an initializer with its elements inside."""
+    assert value.tensor is not None
+    return value.tensor.encode(value.name, number=GRAPH_INITIALIZER)
+
+
+def encode_graph(
+    graph: Graph, tensor: EncodeTensor = encode_tensor, *, extra_outputs: tuple[Value, ...] = (), verbatim: bool = True
+) -> list[Chunk]:
+    """Write a GraphProto.
+
+    Args:
+        graph: The graph.
+        tensor: How to write each initializer.
+        extra_outputs: Values to list as outputs too, after those the graph has; their type is left to inference.
+        verbatim: Whether a graph that no patch touched goes out as it came. Without it every part is written anew,
+            through `tensor` and without stated types.
+
+    """
+    if verbatim and not graph.dirty and not extra_outputs:
+        return [graph.encoded]
+    chunks: list[Chunk] = []
+    for node in graph.nodes:
+        chunks += message_field(GRAPH_NODE, encode_node(node, tensor, verbatim=verbatim))
+    before, after = _split_others(graph)
+    chunks += before
+    for value in graph.initializers.values():
+        chunks += tensor(value)
+    for value in graph.inputs:
+        chunks += message_field(GRAPH_INPUT, [_info(graph, value)])
+    for value in (*graph.outputs, *extra_outputs):
+        chunks += message_field(GRAPH_OUTPUT, [_info(graph, value)])
+    # Stated types can be stale, and runtimes infer them: only what no schema tells, outputs of custom operators, stays.
+    for value in graph.values.values():
+        if value.producer is not None and value.producer.domain and not value.is_output and value.name in graph.infos:
+            chunks += message_field(GRAPH_VALUE_INFO, [graph.infos[value.name]])
+    return chunks + after
+
+
+def encode_node(node: Node, tensor: EncodeTensor = encode_tensor, *, verbatim: bool = True) -> list[Chunk]:
+    """Write the content of a NodeProto."""
+    if node.encoded is not None and not node.changed and (verbatim or not node.bodies):
+        return [node.encoded]
+    head = [bytes_field(NODE_INPUT, value.name if value else "") for value in _without_tail(node.inputs)]
+    head += [bytes_field(NODE_OUTPUT, value.name if value else "") for value in _without_tail(node.outputs)]
+    head += [bytes_field(NODE_NAME, node.name)] if node.name else []
+    head += [bytes_field(NODE_OP_TYPE, node.op_type)]
+    chunks: list[Chunk] = [b"".join(head)]
+    for name, span in node.spans.items():
+        chunks += message_field(NODE_ATTRIBUTE, _attribute(node, name, span, tensor, verbatim))
+    if node.domain:
+        chunks.append(bytes_field(NODE_DOMAIN, node.domain))
+    known = (NODE_INPUT, NODE_OUTPUT, NODE_NAME, NODE_OP_TYPE, NODE_ATTRIBUTE, NODE_DOMAIN)
+    if node.encoded is not None:  # doc_string, overload, metadata and whatever is newer than this code
+        chunks += [node.encoded[start:end] for number, _, start, _, end in fields(node.encoded) if number not in known]
+    return chunks
+
+
+def _attribute(node: Node, name: str, span: memoryview, tensor: EncodeTensor, verbatim: bool) -> list[Chunk]:
+    if name not in node.bodies or (verbatim and not any(body.dirty for body in node.bodies[name])):
+        return [span]
+    chunks: list[Chunk] = []
+    bodies = iter(node.bodies[name])
+    for number, wire_type, start, _, end in fields(span):
+        if number in ATTRIBUTE_BODY_FIELDS.values() and wire_type == LENGTH_DELIMITED:
+            chunks += message_field(number, encode_graph(next(bodies), tensor, verbatim=verbatim))
+        else:
+            chunks.append(span[start:end])
+    return chunks
+
+
+def _without_tail(values: list[Value | None]) -> list[Value | None]:
+    """Leave out absent values at the end, which need no empty name."""
+    count = len(values)
+    while count and values[count - 1] is None:
+        count -= 1
+    return values[:count]
+
+
+def _info(graph: Graph, value: Value) -> Chunk:
+    """ValueInfoProto: as the file has it, or the name with the element type and shape that are known."""
+    if value.name in graph.infos:
+        return graph.infos[value.name]
+    tensor_type = b""
+    if value.dtype is not None:
+        tensor_type = integer_field(1, value.dtype)
+    if value.shape is not None:
+        dims = b"".join(bytes_field(1, _dimension(d)) for d in value.shape)
+        tensor_type += bytes_field(2, dims)
+    kind = bytes_field(2, bytes_field(1, tensor_type)) if tensor_type else b""
+    return bytes_field(1, value.name) + kind
+
+
+def _dimension(size: int | str | None) -> bytes:
+    if isinstance(size, int):
+        return integer_field(1, size)
+    return bytes_field(2, size) if size else b""
+
+
+def _split_others(graph: Graph) -> tuple[list[Chunk], list[Chunk]]:
+    """Fields passed through, split into those below and above the initializers' number: name before, doc behind."""
+    before: list[Chunk] = []
+    after: list[Chunk] = []
+    for span in graph.others:
+        (before if span[0] >> 3 < GRAPH_INITIALIZER and span[0] < 0x80 else after).append(span)
+    return before, after

@@ -1,0 +1,128 @@
+"""The protobuf wire format: walk the fields of a message without parsing it, and write fields back.
+
+Working on spans of the file, not on parsed messages, keeps weights on disk and lets every part of a model that no patch
+touches keep its exact bytes. Source: https://protobuf.dev/programming-guides/encoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
+Chunk = bytes | memoryview
+
+
+class WireError(ValueError):
+    """Bytes that are not a protobuf message; the caller names the file."""
+
+
+def read_varint(data: memoryview, position: int, end: int) -> tuple[int, int]:
+    """Give the unsigned value of the varint at `position` and the position behind it."""
+    value = shift = 0
+    while position < end:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & 0xFFFFFFFFFFFFFFFF, position
+        shift += 7
+        if shift > 63:
+            raise WireError(f"a number of more than 64 bits at byte {position}")
+    raise WireError(f"the file ends inside a number at byte {position}")
+
+
+def fields(data: memoryview) -> list[tuple[int, int, int, int, int]]:
+    """List the fields of one message.
+
+    Args:
+        data: The bytes of exactly one message.
+
+    Returns:
+        For each field `(number, wire type, start, payload start, end)`, positions within `data`. The payload of a
+        length-delimited field excludes its length.
+
+    Raises:
+        WireError: The bytes are truncated or are no protobuf message.
+
+    """
+    found = []
+    position, size = 0, len(data)
+    while position < size:
+        start = position
+        tag = data[position]
+        position += 1
+        if tag >= 0x80:
+            tag, position = read_varint(data, start, size)
+        number, wire_type = tag >> 3, tag & 7
+        if wire_type == LENGTH_DELIMITED:
+            length = data[position] if position < size else 0x80
+            if length < 0x80:
+                position += 1
+            else:
+                length, position = read_varint(data, position, size)
+            payload, position = position, position + length
+        elif wire_type == VARINT:
+            payload = position
+            _, position = read_varint(data, position, size)
+        elif wire_type == FIXED32:
+            payload, position = position, position + 4
+        elif wire_type == FIXED64:
+            payload, position = position, position + 8
+        else:
+            raise WireError(f"wire type {wire_type} at byte {start} does not occur in ONNX")
+        if number == 0 or position > size:
+            raise WireError(f"the field at byte {start} runs past the end of its message")
+        found.append((number, wire_type, start, payload, position))
+    return found
+
+
+def text(data: memoryview) -> str:
+    """Decode a string field, refusing what is not UTF-8."""
+    try:
+        return str(data, "utf-8")
+    except UnicodeDecodeError as error:
+        raise WireError(f"a name is not UTF-8 ({error.reason})") from error
+
+
+def signed(value: int) -> int:
+    """Read an unsigned 64-bit varint as int64, which is how protobuf stores negative integers."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def varint(value: int) -> bytes:
+    """Encode an integer; negative ones as their 64-bit two's complement."""
+    value &= 0xFFFFFFFFFFFFFFFF
+    if value < 0x80:
+        return bytes((value,))
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def integer_field(number: int, value: int) -> bytes:
+    """Encode an int32, int64 or enum field."""
+    return varint(number << 3 | VARINT) + varint(value)
+
+
+def bytes_field(number: int, payload: bytes | str) -> bytes:
+    """Encode a string, bytes or embedded message field whose payload is at hand."""
+    raw = payload.encode() if isinstance(payload, str) else payload
+    return varint(number << 3 | LENGTH_DELIMITED) + varint(len(raw)) + raw
+
+
+def length(chunks: Iterable[Chunk]) -> int:
+    """Count the bytes of a list of chunks."""
+    return sum(map(len, chunks))
+
+
+def message_field(number: int, chunks: list[Chunk]) -> list[Chunk]:
+    """Frame chunks as an embedded message, without joining them: weights stay views of the file."""
+    return [varint(number << 3 | LENGTH_DELIMITED) + varint(length(chunks)), *chunks]
+
+
+def entry_field(number: int, key: str, value: str) -> bytes:
+    """Encode a StringStringEntryProto, the key-value pair of metadata and external data."""
+    return bytes_field(number, bytes_field(1, key) + bytes_field(2, value))
