@@ -1,0 +1,244 @@
+"""Samples for calibration and verification: one class whatever they come from, checked as they stream by.
+
+`Samples` starts anew with every `iter()` and holds one sample at a time. The forms of data and how arrays are cut into
+samples are described in `onnxq.quant.sample_arrays`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxq.errors import DataError
+from onnxq.quant.sample_arrays import Source, read_npy, read_npz
+from onnxq.quant.sample_checks import InputSpec, Sample, conform, input_specs
+from onnxq.quant.sample_readers import read_folder, read_iterable
+
+__all__ = ["InputSpec", "Sample", "Samples", "input_specs", "open_samples", "random_samples", "wrap_samples"]
+
+CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+# Sizes for dynamic dimensions of random samples: small, and divisible by the 32 that many vision models shrink by
+RANDOM_SIZE, RANDOM_CHANNELS, RANDOM_PIXELS = 16, 3, 64
+
+
+class Samples(Iterable[Sample]):
+    """A stream of checked samples that can be read any number of times.
+
+    Iterating gives `{input name: array}` with exactly the model's dtypes, and raises DataError, naming the input, the
+    file and the sample, for data that do not fit or when there is no sample at all.
+
+    Attributes:
+        inputs: What the model wants.
+        count: Number of samples; None while unknown.
+        description: One line for the report: how many samples, from where.
+
+    """
+
+    def __init__(self, sources: Sequence[Source], inputs: Sequence[InputSpec], origin: str, most: int | None = None):
+        self.inputs = tuple(inputs)
+        self._sources = tuple(sources)
+        self._origin = origin
+        self._most = most
+
+    def limit(self, n: int) -> Samples:
+        """Give the first `n` samples.
+
+        Raises:
+            DataError: `n` is below 1.
+
+        """
+        if n < 1:
+            raise DataError(f"{n} samples are asked for", "Ask for at least 1.")
+        return Samples(self._sources, self.inputs, self._origin, n if self._most is None else min(n, self._most))
+
+    @property
+    def count(self) -> int | None:
+        """Number of samples; None while unknown."""
+        total = self._total()
+        return total if total is None or self._most is None else min(total, self._most)
+
+    @property
+    def description(self) -> str:
+        """One line for the report: how many samples, from where."""
+        total, count = self._total(), self.count
+        if total is None:
+            amount = "samples" if self._most is None else f"up to {_plural(self._most, 'sample')}"
+        else:
+            amount = _plural(total, "sample") if count == total else f"the first {count} of {total} samples"
+        dropped = sum(source.dropped for source in self._sources)
+        note = f" ({_plural(dropped, 'row')} left over by the model's fixed batch)" if dropped else ""
+        return f"{amount} from {self._origin}{note}"
+
+    def __iter__(self) -> Iterator[Sample]:
+        seen = 0
+        for source in self._sources:
+            for index, raw in enumerate(source.read()):
+                if seen == self._most:
+                    return
+                where = source.label if source.count == 1 else f"{source.label}, sample {index}"
+                yield conform(raw, self.inputs, where)
+                seen += 1
+        if not seen:
+            raise _no_samples(self._origin)
+
+    def _total(self) -> int | None:
+        counts = [source.count for source in self._sources]
+        return None if None in counts else sum(c for c in counts if c is not None)
+
+
+def open_samples(sources: Sequence[str | Path], inputs: Sequence[InputSpec]) -> Samples:
+    """Open the data that a user names; several sources are read one after another.
+
+    Args:
+        sources: Each an `.npz` or `.npy` file, a folder of them, an ONNX `test_data_set_*` folder or one that contains
+            such folders, or `package.module:function`, a callable that gives an iterable of `{input name: array}` or
+            such an iterable itself (the current folder is searched for the module).
+        inputs: What the model wants, from `input_specs`.
+
+    Raises:
+        DataError: A source is missing, unreadable, empty, or its headers show that it does not fit the model. Values
+            are checked when they are read.
+
+    """
+    opened: list[Source] = []
+    for source in sources:
+        opened += _open(str(source), inputs)
+    samples = Samples(opened, inputs, ", ".join(_short(str(source)) for source in sources))
+    if samples.count == 0:
+        raise _no_samples(", ".join(str(source) for source in sources) or "an empty list of sources")
+    return samples
+
+
+def wrap_samples(
+    source: Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]],
+    inputs: Sequence[InputSpec],
+    description: str = "Python",
+) -> Samples:
+    """Check samples that Python code gives: a list, any object that can be iterated again, or a function.
+
+    Each item is one sample of exactly the inputs' ranks.
+
+    Raises:
+        DataError: `source` is an iterator that can be read only once, or no iterable at all.
+
+    """
+    if isinstance(source, Samples):
+        return source
+    if callable(source):
+        return Samples([read_iterable(source, description)], inputs, description)
+    if not isinstance(source, Iterable) or isinstance(source, (str, bytes, Mapping)):
+        raise DataError(f"{description} is {type(source).__name__}, not an iterable of samples", "Give a list of them.")
+    if iter(source) is source:
+        raise DataError(
+            f"{description} is an iterator that can be read only once",
+            "Samples are read several times: give a list, or the function that makes the iterator.",
+        )
+    read = read_iterable(lambda: source, description)
+    count = len(source) if isinstance(source, Sequence) else None
+    return Samples([Source(read.label, read.read, count)], inputs, description)
+
+
+def random_samples(inputs: Sequence[InputSpec], count: int, seed: int = 0) -> Samples:
+    """Make up samples for a model that comes without data: fit for timing and for checks, not for calibration.
+
+    Floats are standard normal, integers 0 or 1 (right for masks, safe as ids), booleans are drawn evenly. Dynamic
+    dimensions: 1 for the first axis, 3 channels and 64 pixels for rank 4 and 5, 16 otherwise; one symbolic name has one
+    size. Sample `i` depends on `seed` and `i` alone.
+
+    Raises:
+        DataError: An input's dtype or rank is unknown, or it is not numeric.
+
+    """
+    sizes: dict[str, int] = {}
+    shapes = {spec.name: _random_shape(spec, sizes) for spec in inputs}
+    for spec in inputs:
+        if spec.numpy_dtype is None or spec.numpy_dtype.kind not in "fiub":
+            raise DataError(f"input '{spec.name}' ({spec}) cannot be made up at random", "Give data for the model.")
+
+    def read() -> Iterator[Sample]:
+        for index in range(count):
+            random = np.random.default_rng([seed, index])
+            yield {spec.name: _random_array(random, spec, shapes[spec.name]) for spec in inputs}
+
+    return Samples([Source("random data", read, count)], inputs, f"random numbers (seed {seed})")
+
+
+def _random_shape(spec: InputSpec, sizes: dict[str, int]) -> tuple[int, ...]:
+    if spec.shape is None:
+        raise DataError(f"input '{spec.name}' has no known rank to make up data for", "Give data for the model.")
+    shape = []
+    for axis, dim in enumerate(spec.shape):
+        size = spec.fixed(axis)
+        if size is None:
+            image = len(spec.shape) in (4, 5)
+            size = 1 if axis == 0 else (RANDOM_CHANNELS if axis == 1 else RANDOM_PIXELS) if image else RANDOM_SIZE
+            size = sizes.setdefault(dim, size) if isinstance(dim, str) else size
+        shape.append(size)
+    return tuple(shape)
+
+
+def _random_array(random: np.random.Generator, spec: InputSpec, shape: tuple[int, ...]) -> np.ndarray:
+    dtype = spec.numpy_dtype
+    assert dtype is not None  # random_samples refused it
+    drawn = random.standard_normal(shape) if dtype.kind == "f" else random.integers(0, 2, shape)
+    return np.asarray(drawn).astype(dtype)
+
+
+def _open(source: str, inputs: Sequence[InputSpec]) -> list[Source]:
+    path = Path(source)
+    try:
+        if path.is_dir():
+            return read_folder(path, inputs)
+        present = path.exists()
+    except OSError as error:
+        raise DataError(f"{source} cannot be read ({error.strerror})", "Check its name and permissions.") from error
+    if present and path.suffix == ".npz":
+        return [read_npz(path, inputs)]
+    if present and path.suffix == ".npy":
+        names = [spec.name for spec in inputs]
+        return [read_npy({names[0] if len(names) == 1 else path.stem: path}, inputs, path.name)]
+    if present:
+        raise DataError(
+            f"{source} is neither .npz nor .npy nor a folder", "Save the samples with numpy.savez(file, input=array)."
+        )
+    if CALLABLE.fullmatch(source):
+        given = _import(source)
+        return list(wrap_samples(given, inputs, source)._sources)
+    raise DataError(f"{source} does not exist", "Give an .npz file, a folder, or package.module:function.")
+
+
+def _import(source: str) -> Any:
+    module_name, _, attribute = source.partition(":")
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        found = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # a user's module may raise anything while it is imported
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise DataError(
+            f"{source} cannot be imported: {text}", "The module is looked for here and on PYTHONPATH."
+        ) from error
+    finally:
+        if here in sys.path:
+            sys.path.remove(here)
+    return found
+
+
+def _no_samples(origin: str) -> DataError:
+    return DataError(f"there are no samples in {origin}", "Give at least one; 32 to 200 make good ranges.")
+
+
+def _short(source: str) -> str:
+    return source if CALLABLE.fullmatch(source) else Path(source).name or source
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
