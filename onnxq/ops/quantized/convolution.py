@@ -1,0 +1,242 @@
+"""ConvInteger, and the exact integer convolution that QLinearConv uses, in 1 to 3 spatial dimensions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from onnxq.errors import ModelError
+from onnxq.ops.registry import kernel
+
+from ._types import FLOAT32, INT32, Array
+from .integer import BLOCK, EXACT, check_8_bit, magnitude, shifted
+
+
+@kernel("ConvInteger", since=10)
+def conv_integer(
+    x: Array,
+    w: Array,
+    x_zero_point: Array | None = None,
+    w_zero_point: Array | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Array:
+    """Convolve (x - x_zero_point) with (w - w_zero_point) exactly, summed in int32 that wraps. Padding counts as zero.
+
+    Args:
+        x: [N, C, D1..Dn] with n = 1, 2 or 3; uint8 or int8.
+        w: [M, C / group, k1..kn]; uint8 or int8.
+        x_zero_point: Scalar of the type of x.
+        w_zero_point: Scalar, or [M]: one per output channel; of the type of w.
+        auto_pad: NOTSET, SAME_UPPER, SAME_LOWER or VALID.
+        dilations: n steps between the taps of the filter; absent: 1.
+        group: Groups that channels are divided into.
+        kernel_shape: Shape of the filter; absent: that of w.
+        pads: n begins, then n ends; absent: 0.
+        strides: n steps of the filter; absent: 1.
+
+    Returns:
+        int32 [N, M, o1..on].
+
+    Raises:
+        ModelError: Other types, or shapes and attributes that do not fit.
+
+    Source: https://onnx.ai/onnx/operators/onnx__ConvInteger.html.
+
+    """
+    x, w = np.asarray(x), np.asarray(w)
+    check_8_bit("ConvInteger", "x", x, x_zero_point)
+    check_8_bit("ConvInteger", "w", w, w_zero_point)
+    window = Window.of("ConvInteger", x.shape, w.shape, auto_pad, dilations, group, kernel_shape, pads, strides)
+    xz = scalar_parameter("ConvInteger", "x_zero_point", x_zero_point)
+    wz = channel_parameter("ConvInteger", "w_zero_point", w_zero_point, w.shape[0])
+    return integer_convolution(x, w, xz, wz, window)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Geometry of a convolution, checked: all tuples have one entry per spatial dimension."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    begins: tuple[int, ...]
+    ends: tuple[int, ...]
+    output: tuple[int, ...]
+    group: int
+
+    @staticmethod
+    def of(
+        operator: str,
+        x: tuple[int, ...],
+        w: tuple[int, ...],
+        auto_pad: str,
+        dilations: Sequence[int] | None,
+        group: int,
+        kernel_shape: Sequence[int] | None,
+        pads: Sequence[int] | None,
+        strides: Sequence[int] | None,
+    ) -> Window:
+        """Work the geometry out of shapes and attributes.
+
+        Raises:
+            ModelError: They do not fit together.
+
+        """
+        n = len(x) - 2
+        if n not in (1, 2, 3) or len(w) != len(x):
+            raise ModelError(
+                f"{operator}: x of shape {list(x)} and w of shape {list(w)} are not a 1-D to 3-D convolution"
+            )
+        if group < 1 or w[1] * group != x[1] or w[0] % group:
+            raise ModelError(
+                f"{operator}: w of shape {list(w)} in {group} groups does not fit the {x[1]} channels of x"
+            )
+        if kernel_shape and tuple(kernel_shape) != w[2:]:
+            raise ModelError(f"{operator}: kernel_shape {list(kernel_shape)} differs from w of shape {list(w)}")
+        steps = _per_dimension(operator, "strides", strides, n, (1,) * n, 1)
+        gaps = _per_dimension(operator, "dilations", dilations, n, (1,) * n, 1)
+        given = _per_dimension(operator, "pads", pads, 2 * n, (0,) * (2 * n), 0)
+        reach = tuple((k - 1) * d + 1 for k, d in zip(w[2:], gaps, strict=True))
+        begins, ends = _pads(operator, auto_pad, given, x[2:], reach, steps)
+        room = [size + b + e - r for size, b, e, r in zip(x[2:], begins, ends, reach, strict=True)]
+        if min(room) < 0 or 0 in w[2:]:
+            raise ModelError(f"{operator}: a filter of shape {list(w[2:])} does not fit into x of shape {list(x)}")
+        output = tuple(r // s + 1 for r, s in zip(room, steps, strict=True))
+        return Window(w[2:], steps, gaps, begins, ends, output, group)
+
+
+def _per_dimension(
+    operator: str, name: str, values: Sequence[int] | None, count: int, default: tuple[int, ...], lowest: int
+) -> tuple[int, ...]:
+    result = tuple(int(v) for v in values) if values else default
+    if len(result) != count or min(result) < lowest:
+        raise ModelError(f"{operator}: {name} = {list(result)} should be {count} values of at least {lowest}")
+    return result
+
+
+def _pads(
+    operator: str,
+    auto_pad: str,
+    given: tuple[int, ...],
+    size: tuple[int, ...],
+    reach: tuple[int, ...],
+    steps: tuple[int, ...],
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    n = len(size)
+    if auto_pad in ("NOTSET", ""):
+        return given[:n], given[n:]
+    if any(given):
+        raise ModelError(f"{operator}: pads {list(given)} and auto_pad {auto_pad} exclude each other")
+    if auto_pad == "VALID":
+        return (0,) * n, (0,) * n
+    if auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
+        raise ModelError(f"{operator}: auto_pad {auto_pad!r} is none of NOTSET, SAME_UPPER, SAME_LOWER, VALID")
+    total = [max((-(-d // s) - 1) * s + r - d, 0) for d, s, r in zip(size, steps, reach, strict=True)]
+    small, large = tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
+    return (small, large) if auto_pad == "SAME_UPPER" else (large, small)
+
+
+def scalar_parameter(operator: str, name: str, value: Array | None) -> Array | None:
+    """Give a scalar or one-element input as a 0-d array; refuse another shape."""
+    if value is None:
+        return None
+    value = np.asarray(value)
+    if value.size != 1 or value.ndim > 1:
+        raise ModelError(f"{operator}: {name} has shape {list(value.shape)}, but it is one value for the tensor")
+    return value.reshape(())
+
+
+def channel_parameter(operator: str, name: str, value: Array | None, channels: int) -> Array | None:
+    """Give a scalar or per-output-channel input as a 0-d or 1-D array; refuse another shape."""
+    if value is None:
+        return None
+    value = np.asarray(value)
+    if value.ndim <= 1 and value.size == 1:
+        return value.reshape(())
+    if value.shape != (channels,):
+        raise ModelError(
+            f"{operator}: {name} has shape {list(value.shape)}, but it is one value, "
+            f"or one for each of {channels} channels"
+        )
+    return value
+
+
+def integer_convolution(x: Array, w: Array, xz: Array | None, wz: Array | None, window: Window) -> Array:
+    """Give the convolution of (x - xz) with (w - wz) as int32, exact but for the wrap at 32 bits.
+
+    Args:
+        x: [N, C, ...]; 8-bit integers.
+        w: [M, C / group, ...]; 8-bit integers.
+        xz: None or a 0-d array.
+        wz: None, or a 0-d or [M] array.
+        window: The geometry.
+
+    """
+    per_channel = None if wz is None else wz.reshape(-1, *(1,) * (w.ndim - 1))
+    weight = shifted(w, per_channel).reshape(window.group, w.shape[0] // window.group, -1)
+    depth = EXACT // max(1, magnitude(x, xz) * magnitude(w, wz))
+    total = np.zeros((x.shape[0], w.shape[0], *window.output), INT32)
+    if not total.size or not weight.size:
+        return total
+    padded = np.zeros(
+        (x.shape[1], *(d + b + e for d, b, e in zip(x.shape[2:], window.begins, window.ends, strict=True))), FLOAT32
+    )
+    inside = tuple(slice(b, b + d) for b, d in zip(window.begins, x.shape[2:], strict=True))
+    view = _windows(padded, window)
+    for sample, sums in zip(x, total, strict=True):
+        padded[(slice(None), *inside)] = shifted(sample, xz)
+        if weight.shape[1:2] == (1,) and x.shape[1] == window.group and weight.shape[2] <= depth:
+            _depthwise(view, weight[:, 0], sums)
+        else:
+            _blocks(view, weight, depth, sums.reshape(window.group, -1, *window.output))
+    return total
+
+
+def _windows(padded: Array, window: Window) -> Array:
+    """Show [C, ...] as [group, C / group, k1..kn, o1..on] without copying."""
+    channel, *spatial = padded.strides
+    channels = padded.shape[0] // window.group
+    taps = [s * d for s, d in zip(spatial, window.dilations, strict=True)]
+    steps = [s * d for s, d in zip(spatial, window.strides, strict=True)]
+    return as_strided(
+        padded,
+        shape=(window.group, channels, *window.kernel, *window.output),
+        strides=(channel * channels, channel, *taps, *steps),
+        writeable=False,
+    )
+
+
+def _depthwise(view: Array, weight: Array, sums: Array) -> None:
+    """One channel a group: shifted multiply-adds, one per tap of the filter."""
+    n = (view.ndim - 2) // 2
+    taps = view[:, 0]
+    part = np.zeros(sums.shape, FLOAT32)
+    for number, tap in enumerate(np.ndindex(*taps.shape[1 : 1 + n])):
+        part += taps[(slice(None), *tap)] * weight[:, number].reshape(-1, *(1,) * n)
+    sums[...] = part
+
+
+def _blocks(view: Array, weight: Array, depth: int, sums: Array) -> None:
+    """Columns of the windows times the filters, a block of output rows at a time so that memory stays bounded."""
+    group, _, length = weight.shape
+    output = sums.shape[2:]
+    row = math.prod(output[1:])
+    rows = max(1, BLOCK // (group * length * row))
+    first = 2 + (view.ndim - 2) // 2
+    for start in range(0, output[0], rows):
+        cut = (slice(None),) * first + (slice(start, start + rows),)
+        columns = view[cut].reshape(group, length, -1)
+        for k in range(0, length, depth):
+            product = np.matmul(weight[:, :, k : k + depth], columns[:, k : k + depth]).astype(INT32)
+            target = sums[:, :, start : start + rows]
+            np.add(target, product.reshape(target.shape), out=target)
