@@ -1,0 +1,253 @@
+"""Statistics of tensors that can be added to and merged, in any order and from any number of batches.
+
+Each `Statistic` is a commutative monoid: its constructor makes the empty one, `add` takes a batch, `merge` joins two.
+So samples stream, memory does not grow with them, and shards can be joined. `TensorStats` combines several of them for
+one tensor, `Stats` those of all tensors. Counts, extremes and histograms are exact whatever the order; sums are float64
+and differ in the last bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Self, TypeVar
+
+import numpy as np
+
+from onnxq.errors import DataError
+from onnxq.quant.histogram import CHUNK, Histogram
+from onnxq.quant.statistic import Statistic
+
+S = TypeVar("S", bound=Statistic)
+
+
+class Extremes(Statistic):
+    """The least and the greatest value, exact; +inf and -inf while empty."""
+
+    key = "extremes"
+
+    def __init__(self, low: float = np.inf, high: float = -np.inf) -> None:
+        self.low, self.high = np.float32(low), np.float32(high)
+
+    def add(self, values: np.ndarray) -> None:
+        """Take in a batch."""
+        zero = np.float32(0)  # added, it makes 0.0 of -0.0, whatever the order they came in
+        self.low = min(self.low, values.min()) + zero
+        self.high = max(self.high, values.max()) + zero
+
+    def merge(self, other: Self) -> Self:
+        """Give the extremes of both."""
+        return type(self)(float(min(self.low, other.low)), float(max(self.high, other.high)))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Give the state."""
+        return {"range": np.array([self.low, self.high], np.float32)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
+        """Take the state."""
+        low, high = arrays["range"].astype(np.float32)
+        return cls(float(low), float(high))
+
+
+class Moments(Statistic):
+    """Count, sum and sum of squares; the sums in float64."""
+
+    key = "moments"
+
+    def __init__(self, count: int = 0, total: float = 0.0, squares: float = 0.0) -> None:
+        self.count, self.total, self.squares = count, total, squares
+
+    def add(self, values: np.ndarray) -> None:
+        """Take in a batch."""
+        flat = values.reshape(-1)
+        self.count += flat.size
+        for start in range(0, flat.size, CHUNK):
+            chunk = flat[start : start + CHUNK].astype(np.float64)
+            self.total += float(chunk.sum())
+            chunk *= chunk
+            self.squares += float(chunk.sum())
+
+    def merge(self, other: Self) -> Self:
+        """Give the moments of both."""
+        return type(self)(self.count + other.count, self.total + other.total, self.squares + other.squares)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Give the state."""
+        return {"count": np.array(self.count, np.int64), "sums": np.array([self.total, self.squares])}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
+        """Take the state."""
+        return cls(int(arrays["count"]), *(float(v) for v in arrays["sums"]))
+
+
+# Every kind that a file may hold. A new kind of statistic is added here and nowhere else.
+KINDS: dict[str, type[Statistic]] = {Extremes.key: Extremes, Moments.key: Moments, Histogram.key: Histogram}
+Kinds = Callable[[], Sequence[Statistic]]
+
+
+def basic_kinds() -> Sequence[Statistic]:
+    """What is measured of every tensor."""
+    return Extremes(), Moments(), Histogram()
+
+
+class NotFiniteError(ValueError):
+    """A batch holds NaN or infinity."""
+
+
+class TensorStats:
+    """What is known of one tensor: `stats[Histogram]` gives one statistic, the properties the common ones.
+
+    Args:
+        parts: Empty statistics, at most one of a kind; the basic ones by default.
+
+    """
+
+    def __init__(self, parts: Iterable[Statistic] | None = None) -> None:
+        self._parts = {type(p): p for p in (basic_kinds() if parts is None else parts)}
+
+    @classmethod
+    def of(cls, *batches: np.ndarray) -> TensorStats:
+        """Measure arrays that are at hand."""
+        made = cls()
+        for batch in batches:
+            made.add(batch)
+        return made
+
+    def __getitem__(self, kind: type[S]) -> S:
+        part = self._parts[kind]
+        assert isinstance(part, kind)
+        return part
+
+    def __contains__(self, kind: type[Statistic]) -> bool:
+        return kind in self._parts
+
+    def __iter__(self) -> Iterator[Statistic]:
+        return iter(self._parts.values())
+
+    @property
+    def count(self) -> int:
+        """Number of elements seen."""
+        return self[Moments].count
+
+    @property
+    def min(self) -> float:
+        """Least value, exact; 0 where nothing was seen."""
+        return float(self[Extremes].low) if self.count else 0.0
+
+    @property
+    def max(self) -> float:
+        """Greatest value, exact; 0 where nothing was seen."""
+        return float(self[Extremes].high) if self.count else 0.0
+
+    @property
+    def mean(self) -> float:
+        """Mean; 0 where nothing was seen."""
+        return self[Moments].total / self.count if self.count else 0.0
+
+    @property
+    def second_moment(self) -> float:
+        """Mean of squares; 0 where nothing was seen."""
+        return self[Moments].squares / self.count if self.count else 0.0
+
+    @property
+    def histogram(self) -> Histogram:
+        """The histogram."""
+        return self[Histogram]
+
+    def add(self, values: np.ndarray) -> None:
+        """Take in a batch of any float dtype and shape; an empty one changes nothing.
+
+        Raises:
+            NotFiniteError: It holds NaN or infinity, as float32. Nothing is changed then.
+
+        """
+        if values.dtype != np.float32:
+            with np.errstate(over="ignore"):  # too large for float32 becomes infinity, refused below
+                values = values.astype(np.float32)
+        if not values.size:
+            return
+        low, high = values.min(), values.max()  # NaN shows in both
+        if np.isnan(low):
+            raise NotFiniteError("NaN")
+        if np.isinf(low) or np.isinf(high):
+            raise NotFiniteError("infinity")
+        for part in self._parts.values():
+            part.add(values)
+
+    def merge(self, other: TensorStats) -> TensorStats:
+        """Give the statistics of both; both must measure the same things."""
+        if self._parts.keys() != other._parts.keys():
+            raise ValueError("statistics of different kinds cannot be merged")
+        return TensorStats(part.merge(other._parts[kind]) for kind, part in self._parts.items())
+
+
+class Stats:
+    """Statistics of many tensors, by name.
+
+    Args:
+        kinds: Makes the empty statistics of a tensor.
+
+    """
+
+    def __init__(self, kinds: Kinds = basic_kinds) -> None:
+        self._kinds = kinds
+        self.tensors: dict[str, TensorStats] = {}
+        self.samples = 0
+
+    def __getitem__(self, name: str) -> TensorStats:
+        return self.tensors[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the tensors, sorted."""
+        return sorted(self.tensors)
+
+    def add(self, name: str, values: np.ndarray, origin: str = "") -> None:
+        """Take in a batch of tensor `name`.
+
+        Args:
+            name: The tensor.
+            values: Of any float dtype and shape.
+            origin: Where the batch came from, for the message, such as `after Conv node 'c1', sample 3`.
+
+        Raises:
+            DataError: It holds NaN or infinity.
+
+        """
+        try:
+            self.tensors.setdefault(name, TensorStats(self._kinds())).add(values)
+        except NotFiniteError as error:
+            where = f" ({origin})" if origin else ""
+            raise DataError(
+                f"tensor '{name}' holds {error}{where}",
+                "The float model itself computes it from these samples: check them, or leave out the sample.",
+            ) from None
+
+    def merge(self, other: Stats) -> Stats:
+        """Give the statistics of both sets of samples."""
+        merged = Stats(self._kinds)
+        merged.samples = self.samples + other.samples
+        for name in {**self.tensors, **other.tensors}:
+            one, two = self.tensors.get(name), other.tensors.get(name)
+            found = one.merge(two) if one is not None and two is not None else one or two
+            assert found is not None
+            merged.tensors[name] = found
+        return merged
+
+    def require(self, names: Iterable[str]) -> None:
+        """Check that each tensor was measured.
+
+        Raises:
+            DataError: Names the first that was not.
+
+        """
+        missing = [name for name in names if name not in self.tensors]
+        if missing:
+            raise DataError(
+                f"the statistics lack {len(missing)} tensors, the first is '{missing[0]}'",
+                "Calibrate again with this model and this recipe.",
+            )
