@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from onnxq.ir.graph import (
+from onnxq.ir.graph import Graph, Node, Value
+from onnxq.ir.protos import (
+    ATTRIBUTE_GRAPH,
+    ATTRIBUTE_GRAPHS,
     GRAPH_INITIALIZER,
     GRAPH_INPUT,
     GRAPH_NODE,
@@ -16,16 +19,11 @@ from onnxq.ir.graph import (
     NODE_NAME,
     NODE_OP_TYPE,
     NODE_OUTPUT,
-    Graph,
-    Node,
-    Value,
 )
 from onnxq.ir.wire import LENGTH_DELIMITED, Chunk, bytes_field, fields, integer_field, message_field
 
 # How to write an initializer: given the value, the field of the message around it.
 EncodeTensor = Callable[[Value], list[Chunk]]
-
-ATTRIBUTE_BODY_FIELDS = {5: 6, 10: 11}  # AttributeType GRAPH and GRAPHS → the field that holds the graph
 
 
 def encode_tensor(value: Value) -> list[Chunk]:
@@ -92,7 +90,7 @@ def _attribute(node: Node, name: str, span: memoryview, tensor: EncodeTensor, ve
     chunks: list[Chunk] = []
     bodies = iter(node.bodies[name])
     for number, wire_type, start, _, end in fields(span):
-        if number in ATTRIBUTE_BODY_FIELDS.values() and wire_type == LENGTH_DELIMITED:
+        if number in (ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS) and wire_type == LENGTH_DELIMITED:
             chunks += message_field(number, encode_graph(next(bodies), tensor, verbatim=verbatim))
         else:
             chunks.append(span[start:end])

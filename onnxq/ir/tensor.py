@@ -12,6 +12,7 @@ import onnx
 from onnx import TensorProto
 
 from onnxq.errors import ModelError
+from onnxq.ir.protos import DATA_LOCATION, DATA_TYPE, DIMS, EXTERNAL_DATA, NAME, RAW_DATA
 from onnxq.ir.wire import (
     LENGTH_DELIMITED,
     VARINT,
@@ -27,8 +28,6 @@ from onnxq.ir.wire import (
     text,
 )
 
-# TensorProto field numbers, onnx.proto
-DIMS, DATA_TYPE, STRING_DATA, NAME, RAW_DATA, EXTERNAL_DATA, DATA_LOCATION = 1, 2, 6, 8, 9, 13, 14
 TYPED_DATA = frozenset((4, 5, 6, 7, 10, 11))
 # Bits of an element where NumPy has no packed form; source: onnx.proto, TensorProto.DataType
 SUB_BYTE_BITS: dict[int, int] = {

@@ -1,0 +1,30 @@
+"""Names that are taken, and fresh ones."""
+
+from __future__ import annotations
+
+
+class Names:
+    """Every tensor and node name of a model, so that fresh ones collide with none in any scope."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._next: dict[str, int] = {}
+
+    def reserve(self, name: str) -> None:
+        """Note a name that the model has."""
+        self._taken.add(name)
+
+    def fresh(self, hint: str) -> str:
+        """Give `hint`, or `hint_1`, `hint_2`, …: the first that is free, in constant time on average."""
+        if hint and hint not in self._taken:
+            self._taken.add(hint)
+            return hint
+        count = self._next.get(hint, 0)
+        while True:
+            count += 1
+            name = f"{hint}_{count}"
+            if name not in self._taken:
+                break
+        self._next[hint] = count
+        self._taken.add(name)
+        return name
