@@ -83,11 +83,11 @@ class Moments(Statistic):
 
 # Every kind that a file may hold. A new kind of statistic is added here and nowhere else.
 KINDS: dict[str, type[Statistic]] = {Extremes.key: Extremes, Moments.key: Moments, Histogram.key: Histogram}
-Kinds = Callable[[], Sequence[Statistic]]
+Kinds = Callable[[str], Sequence[Statistic]]
 
 
-def basic_kinds() -> Sequence[Statistic]:
-    """What is measured of every tensor."""
+def basic_kinds(name: str = "") -> Sequence[Statistic]:
+    """Make what is measured of every tensor, whatever its name."""
     return Extremes(), Moments(), Histogram()
 
 
@@ -186,7 +186,7 @@ class Stats:
     """Statistics of many tensors, by name.
 
     Args:
-        kinds: Makes the empty statistics of a tensor.
+        kinds: Makes the empty statistics of a tensor from its name.
 
     """
 
@@ -219,7 +219,7 @@ class Stats:
 
         """
         try:
-            self.tensors.setdefault(name, TensorStats(self._kinds())).add(values)
+            self.tensors.setdefault(name, TensorStats(self._kinds(name))).add(values)
         except NotFiniteError as error:
             where = f" ({origin})" if origin else ""
             raise DataError(

@@ -29,8 +29,8 @@ def fingerprint(model_sha256: str, names: Iterable[str]) -> str:
 def save_stats(path: str | Path, stats: Stats, fingerprint: str, *, force: bool = False) -> None:
     """Write statistics; the same statistics give the same bytes.
 
-    Every tensor must have the same kinds of statistics. Each state array is stored flat for all tensors in a row
-    (`extremes.range`), with its shapes beside it (`extremes.range.shapes`, one row for each tensor).
+    Each state array is stored flat for all tensors in a row (`extremes.range`); beside it are its shapes
+    (`extremes.range.shapes`, a row for each tensor) and which tensors have it (`extremes.range.owners`).
 
     Args:
         path: File to write, atomically.
@@ -113,27 +113,28 @@ def load_stats(path: str | Path, expected: str | None = None) -> tuple[Stats, st
 
 
 def _pack(tensors: list[TensorStats]) -> dict[str, np.ndarray]:
-    parts: dict[str, list[np.ndarray]] = {}
-    for tensor in tensors:
+    owners: dict[str, list[int]] = {}
+    states: dict[str, list[np.ndarray]] = {}
+    for index, tensor in enumerate(tensors):
         for part in tensor:
             for field, array in part.arrays().items():
-                parts.setdefault(f"{part.key}.{field}", []).append(array)
+                owners.setdefault(f"{part.key}.{field}", []).append(index)
+                states.setdefault(f"{part.key}.{field}", []).append(array)
     packed = {}
-    for key, arrays in parts.items():
-        if len(arrays) != len(tensors):
-            raise ValueError(f"'{key}' is not measured of every tensor")
+    for key, arrays in states.items():
         packed[key] = np.concatenate([array.reshape(-1) for array in arrays])
         packed[f"{key}.shapes"] = np.array([array.shape for array in arrays], np.int64)
+        packed[f"{key}.owners"] = np.array(owners[key], np.int64)
     return packed
 
 
 def _unpack(columns: dict[str, np.ndarray], count: int) -> list[TensorStats]:
     states: list[dict[str, dict[str, np.ndarray]]] = [{} for _ in range(count)]
     for key in columns:
-        if key.endswith(".shapes"):
-            kind, field = key.removesuffix(".shapes").split(".")
-            flat, shapes = columns[f"{kind}.{field}"], columns[key]
-            ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
-            for state, shape, piece in zip(states, shapes, np.split(flat, ends)[:count], strict=True):
-                state.setdefault(kind, {})[field] = piece.reshape(tuple(shape))
+        if key.endswith(".owners"):
+            kind, field = key.removesuffix(".owners").split(".")
+            flat, shapes = columns[f"{kind}.{field}"], columns[f"{kind}.{field}.shapes"]
+            pieces = np.split(flat, np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1])
+            for owner, shape, piece in zip(columns[key], shapes, pieces, strict=True):
+                states[owner].setdefault(kind, {})[field] = piece.reshape(tuple(shape))
     return [TensorStats(KINDS[kind].from_arrays(arrays) for kind, arrays in state.items()) for state in states]

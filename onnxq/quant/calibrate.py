@@ -1,0 +1,133 @@
+"""One pass of the float model over the samples, measuring the tensors that will be quantized."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from onnxq.errors import DataError, ModelError
+from onnxq.quant.sample_checks import Sample, conform
+from onnxq.quant.samples import Samples, input_specs
+from onnxq.quant.session import SessionError, open_session, run_session
+from onnxq.quant.stats import Kinds, Stats, basic_kinds
+
+if TYPE_CHECKING:
+    from onnxq.ir import Model, Value
+
+Progress = Callable[[int, int | None], None]
+
+
+def calibrate(
+    model: Model,
+    values: Sequence[Value],
+    samples: Iterable[Mapping[str, np.ndarray]],
+    *,
+    progress: Progress | None = None,
+    threads: int = 0,
+    kinds: Kinds = basic_kinds,
+) -> Stats:
+    """Measure values of the float model over all samples.
+
+    The values are listed as outputs of the model, which onnxruntime runs with its basic optimisations: constants are
+    folded and duplicates removed, which cannot change a value that is asked for, while fused approximations and layouts
+    that depend on the processor stay out, so that ranges do not change with the machine. (Level `all` gains nothing
+    here: nothing is fused across an output.) One sample is in memory at a time, with its tapped values.
+
+    Args:
+        model: The float model.
+        values: What to measure: float tensors of the main graph, in any number and repeated at will. Graph inputs are
+            taken from the samples.
+        samples: Checked `Samples`, or any iterable of `{input name: array}`, which is then checked. Shapes may differ.
+        progress: Called with the number of samples done and the total (None while unknown), first with 0.
+        threads: Threads for onnxruntime; 0 lets it choose.
+        kinds: Makes the statistics to collect for a tensor of that name.
+
+    Returns:
+        Statistics of every value. A value that was always empty has a count of 0.
+
+    Raises:
+        DataError: A sample does not fit the model or makes it fail, a value is not finite, or there are no samples.
+        ModelError: onnxruntime cannot load the model.
+        ValueError: A value is an initializer, is inside a body, or is no float tensor: the caller's mistake.
+
+    """
+    taps, fed = _sort_out(values)
+    total = samples.count if isinstance(samples, Samples) else len(samples) if isinstance(samples, Sequence) else None
+    listed = {value.name for value in model.graph.outputs}
+    stats = Stats(kinds)
+    session = None
+    if taps:
+        extra = [value for name, value in taps.items() if name not in listed]
+        try:
+            session = open_session(
+                model.serialize(extra_outputs=extra), optimize="basic", threads=threads, reuse_shapes=False
+            )
+        except SessionError as error:
+            raise ModelError(
+                f"onnxruntime cannot load {model.name}: {error}", "Check the float model first."
+            ) from error
+    if progress:
+        progress(0, total)
+    for index, sample in enumerate(_checked(samples, model)):
+        for name in fed:
+            stats.add(name, _floats(name, sample[name]), f"an input of the model, sample {index}")
+        if session is not None:
+            try:
+                results = run_session(session, list(taps), sample)
+            except SessionError as error:
+                raise _run_failed(model, index, sample, error) from error
+            for value in reversed(taps.values()):
+                stats.add(value.name, _floats(value.name, results.pop()), f"{_origin(value)}, sample {index}")
+        stats.samples += 1
+        if progress:
+            progress(index + 1, total)
+    if not stats.samples:
+        raise DataError("there are no samples to calibrate with", "Give at least one; 32 to 200 make good ranges.")
+    return stats
+
+
+def _sort_out(values: Sequence[Value]) -> tuple[dict[str, Value], list[str]]:
+    """Separate values that a run must give from graph inputs, each once."""
+    taps: dict[str, Value] = {}
+    fed: list[str] = []
+    for value in dict.fromkeys(values):
+        if value.tensor is not None:
+            raise ValueError(f"'{value.name}' is an initializer, which needs no calibration")
+        if value.graph.parent is not None:
+            raise ValueError(f"'{value.name}' is inside a body, where onnxruntime shows no values")
+        if value.is_input:
+            fed.append(value.name)
+        else:
+            taps[value.name] = value
+    return taps, fed
+
+
+def _checked(samples: Iterable[Mapping[str, np.ndarray]], model: Model) -> Iterator[Sample]:
+    if isinstance(samples, Samples):
+        yield from samples
+        return
+    inputs = input_specs(model)
+    for index, raw in enumerate(samples):
+        yield conform(raw, inputs, f"sample {index}")
+
+
+def _floats(name: str, array: np.ndarray) -> np.ndarray:
+    if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
+        kind = array.dtype.name if isinstance(array, np.ndarray) else type(array).__name__
+        raise ValueError(f"'{name}' is {kind}, and only float tensors have a range to measure")
+    return array
+
+
+def _origin(value: Value) -> str:
+    node = value.producer
+    return f"after {node.op_type} node {node.label}" if node is not None else "in the model"
+
+
+def _run_failed(model: Model, index: int, sample: Sample, error: SessionError) -> DataError:
+    shapes = ", ".join(f"'{name}' {array.dtype.name}{list(array.shape)}" for name, array in sample.items())
+    return DataError(
+        f"onnxruntime cannot run {model.name} on sample {index}, input {shapes}: {error}",
+        "Check that the sample is prepared as the model expects: sizes, token ids, masks.",
+    )
