@@ -1,0 +1,133 @@
+"""Conv and ConvTranspose with a constant weight: static integer convolution, ConvInteger, weights stored in 8 bit."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto
+
+from onnxq.ir import Value
+from onnxq.ops.bias import integer_bias, minimum_scale
+from onnxq.ops.family import MINIMUM_STORED_ELEMENTS, Decline, Form, Rewriter, Site, plans, rewrites
+
+GEOMETRY = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides", "output_padding", "output_shape")
+
+
+@plans("Conv", when="static-int8")
+def plan_static_conv(site: Site) -> Form:
+    """Accept a Conv of one to three spatial dimensions, with groups and dilation; the output is quantized too."""
+    _conv_weight(site)
+    return Form("Q/DQ on input, weight and output, int32 bias", activations=(0,), output=True, opset=_axis_opset(site))
+
+
+@plans("ConvTranspose", when="static-int8")
+def plan_static_conv_transpose(site: Site) -> Form:
+    """Accept a ConvTranspose; onnxruntime computes it in float, so its output and bias stay float."""
+    _conv_weight(site)
+    return Form("Q/DQ on input and weight, float output and bias", activations=(0,), opset=_axis_opset(site))
+
+
+@plans("Conv", when="dynamic-int8")
+def plan_dynamic_conv(site: Site) -> Form:
+    """Refuse, unless the recipe asks for ConvInteger."""
+    _conv_weight(site)
+    if not site.scheme.integer_conv:
+        raise Decline(
+            "ConvInteger has no fast kernel: it is no faster than float (integer_conv = true asks for it all the same)"
+        )
+    return Form("DynamicQuantizeLinear and ConvInteger with a uint8 weight", opset=11)
+
+
+@plans("Conv", "ConvTranspose", when="weight-int8")
+def plan_stored_conv(site: Site) -> Form:
+    """Accept a constant weight that is large enough to be worth storing in 8 bit."""
+    _conv_weight(site)
+    weight = site.weight(1)
+    if weight.size < MINIMUM_STORED_ELEMENTS:
+        raise Decline(f"weight has only {weight.size} elements")
+    return Form("weight stored in 8 bit, computed in float", opset=13 if site.scheme.form == "qdq" else 7)
+
+
+def _axis_opset(site: Site) -> int:
+    return 13 if site.scheme.granularity == "channel" else 10
+
+
+def _conv_weight(site: Site) -> None:
+    weight = site.weight(1, rank=3)
+    site.float_input(0)
+    if len(weight.shape) > 5:
+        raise Decline(f"it has {len(weight.shape) - 2} spatial dimensions")
+    bias = site.input(2)
+    if bias is not None and bias.constant is None and site.scheme.name == "static-int8":
+        raise Decline("bias is not a constant")
+
+
+def _other_axes(site: Site, channel: int) -> tuple[int, ...]:
+    return tuple(axis for axis in range(len(site.weight(1).shape)) if axis != channel)
+
+
+@rewrites("Conv", when="static-int8")
+def rewrite_static_conv(site: Site, patch: Rewriter) -> None:
+    """Q/DQ on input and output, DequantizeLinear on the weight and on an int32 bias."""
+    x, weight = site.value(0), site.value(1)
+    bias = site.constant(2)
+    x_scale = patch.activation_scale(x)
+    minimum = None
+    if bias is not None:
+        minimum = minimum_scale(bias.numpy(), x_scale).reshape(-1, *[1] * (len(site.weight(1).shape) - 1))
+    codes, scales = patch.codes(weight, reduce=_other_axes(site, 0), scheme=site.scheme, minimum=minimum)
+    patch.rewire(site.node, 0, patch.dequantized(x))
+    patch.rewire(site.node, 1, patch.linear_weight(codes, scales, 0, weight.name))
+    if bias is not None:
+        vector = np.broadcast_to(scales.reshape(-1), bias.shape)
+        if scales.size == 1:
+            vector = scales.reshape(1)
+        patch.rewire(site.node, 2, integer_bias(patch, bias.numpy(), x_scale, vector, site.value(2).name))
+
+
+@rewrites("ConvTranspose", when="static-int8")
+def rewrite_static_conv_transpose(site: Site, patch: Rewriter) -> None:
+    """Q/DQ on the input, DequantizeLinear on the weight, whose output channels are axis 1 within each group."""
+    weight = site.value(1)
+    codes, scales = patch.codes(weight, reduce=_other_axes(site, 1), scheme=site.scheme)
+    patch.rewire(site.node, 0, patch.dequantized(site.value(0)))
+    patch.rewire(site.node, 1, patch.linear_weight(codes, scales, 1, weight.name))
+
+
+@rewrites("Conv", when="dynamic-int8")
+def rewrite_dynamic_conv(site: Site, patch: Rewriter) -> None:
+    """DynamicQuantizeLinear, ConvInteger with a uint8 weight of zero point 128, Cast, Mul, and the bias as an Add."""
+    name, weight, bias = site.output.name, site.value(1), site.input(2)
+    rank = len(site.weight(1).shape)
+    codes, scales = patch.codes(weight, reduce=_other_axes(site, 0), scheme=site.scheme)
+    x, x_scale, x_zero = patch.dynamic(site.value(0))
+    w = patch.constant((codes.astype(np.int16) + 128).astype(np.uint8), f"{weight.name}_quantized")
+    w_zero = patch.constant(np.array(128, np.uint8), f"{weight.name}_zero_point")
+    w_scale = patch.constant(scales.reshape(_per_channel(scales, rank)), f"{weight.name}_scale")
+    geometry = {key: site.node.attribute(key) for key in GEOMETRY if site.node.attribute(key) is not None}
+    total = patch.op("ConvInteger", x, w, x_zero, w_zero, hint=f"{name}_int32", **geometry)
+    scale = patch.op("Mul", x_scale, w_scale, hint=f"{name}_scale")
+    result = patch.op("Mul", patch.op("Cast", total, to=int(TensorProto.FLOAT), hint=f"{name}_cast"), scale, hint=name)
+    if bias is not None:
+        result = patch.op("Add", result, _broadcast_bias(patch, bias, rank), hint=name)
+    patch.replace(site.output, result)
+
+
+def _per_channel(scales: np.ndarray, rank: int) -> tuple[int, ...]:
+    """Shape of one scale a channel against an output `(batch, channel, ...)`."""
+    return () if scales.size == 1 else (1, -1, *[1] * (rank - 2))
+
+
+def _broadcast_bias(patch: Rewriter, bias: Value, rank: int) -> Value:
+    shape = (1, -1, *[1] * (rank - 2))
+    if bias.constant is not None:
+        return patch.constant(bias.constant.numpy().reshape(shape), f"{bias.name}_reshaped")
+    target = patch.constant(np.array(shape, np.int64), f"{bias.name}_shape")
+    return patch.op("Reshape", bias, target, hint=f"{bias.name}_reshaped")
+
+
+@rewrites("Conv", "ConvTranspose", when="weight-int8")
+def rewrite_stored_conv(site: Site, patch: Rewriter) -> None:
+    """Let the node read a float weight that the file holds in 8 bit."""
+    channel = 0 if site.node.op_type == "Conv" else 1
+    weight = site.value(1)
+    patch.rewire(site.node, 1, patch.stored(weight, reduce=_other_axes(site, channel), scheme=site.scheme))

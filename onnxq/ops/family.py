@@ -1,0 +1,260 @@
+"""What an operator family offers to quantization: a plan that may refuse, and a rewrite that may not.
+
+A family registers two functions for an operator and a scheme. The plan reads types and shapes, never weights, and
+either gives a `Form` or raises `Decline` with a sentence. The rewrite describes the new nodes; since the plan was a
+promise, it never declines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+import numpy as np
+from onnx import TensorProto
+
+from onnxq.ir import Graph, Node, Tensor, Value
+from onnxq.ops.registry import load_families
+
+SchemeName = Literal["float", "auto", "dynamic-int8", "static-int8", "weight-int8"]
+Granularity = Literal["channel", "tensor"]
+StoredForm = Literal["cast-mul", "qdq"]
+
+# Below this, a weight in 8 bit saves less than the nodes and scales around it cost in the file.
+MINIMUM_STORED_ELEMENTS = 512
+
+
+class Decline(Exception):
+    """A family refuses a node; the sentence says why, and the plan shows it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How one node is to be quantized.
+
+    Attributes:
+        name: The scheme; `auto` lets the plan choose, `float` leaves the node alone.
+        granularity: One scale per output channel of a weight, or one for the whole tensor.
+        form: How a weight that computes in float is stored: Cast and Mul, which onnxruntime folds when it loads the
+            model, or DequantizeLinear.
+        integer_conv: Whether `dynamic-int8` may turn a Conv into ConvInteger.
+        ranges: How the range of an activation is chosen from its statistics.
+        percentile: For `ranges = "percentile"`: how much of the distribution the range covers, in percent.
+
+    """
+
+    name: SchemeName = "auto"
+    granularity: Granularity = "channel"
+    form: StoredForm = "cast-mul"
+    integer_conv: bool = False
+    ranges: Literal["minmax", "percentile", "mse"] = "minmax"
+    percentile: float = 99.999
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a node becomes.
+
+    Attributes:
+        sentence: For the plan.
+        activations: Input slots that are read in 8 bit and need a range.
+        output: Whether the output is quantized as well.
+        passive: Whether the node only stays in the integer domain between quantized neighbours.
+        same_scale: Whether the output has the scale of the first activation (the node only moves values).
+        opset: The operator set version that the form needs.
+
+    """
+
+    sentence: str
+    activations: tuple[int, ...] = ()
+    output: bool = False
+    passive: bool = False
+    same_scale: bool = False
+    opset: int = 1
+
+
+class Site:
+    """A node as a family sees it: types, shapes and constants of its inputs, and the scheme asked for."""
+
+    def __init__(self, node: Node, scheme: Scheme, opset: int) -> None:
+        self.node = node
+        self.scheme = scheme
+        self.opset = opset
+
+    def input(self, slot: int) -> Value | None:
+        """The value at an input, or None where it is absent."""
+        return self.node.inputs[slot] if slot < len(self.node.inputs) else None
+
+    def value(self, slot: int) -> Value:
+        """The value at an input that has to be there."""
+        value = self.input(slot)
+        if value is None:
+            raise Decline(f"its input {slot} is missing")
+        return value
+
+    @property
+    def output(self) -> Value:
+        """The first output."""
+        value = self.node.outputs[0]
+        if value is None:
+            raise Decline("its output is not used")
+        return value
+
+    def constant(self, slot: int) -> Tensor | None:
+        """The elements of an input that is a constant, or None."""
+        value = self.input(slot)
+        return value.constant if value is not None else None
+
+    def weight(self, slot: int, *, rank: int | None = None) -> Tensor:
+        """The constant float weight at an input; declines where there is none that can be quantized."""
+        value = self.value(slot)
+        if value.constant is None:
+            raise Decline("weight can be overridden by a graph input" if value.tensor else "weight is not a constant")
+        weight = value.constant
+        if weight.dtype != TensorProto.FLOAT:
+            raise Decline(f"weight is {dtype_name(weight.dtype)}, not float32")
+        if rank is not None and len(weight.shape) < rank:
+            raise Decline(f"weight has {len(weight.shape)} dimensions")
+        if weight.size == 0:
+            raise Decline("weight is empty")
+        return weight
+
+    def float_input(self, slot: int) -> Value:
+        """The float32 activation at an input; declines where it is another type."""
+        value = self.value(slot)
+        if value.tensor is not None:
+            raise Decline("its data input is a constant")
+        if value.dtype is None:
+            raise Decline(f"the type of its input '{value.name}' is not known")
+        if value.dtype != TensorProto.FLOAT:
+            raise Decline(f"its input is {dtype_name(value.dtype)}, not float32")
+        return value
+
+
+class Rewriter(Protocol):
+    """The patch that a rewrite fills: `onnxq.quant.rewrite` implements it over `onnxq.ir.Patch`."""
+
+    graph: Graph
+
+    def constant(self, array: np.ndarray | Tensor, hint: str) -> Value:
+        """Add an initializer."""
+
+    def op(self, op_type: str, *inputs: Value | None, hint: str = "", **attributes: Any) -> Value:
+        """Add a node with one output."""
+
+    def replace(self, old: Value, new: Value) -> None:
+        """Let every reader of `old` have `new`."""
+
+    def rewire(self, node: Node, index: int, new: Value | None) -> None:
+        """Let one input read another value."""
+
+    def remove(self, node: Node) -> None:
+        """Take a node out."""
+
+    def dynamic(self, value: Value) -> tuple[Value, Value, Value]:
+        """Quantize an activation at run time: uint8 codes, scale and zero point, shared by its readers."""
+
+    def dequantized(self, value: Value) -> Value:
+        """Read an activation through its QuantizeLinear/DequantizeLinear pair, shared by its readers."""
+
+    def activation_scale(self, value: Value) -> float:
+        """The scale of an activation that the plan quantizes."""
+
+    def quantize_output(self, value: Value, producer_output: Value) -> None:
+        """Let `value` be read through a Q/DQ pair over `producer_output`."""
+
+    def codes(
+        self,
+        weight: Value,
+        *,
+        reduce: Sequence[int],
+        scheme: Scheme,
+        dtype: str = "int8",
+        minimum: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Quantize a weight: its codes, and scales that broadcast against them (1 along the axes in `reduce`)."""
+
+    def stored(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme) -> Value:
+        """Give a float weight that the file holds in 8 bit."""
+
+    def linear_weight(self, codes: np.ndarray, scales: np.ndarray, axis: int, hint: str) -> Value:
+        """Give a float weight as DequantizeLinear of codes, with one scale or one for each index along `axis`."""
+
+
+PlanFunction = Callable[[Site], Form]
+RewriteFunction = Callable[[Site, Rewriter], None]
+F = TypeVar("F", bound=Callable[..., Any])
+
+_PLANS: dict[tuple[str, str, str], PlanFunction] = {}
+_REWRITES: dict[tuple[str, str, str], RewriteFunction] = {}
+_FLOAT_REASONS: dict[str, str] = {}
+
+
+def plans(*op_types: str, when: SchemeName, domain: str = "") -> Callable[[F], F]:
+    """Register the function that plans operators under a scheme."""
+    return _register(_PLANS, op_types, when, domain)
+
+
+def rewrites(*op_types: str, when: SchemeName, domain: str = "") -> Callable[[F], F]:
+    """Register the function that rewrites operators under a scheme."""
+    return _register(_REWRITES, op_types, when, domain)
+
+
+def stays_float(reason: str, *op_types: str) -> None:
+    """Say why operators of `ai.onnx` have no quantized form."""
+    _FLOAT_REASONS.update(dict.fromkeys(op_types, reason))
+
+
+def _register(
+    table: dict[tuple[str, str, str], Any], op_types: tuple[str, ...], when: str, domain: str
+) -> Callable[[F], F]:
+    def register(function: F) -> F:
+        for op_type in op_types:
+            table[domain, op_type, when] = function
+        return function
+
+    return register
+
+
+def plan_site(site: Site) -> Form:
+    """Ask the family what a node becomes under the site's scheme; raises Decline."""
+    load_families()
+    node = site.node
+    plan = _PLANS.get((node.domain, node.op_type, site.scheme.name))
+    if plan is None:
+        raise Decline(float_reason(node, site.scheme.name))
+    return plan(site)
+
+
+def rewrite_site(site: Site, patch: Rewriter) -> None:
+    """Let the family describe what the plan promised."""
+    _REWRITES[site.node.domain, site.node.op_type, site.scheme.name](site, patch)
+
+
+def float_reason(node: Node, scheme: str) -> str:
+    """Say why a node has no quantized form under a scheme."""
+    load_families()
+    if node.bodies:
+        return "it only holds bodies, whose nodes are planned one by one"
+    outputs = [value for value in node.outputs if value is not None]
+    if outputs and all(
+        value.dtype not in (None, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE) for value in outputs
+    ):
+        return "it works on integers or shapes"
+    if node.domain:
+        return f"onnxq has no quantized form for operators of {node.domain}"
+    if node.op_type in _FLOAT_REASONS:
+        return _FLOAT_REASONS[node.op_type]
+    planned = any(key[:2] == (node.domain, node.op_type) for key in _PLANS)
+    return f"{node.op_type} has no {scheme if planned else 'quantized'} form"
+
+
+def dtype_name(dtype: int) -> str:
+    """Name an ONNX element type as a sentence would."""
+    names = {TensorProto.FLOAT: "float32", TensorProto.DOUBLE: "float64"}
+    return names.get(dtype) or str(TensorProto.DataType.Name(dtype)).lower()

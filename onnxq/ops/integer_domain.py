@@ -1,0 +1,82 @@
+"""Operators without weights that stay in 8 bit between quantized neighbours, and those that absorb into one.
+
+The list is what onnxruntime's CPU provider has integer kernels for when it finds Q/DQ pairs around the operator:
+`onnxruntime/core/optimizer/qdq_transformer/selectors_actions/qdq_selector_action_transformer.cc`.
+"""
+
+from __future__ import annotations
+
+from onnx import TensorProto
+
+from onnxq.ops.family import Decline, Form, Rewriter, Site, plans, rewrites
+
+# They only move values: onnxruntime drops the pairs around them when both sides have one scale.
+MOVERS = ("DepthToSpace", "Flatten", "Reshape", "SpaceToDepth", "Split", "Squeeze", "Transpose", "Unsqueeze")
+# QLinearAdd, QLinearMul, QLinearConcat, QLinearAveragePool, QLinearGlobalAveragePool, QLinearLeakyRelu
+ONE_INPUT = ("AveragePool", "GlobalAveragePool", "LeakyRelu")
+TWO_INPUTS = ("Add", "Mul")
+# Clamps that the saturation of QuantizeLinear does as well.
+CLAMPS = ("Relu", "Clip")
+
+
+@plans("MaxPool", *MOVERS, when="static-int8")
+def plan_mover(site: Site) -> Form:
+    """Accept an operator whose outputs are inputs in another place."""
+    site.float_input(0)
+    if site.node.op_type == "MaxPool" and site.opset < 12:
+        raise Decline("MaxPool works on 8 bit from opset 12 on")
+    if len(site.node.outputs) > 1:
+        raise Decline("it has several outputs")
+    return Form("moves 8-bit values", activations=(0,), output=True, passive=True, same_scale=True, opset=10)
+
+
+@plans("Resize", when="static-int8")
+def plan_resize(site: Site) -> Form:
+    """Accept nearest-neighbour resizing, which only repeats values."""
+    site.float_input(0)
+    if site.node.attribute("mode", "nearest") != "nearest":
+        raise Decline("interpolation rounds in 8 bit and saves no time")
+    return Form("repeats 8-bit values", activations=(0,), output=True, passive=True, same_scale=True, opset=10)
+
+
+@plans(*ONE_INPUT, *TWO_INPUTS, when="static-int8")
+def plan_elementwise(site: Site) -> Form:
+    """Accept an operator with an integer kernel of its own."""
+    slots = tuple(range(2 if site.node.op_type in TWO_INPUTS else 1))
+    for slot in slots:
+        site.float_input(slot)
+    return Form("computes in 8 bit", activations=slots, output=True, passive=True, opset=10)
+
+
+@plans("Concat", when="static-int8")
+def plan_concat(site: Site) -> Form:
+    """Accept a concatenation of activations."""
+    slots = tuple(range(len(site.node.inputs)))
+    for slot in slots:
+        site.float_input(slot)
+    return Form("joins 8-bit values", activations=slots, output=True, passive=True, opset=10)
+
+
+@rewrites("MaxPool", "Resize", "Concat", *MOVERS, *ONE_INPUT, *TWO_INPUTS, when="static-int8")
+def rewrite_passive(site: Site, patch: Rewriter) -> None:
+    """Nothing to do: the inputs are read through Q/DQ pairs already, and the output gets its own."""
+
+
+def clamp_bounds(site: Site) -> tuple[float, float] | None:
+    """Give the constant bounds of a Relu or Clip, or None where they are computed or exclude zero.
+
+    A range that excludes zero cannot be the saturation of a quantized tensor, whose range includes it.
+    """
+    node = site.node
+    if node.op_type == "Relu":
+        return 0.0, float("inf")
+    low, high = node.attribute("min", float("-inf")), node.attribute("max", float("inf"))
+    for slot in (1, 2):
+        if site.input(slot) is None:
+            continue
+        tensor = site.constant(slot)
+        if tensor is None or tensor.dtype != TensorProto.FLOAT:
+            return None
+        bound = float(tensor.numpy().reshape(()))
+        low, high = (bound, high) if slot == 1 else (low, bound)
+    return (low, high) if low <= 0.0 <= high and low < high else None

@@ -1,0 +1,214 @@
+"""MatMul and Gemm with a constant weight: integer products, dynamic or static, and weights stored in 8 bit."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto
+
+from onnxq.ir import Value
+from onnxq.ops.bias import integer_bias, minimum_scale
+from onnxq.ops.family import MINIMUM_STORED_ELEMENTS, Decline, Form, Rewriter, Site, plans, rewrites
+
+# -- plans ----------------------------------------------------------------------------------------------------------
+
+
+@plans("MatMul", when="dynamic-int8")
+def plan_dynamic_matmul(site: Site) -> Form:
+    """Accept a MatMul with a constant weight on either side."""
+    _weight_slot(site)
+    return Form("DynamicQuantizeLinear and MatMulInteger", opset=11)
+
+
+@plans("Gemm", when="dynamic-int8")
+def plan_dynamic_gemm(site: Site) -> Form:
+    """Accept a Gemm with a constant weight on either side; alpha, beta, transposes and bias are kept."""
+    _weight_slot(site)
+    return Form("DynamicQuantizeLinear and MatMulInteger", opset=11)
+
+
+@plans("MatMul", when="static-int8")
+def plan_static_matmul(site: Site) -> Form:
+    """Accept a MatMul whose second input is a constant; the output stays float, which costs no time and keeps accuracy."""
+    _right_weight(site)
+    return Form("Q/DQ on input and weight, float output", activations=(0,), opset=_axis_opset(site))
+
+
+@plans("Gemm", when="static-int8")
+def plan_static_gemm(site: Site) -> Form:
+    """Accept a Gemm whose second input is a constant; alpha and beta move into the constants."""
+    _right_weight(site)
+    return Form("Q/DQ on input and weight, float output", activations=(0,), opset=_axis_opset(site))
+
+
+@plans("MatMul", "Gemm", when="weight-int8")
+def plan_stored(site: Site) -> Form:
+    """Accept any MatMul or Gemm with a constant weight that is large enough to be worth storing in 8 bit."""
+    weight = site.weight(_weight_slot(site), rank=2)
+    if weight.size < MINIMUM_STORED_ELEMENTS:
+        raise Decline(f"weight has only {weight.size} elements")
+    return Form("weight stored in 8 bit, computed in float", opset=13 if site.scheme.form == "qdq" else 7)
+
+
+def _axis_opset(site: Site) -> int:
+    return 13 if site.scheme.granularity == "channel" else 10
+
+
+def _weight_slot(site: Site) -> int:
+    left, right = site.constant(0), site.constant(1)
+    if left is not None and right is not None:
+        raise Decline("both inputs are constants")
+    slot = 0 if left is not None else 1
+    if left is None and right is None and not any(v is not None and v.tensor for v in site.node.inputs[:2]):
+        raise Decline("both inputs are activations: there is no weight")
+    weight = site.weight(slot)
+    if len(weight.shape) < 2:
+        raise Decline("weight is a vector")
+    data = site.float_input(1 - slot)
+    if data.shape is not None and len(data.shape) < 2:
+        raise Decline("its data input is a vector")
+    return slot
+
+
+def _right_weight(site: Site) -> None:
+    if _weight_slot(site) == 0:
+        raise Decline("the weight is the first input, for which onnxruntime has no static integer kernel")
+
+
+# -- rewrites -------------------------------------------------------------------------------------------------------
+
+
+@rewrites("MatMul", when="dynamic-int8")
+def rewrite_dynamic_matmul(site: Site, patch: Rewriter) -> None:
+    """DynamicQuantizeLinear, MatMulInteger, Cast, and one Mul by both scales."""
+    slot = _weight_slot(site)
+    weight = site.value(slot)
+    codes, scales = patch.codes(weight, reduce=(_contracted(slot),), scheme=site.scheme)
+    patch.replace(site.output, _integer_product(site, patch, slot, codes, scales, site.value(1 - slot)))
+
+
+@rewrites("Gemm", when="dynamic-int8")
+def rewrite_dynamic_gemm(site: Site, patch: Rewriter) -> None:
+    """As MatMul; alpha goes into the weight's scale, beta into the bias, transposes onto the 8-bit tensors."""
+    slot = _weight_slot(site)
+    transposed = [bool(site.node.attribute("transA", 0)), bool(site.node.attribute("transB", 0))]
+    contracted = _contracted(slot) if not transposed[slot] else _contracted(1 - slot)
+    codes, scales = patch.codes(site.value(slot), reduce=(contracted,), scheme=site.scheme)
+    if transposed[slot]:
+        codes, scales = np.ascontiguousarray(codes.T), np.ascontiguousarray(scales.T)
+    scales = (scales * np.float32(site.node.attribute("alpha", 1.0))).astype(np.float32)
+    total = _integer_product(site, patch, slot, codes, scales, site.value(1 - slot), transpose=transposed[1 - slot])
+    patch.replace(site.output, _add_bias(site, patch, total))
+
+
+def _contracted(slot: int) -> int:
+    """Axis of the weight that a product sums over: its last as first factor, its last but one as second."""
+    return -1 if slot == 0 else -2
+
+
+def _integer_product(
+    site: Site,
+    patch: Rewriter,
+    slot: int,
+    codes: np.ndarray,
+    scales: np.ndarray,
+    data: Value,
+    *,
+    transpose: bool = False,
+) -> Value:
+    name = site.output.name
+    x, x_scale, x_zero = patch.dynamic(data)
+    if transpose:
+        x = patch.op("Transpose", x, hint=f"{name}_transposed", perm=[1, 0])
+    w = patch.constant(codes, f"{site.value(slot).name}_quantized")
+    w_scale = patch.constant(_row(scales, slot), f"{site.value(slot).name}_scale")
+    if slot == 1:
+        total = patch.op("MatMulInteger", x, w, x_zero, hint=f"{name}_int32")
+    else:
+        total = patch.op("MatMulInteger", w, x, None, x_zero, hint=f"{name}_int32")
+    scale = patch.op("Mul", x_scale, w_scale, hint=f"{name}_scale")
+    return patch.op("Mul", patch.op("Cast", total, to=int(TensorProto.FLOAT), hint=f"{name}_cast"), scale, hint=name)
+
+
+def _row(scales: np.ndarray, slot: int) -> np.ndarray:
+    """Give scales the least rank that broadcasts: onnxruntime fuses a vector of one scale per column, not a matrix."""
+    if scales.size == 1:
+        return scales.reshape(())
+    if slot == 1 and all(size == 1 for size in scales.shape[:-1]):
+        return scales.reshape(-1)
+    return scales
+
+
+def _add_bias(site: Site, patch: Rewriter, total: Value) -> Value:
+    bias, beta = site.input(2), float(site.node.attribute("beta", 1.0))
+    if bias is None or beta == 0.0:
+        return total
+    if bias.constant is not None and beta != 1.0:
+        bias = patch.constant(bias.constant.numpy() * np.float32(beta), f"{bias.name}_scaled")
+    elif beta != 1.0:
+        factor = patch.constant(np.array(beta, np.float32), f"{site.output.name}_beta")
+        bias = patch.op("Mul", bias, factor, hint=f"{bias.name}_scaled")
+    return patch.op("Add", total, bias, hint=site.output.name)
+
+
+@rewrites("MatMul", when="static-int8")
+def rewrite_static_matmul(site: Site, patch: Rewriter) -> None:
+    """Q/DQ on the input, DequantizeLinear on the weight."""
+    weight = site.value(1)
+    assert weight.constant is not None
+    # Scales along one axis are all that DequantizeLinear has: stacked matrices share one for each column.
+    rank = len(weight.constant.shape)
+    codes, scales = patch.codes(weight, reduce=tuple(range(rank - 1)), scheme=site.scheme)
+    patch.rewire(site.node, 0, patch.dequantized(site.value(0)))
+    patch.rewire(site.node, 1, patch.linear_weight(codes, scales, rank - 1, weight.name))
+
+
+@rewrites("Gemm", when="static-int8")
+def rewrite_static_gemm(site: Site, patch: Rewriter) -> None:
+    """Q/DQ on the input, DequantizeLinear on the weight, an int32 bias; alpha and beta go into the constants."""
+    node, weight = site.node, site.value(1)
+    channel = 0 if node.attribute("transB", 0) else 1
+    alpha = np.float32(node.attribute("alpha", 1.0))
+    columns = _columns(weight, channel)
+    bias = _bias_vector(site, columns)
+    x_scale = patch.activation_scale(site.value(0))
+    minimum = None if bias is None else minimum_scale(bias / (alpha or 1), x_scale)
+    if minimum is not None:
+        minimum = np.expand_dims(minimum, 1 - channel)
+    codes, scales = patch.codes(weight, reduce=(1 - channel,), scheme=site.scheme, minimum=minimum)
+    scales = np.broadcast_to(scales * alpha, scales.shape).astype(np.float32)
+    if alpha < 0:  # a scale is positive: the sign goes into the codes, which are symmetric
+        codes, scales = -codes, -scales
+    a = patch.dequantized(site.value(0))
+    b = patch.linear_weight(codes, scales, channel, weight.name)
+    c = None
+    if bias is not None:
+        c = integer_bias(patch, bias, x_scale, scales.reshape(-1), site.value(2).name)
+    transposes = {key: node.attribute(key) for key in ("transA", "transB") if node.attribute(key, 0)}
+    inputs = (a, b) if c is None else (a, b, c)
+    product = patch.op("Gemm", *inputs, hint=site.output.name, **transposes)
+    patch.replace(
+        site.output, product if bias is not None or site.input(2) is None else _add_bias(site, patch, product)
+    )
+
+
+def _columns(weight: Value, channel: int) -> int:
+    assert weight.constant is not None
+    return weight.constant.shape[channel]
+
+
+def _bias_vector(site: Site, columns: int) -> np.ndarray | None:
+    """Give beta times the bias as one number a column, or None where it is absent, computed, or differs by row."""
+    bias = site.constant(2)
+    if bias is None or bias.size not in (1, columns) or (bias.size == columns != 1 and bias.shape[-1] != columns):
+        return None
+    return np.broadcast_to(bias.numpy().reshape(-1) * np.float32(site.node.attribute("beta", 1.0)), (columns,))
+
+
+@rewrites("MatMul", "Gemm", when="weight-int8")
+def rewrite_stored(site: Site, patch: Rewriter) -> None:
+    """Let the node read a float weight that the file holds in 8 bit."""
+    slot = _weight_slot(site)
+    contracted = _contracted(slot)
+    if site.node.op_type == "Gemm" and site.node.attribute("transA" if slot == 0 else "transB", 0):
+        contracted = _contracted(1 - slot)
+    patch.rewire(site.node, slot, patch.stored(site.value(slot), reduce=(contracted,), scheme=site.scheme))

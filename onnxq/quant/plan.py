@@ -1,0 +1,196 @@
+"""The plan: for every node a decision, taken from types and shapes before any sample is run. A plan is a promise."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from onnxq.ir import Graph, Model, Node, Value
+from onnxq.ops.family import Decline, Form, Scheme, SchemeName, Site, plan_site
+from onnxq.ops.integer_domain import CLAMPS, clamp_bounds
+from onnxq.quant.recipe import Recipe
+
+# What `auto` tries for a node, in this order.
+AUTO_WITH_DATA: tuple[SchemeName, ...] = ("static-int8", "dynamic-int8", "weight-int8")
+AUTO_WITHOUT_DATA: tuple[SchemeName, ...] = ("dynamic-int8", "weight-int8")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What happens to one node.
+
+    Attributes:
+        node: The node.
+        scheme: Name of the scheme it gets, or None where it stays as it is.
+        reason: What it becomes, or the sentence that says why it stays float.
+        settings: The scheme in full, where there is one.
+        form: What the family promised, where there is one.
+
+    """
+
+    node: Node
+    scheme: SchemeName | None
+    reason: str
+    settings: Scheme | None = None
+    form: Form | None = None
+
+
+@dataclass
+class Plan:
+    """A decision for every node, and what static quantization needs to know about values.
+
+    Attributes:
+        recipe: What was asked for.
+        decisions: One for each node, bodies included, in graph order.
+        outputs: Values that are read through a Q/DQ pair by everybody, by the node whose output they quantize. Behind
+            an absorbed Relu or Clip, the value is the clamp's output and the node the Conv before it.
+        absorbed: Clamps that go, because the saturation of their output's codes does what they do.
+        same_scale: Values that share the scale of another: output of a node that moves values → its input.
+        ranges: The scheme settings that choose each calibrated value's range.
+
+    """
+
+    recipe: Recipe
+    decisions: list[Decision] = field(default_factory=list)
+    outputs: dict[Node, Value] = field(default_factory=dict)
+    absorbed: dict[Node, Node] = field(default_factory=dict)
+    same_scale: dict[Value, Value] = field(default_factory=dict)
+    ranges: dict[Value, Scheme] = field(default_factory=dict)
+
+    def quantized(self) -> list[Decision]:
+        """The decisions that change something."""
+        return [decision for decision in self.decisions if decision.scheme]
+
+    def counts(self) -> dict[str, int]:
+        """Number of nodes by scheme, `float` for those that stay."""
+        return dict(Counter(decision.scheme or "float" for decision in self.decisions))
+
+    def reasons(self) -> dict[str, int]:
+        """Number of nodes that stay float by reason, the most frequent first."""
+        return dict(Counter(d.reason for d in self.decisions if d.scheme is None).most_common())
+
+    def scale_owner(self, value: Value) -> Value:
+        """The value whose range decides the scale of `value`."""
+        while value in self.same_scale:
+            value = self.same_scale[value]
+        return value
+
+    def calibrated(self) -> list[Value]:
+        """The values whose statistics the rewrite needs, in graph order."""
+        return list(dict.fromkeys(self.scale_owner(value) for value in self.ranges))
+
+    @property
+    def opset(self) -> int:
+        """The operator set version that the promised forms need."""
+        return max((decision.form.opset for decision in self.decisions if decision.form), default=1)
+
+
+def make_plan(model: Model, recipe: Recipe, *, with_data: bool) -> Plan:
+    """Decide about every node.
+
+    Args:
+        model: A normalised model whose types are inferred.
+        recipe: The rules.
+        with_data: Whether there are samples to calibrate with; `auto` depends on it.
+
+    """
+    plan = Plan(recipe)
+    decided: dict[Node, Decision] = {}
+    for node in model.graph.walk():
+        decided[node] = _decide(node, recipe, model.opset, with_data)
+    _keep_paying_passives(model.graph, decided)
+    _absorb_clamps(model.graph, decided, plan)
+    plan.decisions = list(decided.values())
+    _collect_values(plan)
+    return plan
+
+
+def _decide(node: Node, recipe: Recipe, opset: int, with_data: bool) -> Decision:
+    scheme, why = recipe.scheme_for(node.op_type, node.name)
+    if scheme.name == "float":
+        return Decision(node, None, f"{why} leaves it float")
+    names: tuple[SchemeName, ...] = (scheme.name,)
+    if scheme.name == "auto":
+        names = AUTO_WITH_DATA if with_data else AUTO_WITHOUT_DATA
+    refusals: list[str] = []
+    for name in names:
+        settings = replace(scheme, name=name)
+        try:
+            if name == "static-int8" and node.graph.parent is not None:
+                raise Decline("it stands in a body, whose values have no calibrated ranges")
+            form = plan_site(Site(node, settings, opset))
+        except Decline as refusal:
+            refusals.append(refusal.reason)
+            continue
+        return Decision(node, name, form.sentence, settings, form)
+    return Decision(node, None, refusals[0])
+
+
+def _keep_paying_passives(graph: Graph, decided: dict[Node, Decision]) -> None:
+    """Let operators without weights work in 8 bit only between quantized neighbours: elsewhere the borders cost more."""
+    in_integers: set[Value] = set()
+    for node in graph.nodes:
+        form = decided[node].form
+        if form is None or not form.output:
+            if node.op_type in CLAMPS and node.inputs and node.inputs[0] in in_integers and _absorbable(node, decided):
+                in_integers.update(value for value in node.outputs if value)
+            continue
+        sources = [node.inputs[slot] for slot in form.activations]
+        if not form.passive or all(value in in_integers for value in sources):
+            in_integers.update(value for value in node.outputs if value)
+    wanted: set[Value] = set()
+    for node in reversed(graph.nodes):
+        form = decided[node].form
+        if form is None:
+            if node.op_type in CLAMPS and _absorbable(node, decided) and any(v in wanted for v in node.outputs):
+                wanted.update(value for value in node.inputs[:1] if value)
+            continue
+        sources = [value for slot in form.activations if (value := node.inputs[slot]) is not None]
+        if form.passive and not (all(v in in_integers for v in sources) and any(v in wanted for v in node.outputs)):
+            decided[node] = Decision(node, None, "its neighbours are float, so 8 bit would only add conversions")
+            continue
+        wanted.update(sources)
+
+
+def _absorbable(clamp: Node, decided: dict[Node, Decision]) -> bool:
+    """Whether a Relu or Clip may vanish into the saturation of the quantized output before it."""
+    source = clamp.inputs[0] if clamp.inputs else None
+    if source is None or source.producer is None or len(source.uses) != 1 or source.is_output:
+        return False
+    maker = decided.get(source.producer)
+    if maker is None or maker.form is None or not maker.form.output or maker.form.passive:
+        return False
+    return clamp_bounds(Site(clamp, maker.settings or Scheme(), 1)) is not None
+
+
+def _absorb_clamps(graph: Graph, decided: dict[Node, Decision], plan: Plan) -> None:
+    for node in graph.nodes:
+        if node.op_type in CLAMPS and not node.domain and node.outputs[0] is not None and _absorbable(node, decided):
+            source = node.inputs[0]
+            assert source is not None and source.producer is not None
+            plan.absorbed[node] = source.producer
+            plan.outputs[source.producer] = node.outputs[0]
+            maker = decided[source.producer]
+            decided[node] = Decision(node, maker.scheme, f"absorbed by the quantized output of {source.producer.label}")
+
+
+def _collect_values(plan: Plan) -> None:
+    for decision in plan.decisions:
+        node, form, settings = decision.node, decision.form, decision.settings
+        if form is None or settings is None or decision.scheme != "static-int8":
+            continue
+        for slot in form.activations:
+            value = node.inputs[slot]
+            assert value is not None
+            plan.ranges.setdefault(value, settings)
+        if form.output:
+            value = plan.outputs.setdefault(node, _first(node.outputs))
+            plan.ranges.setdefault(value, settings)
+            source = node.inputs[0]
+            if form.same_scale and source is not None:
+                plan.same_scale[value] = source
+
+
+def _first(values: Iterable[Value | None]) -> Value:
+    return next(value for value in values if value is not None)

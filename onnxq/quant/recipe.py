@@ -1,0 +1,189 @@
+"""Recipes: which scheme each node gets, as frozen types read from TOML. The last rule that matches a node wins."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from onnxq.errors import RecipeError
+from onnxq.ops.family import Scheme
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Settings for the nodes that both globs match.
+
+    Attributes:
+        op: Glob over operator types, such as `Conv` or `*Pool`.
+        name: Glob over node names, such as `/encoder/*`.
+        settings: Fields of `Scheme` that the rule sets.
+
+    """
+
+    op: str = "*"
+    name: str = "*"
+    settings: tuple[tuple[str, Any], ...] = ()
+
+    def matches(self, op_type: str, node_name: str) -> bool:
+        """Whether the rule is about this node; globs see case."""
+        return fnmatchcase(op_type, self.op) and fnmatchcase(node_name, self.name)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A named set of rules.
+
+    Attributes:
+        name: What the recipe is called.
+        description: One sentence for the listing.
+        scheme: What nodes get that no rule matches.
+        rules: In order; the last one that matches a node wins, setting by setting.
+        exclude: Globs of node names or operator types that stay float whatever the rules say.
+        only: Globs of node names or operator types; where there are any, all other nodes stay float.
+
+    """
+
+    name: str
+    description: str = ""
+    scheme: Scheme = field(default_factory=Scheme)
+    rules: tuple[Rule, ...] = ()
+    exclude: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+
+    def scheme_for(self, op_type: str, node_name: str) -> tuple[Scheme, str]:
+        """Give the scheme of a node, and for one that is to stay float the words that say who wants that."""
+        scheme, why = self.scheme, f"recipe {self.name}"
+        for rule in self.rules:
+            if rule.matches(op_type, node_name):
+                scheme, why = replace(scheme, **dict(rule.settings)), f"rule op = '{rule.op}', name = '{rule.name}'"
+        if self.only and not any(fnmatchcase(label, glob) for glob in self.only for label in (op_type, node_name)):
+            scheme, why = replace(scheme, name="float"), "--only"
+        for glob in self.exclude:
+            if fnmatchcase(node_name, glob) or fnmatchcase(op_type, glob):
+                scheme, why = replace(scheme, name="float"), f"--exclude {glob}"
+        return scheme, why
+
+    def selecting(self, exclude: Iterable[str] = (), only: Iterable[str] = ()) -> Recipe:
+        """Add the globs of `--exclude` and `--only`, which match node names or operator types."""
+        return replace(self, exclude=(*self.exclude, *exclude), only=(*self.only, *only))
+
+    def to_toml(self) -> str:
+        """Write the recipe as a file that `load_recipe` reads back to the same value."""
+        default = Scheme()
+        lines = [f'name = "{self.name}"', f'description = "{self.description}"', f'scheme = "{self.scheme.name}"']
+        lines += [
+            f"{f.name} = {_toml(getattr(self.scheme, f.name))}"
+            for f in fields(Scheme)
+            if f.name != "name" and getattr(self.scheme, f.name) != getattr(default, f.name)
+        ]
+        for rule in self.rules:
+            lines += ["", "[[rules]]"]
+            lines += [f'{key} = "{glob}"' for key, glob in (("op", rule.op), ("name", rule.name)) if glob != "*"]
+            lines += [f"{'scheme' if key == 'name' else key} = {_toml(value)}" for key, value in rule.settings]
+        return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def recipe_names() -> list[str]:
+    """List the recipes that come with onnxq."""
+    return sorted(path.name.removesuffix(".toml") for path in _folder().iterdir() if path.name.endswith(".toml"))
+
+
+def load_recipe(source: str | Path) -> Recipe:
+    """Read a recipe by its name, or from a TOML file.
+
+    Raises:
+        RecipeError: There is no such recipe or file, or it does not parse, or it has an unknown key or value.
+
+    """
+    text = str(source)
+    if text in recipe_names():
+        return parse_recipe((_folder() / f"{text}.toml").read_text("utf-8"), text)
+    path = Path(source)
+    if path.suffix != ".toml":
+        raise RecipeError(
+            f"there is no recipe named '{text}'", f"Choose one of {', '.join(recipe_names())}, or give a .toml file."
+        )
+    try:
+        content = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(
+            f"recipe {path} cannot be read ({getattr(error, 'strerror', None) or error})", "Check the path."
+        ) from error
+    return parse_recipe(content, str(path), default_name=path.stem)
+
+
+def parse_recipe(content: str, label: str, default_name: str = "") -> Recipe:
+    """Read a recipe from TOML text; `label` names it in messages."""
+    try:
+        table = tomllib.loads(content)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(
+            f"recipe {label} is not valid TOML: {error}", "Print one to start from with `onnxq recipes auto`."
+        ) from error
+    name, description = table.pop("name", default_name or label), table.pop("description", "")
+    rules = table.pop("rules", [])
+    if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
+        raise RecipeError(
+            f"recipe {label}: 'rules' must be a list of tables", "Write each rule under a [[rules]] line."
+        )
+    if not isinstance(name, str) or not isinstance(description, str):
+        raise RecipeError(f"recipe {label}: 'name' and 'description' must be strings", "Put them in quotes.")
+    scheme = Scheme(**_settings(table, label, extra=("name", "description", "rules")))
+    return Recipe(name, description, scheme, tuple(_rule(dict(rule), label) for rule in rules))
+
+
+def _rule(table: dict[str, Any], label: str) -> Rule:
+    globs = {key: table.pop(key, "*") for key in ("op", "name")}
+    for key, glob in globs.items():
+        if not isinstance(glob, str):
+            raise RecipeError(f"recipe {label}: '{key}' of a rule must be a string", "Put the glob in quotes.")
+    return Rule(**globs, settings=tuple(_settings(table, label, extra=("op", "name")).items()))
+
+
+def _settings(table: Mapping[str, Any], label: str, extra: tuple[str, ...]) -> dict[str, Any]:
+    types = get_type_hints(Scheme)
+    keys = {"scheme" if name == "name" else name: name for name in types}
+    settings = {}
+    for key, value in table.items():
+        if key not in keys:
+            near = difflib.get_close_matches(key, [*keys, *extra], n=1, cutoff=0.4)
+            hint = f"Did you mean '{near[0]}'?" if near else f"Known keys: {', '.join(sorted(keys))}."
+            raise RecipeError(f"recipe {label} has an unknown key '{key}'", hint)
+        settings[keys[key]] = _checked(key, value, types[keys[key]], label)
+    return settings
+
+
+def _checked(key: str, value: Any, kind: Any, label: str) -> Any:
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            near = difflib.get_close_matches(str(value), get_args(kind), n=1, cutoff=0.4)
+            hint = f"Did you mean '{near[0]}'?" if near else f"Choose one of {', '.join(get_args(kind))}."
+            raise RecipeError(f"recipe {label}: '{key}' cannot be {_toml(value)}", hint)
+        return value
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not 50.0 < value <= 100.0:
+            raise RecipeError(
+                f"recipe {label}: '{key}' is a percentage above 50, not {value}", "Use for example 99.99."
+            )
+        return float(value)
+    if kind is not bool or not isinstance(value, bool):
+        raise RecipeError(
+            f"recipe {label}: '{key}' must be {'true or false' if kind is bool else 'a number'}", "See `onnxq recipes`."
+        )
+    return value
+
+
+def _folder() -> Any:
+    return files("onnxq.quant") / "recipes"
