@@ -1,13 +1,17 @@
 """The graph engine: models over their protobuf bytes, weights left on disk, changes described as patches."""
 
+from onnxq.ir.commit import commit
 from onnxq.ir.graph import Graph, Node, Use, Value
 from onnxq.ir.model import Model, load, parse
-from onnxq.ir.patch import Patch, commit
+from onnxq.ir.patch import Patch
 from onnxq.ir.save import check_output, save
-from onnxq.ir.tensor import ArrayTensor, StoredTensor, Tensor
+from onnxq.ir.stored import StoredTensor
+from onnxq.ir.tensor import ArrayTensor, DeferredTensor, Tensor
+from onnxq.ir.types import infer_types
 
 __all__ = [
     "ArrayTensor",
+    "DeferredTensor",
     "Graph",
     "Model",
     "Node",
@@ -18,6 +22,7 @@ __all__ = [
     "Value",
     "check_output",
     "commit",
+    "infer_types",
     "load",
     "parse",
     "save",

@@ -15,7 +15,9 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnxq.errors import ModelError
 from onnxq.ir.names import Names
 from onnxq.ir.protos import ATTRIBUTE_TENSOR
-from onnxq.ir.tensor import StoredTensor, Tensor
+from onnxq.ir.protos import GRAPH_SPARSE as GRAPH_SPARSE
+from onnxq.ir.stored import StoredTensor
+from onnxq.ir.tensor import Tensor
 from onnxq.ir.wire import LENGTH_DELIMITED, fields
 
 MAX_DEPTH = 64  # bodies inside bodies; protobuf itself stops at 100 messages, two for each body

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from onnxq.errors import ModelError
@@ -19,7 +19,8 @@ from onnxq.ir.protos import MODEL_GRAPH as GRAPH
 from onnxq.ir.protos import MODEL_IR_VERSION as IR_VERSION
 from onnxq.ir.protos import MODEL_METADATA as METADATA
 from onnxq.ir.protos import MODEL_OPSET_IMPORT as OPSET_IMPORT
-from onnxq.ir.tensor import StoredTensor
+from onnxq.ir.stored import StoredTensor
+from onnxq.ir.tensor import Tensor
 from onnxq.ir.wire import (
     LENGTH_DELIMITED,
     VARINT,
@@ -29,6 +30,7 @@ from onnxq.ir.wire import (
     entry_field,
     fields,
     integer_field,
+    join,
     message_field,
     read_varint,
     signed,
@@ -43,23 +45,29 @@ class Model:
 
     Attributes:
         path: Where it was read from; None for one that was made in memory.
+        source: The bytes it was read from.
         ir_version: The IR version it is stamped with.
         opsets: Version by domain; `""` is `ai.onnx`.
         graph: The main graph.
         metadata: Key-value pairs of `metadata_props`.
         has_functions: Whether it has model-local functions.
-        sha256: Hash of the bytes it was read from, external data not included.
 
     """
 
     def __init__(self, data: memoryview, path: Path | None) -> None:
-        self.data = data
+        self.source = data
         self.path = path
-        self.ir_version = 0
-        self.opsets: dict[str, int] = {}
-        self.metadata: dict[str, str] = {}
-        self.has_functions = False
-        self._loaded_metadata: dict[str, str] = {}
+        self.read(data)
+
+    def read(self, data: memoryview) -> None:
+        """Take the content of a ModelProto instead of the present one; path and source stay.
+
+        Raises:
+            WireError: The bytes are no ModelProto; the model is as it was.
+            ModelError: The graph contradicts itself; the model is as it was.
+
+        """
+        ir_version, opsets, metadata, has_functions = 0, dict[str, int](), dict[str, str](), False
         graph: memoryview | None = None
         for number, wire_type, _, payload, end in fields(data):
             if number == GRAPH and wire_type == LENGTH_DELIMITED:
@@ -67,21 +75,23 @@ class Model:
                     raise WireError("it holds two graphs")
                 graph = data[payload:end]
             elif number == IR_VERSION and wire_type == VARINT:
-                self.ir_version = signed(read_varint(data, payload, end)[0])
+                ir_version = signed(read_varint(data, payload, end)[0])
             elif number == OPSET_IMPORT and wire_type == LENGTH_DELIMITED:
                 domain, version = _opset(data[payload:end])
-                self.opsets["" if domain == "ai.onnx" else domain] = version
+                opsets["" if domain == "ai.onnx" else domain] = version
             elif number == METADATA and wire_type == LENGTH_DELIMITED:
                 key, value = _text_pair(data[payload:end])
-                self.metadata[key] = value
+                metadata[key] = value
             elif number == FUNCTIONS:
-                self.has_functions = True
+                has_functions = True
         if graph is None:
             raise WireError("it holds no graph")
-        self._loaded = (self.ir_version, dict(self.opsets), dict(self.metadata))
-        self.graph = parse_graph(graph, None, None, path.parent if path else None, Names())
+        self.graph = parse_graph(graph, None, None, self.path.parent if self.path else None, Names())
         for node in self.graph.walk():
             self.graph.names.reserve(node.name)
+        self.data = data
+        self.ir_version, self.opsets, self.metadata, self.has_functions = ir_version, opsets, metadata, has_functions
+        self._loaded = (ir_version, dict(opsets), dict(metadata))
 
     @property
     def opset(self) -> int:
@@ -90,8 +100,18 @@ class Model:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the model file as hexadecimal digits."""
-        return hashlib.sha256(self.data).hexdigest()
+        """SHA-256 of the bytes the model was read from, external data not included, as hexadecimal digits."""
+        return hashlib.sha256(self.source).hexdigest()
+
+    @property
+    def has_external_data(self) -> bool:
+        """Whether some initializer has its elements in a file of their own."""
+        return any(isinstance(v.tensor, StoredTensor) and v.tensor.is_external for v in self.initializers())
+
+    def initializers(self) -> Iterator[Value]:
+        """Visit the initializers of every scope."""
+        for graph in self.graph.graphs():
+            yield from graph.initializers.values()
 
     @property
     def name(self) -> str:
@@ -131,23 +151,45 @@ class Model:
 
     def serialize(self, extra_outputs: Sequence[Value] = ()) -> bytes:
         """Give the whole model as bytes, weights inside, with `extra_outputs` listed as outputs too."""
-        external = any(
-            isinstance(v.tensor, StoredTensor) and v.tensor.is_external
-            for g in self.graph.graphs()
-            for v in g.initializers.values()
-        )
-        return b"".join(self.chunks(extra_outputs=extra_outputs, verbatim=not external))
+        return join(self.chunks(extra_outputs=extra_outputs, verbatim=not self.has_external_data))
 
-    def skeleton(self) -> bytes:
-        """Give the model without the elements of its larger weights and without stated types, for type inference."""
+    def skeleton(self, weights: list[Tensor] | None = None) -> bytes:
+        """Give the model without the elements of its larger weights and without stated types.
+
+        Args:
+            weights: Where to put the weights that were left out. In place of the n-th stands external data at
+                location `n`, which `read_skeleton` knows how to undo.
+
+        """
+        left_out: list[Tensor] = [] if weights is None else weights
 
         def strip(value: Value) -> list[Chunk]:
             assert value.tensor is not None
             if value.tensor.nbytes <= STRIP_ABOVE:
                 return value.tensor.encode(value.name, number=GRAPH_INITIALIZER)
-            return value.tensor.encode_external(value.name, number=GRAPH_INITIALIZER, location="stripped", offset=0)
+            location = str(len(left_out))
+            left_out.append(value.tensor)
+            return value.tensor.encode_external(value.name, number=GRAPH_INITIALIZER, location=location, offset=0)
 
-        return b"".join(self.chunks(strip, verbatim=False))
+        return join(self.chunks(strip, verbatim=False))
+
+    def read_skeleton(self, data: bytes, weights: Sequence[Tensor]) -> None:
+        """Take what a tool made of a skeleton as the content of the model, and give the weights back to it.
+
+        Args:
+            data: The ModelProto, with the placeholders of `skeleton` where large weights belong.
+            weights: The weights that `skeleton` left out; they move over as they are.
+
+        Raises:
+            WireError, ModelError: As `read`.
+
+        """
+        self.read(memoryview(data))
+        for value in self.initializers():
+            placeholder = value.tensor
+            if isinstance(placeholder, StoredTensor) and placeholder.is_external:
+                value.tensor = weights[int(placeholder.external["location"])]
+                value.graph.mark_dirty()
 
 
 def load(path: str | Path) -> Model:
@@ -162,6 +204,8 @@ def load(path: str | Path) -> Model:
     """
     path = Path(path)
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise ModelError(f"{path} is no regular file", "Save the model to a file first.")
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 raise ModelError(f"{path} is empty", "Give an ONNX model.")

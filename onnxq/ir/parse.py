@@ -25,7 +25,7 @@ from onnxq.ir.protos import (
     NODE_OP_TYPE,
     NODE_OUTPUT,
 )
-from onnxq.ir.tensor import StoredTensor
+from onnxq.ir.stored import StoredTensor
 from onnxq.ir.wire import LENGTH_DELIMITED, WireError, fields, text
 
 EXPORT_AGAIN = "Export the model again."

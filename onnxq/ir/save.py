@@ -6,17 +6,19 @@ import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from onnxq.errors import ModelError, OutputError
+from onnxq.ir.external import release
 from onnxq.ir.graph import Value
 from onnxq.ir.model import Model
 from onnxq.ir.protos import GRAPH_INITIALIZER
-from onnxq.ir.tensor import StoredTensor
-from onnxq.ir.wire import Chunk, length
+from onnxq.ir.wire import Chunk, Pending, length
 
 PROTOBUF_LIMIT = (1 << 31) - (1 << 20)  # protobuf parsers stop at 2 GiB; 1 MiB is left for what readers add
 EXTERNAL_ALIGNMENT = 4096  # a page, so that runtimes can map a weight
 EXTERNAL_MINIMUM = 1024  # smaller constants stay in the model, where shape inference can see them
+WRITE_BLOCK = 1 << 24  # bytes written at a time, so that a mapped weight never stands in memory whole
 
 
 def save(model: Model, path: str | Path, *, force: bool = False, external_data: bool | None = None) -> list[Path]:
@@ -32,30 +34,27 @@ def save(model: Model, path: str | Path, *, force: bool = False, external_data: 
         The files that were written, the model first.
 
     Raises:
+        ModelError: External data is missing or out of bounds, or the model without weights is beyond 2 GiB.
         OutputError: The file exists and `force` is not given, or the folder cannot be written to.
 
     """
     path = Path(path)
     check_output(path, force=force)
+    _refuse_external_attributes(model)
     if external_data is None:
-        external_data = (
-            sum(v.tensor.nbytes for g in model.graph.graphs() for v in g.initializers.values() if v.tensor)
-            > PROTOBUF_LIMIT
-        )
+        external_data = sum(v.tensor.nbytes for v in model.initializers() if v.tensor) > PROTOBUF_LIMIT
     try:
-        if not external_data:
-            has_external = any(
-                isinstance(v.tensor, StoredTensor) and v.tensor.is_external
-                for g in model.graph.graphs()
-                for v in g.initializers.values()
-            )
-            _write(path, model.chunks(verbatim=not has_external))
-            return [path]
-        return _save_external(model, path)
+        if external_data:
+            return _save_external(model, path)
+        chunks = model.chunks(verbatim=not model.has_external_data)
+        if length(chunks) >= PROTOBUF_LIMIT:
+            return _save_external(model, path)
+        _write({path: chunks})
     except OSError as error:
         raise OutputError(
             f"{path} cannot be written ({error.strerror})", "Choose another place with --output."
         ) from error
+    return [path]
 
 
 def check_output(path: Path, *, force: bool) -> None:
@@ -72,6 +71,18 @@ def check_output(path: Path, *, force: bool) -> None:
         raise OutputError(f"the folder {path.parent} cannot be written to", "Choose another place with --output.")
 
 
+def _refuse_external_attributes(model: Model) -> None:
+    """A tensor attribute that points to a file beside the source would dangle in the copy."""
+    for node in model.graph.walk():
+        for name in node.spans if node.op_type == "Constant" and not node.domain else ():
+            tensor = node.tensor_attribute(name)
+            if tensor is not None and tensor.is_external:
+                raise ModelError(
+                    f"node {node.label} keeps its attribute '{name}' in an external data file",
+                    "Lift Constant nodes to initializers first (the pass lift_constants).",
+                )
+
+
 def _save_external(model: Model, path: Path) -> list[Path]:
     data_path = path.with_name(path.name + ".data")
     blocks: list[Chunk] = []
@@ -84,33 +95,52 @@ def _save_external(model: Model, path: Path) -> list[Path]:
         if tensor.nbytes < EXTERNAL_MINIMUM:
             return tensor.encode(value.name, number=GRAPH_INITIALIZER)
         padding = -written % EXTERNAL_ALIGNMENT
-        raw = tensor.raw()
-        assert raw is not None
-        blocks.extend((bytes(padding), raw))
-        written += padding + len(raw)
-        offset = written - len(raw)
-        return tensor.encode_external(value.name, number=GRAPH_INITIALIZER, location=data_path.name, offset=offset)
+        blocks.extend((bytes(padding), Pending(tensor.nbytes, tensor.raw)))
+        written += padding + tensor.nbytes
+        return tensor.encode_external(
+            value.name, number=GRAPH_INITIALIZER, location=data_path.name, offset=written - tensor.nbytes
+        )
 
     chunks = model.chunks(external, verbatim=False)
     if length(chunks) > PROTOBUF_LIMIT:
         raise ModelError(
             f"{model.name} is too large: even without weights it has {length(chunks)} bytes", "Split the model."
         )
-    _write(data_path, blocks)
-    _write(path, chunks)
+    _write({data_path: blocks, path: chunks})
     return [path, data_path]
 
 
-def _write(path: Path, chunks: Sequence[Chunk]) -> None:
-    """Write beside the target, flush to disk, rename: the old file stays whole until the new one is."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def _write(files: dict[Path, Sequence[Chunk]]) -> None:
+    """Write beside the targets, flush to disk, rename, the last file last.
+
+    A single file replaces the old one in one step. Of several, the last refers to the others: its old version goes
+    before they change, so that nobody finds it beside data that is not its own.
+    """
+    temporary = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in files}
     try:
-        with temporary.open("wb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        for path, chunks in files.items():
+            with temporary[path].open("wb") as file:
+                for chunk in chunks:
+                    _write_chunk(file, chunk)
+                file.flush()
+                os.fsync(file.fileno())
+        if len(files) > 1:
+            list(files)[-1].unlink(missing_ok=True)
+        for path, written in temporary.items():
+            written.replace(path)
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
+        for written in temporary.values():
+            with contextlib.suppress(FileNotFoundError):
+                written.unlink()
+
+
+def _write_chunk(file: BinaryIO, chunk: Chunk) -> None:
+    raw = chunk.get() if isinstance(chunk, Pending) else chunk
+    if len(raw) < WRITE_BLOCK:
+        file.write(raw)
+        return
+    view = memoryview(raw)
+    for start in range(0, len(view), WRITE_BLOCK):
+        block = view[start : start + WRITE_BLOCK]
+        file.write(block)
+        release(block)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 from onnx import TensorProto
 
-from onnxq.errors import ModelError
+from onnxq.errors import ModelError, OnnxqError
 from onnxq.ir.graph import Graph, Value
 from onnxq.ir.model import Model
 
@@ -20,9 +20,11 @@ def infer_types(model: Model) -> None:
         ModelError: The model contradicts itself, for example in the ranks of an operator's inputs.
 
     """
-    proto = onnx.ModelProto.FromString(model.skeleton())
     try:
+        proto = onnx.ModelProto.FromString(model.skeleton())
         inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    except OnnxqError:
+        raise
     except Exception as error:  # the binding raises bare RuntimeError subclasses and ValueError alike
         reason = str(error).strip().splitlines()
         raise ModelError(

@@ -6,10 +6,39 @@ touches keep its exact bytes. Source: https://protobuf.dev/programming-guides/en
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
-Chunk = bytes | memoryview
+Raw = bytes | memoryview
+
+
+class Pending:
+    """Bytes of a known length that are made when they are written.
+
+    Args:
+        size: How many.
+        make: Gives them.
+
+    """
+
+    __slots__ = ("make", "size")
+
+    def __init__(self, size: int, make: Callable[[], Raw | None]) -> None:
+        self.size = size
+        self.make = make
+
+    def __len__(self) -> int:
+        return self.size
+
+    def get(self) -> Raw:
+        """Make them."""
+        made = self.make()
+        assert isinstance(made, bytes | memoryview)
+        assert len(made) == self.size
+        return made
+
+
+Chunk = Raw | Pending
 
 
 class WireError(ValueError):
@@ -116,6 +145,11 @@ def bytes_field(number: int, payload: bytes | str) -> bytes:
 def length(chunks: Iterable[Chunk]) -> int:
     """Count the bytes of a list of chunks."""
     return sum(map(len, chunks))
+
+
+def join(chunks: Iterable[Chunk]) -> bytes:
+    """Put chunks together."""
+    return b"".join(chunk.get() if isinstance(chunk, Pending) else chunk for chunk in chunks)
 
 
 def message_field(number: int, chunks: list[Chunk]) -> list[Chunk]:
