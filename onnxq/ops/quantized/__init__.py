@@ -2,9 +2,49 @@
 
 from __future__ import annotations
 
+from .contrib_elementwise import (
+    q_linear_add,
+    q_linear_concat,
+    q_linear_leaky_relu,
+    q_linear_mul,
+    q_linear_sigmoid,
+    q_linear_softmax,
+    q_linear_where,
+)
+from .contrib_gather import gather_block_quantized
+from .contrib_linear import microsoft_dequantize_linear, microsoft_quantize_linear
+from .contrib_lstm import dynamic_quantize_lstm
+from .contrib_matmul import dynamic_quantize_mat_mul, mat_mul_integer_to_float, mat_mul_n_bits, q_gemm
+from .contrib_pool import q_linear_average_pool, q_linear_global_average_pool
 from .convolution import conv_integer
 from .dynamic import dynamic_quantize_linear
 from .integer import mat_mul_integer
 from .linear import dequantize_linear, quantize_linear
+from .qlinear import q_linear_conv, q_linear_mat_mul
 
-__all__ = ["conv_integer", "dequantize_linear", "dynamic_quantize_linear", "mat_mul_integer", "quantize_linear"]
+__all__ = [
+    "conv_integer",
+    "dequantize_linear",
+    "dynamic_quantize_linear",
+    "dynamic_quantize_lstm",
+    "dynamic_quantize_mat_mul",
+    "gather_block_quantized",
+    "mat_mul_integer",
+    "mat_mul_integer_to_float",
+    "mat_mul_n_bits",
+    "microsoft_dequantize_linear",
+    "microsoft_quantize_linear",
+    "q_gemm",
+    "q_linear_add",
+    "q_linear_average_pool",
+    "q_linear_concat",
+    "q_linear_conv",
+    "q_linear_global_average_pool",
+    "q_linear_leaky_relu",
+    "q_linear_mat_mul",
+    "q_linear_mul",
+    "q_linear_sigmoid",
+    "q_linear_softmax",
+    "q_linear_where",
+    "quantize_linear",
+]

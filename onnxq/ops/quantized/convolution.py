@@ -12,6 +12,7 @@ from numpy.lib.stride_tricks import as_strided
 from onnxq.errors import ModelError
 from onnxq.ops.registry import kernel
 
+from ._requantize import scalar
 from ._types import FLOAT32, INT32, Array
 from .integer import BLOCK, EXACT, check_8_bit, magnitude, shifted
 
@@ -57,8 +58,8 @@ def conv_integer(
     check_8_bit("ConvInteger", "x", x, x_zero_point)
     check_8_bit("ConvInteger", "w", w, w_zero_point)
     window = Window.of("ConvInteger", x.shape, w.shape, auto_pad, dilations, group, kernel_shape, pads, strides)
-    xz = scalar_parameter("ConvInteger", "x_zero_point", x_zero_point)
-    wz = channel_parameter("ConvInteger", "w_zero_point", w_zero_point, w.shape[0])
+    xz = None if x_zero_point is None else scalar("ConvInteger", "x_zero_point", x_zero_point)
+    wz = None if w_zero_point is None else channel_parameter("ConvInteger", "w_zero_point", w_zero_point, w.shape[0])
     return integer_convolution(x, w, xz, wz, window)
 
 
@@ -103,11 +104,11 @@ class Window:
             )
         if kernel_shape and tuple(kernel_shape) != w[2:]:
             raise ModelError(f"{operator}: kernel_shape {list(kernel_shape)} differs from w of shape {list(w)}")
-        steps = _per_dimension(operator, "strides", strides, n, (1,) * n, 1)
-        gaps = _per_dimension(operator, "dilations", dilations, n, (1,) * n, 1)
-        given = _per_dimension(operator, "pads", pads, 2 * n, (0,) * (2 * n), 0)
+        steps = per_dimension(operator, "strides", strides, n, (1,) * n, 1)
+        gaps = per_dimension(operator, "dilations", dilations, n, (1,) * n, 1)
+        given = per_dimension(operator, "pads", pads, 2 * n, (0,) * (2 * n), 0)
         reach = tuple((k - 1) * d + 1 for k, d in zip(w[2:], gaps, strict=True))
-        begins, ends = _pads(operator, auto_pad, given, x[2:], reach, steps)
+        begins, ends = resolve_pads(operator, auto_pad, given, x[2:], reach, steps)
         room = [size + b + e - r for size, b, e, r in zip(x[2:], begins, ends, reach, strict=True)]
         if min(room) < 0 or 0 in w[2:]:
             raise ModelError(f"{operator}: a filter of shape {list(w[2:])} does not fit into x of shape {list(x)}")
@@ -115,16 +116,17 @@ class Window:
         return Window(w[2:], steps, gaps, begins, ends, output, group)
 
 
-def _per_dimension(
+def per_dimension(
     operator: str, name: str, values: Sequence[int] | None, count: int, default: tuple[int, ...], lowest: int
 ) -> tuple[int, ...]:
+    """Give an attribute as a tuple of `count` values, each at least `lowest`; absent: the default."""
     result = tuple(int(v) for v in values) if values else default
     if len(result) != count or min(result) < lowest:
         raise ModelError(f"{operator}: {name} = {list(result)} should be {count} values of at least {lowest}")
     return result
 
 
-def _pads(
+def resolve_pads(
     operator: str,
     auto_pad: str,
     given: tuple[int, ...],
@@ -132,6 +134,20 @@ def _pads(
     reach: tuple[int, ...],
     steps: tuple[int, ...],
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Give the padding before and after each spatial axis.
+
+    Args:
+        operator: Name for messages.
+        auto_pad: NOTSET, SAME_UPPER, SAME_LOWER or VALID.
+        given: The attribute pads.
+        size: Spatial shape of the input.
+        reach: Extent of the dilated window along each axis.
+        steps: Strides.
+
+    Raises:
+        ModelError: auto_pad is unknown, or goes with pads that are not zero.
+
+    """
     n = len(size)
     if auto_pad in ("NOTSET", ""):
         return given[:n], given[n:]
@@ -146,20 +162,8 @@ def _pads(
     return (small, large) if auto_pad == "SAME_UPPER" else (large, small)
 
 
-def scalar_parameter(operator: str, name: str, value: Array | None) -> Array | None:
-    """Give a scalar or one-element input as a 0-d array; refuse another shape."""
-    if value is None:
-        return None
-    value = np.asarray(value)
-    if value.size != 1 or value.ndim > 1:
-        raise ModelError(f"{operator}: {name} has shape {list(value.shape)}, but it is one value for the tensor")
-    return value.reshape(())
-
-
-def channel_parameter(operator: str, name: str, value: Array | None, channels: int) -> Array | None:
+def channel_parameter(operator: str, name: str, value: Array, channels: int) -> Array:
     """Give a scalar or per-output-channel input as a 0-d or 1-D array; refuse another shape."""
-    if value is None:
-        return None
     value = np.asarray(value)
     if value.ndim <= 1 and value.size == 1:
         return value.reshape(())

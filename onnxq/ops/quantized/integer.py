@@ -46,8 +46,8 @@ def mat_mul_integer(A: Array, B: Array, a_zero_point: Array | None = None, b_zer
     a, b = np.asarray(A), np.asarray(B)
     for name, value, zero in (("A", a, a_zero_point), ("B", b, b_zero_point)):
         check_8_bit("MatMulInteger", name, value, zero)
-    za = row_parameter("MatMulInteger", "a_zero_point", a_zero_point, a.shape)
-    zb = column_parameter("MatMulInteger", "b_zero_point", b_zero_point, b.shape)
+    za = None if a_zero_point is None else row_parameter("MatMulInteger", "a_zero_point", a_zero_point, a.shape)
+    zb = None if b_zero_point is None else column_parameter("MatMulInteger", "b_zero_point", b_zero_point, b.shape)
     return integer_product("MatMulInteger", a, b, za, zb)
 
 
@@ -62,13 +62,13 @@ def check_8_bit(operator: str, name: str, value: Array, zero_point: Array | None
         )
 
 
-def row_parameter(operator: str, name: str, value: Array | None, shape: tuple[int, ...]) -> Array | None:
+def row_parameter(operator: str, name: str, value: Array, shape: tuple[int, ...]) -> Array:
     """Shape a per-row parameter of a [..., M, K] operand so that it broadcasts to it.
 
     Args:
         operator: Name for messages.
         name: Name of the input for messages.
-        value: None, scalar or one element, [M], or [..., M, 1] with the operand's leading dimensions.
+        value: Scalar or one element, [M], or [..., M, 1] with the operand's leading dimensions.
         shape: Shape of the operand.
 
     Raises:
@@ -78,16 +78,12 @@ def row_parameter(operator: str, name: str, value: Array | None, shape: tuple[in
     return _line_parameter(operator, name, value, shape, rows=True)
 
 
-def column_parameter(operator: str, name: str, value: Array | None, shape: tuple[int, ...]) -> Array | None:
+def column_parameter(operator: str, name: str, value: Array, shape: tuple[int, ...]) -> Array:
     """Shape a per-column parameter of a [..., K, N] operand so that it broadcasts to it; see `row_parameter`."""
     return _line_parameter(operator, name, value, shape, rows=False)
 
 
-def _line_parameter(
-    operator: str, name: str, value: Array | None, shape: tuple[int, ...], *, rows: bool
-) -> Array | None:
-    if value is None:
-        return None
+def _line_parameter(operator: str, name: str, value: Array, shape: tuple[int, ...], *, rows: bool) -> Array:
     value = np.asarray(value)
     if value.size == 1 and value.ndim <= max(1, len(shape)):
         return value.reshape(())

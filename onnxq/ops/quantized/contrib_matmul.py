@@ -1,0 +1,290 @@
+"""com.microsoft matrix products: QGemm, MatMulIntegerToFloat, DynamicQuantizeMatMul, MatMulNBits.
+
+Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxq.errors import ModelError
+from onnxq.ops.registry import kernel
+
+from ._requantize import requantize, scalar, scale_of
+from ._types import BFLOAT16, FLOAT16, FLOAT32, INT32, UINT8, Array
+from .dynamic import dynamic_quantize_linear
+from .integer import check_8_bit, column_parameter, integer_product
+
+MICROSOFT = "com.microsoft"
+
+
+@kernel("QGemm", domain=MICROSOFT)
+def q_gemm(
+    A: Array,
+    a_scale: Array,
+    a_zero_point: Array,
+    B: Array,
+    b_scale: Array,
+    b_zero_point: Array,
+    C: Array | None = None,
+    y_scale: Array | None = None,
+    y_zero_point: Array | None = None,
+    *,
+    alpha: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Array:
+    """Multiply quantized matrices and add an int32 bias; the result is quantized, or float32 without y_scale.
+
+        y = saturate(round_half_even(float32(sum + C) * (alpha * a_scale * b_scale / y_scale)) + y_zero_point)
+        y = float32(sum + C) * (alpha * a_scale * b_scale)
+
+    Args:
+        A: [M, K], or [K, M] with transA; uint8 or int8.
+        a_scale: float32 scalar.
+        a_zero_point: Scalar of the type of A.
+        B: [K, N], or [N, K] with transB; uint8 or int8.
+        b_scale: float32 scalar or [N].
+        b_zero_point: Scalar or [N]; of the type of B.
+        C: int32 that broadcasts to [M, N].
+        y_scale: float32 scalar.
+        y_zero_point: Scalar, uint8 or int8; goes with y_scale.
+        alpha: Factor of the product.
+        transA: A is transposed.
+        transB: B is transposed.
+
+    Raises:
+        ModelError: Types or shapes do not fit, or only one of y_scale and y_zero_point is there.
+
+    """
+    name = "QGemm"
+    a, b = np.asarray(A), np.asarray(B)
+    if a.ndim != 2 or b.ndim != 2:
+        raise ModelError(f"{name}: A of shape {list(a.shape)} and B of shape {list(b.shape)} are not matrices")
+    if (y_scale is None) != (y_zero_point is None):
+        raise ModelError(f"{name}: y_scale and y_zero_point go together, but one is absent")
+    a, b = (a.T if transA else a), (b.T if transB else b)
+    total, scale = _scaled_product(name, a, a_scale, a_zero_point, b, b_scale, b_zero_point, np.float32(alpha))
+    if C is not None:
+        bias = np.asarray(C)
+        if bias.dtype != INT32 or not _broadcasts_to(bias.shape, total.shape):
+            raise ModelError(f"{name}: C is {bias.dtype} {list(bias.shape)}, not int32 that fits {list(total.shape)}")
+        np.add(total, bias, out=total)
+    if y_scale is None:
+        return _real(total, scale)
+    y_zero = scalar(name, "y_zero_point", y_zero_point)
+    check_8_bit(name, "y", y_zero, None)
+    with np.errstate(all="ignore"):
+        return requantize(total, np.asarray(scale / scale_of(name, "y_scale", y_scale), FLOAT32), y_zero)
+
+
+def _broadcasts_to(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    tail = target[len(target) - len(shape) :]
+    return len(shape) <= len(target) and all(s in (1, t) for s, t in zip(shape, tail, strict=True))
+
+
+def _scaled_product(
+    name: str,
+    a: Array,
+    a_scale: Array,
+    a_zero: Array | None,
+    b: Array,
+    b_scale: Array,
+    b_zero: Array | None,
+    alpha: np.float32,
+) -> tuple[Array, Array]:
+    """Give the int32 product, and alpha * a_scale * b_scale in float32, broadcastable to it."""
+    check_8_bit(name, "A", a, a_zero)
+    check_8_bit(name, "B", b, b_zero)
+    za = None if a_zero is None else scalar(name, "a_zero_point", a_zero)
+    zb = None if b_zero is None else column_parameter(name, "b_zero_point", b_zero, b.shape)
+    sb = column_parameter(name, "b_scale", np.asarray(b_scale, FLOAT32), b.shape)
+    total = integer_product(name, a, b, za, zb)
+    with np.errstate(all="ignore"):
+        scale = np.asarray((alpha * scale_of(name, "a_scale", a_scale)) * sb, FLOAT32)
+    if scale.ndim:
+        scale = scale.reshape((1,) * (total.ndim - scale.ndim) + scale.shape)
+    return total, scale
+
+
+def _real(total: Array, scale: Array, bias: Array | None = None) -> Array:
+    y = total.astype(FLOAT32)
+    with np.errstate(all="ignore"):
+        np.multiply(y, scale, out=y)
+        if bias is not None:
+            np.add(y, bias, out=y)
+    return y
+
+
+def _bias(name: str, bias: Array | None, columns: int, dtype: np.dtype[np.generic]) -> Array | None:
+    if bias is None:
+        return None
+    bias = np.asarray(bias)
+    if bias.dtype != dtype or bias.shape != (columns,):
+        raise ModelError(f"{name}: bias is {bias.dtype} {list(bias.shape)}, but it is {dtype} [{columns}]")
+    return bias
+
+
+@kernel("MatMulIntegerToFloat", domain=MICROSOFT)
+def mat_mul_integer_to_float(
+    A: Array,
+    B: Array,
+    a_scale: Array,
+    b_scale: Array,
+    a_zero_point: Array | None = None,
+    b_zero_point: Array | None = None,
+    bias: Array | None = None,
+) -> Array:
+    """Multiply quantized matrices: y = float32(sum) * (a_scale * b_scale) + bias.
+
+    Args:
+        A: [..., M, K]; uint8 or int8.
+        B: [..., K, N]; uint8 or int8.
+        a_scale: float32 scalar.
+        b_scale: float32 scalar or [N].
+        a_zero_point: Scalar of the type of A; absent: zero.
+        b_zero_point: Scalar or [N]; absent: zero.
+        bias: float32 [N].
+
+    Returns:
+        float32, shaped as numpy.matmul shapes it; K = 0 gives zeros and the bias.
+
+    Raises:
+        ModelError: Types or shapes do not fit.
+
+    """
+    name = "MatMulIntegerToFloat"
+    a, b = np.asarray(A), np.asarray(B)
+    for label, value in (("a_scale", a_scale), ("b_scale", b_scale)):
+        if np.asarray(value).dtype != FLOAT32:
+            raise ModelError(f"{name}: {label} has type {np.asarray(value).dtype}; onnxq computes float32 only")
+    total, scale = _scaled_product(name, a, a_scale, a_zero_point, b, b_scale, b_zero_point, np.float32(1))
+    return _real(total, scale, _bias(name, bias, b.shape[-1], FLOAT32))
+
+
+@kernel("DynamicQuantizeMatMul", domain=MICROSOFT)
+def dynamic_quantize_mat_mul(
+    A: Array, B: Array, b_scale: Array, b_zero_point: Array | None = None, bias: Array | None = None
+) -> Array:
+    """Quantize A as `dynamic_quantize_linear` does, then multiply as `mat_mul_integer_to_float` does.
+
+    Args:
+        A: float32 [..., M, K].
+        B: [..., K, N]; uint8 or int8.
+        b_scale: float32 scalar or [N].
+        b_zero_point: Scalar or [N]; absent: zero.
+        bias: float32 [N].
+
+    Raises:
+        ModelError: Types or shapes do not fit.
+
+    """
+    a, a_scale, a_zero_point = dynamic_quantize_linear(A)
+    return mat_mul_integer_to_float(a, B, a_scale, b_scale, a_zero_point, b_zero_point, bias)
+
+
+def unpack_bits(packed: Array, bits: int, length: int) -> Array:
+    """Give the unsigned values of a byte array packed along its last axis, low bits first, cut to `length`."""
+    if bits == 8:
+        return packed[..., :length]
+    shifts = np.arange(0, 8, bits, dtype=UINT8)
+    values = (packed[..., None] >> shifts) & UINT8.type((1 << bits) - 1)
+    return np.asarray(values.reshape(*packed.shape[:-1], -1)[..., :length])
+
+
+@kernel("MatMulNBits", domain=MICROSOFT)
+def mat_mul_n_bits(
+    A: Array,
+    B: Array,
+    scales: Array,
+    zero_points: Array | None = None,
+    g_idx: Array | None = None,
+    bias: Array | None = None,
+    *,
+    K: int,
+    N: int,
+    bits: int = 4,
+    block_size: int,
+    accuracy_level: int = 0,
+    weight_prepacked: int = 0,
+) -> Array:
+    """Multiply A by blockwise quantized weights, dequantized to float32: (q - zero_point) * scale.
+
+    Args:
+        A: [..., K]; float32, float16 or bfloat16.
+        B: uint8 [N, ceil(K / block_size), block_size * bits / 8], low bits first.
+        scales: [N, blocks] (or flat) of the type of A.
+        zero_points: uint8 [N, ceil(blocks * bits / 8)] packed as B, or [N, blocks] of the type of A (or flat); absent:
+            2 ** (bits - 1).
+        g_idx: int32 [K]: the block of each input feature; absent: block_size in a row share one.
+        bias: [N] of the type of A.
+        K: Input features.
+        N: Output features.
+        bits: 2, 4 or 8.
+        block_size: A power of two, at least 16.
+        accuracy_level: Lowest accuracy allowed, 0 to 4. float32 meets every level; onnxruntime quantizes A to int8 at
+            level 4 and differs by some 1e-3 there.
+        weight_prepacked: Must be 0: other layouts belong to CUDA.
+
+    Returns:
+        [..., N] of the type of A.
+
+    Raises:
+        ModelError: Types, shapes or attributes do not fit.
+
+    """
+    name = "MatMulNBits"
+    a, packed = np.asarray(A), np.asarray(B)
+    if bits not in (2, 4, 8) or block_size < 16 or block_size & (block_size - 1):
+        raise ModelError(
+            f"{name}: bits = {bits} and block_size = {block_size}; 2, 4 or 8 and a power of two from 16 on"
+        )
+    if weight_prepacked or not 0 <= accuracy_level <= 4:
+        raise ModelError(
+            f"{name}: weight_prepacked = {weight_prepacked}, accuracy_level = {accuracy_level} are not known"
+        )
+    if a.dtype not in (FLOAT32, FLOAT16, BFLOAT16) or not a.ndim or a.shape[-1] != K:
+        raise ModelError(f"{name}: A is {a.dtype} {list(a.shape)}, but it is a floating tensor [..., {K}]")
+    blocks = -(-K // block_size)
+    shape = (N, blocks, block_size * bits // 8)
+    if packed.dtype != UINT8 or packed.size != N * blocks * shape[2]:
+        raise ModelError(f"{name}: B is {packed.dtype} {list(packed.shape)}, but it is uint8 {list(shape)}")
+    scale = _per_block(name, "scales", scales, a, N, blocks)
+    zero = _zero_points(name, zero_points, a, N, blocks, bits)
+    group = np.arange(K) // block_size
+    if g_idx is not None:
+        group = np.asarray(g_idx)[:K]
+        if group.shape != (K,) or (K and not 0 <= group.min() <= group.max() < blocks):
+            raise ModelError(f"{name}: g_idx does not name one of {blocks} blocks for each of {K} features")
+    flat = a.reshape(-1, K).astype(FLOAT32)
+    y = np.empty((flat.shape[0], N), FLOAT32)
+    step = max(1, (1 << 20) // max(1, K))
+    with np.errstate(all="ignore"):
+        for n in range(0, N, step):
+            rows = slice(n, n + step)
+            weight = unpack_bits(packed.reshape(shape)[rows], bits, block_size).reshape(-1, blocks * block_size)[:, :K]
+            weight = (weight.astype(FLOAT32) - zero[rows][:, group]) * scale[rows][:, group]
+            y[:, rows] = flat @ weight.T
+        offset = _bias(name, bias, N, a.dtype)
+        if offset is not None:
+            y += offset.astype(FLOAT32)
+    return y.reshape(*a.shape[:-1], N).astype(a.dtype, copy=False)
+
+
+def _per_block(name: str, label: str, value: Array, a: Array, N: int, blocks: int) -> Array:
+    value = np.asarray(value)
+    if value.dtype != a.dtype or value.size != N * blocks:
+        raise ModelError(f"{name}: {label} is {value.dtype} {list(value.shape)}, but it is {a.dtype} [{N}, {blocks}]")
+    return value.reshape(N, blocks).astype(FLOAT32)
+
+
+def _zero_points(name: str, value: Array | None, a: Array, N: int, blocks: int, bits: int) -> Array:
+    if value is None:
+        return np.full((N, blocks), 1 << (bits - 1), FLOAT32)
+    value = np.asarray(value)
+    if value.dtype != UINT8:
+        return _per_block(name, "zero_points", value, a, N, blocks)
+    width = -(-blocks * bits // 8)
+    if value.size != N * width:
+        raise ModelError(f"{name}: zero_points is uint8 {list(value.shape)}, but packed it is [{N}, {width}]")
+    return unpack_bits(value.reshape(N, width), bits, blocks).astype(FLOAT32)
