@@ -56,7 +56,8 @@ def node_session(op_type, inputs, output_dtypes, *, opset=21, domain="", **attri
             values.append(helper.make_tensor_value_info(name, code(value.dtype), shape))
         else:
             values.append(helper.make_tensor_value_info(f"{name}f", code(fed), shape))
-            nodes.append(helper.make_node("Cast", [f"{name}f"], [name], to=code(value.dtype)))
+            exact = {"saturate": 0} if value.dtype in FLOAT8 else {}  # or infinity would arrive as the largest value
+            nodes.append(helper.make_node("Cast", [f"{name}f"], [name], to=code(value.dtype), **exact))
     outputs = [f"o{number}" for number in range(len(output_dtypes))]
     nodes.append(helper.make_node(op_type, names, outputs, domain=domain, **attributes))
     results = []

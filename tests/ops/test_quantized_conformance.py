@@ -76,53 +76,17 @@ def generated():
     return {c.name: c for c in cases if any(word in c.name for word in WORDS)}
 
 
-GENERATED = (
-    [f"test_convinteger_{p}_padding" for p in ("with", "without")]
-    + ["test_dequantizelinear"]
-    + [
-        f"test_dequantizelinear_{t}"
-        for t in [
-            "axis",
-            "e4m3fn",
-            "e4m3fn_float16",
-            "e4m3fn_zero_point",
-            "e5m2",
-            "uint16",
-            "int16",
-            "uint4",
-            "int4",
-            "uint2",
-            "int2",
-            "float4e2m1",
-            "blocked",
-        ]
-    ]
-    + [f"test_dynamicquantizelinear{t}{e}" for t in ("", "_max_adjusted", "_min_adjusted") for e in ("", "_expanded")]
-    + ["test_matmulinteger", "test_qlinearconv", "test_quantizelinear"]
-    + [
-        f"test_qlinearmatmul_{d}_{t}_{f}"
-        for d in ("2D", "3D")
-        for t in ("uint8", "int8")
-        for f in ("float32", "float16")
-    ]
-    + [
-        f"test_quantizelinear_{t}"
-        for t in [
-            "axis",
-            "e4m3fn",
-            "e5m2",
-            "uint16",
-            "int16",
-            "uint4",
-            "int4",
-            "uint2",
-            "int2",
-            "float4e2m1",
-            "blocked_asymmetric",
-            "blocked_symmetric",
-        ]
-    ]
-)
+TYPES = ["uint16", "int16", "uint4", "int4", "uint2", "int2", "float4e2m1", "e4m3fn", "e5m2", "axis"]
+SUFFIXES = {
+    "convinteger": ["_with_padding", "_without_padding"],
+    "dequantizelinear": ["", "_blocked", "_e4m3fn_float16", "_e4m3fn_zero_point", *(f"_{t}" for t in TYPES)],
+    "quantizelinear": ["", "_blocked_asymmetric", "_blocked_symmetric", *(f"_{t}" for t in TYPES)],
+    "dynamicquantizelinear": [f"{t}{e}" for t in ("", "_max_adjusted", "_min_adjusted") for e in ("", "_expanded")],
+    "matmulinteger": [""],
+    "qlinearconv": [""],
+    "qlinearmatmul": [f"_{d}_{t}_{f}" for d in ("2D", "3D") for t in ("uint8", "int8") for f in ("float32", "float16")],
+}
+GENERATED = [f"test_{operator}{suffix}" for operator, suffixes in SUFFIXES.items() for suffix in suffixes]
 
 
 def test_the_list_of_generated_cases_is_complete():
