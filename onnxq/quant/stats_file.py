@@ -80,7 +80,7 @@ def load_stats(path: str | Path, expected: str | None = None) -> tuple[Stats, st
 
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
             columns = {key: archive[key] for key in archive.files}
         if str(columns[FORMAT_KEY]) != FORMAT:
             raise DataError(
