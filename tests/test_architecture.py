@@ -1,0 +1,57 @@
+"""The house rules that a machine can check."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "onnxq"
+ORDER = ["errors", "observer", "ir", "ops", "quant", "evaluate", "verify", "report", "pipeline", "cli"]
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def room(module: str) -> int | None:
+    """Place of an `onnxq.x…` module in the order; None for the package itself."""
+    parts = module.split(".")
+    return ORDER.index(parts[1]) if len(parts) > 1 and parts[1] in ORDER else None
+
+
+def imports(path: Path) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.append(node.module)
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return [name for name in found if name.startswith("onnxq.")]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_module_imports_only_from_those_before_it(path: Path) -> None:
+    relative = path.relative_to(PACKAGE.parent).with_suffix("")
+    own = room(".".join(relative.parts))
+    if own is None:
+        return
+    later = [name for name in imports(path) if (other := room(name)) is not None and other > own]
+    assert not later, f"{relative} imports {later}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_file_fits_in_300_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 300
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_function_fits_a_screen(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert length <= 60, f"{path.name}:{node.lineno} {node.name} has {length} lines"
+
+
+def test_nothing_outside_the_product_is_named() -> None:
+    for path in FILES:
+        text = path.read_text()
+        assert "/shared" not in text, path
+        assert "TODO" not in text, path
