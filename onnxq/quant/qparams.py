@@ -197,11 +197,8 @@ def quantize_weight(
         w = np.asarray(w, np.float32)
     if not np.isfinite(w).all():
         raise ModelError("a weight holds NaN or infinity", "Export the model again from sound weights.")
-    rows = (
-        w.reshape(1, -1)
-        if axis is None
-        else np.moveaxis(w, axis, 0).reshape(w.shape[axis], w.size // max(w.shape[axis], 1))
-    )
+    channels = 1 if axis is None else w.shape[axis]
+    rows = (w if axis is None else np.moveaxis(w, axis, 0)).reshape(channels, w.size // max(channels, 1))
     low = np.minimum(rows.min(axis=1, initial=0), np.float32(0))
     high = np.maximum(rows.max(axis=1, initial=0), np.float32(0))
     scales, zeros = _affine(low, high, kind, symmetric)
@@ -210,8 +207,8 @@ def quantize_weight(
     codes = _round(rows, scales[:, None], zeros[:, None], _bottom(kind, symmetric), kind.high).astype(kind.container)
     if axis is None:
         return QuantizedWeight(codes.reshape(w.shape), scales.reshape(()), zeros.astype(kind.container).reshape(()))
-    moved = tuple(np.delete(w.shape, axis))
-    codes = np.ascontiguousarray(np.moveaxis(codes.reshape(w.shape[axis], *moved), 0, axis))
+    others = np.delete(w.shape, axis)
+    codes = np.ascontiguousarray(np.moveaxis(codes.reshape(channels, *others), 0, axis))
     return QuantizedWeight(codes, scales, zeros.astype(kind.container))
 
 

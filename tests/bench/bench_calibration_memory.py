@@ -20,8 +20,6 @@ import pytest
 COUNTS = (8, 128)
 # Bytes. One sample of 64 × 64 has 24 taps of 0.5 MB: keeping as few as two samples, of 120 more, would show
 LARGEST_GROWTH = 16e6
-    16e6  # bytes; the allocator's noise, and less than one sample's 24 taps of 64 × 64 × 32 floats (12.6 MB) twice
-)
 SIZES = (64, 48, 56, 40)
 
 
