@@ -1,1 +1,5 @@
-"""."""
+"""Normalising passes, one file each: they change how a model is written, never what it computes."""
+
+from onnxq.ir.passes.registry import Pass, find_passes, normalise
+
+__all__ = ["Pass", "find_passes", "normalise"]

@@ -1,0 +1,165 @@
+"""Cheap operators between a constant and its reader are computed once, so that the reader sees a constant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from onnxq.ir.graph import Node, Value
+from onnxq.ir.model import Model
+from onnxq.ir.passes.registry import describes
+from onnxq.ir.patch import Patch
+from onnxq.ir.tensor import ArrayTensor, DeferredTensor, Tensor
+
+FLOATS = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16))
+KEEP_BELOW = 1 << 20  # bytes of a result that is kept; a larger one is computed again when it is needed
+GROWTH = 2  # how many times the bytes of its inputs a result may take: float16 weights become float32, int8 ones stay
+FREE = 1024  # bytes that every result may take
+
+# (inputs, node, opset) → output; KeyError, ValueError or IndexError where the node is not of the simple kind
+Compute = Callable[[Sequence[np.ndarray], Node, int], np.ndarray]
+
+
+@describes(order=40, says="computed {} operator{s} on constants beforehand")
+def fold_constants(model: Model) -> Iterator[Patch]:
+    """Describe the folds, chains of operators included. Results never take much more bytes than what they come from."""
+    known: dict[Value, Tensor] = {}
+    for graph in model.graph.graphs():
+        for node in graph.nodes:
+            result = _fold(node, known, model.opset)
+            output = node.outputs[0] if node.outputs else None
+            if result is None or output is None:
+                continue
+            known[output] = result
+            patch = Patch(graph, node, "its inputs are constants")
+            patch.freeze(output, result)
+            yield patch
+
+
+def _fold(node: Node, known: dict[Value, Tensor], opset: int) -> Tensor | None:
+    if (
+        node.domain
+        or (node.op_type not in COMPUTE and node.op_type != "Identity")
+        or not node.inputs
+        or len(node.outputs) != 1
+    ):
+        return None
+    inputs: list[Tensor] = []
+    for value in node.inputs:
+        tensor = None if value is None else known.get(value, value.constant)
+        if tensor is None or tensor.dtype == TensorProto.STRING:
+            return None
+        inputs.append(tensor)
+    if not _allowed(node, inputs):
+        return None
+    if node.op_type == "Identity":
+        return inputs[0]
+
+    compute = COMPUTE[node.op_type]
+
+    def result() -> np.ndarray:
+        with np.errstate(all="ignore"):  # what a runtime makes of a division by zero, infinity, is right here too
+            return np.asarray(compute([tensor.numpy() for tensor in inputs], node, opset))
+
+    try:
+        array = result()
+    except (KeyError, ValueError, IndexError, TypeError):
+        return None  # such a node is for the runtime to judge
+    tensor = ArrayTensor(array)
+    if tensor.nbytes <= KEEP_BELOW:
+        return tensor
+    return DeferredTensor(tensor.dtype, tensor.shape, result)
+
+
+def _allowed(node: Node, inputs: list[Tensor]) -> bool:
+    """Whether the result is known to be exact and not much larger than what it comes from."""
+    first = inputs[0]
+    if node.op_type in ARITHMETIC:
+        shapes = [tensor.shape for tensor in inputs]
+        try:
+            size = int(np.prod(np.broadcast_shapes(*shapes), dtype=object))
+        except ValueError:
+            return False
+        same = all(tensor.dtype == first.dtype for tensor in inputs)
+        return same and first.dtype in FLOATS and _fits(size * first.nbytes // max(first.size, 1), inputs)
+    if node.op_type == "Cast":
+        target = node.attribute("to", 0)
+        if first.dtype not in FLOATS or target not in FLOATS:
+            return False
+        return _fits(ArrayTensor(np.zeros(1), target).nbytes * first.size, inputs)
+    return True
+
+
+def _fits(nbytes: int, inputs: list[Tensor]) -> bool:
+    return nbytes <= max(FREE, GROWTH * sum(tensor.nbytes for tensor in inputs))
+
+
+def _transpose(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
+    return np.transpose(inputs[0], node.attribute("perm"))
+
+
+def _reshape(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
+    data, target = inputs
+    shape = [int(d) for d in target]
+    if not node.attribute("allowzero", 0):
+        shape = [data.shape[axis] if size == 0 else size for axis, size in enumerate(shape)]
+    return data.reshape(shape)
+
+
+def _flatten(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
+    data, axis = inputs[0], int(node.attribute("axis", 1))
+    axis = axis + data.ndim if axis < 0 else axis
+    rows = int(np.prod(data.shape[:axis], dtype=np.int64))
+    return data.reshape(rows, int(np.prod(data.shape[axis:], dtype=np.int64)))
+
+
+def _axes(inputs: Sequence[np.ndarray], node: Node) -> tuple[int, ...] | None:
+    """Axes as an input, since opset 13, or as an attribute."""
+    axes = inputs[1].tolist() if len(inputs) > 1 else node.attribute("axes")
+    return None if axes is None else tuple(int(axis) for axis in axes)
+
+
+def _squeeze(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
+    return np.squeeze(inputs[0], _axes(inputs, node))
+
+
+def _unsqueeze(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
+    axes = _axes(inputs, node)
+    if axes is None:
+        raise ValueError("Unsqueeze without axes")
+    return np.expand_dims(inputs[0], axes)
+
+
+def _cast(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
+    return inputs[0].astype(onnx.helper.tensor_dtype_to_np_dtype(node.attribute("to")))
+
+
+def _elementwise(function: Callable[..., Any]) -> Compute:
+    def compute(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
+        if opset < BROADCASTING_OPSET:
+            raise ValueError("broadcasting by attribute")
+        return np.asarray(function(*inputs), inputs[0].dtype)
+
+    return compute
+
+
+BROADCASTING_OPSET = 7  # before, broadcasting is asked for by attribute; source: onnx operator specification, Add-6
+ARITHMETIC = frozenset(("Add", "Sub", "Mul", "Div", "Sqrt", "Neg"))
+COMPUTE: dict[str, Compute] = {
+    "Transpose": _transpose,
+    "Reshape": _reshape,
+    "Flatten": _flatten,
+    "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze,
+    "Cast": _cast,
+    "Add": _elementwise(np.add),
+    "Sub": _elementwise(np.subtract),
+    "Mul": _elementwise(np.multiply),
+    "Div": _elementwise(np.divide),
+    "Sqrt": _elementwise(np.sqrt),
+    "Neg": _elementwise(np.negative),
+}

@@ -1,0 +1,38 @@
+"""Calls of model-local functions are replaced by what the functions do."""
+
+from __future__ import annotations
+
+import onnx
+import onnx.inliner
+
+from onnxq.errors import ModelError, OnnxqError
+from onnxq.ir.model import Model
+from onnxq.ir.passes.registry import rebuilds
+from onnxq.ir.tensor import Tensor
+
+
+@rebuilds(order=10, says="inlined {} model-local function{s}")
+def inline_functions(model: Model) -> int:
+    """Inline every function, nested ones too, and give how many there were.
+
+    Raises:
+        ModelError: A function cannot be inlined.
+
+    """
+    if not model.has_functions:
+        return 0
+    weights: list[Tensor] = []
+    try:
+        proto = onnx.ModelProto.FromString(model.skeleton(weights))
+        count = len(proto.functions)
+        inlined = onnx.inliner.inline_local_functions(proto, convert_version=True)
+        model.read_skeleton(inlined.SerializeToString(deterministic=True), weights)
+    except OnnxqError:
+        raise
+    except Exception as error:  # the binding raises bare RuntimeError and ValueError subclasses alike
+        reason = (str(error).strip().splitlines() or [repr(error)])[0]
+        raise ModelError(
+            f"{model.name}: its model-local functions cannot be inlined: {reason}",
+            "Inline them with the exporter.",
+        ) from error
+    return count
