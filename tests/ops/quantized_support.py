@@ -38,7 +38,7 @@ def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def node_session(op_type, inputs, output_dtypes, *, opset=21, domain="", **attributes):
+def node_session(op_type, inputs, output_dtypes, *, version=21, domain="", any_shape=True, **attributes):
     """A session of one node whose inputs have the types and ranks of `inputs` (None: absent).
 
     onnxruntime's Python cannot take or give types of less than a byte nor float8: those pass through a Cast.
@@ -51,7 +51,7 @@ def node_session(op_type, inputs, output_dtypes, *, opset=21, domain="", **attri
             continue
         value = np.asarray(value)
         fed = FED_AS.get(value.dtype)
-        shape = [None] * value.ndim
+        shape = [None] * value.ndim if any_shape else list(value.shape)
         if fed is None:
             values.append(helper.make_tensor_value_info(name, code(value.dtype), shape))
         else:
@@ -69,8 +69,8 @@ def node_session(op_type, inputs, output_dtypes, *, opset=21, domain="", **attri
             nodes.append(helper.make_node("Cast", [name], [f"{name}c"], to=code(got)))
             results.append(helper.make_tensor_value_info(f"{name}c", code(got), None))
     graph = helper.make_graph(nodes, "node", values, results)
-    imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
-    return session(helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION[opset]))
+    imports = [helper.make_opsetid("", version), helper.make_opsetid("com.microsoft", 1)]
+    return session(helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION[version]))
 
 
 def feeds_of(inputs):
@@ -84,11 +84,11 @@ def feeds_of(inputs):
 
 
 def run_onnxruntime(op_type, inputs, output_dtypes, **settings):
-    return node_session(op_type, inputs, output_dtypes, **settings).run(None, feeds_of(inputs))
+    return node_session(op_type, inputs, output_dtypes, any_shape=False, **settings).run(None, feeds_of(inputs))
 
 
-def run_kernel(op_type, inputs, *, opset=21, domain="", **attributes):
-    kernel = find_kernel(op_type, domain, 1 if domain else opset)
+def run_kernel(op_type, inputs, *, version=21, domain="", **attributes):
+    kernel = find_kernel(op_type, domain, 1 if domain else version)
     assert kernel is not None, op_type
     result = kernel(*inputs, **attributes)
     return list(result) if isinstance(result, tuple) else [result]
@@ -103,7 +103,7 @@ def as_fed(array):
 def run_node(node: onnx.NodeProto, inputs, opset: int):
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     attributes = {k: v.decode() if isinstance(v, bytes) else v for k, v in attributes.items()}
-    return run_kernel(node.op_type, inputs, opset=opset, domain=node.domain, **attributes)
+    return run_kernel(node.op_type, inputs, version=opset, domain=node.domain, **attributes)
 
 
 def differing(mine, other) -> int:

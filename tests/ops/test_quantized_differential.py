@@ -100,7 +100,7 @@ def report(capsys, name, totals, wanted):
 def test_quantize_linear(dtype, size, capsys):
     """Per-tensor. Below a byte, onnxruntime is wrong beyond 2**31 (docs/operators.md), so that x stays below there."""
     rng, sessions, totals = np.random.default_rng(10), {}, [0, 0]
-    settings = {"opset": 25 if dtype in TWO_BITS else 21}
+    settings = {"version": 25 if dtype in TWO_BITS else 21}
     low, high = LIMITS[dtype]
     largest = 2.0**30 if dtype.itemsize == 1 and dtype.kind == "V" else None
     while totals[0] < size:
@@ -121,7 +121,7 @@ def test_quantize_linear_per_axis_and_blocked(dtype, size, capsys):
         shape[rng.integers(len(shape))] *= rng.integers(1, 200)
         axis = int(rng.integers(-len(shape), len(shape)))
         block = int(rng.integers(0, 7))
-        settings = {"axis": axis, "block_size": block, "opset": 21}
+        settings = {"axis": axis, "block_size": block, "version": 21}
         param = list(shape) if block else [shape[axis]]
         if block:
             param[axis] = -(-shape[axis] // block)
@@ -159,7 +159,7 @@ def test_quantize_linear_float16(dtype, size, capsys):
             x = (rng.standard_normal(BATCH) * 2.0 ** rng.integers(-4, 12)).astype(np.float16)
             x[::3] = (np.rint(x[::3] / scale) + np.float16(0.5)) * scale
         x[~np.isfinite(x)] = 0
-        compare("QuantizeLinear", sessions, [x, scale, zero_point_in(rng, dtype)], [dtype], {"opset": 21}, totals)
+        compare("QuantizeLinear", sessions, [x, scale, zero_point_in(rng, dtype)], [dtype], {"version": 21}, totals)
     report(capsys, f"QuantizeLinear float16 to {dtype}", totals, size)
 
 
@@ -171,7 +171,7 @@ def test_quantize_linear_float8(dtype, size, capsys):
         scale = F(2.0 ** rng.uniform(-10, 10))
         x = random_values(rng, BATCH, scale, 600)
         inputs = [x, scale, np.zeros((), dtype)]
-        compare("QuantizeLinear", sessions, inputs, [dtype], {"saturate": 1, "opset": 19}, totals)
+        compare("QuantizeLinear", sessions, inputs, [dtype], {"saturate": 1, "version": 19}, totals)
     report(capsys, f"QuantizeLinear {dtype}", totals, size)
 
 
@@ -180,7 +180,7 @@ def test_quantize_linear_float8(dtype, size, capsys):
 @pytest.mark.parametrize("dtype", [*INTEGERS, *TWO_BITS, np.dtype(np.int32), *FLOAT8], ids=str)
 def test_dequantize_linear(dtype, real, size, capsys):
     rng, sessions, totals = np.random.default_rng(14), {}, [0, 0]
-    settings = {"opset": 25 if dtype in TWO_BITS else 21}
+    settings = {"version": 25 if dtype in TWO_BITS else 21}
     while totals[0] < size:
         if dtype in FLOAT8:
             x, zero = rng.integers(0, 256, BATCH, np.uint8).view(dtype), np.zeros((), dtype)
@@ -212,7 +212,7 @@ def test_dynamic_quantize_linear(size, capsys):
             x[0], x[-1] = -127.5, 127.5
         elif kind == 3:
             x[rng.integers(length)] = rng.choice(SPECIAL[~np.isnan(SPECIAL)])
-        compare("DynamicQuantizeLinear", sessions, [x], [np.uint8, F, np.uint8], {"opset": 11}, totals)
+        compare("DynamicQuantizeLinear", sessions, [x], [np.uint8, F, np.uint8], {"version": 11}, totals)
     report(capsys, "DynamicQuantizeLinear", totals, size)
 
 
@@ -233,7 +233,7 @@ def test_mat_mul_integer(a_type, b_type, size, capsys):
         m, k, n = rng.integers(1, 300), rng.integers(1, 700), rng.integers(1, 300)
         zb = whole(rng, n if rng.integers(2) else (), b_type)
         inputs = [whole(rng, (m, k), a_type), whole(rng, (k, n), b_type), whole(rng, (), a_type), zb]
-        compare("MatMulInteger", sessions, inputs, [np.int32], {"opset": 10}, totals)
+        compare("MatMulInteger", sessions, inputs, [np.int32], {"version": 10}, totals)
     report(capsys, f"MatMulInteger {np.dtype(a_type)} x {np.dtype(b_type)}", totals, size)
 
 
@@ -261,7 +261,7 @@ def test_conv_integer(x_type, w_type, size, capsys):
     while totals[0] < size:
         x, w, attributes = convolution(rng)
         inputs = [whole(rng, x, x_type), whole(rng, w, w_type), whole(rng, (), x_type), whole(rng, (), w_type)]
-        compare("ConvInteger", {}, inputs, [np.int32], {"opset": 10, **attributes}, totals)
+        compare("ConvInteger", {}, inputs, [np.int32], {"version": 10, **attributes}, totals)
     report(capsys, f"ConvInteger {np.dtype(x_type)} x {np.dtype(w_type)}", totals, size)
 
 
@@ -279,7 +279,7 @@ def test_q_linear_mat_mul(a_type, b_type, y_type, size, capsys):
             *(whole(rng, (k, n), b_type), b_scale.astype(F), whole(rng, per_column, b_type)),
             *(F(2.0 ** rng.integers(0, 12)), whole(rng, (), y_type)),
         ]
-        compare("QLinearMatMul", sessions, inputs, [y_type], {"opset": 10}, totals)
+        compare("QLinearMatMul", sessions, inputs, [y_type], {"version": 10}, totals)
     report(capsys, f"QLinearMatMul {np.dtype(a_type)} {np.dtype(b_type)} {np.dtype(y_type)}", totals, size)
 
 
@@ -300,5 +300,5 @@ def test_q_linear_conv(x_type, w_type, y_type, size, capsys):
             *(F(2.0 ** rng.integers(0, 9)), whole(rng, (), y_type)),
             rng.integers(-9999, 9999, w[0]).astype(np.int32) if rng.integers(2) else None,
         ]
-        compare("QLinearConv", {}, inputs, [y_type], {"opset": 10, **attributes}, totals)
+        compare("QLinearConv", {}, inputs, [y_type], {"version": 10, **attributes}, totals)
     report(capsys, f"QLinearConv {np.dtype(x_type)} {np.dtype(w_type)} {np.dtype(y_type)}", totals, size)

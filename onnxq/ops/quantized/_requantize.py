@@ -14,7 +14,7 @@ from onnxq.errors import ModelError
 from . import _arithmetic as arithmetic
 from ._layout import CHUNK, Expander, Layout
 from ._parallel import spread
-from ._types import FLOAT32, INT8, INTEGER_RANGE, UINT8, Array
+from ._types import FLOAT32, INT8, INTEGER_RANGE, UINT8, Array, DType
 
 
 def scalar(operator: str, name: str, value: Array | None) -> Array:
@@ -126,6 +126,13 @@ def quantized_table(values: Array, scale: Array, zero_point: Array) -> Array:
         q = np.asarray(values / scale, FLOAT32)
     q = np.fmin(np.fmax(q, np.float32(lowest - z)), np.float32(highest - z))
     return np.asarray((np.rint(q).astype(np.int32) + z).astype(zero_point.dtype))
+
+
+def rounded(values: Array, dtype: DType) -> Array:
+    """Clamp float32 values that hold the zero point already, and round half to even; NaN becomes the lowest value."""
+    lowest, highest = INTEGER_RANGE[dtype]
+    q = np.fmin(np.fmax(values, np.float32(lowest)), np.float32(highest))
+    return np.asarray(np.rint(q).astype(dtype))
 
 
 def look_up(table: Array, x: Array) -> Array:

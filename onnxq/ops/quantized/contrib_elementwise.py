@@ -12,7 +12,7 @@ from onnxq.errors import ModelError
 from onnxq.ops.registry import kernel
 
 from ._layout import resolve_axis
-from ._requantize import look_up, quantized_table, real_values, requantized_table, scalar, scale_of, zero_of
+from ._requantize import look_up, quantized_table, real_values, requantized_table, rounded, scalar, scale_of, zero_of
 from ._types import FLOAT32, FLOAT64, INTEGER_RANGE, Array
 
 MICROSOFT = "com.microsoft"
@@ -61,7 +61,7 @@ def q_linear_add(
         left += fixed
         right = b.astype(FLOAT32)
         right *= rb
-        return _rounded(left + right, A)
+        return rounded(left + right, a.dtype)
 
 
 @kernel("QLinearMul", domain=MICROSOFT)
@@ -92,7 +92,7 @@ def q_linear_mul(
         factor = factor / scale_of(name, "C_scale", C_scale)
         product = (a.astype(FLOAT32) - np.float32(za)) * (b.astype(FLOAT32) - np.float32(zb))
         product = product * factor + np.float32(zc)
-        return _rounded(product, A)
+        return rounded(product, a.dtype)
 
 
 def _operands(
@@ -107,14 +107,6 @@ def _operands(
         raise ModelError(f"{name}: shapes {list(a.shape)} and {list(b.shape)} do not broadcast") from error
     zeros = zero_of(name, "A_zero_point", az, a), zero_of(name, "B_zero_point", bz, b)
     return a, b, *zeros, zero_of(name, "C_zero_point", cz, a)
-
-
-def _rounded(values: Array, like: Array) -> Array:
-    """Clamp to the range of an 8-bit type and round half to even; NaN becomes the lowest value."""
-    dtype = np.asarray(like).dtype
-    lowest, highest = INTEGER_RANGE[dtype]
-    q = np.fmin(np.fmax(values, np.float32(lowest)), np.float32(highest))
-    return np.asarray(np.rint(q).astype(dtype))
 
 
 @kernel("QLinearSigmoid", domain=MICROSOFT)

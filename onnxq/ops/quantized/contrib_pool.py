@@ -10,7 +10,7 @@ import numpy as np
 from onnxq.errors import ModelError
 from onnxq.ops.registry import kernel
 
-from ._requantize import look_up, quantized_table, real_values, scale_of, zero_of
+from ._requantize import look_up, quantized_table, real_values, rounded, scale_of, zero_of
 from ._types import FLOAT32, INT32, Array
 from .convolution import per_dimension, resolve_pads
 
@@ -31,9 +31,9 @@ def q_linear_average_pool(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Array:
-    """Average the dequantized values of each window and quantize the averages.
+    """Average the dequantized values of each window and quantize: y = saturate(round_half_even(mean / y_scale + zero)).
 
-    The values of a window are added in float32 in the order of the window, as onnxruntime does.
+    The values of a window are added in float32 in their order, and the zero point before rounding, as onnxruntime does.
 
     Args:
         X: [N, C, D1..Dn] with n = 1, 2 or 3, or [N, D1..Dn, C]; uint8 or int8.
@@ -70,14 +70,18 @@ def q_linear_average_pool(
     ]
     if min(output) < 1:
         raise ModelError(f"{name}: a window of {list(window)} does not fit into {list(x.shape[2:])}")
+    if window == x.shape[2:] and not any((*begins, *ends)):
+        # onnxruntime takes its global pool here, which adds the zero point after rounding.
+        return q_linear_global_average_pool(
+            X, x_scale, np.array(zx, X.dtype), y_scale, np.array(zy, X.dtype), channels_last=channels_last
+        )
     real = look_up(real_values(scale_of(name, "x_scale", x_scale), zx, X), x)
     total = _window_sums(real, window, begins, steps, output)
     count = np.array(math.prod(window), FLOAT32)
     if not count_include_pad:
         count = _window_sums(np.ones((1, 1, *x.shape[2:]), FLOAT32), window, begins, steps, output)
     with np.errstate(all="ignore"):
-        average = total / count
-    y = quantized_table(average, scale_of(name, "y_scale", y_scale), np.array(zy, X.dtype))
+        y = rounded(total / count / scale_of(name, "y_scale", y_scale) + np.float32(zy), X.dtype)
     return np.ascontiguousarray(np.moveaxis(y, 1, -1)) if channels_last else y
 
 
