@@ -191,6 +191,15 @@ class Model:
                 value.tensor = weights[int(placeholder.external["location"])]
                 value.graph.mark_dirty()
 
+    def copy(self) -> Model:
+        """Give a model of its own with the same content; the weights are shared, not copied."""
+        weights: list[Tensor] = []
+        skeleton = self.skeleton(weights)
+        model = Model(memoryview(skeleton), self.path)
+        model.source = self.source
+        model.read_skeleton(skeleton, weights)
+        return model
+
 
 def load(path: str | Path) -> Model:
     """Read a model without its weights: they stay in the file, mapped, until somebody asks for them.

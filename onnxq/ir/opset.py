@@ -1,0 +1,153 @@
+"""Operator set versions: raise them by conversion, and know what onnxruntime loads."""
+
+from __future__ import annotations
+
+import onnx
+import onnx.version_converter
+
+from onnxq.errors import ModelError, OnnxqError
+from onnxq.ir.model import Model
+from onnxq.ir.passes.inline_functions import inline_functions
+from onnxq.ir.tensor import Tensor
+
+# The newest that onnxruntime loads: 1.31.1 says "max supported IR version: 13" and guarantees released opsets up to 26.
+MAX_OPSET = 26
+MAX_IR = 13
+# (opset, lowest IR version that may announce it); source: onnx.helper.find_min_ir_version_for
+IR_OF_OPSET = ((25, 13), (24, 12), (23, 11), (21, 10), (19, 9), (15, 8), (13, 7), (12, 7), (11, 6), (10, 5), (9, 4))
+LISTED_INITIALIZERS_IR = 3  # up to here every initializer has to be an input too, which new constants are not
+
+
+def minimum_ir(opset: int) -> int:
+    """Give the lowest IR version that may announce an opset of `ai.onnx`."""
+    return next((version for since, version in IR_OF_OPSET if opset >= since), LISTED_INITIALIZERS_IR)
+
+
+def raise_opset(model: Model, minimum: int) -> Model:
+    """Convert a model to a newer operator set, its weights untouched.
+
+    Args:
+        model: The model; it stays as it is.
+        minimum: The version of `ai.onnx` that is needed.
+
+    Returns:
+        A model with at least that version: the same one if it has it already, else another one that shares its
+        weights and remembers the same source. Functions are inlined. Types have to be inferred anew.
+
+    Raises:
+        ModelError: The model cannot be converted.
+        ValueError: onnxruntime does not load what is asked for.
+
+    """
+    if minimum > MAX_OPSET:
+        raise ValueError(f"opset {minimum} is beyond {MAX_OPSET}")
+    if model.opset >= minimum:
+        return model
+    converted = model.copy()
+    inline_functions(converted)
+    _refuse_what_gets_lost(converted, minimum)
+    weights: list[Tensor] = []
+    try:
+        before = onnx.ModelProto.FromString(converted.skeleton(weights))
+        before.ir_version = max(before.ir_version, LISTED_INITIALIZERS_IR + 1)
+        after = onnx.version_converter.convert_version(before, minimum)
+        _keep_the_rest(before, after)
+        after.ir_version = max(before.ir_version, minimum_ir(minimum))
+        converted.read_skeleton(after.SerializeToString(deterministic=True), weights)
+    except OnnxqError as error:
+        raise _failure(model, minimum, error.message) from error
+    except Exception as error:  # the binding raises bare RuntimeError, IndexError and ValueError alike
+        raise _failure(model, minimum, (str(error).strip().splitlines() or [repr(error)])[0]) from error
+    _check_interface(model, converted, minimum)
+    return converted
+
+
+def check_loadable(model: Model) -> None:
+    """Refuse a model that is stamped newer than onnxruntime loads.
+
+    Raises:
+        ModelError: The IR version or the operator set is too new.
+
+    """
+    hint = "Export it again with an older opset."
+    if model.opset > MAX_OPSET:
+        raise ModelError(f"{model.name} uses opset {model.opset}; onnxruntime loads up to {MAX_OPSET}", hint)
+    if model.ir_version > MAX_IR:
+        raise ModelError(
+            f"{model.name} has IR version {model.ir_version}; onnxruntime loads up to {MAX_IR}",
+            "Lower its ir_version, or export it again.",
+        )
+
+
+def make_loadable(model: Model) -> str:
+    """Lower the stamps of a model to what onnxruntime loads, in place, where that changes no meaning.
+
+    A newer operator set is legal to lower when every operator of the model is the same in both. Functions have to be
+    inlined before.
+
+    Returns:
+        What was done, in a few words; empty if nothing had to be.
+
+    Raises:
+        ModelError: An operator of the model is newer than what onnxruntime loads.
+
+    """
+    if model.opset <= MAX_OPSET and model.ir_version <= MAX_IR:
+        return ""
+    old = (model.opset, model.ir_version)
+    if model.opset > MAX_OPSET:
+        if model.has_functions:
+            check_loadable(model)
+        for node in model.graph.walk():
+            if not node.domain and _changed_since(node.op_type, model.opset):
+                raise ModelError(
+                    f"node {node.label} is of opset {model.opset}; onnxruntime loads up to {MAX_OPSET}",
+                    "Export it again with an older opset.",
+                )
+        model.opsets[""] = MAX_OPSET
+    model.ir_version = min(model.ir_version, MAX_IR)
+    return f"lowered opset {old[0]} and IR version {old[1]} to {model.opset} and {model.ir_version}"
+
+
+def _changed_since(op_type: str, opset: int) -> bool:
+    """Whether an operator of `opset` is not what `MAX_OPSET` has under its name."""
+    try:
+        return bool(onnx.defs.get_schema(op_type, opset, "").since_version > MAX_OPSET)
+    except onnx.defs.SchemaError:
+        return True
+
+
+def _refuse_what_gets_lost(model: Model, minimum: int) -> None:
+    for graph in model.graph.graphs():
+        for value in graph.values.values():
+            if value.tensor is None and value.producer is None and not value.is_input:
+                raise _failure(model, minimum, f"'{value.name}' is a sparse initializer, which conversion drops")
+
+
+def _keep_the_rest(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
+    """Carry over what the converter does not know."""
+    after.graph.doc_string = before.graph.doc_string
+    for field in ("metadata_props", "quantization_annotation"):
+        if not getattr(after.graph, field):
+            getattr(after.graph, field).extend(getattr(before.graph, field))
+    for field in ("metadata_props", "training_info"):
+        if not getattr(after, field):
+            getattr(after, field).extend(getattr(before, field))
+
+
+def _check_interface(model: Model, converted: Model, minimum: int) -> None:
+    for ours, theirs, kind in (
+        (model.graph.inputs, converted.graph.inputs, "inputs"),
+        (model.graph.outputs, converted.graph.outputs, "outputs"),
+    ):
+        if [v.name for v in ours] != [v.name for v in theirs]:
+            raise _failure(model, minimum, f"conversion loses {kind} of the model")
+    if converted.opset < minimum:
+        raise _failure(model, minimum, f"conversion stops at opset {converted.opset}")
+
+
+def _failure(model: Model, minimum: int, reason: str) -> ModelError:
+    return ModelError(
+        f"{model.name} cannot be converted from opset {model.opset} to {minimum}: {reason}",
+        f"Export it again with opset {minimum} or newer.",
+    )
