@@ -6,6 +6,7 @@ import onnx
 import onnx.version_converter
 
 from onnxq.errors import ModelError, OnnxqError
+from onnxq.ir.conversion import prepare, repair
 from onnxq.ir.model import Model
 from onnxq.ir.passes.inline_functions import inline_functions
 from onnxq.ir.tensor import Tensor
@@ -48,9 +49,11 @@ def raise_opset(model: Model, minimum: int) -> Model:
     _refuse_what_gets_lost(converted, minimum)
     weights: list[Tensor] = []
     try:
+        prepare(converted, minimum)
         before = onnx.ModelProto.FromString(converted.skeleton(weights))
         before.ir_version = max(before.ir_version, LISTED_INITIALIZERS_IR + 1)
         after = onnx.version_converter.convert_version(before, minimum)
+        repair(after, converted)
         _keep_the_rest(before, after)
         after.ir_version = max(before.ir_version, minimum_ir(minimum))
         converted.read_skeleton(after.SerializeToString(deterministic=True), weights)
