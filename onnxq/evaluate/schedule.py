@@ -1,0 +1,172 @@
+"""What an evaluation does, worked out once: for every node its function, what it reads, and what dies behind it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxq.errors import ModelError
+from onnxq.evaluate.fallback import Fallback
+from onnxq.ir import Graph, Model, Node, Value
+from onnxq.ir.graph import GRAPH_SPARSE
+from onnxq.ir.wire import fields
+from onnxq.ops.registry import Kernel, find_kernel
+
+OUTPUT_COUNT = "output_count"
+"""Keyword by which a kernel asks how many outputs the node has; no ONNX attribute has this name."""
+
+
+@dataclass(eq=False)
+class Step:
+    """One node, ready to run.
+
+    Attributes:
+        node: The node.
+        call: Its kernel with the attributes bound, or None when only the fallback can do it.
+        fallback: Runs the node in `onnx.reference`.
+        bodies: Schedules of the node's bodies by attribute name, for kernels of control flow.
+        reads: Every value that has to be there: the inputs and what the bodies read from the scopes around them.
+        dead: Values of this graph that nothing reads after this node.
+
+    """
+
+    node: Node
+    call: Callable[..., Any] | None
+    fallback: Fallback
+    bodies: dict[str, Schedule]
+    reads: list[Value]
+    dead: list[Value] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Schedule:
+    """The steps of one graph, in the order in which the file has the nodes.
+
+    Attributes:
+        graph: The graph.
+        constants: Initializers, and outputs of Constant nodes, which are evaluated here once.
+        steps: The other nodes.
+        inputs: Values of the graph's inputs, in order.
+
+    """
+
+    graph: Graph
+    constants: dict[Value, Any]
+    steps: list[Step]
+    inputs: list[Value]
+
+
+def prepare(graph: Graph, model: Model) -> Schedule:
+    """Work out the schedule of a graph and of every body inside it.
+
+    Raises:
+        ModelError: A node reads a value before the node that makes it.
+
+    """
+    constants = _initializers(graph)
+    steps: list[Step] = []
+    for node in graph.nodes:
+        step = _prepare_step(node, model)
+        if node.op_type == "Constant" and not node.domain and step.call is not None and node.outputs[0] is not None:
+            constants[node.outputs[0]] = np.asarray(step.call())
+        else:
+            steps.append(step)
+    _mark_dead(graph, steps)
+    return Schedule(graph, constants, steps, list(graph.inputs))
+
+
+def _prepare_step(node: Node, model: Model) -> Step:
+    opset = model.opsets.get(node.domain, 1)
+    reads = list(dict.fromkeys(_reads(node)))
+    captured = [value for value in reads if value not in node.inputs]
+    kernel = find_kernel(node.op_type, node.domain, opset)
+    bodies: dict[str, Schedule] = {}
+    call = None
+    if kernel is not None:
+        accepted = _bind(kernel, node)
+        if accepted is not None:
+            call = accepted
+            bodies = {name: prepare(graphs[0], model) for name, graphs in node.bodies.items()}
+    return Step(node, call, Fallback(node, model, captured), bodies, reads)
+
+
+def _bind(kernel: Kernel, node: Node) -> Callable[..., Any] | None:
+    """Bind the node's attributes; None when the kernel does not know one of them."""
+    parameters = inspect.signature(kernel).parameters
+    attributes = node.attributes()
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    names = {name for name, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    if not open_ended and not names.issuperset((*attributes, *node.bodies)):
+        return None
+    if OUTPUT_COUNT in names:
+        attributes[OUTPUT_COUNT] = len(node.outputs)
+    return partial(kernel, **attributes) if attributes else kernel
+
+
+def _reads(node: Node) -> Iterator[Value]:
+    """Visit the inputs of a node and what its bodies read from outside."""
+    yield from (value for value in node.inputs if value is not None)
+    for graphs in node.bodies.values():
+        for body in graphs:
+            yield from _captured(body)
+
+
+def _captured(body: Graph) -> Iterator[Value]:
+    for node in body.nodes:
+        yield from (value for value in _reads(node) if value.graph is not body)
+    yield from (value for value in body.outputs if value.graph is not body)
+
+
+def _mark_dead(graph: Graph, steps: list[Step]) -> None:
+    last: dict[Value, Step] = {}
+    made: set[Value] = set()
+    for step in steps:
+        for value in step.reads:
+            if value.graph is graph and value.producer is not None:
+                if value not in made and value.producer.op_type != "Constant":
+                    raise ModelError(
+                        f"node {step.node.label} reads tensor '{value.name}' before {value.producer.label} makes it",
+                        "Sort the nodes topologically, as ONNX requires, or export the model again.",
+                    )
+                last[value] = step
+        for output in step.node.outputs:
+            if output is not None:
+                made.add(output)
+                last[output] = step
+    keep = set(graph.outputs)
+    for value, step in last.items():
+        if value not in keep:
+            step.dead.append(value)
+
+
+def _initializers(graph: Graph) -> dict[Value, Any]:
+    found: dict[Value, Any] = {}
+    for value in graph.initializers.values():
+        assert value.tensor is not None
+        array = value.tensor.numpy()
+        # A weight mapped from the file can start at any byte, and BLAS copies such an array at every call.
+        found[value] = array if array.flags.aligned else array.copy()
+    for span in graph.others:
+        for number, _, _, start, end in fields(span):
+            if number == GRAPH_SPARSE:
+                sparse = onnx.SparseTensorProto.FromString(bytes(span[start:end]))
+                found[graph.values[sparse.values.name]] = dense(sparse)
+    return found
+
+
+def dense(sparse: onnx.SparseTensorProto) -> np.ndarray:
+    """Write out a sparse tensor; indices are linear [NNZ] or coordinates [NNZ, rank] (onnx.proto, SparseTensorProto)."""
+    values = onnx.numpy_helper.to_array(sparse.values)
+    indices = onnx.numpy_helper.to_array(sparse.indices)
+    array = np.zeros(tuple(sparse.dims), values.dtype)
+    if indices.ndim == 2:
+        array[tuple(indices.T)] = values
+    else:
+        array.reshape(-1)[indices] = values
+    return array

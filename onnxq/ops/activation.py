@@ -1,0 +1,242 @@
+"""Activations and the Softmax family: https://onnx.ai/onnx/operators.
+
+float32 stays float32; constants are cast to the type of the input first, as onnxruntime does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from .arrays import Array, per_channel
+from .quantized._parallel import spread
+from .registry import kernel
+
+CHUNK = 1 << 13
+"""Elements a chain of in-place steps works on at a time: three float32 buffers of it stay in a 128 KB cache."""
+
+# erf(x) = x P(x²) / Q(x²) on [-4, 4], within 3 units of the last place in float32. Coefficients as in Eigen
+# (unsupported SpecialFunctions, generic_fast_erf_float) and TensorFlow's XLA (lib/math.cc, ErfImpl32).
+ERF_NUMERATOR = (
+    -2.72614225801306e-10,
+    2.77068142495902e-08,
+    -2.10102402082508e-06,
+    -5.69250639462346e-05,
+    -7.34990630326855e-04,
+    -2.95459980854025e-03,
+    -1.60960333262415e-02,
+)
+ERF_DENOMINATOR = (
+    -1.45660718464996e-05,
+    -2.13374055278905e-04,
+    -1.68282697438203e-03,
+    -7.37332916720468e-03,
+    -1.42647390514189e-02,
+)
+ERF_LIMIT = 4.0
+
+
+def _in_chunks(function: Callable[[Array, Array], None], x: Array) -> Array:
+    """Apply `function(part of x, part of the result)` to a float32 tensor, chunk by chunk, on all threads.
+
+    A chain of in-place steps over one chunk runs in the cache; over the whole tensor each step would go to memory.
+    """
+    flat = np.ascontiguousarray(x).reshape(-1)
+    result = np.empty(x.shape, x.dtype)
+    out = result.reshape(-1)
+
+    def run(first: int, last: int) -> None:
+        with np.errstate(all="ignore"):
+            for start in range(first * CHUNK, min(last * CHUNK, flat.size), CHUNK):
+                part = slice(start, min(start + CHUNK, flat.size))
+                function(flat[part], out[part])
+
+    spread(run, -(-flat.size // CHUNK), flat.size * 4)
+    return result
+
+
+def _erf_part(x: Array, out: Array) -> None:
+    limited = np.clip(x, -ERF_LIMIT, ERF_LIMIT)
+    square = limited * limited
+    numerator = square * np.float32(ERF_NUMERATOR[0])
+    for coefficient in ERF_NUMERATOR[1:-1]:
+        numerator += np.float32(coefficient)
+        numerator *= square
+    numerator += np.float32(ERF_NUMERATOR[-1])
+    numerator *= limited
+    denominator = square * np.float32(ERF_DENOMINATOR[0])
+    for coefficient in ERF_DENOMINATOR[1:-1]:
+        denominator += np.float32(coefficient)
+        denominator *= square
+    denominator += np.float32(ERF_DENOMINATOR[-1])
+    np.divide(numerator, denominator, out=out)
+
+
+_exact_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+@kernel("Erf", since=9)
+def erf(x: Array) -> Array:
+    """Error function. float32 within 3e-7; float64 as the C library gives it; narrower types by way of float32."""
+    if x.dtype == np.float32:
+        return _in_chunks(_erf_part, x)
+    if x.dtype == np.float64 and x.size:
+        return np.asarray(_exact_erf(x))
+    return _in_chunks(_erf_part, x.astype(np.float32)).astype(x.dtype)
+
+
+def _gelu_part(x: Array, out: Array) -> None:
+    _erf_part(x * np.float32(math.sqrt(0.5)), out)
+    out += np.float32(1)
+    out *= x
+    out *= np.float32(0.5)
+
+
+def _gelu_tanh_part(x: Array, out: Array) -> None:
+    np.multiply(x, x, out=out)
+    out *= np.float32(0.044715)
+    out += np.float32(1)
+    out *= x
+    out *= np.float32(math.sqrt(2 / math.pi))
+    np.tanh(out, out=out)
+    out += np.float32(1)
+    out *= x
+    out *= np.float32(0.5)
+
+
+@kernel("Gelu", since=20)
+def gelu(x: Array, *, approximate: str = "none") -> Array:
+    """x/2 (1 + erf(x / √2)), or its form with tanh."""
+    if x.dtype == np.float64:
+        if approximate == "tanh":
+            return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+        return 0.5 * x * (1 + erf(x * math.sqrt(0.5)))
+    part = _gelu_tanh_part if approximate == "tanh" else _gelu_part
+    return _through_float32(part, x)
+
+
+def _through_float32(function: Callable[[Array, Array], None], x: Array) -> Array:
+    if x.dtype == np.float32:
+        return _in_chunks(function, x)
+    return _in_chunks(function, x.astype(np.float32)).astype(x.dtype)
+
+
+def _sigmoid_part(x: Array, out: Array) -> None:
+    np.negative(x, out=out)
+    np.exp(out, out=out)
+    out += x.dtype.type(1)
+    np.reciprocal(out, out=out)
+
+
+@kernel("Sigmoid", since=1)
+def sigmoid(x: Array, *, consumed_inputs: Sequence[int] = ()) -> Array:
+    """1 / (1 + exp(-x))."""
+    if x.dtype == np.float64:
+        return _in_chunks(_sigmoid_part, x)
+    return _through_float32(_sigmoid_part, x)
+
+
+@kernel("Relu", since=1)
+def relu(x: Array, *, consumed_inputs: Sequence[int] = ()) -> Array:
+    """max(x, 0)."""
+    return np.maximum(x, x.dtype.type(0))
+
+
+@kernel("LeakyRelu", since=1)
+def leaky_relu(x: Array, *, alpha: float = 0.01, consumed_inputs: Sequence[int] = ()) -> Array:
+    """X where positive, alpha x elsewhere."""
+    return np.where(x < 0, x * x.dtype.type(alpha), x)
+
+
+@kernel("PRelu", since=1)
+def prelu(x: Array, slope: Array, *, consumed_inputs: Sequence[int] = ()) -> Array:
+    """X where positive, slope x elsewhere; the slope broadcasts to x, and one per channel [C] lies on axis 1."""
+    if slope.ndim == 1 and slope.size > 1 and x.ndim > 1 and slope.size == x.shape[1] != x.shape[-1]:
+        slope = per_channel(slope, x.ndim)
+    return np.where(x < 0, x * slope, x).astype(x.dtype, copy=False)
+
+
+@kernel("ThresholdedRelu", since=1)
+def thresholded_relu(x: Array, *, alpha: float = 1.0) -> Array:
+    """X where above alpha, 0 elsewhere."""
+    return np.where(x > x.dtype.type(alpha), x, x.dtype.type(0))
+
+
+def _exponential_unit(x: Array, alpha: float, divisor: float = 1.0) -> Array:
+    negative = np.expm1(np.minimum(x, x.dtype.type(0)) / x.dtype.type(divisor)) * x.dtype.type(alpha)
+    return np.where(x > 0, x, negative)
+
+
+@kernel("Elu", since=1)
+def elu(x: Array, *, alpha: float = 1.0, consumed_inputs: Sequence[int] = ()) -> Array:
+    """X where positive, alpha (exp(x) - 1) elsewhere."""
+    return _exponential_unit(x, alpha)
+
+
+@kernel("Celu", since=12)
+def celu(x: Array, *, alpha: float = 1.0) -> Array:
+    """max(0, x) + min(0, alpha (exp(x / alpha) - 1))."""
+    return _exponential_unit(x, alpha, alpha)
+
+
+def _selu(x: Array, alpha: float, gamma: float) -> Array:
+    return _exponential_unit(x, alpha) * x.dtype.type(gamma)
+
+
+@kernel("Selu", since=6)
+def selu(x: Array, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875) -> Array:
+    """Gamma times Elu."""
+    return _selu(x, alpha, gamma)
+
+
+@kernel("Selu", since=1)
+def selu_1(
+    x: Array, *, alpha: float = 1.6732, gamma: float = 1.0507, consumed_inputs: Sequence[int] = ()
+) -> Array:
+    """Selu with the shorter constants that version 1 states."""
+    return _selu(x, alpha, gamma)
+
+
+@kernel("HardSigmoid", since=1)
+def hard_sigmoid(x: Array, *, alpha: float = 0.2, beta: float = 0.5, consumed_inputs: Sequence[int] = ()) -> Array:
+    """max(0, min(1, alpha x + beta))."""
+    linear = x * x.dtype.type(alpha) + x.dtype.type(beta)
+    return np.clip(linear, x.dtype.type(0), x.dtype.type(1))
+
+
+@kernel("HardSwish", since=14)
+def hard_swish(x: Array) -> Array:
+    """X times HardSigmoid(x; 1/6, 1/2)."""
+    return x * hard_sigmoid(x, alpha=1 / 6, beta=0.5)
+
+
+@kernel("Swish", since=24)
+def swish(x: Array, *, alpha: float = 1.0) -> Array:
+    """X sigmoid(alpha x)."""
+    return x * sigmoid(x * x.dtype.type(alpha))
+
+
+@kernel("Softplus", since=1)
+def softplus(x: Array) -> Array:
+    """log(1 + exp(x)), written so that exp never overflows."""
+    return np.log1p(np.exp(-np.abs(x))) + np.maximum(x, x.dtype.type(0))
+
+
+@kernel("Mish", since=18)
+def mish(x: Array) -> Array:
+    """X tanh(softplus(x))."""
+    return x * np.tanh(softplus(x))
+
+
+@kernel("Softsign", since=1)
+def softsign(x: Array) -> Array:
+    """X / (1 + |x|)."""
+    return x / (x.dtype.type(1) + np.abs(x))
+
+
+@kernel("Shrink", since=9)
+def shrink(x: Array, *, bias: float = 0.0, lambd: float = 0.5) -> Array:
+    """X + bias below -lambd, x - bias above lambd, 0 between."""
+    return np.where(x < -lambd, x + bias, np.where(x > lambd, x - bias, 0)).astype(x.dtype)
