@@ -1,0 +1,108 @@
+"""What comparing two models gives: figures for every output, latency, and thresholds that are met or missed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from onnxq.errors import CheckFailed
+
+
+@dataclass(frozen=True)
+class OutputComparison:
+    """How one output of the quantized model differs from the float one, over all samples.
+
+    Attributes:
+        name: Name of the output.
+        dtype: NumPy name of its elements.
+        elements: How many elements were compared.
+        equal: Whether every element is the same.
+        sqnr: Signal-to-quantization-noise ratio in dB; infinite for equal outputs, minus infinity where one model
+            gives NaN or infinity and the other does not.
+        max_abs: Largest absolute difference.
+        cosine: Cosine of the angle between both, all samples in one vector; None where one of them is zero.
+        agreement: Percentage of equal decisions: for floats of rank 1 to 3 the largest element along the last axis, for
+            integers, booleans and strings every element. None where neither makes sense.
+
+    """
+
+    name: str
+    dtype: str
+    elements: int
+    equal: bool
+    sqnr: float
+    max_abs: float
+    cosine: float | None
+    agreement: float | None
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Time for one run on the first sample, one thread, both models in turn.
+
+    Attributes:
+        float_ms: Median of the float model in milliseconds.
+        quantized_ms: Median of the quantized model in milliseconds.
+        ratio: Median over the pairs of quantized time by float time.
+        pairs: How many pairs of runs were timed.
+
+    """
+
+    float_ms: float
+    quantized_ms: float
+    ratio: float
+    pairs: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found.
+
+    Attributes:
+        outputs: One for each output of the model, in its order.
+        samples: Number of samples both models ran on.
+        latency: None where it was not asked for.
+
+    """
+
+    outputs: tuple[OutputComparison, ...]
+    samples: int
+    latency: Latency | None = None
+
+    @property
+    def worst_sqnr(self) -> float:
+        """The least signal-to-quantization-noise ratio of any output in dB."""
+        return min((output.sqnr for output in self.outputs), default=math.inf)
+
+    def missed(
+        self, *, min_sqnr: float | None = None, max_abs: float | None = None, min_agreement: float | None = None
+    ) -> list[str]:
+        """Say for every threshold which outputs miss it and by how much; an empty list where all is well.
+
+        Args:
+            min_sqnr: Least signal-to-quantization-noise ratio in dB.
+            max_abs: Largest absolute difference allowed.
+            min_agreement: Least percentage of equal decisions.
+
+        Raises:
+            CheckFailed: `min_agreement` is given and no output has decisions to compare.
+
+        """
+        found = []
+        for output in self.outputs:
+            if min_sqnr is not None and output.sqnr < min_sqnr:
+                by = min_sqnr - output.sqnr
+                found.append(
+                    f"'{output.name}' has {output.sqnr:.2f} dB, {by:.2f} dB below the {min_sqnr:g} dB asked for"
+                )
+            if max_abs is not None and output.max_abs > max_abs:
+                by = output.max_abs - max_abs
+                found.append(f"'{output.name}' is off by up to {output.max_abs:.4g}, {by:.4g} above {max_abs:g}")
+            if min_agreement is not None and output.agreement is not None and output.agreement < min_agreement:
+                by = min_agreement - output.agreement
+                found.append(
+                    f"'{output.name}' agrees in {output.agreement:.2f} %, {by:.2f} points below {min_agreement:g} %"
+                )
+        if min_agreement is not None and all(output.agreement is None for output in self.outputs):
+            raise CheckFailed("no output has classes whose agreement could be measured", "Use --min-sqnr instead.")
+        return found

@@ -1,0 +1,136 @@
+"""How one output differs between two models, added up sample by sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+CLASS_RANKS = (1, 2, 3)  # class scores: [classes], [batch, classes], [batch, tokens or boxes, classes]
+
+
+class Difference:
+    """Running sums over pairs of arrays, in float64.
+
+    Attributes:
+        dtype: NumPy name of the elements; empty before the first.
+        elements: How many were compared.
+        unequal: How many differ.
+        broken: How many are finite in one array only, or infinite with the other sign.
+        signal, noise, cross, power: Σ r², Σ (r − q)², Σ rq and Σ q².
+
+    """
+
+    def __init__(self) -> None:
+        self.dtype = ""
+        self.elements = self.unequal = self.broken = 0
+        self.signal = self.noise = self.cross = self.power = 0.0
+        self._max_abs = 0.0
+        self._decisions = self._agreed = 0
+
+    def add(self, expected: Any, got: Any) -> str:
+        """Add what both models gave for one sample: arrays, or sequences and maps of them.
+
+        Returns:
+            What makes the two incomparable, empty where nothing does.
+
+        """
+        first, second = list(_arrays(expected)), list(_arrays(got))
+        if len(first) != len(second):
+            return f"holds {len(second)} arrays instead of {len(first)}"
+        for reference, result in zip(first, second, strict=True):
+            if reference.dtype != result.dtype:
+                return f"is {result.dtype} instead of {reference.dtype}"
+            if reference.shape != result.shape:
+                return f"has shape {list(result.shape)} instead of {list(reference.shape)}"
+            self.dtype = self.dtype or ("string" if reference.dtype.kind in "OUS" else reference.dtype.name)
+            self.elements += reference.size
+            if not reference.size:
+                continue
+            if reference.dtype.kind in "OUS":
+                self._add_exact(reference, result)
+            else:
+                self._add_numbers(reference, result)
+        return ""
+
+    def _add_exact(self, reference: np.ndarray, result: np.ndarray) -> None:
+        agreed = int((reference == result).sum())
+        self.unequal += reference.size - agreed
+        self._decisions += reference.size
+        self._agreed += agreed
+
+    def _add_numbers(self, reference: np.ndarray, result: np.ndarray) -> None:
+        exact = reference.dtype.kind in "iub"
+        if exact:
+            self._add_exact(reference, result)
+        r, q = reference.astype(np.float64), result.astype(np.float64)
+        if not exact:
+            self._add_classes(r, q)
+            same = (r == q) | (np.isnan(r) & np.isnan(q))
+            self.unequal += int(r.size - same.sum())
+            finite = np.isfinite(r) & np.isfinite(q)
+            self.broken += int((~finite & ~same).sum())
+            if not finite.all():
+                r, q = r[finite], q[finite]
+        r, q = r.reshape(-1), q.reshape(-1)
+        off = r - q
+        self.signal += float(r @ r)
+        self.noise += float(off @ off)
+        self.cross += float(r @ q)
+        self.power += float(q @ q)
+        self._max_abs = max(self._max_abs, float(np.abs(off).max(initial=0.0)))
+
+    def _add_classes(self, r: np.ndarray, q: np.ndarray) -> None:
+        """Count rows where the class that one model prefers is one that the other likes best, ties included."""
+        if r.ndim not in CLASS_RANKS or r.shape[-1] < 2 or np.isnan(r).any() or np.isnan(q).any():
+            return
+        chosen = np.take_along_axis(r, q.argmax(axis=-1)[..., None], axis=-1)[..., 0]
+        self._decisions += chosen.size
+        self._agreed += int((chosen == r.max(axis=-1)).sum())
+
+    @property
+    def equal(self) -> bool:
+        """Whether every element is the same; two NaNs are."""
+        return self.unequal == 0
+
+    @property
+    def sqnr(self) -> float:
+        """Signal-to-quantization-noise ratio in dB."""
+        if self.equal:
+            return math.inf
+        if self.broken or not self.signal:
+            return -math.inf
+        if not self.noise:  # strings have none; of numbers, the squares of tiny differences vanish
+            return -math.inf if self.dtype == "string" else math.inf
+        return 10 * (math.log10(self.signal) - math.log10(self.noise))
+
+    @property
+    def max_abs(self) -> float:
+        """Largest |r − q|; infinite where only one of the two is finite."""
+        return math.inf if self.broken else self._max_abs
+
+    @property
+    def cosine(self) -> float | None:
+        """Cosine of the angle between both, or None where one of them is zero."""
+        if not self.signal or not self.power:
+            return None
+        return max(-1.0, min(1.0, self.cross / (math.sqrt(self.signal) * math.sqrt(self.power))))
+
+    @property
+    def agreement(self) -> float | None:
+        """Percentage of equal decisions, or None where there were none."""
+        return 100.0 * self._agreed / self._decisions if self._decisions else None
+
+
+def _arrays(value: Any) -> Iterator[np.ndarray]:
+    """Flatten what onnxruntime gives for an output: an array, a list, a map, or None for an absent optional."""
+    if isinstance(value, dict):
+        for key in sorted(value, key=str):
+            yield from _arrays(value[key])
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _arrays(item)
+    elif value is not None:
+        yield np.asarray(value)

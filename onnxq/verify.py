@@ -1,0 +1,216 @@
+"""Float against quantized in onnxruntime: what every output loses, and how long both take."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxq.comparison import Comparison, Latency, OutputComparison
+from onnxq.difference import Difference
+from onnxq.errors import DataError, InvalidResult, ModelError, OnnxqError
+from onnxq.quant.sample_checks import Sample
+from onnxq.quant.session import SessionError, open_session, run_session
+
+__all__ = ["Comparison", "Latency", "OutputComparison", "check_wellformed", "compare", "measure_latency"]
+
+ModelSource = Path | bytes
+Progress = Callable[[int, int | None], None]
+
+# Timing: enough pairs for a steady median, and never much longer than this for a model that runs in milliseconds
+WARM_UPS, LEAST_PAIRS, MOST_PAIRS, TIMING_SECONDS = 3, 7, 500, 1.0
+OTHER_MODEL = "Compare only models with the same inputs and outputs; if onnxq made this one, report it."
+REFUSED = "Other versions of onnxruntime may know its operators; if onnxq made it, report it."
+
+
+def compare(
+    float_model: ModelSource,
+    quantized: ModelSource,
+    samples: Iterable[Mapping[str, np.ndarray]],
+    *,
+    latency: bool = True,
+    progress: Progress | None = None,
+    blame: type[OnnxqError] = InvalidResult,
+) -> Comparison:
+    """Run both models on every sample, one sample in memory at a time, and measure how the outputs differ.
+
+    With signal r (float) and output q (quantized), summed in float64 over all elements of all samples, an output has
+    SQNR = 10·log10(Σ r² / Σ (r − q)²) dB and cosine = Σ rq / √(Σ r² Σ q²).
+
+    Args:
+        float_model: The float model: its bytes, or its path (needed where it has external data). Initializers listed
+            as graph inputs keep onnxruntime from folding constants; take them off first for a fair latency.
+        quantized: The quantized model, likewise.
+        samples: `{input name: array}` with exactly the model's dtypes; shapes may differ.
+        latency: Whether to time both models as well, on the first sample.
+        progress: Called with the number of samples done and the total (None while unknown).
+        blame: What to raise where the quantized model is at fault.
+
+    Raises:
+        ModelError: onnxruntime cannot load the float model.
+        DataError: The float model does not run on a sample, or there is none.
+        InvalidResult: The quantized model does not load or run, or its inputs or outputs are others (see `blame`).
+
+    """
+    reference, result = _open_pair(float_model, quantized, 0, blame)
+    _check_interface(reference, result, blame)
+    names = [output.name for output in reference.get_outputs()]
+    differences = [Difference() for _ in names]
+    total = getattr(samples, "count", None)
+    first: Sample | None = None
+    count = 0
+    if progress:
+        progress(0, total if isinstance(total, int) else None)
+    for sample in samples:
+        feeds = dict(sample)
+        first = feeds if first is None else first
+        for name, difference, expected, got in zip(
+            names, differences, *_run_pair(reference, result, feeds, count, blame), strict=True
+        ):
+            problem = difference.add(expected, got)
+            if problem:
+                raise blame(f"output '{name}' of the quantized model {problem}, sample {count}", OTHER_MODEL)
+        count += 1
+        if progress:
+            progress(count, total if isinstance(total, int) else None)
+    if first is None:
+        raise DataError("there are no samples to compare the models on", "Give at least one.")
+    del reference, result
+    timed = measure_latency(float_model, quantized, first, blame=blame) if latency else None
+    outputs = tuple(_summary(name, difference) for name, difference in zip(names, differences, strict=True))
+    return Comparison(outputs, count, timed)
+
+
+def _open_pair(float_model: ModelSource, quantized: ModelSource, threads: int, blame: type[OnnxqError]) -> Any:
+    try:
+        reference = open_session(float_model, threads=threads)
+    except SessionError as error:
+        raise ModelError(
+            f"onnxruntime cannot load {_label(float_model, 'the float model')}: {error}", "Check the float model first."
+        ) from error
+    try:
+        return reference, open_session(quantized, threads=threads)
+    except SessionError as error:
+        raise blame(f"onnxruntime cannot load {_label(quantized, 'the quantized model')}: {error}", REFUSED) from error
+
+
+def _run_pair(
+    reference: Any, result: Any, feeds: Sample, index: int, blame: type[OnnxqError]
+) -> tuple[list[Any], list[Any]]:
+    try:
+        expected = run_session(reference, None, feeds)
+    except SessionError as error:
+        raise DataError(
+            f"onnxruntime cannot run the float model on sample {index}: {error}",
+            "Check that the sample is prepared as the model expects: sizes, token ids, masks.",
+        ) from error
+    try:
+        return expected, run_session(result, None, feeds)
+    except SessionError as error:
+        raise blame(f"onnxruntime cannot run the quantized model on sample {index}: {error}", REFUSED) from error
+
+
+def _check_interface(reference: Any, result: Any, blame: type[OnnxqError]) -> None:
+    """Refuse models whose inputs or outputs differ in name, order, dtype, rank or a fixed dimension."""
+    pairs = (
+        ("input", reference.get_inputs(), result.get_inputs()),
+        ("output", reference.get_outputs(), result.get_outputs()),
+    )
+    for kind, wanted, found in pairs:
+        names = [item.name for item in wanted]
+        given = [item.name for item in found]
+        if names != given and (kind == "output" or sorted(names) != sorted(given)):
+            raise blame(f"the quantized model has the {kind}s {given}, the float model {names}", OTHER_MODEL)
+        others = {item.name: item for item in found}
+        for item in wanted:
+            other = others[item.name]
+            if item.type != other.type or not _same_shape(item.shape, other.shape):
+                raise blame(
+                    f"{kind} '{item.name}' is {other.type} {other.shape} in the quantized model, "
+                    f"{item.type} {item.shape} in the float one",
+                    OTHER_MODEL,
+                )
+
+
+def _same_shape(first: list[Any] | None, second: list[Any] | None) -> bool:
+    """Whether two declared shapes allow each other; onnxruntime gives an empty list for an unknown rank, too."""
+    if not first or not second:
+        return True
+    return len(first) == len(second) and all(
+        a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in zip(first, second, strict=True)
+    )
+
+
+def measure_latency(
+    float_model: ModelSource, quantized: ModelSource, feeds: Sample, *, blame: type[OnnxqError] = InvalidResult
+) -> Latency:
+    """Time both models on one sample: one thread, in turn, so that a busy machine slows both.
+
+    Raises:
+        OnnxqError: As `compare`.
+
+    """
+    reference, result = _open_pair(float_model, quantized, 1, blame)
+    pair_seconds = 0.0
+    for _ in range(WARM_UPS):
+        started = time.perf_counter()
+        _run_pair(reference, result, feeds, 0, blame)
+        pair_seconds = time.perf_counter() - started
+    pairs = min(max(int(TIMING_SECONDS / max(pair_seconds, 1e-9)), LEAST_PAIRS), MOST_PAIRS)
+    times: list[tuple[float, float]] = []
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(pairs):
+            started = time.perf_counter()
+            run_session(reference, None, feeds)
+            between = time.perf_counter()
+            run_session(result, None, feeds)
+            times.append((between - started, time.perf_counter() - between))
+    finally:
+        if collecting:
+            gc.enable()
+    return Latency(
+        float_ms=median(f for f, _ in times) * 1e3,
+        quantized_ms=median(q for _, q in times) * 1e3,
+        ratio=median(q / f for f, q in times),
+        pairs=pairs,
+    )
+
+
+def _summary(name: str, difference: Difference) -> OutputComparison:
+    return OutputComparison(
+        name=name,
+        dtype=difference.dtype,
+        elements=difference.elements,
+        equal=difference.equal,
+        sqnr=difference.sqnr,
+        max_abs=difference.max_abs,
+        cosine=difference.cosine,
+        agreement=difference.agreement,
+    )
+
+
+def check_wellformed(path: Path) -> str | None:
+    """Ask the ONNX checker about a model file.
+
+    Returns:
+        What it objects to, on one line; None where the model is well formed.
+
+    """
+    try:
+        onnx.checker.check_model(str(path))
+    except (onnx.checker.ValidationError, OSError, ValueError, RuntimeError) as error:
+        lines = str(error).strip().splitlines()
+        return lines[0] if lines else type(error).__name__
+    return None
+
+
+def _label(source: ModelSource, otherwise: str) -> str:
+    return otherwise if isinstance(source, bytes) else str(source)
