@@ -44,7 +44,9 @@ def plan_stored_conv(site: Site) -> Form:
     weight = site.weight(1)
     if weight.size < MINIMUM_STORED_ELEMENTS:
         raise Decline(f"weight has only {weight.size} elements")
-    return Form("weight stored in 8 bit, computed in float", opset=13 if site.scheme.form == "qdq" else 7)
+    return Form(
+        "weight stored in 8 bit, computed in float", opset=_axis_opset(site) if site.scheme.form == "qdq" else 7
+    )
 
 
 def _axis_opset(site: Site) -> int:
@@ -100,9 +102,10 @@ def rewrite_dynamic_conv(site: Site, patch: Rewriter) -> None:
     rank = len(site.weight(1).shape)
     codes, scales = patch.codes(weight, reduce=_other_axes(site, 0), scheme=site.scheme)
     x, x_scale, x_zero = patch.dynamic(site.value(0))
-    w = patch.constant((codes.astype(np.int16) + 128).astype(np.uint8), f"{weight.name}_quantized")
-    w_zero = patch.constant(np.array(128, np.uint8), f"{weight.name}_zero_point")
-    w_scale = patch.constant(scales.reshape(_per_channel(scales, rank)), f"{weight.name}_scale")
+    shifted = (codes.astype(np.int16) + 128).astype(np.uint8)
+    w = patch.constant(shifted, f"{weight.name}_quantized", beside=weight)
+    w_zero = patch.constant(np.array(128, np.uint8), f"{weight.name}_zero_point", beside=weight)
+    w_scale = patch.constant(scales.reshape(_per_channel(scales, rank)), f"{weight.name}_scale", beside=weight)
     geometry = {key: site.node.attribute(key) for key in GEOMETRY if site.node.attribute(key) is not None}
     total = patch.op("ConvInteger", x, w, x_zero, w_zero, hint=f"{name}_int32", **geometry)
     scale = patch.op("Mul", x_scale, w_scale, hint=f"{name}_scale")

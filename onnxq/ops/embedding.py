@@ -31,8 +31,8 @@ def rewrite_table(site: Site, patch: Rewriter) -> None:
     errors = [float(np.square(codes * scales - values).sum(dtype=np.float64)) for codes, scales in candidates]
     by_row = errors[1] < errors[0] and candidates[1][1].size > 1
     codes, scales = candidates[1] if by_row else candidates[0]
-    stored = patch.constant(codes, f"{table.name}_quantized")
-    scale = patch.constant(scales if by_row else scales.reshape(-1), f"{table.name}_scale")
+    stored = patch.constant(codes, f"{table.name}_quantized", beside=table)
+    scale = patch.constant(scales if by_row else scales.reshape(-1), f"{table.name}_scale", beside=table)
     rows = patch.op("Gather", stored, indices, hint=f"{name}_quantized", axis=0)
     if by_row:
         scale = patch.op("Gather", scale, indices, hint=f"{name}_scale", axis=0)

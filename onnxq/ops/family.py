@@ -141,8 +141,8 @@ class Rewriter(Protocol):
 
     graph: Graph
 
-    def constant(self, array: np.ndarray | Tensor, hint: str) -> Value:
-        """Add an initializer."""
+    def constant(self, array: np.ndarray | Tensor, hint: str, beside: Value | None = None) -> Value:
+        """Add an initializer, in the scope of `beside` if given; the same elements under the same hint are added once."""
 
     def op(self, op_type: str, *inputs: Value | None, hint: str = "", **attributes: Any) -> Value:
         """Add a node with one output."""

@@ -37,6 +37,8 @@ def plan_static_matmul(site: Site) -> Form:
 def plan_static_gemm(site: Site) -> Form:
     """Accept a Gemm whose second input is a constant; alpha and beta move into the constants."""
     _right_weight(site)
+    if site.node.attribute("alpha", 1.0) == 0.0:
+        raise Decline("alpha is zero: there is no product to quantize")
     return Form("Q/DQ on input and weight, float output", activations=(0,), opset=_axis_opset(site))
 
 
@@ -46,7 +48,9 @@ def plan_stored(site: Site) -> Form:
     weight = site.weight(_weight_slot(site), rank=2)
     if weight.size < MINIMUM_STORED_ELEMENTS:
         raise Decline(f"weight has only {weight.size} elements")
-    return Form("weight stored in 8 bit, computed in float", opset=13 if site.scheme.form == "qdq" else 7)
+    return Form(
+        "weight stored in 8 bit, computed in float", opset=_axis_opset(site) if site.scheme.form == "qdq" else 7
+    )
 
 
 def _axis_opset(site: Site) -> int:
@@ -119,23 +123,28 @@ def _integer_product(
     x, x_scale, x_zero = patch.dynamic(data)
     if transpose:
         x = patch.op("Transpose", x, hint=f"{name}_transposed", perm=[1, 0])
-    w = patch.constant(codes, f"{site.value(slot).name}_quantized")
-    w_scale = patch.constant(_row(scales, slot), f"{site.value(slot).name}_scale")
+    weight = site.value(slot)
+    w_scale = patch.constant(_row(scales, slot), f"{weight.name}_scale", beside=weight)
     if slot == 1:
+        w = patch.constant(codes, f"{weight.name}_quantized", beside=weight)
         total = patch.op("MatMulInteger", x, w, x_zero, hint=f"{name}_int32")
     else:
-        total = patch.op("MatMulInteger", w, x, None, x_zero, hint=f"{name}_int32")
-    scale = patch.op("Mul", x_scale, w_scale, hint=f"{name}_scale")
-    return patch.op("Mul", patch.op("Cast", total, to=int(TensorProto.FLOAT), hint=f"{name}_cast"), scale, hint=name)
+        # int8 × uint8 takes eight times as long, and onnxruntime has no kernel for what it fuses it into.
+        w = patch.constant((codes.astype(np.int16) + 128).astype(np.uint8), f"{weight.name}_quantized", beside=weight)
+        w_zero = patch.constant(np.array(128, np.uint8), f"{weight.name}_zero_point", beside=weight)
+        total = patch.op("MatMulInteger", w, x, w_zero, x_zero, hint=f"{name}_int32")
+    total = patch.op("Cast", total, to=int(TensorProto.FLOAT), hint=f"{name}_cast")
+    if slot == 0 and scales.size > 1:
+        # MatMulIntegerToFloat scales rows after it has added a bias, which is wrong: two Muls are not fused into it.
+        return patch.op("Mul", patch.op("Mul", total, w_scale, hint=f"{name}_scaled"), x_scale, hint=name)
+    return patch.op("Mul", total, patch.op("Mul", x_scale, w_scale, hint=f"{name}_scale"), hint=name)
 
 
 def _row(scales: np.ndarray, slot: int) -> np.ndarray:
-    """Give scales the least rank that broadcasts: onnxruntime fuses a vector of one scale per column, not a matrix."""
+    """Give scales the rank that onnxruntime's kernels know: a vector beside a matrix, the weight's rank beside a stack."""
     if scales.size == 1:
         return scales.reshape(())
-    if slot == 1 and all(size == 1 for size in scales.shape[:-1]):
-        return scales.reshape(-1)
-    return scales
+    return scales.reshape(-1) if slot == 1 and scales.ndim == 2 else scales
 
 
 def _add_bias(site: Site, patch: Rewriter, total: Value) -> Value:
@@ -155,9 +164,10 @@ def rewrite_static_matmul(site: Site, patch: Rewriter) -> None:
     """Q/DQ on the input, DequantizeLinear on the weight."""
     weight = site.value(1)
     assert weight.constant is not None
-    # Scales along one axis are all that DequantizeLinear has: stacked matrices share one for each column.
+    # A stack of matrices has one scale: onnxruntime fuses scales along one axis as well, and fails when it runs that.
     rank = len(weight.constant.shape)
-    codes, scales = patch.codes(weight, reduce=tuple(range(rank - 1)), scheme=site.scheme)
+    reduce = (0,) if rank == 2 else tuple(range(rank))
+    codes, scales = patch.codes(weight, reduce=reduce, scheme=site.scheme)
     patch.rewire(site.node, 0, patch.dequantized(site.value(0)))
     patch.rewire(site.node, 1, patch.linear_weight(codes, scales, rank - 1, weight.name))
 
@@ -171,7 +181,7 @@ def rewrite_static_gemm(site: Site, patch: Rewriter) -> None:
     columns = _columns(weight, channel)
     bias = _bias_vector(site, columns)
     x_scale = patch.activation_scale(site.value(0))
-    minimum = None if bias is None else minimum_scale(bias / (alpha or 1), x_scale)
+    minimum = None if bias is None else minimum_scale(bias, x_scale * abs(float(alpha)))
     if minimum is not None:
         minimum = np.expand_dims(minimum, 1 - channel)
     codes, scales = patch.codes(weight, reduce=(1 - channel,), scheme=site.scheme, minimum=minimum)

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.errors import ModelError
-from onnxq.ir import Graph, Model, Node, Patch, Value, commit
+from onnxq.ir import ArrayTensor, Graph, Model, Node, Patch, Tensor, Value, commit
 from onnxq.ops.family import Scheme, Site, rewrite_site
 from onnxq.quant.plan import Plan
 from onnxq.quant.qparams import quantize_weight
@@ -25,18 +25,46 @@ class _Shared:
         self.qparams = qparams
         self.dynamic: dict[tuple[Graph, Value], tuple[Value, Value, Value]] = {}
         self.dequantized: dict[Value, Value] = {}
-        self.stored: dict[tuple[Graph, Value, tuple[int, ...], Scheme], Value] = {}
+        self.stored: dict[tuple[Value, tuple[int, ...], Scheme], Value] = {}
         self.codes: dict[tuple[Value, tuple[int, ...], Scheme, str], tuple[np.ndarray, np.ndarray]] = {}
-        self.constants: dict[tuple[Graph, str, bytes], Value] = {}
+        self.constants: dict[tuple[Graph, str], list[Value]] = {}
+        self.outer: dict[Graph, QuantizingPatch] = {}
 
 
 class QuantizingPatch(Patch):
     """A patch that knows how quantization writes things down; the `Rewriter` of the operator families."""
 
-    def __init__(self, node: Node, shared: _Shared) -> None:
-        super().__init__(node.graph, node, f"quantize {node.label}")
-        self._node = node
+    def __init__(self, graph: Graph, node: Node | None, label: str, shared: _Shared) -> None:
+        super().__init__(graph, node, f"quantize {label}")
+        self._label = label
         self._shared = shared
+
+    def constant(self, array: np.ndarray | Tensor, hint: str, beside: Value | None = None) -> Value:
+        """Add an initializer, or give the one that was added under the same hint with the same elements.
+
+        Args:
+            array: The elements.
+            hint: What to name it.
+            beside: Put it into the scope of this value: what several bodies read is stored once, outside of them.
+
+        """
+        if beside is not None and beside.graph is not self.graph:
+            return self._at(beside.graph).constant(array, hint)
+        tensor = array if isinstance(array, Tensor) else ArrayTensor(np.asarray(array))
+        known = self._shared.constants.setdefault((self.graph, hint), [])
+        for value in known:
+            if value.tensor is not None and _same(value.tensor, tensor):
+                return value
+        known.append(super().constant(tensor, hint))
+        return known[-1]
+
+    def _at(self, graph: Graph) -> QuantizingPatch:
+        """The patch for what belongs into the scope of a weight; this one, unless the weight stands outside."""
+        if graph is self.graph:
+            return self
+        if graph not in self._shared.outer:
+            self._shared.outer[graph] = QuantizingPatch(graph, None, "weights that bodies read", self._shared)
+        return self._shared.outer[graph]
 
     def dynamic(self, value: Value) -> tuple[Value, Value, Value]:
         """Quantize an activation at run time: uint8 codes, scale and zero point, shared by its readers in this scope."""
@@ -94,24 +122,29 @@ class QuantizingPatch(Patch):
             try:
                 result = _codes(weight.constant.numpy(), axes, dtype, minimum)
             except ModelError as error:
-                raise ModelError(f"'{weight.name}', read by {self._node.label}: {error.message}", error.hint) from error
+                raise ModelError(f"'{weight.name}', read by {self._label}: {error.message}", error.hint) from error
             if minimum is not None:
                 return result
             self._shared.codes[key] = result
         return self._shared.codes[key]
 
     def stored(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme) -> Value:
-        """Give a float weight that the file holds in 8 bit, one for all readers in this scope."""
-        key = (self.graph, weight, tuple(reduce), scheme)
+        """Give a float weight that the file holds in 8 bit, one for all readers."""
+        assert weight.constant is not None
+        rank = len(weight.constant.shape)
+        kept = [axis for axis in range(rank) if axis not in [shared % rank for shared in reduce]]
+        if scheme.form == "qdq" and len(kept) > 1:  # DequantizeLinear has scales along one axis only
+            reduce = [axis for axis in range(rank) if axis != kept[-1]]
+        key = (weight, tuple(reduce), scheme)
         if key not in self._shared.stored:
             codes, scales = self.codes(weight, reduce=reduce, scheme=scheme)
-            self._shared.stored[key] = self._stored(codes, scales, weight.name, scheme)
+            self._shared.stored[key] = self._at(weight.graph)._stored(codes, scales, weight.name, scheme)
         return self._shared.stored[key]
 
     def _stored(self, codes: np.ndarray, scales: np.ndarray, name: str, scheme: Scheme) -> Value:
-        axes = [axis for axis, size in enumerate(scales.shape) if size > 1]
-        if scheme.form == "qdq" and len(axes) <= 1:
-            return self.linear_weight(codes, scales, axes[0] if axes else 0, name)
+        if scheme.form == "qdq":
+            axis = next((axis for axis, size in enumerate(scales.shape) if size > 1), 0)
+            return self.linear_weight(codes, scales, axis, name)
         stored = self.constant(codes, f"{name}_quantized")
         scale = self.constant(scales.reshape(()) if scales.size == 1 else scales, f"{name}_scale")
         cast = self.op("Cast", stored, to=int(TensorProto.FLOAT), hint=f"{name}_cast")
@@ -134,16 +167,14 @@ class QuantizingPatch(Patch):
     def _pair(self, value: Value, source: Value) -> Value:
         scale, zero = self._qparams(value)
         owner = self._shared.plan.scale_owner(value)
-        scale_value = self._scalar(np.asarray(scale, np.float32), f"{owner.name}_scale")
-        zero_value = self._scalar(np.asarray(zero), f"{owner.name}_zero_point")
+        scale_value = self.constant(np.asarray(scale, np.float32).reshape(()), f"{owner.name}_scale")
+        zero_value = self.constant(np.asarray(zero).reshape(()), f"{owner.name}_zero_point")
         codes = self.op("QuantizeLinear", source, scale_value, zero_value, hint=f"{value.name}_quantized")
         return self.op("DequantizeLinear", codes, scale_value, zero_value, hint=f"{value.name}_dequantized")
 
-    def _scalar(self, array: np.ndarray, hint: str) -> Value:
-        key = (self.graph, hint, array.tobytes())
-        if key not in self._shared.constants:
-            self._shared.constants[key] = self.constant(array.reshape(()), hint)
-        return self._shared.constants[key]
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and np.array_equal(one.numpy(), other.numpy())
 
 
 def _codes(
@@ -154,17 +185,13 @@ def _codes(
     order = [*kept, *axes]
     shape = [weight.shape[axis] for axis in order]
     rows = np.ascontiguousarray(weight.transpose(order)).reshape(int(np.prod(shape[: len(kept)], dtype=np.int64)), -1)
-    floor = None
-    if minimum is not None:
-        floor = np.broadcast_to(
-            minimum, [1 if axis in axes else size for axis, size in enumerate(weight.shape)]
-        ).reshape(-1)
-        if not kept:
-            floor = floor.max(keepdims=True)
     codes, scales, _ = quantize_weight(rows, 0, dtype)
-    if floor is not None and (scales < floor).any():
-        coarse = scales < floor
-        scales = np.maximum(scales, floor)
+    if minimum is not None:
+        shared = [1 if axis in axes else size for axis, size in enumerate(weight.shape)]
+        floor = np.broadcast_to(minimum.max(axis=axes, keepdims=True), shared).reshape(-1)
+        # A channel of zeros has scale 1, with which its bias would be rounded to multiples of the activation's scale.
+        scales = np.where(rows.any(axis=1), np.maximum(scales, floor), floor)
+        coarse = scales == floor
         codes[coarse] = np.rint(rows[coarse] / scales[coarse, None]).astype(codes.dtype)
     back = np.argsort(order)
     codes = np.ascontiguousarray(codes.reshape(shape).transpose(back))
@@ -188,13 +215,13 @@ def rewrite(model: Model, plan: Plan, qparams: Mapping[Value, QParams]) -> Model
     for decision in plan.decisions:
         if decision.scheme is None:
             continue
-        patch = QuantizingPatch(decision.node, shared)
+        patch = QuantizingPatch(decision.node.graph, decision.node, decision.node.label, shared)
         if decision.form is not None and decision.settings is not None:
             rewrite_site(Site(decision.node, decision.settings, model.opset), patch)
             if decision.node in plan.outputs:
                 _quantize_output(patch, decision.node, plan)
         patches.append(patch)
-    commit(patches)
+    commit([*shared.outer.values(), *patches])
     return model
 
 

@@ -1,0 +1,209 @@
+"""Small models, and the way from a float model to a quantized one in memory, for tests of families, plans and rewrites."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper
+
+from onnxq.ir import Model, infer_types, parse
+from onnxq.quant.calibrate import calibrate
+from onnxq.quant.plan import Decision, Plan, make_plan
+from onnxq.quant.qparams import activation_qparams, choose_range
+from onnxq.quant.recipe import Recipe, load_recipe
+from onnxq.quant.rewrite import rewrite
+
+F = np.float32
+Feeds = Mapping[str, np.ndarray]
+NONE = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+ALL = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+
+
+def floats(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
+    """Standard normal float32 numbers."""
+    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(F)
+
+
+def node(op_type: str, inputs: str, outputs: str, *, name: str | None = None, **attributes: Any) -> onnx.NodeProto:
+    """A node from space-separated tensor names (`-` for an absent input), named after its first output."""
+    reads = ["" if given == "-" else given for given in inputs.split()]
+    made = outputs.split()
+    return helper.make_node(op_type, reads, made, name=f"n_{made[0]}" if name is None else name, **attributes)
+
+
+def graph(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Mapping[str, Any],
+    outputs: Sequence[str] | Mapping[str, int],
+    weights: Mapping[str, np.ndarray],
+    name: str = "g",
+) -> onnx.GraphProto:
+    """A graph; inputs are shapes (float) or `(element type, shape)`, outputs float of unknown shape."""
+    typed = {n: given if isinstance(given, tuple) else (TensorProto.FLOAT, given) for n, given in inputs.items()}
+    kinds = outputs if isinstance(outputs, Mapping) else dict.fromkeys(outputs, TensorProto.FLOAT)
+    return helper.make_graph(
+        list(nodes),
+        name,
+        [helper.make_tensor_value_info(n, kind, shape) for n, (kind, shape) in typed.items()],
+        [helper.make_tensor_value_info(n, kind, None) for n, kind in kinds.items()],
+        [onnx.numpy_helper.from_array(np.asarray(array), n) for n, array in weights.items()],
+    )
+
+
+def build(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Mapping[str, Any],
+    outputs: Sequence[str] | Mapping[str, int] = ("y",),
+    weights: Mapping[str, np.ndarray] | None = None,
+    opset: int = 17,
+) -> onnx.ModelProto:
+    """A checked model with operator set and IR version stated."""
+    ir_version = 6 if opset < 13 else 8 if opset < 19 else 10
+    made = graph(nodes, inputs, outputs, weights or {})
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
+    _state_ranks(model)
+    onnx.checker.check_model(model)
+    return model
+
+
+def _state_ranks(model: onnx.ModelProto) -> None:
+    """Give the outputs their inferred types: the checker wants a rank for every one."""
+    arrays = {w.name: helper.make_tensor_type_proto(w.data_type, w.dims) for w in model.graph.initializer}
+    for output in model.graph.output:
+        output.type.CopyFrom(arrays.get(output.name, output.type))
+    inferred = onnx.shape_inference.infer_shapes(model).graph.output
+    for output, known in zip(model.graph.output, inferred, strict=True):
+        output.CopyFrom(known)
+
+
+def typed(proto: onnx.ModelProto) -> Model:
+    """The model as onnxq sees it when it plans."""
+    model = parse(proto.SerializeToString())
+    infer_types(model)
+    return model
+
+
+def session(data: bytes, level: Any = NONE, keep: str = "") -> ort.InferenceSession:
+    """A quiet session on one thread; `keep` is where to write the optimised model."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = level
+    options.intra_op_num_threads = 1
+    if keep:
+        options.optimized_model_filepath = keep
+    return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+
+def run(data: bytes, feeds: Feeds, level: Any = NONE) -> list[np.ndarray]:
+    """All outputs, without any optimisation unless asked for."""
+    return list(session(data, level).run(None, dict(feeds)))
+
+
+def every_node(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph and of the bodies inside it."""
+    for one in graph.node:
+        yield one
+        for attribute in one.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from every_node(attribute.g)
+
+
+def count_ops(proto: onnx.ModelProto) -> Counter[str]:
+    """Number of nodes by operator type, bodies included."""
+    return Counter(one.op_type for one in every_node(proto.graph))
+
+
+@dataclass
+class Quantized:
+    """A model before and after."""
+
+    source: bytes
+    data: bytes
+    plan: Plan
+
+    @property
+    def proto(self) -> onnx.ModelProto:
+        return onnx.ModelProto.FromString(self.data)
+
+    @property
+    def ops(self) -> Counter[str]:
+        return count_ops(self.proto)
+
+    @property
+    def weights(self) -> dict[str, np.ndarray]:
+        return {w.name: onnx.numpy_helper.to_array(w) for w in self.proto.graph.initializer}
+
+    def decision(self, name: str) -> Decision:
+        return next(d for d in self.plan.decisions if d.node.name == name)
+
+    def run(self, feeds: Feeds, level: Any = NONE) -> list[np.ndarray]:
+        return run(self.data, feeds, level)
+
+    def float_run(self, feeds: Feeds) -> list[np.ndarray]:
+        return run(self.source, feeds)
+
+    def sqnr(self, feeds: Feeds, level: Any = NONE) -> float:
+        """Worst signal-to-noise ratio of all outputs, in dB."""
+        pairs = zip(self.float_run(feeds), self.run(feeds, level), strict=True)
+        return min(sqnr(expected, got) for expected, got in pairs)
+
+    def optimized(self) -> Counter[str]:
+        """Operators of the graph that onnxruntime makes of the model."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(Path(folder) / "optimized.onnx")
+            session(self.data, ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED, path)
+            return count_ops(onnx.load(path))
+
+
+def sqnr(expected: np.ndarray, got: np.ndarray) -> float:
+    """Signal-to-quantization-noise ratio in dB."""
+    assert expected.shape == got.shape
+    noise = float(np.square(expected.astype(np.float64) - got).sum())
+    signal = float(np.square(expected, dtype=np.float64).sum())
+    return 10 * np.log10(signal / noise) if noise else np.inf
+
+
+def recipe_of(name: str, **settings: Any) -> Recipe:
+    """A recipe of ours with some settings changed, in its rules as well."""
+    recipe = load_recipe(name)
+    return replace(recipe, scheme=replace(recipe.scheme, **settings))
+
+
+def converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """The same model for a newer operator set."""
+    made = onnx.version_converter.convert_version(proto, opset)
+    made.ir_version = 8
+    return made
+
+
+def quantize_in_memory(
+    proto: onnx.ModelProto,
+    recipe: str | Recipe = "dynamic-int8",
+    samples: Sequence[Feeds] = (),
+    **settings: Any,
+) -> Quantized:
+    """parse → infer_types → make_plan → calibrate → rewrite → bytes, with the opset raised by conversion if need be."""
+    chosen = recipe_of(recipe, **settings) if isinstance(recipe, str) else recipe
+    model = typed(proto)
+    plan = make_plan(model, chosen, with_data=bool(samples))
+    if plan.opset > model.opset:
+        return quantize_in_memory(converted(proto, plan.opset), chosen, samples)
+    source = proto.SerializeToString()
+    qparams = {}
+    if plan.calibrated():
+        stats = calibrate(model, plan.calibrated(), samples, threads=1)
+        for value in plan.calibrated():
+            scheme = plan.ranges[value]
+            low, high = choose_range(stats[value.name], scheme.ranges, percentile=scheme.percentile)
+            qparams[value] = activation_qparams(low, high)
+    data = rewrite(model, plan, qparams).serialize()
+    onnx.checker.check_model(onnx.ModelProto.FromString(data), full_check=True)
+    return Quantized(source, data, plan)
