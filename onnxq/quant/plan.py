@@ -76,6 +76,12 @@ class Plan:
             value = self.same_scale[value]
         return value
 
+    def range_settings(self, value: Value) -> Scheme:
+        """The settings that choose the range of a calibrated value: those of its first quantized reader or maker."""
+        if value in self.ranges:
+            return self.ranges[value]
+        return next(settings for other, settings in self.ranges.items() if self.scale_owner(other) is value)
+
     def calibrated(self) -> list[Value]:
         """The values whose statistics the rewrite needs, in graph order."""
         return list(dict.fromkeys(self.scale_owner(value) for value in self.ranges))

@@ -1,0 +1,223 @@
+"""The table of contents: load → normalise → plan → calibrate → rewrite → verify → save → report."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from onnxq.errors import CheckFailed, DataError, NothingToQuantize, OutputError
+from onnxq.ir import Model, Value, check_output, load, save
+from onnxq.ir.opset import check_loadable, raise_opset
+from onnxq.ir.passes import normalise
+from onnxq.ir.types import infer_types
+from onnxq.observer import Observer, Silent
+from onnxq.quant.calibrate import calibrate
+from onnxq.quant.plan import Plan
+from onnxq.quant.plan import make_plan as decide
+from onnxq.quant.qparams import activation_qparams
+from onnxq.quant.ranges import choose_range
+from onnxq.quant.recipe import Recipe, load_recipe
+from onnxq.quant.rewrite import QParams, rewrite
+from onnxq.quant.samples import Samples, input_specs, open_samples, random_samples, wrap_samples
+from onnxq.quant.stats import Stats
+from onnxq.quant.stats_file import load_stats
+from onnxq.report import Report
+from onnxq.verify import compare
+from onnxq.version import __version__
+
+PLAN_HINT = "See every node's reason with `onnxq plan`."
+RANDOM_SAMPLES = 4  # without data: enough to time a model and to see that it runs
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A float model that is ready to be quantized, and what will happen to it.
+
+    Attributes:
+        source: SHA-256 of the file it was read from, as hexadecimal digits.
+        model: The normalised float model, types inferred.
+        plan: A decision for every node.
+        notes: What normalising did, a sentence each.
+
+    """
+
+    source: str
+    model: Model
+    plan: Plan
+    notes: tuple[str, ...]
+
+
+def quantize(
+    model: str | Path,
+    recipe: str | Path | Recipe = "auto",
+    *,
+    output: str | Path | None = None,
+    data: Sequence[str | Path] = (),
+    samples: object = None,
+    stats: str | Path | Stats | None = None,
+    exclude: Sequence[str] = (),
+    only: Sequence[str] = (),
+    min_sqnr: float | None = None,
+    sample_limit: int | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    external_data: bool | None = None,
+    observer: Observer | None = None,
+) -> Report:
+    """Quantize a model, check the result, and write it.
+
+    Args:
+        model: Path of a float ONNX model.
+        recipe: Name of a recipe, path of a TOML file, or a `Recipe`.
+        output: Where to write; `MODEL.int8.onnx` beside the input by default.
+        data: Calibration data: `.npz` files, folders, `package.module:function`.
+        samples: Samples from Python instead: an iterable of `{input name: array}` that can be read again, or a
+            function that gives one.
+        stats: Statistics of an earlier `calibrate`, instead of a calibration run.
+        exclude: Globs of node names or operator types to leave float.
+        only: Globs of node names or operator types to quantize; all others stay float.
+        min_sqnr: Least signal-to-quantization-noise ratio of every output in dB.
+        sample_limit: Use at most this many samples.
+        force: Replace an existing output.
+        dry_run: Stop after the plan; nothing is written.
+        external_data: Put weights into `OUTPUT.data`; by default only beyond 2 GiB.
+        observer: Told about each step.
+
+    Returns:
+        What was done, with sizes, accuracy and latency.
+
+    Raises:
+        OnnxqError: See `onnxq.errors`; nothing was written then.
+
+    """
+    watch = observer or Silent()
+    target = Path(output) if output is not None else default_output(Path(model))
+    if not dry_run:
+        check_target(Path(model), target, force=force)
+    with _uncollected():
+        watch.step("load")
+        source = load(model)
+        watch.step("plan")
+        with_data = bool(data) or samples is not None or stats is not None
+        ready = prepare(source, recipe, with_data=with_data, exclude=exclude, only=only)
+        given = open_data(ready.model, data, samples, sample_limit)
+        report = Report.planned(ready.plan, source=Path(model), notes=ready.notes)
+        if not ready.plan.quantized():
+            raise NothingToQuantize(f"no node of {model} can be quantized: {_reasons(ready.plan)}", PLAN_HINT)
+        if dry_run:
+            return report
+        watch.step("calibrate")
+        qparams = choose_qparams(ready.plan, measure(ready, given, stats, watch))
+        watch.step("rewrite")
+        baseline = ready.model.serialize()
+        quantized = stamp(rewrite(ready.model, ready.plan, qparams), ready)
+        watch.step("verify")
+        probe = given or random_samples(input_specs(ready.model), RANDOM_SAMPLES)
+        comparison = compare(baseline, quantized.serialize(), probe)
+        if min_sqnr is not None and comparison.worst_sqnr < min_sqnr:
+            missed = f"{target} would have {comparison.worst_sqnr:.1f} dB, below the {min_sqnr:g} dB asked for"
+            raise CheckFailed(missed, "Nothing was written. Leave sensitive nodes float with --exclude, or give more data.")
+        watch.step("save")
+        files = save(quantized, target, force=force, external_data=external_data)
+    return replace(report, comparison=comparison, samples=probe.description, output=target, files=tuple(files))
+
+
+def prepare(
+    model: Model,
+    recipe: str | Path | Recipe = "auto",
+    *,
+    with_data: bool,
+    exclude: Sequence[str] = (),
+    only: Sequence[str] = (),
+) -> Prepared:
+    """Normalise a loaded model as far as the recipe needs, and decide about every node."""
+    check_loadable(model)
+    source = model.sha256
+    chosen = (recipe if isinstance(recipe, Recipe) else load_recipe(recipe)).selecting(exclude, only)
+    notes = tuple(normalise(model))
+    infer_types(model)
+    plan = decide(model, chosen, with_data=with_data)
+    if plan.opset > model.opset:
+        notes += (f"opset raised from {model.opset} to {plan.opset}",)
+        model = raise_opset(model, plan.opset)
+        notes += tuple(normalise(model))
+        infer_types(model)
+        plan = decide(model, chosen, with_data=with_data)
+    return Prepared(source, model, plan, notes)
+
+
+def choose_qparams(plan: Plan, stats: Stats) -> dict[Value, QParams]:
+    """Turn the statistics of every calibrated value into its scale and zero point."""
+    values = plan.calibrated()
+    stats.require(value.name for value in values)
+    chosen: dict[Value, QParams] = {}
+    for value in values:
+        settings = plan.range_settings(value)
+        low, high = choose_range(stats[value.name], settings.ranges, percentile=settings.percentile)
+        chosen[value] = activation_qparams(low, high)
+    return chosen
+
+
+def default_output(model: Path) -> Path:
+    """Where the quantized model goes when nobody says: `MODEL.int8.onnx` beside the float one."""
+    return model.with_name(model.name.removesuffix(".onnx") + ".int8.onnx")
+
+
+def check_target(model: Path, target: Path, *, force: bool) -> None:
+    """Refuse an output that is in the way, or that is the input itself, before any work is done."""
+    check_output(target, force=force)
+    if target.exists() and model.exists() and target.samefile(model):
+        raise OutputError(f"{target} is the model that is to be read", "Choose another place with --output.")
+
+
+def open_data(model: Model, data: Sequence[str | Path], samples: Any, limit: int | None) -> Samples | None:
+    """Open the samples that the caller gave, in whatever form; None where there are none."""
+    if data and samples is not None:
+        raise DataError("both files and samples are given as data", "Give one of them.")
+    if not data and samples is None:
+        if limit is not None:
+            raise DataError("a number of samples is asked for, but no data is given", "Add --data.")
+        return None
+    inputs = input_specs(model)
+    opened = wrap_samples(samples, inputs) if samples is not None else open_samples(data, inputs)
+    return opened if limit is None else opened.limit(limit)
+
+
+def measure(ready: Prepared, samples: Samples | None, stats: str | Path | Stats | None, watch: Observer) -> Stats:
+    """Give the statistics that the plan needs: those that the caller has, or those of one pass over the samples."""
+    values = ready.plan.calibrated()
+    if isinstance(stats, Stats):
+        return stats
+    if stats is not None:
+        return load_stats(stats, expected=ready.source)[0]
+    if not values or samples is None:
+        return Stats()
+    return calibrate(ready.model, values, samples, progress=watch.progress)
+
+
+def stamp(model: Model, ready: Prepared) -> Model:
+    """Record in the quantized model what made it."""
+    model.metadata["onnxq_version"] = __version__
+    model.metadata["onnxq_recipe"] = ready.plan.recipe.to_toml()
+    model.metadata["onnxq_source_sha256"] = ready.source
+    return model
+
+
+def _reasons(plan: Plan) -> str:
+    return "; ".join(f"{reason} ({count})" for reason, count in list(plan.reasons().items())[:3])
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Switch the cyclic garbage collector off: a graph is all alive, and scanning it again and again costs quadratic time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
