@@ -20,9 +20,22 @@ ROUNDER = np.float32(3 << 22)
 """1.5 * 2**23: added to a float32 of magnitude below 2**22 it rounds half to even; the low bits are the integer."""
 
 
-@lru_cache(maxsize=32)
-def bound(value: int) -> Array:
-    """Give a read-only chunk of one float32 value: `fmax` of two arrays is vectorised, with a scalar it is not."""
+SMALL = 1 << 12
+"""Elements below which an array of bounds does not pay."""
+
+
+def bound(value: int, size: int) -> Array:
+    """Give one float32 value min(size, CHUNK) times, or once when size is small; not to be written to.
+
+    `fmax` of two arrays is vectorised, of an array and a scalar it is not; few elements do not repay the filling.
+    """
+    if size < SMALL:
+        return np.array([value], FLOAT32)
+    return _full(value) if size >= CHUNK else np.full(size, value, FLOAT32)
+
+
+@lru_cache(maxsize=8)
+def _full(value: int) -> Array:
     filled = np.full(CHUNK, value, FLOAT32)
     filled.flags.writeable = False
     return filled

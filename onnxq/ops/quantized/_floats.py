@@ -28,7 +28,7 @@ def quantize_floats(
     limit = float(ml_dtypes.finfo(y.dtype).max)  # type: ignore[no-untyped-call]
     if not saturate and y.dtype in FLOAT8:
         limit = np.inf
-    x3, y3 = x.reshape(layout.shape), y.reshape(layout.shape)
+    flat, result = x.reshape(-1), y.reshape(-1)
     scale = scale.astype(divide_in)
     wanted = [(scale, divide_in)]
     if zero_point is not None and np.any(zero_point.astype(FLOAT32)):
@@ -39,12 +39,11 @@ def quantize_floats(
         expand = Expander(layout, *wanted)
         with np.errstate(all="ignore"):
             for chunk in chunks[first:last]:
-                part = x3[chunk.index]
-                s, *offset = expand(chunk, part.shape)
-                q = np.divide(part.reshape(-1).astype(divide_in), s).astype(FLOAT32)
+                s, *offset = expand(chunk)
+                q = np.divide(flat[chunk.flat].astype(divide_in), s).astype(FLOAT32)
                 if offset:
                     np.add(q, offset[0], out=q)
                 np.clip(q, -limit, limit, out=q)
-                y3[chunk.index] = q.reshape(part.shape).astype(y.dtype)
+                result[chunk.flat] = q.astype(y.dtype)
 
     spread(work, len(chunks), x.size)

@@ -12,7 +12,7 @@ import numpy as np
 from onnxq.errors import ModelError
 
 from . import _arithmetic as arithmetic
-from ._layout import CHUNK, Expander, Layout
+from ._layout import Expander, Layout, scratch
 from ._parallel import spread
 from ._types import FLOAT32, INT8, INTEGER_RANGE, UINT8, Array, DType
 
@@ -72,25 +72,24 @@ def requantize(total: Array, multiplier: Array, zero_point: Array) -> Array:
     y = np.empty(total.shape, zero_point.dtype)
     lowest, highest = INTEGER_RANGE[y.dtype]
     z = int(zero_point)
-    low, high = arithmetic.bound(lowest - z), arithmetic.bound(highest - z)
+    low, high = arithmetic.bound(lowest - z, total.size), arithmetic.bound(highest - z, total.size)
     offset = zero_point if z else None
-    total3, y3 = total.reshape(layout.shape), y.reshape(layout.shape)
+    flat, result = total.reshape(-1), y.reshape(-1)
     chunks = layout.chunks()
 
     def work(first: int, last: int) -> None:
-        buffer = np.empty(min(CHUNK, total.size), FLOAT32)
         expand = None if layout.per_tensor else Expander(layout, (multiplier, FLOAT32))
         factor = multiplier.reshape(()) if expand is None else multiplier
         with np.errstate(all="ignore"):
             for chunk in chunks[first:last]:
-                part = total3[chunk.index]
+                part = flat[chunk.flat]
                 if expand is not None:
-                    (factor,) = expand(chunk, part.shape)
-                q = buffer[: part.size]
-                np.copyto(q, part.reshape(-1), casting="unsafe")
+                    (factor,) = expand(chunk)
+                q = scratch(part.size)
+                np.copyto(q, part, casting="unsafe")
                 np.multiply(q, factor, out=q)
                 arithmetic.clamp(q, low[: q.size], high[: q.size])
-                arithmetic.to_integers(q, offset, y3[chunk.index].reshape(-1))
+                arithmetic.to_integers(q, offset, result[chunk.flat])
 
     spread(work, len(chunks), total.size)
     return y

@@ -10,7 +10,7 @@ from onnxq.errors import ModelError
 from onnxq.ops.registry import kernel
 
 from . import _arithmetic as arithmetic
-from ._layout import CHUNK
+from ._layout import CHUNK, scratch
 from ._parallel import spread
 from ._types import FLOAT32, UINT8, Array
 
@@ -56,6 +56,8 @@ def dynamic_quantize_linear(x: Array) -> tuple[Array, Array, Array]:
 def value_range(flat: Array) -> tuple[np.float32, np.float32]:
     """Give the smallest and largest value, each widened to zero; NaN when there is one. Empty: (0, 0)."""
     starts = range(0, flat.size, CHUNK)
+    if len(starts) <= 1:
+        return np.minimum.reduce(flat, initial=_ZERO), np.maximum.reduce(flat, initial=_ZERO)
     ends = np.zeros((2, len(starts)), FLOAT32)
 
     def work(first: int, last: int) -> None:
@@ -83,22 +85,21 @@ def _saturated(value: np.float32) -> np.float32:
 
 def _quantize(flat: Array, scale: np.float32, z: int, ends: tuple[np.float32, np.float32], y: Array) -> None:
     starts = range(0, flat.size, CHUNK)
-    low, high = arithmetic.bound(-z), arithmetic.bound(255 - z)
     offset = np.array(z, UINT8) if z else None
     divisor = np.array(scale)
     with np.errstate(all="ignore"):
         # Division and rounding keep order, so that the ends tell whether any element can leave the range.
         inside = np.rint(ends[0] / scale) >= -z and np.rint(ends[1] / scale) <= 255 - z
+    limits = () if inside else (arithmetic.bound(-z, flat.size), arithmetic.bound(255 - z, flat.size))
 
     def work(first: int, last: int) -> None:
-        buffer = np.empty(min(CHUNK, flat.size), FLOAT32)
         with np.errstate(all="ignore"):
             for start in starts[first:last]:
                 part = flat[start : start + CHUNK]
-                q = buffer[: part.size]
+                q = scratch(part.size)
                 arithmetic.quotient(part, divisor, FLOAT32, q)
-                if not inside:
-                    arithmetic.clamp(q, low[: q.size], high[: q.size])
+                if limits:
+                    arithmetic.clamp(q, limits[0][: q.size], limits[1][: q.size])
                 arithmetic.to_integers(q, offset, y[start : start + CHUNK])
 
     spread(work, len(starts), flat.size)

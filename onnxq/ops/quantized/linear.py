@@ -11,7 +11,7 @@ from onnxq.ops.registry import kernel
 
 from . import _arithmetic as arithmetic
 from ._floats import quantize_floats
-from ._layout import CHUNK, Expander, Layout, resolve
+from ._layout import Expander, Layout, resolve, scratch
 from ._parallel import spread
 from ._types import (
     BFLOAT16,
@@ -120,39 +120,34 @@ def _quantize_integers(
 ) -> None:
     lowest, highest = INTEGER_RANGE[y.dtype]
     storage = storage_of(y.dtype)
-    x3 = x.reshape(layout.shape)
-    y3 = y.view(storage).reshape(layout.shape)
+    flat, target = x.reshape(-1), y.view(storage).reshape(-1)
     scale = scale.astype(divide_in)
     zero = np.zeros(scale.shape, INT32) if zero_point is None else zero_point.astype(INT32)
+    z = int(zero.reshape(())) if layout.per_tensor else 0
+    bounds = arithmetic.bound(lowest - z, x.size), arithmetic.bound(highest - z, x.size)
+    offset_of_all = np.array(z, storage) if z else None
+    wanted = [(scale, divide_in)]
+    if not layout.per_tensor and zero.any():
+        wanted += [((limit - zero).astype(FLOAT32), FLOAT32) for limit in (lowest, highest)]
+        wanted.append((zero.astype(storage), storage))
     chunks = layout.chunks()
 
     def work(first: int, last: int) -> None:
-        buffer = np.empty(min(CHUNK, x.size), FLOAT32)
-        if layout.per_tensor:
-            z = int(zero.reshape(()))
-            s = scale.reshape(())
-            low, high = arithmetic.bound(lowest - z), arithmetic.bound(highest - z)
-            offset = np.array(z, storage) if z else None
-        else:
-            any_offset = bool(zero.any())
-            wanted = [(scale, divide_in)]
-            if any_offset:
-                floats = [(lowest - zero, FLOAT32), (highest - zero, FLOAT32)]
-                wanted += [*((v.astype(FLOAT32), t) for v, t in floats), (zero.astype(storage), storage)]
-            expand = Expander(layout, *wanted)
-            low, high, offset = arithmetic.bound(lowest), arithmetic.bound(highest), None
+        expand = None if layout.per_tensor else Expander(layout, *wanted)
+        s = scale.reshape(()) if expand is None else scale
+        low, high = bounds
+        offset = offset_of_all
         with np.errstate(all="ignore"):
             for chunk in chunks[first:last]:
-                part = x3[chunk.index]
-                size = part.size
-                if not layout.per_tensor:
-                    s, *rest = expand(chunk, part.shape)
+                part = flat[chunk.flat]
+                if expand is not None:
+                    s, *rest = expand(chunk)
                     if rest:
                         low, high, offset = rest
-                q = buffer[:size]
-                arithmetic.quotient(part.reshape(-1), s, divide_in, q)
-                arithmetic.clamp(q, low[:size], high[:size])
-                out = y3[chunk.index].reshape(-1)
+                q = scratch(part.size)
+                arithmetic.quotient(part, s, divide_in, q)
+                arithmetic.clamp(q, low[: part.size], high[: part.size])
+                out = target[chunk.flat]
                 arithmetic.to_integers(q, offset, out)
                 if y.dtype != storage and lowest < 0:
                     np.bitwise_and(out, -2 * lowest - 1, out=out)  # ml_dtypes keeps sub-byte values in the low bits
@@ -213,7 +208,7 @@ def dequantize_linear(
 
 
 def _dequantize(x: Array, scale: Array, zero_point: Array | None, layout: Layout, y: Array) -> None:
-    x3, y3 = x.reshape(layout.shape), y.reshape(layout.shape)
+    flat, result = x.reshape(-1), y.reshape(-1)
     offset_type = INT32 if x.dtype == INT32 else FLOAT32
     scale = scale.astype(FLOAT32)
     wanted: list[tuple[Array, DType]] = [(scale, FLOAT32)]
@@ -225,17 +220,16 @@ def _dequantize(x: Array, scale: Array, zero_point: Array | None, layout: Layout
 
     def work(first: int, last: int) -> None:
         direct = y.dtype == FLOAT32
-        buffer = np.empty(0 if direct else min(CHUNK, x.size), FLOAT32)
         expand = None if layout.per_tensor else Expander(layout, *wanted)
         params = [value.reshape(()) for value, _ in wanted] if expand is None else []
         with np.errstate(all="ignore"):
             for chunk in chunks[first:last]:
-                part = x3[chunk.index]
+                part = flat[chunk.flat]
                 if expand is not None:
-                    params = expand(chunk, part.shape)
-                out = y3[chunk.index].reshape(-1)
-                target = out if direct else buffer[: part.size]
-                arithmetic.dequantized(part.reshape(-1), params[0], params[1] if len(params) > 1 else None, target)
+                    params = expand(chunk)
+                out = result[chunk.flat]
+                target = out if direct else scratch(part.size)
+                arithmetic.dequantized(part, params[0], params[1] if len(params) > 1 else None, target)
                 if not direct:
                     np.copyto(out, target, casting="unsafe")
 
