@@ -128,13 +128,14 @@ def _add_node(graph: Graph, span: memoryview) -> list[str]:
     node = Node("", "", "", graph)
     node.encoded = span
     reads: list[str] = []
+    makes: list[str] = []
     for number, wire_type, _, payload, end in fields(span):
         if wire_type != LENGTH_DELIMITED:
             continue
         if number == NODE_INPUT:
             reads.append(text(span[payload:end]))
         elif number == NODE_OUTPUT:
-            node.outputs.append(_define_output(node, text(span[payload:end])))
+            makes.append(text(span[payload:end]))
         elif number == NODE_NAME:
             node.name = text(span[payload:end])
         elif number == NODE_OP_TYPE:
@@ -144,6 +145,7 @@ def _add_node(graph: Graph, span: memoryview) -> list[str]:
             node.domain = "" if domain in STANDARD_DOMAINS else domain
         elif number == NODE_ATTRIBUTE:
             node.spans[first_text(span[payload:end])] = span[payload:end]
+    node.outputs = [_define_output(node, name) for name in makes]
     graph.nodes.append(node)
     return reads
 
@@ -153,7 +155,7 @@ def _define_output(node: Node, name: str) -> Value | None:
         return None
     if name in node.graph.values:
         raise ModelError(
-            f"tensor '{name}' is made twice, the second time by {node.label or 'a node'}",
+            f"tensor '{name}' is made twice, the second time by {node.name or 'a ' + node.op_type}",
             "ONNX needs every tensor to have one producer: export the model again.",
         )
     value = node.graph.define(name)
