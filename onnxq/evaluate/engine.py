@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 
 from onnxq.errors import DataError, ModelError, OnnxqError
+from onnxq.evaluate.blas import one_blas_thread
 from onnxq.evaluate.schedule import Schedule, Step, prepare
 from onnxq.ir import Model, Value, load, parse
 from onnxq.ops.arrays import NotCovered
@@ -79,7 +80,8 @@ class Evaluator:
                 )
         run = _Run(self._find_taps(taps or {}), {graph.values[name] for name in wanted})
         arrays = self._check_feeds(feeds)
-        with np.errstate(all="ignore"):  # 1/0 and overflow are values in ONNX, not mistakes
+        # 1/0 and overflow are values in ONNX, not mistakes.
+        with np.errstate(all="ignore"), one_blas_thread():
             run.begin(self._schedule, arrays)
             for step in self._schedule.steps:
                 run.step(step)

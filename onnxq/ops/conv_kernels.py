@@ -79,15 +79,21 @@ def conv(
 
 
 def _pointwise(x: Array, w: Array, b: Array | None, group: int, windows: Windows) -> Array:
+    """One product, summed in float64.
+
+    BLAS sums the rows of a float32 product in different orders, so equal weights give unequal last bits; behind such a
+    layer a Softmax of large logits (SqueezeNet) then picks one of several equal classes. Nothing is gathered here, so
+    the wider type costs little.
+    """
     x = x[(slice(None), slice(None), *windows.slices((0,) * len(windows.kernel)))]
     batch, channels = x.shape[:2]
     positions = math.prod(windows.output)
-    columns = x.reshape(batch, group, channels // group, positions)
-    result = np.matmul(w.reshape(group, -1, channels // group), columns)
+    columns = x.astype(np.float64).reshape(batch, group, channels // group, positions)
+    result = np.matmul(w.astype(np.float64).reshape(group, -1, channels // group), columns)
     result = result.reshape(batch, w.shape[0], *windows.output)
     if b is not None:
         result += per_channel(b, x.ndim)
-    return result
+    return result.astype(x.dtype)
 
 
 def _flattened(x: Array, windows: Windows) -> tuple[Array, tuple[int, ...]]:
