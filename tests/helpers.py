@@ -1,4 +1,4 @@
-"""Small models, and the way from a float model to a quantized one in memory, for tests of families, plans and rewrites."""
+"""Small models, and the way from a float model to a quantized one in memory."""
 
 from __future__ import annotations
 

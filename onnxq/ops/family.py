@@ -142,7 +142,7 @@ class Rewriter(Protocol):
     graph: Graph
 
     def constant(self, array: np.ndarray | Tensor, hint: str, beside: Value | None = None) -> Value:
-        """Add an initializer, in the scope of `beside` if given; the same elements under the same hint are added once."""
+        """Add an initializer, in the scope of `beside` if given; equal elements under one hint are added once."""
 
     def op(self, op_type: str, *inputs: Value | None, hint: str = "", **attributes: Any) -> Value:
         """Add a node with one output."""
@@ -256,5 +256,5 @@ def float_reason(node: Node, scheme: str) -> str:
 
 def dtype_name(dtype: int) -> str:
     """Name an ONNX element type as a sentence would."""
-    names = {TensorProto.FLOAT: "float32", TensorProto.DOUBLE: "float64"}
+    names: dict[int, str] = {TensorProto.FLOAT: "float32", TensorProto.DOUBLE: "float64"}
     return names.get(dtype) or str(TensorProto.DataType.Name(dtype)).lower()

@@ -28,7 +28,7 @@ def plan_dynamic_gemm(site: Site) -> Form:
 
 @plans("MatMul", when="static-int8")
 def plan_static_matmul(site: Site) -> Form:
-    """Accept a MatMul whose second input is a constant; the output stays float, which costs no time and keeps accuracy."""
+    """Accept a MatMul whose second input is a constant; the output stays float: no slower, more accurate."""
     _right_weight(site)
     return Form("Q/DQ on input and weight, float output", activations=(0,), opset=_axis_opset(site))
 
@@ -141,7 +141,7 @@ def _integer_product(
 
 
 def _row(scales: np.ndarray, slot: int) -> np.ndarray:
-    """Give scales the rank that onnxruntime's kernels know: a vector beside a matrix, the weight's rank beside a stack."""
+    """Give scales the rank that onnxruntime's kernels know: a vector beside a matrix, all axes beside a stack."""
     if scales.size == 1:
         return scales.reshape(())
     return scales.reshape(-1) if slot == 1 and scales.ndim == 2 else scales

@@ -105,7 +105,7 @@ def make_plan(model: Model, recipe: Recipe, *, with_data: bool) -> Plan:
     decided: dict[Node, Decision] = {}
     for node in model.graph.walk():
         decided[node] = _decide(node, recipe, model.opset, with_data)
-    _keep_paying_passives(model.graph, decided)
+    _keep_paying_passives(model.graph, decided, recipe)
     _absorb_clamps(model.graph, decided, plan)
     plan.decisions = list(decided.values())
     _collect_values(plan)
@@ -133,23 +133,23 @@ def _decide(node: Node, recipe: Recipe, opset: int, with_data: bool) -> Decision
     return Decision(node, None, refusals[0])
 
 
-def _keep_paying_passives(graph: Graph, decided: dict[Node, Decision]) -> None:
+def _keep_paying_passives(graph: Graph, decided: dict[Node, Decision], recipe: Recipe) -> None:
     """Let operators without weights work in 8 bit only between quantized neighbours: elsewhere the borders cost more."""
     in_integers: set[Value] = set()
     for node in graph.nodes:
         form = decided[node].form
         if form is None or not form.output:
-            if node.op_type in CLAMPS and node.inputs and node.inputs[0] in in_integers and _absorbable(node, decided):
+            if _absorbable(node, decided, recipe) and node.inputs[0] in in_integers:
                 in_integers.update(value for value in node.outputs if value)
             continue
-        sources = [node.inputs[slot] for slot in form.activations]
-        if not form.passive or all(value in in_integers for value in sources):
+        reads = [node.inputs[slot] for slot in form.activations]
+        if not form.passive or all(value in in_integers for value in reads):
             in_integers.update(value for value in node.outputs if value)
     wanted: set[Value] = set()
     for node in reversed(graph.nodes):
         form = decided[node].form
         if form is None:
-            if node.op_type in CLAMPS and _absorbable(node, decided) and any(v in wanted for v in node.outputs):
+            if _absorbable(node, decided, recipe) and any(v in wanted for v in node.outputs):
                 wanted.update(value for value in node.inputs[:1] if value)
             continue
         sources = [value for slot in form.activations if (value := node.inputs[slot]) is not None]
@@ -159,8 +159,10 @@ def _keep_paying_passives(graph: Graph, decided: dict[Node, Decision]) -> None:
         wanted.update(sources)
 
 
-def _absorbable(clamp: Node, decided: dict[Node, Decision]) -> bool:
-    """Whether a Relu or Clip may vanish into the saturation of the quantized output before it."""
+def _absorbable(clamp: Node, decided: dict[Node, Decision], recipe: Recipe) -> bool:
+    """Whether a node is a Relu or Clip that may vanish into the saturation of the quantized output before it."""
+    if clamp.op_type not in CLAMPS or clamp.domain or recipe.excluded_by(clamp.op_type, clamp.name) is not None:
+        return False
     source = clamp.inputs[0] if clamp.inputs else None
     if source is None or source.producer is None or len(source.uses) != 1 or source.is_output:
         return False
@@ -172,11 +174,11 @@ def _absorbable(clamp: Node, decided: dict[Node, Decision]) -> bool:
 
 def _absorb_clamps(graph: Graph, decided: dict[Node, Decision], plan: Plan) -> None:
     for node in graph.nodes:
-        if node.op_type in CLAMPS and not node.domain and node.outputs[0] is not None and _absorbable(node, decided):
+        if _absorbable(node, decided, plan.recipe):
             source = node.inputs[0]
             assert source is not None and source.producer is not None
             plan.absorbed[node] = source.producer
-            plan.outputs[source.producer] = node.outputs[0]
+            plan.outputs[source.producer] = _first(node.outputs)
             maker = decided[source.producer]
             decided[node] = Decision(node, maker.scheme, f"absorbed by the quantized output of {source.producer.label}")
 

@@ -64,10 +64,13 @@ class Recipe:
                 scheme, why = replace(scheme, **dict(rule.settings)), f"rule op = '{rule.op}', name = '{rule.name}'"
         if self.only and not any(fnmatchcase(label, glob) for glob in self.only for label in (op_type, node_name)):
             scheme, why = replace(scheme, name="float"), "--only"
-        for glob in self.exclude:
-            if fnmatchcase(node_name, glob) or fnmatchcase(op_type, glob):
-                scheme, why = replace(scheme, name="float"), f"--exclude {glob}"
-        return scheme, why
+        glob = self.excluded_by(op_type, node_name)
+        return (scheme, why) if glob is None else (replace(scheme, name="float"), f"--exclude {glob}")
+
+    def excluded_by(self, op_type: str, node_name: str) -> str | None:
+        """Give the last glob of `exclude` that matches a node, or None."""
+        found = [glob for glob in self.exclude if fnmatchcase(node_name, glob) or fnmatchcase(op_type, glob)]
+        return found[-1] if found else None
 
     def selecting(self, exclude: Iterable[str] = (), only: Iterable[str] = ()) -> Recipe:
         """Add the globs of `--exclude` and `--only`, which match node names or operator types."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -14,7 +14,7 @@ from onnxq.ops.family import Scheme, Site, rewrite_site
 from onnxq.quant.plan import Plan
 from onnxq.quant.qparams import quantize_weight
 
-QParams = tuple[np.float32, np.ndarray]
+QParams = tuple[np.float32, np.integer[Any]]
 
 
 class _Shared:
@@ -67,7 +67,7 @@ class QuantizingPatch(Patch):
         return self._shared.outer[graph]
 
     def dynamic(self, value: Value) -> tuple[Value, Value, Value]:
-        """Quantize an activation at run time: uint8 codes, scale and zero point, shared by its readers in this scope."""
+        """Quantize an activation at run time: uint8 codes, scale and zero point, shared by the readers in this scope."""
         key = (self.graph, value)
         if key not in self._shared.dynamic:
             hints = [f"{value.name}_quantized", f"{value.name}_scale", f"{value.name}_zero_point"]
@@ -82,7 +82,7 @@ class QuantizingPatch(Patch):
         return float(self._qparams(value)[0])
 
     def dequantized(self, value: Value) -> Value:
-        """Read an activation through its Q/DQ pair; where its producer quantizes it already, that is the value itself."""
+        """Read an activation through its Q/DQ pair; where its producer quantizes it, that is the value itself."""
         if value not in self._shared.dequantized:
             self._shared.dequantized[value] = self._pair(value, value)
         return self._shared.dequantized[value]
@@ -153,11 +153,10 @@ class QuantizingPatch(Patch):
     def linear_weight(self, codes: np.ndarray, scales: np.ndarray, axis: int, hint: str) -> Value:
         """Give a float weight as DequantizeLinear of codes, with one scale or one for each index along `axis`."""
         per_axis = scales.size > 1
-        scale = self.constant(scales.reshape(-1) if per_axis else scales.reshape(()), f"{hint}_scale")
-        zeros = np.zeros(scale.shape or (), codes.dtype)
-        inputs = [self.constant(codes, f"{hint}_quantized"), scale]
+        scales = scales.reshape(-1 if per_axis else ())
+        inputs = [self.constant(codes, f"{hint}_quantized"), self.constant(scales, f"{hint}_scale")]
         if codes.dtype != np.int32:
-            inputs.append(self.constant(zeros, f"{hint}_zero_point"))
+            inputs.append(self.constant(np.zeros(scales.shape, codes.dtype), f"{hint}_zero_point"))
         attributes = {"axis": axis} if per_axis else {}
         return self.op("DequantizeLinear", *inputs, hint=f"{hint}_dequantized", **attributes)
 

@@ -443,16 +443,16 @@ def test_tied_square_weights_in_the_static_form():
 @pytest.mark.parametrize(
     "made_of",
     [
-        ("MatMul", "x w", {}, [4, 96], [96, 128], 0),
-        ("MatMul", "w x", {}, [96, 4], [128, 96], 1),
-        ("MatMul", "x w", {}, [3, 4, 96], [3, 96, 64], 1),
-        ("Gemm", "x w", {"transB": 1}, [4, 96], [128, 96], 1),
-        ("Gemm", "w x", {"transA": 1, "alpha": 0.5}, [96, 4], [96, 128], 0),
+        ("MatMul", "x w", {}, [4, 96], [96, 128]),
+        ("MatMul", "w x", {}, [96, 4], [128, 96]),
+        ("MatMul", "x w", {}, [3, 4, 96], [3, 96, 64]),
+        ("Gemm", "x w", {"transB": 1}, [4, 96], [128, 96]),
+        ("Gemm", "w x", {"transA": 1, "alpha": 0.5}, [96, 4], [96, 128]),
     ],
     ids=["right", "left", "batched", "gemm_transB", "gemm_left_transA"],
 )
 def test_stored_weights_are_a_quarter_of_the_size(made_of, form):
-    op, names, attributes, x_shape, w_shape, axis = made_of
+    op, names, attributes, x_shape, w_shape = made_of
     w, x = floats(*w_shape), floats(*x_shape, seed=1)
     proto = build([node(op, names, "y", **attributes)], {"x": x_shape}, ["y"], {"w": w})
     made = quantize_in_memory(proto, "weight-int8", form=form)
