@@ -118,6 +118,12 @@ def _add_initializer(graph: Graph, tensor: StoredTensor) -> None:
         raise ModelError(
             f"two initializers are named '{tensor.name}'", "Rename one of them, or export the model again."
         )
+    if graph.parent is not None and graph.parent.find(tensor.name) is not None:
+        # ONNX forbids it, and onnxruntime and onnx.reference both read the outer one: there is no right meaning to keep
+        raise ModelError(
+            f"initializer '{tensor.name}' of body '{graph.name}' has the name of a tensor outside it",
+            "Rename one of them, or export the model again.",
+        )
     value.tensor = tensor
     value.dtype, value.shape = tensor.dtype, tensor.shape
     graph.initializers[tensor.name] = value
