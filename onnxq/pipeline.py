@@ -114,15 +114,16 @@ def quantize(
         qparams = choose_qparams(ready.plan, measure(ready, given, stats, watch))
         watch.step("rewrite")
         baseline = ready.model.serialize()
+        probe = given or random_samples(input_specs(ready.model), RANDOM_SAMPLES)
         quantized = stamp(rewrite(ready.model, ready.plan, qparams), ready)
         watch.step("verify")
-        probe = given or random_samples(input_specs(ready.model), RANDOM_SAMPLES)
-        comparison = compare(baseline, quantized.serialize(), probe)
+        encoded = quantized.serialize()
+        comparison = compare(baseline, encoded, probe, progress=watch.progress)
         if min_sqnr is not None and comparison.worst_sqnr < min_sqnr:
             missed = f"{target} would have {comparison.worst_sqnr:.1f} dB, below the {min_sqnr:g} dB asked for"
             raise CheckFailed(missed, "Nothing was written. Leave sensitive nodes float with --exclude, or give more data.")
         watch.step("save")
-        files = save(quantized, target, force=force, external_data=external_data)
+        files = save(quantized, target, force=force, external_data=external_data, encoded=encoded)
     return replace(report, comparison=comparison, samples=probe.description, output=target, files=tuple(files))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,13 +19,13 @@ from onnxq.errors import DataError, InvalidResult, ModelError, OnnxqError
 from onnxq.quant.sample_checks import Sample
 from onnxq.quant.session import SessionError, open_session, run_session
 
-__all__ = ["Comparison", "Latency", "OutputComparison", "check_wellformed", "compare", "measure_latency"]
+__all__ = ["Comparison", "Latency", "OutputComparison", "check_wellformed", "compare"]
 
 ModelSource = Path | bytes
 Progress = Callable[[int, int | None], None]
 
 # Timing: enough pairs for a steady median, and never much longer than this for a model that runs in milliseconds
-WARM_UPS, LEAST_PAIRS, MOST_PAIRS, TIMING_SECONDS = 3, 7, 500, 1.0
+WARM_UPS, LEAST_PAIRS, MOST_PAIRS, TIMING_SECONDS = 3, 7, 500, 0.5
 OTHER_MODEL = "Compare only models with the same inputs and outputs; if onnxq made this one, report it."
 REFUSED = "Other versions of onnxruntime may know its operators; if onnxq made it, report it."
 
@@ -58,9 +59,9 @@ def compare(
         InvalidResult: The quantized model does not load or run, or its inputs or outputs are others (see `blame`).
 
     """
-    reference, result = _open_pair(float_model, quantized, 0, blame)
-    _check_interface(reference, result, blame)
-    names = [output.name for output in reference.get_outputs()]
+    pair = _Pair(float_model, quantized, blame)
+    _check_interface(pair.reference, pair.result, blame)
+    names = [output.name for output in pair.reference.get_outputs()]
     differences = [Difference() for _ in names]
     total = getattr(samples, "count", None)
     first: Sample | None = None
@@ -70,9 +71,7 @@ def compare(
     for sample in samples:
         feeds = dict(sample)
         first = feeds if first is None else first
-        for name, difference, expected, got in zip(
-            names, differences, *_run_pair(reference, result, feeds, count, blame), strict=True
-        ):
+        for name, difference, expected, got in zip(names, differences, *pair.run(feeds, count), strict=True):
             problem = difference.add(expected, got)
             if problem:
                 raise blame(f"output '{name}' of the quantized model {problem}, sample {count}", OTHER_MODEL)
@@ -81,39 +80,44 @@ def compare(
             progress(count, total if isinstance(total, int) else None)
     if first is None:
         raise DataError("there are no samples to compare the models on", "Give at least one.")
-    del reference, result
-    timed = measure_latency(float_model, quantized, first, blame=blame) if latency else None
+    timed = _measure_latency(pair, first) if latency else None
     outputs = tuple(_summary(name, difference) for name, difference in zip(names, differences, strict=True))
     return Comparison(outputs, count, timed)
 
 
-def _open_pair(float_model: ModelSource, quantized: ModelSource, threads: int, blame: type[OnnxqError]) -> Any:
-    try:
-        reference = open_session(float_model, threads=threads)
-    except SessionError as error:
-        raise ModelError(
-            f"onnxruntime cannot load {_label(float_model, 'the float model')}: {error}", "Check the float model first."
-        ) from error
-    try:
-        return reference, open_session(quantized, threads=threads)
-    except SessionError as error:
-        raise blame(f"onnxruntime cannot load {_label(quantized, 'the quantized model')}: {error}", REFUSED) from error
+class _Pair:
+    """Both models in sessions of one thread each, side by side: loading takes seconds for graphs of many nodes."""
 
+    def __init__(self, float_model: ModelSource, quantized: ModelSource, blame: type[OnnxqError]) -> None:
+        self.blame = blame
+        self.pool = ThreadPoolExecutor(1)
+        other = self.pool.submit(open_session, quantized, threads=1)
+        try:
+            self.reference = open_session(float_model, threads=1)
+        except SessionError as error:
+            label = _label(float_model, "the float model")
+            raise ModelError(f"onnxruntime cannot load {label}: {error}", "Check the float model first.") from error
+        try:
+            self.result = other.result()
+        except SessionError as error:
+            label = _label(quantized, "the quantized model")
+            raise blame(f"onnxruntime cannot load {label}: {error}", REFUSED) from error
 
-def _run_pair(
-    reference: Any, result: Any, feeds: Sample, index: int, blame: type[OnnxqError]
-) -> tuple[list[Any], list[Any]]:
-    try:
-        expected = run_session(reference, None, feeds)
-    except SessionError as error:
-        raise DataError(
-            f"onnxruntime cannot run the float model on sample {index}: {error}",
-            "Check that the sample is prepared as the model expects: sizes, token ids, masks.",
-        ) from error
-    try:
-        return expected, run_session(result, None, feeds)
-    except SessionError as error:
-        raise blame(f"onnxruntime cannot run the quantized model on sample {index}: {error}", REFUSED) from error
+    def run(self, feeds: Sample, index: int) -> tuple[list[Any], list[Any]]:
+        """Run both at the same time."""
+        other = self.pool.submit(run_session, self.result, None, feeds)
+        try:
+            expected = run_session(self.reference, None, feeds)
+        except SessionError as error:
+            raise DataError(
+                f"onnxruntime cannot run the float model on sample {index}: {error}",
+                "Check that the sample is prepared as the model expects: sizes, token ids, masks.",
+            ) from error
+        try:
+            return expected, other.result()
+        except SessionError as error:
+            message = f"onnxruntime cannot run the quantized model on sample {index}: {error}"
+            raise self.blame(message, REFUSED) from error
 
 
 def _check_interface(reference: Any, result: Any, blame: type[OnnxqError]) -> None:
@@ -147,20 +151,14 @@ def _same_shape(first: list[Any] | None, second: list[Any] | None) -> bool:
     )
 
 
-def measure_latency(
-    float_model: ModelSource, quantized: ModelSource, feeds: Sample, *, blame: type[OnnxqError] = InvalidResult
-) -> Latency:
-    """Time both models on one sample: one thread, in turn, so that a busy machine slows both.
-
-    Raises:
-        OnnxqError: As `compare`.
-
-    """
-    reference, result = _open_pair(float_model, quantized, 1, blame)
+def _measure_latency(pair: _Pair, feeds: Sample) -> Latency:
+    """Time both models on one sample: one thread, in turn, so that a busy machine slows both."""
+    reference, result = pair.reference, pair.result
     pair_seconds = TIMING_SECONDS
     for _ in range(WARM_UPS):
         started = time.perf_counter()
-        _run_pair(reference, result, feeds, 0, blame)
+        run_session(reference, None, feeds)
+        run_session(result, None, feeds)
         pair_seconds = min(pair_seconds, time.perf_counter() - started)
     pairs = min(max(int(TIMING_SECONDS / max(pair_seconds, 1e-9)), LEAST_PAIRS), MOST_PAIRS)
     times: list[tuple[float, float]] = []

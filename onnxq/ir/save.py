@@ -21,7 +21,14 @@ EXTERNAL_MINIMUM = 1024  # smaller constants stay in the model, where shape infe
 WRITE_BLOCK = 1 << 24  # bytes written at a time, so that a mapped weight never stands in memory whole
 
 
-def save(model: Model, path: str | Path, *, force: bool = False, external_data: bool | None = None) -> list[Path]:
+def save(
+    model: Model,
+    path: str | Path,
+    *,
+    force: bool = False,
+    external_data: bool | None = None,
+    encoded: bytes | None = None,
+) -> list[Path]:
     """Write a model so that a reader finds the whole of it or nothing.
 
     Args:
@@ -29,6 +36,7 @@ def save(model: Model, path: str | Path, *, force: bool = False, external_data: 
         path: The file to write.
         force: Whether an existing file may be replaced.
         external_data: Whether weights go to `PATH.data`; None decides by size (beyond 2 GiB they have to).
+        encoded: What `model.serialize()` gave, where the caller has it already.
 
     Returns:
         The files that were written, the model first.
@@ -42,11 +50,11 @@ def save(model: Model, path: str | Path, *, force: bool = False, external_data: 
     check_output(path, force=force)
     _refuse_external_attributes(model)
     if external_data is None:
-        external_data = sum(v.tensor.nbytes for v in model.initializers() if v.tensor) > PROTOBUF_LIMIT
+        external_data = needs_external_data(model)
     try:
         if external_data:
             return _save_external(model, path)
-        chunks = model.chunks(verbatim=not model.has_external_data)
+        chunks = [encoded] if encoded is not None else model.chunks(verbatim=not model.has_external_data)
         if length(chunks) >= PROTOBUF_LIMIT:
             return _save_external(model, path)
         _write({path: chunks})
@@ -55,6 +63,11 @@ def save(model: Model, path: str | Path, *, force: bool = False, external_data: 
             f"{path} cannot be written ({error.strerror})", "Choose another place with --output."
         ) from error
     return [path]
+
+
+def needs_external_data(model: Model) -> bool:
+    """Whether the weights are too large for one protobuf file."""
+    return sum(v.tensor.nbytes for v in model.initializers() if v.tensor) > PROTOBUF_LIMIT
 
 
 def check_output(path: Path, *, force: bool) -> None:
