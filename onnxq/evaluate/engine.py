@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import onnx
 from onnxq.errors import DataError, ModelError, OnnxqError
 from onnxq.evaluate.blas import one_blas_thread
 from onnxq.evaluate.schedule import Schedule, Step, prepare
-from onnxq.ir import Model, Value, load, parse
+from onnxq.ir import Graph, Model, Value, load, parse
 from onnxq.ops.arrays import NotCovered
 
 Taps = Mapping[str | Value, Callable[[Any], None]]
 """What to look at while a model runs: a tensor's name, or its value, and the function that is given its array."""
+
+MISSING: Any = object()
+"""Stands for an output that a kernel did not give; None is the value of an empty optional."""
 
 
 def evaluate(
@@ -46,6 +50,7 @@ class Evaluator:
     def __init__(self, model: str | Path | Model | onnx.ModelProto) -> None:
         self.model = _inlined(_read(model))
         self._schedule = prepare(self.model.graph, self.model)
+        self._scopes = set(_scopes(self._schedule))
         self._types = {name: _element_type(info) for name, info in self.model.graph.infos.items()}
 
     def run(
@@ -63,7 +68,8 @@ class Evaluator:
                 evaluator's own: copy it to keep it beyond the call and change it, never write to it.
 
         Returns:
-            The tensors by name, in the order of `outputs`. Sequences are lists.
+            The tensors by name, in the order of `outputs`. Sequences are lists. An array can be one of the feeds, a
+            view of one, or a read-only weight.
 
         Raises:
             DataError: An input is missing, unknown, or of the wrong element type, or a tensor that is asked for
@@ -116,8 +122,27 @@ class Evaluator:
                 values = [key] if key in values else values[:1]
             if not values:
                 raise DataError(f"{self.model.name} has no tensor '{name}'", "Check the names in `taps`.")
+            for value in values:
+                self._check_reachable(value)
             found.update(dict.fromkeys(values, function))
         return found
+
+    def _check_reachable(self, value: Value) -> None:
+        if value.graph not in self._scopes:
+            owner = value.graph.owner
+            assert owner is not None  # the main graph always has a schedule
+            raise DataError(
+                f"tensor '{value.name}' cannot be tapped: node {owner.label} ({owner.op_type}) runs in onnx.reference",
+                "Tap the node's outputs instead.",
+            )
+
+
+def _scopes(schedule: Schedule) -> Iterator[Graph]:
+    """Visit the graphs that run here, not in `onnx.reference`."""
+    yield schedule.graph
+    for step in schedule.steps:
+        for body in step.bodies.values():
+            yield from _scopes(body)
 
 
 class _Run:
@@ -143,7 +168,9 @@ class _Run:
             results = self._compute(step)
         except OnnxqError as error:
             raise _at_node(error, step) from error
-        for value, result in zip(step.node.outputs, results, strict=False):
+        for value, result in zip_longest(step.node.outputs, results[: len(step.node.outputs)], fillvalue=MISSING):
+            if result is MISSING:
+                raise _at_node(ModelError("it gives fewer outputs than the node names", "Check its attributes."), step)
             if value is not None:
                 values[value] = np.asarray(result) if isinstance(result, np.generic) else result
                 if value in self._taps:
@@ -162,8 +189,8 @@ class _Run:
                 return results if isinstance(results, tuple) else (results,)
             except NotCovered:
                 pass  # the kernel leaves this case to the fallback below
-            except (ValueError, TypeError, IndexError, ZeroDivisionError, MemoryError, KeyError) as error:
-                raise ModelError(f"it failed: {error}", "Check the shapes and types of its inputs.") from error
+            except (ValueError, TypeError, IndexError, ArithmeticError, AttributeError) as error:
+                raise ModelError(f"it failed: {error}", "Check the number, shapes and types of its inputs.") from error
         try:
             return step.fallback.run(values)
         except Exception as error:  # onnx.reference raises errors of every kind, and runs foreign code

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 
 from onnxq.ir import Model, Node, Value
 from onnxq.ir.encode import encode_node
+from onnxq.ir.wire import join
 
 
 class Fallback:
@@ -52,7 +53,7 @@ class Fallback:
         return tuple(next(found) if output is not None else None for output in self._node.outputs)
 
     def _single_node_model(self, feeds: Mapping[str, Any]) -> onnx.ModelProto:
-        proto = onnx.NodeProto.FromString(b"".join(encode_node(self._node)))
+        proto = onnx.NodeProto.FromString(join(encode_node(self._node)))
         inputs = [onnx.ValueInfoProto(name=name, type=_type(value)) for name, value in feeds.items()]
         outputs = [onnx.ValueInfoProto(name=output.name) for output in self._node.outputs if output is not None]
         graph = helper.make_graph([proto], "node", inputs, outputs)
@@ -76,6 +77,6 @@ def _type(value: Any) -> onnx.TypeProto | None:
         dtype = TensorProto.STRING if is_text else helper.np_dtype_to_tensor_dtype(value.dtype)
         return helper.make_tensor_type_proto(dtype, [None] * value.ndim)
     if isinstance(value, list):
-        item = _type(value[0]) if value else helper.make_tensor_type_proto(TensorProto.FLOAT, None)
-        return helper.make_sequence_type_proto(item)
+        item = _type(value[0]) if value else None
+        return helper.make_sequence_type_proto(item or helper.make_tensor_type_proto(TensorProto.FLOAT, None))
     return None

@@ -161,7 +161,7 @@ def _initializers(graph: Graph) -> dict[Value, Any]:
 
 
 def dense(sparse: onnx.SparseTensorProto) -> np.ndarray:
-    """Write out a sparse tensor; indices are linear [NNZ] or coordinates [NNZ, rank] (onnx.proto, SparseTensorProto)."""
+    """Write out a SparseTensorProto, whose indices are linear [NNZ] or coordinates [NNZ, rank] (onnx.proto)."""
     values = onnx.numpy_helper.to_array(sparse.values)
     indices = onnx.numpy_helper.to_array(sparse.indices)
     array = np.zeros(tuple(sparse.dims), values.dtype)

@@ -111,8 +111,8 @@ def gelu(x: Array, *, approximate: str = "none") -> Array:
     """x/2 (1 + erf(x / √2)), or its form with tanh."""
     if x.dtype == np.float64:
         if approximate == "tanh":
-            return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-        return 0.5 * x * (1 + erf(x * math.sqrt(0.5)))
+            return np.asarray(0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
+        return np.asarray(0.5 * x * (1 + erf(x * math.sqrt(0.5))))
     part = _gelu_tanh_part if approximate == "tanh" else _gelu_part
     return _through_float32(part, x)
 
@@ -141,7 +141,8 @@ def sigmoid(x: Array, *, consumed_inputs: Sequence[int] = ()) -> Array:
 @kernel("Relu", since=1)
 def relu(x: Array, *, consumed_inputs: Sequence[int] = ()) -> Array:
     """max(x, 0)."""
-    return np.maximum(x, x.dtype.type(0))
+    result: Array = np.maximum(x, x.dtype.type(0))
+    return result
 
 
 @kernel("LeakyRelu", since=1)
@@ -182,7 +183,8 @@ def celu(x: Array, *, alpha: float = 1.0) -> Array:
 
 
 def _selu(x: Array, alpha: float, gamma: float) -> Array:
-    return _exponential_unit(x, alpha) * x.dtype.type(gamma)
+    result: Array = np.multiply(_exponential_unit(x, alpha), x.dtype.type(gamma))
+    return result
 
 
 @kernel("Selu", since=6)
@@ -192,9 +194,7 @@ def selu(x: Array, *, alpha: float = 1.67326319217681884765625, gamma: float = 1
 
 
 @kernel("Selu", since=1)
-def selu_1(
-    x: Array, *, alpha: float = 1.6732, gamma: float = 1.0507, consumed_inputs: Sequence[int] = ()
-) -> Array:
+def selu_1(x: Array, *, alpha: float = 1.6732, gamma: float = 1.0507, consumed_inputs: Sequence[int] = ()) -> Array:
     """Selu with the shorter constants that version 1 states."""
     return _selu(x, alpha, gamma)
 
@@ -203,37 +203,40 @@ def selu_1(
 def hard_sigmoid(x: Array, *, alpha: float = 0.2, beta: float = 0.5, consumed_inputs: Sequence[int] = ()) -> Array:
     """max(0, min(1, alpha x + beta))."""
     linear = x * x.dtype.type(alpha) + x.dtype.type(beta)
-    return np.clip(linear, x.dtype.type(0), x.dtype.type(1))
+    result: Array = np.clip(linear, x.dtype.type(0), x.dtype.type(1))
+    return result
 
 
 @kernel("HardSwish", since=14)
 def hard_swish(x: Array) -> Array:
     """X times HardSigmoid(x; 1/6, 1/2)."""
-    return x * hard_sigmoid(x, alpha=1 / 6, beta=0.5)
+    return np.multiply(x, hard_sigmoid(x, alpha=1 / 6, beta=0.5))
 
 
 @kernel("Swish", since=24)
 def swish(x: Array, *, alpha: float = 1.0) -> Array:
     """X sigmoid(alpha x)."""
-    return x * sigmoid(x * x.dtype.type(alpha))
+    return np.multiply(x, sigmoid(np.multiply(x, x.dtype.type(alpha))))
 
 
 @kernel("Softplus", since=1)
 def softplus(x: Array) -> Array:
     """log(1 + exp(x)), written so that exp never overflows."""
-    return np.log1p(np.exp(-np.abs(x))) + np.maximum(x, x.dtype.type(0))
+    result: Array = np.add(np.log1p(np.exp(-np.abs(x))), np.maximum(x, x.dtype.type(0)))
+    return result
 
 
 @kernel("Mish", since=18)
 def mish(x: Array) -> Array:
     """X tanh(softplus(x))."""
-    return x * np.tanh(softplus(x))
+    return np.multiply(x, np.tanh(softplus(x)))
 
 
 @kernel("Softsign", since=1)
 def softsign(x: Array) -> Array:
     """X / (1 + |x|)."""
-    return x / (x.dtype.type(1) + np.abs(x))
+    result: Array = np.true_divide(x, x.dtype.type(1) + np.abs(x))
+    return result
 
 
 @kernel("Shrink", since=9)

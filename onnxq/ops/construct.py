@@ -60,7 +60,8 @@ def range_(start: Array, limit: Array, delta: Array) -> Array:
     if first.dtype.kind in "iu":
         return np.arange(int(first), int(last), int(step), dtype=first.dtype)
     count = max(int(np.ceil((float(last) - float(first)) / float(step))), 0)
-    return (first + np.arange(count).astype(first.dtype) * step).astype(first.dtype)
+    result: Array = (first + np.arange(count).astype(first.dtype) * step).astype(first.dtype)
+    return result
 
 
 @kernel("Shape")
@@ -79,7 +80,8 @@ def size(x: Array) -> Array:
 def eye_like(x: Array, *, dtype: int | None = None, k: int = 0) -> Array:
     """Ones on diagonal k of a zero matrix shaped like X."""
     wanted = x.dtype if dtype is None else helper.tensor_dtype_to_np_dtype(dtype)
-    return np.eye(*x.shape, k=k, dtype=wanted)
+    rows, columns = x.shape
+    return np.eye(rows, columns, k, dtype=wanted)
 
 
 @kernel("Trilu", since=14)
@@ -100,14 +102,17 @@ def one_hot(indices: Array, depth: Array, values: Array, *, axis: int = -1) -> A
     shape = [1] * (indices.ndim + 1)
     shape[axis] = count
     hit = np.expand_dims(found, axis) == np.arange(count).reshape(shape)
-    return np.where(hit, values[1], values[0])
+    result: Array = np.where(hit, values[1], values[0])
+    return result
 
 
 @kernel("NonZero", since=9)
 def non_zero(x: Array) -> Array:
     """Coordinates of the elements that are not zero: int64 [rank, count], in row-major order."""
-    return np.asarray(np.nonzero(np.atleast_1d(x)), np.int64)[-x.ndim or None :] if x.ndim else np.zeros(
-        (0, int(bool(x))), np.int64
+    return (
+        np.asarray(np.nonzero(np.atleast_1d(x)), np.int64)[-x.ndim or None :]
+        if x.ndim
+        else np.zeros((0, int(bool(x))), np.int64)
     )
 
 

@@ -1,4 +1,4 @@
-"""Conv and ConvTranspose: https://onnx.ai/onnx/operators/onnx__Conv.html.
+"""Conv: https://onnx.ai/onnx/operators/onnx__Conv.html.
 
 Columns are gathered tap by tap into a buffer that stays in the cache, then one BLAS product makes a block of the
 output. A 1x1 kernel needs no gathering; a depthwise one is a sum of shifted products.
@@ -37,16 +37,10 @@ def conv(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Array:
-    """Convolve, over any number of spatial axes.
+    """Convolve X [N, C, D1, ...] with W [M, C / group, k1, ...], over any number of spatial axes.
 
-    Args:
-        x: [N, C, D1, ...], any float type.
-        w: [M, C / group, k1, ...].
-        b: [M] or None.
-        auto_pad, dilations, group, kernel_shape, pads, strides: As ONNX defines them.
-
-    Returns:
-        [N, M, ...] in the type of x; float16 and bfloat16 are summed in float32.
+    B is [M] or None; attributes are as ONNX defines them. Gives [N, M, ...] in the type of X; float16 and bfloat16 are
+    summed in float32.
 
     Raises:
         ModelError: Channels or attributes do not fit.
@@ -89,11 +83,11 @@ def _pointwise(x: Array, w: Array, b: Array | None, group: int, windows: Windows
     batch, channels = x.shape[:2]
     positions = math.prod(windows.output)
     columns = x.astype(np.float64).reshape(batch, group, channels // group, positions)
-    result = np.matmul(w.astype(np.float64).reshape(group, -1, channels // group), columns)
-    result = result.reshape(batch, w.shape[0], *windows.output)
+    product = np.matmul(w.astype(np.float64).reshape(group, -1, channels // group), columns)
+    product = product.reshape(batch, w.shape[0], *windows.output)
     if b is not None:
-        result += per_channel(b, x.ndim)
-    return result.astype(x.dtype)
+        product += per_channel(b, x.ndim)
+    return np.asarray(product.astype(x.dtype))
 
 
 def _flattened(x: Array, windows: Windows) -> tuple[Array, tuple[int, ...]]:
@@ -135,7 +129,7 @@ def _by_columns(x: Array, w: Array, b: Array | None, group: int, windows: Window
     result = np.empty((batch, w.shape[0], *windows.output), x.dtype)
     buffer = np.empty(images * group * depth * rows * row, x.dtype)
     product = np.empty(images * w.shape[0] * rows * row, x.dtype)
-    crop = tuple(slice(0, size) for size in windows.output[1:])
+    crop = (slice(None), slice(None), slice(None), *(slice(0, size) for size in windows.output[1:]))
     for first in range(0, batch, images):
         chosen = slice(first, min(first + images, batch))
         count = chosen.stop - first
@@ -151,7 +145,7 @@ def _by_columns(x: Array, w: Array, b: Array | None, group: int, windows: Window
                 _gather_strided(x[chosen], columns.reshape(count, channels, taps, height, *inner), windows, top)
             out = product[: count * w.shape[0] * size].reshape(count, group, -1, size)
             np.matmul(weight, columns.reshape(count, group, depth, size), out=out)
-            block = out.reshape(count, w.shape[0], height, *inner)[(..., *crop)]
+            block = out.reshape(count, w.shape[0], height, *inner)[crop]
             target = result[chosen, :, top : top + height]
             if bias is None:
                 target[...] = block
@@ -218,92 +212,3 @@ def _depthwise(x: Array, w: Array, b: Array | None, windows: Windows) -> Array:
         else:
             np.add(block, per_channel(b[chosen], x.ndim), out=result[:, chosen])
     return result
-
-
-@kernel("ConvTranspose")
-def conv_transpose(
-    x: Array,
-    w: Array,
-    b: Array | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    kernel_shape: Sequence[int] | None = None,
-    output_padding: Sequence[int] | None = None,
-    output_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-) -> Array:
-    """Spread every input element over its window: the transpose of Conv.
-
-    Args:
-        x: [N, C, D1, ...].
-        w: [C, M / group, k1, ...].
-        b: [M] or None.
-        auto_pad, dilations, group, kernel_shape, output_padding, output_shape, pads, strides: As ONNX defines them.
-
-    Returns:
-        [N, M, ...] in the type of x.
-
-    Raises:
-        ModelError: Channels do not fit.
-
-    """
-    rank = x.ndim - 2
-    if x.ndim != w.ndim or x.shape[1] != w.shape[0] or w.shape[0] % group:
-        raise ModelError(
-            f"input {list(x.shape)} and weight {list(w.shape)} do not fit with group {group}", "Correct the weight."
-        )
-    kernel_shape = tuple(kernel_shape or w.shape[2:])
-    strides = tuple(strides or (1,) * rank)
-    dilations = tuple(dilations or (1,) * rank)
-    extra = tuple(output_padding or (0,) * rank)
-    full = [
-        (size - 1) * stride + (k - 1) * d + 1
-        for size, stride, k, d in zip(x.shape[2:], strides, kernel_shape, dilations, strict=True)
-    ]
-    begin, output = _transposed_padding(x.shape[2:], full, strides, extra, pads, output_shape, auto_pad)
-    maps = w.shape[1] * group
-    positions = math.prod(x.shape[2:])
-    weight = w.reshape(group, w.shape[0] // group, -1).transpose(0, 2, 1)
-    columns = np.matmul(weight, x.reshape(x.shape[0], group, -1, positions))
-    columns = columns.reshape(x.shape[0], maps, math.prod(kernel_shape), *x.shape[2:])
-    room = [max(f, b_ + o) for f, b_, o in zip(full, begin, output, strict=True)]
-    canvas = np.zeros((x.shape[0], maps, *room), x.dtype)
-    windows = Windows(
-        kernel_shape, strides, dilations, (0,) * rank, (0,) * rank, (0,) * rank, tuple(x.shape[2:])
-    )
-    if positions:
-        for index, tap in enumerate(np.ndindex(*kernel_shape)):
-            canvas[(slice(None), slice(None), *windows.slices(tap))] += columns[:, :, index]
-    inside = tuple(slice(b_, b_ + o) for b_, o in zip(begin, output, strict=True))
-    result = np.ascontiguousarray(canvas[(slice(None), slice(None), *inside)])
-    if b is not None:
-        result += per_channel(b, x.ndim)
-    return result
-
-
-def _transposed_padding(
-    shape: Sequence[int],
-    full: Sequence[int],
-    strides: Sequence[int],
-    extra: Sequence[int],
-    pads: Sequence[int] | None,
-    output_shape: Sequence[int] | None,
-    auto_pad: str,
-) -> tuple[list[int], list[int]]:
-    """Give where the output begins on the full canvas, and its size, for each spatial axis."""
-    rank = len(shape)
-    begin, output = [0] * rank, [0] * rank
-    given = list(pads) if pads and auto_pad == "NOTSET" else [0] * (2 * rank)
-    wanted = list(output_shape[-rank:]) if output_shape else None
-    for i in range(rank):
-        if wanted is None and not auto_pad.startswith("SAME"):
-            begin[i] = given[i]
-            output[i] = full[i] + extra[i] - given[i] - given[rank + i]
-            continue
-        output[i] = wanted[i] if wanted is not None else shape[i] * strides[i]
-        total = max(full[i] + extra[i] - output[i], 0)
-        begin[i] = total - total // 2 if auto_pad == "SAME_LOWER" else total // 2
-    return begin, output

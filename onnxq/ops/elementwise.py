@@ -1,6 +1,6 @@
 """Arithmetic, element by element: https://onnx.ai/onnx/operators (Add, Mul, Pow, Clip, ...).
 
-Inputs broadcast as in NumPy (ONNX from operator set 7 on); before, only the second one and only when `broadcast` says so.
+Inputs broadcast as in NumPy (ONNX from operator set 7 on); before, only the second one, when `broadcast` says so.
 Results have the type of the inputs: float32 stays float32.
 """
 
@@ -55,7 +55,7 @@ def power(x: Array, y: Array) -> Array:
     if np.size(y) == 1 and np.ndim(y) <= np.ndim(x) and x.dtype.kind == "f":
         exponent = float(y.reshape(()))
         if exponent in (2.0, 3.0):
-            return x * x if exponent == 2.0 else x * x * x
+            return np.square(x) if exponent == 2.0 else np.multiply(np.square(x), x)
         if exponent == 0.5:
             return np.sqrt(x)
         return np.power(x, x.dtype.type(exponent)) if x.dtype != np.float16 else np.power(x, y).astype(x.dtype)
@@ -87,7 +87,8 @@ def _register_unary(op_type: str, function: Callable[..., Array]) -> None:
 
 
 def _reciprocal(x: Array) -> Array:
-    return np.true_divide(x.dtype.type(1), x)
+    result: Array = np.true_divide(x.dtype.type(1), x)
+    return result
 
 
 _UNARY: dict[str, Callable[..., Array]] = {
@@ -133,7 +134,9 @@ _register_variadic("Sum", np.add)
 @kernel("Mean")
 def mean(*inputs: Array, consumed_inputs: Sequence[int] = ()) -> Array:
     """Mean of the inputs, element by element."""
-    return np.true_divide(reduce(np.add, inputs), inputs[0].dtype.type(len(inputs)))
+    total: Array = reduce(np.add, inputs)
+    result: Array = np.true_divide(total, total.dtype.type(len(inputs)))
+    return result
 
 
 @kernel("Clip", since=11)

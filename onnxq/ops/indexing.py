@@ -38,7 +38,8 @@ def gather_nd(x: Array, indices: Array, *, batch_dims: int = 0) -> Array:
     flat = x.reshape(rows, *x.shape[batch_dims:])
     points = indices.reshape(rows, -1, depth)
     where = (np.arange(rows)[:, None], *np.moveaxis(points, -1, 0))
-    return flat[where].reshape(*indices.shape[:-1], *x.shape[batch_dims + depth :])
+    result: Array = flat[where].reshape(*indices.shape[:-1], *x.shape[batch_dims + depth :])
+    return result
 
 
 @kernel("ScatterElements", since=11)

@@ -35,7 +35,7 @@ def gemm(
     transA: int = 0,
     transB: int = 0,
 ) -> Array:
-    """Alpha A' B' + beta C, where C [M, N] or whatever broadcasts to it, and A', B' are matrices or their transposes."""
+    """Alpha A' B' + beta C, where C broadcasts to [M, N] and A', B' are matrices or their transposes."""
     product = matmul(a.T if transA else a, b.T if transB else b)
     if alpha != 1.0:
         product = product * product.dtype.type(alpha)

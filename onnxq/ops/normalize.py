@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -11,10 +11,11 @@ from .arrays import Array, NotCovered, normalize_axes, normalize_axis, per_chann
 from .registry import kernel
 
 
-def _apply_statistics(x: Array, scale: Array, shift: Array, mean: Array, var: Array, epsilon: float) -> Array:
+def _apply_statistics(x: Array, parameters: Iterable[Array], epsilon: float) -> Array:
     """(x - mean) / sqrt(var + epsilon) * scale + shift, as one product and one sum; parameters broadcast to x."""
+    scale, shift, mean, var = parameters
     factor = scale / np.sqrt(var + var.dtype.type(epsilon))
-    result = x * factor.astype(x.dtype, copy=False)
+    result: Array = x * factor.astype(x.dtype, copy=False)
     result += (shift - mean * factor).astype(x.dtype, copy=False)
     return result
 
@@ -27,7 +28,7 @@ def _train(
     batch_mean = x.mean(axis=axes)
     batch_var = x.var(axis=axes)
     shaped = [per_channel(p, x.ndim) for p in (scale, shift, batch_mean, batch_var)]
-    y = _apply_statistics(x, *shaped, epsilon)
+    y = _apply_statistics(x, shaped, epsilon)
     keep = mean.dtype.type(momentum)
     running_mean = mean * keep + batch_mean.astype(mean.dtype) * (1 - keep)
     running_var = var * keep + batch_var.astype(var.dtype) * (1 - keep)
@@ -49,7 +50,7 @@ def batch_normalization(
     """Normalise X [N, C, ...] per channel with given statistics, or with the batch's when `training_mode` is set."""
     if training_mode:
         return _train(x, scale, b, mean, var, epsilon, momentum)[:3]
-    return _apply_statistics(x, *(per_channel(p, x.ndim) for p in (scale, b, mean, var)), epsilon)
+    return _apply_statistics(x, (per_channel(p, x.ndim) for p in (scale, b, mean, var)), epsilon)
 
 
 @kernel("BatchNormalization", since=1)
@@ -77,11 +78,13 @@ def batch_normalization_7(
     """
     if output_count > 1:
         if not spatial:
-            raise NotCovered("training with a mean for each element is not supported", "Export the model for inference.")
+            raise NotCovered(
+                "training with a mean for each element is not supported", "Export the model for inference."
+            )
         return _train(x, scale, b, mean, var, epsilon, momentum)
     if spatial:
-        return _apply_statistics(x, *(per_channel(p, x.ndim) for p in (scale, b, mean, var)), epsilon)
-    return _apply_statistics(x, *(p.reshape(1, *x.shape[1:]) for p in (scale, b, mean, var)), epsilon)
+        return _apply_statistics(x, (per_channel(p, x.ndim) for p in (scale, b, mean, var)), epsilon)
+    return _apply_statistics(x, (p.reshape(1, *x.shape[1:]) for p in (scale, b, mean, var)), epsilon)
 
 
 def _standardize(x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
@@ -127,7 +130,8 @@ def rms_normalization(x: Array, scale: Array, *, axis: int = -1, epsilon: float 
     axes = tuple(range(normalize_axis(axis, x.ndim), x.ndim))
     wide = x.astype(np.float32) if x.dtype.itemsize < 4 else x
     mean_square = np.mean(wide * wide, axis=axes, keepdims=True)
-    return ((wide / np.sqrt(mean_square + wide.dtype.type(epsilon))).astype(x.dtype) * scale).astype(x.dtype)
+    result: Array = ((wide / np.sqrt(mean_square + wide.dtype.type(epsilon))).astype(x.dtype) * scale).astype(x.dtype)
+    return result
 
 
 @kernel("InstanceNormalization")
@@ -152,7 +156,10 @@ def group_normalization(
     x: Array, scale: Array, bias: Array, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Array:
     """Normalise groups of channels of X [N, C, ...]; scale and shift have one entry a channel."""
-    return _grouped(x, num_groups, epsilon) * per_channel(scale, x.ndim) + per_channel(bias, x.ndim)
+    y = _grouped(x, num_groups, epsilon)
+    y *= per_channel(scale, x.ndim)
+    y += per_channel(bias, x.ndim)
+    return y
 
 
 @kernel("GroupNormalization", since=18)
@@ -168,7 +175,8 @@ def group_normalization_18(x: Array, scale: Array, bias: Array, *, num_groups: i
 def lp_normalization(x: Array, *, axis: int = -1, p: int = 2) -> Array:
     """X divided by its p-norm along an axis; 0 where the norm is 0."""
     norm = np.sum(np.abs(x), axis, keepdims=True) if p == 1 else np.sqrt(np.sum(x * x, axis, keepdims=True))
-    return np.where(norm == 0, x.dtype.type(0), x / np.where(norm == 0, x.dtype.type(1), norm))
+    result: Array = np.where(norm == 0, x.dtype.type(0), x / np.where(norm == 0, x.dtype.type(1), norm))
+    return result
 
 
 @kernel("MeanVarianceNormalization", since=9)

@@ -114,7 +114,8 @@ def lp_pool(
         ceil_mode=bool(ceil_mode),
     )  # fmt: skip
     powers = np.power(np.abs(x), x.dtype.type(p))
-    return np.power(_slide(np.add, padded(powers, windows), windows), x.dtype.type(1 / p))
+    result: Array = np.power(_slide(np.add, padded(powers, windows), windows), x.dtype.type(1 / p))
+    return result
 
 
 def _spatial(x: Array) -> tuple[int, ...]:
@@ -125,17 +126,20 @@ def _spatial(x: Array) -> tuple[int, ...]:
 def global_average_pool(x: Array) -> Array:
     """Mean over the spatial axes, which stay with length 1."""
     count = math.prod(x.shape[2:])
-    return np.add.reduce(x, axis=_spatial(x), keepdims=True) / x.dtype.type(count)
+    result: Array = np.add.reduce(x, axis=_spatial(x), keepdims=True) / x.dtype.type(count)
+    return result
 
 
 @kernel("GlobalMaxPool")
 def global_max_pool(x: Array) -> Array:
     """Maximum over the spatial axes, which stay with length 1."""
-    return np.max(x, axis=_spatial(x), keepdims=True)
+    result: Array = np.max(x, axis=_spatial(x), keepdims=True)
+    return result
 
 
 @kernel("GlobalLpPool")
 def global_lp_pool(x: Array, *, p: float = 2) -> Array:
     """P-norm over the spatial axes, which stay with length 1."""
     total = np.add.reduce(np.power(np.abs(x), x.dtype.type(p)), axis=_spatial(x), keepdims=True)
-    return np.power(total, x.dtype.type(1 / p))
+    result: Array = np.power(total, x.dtype.type(1 / p))
+    return result

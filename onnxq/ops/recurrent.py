@@ -6,144 +6,13 @@ The inputs of all steps are multiplied by W in one product; only what depends on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from onnxq.errors import ModelError
-
-from .activation import elu, hard_sigmoid, leaky_relu, relu, sigmoid, softplus, softsign, thresholded_relu
 from .arrays import Array
+from .recurrent_steps import Activation, Layer, activations_of, clipped, make_layer, run_direction
 from .registry import kernel
-
-Activation = Callable[[Array], Array]
-
-# Which of alpha and beta each function takes, and the defaults the specification gives them.
-_PLAIN: dict[str, Activation] = {
-    "relu": relu,
-    "sigmoid": sigmoid,
-    "tanh": np.tanh,
-    "softsign": softsign,
-    "softplus": softplus,
-}
-_WITH_ALPHA: dict[str, tuple[Callable[..., Array], float]] = {
-    "elu": (elu, 1.0),
-    "leakyrelu": (leaky_relu, 0.01),
-    "thresholdedrelu": (thresholded_relu, 1.0),
-}
-
-
-def activations_of(
-    names: Sequence[str], alphas: Sequence[float] | None, betas: Sequence[float] | None
-) -> list[Activation]:
-    """Make functions of the attributes `activations`, `activation_alpha` and `activation_beta`.
-
-    The alphas and betas are handed out in order to the functions that take one.
-
-    Raises:
-        ModelError: A function does not exist.
-
-    """
-    left_alphas, left_betas = list(alphas or ()), list(betas or ())
-
-    def take(values: list[float], default: float) -> float:
-        return values.pop(0) if values else default
-
-    found: list[Activation] = []
-    for name in names:
-        key = name.lower()
-        if key in _PLAIN:
-            found.append(_PLAIN[key])
-        elif key in _WITH_ALPHA:
-            function, default = _WITH_ALPHA[key]
-            alpha = take(left_alphas, default)
-            found.append(lambda x, f=function, a=alpha: f(x, alpha=a))  # type: ignore[misc]
-        elif key == "hardsigmoid":
-            alpha, beta = take(left_alphas, 0.2), take(left_betas, 0.5)
-            found.append(lambda x, a=alpha, b=beta: hard_sigmoid(x, alpha=a, beta=b))  # type: ignore[misc]
-        elif key in ("affine", "scaledtanh"):
-            alpha, beta = take(left_alphas, 1.0), take(left_betas, 0.0 if key == "affine" else 1.0)
-            if key == "affine":
-                found.append(lambda x, a=alpha, b=beta: x * x.dtype.type(a) + x.dtype.type(b))  # type: ignore[misc]
-            else:
-                found.append(lambda x, a=alpha, b=beta: np.tanh(x * x.dtype.type(b)) * x.dtype.type(a))  # type: ignore[misc]
-        else:
-            raise ModelError(f"activation '{name}' does not exist", "Use one that ONNX defines.")
-    return found
-
-
-@dataclass(frozen=True)
-class Layer:
-    """What the directions of one recurrent operator have in common.
-
-    Attributes:
-        hidden: Length of the state.
-        gates: Gates of the cell.
-        directions: 1 or 2.
-        lengths: Steps of each sample, or None when all have as many as X.
-        reverse: For each direction whether it runs backwards.
-
-    """
-
-    hidden: int
-    gates: int
-    directions: int
-    lengths: Array | None
-    reverse: tuple[bool, ...]
-
-
-def _layer(w: Array, r: Array, gates: int, direction: str, lengths: Array | None, steps: int) -> Layer:
-    directions = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}.get(direction)
-    if directions is None or len(directions) != w.shape[0]:
-        raise ModelError(
-            f"direction '{direction}' does not fit a weight of {w.shape[0]} directions", "Correct `direction`."
-        )
-    if lengths is not None and np.all(lengths == steps):
-        lengths = None
-    return Layer(r.shape[2], gates, len(directions), lengths, directions)
-
-
-def _clipped(x: Array, limit: float | None) -> Array:
-    return x if not limit else np.clip(x, x.dtype.type(-limit), x.dtype.type(limit))
-
-
-def _order(layer: Layer, index: int, steps: int, batch: int) -> Array:
-    """Give which step of each sample runs when: int64 [steps, batch]. Backwards begins at each sample's own end."""
-    step = np.arange(steps)[:, None]
-    if not layer.reverse[index]:
-        return np.broadcast_to(step, (steps, batch))
-    length = np.full(batch, steps) if layer.lengths is None else np.asarray(layer.lengths)
-    return np.where(step < length, length - 1 - step, step)
-
-
-def _run_direction(
-    layer: Layer,
-    index: int,
-    projected: Array,
-    states: list[Array],
-    cell: Callable[[Array, list[Array]], list[Array]],
-) -> tuple[Array, list[Array]]:
-    """Run the cell over the steps of projected inputs [T, B, gates * hidden]; give all states and the last ones."""
-    steps, batch = projected.shape[:2]
-    order = _order(layer, index, steps, batch)
-    samples = np.arange(batch)
-    moved = projected if not layer.reverse[index] else projected[order, samples]
-    outputs = np.zeros((steps, batch, layer.hidden), projected.dtype)
-    for step in range(steps):
-        found = cell(moved[step], states)
-        if layer.lengths is not None:  # samples that have ended keep their state and give zeros
-            alive = (step < layer.lengths)[:, None]
-            outputs[step] = np.where(alive, found[0], 0)
-            states = [np.where(alive, new, old) for new, old in zip(found, states, strict=True)]
-        else:
-            outputs[step] = found[0]
-            states = found
-    if layer.reverse[index]:
-        turned = np.empty_like(outputs)
-        turned[order, samples] = outputs
-        outputs = turned
-    return outputs, states
 
 
 def _initial(state: Array | None, layer: Layer, batch: int, dtype: Any, layout: int) -> Array:
@@ -184,23 +53,17 @@ def lstm(
 ) -> tuple[Array, ...]:
     """Long short-term memory; gates in the order i, o, f, c.
 
-    Args:
-        x: [T, B, I], or [B, T, I] with `layout = 1`.
-        w, r, b, p: [D, 4H, I], [D, 4H, H], [D, 8H] or None, [D, 3H] or None (peepholes i, o, f).
-        sequence_lens: [B] or None.
-        initial_h, initial_c: [D, B, H] or None.
-        activation_alpha, activation_beta, activations, clip, direction, input_forget, layout: As ONNX defines them.
-        hidden_size, output_sequence: What the shapes already say.
-
-    Returns:
-        Y [T, D, B, H], Y_h and Y_c [D, B, H]; the batch axis first with `layout = 1`.
+    X [T, B, I]; W [D, 4H, I]; R [D, 4H, H]; B [D, 8H] or None; sequence_lens [B] or None; initial_h and initial_c
+    [D, B, H] or None; P [D, 3H] or None, the peepholes i, o, f. Gives Y [T, D, B, H], Y_h and Y_c [D, B, H] in the type
+    of X. With `layout = 1` the batch axis comes first in all of them. Attributes are as ONNX defines them;
+    `hidden_size` and `output_sequence` say what the shapes already do.
 
     Raises:
         ModelError: The direction does not fit the weights, or an activation does not exist.
 
     """
     x = np.swapaxes(x, 0, 1) if layout else x
-    layer = _layer(w, r, 4, direction, sequence_lens, x.shape[0])
+    layer = make_layer(w, r, 4, direction, sequence_lens, x.shape[0])
     h, c = (_initial(s, layer, x.shape[1], x.dtype, layout) for s in (initial_h, initial_c))
     functions = activations_of(
         activations or ("Sigmoid", "Tanh", "Tanh") * layer.directions, activation_alpha, activation_beta
@@ -208,10 +71,8 @@ def lstm(
     outputs, states = [], []
     for d in range(layer.directions):
         projected = _project(x, w[d], None if b is None else b[d], 4 * layer.hidden)
-        cell = _lstm_cell(
-            r[d], None if p is None else p[d], functions[3 * d : 3 * d + 3], clip, bool(input_forget)
-        )
-        y, last = _run_direction(layer, d, projected, [h[d], c[d]], cell)
+        cell = _lstm_cell(r[d], None if p is None else p[d], functions[3 * d : 3 * d + 3], clip, bool(input_forget))
+        y, last = run_direction(layer, d, projected, [h[d], c[d]], cell)
         outputs.append(y)
         states.append(last)
     return _finish(outputs, states, layout)
@@ -240,10 +101,10 @@ def _lstm_cell(
         i, o, forget, new = (gates[:, k * size : (k + 1) * size] for k in range(4))
         if peepholes is not None:
             i, forget = i + pi * memory, forget + pf * memory
-        i = f(_clipped(i, limit))
-        forget = 1 - i if coupled else f(_clipped(forget, limit))
-        memory = forget * memory + i * g(_clipped(new, limit))
-        o = f(_clipped(o if peepholes is None else o + po * memory, limit))
+        i = f(clipped(i, limit))
+        forget = 1 - i if coupled else f(clipped(forget, limit))
+        memory = forget * memory + i * g(clipped(new, limit))
+        o = f(clipped(o if peepholes is None else o + po * memory, limit))
         return [o * h(memory), memory]
 
     return cell
@@ -270,7 +131,7 @@ def gru(
 ) -> tuple[Array, ...]:
     """Gated recurrent unit; gates in the order z, r, h. Shapes as for `lstm` with 3 gates: w [D, 3H, I], b [D, 6H]."""
     x = np.swapaxes(x, 0, 1) if layout else x
-    layer = _layer(w, r, 3, direction, sequence_lens, x.shape[0])
+    layer = make_layer(w, r, 3, direction, sequence_lens, x.shape[0])
     h = _initial(initial_h, layer, x.shape[1], x.dtype, layout)
     functions = activations_of(activations or ("Sigmoid", "Tanh") * layer.directions, activation_alpha, activation_beta)
     outputs, states = [], []
@@ -279,7 +140,7 @@ def gru(
         bias = np.zeros(6 * size, x.dtype) if b is None else b[d]
         projected = (x.reshape(-1, x.shape[-1]) @ w[d].T).reshape(*x.shape[:-1], 3 * size) + bias[: 3 * size]
         cell = _gru_cell(r[d], bias[3 * size :], functions[2 * d : 2 * d + 2], clip, bool(linear_before_reset))
-        y, last = _run_direction(layer, d, projected, [h[d]], cell)
+        y, last = run_direction(layer, d, projected, [h[d]], cell)
         outputs.append(y)
         states.append(last)
     return _finish(outputs, states, layout)
@@ -296,13 +157,13 @@ def _gru_cell(
 
     def cell(inputs: Array, states: list[Array]) -> list[Array]:
         hidden = states[0]
-        gates = f(_clipped(inputs[:, : 2 * size] + hidden @ gate_weight + gate_bias, limit))
+        gates = f(clipped(inputs[:, : 2 * size] + hidden @ gate_weight + gate_bias, limit))
         update, reset = gates[:, :size], gates[:, size:]
         if linear:
             recurrent = reset * (hidden @ new_weight + new_bias)
         else:
             recurrent = (reset * hidden) @ new_weight + new_bias
-        new = g(_clipped(inputs[:, 2 * size :] + recurrent, limit))
+        new = g(clipped(inputs[:, 2 * size :] + recurrent, limit))
         return [(1 - update) * new + update * hidden]
 
     return cell
@@ -328,7 +189,7 @@ def rnn(
 ) -> tuple[Array, ...]:
     """Plain recurrent network: f(X W' + H R' + biases). Shapes as for `lstm` with one gate: w [D, H, I], b [D, 2H]."""
     x = np.swapaxes(x, 0, 1) if layout else x
-    layer = _layer(w, r, 1, direction, sequence_lens, x.shape[0])
+    layer = make_layer(w, r, 1, direction, sequence_lens, x.shape[0])
     h = _initial(initial_h, layer, x.shape[1], x.dtype, layout)
     functions = activations_of(activations or ("Tanh",) * layer.directions, activation_alpha, activation_beta)
     outputs, states = [], []
@@ -339,9 +200,9 @@ def rnn(
         def cell(
             inputs: Array, states: list[Array], weight: Array = weight, function: Activation = function
         ) -> list[Array]:
-            return [function(_clipped(inputs + states[0] @ weight, clip))]
+            return [function(clipped(inputs + states[0] @ weight, clip))]
 
-        y, last = _run_direction(layer, d, projected, [h[d]], cell)
+        y, last = run_direction(layer, d, projected, [h[d]], cell)
         outputs.append(y)
         states.append(last)
     return _finish(outputs, states, layout)

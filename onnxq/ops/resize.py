@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,13 @@ from onnxq.errors import ModelError
 
 from .arrays import Array, NotCovered, integers, normalize_axes
 from .registry import kernel
+
+ROUNDINGS: dict[str, Callable[[Array], Array]] = {
+    "round_prefer_floor": lambda v: np.ceil(v - 0.5),
+    "round_prefer_ceil": lambda v: np.floor(v + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
 
 
 @dataclass(frozen=True)
@@ -58,15 +65,9 @@ def coordinates(sampling: Sampling, length: int, output: int, scale: float, roi:
 def taps(sampling: Sampling, x: Array, length: int) -> tuple[Array, Array]:
     """Give the positions that each coordinate reads and their weights, both [count, output]; positions not clamped."""
     if sampling.mode == "nearest":
-        rounding = {
-            "round_prefer_floor": lambda v: np.ceil(v - 0.5),
-            "round_prefer_ceil": lambda v: np.floor(v + 0.5),
-            "floor": np.floor,
-            "ceil": np.ceil,
-        }.get(sampling.nearest_mode)
-        if rounding is None:
+        if sampling.nearest_mode not in ROUNDINGS:
             raise ModelError(f"nearest mode '{sampling.nearest_mode}' does not exist", "Use one that ONNX defines.")
-        return rounding(x).astype(np.int64)[None], np.ones((1, x.size))
+        return ROUNDINGS[sampling.nearest_mode](x).astype(np.int64)[None], np.ones((1, x.size))
     base = np.floor(x)
     t = x - base
     if sampling.mode in ("linear", "bilinear"):
@@ -90,9 +91,7 @@ def taps(sampling: Sampling, x: Array, length: int) -> tuple[Array, Array]:
     return positions.astype(np.int64), weights
 
 
-def _resize_axis(
-    x: Array, axis: int, output: int, scale: float, roi: tuple[float, float], sampling: Sampling
-) -> Array:
+def _resize_axis(x: Array, axis: int, output: int, scale: float, roi: tuple[float, float], sampling: Sampling) -> Array:
     length = x.shape[axis]
     where = coordinates(sampling, length, output, scale, roi)
     positions, weights = taps(sampling, where, length)
@@ -100,7 +99,7 @@ def _resize_axis(
     shape = [1] * x.ndim
     shape[axis] = output
     if len(positions) == 1:
-        result = np.take(x, positions[0], axis=axis)
+        result: Array = np.take(x, positions[0], axis=axis)
     else:
         kind = x.dtype if x.dtype in (np.float32, np.float64) else np.dtype(np.float32)
         result = np.zeros((*x.shape[:axis], output, *x.shape[axis + 1 :]), kind)

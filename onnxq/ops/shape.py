@@ -139,7 +139,9 @@ def slice_(x: Array, starts: Array, ends: Array, axes: Array | None = None, step
 
 
 @kernel("Slice", since=1)
-def slice_attribute(x: Array, *, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None = None) -> Array:
+def slice_attribute(
+    x: Array, *, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None = None
+) -> Array:
     """Slice of version 1, whose bounds are attributes."""
     return slice_(x, np.asarray(starts), np.asarray(ends), None if axes is None else np.asarray(axes))
 
@@ -179,7 +181,9 @@ def _pad(x: Array, begin: Sequence[int], end: Sequence[int], mode: str, value: A
 
 
 @kernel("Pad", since=11)
-def pad(x: Array, pads: Array, value: Array | None = None, axes: Array | None = None, *, mode: str = "constant") -> Array:
+def pad(
+    x: Array, pads: Array, value: Array | None = None, axes: Array | None = None, *, mode: str = "constant"
+) -> Array:
     """Add to (or with negative numbers crop from) both ends of axes."""
     amounts = integers(pads)
     begin, end = [0] * x.ndim, [0] * x.ndim

@@ -18,7 +18,7 @@ def softmax(x: Array, *, axis: int = -1) -> Array:
     axis = normalize_axis(axis, x.ndim)
     if not x.size:
         return x.copy()
-    result = x - np.max(x, axis=axis, keepdims=True)
+    result: Array = x - np.max(x, axis=axis, keepdims=True)
     np.exp(result, out=result)
     result /= np.add.reduce(result, axis=axis, keepdims=True)
     return result
@@ -29,7 +29,7 @@ def log_softmax(x: Array, *, axis: int = -1) -> Array:
     axis = normalize_axis(axis, x.ndim)
     if not x.size:
         return x.copy()
-    shifted = x - np.max(x, axis=axis, keepdims=True)
+    shifted: Array = x - np.max(x, axis=axis, keepdims=True)
     shifted -= np.log(np.add.reduce(np.exp(shifted), axis=axis, keepdims=True))
     return shifted
 
