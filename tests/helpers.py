@@ -150,6 +150,13 @@ class Quantized:
     def float_run(self, feeds: Feeds) -> list[np.ndarray]:
         return run(self.source, feeds)
 
+    def run_taps(self, feeds: Feeds, *names: str) -> list[np.ndarray]:
+        """Run and give uint8 tensors from inside."""
+        proto = self.proto
+        del proto.graph.output[:]
+        proto.graph.output.extend(helper.make_tensor_value_info(n, TensorProto.UINT8, None) for n in names)
+        return run(proto.SerializeToString(), feeds)
+
     def sqnr(self, feeds: Feeds, level: Any = NONE) -> float:
         """Worst signal-to-noise ratio of all outputs, in dB."""
         pairs = zip(self.float_run(feeds), self.run(feeds, level), strict=True)

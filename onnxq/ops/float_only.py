@@ -62,5 +62,6 @@ stays_float(
     "GatherElements",
     "GatherND",
     "DepthToSpace",
+    "SpaceToDepth",
 )
 stays_float("it changes the element type", "Cast", "CastLike")

@@ -11,7 +11,7 @@ from onnx import TensorProto
 from onnxq.ops.family import Decline, Form, Rewriter, Site, plans, rewrites
 
 # They only move values: onnxruntime drops the pairs around them when both sides have one scale.
-MOVERS = ("DepthToSpace", "Flatten", "Reshape", "SpaceToDepth", "Split", "Squeeze", "Transpose", "Unsqueeze")
+MOVERS = ("DepthToSpace", "Flatten", "Reshape", "Split", "Squeeze", "Transpose", "Unsqueeze")
 # QLinearAdd, QLinearMul, QLinearConcat, QLinearAveragePool, QLinearGlobalAveragePool, QLinearLeakyRelu
 ONE_INPUT = ("AveragePool", "GlobalAveragePool", "LeakyRelu")
 TWO_INPUTS = ("Add", "Mul")
@@ -36,6 +36,8 @@ def plan_resize(site: Site) -> Form:
     site.float_input(0)
     if site.node.attribute("mode", "nearest") != "nearest":
         raise Decline("interpolation rounds in 8 bit and saves no time")
+    if site.node.attribute("coordinate_transformation_mode") == "tf_crop_and_resize":
+        raise Decline("it extrapolates to a value outside of the input's range")
     return Form("repeats 8-bit values", activations=(0,), output=True, passive=True, same_scale=True, opset=10)
 
 
