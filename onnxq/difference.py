@@ -37,7 +37,7 @@ class Difference:
             What makes the two incomparable, empty where nothing does.
 
         """
-        first, second = list(_arrays(expected)), list(_arrays(got))
+        first, second = list(arrays(expected)), list(arrays(got))
         if len(first) != len(second):
             return f"holds {len(second)} arrays instead of {len(first)}"
         for reference, result in zip(first, second, strict=True):
@@ -124,13 +124,13 @@ class Difference:
         return 100.0 * self._agreed / self._decisions if self._decisions else None
 
 
-def _arrays(value: Any) -> Iterator[np.ndarray]:
+def arrays(value: Any) -> Iterator[np.ndarray]:
     """Flatten what onnxruntime gives for an output: an array, a list, a map, or None for an absent optional."""
     if isinstance(value, dict):
         for key in sorted(value, key=str):
-            yield from _arrays(value[key])
+            yield from arrays(value[key])
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _arrays(item)
+            yield from arrays(item)
     elif value is not None:
         yield np.asarray(value)

@@ -1,1 +1,22 @@
-"""."""
+"""The command line: the only part of onnxq that prints and that decides how the process ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: Arguments without the name of the program; those of the process by default.
+
+    Returns:
+        The exit code, see `onnxq.errors.ExitCode`.
+
+    """
+    from onnxq.cli.boundary import run  # imported here so that Ctrl-C during imports is clean as well
+
+    return run(argv)

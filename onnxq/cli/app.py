@@ -1,0 +1,54 @@
+"""The commands, put together. Importing this must stay cheap: onnx, onnxruntime and NumPy wait inside the commands."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from onnxq.cli.calibrate import calibrate
+from onnxq.cli.inspect import inspect
+from onnxq.cli.plan import plan
+from onnxq.cli.quantize import quantize
+from onnxq.cli.recipes import recipes
+from onnxq.cli.verify import verify
+
+COMMANDS = (quantize, plan, calibrate, verify, inspect, recipes)
+EPILOG = (
+    "Exit codes: 0 fine, 1 the check said no, 2 could not do it (bad model, data or arguments), 3 a bug of onnxq, "
+    "130 interrupted."
+)
+
+
+def command() -> Any:
+    """Build the command line."""
+    app = typer.Typer(
+        name="onnxq",
+        help="Quantize ONNX models: valid, verified, smaller and faster, with a reason for every node.",
+        epilog=EPILOG,
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for function in COMMANDS:
+        app.command()(function)
+    return typer.main.get_command(app)
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options that stand before a command."""
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from onnxq.version import __version__
+
+        typer.echo(f"onnxq {__version__}")
+        raise typer.Exit

@@ -1,0 +1,158 @@
+"""The one place where errors become words and exit codes."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from onnxq.errors import ExitCode, OnnxqError
+
+BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell reports for a program whose reader went away
+PACKAGES = ("onnxq", "onnx", "onnxruntime", "numpy", "ml_dtypes", "protobuf", "typer", "rich")
+
+
+class _Interrupts:
+    """Remembers Ctrl-C: an extension module that is interrupted may turn it into an error of its own."""
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        self.seen = True
+        raise KeyboardInterrupt
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Watch for Ctrl-C, unless somebody else does or it is ignored, as in a background job."""
+        if (
+            threading.current_thread() is not threading.main_thread()
+            or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        ):
+            yield
+            return
+        signal.signal(signal.SIGINT, self.handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def run(argv: Sequence[str] | None) -> int:
+    """Run the command line and turn whatever happens into an exit code and, at most, three lines on stderr."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):  # a name that the terminal's encoding lacks is no reason to fail
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    interrupts = _Interrupts()
+    try:
+        with interrupts.watched():
+            code = _invoke(arguments)
+            sys.stdout.flush()
+            return code
+    except KeyboardInterrupt:
+        return _interrupted()
+    except BrokenPipeError:
+        return _broken_pipe()
+    except OnnxqError as error:
+        _say(error.message, error.hint)
+        if error.exit_code is ExitCode.BUG:
+            _tell_log(error, arguments)
+        return int(error.exit_code)
+    except MemoryError:
+        _say("there is not enough memory for this model", "Close other programs, or use a machine with more.")
+        return int(ExitCode.ERROR)
+    except Exception as error:
+        if interrupts.seen:
+            return _interrupted()
+        lines = str(error).strip().splitlines()
+        _say(f"onnxq hit a bug: {type(error).__name__}: {lines[0] if lines else ''}".rstrip(" :"), "")
+        _tell_log(error, arguments)
+        return int(ExitCode.BUG)
+
+
+def _invoke(arguments: list[str]) -> int:
+    import typer
+
+    from onnxq.cli.app import command
+
+    try:
+        with command().make_context("onnxq", arguments) as context:
+            context.command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    except Exception as error:
+        # Wrong arguments. The class has moved between versions of typer; what it offers has not.
+        if not hasattr(error, "format_message") or getattr(error, "exit_code", None) != ExitCode.ERROR:
+            raise
+        path = getattr(getattr(error, "ctx", None), "command_path", "onnxq")
+        message = str(error.format_message()).strip().rstrip(".")
+        if not message:  # a command is missing: the help went to stdout already
+            return int(ExitCode.ERROR)
+        _say(message[:1].lower() + message[1:], f"See `{path} --help`.")
+        return int(ExitCode.ERROR)
+    return int(ExitCode.OK)
+
+
+def _say(message: str, hint: str) -> None:
+    from onnxq.cli.terminal import say
+
+    say("error", message, "bold red")
+    if hint:
+        say("hint", hint, "cyan")
+
+
+def _interrupted() -> int:
+    with suppress(OSError):
+        sys.stderr.write("interrupted\n")
+        sys.stderr.flush()
+    return int(ExitCode.INTERRUPTED)
+
+
+def _broken_pipe() -> int:
+    """Let nothing be written any more: the interpreter flushes stdout once again when it ends."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return BROKEN_PIPE
+
+
+def _tell_log(error: BaseException, arguments: list[str]) -> None:
+    from onnxq.cli.terminal import say
+
+    try:
+        say("hint", f"Please report it with {_write_log(error, arguments)}", "cyan")
+    except OSError as problem:
+        say("hint", f"Please report it; a log could not be written ({problem.strerror}).", "cyan")
+
+
+def _write_log(error: BaseException, arguments: list[str]) -> str:
+    """Write the traceback and what ran where to a file in the system's temporary folder, and give its path."""
+    import platform
+    import shlex
+    import tempfile
+    import traceback
+    from importlib import metadata
+
+    def version(package: str) -> str:
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return "not installed"
+
+    lines = [
+        f"command: {shlex.join(['onnxq', *arguments])}",
+        f"python: {platform.python_version()} on {platform.platform()}",
+        *(f"{package}: {version(package)}" for package in PACKAGES),
+        "",
+        *traceback.format_exception(error),
+    ]
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", prefix="onnxq-", suffix=".log", delete=False, errors="backslashreplace"
+    ) as file:
+        file.write("\n".join(lines))
+    return file.name

@@ -1,0 +1,53 @@
+"""`onnxq calibrate`: statistics once, for many runs of `onnxq quantize`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxq.cli.options import Data, Exclude, Force, Model, Only, RecipeName, SampleLimit
+
+StatsFile = Annotated[
+    Path, typer.Option("--output", "-o", metavar="STATS", help="The .npz file to write.", show_default=False)
+]
+
+
+def calibrate(
+    model: Model,
+    output: StatsFile,
+    data: Data,
+    recipe: RecipeName = "auto",
+    exclude: Exclude = [],  # noqa: B006  (typer reads the default and never hands it out)
+    only: Only = [],  # noqa: B006
+    samples: SampleLimit = None,
+    force: Force = False,
+) -> None:
+    """Measure the ranges that a recipe needs, and save them for `onnxq quantize --stats`.
+
+    The statistics serve this model alone, and every recipe that needs the ranges of no other tensors.
+    """
+    from onnxq import pipeline
+    from onnxq.cli.terminal import TerminalObserver, note
+    from onnxq.errors import NothingToQuantize
+    from onnxq.ir import check_output, load
+    from onnxq.quant.stats_file import fingerprint, save_stats
+
+    check_output(output, force=force)
+    with TerminalObserver() as observer:
+        observer.step("load")
+        source = load(model)
+        observer.step("plan")
+        ready = pipeline.prepare(source, recipe, with_data=True, exclude=exclude, only=only)
+        if not ready.plan.calibrated():
+            raise NothingToQuantize(
+                f"recipe {ready.plan.recipe.name} needs no ranges of {model}",
+                "See every node's reason with `onnxq plan`.",
+            )
+        given = pipeline.open_data(ready.model, data, None, samples)
+        observer.step("calibrate")
+        stats = pipeline.measure(ready, given, None, observer)
+        observer.step("save")
+        save_stats(output, stats, fingerprint(ready.source, stats.names), force=force)
+    note(f"{output}: {len(stats.names)} tensors measured on {stats.samples} samples")

@@ -1,0 +1,77 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Format(StrEnum):
+    """How the product on stdout is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="The float model, an .onnx file.", show_default=False)]
+Data = Annotated[
+    list[str],
+    typer.Option(
+        "--data",
+        "-d",
+        metavar="DATA",
+        help="Calibration data: an .npz or .npy file, a folder of them, ONNX test_data_set folders, or "
+        "package.module:function. May be given several times.",
+        show_default=False,
+    ),
+]
+RecipeName = Annotated[
+    str,
+    typer.Option("--recipe", "-r", metavar="RECIPE", help="Name of a recipe, or a .toml file. See `onnxq recipes`."),
+]
+Exclude = Annotated[
+    list[str],
+    typer.Option(
+        "--exclude",
+        "-x",
+        metavar="GLOB",
+        help="Leave nodes float whose name or operator matches. May be given several times.",
+        show_default=False,
+    ),
+]
+Only = Annotated[
+    list[str],
+    typer.Option(
+        "--only",
+        metavar="GLOB",
+        help="Quantize only nodes whose name or operator matches. May be given several times.",
+        show_default=False,
+    ),
+]
+Stats = Annotated[
+    Path | None,
+    typer.Option(
+        "--stats",
+        metavar="FILE",
+        help="Statistics from `onnxq calibrate`, instead of a calibration.",
+        show_default=False,
+    ),
+]
+SampleLimit = Annotated[
+    int | None,
+    typer.Option("--samples", metavar="N", min=1, help="Use at most the first N samples.", show_default=False),
+]
+MinSqnr = Annotated[
+    float | None,
+    typer.Option(
+        "--min-sqnr",
+        metavar="DB",
+        help="Least signal-to-quantization-noise ratio of every output, in dB; exit code 1 below it.",
+        show_default=False,
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Replace files that exist already.")]
+OutputFormat = Annotated[Format, typer.Option("--format", help="How to write the result to stdout.")]

@@ -1,0 +1,103 @@
+"""`onnxq quantize`: the main job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxq.cli.options import (
+    Data,
+    Exclude,
+    Force,
+    Format,
+    MinSqnr,
+    Model,
+    Only,
+    OutputFormat,
+    RecipeName,
+    SampleLimit,
+    Stats,
+)
+
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="OUT",
+        help="Where to write the quantized model; MODEL.int8.onnx beside the model by default.",
+        show_default=False,
+    ),
+]
+ReportFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        metavar="FILE",
+        help="Write a full report, every node included, to a .json or .md file.",
+        show_default=False,
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Stop after the plan and show it; nothing is written.")]
+ExternalData = Annotated[
+    bool, typer.Option("--external-data", help="Put the weights into OUT.data; beyond 2 GB that happens by itself.")
+]
+
+
+def quantize(
+    model: Model,
+    output: Output = None,
+    data: Data = [],  # noqa: B006  (typer reads the default and never hands it out)
+    stats: Stats = None,
+    recipe: RecipeName = "auto",
+    exclude: Exclude = [],  # noqa: B006
+    only: Only = [],  # noqa: B006
+    min_sqnr: MinSqnr = None,
+    samples: SampleLimit = None,
+    external_data: ExternalData = False,
+    report: ReportFile = None,
+    output_format: OutputFormat = Format.TEXT,
+    dry_run: DryRun = False,
+    force: Force = False,
+) -> None:
+    """Quantize a model, compare it with the float one, and write it.
+
+    With calibration data the result is static (QuantizeLinear/DequantizeLinear pairs with calibrated ranges), without
+    it is dynamic (ranges found at run time).
+    """
+    from onnxq import pipeline
+    from onnxq.cli.terminal import TerminalObserver
+    from onnxq.cli.timing import Stopwatch
+    from onnxq.cli.write import write_plan, write_report
+    from onnxq.report import check_report_path
+    from onnxq.report import write_report as save_report
+
+    if report is not None:
+        check_report_path(report, force=force)
+    with TerminalObserver() as observer:
+        watch = Stopwatch(observer)
+        result = pipeline.quantize(
+            model,
+            recipe,
+            output=output,
+            data=data,
+            stats=stats,
+            exclude=exclude,
+            only=only,
+            min_sqnr=min_sqnr,
+            sample_limit=samples,
+            force=force,
+            dry_run=dry_run,
+            external_data=external_data or None,
+            observer=watch,
+        )
+    result = replace(result, seconds=watch.seconds())
+    if report is not None:
+        save_report(result, report, force=force)
+    if dry_run:
+        write_plan(result, output_format)
+    else:
+        write_report(result, output_format)

@@ -1,0 +1,172 @@
+"""Reports as compact tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from onnxq.cli.terminal import printable
+from onnxq.comparison import Comparison
+from onnxq.inspect import Inspection
+from onnxq.report import FLOAT, Report, decibels
+
+Cell = str | Text
+MOST_REASONS = 12  # lines; the rest is counted
+MOST_OUTPUTS = 20
+
+
+def columns(head: Sequence[str], rows: Sequence[Sequence[Cell]], right: Sequence[int] = ()) -> RenderableType:
+    """Lay rows out in columns without lines, a little indented; where space is short, the last column wraps."""
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim", show_edge=False)
+    for index, title in enumerate(head):
+        last = index == len(head) - 1
+        table.add_column(
+            title,
+            justify="right" if index in right else "left",
+            no_wrap=not last,
+            overflow="fold" if last else "ellipsis",
+        )
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
+    return Padding(table, (0, 0, 0, 2))
+
+
+def report_tables(report: Report) -> Iterator[RenderableType]:
+    """Lay out what a run wrote, lost, and gained."""
+    yield _headline(report, f"{report.source} → {report.output}")
+    yield ""
+    rows = [_size_row(report)] if report.output_bytes is not None else []
+    if report.comparison is not None and report.comparison.latency is not None:
+        rows.append(_latency_row(report.comparison))
+    yield columns(("", "float", "quantized", ""), rows, right=(1, 2))
+    yield ""
+    if report.comparison is not None:
+        yield from comparison_tables(report.comparison, report.samples)
+        yield ""
+    yield from node_tables(report)
+
+
+def comparison_tables(comparison: Comparison, samples: str | None) -> Iterator[RenderableType]:
+    """Lay out the difference of every output."""
+    rows: list[tuple[Cell, ...]] = []
+    for output in comparison.outputs[:MOST_OUTPUTS]:
+        agreement = "" if output.agreement is None else f"{output.agreement:.2f} %"
+        rows.append((output.name, Text(decibels(output.sqnr), style="bold"), f"{output.max_abs:.3g}", agreement))
+    if len(comparison.outputs) > MOST_OUTPUTS:
+        rows.append(
+            (f"and {len(comparison.outputs) - MOST_OUTPUTS} more", decibels(comparison.worst_sqnr), "", "worst of all")
+        )
+    yield columns(("output", "SQNR", "largest error", "agreement"), rows, right=(1, 2, 3))
+    if samples:
+        yield Padding(Text(printable(f"compared on {samples}"), style="dim"), (0, 0, 0, 2))
+
+
+def latency_table(comparison: Comparison) -> Iterator[RenderableType]:
+    """Lay out both latencies alone."""
+    if comparison.latency is not None:
+        yield columns(("", "float", "quantized", ""), [_latency_row(comparison)], right=(1, 2))
+
+
+def node_tables(report: Report) -> Iterator[RenderableType]:
+    """Lay out how many nodes became what, and why the others stayed float."""
+    rows = [
+        (scheme, str(count), _listing(report.operators(None if scheme == FLOAT else scheme)))
+        for scheme, count in report.counts().items()
+    ]
+    yield columns(("became", "nodes", "operators"), rows, right=(1,))
+    reasons = list(report.reasons().items())
+    if reasons:
+        shown = [(str(count), reason) for reason, count in reasons[:MOST_REASONS]]
+        rest = sum(count for _, count in reasons[MOST_REASONS:])
+        if rest:
+            shown.append((str(rest), "other reasons: see `onnxq plan`"))
+        yield ""
+        yield columns(("float", "because"), shown, right=(0,))
+    if report.notes:
+        yield ""
+        yield columns(("before quantizing",), [(note,) for note in report.notes])
+
+
+def plan_tables(report: Report) -> Iterator[RenderableType]:
+    """Lay out the decision about every node, the counts at the end where they stay in view."""
+    yield _headline(report, str(report.source))
+    yield ""
+    rows = [
+        (node.name, node.op_type, Text(node.scheme or FLOAT, style="green" if node.scheme else "dim"), node.reason)
+        for node in report.nodes
+    ]
+    yield columns(("node", "operator", "becomes", "reason"), rows)
+    yield ""
+    yield from node_tables(report)
+
+
+def size(count: float) -> str:
+    """Write a number of bytes for people, in decimal units as file managers do."""
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.2f} GB"
+
+
+def _headline(report: Report, text: str) -> Text:
+    return Text.assemble((printable(text), "bold"), (f"   recipe {printable(report.recipe)}", "dim"))
+
+
+def _size_row(report: Report) -> tuple[Cell, ...]:
+    before, after = report.source_bytes, report.output_bytes or 0
+    if after <= before:
+        change = f"{before / max(after, 1):.1f} times smaller"
+    else:
+        change = f"{after / max(before, 1):.1f} times larger"
+    return "size", size(before), size(after), Text(change, style="green" if after < before else "yellow")
+
+
+def _latency_row(comparison: Comparison) -> tuple[Cell, ...]:
+    latency = comparison.latency
+    assert latency is not None
+    ratio = Text(f"{latency.ratio:.2f} of float's", style="green" if latency.ratio < 1 else "yellow")
+    how = Text(f" (median of {latency.pairs}, one thread)", style="dim")
+    return "latency", _milliseconds(latency.float_ms), _milliseconds(latency.quantized_ms), Text.assemble(ratio, how)
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:.3f} ms" if value < 10 else f"{value:.1f} ms"
+
+
+def _listing(counts: Mapping[str, int], most: int = 8) -> str:
+    items = [f"{name} {count}" for name, count in counts.items()]
+    more = f", {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more
+
+
+def inspection_tables(facts: Inspection) -> Iterator[RenderableType]:
+    """Lay out what is in a model."""
+    opsets = ", ".join(f"{domain} {version}" for domain, version in facts.opsets.items())
+    yield Text.assemble(
+        (printable(str(facts.path)), "bold"), (f"   {size(facts.file_bytes)}, IR {facts.ir_version}, {opsets}", "dim")
+    )
+    yield ""
+    ends = [("input", name, kind) for name, kind in facts.inputs]
+    ends += [("output", name, kind) for name, kind in facts.outputs]
+    yield columns(("", "name", "type"), ends)
+    yield ""
+    total = max(facts.weight_bytes, 1)
+    rows = [(name, str(n), size(b), f"{100 * b / total:.1f} %") for name, (n, b) in facts.weights.items()]
+    yield columns(("weights", "tensors", "bytes", "share"), rows, right=(1, 2, 3))
+    yield ""
+    yield columns(("operator", "nodes"), [(name, str(count)) for name, count in facts.operators.items()], right=(1,))
+    yield ""
+    yield Text(
+        f"  {100 * facts.small_share:.1f} % of the weight bytes are in 8 bits or fewer; {facts.quantized} of "
+        f"{facts.nodes} nodes compute in integers, {facts.conversions} convert to or from them"
+    )
+    if facts.made_by:
+        version = facts.made_by.get("onnxq_version", "?")
+        yield Text(
+            printable(f"  made by onnxq {version} from {facts.made_by.get('onnxq_source_sha256', '?')[:16]}…"), "dim"
+        )

@@ -1,0 +1,104 @@
+"""What goes where: the product to stdout, talk and progress to stderr."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+# Columns where stdout is no terminal: nothing is cut or wrapped, so that lines can be searched
+FILE_WIDTH = 500
+STEPS = {
+    "load": "reading the model",
+    "plan": "planning",
+    "calibrate": "calibrating",
+    "rewrite": "rewriting",
+    "verify": "comparing with the float model",
+    "save": "writing",
+}
+
+
+def stdout() -> Console:
+    """Give the console for the product; colours only on a terminal, and none with NO_COLOR."""
+    console = Console(highlight=False, emoji=False, markup=False)
+    return console if console.is_terminal else Console(highlight=False, emoji=False, markup=False, width=FILE_WIDTH)
+
+
+def stderr() -> Console:
+    """Give the console for talk."""
+    return Console(stderr=True, highlight=False, emoji=False, markup=False)
+
+
+def show(*renderables: RenderableType) -> None:
+    """Print to stdout, without blanks at the ends of lines."""
+    console = stdout()
+    with console.capture() as capture:
+        for renderable in renderables:
+            console.print(renderable)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
+
+
+def printable(text: str) -> str:
+    """Put a name or message from a file on one line: what could steer a terminal is written as an escape."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
+
+
+def say(label: str, message: str, style: str) -> None:
+    """Print one labelled line to stderr."""
+    stderr().print(Text.assemble((f"{label}: ", style), printable(message)), soft_wrap=True)
+
+
+def note(message: str) -> None:
+    """Print one line of talk to stderr."""
+    stderr().print(Text(printable(message), style="dim"), soft_wrap=True)
+
+
+class TerminalObserver:
+    """Shows the step at work and how far it is, on a terminal; elsewhere it is silent. It is gone when all is done."""
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> TerminalObserver:
+        console = stderr()
+        if console.is_terminal and not console.is_dumb_terminal:
+            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+            self._progress = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.fields[count]}"),
+                TimeRemainingColumn(compact=True),
+                console=console,
+                transient=True,
+            )
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def step(self, name: str) -> None:
+        """Show the step that begins instead of the one before."""
+        if self._progress is None:
+            return
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._task = self._progress.add_task(STEPS.get(name, name), total=None, count="")
+
+    def progress(self, done: int, total: int | None) -> None:
+        """Show how far the step is."""
+        if self._progress is not None and self._task is not None:
+            count = f"{done} samples" if total is None else f"{done} of {total} samples"
+            self._progress.update(self._task, completed=done, total=total, count=count)

@@ -1,0 +1,166 @@
+"""`onnxq verify`: whether a quantized model still does what the float one does."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onnxq.cli.options import Data, Format, OutputFormat, SampleLimit
+
+if TYPE_CHECKING:
+    from onnxq.comparison import Comparison
+    from onnxq.ir import Model as IrModel
+    from onnxq.quant.samples import Samples
+
+Quantized = Annotated[Path, typer.Argument(metavar="MODEL", help="The quantized model.", show_default=False)]
+Against = Annotated[
+    Path | None,
+    typer.Option("--against", metavar="FLOAT", help="The float model to compare with.", show_default=False),
+]
+MinSqnr = Annotated[
+    float | None,
+    typer.Option(
+        "--min-sqnr",
+        metavar="DB",
+        help="Least signal-to-quantization-noise ratio of every output, in dB.",
+        show_default=False,
+    ),
+]
+MaxAbs = Annotated[
+    float | None,
+    typer.Option("--max-abs", metavar="X", help="Largest absolute difference of any element.", show_default=False),
+]
+MinAgreement = Annotated[
+    float | None,
+    typer.Option(
+        "--min-agreement",
+        metavar="P",
+        min=0,
+        max=100,
+        help="Least percentage of equal decisions: classes of float outputs, elements of integer ones.",
+        show_default=False,
+    ),
+]
+RANDOM_SAMPLES = 8
+
+
+def verify(
+    model: Quantized,
+    against: Against = None,
+    data: Data = [],  # noqa: B006  (typer reads the default and never hands it out)
+    samples: SampleLimit = None,
+    min_sqnr: MinSqnr = None,
+    max_abs: MaxAbs = None,
+    min_agreement: MinAgreement = None,
+    output_format: OutputFormat = Format.TEXT,
+) -> None:
+    """Check a model, and compare it with its float original.
+
+    Without --against the model has to be well formed, load in onnxruntime, and run on every sample with finite results.
+    Without --data both run on random numbers, which says little about accuracy. Exit code 1 if a threshold is missed.
+    """
+    from onnxq.errors import CheckFailed, RecipeError
+
+    asked = {"--min-sqnr": min_sqnr, "--max-abs": max_abs, "--min-agreement": min_agreement}
+    if against is None:
+        for option, value in asked.items():
+            if value is not None:
+                raise RecipeError(f"{option} needs a float model to compare with", "Add --against FLOAT.")
+        _write_sound(model, *_check_alone(model, data, samples), output_format)
+        return
+    comparison, description = _compare(model, against, data, samples)
+    missed = comparison.missed(min_sqnr=min_sqnr, max_abs=max_abs, min_agreement=min_agreement)
+    _write(model, against, comparison, description, missed, output_format)
+    if missed:
+        more = f", and {len(missed) - 1} more" if len(missed) > 1 else ""
+        raise CheckFailed(f"{model}: output {missed[0]}{more}", "")
+
+
+def _check_alone(path: Path, data: list[str], limit: int | None) -> tuple[int, str]:
+    from onnxq.cli.terminal import TerminalObserver
+    from onnxq.errors import CheckFailed
+    from onnxq.ir import load
+    from onnxq.verify import run_alone
+
+    with TerminalObserver() as observer:
+        observer.step("load")
+        model = load(path)
+        _check_form(path)
+        samples = _samples(model, data, limit)
+        observer.step("run")
+        return run_alone(path, samples, progress=observer.progress, blame=CheckFailed), samples.description
+
+
+def _compare(path: Path, against: Path, data: list[str], limit: int | None) -> tuple[Comparison, str]:
+    from onnxq.cli.terminal import TerminalObserver, note
+    from onnxq.errors import CheckFailed
+    from onnxq.ir import load
+    from onnxq.ir.passes import normalise
+    from onnxq.verify import compare
+
+    with TerminalObserver() as observer:
+        observer.step("load")
+        quantized, baseline = load(path), load(against)
+        _check_form(path)
+        made_from = quantized.metadata.get("onnxq_source_sha256")
+        if made_from is not None and made_from != baseline.sha256:
+            note(f"{path} says that it was made from another file than {against}")
+        samples = _samples(baseline, data, limit)
+        listed = normalise(baseline, needs=("drop_initializer_inputs",))  # or onnxruntime would not fold constants
+        source = baseline.serialize() if listed else against
+        observer.step("verify")
+        return compare(source, path, samples, progress=observer.progress, blame=CheckFailed), samples.description
+
+
+def _check_form(path: Path) -> None:
+    from onnxq.errors import CheckFailed
+    from onnxq.verify import check_wellformed
+
+    objection = check_wellformed(path)
+    if objection:
+        raise CheckFailed(f"{path} is no valid ONNX model: {objection}", "Export or quantize it again.")
+
+
+def _samples(model: IrModel, data: list[str], limit: int | None) -> Samples:
+    """Open the data, or make up random samples where there are none."""
+    from onnxq import pipeline
+    from onnxq.ir import infer_types
+    from onnxq.quant.samples import input_specs, random_samples
+
+    infer_types(model)
+    given = pipeline.open_data(model, data, None, limit)
+    return given if given is not None else random_samples(input_specs(model), RANDOM_SAMPLES)
+
+
+def _write(
+    model: Path, against: Path, comparison: Comparison, description: str, missed: list[str], output_format: Format
+) -> None:
+    from onnxq.cli.tables import comparison_tables, latency_table
+    from onnxq.cli.terminal import show
+    from onnxq.report import SCHEMA, comparison_dict, to_json
+
+    if output_format is Format.JSON:
+        result = {"model": str(model), "against": str(against), "passed": not missed, "missed": missed}
+        sys.stdout.write(to_json({"schema": SCHEMA, **result, "comparison": comparison_dict(comparison, description)}))
+        return
+    show(*comparison_tables(comparison, description), "", *latency_table(comparison))
+
+
+def _write_sound(model: Path, count: int, description: str, output_format: Format) -> None:
+    from onnxq.cli.terminal import show
+    from onnxq.report import SCHEMA, to_json
+
+    if output_format is Format.JSON:
+        result: dict[str, object] = {
+            "model": str(model),
+            "against": None,
+            "passed": True,
+            "missed": [],
+            "comparison": None,
+        }
+        sys.stdout.write(to_json({"schema": SCHEMA, **result, "samples": count, "data": description}))
+        return
+    show(f"{model} is well formed, loads in onnxruntime and runs: {description}")
