@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -79,7 +80,9 @@ class Recipe:
     def to_toml(self) -> str:
         """Write the recipe as a file that `load_recipe` reads back to the same value."""
         default = Scheme()
-        lines = [f'name = "{self.name}"', f'description = "{self.description}"', f'scheme = "{self.scheme.name}"']
+        lines = [f"name = {_toml(self.name)}", f"description = {_toml(self.description)}"]
+        lines += [f"{key} = {_toml(globs)}" for key, globs in (("exclude", self.exclude), ("only", self.only)) if globs]
+        lines += [f"scheme = {_toml(self.scheme.name)}"]
         lines += [
             f"{f.name} = {_toml(getattr(self.scheme, f.name))}"
             for f in fields(Scheme)
@@ -87,15 +90,18 @@ class Recipe:
         ]
         for rule in self.rules:
             lines += ["", "[[rules]]"]
-            lines += [f'{key} = "{glob}"' for key, glob in (("op", rule.op), ("name", rule.name)) if glob != "*"]
+            lines += [f"{key} = {_toml(glob)}" for key, glob in (("op", rule.op), ("name", rule.name)) if glob != "*"]
             lines += [f"{'scheme' if key == 'name' else key} = {_toml(value)}" for key, value in rule.settings]
         return "\n".join(lines) + "\n"
 
 
 def _toml(value: Any) -> str:
+    """Write a value as TOML; strings as JSON writes them, which is a TOML basic string once DEL is escaped too."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, bool):
         return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else repr(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)
 
 
 def recipe_names() -> list[str]:
@@ -143,8 +149,15 @@ def parse_recipe(content: str, label: str, default_name: str = "") -> Recipe:
         )
     if not isinstance(name, str) or not isinstance(description, str):
         raise RecipeError(f"recipe {label}: 'name' and 'description' must be strings", "Put them in quotes.")
-    scheme = Scheme(**_settings(table, label, extra=("name", "description", "rules")))
-    return Recipe(name, description, scheme, tuple(_rule(dict(rule), label) for rule in rules))
+    exclude, only = (_globs(table.pop(key, []), key, label) for key in ("exclude", "only"))
+    scheme = Scheme(**_settings(table, label, extra=("name", "description", "rules", "exclude", "only")))
+    return Recipe(name, description, scheme, tuple(_rule(dict(rule), label) for rule in rules), exclude, only)
+
+
+def _globs(value: Any, key: str, label: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(glob, str) for glob in value):
+        raise RecipeError(f"recipe {label}: '{key}' must be a list of strings", f'Write {key} = ["GLOB", …].')
+    return tuple(value)
 
 
 def _rule(table: dict[str, Any], label: str) -> Rule:
@@ -178,7 +191,8 @@ def _checked(key: str, value: Any, kind: Any, label: str) -> Any:
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         if not 50.0 < value <= 100.0:
             raise RecipeError(
-                f"recipe {label}: '{key}' is a percentage above 50, not {value}", "Use for example 99.99."
+                f"recipe {label}: '{key}' is a percentage above 50 and at most 100, not {value}",
+                "Use for example 99.99.",
             )
         return float(value)
     if kind is not bool or not isinstance(value, bool):
