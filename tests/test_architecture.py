@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "onnxq"
-ORDER = ["errors", "observer", "ir", "ops", "quant", "evaluate", "verify", "report", "pipeline", "cli"]
+ORDER = ["errors", "observer", "ir", "targets", "ops", "quant", "evaluate", "verify", "report", "pipeline", "cli"]
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -10,6 +10,8 @@ from onnxq.ir import Graph, Model, Node, Value
 from onnxq.ops.family import Decline, Form, Scheme, SchemeName, Site, plan_site
 from onnxq.ops.integer_domain import CLAMPS, clamp_bounds
 from onnxq.quant.recipe import Recipe
+from onnxq.quant.region import integer_region
+from onnxq.targets import load_costs
 
 # What `auto` tries for a node, in this order.
 AUTO_WITH_DATA: tuple[SchemeName, ...] = ("static-int8", "dynamic-int8", "weight-int8")
@@ -106,6 +108,7 @@ def make_plan(model: Model, recipe: Recipe, *, with_data: bool) -> Plan:
     for node in model.graph.walk():
         decided[node] = _decide(node, recipe, model.opset, with_data)
     _keep_paying_passives(model.graph, decided, recipe)
+    _keep_paying_region(model.graph, decided, recipe, model.opset)
     _absorb_clamps(model.graph, decided, plan)
     plan.decisions = list(decided.values())
     _collect_values(plan)
@@ -119,6 +122,12 @@ def _decide(node: Node, recipe: Recipe, opset: int, with_data: bool) -> Decision
     names: tuple[SchemeName, ...] = (scheme.name,)
     if scheme.name == "auto":
         names = AUTO_WITH_DATA if with_data else AUTO_WITHOUT_DATA
+        if node.op_type == "ConvTranspose":  # onnxruntime has no integer kernel for it: Q/DQ would only cost
+            names = ("weight-int8",)
+    return _first_accepted(node, scheme, names, opset)
+
+
+def _first_accepted(node: Node, scheme: Scheme, names: tuple[SchemeName, ...], opset: int) -> Decision:
     refusals: list[str] = []
     for name in names:
         settings = replace(scheme, name=name)
@@ -134,7 +143,7 @@ def _decide(node: Node, recipe: Recipe, opset: int, with_data: bool) -> Decision
 
 
 def _keep_paying_passives(graph: Graph, decided: dict[Node, Decision], recipe: Recipe) -> None:
-    """Let operators without weights work in 8 bit only between quantized neighbours: elsewhere the borders cost more."""
+    """Let operators without weights work in 8 bit only between quantized neighbours: elsewhere borders cost more."""
     in_integers: set[Value] = set()
     for node in graph.nodes:
         form = decided[node].form
@@ -159,6 +168,25 @@ def _keep_paying_passives(graph: Graph, decided: dict[Node, Decision], recipe: R
         wanted.update(sources)
 
 
+def _keep_paying_region(graph: Graph, decided: dict[Node, Decision], recipe: Recipe, opset: int) -> None:
+    """Under `auto`, let only those nodes work in 8 bit that are faster so, the borders around them counted."""
+    forms = {n: d.form for n in graph.nodes if (d := decided[n]).scheme == "static-int8" and d.form is not None}
+    asked = {node for node in forms if recipe.scheme_for(node.op_type, node.name)[0].name != "auto"}
+    if len(asked) == len(forms):
+        return
+    merged = {n: n.inputs[0].producer for n in graph.nodes if _absorbable(n, decided, recipe) and n.inputs[0]}
+    makers = {clamp: maker for clamp, maker in merged.items() if maker is not None}
+    chosen = integer_region(graph, forms, makers, asked, load_costs())
+    for node in forms.keys() - chosen:
+        instead = _first_accepted(node, recipe.scheme_for(node.op_type, node.name)[0], ("weight-int8",), opset)
+        why = "8 bit would not be faster here"
+        if instead.scheme is None:
+            instead = Decision(node, None, why)
+        else:
+            instead = replace(instead, reason=f"{instead.reason}: {why}")
+        decided[node] = instead
+
+
 def _absorbable(clamp: Node, decided: dict[Node, Decision], recipe: Recipe) -> bool:
     """Whether a node is a Relu or Clip that may vanish into the saturation of the quantized output before it."""
     if clamp.op_type not in CLAMPS or clamp.domain or recipe.excluded_by(clamp.op_type, clamp.name) is not None:
@@ -176,7 +204,8 @@ def _absorb_clamps(graph: Graph, decided: dict[Node, Decision], plan: Plan) -> N
     for node in graph.nodes:
         if _absorbable(node, decided, plan.recipe):
             source = node.inputs[0]
-            assert source is not None and source.producer is not None
+            assert source is not None
+            assert source.producer is not None
             plan.absorbed[node] = source.producer
             plan.outputs[source.producer] = _first(node.outputs)
             maker = decided[source.producer]

@@ -1,1 +1,84 @@
-"""."""
+"""What a runtime's kernels cost, as data with sources: TOML tables made by `tests/bench/measure_target.py`."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from functools import cache
+from importlib.resources import files
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+
+class Costs:
+    """Kernel times of one target, interpolated from its table.
+
+    Times are nanoseconds on one thread of the machine that made the table. Only their ratios are meant to carry over:
+    they decide where 8 bit pays, and being data they decide the same on every machine.
+    """
+
+    def __init__(self, table: dict[str, Any]) -> None:
+        self.table = table
+        self.borders: dict[str, float] = table["borders"]
+
+    def conv(self, channels: int, filters: int, kernel: int, pixels: int, group: int) -> tuple[float, float]:
+        """Give the time of one Conv in float and in 8 bit.
+
+        Args:
+            channels: Input channels, all groups together.
+            filters: Output channels.
+            kernel: Elements of the kernel's window.
+            pixels: Positions of the output, all batches together.
+            group: Number of groups.
+
+        """
+        if group > 1 and group == channels:
+            times = self._interpolate("depthwise", (filters, pixels))
+            return times[0] * kernel / 9, times[1] * kernel / 9
+        shape = (max(channels // group, 1), max(filters // group, 1), pixels)
+        if kernel == 1:
+            in_float, in_integers = self._interpolate("pointwise", shape)
+            return in_float * group, in_integers * group
+        in_float, in_integers = self._interpolate("spatial", shape)
+        return in_float * group * kernel / 9, in_integers * group * kernel / 9
+
+    def elementwise(self, op_type: str, elements: int) -> tuple[float, float]:
+        """Give the time of an operator without weights in float and in 8 bit; the default is for moving values."""
+        per_float, per_integer = self.table["elementwise"].get(op_type, (0.08, 0.02))
+        return per_float * elements, per_integer * elements
+
+    def border(self, elements: int, *, into_integers: bool) -> float:
+        """Give the time of crossing between float and 8 bit: the conversion, and the change of layout around a Conv."""
+        kind = "QuantizeLinear" if into_integers else "DequantizeLinear"
+        return (self.borders[kind] + self.borders["Transpose"]) * elements
+
+    def _interpolate(self, name: str, point: tuple[int, ...]) -> tuple[float, float]:
+        """Interpolate linearly in the logarithms of sizes and times; outside the table its edges are continued."""
+        axes, times = _grid(self.table, name)
+        lows, weights = [], []
+        for axis, size in zip(axes, point, strict=True):
+            position = math.log2(max(size, 1))
+            low = min(max(int(np.searchsorted(axis, position)) - 1, 0), len(axis) - 2)
+            lows.append(low)
+            weights.append((position - axis[low]) / (axis[low + 1] - axis[low]))
+        total = np.zeros(2)
+        for corner in product((0, 1), repeat=len(axes)):
+            weight = math.prod(w if bit else 1 - w for bit, w in zip(corner, weights, strict=True))
+            total += weight * times[tuple(low + bit for low, bit in zip(lows, corner, strict=True))]
+        return float(2.0 ** total[0]), float(2.0 ** total[1])
+
+
+def _grid(table: dict[str, Any], name: str) -> tuple[list[np.ndarray], np.ndarray]:
+    entry = table[name]
+    axes = [np.log2(np.asarray(entry[key], np.float64)) for key in ("channels", "filters", "pixels") if key in entry]
+    shape = [len(axis) for axis in axes]
+    times = np.stack([np.asarray(entry[key], np.float64).reshape(shape) for key in ("float", "integer")], axis=-1)
+    return axes, np.log2(times)
+
+
+@cache
+def load_costs(target: str = "cpu") -> Costs:
+    """Read the table of a target that comes with onnxq."""
+    return Costs(tomllib.loads((files("onnxq.targets") / f"{target}.toml").read_text("utf-8")))

@@ -1,0 +1,198 @@
+"""Which nodes work in 8 bit together: the cheapest cut between float and integers, borders counted.
+
+A Conv in 8 bit is not always faster than in float, and every change between the two costs a conversion of the tensor.
+Choosing sides for all nodes at once is a minimum cut: a node pays its float or its integer time for its side, and a
+value whose maker and readers are on different sides pays for one conversion. The cut is found exactly by maximum flow
+(Dinic 1970), so the choice is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+
+from onnxq.ir import Graph, Node, Value
+from onnxq.ops.family import Form
+from onnxq.targets import Costs
+
+INFINITE = 1e18
+FLOAT_BONUS = 1.05  # float is more accurate: 8 bit has to gain at least this factor
+UNKNOWN_SIDE = 56  # what a spatial dimension is taken for that the model leaves open
+
+
+class Flow:
+    """A flow network over integers as nodes; 0 is the source, 1 the sink."""
+
+    def __init__(self) -> None:
+        self.edges: list[tuple[int, float]] = []  # target and remaining capacity; edge i ^ 1 is the reverse of i
+        self.out: list[list[int]] = [[], []]
+
+    def node(self) -> int:
+        """Add a node."""
+        self.out.append([])
+        return len(self.out) - 1
+
+    def edge(self, start: int, end: int, capacity: float) -> None:
+        """Add a directed edge."""
+        if capacity > 0:
+            self.out[start].append(len(self.edges))
+            self.edges.append((end, capacity))
+            self.out[end].append(len(self.edges))
+            self.edges.append((start, 0.0))
+
+    def source_side(self) -> set[int]:
+        """Give the nodes on the source's side of the least cut; of several least cuts, the smallest such set."""
+        while True:
+            level = self._levels()
+            if level[1] < 0:
+                return {node for node, depth in enumerate(level) if depth >= 0}
+            cursor = [0] * len(self.out)
+            while self._push(level, cursor):
+                pass
+
+    def _levels(self) -> list[int]:
+        level = [-1] * len(self.out)
+        level[0] = 0
+        queue = deque([0])
+        while queue:
+            node = queue.popleft()
+            for index in self.out[node]:
+                target, left = self.edges[index]
+                if left > 1e-9 and level[target] < 0:
+                    level[target] = level[node] + 1
+                    queue.append(target)
+        return level
+
+    def _push(self, level: list[int], cursor: list[int]) -> bool:
+        """Send flow along one shortest path, found by depth-first search without recursion."""
+        path: list[int] = []
+        node = 0
+        while node != 1:
+            while cursor[node] < len(self.out[node]):
+                index = self.out[node][cursor[node]]
+                target, left = self.edges[index]
+                if left > 1e-9 and level[target] == level[node] + 1:
+                    path.append(index)
+                    node = target
+                    break
+                cursor[node] += 1
+            else:
+                if not path:
+                    return False
+                index = path.pop()
+                node = self.edges[index ^ 1][0]
+                cursor[node] += 1
+        amount = min(self.edges[index][1] for index in path)
+        for index in path:
+            target, left = self.edges[index]
+            self.edges[index] = (target, left - amount)
+            back, gained = self.edges[index ^ 1]
+            self.edges[index ^ 1] = (back, gained + amount)
+        return True
+
+
+def integer_region(
+    graph: Graph, forms: Mapping[Node, Form], merged: Mapping[Node, Node], forced: set[Node], costs: Costs
+) -> set[Node]:
+    """Choose the nodes that work in 8 bit.
+
+    Args:
+        graph: The main graph.
+        forms: What each candidate would become under static quantization.
+        merged: Relu and Clip nodes that vanish into the quantized output of another node: clamp → that node.
+        forced: Candidates that the recipe wants in 8 bit whatever they cost.
+        costs: Kernel times.
+
+    Returns:
+        The candidates to quantize. A passive one is among them only if the makers of all its inputs are.
+
+    """
+    flow = Flow()
+    places = {node: flow.node() for node in graph.nodes if node in forms}
+    places |= {clamp: places[maker] for clamp, maker in merged.items()}
+    for node, form in forms.items():
+        place = places[node]
+        if node in forced or not form.output:  # an output that stays float has no side to choose
+            flow.edge(0, place, INFINITE)
+            continue
+        in_float, in_integers = _times(node, costs)
+        gain = in_float - in_integers * FLOAT_BONUS
+        flow.edge(0, place, gain)
+        flow.edge(place, 1, -gain)
+        if form.passive:
+            for slot in form.activations:
+                value = node.inputs[slot]
+                maker = value.producer if value is not None else None
+                flow.edge(
+                    place, places[maker] if maker in places and forms_output(maker, forms, merged) else 1, INFINITE
+                )
+    for value in graph.values.values():
+        _borders(value, flow, places, forms, merged, costs)
+    chosen = flow.source_side()
+    return {node for node in forms if places[node] in chosen}
+
+
+def forms_output(maker: Node | None, forms: Mapping[Node, Form], merged: Mapping[Node, Node]) -> bool:
+    """Whether a node, or the one it vanishes into, can give its output in 8 bit."""
+    form = forms.get(merged.get(maker, maker)) if maker is not None else None
+    return form is not None and form.output
+
+
+def _borders(
+    value: Value,
+    flow: Flow,
+    places: Mapping[Node, int],
+    forms: Mapping[Node, Form],
+    merged: Mapping[Node, Node],
+    costs: Costs,
+) -> None:
+    """Charge one conversion where a value's maker and some of its readers are on different sides."""
+    if value.tensor is not None or not value.uses:
+        return
+    if any(use.node in merged for use in value.uses):  # between a Conv and its clamp nothing is converted
+        return
+    maker = 1
+    if value.producer is not None and value.producer in places and forms_output(value.producer, forms, merged):
+        maker = places[value.producer]
+    elements = count(value)
+    readers = {_reader(use.node, use.slot, places, forms) for use in value.uses}
+    readers |= {1} if value.is_output else set()
+    if readers == {maker}:
+        return
+    if maker != 1:  # made in 8 bit, read in float
+        out = flow.node()
+        flow.edge(maker, out, costs.border(elements, into_integers=False))
+        for reader in readers:
+            flow.edge(out, reader, INFINITE)
+    into = flow.node()  # made in float, read in 8 bit
+    for reader in readers - {1}:
+        flow.edge(reader, into, INFINITE)
+    flow.edge(into, maker, costs.border(elements, into_integers=True))
+
+
+def _reader(node: Node, slot: int, places: Mapping[Node, int], forms: Mapping[Node, Form]) -> int:
+    form = forms.get(node)
+    return places[node] if form is not None and slot in form.activations else 1
+
+
+def count(value: Value) -> int:
+    """Number of elements, open dimensions guessed: one sample, a spatial side of 56."""
+    if value.shape is None:
+        return 1
+    sizes = [
+        size if isinstance(size, int) else (1 if axis == 0 else UNKNOWN_SIDE) for axis, size in enumerate(value.shape)
+    ]
+    return max(math.prod(sizes), 1)
+
+
+def _times(node: Node, costs: Costs) -> tuple[float, float]:
+    output, weight = node.outputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+    assert output is not None
+    if node.op_type != "Conv" or weight is None or weight.tensor is None:
+        first = node.inputs[0]
+        return costs.elementwise(node.op_type, count(first) if first is not None else 1)
+    filters, per_group, *window = weight.tensor.shape
+    group = int(node.attribute("group", 1))
+    pixels = max(count(output) // max(filters, 1), 1)
+    return costs.conv(per_group * group, filters, math.prod(window), pixels, group)

@@ -1,0 +1,176 @@
+"""Measure what onnxruntime's float and integer convolutions cost on this machine, and write the table of a target.
+
+    python tests/bench/measure_target.py onnxq/targets/cpu.toml
+
+One thread; kernel times come from onnxruntime's profiler, the least of several runs, so that neither the borders around
+a kernel nor other work on the machine is counted. Times are nanoseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections import defaultdict
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+
+RUNS = 12
+POINTWISE = ((8, 32, 128, 512), (8, 32, 128, 512), (7, 28, 112))
+SPATIAL = ((3, 16, 64, 256), (16, 64, 256), (7, 28, 112))
+DEPTHWISE = ((16, 64, 256), (7, 28, 112, 224))
+
+
+def kernel_times(model: bytes, feeds: dict[str, np.ndarray]) -> dict[str, float]:
+    """Least time of each kernel type in nanoseconds, summed over the nodes of that type in one run."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    options.enable_profiling = True
+    with tempfile.TemporaryDirectory() as folder:
+        options.profile_file_prefix = f"{folder}/profile"
+        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        for _ in range(RUNS):
+            session.run(None, feeds)
+        events = json.loads(Path(session.end_profiling()).read_text())
+    least: dict[tuple[str, str], float] = defaultdict(lambda: np.inf)
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+            key = (event["name"], event["args"]["op_name"])
+            least[key] = min(least[key], event["dur"] * 1000.0)
+    times: dict[str, float] = defaultdict(float)
+    for (_, kind), time in least.items():
+        times[kind] += time
+    return times
+
+
+def conv_model(channels: int, filters: int, kernel: int, side: int, group: int, *, quantized: bool) -> bytes:
+    """A Conv in the middle of two Relus, in float or with Q/DQ pairs around it."""
+    random = np.random.default_rng(0)
+    weight = random.standard_normal((filters, channels // group, kernel, kernel)).astype(np.float32)
+    bias = np.zeros(filters, np.float32)
+    one, zero = np.float32(0.05), np.uint8(128)
+    constants = {"scale": np.array(one), "zero": np.array(zero)}
+    attributes = {"kernel_shape": [kernel] * 2, "pads": [kernel // 2] * 4, "group": group}
+    if quantized:
+        scales = np.full(filters, 0.02, np.float32)
+        constants |= {
+            "w8": np.clip(np.rint(weight / 0.02), -127, 127).astype(np.int8),
+            "ws": scales,
+            "wz": np.zeros(filters, np.int8),
+            "b32": bias.astype(np.int32),
+            "bs": scales * one,
+        }
+        nodes = [
+            helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["xq"]),
+            helper.make_node("DequantizeLinear", ["xq", "scale", "zero"], ["xd"]),
+            helper.make_node("DequantizeLinear", ["w8", "ws", "wz"], ["w"], axis=0),
+            helper.make_node("DequantizeLinear", ["b32", "bs"], ["b"], axis=0),
+            helper.make_node("Conv", ["xd", "w", "b"], ["c"], **attributes),
+            helper.make_node("QuantizeLinear", ["c", "scale", "zero"], ["cq"]),
+            helper.make_node("DequantizeLinear", ["cq", "scale", "zero"], ["y"]),
+        ]
+    else:
+        constants |= {"w": weight, "b": bias}
+        nodes = [helper.make_node("Conv", ["x", "w", "b"], ["y"], **attributes)]
+    graph = helper.make_graph(
+        nodes,
+        "conv",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, channels, side, side])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, filters, side, side])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return model.SerializeToString()
+
+
+def measure(
+    channels: int, filters: int, kernel: int, side: int, group: int = 1
+) -> tuple[list[float], dict[str, float]]:
+    """Give `[float ns, integer ns]` of one Conv, and the cost of the borders of the integer one in ns per element."""
+    feeds = {"x": np.random.default_rng(1).standard_normal((1, channels, side, side)).astype(np.float32)}
+    floats = kernel_times(conv_model(channels, filters, kernel, side, group, quantized=False), feeds)
+    integers = kernel_times(conv_model(channels, filters, kernel, side, group, quantized=True), feeds)
+    # A layout that only the optimiser can choose belongs to the float kernel's cost where it appears.
+    return [floats["Conv"], integers["QLinearConv"]], dict(integers)
+
+
+def main() -> None:
+    target = Path(sys.argv[1])
+    out = [
+        f"# Kernel times of onnxruntime {ort.__version__}, CPU, one thread, x86-64 with VNNI; nanoseconds.",
+        "# Made by: python tests/bench/measure_target.py onnxq/targets/cpu.toml",
+        "",
+    ]
+    borders: list[tuple[int, dict[str, float]]] = []
+    for name, axes in (("pointwise", POINTWISE), ("spatial", SPATIAL)):
+        kernel = 1 if name == "pointwise" else 3
+        times = []
+        for channels, filters, side in product(*axes):
+            pair, rest = measure(channels, filters, kernel, side)
+            times.append(pair)
+            borders.append((side * side * (channels + filters), rest))
+            print(name, channels, filters, side, [round(t / 1000, 1) for t in pair], file=sys.stderr)
+        out += table(name, {"channels": axes[0], "filters": axes[1], "pixels": [s * s for s in axes[2]]}, times)
+    times = []
+    for channels, side in product(*DEPTHWISE):
+        pair, _ = measure(channels, channels, 3, side, channels)
+        times.append(pair)
+        print("depthwise", channels, side, [round(t / 1000, 1) for t in pair], file=sys.stderr)
+    out += table("depthwise", {"channels": DEPTHWISE[0], "pixels": [s * s for s in DEPTHWISE[1]]}, times)
+    out += ["[borders]", "# nanoseconds per element; Transpose is the change of layout around an integer Conv"]
+    large = [(size, rest) for size, rest in borders if size > 100_000]
+    for kind in ("QuantizeLinear", "DequantizeLinear", "Transpose"):
+        costs = [rest[kind] / (size / 2 * (2 if kind == "Transpose" else 1)) for size, rest in large if rest.get(kind)]
+        out.append(f"{kind} = {np.median(costs) if costs else 0.0:.4f}")
+    out += ["", "[elementwise]", "# nanoseconds per element of the first input: float, integer"]
+    out += [f"{kind} = {elementwise(kind)}" for kind in ("Add", "Mul", "Concat", "MaxPool", "AveragePool", "LeakyRelu")]
+    target.write_text("\n".join(out) + "\n")
+
+
+def elementwise(kind: str) -> list[float]:
+    """Give the cost of an operator without weights per element, in float and between Q/DQ pairs."""
+    shape, two = [1, 64, 112, 112], kind in ("Add", "Mul", "Concat")
+    attributes = {"Concat": {"axis": 1}, "MaxPool": {"kernel_shape": [2, 2], "strides": [2, 2]}}
+    attributes["AveragePool"] = attributes["MaxPool"]
+    constants = {"scale": np.array(0.05, np.float32), "zero": np.array(128, np.uint8)}
+    inputs = ["x", "z"] if two else ["x"]
+    costs = []
+    for quantized in (False, True):
+        nodes = []
+        for name in inputs if quantized else ():
+            nodes.append(helper.make_node("QuantizeLinear", [name, "scale", "zero"], [f"{name}q"]))
+            nodes.append(helper.make_node("DequantizeLinear", [f"{name}q", "scale", "zero"], [f"{name}d"]))
+        reads = [f"{name}d" for name in inputs] if quantized else inputs
+        nodes.append(helper.make_node(kind, reads, ["r" if quantized else "y"], **attributes.get(kind, {})))
+        if quantized:
+            nodes.append(helper.make_node("QuantizeLinear", ["r", "scale", "zero"], ["rq"]))
+            nodes.append(helper.make_node("DequantizeLinear", ["rq", "scale", "zero"], ["y"]))
+        graph = helper.make_graph(
+            nodes,
+            kind,
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in inputs],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+            [numpy_helper.from_array(a, n) for n, a in constants.items()] if quantized else [],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        feeds = {name: np.random.default_rng(2).standard_normal(shape).astype(np.float32) for name in inputs}
+        times = kernel_times(model.SerializeToString(), feeds)
+        compute = [time for op, time in times.items() if op not in ("QuantizeLinear", "DequantizeLinear", "Transpose")]
+        costs.append(round(float(sum(compute) / np.prod(shape)), 4))
+    return costs
+
+
+def table(name: str, axes: dict[str, object], times: list[list[float]]) -> list[str]:
+    """Write one table: its axes, and the times with the last axis running fastest."""
+    lines = [f"[{name}]"] + [f"{key} = {list(values)}" for key, values in axes.items()]
+    lines += [f"{key} = {[round(pair[i]) for pair in times]}" for i, key in enumerate(("float", "integer"))]
+    return [*lines, ""]
+
+
+if __name__ == "__main__":
+    main()
