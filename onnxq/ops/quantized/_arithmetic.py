@@ -9,11 +9,8 @@ one that onnxruntime's CPU kernels have, checked bit by bit in tests/ops.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 
-from ._layout import CHUNK
 from ._types import FLOAT32, FLOAT64, Array, DType
 
 ROUNDER = np.float32(3 << 22)
@@ -23,22 +20,16 @@ ROUNDER = np.float32(3 << 22)
 SMALL = 1 << 12
 """Elements below which an array of bounds does not pay."""
 
+ROW = 1 << 14
+"""Elements of an array of bounds: 64 KiB, which stay in the cache beside the chunk: a fifth faster."""
+
 
 def bound(value: int, size: int) -> Array:
-    """Give one float32 value min(size, CHUNK) times, or once when size is small; not to be written to.
+    """Give one float32 value min(size, ROW) times, or once when size is small, for `clamp`.
 
     `fmax` of two arrays is vectorised, of an array and a scalar it is not; few elements do not repay the filling.
     """
-    if size < SMALL:
-        return np.array([value], FLOAT32)
-    return _full(value) if size >= CHUNK else np.full(size, value, FLOAT32)
-
-
-@lru_cache(maxsize=8)
-def _full(value: int) -> Array:
-    filled = np.full(CHUNK, value, FLOAT32)
-    filled.flags.writeable = False
-    return filled
+    return np.full(1 if size < SMALL else min(size, ROW), value, FLOAT32)
 
 
 def quotient(x: Array, scale: Array, precision: DType, out: Array) -> None:
@@ -59,9 +50,24 @@ def quotient(x: Array, scale: Array, precision: DType, out: Array) -> None:
 
 
 def clamp(q: Array, lowest: Array, highest: Array) -> None:
-    """Clamp in place to [lowest, highest]; NaN becomes lowest."""
-    np.fmax(q, lowest, out=q)
-    np.fmin(q, highest, out=q)
+    """Clamp in place to [lowest, highest]; NaN becomes lowest.
+
+    Args:
+        q: 1-D float32.
+        lowest: As long as q, or shorter and all one value: see `bound`.
+        highest: Of the length of `lowest`.
+
+    """
+    row = lowest.size
+    whole = q.size // row * row if 1 < row < q.size else 0
+    if whole:
+        block = q[:whole].reshape(-1, row)
+        np.fmax(block, lowest, out=block)
+        np.fmin(block, highest, out=block)
+    if whole < q.size:
+        rest = q[whole:]
+        np.fmax(rest, lowest[: rest.size], out=rest)
+        np.fmin(rest, highest[: rest.size], out=rest)
 
 
 def to_integers(q: Array, zero_point: Array | None, out: Array) -> None:

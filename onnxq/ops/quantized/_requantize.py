@@ -88,7 +88,7 @@ def requantize(total: Array, multiplier: Array, zero_point: Array) -> Array:
                 q = scratch(part.size)
                 np.copyto(q, part, casting="unsafe")
                 np.multiply(q, factor, out=q)
-                arithmetic.clamp(q, low[: q.size], high[: q.size])
+                arithmetic.clamp(q, low, high)
                 arithmetic.to_integers(q, offset, result[chunk.flat])
 
     spread(work, len(chunks), total.size)

@@ -99,7 +99,7 @@ def _quantize(flat: Array, scale: np.float32, z: int, ends: tuple[np.float32, np
                 q = scratch(part.size)
                 arithmetic.quotient(part, divisor, FLOAT32, q)
                 if limits:
-                    arithmetic.clamp(q, limits[0][: q.size], limits[1][: q.size])
+                    arithmetic.clamp(q, *limits)
                 arithmetic.to_integers(q, offset, y[start : start + CHUNK])
 
     spread(work, len(starts), flat.size)

@@ -146,7 +146,7 @@ def _quantize_integers(
                         low, high, offset = rest
                 q = scratch(part.size)
                 arithmetic.quotient(part, s, divide_in, q)
-                arithmetic.clamp(q, low[: part.size], high[: part.size])
+                arithmetic.clamp(q, low, high)
                 out = target[chunk.flat]
                 arithmetic.to_integers(q, offset, out)
                 if y.dtype != storage and lowest < 0:
