@@ -93,5 +93,5 @@ def _transposed_padding(
             continue
         output[i] = wanted[i] if wanted is not None else shape[i] * strides[i]
         total = max(full[i] + extra[i] - output[i], 0)
-        begin[i] = total - total // 2 if auto_pad == "SAME_LOWER" else total // 2
+        begin[i] = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
     return begin, output

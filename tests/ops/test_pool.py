@@ -1,0 +1,75 @@
+"""Pools against onnxruntime."""
+
+import numpy as np
+import pytest
+from float_support import check, evaluate_single, normal, onnxruntime_single, single
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from onnxq.evaluate import evaluate
+
+
+@st.composite
+def pools(draw):
+    rank = draw(st.integers(1, 3))
+    kernel = [draw(st.integers(1, 3)) for _ in range(rank)]
+    attributes = {"kernel_shape": kernel, "strides": [draw(st.integers(1, 3)) for _ in range(rank)]}
+    if draw(st.booleans()):
+        attributes["pads"] = [draw(st.integers(0, k - 1)) for k in kernel * 2]
+        attributes["ceil_mode"] = draw(st.integers(0, 1))
+    else:
+        # onnxruntime fails on SAME where a window is smaller than its stride.
+        attributes["strides"] = [min(pair) for pair in zip(attributes["strides"], kernel, strict=True)]
+        attributes["auto_pad"] = draw(st.sampled_from(["SAME_UPPER", "SAME_LOWER", "VALID"]))
+    x = normal(draw(st.integers(1, 2)), 2, *(draw(st.integers(4, 9)) for _ in range(rank)))
+    return x, attributes
+
+
+@settings(max_examples=80, deadline=None)
+@given(pools(), st.integers(1, 2))
+def test_max_pool_agrees_with_onnxruntime(case, dilation):
+    x, attributes = case
+    if "auto_pad" not in attributes and min(x.shape[2:]) > 2 * dilation:
+        attributes["dilations"] = [dilation] * (x.ndim - 2)
+    check("MaxPool", [x], **attributes)
+
+
+@settings(max_examples=80, deadline=None)
+@given(pools(), st.integers(0, 1))
+def test_average_pool_agrees_with_onnxruntime(case, include):
+    x, attributes = case
+    # onnxruntime counts the padding of ceil_mode itself with count_include_pad; ONNX does not.
+    assume(not (include and attributes.get("ceil_mode")))
+    check("AveragePool", [x], count_include_pad=include, opset=19, **attributes)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+def test_lp_pool_agrees_with_onnxruntime(p):
+    check("LpPool", [normal(2, 3, 7, 8)], kernel_shape=[2, 3], strides=[2, 1], pads=[1, 1, 0, 1], p=p, opset=18)
+    check("GlobalLpPool", [normal(2, 3, 7, 8)], p=p)
+
+
+@pytest.mark.parametrize("op_type", ["GlobalAveragePool", "GlobalMaxPool"])
+def test_global_pools_agree_with_onnxruntime(op_type):
+    check(op_type, [normal(2, 3, 7, 8)])
+    check(op_type, [normal(2, 3, 9)])
+
+
+def test_max_pool_of_integers():
+    x = np.random.default_rng(0).integers(-100, 100, (1, 2, 6, 6)).astype(np.int8)
+    check("MaxPool", [x], kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+
+
+def test_padding_never_wins_a_maximum():
+    x = -np.ones((1, 1, 3, 3), np.float32)
+    (y,) = evaluate_single("MaxPool", [x], kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+    assert np.array_equal(y, x)
+
+
+def test_the_indices_of_maxima_come_from_the_fallback():
+    x = normal(1, 2, 6, 6)
+    model, feeds = single("MaxPool", [x], 2, kernel_shape=[2, 2], strides=[2, 2])
+    got = evaluate(model, feeds)
+    expected = onnxruntime_single("MaxPool", [x], 2, kernel_shape=[2, 2], strides=[2, 2])
+    for ours, theirs in zip(got.values(), expected, strict=True):
+        assert np.array_equal(ours, theirs)
