@@ -16,8 +16,9 @@ def plan(
 ) -> None:
     """Show for every node what it would become, or why it would stay float.
 
-    Nothing is run and nothing is written. Whether data or statistics are given decides between static and dynamic;
-    they are opened and checked against the model, but not read through.
+    Nothing is run and nothing is written.
+
+    Whether data or statistics are given decides between static and dynamic. They are opened, but not read through.
     """
     from onnxq import pipeline
     from onnxq.cli.terminal import TerminalObserver

@@ -65,8 +65,9 @@ def quantize(
 ) -> None:
     """Quantize a model, compare it with the float one, and write it.
 
-    With calibration data the result is static (QuantizeLinear/DequantizeLinear pairs with calibrated ranges), without
-    it is dynamic (ranges found at run time).
+    With calibration data the result is static: ranges are fixed, QuantizeLinear and DequantizeLinear carry them.
+
+    Without data it is dynamic: ranges are found at run time.
     """
     from onnxq import pipeline
     from onnxq.cli.terminal import TerminalObserver

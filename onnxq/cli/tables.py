@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from rich.console import RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -17,22 +18,45 @@ from onnxq.report import FLOAT, Report, decibels
 Cell = str | Text
 MOST_REASONS = 12  # lines; the rest is counted
 MOST_OUTPUTS = 20
+INDENT, GAP = 2, 3
+LAST_COLUMN = 24  # the least that a sentence needs
+
+
+class _Columns:
+    """Rows in columns without lines; where they don't fit, the last cell of each row goes below the others."""
+
+    def __init__(self, head: Sequence[str], rows: Sequence[Sequence[Text]], right: Sequence[int]) -> None:
+        self.head = head
+        self.rows = rows
+        self.right = right
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths = [max(cell_len(cell.plain) for cell in column) for column in zip(*self.rows, strict=True)]
+        taken = sum(max(width, len(title)) + GAP for width, title in zip(widths[:-1], self.head[:-1], strict=True))
+        if self.rows and INDENT + taken + min(widths[-1], LAST_COLUMN) > options.max_width:
+            yield from self._stacked()
+            return
+        table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim", show_edge=False)
+        for index, title in enumerate(self.head):
+            last = index == len(self.head) - 1
+            table.add_column(
+                title, justify="right" if index in self.right else "left", no_wrap=not last, overflow="fold"
+            )
+        for row in self.rows:
+            table.add_row(*row)
+        yield Padding(table, (0, 0, 0, INDENT))
+
+    def _stacked(self) -> RenderResult:
+        for row in self.rows:
+            line = Text("   ").join(cell for cell in row[:-1] if cell.plain)
+            yield Padding(line, (0, 0, 0, INDENT))
+            if row[-1].plain:
+                yield Padding(row[-1], (0, 0, 0, INDENT + 4))
 
 
 def columns(head: Sequence[str], rows: Sequence[Sequence[Cell]], right: Sequence[int] = ()) -> RenderableType:
-    """Lay rows out in columns without lines, a little indented; where space is short, the last column wraps."""
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim", show_edge=False)
-    for index, title in enumerate(head):
-        last = index == len(head) - 1
-        table.add_column(
-            title,
-            justify="right" if index in right else "left",
-            no_wrap=not last,
-            overflow="fold" if last else "ellipsis",
-        )
-    for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
-    return Padding(table, (0, 0, 0, 2))
+    """Lay rows out in columns; those whose indices are in `right` are aligned to the right."""
+    return _Columns(head, [[c if isinstance(c, Text) else Text(printable(c)) for c in row] for row in rows], right)
 
 
 def report_tables(report: Report) -> Iterator[RenderableType]:
@@ -62,7 +86,10 @@ def comparison_tables(comparison: Comparison, samples: str | None) -> Iterator[R
         )
     yield columns(("output", "SQNR", "largest error", "agreement"), rows, right=(1, 2, 3))
     if samples:
-        yield Padding(Text(printable(f"compared on {samples}"), style="dim"), (0, 0, 0, 2))
+        yield Padding(Text(printable(f"compared on {samples}"), style="dim"), (0, 0, 0, INDENT))
+        if "random numbers" in samples:
+            advice = "random numbers show that the model runs, not how accurate it is: give --data for that"
+            yield Padding(Text(advice, style="yellow"), (0, 0, 0, INDENT))
 
 
 def latency_table(comparison: Comparison) -> Iterator[RenderableType]:
@@ -167,6 +194,5 @@ def inspection_tables(facts: Inspection) -> Iterator[RenderableType]:
     )
     if facts.made_by:
         version = facts.made_by.get("onnxq_version", "?")
-        yield Text(
-            printable(f"  made by onnxq {version} from {facts.made_by.get('onnxq_source_sha256', '?')[:16]}…"), "dim"
-        )
+        source = facts.made_by.get("onnxq_source_sha256", "?")[:16]
+        yield Text("  " + printable(f"made by onnxq {version} from a model with SHA-256 {source}…"), "dim")

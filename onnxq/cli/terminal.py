@@ -21,6 +21,7 @@ STEPS = {
     "rewrite": "rewriting",
     "verify": "comparing with the float model",
     "save": "writing",
+    "run": "running",
 }
 
 

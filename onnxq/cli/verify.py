@@ -59,8 +59,11 @@ def verify(
 ) -> None:
     """Check a model, and compare it with its float original.
 
-    Without --against the model has to be well formed, load in onnxruntime, and run on every sample with finite results.
-    Without --data both run on random numbers, which says little about accuracy. Exit code 1 if a threshold is missed.
+    Without --against, the model has to be well formed, load in onnxruntime, and give finite results.
+
+    Without --data, random numbers go in, which says little about accuracy.
+
+    Exit code 1 if the model fails or a threshold is missed.
     """
     from onnxq.errors import CheckFailed, RecipeError
 
