@@ -1,1 +1,78 @@
-"""onnxq turns a float ONNX model into a quantized one that is valid, verified, smaller and faster."""
+"""onnxq turns a float ONNX model into a quantized one that is valid, verified, smaller and faster.
+
+The public names. They are imported when they are first used, so that `import onnxq` and `onnxq --help` stay cheap.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from onnxq.errors import (
+    CheckFailed,
+    DataError,
+    InvalidResult,
+    ModelError,
+    NothingToQuantize,
+    OnnxqError,
+    OutputError,
+    RecipeError,
+)
+from onnxq.version import __version__
+
+if TYPE_CHECKING:
+    from onnxq.ir import Model, load, save
+    from onnxq.pipeline import prepare, quantize
+    from onnxq.quant.recipe import Recipe, load_recipe, recipe_names
+    from onnxq.quant.samples import Samples, open_samples
+    from onnxq.report import Report
+    from onnxq.verify import Comparison, compare
+
+_LAZY = {
+    "Comparison": "onnxq.verify",
+    "Model": "onnxq.ir",
+    "Recipe": "onnxq.quant.recipe",
+    "Report": "onnxq.report",
+    "Samples": "onnxq.quant.samples",
+    "compare": "onnxq.verify",
+    "load": "onnxq.ir",
+    "load_recipe": "onnxq.quant.recipe",
+    "open_samples": "onnxq.quant.samples",
+    "prepare": "onnxq.pipeline",
+    "quantize": "onnxq.pipeline",
+    "recipe_names": "onnxq.quant.recipe",
+    "save": "onnxq.ir",
+}
+
+__all__ = [
+    "CheckFailed",
+    "Comparison",
+    "DataError",
+    "InvalidResult",
+    "Model",
+    "ModelError",
+    "NothingToQuantize",
+    "OnnxqError",
+    "OutputError",
+    "Recipe",
+    "RecipeError",
+    "Report",
+    "Samples",
+    "__version__",
+    "compare",
+    "load",
+    "load_recipe",
+    "open_samples",
+    "prepare",
+    "quantize",
+    "recipe_names",
+    "save",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'onnxq' has no attribute '{name}'")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
