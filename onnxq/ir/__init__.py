@@ -1,10 +1,10 @@
 """The graph engine: models over their protobuf bytes, weights left on disk, changes described as patches."""
 
 from onnxq.ir.commit import commit
+from onnxq.ir.files import check_output, save
 from onnxq.ir.graph import Graph, Node, Use, Value
 from onnxq.ir.model import Model, load, parse
 from onnxq.ir.patch import Patch
-from onnxq.ir.save import check_output, save
 from onnxq.ir.stored import StoredTensor
 from onnxq.ir.tensor import ArrayTensor, DeferredTensor, Tensor
 from onnxq.ir.types import infer_types

@@ -148,6 +148,8 @@ class Node:
             if tensor is not None:
                 return tensor.numpy()
             proto = onnx.AttributeProto.FromString(bytes(self.spans[name]))
+            if proto.type == onnx.AttributeProto.UNDEFINED:
+                raise ValueError("it has no type")
             value = onnx.helper.get_attribute_value(proto)
             if proto.type == onnx.AttributeProto.STRING:
                 return value.decode()

@@ -150,7 +150,10 @@ def _add_node(graph: Graph, span: memoryview) -> list[str]:
             domain = text(span[payload:end])
             node.domain = "" if domain in STANDARD_DOMAINS else domain
         elif number == NODE_ATTRIBUTE:
-            node.spans[first_text(span[payload:end])] = span[payload:end]
+            name = first_text(span[payload:end])
+            if name in node.spans:
+                raise WireError(f"attribute '{name}' of a node is stated twice")
+            node.spans[name] = span[payload:end]
     node.outputs = [_define_output(node, name) for name in makes]
     graph.nodes.append(node)
     return reads
@@ -179,13 +182,19 @@ def _connect(node: Node, reads: list[str]) -> None:
         if value is not None:
             value.uses[Use(node, index)] = None
     for name, span in node.spans.items():
-        bodies = [
-            span[payload:end]
-            for number, wire_type, _, payload, end in fields(span)
-            if wire_type == LENGTH_DELIMITED and number in (ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS)
-        ]
+        bodies = _bodies(span)
         if bodies:
             node.bodies[name] = [parse_graph(body, graph, node, graph.folder, graph.names) for body in bodies]
+
+
+def _bodies(attribute: memoryview) -> list[memoryview]:
+    found: list[memoryview] = []
+    for number, wire_type, _, payload, end in fields(attribute):
+        if wire_type == LENGTH_DELIMITED and number in (ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS):
+            if number == ATTRIBUTE_GRAPH and found:
+                raise WireError("an attribute holds two graphs")
+            found.append(attribute[payload:end])
+    return found
 
 
 def first_text(span: memoryview) -> str:

@@ -50,6 +50,7 @@ class StoredTensor(Tensor):
         self.dtype = 0
         self.external: dict[str, str] = {}
         self._raw: memoryview | None = None
+        self._view: memoryview | None = None
         self._typed = False
         dims: list[int] = []
         location = 0
@@ -154,26 +155,32 @@ class StoredTensor(Tensor):
         )
 
     def _mapped(self) -> memoryview:
+        if self._view is not None:  # looked up once: the path may have another file by now, even one that we wrote
+            return self._view
         path = external_path(self.folder, self.external.get("location", ""), self.name)
         try:
             offset = int(self.external.get("offset") or 0)
             length = int(self.external.get("length") or self.nbytes)
-            size = path.stat().st_size
         except ValueError:
             raise ModelError(
                 f"tensor '{self.name}' has an external data offset that is no number", "Export the model again."
             ) from None
-        except OSError as error:
-            raise ModelError(
-                f"tensor '{self.name}' needs the file {path}, which cannot be read ({error.strerror})",
-                "Put the external data file beside the model.",
-            ) from error
+        size = path.stat().st_size
         if length != self.nbytes or offset < 0 or offset + length > size:
             raise ModelError(
                 f"tensor '{self.name}' needs bytes {offset} to {offset + self.nbytes} of {path}, which has {size}",
                 "The external data does not belong to this model, or is incomplete: fetch it again.",
             )
-        return map_file(path)[offset : offset + length] if length else memoryview(b"")
+        if not length:
+            return memoryview(b"")
+        try:
+            self._view = map_file(path)[offset : offset + length]
+        except OSError as error:
+            raise ModelError(
+                f"tensor '{self.name}' needs the file {path}, which cannot be read ({error.strerror})",
+                "Check its permissions.",
+            ) from error
+        return self._view
 
 
 def _entry(data: memoryview) -> tuple[str, str]:

@@ -43,7 +43,7 @@ def _read_graph(graph: Graph, proto: onnx.GraphProto) -> None:
         if not node.bodies:
             continue
         for attribute in node_proto.attribute:
-            protos = [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs
+            protos = [*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs]
             for body, body_proto in zip(node.bodies.get(attribute.name, ()), protos, strict=True):
                 _read_graph(body, body_proto)
 

@@ -32,7 +32,8 @@ def fold_batchnorm(model: Model) -> Iterator[Patch]:
     for graph in model.graph.graphs():
         for node in graph.nodes:
             if node.op_type == "BatchNormalization" and not node.domain:
-                patch = _fold(node)
+                with np.errstate(all="ignore"):  # what is not finite in the end is not folded
+                    patch = _fold(node)
                 if patch is not None:
                     yield patch
 
@@ -76,8 +77,7 @@ def _scale_and_shift(norm: Node) -> tuple[np.ndarray, np.ndarray] | None:
     if any(c is None or c.ndim != 1 for c in constants):
         return None
     gamma, beta, mean, variance = (c.astype(np.float64) for c in constants if c is not None)
-    with np.errstate(all="ignore"):
-        scale = gamma / np.sqrt(variance + norm.attribute("epsilon", 1e-5))
+    scale = gamma / np.sqrt(variance + norm.attribute("epsilon", 1e-5))
     return scale, beta - mean * scale
 
 

@@ -71,7 +71,20 @@ def needs_external_data(model: Model) -> bool:
 
 
 def check_output(path: Path, *, force: bool) -> None:
-    """Refuse an output that is in the way or has no folder, before any work is done."""
+    """Refuse an output that is in the way or has no folder, before any work is done.
+
+    Raises:
+        OutputError: As the message says.
+
+    """
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise OutputError(
+            f"{path} cannot be written ({error.strerror})", "Choose another place with --output."
+        ) from error
     if path.is_dir():
         raise OutputError(f"{path} is a folder", "Give the name of the file to write.")
     if path.exists() and not force:
