@@ -130,16 +130,16 @@ def test_average_pool(dtype, channels_last, size, capsys):
     add_up(f"QLinearAveragePool {np.dtype(dtype)}", size, capsys, call)
 
 
-@pytest.mark.parametrize(
-    "size", [pytest.param(20_000, id="20K"), pytest.param(1_000_000, id="1M", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("size", [pytest.param(20_000, id="20K"), pytest.param(FULL, id="10M", marks=pytest.mark.slow)])
 @EIGHT_BITS
 @pytest.mark.parametrize("channels_last", [0, 1])
 def test_global_average_pool(dtype, channels_last, size, capsys):
     rng = np.random.default_rng(24)
 
     def call():
-        shape = (8, *rng.integers(2, 20, 2), 25) if channels_last else (8, 25, *rng.integers(2, 20, 2))
+        batch, channels = (8, 25) if size < FULL else (64, 400)
+        spatial = rng.integers(2, 20, 2)
+        shape = (batch, *spatial, channels) if channels_last else (batch, channels, *spatial)
         inputs = [whole(rng, shape, dtype), scale(rng), whole(rng, (), dtype), scale(rng), whole(rng, (), dtype)]
         return compare("QLinearGlobalAveragePool", inputs, dtype, channels_last=channels_last)
 

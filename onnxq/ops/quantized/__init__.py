@@ -14,7 +14,8 @@ from .contrib_elementwise import (
 from .contrib_gather import gather_block_quantized
 from .contrib_linear import microsoft_dequantize_linear, microsoft_quantize_linear
 from .contrib_lstm import dynamic_quantize_lstm
-from .contrib_matmul import dynamic_quantize_mat_mul, mat_mul_integer_to_float, mat_mul_n_bits, q_gemm
+from .contrib_matmul import dynamic_quantize_mat_mul, mat_mul_integer_to_float, q_gemm
+from .contrib_nbits import mat_mul_n_bits
 from .contrib_pool import q_linear_average_pool, q_linear_global_average_pool
 from .convolution import conv_integer
 from .dynamic import dynamic_quantize_linear

@@ -10,7 +10,7 @@ from onnxq.ops.registry import kernel
 
 from ._layout import resolve_axis
 from ._types import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, UINT8, Array
-from .contrib_matmul import unpack_bits
+from .contrib_nbits import unpack_bits
 
 _FOUR_BITS = {np.dtype(ml_dtypes.uint4), np.dtype(ml_dtypes.int4)}
 _FLOATS = FLOAT8 | {np.dtype(ml_dtypes.float4_e2m1fn)}
@@ -72,23 +72,29 @@ def gather_block_quantized(
         raise ModelError(f"{name}: scales and zero points of {list(data.shape)} have the shape {list(expected)}")
     scales = np.broadcast_to(scales, expected)
     half = 0 if zero_points is not None or data.dtype != UINT8 else 1 << (bits - 1)
+    return _gathered(data, indices, scales, zeros, half, block, gather, along)
+
+
+def _gathered(
+    data: Array, indices: Array, scales: Array, zeros: Array | None, half: int, block: int, gather: int, along: int
+) -> Array:
+    """Take the values and their parameters, and dequantize what was taken."""
     size = data.shape[gather]
     valid = (indices >= -size) & (indices < size)
     safe = np.where(valid, indices, 0).astype(np.int64)
+    safe[safe < 0] += size
+    taken = data.take(safe, gather)
     if gather == along:
-        blocks = np.where(safe < 0, safe + size, safe) // block
-        wide = (data.take(safe, gather), scales.take(blocks, gather))
-        offset = None if zeros is None else zeros.take(blocks, gather)
+        parameters = [None if p is None else p.take(safe // block, gather) for p in (scales, zeros)]
     else:
-        rank = indices.ndim
-        axis = along if along < gather else along + rank - 1
-        taken = data.take(safe, gather)
+        axis = along if along < gather else along + indices.ndim - 1
         number = np.arange(taken.shape[axis]) // block
-        wide = (taken, scales.take(safe, gather).take(number, axis))
-        offset = None if zeros is None else zeros.take(safe, gather).take(number, axis)
-    values = wide[0].astype(FLOAT32) - (np.float32(half) if offset is None else offset.astype(FLOAT32))
+        parameters = [None if p is None else p.take(safe, gather).take(number, axis) for p in (scales, zeros)]
+    scale, zero = parameters
+    assert scale is not None
+    values = taken.astype(FLOAT32) - (np.float32(half) if zero is None else zero.astype(FLOAT32))
     with np.errstate(all="ignore"):
-        y = values * wide[1].astype(FLOAT32)
+        y = values * scale.astype(FLOAT32)
     y[(slice(None),) * gather + (~valid,)] = 0
     return np.asarray(y.astype(scales.dtype, copy=False))
 

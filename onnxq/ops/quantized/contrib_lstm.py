@@ -5,7 +5,7 @@ Equations: https://onnx.ai/onnx/operators/onnx__LSTM.html; what is quantized whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -89,26 +89,13 @@ def dynamic_quantize_lstm(
 ) -> tuple[Array, Array, Array]:
     """Run an LSTM with 8-bit weights; all of X, and each hidden state, is quantized as by `dynamic_quantize_linear`.
 
-    Args:
-        X: float32 [steps, batch, inputs].
-        W: [directions, inputs, 4 * hidden]; uint8 or int8; gates input, output, forget, cell.
-        R: [directions, hidden, 4 * hidden]; of the type of W.
-        B: float32 [directions, 8 * hidden]; absent: zero.
-        sequence_lens: int32 [batch]; absent: every sequence is `steps` long.
-        initial_h: float32 [directions, batch, hidden]; absent: zero.
-        initial_c: float32 [directions, batch, hidden]; absent: zero.
-        P: float32 [directions, 3 * hidden], for input, output, forget; absent: zero.
-        W_scale: float32 [directions], or [directions, 4 * hidden] for one per column; so are the next three.
-        W_zero_point: Of the type of W.
-        R_scale: As W_scale.
-        R_zero_point: Of the type of R.
-        activation_alpha: Parameters of those activations that have one, in order.
-        activation_beta: Likewise.
-        activations: Three names a direction, for gates, cell and output; absent: Sigmoid, Tanh, Tanh.
-        clip: Bound on what goes into an activation; 0: none.
-        direction: forward, reverse or bidirectional.
-        hidden_size: Must agree with R; 0: taken from it.
-        input_forget: The forget gate is one minus the input gate.
+    Inputs: X float32 [steps, batch, inputs]; W [directions, inputs, 4 * hidden] and R [directions, hidden, 4 * hidden],
+    uint8 or int8, gates in the order input, output, forget, cell; their scales and zero points [directions], or
+    [directions, 4 * hidden] for one per column. Optional: B [directions, 8 * hidden], P [directions, 3 * hidden],
+    sequence_lens int32 [batch], initial_h and initial_c [directions, batch, hidden]; absent: zero, and `steps`.
+
+    Attributes: as those of LSTM in ai.onnx. `activations` are three a direction: gates, cell and output; `clip` 0 is
+    none; `hidden_size` 0 is taken from R; with `input_forget` the forget gate is one minus the input gate.
 
     Returns:
         Y [steps, directions, batch, hidden], Y_h and Y_c [directions, batch, hidden]; float32, zero beyond the end of a
@@ -129,27 +116,15 @@ def dynamic_quantize_lstm(
     h0, c0 = _optional("initial_h", initial_h, state), _optional("initial_c", initial_c, state)
     bias, peephole = _optional("B", B, (count, 8 * hidden)), _optional("P", P, (count, 3 * hidden))
     lengths = _lengths(sequence_lens, x.shape[0], x.shape[1])
-    runs = [
-        _run(
-            x,
-            _Direction(
-                (w[d], _parameter(W_scale, d, count), _parameter(W_zero_point, d, count)),
-                (r[d], _parameter(R_scale, d, count), _parameter(R_zero_point, d, count)),
-                bias[d, : 4 * hidden] + bias[d, 4 * hidden :],
-                peephole[d],
-                functions[d],
-                float(clip),
-                bool(input_forget),
-            ),
-            h0[d],
-            c0[d],
-            lengths,
-            backwards,
-        )
-        for d, backwards in enumerate(reverse)
-    ]
-    y, y_h, y_c = (np.stack(parts, axis=axis) for parts, axis in zip(zip(*runs, strict=True), (1, 0, 0), strict=True))
-    return y, y_h, y_c
+    runs = []
+    for d, backwards in enumerate(reverse):
+        wide = (w[d], _parameter(W_scale, d, count), _parameter(W_zero_point, d, count))
+        again = (r[d], _parameter(R_scale, d, count), _parameter(R_zero_point, d, count))
+        both = bias[d, : 4 * hidden] + bias[d, 4 * hidden :]
+        cell = _Direction(wide, again, both, peephole[d], functions[d], float(clip), bool(input_forget))
+        runs.append(_run(x, cell, h0[d], c0[d], lengths, backwards))
+    y, y_h, y_c = zip(*runs, strict=True)
+    return np.stack(y, axis=1), np.stack(y_h), np.stack(y_c)
 
 
 def _hidden_size(x: Array, w: Array, r: Array, count: int, given: int) -> int:
@@ -200,15 +175,15 @@ def _functions(
     return [(made[i], made[i + 1], made[i + 2]) for i in range(0, len(made), 3)]
 
 
-def _function(name: str, alphas: object, betas: object) -> Activation:
+def _function(name: str, alphas: Iterator[float], betas: Iterator[float]) -> Activation:
     key = name.lower()
     if key not in _ACTIVATIONS:
         raise ModelError(f"{NAME}: activation {name!r} is not known")
     formula, alpha, beta = _ACTIVATIONS[key]
     if alpha:
-        alpha = next(alphas, alpha)  # type: ignore[call-overload]
-    if beta or key in ("affine",):
-        beta = next(betas, beta)  # type: ignore[call-overload]
+        alpha = next(alphas, alpha)
+    if beta or key == "affine":
+        beta = next(betas, beta)
     a, b = np.float32(alpha), np.float32(beta)
     return lambda x: np.asarray(formula(x, a, b), FLOAT32)
 

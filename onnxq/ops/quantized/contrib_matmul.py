@@ -1,4 +1,4 @@
-"""com.microsoft matrix products: QGemm, MatMulIntegerToFloat, DynamicQuantizeMatMul, MatMulNBits.
+"""com.microsoft matrix products: QGemm, MatMulIntegerToFloat, DynamicQuantizeMatMul.
 
 Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md.
 """
@@ -11,7 +11,7 @@ from onnxq.errors import ModelError
 from onnxq.ops.registry import kernel
 
 from ._requantize import requantize, scalar, scale_of
-from ._types import BFLOAT16, FLOAT16, FLOAT32, INT32, UINT8, Array
+from ._types import FLOAT32, INT32, Array, DType
 from .dynamic import dynamic_quantize_linear
 from .integer import check_8_bit, column_parameter, integer_product
 
@@ -116,7 +116,8 @@ def _real(total: Array, scale: Array, bias: Array | None = None) -> Array:
     return y
 
 
-def _bias(name: str, bias: Array | None, columns: int, dtype: np.dtype[np.generic]) -> Array | None:
+def bias_of(name: str, bias: Array | None, columns: int, dtype: DType) -> Array | None:
+    """Give a bias of one value per column, or None; refuse another type or shape."""
     if bias is None:
         return None
     bias = np.asarray(bias)
@@ -159,7 +160,7 @@ def mat_mul_integer_to_float(
         if np.asarray(value).dtype != FLOAT32:
             raise ModelError(f"{name}: {label} has type {np.asarray(value).dtype}; onnxq computes float32 only")
     total, scale = _scaled_product(name, a, a_scale, a_zero_point, b, b_scale, b_zero_point, np.float32(1))
-    return _real(total, scale, _bias(name, bias, b.shape[-1], FLOAT32))
+    return _real(total, scale, bias_of(name, bias, b.shape[-1], FLOAT32))
 
 
 @kernel("DynamicQuantizeMatMul", domain=MICROSOFT)
@@ -181,110 +182,3 @@ def dynamic_quantize_mat_mul(
     """
     a, a_scale, a_zero_point = dynamic_quantize_linear(A)
     return mat_mul_integer_to_float(a, B, a_scale, b_scale, a_zero_point, b_zero_point, bias)
-
-
-def unpack_bits(packed: Array, bits: int, length: int) -> Array:
-    """Give the unsigned values of a byte array packed along its last axis, low bits first, cut to `length`."""
-    if bits == 8:
-        return packed[..., :length]
-    shifts = np.arange(0, 8, bits, dtype=UINT8)
-    values = (packed[..., None] >> shifts) & UINT8.type((1 << bits) - 1)
-    return np.asarray(values.reshape(*packed.shape[:-1], -1)[..., :length])
-
-
-@kernel("MatMulNBits", domain=MICROSOFT)
-def mat_mul_n_bits(
-    A: Array,
-    B: Array,
-    scales: Array,
-    zero_points: Array | None = None,
-    g_idx: Array | None = None,
-    bias: Array | None = None,
-    *,
-    K: int,
-    N: int,
-    bits: int = 4,
-    block_size: int,
-    accuracy_level: int = 0,
-    weight_prepacked: int = 0,
-) -> Array:
-    """Multiply A by blockwise quantized weights, dequantized to float32: (q - zero_point) * scale.
-
-    Args:
-        A: [..., K]; float32, float16 or bfloat16.
-        B: uint8 [N, ceil(K / block_size), block_size * bits / 8], low bits first.
-        scales: [N, blocks] (or flat) of the type of A.
-        zero_points: uint8 [N, ceil(blocks * bits / 8)] packed as B, or [N, blocks] of the type of A (or flat); absent:
-            2 ** (bits - 1).
-        g_idx: int32 [K]: the block of each input feature; absent: block_size in a row share one.
-        bias: [N] of the type of A.
-        K: Input features.
-        N: Output features.
-        bits: 2, 4 or 8.
-        block_size: A power of two, at least 16.
-        accuracy_level: Lowest accuracy allowed, 0 to 4. float32 meets every level; onnxruntime quantizes A to int8 at
-            level 4 and differs by some 1e-3 there.
-        weight_prepacked: Must be 0: other layouts belong to CUDA.
-
-    Returns:
-        [..., N] of the type of A.
-
-    Raises:
-        ModelError: Types, shapes or attributes do not fit.
-
-    """
-    name = "MatMulNBits"
-    a, packed = np.asarray(A), np.asarray(B)
-    if bits not in (2, 4, 8) or block_size < 16 or block_size & (block_size - 1):
-        raise ModelError(
-            f"{name}: bits = {bits} and block_size = {block_size}; 2, 4 or 8 and a power of two from 16 on"
-        )
-    if weight_prepacked or not 0 <= accuracy_level <= 4:
-        raise ModelError(
-            f"{name}: weight_prepacked = {weight_prepacked}, accuracy_level = {accuracy_level} are not known"
-        )
-    if a.dtype not in (FLOAT32, FLOAT16, BFLOAT16) or not a.ndim or a.shape[-1] != K:
-        raise ModelError(f"{name}: A is {a.dtype} {list(a.shape)}, but it is a floating tensor [..., {K}]")
-    blocks = -(-K // block_size)
-    shape = (N, blocks, block_size * bits // 8)
-    if packed.dtype != UINT8 or packed.size != N * blocks * shape[2]:
-        raise ModelError(f"{name}: B is {packed.dtype} {list(packed.shape)}, but it is uint8 {list(shape)}")
-    scale = _per_block(name, "scales", scales, a, N, blocks)
-    zero = _zero_points(name, zero_points, a, N, blocks, bits)
-    group = np.arange(K) // block_size
-    if g_idx is not None:
-        group = np.asarray(g_idx)[:K]
-        if group.shape != (K,) or (K and not 0 <= group.min() <= group.max() < blocks):
-            raise ModelError(f"{name}: g_idx does not name one of {blocks} blocks for each of {K} features")
-    flat = a.reshape(-1, K).astype(FLOAT32)
-    y = np.empty((flat.shape[0], N), FLOAT32)
-    step = max(1, (1 << 20) // max(1, K))
-    with np.errstate(all="ignore"):
-        for n in range(0, N, step):
-            rows = slice(n, n + step)
-            weight = unpack_bits(packed.reshape(shape)[rows], bits, block_size).reshape(-1, blocks * block_size)[:, :K]
-            weight = (weight.astype(FLOAT32) - zero[rows][:, group]) * scale[rows][:, group]
-            y[:, rows] = flat @ weight.T
-        offset = _bias(name, bias, N, a.dtype)
-        if offset is not None:
-            y += offset.astype(FLOAT32)
-    return y.reshape(*a.shape[:-1], N).astype(a.dtype, copy=False)
-
-
-def _per_block(name: str, label: str, value: Array, a: Array, N: int, blocks: int) -> Array:
-    value = np.asarray(value)
-    if value.dtype != a.dtype or value.size != N * blocks:
-        raise ModelError(f"{name}: {label} is {value.dtype} {list(value.shape)}, but it is {a.dtype} [{N}, {blocks}]")
-    return value.reshape(N, blocks).astype(FLOAT32)
-
-
-def _zero_points(name: str, value: Array | None, a: Array, N: int, blocks: int, bits: int) -> Array:
-    if value is None:
-        return np.full((N, blocks), 1 << (bits - 1), FLOAT32)
-    value = np.asarray(value)
-    if value.dtype != UINT8:
-        return _per_block(name, "zero_points", value, a, N, blocks)
-    width = -(-blocks * bits // 8)
-    if value.size != N * width:
-        raise ModelError(f"{name}: zero_points is uint8 {list(value.shape)}, but packed it is [{N}, {width}]")
-    return unpack_bits(value.reshape(N, width), bits, blocks).astype(FLOAT32)

@@ -35,19 +35,11 @@ def q_linear_average_pool(
 
     The values of a window are added in float32 in their order, and the zero point before rounding, as onnxruntime does.
 
-    Args:
-        X: [N, C, D1..Dn] with n = 1, 2 or 3, or [N, D1..Dn, C]; uint8 or int8.
-        x_scale: float32 scalar.
-        x_zero_point: Scalar of the type of X; absent: zero.
-        y_scale: float32 scalar.
-        y_zero_point: Scalar of the type of X; absent: zero.
-        auto_pad: NOTSET, SAME_UPPER, SAME_LOWER or VALID.
-        ceil_mode: Round the output's size up instead of down.
-        channels_last: The channels are the last axis of X and of the output.
-        count_include_pad: Divide by the whole window, not by its part inside X.
-        kernel_shape: n sizes of the window.
-        pads: n begins, then n ends; absent: 0.
-        strides: n steps; absent: 1.
+    Inputs: X uint8 or int8 [N, C, D1..Dn] with n = 1, 2 or 3, or [N, D1..Dn, C] with `channels_last`; scales float32
+    scalars; zero points scalars of the type of X, zero when absent.
+
+    Attributes: as those of AveragePool in ai.onnx; with `count_include_pad` the sum is divided by the whole window, not
+    by its part inside X; `ceil_mode` rounds the output's size up.
 
     Raises:
         ModelError: Types are not 8-bit or differ, or shapes and attributes do not fit.
@@ -60,22 +52,18 @@ def q_linear_average_pool(
     if n not in (1, 2, 3) or len(kernel_shape) != n:
         raise ModelError(f"{name}: a window of {list(kernel_shape)} does not fit a tensor of shape {list(X.shape)}")
     x = np.moveaxis(X, -1, 1) if channels_last else X
-    steps = per_dimension(name, "strides", strides, n, (1,) * n, 1)
     window = per_dimension(name, "kernel_shape", kernel_shape, n, (), 1)
-    given = per_dimension(name, "pads", pads, 2 * n, (0,) * (2 * n), 0)
-    begins, ends = resolve_pads(name, auto_pad, given, x.shape[2:], window, steps)
-    output = [
-        _windows(size, b, e, k, s, bool(ceil_mode))
-        for size, b, e, k, s in zip(x.shape[2:], begins, ends, window, steps, strict=True)
-    ]
-    if min(output) < 1:
-        raise ModelError(f"{name}: a window of {list(window)} does not fit into {list(x.shape[2:])}")
+    steps = per_dimension(name, "strides", strides, n, (1,) * n, 1)
+    begins, ends = resolve_pads(
+        name, auto_pad, per_dimension(name, "pads", pads, 2 * n, (0,) * 2 * n, 0), x.shape[2:], window, steps
+    )
     if window == x.shape[2:] and not any((*begins, *ends)):
         # onnxruntime takes its global pool here, which adds the zero point after rounding.
         return q_linear_global_average_pool(
             X, x_scale, np.array(zx, X.dtype), y_scale, np.array(zy, X.dtype), channels_last=channels_last
         )
     real = look_up(real_values(scale_of(name, "x_scale", x_scale), zx, X), x)
+    output = _output_shape(name, x.shape[2:], window, begins, ends, steps, bool(ceil_mode))
     total = _window_sums(real, window, begins, steps, output)
     count = np.array(math.prod(window), FLOAT32)
     if not count_include_pad:
@@ -83,6 +71,21 @@ def q_linear_average_pool(
     with np.errstate(all="ignore"):
         y = rounded(total / count / scale_of(name, "y_scale", y_scale) + np.float32(zy), X.dtype)
     return np.ascontiguousarray(np.moveaxis(y, 1, -1)) if channels_last else y
+
+
+def _output_shape(
+    name: str,
+    size: tuple[int, ...],
+    window: tuple[int, ...],
+    begins: tuple[int, ...],
+    ends: tuple[int, ...],
+    steps: tuple[int, ...],
+    ceil: bool,
+) -> list[int]:
+    output = [_windows(*each, ceil) for each in zip(size, begins, ends, window, steps, strict=True)]
+    if min(output) < 1:
+        raise ModelError(f"{name}: a window of {list(window)} does not fit into {list(size)}")
+    return output
 
 
 def _windows(size: int, begin: int, end: int, window: int, step: int, ceil: bool) -> int:

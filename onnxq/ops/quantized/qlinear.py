@@ -136,22 +136,11 @@ def q_linear_conv(
 
     where sum is the exact int32 convolution of (x - x_zero_point) with (w - w_zero_point); padding counts as zero.
 
-    Args:
-        x: [N, C, D1..Dn] with n = 1, 2 or 3; uint8 or int8.
-        x_scale: float32 scalar.
-        x_zero_point: Scalar of the type of x.
-        w: [M, C / group, k1..kn]; uint8 or int8.
-        w_scale: float32 scalar or [M].
-        w_zero_point: Of the shape of w_scale and the type of w.
-        y_scale: float32 scalar.
-        y_zero_point: Scalar of the type of y: uint8 or int8.
-        B: int32 [M] with scale x_scale * w_scale, added before the multiplication.
-        auto_pad: As in `conv_integer`, like the attributes after it.
-        dilations: n steps between the taps.
-        group: Groups of channels.
-        kernel_shape: Shape of the filter.
-        pads: n begins, then n ends.
-        strides: n steps of the filter.
+    Inputs: x [N, C, D1..Dn] with n = 1, 2 or 3 and w [M, C / group, k1..kn], uint8 or int8; w_scale and w_zero_point
+    scalar or [M], the other parameters scalar; scales float32, zero points of the type of their tensor, y_zero_point
+    uint8 or int8; B int32 [M] of scale x_scale * w_scale, added before the multiplication.
+
+    Attributes: as those of `conv_integer`.
 
     Returns:
         [N, M, o1..on].
