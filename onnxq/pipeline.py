@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,10 +26,11 @@ from onnxq.quant.samples import Samples, input_specs, open_samples, random_sampl
 from onnxq.quant.stats import Stats
 from onnxq.quant.stats_file import load_stats
 from onnxq.report import Report
-from onnxq.verify import compare
+from onnxq.verify import Comparison, compare
 from onnxq.version import __version__
 
 PLAN_HINT = "See every node's reason with `onnxq plan`."
+DATA_HINT = "Add --data, or use the recipe dynamic-int8, which needs none."
 RANDOM_SAMPLES = 4  # without data: enough to time a model and to see that it runs
 
 
@@ -49,6 +50,16 @@ class Prepared:
     model: Model
     plan: Plan
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A quantized model that ran: the model, its bytes, how it compares with float, and on what samples."""
+
+    model: Model
+    encoded: bytes
+    comparison: Comparison
+    samples: str
 
 
 def quantize(
@@ -73,16 +84,13 @@ def quantize(
     Args:
         model: Path of a float ONNX model.
         recipe: Name of a recipe, path of a TOML file, or a `Recipe`.
-        output: Where to write; `MODEL.int8.onnx` beside the input by default.
+        output: Where to write; `MODEL.int8.onnx` beside the input by default. `force` replaces what is there.
         data: Calibration data: `.npz` files, folders, `package.module:function`.
-        samples: Samples from Python instead: an iterable of `{input name: array}` that can be read again, or a
-            function that gives one.
-        stats: Statistics of an earlier `calibrate`, instead of a calibration run.
-        exclude: Globs of node names or operator types to leave float.
-        only: Globs of node names or operator types to quantize; all others stay float.
+        samples: Instead of `data`: an iterable of `{input name: array}`, or a function that gives one.
+        stats: Instead of a calibration run: statistics of an earlier one.
+        exclude, only: Globs of node names or operator types to leave float, or to quantize alone.
         min_sqnr: Least signal-to-quantization-noise ratio of every output in dB.
         sample_limit: Use at most this many samples.
-        force: Replace an existing output.
         dry_run: Stop after the plan; nothing is written.
         external_data: Put weights into `OUTPUT.data`; by default only beyond 2 GiB.
         observer: Told about each step.
@@ -98,7 +106,7 @@ def quantize(
     target = Path(output) if output is not None else default_output(Path(model))
     if not dry_run:
         check_target(Path(model), target, force=force)
-    with _uncollected():
+    with uncollected():
         watch.step("load")
         source = load(model)
         watch.step("plan")
@@ -110,21 +118,14 @@ def quantize(
             raise NothingToQuantize(f"no node of {model} can be quantized: {_reasons(ready.plan)}", PLAN_HINT)
         if dry_run:
             return report
-        watch.step("calibrate")
-        qparams = choose_qparams(ready.plan, measure(ready, given, stats, watch))
-        watch.step("rewrite")
-        baseline = ready.model.serialize()
-        probe = given or random_samples(input_specs(ready.model), RANDOM_SAMPLES)
-        quantized = stamp(rewrite(ready.model, ready.plan, qparams), ready)
-        watch.step("verify")
-        encoded = quantized.serialize()
-        comparison = compare(baseline, encoded, probe, progress=watch.progress)
-        if min_sqnr is not None and comparison.worst_sqnr < min_sqnr:
-            missed = f"{target} would have {comparison.worst_sqnr:.1f} dB, below the {min_sqnr:g} dB asked for"
-            raise CheckFailed(missed, "Nothing was written. Leave sensitive nodes float with --exclude, or give more data.")
+        if ready.plan.calibrated() and not with_data:
+            raise DataError(f"recipe {ready.plan.recipe.name} needs data to calibrate with", DATA_HINT)
+        result = carry_out(ready, given, stats, watch)
+        if min_sqnr is not None:
+            check_budget(result.comparison, min_sqnr, target)
         watch.step("save")
-        files = save(quantized, target, force=force, external_data=external_data, encoded=encoded)
-    return replace(report, comparison=comparison, samples=probe.description, output=target, files=tuple(files))
+        files = save(result.model, target, force=force, external_data=external_data, encoded=result.encoded)
+    return replace(report, output=target, files=tuple(files), comparison=result.comparison, samples=result.samples)
 
 
 def prepare(
@@ -149,6 +150,28 @@ def prepare(
         infer_types(model)
         plan = decide(model, chosen, with_data=with_data)
     return Prepared(source, model, plan, notes)
+
+
+def carry_out(ready: Prepared, given: Samples | None, stats: str | Path | Stats | None, watch: Observer) -> Quantized:
+    """Calibrate, rewrite, and compare the result with the float model; nothing is written."""
+    watch.step("calibrate")
+    qparams = choose_qparams(ready.plan, measure(ready, given, stats, watch))
+    watch.step("rewrite")
+    baseline = ready.model.serialize()
+    probe = given if given is not None else random_samples(input_specs(ready.model), RANDOM_SAMPLES)
+    model = stamp(rewrite(ready.model, ready.plan, qparams), ready)
+    watch.step("verify")
+    encoded = model.serialize()
+    return Quantized(model, encoded, compare(baseline, encoded, probe, progress=watch.progress), probe.description)
+
+
+def check_budget(comparison: Comparison, min_sqnr: float, target: Path) -> None:
+    """Refuse a result that loses more than the caller allows."""
+    if comparison.worst_sqnr < min_sqnr:
+        raise CheckFailed(
+            f"{target} would have {comparison.worst_sqnr:.1f} dB, below the {min_sqnr:g} dB asked for",
+            "Nothing was written. Leave sensitive nodes float with --exclude, or give more data.",
+        )
 
 
 def choose_qparams(plan: Plan, stats: Stats) -> dict[Value, QParams]:
@@ -213,8 +236,8 @@ def _reasons(plan: Plan) -> str:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """Switch the cyclic garbage collector off: a graph is all alive, and scanning it again and again costs quadratic time."""
+def uncollected() -> Iterator[None]:
+    """Switch the cyclic collector off: a graph is all alive, and scanning it over and over costs quadratic time."""
     was_on = gc.isenabled()
     gc.disable()
     try:

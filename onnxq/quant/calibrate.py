@@ -30,22 +30,17 @@ def calibrate(
 ) -> Stats:
     """Measure values of the float model over all samples.
 
-    The values are listed as outputs of the model, which onnxruntime runs with its basic optimisations: constants are
-    folded and duplicates removed, which cannot change a value that is asked for, while fused approximations and layouts
-    that depend on the processor stay out, so that ranges do not change with the machine. (Level `all` gains nothing
-    here: nothing is fused across an output.) One sample is in memory at a time, with its tapped values.
+    onnxruntime runs the model with its basic optimisations: constants are folded, which changes no value that is asked
+    for, while fused approximations that depend on the processor stay out, so that ranges are the same everywhere. One
+    sample is in memory at a time, with its tapped values.
 
     Args:
         model: The float model.
-        values: What to measure: float tensors of the main graph, in any number and repeated at will. Graph inputs are
-            taken from the samples.
-        samples: Checked `Samples`, or any iterable of `{input name: array}`, which is then checked. Shapes may differ.
+        values: What to measure: float tensors of the main graph; graph inputs are taken from the samples.
+        samples: Checked `Samples`, or any iterable of `{input name: array}`, which is then checked.
         progress: Called with the number of samples done and the total (None while unknown), first with 0.
         threads: Threads for onnxruntime; 0 lets it choose.
         kinds: Makes the statistics to collect for a tensor of that name.
-
-    Returns:
-        Statistics of every value. A value that was always empty has a count of 0.
 
     Raises:
         DataError: A sample does not fit the model or makes it fail, a value is not finite, or there are no samples.
