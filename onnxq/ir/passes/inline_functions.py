@@ -6,6 +6,7 @@ import onnx
 import onnx.inliner
 
 from onnxq.errors import ModelError, OnnxqError
+from onnxq.ir.graph import STANDARD_DOMAINS
 from onnxq.ir.model import Model
 from onnxq.ir.passes.registry import rebuilds
 from onnxq.ir.tensor import Tensor
@@ -25,6 +26,9 @@ def inline_functions(model: Model) -> int:
     try:
         proto = onnx.ModelProto.FromString(model.skeleton(weights))
         count = len(proto.functions)
+        opset = model.opset
+        if any(o.domain in STANDARD_DOMAINS and o.version != opset for f in proto.functions for o in f.opset_import):
+            proto = onnx.shape_inference.infer_shapes(proto)  # converting a function takes the types of its inputs
         inlined = onnx.inliner.inline_local_functions(proto, convert_version=True)
         model.read_skeleton(inlined.SerializeToString(deterministic=True), weights)
     except OnnxqError:

@@ -1,0 +1,372 @@
+"""Normalising passes: what each one changes, what it leaves, and that nothing it computes moves."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ir_support import MODEL_FILES, X, assert_consistent, model_of, node_of, ops, run, text_model, value_of
+
+from onnxq.errors import InvalidResult, ModelError
+from onnxq.ir import StoredTensor, infer_types, load, parse
+from onnxq.ir.passes import find_passes, normalise, registry
+from onnxq.ir.tensor import DeferredTensor
+
+RNG = np.random.default_rng
+
+
+def normalised(model, *names):
+    said = normalise(model, names or None)
+    assert_consistent(model)
+    assert normalise(model, names or None) == []  # nothing is left to do
+    return said
+
+
+def test_passes_are_found_by_walking_the_folder():
+    assert [item.name for item in find_passes()] == [
+        "inline_functions",
+        "drop_initializer_inputs",
+        "lift_constants",
+        "fold_constants",
+        "fold_batchnorm",
+    ]
+    with pytest.raises(ValueError, match="no pass is named fold_everything"):
+        normalise(model_of("g (float[2,4] x) => (float[2,4] y) { y = Relu(x) }"), ["fold_everything"])
+
+
+def test_runner_names_the_pass_that_breaks_a_graph(monkeypatch):
+    def breaks(model):
+        model.graph.nodes.reverse()
+        return 1
+
+    monkeypatch.setattr(registry, "find_passes", lambda: (registry.Pass("breaks", 1, "broke {}", breaks),))
+    model = model_of("g (float[2,4] x) => (float[2,4] y) { a = Relu(x) y = Neg(a) }")
+    with pytest.raises(InvalidResult, match="the pass breaks broke the model: node the Neg that makes"):
+        normalise(model)
+
+
+@pytest.mark.parametrize("path", [p for p in MODEL_FILES if p.stat().st_size > 10_000], ids=lambda path: path.stem)
+def test_real_models_compute_the_same(path):
+    model = load(path)
+    said = normalised(model)
+    assert all(isinstance(sentence, str) and "{" not in sentence for sentence in said)
+    if not path.parent.name.startswith(("sample_models", "models")):
+        return
+    infer_types(model)
+    feeds = {}
+    for value in model.graph.inputs:
+        shape = [size if isinstance(size, int) else 1 for size in value.shape]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(value.dtype)
+        feeds[value.name] = (RNG(0).random(shape) * 2).astype(dtype)
+    for ours, theirs in zip(run(model.serialize(), feeds), run(path, feeds), strict=True):
+        scale = max(1.0, float(np.abs(theirs.astype(np.float64)).max()))
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=5e-6 * scale)  # BatchNormalization folded: last bits
+
+
+# -- initializers that are inputs ---------------------------------------------------------------------------------
+
+
+def listed_model(listed, ir_version):
+    weights = {"w": np.float32([1, 2, 3, 4]), "v": np.float32([4, 3, 2, 1]), "u": np.float32([1, 1, 1, 1])}
+    proto = text_model("g (float[2,4] x) => (float[2,4] y) { a = Mul(x, w) b = Mul(a, v) y = Add(b, u) }", weights)
+    for name in listed:
+        proto.graph.input.append(onnx.helper.make_tensor_value_info(name, 1, [4]))
+    proto.ir_version = ir_version
+    return parse(proto.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("listed", "ir_version", "left", "ir_after"),
+    [("wvu", 3, "x", 4), ("wvu", 8, "x", 8), ("wv", 8, "x", 8), ("w", 8, "xw", 8), ("", 8, "x", 8)],
+)
+def test_listed_initializers(listed, ir_version, left, ir_after):
+    model = listed_model(listed, ir_version)
+    assert (value_of(model.graph, "w").constant is None) == ("w" in listed)
+    said = normalised(model, "drop_initializer_inputs")
+    count = 1 + len(listed) - len(left)
+    assert said == ([f"took {count} initializers off the inputs of the graph"] if count else [])
+    assert "".join(v.name for v in model.graph.inputs) == left
+    assert model.ir_version == ir_after
+    again = parse(model.serialize())
+    assert "".join(v.name for v in again.graph.inputs) == left
+    assert run(model.serialize(), {"x": X})[0].tolist() == (X * [4, 6, 6, 4] + 1).tolist()
+
+
+# -- Constant nodes -----------------------------------------------------------------------------------------------
+
+
+def test_every_form_of_constant_is_lifted():
+    model = model_of(
+        "g () => (float f, float[2] fs, int64 i, int64[2] is, string s, string[2] ss, float[2,2] t) {"
+        " f = Constant <value_float = 1.5> () fs = Constant <value_floats = [1.0, 2.5]> ()"
+        " i = Constant <value_int = -3> () is = Constant <value_ints = [4, 5]> ()"
+        ' s = Constant <value_string = "a"> () ss = Constant <value_strings = ["b", "ß"]> ()'
+        " t = Constant <value = float[2,2] {1, 2, 3, 4}> () }"
+    )
+    before = run(model.serialize(), {})
+    assert normalised(model, "lift_constants") == ["lifted 7 Constant nodes to initializers"]
+    assert model.graph.nodes == []
+    assert isinstance(model.graph.initializers["t"].tensor, StoredTensor)  # a view of the file, not a copy
+    after = run(model.serialize(), {})
+    assert [a.tolist() for a in after] == [b.tolist() for b in before]
+    assert [a.shape for a in after] == [b.shape for b in before]
+
+
+def test_constants_in_bodies_are_lifted_there():
+    model = model_of(
+        "g (bool c, float[2,4] x) => (float[2,4] y) { y = If (c) <"
+        "then_branch = t () => (float[4] k) { k = Constant <value_floats = [1.0, 2.0, 3.0, 4.0]> () }, "
+        "else_branch = e () => (float[2,4] o) { k = Constant <value_floats = [4.0, 3.0]> () n = Size(k) "
+        "f = Cast <to = 1> (n) o = Mul(x, f) }> }"
+    )
+    normalised(model, "lift_constants")
+    then_branch, else_branch = (node_of(model.graph, "If").bodies[f"{name}_branch"][0] for name in ("then", "else"))
+    assert (list(then_branch.initializers), list(else_branch.initializers)) == (["k"], ["k"])
+    assert ops(then_branch) == []
+    for c, expected in ((True, [1, 2, 3, 4]), (False, (X * 2).tolist())):
+        assert run(model.serialize(), {"x": X, "c": np.array(c)})[0].tolist() == expected
+
+
+def test_sparse_constants_stay():
+    proto = text_model("g (float[2,4] x) => (float[2,4] y) { k = Constant <value_float = 1.0> () y = Mul(x, k) }")
+    sparse = onnx.SparseTensorProto(dims=[4])
+    sparse.values.CopyFrom(onnx.numpy_helper.from_array(np.float32([2])))
+    sparse.indices.CopyFrom(onnx.numpy_helper.from_array(np.int64([1])))
+    proto.graph.node[0].attribute[0].CopyFrom(onnx.helper.make_attribute("sparse_value", sparse))
+    model = parse(proto.SerializeToString())
+    assert normalised(model) == []
+    assert model.serialize() == proto.SerializeToString()
+
+
+# -- BatchNormalization -------------------------------------------------------------------------------------------
+
+
+def batchnorm_weights(channels, seed=1):
+    dice = RNG(seed)
+    return {
+        "s": dice.uniform(-2, 2, channels).astype(np.float32),
+        "b": dice.standard_normal(channels).astype(np.float32),
+        "m": dice.standard_normal(channels).astype(np.float32),
+        "v": dice.uniform(0.1, 3, channels).astype(np.float32),
+    }
+
+
+@given(
+    st.sampled_from(["Conv", "ConvTranspose"]),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 2),
+    st.integers(1, 2),
+    st.booleans(),
+    st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_batchnorm_behind_convolutions(op, rank, group, per_in, per_out, bias, output):
+    """1-D to 3-D, groups, with and without bias, as the last node or not: equal to 1e-4 of the largest result."""
+    dice = RNG(rank * 100 + group * 10 + per_in)
+    channels, inputs = group * per_out, group * per_in
+    shape = (channels, per_in) if op == "Conv" else (inputs, per_out)
+    weights = batchnorm_weights(channels) | {"w": dice.standard_normal((*shape, *[2] * rank)).astype(np.float32)}
+    if bias:
+        weights["c"] = dice.standard_normal(channels).astype(np.float32)
+    tail = "y = BatchNormalization <epsilon = 0.01> (a, s, b, m, v)" + ("" if output else " z = Relu(y)")
+    dims = ",".join(["2", str(inputs)] + ["5"] * rank)
+    model = model_of(
+        f"g (float[{dims}] x) => (float[{','.join('ABCDE'[: rank + 2])}] {'y' if output else 'z'}) "
+        f"{{ a = {op} <group = {group}> (x, w{', c' if bias else ''}) {tail} }}",
+        weights,
+    )
+    feeds = {"x": dice.standard_normal((2, inputs, *[5] * rank)).astype(np.float32)}
+    before = run(model.serialize(), feeds)[0]
+    assert normalised(model) == ["folded 1 BatchNormalization into the Conv before"]
+    assert ops(model.graph) == [op] + ([] if output else ["Relu"])
+    assert len(model.graph.initializers) == 2
+    np.testing.assert_allclose(run(model.serialize(), feeds)[0], before, rtol=0, atol=1e-4 * np.abs(before).max())
+
+
+@pytest.mark.parametrize("trans", [0, 1])
+@pytest.mark.parametrize("bias", [None, (5,), (1, 5), (1,), ()])
+def test_batchnorm_behind_gemm(trans, bias):
+    weights = batchnorm_weights(5) | {"w": RNG(0).standard_normal((5, 4) if trans else (4, 5)).astype(np.float32)}
+    if bias is not None:
+        weights["c"] = RNG(1).standard_normal(bias).astype(np.float32)
+    model = model_of(
+        f"g (float[2,4] x) => (float[2,5] y) {{ a = Gemm <transB = {trans}, alpha = 0.5> (x, w"
+        f"{'' if bias is None else ', c'}) y = BatchNormalization(a, s, b, m, v) }}",
+        weights,
+    )
+    before = run(model.serialize(), {"x": X})[0]
+    normalised(model)
+    assert ops(model.graph) == ["Gemm"]
+    np.testing.assert_allclose(run(model.serialize(), {"x": X})[0], before, rtol=0, atol=1e-5)
+
+
+CONV = "a = Conv(x, w) y = BatchNormalization(a, s, b, m, v)"
+LEFT = {
+    "read twice": f"{CONV} z = Add(a, y)",
+    "training": "a = Conv(x, w) y, r, q = BatchNormalization <training_mode = 1> (a, s, b, m, v) z = Relu(y)",
+    "no constant": "n = Exp(x) k = ReduceSum <keepdims = 0> (n, axes) a = Conv(x, w) "
+    "y = BatchNormalization(a, s, k, m, v) z = Relu(y)",
+    "behind Relu": "c = Conv(x, w) a = Relu(c) y = BatchNormalization(a, s, b, m, v) z = Relu(y)",
+    "weight computed": "n = ReduceSum(x, all) u = Mul(w, n) a = Conv(x, u) "
+    "y = BatchNormalization(a, s, b, m, v) z = Relu(y)",
+}
+
+
+@pytest.mark.parametrize("body", LEFT.values(), ids=LEFT)
+def test_batchnorm_that_stays(body):
+    weights = batchnorm_weights(3) | {"w": np.ones((3, 3, 1, 1), np.float32)}
+    weights |= {"axes": np.int64([0, 2, 3]), "all": np.int64([0, 1, 2, 3])}
+    model = model_of(f"g (float[1,3,4,4] x) => (float[1,3,4,4] z) {{ {body} }}", weights)
+    assert normalised(model) == []
+    assert "BatchNormalization" in ops(model.graph)
+
+
+def test_conv_whose_result_is_an_output_keeps_its_batchnorm():
+    weights = batchnorm_weights(3) | {"w": np.ones((3, 3, 1, 1), np.float32)}
+    model = model_of(f"g (float[1,3,4,4] x) => (float[1,3,4,4] a, float[1,3,4,4] y) {{ {CONV} }}", weights)
+    assert normalised(model) == []
+
+
+def test_weight_with_two_readers_stays_for_the_other():
+    weights = batchnorm_weights(3) | {"w": RNG(0).standard_normal((3, 3, 1, 1)).astype(np.float32)}
+    model = model_of(f"g (float[1,3,4,4] x) => (float[1,3,4,4] z) {{ {CONV} c = Conv(y, w) z = Relu(c) }}", weights)
+    feeds = {"x": RNG(2).standard_normal((1, 3, 4, 4)).astype(np.float32)}
+    before = run(model.serialize(), feeds)[0]
+    normalised(model)
+    assert sorted(model.graph.initializers) == ["w", "w_folded", "w_folded_bias"]
+    np.testing.assert_allclose(run(model.serialize(), feeds)[0], before, rtol=0, atol=1e-4)
+
+
+def test_infinite_results_are_not_folded():
+    weights = batchnorm_weights(3) | {"w": np.ones((3, 3, 1, 1), np.float32), "v": np.float32([1, -1, 1])}
+    model = model_of(f"g (float[1,3,4,4] x) => (float[1,3,4,4] y) {{ {CONV} }}", weights)
+    assert normalised(model) == []
+
+
+# -- constants ----------------------------------------------------------------------------------------------------
+
+FOLDS = {
+    "identity": ("k = Identity(w)", np.ones((4, 4))),
+    "chain": ("a = Identity(w) b = Transpose <perm = [1, 0]> (a) k = Neg(b)", RNG(0).random((4, 4))),
+    "transpose": ("k = Transpose(w)", RNG(0).random((4, 4))),
+    "reshape": ("k = Reshape(w, shape)", RNG(0).random((2, 8))),
+    "squeeze": ("k = Squeeze(w, zero)", RNG(0).random((1, 4, 4))),
+    "squeeze all": ("k = Squeeze(w)", RNG(0).random((1, 4, 1, 4))),
+    "unsqueeze": ("a = Flatten <axis = 1> (w) b = Unsqueeze(a, zero) k = Squeeze(b, zero)", RNG(0).random((4, 2, 2))),
+    "arithmetic": ("a = Add(w, w) b = Sqrt(a) c = Div(b, w) d = Sub(c, w) k = Mul(d, w)", RNG(0).random((4, 4)) + 1),
+}
+
+
+@pytest.mark.parametrize(("body", "weight"), FOLDS.values(), ids=FOLDS)
+def test_constants_are_seen_through(body, weight):
+    weights = {"w": weight.astype(np.float32), "shape": np.int64([0, -1]), "zero": np.int64([0])}
+    if body.startswith("k = Reshape"):
+        weights["shape"] = np.int64([4, -1])
+    model = model_of(f"g (float[2,4] x) => (float[2,4] y) {{ {body} y = MatMul(x, k) }}", weights)
+    before = run(model.serialize(), {"x": X})[0]
+    assert len(normalised(model)) == 1
+    assert ops(model.graph) == ["MatMul"]
+    assert model.graph.nodes[0].inputs[1].constant is not None
+    np.testing.assert_allclose(run(model.serialize(), {"x": X})[0], before, rtol=1e-6, atol=0)
+
+
+def test_half_weights_become_float_and_eight_bit_ones_stay():
+    """Float16 storage doubles and is seen as a weight; dequantizing by Cast and Mul would undo a quantized model."""
+    half = {"w": RNG(0).random((64, 64)).astype(np.float16)}
+    model = model_of("g (float[2,64] x) => (float[2,64] y) { k = Cast <to = 1> (w) y = MatMul(x, k) }", half)
+    assert normalised(model) == ["computed 1 operator on constants beforehand"]
+    eight = {"w": np.ones((64, 64), np.int8), "s": np.ones(64, np.float32)}
+    model = model_of(
+        "g (float[2,64] x) => (float[2,64] y) { a = Cast <to = 1> (w) k = Mul(a, s) y = MatMul(x, k) }", eight
+    )
+    assert normalised(model) == []
+
+
+def test_results_do_not_grow_beyond_what_they_come_from():
+    weights = {"a": np.ones((1000, 1), np.float32), "b": np.ones((1, 1000), np.float32), "shape": np.int64([1 << 20])}
+    model = model_of(
+        "g (float[1000,1000] x) => (float[1000,1000] y, float[n] z) "
+        "{ k = Add(a, b) y = Mul(x, k) z = ConstantOfShape(shape) }",
+        weights,
+    )
+    assert normalised(model) == []
+
+
+def test_large_results_are_computed_when_needed():
+    weights = {"w": RNG(0).random((512, 1024)).astype(np.float32)}
+    model = model_of("g (float[2,1024] x) => (float[2,512] y) { k = Transpose(w) y = MatMul(x, k) }", weights)
+    feeds = {"x": RNG(1).random((2, 1024)).astype(np.float32)}
+    before = run(model.serialize(), feeds)[0]
+    normalised(model)
+    assert isinstance(model.graph.initializers["k"].tensor, DeferredTensor)
+    assert list(model.graph.initializers) == ["k"]
+    np.testing.assert_allclose(run(model.serialize(), feeds)[0], before, rtol=1e-6)
+
+
+def test_bfloat16_and_impossible_nodes():
+    weights = {"w": np.ones((2, 3), ml_dtypes.bfloat16), "shape": np.int64([4, 4])}
+    model = model_of("g (bfloat16[2,3] x) => (bfloat16[a,b] y) { k = Transpose(w) y = MatMul(x, k) }", weights)
+    assert len(normalised(model)) == 1
+    broken = model_of("g (bfloat16[2,3] x) => (bfloat16[a,b] y) { k = Reshape(w, shape) y = Add(x, k) }", weights)
+    assert normalised(broken) == []
+
+
+# -- functions ----------------------------------------------------------------------------------------------------
+
+FUNCTIONS = """
+g (float[2,64] x) => (float[2,64] y) {{ a = f.Twice(x) [mm] b = MatMul(a, w) y = f.Scaled(b) }}
+<domain: "f", opset_import: ["" : {opset}]> Twice (p) => (q) {{ q = Add(p, p) }}
+<domain: "f", opset_import: ["" : {opset}, "f" : 1]> Scaled (p) => (q)
+{{ c = Constant <value_float = 3.0> () r = f.Twice(p) q = Mul(r, c) }}
+"""
+
+
+def functions_model(opset):
+    header = '<ir_version: 8, opset_import: ["" : 17, "f" : 1]>'
+    proto = onnx.parser.parse_model(header + FUNCTIONS.format(opset=opset))
+    weight = RNG(0).standard_normal((64, 64)).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    return proto
+
+
+def test_functions_are_inlined_and_weights_stay_where_they_were():
+    proto = functions_model(17)
+    feeds = {"x": RNG(1).standard_normal((2, 64)).astype(np.float32)}
+    before = run(proto.SerializeToString(), feeds)[0]
+    data = proto.SerializeToString()
+    model = parse(data)
+    weight = model.graph.initializers["w"].tensor
+    source = model.sha256
+    assert normalised(model)[0] == "inlined 2 model-local functions"
+    assert not model.has_functions
+    assert ops(model.graph) == ["Add", "MatMul", "Add", "Mul"]
+    assert model.graph.initializers["w"].tensor is weight
+    assert node_of(model.graph, "MatMul").name == "mm"
+    assert model.sha256 == source
+    assert run(model.serialize(), feeds)[0].tolist() == before.tolist()
+
+
+def test_functions_of_another_opset_are_converted_or_refused():
+    """A call inside such a function has types that nobody knows, so conversion stops: a sentence."""
+    text = functions_model(13)
+    del text.functions[1].node[1:2]
+    text.functions[1].node[1].input[0] = "p"
+    model = parse(text.SerializeToString())
+    feeds = {"x": RNG(1).standard_normal((2, 64)).astype(np.float32)}
+    assert normalised(model)[0] == "inlined 2 model-local functions"
+    assert ops(model.graph) == ["Add", "MatMul", "Mul"]
+    expected = run(functions_model(17).SerializeToString(), feeds)[0] / 2
+    assert run(model.serialize(), feeds)[0].tolist() == expected.tolist()
+    with pytest.raises(ModelError, match="model-local functions cannot be inlined"):
+        normalise(parse(functions_model(13).SerializeToString()))
+
+
+def test_functions_that_call_each_other_forever_are_refused():
+    proto = functions_model(17)
+    proto.functions[0].node[0].CopyFrom(onnx.helper.make_node("Scaled", ["p"], ["q"], domain="f"))
+    with pytest.raises(ModelError, match="model-local functions cannot be inlined"):
+        normalise(parse(proto.SerializeToString()))
