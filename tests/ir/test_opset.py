@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from ir_support import MODEL_FILES, X, assert_consistent, model_of, node_of, ops, run, text_model, value_of
 from onnx import helper, numpy_helper
@@ -40,7 +39,7 @@ def test_limits_are_those_of_the_installed_onnxruntime():
         if loads:
             assert run(proto.SerializeToString(), {"x": X})[0].tolist() == X.clip(0).tolist()
         else:
-            with pytest.raises(Exception, match="IR version|opset|Opset"):
+            with pytest.raises(Exception, match=r"IR version|opset|Opset"):
                 run(proto.SerializeToString(), {"x": X})
 
 
@@ -156,7 +155,7 @@ def test_operators_that_changed_their_form(case, dynamic):
     for opset in opsets:
         data, feeds = one_node(op, opset, *rest, dynamic)
         expected = run(data, feeds)
-        for target in TARGETS:
+        for target in (13, 21):
             if target <= opset:
                 continue
             raised = raise_opset(parse(data), target)
@@ -227,14 +226,8 @@ def test_bodies_custom_operators_functions_and_labels_survive():
     assert len(squeeze.inputs) == 2  # axes became an input, inside the body too
     del after.graph.node[-1]
     after.graph.node[-1].output[0] = "y"
-    (_, ours) = (
-        None,
-        run(
-            after.SerializeToString(),
-            {"c": np.array(True), "x": X, "x3": np.ones((1, 2, 4), F), "w": np.eye(4, dtype=F)},
-        ),
-    )
-    assert ours[0].tolist() == X.tolist()
+    feeds = {"c": np.array(True), "x": X, "x3": np.ones((1, 2, 4), F), "w": np.eye(4, dtype=F)}
+    assert run(after.SerializeToString(), feeds)[0].tolist() == X.tolist()
 
 
 def test_functions_are_inlined_before():
@@ -289,4 +282,3 @@ def test_stamps_that_are_too_new():
         make_loadable(stamped(changed, 28, 14))
     with pytest.raises(ValueError, match="opset 27 is beyond 26"):
         raise_opset(stamped("Relu", 17, 8), 27)
-    assert ort.__version__
