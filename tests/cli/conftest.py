@@ -1,0 +1,44 @@
+"""Run the command line inside the test process."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from onnxq.cli import main
+
+SAMPLES = Path(__file__).parents[2] / "sample_models"
+
+
+class Result(NamedTuple):
+    """What one command left."""
+
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    def run(*arguments: object) -> Result:
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        return Result(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with one small model and its data."""
+    for name in ("digits_cnn.onnx", "digits_calibration.npz"):
+        shutil.copy(SAMPLES / name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -1,0 +1,221 @@
+"""Whatever goes wrong: a sentence and a hint on stderr, the right exit code, nothing on stdout, no file left behind."""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import onnxq.cli.boundary as boundary
+from onnxq import pipeline
+from onnxq.errors import InvalidResult
+
+CASES = {
+    "missing file": ("quantize nothere.onnx", "nothere.onnx does not exist"),
+    "missing file, plan": ("plan nothere.onnx", "nothere.onnx does not exist"),
+    "missing file, inspect": ("inspect nothere.onnx", "nothere.onnx does not exist"),
+    "missing file, verify": ("verify nothere.onnx", "nothere.onnx does not exist"),
+    "missing float model": ("verify digits_cnn.onnx --against nothere.onnx", "nothere.onnx does not exist"),
+    "truncated": ("quantize truncated.onnx", "truncated.onnx is not a readable ONNX model"),
+    "empty": ("quantize empty.onnx", "empty.onnx is empty"),
+    "text": ("quantize text.onnx", "text.onnx is not a readable ONNX model"),
+    "directory": ("quantize folder.md", "folder.md is a folder"),
+    "unknown recipe": ("quantize digits_cnn.onnx -r atuo", "no recipe named 'atuo'"),
+    "recipe file missing": ("quantize digits_cnn.onnx -r mine.toml", "mine.toml cannot be read"),
+    "data missing": ("quantize digits_cnn.onnx -d nothere.npz", "nothere.npz does not exist"),
+    "data empty": ("quantize digits_cnn.onnx -d empty.npz", "empty.npz"),
+    "data with no samples": ("quantize digits_cnn.onnx -d none.npz", "no samples in none.npz"),
+    "data for another model": ("quantize digits_cnn.onnx -d other.npz", "has 'picture', which is no input"),
+    "samples without data": ("quantize digits_cnn.onnx --samples 3", "no data is given"),
+    "output exists": ("quantize digits_cnn.onnx -o text.onnx", "text.onnx exists already"),
+    "output is a folder": ("quantize digits_cnn.onnx -o .", "is a folder"),
+    "output folder missing": ("quantize digits_cnn.onnx -o no/where.onnx", "folder no does not exist"),
+    "output is the input": ("quantize digits_cnn.onnx -o digits_cnn.onnx -f", "is the model that is to be read"),
+    "report of an odd kind": ("quantize digits_cnn.onnx --report r.txt", "a report cannot be written as '.txt'"),
+    "report exists": ("quantize digits_cnn.onnx --report old.json", "old.json exists already"),
+    "report is a folder": ("quantize digits_cnn.onnx --report folder.md", "folder.md is a folder"),
+    "report without folder": ("quantize digits_cnn.onnx --report no/r.md", "folder no does not exist"),
+    "stats missing": ("quantize digits_cnn.onnx --stats s.npz", "s.npz does not exist"),
+    "stats are none": ("quantize digits_cnn.onnx --stats digits_calibration.npz", "holds no statistics"),
+    "stats exist": ("calibrate digits_cnn.onnx -d digits_calibration.npz -o other.npz", "other.npz exists already"),
+    "threshold without float": ("verify digits_cnn.onnx --max-abs 1", "--max-abs needs a float model"),
+    "no such recipe": ("recipes nothing", "no recipe named 'nothing'"),
+    "no argument": ("quantize", "missing argument 'MODEL'"),
+    "unknown command": ("quantise digits_cnn.onnx", "no such command 'quantise'"),
+    "unknown option": ("quantize digits_cnn.onnx --mni-sqnr 3", "no such option: --mni-sqnr"),
+    "no number": ("quantize digits_cnn.onnx --min-sqnr high", "invalid value for '--min-sqnr'"),
+    "no samples wanted": ("quantize digits_cnn.onnx --samples 0", "invalid value for '--samples'"),
+    "unknown format": ("plan digits_cnn.onnx --format yaml", "invalid value for '--format'"),
+    "too many arguments": ("inspect digits_cnn.onnx another.onnx", "another.onnx"),
+    "calibrate without data": ("calibrate digits_cnn.onnx -o s.npz", "missing option '--data'"),
+}
+
+
+def files(folder: Path) -> set[Path]:
+    return set(folder.rglob("*"))
+
+
+@pytest.fixture
+def mess(folder: Path) -> Path:
+    model = (folder / "digits_cnn.onnx").read_bytes()
+    (folder / "truncated.onnx").write_bytes(model[: len(model) // 2])
+    (folder / "empty.onnx").touch()
+    (folder / "text.onnx").write_text("This is not a model.")
+    (folder / "empty.npz").touch()
+    (folder / "old.json").write_text("{}")
+    (folder / "folder.md").mkdir()
+    np.savez(folder / "none.npz", image=np.zeros((0, 1, 8, 8), np.float32))
+    np.savez(folder / "other.npz", picture=np.zeros((2, 1, 8, 8), np.float32))
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_cannot_be_done_is_said_in_a_sentence(cli, mess: Path, case: str) -> None:
+    arguments, sentence = CASES[case]
+    before = files(mess)
+    result = cli(*arguments.split())
+    assert result.code == 2
+    assert result.out == ""
+    assert sentence in result.err
+    lines = result.err.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == ["error", "hint"]
+    assert files(mess) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_to(cli, folder: Path) -> None:
+    sealed = folder / "sealed"
+    sealed.mkdir(mode=0o500)
+    result = cli("quantize", "digits_cnn.onnx", "-o", sealed / "m.onnx")
+    assert (result.code, "cannot be written to" in result.err) == (2, True)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that takes no files from anybody")
+def test_a_disk_that_refuses(cli, folder: Path) -> None:
+    result = cli("quantize", "digits_cnn.onnx", "-o", "/proc/m.onnx")
+    assert (result.code, "/proc/m.onnx cannot be written" in result.err) == (2, True)
+
+
+def test_a_folder_that_vanishes_meanwhile(cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "out").mkdir()
+    compare = pipeline.compare
+
+    def and_remove(*args: object, **options: object) -> object:
+        (folder / "out").rmdir()
+        return compare(*args, **options)
+
+    monkeypatch.setattr(pipeline, "compare", and_remove)
+    result = cli("quantize", "digits_cnn.onnx", "-o", "out/m.onnx")
+    assert result.code == 2
+    assert "the folder out does not exist" in result.err
+
+
+def test_nothing_to_quantize_is_a_check_that_failed(cli, folder: Path) -> None:
+    before = files(folder)
+    result = cli("quantize", "digits_cnn.onnx", "--only", "NoSuchOperator")
+    assert result.code == 1
+    assert "no node of digits_cnn.onnx can be quantized: --only leaves it float (16)" in result.err
+    assert files(folder) == before
+
+
+def test_a_missed_budget_is_a_check_that_failed(cli, folder: Path) -> None:
+    before = files(folder)
+    result = cli("quantize", "digits_cnn.onnx", "--min-sqnr", 200, "--report", "r.json")
+    assert result.code == 1
+    assert "200 dB" in result.err
+    assert files(folder) == before
+
+
+def test_a_model_that_onnxruntime_does_not_know(cli, folder: Path) -> None:
+    model = onnx.load("digits_cnn.onnx")
+    model.graph.node[-1].domain = "acme"
+    model.opset_import.add(domain="acme", version=1)
+    onnx.save(model, "acme.onnx")
+    before = files(folder)
+    result = cli("quantize", "acme.onnx", "-d", "digits_calibration.npz")
+    assert result.code == 2
+    assert "acme" in result.err
+    assert files(folder) == before
+
+
+def breaking(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def broken(*args: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(pipeline, "quantize", broken)
+
+
+def test_a_bug_of_ours_has_a_log(cli, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    breaking(monkeypatch, ZeroDivisionError("division by zero\nsecond line"))
+    result = cli("quantize", "digits_cnn.onnx", "-x", "a b")
+    assert result.code == 3
+    first, second = result.err.splitlines()
+    assert first == "error: onnxq hit a bug: ZeroDivisionError: division by zero"
+    log = Path(second.removeprefix("hint: Please report it with "))
+    content = log.read_text()
+    assert "command: onnxq quantize digits_cnn.onnx -x 'a b'" in content
+    assert "Traceback" in content
+    assert f"onnx: {onnx.__version__}" in content
+    assert "Traceback" not in result.err
+
+
+def test_an_invalid_result_is_a_bug_of_ours(cli, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    breaking(monkeypatch, InvalidResult("it does not load", "Look at it."))
+    result = cli("quantize", "digits_cnn.onnx")
+    assert result.code == 3
+    assert [line.partition(": ")[0] for line in result.err.splitlines()] == ["error", "hint", "hint"]
+    assert len(list(tmp_path.glob("onnxq-*.log"))) == 1
+
+
+def test_a_bug_without_a_place_for_its_log(cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    breaking(monkeypatch, ZeroDivisionError())
+    result = cli("quantize", "digits_cnn.onnx")
+    assert result.code == 3
+    assert "a log could not be written" in result.err
+
+
+def test_too_little_memory(cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    breaking(monkeypatch, MemoryError())
+    result = cli("quantize", "digits_cnn.onnx")
+    assert result.code == 2
+    assert "not enough memory" in result.err
+
+
+def test_ctrl_c_says_so(cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    breaking(monkeypatch, KeyboardInterrupt())
+    assert cli("quantize", "digits_cnn.onnx") == (130, "", "interrupted\n")
+
+
+def test_ctrl_c_that_an_extension_turned_into_an_error(cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **options: object) -> None:
+        try:
+            os.kill(os.getpid(), 2)
+        except KeyboardInterrupt:
+            raise ImportError("initialization failed") from None
+
+    monkeypatch.setattr(pipeline, "quantize", broken)
+    assert cli("quantize", "digits_cnn.onnx") == (130, "", "interrupted\n")
+
+
+def test_what_could_steer_a_terminal_is_escaped(cli, folder: Path) -> None:
+    result = cli("quantize", "\x1b[31mred\n.onnx")
+    assert result.code == 2
+    assert "\x1b" not in result.err
+    assert "\\x1b[31mred .onnx does not exist" in result.err
+
+
+def test_a_path_that_is_not_text(cli, folder: Path) -> None:
+    result = cli("quantize", os.fsdecode(b"\xff.onnx"))
+    assert result.code == 2
+    assert "does not exist" in result.err
+
+
+def test_the_first_import_stands_inside_the_boundary() -> None:
+    assert boundary.run.__module__ == "onnxq.cli.boundary"
+    source = Path(sys.modules["onnxq.cli"].__file__ or "").read_text()
+    assert "\nfrom onnxq" not in source.replace("from __future__", "")

@@ -1,0 +1,59 @@
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from onnxq.cli.app import COMMANDS
+from onnxq.version import __version__
+
+HELPS = [["--help"], *([function.__name__, "--help"] for function in COMMANDS)]
+HEAVY = {"onnx", "onnxruntime", "numpy", "ml_dtypes", "onnxq.ir"}
+LOADED = (
+    "import sys; from onnxq.cli import main; code = main(sys.argv[1:]); print(sorted(sys.modules), file=sys.stderr); "
+    "sys.exit(code)"
+)
+
+
+@pytest.mark.parametrize("arguments", [*HELPS, ["--version"]], ids=" ".join)
+def test_help_imports_nothing_heavy_and_starts_quickly(arguments: list[str]) -> None:
+    best = 10.0
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([sys.executable, "-c", LOADED, *arguments], capture_output=True, text=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        loaded = set(done.stderr.strip("[]\n").replace("'", "").split(", "))
+        assert "typer" in loaded
+        assert not loaded & HEAVY
+        if best < 0.3:
+            return
+    pytest.fail(f"{best:.2f} s of processor time")  # not of wall time: other processes must not decide
+
+
+@pytest.mark.parametrize("arguments", HELPS, ids=" ".join)
+def test_help_says_what_a_command_does(cli, arguments: list[str]) -> None:
+    result = cli(*arguments)
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("Usage: onnxq")
+
+
+def test_help_lists_every_command(cli) -> None:
+    out = cli("--help").out
+    assert all(f"\n  {function.__name__} " in out for function in COMMANDS)
+    assert "130 interrupted" in out
+
+
+def test_version(cli) -> None:
+    assert cli("--version") == (0, f"onnxq {__version__}\n", "")
+
+
+def test_python_dash_m_is_the_same() -> None:
+    done = subprocess.run([sys.executable, "-m", "onnxq", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"onnxq {__version__}\n"
+
+
+def test_one_file_a_command() -> None:
+    folder = Path(__file__).parents[2] / "onnxq" / "cli"
+    assert all((folder / f"{function.__name__}.py").is_file() for function in COMMANDS)

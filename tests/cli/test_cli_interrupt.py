@@ -1,0 +1,131 @@
+"""Real processes: Ctrl-C at any time leaves nothing behind, and neither does a reader that goes away."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SLOW_DATA = """
+import time
+import numpy as np
+
+def slow():
+    for index in range(10_000):
+        open("running", "w").close()
+        time.sleep(0.01)
+        yield {"image": np.zeros((1, 1, 8, 8), np.float32)}
+"""
+ONNXQ = [sys.executable, "-m", "onnxq"]
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["quantize digits_cnn.onnx -d slow:slow --report r.md", "calibrate digits_cnn.onnx -d slow:slow -o s.npz"],
+    ids=["quantize", "calibrate"],
+)
+def test_ctrl_c_during_calibration(folder: Path, arguments: str) -> None:
+    (folder / "slow.py").write_text(SLOW_DATA)
+    process = subprocess.Popen(
+        [*ONNXQ, *arguments.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder
+    )
+    wait_for(folder / "running", process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (130, "", "interrupted\n")
+    left = {path.name for path in folder.iterdir()} - {"__pycache__"}
+    assert left == {"slow.py", "running", "digits_cnn.onnx", "digits_calibration.npz"}
+
+
+@pytest.mark.parametrize("delay", [0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0])
+def test_ctrl_c_at_any_time(folder: Path, delay: float) -> None:
+    process = subprocess.Popen(
+        [*ONNXQ, "quantize", "digits_cnn.onnx", "-d", "digits_calibration.npz"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+    )
+    time.sleep(delay)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    left = {path.name for path in folder.iterdir()} - {"digits_cnn.onnx", "digits_calibration.npz"}
+    if process.returncode == 130:
+        assert err == "interrupted\n"
+        assert not left - {"digits_cnn.int8.onnx"}  # complete, if it is there: it gets its name in one step
+    elif process.returncode == 0:
+        assert left == {"digits_cnn.int8.onnx"}
+    else:  # the interpreter itself was still starting
+        assert process.returncode in (1, -signal.SIGINT)
+        assert delay < 0.5
+        assert not left
+
+
+def test_ctrl_c_on_a_terminal_clears_the_progress(folder: Path) -> None:
+    (folder / "slow.py").write_text(SLOW_DATA)
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*ONNXQ, "quantize", "digits_cnn.onnx", "-d", "slow:slow"],
+        stdout=theirs,
+        stderr=theirs,
+        cwd=folder,
+        text=True,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"},
+    )
+    os.close(theirs)
+    wait_for(folder / "running", process)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    shown = b""
+    while True:
+        try:
+            chunk = os.read(ours, 4096)
+        except OSError:  # Linux reports the closed terminal so
+            break
+        if not chunk:
+            break
+        shown += chunk
+    assert process.wait(30) == 130
+    text = shown.decode()
+    assert "calibrating" in text
+    assert text.endswith("interrupted\r\n")
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor is back
+
+
+def test_a_reader_that_goes_away(folder: Path) -> None:
+    read, write = os.pipe()
+    process = subprocess.Popen(
+        [*ONNXQ, "plan", "digits_cnn.onnx"], stdout=write, stderr=subprocess.PIPE, text=True, cwd=folder
+    )
+    os.close(write)
+    os.close(read)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (141, "")
+
+
+def test_no_color_and_no_terminal_mean_plain_text(folder: Path) -> None:
+    plain = {**os.environ, "FORCE_COLOR": "", "NO_COLOR": "1"}
+    done = subprocess.run([*ONNXQ, "plan", "digits_cnn.onnx"], capture_output=True, text=True, cwd=folder, env=plain)
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout + done.stderr
+    assert done.stderr == ""
+
+
+def test_an_encoding_without_our_signs(folder: Path) -> None:
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [*ONNXQ, "quantize", "digits_cnn.onnx", "--dry-run"], capture_output=True, cwd=folder, env=ascii_only
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
