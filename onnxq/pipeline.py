@@ -95,9 +95,6 @@ def quantize(
         external_data: Put weights into `OUTPUT.data`; by default only beyond 2 GiB.
         observer: Told about each step.
 
-    Returns:
-        What was done, with sizes, accuracy and latency.
-
     Raises:
         OnnxqError: See `onnxq.errors`; nothing was written then.
 
@@ -121,8 +118,7 @@ def quantize(
         if ready.plan.calibrated() and not with_data:
             raise DataError(f"recipe {ready.plan.recipe.name} needs data to calibrate with", DATA_HINT)
         result = carry_out(ready, given, stats, watch)
-        if min_sqnr is not None:
-            check_budget(result.comparison, min_sqnr, target)
+        check_budget(result.comparison, min_sqnr, target)
         watch.step("save")
         files = save(result.model, target, force=force, external_data=external_data, encoded=result.encoded)
     return replace(report, output=target, files=tuple(files), comparison=result.comparison, samples=result.samples)
@@ -165,9 +161,9 @@ def carry_out(ready: Prepared, given: Samples | None, stats: str | Path | Stats 
     return Quantized(model, encoded, compare(baseline, encoded, probe, progress=watch.progress), probe.description)
 
 
-def check_budget(comparison: Comparison, min_sqnr: float, target: Path) -> None:
+def check_budget(comparison: Comparison, min_sqnr: float | None, target: Path) -> None:
     """Refuse a result that loses more than the caller allows."""
-    if comparison.worst_sqnr < min_sqnr:
+    if min_sqnr is not None and comparison.worst_sqnr < min_sqnr:
         raise CheckFailed(
             f"{target} would have {comparison.worst_sqnr:.1f} dB, below the {min_sqnr:g} dB asked for",
             "Nothing was written. Leave sensitive nodes float with --exclude, or give more data.",

@@ -56,13 +56,10 @@ def calibrate(
     if taps:
         extra = [value for name, value in taps.items() if name not in listed]
         try:
-            session = open_session(
-                model.serialize(extra_outputs=extra), optimize="basic", threads=threads, reuse_shapes=False
-            )
+            encoded = model.serialize(extra_outputs=extra)
+            session = open_session(encoded, optimize="basic", threads=threads, reuse_shapes=False)
         except SessionError as error:
-            raise ModelError(
-                f"onnxruntime cannot load {model.name}: {error}", "Check the float model first."
-            ) from error
+            raise ModelError(f"onnxruntime cannot load {model.name}: {error}", "Check the float model.") from error
     if progress:
         progress(0, total)
     for index, sample in enumerate(_checked(samples, model)):
