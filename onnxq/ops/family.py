@@ -99,10 +99,9 @@ class Site:
 
     @property
     def output(self) -> Value:
-        """The first output."""
+        """The first output, which `plan_site` makes sure is there."""
         value = self.node.outputs[0]
-        if value is None:
-            raise Decline("its output is not used")
+        assert value is not None
         return value
 
     def constant(self, slot: int) -> Tensor | None:
@@ -228,6 +227,8 @@ def plan_site(site: Site) -> Form:
     plan = _PLANS.get((node.domain, node.op_type, site.scheme.name))
     if plan is None:
         raise Decline(float_reason(node, site.scheme.name))
+    if not node.outputs or node.outputs[0] is None:
+        raise Decline("its output is not used")
     return plan(site)
 
 

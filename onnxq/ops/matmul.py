@@ -61,9 +61,9 @@ def _weight_slot(site: Site) -> int:
     left, right = site.constant(0), site.constant(1)
     if left is not None and right is not None:
         raise Decline("both inputs are constants")
-    slot = 0 if left is not None else 1
     if left is None and right is None and not any(v is not None and v.tensor for v in site.node.inputs[:2]):
         raise Decline("both inputs are activations: there is no weight")
+    slot = 0 if left is not None or (right is None and site.value(0).tensor is not None) else 1
     weight = site.weight(slot)
     if len(weight.shape) < 2:
         raise Decline("weight is a vector")

@@ -1,0 +1,103 @@
+"""MatMul in the static form, and weights of MatMul and Gemm stored in 8 bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import ALL, F, build, floats, node, quantize_in_memory, session
+from integer_products import SHAPES, quantize_matrix
+
+
+@pytest.mark.parametrize("granularity", ["channel", "tensor"])
+@pytest.mark.parametrize("shapes", [s for s in SHAPES.values() if len(s[1]) == 2 or s[1][0] == 3])
+def test_static_matmul_keeps_its_output_in_float(shapes, granularity):
+    a, w = (floats(*shape, seed=seed) for seed, shape in enumerate(shapes))
+    proto = build([node("MatMul", "x w", "y")], {"x": [None] * a.ndim}, ["y"], {"w": w})
+    made = quantize_in_memory(proto, "static-int8", [{"x": a}], granularity=granularity)
+    assert made.ops == {"QuantizeLinear": 1, "DequantizeLinear": 2, "MatMul": 1}
+    low, high = min(a.min(), 0), max(a.max(), 0)
+    scale = F((F(high) - F(low)) / F(255))
+    zero = np.rint(-F(low) / scale)
+    x = (np.clip(np.rint(a / scale) + zero, 0, 255) - zero) * scale
+    per_column = granularity == "channel" and w.ndim == 2  # onnxruntime fails on stacks with one scale per column
+    codes, w_scale = quantize_matrix(w.reshape(-1, w.shape[-1]), 0 if per_column else (0, 1))
+    expected = x.astype(F) @ (codes * w_scale).astype(F).reshape(w.shape)
+    np.testing.assert_allclose(made.run({"x": a})[0], expected, rtol=1e-5, atol=1e-5)  # float sums, other orders
+    assert made.sqnr({"x": a}) > 30
+
+
+def test_static_matmul_runs_as_one_integer_kernel():
+    x = floats(8, 32)
+    proto = build([node("MatMul", "x w", "y")], {"x": [8, 32]}, ["y"], {"w": floats(32, 16, seed=1)})
+    made = quantize_in_memory(proto, "static-int8", [{"x": x}])
+    assert made.optimized() == {"QuantizeLinear": 1, "MatMulIntegerToFloat": 1}
+    assert made.sqnr({"x": x}, ALL) > 30
+
+
+def test_tied_square_weights_in_the_static_form():
+    w, x = floats(16, 16), floats(4, 16, seed=5)
+    proto = build(
+        [node("Gemm", "x w", "a", transB=1), node("MatMul", "a w", "b"), node("MatMul", "b w", "y")],
+        {"x": [4, 16]},
+        ["y"],
+        {"w": w},
+    )
+    made = quantize_in_memory(proto, "static-int8", [{"x": x}])
+    assert made.sqnr({"x": x}) > 25
+    assert sum(array.shape == (16, 16) for array in made.weights.values()) <= 2
+
+
+# -- weights in 8 bit -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["cast-mul", "qdq"])
+@pytest.mark.parametrize(
+    "made_of",
+    [
+        ("MatMul", "x w", {}, [4, 96], [96, 128]),
+        ("MatMul", "w x", {}, [96, 4], [128, 96]),
+        ("MatMul", "x w", {}, [3, 4, 96], [3, 96, 64]),
+        ("Gemm", "x w", {"transB": 1}, [4, 96], [128, 96]),
+        ("Gemm", "w x", {"transA": 1, "alpha": 0.5}, [96, 4], [96, 128]),
+    ],
+    ids=["right", "left", "batched", "gemm_transB", "gemm_left_transA"],
+)
+def test_stored_weights_are_a_quarter_of_the_size(made_of, form):
+    op, names, attributes, x_shape, w_shape = made_of
+    w, x = floats(*w_shape), floats(*x_shape, seed=1)
+    proto = build([node(op, names, "y", **attributes)], {"x": x_shape}, ["y"], {"w": w})
+    made = quantize_in_memory(proto, "weight-int8", form=form)
+    assert len(made.data) < 0.29 * len(made.source)  # 0.25, the scales, and half a kB of graph
+    assert made.ops[op] == 1
+    assert made.sqnr({"x": x}) > 40  # only the weight is rounded: 7 bits of a normal channel's extreme
+    expected = {"cast-mul": {"Cast": 1, "Mul": 1, op: 1}, "qdq": {"DequantizeLinear": 1, op: 1}}
+    assert made.ops == expected[form], "the form that was asked for"
+    if form == "cast-mul":
+        folded = made.optimized()
+        assert not folded.keys() & {"Cast", "Mul", "DequantizeLinear"}, "onnxruntime folds it when it loads the model"
+
+
+def test_stored_weights_share_one_scale_where_asked():
+    w = floats(32, 32)
+    proto = build([node("MatMul", "x w", "y")], {"x": [4, 32]}, ["y"], {"w": w})
+    made = quantize_in_memory(proto, "weight-int8", granularity="tensor")
+    assert made.weights["w_scale"] == np.abs(w).max() / F(127)
+    np.testing.assert_array_equal(made.weights["w_quantized"], np.rint(w / made.weights["w_scale"]).astype(np.int8))
+
+
+def test_a_stored_weight_with_several_readers_is_stored_once():
+    w = floats(32, 32)
+    nodes = [node("MatMul", "x w", "a"), node("MatMul", "a w", "b"), node("Gemm", "b w", "y")]
+    made = quantize_in_memory(build(nodes, {"x": [4, 32]}, ["y"], {"w": w}), "weight-int8")
+    assert made.ops == {"Cast": 1, "Mul": 1, "MatMul": 2, "Gemm": 1}
+    assert [name for name, array in made.weights.items() if array.shape == (32, 32)] == ["w_quantized"]
+
+
+def test_recurrent_nodes_stay_float_with_a_reason():
+    weights = {"w": floats(1, 32, 8), "r": floats(1, 32, 8, seed=1)}
+    proto = build([node("LSTM", "x w r", "y", hidden_size=8)], {"x": [3, 2, 8]}, ["y"], weights)
+    made = quantize_in_memory(proto, "weight-int8")
+    assert made.decision("n_y").scheme is None
+    assert made.decision("n_y").reason == "LSTM has no quantized form"
+    assert made.data == made.source
+    assert session(made.data)
