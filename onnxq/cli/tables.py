@@ -31,9 +31,11 @@ class _Columns:
         self.right = right
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if not self.rows:
+            return
         widths = [max(cell_len(cell.plain) for cell in column) for column in zip(*self.rows, strict=True)]
         taken = sum(max(width, len(title)) + GAP for width, title in zip(widths[:-1], self.head[:-1], strict=True))
-        if self.rows and INDENT + taken + min(widths[-1], LAST_COLUMN) > options.max_width:
+        if INDENT + taken + min(widths[-1], LAST_COLUMN) > options.max_width:
             yield from self._stacked()
             return
         table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim", show_edge=False)

@@ -1,0 +1,213 @@
+"""`plan`, `verify`, `inspect` and `recipes`: commands that write nothing."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxq.quant.recipe import recipe_names
+
+STATIC = ("digits_cnn.onnx", "-d", "digits_calibration.npz")
+
+
+@pytest.fixture
+def quantized(cli, folder: Path) -> Path:
+    assert cli("quantize", *STATIC, "-o", "q.onnx").code == 0
+    return Path("q.onnx")
+
+
+def against(*options: object) -> tuple[object, ...]:
+    return ("verify", "q.onnx", "--against", *STATIC, *options)
+
+
+def save(path: str, nodes: list[onnx.NodeProto], inputs: dict[str, list[int]], weights: dict[str, np.ndarray]) -> None:
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, "n"])],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
+def test_plan_has_a_line_for_every_node(cli, folder: Path) -> None:
+    code, out, err = cli("plan", *STATIC)
+    assert (code, err) == (0, "")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "Conv_7 Conv static-int8 Q/DQ on input, weight and output, int32 bias" in lines
+    assert "Shape_11 Shape float it works on integers or shapes" in lines
+
+
+def test_plan_of_a_model_that_stays_float_is_no_failure(cli, folder: Path) -> None:
+    save("relu.onnx", [helper.make_node("Relu", ["x"], ["y"])], {"x": [1, 4]}, {})
+    code, out, _ = cli("plan", "relu.onnx")
+    assert code == 0
+    assert "float" in out
+
+
+def test_plan_of_an_empty_model(cli, folder: Path) -> None:
+    graph = helper.make_graph([], "g", *[[helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])]] * 2)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), "empty.onnx")
+    assert cli("plan", "empty.onnx").code == 0
+    assert cli("inspect", "empty.onnx").code == 0
+    assert cli("quantize", "empty.onnx").code == 1
+
+
+def test_verify_meets_thresholds(cli, quantized: Path) -> None:
+    code, out, err = cli(*against("--min-sqnr", 20, "--max-abs", 5, "--min-agreement", 99))
+    assert (code, err) == (0, "")
+    assert "compared on 100 samples from digits_calibration.npz" in out
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("--min-sqnr", 90, "dB below the 90 dB asked for"),
+        ("--max-abs", 0.001, "above 0.001"),
+    ],
+)
+def test_verify_says_which_threshold_was_missed_by_how_much(cli, quantized: Path, option, value, sentence) -> None:
+    code, out, err = cli(*against(option, value))
+    assert code == 1
+    assert "output 'logits'" in err
+    assert sentence in err
+    assert "logits" in out  # the figures are shown all the same
+
+
+def test_verify_in_json(cli, quantized: Path) -> None:
+    code, out, _ = cli(*against("--min-sqnr", 90, "--format", "json"))
+    result = json.loads(out)
+    assert code == 1
+    assert set(result) == {"schema", "model", "against", "passed", "missed", "comparison"}
+    assert (result["passed"], len(result["missed"]), result["comparison"]["samples"]) == (False, 1, 100)
+
+
+def test_a_model_equals_itself(cli, quantized: Path) -> None:
+    code, out, _ = cli("verify", "q.onnx", "--against", "q.onnx", "--min-sqnr", 1e9, "--format", "json")
+    (output,) = json.loads(out)["comparison"]["outputs"]
+    assert (code, output["equal"], output["sqnr"], output["max_abs"]) == (0, True, None, 0)
+
+
+def test_verify_with_random_numbers_says_so(cli, quantized: Path) -> None:
+    assert "8 samples from random numbers" in cli("verify", "q.onnx", "--against", "digits_cnn.onnx").out
+
+
+def test_verify_notices_another_origin(cli, quantized: Path, folder: Path) -> None:
+    model = onnx.load("digits_cnn.onnx")
+    model.doc_string = "another"
+    onnx.save(model, "other.onnx")
+    assert "made from another file than other.onnx" in cli("verify", "q.onnx", "--against", "other.onnx").err
+    assert cli("verify", "q.onnx", "--against", "digits_cnn.onnx").err == ""
+
+
+def test_verify_refuses_models_with_other_outputs(cli, folder: Path) -> None:
+    save("relu.onnx", [helper.make_node("Relu", ["x"], ["y"])], {"x": [1, 4]}, {})
+    save("both.onnx", [helper.make_node("Relu", ["x"], ["y"])], {"x": [1, 5]}, {})
+    assert "the quantized model has the inputs" in cli("verify", "relu.onnx", "--against", "digits_cnn.onnx").err
+    result = cli("verify", "relu.onnx", "--against", "both.onnx")
+    assert result.code == 1
+    assert "input 'x' is tensor(float) [1, 4] in the quantized model" in result.err
+
+
+def test_verify_alone(cli, quantized: Path) -> None:
+    code, out, _ = cli("verify", "q.onnx")
+    assert code == 0
+    assert out == "q.onnx is well formed, loads in onnxruntime and runs: 8 samples from random numbers (seed 0)\n"
+    result = json.loads(cli("verify", "q.onnx", "-d", "digits_calibration.npz", "--format", "json").out)
+    assert (result["passed"], result["samples"]) == (True, 100)
+
+
+def test_verify_alone_finds_what_is_not_finite(cli, folder: Path) -> None:
+    save("log.onnx", [helper.make_node("Log", ["x"], ["y"])], {"x": [1, 64]}, {})
+    result = cli("verify", "log.onnx")
+    assert result.code == 1
+    assert "gives NaN or infinity in output 'y', sample 0" in result.err
+
+
+def test_verify_finds_a_model_that_is_not_well_formed(cli, folder: Path) -> None:
+    save("bad.onnx", [helper.make_node("Relu", ["x"], ["y"], alpha=1.0)], {"x": [1, 4]}, {})
+    result = cli("verify", "bad.onnx")
+    assert result.code == 1
+    assert "bad.onnx is no valid ONNX model: Unrecognized attribute: alpha" in result.err
+
+
+def test_verify_finds_a_model_that_does_not_load(cli, folder: Path) -> None:
+    save("odd.onnx", [helper.make_node("Nonsense", ["x"], ["y"], domain="acme")], {"x": [1, 4]}, {})
+    model = onnx.load("odd.onnx")
+    model.opset_import.add(domain="acme", version=1)
+    onnx.save(model, "odd.onnx")
+    result = cli("verify", "odd.onnx")
+    assert result.code == 1
+    assert "onnxruntime cannot load or run odd.onnx" in result.err
+
+
+def test_inspect(cli, quantized: Path) -> None:
+    facts = json.loads(cli("inspect", "digits_cnn.onnx", "--format", "json").out)
+    assert facts["operators"]["Conv"] == 3
+    assert facts["inputs"] == [{"name": "image", "type": "float32[batch, 1, 8, 8]"}]
+    assert (facts["share_in_8_bits"], facts["nodes_quantized"], facts["made_by_onnxq"]) == (0, 0, {})
+    model = onnx.load("digits_cnn.onnx")
+    stored = [numpy_helper.to_array(t) for t in model.graph.initializer]
+    stored += [numpy_helper.to_array(n.attribute[0].t) for n in model.graph.node if n.op_type == "Constant"]
+    assert facts["weight_bytes"] == sum(array.nbytes for array in stored)
+    after = json.loads(cli("inspect", "q.onnx", "--format", "json").out)
+    assert after["share_in_8_bits"] > 0.9
+    assert after["nodes_quantized"] >= 3
+    assert after["made_by_onnxq"]["onnxq_version"]
+
+
+def test_inspect_counts_what_onnxruntime_fuses(cli, folder: Path) -> None:
+    def pair(name: str) -> list[onnx.NodeProto]:
+        return [
+            helper.make_node("QuantizeLinear", [name, "s", "z"], [f"{name}_q"]),
+            helper.make_node("DequantizeLinear", [f"{name}_q", "s", "z"], [f"{name}_d"]),
+        ]
+
+    nodes = [
+        *pair("x"),
+        helper.make_node("Relu", ["x_d"], ["r"]),  # float: nobody quantizes what it gives
+        helper.make_node("Neg", ["r"], ["n"]),  # float: it reads floats
+        *pair("n"),
+        helper.make_node("DequantizeLinear", ["w", "s"], ["w_d"]),
+        helper.make_node("Concat", ["n_d", "n_d"], ["c"], axis=0),  # integers: between the two
+        *pair("c"),
+        helper.make_node("MatMul", ["c_d", "w_d"], ["m"]),  # integers, with a float output
+        helper.make_node("MatMul", ["m", "w_d"], ["y"]),  # float: one side is
+    ]
+    weights = {"s": np.float32(0.1), "z": np.uint8(128), "w": np.ones((4, 4), np.int8)}
+    save("qdq.onnx", nodes, {"x": [1, 4]}, {name: np.asarray(array) for name, array in weights.items()})
+    facts = json.loads(cli("inspect", "qdq.onnx", "--format", "json").out)
+    assert (facts["nodes"], facts["nodes_quantized"], facts["nodes_converting"]) == (12, 2, 7)
+    assert facts["weights"] == {
+        "int8": {"tensors": 1, "bytes": 16},
+        "float32": {"tensors": 1, "bytes": 4},
+        "uint8": {"tensors": 1, "bytes": 1},
+    }
+    assert facts["share_in_8_bits"] == pytest.approx(17 / 21, abs=1e-4)
+
+
+def test_inspect_in_text(cli, quantized: Path) -> None:
+    code, out, err = cli("inspect", "q.onnx")
+    assert (code, err) == (0, "")
+    assert "float32[batch, 1, 8, 8]" in out
+    assert "% of the weight bytes are in 8 bits or fewer" in out
+    assert "made by onnxq" in out
+
+
+def test_inspect_counts_dynamic_forms(cli, folder: Path) -> None:
+    assert cli("quantize", "digits_cnn.onnx", "-o", "d.onnx").code == 0
+    facts = json.loads(cli("inspect", "d.onnx", "--format", "json").out)
+    assert facts["nodes_quantized"] == facts["operators"]["MatMulInteger"] == 2
+
+
+def test_recipes(cli) -> None:
+    code, out, err = cli("recipes")
+    assert (code, err) == (0, "")
+    assert all(f"  {name} " in out for name in recipe_names())
+    for name in recipe_names():
+        assert tomllib.loads(cli("recipes", name).out)["name"] == name

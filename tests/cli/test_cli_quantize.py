@@ -1,0 +1,175 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from onnxq.version import __version__
+
+STATIC = ("digits_cnn.onnx", "-d", "digits_calibration.npz")
+STEPS = ["load", "plan", "calibrate", "rewrite", "verify", "save"]
+
+
+def squeezed(text: str) -> list[str]:
+    """Lines with single blanks, however wide the columns are."""
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def test_the_table(cli, folder: Path) -> None:
+    code, out, err = cli("quantize", *STATIC)
+    assert (code, err) == (0, "")
+    lines = squeezed(out)
+    assert lines[0] == "digits_cnn.onnx → digits_cnn.int8.onnx recipe auto"
+    size = (folder / "digits_cnn.int8.onnx").stat().st_size
+    assert f"size 296.4 kB {size / 1000:.1f} kB {296362 / size:.1f} times smaller" in lines
+    assert any(line.startswith("latency ") and line.endswith("one thread)") for line in lines)
+    assert any(line.startswith("logits ") and " dB " in line and line.endswith(" %") for line in lines)
+    assert "compared on 100 samples from digits_calibration.npz" in lines
+    assert "random" not in out
+    assert "took 22 initializers off the inputs of the graph" in lines
+    assert not any(line != line.rstrip() for line in out.splitlines())
+
+
+def test_json_says_the_same_and_nothing_else_is_on_stdout(cli, folder: Path) -> None:
+    code, out, err = cli("quantize", *STATIC, "--format", "json", "-o", "q.onnx")
+    assert (code, err) == (0, "")
+    report = json.loads(out)
+    assert set(report) == {
+        "schema", "onnxq", "recipe", "source", "output", "counts", "reasons", "notes", "comparison", "seconds", "nodes",
+    }  # fmt: skip
+    assert (report["schema"], report["onnxq"], report["recipe"]) == (1, __version__, "auto")
+    assert report["source"] == {"path": "digits_cnn.onnx", "bytes": 296362}
+    assert report["output"] == {"path": "q.onnx", "files": ["q.onnx"], "bytes": Path("q.onnx").stat().st_size}
+    assert sum(report["counts"].values()) == len(report["nodes"]) == 16
+    assert sum(report["reasons"].values()) == report["counts"]["float"]
+    assert {node["scheme"] for node in report["nodes"]} == {None, "static-int8"}
+    assert list(report["seconds"]) == STEPS
+    assert report["comparison"]["data"] == "100 samples from digits_calibration.npz"
+    assert report["comparison"]["samples"] == 100
+    (logits,) = report["comparison"]["outputs"]
+    assert logits["name"] == "logits"
+    assert logits["sqnr"] == report["comparison"]["worst_sqnr"] > 30
+    assert set(report["comparison"]["latency"]) == {"float_ms", "quantized_ms", "ratio", "pairs"}
+
+
+def test_the_figures_are_those_of_the_files(cli, folder: Path) -> None:
+    report = json.loads(cli("quantize", *STATIC, "--format", "json").out)
+    images = np.load("digits_calibration.npz")["image"]
+    first, second = (ort.InferenceSession(name) for name in ("digits_cnn.onnx", "digits_cnn.int8.onnx"))
+    r, q = (
+        np.concatenate([s.run(None, {"image": i[None]})[0] for i in images]).astype(np.float64) for s in (first, second)
+    )
+    sqnr = 10 * np.log10((r**2).sum() / ((r - q) ** 2).sum())
+    assert report["comparison"]["worst_sqnr"] == pytest.approx(sqnr, abs=0.05)  # float kernels differ by fusions
+
+
+def test_without_data_it_is_dynamic_and_says_that_the_figures_are_from_random_numbers(cli, folder: Path) -> None:
+    code, out, _ = cli("quantize", "digits_cnn.onnx")
+    assert code == 0
+    assert "dynamic-int8" in out
+    assert "static-int8" not in out
+    assert "compared on 4 samples from random numbers (seed 0)" in out
+    assert "random numbers show that the model runs" in out
+
+
+def test_nothing_is_replaced_without_force(cli, folder: Path) -> None:
+    Path("q.onnx").write_text("mine")
+    Path("r.md").write_text("mine")
+    assert cli("quantize", *STATIC, "-o", "q.onnx").code == 2
+    assert cli("quantize", *STATIC, "-o", "p.onnx", "--report", "r.md").code == 2
+    assert (Path("q.onnx").read_text(), Path("r.md").read_text(), Path("p.onnx").exists()) == ("mine", "mine", False)
+    assert cli("quantize", *STATIC, "-o", "q.onnx", "--report", "r.md", "-f").code == 0
+    onnx.checker.check_model("q.onnx")
+    assert Path("r.md").read_text().startswith("# digits_cnn.onnx, recipe auto")
+
+
+def test_the_same_twice_gives_the_same_bytes(cli, folder: Path) -> None:
+    assert cli("quantize", *STATIC, "-o", "a.onnx").code == cli("quantize", *STATIC, "-o", "b.onnx").code == 0
+    assert Path("a.onnx").read_bytes() == Path("b.onnx").read_bytes()
+
+
+def test_dry_run_shows_the_plan_and_writes_nothing(cli, folder: Path) -> None:
+    before = set(folder.iterdir())
+    code, out, err = cli("quantize", *STATIC, "--dry-run")
+    assert (code, err) == (0, "")
+    assert out == cli("plan", *STATIC).out
+    assert set(folder.iterdir()) == before
+
+
+def test_dry_run_may_write_its_report(cli, folder: Path) -> None:
+    assert cli("quantize", *STATIC, "--dry-run", "--report", "r.json").code == 0
+    report = json.loads(Path("r.json").read_text())
+    assert (report["output"], report["comparison"]) == (None, None)
+    assert len(report["nodes"]) == 16
+
+
+def test_exclude_and_only(cli, folder: Path) -> None:
+    def quantized(*options: str) -> set[str]:
+        report = json.loads(cli("plan", *STATIC, *options, "--format", "json").out)
+        return {node["op"] if "op" in node else node["op_type"] for node in report["nodes"] if node["scheme"]}
+
+    assert "Conv" in quantized()
+    assert quantized("-x", "Conv") == {"Gemm"}
+    assert quantized("--only", "Gemm") == {"Gemm"}
+    assert quantized("--only", "Gemm", "--only", "Conv", "-x", "Gemm_*") >= {"Conv"}
+
+
+def test_external_data(cli, folder: Path) -> None:
+    report = json.loads(cli("quantize", *STATIC, "--external-data", "-o", "q.onnx", "--format", "json").out)
+    assert report["output"]["files"] == ["q.onnx", "q.onnx.data"]
+    assert report["output"]["bytes"] == sum(Path(f).stat().st_size for f in ("q.onnx", "q.onnx.data"))
+    assert ort.InferenceSession("q.onnx").run(None, {"image": np.zeros((1, 1, 8, 8), np.float32)})[0].shape == (1, 10)
+
+
+def test_fewer_samples(cli, folder: Path) -> None:
+    assert "compared on the first 5 of 100 samples from" in cli("quantize", *STATIC, "--samples", 5).out
+
+
+def test_a_budget_that_is_met(cli, folder: Path) -> None:
+    assert cli("quantize", *STATIC, "--min-sqnr", 10).code == 0
+
+
+def test_a_recipe_of_ones_own(cli, folder: Path) -> None:
+    toml = cli("recipes", "static-int8").out
+    Path("mine.toml").write_text(toml.replace('name = "static-int8"', 'name = "mine"'))
+    out = cli("quantize", *STATIC, "-r", "mine.toml").out
+    assert squeezed(out)[0].endswith("recipe mine")
+
+
+def test_statistics_serve_in_place_of_a_calibration(cli, folder: Path) -> None:
+    code, out, err = cli("calibrate", *STATIC, "-o", "s.npz")
+    assert (code, out) == (0, "")
+    assert err.startswith("s.npz: ")
+    assert err.endswith("tensors measured on 100 samples\n")
+    assert cli("quantize", *STATIC, "-o", "a.onnx").code == 0
+    assert cli("quantize", "digits_cnn.onnx", "--stats", "s.npz", "-o", "b.onnx").code == 0
+    assert Path("a.onnx").read_bytes() == Path("b.onnx").read_bytes()
+    assert cli("plan", "digits_cnn.onnx", "--stats", "s.npz").out == cli("plan", *STATIC).out
+
+
+def test_statistics_of_another_model_are_refused(cli, folder: Path) -> None:
+    assert cli("calibrate", *STATIC, "-o", "s.npz").code == 0
+    model = onnx.load("digits_cnn.onnx")
+    model.doc_string = "another"
+    onnx.save(model, "other.onnx")
+    for command in ("quantize", "plan"):
+        result = cli(command, "other.onnx", "--stats", "s.npz")
+        assert (result.code, "belong to another model" in result.err) == (2, True)
+
+
+def test_statistics_that_nothing_needs_are_not_taken(cli, folder: Path) -> None:
+    result = cli("calibrate", *STATIC, "-o", "s.npz", "-r", "weight-int8")
+    assert (result.code, Path("s.npz").exists()) == (1, False)
+    assert "needs no ranges" in result.err
+
+
+def test_the_command_is_quiet_in_a_pipe(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "onnxq", "quantize", *STATIC], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    assert "\x1b" not in done.stdout
