@@ -122,6 +122,8 @@ class Model:
         self, tensor: EncodeTensor = encode_tensor, *, extra_outputs: Sequence[Value] = (), verbatim: bool = True
     ) -> list[Chunk]:
         """Give the bytes of the ModelProto in pieces, most of them views of the file it was read from."""
+        if self.graph.dirty:  # before IR version 4 every initializer has to be an input, which new constants are not
+            self.ir_version = max(self.ir_version, 4)
         header = (self.ir_version, self.opsets, self.metadata)
         changed = header != self._loaded
         out: list[Chunk] = []

@@ -12,6 +12,7 @@ from onnx import helper
 
 from onnxq.ir import Graph, Model, Node, Value, parse
 from onnxq.ir.consistency import problems
+from onnxq.ir.passes import normalise
 
 ROOT = Path(__file__).parents[2]
 ONNX_DATA = Path(onnx.__file__).parent
@@ -72,3 +73,11 @@ def value_of(graph: Graph, name: str) -> Value:
 def ops(graph: Graph) -> list[str]:
     """Operator types in graph order."""
     return [node.op_type for node in graph.nodes]
+
+
+def normalised(model: Model, *names: str) -> list[str]:
+    """Run passes, all or those named, and find the model sound and finished."""
+    said = normalise(model, names or None)
+    assert_consistent(model)
+    assert normalise(model, names or None) == []  # nothing is left to do
+    return said

@@ -160,6 +160,18 @@ def test_optional_inputs_come_and_go():
     assert run(model.serialize(), {"x": X})[0].tolist() == X.clip(None, 0.5).tolist()
 
 
+def test_new_constants_raise_an_old_ir_version():
+    """In IR version 3 every initializer has to be an input."""
+    proto = text_model("g (float[2,4] x) => (float[2,4] y) { y = Add(x, x) }", opset=8)
+    proto.ir_version = 3
+    model = parse(proto.SerializeToString())
+    patch = Patch(model.graph)
+    patch.rewire(model.graph.nodes[0], 1, patch.constant(np.ones(4, np.float32), "one"))
+    commit([patch])
+    assert onnx.ModelProto.FromString(model.serialize()).ir_version == 4
+    assert run(model.serialize(), {"x": X})[0].tolist() == (X + 1).tolist()
+
+
 def test_contradictions_are_refused():
     model = model_of(CHAIN)
     patch = Patch(model.graph, reason="to see")

@@ -1,0 +1,140 @@
+"""Passes that fold constants and inline functions: what each one changes, what it leaves, the same results."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from ir_support import X, model_of, node_of, normalised, ops, run
+
+from onnxq.errors import ModelError
+from onnxq.ir import parse
+from onnxq.ir.passes import normalise
+from onnxq.ir.tensor import DeferredTensor
+
+RNG = np.random.default_rng
+
+# -- constants ----------------------------------------------------------------------------------------------------
+
+FOLDS = {
+    "identity": ("k = Identity(w)", np.ones((4, 4))),
+    "chain": ("a = Identity(w) b = Transpose <perm = [1, 0]> (a) k = Neg(b)", RNG(0).random((4, 4))),
+    "transpose": ("k = Transpose(w)", RNG(0).random((4, 4))),
+    "reshape": ("k = Reshape(w, shape)", RNG(0).random((2, 8))),
+    "squeeze": ("k = Squeeze(w, zero)", RNG(0).random((1, 4, 4))),
+    "squeeze all": ("k = Squeeze(w)", RNG(0).random((1, 4, 1, 4))),
+    "unsqueeze": ("a = Flatten <axis = 1> (w) b = Unsqueeze(a, zero) k = Squeeze(b, zero)", RNG(0).random((4, 2, 2))),
+    "arithmetic": ("a = Add(w, w) b = Sqrt(a) c = Div(b, w) d = Sub(c, w) k = Mul(d, w)", RNG(0).random((4, 4)) + 1),
+}
+
+
+@pytest.mark.parametrize(("body", "weight"), FOLDS.values(), ids=FOLDS)
+def test_constants_are_seen_through(body, weight):
+    weights = {"w": weight.astype(np.float32), "shape": np.int64([0, -1]), "zero": np.int64([0])}
+    if body.startswith("k = Reshape"):
+        weights["shape"] = np.int64([4, -1])
+    model = model_of(f"g (float[2,4] x) => (float[2,4] y) {{ {body} y = MatMul(x, k) }}", weights)
+    before = run(model.serialize(), {"x": X})[0]
+    assert len(normalised(model)) == 1
+    assert ops(model.graph) == ["MatMul"]
+    assert model.graph.nodes[0].inputs[1].constant is not None
+    np.testing.assert_allclose(run(model.serialize(), {"x": X})[0], before, rtol=1e-6, atol=0)
+
+
+def test_half_weights_become_float_and_eight_bit_ones_stay():
+    """Float16 storage doubles and is seen as a weight; dequantizing by Cast and Mul would undo a quantized model."""
+    half = {"w": RNG(0).random((64, 64)).astype(np.float16)}
+    model = model_of("g (float[2,64] x) => (float[2,64] y) { k = Cast <to = 1> (w) y = MatMul(x, k) }", half)
+    assert normalised(model) == ["computed 1 operator on constants beforehand"]
+    eight = {"w": np.ones((64, 64), np.int8), "s": np.ones(64, np.float32)}
+    model = model_of(
+        "g (float[2,64] x) => (float[2,64] y) { a = Cast <to = 1> (w) k = Mul(a, s) y = MatMul(x, k) }", eight
+    )
+    assert normalised(model) == []
+
+
+def test_results_do_not_grow_beyond_what_they_come_from():
+    weights = {"a": np.ones((1000, 1), np.float32), "b": np.ones((1, 1000), np.float32), "shape": np.int64([1 << 20])}
+    model = model_of(
+        "g (float[1000,1000] x) => (float[1000,1000] y, float[n] z) "
+        "{ k = Add(a, b) y = Mul(x, k) z = ConstantOfShape(shape) }",
+        weights,
+    )
+    assert normalised(model) == []
+
+
+def test_large_results_are_computed_when_needed():
+    weights = {"w": RNG(0).random((512, 1024)).astype(np.float32)}
+    model = model_of("g (float[2,1024] x) => (float[2,512] y) { k = Transpose(w) y = MatMul(x, k) }", weights)
+    feeds = {"x": RNG(1).random((2, 1024)).astype(np.float32)}
+    before = run(model.serialize(), feeds)[0]
+    normalised(model)
+    assert isinstance(model.graph.initializers["k"].tensor, DeferredTensor)
+    assert list(model.graph.initializers) == ["k"]
+    np.testing.assert_allclose(run(model.serialize(), feeds)[0], before, rtol=1e-6)
+
+
+def test_bfloat16_and_impossible_nodes():
+    weights = {"w": np.ones((2, 3), ml_dtypes.bfloat16), "shape": np.int64([4, 4])}
+    model = model_of("g (bfloat16[2,3] x) => (bfloat16[a,b] y) { k = Transpose(w) y = MatMul(x, k) }", weights)
+    assert len(normalised(model)) == 1
+    broken = model_of("g (bfloat16[2,3] x) => (bfloat16[a,b] y) { k = Reshape(w, shape) y = Add(x, k) }", weights)
+    assert normalised(broken) == []
+
+
+# -- functions ----------------------------------------------------------------------------------------------------
+
+FUNCTIONS = """
+g (float[2,64] x) => (float[2,64] y) {{ a = f.Twice(x) [mm] b = MatMul(a, w) y = f.Scaled(b) }}
+<domain: "f", opset_import: ["" : {opset}]> Twice (p) => (q) {{ q = Add(p, p) }}
+<domain: "f", opset_import: ["" : {opset}, "f" : 1]> Scaled (p) => (q)
+{{ c = Constant <value_float = 3.0> () r = f.Twice(p) q = Mul(r, c) }}
+"""
+
+
+def functions_model(opset):
+    header = '<ir_version: 8, opset_import: ["" : 17, "f" : 1]>'
+    proto = onnx.parser.parse_model(header + FUNCTIONS.format(opset=opset))
+    weight = RNG(0).standard_normal((64, 64)).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    return proto
+
+
+def test_functions_are_inlined_and_weights_stay_where_they_were():
+    proto = functions_model(17)
+    feeds = {"x": RNG(1).standard_normal((2, 64)).astype(np.float32)}
+    before = run(proto.SerializeToString(), feeds)[0]
+    data = proto.SerializeToString()
+    model = parse(data)
+    weight = model.graph.initializers["w"].tensor
+    source = model.sha256
+    assert normalised(model)[0] == "inlined 2 model-local functions"
+    assert not model.has_functions
+    assert ops(model.graph) == ["Add", "MatMul", "Add", "Mul"]
+    assert model.graph.initializers["w"].tensor is weight
+    assert node_of(model.graph, "MatMul").name == "mm"
+    assert model.sha256 == source
+    assert run(model.serialize(), feeds)[0].tolist() == before.tolist()
+
+
+def test_functions_of_another_opset_are_converted_or_refused():
+    """A call inside such a function has types that nobody knows, so conversion stops: a sentence."""
+    text = functions_model(13)
+    del text.functions[1].node[1:2]
+    text.functions[1].node[1].input[0] = "p"
+    model = parse(text.SerializeToString())
+    feeds = {"x": RNG(1).standard_normal((2, 64)).astype(np.float32)}
+    assert normalised(model)[0] == "inlined 2 model-local functions"
+    assert ops(model.graph) == ["Add", "MatMul", "Mul"]
+    expected = run(functions_model(17).SerializeToString(), feeds)[0] / 2
+    assert run(model.serialize(), feeds)[0].tolist() == expected.tolist()
+    with pytest.raises(ModelError, match="model-local functions cannot be inlined"):
+        normalise(parse(functions_model(13).SerializeToString()))
+
+
+def test_functions_that_call_each_other_forever_are_refused():
+    proto = functions_model(17)
+    proto.functions[0].node[0].CopyFrom(onnx.helper.make_node("Scaled", ["p"], ["q"], domain="f"))
+    with pytest.raises(ModelError, match="model-local functions cannot be inlined"):
+        normalise(parse(proto.SerializeToString()))
