@@ -43,7 +43,7 @@ class Evaluator:
         model: Path of an ONNX file, a loaded `Model`, or a `ModelProto` with its weights inside.
 
     Raises:
-        ModelError: The file is no valid model, its nodes are not in topological order, or a function cannot be inlined.
+        ModelError: The file is no valid model, or a function cannot be inlined.
 
     """
 
@@ -61,7 +61,8 @@ class Evaluator:
         Args:
             feeds: An array for each input of the graph (a list of arrays where the input is a sequence, None for an
                 empty optional). An input that has an initializer may be left out.
-            outputs: Names of the tensors to return, any of the main graph; the graph's outputs when None.
+            outputs: Names of the tensors to return, any of the main graph; the graph's outputs when None. Given names,
+                only the nodes that they and the taps depend on run.
             taps: Functions to call with tensors as they are computed, inputs and constants excluded from bodies that do
                 not run. A name that several scopes define (both branches of an `If`) stands for all of them; a `Value`
                 for just one. Inside a body the function is called once for each time the body runs. The array is the
@@ -84,14 +85,25 @@ class Evaluator:
                 raise DataError(
                     f"{self.model.name} has no tensor '{name}' in its main graph", "Check the names in `outputs`."
                 )
-        run = _Run(self._find_taps(taps or {}), {graph.values[name] for name in wanted})
+        found = self._find_taps(taps or {})
+        run = _Run(found, {graph.values[name] for name in wanted})
         arrays = self._check_feeds(feeds)
+        steps = self._schedule.steps if outputs is None else self._needed({*run.keep, *map(_in_main_graph, found)})
         # 1/0 and overflow are values in ONNX, not mistakes.
         with np.errstate(all="ignore"), one_blas_thread():
             run.begin(self._schedule, arrays)
-            for step in self._schedule.steps:
+            for step in steps:
                 run.step(step)
         return {name: run.values[graph.values[name]] for name in wanted}
+
+    def _needed(self, targets: set[Value]) -> list[Step]:
+        """Give the steps that the targets, values of the main graph, depend on."""
+        chosen = []
+        for step in reversed(self._schedule.steps):
+            if not targets.isdisjoint(step.node.outputs):
+                targets.update(step.reads)
+                chosen.append(step)
+        return chosen[::-1]
 
     def _check_feeds(self, feeds: Mapping[str, Any]) -> dict[Value, Any]:
         names = {value.name: value for value in self.model.graph.inputs}
@@ -137,6 +149,13 @@ class Evaluator:
             )
 
 
+def _in_main_graph(value: Value) -> Value:
+    """Give the value itself, or for one inside a body the first output of the outermost node around it."""
+    while value.graph.owner is not None:
+        value = next(output for output in value.graph.owner.outputs if output is not None)
+    return value
+
+
 def _scopes(schedule: Schedule) -> Iterator[Graph]:
     """Visit the graphs that run here, not in `onnx.reference`."""
     yield schedule.graph
@@ -151,7 +170,7 @@ class _Run:
     def __init__(self, taps: Mapping[Value, Callable[[Any], None]], keep: set[Value]) -> None:
         self.values: dict[Value, Any] = {}
         self._taps = taps
-        self._keep = keep
+        self.keep = keep
 
     def begin(self, schedule: Schedule, inputs: Mapping[Value, Any]) -> None:
         """Put in place what a graph starts from."""
@@ -176,7 +195,7 @@ class _Run:
                 if value in self._taps:
                     self._tap(value)
         for value in step.dead:
-            if value not in self._keep:
+            if value not in self.keep:
                 values.pop(value, None)
 
     def _compute(self, step: Step) -> tuple[Any, ...]:
@@ -196,7 +215,7 @@ class _Run:
         except Exception as error:  # onnx.reference raises errors of every kind, and runs foreign code
             reason = str(error).strip().splitlines()
             raise ModelError(
-                f"onnxq has no kernel for it and onnx.reference says: {reason[0] if reason else type(error).__name__}",
+                f"onnxq has no kernel for it, and onnx.reference says: {reason[0] if reason else type(error).__name__}",
                 "Run the model in onnxruntime, or replace the operator.",
             ) from error
 
@@ -223,6 +242,7 @@ class _Body:
     def __init__(self, run: _Run, schedule: Schedule) -> None:
         self._run = run
         self._schedule = schedule
+        self.count = len(schedule.graph.outputs)
 
     def __call__(self, *inputs: Any) -> list[Any]:
         return self._run.run_body(self._schedule, *inputs)

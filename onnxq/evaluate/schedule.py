@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxq.errors import ModelError
 from onnxq.evaluate.fallback import Fallback
 from onnxq.ir import Graph, Model, Node, Value
 from onnxq.ir.graph import GRAPH_SPARSE
@@ -46,7 +45,7 @@ class Step:
 
 @dataclass(eq=False)
 class Schedule:
-    """The steps of one graph, in the order in which the file has the nodes.
+    """The steps of one graph, in the order of its nodes.
 
     Attributes:
         graph: The graph.
@@ -63,12 +62,7 @@ class Schedule:
 
 
 def prepare(graph: Graph, model: Model) -> Schedule:
-    """Work out the schedule of a graph and of every body inside it.
-
-    Raises:
-        ModelError: A node reads a value before the node that makes it.
-
-    """
+    """Work out the schedule of a graph and of every body inside it; its nodes are in topological order."""
     constants = _initializers(graph)
     steps: list[Step] = []
     for node in graph.nodes:
@@ -125,19 +119,12 @@ def _captured(body: Graph) -> Iterator[Value]:
 
 def _mark_dead(graph: Graph, steps: list[Step]) -> None:
     last: dict[Value, Step] = {}
-    made: set[Value] = set()
     for step in steps:
         for value in step.reads:
             if value.graph is graph and value.producer is not None:
-                if value not in made and value.producer.op_type != "Constant":
-                    raise ModelError(
-                        f"node {step.node.label} reads tensor '{value.name}' before {value.producer.label} makes it",
-                        "Sort the nodes topologically, as ONNX requires, or export the model again.",
-                    )
                 last[value] = step
         for output in step.node.outputs:
             if output is not None:
-                made.add(output)
                 last[output] = step
     keep = set(graph.outputs)
     for value, step in last.items():

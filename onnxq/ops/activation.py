@@ -17,8 +17,8 @@ from .registry import kernel
 CHUNK = 1 << 13
 """Elements a chain of in-place steps works on at a time: three float32 buffers of it stay in a 128 KB cache."""
 
-# erf(x) = x P(x²) / Q(x²) on [-4, 4], within 7e-8 when it is worked out in float64 (4e-7 in float32). Coefficients as in
-# Eigen (unsupported SpecialFunctions, generic_fast_erf_float) and TensorFlow's XLA (lib/math.cc, ErfImpl32).
+# erf(x) = x P(x²) / Q(x²) on [-4, 4], within 7e-8 when it is worked out in float64 (4e-7 in float32). Coefficients as
+# in Eigen (unsupported SpecialFunctions, generic_fast_erf_float) and TensorFlow's XLA (lib/math.cc, ErfImpl32).
 ERF_NUMERATOR = (
     -2.72614225801306e-10,
     2.77068142495902e-08,

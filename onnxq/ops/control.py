@@ -1,4 +1,4 @@
-"""If, Loop and Scan: https://onnx.ai/onnx/operators/onnx__Loop.html, onnx__Scan.html.
+"""If, Loop, Scan and SequenceMap: https://onnx.ai/onnx/operators/onnx__Loop.html, onnx__Scan.html.
 
 A body arrives as a function: it is called with the values of its inputs and gives the values of its outputs.
 """
@@ -18,6 +18,11 @@ from .registry import kernel
 
 class Body(Protocol):
     """A graph of a control flow node, ready to run."""
+
+    @property
+    def count(self) -> int:
+        """Number of its outputs."""
+        ...
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Run it."""
@@ -126,3 +131,13 @@ def scan_8(
         stacks = [np.pad(x, [(0, longest - steps)] + [(0, 0)] * (x.ndim - 1)) for x in results[split:]]
         samples.append((*results[:split], *stacks))
     return tuple(np.stack(column) for column in zip(*samples, strict=True))
+
+
+@kernel("SequenceMap", since=17)
+def sequence_map(sequence: list[Any], *others: Any, body: Body) -> tuple[list[Any], ...]:
+    """Run a body for each item of a sequence, with the items of other sequences beside it and tensors as they are."""
+    rows = [
+        body(item, *(other[i] if isinstance(other, list) else other for other in others))
+        for i, item in enumerate(sequence)
+    ]
+    return tuple(list(column) for column in zip(*rows, strict=True)) if rows else tuple([] for _ in range(body.count))

@@ -222,13 +222,13 @@ def dropout(
 
 @kernel("Dropout", since=10)
 def dropout_10(x: Array, *, ratio: float = 0.5) -> tuple[Array, Array]:
-    """Dropout of versions 10 and 11, for inference only."""
-    return x, np.ones(x.shape, np.bool_)
+    """Dropout of versions 10 and 11, for inference only; the mask is all false, as in onnxruntime."""
+    return x, np.zeros(x.shape, np.bool_)
 
 
 @kernel("Dropout", since=1)
 def dropout_1(
     x: Array, *, ratio: float = 0.5, is_test: int = 1, consumed_inputs: Sequence[int] = ()
 ) -> tuple[Array, Array]:
-    """Dropout of versions 1 to 7, for inference; the mask has the type of X."""
-    return x, np.ones(x.shape, x.dtype)
+    """Dropout of versions 1 to 7, for inference; the mask has the type of X and is zero, as in onnxruntime."""
+    return x, np.zeros(x.shape, x.dtype)

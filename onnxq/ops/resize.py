@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,32 +33,52 @@ class Sampling:
     extrapolation_value: float = 0.0
 
 
-def coordinates(sampling: Sampling, length: int, output: int, scale: float, roi: tuple[float, float]) -> Array:
-    """Where each of `output` elements lies on the original axis of `length`; float64 [output].
+@dataclass(frozen=True)
+class Axis:
+    """How one axis is resized.
 
-    Formulas of the operator's page, where the resized length is length * scale even if that is no integer.
+    Attributes:
+        axis: Which one.
+        output: New length.
+        scale: Ratio of the new length to the old one, as given or from the lengths; float32.
+        resized: New length before rounding, which is what the formulas use.
+        roi: Part of the axis that `tf_crop_and_resize` reads, from 0 to 1.
+
     """
-    x = np.arange(output, dtype=np.float64)
-    resized = length * scale
+
+    axis: int
+    output: int
+    scale: np.float32
+    resized: np.float32
+    roi: tuple[float, float] = (0.0, 1.0)
+
+
+def coordinates(sampling: Sampling, length: int, target: Axis) -> Array:
+    """Where each element of the result lies on the original axis of `length`; float32 [output].
+
+    Formulas of the operator's page, in float32 like onnxruntime: `nearest` decides ties by the last bit.
+    """
+    x = np.arange(target.output, dtype=np.float32)
+    half, scale, resized = np.float32(0.5), target.scale, target.resized
     kind = sampling.coordinate_transformation_mode
-    if kind == "half_pixel":
-        return (x + 0.5) / scale - 0.5
+    if kind == "half_pixel" or (kind == "pytorch_half_pixel" and target.output > 1):
+        return (x + half) / scale - half
     if kind == "half_pixel_symmetric":
-        offset = length / 2 * (1 - output / resized)
-        return offset + (x + 0.5) / scale - 0.5
-    if kind == "pytorch_half_pixel":
-        return (x + 0.5) / scale - 0.5 if output > 1 else np.zeros(1)
-    if kind == "align_corners":
-        return x * (length - 1) / (resized - 1) if output > 1 else np.zeros(1)
+        offset = np.float32(length / 2) * (1 - np.float32(target.output) / resized)
+        return offset + (x + half) / scale - half
+    if kind == "align_corners" and target.output > 1:
+        return x * np.float32(length - 1) / (resized - 1)
+    if kind in ("pytorch_half_pixel", "align_corners"):
+        return np.zeros(target.output, np.float32)
     if kind == "asymmetric":
         return x / scale
     if kind == "tf_half_pixel_for_nn":
-        return (x + 0.5) / scale
+        return (x + half) / scale
     if kind == "tf_crop_and_resize":
-        start, end = roi
-        if output > 1:
-            return start * (length - 1) + x * (end - start) * (length - 1) / (resized - 1)
-        return np.full(1, 0.5 * (start + end) * (length - 1))
+        start, end = (np.float32(v) for v in target.roi)
+        if target.output > 1:
+            return start * (length - 1) + x * (end - start) * np.float32(length - 1) / (resized - 1)
+        return np.full(target.output, half * (start + end) * (length - 1), np.float32)
     raise ModelError(f"coordinate transformation '{kind}' does not exist", "Use one that ONNX defines.")
 
 
@@ -91,18 +111,18 @@ def taps(sampling: Sampling, x: Array, length: int) -> tuple[Array, Array]:
     return positions.astype(np.int64), weights
 
 
-def _resize_axis(x: Array, axis: int, output: int, scale: float, roi: tuple[float, float], sampling: Sampling) -> Array:
-    length = x.shape[axis]
-    where = coordinates(sampling, length, output, scale, roi)
+def _resize_axis(x: Array, target: Axis, sampling: Sampling) -> Array:
+    axis, length = target.axis, x.shape[target.axis]
+    where = coordinates(sampling, length, target)
     positions, weights = taps(sampling, where, length)
     positions = np.clip(positions, 0, length - 1)
     shape = [1] * x.ndim
-    shape[axis] = output
+    shape[axis] = target.output
     if len(positions) == 1:
         result: Array = np.take(x, positions[0], axis=axis)
     else:
         kind = x.dtype if x.dtype in (np.float32, np.float64) else np.dtype(np.float32)
-        result = np.zeros((*x.shape[:axis], output, *x.shape[axis + 1 :]), kind)
+        result = np.zeros((*x.shape[:axis], target.output, *x.shape[axis + 1 :]), kind)
         for position, weight in zip(positions, weights, strict=True):
             result += np.take(x, position, axis=axis) * weight.astype(kind).reshape(shape)
     if sampling.coordinate_transformation_mode == "tf_crop_and_resize":
@@ -111,25 +131,36 @@ def _resize_axis(x: Array, axis: int, output: int, scale: float, roi: tuple[floa
     return result
 
 
-def _resize(
-    x: Array,
-    axes: Sequence[int],
-    outputs: Sequence[int],
-    scales: Sequence[float],
-    regions: Sequence[tuple[float, float]],
-    sampling: Sampling,
-) -> Array:
+def _resize(x: Array, targets: Sequence[Axis], sampling: Sampling) -> Array:
     result = x
-    for axis, output, scale, roi in zip(axes, outputs, scales, regions, strict=True):
-        crops = sampling.coordinate_transformation_mode == "tf_crop_and_resize"
-        if output != x.shape[axis] or scale != 1 or crops:
-            result = _resize_axis(result, axis, output, scale, roi, sampling)
+    crops = sampling.coordinate_transformation_mode == "tf_crop_and_resize"
+    for target in targets:
+        if target.output != x.shape[target.axis] or target.scale != 1 or crops:
+            result = _resize_axis(result, target, sampling)
     if result.dtype == x.dtype:
         return result
     if x.dtype.kind in "iu":
         bounds = np.iinfo(x.dtype)
-        return np.clip(result, bounds.min, bounds.max).astype(x.dtype)
-    return result.astype(x.dtype)
+        return np.asarray(np.clip(result, bounds.min, bounds.max).astype(x.dtype))
+    return np.asarray(result.astype(x.dtype))
+
+
+def _by_scales(scales: Sequence[float] | Array, lengths: Sequence[int], axes: Sequence[int]) -> list[Axis]:
+    targets = []
+    for axis, length, given in zip(axes, lengths, scales, strict=True):
+        scale = np.float32(given)
+        resized = scale * np.float32(length)
+        targets.append(Axis(axis, math.floor(resized), scale, resized))
+    return targets
+
+
+def _by_sizes(sizes: Sequence[int], lengths: Sequence[int], axes: Sequence[int], policy: str) -> list[Axis]:
+    scales = [np.float32(size) / np.float32(length) for size, length in zip(sizes, lengths, strict=True)]
+    outputs = list(sizes)
+    if policy != "stretch":
+        scales = [min(scales) if policy == "not_larger" else max(scales)] * len(scales)
+        outputs = [math.floor(float(s) * length + 0.5) for s, length in zip(scales, lengths, strict=True)]
+    return [Axis(a, o, s, np.float32(o)) for a, o, s in zip(axes, outputs, scales, strict=True)]
 
 
 @kernel("Resize", since=11)
@@ -162,35 +193,27 @@ def resize(
     assert along is not None
     lengths = [x.shape[axis] for axis in along]
     if sizes is not None and np.size(sizes):
-        outputs = integers(sizes)
-        factors = [o / n for o, n in zip(outputs, lengths, strict=True)]
-        if keep_aspect_ratio_policy != "stretch":
-            factor = min(factors) if keep_aspect_ratio_policy == "not_larger" else max(factors)
-            factors = [factor] * len(factors)
-            outputs = [math.floor(factor * n + 0.5) for n in lengths]
+        targets = _by_sizes(integers(sizes), lengths, along, keep_aspect_ratio_policy)
     elif scales is not None and np.size(scales):
-        factors = [float(s) for s in scales]
-        outputs = [math.floor(f * n) for f, n in zip(factors, lengths, strict=True)]
+        targets = _by_scales(scales, lengths, along)
     else:
         raise ModelError("Resize has neither scales nor sizes", "Give one of them.")
-    regions = [(0.0, 1.0)] * len(along)
     if roi is not None and np.size(roi):
         bounds = [float(v) for v in roi]
-        regions = list(zip(bounds[: len(along)], bounds[len(along) :], strict=True))
+        regions = zip(bounds[: len(along)], bounds[len(along) :], strict=True)
+        targets = [replace(target, roi=region) for target, region in zip(targets, regions, strict=True)]
     sampling = Sampling(
         mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, exclude_outside, extrapolation_value
     )
-    return _resize(x, along, outputs, factors, regions, sampling)
+    return _resize(x, targets, sampling)
 
 
 @kernel("Resize", since=10)
 @kernel("Upsample", since=9)
 def resize_10(x: Array, scales: Array, *, mode: str = "nearest") -> Array:
     """Resize of version 10 and Upsample of version 9: coordinates are x / scale, nearest takes the floor."""
-    factors = [float(s) for s in scales]
-    outputs = [math.floor(f * n) for f, n in zip(factors, x.shape, strict=True)]
     sampling = Sampling(mode, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
-    return _resize(x, range(x.ndim), outputs, factors, [(0.0, 1.0)] * x.ndim, sampling)
+    return _resize(x, _by_scales(scales, x.shape, range(x.ndim)), sampling)
 
 
 @kernel("Upsample", since=7)

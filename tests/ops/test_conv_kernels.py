@@ -52,11 +52,19 @@ def test_conv_transpose_agrees_with_onnxruntime(case, longer):
 
 @pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER"])
 def test_conv_transpose_pads_by_itself(auto_pad):
-    check("ConvTranspose", [normal(1, 2, 5, 6), normal(2, 3, 3, 4, seed=1)], strides=[2, 2], auto_pad=auto_pad, atol=1e-5)
+    check(
+        "ConvTranspose", [normal(1, 2, 5, 6), normal(2, 3, 3, 4, seed=1)], strides=[2, 2], auto_pad=auto_pad, atol=1e-5
+    )
 
 
 def test_conv_transpose_to_a_stated_shape():
-    check("ConvTranspose", [normal(1, 2, 5, 5), normal(2, 3, 3, 3, seed=1)], strides=[2, 2], output_shape=[10, 10], atol=1e-5)
+    check(
+        "ConvTranspose",
+        [normal(1, 2, 5, 5), normal(2, 3, 3, 3, seed=1)],
+        strides=[2, 2],
+        output_shape=[10, 10],
+        atol=1e-5,
+    )
 
 
 @pytest.mark.parametrize(
