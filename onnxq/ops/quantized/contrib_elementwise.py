@@ -13,7 +13,7 @@ from onnxq.ops.registry import kernel
 
 from ._layout import resolve_axis
 from ._requantize import look_up, quantized_table, real_values, requantized_table, rounded, scalar, scale_of, zero_of
-from ._types import FLOAT32, FLOAT64, INTEGER_RANGE, Array
+from ._types import FLOAT32, FLOAT64, INTEGER_RANGE, UINT8, Array
 
 MICROSOFT = "com.microsoft"
 
@@ -31,9 +31,10 @@ def q_linear_add(
 ) -> Array:
     """Add two quantized tensors with broadcasting.
 
-    In float32, with ra = A_scale / C_scale and rb = B_scale / C_scale, the zero point is added before rounding:
+    With ra = A_scale / C_scale and rb = B_scale / C_scale in float32, the zero point is added before rounding, and each
+    product is added without being rounded (fused), as onnxruntime does on x86-64:
 
-        C = saturate(round_half_even((C_zero - (ra * A_zero + rb * B_zero) + A * ra) + B * rb))
+        C = saturate(round_half_even(A * ra + (B * rb + (C_zero - (ra * A_zero + rb * B_zero)))))
 
     Args:
         A: uint8 or int8.
@@ -55,13 +56,26 @@ def q_linear_add(
     with np.errstate(all="ignore"):
         ra = scale_of(name, "A_scale", A_scale) / sc
         rb = scale_of(name, "B_scale", B_scale) / sc
-        fixed = np.float32(zc) - (ra * np.float32(za) + rb * np.float32(zb))
-        left = a.astype(FLOAT32)
-        left *= ra
-        left += fixed
-        right = b.astype(FLOAT32)
-        right *= rb
-        return rounded(left + right, a.dtype)
+        if _repeats_innermost(a.shape, b.shape):
+            a, ra, za, b, rb, zb = b, rb, zb, a, ra, za
+        fixed = np.float32(zc) - _fused(ra, np.array(za), rb * np.float32(zb))
+        codes = np.arange(256, dtype=UINT8).view(a.dtype)
+        inner = _fused(codes, rb, fixed).astype(FLOAT64)
+        outer = codes.astype(FLOAT64) * np.float64(ra)
+        return rounded(np.asarray(look_up(outer, a) + look_up(inner, b), FLOAT32), a.dtype)
+
+
+def _fused(a: Array, b: Array, c: Array) -> Array:
+    """Give a * b + c rounded to float32 once; the product of two float32 is exact in float64."""
+    return np.asarray(np.asarray(a, FLOAT64) * np.asarray(b, FLOAT64) + np.asarray(c, FLOAT64), FLOAT32)
+
+
+def _repeats_innermost(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    """Whether a is one value along the innermost axis that b is not: onnxruntime exchanges the operands then."""
+    rank = max(len(a), len(b))
+    pairs = zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True)
+    longer = [(m, n) for m, n in pairs if (m, n) != (1, 1)]
+    return bool(longer) and longer[-1][0] == 1
 
 
 @kernel("QLinearMul", domain=MICROSOFT)
