@@ -1,0 +1,208 @@
+"""Rescale the channels of values that are read in 8 bit where that is free: equalisation and smoothing by folding.
+
+Behind a normalisation its gamma and beta take the factors up, behind a MatMul, Gemm or Conv its weight and bias; the
+weights that read the value undo them. Runs on the normalised float model, before anything is quantized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from onnxq.ir import ArrayTensor, Node, Patch, Value
+from onnxq.quant.channels import ChannelStats
+from onnxq.quant.folding import Constant, Group, linear_reader, reader_axis
+from onnxq.quant.folding_search import find_groups
+from onnxq.quant.rescale import Reading, best, weight_of
+from onnxq.quant.statistic import Statistic
+from onnxq.quant.stats import Extremes, Moments, Stats, TensorStats, basic_kinds
+
+LEAST_GAIN = 0.1  # dB; below it is within what the estimate cannot tell
+
+
+@dataclass(frozen=True)
+class Rescaled:
+    """One change.
+
+    Attributes:
+        values: Names of the values that are divided.
+        divisor: float64 `[channels]`, positive.
+        readers: The nodes whose weights are multiplied.
+        exponent: `a` of the factors.
+        gain: How much less error the readers' outputs have, in dB, estimated from statistics.
+        inserted: Name of the value that the division makes; None where it is free.
+
+    """
+
+    values: tuple[str, ...]
+    divisor: np.ndarray
+    readers: tuple[Node, ...]
+    exponent: float
+    gain: float
+    inserted: str | None = None
+
+
+@dataclass
+class Rescaling:
+    """What is to be changed. Commit `patches`, then call `update` on the statistics.
+
+    Attributes:
+        changes: What happens to which values.
+        patches: The same as patches, to be committed together.
+
+    """
+
+    changes: list[Rescaled] = field(default_factory=list)
+    patches: list[Patch] = field(default_factory=list)
+
+    def update(self, stats: Stats) -> None:
+        """Bring statistics of the float model up to date, so that no second calibration is needed.
+
+        Extremes, moments and channels follow exactly. What does not follow from them, such as a histogram, is not known
+        any more, and ranges have to be chosen by extremes; a tensor without statistics by channel is left out, so that
+        `Stats.require` asks for it.
+        """
+        for change in self.changes:
+            for name in change.values:
+                known = stats.tensors.pop(name, None)
+                if change.inserted is not None and known is not None:
+                    stats.tensors[name] = known
+                if known is not None and ChannelStats in known and known[ChannelStats].channels == len(change.divisor):
+                    stats.tensors[change.inserted or name] = rescaled_stats(known[ChannelStats], change.divisor)
+
+
+def channel_axes(nodes: Iterable[Node]) -> dict[str, int]:
+    """Give the channel axis of every value that a MatMul, Gemm or Conv with a constant weight reads, by name."""
+    axes: dict[str, int] = {}
+    for node in nodes:
+        value = node.inputs[0] if node.inputs else None
+        if value is not None and value.tensor is None and linear_reader(node, 0) is not None:
+            axes.setdefault(value.name, reader_axis(node))
+    return axes
+
+
+def channel_kinds(axes: Mapping[str, int], name: str) -> Sequence[Statistic]:
+    """Make the statistics to collect for a tensor; give `partial(channel_kinds, axes)` to `calibrate`.
+
+    Args:
+        axes: Channel axis by name; a tensor that is not in it gets the basic statistics.
+        name: The tensor.
+
+    """
+    return (*basic_kinds(), ChannelStats(axes[name])) if name in axes else basic_kinds()
+
+
+def equalize(
+    nodes: Iterable[Node], stats: Stats, *, weight_share: float = 1.0, least_gain: float = LEAST_GAIN
+) -> Rescaling:
+    """Choose factors for everything that can be divided for free.
+
+    Args:
+        nodes: MatMul, Gemm and Conv that will read their first input in 8 bit, with one scale for the tensor.
+        stats: Of their inputs, with `ChannelStats`; values without them are left as they are.
+        weight_share: How much of the error of rounding weights to nearest counts: 1, or less where the weights are
+            going to be rounded better.
+        least_gain: dB that a change has to gain.
+
+    Returns:
+        The changes. The float model computes the same with them, up to rounding in float32.
+
+    """
+    measured = measured_inputs(nodes, stats)
+    groups = find_groups({value: reader_axis(node) for node, value in measured.items()})
+    free = {*groups, *find_groups({v: reader_axis(n) for n in measured if (v := n.outputs[0])})}
+    current: dict[Value, np.ndarray] = {}  # weights take part twice: as readers, and as sources of what they make
+    touched: dict[tuple[Node, int], Value] = {}
+    made = Rescaling()
+    for group in dict.fromkeys(groups.values()):
+        by_value: dict[Value, list[Constant]] = {}
+        for reader in group.readers:
+            value = measured.get(reader.node)
+            if value is not None and stats[value.name][ChannelStats].channels == group.channels:
+                by_value.setdefault(value, []).append(reader)
+        readings = [reading_of(stats, value, readers, current, free) for value, readers in by_value.items()]
+        if not readings:
+            continue
+        candidate, gain = best(readings, weight_share)
+        if candidate.exponent and gain >= least_gain:
+            names, readers = tuple(v.name for v in group.axes), tuple(r.node for r in group.readers)
+            made.changes.append(Rescaled(names, candidate.divisor, readers, candidate.exponent, gain))
+            for value, constants in _by_value(group).items():
+                current[value] = constants[0].apply(_array(value, current), candidate.divisor)
+                touched.update(((constant.node, constant.slot), value) for constant in constants)
+    made.patches = _patches(touched, current)
+    return made
+
+
+def measured_inputs(nodes: Iterable[Node], stats: Stats) -> dict[Node, Value]:
+    """Give what each MatMul, Gemm and Conv reads, where its channels were measured and are those of the weight."""
+    found: dict[Node, Value] = {}
+    for node in nodes:
+        value = node.inputs[0] if node.inputs else None
+        reader = linear_reader(node, 0)
+        if value is None or reader is None or value.name not in stats or ChannelStats not in stats[value.name]:
+            continue
+        tensor = reader.value.constant
+        assert tensor is not None
+        if stats[value.name][ChannelStats].channels == tensor.shape[reader.axis] * reader.groups:
+            found[node] = value
+    return found
+
+
+def reading_of(
+    stats: Stats,
+    value: Value,
+    readers: Sequence[Constant],
+    current: Mapping[Value, np.ndarray],
+    free: Collection[Value],
+) -> Reading:
+    """Put together what is known of a value that is read in 8 bit.
+
+    Args:
+        stats: Of the value, by channel.
+        value: The value.
+        readers: The weights that it meets.
+        current: Weights that were changed already.
+        free: Values whose channels may be of any size: errors of a reader that makes one count in relation to that.
+
+    """
+    weights = [weight_of(reader, _array(reader.value, current)) for reader in readers]
+    relative = [reader.node.outputs[0] in free for reader in readers]
+    return Reading(stats[value.name][ChannelStats], weights, relative)
+
+
+def rescaled_stats(channels: ChannelStats, divisor: np.ndarray) -> TensorStats:
+    """Give the statistics of a tensor after its channels are divided: extremes, moments and channels."""
+    divided = channels.divided(divisor)
+    extremes = Extremes(float(divided.low[0].min()), float(divided.high[0].max()))
+    count = divided.count * divided.channels
+    return TensorStats([extremes, Moments(count, float(divided.total.sum()), float(divided.squares.sum())), divided])
+
+
+def _array(value: Value, current: Mapping[Value, np.ndarray]) -> np.ndarray:
+    if value in current:
+        return current[value]
+    assert value.constant is not None
+    return value.constant.numpy().astype(np.float64)
+
+
+def _by_value(group: Group) -> dict[Value, list[Constant]]:
+    """Collect the places where each constant is read: a weight that two nodes share changes once."""
+    found: dict[Value, list[Constant]] = {}
+    for constant in group.constants:
+        found.setdefault(constant.value, []).append(constant)
+    return found
+
+
+def _patches(touched: Mapping[tuple[Node, int], Value], current: Mapping[Value, np.ndarray]) -> list[Patch]:
+    patches: list[Patch] = []
+    made: dict[Value, Value] = {}
+    for (node, slot), old in touched.items():
+        patch = Patch(node.graph, node, f"rescale the channels of {node.label}")
+        if old not in made:
+            made[old] = patch.constant(ArrayTensor(current[old].astype(np.float32)), f"{old.name}_rescaled")
+        patch.rewire(node, slot, made[old])
+        patches.append(patch)
+    return patches

@@ -1,0 +1,139 @@
+"""Values that are rescaled together channel by channel, and the constants that absorb it, so that no output changes.
+
+Dividing a channel of a value by a positive number is free where whoever makes the value can divide (a normalisation's
+gamma and beta, the output channels of a weight and its bias) and everybody who reads it can multiply (the input
+channels of a weight), directly or through operators that commute with a positive factor. Source: cross-layer
+equalisation, https://arxiv.org/abs/1906.04721, section 4.1; https://arxiv.org/abs/2211.10438, section 4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from onnx import TensorProto
+
+from onnxq.ir import Node, Value
+
+Absorb = Literal["divide", "multiply"]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A constant input that absorbs the factors of a group.
+
+    Attributes:
+        node, slot: Where it is read.
+        axis: Its channel axis, counted from zero.
+        absorb: Whether it is divided or multiplied by the factors.
+        groups: Of a grouped Conv that reads: axis 1 holds `channels / groups`, axis 0 the groups one after another.
+
+    """
+
+    node: Node
+    slot: int
+    axis: int
+    absorb: Absorb
+    groups: int = 1
+
+    @property
+    def value(self) -> Value:
+        """The constant."""
+        value = self.node.inputs[self.slot]
+        assert value is not None
+        return value
+
+    def apply(self, array: np.ndarray, divisor: np.ndarray) -> np.ndarray:
+        """Give the constant after its group is divided by `divisor`, in float64."""
+        factor = divisor if self.absorb == "multiply" else 1.0 / divisor
+        if self.groups > 1:
+            spread = np.repeat(factor.reshape(self.groups, -1), len(array) // self.groups, axis=0)
+            return np.asarray(array * spread.reshape(*spread.shape, *[1] * (array.ndim - 2)))
+        return np.asarray(array * factor.reshape(-1, *[1] * (max(array.ndim, 1) - self.axis - 1)))
+
+
+@dataclass(eq=False)
+class Group:
+    """Values that are divided together.
+
+    Attributes:
+        channels: How many factors there are.
+        axes: Channel axis of every value, counted from zero.
+        sources: Constants that are divided (a divisor among them is multiplied).
+        readers: Weights that are multiplied, of MatMul, Gemm and Conv.
+        pending: Values whose neighbours were not looked at yet.
+        products: Products of activations; exactly one factor of each may be divided.
+
+    """
+
+    channels: int
+    axes: dict[Value, int] = field(default_factory=dict)
+    sources: list[Constant] = field(default_factory=list)
+    readers: list[Constant] = field(default_factory=list)
+    pending: list[Value] = field(default_factory=list)
+    products: list[Node] = field(default_factory=list)
+
+    @property
+    def constants(self) -> list[Constant]:
+        """Everything that changes."""
+        return [*self.sources, *self.readers]
+
+    def copy(self) -> Group:
+        """Give a group that can be changed by itself."""
+        copies = (list(part) for part in (self.sources, self.readers, self.pending, self.products))
+        return Group(self.channels, dict(self.axes), *copies)  # type: ignore[arg-type]
+
+    def include(self, value: Value | None, axis: int) -> None:
+        """Add a value, and look at its neighbours later."""
+        if value is None or value.shape is None:
+            raise OpenGroupError
+        if value in self.axes:
+            if self.axes[value] != axis:
+                raise OpenGroupError
+            return
+        if not 0 <= axis < len(value.shape) or value.shape[axis] != self.channels:
+            raise OpenGroupError
+        if value.is_output or value.producer is None or value.graph.parent is not None:
+            raise OpenGroupError
+        if value.dtype != TensorProto.FLOAT:
+            raise OpenGroupError
+        self.axes[value] = axis
+        self.pending.append(value)
+
+    def divide(self, node: Node, slot: int, axis: int, absorb: Absorb = "divide") -> None:
+        """Let a constant input absorb the factors: it has an element for each channel along `axis`."""
+        value = node.inputs[slot] if slot < len(node.inputs) else None
+        tensor = value.constant if value is not None else None
+        if tensor is None or tensor.dtype != TensorProto.FLOAT or not 0 <= axis < len(tensor.shape):
+            raise OpenGroupError
+        constant = Constant(node, slot, axis, absorb)
+        if tensor.shape[axis] != self.channels:
+            raise OpenGroupError
+        if constant not in self.sources:
+            self.sources.append(constant)
+
+
+class OpenGroupError(Exception):
+    """The group has an edge that nothing absorbs."""
+
+
+def linear_reader(node: Node, slot: int) -> Constant | None:
+    """Give the weight that multiplies input `slot` of a MatMul, Gemm or Conv, if that is a float32 constant."""
+    weight = node.inputs[1] if slot == 0 and len(node.inputs) > 1 else None
+    tensor = weight.constant if weight is not None else None
+    if tensor is None or tensor.dtype != TensorProto.FLOAT or node.domain or node.graph.parent is not None:
+        return None
+    rank = len(tensor.shape)
+    if node.op_type == "MatMul" and rank >= 2:
+        return Constant(node, 1, rank - 2, "multiply")
+    if node.op_type == "Gemm" and rank == 2 and not node.attribute("transA", 0):
+        return Constant(node, 1, 1 if node.attribute("transB", 0) else 0, "multiply")
+    if node.op_type == "Conv" and rank >= 3:
+        return Constant(node, 1, 1, "multiply", groups=node.attribute("group", 1))
+    return None
+
+
+def reader_axis(node: Node) -> int:
+    """Channel axis of what a MatMul, Gemm or Conv reads."""
+    return 1 if node.op_type == "Conv" else -1

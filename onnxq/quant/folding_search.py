@@ -1,0 +1,283 @@
+"""Search a graph for what has to be divided when a value is, through operators that commute with a positive factor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from onnxq.ir import Node, Value
+from onnxq.ops.family import Scheme, Site
+from onnxq.ops.integer_domain import clamp_bounds
+from onnxq.quant.folding import Group, OpenGroupError, linear_reader, reader_axis
+
+UNBOUNDED = 1e38  # exporters write the largest float32 for no bound
+# Input slots of gamma and beta; the output is a sum of one multiple of each.
+NORMS: dict[tuple[str, str], tuple[int, ...]] = {
+    ("", "LayerNormalization"): (1, 2),
+    ("", "RMSNormalization"): (1,),
+    ("", "SimplifiedLayerNormalization"): (1,),
+    ("com.microsoft", "SimplifiedLayerNormalization"): (1,),
+}
+CHANNEL_NORMS = ("BatchNormalization", "InstanceNormalization")
+
+
+def find_groups(values: Mapping[Value, int]) -> dict[Value, Group]:
+    """Find, for each value that can be divided for free, everything that is divided with it.
+
+    Args:
+        values: Activations of the main graph whose types and shapes are inferred, and their channel axes; negative ones
+            count from the last.
+
+    Returns:
+        Groups by value, for every value in them, asked for or not. A value that something on the way cannot absorb
+        is missing.
+
+    """
+    found: dict[Value, Group] = {}
+    opened: set[Value] = set()
+    for value, axis in values.items():
+        width = value.shape[axis] if value.shape and -len(value.shape) <= axis < len(value.shape) else None
+        if not isinstance(width, int) or width < 2 or value in found or value in opened:
+            continue
+        assert value.shape is not None
+        group = Group(width)
+        try:
+            group.include(value, axis % len(value.shape))
+            settled = _settle(group, opened)
+        except OpenGroupError:
+            opened.update(group.axes)  # whatever divides one of these divides all of them, and ends at the same edge
+            continue
+        if _weights_are_its_own(settled):
+            found.update(dict.fromkeys(settled.axes, settled))
+    return found
+
+
+def _weights_are_its_own(group: Group) -> bool:
+    """Whether no weight is read by somebody who does not take part: it would have to be stored twice."""
+    taking_part = {(constant.node, constant.slot) for constant in group.constants}
+    for constant in group.constants:
+        tensor = constant.value.tensor
+        assert tensor is not None
+        if tensor.size > group.channels and any(tuple(use) not in taking_part for use in constant.value.uses):
+            return False
+    return True
+
+
+def _settle(group: Group, opened: Collection[Value]) -> Group:
+    """Look at all neighbours until there are no more. Gives the group to go on with: a choice replaces it."""
+    while group.pending:
+        value = group.pending.pop()
+        if value in opened:
+            raise OpenGroupError
+        axis = group.axes[value]
+        for use in value.uses:
+            _downwards(group, use.node, use.slot, value, axis)
+        assert value.producer is not None
+        group = _upwards(group, value.producer, value, axis, opened)
+    for node in group.products:
+        if sum(source in group.axes for source in node.inputs if source is not None) != 1:
+            raise OpenGroupError
+    return group
+
+
+def _upwards(group: Group, node: Node, value: Value, axis: int, opened: Collection[Value]) -> Group:
+    assert value.shape is not None
+    last = len(value.shape) - 1
+    if value is not node.outputs[0] or any(node.outputs[1:]):
+        raise OpenGroupError
+    if (node.domain, node.op_type) in NORMS:
+        if axis != last or node.attribute("axis", -1) % (last + 1) != axis:
+            raise OpenGroupError
+        _divide_present(group, node, NORMS[node.domain, node.op_type])
+    elif node.op_type in CHANNEL_NORMS and not node.domain:
+        if axis != 1:
+            raise OpenGroupError
+        _divide_present(group, node, (1, 2))
+    elif linear_reader(node, 0) is not None:
+        _linear_source(group, node, last, axis)
+    elif node.op_type == "Mul" and not node.domain and not any(v is None or v.tensor for v in node.inputs):
+        return _choose_factor(group, node, value, axis, opened)
+    else:
+        _through(group, node, value, axis)
+    return group
+
+
+def _divide_present(group: Group, node: Node, slots: tuple[int, ...]) -> None:
+    for slot in slots:
+        if slot < len(node.inputs) and node.inputs[slot] is not None:
+            group.divide(node, slot, 0)
+
+
+def _linear_source(group: Group, node: Node, last: int, axis: int) -> None:
+    """Divide the output channels of a weight, and the bias."""
+    if axis != (1 if node.op_type == "Conv" else last):
+        raise OpenGroupError
+    if node.op_type == "Conv":
+        _divide_present(group, node, (1, 2))
+        return
+    turned = node.op_type == "Gemm" and node.attribute("transB", 0)
+    group.divide(node, 1, 0 if turned else len(constant_shape(node.inputs[1])) - 1)
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    if bias is not None:
+        group.divide(node, 2, len(constant_shape(bias)) - 1)
+
+
+def _choose_factor(group: Group, node: Node, value: Value, axis: int, opened: Collection[Value]) -> Group:
+    """Divide one factor of a product of activations: the first whose makers and readers take part."""
+    operands, _ = _operands(node, value, axis)
+    if any(operand in group.axes for _, operand, _ in operands):
+        group.products.append(node)
+        return group
+    for _, operand, where in operands:
+        attempt = group.copy()
+        attempt.products.append(node)
+        try:
+            attempt.include(operand, where)
+            return _settle(attempt, opened)
+        except OpenGroupError:
+            continue
+    raise OpenGroupError
+
+
+def _downwards(group: Group, node: Node, slot: int, value: Value, axis: int) -> None:
+    if node.op_type in ("Shape", "Size") and not node.domain:
+        return
+    reader = linear_reader(node, slot)
+    if reader is None:
+        _through(group, node, value, axis)
+        return
+    assert value.shape is not None
+    if axis != reader_axis(node) % len(value.shape):
+        raise OpenGroupError
+    if constant_shape(reader.value)[reader.axis] * reader.groups != group.channels:
+        raise OpenGroupError
+    group.readers.append(reader)
+
+
+def _through(group: Group, node: Node, value: Value, axis: int) -> None:
+    """Let a node carry the factors on, entered from one of its inputs or from its output."""
+    rule = None if node.domain or node.graph.parent is not None else RULES.get(node.op_type)
+    if rule is None or any(node.outputs[1:]) or node.outputs[0] is None:
+        raise OpenGroupError
+    rule(group, node, value, axis)
+
+
+def constant_shape(value: Value | None) -> tuple[int, ...]:
+    """Shape of an input that has to be a constant."""
+    if value is None or value.constant is None:
+        raise OpenGroupError
+    return value.constant.shape
+
+
+def _same_place(group: Group, node: Node, value: Value, axis: int) -> None:
+    if value is not node.inputs[0] and value is not node.outputs[0]:
+        raise OpenGroupError  # a slope or a bound
+    group.include(node.inputs[0], axis)
+    group.include(node.outputs[0], axis)
+
+
+def _pool(group: Group, node: Node, value: Value, axis: int) -> None:
+    if axis != 1:
+        raise OpenGroupError
+    _same_place(group, node, value, axis)
+
+
+def _clip(group: Group, node: Node, value: Value, axis: int) -> None:
+    """Only a clamp at zero commutes with a factor."""
+    bounds = clamp_bounds(Site(node, Scheme(), 1))
+    if bounds is None or any(bound and abs(bound) < UNBOUNDED for bound in bounds):
+        raise OpenGroupError
+    _same_place(group, node, value, axis)
+
+
+def _reduce_mean(group: Group, node: Node, value: Value, axis: int) -> None:
+    """A mean over axes behind the channel axis."""
+    axes = node.attribute("axes")
+    if len(node.inputs) > 1 and node.inputs[1] is not None:
+        constant = node.inputs[1].constant
+        axes = None if constant is None else constant.numpy().reshape(-1).tolist()
+    source = node.inputs[0]
+    if not axes or source is None or source.shape is None:
+        raise OpenGroupError
+    rank = len(source.shape)
+    if any(reduced % rank <= axis for reduced in axes):
+        raise OpenGroupError
+    _same_place(group, node, value, axis)
+
+
+def _flatten(group: Group, node: Node, value: Value, axis: int) -> None:
+    """Flattening behind a global pool: the other axes have one element."""
+    source = node.inputs[0]
+    if axis != 1 or node.attribute("axis", 1) != 1 or source is None or source.shape is None:
+        raise OpenGroupError
+    if any(size != 1 for size in source.shape[2:]):
+        raise OpenGroupError
+    _same_place(group, node, value, axis)
+
+
+def _transpose(group: Group, node: Node, value: Value, axis: int) -> None:
+    assert value.shape is not None
+    order = node.attribute("perm") or list(range(len(value.shape)))[::-1]
+    inside = axis if value is node.inputs[0] else order[axis]
+    group.include(node.inputs[0], inside)
+    group.include(node.outputs[0], order.index(inside))
+
+
+def _operands(node: Node, value: Value, axis: int) -> tuple[list[tuple[int, Value, int]], int]:
+    """Give slot, value and channel axis of both inputs of a broadcasting operator (negative: none) and the output."""
+    result = node.outputs[0]
+    if result is None or result.shape is None or value.shape is None or len(node.inputs) != 2:
+        raise OpenGroupError
+    rank = len(result.shape)
+    at = axis + rank - len(value.shape)
+    found = []
+    for slot, operand in enumerate(node.inputs):
+        if operand is None:
+            raise OpenGroupError
+        shape = operand.shape if operand.tensor is None else operand.tensor.shape
+        if shape is None:
+            raise OpenGroupError
+        found.append((slot, operand, at - rank + len(shape)))
+    return found, at
+
+
+def _add(group: Group, node: Node, value: Value, axis: int) -> None:
+    """All terms of a sum or difference are divided."""
+    operands, at = _operands(node, value, axis)
+    for slot, operand, where in operands:
+        if operand.tensor is None:
+            group.include(operand, where)
+        else:
+            group.divide(node, slot, where)
+    group.include(node.outputs[0], at)
+
+
+def _multiply(group: Group, node: Node, value: Value, axis: int) -> None:
+    """A constant with an element for each channel absorbs; beside a number or an activation the value goes on."""
+    operands, at = _operands(node, value, axis)
+    from_output = value is node.outputs[0]
+    for slot, operand, where in operands:
+        if operand.tensor is None or operand is value:
+            continue
+        if node.op_type == "Div" and slot == 0:
+            raise OpenGroupError  # a constant divided by the value
+        if where >= 0 and operand.tensor.shape[where] != 1:
+            group.divide(node, slot, where, "divide" if from_output == (node.op_type == "Mul") else "multiply")
+            return
+    if node.op_type == "Div" and node.inputs[1] is value:
+        raise OpenGroupError
+    group.products.append(node)
+    carrier = next((o, w) for s, o, w in operands if o is value or (from_output and o.tensor is None))
+    group.include(*carrier)
+    group.include(node.outputs[0], at)
+
+
+RULES: dict[str, Callable[[Group, Node, Value, int], None]] = {
+    **dict.fromkeys(("Relu", "LeakyRelu", "PRelu", "Identity", "Dropout", "Abs"), _same_place),
+    **dict.fromkeys(("AveragePool", "MaxPool", "GlobalAveragePool", "GlobalMaxPool"), _pool),
+    **dict.fromkeys(("Add", "Sub"), _add),
+    **dict.fromkeys(("Mul", "Div"), _multiply),
+    "Clip": _clip,
+    "ReduceMean": _reduce_mean,
+    "Flatten": _flatten,
+    "Transpose": _transpose,
+}

@@ -1,0 +1,177 @@
+"""How much error a rescaling of channels causes in 8 bit, and the search for the factors that cause the least.
+
+A value x with one 8-bit scale Δ for all channels, divided by s and read by a weight whose input channels are multiplied
+by s, has at the reader's outputs the squared error
+
+    Σ_k s_k² ‖W_k‖² min(Δ²/12, E[x_k²]/s_k²)         rounding of x/s (a channel below Δ/2 is rounded to zero)
+  + Σ_k ‖W_k‖² E[clipped part of x_k]²               on data that calibration has not seen: leave one batch out
+  + Σ_j E[(D_j x)²]                                  rounding of the weight, D = round(W s)/s - W
+
+Factors come from the family `s = r^a / ‖W‖^(1-a)` of SmoothQuant (https://arxiv.org/abs/2211.10438, equation 4), with
+the range r of each channel. They undo every rescaling of the channels that the model may come with, because
+`r → c r, ‖W‖ → ‖W‖/c` gives `s → c s`; so does the error, as long as each output channel counts in relation to its own
+size wherever that size is a matter of choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxq.quant.channels import ChannelStats
+from onnxq.quant.folding import Constant
+
+EXPONENTS = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
+LEVELS = 255
+WEIGHT_LEVELS = 127
+LARGEST = 1 << 18  # elements of a weight that the error is computed from: whole output channels, evenly taken
+# A channel whose share is below this is treated as if it had this share: it may be silent by chance
+LEAST_SHARE = 1e-4
+# Beyond this, both signs reach about equally far
+ONE_SIDED = 2.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Factors to try.
+
+    Attributes:
+        exponent: `a`; 0 stands for no change.
+        divisor: `[channels]`, positive.
+        without: What the divisor of each channel would have been without the batch that set its range.
+
+    """
+
+    exponent: float
+    divisor: np.ndarray
+    without: np.ndarray
+
+
+class Reading:
+    """A value that is read in 8 bit, and everybody who reads it.
+
+    Args:
+        stats: Of the value, by channel.
+        weights: What it is multiplied with: `[groups, outputs, channels / groups, positions]`.
+        relative: For each of them, whether an output channel counts in relation to its own size.
+
+    """
+
+    def __init__(self, stats: ChannelStats, weights: Sequence[np.ndarray], relative: Sequence[bool]) -> None:
+        self.stats = stats
+        self.second = stats.second_moment
+        self.mean = stats.mean
+        self.variance = np.maximum(self.second - np.square(self.mean), 0)
+        self._parts: list[tuple[np.ndarray, np.ndarray, float]] = []  # weight, importance of its outputs, share taken
+        self.energy = np.zeros(stats.channels)  # ‖W_k‖²
+        self.signal = 0.0
+        for weight, is_relative in zip(weights, relative, strict=True):
+            outputs = self._outputs(weight)
+            floor = max(float(outputs.max()) * LEAST_SHARE**2, np.finfo(np.float64).tiny)
+            importance = 1 / np.maximum(outputs, floor) if is_relative else np.ones_like(outputs)
+            squares = np.einsum("goip,goip->goi", weight, weight)
+            self.energy += np.matmul(importance[:, None], squares).reshape(-1)
+            self.signal += float((outputs * importance).sum())
+            step = max(1, -(-weight.size // LARGEST))
+            taken = np.ascontiguousarray(weight[:, ::step], np.float32)
+            self._parts.append((taken, importance[:, ::step], weight.shape[1] / taken.shape[1]))
+
+    def _outputs(self, change: np.ndarray) -> np.ndarray:
+        """Mean square of each output `[groups, outputs]` of a weight; channels correlate by their means alone."""
+        groups = len(change)
+        mean, variance = self.mean.reshape(groups, -1), self.variance.reshape(groups, -1)
+        spread = np.matmul(np.einsum("goip,goip->goi", change, change), variance[:, :, None])
+        shift = np.matmul(change.sum(axis=3), mean[:, :, None])
+        return np.asarray((spread + np.square(shift))[:, :, 0])
+
+    def error(self, candidate: Candidate, weight_share: float) -> float:
+        """Squared error at the outputs, in relation to their signal.
+
+        Args:
+            candidate: The factors.
+            weight_share: How much of the error of rounding the weights to nearest counts: less than 1 where better
+                rounding follows.
+
+        """
+        s = candidate.divisor
+        high = max(float((self.stats.high[0] / s).max()), 0.0)
+        low = min(float((self.stats.low[0] / s).min()), 0.0)
+        step = max((high - low) / LEVELS, np.finfo(np.float64).tiny)
+        rounding = np.minimum(np.square(s * step) / 12, self.second)
+        above = np.maximum(self.stats.high[0] - high * candidate.without, 0)
+        below = np.maximum(low * candidate.without - self.stats.low[0], 0)
+        clipping = (np.square(above, dtype=np.float64) + np.square(below, dtype=np.float64)) / self.stats.count
+        total = float((self.energy * (rounding + clipping)).sum())
+        for weight, importance, share in self._parts:
+            scaled = weight * s.reshape(len(weight), 1, -1, 1).astype(np.float32)
+            scale = np.maximum(np.abs(scaled).max(axis=(2, 3), keepdims=True), np.finfo(np.float32).tiny)
+            scale /= np.float32(WEIGHT_LEVELS)
+            change = np.rint(scaled / scale)
+            change *= scale
+            change -= scaled
+            change /= s.reshape(len(weight), 1, -1, 1).astype(np.float32)
+            total += weight_share * share * float((self._outputs(change) * importance).sum())
+        return total / max(self.signal, np.finfo(np.float64).tiny)
+
+
+def weight_of(reader: Constant, array: np.ndarray) -> np.ndarray:
+    """Bring a reader's weight into the form `[groups, outputs, channels / groups, positions]`."""
+    if reader.node.op_type == "Conv":
+        groups = reader.groups
+        return array.reshape(groups, len(array) // groups, array.shape[1], -1)
+    rows = np.moveaxis(array, reader.axis, -1)
+    return rows.reshape(1, -1, rows.shape[-1], 1)
+
+
+def best(readings: Sequence[Reading], weight_share: float) -> tuple[Candidate, float]:
+    """Search the factors for values that are divided together.
+
+    Returns:
+        The best candidate, and how much less its error is than without a change, in dB; 0 for no change.
+
+    """
+    width = readings[0].stats.channels
+    unchanged = Candidate(0.0, np.ones(width), np.ones(width))
+    before = sum(reading.error(unchanged, weight_share) for reading in readings)
+    chosen, least = unchanged, before
+    for candidate in _candidates(readings):
+        error = sum(reading.error(candidate, weight_share) for reading in readings)
+        if error < least * (1 - 1e-6):
+            chosen, least = candidate, error
+    return chosen, float(10 * np.log10(before / least)) if least > 0 else 0.0
+
+
+def _candidates(readings: Sequence[Reading]) -> Iterator[Candidate]:
+    norm = np.sqrt(sum(reading.energy for reading in readings))
+    if not norm.max() > 0:
+        return
+    norm = np.maximum(norm, norm.max() * LEAST_SHARE**2)
+    for weight in _side_weights(readings):
+        # Of several values each counts by what its channels carry, seen from the readers
+        sides = [np.maximum(r.stats.high, -r.stats.low * np.float32(weight)).astype(np.float64) for r in readings]
+        reach = np.maximum(np.max(sides, axis=0), 0)
+        carried = reach * norm
+        if not carried.max() > 0:
+            continue
+        first, second = np.maximum(reach, carried.max() * LEAST_SHARE / norm)
+        for exponent in EXPONENTS:
+            divisor = first**exponent / norm ** (1 - exponent)
+            without = second**exponent / norm ** (1 - exponent)
+            size = (reach[0] / divisor).max() / reach[0].max()  # the range of the whole value stays what it was
+            yield Candidate(exponent, divisor * size, without * size)
+
+
+def _side_weights(readings: Sequence[Reading]) -> list[float]:
+    """How much a negative value counts against a positive one, where one side reaches further than the other.
+
+    After GELU every channel reaches down to -0.17, and a few up to 25: making negative sides equal to positive ones
+    would waste half of the codes on them.
+    """
+    high = max(float(r.stats.high[0].max()) for r in readings)
+    low = -min(float(r.stats.low[0].min()) for r in readings)
+    if high <= 0 or low <= 0 or 1 / ONE_SIDED < high / low < ONE_SIDED:
+        return [1.0]
+    ratio = float(np.clip(high / low, 1 / 8, 8))
+    return [1.0, ratio]
