@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx
 from onnx import TensorProto
 
 from onnxq.ir import Model, Node, Tensor, Value, load
@@ -18,7 +19,7 @@ from onnxq.report import model_bytes
 CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 INTEGER_OPERATORS = frozenset({"MatMulInteger", "ConvInteger", "MatMulNBits", "QGemm"})
 INTEGER_PREFIXES = ("QLinear", "DynamicQuantize", "MatMulInteger", "QAttention", "QEmbed")
-SMALL_BITS = 8
+FLOAT_OUTPUT = frozenset({"MatMul", "Gemm"})
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Inspection:
         inputs, outputs: `(name, dtype and shape)`; inputs that have an initializer are left out.
         operators: Number of nodes by operator, bodies included, the most frequent first.
         weights: `(number of constants, bytes)` by dtype, the largest first.
-        quantized: Number of nodes that compute on codes or stand between DequantizeLinear and QuantizeLinear.
+        quantized: Number of nodes that compute on codes, conversions aside.
         conversions: Number of nodes that convert between float and codes.
         made_by: What onnxq recorded about how it made the model; empty for others.
 
@@ -106,8 +107,8 @@ def inspect(path: str | Path) -> Inspection:
         file_bytes=model_bytes(Path(path), model.graph),
         ir_version=model.ir_version,
         opsets={domain or "ai.onnx": version for domain, version in model.opsets.items()},
-        inputs=tuple((v.name, _describe(v)) for v in model.graph.inputs if v.tensor is None),
-        outputs=tuple((v.name, _describe(v)) for v in model.graph.outputs),
+        inputs=tuple((v.name, _describe(model, v)) for v in model.graph.inputs if v.tensor is None),
+        outputs=tuple((v.name, _describe(model, v)) for v in model.graph.outputs),
         operators=dict(sorted(operators.items(), key=lambda item: (-item[1], item[0]))),
         weights=dict(sorted(weights.items(), key=lambda item: -item[1][1])),
         quantized=sum(_is_quantized(node) for node in nodes),
@@ -127,23 +128,36 @@ def _constants(model: Model, nodes: list[Node]) -> Iterator[Tensor]:
 
 
 def _is_quantized(node: Node) -> bool:
-    """Whether a node computes on codes, by itself or once onnxruntime has fused the conversions around it."""
-    if node.op_type in CONVERSIONS or not node.inputs:
+    """Whether a node computes on codes: by itself, or once onnxruntime has fused the conversions around it.
+
+    It fuses what reads nothing but dequantized values (a float bias aside) and is quantized again at once; MatMul and
+    Gemm may give floats. Source: QDQ selectors in onnxruntime/core/optimizer/qdq_transformer.
+    """
+    if node.op_type in CONVERSIONS:
         return False
     if node.op_type in INTEGER_OPERATORS or node.op_type.startswith(INTEGER_PREFIXES):
         return True
-    activations = [value for value in node.inputs if value is not None and value.producer is not None]
-    return bool(activations) and all(_is_dequantized(value) for value in activations[:2])
+    producers = [value.producer for value in node.inputs[:2] if value is not None and value.tensor is None]
+    if not producers or any(maker is None or maker.op_type != "DequantizeLinear" for maker in producers):
+        return False
+    if node.op_type in FLOAT_OUTPUT:
+        return len(producers) == 2
+    readers = [use.node for value in node.outputs if value is not None for use in value.uses]
+    return bool(readers) and all(reader.op_type == "QuantizeLinear" for reader in readers)
 
 
-def _is_dequantized(value: Value) -> bool:
-    return value.producer is not None and value.producer.op_type == "DequantizeLinear"
-
-
-def _describe(value: Value) -> str:
-    dtype = "" if value.dtype is None else dtype_name(value.dtype)
-    dims = "" if value.shape is None else "[" + ", ".join("?" if d is None else str(d) for d in value.shape) + "]"
-    return f"{dtype}{dims}" or "unknown"
+def _describe(model: Model, value: Value) -> str:
+    """Write the stated type of an input or output, which needs no inference."""
+    stated = model.graph.infos.get(value.name)
+    if stated is None:
+        return "unknown"
+    kind = onnx.ValueInfoProto.FromString(bytes(stated)).type
+    if not kind.HasField("tensor_type"):
+        return (kind.WhichOneof("value") or "unknown").removesuffix("_type")
+    dims = [str(d.dim_value) if d.HasField("dim_value") else d.dim_param or "?" for d in kind.tensor_type.shape.dim]
+    return dtype_name(kind.tensor_type.elem_type) + (
+        f"[{', '.join(dims)}]" if kind.tensor_type.HasField("shape") else ""
+    )
 
 
 def _is_small(name: str) -> bool:
