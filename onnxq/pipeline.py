@@ -184,7 +184,7 @@ def choose_qparams(plan: Plan, stats: Stats) -> dict[Value, QParams]:
 
 def default_output(model: Path) -> Path:
     """Where the quantized model goes when nobody says: `MODEL.int8.onnx` beside the float one."""
-    return model.with_name(model.name.removesuffix(".onnx") + ".int8.onnx")
+    return model.parent / (model.name.removesuffix(".onnx") + ".int8.onnx")
 
 
 def check_target(model: Path, target: Path, *, force: bool) -> None:

@@ -22,6 +22,7 @@ CASES = {
     "empty": ("quantize empty.onnx", "empty.onnx is empty"),
     "text": ("quantize text.onnx", "text.onnx is not a readable ONNX model"),
     "directory": ("quantize folder.md", "folder.md is a folder"),
+    "this directory": ("quantize .", ". is a folder"),
     "unknown recipe": ("quantize digits_cnn.onnx -r atuo", "no recipe named 'atuo'"),
     "recipe file missing": ("quantize digits_cnn.onnx -r mine.toml", "mine.toml cannot be read"),
     "data missing": ("quantize digits_cnn.onnx -d nothere.npz", "nothere.npz does not exist"),
