@@ -1,0 +1,172 @@
+"""The documentation is part of the product: what it says has to be so."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import onnxq
+from onnxq.cli import main
+from onnxq.cli.app import COMMANDS, command
+from onnxq.errors import ExitCode
+from onnxq.quant.recipe import load_recipe, parse_recipe, recipe_names
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+CLI = (ROOT / "docs" / "cli.md").read_text("utf-8")
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCKS = BLOCK.findall(README)
+
+
+def parameters(name: str) -> list[Any]:
+    return [p for p in command().commands[name].params if p.name != "help"]
+
+
+def section(text: str, title: str) -> str:
+    """The part of a page under a heading that starts with `title`."""
+    found = re.search(rf"^## {re.escape(title)}.*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found, title
+    return found[0]
+
+
+@pytest.mark.parametrize("name", [function.__name__ for function in COMMANDS])
+def test_every_command_and_option_is_described(name: str) -> None:
+    described = section(CLI, f"`onnxq {name}")
+    for parameter in parameters(name):
+        for option in parameter.opts:
+            if option.startswith("--"):
+                assert re.search(rf"`{option}\b", described), option
+            elif option.startswith("-"):
+                assert f"`{option}" in CLI, option  # its meaning is the same everywhere
+            else:
+                assert parameter.metavar in described, option
+
+
+def test_the_reference_names_no_option_that_does_not_exist() -> None:
+    known = {option for function in COMMANDS for p in parameters(function.__name__) for option in p.opts}
+    for text in (README, CLI):
+        prose = BLOCK.sub("", text)
+        assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", prose)) <= known | {"--help", "--version"}
+
+
+def test_the_readme_opens_with_two_commands() -> None:
+    first, second, shown = (content for _, content in BLOCKS[:3])
+    assert len(first.splitlines()) == len(second.splitlines()) == 1
+    assert first.startswith(
+        "python3 -m venv .venv && .venv/bin/pip install -q . && .venv/bin/onnxq quantize sample_models/"
+    )
+    assert second.endswith(".venv/bin/python -m pytest\n")
+    assert "times smaller" in shown
+    assert README.index("```") < 500
+
+
+def test_ci_runs_the_second_command_to_the_letter() -> None:
+    script = ROOT / ".ci" / "run"
+    assert BLOCKS[1][1] in script.read_text()
+    assert os.access(script, os.X_OK)
+    subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+def test_the_first_command_works_and_prints_what_the_readme_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = shlex.split(BLOCKS[0][1].rpartition("&& ")[2])
+    assert words[0] == ".venv/bin/onnxq"
+    monkeypatch.chdir(ROOT)
+    assert main([*words[1:], "--output", str(tmp_path / "q.onnx")]) == 0
+    printed = capsys.readouterr().out.replace(str(tmp_path / "q.onnx"), "sample_models/digits_cnn.int8.onnx")
+    assert shape(printed) == shape(BLOCKS[2][1])
+
+
+def shape(table: str) -> list[str]:
+    """The lines of a table without the figures, which depend on the machine."""
+    lines = [" ".join(re.sub(r"\d[\d.]*", "#", line).split()) for line in table.splitlines()]
+    return [line for line in lines if line]
+
+
+def test_every_command_line_in_the_docs_is_one() -> None:
+    blocks = [content for language, content in BLOCKS + BLOCK.findall(CLI) if not language]
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("onnxq ")]
+    assert len(lines) >= 6
+    for line in lines:
+        name, *arguments = shlex.split(line, comments=True)[1:]
+        command().commands[name].make_context(name, arguments)  # raises for what it does not know
+
+
+def test_recipes_are_listed() -> None:
+    for name in recipe_names():
+        assert f"| `{name}` |" in section(README, "Recipes")
+        assert f"| `{name}` |" in section(CLI, "Recipes")
+    for toml in (content for language, content in BLOCK.findall(CLI) if language == "toml"):
+        assert parse_recipe(toml, "docs/cli.md").rules
+    assert load_recipe("auto").description
+
+
+def test_exit_codes_are_listed() -> None:
+    for code in ExitCode:
+        assert f"| {code.value} |" in section(CLI, "Exit codes")
+        assert re.search(rf"\b{code.value} ", section(README, "Exit codes"))
+
+
+def test_the_json_of_the_docs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = ROOT / "sample_models" / "digits_cnn.onnx"
+    described = section(CLI, "JSON")
+    made: list[dict[str, Any]] = []
+    for arguments in (
+        ["quantize", str(model), "-o", str(tmp_path / "q.onnx")],
+        ["verify", str(tmp_path / "q.onnx")],
+        ["inspect", str(model)],
+    ):
+        assert main([*arguments, "--format", "json"]) == 0
+        made.append(json.loads(capsys.readouterr().out))
+    report = made[0]
+    keys = {key for result in made for key in result}
+    keys |= set(report["comparison"]) | set(report["comparison"]["latency"]) | set(report["comparison"]["outputs"][0])
+    keys |= set(report["nodes"][0]) | set(report["output"]) | set(report["source"])
+    assert not [key for key in keys if f"`{key}`" not in described]
+
+
+def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+
+    (code,) = (content for language, content in BLOCKS if language == "python")
+    monkeypatch.chdir(tmp_path)
+    Path("model.onnx").write_bytes((ROOT / "sample_models" / "digits_cnn.onnx").read_bytes())
+    images = np.load(ROOT / "sample_models" / "digits_calibration.npz")["image"][:8, None]
+    exec(compile(code, "README.md", "exec"), {"images": images})
+    assert Path("small.onnx").exists()
+
+
+def test_public_names_exist_and_cost_nothing_until_used() -> None:
+    assert all(hasattr(onnxq, name) for name in onnxq.__all__)
+    assert set(onnxq._LAZY) <= set(onnxq.__all__)
+    for name in re.findall(r"`(?:onnxq\.)?(\w+)`", section(README, "In Python")):
+        assert name in onnxq.__all__
+    code = "import sys, onnxq; sys.exit('numpy' in sys.modules or 'onnx' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_links_lead_somewhere() -> None:
+    for page in (ROOT / "README.md", ROOT / "docs" / "cli.md"):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):
+            assert (page.parent / target).exists(), target
+
+
+def test_versions_agree() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == onnxq.__version__
+    assert project["scripts"] == {"onnxq": "onnxq.cli:main"}
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
+    assert "## [" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_no_page_names_what_a_stranger_does_not_have() -> None:
+    for text in (README, CLI, (ROOT / "CHANGELOG.md").read_text()):
+        assert "shared/" not in text
