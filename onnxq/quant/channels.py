@@ -114,6 +114,20 @@ class ChannelStats(Statistic):
         made.squares = self.squares / np.square(divisor, dtype=np.float64)
         return made
 
+    def joined(self, positions: int) -> Self:
+        """Give the statistics of channels that lie as so many neighbours each on the axis: of a flattened map.
+
+        Without the batch that is greatest somewhere, a channel's range is taken to be the next batch's at best, so the
+        left-out extremes are upper bounds.
+        """
+        made = type(self)(self.axis)
+        made.count, made.batches = self.count * positions, self.batches
+        made.high = self.high.reshape(KEPT, -1, positions).max(axis=2)
+        made.low = self.low.reshape(KEPT, -1, positions).min(axis=2)
+        made.total = self.total.reshape(-1, positions).sum(axis=1)
+        made.squares = self.squares.reshape(-1, positions).sum(axis=1)
+        return made
+
     def arrays(self) -> dict[str, np.ndarray]:
         """Give the state."""
         return {

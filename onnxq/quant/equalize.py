@@ -27,8 +27,7 @@ class Rescaled:
     """One change.
 
     Attributes:
-        values: Names of the values that are divided.
-        divisor: float64 `[channels]`, positive.
+        divisors: For each value that is divided, by name: float64 `[channels]`, positive.
         readers: The nodes whose weights are multiplied.
         exponent: `a` of the factors.
         gain: How much less error the readers' outputs have, in dB, estimated from statistics.
@@ -36,8 +35,7 @@ class Rescaled:
 
     """
 
-    values: tuple[str, ...]
-    divisor: np.ndarray
+    divisors: Mapping[str, np.ndarray]
     readers: tuple[Node, ...]
     exponent: float
     gain: float
@@ -65,12 +63,14 @@ class Rescaling:
         `Stats.require` asks for it.
         """
         for change in self.changes:
-            for name in change.values:
+            for name, divisor in change.divisors.items():
                 known = stats.tensors.pop(name, None)
-                if change.inserted is not None and known is not None:
+                if known is None:
+                    continue
+                if change.inserted is not None:
                     stats.tensors[name] = known
-                if known is not None and ChannelStats in known and known[ChannelStats].channels == len(change.divisor):
-                    stats.tensors[change.inserted or name] = rescaled_stats(known[ChannelStats], change.divisor)
+                if ChannelStats in known and known[ChannelStats].channels == len(divisor):
+                    stats.tensors[change.inserted or name] = rescaled_stats(known[ChannelStats], divisor)
 
 
 def channel_axes(nodes: Iterable[Node]) -> dict[str, int]:
@@ -120,15 +120,16 @@ def equalize(
         by_value: dict[Value, list[Constant]] = {}
         for reader in group.readers:
             value = measured.get(reader.node)
-            if value is not None and stats[value.name][ChannelStats].channels == group.channels:
+            if value is not None:
                 by_value.setdefault(value, []).append(reader)
         readings = [reading_of(stats, value, readers, current, free) for value, readers in by_value.items()]
         if not readings:
             continue
         candidate, gain = best(readings, weight_share)
-        if candidate.exponent and gain >= least_gain:
-            names, readers = tuple(v.name for v in group.axes), tuple(r.node for r in group.readers)
-            made.changes.append(Rescaled(names, candidate.divisor, readers, candidate.exponent, gain))
+        if candidate.exponent is not None and gain >= least_gain:
+            divisors = {value.name: np.repeat(candidate.divisor, times) for value, times in group.values.items()}
+            nodes_read = tuple(reader.node for reader in group.readers)
+            made.changes.append(Rescaled(divisors, nodes_read, candidate.exponent, gain))
             for value, constants in _by_value(group).items():
                 current[value] = constants[0].apply(_array(value, current), candidate.divisor)
                 touched.update(((constant.node, constant.slot), value) for constant in constants)
@@ -170,7 +171,9 @@ def reading_of(
     """
     weights = [weight_of(reader, _array(reader.value, current)) for reader in readers]
     relative = [reader.node.outputs[0] in free for reader in readers]
-    return Reading(stats[value.name][ChannelStats], weights, relative)
+    channels = stats[value.name][ChannelStats]
+    positions = readers[0].positions
+    return Reading(channels.joined(positions) if positions > 1 else channels, weights, relative)
 
 
 def rescaled_stats(channels: ChannelStats, divisor: np.ndarray) -> TensorStats:

@@ -28,6 +28,7 @@ class Constant:
         axis: Its channel axis, counted from zero.
         absorb: Whether it is divided or multiplied by the factors.
         groups: Of a grouped Conv that reads: axis 1 holds `channels / groups`, axis 0 the groups one after another.
+        positions: Elements of a channel that follow each other on the axis, where the reader sees a flattened map.
 
     """
 
@@ -36,6 +37,7 @@ class Constant:
     axis: int
     absorb: Absorb
     groups: int = 1
+    positions: int = 1
 
     @property
     def value(self) -> Value:
@@ -46,7 +48,7 @@ class Constant:
 
     def apply(self, array: np.ndarray, divisor: np.ndarray) -> np.ndarray:
         """Give the constant after its group is divided by `divisor`, in float64."""
-        factor = divisor if self.absorb == "multiply" else 1.0 / divisor
+        factor = np.repeat(divisor if self.absorb == "multiply" else 1.0 / divisor, self.positions)
         if self.groups > 1:
             spread = np.repeat(factor.reshape(self.groups, -1), len(array) // self.groups, axis=0)
             return np.asarray(array * spread.reshape(*spread.shape, *[1] * (array.ndim - 2)))
@@ -60,6 +62,7 @@ class Group:
     Attributes:
         channels: How many factors there are.
         axes: Channel axis of every value, counted from zero.
+        flattened: Values whose last axis holds so many positions of each channel one after another.
         sources: Constants that are divided (a divisor among them is multiplied).
         readers: Weights that are multiplied, of MatMul, Gemm and Conv.
         pending: Values whose neighbours were not looked at yet.
@@ -69,10 +72,16 @@ class Group:
 
     channels: int
     axes: dict[Value, int] = field(default_factory=dict)
+    flattened: dict[Value, int] = field(default_factory=dict)
     sources: list[Constant] = field(default_factory=list)
     readers: list[Constant] = field(default_factory=list)
     pending: list[Value] = field(default_factory=list)
     products: list[Node] = field(default_factory=list)
+
+    @property
+    def values(self) -> dict[Value, int]:
+        """All values, and how many positions of a channel follow each other on their channel axis."""
+        return {**dict.fromkeys(self.axes, 1), **self.flattened}
 
     @property
     def constants(self) -> list[Constant]:
@@ -81,8 +90,9 @@ class Group:
 
     def copy(self) -> Group:
         """Give a group that can be changed by itself."""
-        copies = (list(part) for part in (self.sources, self.readers, self.pending, self.products))
-        return Group(self.channels, dict(self.axes), *copies)  # type: ignore[arg-type]
+        made = Group(self.channels, dict(self.axes), dict(self.flattened), list(self.sources), list(self.readers))
+        made.pending, made.products = list(self.pending), list(self.products)
+        return made
 
     def include(self, value: Value | None, axis: int) -> None:
         """Add a value, and look at its neighbours later."""

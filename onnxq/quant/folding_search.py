@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 from onnxq.ir import Node, Value
-from onnxq.ops.family import Scheme, Site
-from onnxq.ops.integer_domain import clamp_bounds
 from onnxq.quant.folding import Group, OpenGroupError, linear_reader, reader_axis
+from onnxq.quant.folding_rules import RULES, constant_shape, operands
 
-UNBOUNDED = 1e38  # exporters write the largest float32 for no bound
 # Input slots of gamma and beta; the output is a sum of one multiple of each.
 NORMS: dict[tuple[str, str], tuple[int, ...]] = {
     ("", "LayerNormalization"): (1, 2),
@@ -34,7 +32,8 @@ def find_groups(values: Mapping[Value, int]) -> dict[Value, Group]:
     """
     found: dict[Value, Group] = {}
     opened: set[Value] = set()
-    for value, axis in values.items():
+    for asked, asked_axis in values.items():
+        value, axis = _unflattened(asked, asked_axis)
         width = value.shape[axis] if value.shape and -len(value.shape) <= axis < len(value.shape) else None
         if not isinstance(width, int) or width < 2 or value in found or value in opened:
             continue
@@ -47,8 +46,18 @@ def find_groups(values: Mapping[Value, int]) -> dict[Value, Group]:
             opened.update(group.axes)  # whatever divides one of these divides all of them, and ends at the same edge
             continue
         if _weights_are_its_own(settled):
-            found.update(dict.fromkeys(settled.axes, settled))
+            found.update(dict.fromkeys(settled.values, settled))
     return found
+
+
+def _unflattened(value: Value, axis: int) -> tuple[Value, int]:
+    """Begin before a Flatten or Reshape: it is the map whose channels are divided."""
+    maker = value.producer
+    if axis == -1 and maker is not None and maker.op_type in ("Flatten", "Reshape") and not maker.domain:
+        source = maker.inputs[0]
+        if source is not None and source.shape is not None and len(source.shape) > 2:
+            return source, 1
+    return value, axis
 
 
 def _weights_are_its_own(group: Group) -> bool:
@@ -123,11 +132,11 @@ def _linear_source(group: Group, node: Node, last: int, axis: int) -> None:
 
 def _choose_factor(group: Group, node: Node, value: Value, axis: int, opened: Collection[Value]) -> Group:
     """Divide one factor of a product of activations: the first whose makers and readers take part."""
-    operands, _ = _operands(node, value, axis)
-    if any(operand in group.axes for _, operand, _ in operands):
+    factors, _ = operands(node, value, axis)
+    if any(operand in group.axes for _, operand, _ in factors):
         group.products.append(node)
         return group
-    for _, operand, where in operands:
+    for _, operand, where in factors:
         attempt = group.copy()
         attempt.products.append(node)
         try:
@@ -159,125 +168,3 @@ def _through(group: Group, node: Node, value: Value, axis: int) -> None:
     if rule is None or any(node.outputs[1:]) or node.outputs[0] is None:
         raise OpenGroupError
     rule(group, node, value, axis)
-
-
-def constant_shape(value: Value | None) -> tuple[int, ...]:
-    """Shape of an input that has to be a constant."""
-    if value is None or value.constant is None:
-        raise OpenGroupError
-    return value.constant.shape
-
-
-def _same_place(group: Group, node: Node, value: Value, axis: int) -> None:
-    if value is not node.inputs[0] and value is not node.outputs[0]:
-        raise OpenGroupError  # a slope or a bound
-    group.include(node.inputs[0], axis)
-    group.include(node.outputs[0], axis)
-
-
-def _pool(group: Group, node: Node, value: Value, axis: int) -> None:
-    if axis != 1:
-        raise OpenGroupError
-    _same_place(group, node, value, axis)
-
-
-def _clip(group: Group, node: Node, value: Value, axis: int) -> None:
-    """Only a clamp at zero commutes with a factor."""
-    bounds = clamp_bounds(Site(node, Scheme(), 1))
-    if bounds is None or any(bound and abs(bound) < UNBOUNDED for bound in bounds):
-        raise OpenGroupError
-    _same_place(group, node, value, axis)
-
-
-def _reduce_mean(group: Group, node: Node, value: Value, axis: int) -> None:
-    """A mean over axes behind the channel axis."""
-    axes = node.attribute("axes")
-    if len(node.inputs) > 1 and node.inputs[1] is not None:
-        constant = node.inputs[1].constant
-        axes = None if constant is None else constant.numpy().reshape(-1).tolist()
-    source = node.inputs[0]
-    if not axes or source is None or source.shape is None:
-        raise OpenGroupError
-    rank = len(source.shape)
-    if any(reduced % rank <= axis for reduced in axes):
-        raise OpenGroupError
-    _same_place(group, node, value, axis)
-
-
-def _flatten(group: Group, node: Node, value: Value, axis: int) -> None:
-    """Flattening behind a global pool: the other axes have one element."""
-    source = node.inputs[0]
-    if axis != 1 or node.attribute("axis", 1) != 1 or source is None or source.shape is None:
-        raise OpenGroupError
-    if any(size != 1 for size in source.shape[2:]):
-        raise OpenGroupError
-    _same_place(group, node, value, axis)
-
-
-def _transpose(group: Group, node: Node, value: Value, axis: int) -> None:
-    assert value.shape is not None
-    order = node.attribute("perm") or list(range(len(value.shape)))[::-1]
-    inside = axis if value is node.inputs[0] else order[axis]
-    group.include(node.inputs[0], inside)
-    group.include(node.outputs[0], order.index(inside))
-
-
-def _operands(node: Node, value: Value, axis: int) -> tuple[list[tuple[int, Value, int]], int]:
-    """Give slot, value and channel axis of both inputs of a broadcasting operator (negative: none) and the output."""
-    result = node.outputs[0]
-    if result is None or result.shape is None or value.shape is None or len(node.inputs) != 2:
-        raise OpenGroupError
-    rank = len(result.shape)
-    at = axis + rank - len(value.shape)
-    found = []
-    for slot, operand in enumerate(node.inputs):
-        if operand is None:
-            raise OpenGroupError
-        shape = operand.shape if operand.tensor is None else operand.tensor.shape
-        if shape is None:
-            raise OpenGroupError
-        found.append((slot, operand, at - rank + len(shape)))
-    return found, at
-
-
-def _add(group: Group, node: Node, value: Value, axis: int) -> None:
-    """All terms of a sum or difference are divided."""
-    operands, at = _operands(node, value, axis)
-    for slot, operand, where in operands:
-        if operand.tensor is None:
-            group.include(operand, where)
-        else:
-            group.divide(node, slot, where)
-    group.include(node.outputs[0], at)
-
-
-def _multiply(group: Group, node: Node, value: Value, axis: int) -> None:
-    """A constant with an element for each channel absorbs; beside a number or an activation the value goes on."""
-    operands, at = _operands(node, value, axis)
-    from_output = value is node.outputs[0]
-    for slot, operand, where in operands:
-        if operand.tensor is None or operand is value:
-            continue
-        if node.op_type == "Div" and slot == 0:
-            raise OpenGroupError  # a constant divided by the value
-        if where >= 0 and operand.tensor.shape[where] != 1:
-            group.divide(node, slot, where, "divide" if from_output == (node.op_type == "Mul") else "multiply")
-            return
-    if node.op_type == "Div" and node.inputs[1] is value:
-        raise OpenGroupError
-    group.products.append(node)
-    carrier = next((o, w) for s, o, w in operands if o is value or (from_output and o.tensor is None))
-    group.include(*carrier)
-    group.include(node.outputs[0], at)
-
-
-RULES: dict[str, Callable[[Group, Node, Value, int], None]] = {
-    **dict.fromkeys(("Relu", "LeakyRelu", "PRelu", "Identity", "Dropout", "Abs"), _same_place),
-    **dict.fromkeys(("AveragePool", "MaxPool", "GlobalAveragePool", "GlobalMaxPool"), _pool),
-    **dict.fromkeys(("Add", "Sub"), _add),
-    **dict.fromkeys(("Mul", "Div"), _multiply),
-    "Clip": _clip,
-    "ReduceMean": _reduce_mean,
-    "Flatten": _flatten,
-    "Transpose": _transpose,
-}

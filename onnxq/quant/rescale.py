@@ -23,7 +23,7 @@ import numpy as np
 from onnxq.quant.channels import ChannelStats
 from onnxq.quant.folding import Constant
 
-EXPONENTS = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
+EXPONENTS = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
 LEVELS = 255
 WEIGHT_LEVELS = 127
 LARGEST = 1 << 18  # elements of a weight that the error is computed from: whole output channels, evenly taken
@@ -38,13 +38,13 @@ class Candidate:
     """Factors to try.
 
     Attributes:
-        exponent: `a`; 0 stands for no change.
+        exponent: `a`; None for no change.
         divisor: `[channels]`, positive.
         without: What the divisor of each channel would have been without the batch that set its range.
 
     """
 
-    exponent: float
+    exponent: float | None
     divisor: np.ndarray
     without: np.ndarray
 
@@ -122,7 +122,7 @@ def weight_of(reader: Constant, array: np.ndarray) -> np.ndarray:
         groups = reader.groups
         return array.reshape(groups, len(array) // groups, array.shape[1], -1)
     rows = np.moveaxis(array, reader.axis, -1)
-    return rows.reshape(1, -1, rows.shape[-1], 1)
+    return rows.reshape(1, -1, rows.shape[-1] // reader.positions, reader.positions)
 
 
 def best(readings: Sequence[Reading], weight_share: float) -> tuple[Candidate, float]:
@@ -133,7 +133,7 @@ def best(readings: Sequence[Reading], weight_share: float) -> tuple[Candidate, f
 
     """
     width = readings[0].stats.channels
-    unchanged = Candidate(0.0, np.ones(width), np.ones(width))
+    unchanged = Candidate(None, np.ones(width), np.ones(width))
     before = sum(reading.error(unchanged, weight_share) for reading in readings)
     chosen, least = unchanged, before
     for candidate in _candidates(readings):

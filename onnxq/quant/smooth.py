@@ -57,12 +57,12 @@ def smooth(
         if not _pays(readers):
             continue
         candidate, gain = best([reading_of(stats, value, readers, {}, ())], weight_share)
-        if candidate.exponent and gain >= least_gain:
+        if candidate.exponent is not None and gain >= least_gain:
             patch, inserted = _insert(value, readers, candidate.divisor)
             made.patches.append(patch)
             nodes_read = tuple(reader.node for reader in readers)
             made.changes.append(
-                Rescaled((value.name,), candidate.divisor, nodes_read, candidate.exponent, gain, inserted.name)
+                Rescaled({value.name: candidate.divisor}, nodes_read, candidate.exponent, gain, inserted.name)
             )
     return made
 
