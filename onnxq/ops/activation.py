@@ -167,12 +167,16 @@ def leaky_relu(x: Array, *, alpha: float = 0.01, consumed_inputs: Sequence[int] 
     return np.where(x < 0, x * x.dtype.type(alpha), x)
 
 
+@kernel("PRelu", since=7)
+def prelu(x: Array, slope: Array) -> Array:
+    """X where positive, slope x elsewhere; the slope broadcasts to x."""
+    return np.where(x < 0, np.multiply(x, slope), x)
+
+
 @kernel("PRelu", since=1)
-def prelu(x: Array, slope: Array, *, consumed_inputs: Sequence[int] = ()) -> Array:
-    """X where positive, slope x elsewhere; the slope broadcasts to x, and one per channel [C] lies on axis 1."""
-    if slope.ndim == 1 and slope.size > 1 and x.ndim > 1 and slope.size == x.shape[1] != x.shape[-1]:
-        slope = per_channel(slope, x.ndim)
-    return np.where(x < 0, x * slope, x).astype(x.dtype, copy=False)
+def prelu_1(x: Array, slope: Array, *, consumed_inputs: Sequence[int] = ()) -> Array:
+    """PRelu of versions 1 and 6, whose slope [C] lies on axis 1."""
+    return prelu(x, per_channel(slope, x.ndim) if slope.size > 1 else slope)
 
 
 @kernel("ThresholdedRelu", since=1)

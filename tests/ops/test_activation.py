@@ -73,6 +73,9 @@ def test_large_tensors_in_chunks_and_threads_are_what_small_ones_are():
 def test_prelu_broadcasts_its_slope():
     check("PRelu", [normal(2, 3, 4, 5), normal(3, 1, 1, seed=1)])
     check("PRelu", [normal(2, 3, 4, 5), normal(1, seed=1)])
+    x = -np.ones((1, 2, 2), np.float32)
+    (y,) = evaluate_single("PRelu", [x, np.array([2, 3], np.float32)], opset=6)
+    assert y.tolist() == [[[-2, -2], [-3, -3]]]
 
 
 @st.composite
