@@ -128,7 +128,7 @@ class _Pair:
 
     def __init__(self, float_model: ModelSource, quantized: ModelSource, blame: type[OnnxqError]) -> None:
         self.blame = blame
-        self.pool = ThreadPoolExecutor(1)
+        self.pool = ThreadPoolExecutor(1, thread_name_prefix="quantized")
         other = self.pool.submit(open_session, quantized, threads=1)
         try:
             self.reference = open_session(float_model, threads=1)

@@ -28,8 +28,14 @@ class _Interrupts:
         raise KeyboardInterrupt
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Watch for Ctrl-C, unless somebody else does or it is ignored, as in a background job."""
+    def watched(self, *, to_the_end: bool) -> Iterator[None]:
+        """Watch for Ctrl-C, unless somebody else does or it is ignored, as in a background job.
+
+        Args:
+            to_the_end: The process ends behind this: what is done is done, and a Ctrl-C while the interpreter shuts down
+                would only print a traceback.
+
+        """
         if (
             threading.current_thread() is not threading.main_thread()
             or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
@@ -40,7 +46,7 @@ class _Interrupts:
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, signal.SIG_IGN if to_the_end else signal.default_int_handler)
 
 
 def run(argv: Sequence[str] | None) -> int:
@@ -51,12 +57,12 @@ def run(argv: Sequence[str] | None) -> int:
             stream.reconfigure(errors="backslashreplace")
     interrupts = _Interrupts()
     try:
-        with interrupts.watched():
+        with interrupts.watched(to_the_end=argv is None):
             code = _invoke(arguments)
             sys.stdout.flush()
             return code
     except KeyboardInterrupt:
-        return _interrupted()
+        return _interrupted(at_once=argv is None)
     except BrokenPipeError:
         return _broken_pipe()
     except OnnxqError as error:
@@ -69,7 +75,7 @@ def run(argv: Sequence[str] | None) -> int:
         return int(ExitCode.ERROR)
     except Exception as error:
         if interrupts.seen:
-            return _interrupted()
+            return _interrupted(at_once=argv is None)
         lines = str(error).strip().splitlines()
         _say(f"onnxq hit a bug: {type(error).__name__}: {lines[0] if lines else ''}".rstrip(" :"), "")
         _tell_log(error, arguments)
@@ -107,10 +113,17 @@ def _say(message: str, hint: str) -> None:
         say("hint", hint, "cyan")
 
 
-def _interrupted() -> int:
+def _interrupted(*, at_once: bool) -> int:
+    """Say so; at once, do not wait for threads inside onnxruntime, nor for an interpreter that was interrupted.
+
+    CPython ends with the signal instead of the exit code where the interrupt hit code that `exec` ran from a string, as
+    `dataclasses` does. All temporary files are gone by now: the exception has passed through their owners.
+    """
     with suppress(OSError):
         sys.stderr.write("interrupted\n")
         sys.stderr.flush()
+    if at_once:
+        os._exit(int(ExitCode.INTERRUPTED))
     return int(ExitCode.INTERRUPTED)
 
 
