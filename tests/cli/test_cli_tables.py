@@ -1,0 +1,81 @@
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from onnxq.cli.tables import columns, plan_tables, report_tables, size
+from onnxq.comparison import Comparison, Latency, OutputComparison
+from onnxq.report import NodeReport, Report
+
+REASON = "a sentence that is far too long for the one line of a narrow terminal"
+LONG = "/features/features.1/conv/conv.0/conv.0.0/Conv"
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Report:
+    (tmp_path / "q").write_bytes(b"x" * 1500)
+    return Report(
+        source=Path("m.onnx"),
+        source_bytes=6000,
+        recipe="auto",
+        nodes=(NodeReport(LONG, "Conv", "static-int8", REASON), NodeReport("relu", "Relu", None, REASON)),
+        output=Path("q.onnx"),
+        files=(tmp_path / "q",),
+        comparison=Comparison(
+            tuple(OutputComparison(f"out{i}", "float32", 9, False, 30.0 - i, 0.1, 0.9, None) for i in range(30)),
+            5,
+            Latency(12.0, 6.0, 0.5, 7),
+        ),
+        samples="5 samples from d.npz",
+    )
+
+
+def render(renderables, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
+    for renderable in renderables:
+        console.print(renderable)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 500])
+@pytest.mark.parametrize("lay_out", [report_tables, plan_tables])
+def test_nothing_is_lost_at_any_width(report: Report, lay_out, width: int) -> None:
+    text = render(lay_out(report), width)
+    assert max(map(len, text.splitlines())) <= width
+    squeezed = " ".join(text.split())
+    assert REASON in squeezed
+    assert "static-int8" in squeezed
+    if lay_out is plan_tables:
+        assert LONG in "".join(text.split())  # on a narrow terminal it may be broken in two
+    else:
+        assert "0.50 of float's (median of 7, one thread)" in squeezed
+        assert "4.0 times smaller" in squeezed
+
+
+def test_many_outputs_are_summed_up_by_the_worst(report: Report) -> None:
+    text = " ".join(render(report_tables(report), 100).split())
+    assert "and 10 more 1.0 dB" in text
+
+
+def test_a_table_without_rows_is_nothing() -> None:
+    assert render([columns(("a", "b"), [])], 80).strip() == ""
+
+
+def test_names_cannot_steer_the_terminal() -> None:
+    assert render([columns(("a", "b"), [("\x1b[2Jx", "y")])], 80).split() == ["a", "b", "\\x1b[2Jx", "y"]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 bytes"),
+        (999, "999 bytes"),
+        (1000, "1.0 kB"),
+        (284908, "284.9 kB"),
+        (9.1e7, "91.0 MB"),
+        (2.5e9, "2.50 GB"),
+    ],
+)
+def test_sizes(count: float, text: str) -> None:
+    assert size(count) == text
