@@ -117,8 +117,8 @@ class ChannelStats(Statistic):
     def joined(self, positions: int) -> Self:
         """Give the statistics of channels that lie as so many neighbours each on the axis: of a flattened map.
 
-        Without the batch that is greatest somewhere, a channel's range is taken to be the next batch's at best, so the
-        left-out extremes are upper bounds.
+        Which batch was greatest at which position is not known, so what a range would have been without its batch is
+        the next batch's at the best position: less than it was, if the greatest of two positions are of two batches.
         """
         made = type(self)(self.axis)
         made.count, made.batches = self.count * positions, self.batches

@@ -13,7 +13,7 @@ import numpy as np
 
 from onnxq.ir import ArrayTensor, Node, Patch, Value
 from onnxq.quant.channels import ChannelStats
-from onnxq.quant.folding import Constant, Group, linear_reader, reader_axis
+from onnxq.quant.folding import Constant, linear_reader, reader_axis
 from onnxq.quant.folding_search import find_groups
 from onnxq.quant.rescale import Reading, best, weight_of
 from onnxq.quant.statistic import Statistic
@@ -113,8 +113,7 @@ def equalize(
     measured = measured_inputs(nodes, stats)
     groups = find_groups({value: reader_axis(node) for node, value in measured.items()})
     free = {*groups, *find_groups({v: reader_axis(n) for n in measured if (v := n.outputs[0])})}
-    current: dict[Value, np.ndarray] = {}  # weights take part twice: as readers, and as sources of what they make
-    touched: dict[tuple[Node, int], Value] = {}
+    weights = _Weights()
     made = Rescaling()
     for group in dict.fromkeys(groups.values()):
         by_value: dict[Value, list[Constant]] = {}
@@ -122,7 +121,7 @@ def equalize(
             value = measured.get(reader.node)
             if value is not None:
                 by_value.setdefault(value, []).append(reader)
-        readings = [reading_of(stats, value, readers, current, free) for value, readers in by_value.items()]
+        readings = [reading_of(stats, value, readers, weights, free) for value, readers in by_value.items()]
         if not readings:
             continue
         candidate, gain = best(readings, weight_share)
@@ -130,10 +129,8 @@ def equalize(
             divisors = {value.name: np.repeat(candidate.divisor, times) for value, times in group.values.items()}
             nodes_read = tuple(reader.node for reader in group.readers)
             made.changes.append(Rescaled(divisors, nodes_read, candidate.exponent, gain))
-            for value, constants in _by_value(group).items():
-                current[value] = constants[0].apply(_array(value, current), candidate.divisor)
-                touched.update(((constant.node, constant.slot), value) for constant in constants)
-    made.patches = _patches(touched, current)
+            weights.change(group.constants, candidate.divisor)
+    made.patches = weights.patches()
     return made
 
 
@@ -156,7 +153,7 @@ def reading_of(
     stats: Stats,
     value: Value,
     readers: Sequence[Constant],
-    current: Mapping[Value, np.ndarray],
+    arrays: _Weights | None,
     free: Collection[Value],
 ) -> Reading:
     """Put together what is known of a value that is read in 8 bit.
@@ -165,11 +162,12 @@ def reading_of(
         stats: Of the value, by channel.
         value: The value.
         readers: The weights that it meets.
-        current: Weights that were changed already.
+        arrays: Weights of which some were changed already; None where none was.
         free: Values whose channels may be of any size: errors of a reader that makes one count in relation to that.
 
     """
-    weights = [weight_of(reader, _array(reader.value, current)) for reader in readers]
+    arrays = arrays or _Weights()
+    weights = [weight_of(reader, arrays.at(reader)) for reader in readers]
     relative = [reader.node.outputs[0] in free for reader in readers]
     channels = stats[value.name][ChannelStats]
     positions = readers[0].positions
@@ -184,28 +182,52 @@ def rescaled_stats(channels: ChannelStats, divisor: np.ndarray) -> TensorStats:
     return TensorStats([extremes, Moments(count, float(divided.total.sum()), float(divided.squares.sum())), divided])
 
 
-def _array(value: Value, current: Mapping[Value, np.ndarray]) -> np.ndarray:
-    if value in current:
-        return current[value]
-    assert value.constant is not None
-    return value.constant.numpy().astype(np.float64)
+class _Weights:
+    """Constants while they change: one may absorb the factors of several groups, by its rows and by its columns."""
+
+    def __init__(self) -> None:
+        # By place: the constant there, and what was done to it. Places where the same was done share an array.
+        self._done: dict[tuple[Node, int], tuple[tuple[int, Constant], ...]] = {}
+        self._arrays: dict[tuple[Value, tuple[object, ...]], np.ndarray] = {}
+        self._divisors: list[np.ndarray] = []
+
+    def at(self, constant: Constant) -> np.ndarray:
+        """Give the elements as they are now, float64."""
+        return self._array(constant.value, self._done.get((constant.node, constant.slot), ()))
+
+    def change(self, constants: Iterable[Constant], divisor: np.ndarray) -> None:
+        """Let constants absorb the factors of a group."""
+        self._divisors.append(divisor)
+        for constant in constants:
+            place = constant.node, constant.slot
+            self._done[place] = (*self._done.get(place, ()), (len(self._divisors) - 1, constant))
+
+    def patches(self) -> list[Patch]:
+        """Put the new constants in place of the old."""
+        patches: list[Patch] = []
+        made: dict[tuple[Value, tuple[object, ...]], Value] = {}
+        for (node, slot), steps in self._done.items():
+            old = steps[0][1].value
+            key = old, _history(steps)
+            patch = Patch(node.graph, node, f"rescale the channels of {node.label}")
+            if key not in made:
+                array = self._array(old, steps).astype(np.float32)
+                made[key] = patch.constant(ArrayTensor(array), f"{old.name}_rescaled")
+            patch.rewire(node, slot, made[key])
+            patches.append(patch)
+        return patches
+
+    def _array(self, value: Value, steps: Sequence[tuple[int, Constant]]) -> np.ndarray:
+        assert value.constant is not None
+        if not steps:
+            return value.constant.numpy().astype(np.float64)
+        key = value, _history(steps)
+        if key not in self._arrays:
+            index, constant = steps[-1]
+            self._arrays[key] = constant.apply(self._array(value, steps[:-1]), self._divisors[index])
+        return self._arrays[key]
 
 
-def _by_value(group: Group) -> dict[Value, list[Constant]]:
-    """Collect the places where each constant is read: a weight that two nodes share changes once."""
-    found: dict[Value, list[Constant]] = {}
-    for constant in group.constants:
-        found.setdefault(constant.value, []).append(constant)
-    return found
-
-
-def _patches(touched: Mapping[tuple[Node, int], Value], current: Mapping[Value, np.ndarray]) -> list[Patch]:
-    patches: list[Patch] = []
-    made: dict[Value, Value] = {}
-    for (node, slot), old in touched.items():
-        patch = Patch(node.graph, node, f"rescale the channels of {node.label}")
-        if old not in made:
-            made[old] = patch.constant(ArrayTensor(current[old].astype(np.float32)), f"{old.name}_rescaled")
-        patch.rewire(node, slot, made[old])
-        patches.append(patch)
-    return patches
+def _history(steps: Iterable[tuple[int, Constant]]) -> tuple[object, ...]:
+    """What was done to a constant, wherever it is read."""
+    return tuple((index, c.axis, c.absorb, c.groups, c.positions) for index, c in steps)

@@ -56,7 +56,7 @@ def smooth(
     for value, readers in by_value.items():
         if not _pays(readers):
             continue
-        candidate, gain = best([reading_of(stats, value, readers, {}, ())], weight_share)
+        candidate, gain = best([reading_of(stats, value, readers, None, ())], weight_share)
         if candidate.exponent is not None and gain >= least_gain:
             patch, inserted = _insert(value, readers, candidate.divisor)
             made.patches.append(patch)

@@ -1,0 +1,60 @@
+"""Small models for tests of rescaling, and onnxruntime to compare them with."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from onnxq.ir import ArrayTensor, Model, Patch, commit, infer_types, parse
+from onnxq.quant.folding import Group
+from onnxq.quant.session import open_session, run_session
+
+
+def build(nodes, shape, weights, *, outputs=("y",), opset=17) -> Model:
+    """Make a model of `(op, inputs, outputs[, attributes])` with one input `x`."""
+    made = [helper.make_node(op, i, o, name=f"{op}_{o[0]}", **(rest[0] if rest else {})) for op, i, o, *rest in nodes]
+    graph = helper.make_graph(
+        made,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()],
+    )
+    model = parse(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8).SerializeToString()
+    )
+    infer_types(model)
+    return model
+
+
+def run(model: Model | bytes, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Run with every optimisation of onnxruntime off."""
+    encoded = model if isinstance(model, bytes) else model.serialize()
+    return run_session(open_session(encoded, optimize="none", threads=1), None, feeds)
+
+
+def difference(one: list[np.ndarray], other: list[np.ndarray]) -> float:
+    """Greatest difference in relation to the greatest value, over all outputs."""
+    return max(float(np.abs(a - b).max() / np.abs(a).max()) for a, b in zip(one, other, strict=True))
+
+
+def sqnr(reference: np.ndarray, result: np.ndarray) -> float:
+    """Signal to noise in dB."""
+    exact = reference.astype(np.float64)
+    return float(10 * np.log10(np.square(exact).sum() / np.square(exact - result).sum()))
+
+
+def divide(group: Group, divisor: np.ndarray) -> None:
+    """Let the constants of a group absorb factors, each place by itself."""
+    arrays: dict[tuple, np.ndarray] = {}
+    for constant in group.constants:
+        place = constant.node, constant.slot
+        array = arrays.get(place, constant.value.constant.numpy().astype(np.float64))
+        arrays[place] = constant.apply(array, divisor)
+    patches = []
+    for (node, slot), array in arrays.items():
+        patch = Patch(node.graph, node)
+        patch.rewire(node, slot, patch.constant(ArrayTensor(array.astype(np.float32)), "divided"))
+        patches.append(patch)
+    commit(patches)

@@ -1,0 +1,229 @@
+"""Rescaling for free: the float model stays as it is, and no scaling of its channels makes the quantized one worse."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnxq.ir import Model, commit, infer_types, load
+from onnxq.ir.opset import raise_opset
+from onnxq.ir.passes import normalise
+from onnxq.quant.calibrate import calibrate
+from onnxq.quant.equalize import Rescaling, channel_axes, channel_kinds, equalize
+from onnxq.quant.folding_search import find_groups
+from onnxq.quant.plan import make_plan
+from onnxq.quant.qparams import activation_qparams, choose_range
+from onnxq.quant.recipe import load_recipe
+from onnxq.quant.rewrite import rewrite
+from onnxq.quant.stats import Stats
+from tests.quant.rescale_support import build, difference, divide, run, sqnr
+
+MODELS = Path(__file__).parents[2] / "sample_models"
+TEST = np.load(MODELS / "digits_test.npz")["image"][:300]
+OPSET = 13  # what a scale for each channel needs
+CALIBRATION = [{"image": image[None]} for image in np.load(MODELS / "digits_calibration.npz")["image"]]
+
+
+def sample(name: str) -> Model:
+    model = load(MODELS / f"{name}.onnx")
+    normalise(model)
+    infer_types(model)
+    if model.opset < OPSET:
+        model = raise_opset(model, OPSET)
+        infer_types(model)
+    return model
+
+
+def linear(model: Model):
+    return [node for node in model.graph.nodes if node.op_type in ("MatMul", "Gemm", "Conv")]
+
+
+def rescale_model(model: Model, seed: int) -> int:
+    """Multiply the channels of everything that can be rescaled by e**N(0, 1.2), without changing the function."""
+    random = np.random.default_rng(seed)
+    axes = channel_axes(linear(model))
+    groups = find_groups({model.graph.values[name]: axis for name, axis in axes.items()})
+    count = 0
+    for group in dict.fromkeys(groups.values()):
+        divide(group, np.exp(random.normal(0, 1.2, group.channels)))
+        count += 1
+    return count
+
+
+def measure(model: Model, axes: dict[str, int], samples=CALIBRATION) -> Stats:
+    values = [model.graph.values[name] for name in axes]
+    return calibrate(model, values, samples, kinds=partial(channel_kinds, axes), threads=1)
+
+
+def quantize(model: Model, *, equalized: bool) -> bytes:
+    """Static uint8 by int8 with ranges from extremes."""
+    recipe = load_recipe("static-int8")
+    plan = make_plan(model, recipe, with_data=True)
+    axes = channel_axes(linear(model))
+    for value in plan.calibrated():
+        axes.setdefault(value.name, 1 if len(value.shape or ()) == 4 else -1)
+    stats = calibrate(model, plan.calibrated(), CALIBRATION, kinds=partial(channel_kinds, axes), threads=1)
+    if equalized:
+        nodes = [d.node for d in plan.decisions if d.scheme == "static-int8" and d.node in linear(model)]
+        rescaling = equalize(nodes, stats)
+        commit(rescaling.patches)
+        rescaling.update(stats)
+    plan = make_plan(model, recipe, with_data=True)
+    stats.require(value.name for value in plan.calibrated())
+    qparams = {value: activation_qparams(*choose_range(stats[value.name])) for value in plan.calibrated()}
+    return rewrite(model, plan, qparams).serialize()
+
+
+@pytest.mark.parametrize("name", ["digits_cnn", "digits_depthwise", "digits_attention"])
+def test_a_rescaling_that_keeps_the_function_costs_no_accuracy(name):
+    feeds = {"image": TEST}
+    model = sample(name)
+    reference = run(model, feeds)[0]
+    undisturbed = sqnr(reference, run(quantize(sample(name), equalized=False), feeds)[0])
+    for seed in range(2):
+        model = sample(name)
+        assert rescale_model(model, seed) > 0
+        assert difference([reference], run(model, feeds)) < 1e-5
+        disturbed = sqnr(reference, run(quantize(model, equalized=False), feeds)[0])
+        assert disturbed < undisturbed - 15  # otherwise there would be nothing to repair
+        model = sample(name)
+        rescale_model(model, seed)
+        assert sqnr(reference, run(quantize(model, equalized=True), feeds)[0]) > undisturbed - 1
+
+
+@pytest.mark.parametrize("name", ["digits_cnn", "digits_depthwise", "digits_attention"])
+def test_the_float_model_computes_the_same(name):
+    model = sample(name)
+    reference = run(model, {"image": TEST})
+    rescale_model(model, 5)
+    rescaling = equalize(linear(model), measure(model, channel_axes(linear(model))))
+    assert rescaling.changes
+    assert all(change.inserted is None and change.gain > 5 for change in rescaling.changes)
+    nodes = len(model.graph.nodes)
+    commit(rescaling.patches)
+    assert difference(reference, run(model, {"image": TEST})) < 1e-5
+    assert len(model.graph.nodes) == nodes
+
+
+def pair(scale: np.ndarray, *, opening: str = "Relu") -> Model:
+    """Two MatMul, the first with output channels of very different size."""
+    random = np.random.default_rng(0)
+    first, second = random.standard_normal((8, 16)), random.standard_normal((16, 4))
+    return build(
+        [("MatMul", ["x", "a"], ["h"]), (opening, ["h"], ["z"]), ("MatMul", ["z", "b"], ["y"])],
+        ["n", 8],
+        {"a": (first * scale).astype(np.float32), "b": (second / scale[:, None]).astype(np.float32)},
+    )
+
+
+def rows(count: int = 20) -> list[dict[str, np.ndarray]]:
+    random = np.random.default_rng(2)
+    return [{"x": random.standard_normal((5, 8)).astype(np.float32)} for _ in range(count)]
+
+
+def rescale_pair(model: Model, **options) -> tuple[Rescaling, Stats]:
+    stats = measure(model, {"z": -1}, rows())
+    return equalize(linear(model), stats, **options), stats
+
+
+def test_statistics_are_updated_without_another_pass():
+    model = pair(np.exp2(np.arange(16.0) - 8))
+    rescaling, stats = rescale_pair(model)
+    (change,) = rescaling.changes
+    assert set(change.divisors) == {"h", "z"}
+    commit(rescaling.patches)
+    rescaling.update(stats)
+    again = measure(model, {"z": -1}, rows())
+    assert (stats["z"].min, stats["z"].count) == (again["z"].min, again["z"].count)
+    assert stats["z"].max == pytest.approx(again["z"].max, rel=1e-5)
+    assert stats["z"].second_moment == pytest.approx(again["z"].second_moment, rel=1e-5)
+
+
+def test_the_tensors_range_stays_what_it_was():
+    model = pair(np.exp2(np.arange(16.0) - 8))
+    rescaling, stats = rescale_pair(model)
+    before = stats["z"].max
+    rescaling.update(stats)
+    assert stats["z"].max == pytest.approx(before, rel=1e-6)
+
+
+def test_statistics_that_do_not_follow_are_dropped():
+    model = pair(np.exp2(np.arange(16.0) - 8))
+    stats = calibrate(
+        model,
+        [model.graph.values["h"], model.graph.values["z"]],
+        rows(),
+        kinds=partial(channel_kinds, {"z": -1}),
+        threads=1,
+    )
+    rescaling = equalize(linear(model), stats)
+    rescaling.update(stats)
+    assert stats.names == ["z"]
+
+
+def test_even_channels_are_left_alone():
+    model = pair(np.ones(16))
+    rescaling, _ = rescale_pair(model, least_gain=3.0)
+    assert rescaling.changes == rescaling.patches == []
+
+
+def test_what_nothing_absorbs_is_left_alone():
+    model = pair(np.exp2(np.arange(16.0) - 8), opening="Tanh")
+    rescaling, _ = rescale_pair(model)
+    assert rescaling.changes == rescaling.patches == []
+
+
+def test_a_layer_that_stays_float_gives_no_reason_to_rescale():
+    model = pair(np.exp2(np.arange(16.0) - 8))
+    stats = measure(model, {"z": -1}, rows())
+    assert not equalize(linear(model)[:1], stats).changes
+
+
+def test_the_outcome_does_not_depend_on_the_scaling_that_the_model_came_with():
+    weights = []
+    for seed in (1, 2):
+        model = pair(np.exp(np.random.default_rng(seed).normal(0, 2, 16)))
+        rescaling, _ = rescale_pair(model)
+        commit(rescaling.patches)
+        matmul = model.graph.nodes[-1].inputs[1]
+        weights.append(matmul.constant.numpy() / np.abs(matmul.constant.numpy()).max())
+    np.testing.assert_allclose(*weights, rtol=1e-4, atol=1e-6)
+
+
+def test_two_runs_give_the_same_bytes():
+    encoded = []
+    for _ in range(2):
+        model = sample("digits_cnn")
+        rescale_model(model, 5)
+        commit(equalize(linear(model), measure(model, channel_axes(linear(model)))).patches)
+        encoded.append(model.serialize())
+    assert encoded[0] == encoded[1]
+
+
+def test_a_weight_of_several_groups_absorbs_them_all():
+    """The middle weight takes the factors of both sides, one that reads and makes a trunk takes those of it twice."""
+    random = np.random.default_rng(4)
+    shapes = {"a": (8, 16), "b": (16, 16), "d": (16, 16), "c": (16, 4)}
+    model = build(
+        [
+            ("MatMul", ["x", "a"], ["h"]),
+            ("Relu", ["h"], ["t"]),
+            ("MatMul", ["t", "b"], ["u"]),
+            ("Relu", ["u"], ["v"]),
+            ("MatMul", ["v", "d"], ["w"]),
+            ("Add", ["w", "v"], ["z"]),
+            ("MatMul", ["z", "c"], ["y"]),
+        ],
+        ["n", 8],
+        {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()},
+    )
+    assert rescale_model(model, 3) == 2
+    samples = rows()
+    reference = run(model, samples[0])
+    rescaling = equalize(linear(model), measure(model, channel_axes(linear(model)), samples))
+    assert [len(change.readers) for change in rescaling.changes] == [1, 2]
+    commit(rescaling.patches)
+    assert difference(reference, run(model, samples[0])) < 1e-5
