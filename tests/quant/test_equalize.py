@@ -63,9 +63,9 @@ def quantize(model: Model, *, equalized: bool) -> bytes:
     recipe = load_recipe("static-int8")
     plan = make_plan(model, recipe, with_data=True)
     axes = channel_axes(linear(model))
-    for value in plan.calibrated():
+    for value in plan.calibrated():  # the input of a Gemm shares the scale of the map that is flattened
         axes.setdefault(value.name, 1 if len(value.shape or ()) == 4 else -1)
-    stats = calibrate(model, plan.calibrated(), CALIBRATION, kinds=partial(channel_kinds, axes), threads=1)
+    stats = measure(model, axes)
     if equalized:
         nodes = [d.node for d in plan.decisions if d.scheme == "static-int8" and d.node in linear(model)]
         rescaling = equalize(nodes, stats)
