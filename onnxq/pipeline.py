@@ -16,15 +16,17 @@ from onnxq.ir.passes import normalise
 from onnxq.ir.types import infer_types
 from onnxq.observer import Observer, Silent
 from onnxq.quant.calibrate import calibrate
+from onnxq.quant.layers import MeasuredLayers
 from onnxq.quant.plan import Plan
 from onnxq.quant.plan import make_plan as decide
-from onnxq.quant.qparams import activation_qparams
+from onnxq.quant.qparams import QParams, activation_qparams
 from onnxq.quant.ranges import choose_range
 from onnxq.quant.recipe import Recipe, load_recipe
-from onnxq.quant.rewrite import QParams, rewrite
+from onnxq.quant.rewrite import rewrite
 from onnxq.quant.samples import Samples, input_specs, open_samples, random_samples, wrap_samples
 from onnxq.quant.stats import Stats
 from onnxq.quant.stats_file import load_stats
+from onnxq.quant.weights import Weights
 from onnxq.report import Report
 from onnxq.verify import Comparison, compare
 from onnxq.version import __version__
@@ -84,13 +86,15 @@ def quantize(
     Args:
         model: Path of a float ONNX model.
         recipe: Name of a recipe, path of a TOML file, or a `Recipe`.
-        output: Where to write; `MODEL.int8.onnx` beside the input by default. `force` replaces what is there.
+        output: Where to write; `MODEL.int8.onnx` beside the input by default.
         data: Calibration data: `.npz` files, folders, `package.module:function`.
         samples: Instead of `data`: an iterable of `{input name: array}`, or a function that gives one.
         stats: Instead of a calibration run: statistics of an earlier one.
-        exclude, only: Globs of node names or operator types to leave float, or to quantize alone.
+        exclude: Globs of node names or operator types to leave float.
+        only: Globs of node names or operator types to quantize, and no others.
         min_sqnr: Least signal-to-quantization-noise ratio of every output in dB.
         sample_limit: Use at most this many samples.
+        force: Replace what is there.
         dry_run: Stop after the plan; nothing is written.
         external_data: Put weights into `OUTPUT.data`; by default only beyond 2 GiB.
         observer: Told about each step.
@@ -151,11 +155,15 @@ def prepare(
 def carry_out(ready: Prepared, given: Samples | None, stats: str | Path | Stats | None, watch: Observer) -> Quantized:
     """Calibrate, rewrite, and compare the result with the float model; nothing is written."""
     watch.step("calibrate")
-    qparams = choose_qparams(ready.plan, measure(ready, given, stats, watch))
+    layers = layers_to_measure(ready.plan)
+    measured = measure(ready, layers, given, stats, watch)
+    qparams = choose_qparams(ready.plan, measured)
+    watch.step("round")
+    weights = Weights(ready.plan, qparams, measured, layers)
     watch.step("rewrite")
     baseline = ready.model.serialize()
     probe = given if given is not None else random_samples(input_specs(ready.model), RANDOM_SAMPLES)
-    model = stamp(rewrite(ready.model, ready.plan, qparams), ready)
+    model = stamp(rewrite(ready.model, ready.plan, qparams, weights), ready)
     watch.step("verify")
     encoded = model.serialize()
     return Quantized(model, encoded, compare(baseline, encoded, probe, progress=watch.progress), probe.description)
@@ -168,6 +176,11 @@ def check_budget(comparison: Comparison, min_sqnr: float | None, target: Path) -
             f"{target} would have {comparison.worst_sqnr:.1f} dB, below the {min_sqnr:g} dB asked for",
             "Nothing was written. Leave sensitive nodes float with --exclude, or give more data.",
         )
+
+
+def layers_to_measure(plan: Plan) -> MeasuredLayers:
+    """Name the layers whose weights are rounded by what they read."""
+    return MeasuredLayers(d.node for d in plan.decisions if d.settings and d.settings.rounding == "output-error")
 
 
 def choose_qparams(plan: Plan, stats: Stats) -> dict[Value, QParams]:
@@ -207,16 +220,18 @@ def open_data(model: Model, data: Sequence[str | Path], samples: Any, limit: int
     return opened if limit is None else opened.limit(limit)
 
 
-def measure(ready: Prepared, samples: Samples | None, stats: str | Path | Stats | None, watch: Observer) -> Stats:
+def measure(
+    ready: Prepared, layers: MeasuredLayers, samples: Samples | None, stats: str | Path | Stats | None, watch: Observer
+) -> Stats:
     """Give the statistics that the plan needs: those that the caller has, or those of one pass over the samples."""
-    values = ready.plan.calibrated()
+    values = [*ready.plan.calibrated(), *layers.values]
     if isinstance(stats, Stats):
         return stats
     if stats is not None:
         return load_stats(stats, expected=ready.source)[0]
     if not values or samples is None:
         return Stats()
-    return calibrate(ready.model, values, samples, progress=watch.progress)
+    return calibrate(ready.model, values, samples, progress=watch.progress, kinds=layers.kinds)
 
 
 def stamp(model: Model, ready: Prepared) -> Model:

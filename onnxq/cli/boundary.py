@@ -32,7 +32,7 @@ class _Interrupts:
         """Watch for Ctrl-C, unless somebody else does or it is ignored, as in a background job.
 
         Args:
-            to_the_end: The process ends behind this: what is done is done, and a Ctrl-C while the interpreter shuts down
+            to_the_end: The process ends behind this: what is done is done, and a Ctrl-C while the interpreter ends
                 would only print a traceback.
 
         """

@@ -47,7 +47,7 @@ def calibrate(
             )
         given = pipeline.open_data(ready.model, data, None, samples)
         observer.step("calibrate")
-        stats = pipeline.measure(ready, given, None, observer)
+        stats = pipeline.measure(ready, pipeline.layers_to_measure(ready.plan), given, None, observer)
         observer.step("save")
         save_stats(output, stats, fingerprint(ready.source, stats.names), force=force)
     note(f"{output}: {len(stats.names)} tensors measured on {stats.samples} samples")

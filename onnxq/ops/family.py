@@ -45,6 +45,7 @@ class Scheme:
         integer_conv: Whether `dynamic-int8` may turn a Conv into ConvInteger.
         ranges: How the range of an activation is chosen from its statistics.
         percentile: For `ranges = "percentile"`: how much of the distribution the range covers, in percent.
+        rounding: Weights to nearest, or so that the layer's output changes least on what the samples show.
 
     """
 
@@ -54,6 +55,7 @@ class Scheme:
     integer_conv: bool = False
     ranges: Literal["minmax", "percentile", "mse"] = "minmax"
     percentile: float = 99.999
+    rounding: Literal["nearest", "output-error"] = "output-error"
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,6 @@ class Rewriter(Protocol):
         *,
         reduce: Sequence[int],
         scheme: Scheme,
-        dtype: str = "int8",
         minimum: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Quantize a weight: its codes, and scales that broadcast against them (1 along the axes in `reduce`)."""

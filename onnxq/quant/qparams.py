@@ -23,6 +23,7 @@ __all__ = [
     "DEFAULT_PERCENTILE",
     "RANGE_METHODS",
     "CodeType",
+    "QParams",
     "QuantizedBias",
     "QuantizedWeight",
     "RangeMethod",
@@ -40,6 +41,7 @@ GRID = 40  # shrink factors that the squared-error search of a weight's scale tr
 BLOCK = 1 << 16  # elements at a time in that search: the temporaries stay in the cache
 
 WeightMethod = Literal["max", "mse"]
+QParams = tuple[np.float32, "np.integer[Any]"]  # scale and zero point of a tensor
 
 
 class CodeType(NamedTuple):

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.errors import ModelError
 from onnxq.ir import ArrayTensor, Graph, Model, Node, Patch, Tensor, Value, commit
 from onnxq.ops.family import Scheme, Site, rewrite_site
 from onnxq.quant.plan import Plan
-from onnxq.quant.qparams import quantize_weight
-
-QParams = tuple[np.float32, np.integer[Any]]
+from onnxq.quant.qparams import QParams
+from onnxq.quant.weights import Weights
 
 
 class _Shared:
     """What several nodes share: one DynamicQuantizeLinear or Q/DQ pair per value, one stored form per weight."""
 
-    def __init__(self, plan: Plan, qparams: Mapping[Value, QParams]) -> None:
+    def __init__(self, plan: Plan, qparams: Mapping[Value, QParams], weights: Weights) -> None:
         self.plan = plan
         self.qparams = qparams
+        self.weights = weights
         self.dynamic: dict[tuple[Graph, Value], tuple[Value, Value, Value]] = {}
         self.dequantized: dict[Value, Value] = {}
         self.stored: dict[tuple[Value, tuple[int, ...], Scheme], Value] = {}
-        self.codes: dict[tuple[Value, tuple[int, ...], Scheme, str], tuple[np.ndarray, np.ndarray]] = {}
         self.constants: dict[tuple[Graph, str], list[Value]] = {}
         self.outer: dict[Graph, QuantizingPatch] = {}
 
@@ -67,7 +64,7 @@ class QuantizingPatch(Patch):
         return self._shared.outer[graph]
 
     def dynamic(self, value: Value) -> tuple[Value, Value, Value]:
-        """Quantize an activation at run time: uint8 codes, scale and zero point, shared by the readers in this scope."""
+        """Quantize an activation at run time: uint8 codes, scale, zero point, shared by readers in this scope."""
         key = (self.graph, value)
         if key not in self._shared.dynamic:
             hints = [f"{value.name}_quantized", f"{value.name}_scale", f"{value.name}_zero_point"]
@@ -93,13 +90,7 @@ class QuantizingPatch(Patch):
         self._shared.dequantized[value] = value
 
     def codes(
-        self,
-        weight: Value,
-        *,
-        reduce: Sequence[int],
-        scheme: Scheme,
-        dtype: str = "int8",
-        minimum: np.ndarray | None = None,
+        self, weight: Value, *, reduce: Sequence[int], scheme: Scheme, minimum: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Quantize a weight symmetrically.
 
@@ -107,26 +98,16 @@ class QuantizingPatch(Patch):
             weight: A constant float32 value.
             reduce: Axes that share a scale; with `granularity = "tensor"` all of them do.
             scheme: The node's settings.
-            dtype: Type of the codes.
             minimum: Least scale, broadcasting against the scales; for biases that would overflow otherwise.
 
         Returns:
-            Codes of the weight's shape, and float32 scales of the same rank with 1 along the shared axes.
+            int8 codes of the weight's shape, and float32 scales of the same rank with 1 along the shared axes.
 
         """
         assert weight.constant is not None
         rank = len(weight.constant.shape)
         axes = tuple(range(rank)) if scheme.granularity == "tensor" else tuple(sorted(axis % rank for axis in reduce))
-        key = (weight, axes, scheme, dtype)
-        if minimum is not None or key not in self._shared.codes:
-            try:
-                result = _codes(weight.constant.numpy(), axes, dtype, minimum)
-            except ModelError as error:
-                raise ModelError(f"'{weight.name}', read by {self._label}: {error.message}", error.hint) from error
-            if minimum is not None:
-                return result
-            self._shared.codes[key] = result
-        return self._shared.codes[key]
+        return self._shared.weights.codes(weight, axes, minimum, self._label)
 
     def stored(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme) -> Value:
         """Give a float weight that the file holds in 8 bit, one for all readers."""
@@ -176,40 +157,20 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and np.array_equal(one.numpy(), other.numpy())
 
 
-def _codes(
-    weight: np.ndarray, axes: tuple[int, ...], dtype: str, minimum: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Quantize along the axes that are kept, which are brought to the front as one."""
-    kept = [axis for axis in range(weight.ndim) if axis not in axes]
-    order = [*kept, *axes]
-    shape = [weight.shape[axis] for axis in order]
-    rows = np.ascontiguousarray(weight.transpose(order)).reshape(int(np.prod(shape[: len(kept)], dtype=np.int64)), -1)
-    codes, scales, _ = quantize_weight(rows, 0, dtype)
-    if minimum is not None:
-        shared = [1 if axis in axes else size for axis, size in enumerate(weight.shape)]
-        floor = np.broadcast_to(minimum.max(axis=axes, keepdims=True), shared).reshape(-1)
-        # A channel of zeros has scale 1, with which its bias would be rounded to multiples of the activation's scale.
-        scales = np.where(rows.any(axis=1), np.maximum(scales, floor), floor)
-        coarse = scales == floor
-        codes[coarse] = np.rint(rows[coarse] / scales[coarse, None]).astype(codes.dtype)
-    back = np.argsort(order)
-    codes = np.ascontiguousarray(codes.reshape(shape).transpose(back))
-    return codes, scales.reshape([1 if axis in axes else weight.shape[axis] for axis in range(weight.ndim)])
-
-
-def rewrite(model: Model, plan: Plan, qparams: Mapping[Value, QParams]) -> Model:
+def rewrite(model: Model, plan: Plan, qparams: Mapping[Value, QParams], weights: Weights | None = None) -> Model:
     """Replace every planned node by its quantized form.
 
     Args:
         model: The model that the plan was made for; it is changed.
         plan: The decisions.
         qparams: Scale and zero point of every value in `plan.calibrated()`.
+        weights: Codes of the weights; rounded to nearest without it.
 
     Returns:
         The same model.
 
     """
-    shared = _Shared(plan, qparams)
+    shared = _Shared(plan, qparams, weights or Weights())
     patches: list[Patch] = []
     for decision in plan.decisions:
         if decision.scheme is None:

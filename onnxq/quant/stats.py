@@ -14,7 +14,9 @@ from typing import Self, TypeVar
 import numpy as np
 
 from onnxq.errors import DataError
+from onnxq.quant.channels import ChannelStats
 from onnxq.quant.histogram import CHUNK, Histogram
+from onnxq.quant.moments import InputMoments
 from onnxq.quant.statistic import Statistic
 
 S = TypeVar("S", bound=Statistic)
@@ -82,7 +84,9 @@ class Moments(Statistic):
 
 
 # Every kind that a file may hold. A new kind of statistic is added here and nowhere else.
-KINDS: dict[str, type[Statistic]] = {Extremes.key: Extremes, Moments.key: Moments, Histogram.key: Histogram}
+KINDS: dict[str, type[Statistic]] = {
+    kind.key: kind for kind in (Extremes, Moments, Histogram, ChannelStats, InputMoments)
+}
 Kinds = Callable[[str], Sequence[Statistic]]
 
 

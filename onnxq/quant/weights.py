@@ -1,0 +1,169 @@
+"""Codes and scales for the weights of a plan: chosen together, several at a time, on what each layer reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from onnxq.errors import ModelError
+from onnxq.ir import Node, Value
+from onnxq.quant.layers import MeasuredLayers
+from onnxq.quant.plan import Plan
+from onnxq.quant.qparams import QParams, quantize_weight
+from onnxq.quant.rounding import RoundedWeight, RoundingJob, choose_all
+from onnxq.quant.stats import Stats
+from onnxq.quant.unfold import unfolding_of
+
+Key = tuple[Value, tuple[int, ...]]  # a weight, and the axes that share a scale
+Coded = tuple[np.ndarray, np.ndarray]  # codes, and scales that broadcast against them
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A weight as one row for each scale: the kept axes in front as one, the shared axes behind them as one."""
+
+    weight: np.ndarray
+    axes: tuple[int, ...]
+
+    @property
+    def _order(self) -> list[int]:
+        return [axis for axis in range(self.weight.ndim) if axis not in self.axes] + list(self.axes)
+
+    @property
+    def scale_shape(self) -> list[int]:
+        """Shape of scales that broadcast against the weight."""
+        return [1 if axis in self.axes else size for axis, size in enumerate(self.weight.shape)]
+
+    def array(self) -> np.ndarray:
+        """Give the rows, contiguous."""
+        moved = np.ascontiguousarray(self.weight.transpose(self._order))
+        return moved.reshape(int(np.prod(self.scale_shape, dtype=np.int64)), -1)
+
+    def floor(self, minimum: np.ndarray) -> np.ndarray:
+        """Give a least scale for each row."""
+        return np.broadcast_to(minimum.max(axis=self.axes, keepdims=True), self.scale_shape).reshape(-1)
+
+    def restore(self, codes: np.ndarray, scales: np.ndarray) -> Coded:
+        """Bring codes of the rows back into the weight's shape."""
+        order = self._order
+        moved = codes.reshape([self.weight.shape[axis] for axis in order]).transpose(np.argsort(order))
+        return np.ascontiguousarray(moved), scales.reshape(self.scale_shape)
+
+
+class Weights:
+    """Symmetric int8 codes of every weight that a rewrite asks for.
+
+    Args:
+        plan: The decisions; without one, every weight is rounded to nearest.
+        qparams: Scale and zero point of the activations that are quantized with calibrated ranges.
+        stats: Statistics of a calibration; empty without data.
+        layers: What the calibration measured of layers.
+
+    Raises:
+        ModelError: A weight holds NaN or infinity.
+
+    """
+
+    def __init__(
+        self,
+        plan: Plan | None = None,
+        qparams: Mapping[Value, QParams] | None = None,
+        stats: Stats | None = None,
+        layers: MeasuredLayers | None = None,
+    ) -> None:
+        self._jobs: dict[Key, RoundingJob] = {}
+        if plan is not None:
+            self._jobs = rounding_jobs(plan, qparams or {}, stats or Stats(), layers or MeasuredLayers([]))
+        self._rounded: dict[Key, RoundedWeight] = choose_all(self._jobs) if self._jobs else {}
+        self._known: dict[Key, Coded] = {}
+
+    def codes(self, weight: Value, axes: tuple[int, ...], minimum: np.ndarray | None, reader: str) -> Coded:
+        """Quantize a weight.
+
+        Args:
+            weight: A constant float32 value.
+            axes: Axes that share a scale, ascending.
+            minimum: Least scale, broadcasting against the scales; for biases that would overflow otherwise.
+            reader: The node that reads it, for the message.
+
+        Returns:
+            int8 codes of the weight's shape, and float32 scales of the same rank with 1 along the shared axes.
+
+        """
+        key = (weight, axes)
+        if minimum is None and key in self._known:
+            return self._known[key]
+        assert weight.constant is not None
+        rows = Rows(weight.constant.numpy(), axes)
+        floor = None if minimum is None else rows.floor(minimum)
+        if key in self._rounded:
+            rounded = self._rounded[key]
+            if floor is not None and (rounded.scales < floor).any():  # rare, and only these channels get coarser
+                rounded = choose_all({key: replace(self._jobs[key], minimum_scale=floor)})[key]
+            coded = rows.restore(rounded.codes, rounded.scales)
+        else:
+            coded = rows.restore(*_nearest(_finite(rows.array(), weight, reader), floor))
+        if minimum is None:
+            self._known[key] = coded
+        return coded
+
+
+def rounding_jobs(
+    plan: Plan, qparams: Mapping[Value, QParams], stats: Stats, layers: MeasuredLayers
+) -> dict[Key, RoundingJob]:
+    """List the weights whose codes are worth choosing: matrices and kernels with one scale for each output channel."""
+    readers: dict[Key, list[Node]] = {}
+    for decision in plan.decisions:
+        settings, found = decision.settings, unfolding_of(decision.node)
+        if decision.form is None or settings is None or found is None:
+            continue
+        weight = decision.node.inputs[1 - found[0]]
+        if settings.rounding == "output-error" and settings.granularity == "channel" and weight is not None:
+            readers.setdefault((weight, _shared_axes(decision.node, weight)), []).append(decision.node)
+    jobs = {}
+    for (weight, axes), nodes in readers.items():
+        assert weight.constant is not None
+        rows = _finite(Rows(weight.constant.numpy(), axes).array(), weight, nodes[0].label)
+        noise = max(_noise(node, qparams, plan) for node in nodes)
+        jobs[weight, axes] = RoundingJob(rows, layers.moments(stats, *nodes), noise=noise)
+    return jobs
+
+
+def _shared_axes(node: Node, weight: Value) -> tuple[int, ...]:
+    """Axes of a weight that an output channel sums over."""
+    assert weight.constant is not None
+    if node.op_type == "Conv":
+        return tuple(range(1, len(weight.constant.shape)))
+    first = node.inputs[0] is weight
+    transposed = node.op_type == "Gemm" and node.attribute("transA" if first else "transB", 0)
+    return (1 if first != bool(transposed) else 0,)
+
+
+def _noise(node: Node, qparams: Mapping[Value, QParams], plan: Plan) -> float:
+    """Variance of the rounding of a calibrated input: a uniform error over one step."""
+    data = node.inputs[0]
+    if data is None or data not in plan.ranges:
+        return 0.0
+    return float(qparams[plan.scale_owner(data)][0]) ** 2 / 12
+
+
+def _finite(rows: np.ndarray, weight: Value, reader: str) -> np.ndarray:
+    if not np.isfinite(rows).all():
+        raise ModelError(
+            f"'{weight.name}', read by {reader}: the weight holds NaN or infinity",
+            "Export the model again from sound weights.",
+        )
+    return rows
+
+
+def _nearest(rows: np.ndarray, floor: np.ndarray | None) -> Coded:
+    """Round to nearest with the scale that covers a row's largest element."""
+    codes, scales, _ = quantize_weight(rows, 0, "int8")
+    if floor is not None:
+        # A channel of zeros has scale 1, with which its bias would be rounded to multiples of the activation's scale.
+        scales = np.where(rows.any(axis=1), np.maximum(scales, floor), floor)
+        coarse = scales == floor
+        codes[coarse] = np.rint(rows[coarse] / scales[coarse, None]).astype(codes.dtype)
+    return codes, scales
