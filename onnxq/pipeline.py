@@ -90,11 +90,11 @@ def quantize(
         data: Calibration data: `.npz` files, folders, `package.module:function`.
         samples: Instead of `data`: an iterable of `{input name: array}`, or a function that gives one.
         stats: Instead of a calibration run: statistics of an earlier one.
-        exclude: Globs of node names or operator types to leave float.
-        only: Globs of node names or operator types to quantize, and no others.
+        exclude: Globs of nodes to leave float.
+        only: Globs of nodes to quantize.
         min_sqnr: Least signal-to-quantization-noise ratio of every output in dB.
         sample_limit: Use at most this many samples.
-        force: Replace what is there.
+        force: Replace an old output.
         dry_run: Stop after the plan; nothing is written.
         external_data: Put weights into `OUTPUT.data`; by default only beyond 2 GiB.
         observer: Told about each step.
@@ -103,8 +103,7 @@ def quantize(
         OnnxqError: See `onnxq.errors`; nothing was written then.
 
     """
-    watch = observer or Silent()
-    target = Path(output) if output is not None else default_output(Path(model))
+    watch, target = observer or Silent(), Path(output or default_output(Path(model)))
     if not dry_run:
         check_target(Path(model), target, force=force)
     with uncollected():

@@ -11,7 +11,7 @@ import pytest
 from onnxq.version import __version__
 
 STATIC = ("digits_cnn.onnx", "-d", "digits_calibration.npz")
-STEPS = ["load", "plan", "calibrate", "rewrite", "verify", "save"]
+STEPS = ["load", "plan", "calibrate", "round", "rewrite", "verify", "save"]
 
 
 def squeezed(text: str) -> list[str]:

@@ -51,6 +51,7 @@ SETTINGS = {
     "integer_conv": st.booleans(),
     "ranges": st.sampled_from(["minmax", "percentile", "mse"]),
     "percentile": st.floats(50, 100, exclude_min=True),
+    "rounding": st.sampled_from(["nearest", "output-error"]),
 }
 SCHEMES = st.builds(Scheme, **SETTINGS)
 RULES = st.builds(Rule, TEXT, TEXT, st.fixed_dictionaries({}, optional=SETTINGS).map(lambda d: tuple(d.items())))
@@ -114,7 +115,10 @@ def test_a_file_that_is_no_text(tmp_path):
         ("Scheme = 'auto'", "unknown key 'Scheme' | Did you mean 'scheme'?"),
         ("rule = []", "unknown key 'rule' | Did you mean 'rules'?"),
         ("excludes = ['x']", "unknown key 'excludes' | Did you mean 'exclude'?"),
-        ("zzz = 1", "unknown key 'zzz' | Known keys: form, granularity, integer_conv, percentile, ranges, scheme."),
+        (
+            "zzz = 1",
+            "unknown key 'zzz' | Known keys: form, granularity, integer_conv, percentile, ranges, rounding, scheme.",
+        ),
         ("[[rules]]\nnmae = 'x'", "unknown key 'nmae' | Did you mean 'name'?"),
         ("[[rules]]\nexclude = ['x']", "unknown key 'exclude' | Known keys: "),
         ("scheme = 'static-int4'", "'scheme' cannot be \"static-int4\" | Did you mean 'static-int8'?"),

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from onnxq.errors import ModelError
+from onnxq.ir import Patch
 from onnxq.quant.plan import make_plan
 from onnxq.quant.rewrite import rewrite
 
@@ -244,7 +245,7 @@ def test_a_stored_weight_that_bodies_read_is_folded_once_at_load():
 )
 def test_codes_are_within_half_a_step_of_the_weight(shape, data):
     """Whatever axes share a scale; the scale is the greatest magnitude over 127, or the least one that is asked for."""
-    from onnxq.quant.rewrite import _codes
+    from onnxq.quant.weights import Weights
 
     rank = len(shape)
     weight = floats(*shape, seed=data.draw(st.integers(0, 99)))
@@ -253,7 +254,9 @@ def test_codes_are_within_half_a_step_of_the_weight(shape, data):
     minimum = None
     if data.draw(st.booleans()):
         minimum = np.full([size if axis == channel else 1 for axis, size in enumerate(shape)], 0.01, F)
-    codes, scales = _codes(weight, axes, "int8", minimum)
+    graph = typed(build([node("MatMul", "x w", "y")], {"x": [4, 32]}, ["y"], {"w": floats(32, 32)})).graph
+    value = Patch(graph).constant(weight, "weight")
+    codes, scales = Weights().codes(value, axes, minimum, "a node")
     assert (codes.shape, codes.dtype, scales.dtype) == (weight.shape, np.int8, F)
     assert scales.shape == tuple(1 if axis in axes else size for axis, size in enumerate(shape))
     least = np.abs(weight).max(axis=axes, keepdims=True) / F(127)
@@ -268,7 +271,7 @@ def test_a_weight_that_is_not_finite_is_named_with_its_reader(recipe):
     model = typed(build([node("MatMul", "x w", "y", name="/head/MatMul")], {"x": [4, 32]}, ["y"], {"w": w}))
     plan = make_plan(model, recipe_of(recipe), with_data=True)
     qparams = {value: (F(0.1), np.uint8(128)) for value in plan.calibrated()}
-    with pytest.raises(ModelError, match="'w', read by /head/MatMul: a weight holds NaN"):
+    with pytest.raises(ModelError, match="'w', read by /head/MatMul: the weight holds NaN"):
         rewrite(model, plan, qparams)
 
 
