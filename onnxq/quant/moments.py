@@ -29,11 +29,12 @@ class LayerMoments:
     Args:
         unfolding: How the layer reads the tensor.
         block: Columns of a block of H: all of a group for the full matrix, 1 for the diagonal.
+        assumed: Whether H is not measured, so that nothing can be judged by it.
 
     """
 
-    def __init__(self, unfolding: Unfolding, block: int) -> None:
-        self.unfolding, self.block = unfolding, block
+    def __init__(self, unfolding: Unfolding, block: int, *, assumed: bool = False) -> None:
+        self.unfolding, self.block, self.assumed = unfolding, block, assumed
         self.items = 0
         self.halves = (Half(unfolding, block), Half(unfolding, block))
 
@@ -58,7 +59,7 @@ class LayerMoments:
             other.unfolding.groups,
         ):
             raise ValueError("second moments of different shapes cannot be merged")
-        made = LayerMoments(self.unfolding, self.block)
+        made = LayerMoments(self.unfolding, self.block, assumed=self.assumed or other.assumed)
         made.items = self.items + other.items
         for half, one, two in zip(made.halves, self.halves, other.halves, strict=True):
             (gram, total), (more, further) = one.sums(), two.sums()

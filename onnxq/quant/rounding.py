@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -37,7 +37,7 @@ MARGIN = 1e-9  # no choice hangs on the last bits of a sum
 SLAB = 1 << 21  # elements that are worked on at a time: 16 MB in float64
 
 K = TypeVar("K", bound=Hashable)
-Method = Literal["nearest", "weight error", "output error"]
+Method = Literal["nearest", "weight error", "assumed inputs", "output error"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RoundedWeight:
     Attributes:
         codes: int8 `[channels, n]`.
         scales: float32 `[channels]`, `[1]` for one scale, `[channels, blocks]` for blocks.
-        method: How they were found.
+        method: How they were found; `assumed inputs` with `prior_moments` in place of samples.
         gain: Held-out output error of rounding to nearest over that of codes from the other half, in dB; 0 without
             samples.
         damping: What was added to H, relative to its mean diagonal; None without samples.
@@ -105,7 +105,8 @@ def choose_codes(
 
     Args:
         rows: Float `[channels, n]`, finite; for a Conv `weight.reshape(channels, -1)`.
-        moments: Second moments of the layer's input; None chooses scales by the weight's own squared error.
+        moments: Second moments of the layer's input, measured or assumed (`prior_moments`); None chooses scales by the
+            weight's own squared error.
         bits: 2 to 8; codes go from `1 - 2^(bits-1)` to `2^(bits-1) - 1`.
         per_tensor: One scale for all channels.
         block_size: A scale for each so many consecutive elements of a row, instead of one a row.
@@ -144,9 +145,12 @@ def _choose(job: RoundingJob) -> RoundedWeight:
         codes = nearest(rows, layout.expand(scales), limit)
         return RoundedWeight(codes.astype(np.int8), layout.shaped(scales), "weight error")
     assert job.moments is not None
-    return _Search(rows, layout, limit, floor, covering).run(
+    result = _Search(rows, layout, limit, floor, covering).run(
         _noisy(job.moments.fitted(), job.noise), _noisy(job.moments.held_out(), job.noise), total
     )
+    if job.moments.assumed and result.method == "output error":
+        return replace(result, method="assumed inputs", gain=0.0)
+    return result
 
 
 def _noisy(gram: Gram, noise: float) -> Gram:

@@ -7,7 +7,7 @@ contracted axis; for Conv it is a window, unfolded in the order of the weight: i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -108,11 +108,32 @@ def unfolding_of(node: Node) -> tuple[int, Unfolding] | None:
     if weight is None or (left is not None and right is not None) or len(weight.shape) != 2:
         return None
     slot = 1 if left is not None else 0
-    transposed = node.op_type == "Gemm" and node.attribute("transA" if slot == 0 else "transB", 0)
-    weight_transposed = node.op_type == "Gemm" and node.attribute("transB" if slot == 0 else "transA", 0)
-    contracted = -1 if bool(weight_transposed) == (slot == 0) else -2
-    axis = -1 if bool(transposed) == (slot == 1) else -2
-    return slot, Unfolding(weight.shape[contracted], axis=axis)
+    return slot, Unfolding(weight.shape[_contracted(node, 1 - slot)], axis=_contracted(node, slot))
+
+
+def weight_rows(node: Node, weight: np.ndarray) -> np.ndarray:
+    """Give the weight of a layer that `unfolding_of` knows as rows `[channels, n]`, a view."""
+    if node.op_type == "Conv":
+        return weight.reshape(len(weight), -1)
+    return weight if _weight_axis(node) == -1 else weight.T
+
+
+def rows_as_weight(node: Node, rows: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """Undo `weight_rows`."""
+    if node.op_type == "Conv" or _weight_axis(node) == -1:
+        return np.ascontiguousarray(rows).reshape(shape)
+    return np.ascontiguousarray(rows.T)
+
+
+def _weight_axis(node: Node) -> int:
+    left = node.inputs[0]
+    return _contracted(node, 0 if left is not None and left.constant is not None else 1)
+
+
+def _contracted(node: Node, slot: int) -> int:
+    """Axis of a factor that the product sums over: the last of the first, the last but one of the second."""
+    transposed = node.op_type == "Gemm" and bool(node.attribute("transA" if slot == 0 else "transB", 0))
+    return -1 if transposed == (slot == 1) else -2
 
 
 def _conv(node: Node, weight: Tensor) -> tuple[int, Unfolding] | None:
