@@ -20,10 +20,11 @@ from onnxq.version import __version__
 
 if TYPE_CHECKING:
     from onnxq.ir import Model, load, save
-    from onnxq.pipeline import prepare, quantize
+    from onnxq.pipeline import quantize
     from onnxq.quant.recipe import Recipe, load_recipe, recipe_names
     from onnxq.quant.samples import Samples, open_samples
     from onnxq.report import Report
+    from onnxq.steps import prepare
     from onnxq.verify import Comparison, compare
 
 _LAZY = {
@@ -36,7 +37,7 @@ _LAZY = {
     "load": "onnxq.ir",
     "load_recipe": "onnxq.quant.recipe",
     "open_samples": "onnxq.quant.samples",
-    "prepare": "onnxq.pipeline",
+    "prepare": "onnxq.steps",
     "quantize": "onnxq.pipeline",
     "recipe_names": "onnxq.quant.recipe",
     "save": "onnxq.ir",

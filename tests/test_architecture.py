@@ -6,7 +6,23 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "onnxq"
-ORDER = ["errors", "observer", "ir", "targets", "ops", "quant", "evaluate", "verify", "report", "pipeline", "cli"]
+ORDER = [
+    "errors",
+    "observer",
+    "ir",
+    "targets",
+    "ops",
+    "quant",
+    "evaluate",
+    "difference",
+    "comparison",
+    "verify",
+    "report",
+    "steps",
+    "pipeline",
+    "inspect",
+    "cli",
+]
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

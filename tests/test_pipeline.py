@@ -10,6 +10,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+import onnxq
 import onnxq.pipeline
 from onnxq.errors import CheckFailed, DataError, InvalidResult, ModelError, NothingToQuantize, OutputError
 from onnxq.pipeline import default_output, quantize
@@ -52,7 +53,7 @@ def test_what_made_it_is_recorded(tmp_path: Path) -> None:
     import hashlib
 
     assert metadata["onnxq_source_sha256"] == hashlib.sha256(source.read_bytes()).hexdigest()
-    assert metadata["onnxq_version"] == onnxq.pipeline.__version__
+    assert metadata["onnxq_version"] == onnxq.__version__
     assert 'name = "static-int8"' in metadata["onnxq_recipe"]
 
 
@@ -65,7 +66,7 @@ def test_a_static_recipe_without_data_is_refused(tmp_path: Path) -> None:
 
 def test_a_dry_run_writes_nothing_and_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnxq.pipeline, "compare", None)
-    monkeypatch.setattr(onnxq.pipeline, "calibrate", None)
+    monkeypatch.setattr(onnxq.pipeline, "carry_out", None)
     report = quantize(SAMPLES / "digits_cnn.onnx", output=tmp_path / "out.onnx", data=[CALIBRATION], dry_run=True)
     assert report.output is None
     assert not list(tmp_path.iterdir())

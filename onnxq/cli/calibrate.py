@@ -28,7 +28,7 @@ def calibrate(
 
     The statistics serve this model alone, and every recipe that needs the ranges of no other tensors.
     """
-    from onnxq import pipeline
+    from onnxq import steps
     from onnxq.cli.terminal import TerminalObserver, note
     from onnxq.errors import NothingToQuantize
     from onnxq.ir import check_output, load
@@ -39,15 +39,15 @@ def calibrate(
         observer.step("load")
         source = load(model)
         observer.step("plan")
-        ready = pipeline.prepare(source, recipe, with_data=True, exclude=exclude, only=only)
+        ready = steps.prepare(source, recipe, with_data=True, exclude=exclude, only=only)
         if not ready.plan.calibrated():
             raise NothingToQuantize(
                 f"recipe {ready.plan.recipe.name} needs no ranges of {model}",
                 "See every node's reason with `onnxq plan`.",
             )
-        given = pipeline.open_data(ready.model, data, None, samples)
+        given = steps.open_data(ready.model, data, None, samples)
         observer.step("calibrate")
-        stats = pipeline.measure(ready, pipeline.layers_to_measure(ready.plan), given, None, observer)
+        stats = steps.measure(ready, steps.layers_to_measure(ready.plan), given, None, observer)
         observer.step("save")
         save_stats(output, stats, fingerprint(ready.source, stats.names), force=force)
     note(f"{output}: {len(stats.names)} tensors measured on {stats.samples} samples")

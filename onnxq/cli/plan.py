@@ -20,7 +20,7 @@ def plan(
 
     Whether data or statistics are given decides between static and dynamic. They are opened, but not read through.
     """
-    from onnxq import pipeline
+    from onnxq import steps
     from onnxq.cli.terminal import TerminalObserver
     from onnxq.cli.write import write_plan
     from onnxq.ir import load
@@ -32,8 +32,8 @@ def plan(
         source = load(model)
         observer.step("plan")
         with_data = bool(data) or stats is not None
-        ready = pipeline.prepare(source, recipe, with_data=with_data, exclude=exclude, only=only)
-        pipeline.open_data(ready.model, data, None, None)
+        ready = steps.prepare(source, recipe, with_data=with_data, exclude=exclude, only=only)
+        steps.open_data(ready.model, data, None, None)
         if stats is not None:
             load_stats(stats, expected=ready.source)
         report = Report.planned(ready.plan, source=model, notes=ready.notes)

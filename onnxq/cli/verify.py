@@ -129,12 +129,12 @@ def _check_form(path: Path) -> None:
 
 def _samples(model: IrModel, data: list[str], limit: int | None) -> Samples:
     """Open the data, or make up random samples where there are none."""
-    from onnxq import pipeline
+    from onnxq import steps
     from onnxq.ir import infer_types
     from onnxq.quant.samples import input_specs, random_samples
 
     infer_types(model)
-    given = pipeline.open_data(model, data, None, limit)
+    given = steps.open_data(model, data, None, limit)
     return given if given is not None else random_samples(input_specs(model), RANDOM_SAMPLES)
 
 
