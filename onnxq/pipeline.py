@@ -29,7 +29,7 @@ from onnxq.steps import (
     stamp,
     uncollected,
 )
-from onnxq.verify import Comparison, compare
+from onnxq.verify import compare
 
 PLAN_HINT = "See every node's reason with `onnxq plan`."
 DATA_HINT = "Add --data, or use the recipe dynamic-int8, which needs none."
@@ -38,12 +38,11 @@ RANDOM_SAMPLES = 4  # without data: enough to time a model and to see that it ru
 
 @dataclass(frozen=True)
 class Quantized:
-    """A quantized model that ran: the model, its bytes, how it compares with float, and on what samples."""
+    """A quantized model that ran, its bytes, and what there is to say about it; nothing is written yet."""
 
     model: Model
     encoded: bytes
-    comparison: Comparison
-    samples: str
+    report: Report
 
 
 def quantize(
@@ -74,8 +73,8 @@ def quantize(
         stats: Instead of a calibration run: statistics of an earlier one.
         exclude: Globs of nodes to leave float.
         only: Globs of nodes to quantize.
-        min_sqnr: Least signal-to-quantization-noise ratio of every output in dB.
-        sample_limit: Use at most this many samples.
+        min_sqnr: Least SQNR of every output in dB.
+        sample_limit: Use no more samples.
         force: Replace an old output.
         dry_run: Stop after the plan; nothing is written.
         external_data: Put weights into `OUTPUT.data`; by default only beyond 2 GiB.
@@ -95,18 +94,22 @@ def quantize(
         with_data = bool(data) or samples is not None or stats is not None
         ready = prepare(source, recipe, with_data=with_data, exclude=exclude, only=only)
         given = open_data(ready.model, data, samples, sample_limit)
-        report = Report.planned(ready.plan, source=Path(model), notes=ready.notes)
         if not ready.plan.quantized():
             raise NothingToQuantize(f"no node of {model} can be quantized: {_reasons(ready.plan)}", PLAN_HINT)
         if dry_run:
-            return report
+            return planned(ready)
         if ready.plan.calibrated() and not with_data:
             raise DataError(f"recipe {ready.plan.recipe.name} needs data to calibrate with", DATA_HINT)
         result = carry_out(ready, given, stats, watch)
-        check_budget(result.comparison, min_sqnr, target)
+        check_budget(result.report, min_sqnr, target)
         watch.step("save")
         files = save(result.model, target, force=force, external_data=external_data, encoded=result.encoded)
-    return replace(report, output=target, files=tuple(files), comparison=result.comparison, samples=result.samples)
+    return replace(result.report, output=target, files=tuple(files))
+
+
+def planned(ready: Prepared) -> Report:
+    """Begin the report: what is going to happen to which node."""
+    return Report.planned(ready.plan, source=ready.path, notes=ready.notes)
 
 
 def carry_out(ready: Prepared, given: Samples | None, stats: str | Path | Stats | None, watch: Observer) -> Quantized:
@@ -123,18 +126,21 @@ def carry_out(ready: Prepared, given: Samples | None, stats: str | Path | Stats 
     watch.step("round")
     weights = Weights(ready.plan, qparams, measured, layers)
     watch.step("rewrite")
+    report = planned(ready)
     model = stamp(rewrite(ready.model, ready.plan, qparams, weights), ready)
     watch.step("verify")
     encoded = model.serialize()
-    return Quantized(model, encoded, compare(baseline, encoded, probe, progress=watch.progress), probe.description)
+    comparison = compare(baseline, encoded, probe, progress=watch.progress)
+    return Quantized(model, encoded, replace(report, comparison=comparison, samples=probe.description))
 
 
-def check_budget(comparison: Comparison, min_sqnr: float | None, target: Path) -> None:
+def check_budget(report: Report, min_sqnr: float | None, target: Path) -> None:
     """Refuse a result that loses more than the caller allows."""
-    if min_sqnr is not None and comparison.worst_sqnr < min_sqnr:
+    missed = report.comparison.missed(min_sqnr=min_sqnr) if report.comparison else []
+    if missed:
         raise CheckFailed(
-            f"{target} would have {comparison.worst_sqnr:.1f} dB, below the {min_sqnr:g} dB asked for",
-            "Nothing was written. Leave sensitive nodes float with --exclude, or give more data.",
+            f"{target} was not written: {'; '.join(missed)}",
+            "Leave sensitive nodes float with --exclude, or give more data.",
         )
 
 

@@ -42,6 +42,7 @@ class Prepared:
     """A float model that is ready to be quantized, and what will happen to it.
 
     Attributes:
+        path: The file it was read from.
         source: SHA-256 of the file it was read from, as hexadecimal digits.
         model: The normalised float model, types inferred.
         plan: A decision for every node.
@@ -49,6 +50,7 @@ class Prepared:
 
     """
 
+    path: Path
     source: str
     model: Model
     plan: Plan
@@ -76,7 +78,7 @@ def prepare(
         notes += tuple(normalise(model))
         infer_types(model)
         plan = decide(model, chosen, with_data=with_data)
-    return Prepared(source, model, plan, notes)
+    return Prepared(model.path or Path(), source, model, plan, notes)
 
 
 def default_output(model: Path) -> Path:

@@ -17,7 +17,9 @@ FILE_WIDTH = 500
 STEPS = {
     "load": "reading the model",
     "plan": "planning",
+    "rescale": "measuring channels",
     "calibrate": "calibrating",
+    "round": "rounding weights",
     "rewrite": "rewriting",
     "verify": "comparing with the float model",
     "save": "writing",

@@ -11,7 +11,7 @@ import pytest
 from onnxq.version import __version__
 
 STATIC = ("digits_cnn.onnx", "-d", "digits_calibration.npz")
-STEPS = ["load", "plan", "calibrate", "round", "rewrite", "verify", "save"]
+STEPS = ["load", "plan", "rescale", "calibrate", "round", "rewrite", "verify", "save"]
 
 
 def squeezed(text: str) -> list[str]:
@@ -145,8 +145,9 @@ def test_statistics_serve_in_place_of_a_calibration(cli, folder: Path) -> None:
     assert (code, out) == (0, "")
     assert err.startswith("s.npz: ")
     assert err.endswith("tensors measured on 100 samples\n")
-    assert cli("quantize", *STATIC, "-o", "a.onnx").code == 0
-    assert cli("quantize", "digits_cnn.onnx", "--stats", "s.npz", "-o", "b.onnx").code == 0
+    Path("as-is.toml").write_text('scheme = "auto"\nsmoothing = false\n')
+    assert cli("quantize", *STATIC, "-r", "as-is.toml", "-o", "a.onnx").code == 0
+    assert cli("quantize", "digits_cnn.onnx", "--stats", "s.npz", "-r", "as-is.toml", "-o", "b.onnx").code == 0
     assert Path("a.onnx").read_bytes() == Path("b.onnx").read_bytes()
     assert cli("plan", "digits_cnn.onnx", "--stats", "s.npz").out == cli("plan", *STATIC).out
 

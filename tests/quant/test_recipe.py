@@ -51,6 +51,7 @@ SETTINGS = {
     "integer_conv": st.booleans(),
     "ranges": st.sampled_from(["minmax", "percentile", "mse"]),
     "percentile": st.floats(50, 100, exclude_min=True),
+    "smoothing": st.booleans(),
     "rounding": st.sampled_from(["nearest", "output-error"]),
 }
 SCHEMES = st.builds(Scheme, **SETTINGS)
@@ -117,7 +118,7 @@ def test_a_file_that_is_no_text(tmp_path):
         ("excludes = ['x']", "unknown key 'excludes' | Did you mean 'exclude'?"),
         (
             "zzz = 1",
-            "unknown key 'zzz' | Known keys: form, granularity, integer_conv, percentile, ranges, rounding, scheme.",
+            "unknown key 'zzz' | Known keys: form, granularity, integer_conv, percentile, ranges, rounding, scheme, smoothing.",
         ),
         ("[[rules]]\nnmae = 'x'", "unknown key 'nmae' | Did you mean 'name'?"),
         ("[[rules]]\nexclude = ['x']", "unknown key 'exclude' | Known keys: "),
