@@ -118,7 +118,7 @@ def carry_out(ready: Prepared, given: Samples | None, stats: str | Path | Stats 
     probe = given if given is not None else random_samples(input_specs(ready.model), RANDOM_SAMPLES)
     if given is not None and stats is None:
         watch.step("rescale")
-        ready = rescale(ready, given, watch)
+        ready = rescale(ready, baseline, given, watch)
     watch.step("calibrate")
     layers = layers_to_measure(ready.plan)
     measured = measure(ready, layers, given, stats, watch)

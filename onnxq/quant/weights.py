@@ -11,6 +11,7 @@ from onnxq.errors import ModelError
 from onnxq.ir import Node, Value
 from onnxq.quant.layers import MeasuredLayers
 from onnxq.quant.plan import Plan
+from onnxq.quant.priors import prior_moments
 from onnxq.quant.qparams import QParams, quantize_weight
 from onnxq.quant.rounding import RoundedWeight, RoundingJob, choose_all
 from onnxq.quant.stats import Stats
@@ -127,7 +128,7 @@ def rounding_jobs(
         assert weight.constant is not None
         rows = _finite(Rows(weight.constant.numpy(), axes).array(), weight, nodes[0].label)
         noise = max(_noise(node, qparams, plan) for node in nodes)
-        jobs[weight, axes] = RoundingJob(rows, layers.moments(stats, *nodes), noise=noise)
+        jobs[weight, axes] = RoundingJob(rows, layers.moments(stats, *nodes) or prior_moments(nodes[0]), noise=noise)
     return jobs
 
 
