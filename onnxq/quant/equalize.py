@@ -29,17 +29,19 @@ class Rescaled:
     Attributes:
         divisors: For each value that is divided, by name: float64 `[channels]`, positive.
         readers: The nodes whose weights are multiplied.
-        exponent: `a` of the factors.
+        exponent: `a` of the factors; None where nothing is divided.
         gain: How much less error the readers' outputs have, in dB, estimated from statistics.
         inserted: Name of the value that the division makes; None where it is free.
+        apart: Channels that the inserted value has zeros for, because they are computed apart in float.
 
     """
 
     divisors: Mapping[str, np.ndarray]
     readers: tuple[Node, ...]
-    exponent: float
+    exponent: float | None
     gain: float
     inserted: str | None = None
+    apart: tuple[int, ...] = ()
 
 
 @dataclass
@@ -70,7 +72,7 @@ class Rescaling:
                 if change.inserted is not None:
                     stats.tensors[name] = known
                 if ChannelStats in known and known[ChannelStats].channels == len(divisor):
-                    stats.tensors[change.inserted or name] = rescaled_stats(known[ChannelStats], divisor)
+                    stats.tensors[change.inserted or name] = rescaled_stats(known[ChannelStats], divisor, change.apart)
 
 
 def channel_axes(nodes: Iterable[Node]) -> dict[str, int]:
@@ -174,9 +176,12 @@ def reading_of(
     return Reading(channels.joined(positions) if positions > 1 else channels, weights, relative)
 
 
-def rescaled_stats(channels: ChannelStats, divisor: np.ndarray) -> TensorStats:
-    """Give the statistics of a tensor after its channels are divided: extremes, moments and channels."""
+def rescaled_stats(channels: ChannelStats, divisor: np.ndarray, apart: Sequence[int] = ()) -> TensorStats:
+    """Give the statistics of a tensor whose channels are divided or set to zero: extremes, moments and channels."""
     divided = channels.divided(divisor)
+    for part in (divided.high, divided.low):
+        part[np.isfinite(part) & np.isin(np.arange(divided.channels), apart)] = 0
+    divided.total[list(apart)] = divided.squares[list(apart)] = 0
     extremes = Extremes(float(divided.low[0].min()), float(divided.high[0].max()))
     count = divided.count * divided.channels
     return TensorStats([extremes, Moments(count, float(divided.total.sum()), float(divided.squares.sum())), divided])

@@ -16,7 +16,7 @@ size wherever that size is a matter of choice.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -41,12 +41,14 @@ class Candidate:
         exponent: `a`; None for no change.
         divisor: `[channels]`, positive.
         without: What the divisor of each channel would have been without the batch that set its range.
+        apart: Channels that are not among those read in 8 bit, but computed apart in float.
 
     """
 
     exponent: float | None
     divisor: np.ndarray
     without: np.ndarray
+    apart: tuple[int, ...] = ()
 
 
 class Reading:
@@ -95,17 +97,21 @@ class Reading:
                 rounding follows.
 
         """
-        s = candidate.divisor
-        high = max(float((self.stats.high[0] / s).max()), 0.0)
-        low = min(float((self.stats.low[0] / s).min()), 0.0)
+        s, apart = candidate.divisor, list(candidate.apart)
+        greatest, least = self.stats.high[0].copy(), self.stats.low[0].copy()
+        greatest[apart] = least[apart] = 0
+        high, low = max(float((greatest / s).max()), 0.0), min(float((least / s).min()), 0.0)
         step = max((high - low) / LEVELS, np.finfo(np.float64).tiny)
         rounding = np.minimum(np.square(s * step) / 12, self.second)
-        above = np.maximum(self.stats.high[0] - high * candidate.without, 0)
-        below = np.maximum(low * candidate.without - self.stats.low[0], 0)
+        rounding[apart] = 0
+        above = np.maximum(greatest - high * candidate.without, 0)
+        below = np.maximum(low * candidate.without - least, 0)
         clipping = (np.square(above, dtype=np.float64) + np.square(below, dtype=np.float64)) / self.stats.count
         total = float((self.energy * (rounding + clipping)).sum())
+        kept = s.astype(np.float32)
+        kept[apart] = 0
         for weight, importance, share in self._parts:
-            scaled = weight * s.reshape(len(weight), 1, -1, 1).astype(np.float32)
+            scaled = weight * kept.reshape(len(weight), 1, -1, 1)
             scale = np.maximum(np.abs(scaled).max(axis=(2, 3), keepdims=True), np.finfo(np.float32).tiny)
             scale /= np.float32(WEIGHT_LEVELS)
             change = np.rint(scaled / scale)
@@ -125,8 +131,16 @@ def weight_of(reader: Constant, array: np.ndarray) -> np.ndarray:
     return rows.reshape(1, -1, rows.shape[-1] // reader.positions, reader.positions)
 
 
-def best(readings: Sequence[Reading], weight_share: float) -> tuple[Candidate, float]:
+def best(
+    readings: Sequence[Reading], weight_share: float, *, apart: int = 0, pays: float = 0.0
+) -> tuple[Candidate, float]:
     """Search the factors for values that are divided together.
+
+    Args:
+        readings: The values.
+        weight_share: See `Reading.error`.
+        apart: At most so many channels may be computed apart.
+        pays: dB that each of them has to gain.
 
     Returns:
         The best candidate, and how much less its error is than without a change, in dB; 0 for no change.
@@ -136,11 +150,25 @@ def best(readings: Sequence[Reading], weight_share: float) -> tuple[Candidate, f
     unchanged = Candidate(None, np.ones(width), np.ones(width))
     before = sum(reading.error(unchanged, weight_share) for reading in readings)
     chosen, least = unchanged, before
-    for candidate in _candidates(readings):
-        error = sum(reading.error(candidate, weight_share) for reading in readings)
-        if error < least * (1 - 1e-6):
-            chosen, least = candidate, error
+    outliers = _outliers(readings, apart)
+    for count in range(len(outliers) + 1):
+        taken = tuple(sorted(outliers[:count]))
+        goal = least * 10 ** (-(pays if count else 0.0) / 10) * (1 - 1e-6)
+        for candidate in [unchanged, *_candidates(readings)]:
+            attempt = replace(candidate, apart=taken)
+            error = sum(reading.error(attempt, weight_share) for reading in readings)
+            if error < min(least, goal):
+                chosen, least = attempt, error
     return chosen, float(10 * np.log10(before / least)) if least > 0 else 0.0
+
+
+def _outliers(readings: Sequence[Reading], count: int) -> list[int]:
+    """Name the channels that carry most, in this order."""
+    if not count:
+        return []
+    reach = np.max([np.maximum(r.stats.high[0], -r.stats.low[0]) for r in readings], axis=0)
+    carried = reach * np.sqrt(sum(reading.energy for reading in readings))
+    return [int(channel) for channel in np.argsort(-carried, kind="stable")[:count]]
 
 
 def _candidates(readings: Sequence[Reading]) -> Iterator[Candidate]:

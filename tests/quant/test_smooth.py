@@ -181,3 +181,78 @@ def test_a_channel_that_is_always_zero_does_no_harm():
     assert gain > 0
     assert np.isfinite(candidate.divisor).all()
     assert (candidate.divisor > 0).all()
+
+
+def towering(reader: str, **attributes) -> Model:
+    """An activation whose channel 5 reaches a hundred times further than the others, read by one layer with a bias."""
+    random = np.random.default_rng(0)
+    size = np.ones(WIDTH, np.float32)
+    size[5] = 100
+    weight = random.standard_normal((WIDTH, WIDTH)).astype(np.float32)
+    nodes = [("Mul", ["x", "size"], ["g"]), ("Softsign", ["g"], ["s"]), ("Mul", ["s", "size"], ["z"])]
+    nodes += (
+        [("MatMul", ["z", "w"], ["h"]), ("Add", ["b", "h"], ["y"])]
+        if reader == "MatMul"
+        else [("Gemm", ["z", "w", "b"], ["y"], attributes)]
+    )
+    return build(
+        [*nodes, ("Tanh", ["z"], ["y2"])],
+        ["n", WIDTH],
+        {"size": size, "w": weight, "b": random.standard_normal(WIDTH).astype(np.float32)},
+        outputs=["y", "y2"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("reader", "attributes"), [("MatMul", {}), ("Gemm", {}), ("Gemm", {"transB": 1, "alpha": 0.5, "beta": 2.0})]
+)
+def test_a_channel_that_towers_above_the_rest_is_computed_apart(reader, attributes):
+    model = towering(reader, **attributes)
+    feeds = samples(1, seed=9)[0]
+    reference = run(model, feeds)
+    stats = measure(model)
+    wide = smooth(readers(model), stats, least_columns=WIDTH)
+    (change,) = wide.changes
+    assert change.apart == (5,)
+    commit(wide.patches)
+    wide.update(stats)
+    kinds = [node.op_type for node in model.graph.nodes]
+    assert kinds.count("Slice") == 1
+    assert difference(reference, run(model, feeds)) < 1e-5
+    inserted = run(model.serialize(extra_outputs=[model.graph.values[change.inserted]]), feeds)[-1]
+    assert not inserted[:, 5].any()
+    assert stats[change.inserted].max < 3
+    assert stats[change.inserted][ChannelStats].high[0, 5] == 0
+
+
+def test_the_bias_stays_right_behind_its_product():
+    """Onnxruntime computes an Add with the integer product only where it follows at once."""
+    model = towering("MatMul")
+    commit(smooth(readers(model), measure(model), least_columns=WIDTH).patches)
+    product = next(node for node in model.graph.nodes if node.op_type == "MatMul")
+    (bias,) = product.outputs[0].consumers()
+    assert bias.op_type == "Add"
+    assert "b" in [source.name for source in bias.inputs]
+
+
+def test_two_outliers_may_be_apart_but_no_more():
+    random = np.random.default_rng(8)
+    values = random.uniform(-1, 1, (500, 64)) * np.where(np.arange(64) < 3, 200, 1)
+    stats = ChannelStats(-1)
+    for part in np.split(values.astype(np.float32), 5):
+        stats.add(part)
+    reading = Reading(stats, [random.standard_normal((1, 64, 64, 1))], [False])
+    assert best([reading], 1.0)[0].apart == ()
+    few = np.where(np.arange(64) == 2, 0.005, 1)
+    two = Reading(stats.divided(1 / few), [random.standard_normal((1, 64, 64, 1))], [False])
+    assert best([two], 1.0, apart=2, pays=1.5)[0].apart == (0, 1)
+
+
+def test_wide_outputs_do_not_pay_for_a_channel_apart():
+    model = post_norm(50.0)
+    stats = measure(model)
+    (change,) = smooth(readers(model), stats).changes
+    assert change.apart == ()
+    weight = model.graph.values["q"].constant.numpy().T.reshape(1, COLUMNS, WIDTH, 1)
+    reading = Reading(stats["z"][ChannelStats], [weight], [False])
+    assert best([reading], 1.0, apart=2, pays=1.5)[0].apart == (3,)  # where it would help
