@@ -26,6 +26,7 @@ from onnxq.steps import (
     open_data,
     prepare,
     rescale,
+    rounding_pays,
     stamp,
     uncollected,
 )
@@ -125,6 +126,8 @@ def carry_out(ready: Prepared, given: Samples | None, stats: str | Path | Stats 
     qparams = choose_qparams(ready.plan, measured)
     watch.step("round")
     weights = Weights(ready.plan, qparams, measured, layers)
+    if given is not None and stats is None and not rounding_pays(ready, baseline, given):
+        weights = Weights()
     watch.step("rewrite")
     report = planned(ready)
     model = stamp(rewrite(ready.model, ready.plan, qparams, weights), ready)

@@ -15,7 +15,7 @@ from onnxq.ir import Model, Value, check_output, commit
 from onnxq.ir.opset import check_loadable, raise_opset
 from onnxq.ir.passes import normalise
 from onnxq.ir.types import infer_types
-from onnxq.observer import Observer
+from onnxq.observer import Observer, Silent
 from onnxq.quant.calibrate import calibrate
 from onnxq.quant.equalize import Rescaling, channel_axes, channel_kinds, equalize
 from onnxq.quant.layers import MeasuredLayers
@@ -29,6 +29,7 @@ from onnxq.quant.samples import Samples, input_specs, open_samples, wrap_samples
 from onnxq.quant.smooth import smooth
 from onnxq.quant.stats import Stats
 from onnxq.quant.stats_file import load_stats
+from onnxq.quant.weights import Weights
 from onnxq.verify import compare
 from onnxq.version import __version__
 
@@ -115,10 +116,10 @@ def rescale(ready: Prepared, baseline: bytes, samples: Samples, watch: Observer)
     weights rounded to nearest, and judged on the other half. Channels that are stretched to fill the range clip first
     where other samples go further, which only samples that chose nothing can show.
     """
-    few = list(samples.limit(TRIAL_SAMPLES))
-    if len(few) < 2:
+    halves = _halves(samples)
+    if halves is None:
         return ready
-    fitting, held_out = (wrap_samples(half, samples.inputs) for half in (few[0::2], few[1::2]))
+    fitting, held_out = halves
     best, chosen = None, None
     for methods in ((equalize,), (smooth,), (equalize, smooth)):
         changed = _rescaled(duplicate(ready), methods, fitting, watch)
@@ -155,6 +156,34 @@ def duplicate(ready: Prepared) -> Prepared:
     model = ready.model.copy()
     infer_types(model)
     return replace(ready, model=model, plan=decide(model, ready.plan.recipe, with_data=True))
+
+
+def rounding_pays(ready: Prepared, baseline: bytes, samples: Samples) -> bool:
+    """Tell whether codes chosen on one half of the samples serve the other half better than rounding to nearest.
+
+    Every layer has passed that test on its own by then; whether it carries to the outputs shows only the whole model.
+    """
+    halves = _halves(samples)
+    if halves is None:
+        return True
+    spare = duplicate(ready)
+    layers = layers_to_measure(spare.plan)
+    if not layers.values:
+        return True
+    measured = measure(spare, layers, halves[0], None, Silent())
+    qparams = choose_qparams(spare.plan, measured)
+    weights = Weights(spare.plan, qparams, measured, layers)
+    encoded = rewrite(spare.model, spare.plan, qparams, weights).serialize()
+    chosen = compare(baseline, encoded, halves[1], latency=False).worst_sqnr
+    return chosen > _trial(ready, baseline, *halves)
+
+
+def _halves(samples: Samples) -> tuple[Samples, Samples] | None:
+    """Split the first samples into two sets, in turn; None where there are too few."""
+    few = list(samples.limit(TRIAL_SAMPLES))
+    if len(few) < 2:
+        return None
+    return wrap_samples(few[0::2], samples.inputs), wrap_samples(few[1::2], samples.inputs)
 
 
 def _trial(ready: Prepared, baseline: bytes, fitting: Samples, held_out: Samples) -> float:

@@ -113,7 +113,7 @@ def integer_region(
     places |= {clamp: places[maker] for clamp, maker in merged.items()}
     for node, form in forms.items():
         place = places[node]
-        if node in forced or not form.output:  # an output that stays float has no side to choose
+        if node in forced:
             flow.edge(0, place, INFINITE)
             continue
         in_float, in_integers = _times(node, costs)
@@ -189,9 +189,15 @@ def count(value: Value) -> int:
 def _times(node: Node, costs: Costs) -> tuple[float, float]:
     output, weight = node.outputs[0], node.inputs[1] if len(node.inputs) > 1 else None
     assert output is not None
+    first = node.inputs[0]
+    elements = count(first) if first is not None else 1
+    if node.op_type in ("MatMul", "Gemm") and weight is not None and weight.tensor is not None:
+        columns = max(int(output.shape[-1]) if output.shape and isinstance(output.shape[-1], int) else 1, 1)
+        inner = max(weight.tensor.size // columns, 1)
+        in_float, in_integers = costs.matmul(max(elements // inner, 1), inner, columns)
+        return in_float, in_integers + costs.borders["node"]  # the bias behind it is not fused any more
     if node.op_type != "Conv" or weight is None or weight.tensor is None:
-        first = node.inputs[0]
-        return costs.elementwise(node.op_type, count(first) if first is not None else 1)
+        return costs.elementwise(node.op_type, elements)
     filters, per_group, *window = weight.tensor.shape
     group = int(node.attribute("group", 1))
     pixels = max(count(output) // max(filters, 1), 1)

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+AXES = ("channels", "filters", "pixels", "rows", "inner", "columns")  # of the tables, in this order
+
 
 class Costs:
     """Kernel times of one target, interpolated from its table.
@@ -44,6 +46,10 @@ class Costs:
         in_float, in_integers = self._interpolate("spatial", shape)
         return in_float * group * kernel / 9, in_integers * group * kernel / 9
 
+    def matmul(self, rows: int, inner: int, columns: int) -> tuple[float, float]:
+        """Give the time of a product `[rows, inner] @ [inner, columns]` with float output in float and in 8 bit."""
+        return self._interpolate("matmul", (rows, inner, columns))
+
     def elementwise(self, op_type: str, elements: int) -> tuple[float, float]:
         """Give the time of an operator without weights in float and in 8 bit; the default is for moving values."""
         per_float, per_integer = self.table["elementwise"].get(op_type, (0.08, 0.02))
@@ -52,7 +58,7 @@ class Costs:
     def border(self, elements: int, *, into_integers: bool) -> float:
         """Give the time of crossing between float and 8 bit: the conversion, and the change of layout around a Conv."""
         kind = "QuantizeLinear" if into_integers else "DequantizeLinear"
-        return (self.borders[kind] + self.borders["Transpose"]) * elements
+        return (self.borders[kind] + self.borders["Transpose"]) * elements + self.borders["node"]
 
     def _interpolate(self, name: str, point: tuple[int, ...]) -> tuple[float, float]:
         """Interpolate linearly in the logarithms of sizes and times; outside the table its edges are continued."""
@@ -72,7 +78,7 @@ class Costs:
 
 def _grid(table: dict[str, Any], name: str) -> tuple[list[np.ndarray], np.ndarray]:
     entry = table[name]
-    axes = [np.log2(np.asarray(entry[key], np.float64)) for key in ("channels", "filters", "pixels") if key in entry]
+    axes = [np.log2(np.asarray(entry[key], np.float64)) for key in AXES if key in entry]
     shape = [len(axis) for axis in axes]
     times = np.stack([np.asarray(entry[key], np.float64).reshape(shape) for key in ("float", "integer")], axis=-1)
     return axes, np.log2(times)

@@ -22,6 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 RUNS = 12
 POINTWISE = ((8, 32, 128, 512), (8, 32, 128, 512), (7, 28, 112))
 SPATIAL = ((3, 16, 64, 256), (16, 64, 256), (7, 28, 112))
+MATMUL = ((1, 4, 16, 64, 256), (64, 256, 1024), (64, 256, 1024))
 DEPTHWISE = ((16, 64, 256), (7, 28, 112, 224))
 
 
@@ -122,14 +123,55 @@ def main() -> None:
         times.append(pair)
         print("depthwise", channels, side, [round(t / 1000, 1) for t in pair], file=sys.stderr)
     out += table("depthwise", {"channels": DEPTHWISE[0], "pixels": [s * s for s in DEPTHWISE[1]]}, times)
+    times = [matmul(*point) for point in product(*MATMUL)]
+    out += table("matmul", {"rows": MATMUL[0], "inner": MATMUL[1], "columns": MATMUL[2]}, times)
     out += ["[borders]", "# nanoseconds per element; Transpose is the change of layout around an integer Conv"]
     large = [(size, rest) for size, rest in borders if size > 100_000]
     for kind in ("QuantizeLinear", "DequantizeLinear", "Transpose"):
         costs = [rest[kind] / (size / 2 * (2 if kind == "Transpose" else 1)) for size, rest in large if rest.get(kind)]
         out.append(f"{kind} = {np.median(costs) if costs else 0.0:.4f}")
+    smallest = min(borders, key=lambda border: border[0])[1]
+    out.append(f"node = {smallest['QuantizeLinear']:.0f}  # nanoseconds for one more node, however small its tensor")
     out += ["", "[elementwise]", "# nanoseconds per element of the first input: float, integer"]
     out += [f"{kind} = {elementwise(kind)}" for kind in ("Add", "Mul", "Concat", "MaxPool", "AveragePool", "LeakyRelu")]
     target.write_text("\n".join(out) + "\n")
+
+
+def matmul(rows: int, inner: int, columns: int) -> list[float]:
+    """Give `[float ns, integer ns]` of a MatMul with a constant weight and a float output."""
+    random = np.random.default_rng(0)
+    weight = random.standard_normal((inner, columns)).astype(np.float32)
+    times = []
+    for quantized in (False, True):
+        if quantized:
+            constants = {
+                "scale": np.array(0.05, np.float32),
+                "zero": np.array(128, np.uint8),
+                "w8": np.clip(np.rint(weight / 0.02), -127, 127).astype(np.int8),
+                "ws": np.full(columns, 0.02, np.float32),
+                "wz": np.zeros(columns, np.int8),
+            }
+            nodes = [
+                helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["xq"]),
+                helper.make_node("DequantizeLinear", ["xq", "scale", "zero"], ["xd"]),
+                helper.make_node("DequantizeLinear", ["w8", "ws", "wz"], ["w"], axis=1),
+                helper.make_node("MatMul", ["xd", "w"], ["y"]),
+            ]
+        else:
+            constants = {"w": weight}
+            nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+        graph = helper.make_graph(
+            nodes,
+            "matmul",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, inner])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, [rows, columns])],
+            [numpy_helper.from_array(a, n) for n, a in constants.items()],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        feeds = {"x": random.standard_normal((rows, inner)).astype(np.float32)}
+        found = kernel_times(model.SerializeToString(), feeds)
+        times.append(found["MatMulIntegerToFloat" if quantized else "MatMul"])
+    return times
 
 
 def elementwise(kind: str) -> list[float]:
