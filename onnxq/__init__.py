@@ -19,6 +19,7 @@ from onnxq.errors import (
 from onnxq.version import __version__
 
 if TYPE_CHECKING:
+    from onnxq.evaluator import evaluate
     from onnxq.ir import Model, load, save
     from onnxq.pipeline import quantize
     from onnxq.quant.recipe import Recipe, load_recipe, recipe_names
@@ -34,6 +35,7 @@ _LAZY = {
     "Report": "onnxq.report",
     "Samples": "onnxq.quant.samples",
     "compare": "onnxq.verify",
+    "evaluate": "onnxq.evaluator",
     "load": "onnxq.ir",
     "load_recipe": "onnxq.quant.recipe",
     "open_samples": "onnxq.quant.samples",
@@ -59,6 +61,7 @@ __all__ = [
     "Samples",
     "__version__",
     "compare",
+    "evaluate",
     "load",
     "load_recipe",
     "open_samples",

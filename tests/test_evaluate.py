@@ -10,8 +10,8 @@ import pytest
 from onnx import TensorProto, helper, parser
 
 from onnxq.errors import DataError, ModelError
-from onnxq.evaluate import Evaluator, evaluate
-from onnxq.evaluate.blas import _switch, one_blas_thread
+from onnxq.evaluator import Evaluator, evaluate
+from onnxq.evaluator.blas import _switch, one_blas_thread
 from onnxq.ir import parse
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"

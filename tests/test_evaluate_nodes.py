@@ -9,7 +9,7 @@ import pytest
 from onnx import numpy_helper
 
 from onnxq.errors import OnnxqError
-from onnxq.evaluate import Evaluator
+from onnxq.evaluator import Evaluator
 
 # docs/evaluator.md says why: images need Pillow, random numbers are not the suite's, one case contradicts itself.
 KNOWN = ("test_image_decoder_", "test_bernoulli", "test_if_opt")

@@ -16,8 +16,8 @@ import onnx
 import onnxruntime as ort
 from onnx.reference import ReferenceEvaluator
 
-from onnxq.evaluate import Evaluator
-from onnxq.evaluate.blas import one_blas_thread
+from onnxq.evaluator import Evaluator
+from onnxq.evaluator.blas import one_blas_thread
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 ARENA = Path(__file__).resolve().parents[3] / "shared/arena"

@@ -10,8 +10,8 @@ import onnx
 import onnxruntime as ort
 from onnx import helper
 
-from onnxq.evaluate import Evaluator
-from onnxq.evaluate.fallback import Fallback
+from onnxq.evaluator import Evaluator
+from onnxq.evaluator.fallback import Fallback
 
 IR_BY_OPSET = {7: 3, 8: 3, 9: 4, 10: 5, 11: 6, 12: 7, 13: 7, 14: 7, 15: 8, 16: 8, 17: 8, 18: 8, 19: 9, 20: 9, 21: 10}
 

@@ -6,7 +6,7 @@ import pytest
 from onnx import parser
 
 from onnxq.errors import ModelError
-from onnxq.evaluate import evaluate
+from onnxq.evaluator import evaluate
 
 F = np.float32
 

@@ -5,7 +5,7 @@ import pytest
 from float_support import check, evaluate_single, normal, single
 
 from onnxq.errors import ModelError
-from onnxq.evaluate import evaluate
+from onnxq.evaluator import evaluate
 
 
 def statistics(channels, seed=0):

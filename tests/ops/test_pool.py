@@ -6,7 +6,7 @@ from float_support import check, evaluate_single, normal, onnxruntime_single, si
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxq.evaluate import evaluate
+from onnxq.evaluator import evaluate
 
 
 @st.composite

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxq.evaluate.fallback import Fallback
+from onnxq.evaluator.fallback import Fallback
 from onnxq.ir import Graph, Model, Node, Value
 from onnxq.ir.graph import GRAPH_SPARSE
 from onnxq.ir.wire import fields

@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 
 from onnxq.errors import DataError, ModelError, OnnxqError
-from onnxq.evaluate.blas import one_blas_thread
-from onnxq.evaluate.schedule import Schedule, Step, prepare
+from onnxq.evaluator.blas import one_blas_thread
+from onnxq.evaluator.schedule import Schedule, Step, prepare
 from onnxq.ir import Graph, Model, Value, load, parse
 from onnxq.ops.arrays import NotCovered
 
