@@ -9,8 +9,8 @@ import pytest
 from onnxq.comparison import Comparison, Latency, OutputComparison
 from onnxq.errors import OutputError
 from onnxq.ir import load
-from onnxq.steps import prepare
 from onnxq.report import NodeReport, Report, check_report_path, decibels, write_report
+from onnxq.steps import prepare
 
 SAMPLES = Path(__file__).parents[1] / "sample_models"
 NODES = (

@@ -118,7 +118,8 @@ def test_a_file_that_is_no_text(tmp_path):
         ("excludes = ['x']", "unknown key 'excludes' | Did you mean 'exclude'?"),
         (
             "zzz = 1",
-            "unknown key 'zzz' | Known keys: form, granularity, integer_conv, percentile, ranges, rounding, scheme, smoothing.",
+            "unknown key 'zzz' | Known keys: "
+            "form, granularity, integer_conv, percentile, ranges, rounding, scheme, smoothing.",
         ),
         ("[[rules]]\nnmae = 'x'", "unknown key 'nmae' | Did you mean 'name'?"),
         ("[[rules]]\nexclude = ['x']", "unknown key 'exclude' | Known keys: "),

@@ -1,0 +1,97 @@
+"""The least cut: found exactly, on whatever network; and what it makes of Conv graphs."""
+
+import itertools
+
+import numpy as np
+import onnx
+import pytest
+from helpers import build, node, typed
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onnxq.quant.plan import make_plan
+from onnxq.quant.recipe import load_recipe
+from onnxq.quant.region import Flow
+from onnxq.targets import load_costs
+
+COSTS = load_costs()
+
+
+def cut_cost(edges, side):
+    """What a choice of sides costs: the capacities that leave the source's side."""
+    return sum(capacity for start, end, capacity in edges if start in side and end not in side)
+
+
+@given(st.data())
+def test_the_cut_is_the_least_of_all(data):
+    nodes = data.draw(st.integers(1, 5))
+    names = range(nodes + 2)
+    edges = data.draw(
+        st.lists(st.tuples(st.sampled_from(names), st.sampled_from(names), st.integers(1, 20)), max_size=14)
+    )
+    flow = Flow()
+    for _ in range(nodes):
+        flow.node()
+    for start, end, capacity in edges:
+        flow.edge(start, end, float(capacity))
+    side = flow.source_side()
+    assert 0 in side
+    assert 1 not in side
+    inner = range(2, nodes + 2)
+    least = min(cut_cost(edges, {0, *chosen}) for k in range(nodes + 1) for chosen in itertools.combinations(inner, k))
+    assert cut_cost(edges, side) == least
+
+
+def schemes(proto: onnx.ModelProto, recipe: str = "auto") -> dict[str, str | None]:
+    plan = make_plan(typed(proto), load_recipe(recipe), with_data=True)
+    return {decision.node.op_type: decision.scheme for decision in plan.decisions}
+
+
+def conv(channels: int, filters: int, kernel: int, side: int, group: int = 1) -> onnx.ModelProto:
+    weight = np.ones((filters, channels // group, kernel, kernel), np.float32)
+    step = node("Conv", "x w", "y", pads=[kernel // 2] * 4, group=group)
+    return build([step], {"x": [1, channels, side, side]}, ["y"], {"w": weight})
+
+
+def test_a_conv_of_many_channels_works_in_8_bit_and_one_of_few_in_float() -> None:
+    assert schemes(conv(64, 64, 3, 56)) == {"Conv": "static-int8"}
+    assert schemes(conv(3, 16, 3, 112)) == {"Conv": None}  # 432 weights are not worth storing in 8 bit either
+    assert schemes(conv(3, 64, 3, 112)) == {"Conv": "weight-int8"}
+
+
+def test_a_named_recipe_has_its_way_whatever_it_costs() -> None:
+    assert schemes(conv(3, 16, 3, 112), "static-int8") == {"Conv": "static-int8"}
+
+
+def test_the_reason_says_that_float_is_as_fast() -> None:
+    plan = make_plan(typed(conv(3, 64, 3, 112)), load_recipe("auto"), with_data=True)
+    assert plan.decisions[0].reason == "weight stored in 8 bit, computed in float: 8 bit would not be faster here"
+
+
+def test_a_product_of_one_row_stays_float() -> None:
+    weight = np.ones((256, 64), np.float32)
+    row, many = ({"x": [rows, 256]} for rows in (1, 256))
+    steps = [node("MatMul", "x w", "y")]
+    assert schemes(build(steps, row, ["y"], {"w": weight})) == {"MatMul": "weight-int8"}
+    assert schemes(build(steps, many, ["y"], {"w": weight})) == {"MatMul": "static-int8"}
+
+
+@pytest.mark.parametrize("kernel", [1, 9])
+@pytest.mark.parametrize("group", [1, 4])
+def test_times_grow_with_the_work(kernel: int, group: int) -> None:
+    small = COSTS.conv(64, 64, kernel, 784, group)
+    assert all(time > 0 for time in small)
+    assert all(b > a for a, b in zip(small, COSTS.conv(64, 512, kernel, 784, group), strict=True))
+    assert all(b > a for a, b in zip(small, COSTS.conv(64, 64, kernel, 12544, group), strict=True))
+
+
+def test_table_points_are_given_back() -> None:
+    table = COSTS.table["pointwise"]
+    first = table["float"][0], table["integer"][0]
+    found = COSTS.conv(table["channels"][0], table["filters"][0], 1, table["pixels"][0], 1)
+    assert found == pytest.approx(first)
+
+
+def test_beyond_the_table_times_go_on() -> None:
+    near, far = COSTS.matmul(256, 1024, 1024), COSTS.matmul(1024, 1024, 1024)
+    assert all(2 < b / a < 8 for a, b in zip(near, far, strict=True))

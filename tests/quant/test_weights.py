@@ -1,0 +1,93 @@
+"""Weights as rows, and codes that are chosen together."""
+
+import numpy as np
+import pytest
+from helpers import build, node, quantize_in_memory, recipe_of, typed
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onnxq.errors import ModelError
+from onnxq.quant.calibrate import calibrate
+from onnxq.quant.layers import MeasuredLayers
+from onnxq.quant.plan import make_plan
+from onnxq.quant.stats import Stats
+from onnxq.quant.weights import Rows, Weights, rounding_jobs
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
+def test_rows_come_back_in_the_weights_shape(shape, data):
+    axes = tuple(sorted(data.draw(st.sets(st.integers(0, len(shape) - 1)))))
+    weight = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    rows = Rows(weight, axes)
+    array = rows.array()
+    assert array.shape[0] == np.prod([size for axis, size in enumerate(shape) if axis not in axes])
+    codes, scales = rows.restore(array, array.max(axis=1))
+    np.testing.assert_array_equal(codes, weight)
+    np.testing.assert_array_equal(scales, weight.max(axis=axes, keepdims=True))
+
+
+@pytest.mark.parametrize(
+    ("step", "shape", "channels"),
+    [
+        (node("MatMul", "x w", "y"), (24, 40), 40),
+        (node("Gemm", "x w", "y", transB=1), (40, 24), 40),
+        (node("Gemm", "x w", "y"), (24, 40), 40),
+    ],
+)
+def test_each_output_channel_is_a_row(step, shape, channels):
+    weight = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    model = typed(build([step], {"x": [64, 24]}, ["y"], {"w": weight}))
+    plan = make_plan(model, recipe_of("static-int8"), with_data=True)
+    qparams = {value: (np.float32(0.5), np.uint8(0)) for value in plan.calibrated()}
+    (job,) = rounding_jobs(plan, qparams, Stats(), MeasuredLayers([])).values()
+    assert job.rows.shape == (channels, 24)
+    assert job.noise == pytest.approx(0.25 / 12)
+
+
+def test_rounding_to_nearest_asks_for_no_job():
+    weight = np.ones((24, 40), np.float32)
+    model = typed(build([node("MatMul", "x w", "y")], {"x": [64, 24]}, ["y"], {"w": weight}))
+    plan = make_plan(model, recipe_of("static-int8", rounding="nearest"), with_data=True)
+    assert not rounding_jobs(plan, {}, Stats(), MeasuredLayers([]))
+
+
+def test_a_weight_that_is_not_finite_is_named():
+    weight = np.ones((24, 40), np.float32)
+    weight[3, 4] = np.inf
+    model = typed(build([node("MatMul", "x w", "y", name="head")], {"x": [64, 24]}, ["y"], {"w": weight}))
+    with pytest.raises(ModelError, match="'w', read by head: the weight holds NaN or infinity"):
+        Weights(make_plan(model, recipe_of("weight-int8"), with_data=False))
+
+
+def test_correlated_inputs_are_served_better_than_by_rounding_to_nearest():
+    random = np.random.default_rng(1)
+    mixing = random.standard_normal((4, 64)).astype(np.float32)
+    x = (random.standard_normal((512, 4)).astype(np.float32) @ mixing) + 0.01
+    weight = random.standard_normal((64, 32)).astype(np.float32)
+    model = typed(build([node("MatMul", "x w", "y")], {"x": [512, 64]}, ["y"], {"w": weight}))
+    plan = make_plan(model, recipe_of("weight-int8"), with_data=True)
+    layers = MeasuredLayers(decision.node for decision in plan.decisions)
+    stats = calibrate(model, layers.values, [{"x": x}, {"x": -x}], kinds=layers.kinds)
+    value = model.graph.nodes[0].inputs[1]
+    errors = []
+    for weights in (Weights(), Weights(plan, {}, stats, layers)):
+        codes, scales = weights.codes(value, (0,), None, "y")
+        errors.append(np.square(x @ (codes * scales - weight)).mean())
+    assert errors[1] < errors[0] / 10
+
+
+def test_the_least_scale_is_kept_by_chosen_codes():
+    weight = np.random.default_rng(2).standard_normal((24, 40)).astype(np.float32)
+    model = typed(build([node("MatMul", "x w", "y")], {"x": [64, 24]}, ["y"], {"w": weight}))
+    weights = Weights(make_plan(model, recipe_of("weight-int8"), with_data=False))
+    floor = np.full((1, 40), 0.5, np.float32)
+    codes, scales = weights.codes(model.graph.nodes[0].inputs[1], (0,), floor, "y")
+    assert (scales >= 0.5).all()
+    assert (np.abs(codes * scales - weight) <= scales).all()
+
+
+def test_the_whole_way_is_deterministic():
+    weight = np.random.default_rng(3).standard_normal((32, 48)).astype(np.float32)
+    proto = build([node("MatMul", "x w", "y")], {"x": [8, 32]}, ["y"], {"w": weight})
+    first, second = (quantize_in_memory(proto, "dynamic-int8").data for _ in range(2))
+    assert first == second
