@@ -46,7 +46,7 @@ def test_json_says_the_same_and_nothing_else_is_on_stdout(cli, folder: Path) -> 
     assert report["output"] == {"path": "q.onnx", "files": ["q.onnx"], "bytes": Path("q.onnx").stat().st_size}
     assert sum(report["counts"].values()) == len(report["nodes"]) == 16
     assert sum(report["reasons"].values()) == report["counts"]["float"]
-    assert {node["scheme"] for node in report["nodes"]} == {None, "static-int8"}
+    assert {node["scheme"] for node in report["nodes"]} == {None, "static-int8", "weight-int8"}
     assert list(report["seconds"]) == STEPS
     assert report["comparison"]["data"] == "100 samples from digits_calibration.npz"
     assert report["comparison"]["samples"] == 100

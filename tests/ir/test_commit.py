@@ -282,6 +282,6 @@ def chain_time(length):
 
 
 def test_cost_is_linear_in_the_patches():
-    """Twice the patches take less than three times as long; a quadratic commit takes four."""
+    """Four times the patches take less than eight times as long, on a busy machine too; a quadratic commit takes 16."""
     chain_time(200)
-    assert min(chain_time(4000) / chain_time(2000) for _ in range(2)) < 3
+    assert min(chain_time(4000) / chain_time(1000) for _ in range(3)) < 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import ALL, F, build, floats, node, quantize_in_memory, session
+from helpers import ALL, F, build, floats, node, quantize_in_memory
 from integer_products import SHAPES, quantize_matrix
 
 
@@ -91,13 +91,3 @@ def test_a_stored_weight_with_several_readers_is_stored_once():
     made = quantize_in_memory(build(nodes, {"x": [4, 32]}, ["y"], {"w": w}), "weight-int8")
     assert made.ops == {"Cast": 1, "Mul": 1, "MatMul": 2, "Gemm": 1}
     assert [name for name, array in made.weights.items() if array.shape == (32, 32)] == ["w_quantized"]
-
-
-def test_recurrent_nodes_stay_float_with_a_reason():
-    weights = {"w": floats(1, 32, 8), "r": floats(1, 32, 8, seed=1)}
-    proto = build([node("LSTM", "x w r", "y", hidden_size=8)], {"x": [3, 2, 8]}, ["y"], weights)
-    made = quantize_in_memory(proto, "weight-int8")
-    assert made.decision("n_y").scheme is None
-    assert made.decision("n_y").reason == "LSTM has no quantized form"
-    assert made.data == made.source
-    assert session(made.data)

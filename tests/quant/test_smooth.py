@@ -162,7 +162,7 @@ def test_the_exponent_leaves_room_where_batches_disagree():
         steady.add((batch * size).astype(np.float32))
         batch[:2, index] *= 8  # of one channel in each batch
         spiky.add((batch * size).astype(np.float32))
-    exponents = [best([Reading(stats, [weight], [False])], 0.0)[0].exponent for stats in (steady, spiky)]
+    exponents = [best([Reading(stats, [weight], [None])], 0.0)[0].exponent for stats in (steady, spiky)]
     assert exponents[0] == 1.0
     assert exponents[1] is None or exponents[1] < 0.9
 
@@ -177,7 +177,7 @@ def test_a_channel_that_is_always_zero_does_no_harm():
     stats.add(values / 2)
     weight = np.random.default_rng(7).standard_normal((1, 4, 8, 1))
     weight[:, :, 5] = 0  # and one that nobody reads
-    candidate, gain = best([Reading(stats, [weight], [True])], 1.0)
+    candidate, gain = best([Reading(stats, [weight], [np.ones(4)])], 1.0)
     assert gain > 0
     assert np.isfinite(candidate.divisor).all()
     assert (candidate.divisor > 0).all()
@@ -241,10 +241,10 @@ def test_two_outliers_may_be_apart_but_no_more():
     stats = ChannelStats(-1)
     for part in np.split(values.astype(np.float32), 5):
         stats.add(part)
-    reading = Reading(stats, [random.standard_normal((1, 64, 64, 1))], [False])
+    reading = Reading(stats, [random.standard_normal((1, 64, 64, 1))], [None])
     assert best([reading], 1.0)[0].apart == ()
     few = np.where(np.arange(64) == 2, 0.005, 1)
-    two = Reading(stats.divided(1 / few), [random.standard_normal((1, 64, 64, 1))], [False])
+    two = Reading(stats.divided(1 / few), [random.standard_normal((1, 64, 64, 1))], [None])
     assert best([two], 1.0, apart=2, pays=1.5)[0].apart == (0, 1)
 
 
@@ -254,5 +254,5 @@ def test_wide_outputs_do_not_pay_for_a_channel_apart():
     (change,) = smooth(readers(model), stats).changes
     assert change.apart == ()
     weight = model.graph.values["q"].constant.numpy().T.reshape(1, COLUMNS, WIDTH, 1)
-    reading = Reading(stats["z"][ChannelStats], [weight], [False])
+    reading = Reading(stats["z"][ChannelStats], [weight], [None])
     assert best([reading], 1.0, apart=2, pays=1.5)[0].apart == (3,)  # where it would help
