@@ -6,20 +6,20 @@ weights that read the value undo them. Runs on the normalised float model, befor
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from onnxq.ir import ArrayTensor, Node, Patch, Value
 from onnxq.quant.channels import ChannelStats
-from onnxq.quant.folding import Constant, linear_reader, reader_axis
+from onnxq.quant.folding import Constant, Group, linear_reader, reader_axis
 from onnxq.quant.folding_search import find_groups
 from onnxq.quant.rescale import Reading, best, weight_of
 from onnxq.quant.statistic import Statistic
 from onnxq.quant.stats import Extremes, Moments, Stats, TensorStats, basic_kinds
 
-LEAST_GAIN = 0.1  # dB; below it is within what the estimate cannot tell
+LEAST_GAIN = 1.0  # dB; below it the estimate is as often wrong as right
 
 
 @dataclass(frozen=True)
@@ -114,18 +114,9 @@ def equalize(
     """
     measured = measured_inputs(nodes, stats)
     groups = find_groups({value: reader_axis(node) for node, value in measured.items()})
-    free = {*groups, *find_groups({v: reader_axis(n) for n in measured if (v := n.outputs[0])})}
     weights = _Weights()
     made = Rescaling()
-    for group in dict.fromkeys(groups.values()):
-        by_value: dict[Value, list[Constant]] = {}
-        for reader in group.readers:
-            value = measured.get(reader.node)
-            if value is not None:
-                by_value.setdefault(value, []).append(reader)
-        readings = [reading_of(stats, value, readers, weights, free) for value, readers in by_value.items()]
-        if not readings:
-            continue
+    for group, readings in _readings(groups, measured, stats).items():
         candidate, gain = best(readings, weight_share)
         if candidate.exponent is not None and gain >= least_gain:
             divisors = {value.name: np.repeat(candidate.divisor, times) for value, times in group.values.items()}
@@ -134,6 +125,45 @@ def equalize(
             weights.change(group.constants, candidate.divisor)
     made.patches = weights.patches()
     return made
+
+
+def _readings(
+    groups: Mapping[Value, Group], measured: Mapping[Node, Value], stats: Stats
+) -> dict[Group, list[Reading]]:
+    """Put together what is known of the values of each group, and who reads them.
+
+    What a reader gives counts by who reads that in turn, so the last groups come first. Everything is taken from the
+    model as it is: rescaling one group changes nothing about another, because sizes and what they count change alike.
+    """
+    position = {node: index for index, node in enumerate(measured)}
+    first = {
+        group: min(position.get(reader.node, len(position)) for reader in group.readers)
+        for group in dict.fromkeys(groups.values())
+        if any(reader.node in measured for reader in group.readers)
+    }
+    found: dict[Group, list[Reading]] = {}
+    counts: dict[Group, np.ndarray] = {}
+    for group in sorted(first, key=lambda group: -first[group]):
+        by_value: dict[tuple[Value, bool], list[Constant]] = {}
+        for reader in group.readers:
+            if reader.node in measured:
+                returns = groups.get(_output(reader.node)) is group  # a residual branch, judged once the rest is known
+                by_value.setdefault((measured[reader.node], returns), []).append(reader)
+        found[group] = []
+        for (value, returns), readers in sorted(by_value.items(), key=lambda item: item[0][1]):
+            outputs = [groups.get(_output(reader.node)) for reader in readers]
+            importance = [None if after is None else counts.get(after) for after in outputs]
+            reading = reading_of(stats, value, readers, importance)
+            found[group].append(reading)
+            if not returns:
+                counts[group] = counts.get(group, 0) + reading.energy
+    return {group: found[group] for group in first}
+
+
+def _output(node: Node) -> Value:
+    value = node.outputs[0]
+    assert value is not None
+    return value
 
 
 def measured_inputs(nodes: Iterable[Node], stats: Stats) -> dict[Node, Value]:
@@ -152,11 +182,7 @@ def measured_inputs(nodes: Iterable[Node], stats: Stats) -> dict[Node, Value]:
 
 
 def reading_of(
-    stats: Stats,
-    value: Value,
-    readers: Sequence[Constant],
-    arrays: _Weights | None,
-    free: Collection[Value],
+    stats: Stats, value: Value, readers: Sequence[Constant], importance: Sequence[np.ndarray | None]
 ) -> Reading:
     """Put together what is known of a value that is read in 8 bit.
 
@@ -164,16 +190,19 @@ def reading_of(
         stats: Of the value, by channel.
         value: The value.
         readers: The weights that it meets.
-        arrays: Weights of which some were changed already; None where none was.
-        free: Values whose channels may be of any size: errors of a reader that makes one count in relation to that.
+        importance: For each reader, what an error of its output channels counts; None where all count the same.
 
     """
-    arrays = arrays or _Weights()
-    weights = [weight_of(reader, arrays.at(reader)) for reader in readers]
-    relative = [reader.node.outputs[0] in free for reader in readers]
+    weights = [weight_of(reader, constant_array(reader.value)) for reader in readers]
     channels = stats[value.name][ChannelStats]
     positions = readers[0].positions
-    return Reading(channels.joined(positions) if positions > 1 else channels, weights, relative)
+    return Reading(channels.joined(positions) if positions > 1 else channels, weights, importance)
+
+
+def constant_array(value: Value) -> np.ndarray:
+    """Give the elements of a constant, float64."""
+    assert value.constant is not None
+    return value.constant.numpy().astype(np.float64)
 
 
 def rescaled_stats(channels: ChannelStats, divisor: np.ndarray, apart: Sequence[int] = ()) -> TensorStats:
@@ -195,10 +224,6 @@ class _Weights:
         self._done: dict[tuple[Node, int], tuple[tuple[int, Constant], ...]] = {}
         self._arrays: dict[tuple[Value, tuple[object, ...]], np.ndarray] = {}
         self._divisors: list[np.ndarray] = []
-
-    def at(self, constant: Constant) -> np.ndarray:
-        """Give the elements as they are now, float64."""
-        return self._array(constant.value, self._done.get((constant.node, constant.slot), ()))
 
     def change(self, constants: Iterable[Constant], divisor: np.ndarray) -> None:
         """Let constants absorb the factors of a group."""
@@ -223,9 +248,8 @@ class _Weights:
         return patches
 
     def _array(self, value: Value, steps: Sequence[tuple[int, Constant]]) -> np.ndarray:
-        assert value.constant is not None
         if not steps:
-            return value.constant.numpy().astype(np.float64)
+            return constant_array(value)
         key = value, _history(steps)
         if key not in self._arrays:
             index, constant = steps[-1]

@@ -9,8 +9,8 @@ by s, has at the reader's outputs the squared error
 
 Factors come from the family `s = r^a / ‖W‖^(1-a)` of SmoothQuant (https://arxiv.org/abs/2211.10438, equation 4), with
 the range r of each channel. They undo every rescaling of the channels that the model may come with, because
-`r → c r, ‖W‖ → ‖W‖/c` gives `s → c s`; so does the error, as long as each output channel counts in relation to its own
-size wherever that size is a matter of choice.
+`r → c r, ‖W‖ → ‖W‖/c` gives `s → c s`; so does the error, as long as an output channel whose size is a matter of choice
+counts by what its own readers make of it.
 """
 
 from __future__ import annotations
@@ -57,28 +57,32 @@ class Reading:
     Args:
         stats: Of the value, by channel.
         weights: What it is multiplied with: `[groups, outputs, channels / groups, positions]`.
-        relative: For each of them, whether an output channel counts in relation to its own size.
+        importance: For each of them what a squared error of an output channel counts, `[groups * outputs]`; None where
+            all count the same.
+
+    Attributes:
+        energy: `[channels]`: what a squared error of a channel counts, in relation to what the readers give.
 
     """
 
-    def __init__(self, stats: ChannelStats, weights: Sequence[np.ndarray], relative: Sequence[bool]) -> None:
+    def __init__(
+        self, stats: ChannelStats, weights: Sequence[np.ndarray], importance: Sequence[np.ndarray | None]
+    ) -> None:
         self.stats = stats
         self.second = stats.second_moment
         self.mean = stats.mean
         self.variance = np.maximum(self.second - np.square(self.mean), 0)
         self._parts: list[tuple[np.ndarray, np.ndarray, float]] = []  # weight, importance of its outputs, share taken
-        self.energy = np.zeros(stats.channels)  # ‖W_k‖²
-        self.signal = 0.0
-        for weight, is_relative in zip(weights, relative, strict=True):
+        self.energy = np.zeros(stats.channels)
+        for weight, given in zip(weights, importance, strict=True):
             outputs = self._outputs(weight)
-            floor = max(float(outputs.max()) * LEAST_SHARE**2, np.finfo(np.float64).tiny)
-            importance = 1 / np.maximum(outputs, floor) if is_relative else np.ones_like(outputs)
+            counts = np.ones_like(outputs) if given is None else given.reshape(outputs.shape)
+            counts = counts / max(float((outputs * counts).sum()), np.finfo(np.float64).tiny)
             squares = np.einsum("goip,goip->goi", weight, weight)
-            self.energy += np.matmul(importance[:, None], squares).reshape(-1)
-            self.signal += float((outputs * importance).sum())
+            self.energy += np.matmul(counts[:, None], squares).reshape(-1)
             step = max(1, -(-weight.size // LARGEST))
             taken = np.ascontiguousarray(weight[:, ::step], np.float32)
-            self._parts.append((taken, importance[:, ::step], weight.shape[1] / taken.shape[1]))
+            self._parts.append((taken, counts[:, ::step], weight.shape[1] / taken.shape[1]))
 
     def _outputs(self, change: np.ndarray) -> np.ndarray:
         """Mean square of each output `[groups, outputs]` of a weight; channels correlate by their means alone."""
@@ -89,7 +93,7 @@ class Reading:
         return np.asarray((spread + np.square(shift))[:, :, 0])
 
     def error(self, candidate: Candidate, weight_share: float) -> float:
-        """Squared error at the outputs, in relation to their signal.
+        """Squared error at the outputs, in relation to their signal: the sum over the readers.
 
         Args:
             candidate: The factors.
@@ -119,7 +123,7 @@ class Reading:
             change -= scaled
             change /= s.reshape(len(weight), 1, -1, 1).astype(np.float32)
             total += weight_share * share * float((self._outputs(change) * importance).sum())
-        return total / max(self.signal, np.finfo(np.float64).tiny)
+        return total
 
 
 def weight_of(reader: Constant, array: np.ndarray) -> np.ndarray:

@@ -70,7 +70,7 @@ def smooth(
         if not _pays(readers, least_columns):
             continue
         candidate, gain = best(
-            [reading_of(stats, value, readers, None, ())],
+            [reading_of(stats, value, readers, [None] * len(readers))],
             weight_share,
             apart=_most_apart(readers, widest),
             pays=APART_GAIN,
