@@ -7,7 +7,7 @@ from onnx import TensorProto
 
 from onnxq.ir import Value
 from onnxq.ops.bias import integer_bias, minimum_scale
-from onnxq.ops.family import MINIMUM_STORED_ELEMENTS, Decline, Form, Rewriter, Site, plans, rewrites
+from onnxq.ops.family import Decline, Form, Rewriter, Site, axis_opset, plans, rewrites, stored_form
 
 GEOMETRY = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides", "output_padding", "output_shape")
 
@@ -16,14 +16,16 @@ GEOMETRY = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides",
 def plan_static_conv(site: Site) -> Form:
     """Accept a Conv of one to three spatial dimensions, with groups and dilation; the output is quantized too."""
     _conv_weight(site)
-    return Form("Q/DQ on input, weight and output, int32 bias", activations=(0,), output=True, opset=_axis_opset(site))
+    return Form(
+        "Q/DQ on input, weight and output, int32 bias", activations=(0,), output=True, opset=axis_opset(site.scheme)
+    )
 
 
 @plans("ConvTranspose", when="static-int8")
 def plan_static_conv_transpose(site: Site) -> Form:
     """Accept a ConvTranspose; onnxruntime computes it in float, so its output and bias stay float."""
     _conv_weight(site)
-    return Form("Q/DQ on input and weight, float output and bias", activations=(0,), opset=_axis_opset(site))
+    return Form("Q/DQ on input and weight, float output and bias", activations=(0,), opset=axis_opset(site.scheme))
 
 
 @plans("Conv", when="dynamic-int8")
@@ -41,16 +43,7 @@ def plan_dynamic_conv(site: Site) -> Form:
 def plan_stored_conv(site: Site) -> Form:
     """Accept a constant weight that is large enough to be worth storing in 8 bit."""
     _conv_weight(site)
-    weight = site.weight(1)
-    if weight.size < MINIMUM_STORED_ELEMENTS:
-        raise Decline(f"weight has only {weight.size} elements")
-    return Form(
-        "weight stored in 8 bit, computed in float", opset=_axis_opset(site) if site.scheme.form == "qdq" else 7
-    )
-
-
-def _axis_opset(site: Site) -> int:
-    return 13 if site.scheme.granularity == "channel" else 10
+    return stored_form(site, site.weight(1))
 
 
 def _conv_weight(site: Site) -> None:

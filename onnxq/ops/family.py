@@ -223,6 +223,19 @@ def _register(
     return register
 
 
+def axis_opset(scheme: Scheme) -> int:
+    """Operator set in which QuantizeLinear and DequantizeLinear do what the scheme's granularity needs."""
+    return 13 if scheme.granularity == "channel" else 10
+
+
+def stored_form(site: Site, weight: Tensor) -> Form:
+    """Accept a weight that is large enough to be worth storing in 8 bit."""
+    if weight.size < MINIMUM_STORED_ELEMENTS:
+        raise Decline(f"weight has only {weight.size} elements")
+    opset = axis_opset(site.scheme) if site.scheme.form == "qdq" else 7
+    return Form("weight stored in 8 bit, computed in float", opset=opset)
+
+
 def plan_site(site: Site) -> Form:
     """Ask the family what a node becomes under the site's scheme; raises Decline."""
     load_families()

@@ -7,7 +7,7 @@ from onnx import TensorProto
 
 from onnxq.ir import Value
 from onnxq.ops.bias import integer_bias, minimum_scale
-from onnxq.ops.family import MINIMUM_STORED_ELEMENTS, Decline, Form, Rewriter, Site, plans, rewrites
+from onnxq.ops.family import Decline, Form, Rewriter, Site, axis_opset, plans, rewrites, stored_form
 
 # -- plans ----------------------------------------------------------------------------------------------------------
 
@@ -30,7 +30,7 @@ def plan_dynamic_gemm(site: Site) -> Form:
 def plan_static_matmul(site: Site) -> Form:
     """Accept a MatMul whose second input is a constant; the output stays float: no slower, more accurate."""
     _right_weight(site)
-    return Form("Q/DQ on input and weight, float output", activations=(0,), opset=_axis_opset(site))
+    return Form("Q/DQ on input and weight, float output", activations=(0,), opset=axis_opset(site.scheme))
 
 
 @plans("Gemm", when="static-int8")
@@ -39,22 +39,13 @@ def plan_static_gemm(site: Site) -> Form:
     _right_weight(site)
     if site.node.attribute("alpha", 1.0) == 0.0:
         raise Decline("alpha is zero: there is no product to quantize")
-    return Form("Q/DQ on input and weight, float output", activations=(0,), opset=_axis_opset(site))
+    return Form("Q/DQ on input and weight, float output", activations=(0,), opset=axis_opset(site.scheme))
 
 
 @plans("MatMul", "Gemm", when="weight-int8")
 def plan_stored(site: Site) -> Form:
     """Accept any MatMul or Gemm with a constant weight that is large enough to be worth storing in 8 bit."""
-    weight = site.weight(_weight_slot(site), rank=2)
-    if weight.size < MINIMUM_STORED_ELEMENTS:
-        raise Decline(f"weight has only {weight.size} elements")
-    return Form(
-        "weight stored in 8 bit, computed in float", opset=_axis_opset(site) if site.scheme.form == "qdq" else 7
-    )
-
-
-def _axis_opset(site: Site) -> int:
-    return 13 if site.scheme.granularity == "channel" else 10
+    return stored_form(site, site.weight(_weight_slot(site), rank=2))
 
 
 def _weight_slot(site: Site) -> int:
