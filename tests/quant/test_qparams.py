@@ -33,7 +33,7 @@ def fake_quantize(x: np.ndarray, lo: float, hi: float, dtype: str = "uint8", sym
     scale, zero = activation_qparams(lo, hi, dtype, symmetric=symmetric)
     kind = CODE_TYPES[dtype]
     codes = np.clip(np.rint(x / scale), kind.low - int(zero), kind.high - int(zero))
-    return codes.astype(np.float32) * scale
+    return codes.astype(np.float64) * np.float64(scale)  # 65535 steps of the largest range overflow float32 by an ulp
 
 
 def squared_error(x: np.ndarray, lo: float, hi: float, dtype: str = "uint8") -> float:
