@@ -217,7 +217,9 @@ def random_graph(draw):
         lines.append(f"v{index} = {op}({', '.join(reads)})")
     outs = sorted(draw(st.sets(st.sampled_from(names[2:]), min_size=1)) | {names[-1]})
     outputs = ", ".join(f"float[2,4] {name}" for name in outs)
-    return text_model(f"g (float[2,4] x) => ({outputs}) {{ {' '.join(lines)} }}", {"w": np.float32([[1, -2, 0.5, 3]] * 2)})
+    return text_model(
+        f"g (float[2,4] x) => ({outputs}) {{ {' '.join(lines)} }}", {"w": np.float32([[1, -2, 0.5, 3]] * 2)}
+    )
 
 
 @given(random_graph(), st.data())
