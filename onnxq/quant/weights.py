@@ -126,9 +126,12 @@ def rounding_jobs(
     jobs = {}
     for (weight, axes), nodes in readers.items():
         assert weight.constant is not None
+        moments = layers.moments(stats, *nodes)
+        if moments is None and nodes[0].op_type != "Conv":  # nothing is known of its inputs that would gain anything
+            continue
         rows = _finite(Rows(weight.constant.numpy(), axes).array(), weight, nodes[0].label)
         noise = max(_noise(node, qparams, plan) for node in nodes)
-        jobs[weight, axes] = RoundingJob(rows, layers.moments(stats, *nodes) or prior_moments(nodes[0]), noise=noise)
+        jobs[weight, axes] = RoundingJob(rows, moments or prior_moments(nodes[0]), noise=noise)
     return jobs
 
 
