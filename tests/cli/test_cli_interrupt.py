@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,14 @@ def slow():
         yield {"image": np.zeros((1, 1, 8, 8), np.float32)}
 """
 ONNXQ = [sys.executable, "-m", "onnxq"]
+
+
+@pytest.fixture(autouse=True)
+def heard_interrupts() -> Iterator[None]:
+    """Let children hear SIGINT where the tests run as a background job, which ignores it and hands that on."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
