@@ -125,9 +125,8 @@ def carry_out(ready: Prepared, given: Samples | None, stats: str | Path | Stats 
     measured = measure(ready, layers, given, stats, watch)
     qparams = choose_qparams(ready.plan, measured)
     watch.step("round")
-    weights = Weights(ready.plan, qparams, measured, layers)
-    if given is not None and stats is None and not rounding_pays(ready, baseline, given):
-        weights = Weights()
+    pays = given is None or stats is not None or rounding_pays(ready, baseline, given)
+    weights = Weights(ready.plan, qparams, measured, layers) if pays else Weights()
     watch.step("rewrite")
     report = planned(ready)
     model = stamp(rewrite(ready.model, ready.plan, qparams, weights), ready)
