@@ -55,6 +55,32 @@ class Latency:
 
 
 @dataclass(frozen=True)
+class LayerComparison:
+    """How one tensor that both models hold differs, and where that comes from.
+
+    Attributes:
+        node: The node of the float model that makes it, by name, or by its first output where it has none.
+        op_type: Its operator, with the domain where that is not ai.onnx.
+        tensor: The tensor.
+        sqnr: Signal-to-quantization-noise ratio of the tensor in dB, everything before it included.
+        own: The same, counting only what this node adds: its float operator on the quantized model's inputs against
+            what the quantized model gives. Infinite where it adds nothing.
+        inherited: The same, counting only what its inputs bring: its float operator on the quantized model's inputs
+            against the float tensor.
+        max_abs: Largest absolute difference of the tensor.
+
+    """
+
+    node: str
+    op_type: str
+    tensor: str
+    sqnr: float
+    own: float
+    inherited: float
+    max_abs: float
+
+
+@dataclass(frozen=True)
 class Comparison:
     """What `compare` found.
 
@@ -62,12 +88,14 @@ class Comparison:
         outputs: One for each output of the model, in its order.
         samples: Number of samples both models ran on.
         latency: None where it was not asked for.
+        layers: One for each tensor that both models hold, in graph order; empty where nobody asked.
 
     """
 
     outputs: tuple[OutputComparison, ...]
     samples: int
     latency: Latency | None = None
+    layers: tuple[LayerComparison, ...] = ()
 
     @property
     def worst_sqnr(self) -> float:

@@ -13,7 +13,7 @@ ORDER = [
     "targets",
     "ops",
     "quant",
-    "evaluate",
+    "evaluator",
     "difference",
     "comparison",
     "verify",
