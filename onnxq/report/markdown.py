@@ -1,0 +1,62 @@
+"""A report as Markdown, for pull requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from onnxq.report.words import FLOAT, decibels
+
+if TYPE_CHECKING:
+    from onnxq.report.model import Report
+
+
+def markdown(report: Report) -> str:
+    """Write a report as Markdown."""
+    sections = [
+        f"# {report.source.name}, recipe {report.recipe}\n",
+        _result(report),
+        "## Nodes\n",
+        _table(("became", "nodes", "operators"), [(s, n, _listed(report, s)) for s, n in report.counts().items()]),
+    ]
+    if report.reasons():
+        sections.append(_table(("nodes left float", "because"), [(n, r) for r, n in report.reasons().items()]))
+    if report.notes:
+        sections += ["## Before quantizing\n", "".join(f"* {note}\n" for note in report.notes)]
+    rows = [(f"`{node.name}`", node.op_type, node.scheme or FLOAT, node.reason) for node in report.nodes]
+    sections += ["## Every node\n", _table(("node", "operator", "became", "reason"), rows)]
+    return "\n".join(section for section in sections if section)
+
+
+def _listed(report: Report, scheme: str) -> str:
+    operators = report.operators(None if scheme == FLOAT else scheme)
+    return ", ".join(f"{op} {n}" for op, n in operators.items())
+
+
+def _result(report: Report) -> str:
+    if report.output is None or report.output_bytes is None or report.comparison is None:
+        return "A plan: nothing was written.\n"
+    ratio = f"{report.output_bytes / report.source_bytes:.2f} of it" if report.source_bytes else ""
+    rows = [("size", f"{report.source_bytes:,} bytes", f"{report.output_bytes:,} bytes", ratio)]
+    latency = report.comparison.latency
+    if latency:
+        rows.append(
+            (
+                "latency",
+                f"{latency.float_ms:.3f} ms",
+                f"{latency.quantized_ms:.3f} ms",
+                f"{latency.ratio:.2f} of it",
+            )
+        )
+    outputs = [
+        (f"`{o.name}`", decibels(o.sqnr), f"{o.max_abs:.4g}", "" if o.agreement is None else f"{o.agreement:.2f} %")
+        for o in report.comparison.outputs
+    ]
+    written = f"Written to `{report.output}`, compared on {report.samples}.\n"
+    head = ("output", "SQNR", "largest error", "agreement")
+    return "\n".join([written, _table(("", "float", "quantized", "ratio"), rows), _table(head, outputs)])
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |\n" for line in lines)

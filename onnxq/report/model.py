@@ -1,0 +1,131 @@
+"""What a run did, as one object: the command line renders it, and it goes to a file as JSON, Markdown or HTML."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onnxq.comparison import Comparison
+from onnxq.ir import Graph
+from onnxq.ir.stored import StoredTensor
+from onnxq.quant.plan import Plan
+from onnxq.report.markdown import markdown
+from onnxq.report.plain import report_dict, to_json
+from onnxq.report.words import FLOAT
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """What happened to one node.
+
+    Attributes:
+        name: Its name, or the name of its first output where it has none.
+        op_type: Operator, with its domain where that is not ai.onnx.
+        scheme: What it became, or None where it stayed float.
+        reason: The sentence that says so.
+
+    """
+
+    name: str
+    op_type: str
+    scheme: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was planned, and what came of it.
+
+    Attributes:
+        source: The float model.
+        source_bytes: Its size, external data included.
+        recipe: Name of the recipe.
+        nodes: Every node of the normalised model, in graph order.
+        notes: What normalising did, a sentence each.
+        output: The quantized model; None where nothing was written.
+        files: Every file that was written, the model first.
+        comparison: Float against quantized; None where nothing ran.
+        samples: What both ran on, for example `100 samples from calib.npz`.
+        seconds: Time that every step took, in order.
+
+    """
+
+    source: Path
+    source_bytes: int
+    recipe: str
+    nodes: tuple[NodeReport, ...]
+    notes: tuple[str, ...] = ()
+    output: Path | None = None
+    files: tuple[Path, ...] = ()
+    comparison: Comparison | None = None
+    samples: str | None = None
+    seconds: tuple[tuple[str, float], ...] = ()
+
+    @classmethod
+    def planned(cls, plan: Plan, *, source: Path, notes: Sequence[str] = ()) -> Report:
+        """Begin a report with a plan for the model at `source`."""
+        nodes = tuple(
+            NodeReport(
+                name=d.node.name or next((value.name for value in d.node.outputs if value), ""),
+                op_type=f"{d.node.domain}.{d.node.op_type}" if d.node.domain else d.node.op_type,
+                scheme=d.scheme,
+                reason=d.reason,
+            )
+            for d in plan.decisions
+        )
+        graph = plan.decisions[0].node.graph if plan.decisions else None
+        return cls(source, model_bytes(source, graph), plan.recipe.name, nodes, tuple(notes))
+
+    @property
+    def output_bytes(self) -> int | None:
+        """Size of the files that were written; None where nothing was."""
+        return sum(file.stat().st_size for file in self.files) if self.files else None
+
+    def counts(self) -> dict[str, int]:
+        """Number of nodes by scheme, the most frequent first, `float` last."""
+        counted = Counter(node.scheme for node in self.nodes if node.scheme is not None)
+        left = len(self.nodes) - counted.total()
+        return dict(counted.most_common()) | ({FLOAT: left} if left else {})
+
+    def operators(self, scheme: str | None) -> dict[str, int]:
+        """Number of nodes that got a scheme by operator, the most frequent first."""
+        return dict(Counter(node.op_type for node in self.nodes if node.scheme == scheme).most_common())
+
+    def reasons(self) -> dict[str, int]:
+        """Number of nodes that stayed float by reason, the most frequent first."""
+        return dict(Counter(node.reason for node in self.nodes if node.scheme is None).most_common())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give the report as plain data for JSON: numbers that are not finite are null."""
+        return report_dict(self)
+
+    def to_json(self) -> str:
+        """Write the report as JSON, a line end behind it."""
+        return to_json(report_dict(self))
+
+    def to_markdown(self) -> str:
+        """Write the report as Markdown."""
+        return markdown(self)
+
+
+def model_bytes(path: Path, graph: Graph | None) -> int:
+    """Size of a model's file and of the external data that its initializers point to.
+
+    Args:
+        path: The model.
+        graph: Any graph of it; None where it has no nodes, hence nothing external that matters.
+
+    """
+    while graph is not None and graph.parent is not None:
+        graph = graph.parent
+    locations = {
+        value.tensor.external.get("location", "")
+        for scope in (graph.graphs() if graph is not None else ())
+        for value in scope.initializers.values()
+        if isinstance(value.tensor, StoredTensor) and value.tensor.is_external
+    }
+    files = [path, *(path.parent / location for location in locations)]
+    return sum(file.stat().st_size for file in files if file.is_file())

@@ -1,0 +1,57 @@
+"""A report as plain data: the JSON of `--format json` and of `--report FILE.json`; docs/cli.md describes it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from onnxq.comparison import Comparison
+from onnxq.version import __version__
+
+if TYPE_CHECKING:
+    from onnxq.report.model import Report
+
+SCHEMA = 1  # rises when a key goes away or changes its meaning
+
+
+def report_dict(report: Report) -> dict[str, Any]:
+    """Give a report as plain data for JSON: numbers that are not finite are null."""
+    return {
+        "schema": SCHEMA,
+        "onnxq": __version__,
+        "recipe": report.recipe,
+        "source": {"path": str(report.source), "bytes": report.source_bytes},
+        "output": None
+        if report.output is None
+        else {"path": str(report.output), "files": [str(f) for f in report.files], "bytes": report.output_bytes},
+        "counts": report.counts(),
+        "reasons": report.reasons(),
+        "notes": list(report.notes),
+        "comparison": None if report.comparison is None else comparison_dict(report.comparison, report.samples),
+        "seconds": {step: round(seconds, 4) for step, seconds in report.seconds},
+        "nodes": [asdict(node) for node in report.nodes],
+    }
+
+
+def comparison_dict(comparison: Comparison, samples: str | None) -> dict[str, Any]:
+    """Give a comparison as plain data for JSON: numbers that are not finite are null."""
+    outputs = [{key: _finite(value) for key, value in asdict(output).items()} for output in comparison.outputs]
+    latency = None if comparison.latency is None else asdict(comparison.latency)
+    return {
+        "samples": comparison.samples,
+        "data": samples,
+        "worst_sqnr": _finite(comparison.worst_sqnr),
+        "latency": latency,
+        "outputs": outputs,
+    }
+
+
+def to_json(data: Any) -> str:
+    """Write plain data as JSON that any parser reads."""
+    return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
