@@ -15,7 +15,7 @@ from onnxq.quant.rewrite import rewrite
 from onnxq.quant.samples import Samples, input_specs, random_samples
 from onnxq.quant.stats import Stats
 from onnxq.quant.weights import Weights
-from onnxq.report import Report
+from onnxq.report import Report, activations
 from onnxq.steps import (
     Prepared,
     check_target,
@@ -61,6 +61,7 @@ def quantize(
     force: bool = False,
     dry_run: bool = False,
     external_data: bool | None = None,
+    detailed: bool = False,
     observer: Observer | None = None,
 ) -> Report:
     """Quantize a model, check the result, and write it.
@@ -79,6 +80,7 @@ def quantize(
         force: Replace an old output.
         dry_run: Stop after the plan; nothing is written.
         external_data: Put weights into `OUTPUT.data`; by default only beyond 2 GiB.
+        detailed: Put the histograms of activations into the report, too.
         observer: Told about each step.
 
     Raises:
@@ -95,13 +97,10 @@ def quantize(
         with_data = bool(data) or samples is not None or stats is not None
         ready = prepare(source, recipe, with_data=with_data, exclude=exclude, only=only)
         given = open_data(ready.model, data, samples, sample_limit)
-        if not ready.plan.quantized():
-            raise NothingToQuantize(f"no node of {model} can be quantized: {_reasons(ready.plan)}", PLAN_HINT)
+        check_plan(ready, with_data=with_data or dry_run)
         if dry_run:
             return planned(ready)
-        if ready.plan.calibrated() and not with_data:
-            raise DataError(f"recipe {ready.plan.recipe.name} needs data to calibrate with", DATA_HINT)
-        result = carry_out(ready, given, stats, watch)
+        result = carry_out(ready, given, stats, watch, detailed=detailed)
         check_budget(result.report, min_sqnr, target)
         watch.step("save")
         files = save(result.model, target, force=force, external_data=external_data, encoded=result.encoded)
@@ -113,7 +112,9 @@ def planned(ready: Prepared) -> Report:
     return Report.planned(ready.plan, source=ready.path, notes=ready.notes)
 
 
-def carry_out(ready: Prepared, given: Samples | None, stats: str | Path | Stats | None, watch: Observer) -> Quantized:
+def carry_out(
+    ready: Prepared, given: Samples | None, stats: str | Path | Stats | None, watch: Observer, *, detailed: bool = False
+) -> Quantized:
     """Calibrate, rewrite, and compare the result with the float model; nothing is written."""
     baseline = ready.model.serialize()
     probe = given if given is not None else random_samples(input_specs(ready.model), RANDOM_SAMPLES)
@@ -129,11 +130,22 @@ def carry_out(ready: Prepared, given: Samples | None, stats: str | Path | Stats 
     weights = Weights(ready.plan, qparams, measured, layers) if pays else Weights()
     watch.step("rewrite")
     report = planned(ready)
+    if detailed:
+        report = replace(report, activations=activations(ready.plan, qparams, measured))
     model = stamp(rewrite(ready.model, ready.plan, qparams, weights), ready)
     watch.step("verify")
     encoded = model.serialize()
     comparison = compare(baseline, encoded, probe, progress=watch.progress)
     return Quantized(model, encoded, replace(report, comparison=comparison, samples=probe.description))
+
+
+def check_plan(ready: Prepared, *, with_data: bool) -> None:
+    """Refuse a plan that changes nothing, or that needs data which are not there."""
+    plan = ready.plan
+    if not plan.quantized():
+        raise NothingToQuantize(f"no node of {ready.path} can be quantized: {_reasons(plan)}", PLAN_HINT)
+    if plan.calibrated() and not with_data:
+        raise DataError(f"recipe {plan.recipe.name} needs data to calibrate with", DATA_HINT)
 
 
 def check_budget(report: Report, min_sqnr: float | None, target: Path) -> None:

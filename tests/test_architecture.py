@@ -8,6 +8,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "onnxq"
 ORDER = [
     "errors",
+    "words",
     "observer",
     "ir",
     "targets",

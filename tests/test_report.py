@@ -79,11 +79,14 @@ def test_json(report: Report) -> None:
                 {"name": "z", "dtype": "float32", "elements": 10, "equal": True, "sqnr": None, "max_abs": 0.0,
                  "cosine": None, "agreement": None},
             ],
+            "layers": [],
         },
         "seconds": {"load": 0.5},
         "nodes": [
             {"name": n.name, "op_type": n.op_type, "scheme": n.scheme, "reason": n.reason} for n in NODES
         ],
+        "rules": "",
+        "activations": [],
     }  # fmt: skip
 
 
@@ -148,7 +151,7 @@ def test_writing_by_suffix(report: Report, tmp_path: Path, suffix: str) -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("r.html", "cannot be written as '.html'"),
+        ("r.pdf", "cannot be written as '.pdf'"),
         ("report", "cannot be written as 'report'"),
         ("no/r.md", "does not exist"),
         ("d.md", "is a folder"),

@@ -37,7 +37,7 @@ ReportFile = Annotated[
     typer.Option(
         "--report",
         metavar="FILE",
-        help="Write a full report, every node included, to a .json or .md file.",
+        help="Write a full report, every node included, to a .json, .md or .html file.",
         show_default=False,
     ),
 ]
@@ -93,6 +93,7 @@ def quantize(
             force=force,
             dry_run=dry_run,
             external_data=external_data or None,
+            detailed=report is not None,
             observer=watch,
         )
     result = replace(result, seconds=watch.seconds())

@@ -10,10 +10,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from onnxq.cli.terminal import printable
 from onnxq.comparison import Comparison
 from onnxq.inspect import Inspection
-from onnxq.report import FLOAT, Report, decibels
+from onnxq.report import Report
+from onnxq.words import FLOAT, decibels, milliseconds, printable, size, size_change
 
 Cell = str | Text
 MOST_REASONS = 12  # lines; the rest is counted
@@ -133,26 +133,14 @@ def plan_tables(report: Report) -> Iterator[RenderableType]:
     yield from node_tables(report)
 
 
-def size(count: float) -> str:
-    """Write a number of bytes for people, in decimal units as file managers do."""
-    for unit in ("bytes", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.2f} GB"
-
-
 def _headline(report: Report, text: str) -> Text:
     return Text.assemble((printable(text), "bold"), (f"   recipe {printable(report.recipe)}", "dim"))
 
 
 def _size_row(report: Report) -> tuple[Cell, ...]:
     before, after = report.source_bytes, report.output_bytes or 0
-    if after <= before:
-        change = f"{before / max(after, 1):.1f} times smaller"
-    else:
-        change = f"{after / max(before, 1):.1f} times larger"
-    return "size", size(before), size(after), Text(change, style="green" if after < before else "yellow")
+    change = Text(size_change(before, after), style="green" if after < before else "yellow")
+    return "size", size(before), size(after), change
 
 
 def _latency_row(comparison: Comparison) -> tuple[Cell, ...]:
@@ -160,11 +148,7 @@ def _latency_row(comparison: Comparison) -> tuple[Cell, ...]:
     assert latency is not None
     ratio = Text(f"{latency.ratio:.2f} of float's", style="green" if latency.ratio < 1 else "yellow")
     how = Text(f" (median of {latency.pairs}, one thread)", style="dim")
-    return "latency", _milliseconds(latency.float_ms), _milliseconds(latency.quantized_ms), Text.assemble(ratio, how)
-
-
-def _milliseconds(value: float) -> str:
-    return f"{value:.3f} ms" if value < 10 else f"{value:.1f} ms"
+    return "latency", milliseconds(latency.float_ms), milliseconds(latency.quantized_ms), Text.assemble(ratio, how)
 
 
 def _listing(counts: Mapping[str, int], most: int = 8) -> str:

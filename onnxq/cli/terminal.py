@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from onnxq.words import printable
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -45,11 +47,6 @@ def show(*renderables: RenderableType) -> None:
         for renderable in renderables:
             console.print(renderable)
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
-
-
-def printable(text: str) -> str:
-    """Put a name or message from a file on one line: what could steer a terminal is written as an escape."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
 
 
 def say(label: str, message: str, style: str) -> None:

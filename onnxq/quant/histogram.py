@@ -95,6 +95,16 @@ class Histogram(Statistic):
         merged.zeros = self.zeros + other.zeros
         return merged
 
+    def coarser(self, most: int) -> Self:
+        """Give the histogram of the same values in bins so wide that there are at most `most`, which is at least 3."""
+        made = type(self)()
+        made.exponent, made.first, made.counts, made.zeros = self.exponent, self.first, self.counts.copy(), self.zeros
+        shift = 0
+        while (self.last >> shift) + (-self.first >> shift) >= most:
+            shift += 1
+        made._spread(self.exponent + shift, -(-self.first >> shift), self.last >> shift)
+        return made
+
     def edges(self, low: float, high: float) -> np.ndarray:
         """Give the `bins + 1` ascending edges, the outermost pulled in to the tensor's range `[low, high]` and zero."""
         index = np.arange(self.first, self.last + 2, dtype=np.float64)

@@ -1,15 +1,18 @@
 """What a run did: one object behind the table on the terminal, JSON, Markdown and the HTML page."""
 
+from onnxq.report.activations import Activation, activations
 from onnxq.report.model import NodeReport, Report, model_bytes
 from onnxq.report.plain import SCHEMA, comparison_dict, to_json
-from onnxq.report.words import FLOAT, decibels
 from onnxq.report.write import check_report_path, write_report
+from onnxq.words import FLOAT, decibels
 
 __all__ = [
     "FLOAT",
     "SCHEMA",
+    "Activation",
     "NodeReport",
     "Report",
+    "activations",
     "check_report_path",
     "comparison_dict",
     "decibels",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from onnxq.report.words import FLOAT, decibels
+from onnxq.words import FLOAT, decibels
 
 if TYPE_CHECKING:
     from onnxq.report.model import Report

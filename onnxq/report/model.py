@@ -12,9 +12,11 @@ from onnxq.comparison import Comparison
 from onnxq.ir import Graph
 from onnxq.ir.stored import StoredTensor
 from onnxq.quant.plan import Plan
+from onnxq.report.activations import Activation, node_name
+from onnxq.report.html import html
 from onnxq.report.markdown import markdown
 from onnxq.report.plain import report_dict, to_json
-from onnxq.report.words import FLOAT
+from onnxq.words import FLOAT
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Report:
         comparison: Float against quantized; None where nothing ran.
         samples: What both ran on, for example `100 samples from calib.npz`.
         seconds: Time that every step took, in order.
+        rules: The recipe in full, as TOML.
+        activations: What was measured of each calibrated activation; empty where nobody asked.
 
     """
 
@@ -63,13 +67,15 @@ class Report:
     comparison: Comparison | None = None
     samples: str | None = None
     seconds: tuple[tuple[str, float], ...] = ()
+    rules: str = ""
+    activations: tuple[Activation, ...] = ()
 
     @classmethod
     def planned(cls, plan: Plan, *, source: Path, notes: Sequence[str] = ()) -> Report:
         """Begin a report with a plan for the model at `source`."""
         nodes = tuple(
             NodeReport(
-                name=d.node.name or next((value.name for value in d.node.outputs if value), ""),
+                name=node_name(d.node),
                 op_type=f"{d.node.domain}.{d.node.op_type}" if d.node.domain else d.node.op_type,
                 scheme=d.scheme,
                 reason=d.reason,
@@ -77,7 +83,8 @@ class Report:
             for d in plan.decisions
         )
         graph = plan.decisions[0].node.graph if plan.decisions else None
-        return cls(source, model_bytes(source, graph), plan.recipe.name, nodes, tuple(notes))
+        size, recipe = model_bytes(source, graph), plan.recipe
+        return cls(source, size, recipe.name, nodes, tuple(notes), rules=recipe.to_toml())
 
     @property
     def output_bytes(self) -> int | None:
@@ -109,6 +116,10 @@ class Report:
     def to_markdown(self) -> str:
         """Write the report as Markdown."""
         return markdown(self)
+
+    def to_html(self) -> str:
+        """Write the report as one HTML file; raises OutputError where the extra `report` is not installed."""
+        return html(self)
 
 
 def model_bytes(path: Path, graph: Graph | None) -> int:

@@ -11,6 +11,8 @@ from onnxq.comparison import Comparison
 from onnxq.version import __version__
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from onnxq.report.model import Report
 
 SCHEMA = 1  # rises when a key goes away or changes its meaning
@@ -32,25 +34,31 @@ def report_dict(report: Report) -> dict[str, Any]:
         "comparison": None if report.comparison is None else comparison_dict(report.comparison, report.samples),
         "seconds": {step: round(seconds, 4) for step, seconds in report.seconds},
         "nodes": [asdict(node) for node in report.nodes],
+        "rules": report.rules,
+        "activations": [_plain(activation) for activation in report.activations],
     }
 
 
 def comparison_dict(comparison: Comparison, samples: str | None) -> dict[str, Any]:
     """Give a comparison as plain data for JSON: numbers that are not finite are null."""
-    outputs = [{key: _finite(value) for key, value in asdict(output).items()} for output in comparison.outputs]
     latency = None if comparison.latency is None else asdict(comparison.latency)
     return {
         "samples": comparison.samples,
         "data": samples,
         "worst_sqnr": _finite(comparison.worst_sqnr),
         "latency": latency,
-        "outputs": outputs,
+        "outputs": [_plain(output) for output in comparison.outputs],
+        "layers": [_plain(layer) for layer in comparison.layers],
     }
 
 
 def to_json(data: Any) -> str:
     """Write plain data as JSON that any parser reads."""
     return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _plain(record: DataclassInstance) -> dict[str, Any]:
+    return {key: _finite(value) for key, value in asdict(record).items()}
 
 
 def _finite(value: Any) -> Any:

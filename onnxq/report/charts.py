@@ -1,0 +1,193 @@
+"""Charts as SVG that stands inside a page: no fonts, no colours and no identifiers of their own, the same bytes always.
+
+Text stays text, so it can be searched and read aloud; colours are CSS variables of the page, so that they follow its
+light or dark scheme.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from html import escape
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from onnxq.comparison import LayerComparison
+from onnxq.report.activations import Activation
+from onnxq.words import printable, shortened
+
+# What a chart is drawn in, and the variable of the page that takes its place
+INK, RULE, SOFT = "#101112", "#202122", "#303132"
+TOTAL, OWN, INHERITED, CLIPPED = "#404142", "#505152", "#606162", "#707172"
+VARIABLES = {
+    INK: "ink",
+    RULE: "rule",
+    SOFT: "soft",
+    TOTAL: "total",
+    OWN: "own",
+    INHERITED: "inherited",
+    CLIPPED: "clipped",
+}
+WIDTH, NARROW = 7.4, 4.6  # inches of 72 units
+MOST_NAMES = 16  # along an axis
+STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "onnxq",
+    "font.family": "DejaVu Sans",  # comes with Matplotlib: the layout is the same everywhere
+    "font.size": 9.5,
+    "text.parse_math": False,  # a $ in the name of a node is a $
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": RULE,
+    "axes.linewidth": 0.8,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": SOFT,
+    "grid.linewidth": 0.7,
+    "xtick.color": RULE,
+    "ytick.color": RULE,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "legend.frameon": False,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "axes.unicode_minus": True,
+    "path.simplify": True,
+}
+
+
+def error_chart(layers: Sequence[LayerComparison]) -> str | None:
+    """Draw the error of every layer in graph order, in dB; None where no layer has any."""
+    lines = (
+        ("total", TOTAL, "-", [layer.sqnr for layer in layers]),
+        ("own", OWN, "--", [layer.own for layer in layers]),
+        ("inherited", INHERITED, ":", [layer.inherited for layer in layers]),
+    )
+    if not any(math.isfinite(value) for *_, values in lines for value in values):
+        return None
+    with _figure(WIDTH, 3.4 if len(layers) > MOST_NAMES else 4.0) as figure:
+        axes = figure.subplots()
+        places = np.arange(1, len(layers) + 1)
+        marker = "o" if len(layers) <= 60 else None
+        for label, colour, style, values in lines:
+            known = [value if math.isfinite(value) else math.nan for value in values]
+            axes.plot(places, known, style, color=colour, label=label, marker=marker, markersize=3.2, linewidth=1.6)
+        axes.set_ylabel("SQNR (dB), higher is better")
+        axes.margins(x=0.02)
+        if len(layers) <= MOST_NAMES:
+            names = [shortened(printable(layer.node), 18) for layer in layers]
+            axes.set_xticks(places, names, rotation=40, ha="right", rotation_mode="anchor")
+        else:
+            axes.locator_params(axis="x", integer=True)
+            axes.set_xlabel("layer, in graph order")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
+        return _svg(figure, "Signal-to-quantization-noise ratio of every layer along the graph: total, own, inherited")
+
+
+def bar_chart(names: Sequence[str], values: Sequence[float], label: str, title: str) -> str:
+    """Draw one bar for each name, the first on top, the figure behind it."""
+    with _figure(WIDTH, 0.7 + 0.27 * len(names)) as figure:
+        axes = figure.subplots()
+        bars = axes.barh(np.arange(len(names)), values, color=OWN, height=0.68)
+        axes.bar_label(bars, [f"{value:.3g} %" for value in values], padding=4, color=INK)
+        axes.set_yticks(np.arange(len(names)), [shortened(printable(name), 34) for name in names])
+        axes.invert_yaxis()
+        axes.set_xlabel(label)
+        axes.grid(visible=False, axis="y")
+        axes.margins(x=0.12, y=0.01)
+        axes.tick_params(axis="y", length=0)
+        return _svg(figure, title)
+
+
+def histogram_chart(activation: Activation) -> str:
+    """Draw an activation's histogram, and over it the grid of codes: its range, its step, and where zero is."""
+    with _figure(NARROW, 2.7) as figure:
+        axes = figure.subplots()
+        edges = np.asarray(activation.edges)
+        shares = 100 * np.asarray(activation.counts) / max(activation.elements, 1)
+        usual = float(np.median(np.diff(edges)))
+        heights = shares * np.where(np.diff(edges) > 0, usual / np.maximum(np.diff(edges), 1e-300), 0)
+        shown = heights[heights > 0]
+        floor = 10 ** math.floor(math.log10(shown.min())) if len(shown) else 1e-3
+        axes.stairs(np.maximum(heights, floor), edges, baseline=floor, fill=True, color=TOTAL, alpha=0.75)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set_ylim(floor, 10 ** (math.log10(max(shown.max(initial=1e-3), floor * 10)) + 0.15))
+        _draw_grid(axes, activation)
+        axes.set_xlabel("value")
+        axes.set_ylabel("elements per bin (%)")
+        axes.grid(visible=False, axis="x")
+        return _svg(figure, f"Histogram of {printable(activation.tensor)} with the range of its codes")
+
+
+def _draw_grid(axes: Any, activation: Activation) -> None:
+    """Draw the codes along the upper edge, zero as a line, and what lies outside the range."""
+    low, high, scale = activation.low, activation.high, activation.scale
+    left, right = min(low, activation.minimum), max(high, activation.maximum)
+    pad = (right - left) * 0.03 or 1.0
+    axes.set_xlim(left - pad, right + pad)
+    for start, end in ((activation.minimum, low - scale / 2), (high + scale / 2, activation.maximum)):
+        if end > start:  # clipped
+            axes.axvspan(start, end, color=CLIPPED, alpha=0.16, linewidth=0)
+    axes.axvline(0.0, color=OWN, linewidth=1.4, linestyle="--")
+    zero, first = activation.zero_point, round(low / scale) + activation.zero_point
+    last = round(high / scale) + zero
+    codes = axes.secondary_xaxis(
+        "top", functions=(lambda value: value / scale + zero, lambda code: (code - zero) * scale)
+    )
+    step = (last - first + 1) // 8
+    codes.set_xticks([*range(first, last, 2 * step), last])
+    codes.set_xticks(range(first, last + 1, max(step // 4, 1)), minor=True)
+    codes.set_xlabel(f"code ({activation.dtype}); dashed: zero point {zero}")
+    codes.tick_params(which="minor", length=2.5)
+
+
+@contextmanager
+def _figure(width: float, height: float) -> Iterator[Figure]:
+    """Give a figure to draw on, in the style of the page and without a word to anybody."""
+    logger = logging.getLogger("matplotlib")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with matplotlib.rc_context(), warnings.catch_warnings():
+            matplotlib.rcdefaults()  # whatever style its user has
+            matplotlib.rcParams.update(STYLE)
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the reader's fonts have them
+            yield Figure(figsize=(width, height), layout="constrained")
+    finally:
+        logger.setLevel(level)
+
+
+def _svg(figure: Figure, title: str) -> str:
+    """Write a figure as an `svg` element to put into a page."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r"<g id=\"[^\"]*\"", "<g", text)  # several charts share a page; nothing refers to these
+    text = re.sub(r'style="[^"]*"', _in_the_pages_colours, text)
+    head, body = text.split(">", 1)
+    box = re.search(r'viewBox="[^"]*"', head)
+    assert box is not None
+    body = re.sub(r"\n\s*", "\n", body).strip()
+    label = escape(title, quote=True)
+    return f'<svg role="img" aria-label="{label}" {box[0]}><title>{escape(title)}</title>{body}'
+
+
+def _in_the_pages_colours(style: re.Match[str]) -> str:
+    text = style[0]
+    for colour, name in VARIABLES.items():
+        text = text.replace(colour, f"var(--{name})")
+    return text

@@ -1,0 +1,134 @@
+"""A report as one HTML file: nothing is loaded from anywhere, and every chart and table is in it.
+
+Matplotlib draws the charts, Jinja2 fills `page.html.j2`; both come with the extra `report` and are imported when a page
+is asked for. The same report gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+from collections.abc import Sequence
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from onnxq.comparison import LayerComparison
+from onnxq.errors import OutputError
+from onnxq.report.activations import Activation
+from onnxq.version import __version__
+from onnxq.words import FLOAT, decibels, milliseconds, printable, size, size_change
+
+if TYPE_CHECKING:
+    from onnxq.report.model import Report
+
+NEEDED = {"matplotlib": "Matplotlib", "jinja2": "Jinja2"}
+MOST_HISTOGRAMS = 6
+MOST_BARS = 20
+
+
+def check_extra() -> None:
+    """Refuse an HTML report where what draws it is not installed.
+
+    Raises:
+        OutputError: Names what is missing, and how to install it.
+
+    """
+    missing = [name for module, name in NEEDED.items() if find_spec(module) is None]
+    if missing:
+        raise OutputError(
+            f"an HTML report needs {' and '.join(missing)}, not installed here", "Run `pip install 'onnxq[report]'`."
+        )
+
+
+def html(report: Report) -> str:
+    """Write a report as one HTML file.
+
+    Raises:
+        OutputError: Matplotlib or Jinja2 is missing.
+
+    """
+    check_extra()
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    folder = files("onnxq.report") / "page"
+    script, style = ((folder / name).read_text("utf-8") for name in ("filter.js", "page.css"))
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"decibels": decibels, "size": size, "ms": milliseconds, "name": printable}
+    environment.filters["figure"] = partial(_figure, none="")
+    template = environment.from_string((folder / "page.html.j2").read_text("utf-8"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return template.render(
+        report=report,
+        script=Markup(script),  # ours, and the page's policy runs no other
+        script_hash=digest,
+        style=Markup(style),
+        charts={key: None if svg is None else Markup(svg) for key, svg in _charts(report).items()},
+        histograms=[(activation, Markup(svg)) for activation, svg in _histograms(report)],
+        rows=_rows(report),
+        change=None if report.output_bytes is None else size_change(report.source_bytes, report.output_bytes),
+        versions=_versions(),
+        float_name=FLOAT,
+    )
+
+
+def _charts(report: Report) -> dict[str, str | None]:
+    from onnxq.report.charts import bar_chart, error_chart
+
+    layers = report.comparison.layers if report.comparison is not None else ()
+    worst = _by_own_error(layers)[:MOST_BARS]
+    bars = None
+    if worst:
+        bars = bar_chart(
+            [layer.node for layer in worst],
+            [100 * 10 ** (-layer.own / 20) for layer in worst],
+            "own error (% of the tensor's root mean square)",
+            "Layers with the largest errors of their own",
+        )
+    return {"errors": error_chart(layers), "bars": bars}
+
+
+def _by_own_error(layers: Sequence[LayerComparison]) -> list[LayerComparison]:
+    return sorted((layer for layer in layers if math.isfinite(layer.own)), key=lambda layer: layer.own)
+
+
+def _histograms(report: Report) -> list[tuple[Activation, str]]:
+    from onnxq.report.charts import histogram_chart
+
+    return [(activation, histogram_chart(activation)) for activation in worst_activations(report)]
+
+
+def worst_activations(report: Report, most: int = MOST_HISTOGRAMS) -> list[Activation]:
+    """Choose the activations to show: those of the layers with the largest errors of their own, then the coarsest."""
+    seen = [activation for activation in report.activations if activation.elements]
+    layers = report.comparison.layers if report.comparison is not None else ()
+    ranks = {layer.node: rank for rank, layer in enumerate(_by_own_error(layers))}
+    coarsest = sorted(seen, key=lambda activation: activation.sqnr)
+    last = len(ranks)
+    return sorted(coarsest, key=lambda a: min((ranks.get(node, last) for node in a.nodes), default=last))[:most]
+
+
+def _rows(report: Report) -> list[dict[str, Any]]:
+    """Give every node with the error of its first compared output."""
+    layers: dict[str, LayerComparison] = {}
+    for layer in report.comparison.layers if report.comparison is not None else ():
+        layers.setdefault(layer.node, layer)
+    return [{"node": node, "layer": layers.get(node.name)} for node in report.nodes]
+
+
+def _versions() -> dict[str, str]:
+    found = {"onnxq": __version__}
+    for name in ("onnx", "onnxruntime", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # installed under another name, such as onnxruntime-gpu
+            continue
+    return found
+
+
+def _figure(value: float | None, digits: int = 4, none: str = "") -> str:
+    return none if value is None else f"{value:.{digits}g}"
