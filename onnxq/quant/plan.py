@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from onnxq.ir import Graph, Model, Node, Value
 from onnxq.ops.family import Decline, Form, Scheme, SchemeName, Site, plan_site
 from onnxq.ops.integer_domain import CLAMPS, clamp_bounds
+from onnxq.quant.pitfalls import endangering
 from onnxq.quant.recipe import Recipe
 from onnxq.quant.region import integer_region
 from onnxq.targets import load_costs
@@ -107,6 +108,7 @@ def make_plan(model: Model, recipe: Recipe, *, with_data: bool) -> Plan:
     decided: dict[Node, Decision] = {}
     for node in model.graph.walk():
         decided[node] = _decide(node, recipe, model.opset, with_data)
+    _keep_what_runs(model.graph, decided, recipe, model.opset)
     _keep_paying_passives(model.graph, decided, recipe)
     _keep_paying_region(model.graph, decided, recipe, model.opset)
     _absorb_clamps(model.graph, decided, plan)
@@ -140,6 +142,24 @@ def _first_accepted(node: Node, scheme: Scheme, names: tuple[SchemeName, ...], o
             continue
         return Decision(node, name, form.sentence, settings, form)
     return Decision(node, None, refusals[0])
+
+
+def _keep_what_runs(graph: Graph, decided: dict[Node, Decision], recipe: Recipe, opset: int) -> None:
+    """Keep those convolutions out of 8 bit behind which onnxruntime would break another node."""
+    candidates = [node for node in graph.nodes if decided[node].scheme == "static-int8"]
+    for node, why in endangering(graph, candidates).items():
+        decided[node] = _stored_instead(node, recipe, opset, why)
+
+
+def _stored_instead(node: Node, recipe: Recipe, opset: int, why: str) -> Decision:
+    """Let a node compute in float after all; where the recipe leaves the choice to us, with weights in 8 bit."""
+    scheme = recipe.scheme_for(node.op_type, node.name)[0]
+    if scheme.name != "auto":
+        return Decision(node, None, why)
+    instead = _first_accepted(node, scheme, ("weight-int8",), opset)
+    if instead.scheme is None:
+        return Decision(node, None, why)
+    return replace(instead, reason=f"{instead.reason}: {why}")
 
 
 def _keep_paying_passives(graph: Graph, decided: dict[Node, Decision], recipe: Recipe) -> None:
@@ -178,13 +198,7 @@ def _keep_paying_region(graph: Graph, decided: dict[Node, Decision], recipe: Rec
     makers = {clamp: maker for clamp, maker in merged.items() if maker is not None}
     chosen = integer_region(graph, forms, makers, asked, load_costs())
     for node in forms.keys() - chosen:
-        instead = _first_accepted(node, recipe.scheme_for(node.op_type, node.name)[0], ("weight-int8",), opset)
-        why = "8 bit would not be faster here"
-        if instead.scheme is None:
-            instead = Decision(node, None, why)
-        else:
-            instead = replace(instead, reason=f"{instead.reason}: {why}")
-        decided[node] = instead
+        decided[node] = _stored_instead(node, recipe, opset, "8 bit would not be faster here")
 
 
 def _absorbable(clamp: Node, decided: dict[Node, Decision], recipe: Recipe) -> bool:

@@ -140,7 +140,7 @@ def _choose(job: RoundingJob) -> RoundedWeight:
     if job.moments is not None and job.moments.unfolding.n != rows.shape[1]:
         raise ValueError(f"rows of {rows.shape[1]} elements do not fit moments of {job.moments.unfolding.n}")
     total = _noisy(job.moments.total(), job.noise) if job.moments is not None else None
-    if total is None or not rows.size or not np.einsum("pbb->", total.matrix) > 0:
+    if total is None or not rows.size or not _shows_something(total):
         scales = layout.least_error(rows, covering, limit, floor)
         codes = nearest(rows, layout.expand(scales), limit)
         return RoundedWeight(codes.astype(np.int8), layout.shaped(scales), "weight error")
@@ -151,6 +151,12 @@ def _choose(job: RoundingJob) -> RoundedWeight:
     if job.moments.assumed and result.method == "output error":
         return replace(result, method="assumed inputs", gain=0.0)
     return result
+
+
+def _shows_something(gram: Gram) -> bool:
+    """Whether inputs were measured that are not all zero, as those of a branch are that is rarely taken."""
+    energy = np.einsum("pbb->", gram.matrix)
+    return bool(gram.rows) and bool(np.isfinite(energy)) and bool(energy > 0)
 
 
 def _noisy(gram: Gram, noise: float) -> Gram:
@@ -175,7 +181,7 @@ class _Search:
         plain = self._errors(held_out, self.nearest, self.covering)
         gains = np.zeros(len(self.rows), bool)
         damping, held = None, plain
-        if fitted.rows and held_out.rows:
+        if _shows_something(fitted) and held_out.rows:
             probe = self._probe() if len(total.mean) == 1 else self
             damping = min(DAMPINGS, key=lambda candidate: probe.score(fitted, held_out, candidate))
             found = self.trial(fitted, held_out, damping)

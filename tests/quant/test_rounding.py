@@ -406,3 +406,15 @@ def test_a_large_prior_is_of_blocks_that_end_with_the_columns():
     assert np.einsum("pbb->", moments.total().matrix) == 2700
     assert isinstance(moments.total(), Gram)
     assert choose_codes(rows, moments).method == "assumed inputs"
+
+
+def test_a_half_of_samples_that_is_all_zero_teaches_nothing():
+    """As in a branch that few samples take: one half shows no input at all, the other does."""
+    x = correlated(1, items=4)
+    for silent in (0, 1):
+        halves = x.copy()
+        halves[silent::2] = 0
+        found = choose_codes(correlated(2)[0, :5], measured(halves))
+        assert found.method in ("nearest", "output error")
+        assert np.isfinite(found.scales).all()
+    assert choose_codes(correlated(2)[0, :5], measured(0 * x)).method == "weight error"

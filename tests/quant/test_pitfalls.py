@@ -1,0 +1,91 @@
+"""Nodes that onnxruntime breaks behind a Conv in 8 bit: the Conv stays out of it, and the plan says why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import F, build, floats, node
+from verdict import judge
+
+from onnxq.ir import infer_types, parse
+from onnxq.quant.pitfalls import endangering
+from onnxq.quant.plan import make_plan
+from onnxq.quant.recipe import load_recipe
+
+Middle = tuple[str, str, dict[str, Any], dict[str, np.ndarray]]
+WINDOW = {"kernel_shape": [2, 2]}
+BROKEN: dict[str, Middle] = {
+    "cubic": ("Resize", "m - s", {"mode": "cubic"}, {"s": F([1, 1, 0.8, 0.8])}),
+    "scales of some axes": ("Resize", "m - s", {"axes": [2, 3]}, {"s": F([2, 2])}),
+    "sizes of some axes": ("Resize", "m - - z", {"axes": [2, 3]}, {"z": np.array([12, 12])}),
+    "pads of some axes": ("Pad", "m p - a", {}, {"p": np.array([1, 1, 1, 1]), "a": np.array([2, 3])}),
+    "crop": ("CenterCropPad", "m z", {"axes": [2, 3]}, {"z": np.array([8, 4])}),
+    "dilated pool": ("AveragePool", "m", WINDOW | {"dilations": [2, 2]}, {}),
+    "dilation of one": ("AveragePool", "m", WINDOW | {"dilations": [1, 1]}, {}),
+    "overhanging pool": (
+        *("AveragePool", "m"),
+        {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1] * 4, "ceil_mode": 1, "count_include_pad": 1},
+        {},
+    ),
+}
+SOUND: dict[str, Middle] = {
+    "all scales": ("Resize", "m - s", {"mode": "linear"}, {"s": F([1, 1, 2, 2])}),
+    "all pads": ("Pad", "m p", {}, {"p": np.array([0, 0, 1, 1, 0, 0, 1, 1])}),
+    "pool": ("AveragePool", "m", WINDOW, {}),
+}
+
+
+def around(middle: Middle, *, behind: tuple[str, ...] = (), last: str = "Conv") -> Any:
+    """Conv, some clamps and maps, the node in question, and another Conv or a Transpose."""
+    op_type, inputs, attributes, weights = middle
+    nodes, value = [node("Conv", "x w", "c0", name="first")], "c0"
+    for index, between in enumerate(behind):
+        nodes.append(node(between, value, f"b{index}"))
+        value = f"b{index}"
+    nodes.append(node(op_type, inputs.replace("m", value, 1), "mid", name="culprit", **attributes))
+    weights = weights | {"w": floats(8, 8, 1, 1)}
+    if last == "Conv":
+        nodes.append(node("Conv", "mid v", "y", name="second"))
+        weights |= {"v": floats(8, 8, 1, 1, seed=2)}
+    else:
+        nodes.append(node("Transpose", "mid", "y", perm=[0, 2, 3, 1]))
+    return build(nodes, {"x": [1, 8, 6, 6]}, ["y"], weights, opset=19)
+
+
+def first_conv(proto: Any, recipe: str = "static-int8") -> tuple[str | None, str]:
+    model = parse(proto.SerializeToString())
+    infer_types(model)
+    plan = make_plan(model, load_recipe(recipe), with_data=True)
+    return next((d.scheme, d.reason) for d in plan.decisions if d.node.name == "first")
+
+
+@pytest.mark.parametrize("name", [*BROKEN, *SOUND])
+@pytest.mark.parametrize("behind", [(), ("Relu",), ("Sigmoid", "Neg")])
+@pytest.mark.parametrize("last", ["Conv", "Transpose"])
+def test_the_result_runs_and_agrees(name: str, behind: tuple[str, ...], last: str) -> None:
+    proto = around((BROKEN | SOUND)[name], behind=behind, last=last)
+    samples = [{"x": floats(1, 8, 6, 6, seed=seed)} for seed in range(2)]
+    judge(proto, samples, recipe="static-int8")
+    assert (first_conv(proto)[0] is None) == (name in BROKEN)
+
+
+def test_the_plan_says_why() -> None:
+    scheme, reason = first_conv(around(BROKEN["pads of some axes"]))
+    assert (scheme, reason) == (None, "onnxruntime breaks culprit (Pad) behind an 8-bit Conv")
+    scheme, reason = first_conv(around(BROKEN["pads of some axes"]), "auto")
+    assert reason.endswith("onnxruntime breaks culprit (Pad) behind an 8-bit Conv") or scheme != "static-int8"
+
+
+def test_a_convolution_further_up_is_safe() -> None:
+    """The Conv in between fixes its own layout, in float as in 8 bit."""
+    nodes = [
+        node("Conv", "x w", "a", name="far"),
+        node("Conv", "a w", "b", name="near"),
+        node("Pad", "b p - i", "y"),
+    ]
+    weights = {"w": floats(8, 8, 1, 1), "p": np.array([1, 1]), "i": np.array([3])}
+    model = parse(build(nodes, {"x": [1, 8, 6, 6]}, ["y"], weights, opset=19).SerializeToString())
+    infer_types(model)
+    assert [found.name for found in endangering(model.graph, model.graph.nodes)] == ["near"]
