@@ -121,7 +121,7 @@ def rescale(ready: Prepared, baseline: bytes, samples: Samples, watch: Observer)
         return ready
     fitting, held_out = halves
     best, chosen = None, None
-    for methods in ((equalize,), (smooth,), (equalize, smooth)):
+    for methods in ((equalize,), (equalize, smooth), (smooth,)):  # the cheapest first: what comes later has to gain
         changed = _rescaled(duplicate(ready), methods, fitting, watch)
         if changed.notes == ready.notes:
             continue

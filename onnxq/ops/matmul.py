@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.ir import Value
+from onnxq.ir import Node, Tensor, Value
 from onnxq.ops.bias import integer_bias, minimum_scale
 from onnxq.ops.family import Decline, Form, Rewriter, Site, axis_opset, plans, rewrites, stored_form
 
@@ -152,15 +152,56 @@ def _add_bias(site: Site, patch: Rewriter, total: Value) -> Value:
 
 @rewrites("MatMul", when="static-int8")
 def rewrite_static_matmul(site: Site, patch: Rewriter) -> None:
-    """Q/DQ on the input, DequantizeLinear on the weight."""
-    weight = site.value(1)
+    """Q/DQ on the input, DequantizeLinear on the weight; of matrices, with the bias behind it as a Gemm."""
+    weight, data = site.value(1), site.value(0)
     assert weight.constant is not None
     # A stack of matrices has one scale: onnxruntime fuses scales along one axis as well, and fails when it runs that.
     rank = len(weight.constant.shape)
+    after = _constant_add(site)
+    matrices = after is not None and rank == 2 and data.shape is not None and len(data.shape) == 2
+    bias = _added(after).numpy() if after is not None and matrices else None
+    minimum = None if bias is None else minimum_scale(bias, patch.activation_scale(data))[None]
     reduce = (0,) if rank == 2 else tuple(range(rank))
-    codes, scales = patch.codes(weight, reduce=reduce, scheme=site.scheme)
-    patch.rewire(site.node, 0, patch.dequantized(site.value(0)))
-    patch.rewire(site.node, 1, patch.linear_weight(codes, scales, rank - 1, weight.name))
+    codes, scales = patch.codes(weight, reduce=reduce, scheme=site.scheme, minimum=minimum)
+    a = patch.dequantized(data)
+    b = patch.linear_weight(codes, scales, rank - 1, weight.name)
+    if after is not None and bias is not None and after.outputs[0] is not None:
+        vector = np.broadcast_to(scales.reshape(-1), bias.shape) if scales.size > 1 else scales.reshape(1)
+        c = integer_bias(patch, bias, patch.activation_scale(data), vector, f"{site.output.name}_bias")
+        patch.replace(after.outputs[0], patch.op("Gemm", a, b, c, hint=after.outputs[0].name))
+        return
+    patch.rewire(site.node, 0, a)
+    patch.rewire(site.node, 1, b)
+    if after is not None and data.shape is not None and all(isinstance(size, int) for size in data.shape):
+        _keep_apart(after, patch)
+
+
+def _constant_add(site: Site) -> Node | None:
+    """Give the Add of a constant vector that alone reads a product."""
+    output, weight = site.output, site.value(1).constant
+    if len(output.uses) != 1 or output.is_output or weight is None:
+        return None
+    after = next(iter(output.uses)).node
+    if after.op_type != "Add" or after.domain or after.graph is not output.graph or after.outputs[0] is None:
+        return None
+    constants = [value.constant for value in after.inputs if value is not None and value.constant is not None]
+    return after if len(constants) == 1 and constants[0].shape == weight.shape[-1:] else None
+
+
+def _added(after: Node) -> Tensor:
+    return next(value.constant for value in after.inputs if value is not None and value.constant is not None)
+
+
+def _keep_apart(after: Node, patch: Rewriter) -> None:
+    """Keep onnxruntime from making one float Gemm of a product of fixed shape and the addition of a vector.
+
+    That fusion (MatMulAddFusion, 1.31) comes before the one with DequantizeLinear, and the node then takes five times
+    as long. A bias of shape [1, N] is not a vector.
+    """
+    for slot, value in enumerate(after.inputs):
+        if value is not None and value.constant is not None:
+            row = value.constant.numpy().reshape(1, -1)
+            patch.rewire(after, slot, patch.constant(row, f"{value.name}_row", beside=value))
 
 
 @rewrites("Gemm", when="static-int8")
