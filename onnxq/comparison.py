@@ -68,6 +68,8 @@ class LayerComparison:
         inherited: The same, counting only what its inputs bring: its float operator on the quantized model's inputs
             against the float tensor.
         max_abs: Largest absolute difference of the tensor.
+        rescaled: Whether the quantized model holds the tensor with its channels multiplied by constants, which its
+            readers undo; all figures are for the tensor without those factors.
 
     """
 
@@ -78,6 +80,7 @@ class LayerComparison:
     own: float
     inherited: float
     max_abs: float
+    rescaled: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,7 @@ class Comparison:
         samples: Number of samples both models ran on.
         latency: None where it was not asked for.
         layers: One for each tensor that both models hold, in graph order; empty where nobody asked.
+        no_layers: Why there are none, where somebody asked.
 
     """
 
@@ -96,6 +100,12 @@ class Comparison:
     samples: int
     latency: Latency | None = None
     layers: tuple[LayerComparison, ...] = ()
+    no_layers: str | None = None
+
+    def worst_layers(self, most: int) -> list[LayerComparison]:
+        """The layers that add most to the error by themselves, without those that add nothing."""
+        adding = [layer for layer in self.layers if layer.own < math.inf]
+        return sorted(adding, key=lambda layer: layer.own)[:most]
 
     @property
     def worst_sqnr(self) -> float:

@@ -14,6 +14,9 @@ CLASS_RANKS = (1, 2, 3)  # class scores: [classes], [batch, classes], [batch, to
 class Difference:
     """Running sums over pairs of arrays, in float64.
 
+    Args:
+        classes: Whether rows of floats may be class scores, whose decisions are compared.
+
     Attributes:
         dtype: NumPy name of the elements; empty before the first.
         elements: How many were compared.
@@ -23,7 +26,8 @@ class Difference:
 
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, classes: bool = True) -> None:
+        self._classes = classes
         self.dtype = ""
         self.elements = self.unequal = self.broken = 0
         self.signal = self.noise = self.cross = self.power = 0.0
@@ -67,7 +71,8 @@ class Difference:
             self._add_exact(reference, result)
         r, q = reference.astype(np.float64), result.astype(np.float64)
         if not exact:
-            self._add_classes(r, q)
+            if self._classes:
+                self._add_classes(r, q)
             same = (r == q) | (np.isnan(r) & np.isnan(q))
             self.unequal += int(r.size - same.sum())
             finite = np.isfinite(r) & np.isfinite(q)

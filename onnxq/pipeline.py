@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnxq.errors import CheckFailed, DataError, NothingToQuantize
-from onnxq.ir import Model, load, save
+from onnxq.ir import Model, load, parse, save
+from onnxq.layerwise import with_layers
 from onnxq.observer import Observer, Silent
 from onnxq.quant.plan import Plan
 from onnxq.quant.recipe import Recipe
@@ -80,7 +81,7 @@ def quantize(
         force: Replace an old output.
         dry_run: Stop after the plan; nothing is written.
         external_data: Put weights into `OUTPUT.data`; by default only beyond 2 GiB.
-        detailed: Put the histograms of activations into the report, too.
+        detailed: Put the histograms of activations and the errors of layers into the report, too.
         observer: Told about each step.
 
     Raises:
@@ -122,12 +123,12 @@ def carry_out(
         watch.step("rescale")
         ready = rescale(ready, baseline, given, watch)
     watch.step("calibrate")
-    layers = layers_to_measure(ready.plan)
-    measured = measure(ready, layers, given, stats, watch)
+    measurable = layers_to_measure(ready.plan)
+    measured = measure(ready, measurable, given, stats, watch)
     qparams = choose_qparams(ready.plan, measured)
     watch.step("round")
     pays = given is None or stats is not None or rounding_pays(ready, baseline, given)
-    weights = Weights(ready.plan, qparams, measured, layers) if pays else Weights()
+    weights = Weights(ready.plan, qparams, measured, measurable) if pays else Weights()
     watch.step("rewrite")
     report = planned(ready)
     if detailed:
@@ -136,6 +137,9 @@ def carry_out(
     watch.step("verify")
     encoded = model.serialize()
     comparison = compare(baseline, encoded, probe, progress=watch.progress)
+    if detailed:
+        watch.step("layers")
+        comparison = with_layers(comparison, parse(baseline), model, probe)
     return Quantized(model, encoded, replace(report, comparison=comparison, samples=probe.description))
 
 

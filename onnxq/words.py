@@ -14,6 +14,11 @@ def decibels(value: float) -> str:
     return f"{value:.1f} dB"
 
 
+def noise(value: float) -> str:
+    """Write for people what a layer adds or inherits, as an SQNR; nothing at all is exact."""
+    return "exact" if value == math.inf else decibels(value)
+
+
 def size(count: float) -> str:
     """Write a number of bytes for people, in decimal units as file managers do."""
     for unit in ("bytes", "kB", "MB"):

@@ -18,6 +18,7 @@ ORDER = [
     "difference",
     "comparison",
     "verify",
+    "layerwise",
     "report",
     "steps",
     "pipeline",

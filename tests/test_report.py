@@ -80,6 +80,7 @@ def test_json(report: Report) -> None:
                  "cosine": None, "agreement": None},
             ],
             "layers": [],
+            "no_layers": None,
         },
         "seconds": {"load": 0.5},
         "nodes": [

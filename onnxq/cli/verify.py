@@ -44,6 +44,14 @@ MinAgreement = Annotated[
         show_default=False,
     ),
 ]
+Layers = Annotated[
+    bool | None,
+    typer.Option(
+        "--layers/--no-layers",
+        help="Show every layer, or none; by default those that add most to the error.",
+        show_default=False,
+    ),
+]
 RANDOM_SAMPLES = 8
 
 
@@ -55,6 +63,7 @@ def verify(
     min_sqnr: MinSqnr = None,
     max_abs: MaxAbs = None,
     min_agreement: MinAgreement = None,
+    layers: Layers = None,
     output_format: OutputFormat = Format.TEXT,
 ) -> None:
     """Check a model, and compare it with its float original.
@@ -67,16 +76,16 @@ def verify(
     """
     from onnxq.errors import CheckFailed, RecipeError
 
-    asked = {"--min-sqnr": min_sqnr, "--max-abs": max_abs, "--min-agreement": min_agreement}
+    asked = {"--min-sqnr": min_sqnr, "--max-abs": max_abs, "--min-agreement": min_agreement, "--layers": layers}
     if against is None:
         for option, value in asked.items():
             if value is not None:
                 raise RecipeError(f"{option} needs a float model to compare with", "Add --against FLOAT.")
         _write_sound(model, *_check_alone(model, data, samples), output_format)
         return
-    comparison, description = _compare(model, against, data, samples)
+    comparison, description = _compare(model, against, data, samples, with_layers=layers is not False)
     missed = comparison.missed(min_sqnr=min_sqnr, max_abs=max_abs, min_agreement=min_agreement)
-    _write(model, against, comparison, description, missed, output_format)
+    _write(model, against, comparison, description, missed, output_format, every_layer=bool(layers))
     if missed:
         more = f", and {len(missed) - 1} more" if len(missed) > 1 else ""
         raise CheckFailed(f"{model}: output {missed[0]}{more}", "")
@@ -97,7 +106,10 @@ def _check_alone(path: Path, data: list[str], limit: int | None) -> tuple[int, s
         return run_alone(path, samples, progress=observer.progress, blame=CheckFailed), samples.description
 
 
-def _compare(path: Path, against: Path, data: list[str], limit: int | None) -> tuple[Comparison, str]:
+def _compare(
+    path: Path, against: Path, data: list[str], limit: int | None, *, with_layers: bool
+) -> tuple[Comparison, str]:
+    from onnxq import layerwise
     from onnxq.cli.terminal import TerminalObserver, note
     from onnxq.errors import CheckFailed
     from onnxq.ir import load
@@ -115,7 +127,12 @@ def _compare(path: Path, against: Path, data: list[str], limit: int | None) -> t
         listed = normalise(baseline, needs=("drop_initializer_inputs",))  # or onnxruntime would not fold constants
         source = baseline.serialize() if listed else against
         observer.step("verify")
-        return compare(source, path, samples, progress=observer.progress, blame=CheckFailed), samples.description
+        comparison = compare(source, path, samples, progress=observer.progress, blame=CheckFailed)
+        if with_layers:
+            observer.step("layers")
+            normalise(baseline)
+            comparison = layerwise.with_layers(comparison, baseline, quantized, samples)
+        return comparison, samples.description
 
 
 def _check_form(path: Path) -> None:
@@ -139,8 +156,16 @@ def _samples(model: IrModel, data: list[str], limit: int | None) -> Samples:
 
 
 def _write(
-    model: Path, against: Path, comparison: Comparison, description: str, missed: list[str], output_format: Format
+    model: Path,
+    against: Path,
+    comparison: Comparison,
+    description: str,
+    missed: list[str],
+    output_format: Format,
+    *,
+    every_layer: bool,
 ) -> None:
+    from onnxq.cli.layer_tables import layer_tables
     from onnxq.cli.tables import comparison_tables, latency_table
     from onnxq.cli.terminal import show
     from onnxq.report import SCHEMA, comparison_dict, to_json
@@ -150,6 +175,8 @@ def _write(
         sys.stdout.write(to_json({"schema": SCHEMA, **result, "comparison": comparison_dict(comparison, description)}))
         return
     show(*comparison_tables(comparison, description), "", *latency_table(comparison))
+    if comparison.layers or comparison.no_layers:
+        show("", *layer_tables(comparison, every=every_layer))
 
 
 def _write_sound(model: Path, count: int, description: str, output_format: Format) -> None:

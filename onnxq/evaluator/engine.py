@@ -1,26 +1,30 @@
-"""Run a model in NumPy: read any tensor at any depth, one node after the other, nothing kept longer than it is read."""
+"""Run a model in NumPy, one node after the other: read any tensor at any depth."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import zip_longest
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
-from onnxq.errors import DataError, ModelError, OnnxqError
+from onnxq.errors import DataError, ModelError
 from onnxq.evaluator.blas import one_blas_thread
+from onnxq.evaluator.run import Run, element_type
 from onnxq.evaluator.schedule import Schedule, Step, prepare
 from onnxq.ir import Graph, Model, Value, load, parse
-from onnxq.ops.arrays import NotCovered
 
 Taps = Mapping[str | Value, Callable[[Any], None]]
 """What to look at while a model runs: a tensor's name, or its value, and the function that is given its array."""
 
-MISSING: Any = object()
-"""Stands for an output that a kernel did not give; None is the value of an empty optional."""
+
+@contextmanager
+def arithmetic() -> Iterator[None]:
+    """What kernels count on: one thread, and no warnings, since 1/0 and overflow are values in ONNX, not mistakes."""
+    with np.errstate(all="ignore"), one_blas_thread():
+        yield
 
 
 def evaluate(
@@ -51,7 +55,7 @@ class Evaluator:
         self.model = _inlined(_read(model))
         self._schedule = prepare(self.model.graph, self.model)
         self._scopes = set(_scopes(self._schedule))
-        self._types = {name: _element_type(info) for name, info in self.model.graph.infos.items()}
+        self._types = {name: element_type(info) for name, info in self.model.graph.infos.items()}
 
     def run(
         self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None, taps: Taps | None = None
@@ -86,15 +90,33 @@ class Evaluator:
                     f"{self.model.name} has no tensor '{name}' in its main graph", "Check the names in `outputs`."
                 )
         found = self._find_taps(taps or {})
-        run = _Run(found, {graph.values[name] for name in wanted})
+        run = Run(found, {graph.values[name] for name in wanted})
         arrays = self._check_feeds(feeds)
         steps = self._schedule.steps if outputs is None else self._needed({*run.keep, *map(_in_main_graph, found)})
-        # 1/0 and overflow are values in ONNX, not mistakes.
-        with np.errstate(all="ignore"), one_blas_thread():
+        with arithmetic():
             run.begin(self._schedule, arrays)
             for step in steps:
                 run.step(step)
         return {name: run.values[graph.values[name]] for name in wanted}
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        """The nodes of the main graph in order, each ready to run."""
+        return self._schedule.steps
+
+    def begin(self, feeds: Mapping[str, Any] | None = None) -> Run:
+        """Put in place what the model starts from; the caller runs the steps, inside `arithmetic`.
+
+        Args:
+            feeds: As `run` takes them; None leaves the inputs to the caller.
+
+        Raises:
+            DataError: As `run`.
+
+        """
+        run = Run({}, set())
+        run.begin(self._schedule, {} if feeds is None else self._check_feeds(feeds))
+        return run
 
     def _needed(self, targets: set[Value]) -> list[Step]:
         """Give the steps that the targets, values of the main graph, depend on."""
@@ -164,107 +186,6 @@ def _scopes(schedule: Schedule) -> Iterator[Graph]:
             yield from _scopes(body)
 
 
-class _Run:
-    """The state of one run: every live tensor, of all scopes, by its value."""
-
-    def __init__(self, taps: Mapping[Value, Callable[[Any], None]], keep: set[Value]) -> None:
-        self.values: dict[Value, Any] = {}
-        self._taps = taps
-        self.keep = keep
-
-    def begin(self, schedule: Schedule, inputs: Mapping[Value, Any]) -> None:
-        """Put in place what a graph starts from."""
-        self.values.update(schedule.constants)
-        self.values.update(inputs)
-        if self._taps:
-            for value in dict.fromkeys((*schedule.constants, *inputs)):
-                self._tap(value)
-
-    def step(self, step: Step) -> None:
-        """Run one node and drop what nothing reads any more."""
-        values = self.values
-        try:
-            results = self._compute(step)
-        except OnnxqError as error:
-            raise _at_node(error, step) from error
-        for value, result in zip_longest(step.node.outputs, results[: len(step.node.outputs)], fillvalue=MISSING):
-            if result is MISSING:
-                raise _at_node(ModelError("it gives fewer outputs than the node names", "Check its attributes."), step)
-            if value is not None:
-                values[value] = np.asarray(result) if isinstance(result, np.generic) else result
-                if value in self._taps:
-                    self._tap(value)
-        for value in step.dead:
-            if value not in self.keep:
-                values.pop(value, None)
-
-    def _compute(self, step: Step) -> tuple[Any, ...]:
-        values = self.values
-        if step.call is not None:
-            bodies = {name: _Body(self, body) for name, body in step.bodies.items()}
-            inputs = [None if value is None else values[value] for value in step.node.inputs]
-            try:
-                results = step.call(*inputs, **bodies)
-                return results if isinstance(results, tuple) else (results,)
-            except NotCovered:
-                pass  # the kernel leaves this case to the fallback below
-            except (ValueError, TypeError, IndexError, ArithmeticError, AttributeError) as error:
-                raise ModelError(f"it failed: {error}", "Check the number, shapes and types of its inputs.") from error
-        try:
-            return step.fallback.run(values)
-        except Exception as error:  # onnx.reference raises errors of every kind, and runs foreign code
-            reason = str(error).strip().splitlines()
-            raise ModelError(
-                f"onnxq has no kernel for it, and onnx.reference says: {reason[0] if reason else type(error).__name__}",
-                "Run the model in onnxruntime, or replace the operator.",
-            ) from error
-
-    def run_body(self, schedule: Schedule, *inputs: Any) -> list[Any]:
-        """Run the body of a control flow node; give its outputs in order."""
-        arrays = [np.asarray(item) if isinstance(item, np.generic) else item for item in inputs]
-        self.begin(schedule, dict(zip(schedule.inputs, arrays, strict=True)))
-        for step in schedule.steps:
-            self.step(step)
-        results = [self.values[value] for value in schedule.graph.outputs]
-        for value in schedule.graph.values.values():
-            self.values.pop(value, None)
-        return results
-
-    def _tap(self, value: Value) -> None:
-        function = self._taps.get(value)
-        if function is not None:
-            function(self.values[value])
-
-
-class _Body:
-    """A body as the kernels of control flow see it: see `onnxq.ops.control.Body`."""
-
-    def __init__(self, run: _Run, schedule: Schedule) -> None:
-        self._run = run
-        self._schedule = schedule
-        self.count = len(schedule.graph.outputs)
-
-    def __call__(self, *inputs: Any) -> list[Any]:
-        return self._run.run_body(self._schedule, *inputs)
-
-    def empty_output(self, index: int) -> Any:
-        graph = self._schedule.graph
-        span = graph.infos.get(graph.outputs[index].name)
-        info = onnx.ValueInfoProto() if span is None else onnx.ValueInfoProto.FromString(bytes(span))
-        dims = [max(d.dim_value, 0) for d in info.type.tensor_type.shape.dim]
-        dtype = None if span is None else _element_type(span)
-        return np.empty((0, *dims), np.float32 if dtype is None else dtype)
-
-
-def _at_node(error: OnnxqError, step: Step) -> OnnxqError:
-    node = step.node
-    operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-    prefix = f"node {node.label} ({operator})"
-    if error.message.startswith("node "):  # a node inside a body has said which one it is
-        return error
-    return ModelError(f"{prefix}: {error.message}", error.hint)
-
-
 def _read(model: str | Path | Model | onnx.ModelProto) -> Model:
     if isinstance(model, Model):
         return model
@@ -285,12 +206,3 @@ def _inlined(model: Model) -> Model:
         names = ", ".join(f"{f.domain}.{f.name}" for f in inlined.functions)
         raise ModelError(f"{model.name}: functions cannot be inlined: {names}", "Inline them when exporting the model.")
     return parse(inlined.SerializeToString(), model.path)
-
-
-def _element_type(span: memoryview) -> np.dtype[Any] | None:
-    """NumPy type that a ValueInfoProto states; None for sequences, optionals and text."""
-    info = onnx.ValueInfoProto.FromString(bytes(span))
-    element = info.type.tensor_type.elem_type
-    if not info.type.HasField("tensor_type") or element in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
-        return None
-    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element))

@@ -95,6 +95,10 @@ class _Commit:
             self.replace(patch, old, self.current(new))
         for node in patch.removed:
             self.remove(node)
+        for value, hint in patch.renamed:
+            if value.is_output or value.is_input:
+                raise ValueError(f"'{value.name}' is known outside under its name")
+            _rename(value, hint)
 
     def place(self, patch: Patch, scope: _Scope) -> None:
         earliest = scope.position[patch.anchor] - 1 if patch.anchor is not None else -1
@@ -259,10 +263,10 @@ def _is_free(patch: Patch, value: Value) -> bool:
     return not value.is_output and not any(use.node in patch.nodes for use in value.uses)
 
 
-def _rename(value: Value) -> None:
-    """Give a value of a body another name, because its present one hides a value outside."""
+def _rename(value: Value, hint: str = "") -> None:
+    """Give a value another name: in a body, because its present one hides a value outside."""
     graph, old = value.graph, value.name
-    value.name = graph.names.fresh(old)
+    value.name = graph.names.fresh(hint or old)
     for table in (graph.values, graph.initializers):
         if old in table:
             entries = [(v.name, v) for v in table.values()]

@@ -36,6 +36,7 @@ class Patch:
         self.removed: list[Node] = []
         self.frozen: list[tuple[Value, Tensor]] = []
         self.dropped_inputs: list[Value] = []
+        self.renamed: list[tuple[Value, str]] = []
 
     def constant(self, array: np.ndarray | Tensor, hint: str) -> Value:
         """Add an initializer, named `hint` or freshly after it."""
@@ -114,3 +115,7 @@ class Patch:
     def drop_input(self, value: Value) -> None:
         """Take an initializer off the inputs of the graph, so that it is a constant."""
         self.dropped_inputs.append(value)
+
+    def rename(self, value: Value, hint: str) -> None:
+        """Name a value inside the graph freshly after `hint`: one that means something else from now on."""
+        self.renamed.append((value, hint))

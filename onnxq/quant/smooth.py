@@ -153,6 +153,7 @@ def _add(patch: Patch, node: Node, columns: Sequence[Value], rows: Sequence[np.n
     if node.op_type == "MatMul" and after is not None and after.op_type == "Add" and not after.domain:
         others = [source for source in after.inputs if source is not result]
         if len(others) == 1 and others[0] is not None and others[0].constant is not None and after.outputs[0]:
+            patch.rename(result, f"{result.name}_without_outlier")
             result = after.outputs[0]  # onnxruntime computes the bias with the product, if it follows at once
     total = result
     for column, row in zip(columns, rows, strict=True):

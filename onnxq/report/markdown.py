@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from onnxq.words import FLOAT, decibels
+from onnxq.words import FLOAT, decibels, noise
 
 if TYPE_CHECKING:
+    from onnxq.comparison import Comparison
     from onnxq.report.model import Report
+
+MOST_LAYERS = 40
 
 
 def markdown(report: Report) -> str:
@@ -16,6 +19,7 @@ def markdown(report: Report) -> str:
     sections = [
         f"# {report.source.name}, recipe {report.recipe}\n",
         _result(report),
+        _layers(report.comparison),
         "## Nodes\n",
         _table(("became", "nodes", "operators"), [(s, n, _listed(report, s)) for s, n in report.counts().items()]),
     ]
@@ -55,6 +59,21 @@ def _result(report: Report) -> str:
     written = f"Written to `{report.output}`, compared on {report.samples}.\n"
     head = ("output", "SQNR", "largest error", "agreement")
     return "\n".join([written, _table(("", "float", "quantized", "ratio"), rows), _table(head, outputs)])
+
+
+def _layers(comparison: Comparison | None) -> str:
+    """Say where the error enters, the worst layers first."""
+    if comparison is None or not (comparison.layers or comparison.no_layers):
+        return ""
+    if comparison.no_layers:
+        return f"## Layers\n\nNot compared: {comparison.no_layers}.\n"
+    rows = [
+        (f"`{layer.node}`", layer.op_type, noise(layer.own), noise(layer.inherited), noise(layer.sqnr))
+        for layer in comparison.worst_layers(MOST_LAYERS)
+    ]
+    head = ("node", "operator", "own", "inherited", "in all")
+    text = "SQNR of what each node adds itself, of what its inputs bring, and of both; the worst by their own first.\n"
+    return "\n".join(["## Layers\n", text, _table(head, rows)])
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -49,6 +49,7 @@ def comparison_dict(comparison: Comparison, samples: str | None) -> dict[str, An
         "latency": latency,
         "outputs": [_plain(output) for output in comparison.outputs],
         "layers": [_plain(layer) for layer in comparison.layers],
+        "no_layers": comparison.no_layers,
     }
 
 

@@ -295,3 +295,25 @@ def test_cost_is_linear_in_the_patches():
         assert min(chain_time(4000) / chain_time(1000) for _ in range(4)) < 10
     finally:
         gc.enable()
+
+
+def test_a_value_gets_another_name():
+    model = model_of("g (float[2,4] x) => (float[2,4] y) { [p] a = Relu(x) [q] y = Add(a, a) }")
+    a = value_of(model.graph, "a")
+    patch = Patch(model.graph)
+    patch.rename(a, "y")
+    commit([patch])
+    assert_consistent(model)
+    assert a.name not in ("a", "y")
+    assert [value.name for value in node_of(model.graph, "Add").inputs] == [a.name, a.name]
+    assert "a" not in model.graph.values
+    assert run(model.serialize(), {"x": X})[0].tolist() == (2 * X.clip(0)).tolist()
+
+
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_what_others_know_by_name_keeps_it(name):
+    model = model_of(CHAIN)
+    patch = Patch(model.graph)
+    patch.rename(value_of(model.graph, name), "other")
+    with pytest.raises(ValueError, match="is known outside under its name"):
+        commit([patch])

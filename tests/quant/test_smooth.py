@@ -232,6 +232,7 @@ def test_the_bias_stays_right_behind_its_product():
     product = next(node for node in model.graph.nodes if node.op_type == "MatMul")
     (bias,) = product.outputs[0].consumers()
     assert bias.op_type == "Add"
+    assert product.outputs[0].name == "h_without_outlier"  # it is not what the float model calls h
     assert "b" in [source.name for source in bias.inputs]
 
 

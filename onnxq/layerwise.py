@@ -1,0 +1,280 @@
+"""Where the error of a quantized model comes from: what each tensor inherits, and what its own node adds.
+
+Three runs of the evaluator go side by side, node by node: the float model, the quantized one, and the float model's
+operators on what the quantized model holds. The last one gives what a tensor would be if its own node were exact, and
+so tells the node's own error from the one that its inputs bring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxq.comparison import Comparison, LayerComparison
+from onnxq.difference import Difference
+from onnxq.errors import DataError, ModelError
+from onnxq.evaluator import Evaluator, Run, Step, arithmetic
+from onnxq.ir import Model, Value
+
+SAMPLES = 8
+MOST_ELEMENTS = 1 << 18  # of the inputs of all samples together: they are in memory at the same time
+Progress = Callable[[int, int | None], None]
+
+# Channels multiplied by constants: the tensor is off by more than a tenth of its size (20 dB), and one factor for each
+# channel, least squares over at least four elements, explains all of that but a thirtieth (15 dB). Rounding does not.
+LEAST_SHARE, MOST_LEFT, LEAST_ELEMENTS = 1e-2, 1 / 30, 4
+
+
+def compare_layers(
+    float_model: str | Path | Model,
+    quantized: str | Path | Model,
+    samples: Iterable[Mapping[str, np.ndarray]],
+    *,
+    limit: int = SAMPLES,
+    progress: Progress | None = None,
+) -> tuple[LayerComparison, ...]:
+    """Compare every float tensor of the main graph that both models hold under the same name.
+
+    With r the float tensor, q the quantized model's and f the float node's result on the quantized model's inputs, the
+    signal is Σ r², and the noise Σ (r − q)² in all, Σ (f − q)² of the node's own, and Σ (r − f)² inherited, each summed
+    in float64 over all samples. Where the quantized model does not hold a tensor, because it has fused the nodes around
+    it, f stands in for it, and the error is that of the next tensor that both hold.
+
+    Where the quantized model was made with channels rescaled, q is multiplied by the factor of each channel that brings
+    it closest to f; outputs of the graph never are.
+
+    Memory is that of the live tensors of three runs for each sample.
+
+    Args:
+        float_model: The float model, normalised as it was for quantizing (`onnxq.ir.passes.normalise`): node by node
+            the two have to mean the same.
+        quantized: The quantized model.
+        samples: `{input name: array}` with exactly the model's dtypes; shapes may differ.
+        limit: Use the first so many samples, or fewer where they are large.
+        progress: Called with the number of nodes done and their total.
+
+    Returns:
+        One for each tensor, in the order of the float model's nodes.
+
+    Raises:
+        ModelError: The evaluator cannot run one of the models.
+        DataError: There are no samples, or they do not fit.
+
+    """
+    reference, result = Evaluator(float_model), Evaluator(quantized)
+    feeds = _few(samples, limit)
+    if not feeds:
+        raise DataError("there are no samples to compare the models on", "Give at least one.")
+    with arithmetic():
+        return tuple(_SideBySide(reference, result, feeds).layers(progress))
+
+
+def with_layers(
+    comparison: Comparison,
+    float_model: str | Path | Model,
+    quantized: str | Path | Model,
+    samples: Iterable[Mapping[str, np.ndarray]],
+    progress: Progress | None = None,
+) -> Comparison:
+    """Add the layers to a comparison, or the reason why the evaluator cannot run a model; see `compare_layers`."""
+    try:
+        return replace(comparison, layers=compare_layers(float_model, quantized, samples, progress=progress))
+    except ModelError as error:
+        return replace(comparison, no_layers=error.message)
+
+
+def _few(samples: Iterable[Mapping[str, np.ndarray]], limit: int) -> list[Mapping[str, np.ndarray]]:
+    """Take the first samples, at least one, at most `limit`, and no more than fit into memory side by side."""
+    taken: list[Mapping[str, np.ndarray]] = []
+    elements = 0
+    for sample in islice(samples, max(limit, 1)):
+        elements += sum(np.size(array) for array in sample.values())
+        if taken and elements > MOST_ELEMENTS:
+            break
+        taken.append(sample)
+    return taken
+
+
+class _Quantized:
+    """The quantized model, run as far as somebody asks for a tensor."""
+
+    def __init__(self, evaluator: Evaluator, wanted: set[str], feeds: Sequence[Mapping[str, np.ndarray]]) -> None:
+        known = evaluator.model.graph.values
+        self.names = {name for name in wanted if name in known}
+        self._runs = [evaluator.begin(sample) for sample in feeds]
+        self._steps = iter(evaluator.steps)
+        self._held: dict[str, list[Any]] = {}
+        made = {output for step in evaluator.steps for output in step.node.outputs}
+        for name in sorted(self.names):
+            if known[name] not in made:  # an initializer, or what a Constant node gives
+                self._held[name] = [run.values[known[name]] for run in self._runs]
+
+    def take(self, name: str) -> list[Any]:
+        """Give a tensor of every sample, once."""
+        while name not in self._held:
+            step = next(self._steps)
+            for run in self._runs:
+                run.compute(step)
+            for value in step.node.outputs:
+                if value is not None and value.name in self.names:
+                    self._held[value.name] = [run.values[value] for run in self._runs]
+            for run in self._runs:
+                run.release(step)
+        return self._held.pop(name)
+
+
+class _SideBySide:
+    """All runs of all samples."""
+
+    def __init__(self, reference: Evaluator, result: Evaluator, feeds: Sequence[Mapping[str, np.ndarray]]) -> None:
+        self.steps = reference.steps
+        made = {value.name for step in self.steps for value in step.node.outputs if value is not None}
+        self.quantized = _Quantized(result, made, feeds)
+        self.float_runs = [reference.begin(sample) for sample in feeds]
+        self.mixed_runs = [reference.begin(sample) for sample in feeds]
+
+    def layers(self, progress: Progress | None) -> Iterator[LayerComparison]:
+        """Run node after node, and compare what both models hold."""
+        for index, step in enumerate(self.steps):
+            for run in (*self.float_runs, *self.mixed_runs):
+                run.compute(step)
+            for value in step.node.outputs:
+                if value is not None and value.name in self.quantized.names:
+                    layer = self._compare(step, value)
+                    if layer is not None:
+                        yield layer
+            for run in (*self.float_runs, *self.mixed_runs):
+                run.release(step)
+            if progress:
+                progress(index + 1, len(self.steps))
+
+    def _compare(self, step: Step, value: Value) -> LayerComparison | None:
+        """Put the quantized model's tensor in place of what the float operator made of its inputs."""
+        given = self.quantized.take(value.name)
+        expected, exact = _arrays(self.float_runs, value), _arrays(self.mixed_runs, value)
+        if not all(_alike(q, f) for q, f in zip(given, exact, strict=True)):
+            return None
+        factor = None if value.is_output or not _is_float(given[0]) else channel_factors(exact, given)
+        if factor is not None:
+            given = [(q * factor).astype(q.dtype) for q in given]
+        for run, q in zip(self.mixed_runs, given, strict=True):
+            run.values[value] = q
+        if not all(_is_float(q) and _alike(r, q) for r, q in zip(expected, given, strict=True)):
+            return None
+        return _layer(step, value, (expected, exact, given), rescaled=factor is not None)
+
+
+def _layer(
+    step: Step, value: Value, arrays: tuple[list[Any], list[Any], list[Any]], *, rescaled: bool
+) -> LayerComparison | None:
+    total, own, inherited = (Difference(classes=False) for _ in range(3))
+    for r, f, q in zip(*arrays, strict=True):
+        total.add(r, q)
+        own.add(f, q)
+        inherited.add(r, f)
+    if not total.elements:
+        return None
+    own.signal = total.signal
+    node = step.node
+    return LayerComparison(
+        node=node.name or next((output.name for output in node.outputs if output is not None), ""),
+        op_type=f"{node.domain}.{node.op_type}" if node.domain else node.op_type,
+        tensor=value.name,
+        sqnr=total.sqnr,
+        own=own.sqnr,
+        inherited=inherited.sqnr,
+        max_abs=total.max_abs,
+        rescaled=rescaled,
+    )
+
+
+def channel_factors(exact: Sequence[np.ndarray], given: Sequence[np.ndarray]) -> np.ndarray | None:
+    """Find the positive factors by which the channels of a tensor were multiplied, along whatever axis fits best.
+
+    For a channel with f of `exact` and q of `given`, least squares give the factor Σ fq / Σ q², and leave the noise
+    Σ f² − (Σ fq)² / Σ q².
+
+    Args:
+        exact: Float arrays of one rank, one for each sample.
+        given: The same as the quantized model holds them.
+
+    Returns:
+        What to multiply `given` by, float64 with 1 along all axes but one, or None where factors explain little of
+        the difference, or there is little to explain.
+
+    """
+    pairs = list(zip(exact, given, strict=True))
+    if not exact[0].ndim or not all(np.isfinite(array).all() for pair in pairs for array in pair):
+        return None
+    signal, plain = np.sum([_squares(f, q) for f, q in pairs], axis=0)
+    if plain <= LEAST_SHARE * signal:
+        return None
+    fits = [_Fit(exact[0], axis) for axis, size in enumerate(exact[0].shape) if size > 1]
+    for one, other in pairs:
+        f, q = one.astype(np.float64), other.astype(np.float64)
+        products = f * q, q * q, f * f
+        for fit in fits:
+            fit.add(*products)
+    found = [(fit.left(), fit) for fit in fits if fit.elements >= LEAST_ELEMENTS * fit.channels]
+    left, best = min(found, key=lambda item: item[0], default=(np.inf, None))
+    return best.factors() if best is not None and left <= MOST_LEFT * plain else None
+
+
+def _squares(f: np.ndarray, q: np.ndarray) -> tuple[float, float]:
+    """Give Σ f² and Σ (f − q)²."""
+    exact = f.astype(np.float64).reshape(-1)
+    off = exact - q.reshape(-1)
+    return float(exact @ exact), float(off @ off)
+
+
+class _Fit:
+    """Least squares for one factor for each channel along an axis: Σ fq, Σ q² and Σ f² of the channels."""
+
+    def __init__(self, first: np.ndarray, axis: int) -> None:
+        self.channels = first.shape[axis]
+        self.elements = 0
+        self._axis, self._rank = axis, first.ndim
+        self._others = tuple(other for other in range(first.ndim) if other != axis)
+        self._cross, self._power, self._signal = np.zeros((3, self.channels))
+
+    def add(self, cross: np.ndarray, power: np.ndarray, signal: np.ndarray) -> None:
+        """Add fq, q² and f² of a sample; an axis whose size changes is none of channels."""
+        if cross.shape[self._axis] != self.channels:
+            self.elements = -np.iinfo(np.int64).max
+            return
+        self._cross += cross.sum(axis=self._others)
+        self._power += power.sum(axis=self._others)
+        self._signal += signal.sum(axis=self._others)
+        self.elements += cross.size
+
+    def _factors(self) -> np.ndarray:
+        sound = (self._power > 0) & (self._cross > 0)
+        return np.divide(self._cross, self._power, out=np.ones(self.channels), where=sound)
+
+    def left(self) -> float:
+        """Give the squared difference that is left with the factors."""
+        factors = self._factors()
+        return float((self._signal - 2 * factors * self._cross + factors**2 * self._power).sum())
+
+    def factors(self) -> np.ndarray:
+        """Give the factors with a 1 for every other axis."""
+        return self._factors().reshape([self.channels if at == self._axis else 1 for at in range(self._rank)])
+
+
+def _arrays(runs: Sequence[Run], value: Value) -> list[Any]:
+    return [run.values[value] for run in runs]
+
+
+def _is_float(array: Any) -> bool:
+    return isinstance(array, np.ndarray) and (array.dtype.kind == "f" or array.dtype.name == "bfloat16")
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether both are arrays of one dtype and shape."""
+    arrays = isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
+    return arrays and one.dtype == other.dtype and one.shape == other.shape
