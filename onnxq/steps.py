@@ -16,13 +16,13 @@ from onnxq.ir.opset import check_loadable, raise_opset
 from onnxq.ir.passes import normalise
 from onnxq.ir.types import infer_types
 from onnxq.observer import Observer, Silent
+from onnxq.quant.activations import scheme_qparams
 from onnxq.quant.calibrate import calibrate
 from onnxq.quant.equalize import Rescaling, channel_axes, channel_kinds, equalize
 from onnxq.quant.layers import MeasuredLayers
 from onnxq.quant.plan import Plan
 from onnxq.quant.plan import make_plan as decide
-from onnxq.quant.qparams import QParams, activation_qparams
-from onnxq.quant.ranges import choose_range
+from onnxq.quant.qparams import QParams
 from onnxq.quant.recipe import Recipe, load_recipe
 from onnxq.quant.rewrite import rewrite
 from onnxq.quant.samples import Samples, input_specs, open_samples, wrap_samples
@@ -217,12 +217,7 @@ def choose_qparams(plan: Plan, stats: Stats) -> dict[Value, QParams]:
     """Turn the statistics of every calibrated value into its scale and zero point."""
     values = plan.calibrated()
     stats.require(value.name for value in values)
-    chosen: dict[Value, QParams] = {}
-    for value in values:
-        settings = plan.range_settings(value)
-        low, high = choose_range(stats[value.name], settings.ranges, percentile=settings.percentile)
-        chosen[value] = activation_qparams(low, high)
-    return chosen
+    return {value: scheme_qparams(stats[value.name], plan.range_settings(value)) for value in values}
 
 
 def stamp(model: Model, ready: Prepared) -> Model:

@@ -15,9 +15,9 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from onnxq.ir import Model, infer_types, parse
+from onnxq.quant.activations import scheme_qparams
 from onnxq.quant.calibrate import calibrate
 from onnxq.quant.plan import Decision, Plan, make_plan
-from onnxq.quant.qparams import activation_qparams, choose_range
 from onnxq.quant.recipe import Recipe, load_recipe
 from onnxq.quant.rewrite import rewrite
 
@@ -187,7 +187,7 @@ def recipe_of(name: str, **settings: Any) -> Recipe:
 def converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     """The same model for a newer operator set."""
     made = onnx.version_converter.convert_version(proto, opset)
-    made.ir_version = 8
+    made.ir_version = 10 if opset > 18 else 8
     return made
 
 
@@ -208,9 +208,7 @@ def quantize_in_memory(
     if plan.calibrated():
         stats = calibrate(model, plan.calibrated(), samples, threads=1)
         for value in plan.calibrated():
-            scheme = plan.ranges[value]
-            low, high = choose_range(stats[value.name], scheme.ranges, percentile=scheme.percentile)
-            qparams[value] = activation_qparams(low, high)
+            qparams[value] = scheme_qparams(stats[value.name], plan.range_settings(value))
     data = rewrite(model, plan, qparams).serialize()
     onnx.checker.check_model(onnx.ModelProto.FromString(data), full_check=True)
     return Quantized(source, data, plan)

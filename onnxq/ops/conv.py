@@ -7,7 +7,7 @@ from onnx import TensorProto
 
 from onnxq.ir import Value
 from onnxq.ops.bias import integer_bias, minimum_scale
-from onnxq.ops.family import Decline, Form, Rewriter, Site, axis_opset, plans, rewrites, stored_form
+from onnxq.ops.family import Decline, Form, Rewriter, Site, plans, rewrites, stored_form
 
 GEOMETRY = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides", "output_padding", "output_shape")
 
@@ -17,7 +17,10 @@ def plan_static_conv(site: Site) -> Form:
     """Accept a Conv of one to three spatial dimensions, with groups and dilation; the output is quantized too."""
     _conv_weight(site)
     return Form(
-        "Q/DQ on input, weight and output, int32 bias", activations=(0,), output=True, opset=axis_opset(site.scheme)
+        "Q/DQ on input, weight and output, int32 bias",
+        activations=(0,),
+        output=True,
+        opset=site.scheme.pair_opset(activation=True, weight=True),
     )
 
 
@@ -25,7 +28,11 @@ def plan_static_conv(site: Site) -> Form:
 def plan_static_conv_transpose(site: Site) -> Form:
     """Accept a ConvTranspose; onnxruntime computes it in float, so its output and bias stay float."""
     _conv_weight(site)
-    return Form("Q/DQ on input and weight, float output and bias", activations=(0,), opset=axis_opset(site.scheme))
+    return Form(
+        "Q/DQ on input and weight, float output and bias",
+        activations=(0,),
+        opset=site.scheme.pair_opset(activation=True, weight=True),
+    )
 
 
 @plans("Conv", when="dynamic-int8")

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from onnx import TensorProto
 
 from onnxq.ir import Graph, Node, Tensor, Value
 from onnxq.ops.registry import load_families
-
-SchemeName = Literal["float", "auto", "dynamic-int8", "static-int8", "weight-int8"]
-Granularity = Literal["channel", "tensor"]
-StoredForm = Literal["cast-mul", "qdq"]
+from onnxq.ops.scheme import Scheme, SchemeName
 
 # Below this, a weight in 8 bit saves less than the nodes and scales around it cost in the file.
 MINIMUM_STORED_ELEMENTS = 512
@@ -31,33 +28,6 @@ class Decline(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-
-
-@dataclass(frozen=True)
-class Scheme:
-    """How one node is to be quantized.
-
-    Attributes:
-        name: The scheme; `auto` lets the plan choose, `float` leaves the node alone.
-        granularity: One scale per output channel of a weight, or one for the whole tensor.
-        form: How a weight that computes in float is stored: Cast and Mul, which onnxruntime folds when it loads the
-            model, or DequantizeLinear.
-        integer_conv: Whether `dynamic-int8` may turn a Conv into ConvInteger.
-        ranges: How the range of an activation is chosen from its statistics.
-        percentile: For `ranges = "percentile"`: how much of the distribution the range covers, in percent.
-        smoothing: Whether channels of outliers may be rescaled, which leaves the float function as it is.
-        rounding: Weights to nearest, or so that the layer's output changes least on what the samples show.
-
-    """
-
-    name: SchemeName = "auto"
-    granularity: Granularity = "channel"
-    form: StoredForm = "cast-mul"
-    integer_conv: bool = False
-    ranges: Literal["minmax", "percentile", "mse"] = "minmax"
-    percentile: float = 99.999
-    rounding: Literal["nearest", "output-error"] = "output-error"
-    smoothing: bool = True
 
 
 @dataclass(frozen=True)
@@ -223,16 +193,11 @@ def _register(
     return register
 
 
-def axis_opset(scheme: Scheme) -> int:
-    """Operator set in which QuantizeLinear and DequantizeLinear do what the scheme's granularity needs."""
-    return 13 if scheme.granularity == "channel" else 10
-
-
 def stored_form(site: Site, weight: Tensor) -> Form:
     """Accept a weight that is large enough to be worth storing in 8 bit."""
     if weight.size < MINIMUM_STORED_ELEMENTS:
         raise Decline(f"weight has only {weight.size} elements")
-    opset = axis_opset(site.scheme) if site.scheme.form == "qdq" else 7
+    opset = site.scheme.pair_opset(weight=True) if site.scheme.form == "qdq" else 7
     return Form("weight stored in 8 bit, computed in float", opset=opset)
 
 

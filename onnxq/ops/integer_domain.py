@@ -27,7 +27,14 @@ def plan_mover(site: Site) -> Form:
         raise Decline("MaxPool works on 8 bit from opset 12 on")
     if len(site.node.outputs) > 1:
         raise Decline("it has several outputs")
-    return Form("moves 8-bit values", activations=(0,), output=True, passive=True, same_scale=True, opset=10)
+    return Form(
+        "moves 8-bit values",
+        activations=(0,),
+        output=True,
+        passive=True,
+        same_scale=True,
+        opset=site.scheme.pair_opset(activation=True),
+    )
 
 
 @plans("Resize", when="static-int8")
@@ -38,7 +45,14 @@ def plan_resize(site: Site) -> Form:
         raise Decline("interpolation rounds in 8 bit and saves no time")
     if site.node.attribute("coordinate_transformation_mode") == "tf_crop_and_resize":
         raise Decline("it extrapolates to a value outside of the input's range")
-    return Form("repeats 8-bit values", activations=(0,), output=True, passive=True, same_scale=True, opset=10)
+    return Form(
+        "repeats 8-bit values",
+        activations=(0,),
+        output=True,
+        passive=True,
+        same_scale=True,
+        opset=site.scheme.pair_opset(activation=True),
+    )
 
 
 @plans(*ONE_INPUT, *TWO_INPUTS, when="static-int8")
@@ -47,7 +61,9 @@ def plan_elementwise(site: Site) -> Form:
     slots = tuple(range(2 if site.node.op_type in TWO_INPUTS else 1))
     for slot in slots:
         site.float_input(slot)
-    return Form("computes in 8 bit", activations=slots, output=True, passive=True, opset=10)
+    return Form(
+        "computes in 8 bit", activations=slots, output=True, passive=True, opset=site.scheme.pair_opset(activation=True)
+    )
 
 
 @plans("Concat", when="static-int8")
@@ -56,7 +72,13 @@ def plan_concat(site: Site) -> Form:
     slots = tuple(range(len(site.node.inputs)))
     for slot in slots:
         site.float_input(slot)
-    return Form("joins 8-bit values", activations=slots, output=True, passive=True, opset=10)
+    return Form(
+        "joins 8-bit values",
+        activations=slots,
+        output=True,
+        passive=True,
+        opset=site.scheme.pair_opset(activation=True),
+    )
 
 
 @rewrites("MaxPool", "Resize", "Concat", *MOVERS, *ONE_INPUT, *TWO_INPUTS, when="static-int8")

@@ -7,7 +7,7 @@ from onnx import TensorProto
 
 from onnxq.ir import Node, Tensor, Value
 from onnxq.ops.bias import integer_bias, minimum_scale
-from onnxq.ops.family import Decline, Form, Rewriter, Site, axis_opset, plans, rewrites, stored_form
+from onnxq.ops.family import Decline, Form, Rewriter, Site, plans, rewrites, stored_form
 
 # -- plans ----------------------------------------------------------------------------------------------------------
 
@@ -30,7 +30,11 @@ def plan_dynamic_gemm(site: Site) -> Form:
 def plan_static_matmul(site: Site) -> Form:
     """Accept a MatMul whose second input is a constant; the output stays float: no slower, more accurate."""
     _right_weight(site)
-    return Form("Q/DQ on input and weight, float output", activations=(0,), opset=axis_opset(site.scheme))
+    return Form(
+        "Q/DQ on input and weight, float output",
+        activations=(0,),
+        opset=site.scheme.pair_opset(activation=True, weight=True),
+    )
 
 
 @plans("Gemm", when="static-int8")
@@ -39,7 +43,11 @@ def plan_static_gemm(site: Site) -> Form:
     _right_weight(site)
     if site.node.attribute("alpha", 1.0) == 0.0:
         raise Decline("alpha is zero: there is no product to quantize")
-    return Form("Q/DQ on input and weight, float output", activations=(0,), opset=axis_opset(site.scheme))
+    return Form(
+        "Q/DQ on input and weight, float output",
+        activations=(0,),
+        opset=site.scheme.pair_opset(activation=True, weight=True),
+    )
 
 
 @plans("MatMul", "Gemm", when="weight-int8")

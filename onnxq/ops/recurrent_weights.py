@@ -15,7 +15,10 @@ def plan_recurrent(site: Site) -> Form:
     size = sum(site.weight(slot, rank=3).size for slot in WEIGHT_SLOTS)
     if size < MINIMUM_STORED_ELEMENTS:
         raise Decline(f"weights have only {size} elements")
-    return Form("weights stored in 8 bit, computed in float", opset=13 if site.scheme.form == "qdq" else 7)
+    return Form(
+        "weights stored in 8 bit, computed in float",
+        opset=site.scheme.pair_opset(weight=True) if site.scheme.form == "qdq" else 7,
+    )
 
 
 @rewrites("LSTM", "GRU", "RNN", when="weight-int8")

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from onnxq.ir import Node, Value
-from onnxq.ops.family import Scheme, Site
+from onnxq.ops.family import Site
 from onnxq.ops.integer_domain import clamp_bounds
+from onnxq.ops.scheme import Scheme
 from onnxq.quant.folding import Group, OpenGroupError, linear_reader
 
 UNBOUNDED = 1e38  # exporters write the largest float32 for no bound

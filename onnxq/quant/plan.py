@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from onnxq.ir import Graph, Model, Node, Value
-from onnxq.ops.family import Decline, Form, Scheme, SchemeName, Site, plan_site
+from onnxq.ops.family import Decline, Form, Site, plan_site
 from onnxq.ops.integer_domain import CLAMPS, clamp_bounds
+from onnxq.ops.scheme import Scheme, SchemeName
 from onnxq.quant.pitfalls import endangering
 from onnxq.quant.recipe import Recipe
 from onnxq.quant.region import integer_region
@@ -134,6 +135,7 @@ def _first_accepted(node: Node, scheme: Scheme, names: tuple[SchemeName, ...], o
     for name in names:
         settings = replace(scheme, name=name)
         try:
+            _check_activations(settings, opset)
             if name == "static-int8" and node.graph.parent is not None:
                 raise Decline("it stands in a body, whose values have no calibrated ranges")
             form = plan_site(Site(node, settings, opset))
@@ -160,6 +162,14 @@ def _stored_instead(node: Node, recipe: Recipe, opset: int, why: str) -> Decisio
     if instead.scheme is None:
         return Decision(node, None, why)
     return replace(instead, reason=f"{instead.reason}: {why}")
+
+
+def _check_activations(scheme: Scheme, opset: int) -> None:
+    if scheme.name == "dynamic-int8" and scheme.activations != "uint8":
+        raise Decline(f"activations quantized at run time are uint8, not {scheme.activations}")
+    # It states the type on the nodes that it moves, and then changes the type of their zero point to uint8.
+    if scheme.name == "static-int8" and (scheme.activations, scheme.domain) == ("int8", "ai.onnx") and opset >= 21:
+        raise Decline('onnxruntime fails on int8 activations from opset 21 on, unless domain = "com.microsoft"')
 
 
 def _keep_paying_passives(graph: Graph, decided: dict[Node, Decision], recipe: Recipe) -> None:
@@ -191,7 +201,9 @@ def _keep_paying_passives(graph: Graph, decided: dict[Node, Decision], recipe: R
 def _keep_paying_region(graph: Graph, decided: dict[Node, Decision], recipe: Recipe, opset: int) -> None:
     """Under `auto`, let only those nodes work in 8 bit that are faster so, the borders around them counted."""
     forms = {n: d.form for n in graph.nodes if (d := decided[n]).scheme == "static-int8" and d.form is not None}
-    asked = {node for node in forms if recipe.scheme_for(node.op_type, node.name)[0].name != "auto"}
+    schemes = {node: recipe.scheme_for(node.op_type, node.name)[0] for node in forms}
+    # The kernel times are those of uint8: whoever asks for other activations does not ask for this runtime's speed.
+    asked = {node for node, scheme in schemes.items() if scheme.name != "auto" or scheme.activations != "uint8"}
     if len(asked) == len(forms):
         return
     merged = {n: n.inputs[0].producer for n in graph.nodes if _absorbable(n, decided, recipe) and n.inputs[0]}
@@ -220,9 +232,12 @@ def _absorb_clamps(graph: Graph, decided: dict[Node, Decision], plan: Plan) -> N
             source = node.inputs[0]
             assert source is not None
             assert source.producer is not None
-            plan.absorbed[node] = source.producer
-            plan.outputs[source.producer] = _first(node.outputs)
             maker = decided[source.producer]
+            plan.outputs[source.producer] = _first(node.outputs)
+            if maker.settings is not None and maker.settings.symmetric:  # codes around zero clamp nothing at zero
+                decided[node] = Decision(node, None, f"its output is quantized instead of that of {maker.node.label}")
+                continue
+            plan.absorbed[node] = source.producer
             decided[node] = Decision(node, maker.scheme, f"absorbed by the quantized output of {source.producer.label}")
 
 

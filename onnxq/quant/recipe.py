@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from onnxq.errors import RecipeError
-from onnxq.ops.family import Scheme
+from onnxq.ops.scheme import Scheme
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
 
 from onnxq.ir import ArrayTensor, Graph, Model, Node, Patch, Tensor, Value, commit
-from onnxq.ops.family import Scheme, Site, rewrite_site
+from onnxq.ops.family import Site, rewrite_site
+from onnxq.ops.scheme import Scheme
 from onnxq.quant.plan import Plan
 from onnxq.quant.qparams import QParams
 from onnxq.quant.weights import Weights
@@ -31,8 +33,11 @@ class _Shared:
 class QuantizingPatch(Patch):
     """A patch that knows how quantization writes things down; the `Rewriter` of the operator families."""
 
-    def __init__(self, graph: Graph, node: Node | None, label: str, shared: _Shared) -> None:
+    def __init__(
+        self, graph: Graph, node: Node | None, label: str, shared: _Shared, scheme: Scheme | None = None
+    ) -> None:
         super().__init__(graph, node, f"quantize {label}")
+        self._scheme = scheme or Scheme()
         self._label = label
         self._shared = shared
 
@@ -76,7 +81,7 @@ class QuantizingPatch(Patch):
 
     def activation_scale(self, value: Value) -> float:
         """Scale of an activation that the plan quantizes."""
-        return float(self._qparams(value)[0])
+        return float(self._shared.qparams[self._shared.plan.scale_owner(value)][0])
 
     def dequantized(self, value: Value) -> Value:
         """Read an activation through its Q/DQ pair; where its producer quantizes it, that is the value itself."""
@@ -125,7 +130,7 @@ class QuantizingPatch(Patch):
     def _stored(self, codes: np.ndarray, scales: np.ndarray, name: str, scheme: Scheme) -> Value:
         if scheme.form == "qdq":
             axis = next((axis for axis, size in enumerate(scales.shape) if size > 1), 0)
-            return self.linear_weight(codes, scales, axis, name)
+            return self._linear(codes, scales, axis, name, scheme)
         stored = self.constant(codes, f"{name}_quantized")
         scale = self.constant(scales.reshape(()) if scales.size == 1 else scales, f"{name}_scale")
         cast = self.op("Cast", stored, to=int(TensorProto.FLOAT), hint=f"{name}_cast")
@@ -133,24 +138,30 @@ class QuantizingPatch(Patch):
 
     def linear_weight(self, codes: np.ndarray, scales: np.ndarray, axis: int, hint: str) -> Value:
         """Give a float weight as DequantizeLinear of codes, with one scale or one for each index along `axis`."""
+        return self._linear(codes, scales, axis, hint, self._scheme)
+
+    def _linear(self, codes: np.ndarray, scales: np.ndarray, axis: int, hint: str, scheme: Scheme) -> Value:
         per_axis = scales.size > 1
         scales = scales.reshape(-1 if per_axis else ())
         inputs = [self.constant(codes, f"{hint}_quantized"), self.constant(scales, f"{hint}_scale")]
         if codes.dtype != np.int32:
             inputs.append(self.constant(np.zeros(scales.shape, codes.dtype), f"{hint}_zero_point"))
         attributes = {"axis": axis} if per_axis else {}
-        return self.op("DequantizeLinear", *inputs, hint=f"{hint}_dequantized", **attributes)
+        return self._quantizing("DequantizeLinear", inputs, f"{hint}_dequantized", scheme, **attributes)
 
-    def _qparams(self, value: Value) -> QParams:
-        return self._shared.qparams[self._shared.plan.scale_owner(value)]
+    def _quantizing(self, op_type: str, inputs: list[Value], hint: str, scheme: Scheme, **attributes: Any) -> Value:
+        """Add a QuantizeLinear or DequantizeLinear of the domain that the scheme asks for."""
+        return self.node(op_type, inputs, outputs=[hint], domain=scheme.domain_name, **attributes)[0]
 
     def _pair(self, value: Value, source: Value) -> Value:
-        scale, zero = self._qparams(value)
         owner = self._shared.plan.scale_owner(value)
+        scale, zero = self._shared.qparams[owner]
+        scheme = self._shared.plan.range_settings(owner)
         scale_value = self.constant(np.asarray(scale, np.float32).reshape(()), f"{owner.name}_scale")
         zero_value = self.constant(np.asarray(zero).reshape(()), f"{owner.name}_zero_point")
-        codes = self.op("QuantizeLinear", source, scale_value, zero_value, hint=f"{value.name}_quantized")
-        return self.op("DequantizeLinear", codes, scale_value, zero_value, hint=f"{value.name}_dequantized")
+        parameters = [scale_value, zero_value]
+        codes = self._quantizing("QuantizeLinear", [source, *parameters], f"{value.name}_quantized", scheme)
+        return self._quantizing("DequantizeLinear", [codes, *parameters], f"{value.name}_dequantized", scheme)
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -175,18 +186,21 @@ def rewrite(model: Model, plan: Plan, qparams: Mapping[Value, QParams], weights:
     for decision in plan.decisions:
         if decision.scheme is None:
             continue
-        patch = QuantizingPatch(decision.node.graph, decision.node, decision.node.label, shared)
+        patch = QuantizingPatch(decision.node.graph, decision.node, decision.node.label, shared, decision.settings)
         if decision.form is not None and decision.settings is not None:
             rewrite_site(Site(decision.node, decision.settings, model.opset), patch)
             if decision.node in plan.outputs:
                 _quantize_output(patch, decision.node, plan)
         patches.append(patch)
-    commit([*shared.outer.values(), *patches])
+    patches = [*shared.outer.values(), *patches]
+    commit(patches)
+    for node in (node for patch in patches for node in patch.nodes if node.domain):
+        model.opsets.setdefault(node.domain, 1)
     return model
 
 
 def _quantize_output(patch: QuantizingPatch, node: Node, plan: Plan) -> None:
     value = plan.outputs[node]
-    produced = node.outputs[0]
+    produced = node.outputs[0] if value.producer in plan.absorbed else value
     assert produced is not None
     patch.quantize_output(value, produced)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.errors import RecipeError
-from onnxq.ops.family import Scheme
+from onnxq.ops.scheme import Scheme
 from onnxq.quant.recipe import Recipe, Rule, load_recipe, parse_recipe, recipe_names
 
 NAMES = ["auto", "dynamic-int8", "static-int8", "weight-int8"]
@@ -48,6 +48,8 @@ SETTINGS = {
     "name": st.sampled_from(["float", "auto", "dynamic-int8", "static-int8", "weight-int8"]),
     "granularity": st.sampled_from(["channel", "tensor"]),
     "form": st.sampled_from(["cast-mul", "qdq"]),
+    "activations": st.sampled_from(["uint8", "int8", "uint16", "int16"]),
+    "domain": st.sampled_from(["ai.onnx", "com.microsoft"]),
     "integer_conv": st.booleans(),
     "ranges": st.sampled_from(["minmax", "percentile", "mse"]),
     "percentile": st.floats(50, 100, exclude_min=True),
@@ -116,11 +118,7 @@ def test_a_file_that_is_no_text(tmp_path):
         ("Scheme = 'auto'", "unknown key 'Scheme' | Did you mean 'scheme'?"),
         ("rule = []", "unknown key 'rule' | Did you mean 'rules'?"),
         ("excludes = ['x']", "unknown key 'excludes' | Did you mean 'exclude'?"),
-        (
-            "zzz = 1",
-            "unknown key 'zzz' | Known keys: "
-            "form, granularity, integer_conv, percentile, ranges, rounding, scheme, smoothing.",
-        ),
+        ("zzz = 1", "unknown key 'zzz' | Known keys: activations, "),
         ("[[rules]]\nnmae = 'x'", "unknown key 'nmae' | Did you mean 'name'?"),
         ("[[rules]]\nexclude = ['x']", "unknown key 'exclude' | Known keys: "),
         ("scheme = 'static-int4'", "'scheme' cannot be \"static-int4\" | Did you mean 'static-int8'?"),

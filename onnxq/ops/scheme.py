@@ -1,0 +1,74 @@
+"""How a node is to be quantized: the settings that a recipe makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+SchemeName = Literal["float", "auto", "dynamic-int8", "static-int8", "weight-int8"]
+Granularity = Literal["channel", "tensor"]
+StoredForm = Literal["cast-mul", "qdq"]
+ActivationType = Literal["uint8", "int8", "uint16", "int16"]
+Domain = Literal["ai.onnx", "com.microsoft"]
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How one node is to be quantized.
+
+    Attributes:
+        name: The scheme; `auto` lets the plan choose, `float` leaves the node alone.
+        granularity: One scale per output channel of a weight, or one for the whole tensor.
+        form: How a weight that computes in float is stored: Cast and Mul, which onnxruntime folds when it loads the
+            model, or DequantizeLinear.
+        activations: Element type of calibrated activations. Unsigned types have a zero point of their own; signed ones
+            are symmetric, their zero point is 0.
+        domain: Operator set of QuantizeLinear and DequantizeLinear. Those of `com.microsoft` have scales along an axis
+            and 16-bit codes whatever the model's opset of `ai.onnx` is.
+        integer_conv: Whether `dynamic-int8` may turn a Conv into ConvInteger.
+        ranges: How the range of an activation is chosen from its statistics.
+        percentile: For `ranges = "percentile"`: how much of the distribution the range covers, in percent.
+        smoothing: Whether channels of outliers may be rescaled, which leaves the float function as it is.
+        rounding: Weights to nearest, or so that the layer's output changes least on what the samples show.
+
+    """
+
+    name: SchemeName = "auto"
+    granularity: Granularity = "channel"
+    form: StoredForm = "cast-mul"
+    activations: ActivationType = "uint8"
+    domain: Domain = "ai.onnx"
+    integer_conv: bool = False
+    ranges: Literal["minmax", "percentile", "mse"] = "minmax"
+    percentile: float = 99.999
+    rounding: Literal["nearest", "output-error"] = "output-error"
+    smoothing: bool = True
+
+    @property
+    def bits(self) -> int:
+        """Width of the codes of activations."""
+        return 16 if self.activations in ("uint16", "int16") else 8
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether activations have zero point 0."""
+        return self.activations in ("int8", "int16")
+
+    @property
+    def domain_name(self) -> str:
+        """The domain as nodes have it: empty for `ai.onnx`."""
+        return "" if self.domain == "ai.onnx" else self.domain
+
+    def pair_opset(self, *, activation: bool = False, weight: bool = False) -> int:
+        """Give the opset of `ai.onnx` in which QuantizeLinear and DequantizeLinear do what is asked of them.
+
+        Args:
+            activation: They are to carry activations, of the type that the scheme says.
+            weight: They are to carry int8 weights, with scales along an axis if the granularity is "channel".
+
+        """
+        if self.domain != "ai.onnx":  # QLinearConv, which onnxruntime makes of pairs of either domain, is of opset 10
+            return 10 if activation else 1
+        if activation and self.bits > 8:
+            return 21
+        return 13 if weight and self.granularity == "channel" else 10
