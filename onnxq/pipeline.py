@@ -8,6 +8,7 @@ from pathlib import Path
 
 from onnxq.errors import CheckFailed, DataError, NothingToQuantize
 from onnxq.ir import Model, load, parse, save
+from onnxq.large import carry_out_large, is_large
 from onnxq.layerwise import with_layers
 from onnxq.observer import Observer, Silent
 from onnxq.quant.plan import Plan
@@ -40,11 +41,11 @@ RANDOM_SAMPLES = 4  # without data: enough to time a model and to see that it ru
 
 @dataclass(frozen=True)
 class Quantized:
-    """A quantized model that ran, its bytes, and what there is to say about it; nothing is written yet."""
+    """A quantized model that ran, its bytes unless it is large, and what there is to say about it."""
 
     model: Model
-    encoded: bytes
     report: Report
+    encoded: bytes | None = None
 
 
 def quantize(
@@ -101,7 +102,7 @@ def quantize(
         check_plan(ready, with_data=with_data or dry_run)
         if dry_run:
             return planned(ready)
-        result = carry_out(ready, given, stats, watch, detailed=detailed)
+        result = carry_out(ready, given, stats, watch, detailed=detailed, scratch=target.parent)
         check_budget(result.report, min_sqnr, target)
         watch.step("save")
         files = save(result.model, target, force=force, external_data=external_data, encoded=result.encoded)
@@ -114,9 +115,17 @@ def planned(ready: Prepared) -> Report:
 
 
 def carry_out(
-    ready: Prepared, given: Samples | None, stats: str | Path | Stats | None, watch: Observer, *, detailed: bool = False
+    ready: Prepared,
+    given: Samples | None,
+    stats: str | Path | Stats | None,
+    watch: Observer,
+    *,
+    detailed: bool = False,
+    scratch: Path = Path(),
 ) -> Quantized:
-    """Calibrate, rewrite, and compare the result with the float model; nothing is written."""
+    """Calibrate, rewrite, and compare the result with the float model; nothing is written that has a name."""
+    if is_large(ready.model):
+        return Quantized(*carry_out_large(ready, given, stats, watch, scratch))
     baseline = ready.model.serialize()
     probe = given if given is not None else random_samples(input_specs(ready.model), RANDOM_SAMPLES)
     if given is not None and stats is None:
@@ -140,7 +149,7 @@ def carry_out(
     if detailed:
         watch.step("layers")
         comparison = with_layers(comparison, parse(baseline), model, probe)
-    return Quantized(model, encoded, replace(report, comparison=comparison, samples=probe.description))
+    return Quantized(model, replace(report, comparison=comparison, samples=probe.description), encoded)
 
 
 def check_plan(ready: Prepared, *, with_data: bool) -> None:

@@ -26,6 +26,7 @@ from onnxq.quant.qparams import QParams
 from onnxq.quant.recipe import Recipe, load_recipe
 from onnxq.quant.rewrite import rewrite
 from onnxq.quant.samples import Samples, input_specs, open_samples, wrap_samples
+from onnxq.quant.session import ModelSource
 from onnxq.quant.smooth import smooth
 from onnxq.quant.stats import Stats
 from onnxq.quant.stats_file import load_stats
@@ -109,7 +110,7 @@ def open_data(model: Model, data: Sequence[str | Path], samples: Any, limit: int
     return opened if limit is None else opened.limit(limit)
 
 
-def rescale(ready: Prepared, baseline: bytes, samples: Samples, watch: Observer) -> Prepared:
+def rescale(ready: Prepared, baseline: ModelSource, samples: Samples, watch: Observer) -> Prepared:
     """Divide channels of outliers where that leaves the float function as it is, if the samples show that it pays.
 
     What the statistics promise is checked on the whole model: every way is tried on one half of the samples, with
@@ -158,7 +159,7 @@ def duplicate(ready: Prepared) -> Prepared:
     return replace(ready, model=model, plan=decide(model, ready.plan.recipe, with_data=True))
 
 
-def rounding_pays(ready: Prepared, baseline: bytes, samples: Samples) -> bool:
+def rounding_pays(ready: Prepared, baseline: ModelSource, samples: Samples) -> bool:
     """Tell whether codes chosen on one half of the samples serve the other half better than rounding to nearest.
 
     Every layer has passed that test on its own by then; whether it carries to the outputs shows only the whole model.
@@ -186,7 +187,7 @@ def _halves(samples: Samples) -> tuple[Samples, Samples] | None:
     return wrap_samples(few[0::2], samples.inputs), wrap_samples(few[1::2], samples.inputs)
 
 
-def _trial(ready: Prepared, baseline: bytes, fitting: Samples, held_out: Samples) -> float:
+def _trial(ready: Prepared, baseline: ModelSource, fitting: Samples, held_out: Samples) -> float:
     """Give the SQNR of the worst output in dB on held-out samples, weights rounded to nearest."""
     spare = duplicate(ready)
     qparams = choose_qparams(spare.plan, calibrate(spare.model, spare.plan.calibrated(), fitting))

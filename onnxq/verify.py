@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 
 from onnxq.comparison import Comparison, Latency, OutputComparison
 from onnxq.difference import Difference, arrays
 from onnxq.errors import DataError, InvalidResult, ModelError, OnnxqError
 from onnxq.quant.sample_checks import Sample
-from onnxq.quant.session import SessionError, open_session, run_session
+from onnxq.quant.session import ModelSource, SessionError, open_session, run_session
 
 __all__ = ["Comparison", "Latency", "OutputComparison", "check_wellformed", "compare", "run_alone"]
 
-ModelSource = Path | bytes
 Progress = Callable[[int, int | None], None]
 
 # Timing: enough pairs for a steady median, and never much longer than this for a model that runs in milliseconds
@@ -46,11 +46,11 @@ def compare(
     SQNR = 10·log10(Σ r² / Σ (r − q)²) dB and cosine = Σ rq / √(Σ r² Σ q²).
 
     Args:
-        float_model: The float model: its bytes, or its path (needed where it has external data). Initializers listed
+        float_model: The float model: its bytes, its path, or loaded. Initializers listed
             as graph inputs keep onnxruntime from folding constants; take them off first for a fair latency.
         quantized: The quantized model, likewise.
         samples: `{input name: array}` with exactly the model's dtypes; shapes may differ.
-        latency: Whether to time both models as well, on the first sample.
+        latency: Whether to time both models as well, on the first sample; not done for models that run in segments.
         progress: Called with the number of samples done and the total (None while unknown).
         blame: What to raise where the quantized model is at fault.
 
@@ -81,7 +81,7 @@ def compare(
             progress(count, total if isinstance(total, int) else None)
     if first is None:
         raise DataError("there are no samples to compare the models on", "Give at least one.")
-    timed = _measure_latency(pair, first) if latency else None
+    timed = _measure_latency(pair, first) if latency and pair.in_memory else None
     outputs = tuple(_summary(name, difference) for name, difference in zip(names, differences, strict=True))
     return Comparison(outputs, count, timed)
 
@@ -140,6 +140,11 @@ class _Pair:
         except SessionError as error:
             label = _label(quantized, "the quantized model")
             raise blame(f"onnxruntime cannot load {label}: {error}", REFUSED) from error
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether both models run whole, as users run them."""
+        return isinstance(self.reference, ort.InferenceSession) and isinstance(self.result, ort.InferenceSession)
 
     def run(self, feeds: Sample, index: int) -> tuple[list[Any], list[Any]]:
         """Run both at the same time."""
@@ -249,4 +254,4 @@ def check_wellformed(path: Path) -> str | None:
 
 
 def _label(source: ModelSource, otherwise: str) -> str:
-    return otherwise if isinstance(source, bytes) else str(source)
+    return str(source) if isinstance(source, str | Path) else otherwise

@@ -21,6 +21,7 @@ ORDER = [
     "layerwise",
     "report",
     "steps",
+    "large",
     "pipeline",
     "inspect",
     "cli",

@@ -55,9 +55,9 @@ def encode_graph(
     for value in graph.initializers.values():
         chunks += tensor(value)
     for value in graph.inputs:
-        chunks += message_field(GRAPH_INPUT, [_info(graph, value)])
+        chunks += message_field(GRAPH_INPUT, [encode_value(graph, value)])
     for value in (*graph.outputs, *extra_outputs):
-        chunks += message_field(GRAPH_OUTPUT, [_info(graph, value)])
+        chunks += message_field(GRAPH_OUTPUT, [encode_value(graph, value)])
     # Stated types can be stale, and runtimes infer them: only what no schema tells, outputs of custom operators, stays.
     for value in graph.values.values():
         if value.producer is not None and value.producer.domain and not value.is_output and value.name in graph.infos:
@@ -105,10 +105,13 @@ def _without_tail(values: list[Value | None]) -> list[Value | None]:
     return values[:count]
 
 
-def _info(graph: Graph, value: Value) -> Chunk:
-    """ValueInfoProto: as the file has it, or the name with the element type and shape that are known."""
-    if value.name in graph.infos:
-        return graph.infos[value.name]
+def encode_value(graph: Graph, value: Value) -> Chunk:
+    """Write a ValueInfoProto: as the file has it, or the name with the element type and shape that are known."""
+    return graph.infos[value.name] if value.name in graph.infos else encode_type(value)
+
+
+def encode_type(value: Value) -> bytes:
+    """Write a ValueInfoProto with the element type and shape that are known."""
     tensor_type = b""
     if value.dtype is not None:
         tensor_type = integer_field(1, value.dtype)

@@ -60,9 +60,11 @@ def release(view: memoryview) -> None:
     """Drop a mapped file's pages under a view from memory; they are read again when somebody looks.
 
     A file that was read through a mapping counts as memory of the process, all of it, until the system is short of
-    memory. Views of anything but a mapped file are left alone.
+    memory. Views of anything but a mapped file, even through arrays, are left alone.
     """
-    mapped = view.obj
+    mapped: object = view.obj
+    while isinstance(mapped, np.ndarray | memoryview):
+        mapped = mapped.base if isinstance(mapped, np.ndarray) else mapped.obj
     if not isinstance(mapped, mmap.mmap) or not hasattr(mapped, "madvise") or view.nbytes < mmap.PAGESIZE:
         return
     base = np.frombuffer(mapped, np.uint8).ctypes.data

@@ -18,6 +18,7 @@ from onnxq.ir.wire import Chunk, Pending, length
 PROTOBUF_LIMIT = (1 << 31) - (1 << 20)  # protobuf parsers stop at 2 GiB; 1 MiB is left for what readers add
 EXTERNAL_ALIGNMENT = 4096  # a page, so that runtimes can map a weight
 EXTERNAL_MINIMUM = 1024  # smaller constants stay in the model, where shape inference can see them
+RELEASED = 1 << 16  # bytes of a chunk from which on its pages are let go of
 WRITE_BLOCK = 1 << 24  # bytes written at a time, so that a mapped weight never stands in memory whole
 
 
@@ -67,7 +68,7 @@ def save(
 
 def needs_external_data(model: Model) -> bool:
     """Whether the weights are too large for one protobuf file."""
-    return sum(v.tensor.nbytes for v in model.initializers() if v.tensor) > PROTOBUF_LIMIT
+    return model.weight_bytes > PROTOBUF_LIMIT
 
 
 def check_output(path: Path, *, force: bool) -> None:
@@ -162,7 +163,7 @@ def _write(files: dict[Path, Sequence[Chunk]]) -> None:
 
 def _write_chunk(file: BinaryIO, chunk: Chunk) -> None:
     raw = chunk.get() if isinstance(chunk, Pending) else chunk
-    if len(raw) < WRITE_BLOCK:
+    if len(raw) < RELEASED:
         file.write(raw)
         return
     view = memoryview(raw)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from onnxq.errors import ModelError
 from onnxq.ir.encode import EncodeTensor, encode_graph, encode_tensor
+from onnxq.ir.external import release
 from onnxq.ir.graph import Value
 from onnxq.ir.names import Names
 from onnxq.ir.parse import parse_graph
@@ -37,6 +38,7 @@ from onnxq.ir.wire import (
     text,
 )
 
+HASH_BLOCK = 1 << 24  # bytes hashed at a time, so that a mapped file never stands in memory whole
 STRIP_ABOVE = 1024  # bytes above which `skeleton` leaves an initializer's elements out
 
 
@@ -101,7 +103,17 @@ class Model:
     @property
     def sha256(self) -> str:
         """SHA-256 of the bytes the model was read from, external data not included, as hexadecimal digits."""
-        return hashlib.sha256(self.source).hexdigest()
+        digest = hashlib.sha256()
+        for start in range(0, len(self.source), HASH_BLOCK):
+            block = self.source[start : start + HASH_BLOCK]
+            digest.update(block)
+            release(block)
+        return digest.hexdigest()
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the elements of all initializers take."""
+        return sum(value.tensor.nbytes for value in self.initializers() if value.tensor is not None)
 
     @property
     def has_external_data(self) -> bool:
@@ -140,6 +152,10 @@ class Model:
             else:
                 out.append(self.data[start:end])
         return out + [self._header(number) for number in sorted(pending)]
+
+    def header(self) -> bytes:
+        """Give the fields that a part of the model needs as well: IR version and operator sets."""
+        return integer_field(IR_VERSION, max(self.ir_version, 4)) + self._header(OPSET_IMPORT)
 
     def _header(self, number: int) -> bytes:
         if number == IR_VERSION:

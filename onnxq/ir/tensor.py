@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from onnxq.ir.external import release
 from onnxq.ir.protos import DATA_LOCATION, DATA_TYPE, DIMS, EXTERNAL_DATA, NAME, RAW_DATA
 from onnxq.ir.wire import (
     Chunk,
@@ -115,6 +116,11 @@ class ArrayTensor(Tensor):
         if self.dtype in SUB_BYTE_BITS:
             return bytes(onnx.numpy_helper.from_array(self.array).raw_data)
         return self.array.reshape(-1).view(np.uint8).data if self.array.size else b""
+
+    def release(self) -> None:
+        """Let go of the pages of a scratch file under the array."""
+        if self.array.nbytes:
+            release(self.array.reshape(-1).view(np.uint8).data)
 
 
 class DeferredTensor(Tensor):

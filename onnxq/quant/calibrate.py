@@ -10,7 +10,7 @@ import numpy as np
 from onnxq.errors import DataError, ModelError
 from onnxq.quant.sample_checks import Sample, conform
 from onnxq.quant.samples import Samples, input_specs
-from onnxq.quant.session import SessionError, open_session, run_session
+from onnxq.quant.session import SessionError, is_large, open_session, run_session
 from onnxq.quant.stats import Kinds, Stats, basic_kinds
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ def calibrate(
     if taps:
         extra = [value for name, value in taps.items() if name not in listed]
         try:
-            encoded = model.serialize(extra_outputs=extra)
-            session = open_session(encoded, optimize="basic", threads=threads, reuse_shapes=False)
+            source = model if is_large(model) else model.serialize(extra_outputs=extra)
+            session = open_session(source, optimize="basic", threads=threads, reuse_shapes=False, taps=extra)
         except SessionError as error:
             raise ModelError(f"onnxruntime cannot load {model.name}: {error}", "Check the float model.") from error
     if progress:

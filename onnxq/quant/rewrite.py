@@ -52,7 +52,7 @@ class QuantizingPatch(Patch):
         """
         if beside is not None and beside.graph is not self.graph:
             return self._at(beside.graph).constant(array, hint)
-        tensor = array if isinstance(array, Tensor) else ArrayTensor(np.asarray(array))
+        tensor = array if isinstance(array, Tensor) else ArrayTensor(self._shared.weights.keep(np.asarray(array)))
         known = self._shared.constants.setdefault((self.graph, hint), [])
         for value in known:
             if value.tensor is not None and _same(value.tensor, tensor):

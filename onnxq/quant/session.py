@@ -1,66 +1,74 @@
-"""onnxruntime sessions on the CPU: quiet, and with errors of our own."""
+"""onnxruntime sessions over whatever a model is: bytes, a file, or a loaded model with its weights in files."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Protocol
 
 import numpy as np
 import onnxruntime as ort
-from onnxruntime.capi import onnxruntime_pybind11_state as native
 
-Optimization = Literal["none", "basic", "all"]
-_LEVELS = {
-    "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
-    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
-}
-FATAL = 4  # log severity: errors are raised, so nothing below a crash needs to be printed as well
-# Everything that onnxruntime raises; they share no base class of their own
-ORT_ERRORS: tuple[type[Exception], ...] = (
-    *(e for e in vars(native).values() if isinstance(e, type) and issubclass(e, Exception)),
-    RuntimeError,
-    ValueError,
-)
+from onnxq.errors import ModelError
+from onnxq.ir import Model, Value, load
+from onnxq.quant.native import FATAL, ORT_ERRORS, Optimization, SessionError, Settings, load_native, reason
+from onnxq.quant.streamed import StreamedSession, is_large
+
+__all__ = ["ModelSource", "Session", "SessionError", "is_large", "open_session", "reason", "run_session"]
+
+ModelSource = bytes | str | Path | Model
 
 
-class SessionError(Exception):
-    """onnxruntime refused a model or a run; the message is its reason on one line."""
+class Session(Protocol):
+    """What sessions have in common."""
+
+    def get_inputs(self) -> Sequence[Any]:
+        """Describe the inputs: `name`, `type`, `shape`."""
+
+    def get_outputs(self) -> Sequence[Any]:
+        """Describe the outputs."""
+
+    def run(self, outputs: Sequence[str] | None, feeds: Mapping[str, Any], run_options: Any = None) -> list[Any]:
+        """Run once and give the named outputs, all for None."""
 
 
 def open_session(
-    model: bytes | str | Path, *, optimize: Optimization = "all", threads: int = 0, reuse_shapes: bool = True
-) -> ort.InferenceSession:
+    model: ModelSource,
+    *,
+    optimize: Optimization = "all",
+    threads: int = 0,
+    reuse_shapes: bool = True,
+    taps: Sequence[Value] = (),
+) -> Session:
     """Load a model.
 
     Args:
-        model: Its bytes, or its path (needed where it has external data).
+        model: Its bytes or its path; or, to be run in segments with its weights left in their files, as large models
+            are, the loaded model, which must not change as long as the session is in use.
         optimize: Level of graph optimisation.
         threads: Threads for one operator; 0 lets onnxruntime choose.
         reuse_shapes: Keep a memory plan for every combination of input shapes seen. It saves allocations when shapes
             repeat, and grows without bound when they do not.
+        taps: Of a loaded model: values of the main graph that runs can give besides the outputs.
 
     Raises:
         SessionError: onnxruntime cannot load it.
+        ModelError: The model cannot be read.
 
     """
-    options = ort.SessionOptions()
-    options.log_severity_level = FATAL
-    options.graph_optimization_level = _LEVELS[optimize]
-    options.intra_op_num_threads = threads
-    options.enable_mem_pattern = reuse_shapes
-    try:
-        source = model if isinstance(model, bytes) else str(model)
-        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-    except ORT_ERRORS as error:
-        raise SessionError(reason(error)) from error
+    settings = Settings(optimize, threads, reuse_shapes)
+    if isinstance(model, str | Path):
+        with suppress(ModelError):  # onnxruntime has its own words for what is no model
+            read = load(model)
+            model = read if is_large(read) else model
+    if isinstance(model, Model):
+        return StreamedSession(model, settings, taps)
+    session: Session = load_native(model if isinstance(model, bytes) else str(model), settings)
+    return session
 
 
-def run_session(
-    session: ort.InferenceSession, outputs: Sequence[str] | None, feeds: Mapping[str, np.ndarray]
-) -> list[Any]:
+def run_session(session: Session, outputs: Sequence[str] | None, feeds: Mapping[str, np.ndarray]) -> list[Any]:
     """Run once and give the named outputs (all of them for None).
 
     Raises:
@@ -73,20 +81,3 @@ def run_session(
         return list(session.run(None if outputs is None else list(outputs), dict(feeds), options))
     except ORT_ERRORS as error:
         raise SessionError(reason(error)) from error
-
-
-def reason(error: BaseException) -> str:
-    """Cut onnxruntime's message down to what a user can read: one line without codes, source files and function names.
-
-    `[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Add node. Name:'/a/Add' Status Message:
-    /onnxruntime_src/…/element_wise_ops.h:563 void …::Init(…) axis == 1 was false. 4 by 5` becomes
-    `Add node '/a/Add': axis == 1 was false. 4 by 5`.
-    """
-    text = " ".join(str(error).split()) or type(error).__name__
-    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
-    text = re.sub(
-        r"Non-zero status code returned while running (\S+) node\. Name:'([^']*)' Status Message: ",
-        lambda m: f"{m[1]} node{' ' + repr(m[2]) if m[2] else ''}: ",
-        text,
-    )
-    return re.sub(r"\S*onnxruntime\S*\.(?:h|cc|cpp):\d+ (?:[^()]*\([^()]*\)(?: const)? )?", "", text)

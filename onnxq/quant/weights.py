@@ -9,7 +9,9 @@ import numpy as np
 
 from onnxq.errors import ModelError
 from onnxq.ir import Node, Value
+from onnxq.ir.spool import SPOOLED, Spool
 from onnxq.quant.layers import MeasuredLayers
+from onnxq.quant.nearest import nearest_codes
 from onnxq.quant.plan import Plan
 from onnxq.quant.priors import prior_moments
 from onnxq.quant.qparams import QParams, quantize_weight
@@ -61,6 +63,7 @@ class Weights:
         qparams: Scale and zero point of the activations that are quantized with calibrated ranges.
         stats: Statistics of a calibration; empty without data.
         layers: What the calibration measured of layers.
+        spool: Where to keep codes of large weights; in memory without it.
 
     Raises:
         ModelError: A weight holds NaN or infinity.
@@ -73,7 +76,9 @@ class Weights:
         qparams: Mapping[Value, QParams] | None = None,
         stats: Stats | None = None,
         layers: MeasuredLayers | None = None,
+        spool: Spool | None = None,
     ) -> None:
+        self._spool = spool
         self._jobs: dict[Key, RoundingJob] = {}
         if plan is not None:
             self._jobs = rounding_jobs(plan, qparams or {}, stats or Stats(), layers or MeasuredLayers([]))
@@ -97,6 +102,8 @@ class Weights:
         if minimum is None and key in self._known:
             return self._known[key]
         assert weight.constant is not None
+        if self._spool is not None and key not in self._rounded and weight.constant.nbytes >= SPOOLED:
+            return self._spooled(key, minimum, reader, self._spool)
         rows = Rows(weight.constant.numpy(), axes)
         floor = None if minimum is None else rows.floor(minimum)
         if key in self._rounded:
@@ -109,6 +116,21 @@ class Weights:
         if minimum is None:
             self._known[key] = coded
         return coded
+
+    def _spooled(self, key: Key, minimum: np.ndarray | None, reader: str, spool: Spool) -> Coded:
+        weight, axes = key
+        assert weight.constant is not None
+        coded = nearest_codes(weight.constant.numpy(), axes, minimum, spool)
+        weight.constant.release()
+        if coded is None:
+            raise _unsound(weight, reader)
+        if minimum is None:
+            self._known[key] = coded
+        return coded
+
+    def keep(self, array: np.ndarray) -> np.ndarray:
+        """Give the same array, out of memory where it is large and there is a spool."""
+        return array if self._spool is None else self._spool.keep(array)
 
 
 def rounding_jobs(
@@ -155,11 +177,15 @@ def _noise(node: Node, qparams: Mapping[Value, QParams], plan: Plan) -> float:
 
 def _finite(rows: np.ndarray, weight: Value, reader: str) -> np.ndarray:
     if not np.isfinite(rows).all():
-        raise ModelError(
-            f"'{weight.name}', read by {reader}: the weight holds NaN or infinity",
-            "Export the model again from sound weights.",
-        )
+        raise _unsound(weight, reader)
     return rows
+
+
+def _unsound(weight: Value, reader: str) -> ModelError:
+    return ModelError(
+        f"'{weight.name}', read by {reader}: the weight holds NaN or infinity",
+        "Export the model again from sound weights.",
+    )
 
 
 def _nearest(rows: np.ndarray, floor: np.ndarray | None) -> Coded:

@@ -1,0 +1,176 @@
+"""A model cut into parts that run one after the other, so that the weights of one part at a time are in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from onnx import TensorProto
+
+from onnxq.ir.encode import encode_node, encode_type, encode_value
+from onnxq.ir.graph import Graph, Node, Value
+from onnxq.ir.model import Model
+from onnxq.ir.order import reads
+from onnxq.ir.protos import (
+    GRAPH_INITIALIZER,
+    GRAPH_INPUT,
+    GRAPH_NAME,
+    GRAPH_NODE,
+    GRAPH_OUTPUT,
+    GRAPH_SPARSE,
+    MODEL_FUNCTIONS,
+    MODEL_GRAPH,
+)
+from onnxq.ir.tensor import Tensor
+from onnxq.ir.wire import Chunk, bytes_field, fields, join, message_field
+
+NOWHERE = "dev/null"
+# Element types that NumPy has as well, so that a mapped array serves a runtime as it is
+MAPPABLE = frozenset(
+    {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BOOL}
+    | {TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64}
+    | {TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64}
+)
+CAST_GROWTH = 5  # a weight in 8 bit that is cast to float32 takes four times its bytes beside its own
+
+
+@dataclass
+class Segment:
+    """A run of nodes of the main graph.
+
+    Attributes:
+        nodes: The nodes, in order.
+        constants: Initializers of the main graph that they read.
+        inputs: What they read of graph inputs and of segments before.
+        outputs: What segments behind or the caller read of theirs.
+
+    """
+
+    nodes: list[Node]
+    constants: list[Value] = field(default_factory=list)
+    inputs: list[Value] = field(default_factory=list)
+    outputs: list[Value] = field(default_factory=list)
+
+
+def cut(model: Model, budget: int, taps: Sequence[Value] = ()) -> list[Segment]:
+    """Cut the main graph where few values cross, so that the weights of a segment take about `budget` bytes.
+
+    Args:
+        model: A model with its types inferred: a cut crosses only values whose element type is known.
+        budget: Bytes of weights in a segment; one weight beyond that has a segment for itself.
+        taps: Values of the main graph that have to be outputs of their segments.
+
+    """
+    graph = model.graph
+    needs = [[value for value in dict.fromkeys(reads(node)) if value.graph is graph] for node in graph.nodes]
+    last = _last_readers(graph, needs)
+    crossing = _crossing(graph, last)
+    costs = _costs(needs)
+    starts, weight = [0], 0
+    for index, cost in enumerate(costs):
+        place = _place(crossing, costs, starts[-1], index, weight) if weight and weight + cost > budget else None
+        if place is not None:
+            weight = sum(costs[place:index])
+            starts.append(place)
+        weight += cost
+    wanted = {*graph.outputs, *taps}
+    segments = []
+    for start, end in zip(starts, [*starts[1:], len(graph.nodes)], strict=True):
+        segment = Segment(graph.nodes[start:end])
+        made = {value: None for node in segment.nodes for value in node.outputs if value is not None}
+        read = dict.fromkeys(value for found in needs[start:end] for value in found)
+        segment.constants = [value for value in read if value.tensor is not None]
+        segment.inputs = [v for v in read if v.tensor is None and v not in made and (v.producer or v.is_input)]
+        segment.outputs = [value for value in made if value in wanted or last.get(value, -1) >= end]
+        segments.append(segment)
+    return segments
+
+
+def _last_readers(graph: Graph, needs: Sequence[Sequence[Value]]) -> dict[Value, int]:
+    return {value: index for index, found in enumerate(needs) for value in found if value.producer is not None}
+
+
+def _crossing(graph: Graph, last: dict[Value, int]) -> list[int | None]:
+    """Count, for each node, the values from before it that are read from it on; None where one has an unknown type."""
+    changes, unknown = [0] * (len(graph.nodes) + 1), [0] * (len(graph.nodes) + 1)
+    for index, node in enumerate(graph.nodes):
+        for value in node.outputs:
+            if value is not None and last.get(value, index) > index:
+                for counts in (changes, unknown) if value.dtype is None else (changes,):
+                    counts[index + 1] += 1
+                    counts[last[value] + 1] -= 1
+    crossing: list[int | None] = []
+    count = blocked = 0
+    for change, block in zip(changes, unknown, strict=True):
+        count, blocked = count + change, blocked + block
+        crossing.append(None if blocked else count)
+    return crossing
+
+
+def _costs(needs: Sequence[Sequence[Value]]) -> list[int]:
+    """Bytes of weights that each node is the first to read."""
+    seen: set[Value] = set()
+    costs = []
+    for found in needs:
+        fresh = [value for value in found if value.tensor is not None and value not in seen]
+        seen.update(fresh)
+        costs.append(sum(_bytes(value) for value in fresh))
+    return costs
+
+
+def _bytes(value: Value) -> int:
+    assert value.tensor is not None
+    cast = any(use.node.op_type == "Cast" for use in value.uses)
+    return value.tensor.nbytes * (CAST_GROWTH if cast else 1)
+
+
+def _place(crossing: Sequence[int | None], costs: Sequence[int], start: int, index: int, weight: int) -> int | None:
+    """Choose the node to begin the next segment with: fewest values cross, in the later half of the weights."""
+    fewest, behind = crossing[index], 0
+    best = index if fewest is not None else None
+    for place in range(index - 1, start, -1):
+        behind += costs[place]
+        count = crossing[place]
+        if 2 * behind > weight and fewest is not None:
+            break
+        if count is not None and (fewest is None or count < fewest):
+            best, fewest = place, count
+    return best
+
+
+def encode_segment(model: Model, segment: Segment, beside: int) -> tuple[bytes, dict[str, Tensor]]:
+    """Write a segment as a model of its own.
+
+    Args:
+        model: The model that was cut.
+        segment: The segment.
+        beside: Bytes from which on a weight stays out: in its place stands external data in the file `null` of the
+            folder `dev`, where nothing is to be read.
+
+    Returns:
+        A ModelProto, and by name the weights that it does not hold.
+
+    """
+    left_out: dict[str, Tensor] = {}
+    head: list[Chunk] = []
+    sparse = [span for span in model.graph.others for number, *_ in fields(span) if number == GRAPH_SPARSE]
+    for number, _, start, _, end in fields(model.data):
+        if number == MODEL_FUNCTIONS:
+            head.append(model.data[start:end])
+    chunks: list[Chunk] = []
+    for node in segment.nodes:
+        chunks += message_field(GRAPH_NODE, encode_node(node))
+    chunks += [bytes_field(GRAPH_NAME, model.graph.name or "segment"), *sparse]
+    for value in segment.constants:
+        tensor = value.tensor
+        assert tensor is not None
+        if tensor.nbytes >= beside and tensor.dtype in MAPPABLE:
+            left_out[value.name] = tensor
+            chunks += tensor.encode_external(value.name, number=GRAPH_INITIALIZER, location=NOWHERE, offset=0)
+        else:
+            chunks += tensor.encode(value.name, number=GRAPH_INITIALIZER)
+    for kind, values in ((GRAPH_INPUT, segment.inputs), (GRAPH_OUTPUT, segment.outputs)):
+        for value in values:
+            listed = value.is_input or value.is_output
+            chunks += message_field(kind, [encode_value(model.graph, value) if listed else encode_type(value)])
+    return join([model.header(), *head, *message_field(MODEL_GRAPH, chunks)]), left_out

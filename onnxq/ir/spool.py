@@ -1,0 +1,86 @@
+"""A scratch file without a name for what is too large to be kept in memory until it is written."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from onnxq.errors import OutputError
+
+SPOOLED = 1 << 20  # bytes from which on an array goes to the file
+
+
+class Spool:
+    """A file in a folder that goes away with the process, however that ends; what is put there comes back mapped.
+
+    Arrays stay valid after the spool is closed.
+
+    Args:
+        folder: Where there is room for it, such as the folder of the output.
+
+    Raises:
+        OutputError: No file can be made there.
+
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            self._file = tempfile.TemporaryFile(dir=folder, prefix=".onnxq.", suffix=".tmp", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def keep(self, array: np.ndarray) -> np.ndarray:
+        """Give an equal array, read-only and mapped from the file; a small one or a mapped one comes back as it is."""
+        if array.nbytes < SPOOLED or array.dtype.hasobject or is_mapped(array):
+            return array
+        return self.fill([np.ascontiguousarray(array)], array.dtype, array.shape)
+
+    def fill(self, blocks: Iterable[np.ndarray], dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
+        """Write contiguous arrays one behind the other, and give them mapped as one array, read-only.
+
+        Raises:
+            OutputError: The disk is full.
+
+        """
+        try:
+            start = os.lseek(self._file.fileno(), 0, os.SEEK_END)
+            start = os.lseek(self._file.fileno(), -start % mmap.ALLOCATIONGRANULARITY, os.SEEK_END)
+            for block in blocks:
+                view = block.reshape(-1).view(np.uint8).data
+                while view:
+                    view = view[self._file.write(view) :]
+            size = os.lseek(self._file.fileno(), 0, os.SEEK_CUR) - start
+            mapped = mmap.mmap(self._file.fileno(), size, offset=start, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise self._failed(error) from error
+        return np.frombuffer(mapped, dtype).reshape(shape)
+
+    def _failed(self, error: OSError) -> OutputError:
+        return OutputError(
+            f"the folder {self.folder} cannot take a scratch file ({error.strerror})",
+            "Choose another place with --output.",
+        )
+
+
+def is_mapped(array: np.ndarray) -> bool:
+    """Whether an array shows a mapped file."""
+    owner: object = array
+    while isinstance(owner, np.ndarray | memoryview):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    return isinstance(owner, mmap.mmap)

@@ -1,0 +1,54 @@
+"""The middle of the pipeline for large models: no more than a part of any model is in memory at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from onnxq.ir import Model
+from onnxq.ir.spool import Spool
+from onnxq.observer import Observer
+from onnxq.quant.layers import MeasuredLayers
+from onnxq.quant.rewrite import rewrite
+from onnxq.quant.samples import Samples, input_specs, random_samples
+from onnxq.quant.session import is_large
+from onnxq.quant.stats import Stats
+from onnxq.quant.weights import Weights
+from onnxq.report import Report
+from onnxq.steps import Prepared, choose_qparams, measure, stamp
+from onnxq.verify import compare
+
+__all__ = ["carry_out_large", "is_large"]
+
+SAMPLES = 2  # without data: enough to see that the model runs
+SIMPLER = "a large model: weights were rounded to nearest, channels were not rescaled, latency was not measured"
+
+
+def carry_out_large(
+    ready: Prepared, given: Samples | None, stats: str | Path | Stats | None, watch: Observer, scratch: Path
+) -> tuple[Model, Report]:
+    """Calibrate, rewrite, and compare the result with the float model, both run in segments over mapped weights.
+
+    Args:
+        ready: The float model with its plan.
+        given: Samples, if there are any.
+        stats: Statistics of an earlier calibration, if there are any.
+        watch: Told about each step.
+        scratch: A folder with room for the quantized weights, which stand in a file without a name there.
+
+    Returns:
+        The quantized model, its large weights mapped, and the report.
+
+    """
+    baseline = ready.model.copy()
+    probe = given if given is not None else random_samples(input_specs(ready.model), SAMPLES)
+    watch.step("calibrate")
+    measured = measure(ready, MeasuredLayers([]), given, stats, watch)
+    qparams = choose_qparams(ready.plan, measured)
+    watch.step("rewrite")
+    report = Report.planned(ready.plan, source=ready.path, notes=(*ready.notes, SIMPLER))
+    with Spool(scratch) as spool:
+        model = stamp(rewrite(ready.model, ready.plan, qparams, Weights(spool=spool)), ready)
+    watch.step("verify")
+    comparison = compare(baseline, model, probe, progress=watch.progress)
+    return model, replace(report, comparison=comparison, samples=probe.description)

@@ -1,0 +1,107 @@
+"""One onnxruntime session on the CPU: quiet, and with errors of our own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+
+Optimization = Literal["none", "basic", "all"]
+_LEVELS = {
+    "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+FATAL = 4  # log severity: errors are raised, so nothing below a crash needs to be printed as well
+# Everything that onnxruntime raises; they share no base class of their own
+ORT_ERRORS: tuple[type[Exception], ...] = (
+    *(e for e in vars(native).values() if isinstance(e, type) and issubclass(e, Exception)),
+    RuntimeError,
+    ValueError,
+)
+
+
+class SessionError(Exception):
+    """onnxruntime refused a model or a run; the message is its reason on one line."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How sessions are made.
+
+    Attributes:
+        optimize: Level of graph optimisation.
+        threads: Threads for one operator; 0 lets onnxruntime choose.
+        reuse_shapes: Keep a memory plan for every combination of input shapes seen. It saves allocations when shapes
+            repeat, and grows without bound when they do not.
+
+    """
+
+    optimize: Optimization = "all"
+    threads: int = 0
+    reuse_shapes: bool = True
+
+    def options(self) -> ort.SessionOptions:
+        """Make options for onnxruntime."""
+        options = ort.SessionOptions()
+        options.log_severity_level = FATAL
+        options.graph_optimization_level = _LEVELS[self.optimize]
+        options.intra_op_num_threads = self.threads
+        options.enable_mem_pattern = self.reuse_shapes
+        return options
+
+
+def load_native(
+    model: bytes | str,
+    settings: Settings,
+    *,
+    weights: Mapping[str, ort.OrtValue] | None = None,
+    copy: bool = False,
+) -> ort.InferenceSession:
+    """Load a model.
+
+    Args:
+        model: Its bytes, or its path.
+        settings: How.
+        weights: Initializers that the bytes call external data of the folder `/`: they are used where they are, and
+            have to stay there.
+        copy: Whether optimisations may look at the elements of those, for which onnxruntime copies them.
+
+    Raises:
+        SessionError: onnxruntime cannot load it.
+
+    """
+    options = settings.options()
+    if weights:
+        # Packed weights would be copies, too. Where only the second call below is made, all of them are.
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", "/")
+        for name, array in weights.items():
+            options.add_initializer(name, array)
+        if copy:
+            options.add_external_initializers(list(weights), list(weights.values()))
+    try:
+        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except ORT_ERRORS as error:
+        raise SessionError(reason(error)) from error
+
+
+def reason(error: BaseException) -> str:
+    """Cut onnxruntime's message down to what a user can read: one line without codes, source files and function names.
+
+    `[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Add node. Name:'/a/Add' Status Message:
+    /onnxruntime_src/…/element_wise_ops.h:563 void …::Init(…) axis == 1 was false. 4 by 5` becomes
+    `Add node '/a/Add': axis == 1 was false. 4 by 5`.
+    """
+    text = " ".join(str(error).split()) or type(error).__name__
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
+    text = re.sub(
+        r"Non-zero status code returned while running (\S+) node\. Name:'([^']*)' Status Message: ",
+        lambda m: f"{m[1]} node{' ' + repr(m[2]) if m[2] else ''}: ",
+        text,
+    )
+    return re.sub(r"\S*onnxruntime\S*\.(?:h|cc|cpp):\d+ (?:[^()]*\([^()]*\)(?: const)? )?", "", text)
