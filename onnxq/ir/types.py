@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import onnx
 from onnx import TensorProto
 
@@ -32,6 +34,47 @@ def infer_types(model: Model) -> None:
             "Check the model with its exporter.",
         ) from error
     _read_graph(model.graph, inferred.graph)
+    for graph in model.graph.graphs():
+        _forget(graph)
+        _match(graph, model)
+
+
+def _forget(graph: Graph) -> None:
+    """Leave out of the file what it states about inner tensors: onnxruntime refuses a type that is not what it infers.
+
+    Encoding anew does that: it keeps the types of graph inputs and outputs and of what no schema tells.
+    """
+    kept = {value.name for value in (*graph.inputs, *graph.outputs)}
+    if any(name not in kept for name in graph.infos):
+        graph.mark_dirty()
+
+
+def _match(graph: Graph, model: Model) -> None:
+    """Set element types that inference leaves open, behind a custom operator: tensors of one type variable agree."""
+    for node in graph.nodes:
+        values = [value for value in (*node.inputs, *node.outputs) if value is not None]
+        if all(value.dtype is not None for value in values):
+            continue
+        try:
+            schema = onnx.defs.get_schema(node.op_type, model.opsets.get(node.domain, 1), node.domain)
+        except onnx.defs.SchemaError:
+            continue
+        typed = [*_formal(node.inputs, schema.inputs), *_formal(node.outputs, schema.outputs)]
+        known = {variable: value.dtype for value, variable in typed if value.dtype is not None}
+        for value, variable in typed:
+            if value.dtype is None:
+                value.dtype = known.get(variable)
+
+
+def _formal(
+    values: Sequence[Value | None], parameters: Sequence[onnx.defs.OpSchema.FormalParameter]
+) -> Iterator[tuple[Value, str]]:
+    """Pair inputs or outputs with their type variables; the last parameter may stand for any number of tensors."""
+    for index, value in enumerate(values):
+        parameter = parameters[min(index, len(parameters) - 1)]
+        repeated = parameter.option == onnx.defs.OpSchema.FormalParameterOption.Variadic
+        if value is not None and (not repeated or parameter.is_homogeneous):
+            yield value, parameter.type_str
 
 
 def _read_graph(graph: Graph, proto: onnx.GraphProto) -> None:

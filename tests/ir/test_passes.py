@@ -19,6 +19,7 @@ RNG = np.random.default_rng
 def test_passes_are_found_by_walking_the_folder():
     assert [item.name for item in find_passes()] == [
         "inline_functions",
+        "name_nodes",
         "drop_initializer_inputs",
         "lift_constants",
         "fold_constants",
