@@ -24,6 +24,7 @@ ORDER = [
     "large",
     "pipeline",
     "inspect",
+    "explain",
     "cli",
 ]
 FILES = sorted(PACKAGE.rglob("*.py"))

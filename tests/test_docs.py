@@ -124,6 +124,7 @@ def test_the_json_of_the_docs(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ["quantize", str(model), "-o", str(tmp_path / "q.onnx")],
         ["verify", str(tmp_path / "q.onnx")],
         ["inspect", str(model)],
+        ["explain", str(model), "Conv_0", "-d", str(model.with_name("digits_calibration.npz")), "--samples", "2"],
     ):
         assert main([*arguments, "--format", "json"]) == 0
         made.append(json.loads(capsys.readouterr().out))
@@ -131,6 +132,8 @@ def test_the_json_of_the_docs(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     keys = {key for result in made for key in result}
     keys |= set(report["comparison"]) | set(report["comparison"]["latency"]) | set(report["comparison"]["outputs"][0])
     keys |= set(report["nodes"][0]) | set(report["output"]) | set(report["source"])
+    explained = made[3]["nodes"][0]
+    keys |= set(explained) | set(explained["times"]) | set(explained["inputs"][0]) | set(explained["attempts"][0])
     assert not [key for key in keys if f"`{key}`" not in described]
 
 

@@ -122,12 +122,24 @@ def _decide(node: Node, recipe: Recipe, opset: int, with_data: bool) -> Decision
     scheme, why = recipe.scheme_for(node.op_type, node.name)
     if scheme.name == "float":
         return Decision(node, None, f"{why} leaves it float")
-    names: tuple[SchemeName, ...] = (scheme.name,)
-    if scheme.name == "auto":
-        names = AUTO_WITH_DATA if with_data else AUTO_WITHOUT_DATA
-        if node.op_type == "ConvTranspose":  # onnxruntime has no integer kernel for it: Q/DQ would only cost
-            names = ("weight-int8",)
-    return _first_accepted(node, scheme, names, opset)
+    return _first_accepted(node, scheme, schemes_to_try(node, scheme, with_data=with_data), opset)
+
+
+def schemes_to_try(node: Node, scheme: Scheme, *, with_data: bool) -> tuple[SchemeName, ...]:
+    """Name the schemes that are tried for a node, in order: `auto` stands for several."""
+    if scheme.name != "auto":
+        return (scheme.name,)
+    if node.op_type == "ConvTranspose":  # onnxruntime has no integer kernel for it: Q/DQ would only cost
+        return ("weight-int8",)
+    return AUTO_WITH_DATA if with_data else AUTO_WITHOUT_DATA
+
+
+def form_of(node: Node, settings: Scheme, opset: int) -> Form:
+    """Say what a node would become under a scheme; raises Decline with the sentence that says why it cannot."""
+    _check_activations(settings, opset)
+    if settings.name == "static-int8" and node.graph.parent is not None:
+        raise Decline("it stands in a body, whose values have no calibrated ranges")
+    return plan_site(Site(node, settings, opset))
 
 
 def _first_accepted(node: Node, scheme: Scheme, names: tuple[SchemeName, ...], opset: int) -> Decision:
@@ -135,10 +147,7 @@ def _first_accepted(node: Node, scheme: Scheme, names: tuple[SchemeName, ...], o
     for name in names:
         settings = replace(scheme, name=name)
         try:
-            _check_activations(settings, opset)
-            if name == "static-int8" and node.graph.parent is not None:
-                raise Decline("it stands in a body, whose values have no calibrated ranges")
-            form = plan_site(Site(node, settings, opset))
+            form = form_of(node, settings, opset)
         except Decline as refusal:
             refusals.append(refusal.reason)
             continue

@@ -2,7 +2,7 @@
 
 from onnxq.report.activations import Activation, activations
 from onnxq.report.model import NodeReport, Report, model_bytes
-from onnxq.report.plain import SCHEMA, comparison_dict, to_json
+from onnxq.report.plain import SCHEMA, comparison_dict, record_dict, to_json
 from onnxq.report.write import check_report_path, write_report
 from onnxq.words import FLOAT, decibels
 
@@ -17,6 +17,7 @@ __all__ = [
     "comparison_dict",
     "decibels",
     "model_bytes",
+    "record_dict",
     "to_json",
     "write_report",
 ]

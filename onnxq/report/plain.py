@@ -35,7 +35,7 @@ def report_dict(report: Report) -> dict[str, Any]:
         "seconds": {step: round(seconds, 4) for step, seconds in report.seconds},
         "nodes": [asdict(node) for node in report.nodes],
         "rules": report.rules,
-        "activations": [_plain(activation) for activation in report.activations],
+        "activations": [record_dict(activation) for activation in report.activations],
     }
 
 
@@ -47,8 +47,8 @@ def comparison_dict(comparison: Comparison, samples: str | None) -> dict[str, An
         "data": samples,
         "worst_sqnr": _finite(comparison.worst_sqnr),
         "latency": latency,
-        "outputs": [_plain(output) for output in comparison.outputs],
-        "layers": [_plain(layer) for layer in comparison.layers],
+        "outputs": [record_dict(output) for output in comparison.outputs],
+        "layers": [record_dict(layer) for layer in comparison.layers],
         "no_layers": comparison.no_layers,
     }
 
@@ -58,7 +58,8 @@ def to_json(data: Any) -> str:
     return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _plain(record: DataclassInstance) -> dict[str, Any]:
+def record_dict(record: DataclassInstance) -> dict[str, Any]:
+    """Give a record of figures as plain data for JSON: numbers that are not finite are null."""
     return {key: _finite(value) for key, value in asdict(record).items()}
 
 

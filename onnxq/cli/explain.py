@@ -1,0 +1,59 @@
+"""`onnxq explain`: all there is to say about single nodes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from onnxq.cli.options import Data, Exclude, Format, Model, Only, OutputFormat, RecipeName, SampleLimit, Stats
+
+NodeName = Annotated[
+    str,
+    typer.Argument(
+        metavar="NODE",
+        help="Name of a node, name of a tensor that a node makes, or a glob over names of nodes.",
+        show_default=False,
+    ),
+]
+
+
+def explain(
+    model: Model,
+    node: NodeName,
+    data: Data = [],  # noqa: B006  (typer reads the default and never hands it out)
+    stats: Stats = None,
+    recipe: RecipeName = "auto",
+    exclude: Exclude = [],  # noqa: B006
+    only: Only = [],  # noqa: B006
+    samples: SampleLimit = None,
+    output_format: OutputFormat = Format.TEXT,
+) -> None:
+    """Say of single nodes what was decided, by which rule, on what grounds, and what their neighbours become.
+
+    With --data, the model is quantized in memory: scales, zero points, and the errors of each node's outputs show, too.
+
+    With --stats, scales and zero points. Nothing is written.
+    """
+    from onnxq.cli.explanation import explanation_tables
+    from onnxq.cli.terminal import TerminalObserver, show
+    from onnxq.explain import explain as explained
+    from onnxq.report import SCHEMA, to_json
+
+    with TerminalObserver() as observer:
+        found = explained(
+            model,
+            node,
+            recipe,
+            data=data,
+            stats=stats,
+            exclude=exclude,
+            only=only,
+            sample_limit=samples,
+            observer=observer,
+        )
+    if output_format is Format.JSON:
+        sys.stdout.write(to_json({"schema": SCHEMA, "model": str(model), "nodes": [one.as_dict() for one in found]}))
+        return
+    show(*explanation_tables(found))
