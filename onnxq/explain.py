@@ -13,7 +13,8 @@ from onnxq.comparison import LayerComparison
 from onnxq.errors import ModelError
 from onnxq.ir import Model, Node, Value, load
 from onnxq.observer import Observer, Silent
-from onnxq.ops.family import Decline, Scheme, dtype_name
+from onnxq.ops.family import Decline, dtype_name
+from onnxq.ops.scheme import Scheme
 from onnxq.pipeline import carry_out, planned
 from onnxq.quant.plan import Decision, form_of, schemes_to_try
 from onnxq.quant.region import count, node_times

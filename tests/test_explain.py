@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.errors import ModelError
 from onnxq.explain import Attempt, Explanation, Wire, explain
-from onnxq.ops.family import Scheme
+from onnxq.ops.scheme import Scheme
 from onnxq.pipeline import quantize
 
 SAMPLES = Path(__file__).parents[1] / "sample_models"
@@ -103,7 +103,7 @@ def test_nodes_without_names_in_bodies_with_missing_inputs(tmp_path: Path) -> No
     )  # fmt: skip
     graph = helper.make_graph(
         [helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body)], "g",
-        [helper.make_tensor_value_info(*given) for given in (("x", TensorProto.FLOAT, [2]), ("c", TensorProto.BOOL, []))],
+        [helper.make_tensor_value_info(*i) for i in [("x", TensorProto.FLOAT, [2]), ("c", TensorProto.BOOL, [])]],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])],
         [numpy_helper.from_array(np.float32(1), "high")],
     )  # fmt: skip

@@ -11,7 +11,7 @@ from rich.text import Text
 from onnxq.cli.tables import Cell, columns
 from onnxq.explain import Explanation, Times, Wire
 from onnxq.report import Activation, NodeReport
-from onnxq.words import FLOAT, decibels, printable
+from onnxq.words import FLOAT, decibels, noise, printable
 
 MOST_READERS = 4
 INDENT = 2
@@ -44,7 +44,7 @@ def _tables(one: Explanation) -> Iterator[RenderableType]:
         yield ""
         head = ("tensor", "SQNR", "own", "inherited", "largest error")
         rows = [
-            (layer.tensor, decibels(layer.sqnr), decibels(layer.own), decibels(layer.inherited), f"{layer.max_abs:.3g}")
+            (layer.tensor, noise(layer.sqnr), noise(layer.own), noise(layer.inherited), f"{layer.max_abs:.3g}")
             for layer in one.layers
         ]
         yield columns(head, rows, right=(1, 2, 3, 4))

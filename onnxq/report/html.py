@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
@@ -20,7 +19,7 @@ from onnxq.comparison import LayerComparison
 from onnxq.errors import OutputError
 from onnxq.report.activations import Activation
 from onnxq.version import __version__
-from onnxq.words import FLOAT, decibels, milliseconds, printable, size, size_change
+from onnxq.words import FLOAT, decibels, milliseconds, noise, printable, size, size_change
 
 if TYPE_CHECKING:
     from onnxq.report.model import Report
@@ -58,7 +57,7 @@ def html(report: Report) -> str:
     folder = files("onnxq.report") / "page"
     script, style = ((folder / name).read_text("utf-8") for name in ("filter.js", "page.css"))
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"decibels": decibels, "size": size, "ms": milliseconds, "name": printable}
+    environment.filters |= {"decibels": decibels, "noise": noise, "size": size, "ms": milliseconds, "name": printable}
     environment.filters["figure"] = partial(_figure, none="")
     template = environment.from_string((folder / "page.html.j2").read_text("utf-8"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -80,7 +79,8 @@ def _charts(report: Report) -> dict[str, str | None]:
     from onnxq.report.charts import bar_chart, error_chart
 
     layers = report.comparison.layers if report.comparison is not None else ()
-    worst = _by_own_error(layers)[:MOST_BARS]
+    worst = report.comparison.worst_layers(MOST_BARS) if report.comparison is not None else []
+    worst = [layer for layer in worst if math.isfinite(layer.own)]
     bars = None
     if worst:
         bars = bar_chart(
@@ -92,10 +92,6 @@ def _charts(report: Report) -> dict[str, str | None]:
     return {"errors": error_chart(layers), "bars": bars}
 
 
-def _by_own_error(layers: Sequence[LayerComparison]) -> list[LayerComparison]:
-    return sorted((layer for layer in layers if math.isfinite(layer.own)), key=lambda layer: layer.own)
-
-
 def _histograms(report: Report) -> list[tuple[Activation, str]]:
     from onnxq.report.charts import histogram_chart
 
@@ -105,8 +101,8 @@ def _histograms(report: Report) -> list[tuple[Activation, str]]:
 def worst_activations(report: Report, most: int = MOST_HISTOGRAMS) -> list[Activation]:
     """Choose the activations to show: those of the layers with the largest errors of their own, then the coarsest."""
     seen = [activation for activation in report.activations if activation.elements]
-    layers = report.comparison.layers if report.comparison is not None else ()
-    ranks = {layer.node: rank for rank, layer in enumerate(_by_own_error(layers))}
+    layers = report.comparison.worst_layers(len(report.comparison.layers)) if report.comparison is not None else []
+    ranks = {layer.node: rank for rank, layer in enumerate(layers)}
     coarsest = sorted(seen, key=lambda activation: activation.sqnr)
     last = len(ranks)
     return sorted(coarsest, key=lambda a: min((ranks.get(node, last) for node in a.nodes), default=last))[:most]
@@ -131,4 +127,6 @@ def _versions() -> dict[str, str]:
 
 
 def _figure(value: float | None, digits: int = 4, none: str = "") -> str:
-    return none if value is None else f"{value:.{digits}g}"
+    if value is None:
+        return none
+    return f"{value:.{digits}g}" if math.isfinite(value) else "not finite"
