@@ -4,6 +4,7 @@
     ├── ModelError                  2   the model file is missing, broken or uses what onnxq does not support
     ├── DataError                   2   calibration or test data do not fit the model
     ├── RecipeError                 2   a recipe or an option is wrong
+    ├── ProjectError                2   the project file is missing or wrong
     ├── OutputError                 2   the output exists already or cannot be written
     ├── CheckFailed                 1   the check said no: a budget or threshold was missed
     │   └── NothingToQuantize       1   no node could be quantized
@@ -55,6 +56,10 @@ class DataError(OnnxqError):
 
 class RecipeError(OnnxqError):
     """A recipe or an option is wrong."""
+
+
+class ProjectError(OnnxqError):
+    """The project file, which lists the models of a repository, is missing or wrong."""
 
 
 class OutputError(OnnxqError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -64,6 +64,7 @@ def quantize(
     dry_run: bool = False,
     external_data: bool | None = None,
     detailed: bool = False,
+    accept: Callable[[Quantized], Mapping[str, str]] | None = None,
     observer: Observer | None = None,
 ) -> Report:
     """Quantize a model, check the result, and write it.
@@ -83,6 +84,7 @@ def quantize(
         dry_run: Stop after the plan; nothing is written.
         external_data: Put weights into `OUTPUT.data`; by default only beyond 2 GiB.
         detailed: Put the histograms of activations and the errors of layers into the report, too.
+        accept: Asked before anything is written: raises to refuse the result, or gives entries for its metadata.
         observer: Told about each step.
 
     Raises:
@@ -93,8 +95,7 @@ def quantize(
     if not dry_run:
         check_target(Path(model), target, force=force)
     with uncollected():
-        watch.step("load")
-        source = load(model)
+        source = load_watched(model, watch)
         watch.step("plan")
         with_data = bool(data) or samples is not None or stats is not None
         ready = prepare(source, recipe, with_data=with_data, exclude=exclude, only=only)
@@ -103,10 +104,16 @@ def quantize(
         if dry_run:
             return planned(ready)
         result = carry_out(ready, given, stats, watch, detailed=detailed, scratch=target.parent)
-        check_budget(result.report, min_sqnr, target)
+        result = accepted(result, min_sqnr, target, accept)
         watch.step("save")
         files = save(result.model, target, force=force, external_data=external_data, encoded=result.encoded)
-    return replace(result.report, output=target, files=tuple(files))
+        return replace(result.report, output=target, files=tuple(files))
+
+
+def load_watched(path: str | Path, watch: Observer) -> Model:
+    """Load a model, and tell the observer."""
+    watch.step("load")
+    return load(path)
 
 
 def planned(ready: Prepared) -> Report:
@@ -159,6 +166,20 @@ def check_plan(ready: Prepared, *, with_data: bool) -> None:
         raise NothingToQuantize(f"no node of {ready.path} can be quantized: {_reasons(plan)}", PLAN_HINT)
     if plan.calibrated() and not with_data:
         raise DataError(f"recipe {plan.recipe.name} needs data to calibrate with", DATA_HINT)
+
+
+def accepted(
+    result: Quantized,
+    min_sqnr: float | None,
+    target: Path,
+    accept: Callable[[Quantized], Mapping[str, str]] | None,
+) -> Quantized:
+    """Hold a result against the budget, ask the caller about it, and put what he has to say into its metadata."""
+    check_budget(result.report, min_sqnr, target)
+    if accept is None:
+        return result
+    result.model.metadata.update(accept(result))
+    return result if result.encoded is None else replace(result, encoded=result.model.serialize())
 
 
 def check_budget(report: Report, min_sqnr: float | None, target: Path) -> None:

@@ -25,6 +25,7 @@ ORDER = [
     "pipeline",
     "inspect",
     "explain",
+    "project",
     "cli",
 ]
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -7,8 +7,9 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -16,12 +17,16 @@ import onnxq
 from onnxq.cli import main
 from onnxq.cli.app import COMMANDS, command
 from onnxq.errors import ExitCode
+from onnxq.project.check import Rule
+from onnxq.project.entry import Thresholds
+from onnxq.project.file import KEYS, parse_project
 from onnxq.quant.recipe import load_recipe, parse_recipe, recipe_names
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 CLI = (ROOT / "docs" / "cli.md").read_text("utf-8")
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PRE_COMMIT = (ROOT / "docs" / "pre-commit.md").read_text("utf-8")
+BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 BLOCKS = BLOCK.findall(README)
 
 
@@ -105,9 +110,37 @@ def test_recipes_are_listed() -> None:
     for name in recipe_names():
         assert f"| `{name}` |" in section(README, "Recipes")
         assert f"| `{name}` |" in section(CLI, "Recipes")
-    for toml in (content for language, content in BLOCK.findall(CLI) if language == "toml"):
+    for toml in (content for language, content in BLOCK.findall(section(CLI, "Recipes")) if language == "toml"):
         assert parse_recipe(toml, "docs/cli.md").rules
     assert load_recipe("auto").description
+
+
+PROJECT_FILES = [
+    content
+    for page in (README, CLI, PRE_COMMIT)
+    for language, content in BLOCK.findall(page)
+    if "[[models]]" in content
+]
+
+
+@pytest.mark.parametrize("content", PROJECT_FILES)
+def test_project_files_of_the_docs_are_right(content: str) -> None:
+    assert parse_project(tomllib.loads(content), Path("onnxq.toml")).entries[0].data
+
+
+def test_every_key_and_rule_of_a_project_is_described() -> None:
+    described = section(CLI, "The project file")
+    assert not [key for key in KEYS if f"`{key}`" not in described]
+    assert not [f.name for f in fields(Thresholds) if f"`{f.name.replace('_', '-')}`" not in described]
+    rules = set(re.findall(r"^\| `([a-z-]+)` \|", section(CLI, "`onnxq check"), re.MULTILINE))
+    assert rules == set(get_args(Rule))
+
+
+def test_the_hooks_of_the_docs_exist() -> None:
+    ids = set(re.findall(r"^- id: (\S+)", (ROOT / ".pre-commit-hooks.yaml").read_text(), re.MULTILINE))
+    for page in (README, PRE_COMMIT):
+        assert set(re.findall(r"- id: (\S+)", page)) == ids
+        assert f"rev: v{onnxq.__version__}" in page
 
 
 def test_exit_codes_are_listed() -> None:
@@ -158,7 +191,7 @@ def test_public_names_exist_and_cost_nothing_until_used() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for page in (ROOT / "README.md", ROOT / "docs" / "cli.md"):
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):
             assert (page.parent / target).exists(), target
 
@@ -172,5 +205,5 @@ def test_versions_agree() -> None:
 
 
 def test_no_page_names_what_a_stranger_does_not_have() -> None:
-    for text in (README, CLI, (ROOT / "CHANGELOG.md").read_text()):
+    for text in (README, CLI, PRE_COMMIT, (ROOT / "CHANGELOG.md").read_text()):
         assert "shared/" not in text

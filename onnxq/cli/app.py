@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from onnxq.cli.calibrate import calibrate
+from onnxq.cli.check import check
 from onnxq.cli.explain import explain
 from onnxq.cli.inspect import inspect
 from onnxq.cli.plan import plan
@@ -14,7 +15,7 @@ from onnxq.cli.quantize import quantize
 from onnxq.cli.recipes import recipes
 from onnxq.cli.verify import verify
 
-COMMANDS = (quantize, plan, explain, calibrate, verify, inspect, recipes)
+COMMANDS = (quantize, plan, explain, calibrate, verify, check, inspect, recipes)
 EPILOG = (
     "Exit codes: 0 fine, 1 the check said no, 2 could not do it (bad model, data or arguments), 3 a bug of onnxq, "
     "130 interrupted."

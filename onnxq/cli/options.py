@@ -75,3 +75,12 @@ MinSqnr = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace files that exist already.")]
 OutputFormat = Annotated[Format, typer.Option("--format", help="How to write the result to stdout.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="The project file; by default the nearest onnxq.toml, or pyproject.toml with [tool.onnxq].",
+        show_default=False,
+    ),
+]

@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 from onnxq.cli.options import (
+    Config,
     Data,
     Exclude,
     Force,
     Format,
     MinSqnr,
-    Model,
     Only,
     OutputFormat,
     RecipeName,
@@ -22,6 +22,14 @@ from onnxq.cli.options import (
     Stats,
 )
 
+Model = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="The float model, an .onnx file; without it, all models of the project that are out of date.",
+        show_default=False,
+    ),
+]
 Output = Annotated[
     Path | None,
     typer.Option(
@@ -48,7 +56,8 @@ ExternalData = Annotated[
 
 
 def quantize(
-    model: Model,
+    context: typer.Context,
+    model: Model = None,
     output: Output = None,
     data: Data = [],  # noqa: B006  (typer reads the default and never hands it out)
     stats: Stats = None,
@@ -62,13 +71,19 @@ def quantize(
     output_format: OutputFormat = Format.TEXT,
     dry_run: DryRun = False,
     force: Force = False,
+    config: Config = None,
 ) -> None:
     """Quantize a model, compare it with the float one, and write it.
 
     With calibration data the result is static: ranges are fixed, QuantizeLinear and DequantizeLinear carry them.
-
-    Without data it is dynamic: ranges are found at run time.
+    Without data it is dynamic: ranges are found at run time. Without MODEL, all models of the project file are built
+    that are out of date.
     """
+    from onnxq.cli.project import build_project, refuse_config
+
+    if model is None:
+        return build_project(context, config, output_format, force=force)
+    refuse_config(context)
     from onnxq import pipeline
     from onnxq.cli.terminal import TerminalObserver
     from onnxq.cli.timing import Stopwatch
@@ -99,7 +114,4 @@ def quantize(
     result = replace(result, seconds=watch.seconds())
     if report is not None:
         save_report(result, report, force=force)
-    if dry_run:
-        write_plan(result, output_format)
-    else:
-        write_report(result, output_format)
+    return (write_plan if dry_run else write_report)(result, output_format)

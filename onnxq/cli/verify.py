@@ -8,14 +8,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onnxq.cli.options import Data, Format, OutputFormat, SampleLimit
+from onnxq.cli.options import Config, Data, Format, OutputFormat, SampleLimit
 
 if TYPE_CHECKING:
     from onnxq.comparison import Comparison
     from onnxq.ir import Model as IrModel
     from onnxq.quant.samples import Samples
 
-Quantized = Annotated[Path, typer.Argument(metavar="MODEL", help="The quantized model.", show_default=False)]
+Quantized = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="MODEL",
+        help="The quantized model; without it, all models of the project, against their float models.",
+        show_default=False,
+    ),
+]
+OfProject = Annotated[
+    bool,
+    typer.Option("--project", help="Take the arguments for changed files, and verify the models they belong to."),
+]
 Against = Annotated[
     Path | None,
     typer.Option("--against", metavar="FLOAT", help="The float model to compare with.", show_default=False),
@@ -56,7 +67,8 @@ RANDOM_SAMPLES = 8
 
 
 def verify(
-    model: Quantized,
+    context: typer.Context,
+    models: Quantized = [],  # noqa: B006
     against: Against = None,
     data: Data = [],  # noqa: B006  (typer reads the default and never hands it out)
     samples: SampleLimit = None,
@@ -65,6 +77,8 @@ def verify(
     min_agreement: MinAgreement = None,
     layers: Layers = None,
     output_format: OutputFormat = Format.TEXT,
+    project: OfProject = False,
+    config: Config = None,
 ) -> None:
     """Check a model, and compare it with its float original.
 
@@ -72,8 +86,16 @@ def verify(
 
     Without --data, random numbers go in, which says little about accuracy.
 
-    Exit code 1 if the model fails or a threshold is missed.
+    Without MODEL, all models of the project file are measured against their float models, by their thresholds.
+
+    Exit code 1 if a model fails or a threshold is missed.
     """
+    from onnxq.cli.project import verify_project
+
+    if project or not models:
+        verify_project(context, config, models, output_format)
+        return
+    model = single(context, models)
     from onnxq.errors import CheckFailed, RecipeError
 
     asked = {"--min-sqnr": min_sqnr, "--max-abs": max_abs, "--min-agreement": min_agreement, "--layers": layers}
@@ -89,6 +111,17 @@ def verify(
     if missed:
         more = f", and {len(missed) - 1} more" if len(missed) > 1 else ""
         raise CheckFailed(f"{model}: output {missed[0]}{more}", "")
+
+
+def single(context: typer.Context, models: list[Path]) -> Path:
+    """Give the one MODEL that the options are about."""
+    from onnxq.cli.project import refuse_config
+    from onnxq.errors import ProjectError
+
+    refuse_config(context)
+    if len(models) > 1:
+        raise ProjectError(f"{len(models)} models are given", "Give one, or --project to verify those of the project.")
+    return models[0]
 
 
 def _check_alone(path: Path, data: list[str], limit: int | None) -> tuple[int, str]:

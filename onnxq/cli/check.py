@@ -1,0 +1,60 @@
+"""`onnxq check`: what is wrong with the models of a repository, without running them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxq.cli.options import Config, Format, OutputFormat
+
+Files = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILES",
+        help="Models, data or recipes; only the models that they belong to are checked. All by default.",
+        show_default=False,
+    ),
+]
+
+
+def check(
+    files: Files = [],  # noqa: B006  (typer reads the default and never hands it out)
+    config: Config = None,
+    output_format: OutputFormat = Format.TEXT,
+) -> None:
+    """Find models that are missing, damaged, out of date, too large or below a threshold, without running them.
+
+    The models are those of the project file. Models outside it, given as FILES, have to be well formed.
+
+    Nothing is written. Exit code 1 if there is a finding.
+    """
+    from onnxq.cli.terminal import note
+    from onnxq.errors import ExitCode, ModelError
+    from onnxq.project.file import find_project, load_project
+    from onnxq.words import printable
+
+    found = config or find_project()
+    project = load_project(found) if found is not None or not files else None
+    for file in files:
+        if not file.exists() and not (project and project.touched(file)):
+            raise ModelError(f"{file} does not exist", "Check the path.")
+    from onnxq.project.check import check as look  # onnx is imported where there is something to look at only
+
+    checked = look(project, files)
+    if output_format is Format.JSON:
+        from onnxq.report import SCHEMA, to_json
+
+        findings = [{"path": str(f.path), "rule": f.rule, "message": f.message} for f in checked.findings]
+        result = {"schema": SCHEMA, "passed": not findings, "models": checked.models, "findings": findings}
+        sys.stdout.write(to_json(result))
+    else:
+        for finding in checked.findings:
+            sys.stdout.write(f"{printable(str(finding.path))}: {printable(finding.message)}\n")
+        models = f"{checked.models} model{'s' * (checked.models != 1)}"
+        count = len(checked.findings)
+        note(f"{models} checked: " + (f"{count} finding{'s' * (count != 1)}" if count else "all is well"))
+    if checked.findings:
+        raise typer.Exit(int(ExitCode.CHECK_FAILED))

@@ -1,0 +1,212 @@
+"""What `onnxq quantize` and `onnxq verify` do with the models of a project."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from onnxq.cli.options import Format
+from onnxq.cli.terminal import STEPS, TerminalObserver
+
+if TYPE_CHECKING:
+    from onnxq.comparison import Comparison
+    from onnxq.errors import OnnxqError
+    from onnxq.project.build import Built
+    from onnxq.project.entry import Entry, Project
+
+
+class NumberedObserver:
+    """Tells another observer's user which of several models is at work."""
+
+    def __init__(self, observer: TerminalObserver) -> None:
+        self._observer = observer
+        self.label = ""
+
+    def step(self, name: str) -> None:
+        """Name the model and the step."""
+        self._observer.step(f"{self.label}: {STEPS.get(name, name)}")
+
+    def progress(self, done: int, total: int | None) -> None:
+        """Pass it on."""
+        self._observer.progress(done, total)
+
+
+def refuse_options(context: typer.Context, allowed: Collection[str]) -> None:
+    """Refuse options that are about one MODEL where the project file says what to do.
+
+    Args:
+        context: Of the command.
+        allowed: Names of the parameters that mean something for a project.
+
+    Raises:
+        ProjectError: Another one was given.
+
+    """
+    from onnxq.errors import ProjectError
+
+    given = [p for p in context.command.params if p.name not in allowed and _was_given(context, p.name)]
+    if given:
+        raise ProjectError(
+            f"{max(given[0].opts, key=len)} is about one MODEL, and none is named",
+            "Name it, or leave the option to the project file.",
+        )
+
+
+def refuse_config(context: typer.Context) -> None:
+    """Refuse --config beside a MODEL, which is done without the project file."""
+    from onnxq.errors import ProjectError
+
+    if _was_given(context, "config"):
+        raise ProjectError(
+            "--config is about the models of a project, but one MODEL is named", "Leave one of them out."
+        )
+
+
+def _was_given(context: typer.Context, name: str | None) -> bool:
+    source = context.get_parameter_source(name or "")
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def open_project(config: Path | None) -> Project:
+    """Read the project file, and say what else could be given where there is none."""
+    from onnxq.errors import ProjectError
+    from onnxq.project.file import FILE, START, find_project, load_project
+
+    path = config or find_project()
+    if path is None:
+        raise ProjectError(
+            f"no model is given, and there is no {FILE} in this folder or above it",
+            f"Give a MODEL, or create {FILE}. {START}",
+        )
+    return load_project(path)
+
+
+def build_project(context: typer.Context, config: Path | None, output_format: Format, *, force: bool) -> None:
+    """Build all models of the project that are out of date, and print a line for each."""
+    refuse_options(context, ("config", "force", "output_format"))
+    from onnxq.project.build import build
+
+    project = open_project(config)
+    done: list[Built] = []
+    with TerminalObserver() as observer:
+        watch = NumberedObserver(observer)
+        for number, entry in enumerate(project.entries, 1):
+            watch.label = f"{number} of {len(project.entries)}, {entry.source}"
+            done += build([entry], force=force, observer=watch)
+    if output_format is Format.JSON:
+        _write_json(project, [_built_dict(built) for built in done])
+    else:
+        _show(project, [_row(b.entry, b.state, _built_words(b)) for b in done], ("model", "", ""))
+    _finish([built.error for built in done])
+
+
+def verify_project(context: typer.Context, config: Path | None, files: Sequence[Path], output_format: Format) -> None:
+    """Measure the models of the project, or those that files belong to, and print a line for each."""
+    refuse_options(context, ("models", "project", "config", "output_format"))
+    from onnxq.errors import CheckFailed, OnnxqError
+    from onnxq.project.build import measure, refuse
+    from onnxq.project.check import select
+
+    project = open_project(config)
+    entries, _ = select(project, files)
+    done: list[tuple[Entry, Comparison | None, OnnxqError | None]] = []
+    with TerminalObserver() as observer:
+        watch = NumberedObserver(observer)
+        for number, entry in enumerate(entries, 1):
+            watch.label = f"{number} of {len(entries)}, {entry.quantized}"
+            comparison = None
+            try:
+                if not entry.quantized.exists():
+                    raise CheckFailed(f"{entry.quantized} does not exist", "Build it with `onnxq quantize`.")
+                watch.step("verify")
+                comparison = measure(entry, entry.quantized, watch)
+                refuse(entry, comparison)
+                done.append((entry, comparison, None))
+            except OnnxqError as error:
+                done.append((entry, comparison, error))
+    if output_format is Format.JSON:
+        _write_json(project, [_verified_dict(*item) for item in done])
+    else:
+        rows = [_row(e, "failed" if error else "passed", _verified_words(c, error)) for e, c, error in done]
+        _show(project, rows, ("model", "", ""))
+    _finish([error for _, _, error in done])
+
+
+def _row(entry: Entry, state: str, words: str) -> tuple[Any, ...]:
+    from rich.text import Text
+
+    from onnxq.words import printable
+
+    colour = {"failed": "bold red", "up to date": "dim"}.get(state, "green")
+    return printable(str(entry.quantized)), Text(state, style=colour), words
+
+
+def _show(project: Project, rows: Sequence[tuple[Any, ...]], head: tuple[str, ...]) -> None:
+    from onnxq.cli.tables import columns
+    from onnxq.cli.terminal import note, show
+
+    if rows:
+        show(columns(head, rows))
+    else:
+        note(f"no model of {project.path} is concerned")
+
+
+def _built_words(built: Built) -> str:
+    from onnxq.words import decibels, size
+
+    if built.error is not None:
+        return built.error.message
+    report = built.report
+    if report is None or report.comparison is None or report.output_bytes is None:
+        return ""
+    share = report.output_bytes / max(report.source_bytes, 1)
+    return f"{size(report.output_bytes)}, {share:.2f} of float's; {decibels(report.comparison.worst_sqnr)}"
+
+
+def _verified_words(comparison: Comparison | None, error: OnnxqError | None) -> str:
+    from onnxq.words import decibels
+
+    if error is not None:
+        return error.message
+    assert comparison is not None
+    return f"{decibels(comparison.worst_sqnr)} on {comparison.samples} samples"
+
+
+def _built_dict(built: Built) -> dict[str, Any]:
+    report = None if built.report is None else built.report.as_dict()
+    return _item(built.entry, built.state, built.error) | {"report": report}
+
+
+def _verified_dict(entry: Entry, comparison: Comparison | None, error: OnnxqError | None) -> dict[str, Any]:
+    from onnxq.report import comparison_dict
+
+    figures = None if comparison is None else comparison_dict(comparison, None)
+    return _item(entry, "failed" if error else "passed", error) | {"comparison": figures}
+
+
+def _item(entry: Entry, state: str, error: OnnxqError | None) -> dict[str, Any]:
+    why = None if error is None else error.message
+    return {"float": str(entry.source), "quantized": str(entry.quantized), "state": state, "error": why}
+
+
+def _write_json(project: Project, models: list[dict[str, Any]]) -> None:
+    from onnxq.report import SCHEMA, to_json
+
+    sys.stdout.write(to_json({"schema": SCHEMA, "project": str(project.path), "models": models}))
+
+
+def _finish(errors: Sequence[OnnxqError | None]) -> None:
+    """End with the gravest exit code, and say what to do about the first failure."""
+    failed = [error for error in errors if error is not None]
+    if not failed:
+        return
+    from onnxq.cli.terminal import say
+
+    say("error", f"{len(failed)} of {len(errors)} models failed", "bold red")
+    if failed[0].hint:
+        say("hint", failed[0].hint, "cyan")
+    raise typer.Exit(max(int(error.exit_code) for error in failed))

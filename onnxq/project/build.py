@@ -1,0 +1,161 @@
+"""Build the models of a project that are out of date, and measure what the built ones lose."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from onnxq.comparison import Comparison
+from onnxq.errors import CheckFailed, InvalidResult, OnnxqError
+from onnxq.ir import Model, infer_types, load
+from onnxq.ir.files import needs_external_data
+from onnxq.ir.passes import normalise
+from onnxq.ir.protos import MODEL_METADATA
+from onnxq.ir.wire import entry_field
+from onnxq.large import is_large
+from onnxq.observer import Observer, Silent
+from onnxq.pipeline import Quantized, quantize
+from onnxq.project.check import check_entry
+from onnxq.project.entry import Entry
+from onnxq.project.provenance import gather, record
+from onnxq.quant.samples import input_specs, random_samples
+from onnxq.report import Report
+from onnxq.steps import open_data
+from onnxq.verify import compare
+
+REBUILD = frozenset({"missing", "unreadable", "malformed", "altered", "stale"})
+RANDOM_SAMPLES = 8
+
+
+@dataclass(frozen=True)
+class Built:
+    """What became of one model.
+
+    Attributes:
+        entry: The model.
+        state: What was done.
+        report: What a build did; None where nothing was built.
+        error: Why it failed; None where it did not.
+
+    """
+
+    entry: Entry
+    state: Literal["built", "up to date", "failed"]
+    report: Report | None = None
+    error: OnnxqError | None = None
+
+
+def build(entries: Iterable[Entry], *, force: bool = False, observer: Observer | None = None) -> Iterator[Built]:
+    """Build models one after another; one that fails does not keep the others from being built.
+
+    Args:
+        entries: The models.
+        force: Build those that are up to date as well.
+        observer: Told about each step.
+
+    """
+    for entry in entries:
+        try:
+            yield _build_one(entry, force=force, observer=observer or Silent())
+        except OnnxqError as error:
+            yield Built(entry, "failed", error=error)
+
+
+def _build_one(entry: Entry, *, force: bool, observer: Observer) -> Built:
+    wanted = gather(entry, load(entry.source))
+    if not force:
+        found = [finding for finding in check_entry(entry) if finding.path == entry.quantized]
+        if not any(finding.rule in REBUILD for finding in found):
+            if found:
+                raise CheckFailed(f"{entry.quantized}: {found[0].message}", "Change the recipe, the data or the limit.")
+            return Built(entry, "up to date")
+
+    def accept(result: Quantized) -> Mapping[str, str]:
+        comparison = result.report.comparison
+        if entry.verify_data:
+            observer.step("verify")
+            comparison = measure(entry, result.encoded or result.model, observer, blame=InvalidResult)
+        assert comparison is not None
+        refuse(entry, comparison)
+        outside = entry.external_data or needs_external_data(result.model)
+        encoded = None if outside else result.encoded
+        entries = record(wanted, encoded, comparison)
+        if encoded is not None:
+            _refuse_size(entry, len(encoded) + sum(len(entry_field(MODEL_METADATA, *item)) for item in entries.items()))
+        return entries
+
+    with importable(entry.root):
+        report = quantize(
+            entry.source,
+            entry.recipe_source(),
+            output=entry.quantized,
+            data=entry.data_sources(entry.data),
+            sample_limit=entry.samples,
+            exclude=entry.exclude,
+            only=entry.only,
+            external_data=entry.external_data or None,
+            force=True,
+            accept=accept,
+            observer=observer,
+        )
+    return Built(entry, "built", report)
+
+
+def measure(
+    entry: Entry,
+    quantized: Path | bytes | Model,
+    observer: Observer | None = None,
+    blame: type[OnnxqError] = CheckFailed,
+) -> Comparison:
+    """Compare a quantized model with its float model on the data that the project file names for that.
+
+    Raises:
+        OnnxqError: As `onnxq.verify.compare`, with `blame` where the quantized model is at fault.
+
+    """
+    baseline = load(entry.source)
+    infer_types(baseline)
+    data, limit = (entry.verify_data, None) if entry.verify_data else (entry.data, entry.samples)
+    with importable(entry.root):
+        samples = open_data(baseline, entry.data_sources(data), None, limit)
+        if samples is None:
+            samples = random_samples(input_specs(baseline), RANDOM_SAMPLES)
+        normalise(baseline)  # as for the build: onnxruntime refuses some float models as they come
+        source = baseline if is_large(baseline) else baseline.serialize()
+        progress = (observer or Silent()).progress
+        return compare(source, quantized, samples, latency=False, progress=progress, blame=blame)
+
+
+def refuse(entry: Entry, comparison: Comparison) -> None:
+    """Raise CheckFailed where a comparison misses the thresholds of a model."""
+    missed = comparison.missed(**entry.thresholds.given())
+    if missed:
+        raise CheckFailed(
+            f"{entry.quantized}: output {'; '.join(missed)}",
+            "Leave sensitive nodes float with 'exclude', give more data, or lower the threshold.",
+        )
+
+
+def _refuse_size(entry: Entry, size: int) -> None:
+    if entry.max_size is not None and size > entry.max_size:
+        raise CheckFailed(
+            f"{entry.quantized} would have {size:,} bytes, {size - entry.max_size:,} more than the {entry.max_size:,} "
+            "allowed",
+            "Leave less of it float, or raise 'max-size'.",
+        )
+
+
+@contextmanager
+def importable(folder: Path) -> Iterator[None]:
+    """Let functions that give data be imported from the project's folder, wherever onnxq is called."""
+    place = str(folder.resolve())
+    sys.path.insert(0, place)
+    try:
+        yield
+    finally:
+        if place in sys.path:
+            sys.path.remove(place)

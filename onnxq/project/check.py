@@ -1,0 +1,171 @@
+"""Static checks of models, fast enough to run before every commit: nothing is run, and onnxruntime is not imported."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import onnx
+
+from onnxq.errors import CheckFailed, OnnxqError
+from onnxq.ir import Model, load
+from onnxq.project.entry import Entry, Project
+from onnxq.project.provenance import INPUTS, changes, external_files, gather, recorded_comparison, was_altered
+
+BUILD = "build it with `onnxq quantize`"
+
+Rule = Literal["missing", "unreadable", "malformed", "altered", "stale", "too-large", "below-threshold"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong with a file.
+
+    Attributes:
+        path: The file.
+        rule: What kind of finding it is.
+        message: What is wrong, in a sentence whose subject is the path.
+
+    """
+
+    path: Path
+    rule: Rule
+    message: str
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check looked at, and what it found.
+
+    Attributes:
+        models: How many model files were looked at.
+        findings: In the order of the project file, then of the files that belong to no project.
+
+    """
+
+    models: int
+    findings: tuple[Finding, ...]
+
+
+def check(project: Project | None, files: Sequence[Path] = ()) -> Checked:
+    """Check the models of a project, or only those that some files belong to.
+
+    Args:
+        project: None where there is none; then the files are all that is checked.
+        files: Models, data, recipes or the project file. Models outside the project only have to be well formed; other
+            files outside are left alone. Without files, all models of the project are checked.
+
+    """
+    entries, others = select(project, files)
+    jobs: list[Callable[[], list[Finding]]] = [partial(check_entry, entry) for entry in entries]
+    jobs += [partial(check_model, path) for path in others]
+    with ThreadPoolExecutor(min(len(jobs), os.cpu_count() or 1) or 1) as pool:
+        found = [finding for findings in pool.map(lambda job: job(), jobs) for finding in findings]
+    return Checked(2 * len(entries) + len(others), tuple(dict.fromkeys(found)))
+
+
+def select(project: Project | None, files: Iterable[Path]) -> tuple[list[Entry], list[Path]]:
+    """Give the models of a project that files belong to, and the models among the files that belong to none."""
+    files = list(files)
+    if project is not None and not files:
+        return list(project.entries), []
+    entries: dict[Entry, None] = {}
+    others: dict[Path, None] = {}
+    for file in files:
+        touched = project.touched(file) if project is not None else []
+        entries |= dict.fromkeys(touched)
+        if not touched and file.suffix == ".onnx":
+            others[file] = None
+    chosen = [entry for entry in (project.entries if project is not None else ()) if entry in entries]
+    return chosen, list(others)
+
+
+def check_entry(entry: Entry) -> list[Finding]:
+    """Check one model of a project: both files well formed, the quantized one up to date and within its limits."""
+    source, findings = _load(entry.source, "the project file lists it")
+    quantized, more = _load(entry.quantized, BUILD)
+    findings += more
+    stale: list[Finding] = []
+    if source is not None and quantized is not None:
+        stale = _stale(entry, source, quantized)
+    if quantized is not None:
+        findings += stale + _limits(entry, quantized, fresh=not stale)
+    return findings
+
+
+def check_model(path: Path) -> list[Finding]:
+    """Check that a model is well formed."""
+    return _load(path, "")[1]
+
+
+def _load(path: Path, if_missing: str) -> tuple[Model | None, list[Finding]]:
+    """Load a model, and say what is wrong with it by itself; None where it cannot be read."""
+    if not path.exists():
+        return None, [Finding(path, "missing", "; ".join(filter(None, ("does not exist", if_missing))))]
+    try:
+        model = load(path)
+        external_files(path, model)
+    except OnnxqError as error:
+        return None, [Finding(path, "unreadable", _without(path, error.message))]
+    findings = []
+    objection = check_structure(path)
+    if objection:
+        findings.append(Finding(path, "malformed", objection))
+    if not findings and was_altered(model):
+        findings.append(Finding(path, "altered", f"is not what onnxq wrote; {BUILD} again"))
+    return model, findings
+
+
+def check_structure(path: Path) -> str | None:
+    """Ask the ONNX checker about a model file.
+
+    Returns:
+        What it objects to, on one line; None where the model is well formed.
+
+    """
+    try:
+        onnx.checker.check_model(str(path))
+    except (onnx.checker.ValidationError, OSError, ValueError, RuntimeError) as error:
+        lines = str(error).strip().splitlines()
+        return lines[0] if lines else type(error).__name__
+    return None
+
+
+def _stale(entry: Entry, source: Model, quantized: Model) -> list[Finding]:
+    try:
+        found = changes(entry, quantized.metadata.get(INPUTS), gather(entry, source))
+    except OnnxqError as error:
+        return [Finding(entry.quantized, "stale", f"may be out of date: {error.message}")]
+    return [Finding(entry.quantized, "stale", f"is out of date: {'; '.join(found)}")] if found else []
+
+
+def _limits(entry: Entry, quantized: Model, *, fresh: bool) -> list[Finding]:
+    """Compare size and recorded figures with what is asked; figures of a model that is out of date say nothing."""
+    findings = []
+    if entry.max_size is not None:
+        files = [entry.quantized, *external_files(entry.quantized, quantized)]
+        size = sum(file.stat().st_size for file in files)
+        if size > entry.max_size:
+            message = f"has {size:,} bytes, {size - entry.max_size:,} more than the {entry.max_size:,} allowed"
+            findings.append(Finding(entry.quantized, "too-large", message))
+    comparison = recorded_comparison(quantized) if fresh else None
+    if comparison is not None:
+        try:
+            missed = comparison.missed(**entry.thresholds.given())
+        except CheckFailed as error:
+            missed = [error.message]
+        findings += [Finding(entry.quantized, "below-threshold", f"when it was built, {each}") for each in missed]
+    return findings
+
+
+def _without(path: Path, message: str) -> str:
+    """Take the path off the beginning of a sentence, where the line names it already."""
+    for beginning in (f"{path}: ", f"{path} "):
+        if message.startswith(beginning):
+            return message.removeprefix(beginning)
+    return message

@@ -1,0 +1,114 @@
+"""The models of a repository, how each is made, and what it has to reach."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """What a quantized model has to reach; None where nothing is asked.
+
+    Attributes:
+        min_sqnr: Least signal-to-quantization-noise ratio of every output in dB.
+        max_abs: Largest absolute difference of any element.
+        min_agreement: Least percentage of equal decisions.
+
+    """
+
+    min_sqnr: float | None = None
+    max_abs: float | None = None
+    min_agreement: float | None = None
+
+    def given(self) -> dict[str, float]:
+        """Give those that were asked for, by the names that `Comparison.missed` takes."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model of a project.
+
+    Attributes:
+        root: The project's folder; the paths below start with it, data and recipe files are relative to it.
+        source: The float model.
+        quantized: The model that is made of it.
+        recipe: Name of a recipe, or a `.toml` file.
+        data: Calibration data, as `onnxq quantize --data` takes it.
+        samples: Use at most the first so many samples; None for all.
+        exclude, only: Globs of nodes, as on the command line.
+        external_data: Whether the weights go to a file of their own.
+        max_size: Most bytes that the quantized model may take, external data included.
+        thresholds: What it has to reach.
+        verify_data: What to measure that on; the calibration data where there is none.
+
+    """
+
+    root: Path
+    source: Path
+    quantized: Path
+    recipe: str = "auto"
+    data: tuple[str, ...] = ()
+    samples: int | None = None
+    exclude: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    external_data: bool = False
+    max_size: int | None = None
+    thresholds: Thresholds = Thresholds()
+    verify_data: tuple[str, ...] = ()
+
+    def recipe_source(self) -> str:
+        """Give the name of the recipe, or where its file is."""
+        return str(self.root / self.recipe) if self.recipe.endswith(".toml") else self.recipe
+
+    def data_sources(self, data: tuple[str, ...]) -> list[str]:
+        """Give data as `open_samples` takes them: paths start with the project's folder."""
+        return [given if self.is_function(given) else str(self.root / given) for given in data]
+
+    def is_function(self, given: str) -> bool:
+        """Whether data is named as `package.module:function`; a file of that name would win."""
+        return CALLABLE.fullmatch(given) is not None and not (self.root / given).exists()
+
+    def module_file(self, given: str) -> Path | None:
+        """Find the file of `package.module:function` in the project's folder; None where it is installed elsewhere."""
+        base = self.root.joinpath(*given.partition(":")[0].split("."))
+        return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
+
+    def files(self) -> list[Path]:
+        """Name every file and folder whose change makes a check of this model worth while."""
+        found = [self.source, self.quantized, self.quantized.with_name(self.quantized.name + ".data")]
+        found += [Path(self.recipe_source())] if self.recipe.endswith(".toml") else []
+        for given in (*self.data, *self.verify_data):
+            path = self.module_file(given) if self.is_function(given) else self.root / given
+            found += [path] if path is not None else []
+        return found
+
+
+@dataclass(frozen=True)
+class Project:
+    """The models of a repository.
+
+    Attributes:
+        path: The project file.
+        entries: Its models, in the order of the file.
+
+    """
+
+    path: Path
+    entries: tuple[Entry, ...]
+
+    def touched(self, file: Path) -> list[Entry]:
+        """Give the models that a file belongs to: as model, recipe or data, in a folder of data, or as project file."""
+        real = Path(os.path.realpath(file))
+        if real == Path(os.path.realpath(self.path)):
+            return list(self.entries)
+        return [
+            entry
+            for entry in self.entries
+            if any(real == own or own in real.parents for own in map(Path, map(os.path.realpath, entry.files())))
+        ]

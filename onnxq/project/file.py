@@ -1,0 +1,200 @@
+"""Project files: `onnxq.toml`, or `[tool.onnxq]` in `pyproject.toml`. An unknown key is an error."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from onnxq.errors import ProjectError
+from onnxq.project.entry import Entry, Project, Thresholds
+
+FILE, PYPROJECT = "onnxq.toml", "pyproject.toml"
+START = 'Start with the two lines [[models]] and float = "PATH.onnx".'
+UNITS = {"B": 1, "kB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+
+
+def find_project(start: Path | None = None) -> Path | None:
+    """Look for a project file in a folder and all those above it.
+
+    Args:
+        start: Where to begin; the working folder by default.
+
+    Returns:
+        The nearest `onnxq.toml`, or `pyproject.toml` with a table `[tool.onnxq]`, relative to the working folder.
+
+    Raises:
+        ProjectError: A `pyproject.toml` on the way is no TOML.
+
+    """
+    folder = Path(start or Path.cwd()).absolute()
+    for candidate in (folder, *folder.parents):
+        for path in (candidate / FILE, candidate / PYPROJECT):
+            if path.is_file() and (path.name == FILE or "onnxq" in _tool(_read(path), path)):
+                return Path(os.path.relpath(path))
+    return None
+
+
+def load_project(path: Path | None = None) -> Project:
+    """Read a project file.
+
+    Args:
+        path: The file; by default the one that `find_project` finds.
+
+    Raises:
+        ProjectError: There is none, or it does not parse, or it has an unknown key or a wrong value.
+
+    """
+    if path is None:
+        path = find_project()
+        if path is None:
+            raise ProjectError(f"there is no {FILE} in this folder or above it", f"Create one. {START}")
+    table = _read(path)
+    if path.name == PYPROJECT:
+        table = _tool(table, path).get("onnxq", {})
+        if not isinstance(table, dict):
+            raise ProjectError(f"{path}: 'onnxq' must be a table", "Write [[tool.onnxq.models]].")
+    return parse_project(table, path)
+
+
+def parse_project(table: Mapping[str, Any], path: Path) -> Project:
+    """Read a project from the table of its file, which `path` names in messages and whose folder paths start from."""
+    reader = _Reader(str(path))
+    models, defaults = table.get("models", []), table.get("defaults", {})
+    reader.refuse_unknown(table, ("models", "defaults"), "")
+    if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):
+        raise ProjectError(f"{path}: 'models' must be a list of tables", "Write each model under a [[models]] line.")
+    if not isinstance(defaults, dict):
+        raise ProjectError(f"{path}: 'defaults' must be a table", "Write it under a [defaults] line.")
+    if not models:
+        raise ProjectError(f"{path} lists no models", START)
+    reader.refuse_unknown(defaults, [key for key in KEYS if key not in ("float", "quantized")], "defaults")
+    entries = tuple(reader.entry(path.parent, _joined(defaults, model)) for model in models)
+    made: dict[str, Entry] = {}
+    for entry in entries:
+        other = made.setdefault(os.path.realpath(entry.quantized), entry)
+        if other is not entry:
+            raise ProjectError(
+                f"{path}: {other.source} and {entry.source} both become {entry.quantized}",
+                "Give one of them another place with 'quantized'.",
+            )
+    for entry in entries:
+        if os.path.realpath(entry.source) in made:
+            raise ProjectError(f"{path}: {entry.source} is both float and quantized model", "Give two files.")
+    return Project(path, entries)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ProjectError(f"{path} cannot be read ({reason})", "Check the path of the project file.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ProjectError(f"{path} is not valid TOML: {error}", START) from error
+
+
+def _tool(table: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    tool = table.get("tool", {})
+    if not isinstance(tool, dict):
+        raise ProjectError(f"{path}: 'tool' must be a table", "Write [[tool.onnxq.models]].")
+    return tool
+
+
+def _joined(defaults: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
+    joined = {**defaults, **model}
+    both = [table["thresholds"] for table in (defaults, model) if isinstance(table.get("thresholds"), dict)]
+    if len(both) == 2:
+        joined["thresholds"] = {**both[0], **both[1]}
+    return joined
+
+
+class _Reader:
+    """Reads the values of a project file; `label` names the file in messages."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+
+    def entry(self, root: Path, table: Mapping[str, Any]) -> Entry:
+        source = table.get("float")
+        if not isinstance(source, str) or not source:
+            raise ProjectError(f"{self.label}: a model has no 'float'", 'Add the line float = "PATH.onnx" to it.')
+        self.refuse_unknown(table, tuple(KEYS), source)
+        values = {
+            name: read(self, f"{source}: '{key}'", table[key]) for key, (name, read) in KEYS.items() if key in table
+        }
+        quantized = values.pop("quantized", source.removesuffix(".onnx") + ".int8.onnx")
+        values |= {"source": root / values["source"], "quantized": root / quantized}
+        return Entry(root, **values)
+
+    def refuse_unknown(self, table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+        for key in table:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
+                hint = f"Did you mean '{near[0]}'?" if near else f"Known keys: {', '.join(known)}."
+                owner = f"{self.label}: {where}" if where else self.label
+                raise ProjectError(f"{owner} has an unknown key '{key}'", hint)
+
+    def wrong(self, what: str, wanted: str, example: str) -> ProjectError:
+        return ProjectError(f"{self.label}: {what} must be {wanted}", f"Write for example {example}.")
+
+    def text(self, what: str, value: Any) -> str:
+        if not isinstance(value, str) or not value:
+            raise self.wrong(what, "a string", '"auto"')
+        return value
+
+    def texts(self, what: str, value: Any) -> tuple[str, ...]:
+        if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+            raise self.wrong(what, "a list of strings", '["…", "…"]')
+        return tuple(value)
+
+    def count(self, what: str, value: Any) -> int:
+        if type(value) is not int or value < 1:
+            raise self.wrong(what, "a whole number above 0", "64")
+        return value
+
+    def flag(self, what: str, value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise self.wrong(what, "true or false", "true")
+        return value
+
+    def size(self, what: str, value: Any) -> int:
+        if type(value) is int and value > 0:
+            return value
+        found = re.fullmatch(rf"(\d+(?:\.\d+)?) ?({'|'.join(UNITS)})", value) if isinstance(value, str) else None
+        if found is None:
+            raise self.wrong(what, f"a number of bytes, or one with a unit ({', '.join(UNITS)})", '"10 MB"')
+        return int(float(found[1]) * UNITS[found[2]])
+
+    def thresholds(self, what: str, value: Any) -> Thresholds:
+        if not isinstance(value, dict):
+            raise self.wrong(what, "a table", "thresholds = { min-sqnr = 30.0 }")
+        names = {field.name.replace("_", "-"): field.name for field in fields(Thresholds)}
+        self.refuse_unknown(value, tuple(names), what)
+        for key, number in value.items():
+            if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+                raise self.wrong(f"{what}, '{key}'", "a number", f"{key} = 30.0")
+            if key == "min-agreement" and not 0 <= number <= 100:
+                raise self.wrong(f"{what}, '{key}'", "a percentage from 0 to 100", f"{key} = 99.0")
+        return Thresholds(**{names[key]: float(number) for key, number in value.items()})
+
+
+KEYS: dict[str, tuple[str, Callable[[_Reader, str, Any], Any]]] = {
+    "float": ("source", _Reader.text),
+    "quantized": ("quantized", _Reader.text),
+    "recipe": ("recipe", _Reader.text),
+    "data": ("data", _Reader.texts),
+    "samples": ("samples", _Reader.count),
+    "exclude": ("exclude", _Reader.texts),
+    "only": ("only", _Reader.texts),
+    "external-data": ("external_data", _Reader.flag),
+    "max-size": ("max_size", _Reader.size),
+    "thresholds": ("thresholds", _Reader.thresholds),
+    "verify-data": ("verify_data", _Reader.texts),
+}

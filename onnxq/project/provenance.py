@@ -1,0 +1,217 @@
+"""What a quantized model was made from, kept in its own metadata: there is no lock file that could get lost.
+
+The record is JSON under the key `onnxq_inputs`: SHA-256 of the float model, its external data, the recipe and the data,
+the options, the version of onnxq, and SHA-256 of what was written. `onnxq_measured` holds the figures of every output.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from onnxq.comparison import Comparison, OutputComparison
+from onnxq.errors import DataError
+from onnxq.ir import Model, StoredTensor
+from onnxq.ir.external import external_path
+from onnxq.ir.protos import MODEL_METADATA
+from onnxq.ir.wire import fields
+from onnxq.project.entry import Entry
+from onnxq.quant.recipe import load_recipe
+from onnxq.version import __version__
+
+INPUTS, MEASURED = "onnxq_inputs", "onnxq_measured"
+DATA_SUFFIXES = (".npz", ".npy", ".pb")
+ELSEWHERE = "installed elsewhere"  # in place of a hash: the module is no part of the repository
+BLOCK = 1 << 20
+
+
+def gather(entry: Entry, source: Model) -> dict[str, Any]:
+    """Say what a build of a model would read now.
+
+    Args:
+        entry: The model.
+        source: Its float model, loaded.
+
+    Returns:
+        Plain data: `onnxq` (version), `float` (SHA-256 by file name), `recipe` (SHA-256), `data` (SHA-256 by name as in
+        the project file) and `options`.
+
+    Raises:
+        ModelError, RecipeError, DataError: One of them is missing or cannot be read.
+
+    """
+    return {
+        "onnxq": __version__,
+        "float": _model_hashes(entry.source, source),
+        "recipe": _sha256(load_recipe(entry.recipe_source()).to_toml().encode()),
+        "data": {given: _data_hash(entry, given) for given in entry.data},
+        "options": {
+            "samples": entry.samples,
+            "exclude": list(entry.exclude),
+            "only": list(entry.only),
+            "external-data": entry.external_data,
+        },
+    }
+
+
+def changes(entry: Entry, recorded: str | None, wanted: dict[str, Any]) -> list[str]:
+    """Say in sentences why a quantized model is out of date.
+
+    Args:
+        entry: The model.
+        recorded: What it has under `INPUTS`.
+        wanted: What `gather` gives now.
+
+    """
+    made = _parsed(recorded)
+    if not made:
+        return [f"it was not built from {entry.source} by the project file"]
+    found = [f"it was built by onnxq {made.get('onnxq')}, this is {__version__}"] * (made.get("onnxq") != __version__)
+    if made.get("float") != wanted["float"]:
+        found.append(f"{entry.source} has changed since it was built")
+    if made.get("recipe") != wanted["recipe"]:
+        found.append(f"its recipe {entry.recipe} is another one than it was built with")
+    before = made.get("data")
+    before = before if isinstance(before, dict) else {}
+    if list(before) != list(wanted["data"]):
+        listed = ", ".join(before) or "none"
+        found.append(f"its data are others than it was built with: {listed}")
+    found += [f"its data {given} have changed since it was built" for given, digest in wanted["data"].items()
+              if given in before and before[given] != digest]  # fmt: skip
+    options = made.get("options")
+    options = options if isinstance(options, dict) else {}
+    found += [
+        f"'{key}' was {json.dumps(options.get(key))} when it was built, and is {json.dumps(value)}"
+        for key, value in wanted["options"].items()
+        if options.get(key) != value
+    ]
+    return found
+
+
+def record(wanted: dict[str, Any], encoded: bytes | None, comparison: Comparison | None) -> dict[str, str]:
+    """Write the entries for the metadata of a quantized model.
+
+    Args:
+        wanted: What `gather` gave when it was built.
+        encoded: The model as it is written; None where its weights go to a file of their own.
+        comparison: What was measured.
+
+    """
+    content = None if encoded is None else content_sha256(memoryview(encoded))
+    entries = {INPUTS: json.dumps({**wanted, "content": content}, ensure_ascii=False)}
+    if comparison is not None:
+        outputs = [{key: _rounded(value) for key, value in asdict(o).items()} for o in comparison.outputs]
+        entries[MEASURED] = json.dumps({"samples": comparison.samples, "outputs": outputs}, ensure_ascii=False)
+    return entries
+
+
+def recorded_comparison(model: Model) -> Comparison | None:
+    """Give the figures that were measured when a model was built; None where it has none that could be read."""
+    made = _parsed(model.metadata.get(MEASURED))
+    try:
+        return Comparison(tuple(_output(given) for given in made["outputs"]), int(made["samples"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def was_altered(model: Model) -> bool:
+    """Whether a model's graph or stamps are others than onnxq wrote, as far as that was recorded."""
+    content = _parsed(model.metadata.get(INPUTS)).get("content")
+    return content is not None and content != content_sha256(model.source)
+
+
+def content_sha256(encoded: memoryview) -> str:
+    """Hash all fields of a ModelProto but its metadata, which holds the hash."""
+    digest = hashlib.sha256()
+    for number, _, start, _, end in fields(encoded):
+        if number != MODEL_METADATA:
+            digest.update(encoded[start:end])
+    return digest.hexdigest()
+
+
+def external_files(path: Path, model: Model) -> list[Path]:
+    """Name the files that hold external data of a model's initializers, each once, in order.
+
+    Raises:
+        ModelError: One is missing or lies outside the model's folder.
+
+    """
+    tensors = [value.tensor for value in model.initializers()]
+    stored = {t.external.get("location", ""): t for t in tensors if isinstance(t, StoredTensor) and t.is_external}
+    return [external_path(path.parent, location, stored[location].name) for location in sorted(stored)]
+
+
+def _model_hashes(path: Path, model: Model) -> dict[str, str]:
+    hashes = {"model": model.sha256}
+    folder = Path(path.parent).resolve()
+    return hashes | {file.relative_to(folder).as_posix(): _file_sha256(file) for file in external_files(path, model)}
+
+
+def _data_hash(entry: Entry, given: str) -> str:
+    """Hash a file, the files of a folder with their names, or the module of a function."""
+    if entry.is_function(given):
+        module = entry.module_file(given)
+        return ELSEWHERE if module is None else _sha256(module.read_bytes().replace(b"\r\n", b"\n"))
+    path = entry.root / given
+    try:
+        if not path.is_dir():
+            return _file_sha256(path)
+        lines = [f"{name} {_file_sha256(file)}\n" for name, file in _folder_files(path)]
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror})", "Check the data of the project file.") from error
+    return _sha256("".join(lines).encode())
+
+
+def _folder_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    for name in sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*")):
+        if name.endswith(DATA_SUFFIXES) and (folder / name).is_file():
+            yield name, folder / name
+
+
+def _file_sha256(path: Path) -> str:
+    """Hash a file; blocks are large, so that threads that hash run side by side."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _parsed(text: str | None) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _rounded(value: Any) -> Any:
+    """Six digits of a float, so that the file says no more than was measured; null where it is not finite."""
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _output(given: dict[str, Any]) -> OutputComparison:
+    limit = math.inf if given["equal"] else -math.inf  # what null stands for
+    sqnr = limit if given["sqnr"] is None else float(given["sqnr"])
+    max_abs = math.inf if given["max_abs"] is None else float(given["max_abs"])
+    return OutputComparison(
+        name=str(given["name"]),
+        dtype=str(given["dtype"]),
+        elements=int(given["elements"]),
+        equal=bool(given["equal"]),
+        sqnr=sqnr,
+        max_abs=max_abs,
+        cosine=given["cosine"],
+        agreement=given["agreement"],
+    )
