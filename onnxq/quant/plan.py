@@ -2,126 +2,63 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from onnxq.ir import Graph, Model, Node, Value
 from onnxq.ops.family import Decline, Form, Site, plan_site
 from onnxq.ops.integer_domain import CLAMPS, clamp_bounds
 from onnxq.ops.scheme import Scheme, SchemeName
+from onnxq.quant.decision import Choice, Choices, Decision, Plan
 from onnxq.quant.pitfalls import endangering
 from onnxq.quant.recipe import Recipe
 from onnxq.quant.region import integer_region
 from onnxq.targets import load_costs
+
+__all__ = ["Choice", "Choices", "Decision", "Plan", "form_of", "make_plan", "node_key", "schemes_to_try"]
 
 # What `auto` tries for a node, in this order.
 AUTO_WITH_DATA: tuple[SchemeName, ...] = ("static-int8", "dynamic-int8", "weight-int8")
 AUTO_WITHOUT_DATA: tuple[SchemeName, ...] = ("dynamic-int8", "weight-int8")
 
 
-@dataclass(frozen=True)
-class Decision:
-    """What happens to one node.
-
-    Attributes:
-        node: The node.
-        scheme: Name of the scheme it gets, or None where it stays as it is.
-        reason: What it becomes, or the sentence that says why it stays float.
-        settings: The scheme in full, where there is one.
-        form: What the family promised, where there is one.
-
-    """
-
-    node: Node
-    scheme: SchemeName | None
-    reason: str
-    settings: Scheme | None = None
-    form: Form | None = None
-
-
-@dataclass
-class Plan:
-    """A decision for every node, and what static quantization needs to know about values.
-
-    Attributes:
-        recipe: What was asked for.
-        decisions: One for each node, bodies included, in graph order.
-        outputs: Values that are read through a Q/DQ pair by everybody, by the node whose output they quantize. Behind
-            an absorbed Relu or Clip, the value is the clamp's output and the node the Conv before it.
-        absorbed: Clamps that go, because the saturation of their output's codes does what they do.
-        same_scale: Values that share the scale of another: output of a node that moves values → its input.
-        ranges: The scheme settings that choose each calibrated value's range.
-
-    """
-
-    recipe: Recipe
-    decisions: list[Decision] = field(default_factory=list)
-    outputs: dict[Node, Value] = field(default_factory=dict)
-    absorbed: dict[Node, Node] = field(default_factory=dict)
-    same_scale: dict[Value, Value] = field(default_factory=dict)
-    ranges: dict[Value, Scheme] = field(default_factory=dict)
-
-    def quantized(self) -> list[Decision]:
-        """The decisions that change something."""
-        return [decision for decision in self.decisions if decision.scheme]
-
-    def counts(self) -> dict[str, int]:
-        """Number of nodes by scheme, `float` for those that stay."""
-        return dict(Counter(decision.scheme or "float" for decision in self.decisions))
-
-    def reasons(self) -> dict[str, int]:
-        """Number of nodes that stay float by reason, the most frequent first."""
-        return dict(Counter(d.reason for d in self.decisions if d.scheme is None).most_common())
-
-    def scale_owner(self, value: Value) -> Value:
-        """The value whose range decides the scale of `value`."""
-        while value in self.same_scale:
-            value = self.same_scale[value]
-        return value
-
-    def range_settings(self, value: Value) -> Scheme:
-        """The settings that choose the range of a calibrated value: those of its first quantized reader or maker."""
-        if value in self.ranges:
-            return self.ranges[value]
-        return next(settings for other, settings in self.ranges.items() if self.scale_owner(other) is value)
-
-    def calibrated(self) -> list[Value]:
-        """The values whose statistics the rewrite needs, in graph order."""
-        return list(dict.fromkeys(self.scale_owner(value) for value in self.ranges))
-
-    @property
-    def opset(self) -> int:
-        """The operator set version that the promised forms need."""
-        return max((decision.form.opset for decision in self.decisions if decision.form), default=1)
-
-
-def make_plan(model: Model, recipe: Recipe, *, with_data: bool) -> Plan:
+def make_plan(
+    model: Model, recipe: Recipe, *, with_data: bool, choices: Choices | None = None, costs_count: bool = True
+) -> Plan:
     """Decide about every node.
 
     Args:
         model: A normalised model whose types are inferred.
         recipe: The rules.
         with_data: Whether there are samples to calibrate with; `auto` depends on it.
+        choices: What to do with single nodes that the recipe leaves to `auto`.
+        costs_count: Whether `auto` keeps nodes float that would not be faster in 8 bit.
 
     """
-    plan = Plan(recipe)
+    plan = Plan(recipe, choices or {})
     decided: dict[Node, Decision] = {}
     for node in model.graph.walk():
-        decided[node] = _decide(node, recipe, model.opset, with_data)
+        decided[node] = _decide(node, recipe, model.opset, with_data, plan.choices)
     _keep_what_runs(model.graph, decided, recipe, model.opset)
     _keep_paying_passives(model.graph, decided, recipe)
-    _keep_paying_region(model.graph, decided, recipe, model.opset)
+    if costs_count:
+        _keep_paying_region(model.graph, decided, recipe, model.opset)
     _absorb_clamps(model.graph, decided, plan)
     plan.decisions = list(decided.values())
     _collect_values(plan)
     return plan
 
 
-def _decide(node: Node, recipe: Recipe, opset: int, with_data: bool) -> Decision:
+def _decide(node: Node, recipe: Recipe, opset: int, with_data: bool, choices: Choices) -> Decision:
     scheme, why = recipe.scheme_for(node.op_type, node.name)
     if scheme.name == "float":
         return Decision(node, None, f"{why} leaves it float")
+    choice = choices.get(node_key(node)) if choices and scheme.name == "auto" else None
+    if choice is not None:
+        made = Decision(node, None, choice.reason)
+        if choice.scheme != "float":
+            made = _first_accepted(node, scheme, (choice.scheme,), opset)
+        return replace(made, reason=f"{made.reason}: {choice.reason}" if made.scheme else choice.reason)
     return _first_accepted(node, scheme, schemes_to_try(node, scheme, with_data=with_data), opset)
 
 
@@ -265,6 +202,11 @@ def _collect_values(plan: Plan) -> None:
             source = node.inputs[0]
             if form.same_scale and source is not None:
                 plan.same_scale[value] = source
+
+
+def node_key(node: Node) -> str:
+    """Name a node for `Choices`: by its first output, for nodes may lack a name or share it."""
+    return next((value.name for value in node.outputs if value is not None), "")
 
 
 def _first(values: Iterable[Value | None]) -> Value:

@@ -1,0 +1,107 @@
+"""What a plan is made of: a decision for every node, and what they mean for values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from onnxq.ir import Node, Value
+from onnxq.ops.family import Form
+from onnxq.ops.scheme import Scheme, SchemeName
+from onnxq.quant.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What happens to one node.
+
+    Attributes:
+        node: The node.
+        scheme: Name of the scheme it gets, or None where it stays as it is.
+        reason: What it becomes, or the sentence that says why it stays float.
+        settings: The scheme in full, where there is one.
+        form: What the family promised, where there is one.
+
+    """
+
+    node: Node
+    scheme: SchemeName | None
+    reason: str
+    settings: Scheme | None = None
+    form: Form | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a search settled for one node that the recipe leaves open.
+
+    Attributes:
+        scheme: The only scheme to try; `float` for none.
+        reason: The sentence that says why.
+
+    """
+
+    scheme: SchemeName
+    reason: str
+
+
+Choices = Mapping[str, Choice]  # by the name of a node's first output
+
+
+@dataclass
+class Plan:
+    """A decision for every node, and what static quantization needs to know about values.
+
+    Attributes:
+        recipe: What was asked for.
+        choices: What a search settled, where there was one.
+        decisions: One for each node, bodies included, in graph order.
+        outputs: Values that are read through a Q/DQ pair by everybody, by the node whose output they quantize. Behind
+            an absorbed Relu or Clip, the value is the clamp's output and the node the Conv before it.
+        absorbed: Clamps that go, because the saturation of their output's codes does what they do.
+        same_scale: Values that share the scale of another: output of a node that moves values → its input.
+        ranges: The scheme settings that choose each calibrated value's range.
+
+    """
+
+    recipe: Recipe
+    choices: Choices = field(default_factory=dict)
+    decisions: list[Decision] = field(default_factory=list)
+    outputs: dict[Node, Value] = field(default_factory=dict)
+    absorbed: dict[Node, Node] = field(default_factory=dict)
+    same_scale: dict[Value, Value] = field(default_factory=dict)
+    ranges: dict[Value, Scheme] = field(default_factory=dict)
+
+    def quantized(self) -> list[Decision]:
+        """The decisions that change something."""
+        return [decision for decision in self.decisions if decision.scheme]
+
+    def counts(self) -> dict[str, int]:
+        """Number of nodes by scheme, `float` for those that stay."""
+        return dict(Counter(decision.scheme or "float" for decision in self.decisions))
+
+    def reasons(self) -> dict[str, int]:
+        """Number of nodes that stay float by reason, the most frequent first."""
+        return dict(Counter(d.reason for d in self.decisions if d.scheme is None).most_common())
+
+    def scale_owner(self, value: Value) -> Value:
+        """The value whose range decides the scale of `value`."""
+        while value in self.same_scale:
+            value = self.same_scale[value]
+        return value
+
+    def range_settings(self, value: Value) -> Scheme:
+        """The settings that choose the range of a calibrated value: those of its first quantized reader or maker."""
+        if value in self.ranges:
+            return self.ranges[value]
+        return next(settings for other, settings in self.ranges.items() if self.scale_owner(other) is value)
+
+    def calibrated(self) -> list[Value]:
+        """The values whose statistics the rewrite needs, in graph order."""
+        return list(dict.fromkeys(self.scale_owner(value) for value in self.ranges))
+
+    @property
+    def opset(self) -> int:
+        """The operator set version that the promised forms need."""
+        return max((decision.form.opset for decision in self.decisions if decision.form), default=1)
