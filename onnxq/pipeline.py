@@ -27,11 +27,10 @@ from onnxq.steps import (
     measure,
     open_data,
     prepare,
-    rescale,
-    rounding_pays,
     stamp,
     uncollected,
 )
+from onnxq.trials import rescale, rounding_pays
 from onnxq.verify import compare
 
 PLAN_HINT = "See every node's reason with `onnxq plan`."

@@ -3,42 +3,29 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from onnxq.errors import DataError, OutputError
-from onnxq.ir import Model, Value, check_output, commit
+from onnxq.ir import Model, Value, check_output
 from onnxq.ir.opset import check_loadable, raise_opset
 from onnxq.ir.passes import normalise
 from onnxq.ir.types import infer_types
-from onnxq.observer import Observer, Silent
+from onnxq.observer import Observer
 from onnxq.quant.activations import scheme_qparams
 from onnxq.quant.calibrate import calibrate
-from onnxq.quant.equalize import Rescaling, channel_axes, channel_kinds, equalize
 from onnxq.quant.layers import MeasuredLayers
 from onnxq.quant.plan import Plan
 from onnxq.quant.plan import make_plan as decide
 from onnxq.quant.qparams import QParams
 from onnxq.quant.recipe import Recipe, load_recipe
-from onnxq.quant.rewrite import rewrite
 from onnxq.quant.samples import Samples, input_specs, open_samples, wrap_samples
-from onnxq.quant.session import ModelSource
-from onnxq.quant.smooth import smooth
 from onnxq.quant.stats import Stats
 from onnxq.quant.stats_file import load_stats
-from onnxq.quant.weights import Weights
-from onnxq.verify import compare
 from onnxq.version import __version__
-
-FOLDED = "rescaled the channels of {} tensors, folded into their neighbours"
-DIVIDED = "rescaled the channels of {} tensors by a Mul in front of their readers"
-TRIAL_SAMPLES = 24
-LEAST_GAIN = 0.2  # dB; less is within what other samples would show
-Rescale = Callable[..., Rescaling]
 
 
 @dataclass(frozen=True)
@@ -108,91 +95,6 @@ def open_data(model: Model, data: Sequence[str | Path], samples: Any, limit: int
     inputs = input_specs(model)
     opened = wrap_samples(samples, inputs) if samples is not None else open_samples(data, inputs)
     return opened if limit is None else opened.limit(limit)
-
-
-def rescale(ready: Prepared, baseline: ModelSource, samples: Samples, watch: Observer) -> Prepared:
-    """Divide channels of outliers where that leaves the float function as it is, if the samples show that it pays.
-
-    What the statistics promise is checked on the whole model: every way is tried on one half of the samples, with
-    weights rounded to nearest, and judged on the other half. Channels that are stretched to fill the range clip first
-    where other samples go further, which only samples that chose nothing can show.
-    """
-    halves = _halves(samples)
-    if halves is None:
-        return ready
-    fitting, held_out = halves
-    best, chosen = None, None
-    for methods in ((equalize,), (equalize, smooth), (smooth,)):  # the cheapest first: what comes later has to gain
-        changed = _rescaled(duplicate(ready), methods, fitting, watch)
-        if changed.notes == ready.notes:
-            continue
-        best = _trial(ready, baseline, fitting, held_out) if best is None else best
-        reached = _trial(changed, baseline, fitting, held_out)
-        if reached > best + LEAST_GAIN:
-            best, chosen = reached, methods
-    return ready if chosen is None else _rescaled(ready, chosen, samples, watch)
-
-
-def _rescaled(ready: Prepared, methods: Sequence[Rescale], samples: Samples, watch: Observer) -> Prepared:
-    static = [d for d in ready.plan.decisions if d.scheme == "static-int8" and d.settings and d.settings.smoothing]
-    nodes = [decision.node for decision in static]
-    axes = channel_axes(nodes)
-    values = [value for node in nodes if (value := node.inputs[0]) is not None and value.name in axes]
-    if not values:
-        return ready
-    measured = calibrate(ready.model, values, samples, progress=watch.progress, kinds=partial(channel_kinds, axes))
-    notes = list(ready.notes)
-    for method in methods:
-        made = method(nodes, measured)
-        commit(made.patches)
-        made.update(measured)
-        count = sum(len(change.divisors) for change in made.changes)
-        notes += [(FOLDED if method is equalize else DIVIDED).format(count)] if count else []
-    infer_types(ready.model)
-    return replace(ready, plan=decide(ready.model, ready.plan.recipe, with_data=True), notes=tuple(notes))
-
-
-def duplicate(ready: Prepared) -> Prepared:
-    """Give a copy to change, weights shared."""
-    model = ready.model.copy()
-    infer_types(model)
-    return replace(ready, model=model, plan=decide(model, ready.plan.recipe, with_data=True))
-
-
-def rounding_pays(ready: Prepared, baseline: ModelSource, samples: Samples) -> bool:
-    """Tell whether codes chosen on one half of the samples serve the other half better than rounding to nearest.
-
-    Every layer has passed that test on its own by then; whether it carries to the outputs shows only the whole model.
-    """
-    halves = _halves(samples)
-    if halves is None:
-        return True
-    spare = duplicate(ready)
-    layers = layers_to_measure(spare.plan)
-    if not layers.values:
-        return True
-    measured = measure(spare, layers, halves[0], None, Silent())
-    qparams = choose_qparams(spare.plan, measured)
-    weights = Weights(spare.plan, qparams, measured, layers)
-    encoded = rewrite(spare.model, spare.plan, qparams, weights).serialize()
-    chosen = compare(baseline, encoded, halves[1], latency=False).worst_sqnr
-    return chosen > _trial(ready, baseline, *halves)
-
-
-def _halves(samples: Samples) -> tuple[Samples, Samples] | None:
-    """Split the first samples into two sets, in turn; None where there are too few."""
-    few = list(samples.limit(TRIAL_SAMPLES))
-    if len(few) < 2:
-        return None
-    return wrap_samples(few[0::2], samples.inputs), wrap_samples(few[1::2], samples.inputs)
-
-
-def _trial(ready: Prepared, baseline: ModelSource, fitting: Samples, held_out: Samples) -> float:
-    """Give the SQNR of the worst output in dB on held-out samples, weights rounded to nearest."""
-    spare = duplicate(ready)
-    qparams = choose_qparams(spare.plan, calibrate(spare.model, spare.plan.calibrated(), fitting))
-    encoded = rewrite(spare.model, spare.plan, qparams).serialize()
-    return compare(baseline, encoded, held_out, latency=False).worst_sqnr
 
 
 def layers_to_measure(plan: Plan) -> MeasuredLayers:

@@ -21,6 +21,7 @@ ORDER = [
     "layerwise",
     "report",
     "steps",
+    "trials",
     "large",
     "pipeline",
     "inspect",

@@ -1,0 +1,173 @@
+"""Trials: variants of a quantized model, judged on samples that chose nothing about them.
+
+What statistics promise layer by layer is checked here on the whole model before it is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from onnxq.difference import Difference
+from onnxq.errors import DataError, ModelError
+from onnxq.ir import Model, commit
+from onnxq.ir.types import infer_types
+from onnxq.observer import Observer, Silent
+from onnxq.quant.calibrate import calibrate
+from onnxq.quant.equalize import Rescaling, channel_axes, channel_kinds, equalize
+from onnxq.quant.plan import Choices, make_plan
+from onnxq.quant.rewrite import rewrite
+from onnxq.quant.samples import Samples, wrap_samples
+from onnxq.quant.session import ModelSource, SessionError, open_session, run_session
+from onnxq.quant.smooth import smooth
+from onnxq.quant.weights import Weights
+from onnxq.steps import Prepared, choose_qparams, layers_to_measure, measure
+
+FOLDED = "rescaled the channels of {} tensors, folded into their neighbours"
+DIVIDED = "rescaled the channels of {} tensors by a Mul in front of their readers"
+TRIAL_SAMPLES = 24
+LEAST_GAIN = 0.2  # dB; less is within what other samples would show
+KEPT_BYTES = 256 << 20  # of float outputs
+Rescale = Callable[..., Rescaling]
+
+
+class Judge:
+    """Measures how far quantized models are from the float one, whose outputs are computed once.
+
+    Args:
+        baseline: The float model.
+        samples: What to run; fewer where their outputs are large.
+
+    """
+
+    def __init__(self, baseline: ModelSource, samples: Samples) -> None:
+        self._expected: list[tuple[Any, list[Any]]] = []
+        kept = 0
+        try:
+            session = open_session(baseline)
+            for sample in samples:
+                outputs = run_session(session, None, sample)
+                self._expected.append((sample, outputs))
+                kept += sum(output.nbytes for output in outputs if isinstance(output, np.ndarray))
+                if kept > KEPT_BYTES:
+                    break
+        except SessionError as error:
+            raise ModelError(
+                f"onnxruntime cannot run the float model: {error}", "Check the float model first."
+            ) from error
+        if not self._expected:
+            raise DataError("there are no samples to judge a model on", "Give at least one.")
+
+    def noise(self, model: Model) -> np.ndarray:
+        """Give the squared error of every output by its squared size, float64; infinite where a model does not run."""
+        differences = [Difference() for _ in self._expected[0][1]]
+        try:
+            session = open_session(model.serialize())
+            for sample, outputs in self._expected:
+                for difference, expected, got in zip(
+                    differences, outputs, run_session(session, None, sample), strict=True
+                ):
+                    difference.add(expected, got)
+        except SessionError:
+            return np.full(len(differences), np.inf)
+        return np.array([10 ** (-difference.sqnr / 10) for difference in differences])
+
+    def sqnr(self, model: Model) -> float:
+        """Give the signal-to-quantization-noise ratio of the worst output in dB."""
+        worst = float(self.noise(model).max(initial=0.0))
+        return float("inf") if worst == 0 else -10 * float(np.log10(worst))
+
+
+def duplicate(ready: Prepared, choices: Choices | None = None, *, costs_count: bool = True) -> Prepared:
+    """Give a copy to change, weights shared, planned with other choices where there are any."""
+    model = ready.model.copy()
+    infer_types(model)
+    return replace(ready, model=model, plan=_planned(ready, model, choices, costs_count=costs_count))
+
+
+def _planned(ready: Prepared, model: Model, choices: Choices | None = None, *, costs_count: bool = True) -> Any:
+    chosen = ready.plan.choices if choices is None else choices
+    return make_plan(model, ready.plan.recipe, with_data=True, choices=chosen, costs_count=costs_count)
+
+
+def rescale(ready: Prepared, baseline: ModelSource, samples: Samples, watch: Observer) -> Prepared:
+    """Divide channels of outliers where that leaves the float function as it is, if the samples show that it pays.
+
+    Every way is tried on one half of the samples, with weights rounded to nearest, and judged on the other half.
+    Channels that are stretched to fill the range clip first where other samples go further, which only samples that
+    chose nothing can show.
+    """
+    split = halves(samples)
+    if split is None:
+        return ready
+    fitting, judge = split[0], None
+    best, chosen = 0.0, None
+    for methods in ((equalize,), (equalize, smooth), (smooth,)):  # the cheapest first: what comes later has to gain
+        changed = _rescaled(duplicate(ready), methods, fitting, watch)
+        if changed.notes == ready.notes:
+            continue
+        if judge is None:
+            judge = Judge(baseline, split[1])
+            best = judge.sqnr(_nearest(duplicate(ready), fitting))
+        reached = judge.sqnr(_nearest(changed, fitting))
+        if reached > best + LEAST_GAIN:
+            best, chosen = reached, methods
+    return ready if chosen is None else _rescaled(ready, chosen, samples, watch)
+
+
+def _rescaled(ready: Prepared, methods: Sequence[Rescale], samples: Samples, watch: Observer) -> Prepared:
+    static = [d for d in ready.plan.decisions if d.scheme == "static-int8" and d.settings and d.settings.smoothing]
+    nodes = [decision.node for decision in static]
+    axes = channel_axes(nodes)
+    values = [value for node in nodes if (value := node.inputs[0]) is not None and value.name in axes]
+    if not values:
+        return ready
+    measured = calibrate(ready.model, values, samples, progress=watch.progress, kinds=partial(channel_kinds, axes))
+    notes = list(ready.notes)
+    for method in methods:
+        made = method(nodes, measured)
+        commit(made.patches)
+        made.update(measured)
+        count = sum(len(change.divisors) for change in made.changes)
+        notes += [(FOLDED if method is equalize else DIVIDED).format(count)] if count else []
+    infer_types(ready.model)
+    return replace(ready, plan=_planned(ready, ready.model), notes=tuple(notes))
+
+
+def rounding_pays(ready: Prepared, baseline: ModelSource, samples: Samples) -> bool:
+    """Tell whether codes chosen on one half of the samples serve the other half better than rounding to nearest.
+
+    Every layer has passed that test on its own by then; whether it carries to the outputs shows only the whole model.
+    """
+    split = halves(samples)
+    if split is None:
+        return True
+    spare = duplicate(ready)
+    layers = layers_to_measure(spare.plan)
+    if not layers.values:
+        return True
+    measured = measure(spare, layers, split[0], None, Silent())
+    qparams = choose_qparams(spare.plan, measured)
+    weights = Weights(spare.plan, qparams, measured, layers)
+    judge = Judge(baseline, split[1])
+    chosen = judge.sqnr(rewrite(spare.model, spare.plan, qparams, weights))
+    nearest = duplicate(ready)
+    return chosen > judge.sqnr(rewrite(nearest.model, nearest.plan, choose_qparams(nearest.plan, measured)))
+
+
+def halves(samples: Samples) -> tuple[Samples, Samples] | None:
+    """Split the first samples into two sets, in turn; None where there are too few."""
+    few = list(samples.limit(TRIAL_SAMPLES))
+    if len(few) < 2:
+        return None
+    return wrap_samples(few[0::2], samples.inputs), wrap_samples(few[1::2], samples.inputs)
+
+
+def _nearest(ready: Prepared, fitting: Samples) -> Model:
+    """Quantize with ranges from a few samples and weights rounded to nearest."""
+    qparams = choose_qparams(ready.plan, calibrate(ready.model, ready.plan.calibrated(), fitting))
+    return rewrite(ready.model, ready.plan, qparams)
