@@ -36,7 +36,7 @@ VARIABLES = {
     INHERITED: "inherited",
     CLIPPED: "clipped",
 }
-WIDTH, NARROW = 7.4, 4.6  # inches of 72 units
+WIDTH, NARROW = 8.2, 4.6  # inches of 72 units
 MOST_NAMES = 16  # along an axis
 STYLE: Any = {
     "svg.fonttype": "none",
@@ -69,20 +69,20 @@ STYLE: Any = {
 
 def error_chart(layers: Sequence[LayerComparison]) -> str | None:
     """Draw the error of every layer in graph order, in dB; None where no layer has any."""
-    lines = (
-        ("total", TOTAL, "-", [layer.sqnr for layer in layers]),
-        ("own", OWN, "--", [layer.own for layer in layers]),
-        ("inherited", INHERITED, ":", [layer.inherited for layer in layers]),
+    # Most layers add nothing of their own: those that do are dots, which need no neighbour to show
+    lines: tuple[tuple[str, dict[str, Any], list[float]], ...] = (
+        ("total", {"color": TOTAL, "linewidth": 1.8}, [layer.sqnr for layer in layers]),
+        ("inherited", {"color": INHERITED, "linewidth": 1.4, "linestyle": ":"}, [layer.inherited for layer in layers]),
+        ("own", {"color": OWN, "linestyle": "none", "marker": "o", "markersize": 4}, [layer.own for layer in layers]),
     )
     if not any(math.isfinite(value) for *_, values in lines for value in values):
         return None
     with _figure(WIDTH, 3.4 if len(layers) > MOST_NAMES else 4.0) as figure:
         axes = figure.subplots()
         places = np.arange(1, len(layers) + 1)
-        marker = "o" if len(layers) <= 60 else None
-        for label, colour, style, values in lines:
+        for label, style, values in lines:
             known = [value if math.isfinite(value) else math.nan for value in values]
-            axes.plot(places, known, style, color=colour, label=label, marker=marker, markersize=3.2, linewidth=1.6)
+            axes.plot(places, known, label=label, **style)
         axes.set_ylabel("SQNR (dB), higher is better")
         axes.margins(x=0.02)
         if len(layers) <= MOST_NAMES:

@@ -72,6 +72,7 @@ def html(report: Report) -> str:
         change=None if report.output_bytes is None else size_change(report.source_bytes, report.output_bytes),
         versions=_versions(),
         float_name=FLOAT,
+        infinity=math.inf,
     )
 
 
