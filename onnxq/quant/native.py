@@ -79,6 +79,9 @@ def load_native(
     if weights:
         # Packed weights would be copies, too. Where only the second call below is made, all of them are.
         options.add_session_config_entry("session.disable_prepacking", "1")
+        # Many such sessions stand open: none is to keep what it used last, or to have threads that wait busily.
+        options.enable_cpu_mem_arena = False
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", "/")
         for name, array in weights.items():
             options.add_initializer(name, array)
