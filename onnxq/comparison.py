@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from onnxq.errors import CheckFailed
@@ -84,6 +85,27 @@ class LayerComparison:
 
 
 @dataclass(frozen=True)
+class MetricComparison:
+    """What a metric of the user's own says about both models; more is better.
+
+    Attributes:
+        name: Where the function is, as the user named it.
+        float_value: Of the float model.
+        quantized_value: Of the quantized model.
+
+    """
+
+    name: str
+    float_value: float
+    quantized_value: float
+
+    @property
+    def drop(self) -> float:
+        """How far the metric fell; negative where it rose."""
+        return self.float_value - self.quantized_value
+
+
+@dataclass(frozen=True)
 class Comparison:
     """What `compare` found.
 
@@ -93,6 +115,7 @@ class Comparison:
         latency: None where it was not asked for.
         layers: One for each tensor that both models hold, in graph order; empty where nobody asked.
         no_layers: Why there are none, where somebody asked.
+        metric: None where nobody asked.
 
     """
 
@@ -101,6 +124,7 @@ class Comparison:
     latency: Latency | None = None
     layers: tuple[LayerComparison, ...] = ()
     no_layers: str | None = None
+    metric: MetricComparison | None = None
 
     def worst_layers(self, most: int) -> list[LayerComparison]:
         """The layers that add most to the error by themselves, without those that add nothing."""
@@ -113,34 +137,79 @@ class Comparison:
         return min((output.sqnr for output in self.outputs), default=math.inf)
 
     def missed(
-        self, *, min_sqnr: float | None = None, max_abs: float | None = None, min_agreement: float | None = None
+        self,
+        *,
+        min_sqnr: float | None = None,
+        max_abs: float | None = None,
+        min_agreement: float | None = None,
+        min_cosine: float | None = None,
+        max_drop: float | None = None,
     ) -> list[str]:
-        """Say for every threshold which outputs miss it and by how much; an empty list where all is well.
+        """Say for every threshold what misses it and by how much; an empty list where all is well.
 
         Args:
             min_sqnr: Least signal-to-quantization-noise ratio in dB.
             max_abs: Largest absolute difference allowed.
             min_agreement: Least percentage of equal decisions.
+            min_cosine: Least cosine; outputs of text have none.
+            max_drop: How far the metric may fall, in its own unit.
 
         Raises:
-            CheckFailed: `min_agreement` is given and no output has decisions to compare.
+            CheckFailed: `min_agreement` is given and no output has decisions to compare, or `max_drop` and no metric
+                was measured.
 
         """
-        found = []
-        for output in self.outputs:
-            if min_sqnr is not None and output.sqnr < min_sqnr:
-                by = min_sqnr - output.sqnr
-                found.append(
-                    f"'{output.name}' has {output.sqnr:.2f} dB, {by:.2f} dB below the {min_sqnr:g} dB asked for"
-                )
-            if max_abs is not None and output.max_abs > max_abs:
-                by = output.max_abs - max_abs
-                found.append(f"'{output.name}' is off by up to {output.max_abs:.4g}, {by:.4g} above {max_abs:g}")
-            if min_agreement is not None and output.agreement is not None and output.agreement < min_agreement:
-                by = min_agreement - output.agreement
-                found.append(
-                    f"'{output.name}' agrees in {output.agreement:.2f} %, {by:.2f} points below {min_agreement:g} %"
-                )
+        limits = {"min_sqnr": min_sqnr, "max_abs": max_abs, "min_agreement": min_agreement, "min_cosine": min_cosine}
+        found = [
+            f"output '{output.name}' {sentence}"
+            for output in self.outputs
+            for name, limit in limits.items()
+            if limit is not None and (sentence := _MISSED[name](output, limit))
+        ]
         if min_agreement is not None and all(output.agreement is None for output in self.outputs):
             raise CheckFailed("no output has classes whose agreement could be measured", "Use --min-sqnr instead.")
+        if max_drop is not None:
+            if self.metric is None:
+                raise CheckFailed("no metric was measured that could have dropped", "Name one with --metric.")
+            if self.metric.drop > max_drop:
+                by = self.metric.drop - max_drop
+                found.append(f"{self.metric.name} fell by {self.metric.drop:.4g}, {by:.4g} more than {max_drop:g}")
         return found
+
+
+def _sqnr_missed(output: OutputComparison, limit: float) -> str:
+    if output.sqnr >= limit:
+        return ""
+    return f"has {output.sqnr:.2f} dB, {limit - output.sqnr:.2f} dB below the {limit:g} dB asked for"
+
+
+def _max_abs_missed(output: OutputComparison, limit: float) -> str:
+    if output.max_abs <= limit:
+        return ""
+    return f"is off by up to {output.max_abs:.4g}, {output.max_abs - limit:.4g} above {limit:g}"
+
+
+def _agreement_missed(output: OutputComparison, limit: float) -> str:
+    if output.agreement is None or output.agreement >= limit:
+        return ""
+    return f"agrees in {output.agreement:.2f} %, {limit - output.agreement:.2f} points below {limit:g} %"
+
+
+def _cosine_missed(output: OutputComparison, limit: float) -> str:
+    if output.equal or output.dtype == "string":
+        return ""
+    if output.max_abs == math.inf:
+        return f"has no cosine, where {limit:g} is asked for: only one of the models gives NaN or infinity"
+    if output.cosine is None:
+        return f"has no cosine, where {limit:g} is asked for: one of the models gives nothing but zeros"
+    if output.cosine >= limit:
+        return ""
+    return f"has a cosine of {output.cosine:.6f}, {limit - output.cosine:.3g} below {limit:g}"
+
+
+_MISSED: dict[str, Callable[[OutputComparison, float], str]] = {
+    "min_sqnr": _sqnr_missed,
+    "max_abs": _max_abs_missed,
+    "min_agreement": _agreement_missed,
+    "min_cosine": _cosine_missed,
+}

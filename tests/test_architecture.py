@@ -17,6 +17,7 @@ ORDER = [
     "evaluator",
     "difference",
     "comparison",
+    "metric",
     "verify",
     "layerwise",
     "report",

@@ -81,6 +81,7 @@ def test_json(report: Report) -> None:
             ],
             "layers": [],
             "no_layers": None,
+            "metric": None,
         },
         "seconds": {"load": 0.5},
         "nodes": [

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxq.comparison import Comparison, OutputComparison
+from onnxq.comparison import Comparison, MetricComparison, OutputComparison
 from onnxq.difference import Difference
 from onnxq.errors import CheckFailed, DataError, InvalidResult, ModelError
 from onnxq.verify import check_wellformed, compare, run_alone
@@ -248,13 +248,45 @@ def test_thresholds() -> None:
     assert comparison.missed() == []
     assert comparison.missed(min_sqnr=10.0, max_abs=0.5, min_agreement=80.0) == []
     assert comparison.missed(min_sqnr=31.5) == [
-        "'a' has 10.00 dB, 21.50 dB below the 31.5 dB asked for",
-        "'b' has 30.00 dB, 1.50 dB below the 31.5 dB asked for",
+        "output 'a' has 10.00 dB, 21.50 dB below the 31.5 dB asked for",
+        "output 'b' has 30.00 dB, 1.50 dB below the 31.5 dB asked for",
     ]
-    assert comparison.missed(max_abs=0.2) == ["'a' is off by up to 0.5, 0.3 above 0.2"]
-    assert comparison.missed(min_agreement=99) == ["'a' agrees in 80.00 %, 19.00 points below 99 %"]
+    assert comparison.missed(max_abs=0.2) == ["output 'a' is off by up to 0.5, 0.3 above 0.2"]
+    assert comparison.missed(min_agreement=99) == ["output 'a' agrees in 80.00 %, 19.00 points below 99 %"]
+    assert comparison.missed(min_cosine=0.9) == []
+    assert comparison.missed(min_cosine=0.95) == ["output 'a' has a cosine of 0.900000, 0.05 below 0.95"]
+    assert len(comparison.missed(min_sqnr=20, max_abs=0.2, min_agreement=99, min_cosine=0.995)) == 5
     with pytest.raises(CheckFailed, match="no output has classes"):
         Comparison((better,), 1).missed(min_agreement=99)
+
+
+@pytest.mark.parametrize(
+    ("output", "sentence"),
+    [
+        (OutputComparison("y", "float32", 4, False, -math.inf, math.inf, 0.99, None), "gives NaN or infinity"),
+        (OutputComparison("y", "float32", 4, False, -math.inf, 3.0, None, None), "gives nothing but zeros"),
+    ],
+)
+def test_an_output_without_cosine_misses_any(output: OutputComparison, sentence: str) -> None:
+    (missed,) = Comparison((output,), 1).missed(min_cosine=-1)
+    assert sentence in missed
+
+
+def test_equal_outputs_and_text_have_no_cosine_to_miss() -> None:
+    equal = OutputComparison("y", "float32", 4, True, math.inf, 0.0, None, None)
+    text = OutputComparison("t", "string", 4, False, -math.inf, 0.0, None, 50.0)
+    assert Comparison((equal, text), 1).missed(min_cosine=1) == []
+
+
+def test_a_metric_may_fall_so_far() -> None:
+    comparison = Comparison((), 1, metric=MetricComparison("m:accuracy", 0.95, 0.9))
+    assert comparison.missed(max_drop=0.06) == []
+    assert comparison.missed(max_drop=0.01) == ["m:accuracy fell by 0.05, 0.04 more than 0.01"]
+    risen = Comparison((), 1, metric=MetricComparison("m:accuracy", 0.9, 0.95))
+    assert risen.missed(max_drop=0) == []
+    assert risen.missed(max_drop=-0.1) == ["m:accuracy fell by -0.05, 0.05 more than -0.1"]
+    with pytest.raises(CheckFailed, match="no metric was measured"):
+        Comparison((), 1).missed(max_drop=1)
 
 
 def test_the_checker(tmp_path: Path) -> None:

@@ -73,6 +73,19 @@ MinSqnr = Annotated[
         show_default=False,
     ),
 ]
+MetricName = Annotated[
+    str | None,
+    typer.Option(
+        "--metric",
+        metavar="MODULE:FUNCTION",
+        help="A Python function that says how good a model is: it gets all outputs and the labels of the data.",
+        show_default=False,
+    ),
+]
+MaxDrop = Annotated[
+    float | None,
+    typer.Option("--max-drop", metavar="X", help="How far the metric may fall.", show_default=False),
+]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace files that exist already.")]
 OutputFormat = Annotated[Format, typer.Option("--format", help="How to write the result to stdout.")]
 Config = Annotated[

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from onnxq.comparison import Comparison
+from onnxq.comparison import Comparison, MetricComparison
 from onnxq.inspect import Inspection
 from onnxq.report import Report
 from onnxq.words import FLOAT, decibels, milliseconds, printable, size, size_change
@@ -98,6 +98,13 @@ def latency_table(comparison: Comparison) -> Iterator[RenderableType]:
     """Lay out both latencies alone."""
     if comparison.latency is not None:
         yield columns(("", "float", "quantized", ""), [_latency_row(comparison)], right=(1, 2))
+
+
+def metric_table(metric: MetricComparison) -> RenderableType:
+    """Lay out what a metric says about both models."""
+    change = "the same" if not metric.drop else f"{abs(metric.drop):.4g} {'less' if metric.drop > 0 else 'more'}"
+    row = (metric.name, f"{metric.float_value:.6g}", f"{metric.quantized_value:.6g}", change)
+    return columns(("metric", "float", "quantized", ""), [row], right=(1, 2))
 
 
 def node_tables(report: Report) -> Iterator[RenderableType]:

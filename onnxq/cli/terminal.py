@@ -24,6 +24,7 @@ STEPS = {
     "round": "rounding weights",
     "rewrite": "rewriting",
     "verify": "comparing with the float model",
+    "metric": "measuring the metric",
     "layers": "comparing layers",
     "save": "writing",
     "run": "running",

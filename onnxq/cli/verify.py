@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onnxq.cli.options import Config, Data, Format, OutputFormat, SampleLimit
+from onnxq.cli.options import Config, Data, Format, MaxDrop, MetricName, OutputFormat, SampleLimit
 
 if TYPE_CHECKING:
-    from onnxq.comparison import Comparison
     from onnxq.ir import Model as IrModel
     from onnxq.quant.samples import Samples
 
@@ -55,6 +54,17 @@ MinAgreement = Annotated[
         show_default=False,
     ),
 ]
+MinCosine = Annotated[
+    float | None,
+    typer.Option(
+        "--min-cosine",
+        metavar="C",
+        min=-1,
+        max=1,
+        help="Least cosine of the angle between every output and the float one.",
+        show_default=False,
+    ),
+]
 Layers = Annotated[
     bool | None,
     typer.Option(
@@ -75,6 +85,9 @@ def verify(
     min_sqnr: MinSqnr = None,
     max_abs: MaxAbs = None,
     min_agreement: MinAgreement = None,
+    min_cosine: MinCosine = None,
+    metric: MetricName = None,
+    max_drop: MaxDrop = None,
     layers: Layers = None,
     output_format: OutputFormat = Format.TEXT,
     project: OfProject = False,
@@ -90,27 +103,25 @@ def verify(
 
     Exit code 1 if a model fails or a threshold is missed.
     """
+    from onnxq.cli.against import check_options, verify_against
     from onnxq.cli.project import verify_project
 
     if project or not models:
         verify_project(context, config, models, output_format)
         return
     model = single(context, models)
-    from onnxq.errors import CheckFailed, RecipeError
-
-    asked = {"--min-sqnr": min_sqnr, "--max-abs": max_abs, "--min-agreement": min_agreement, "--layers": layers}
+    limits = {
+        "min_sqnr": min_sqnr,
+        "max_abs": max_abs,
+        "min_agreement": min_agreement,
+        "min_cosine": min_cosine,
+        "max_drop": max_drop,
+    }
+    check_options({**limits, "metric": metric, "layers": layers}, against, data)
     if against is None:
-        for option, value in asked.items():
-            if value is not None:
-                raise RecipeError(f"{option} needs a float model to compare with", "Add --against FLOAT.")
         _write_sound(model, *_check_alone(model, data, samples), output_format)
-        return
-    comparison, description = _compare(model, against, data, samples, with_layers=layers is not False)
-    missed = comparison.missed(min_sqnr=min_sqnr, max_abs=max_abs, min_agreement=min_agreement)
-    _write(model, against, comparison, description, missed, output_format, every_layer=bool(layers))
-    if missed:
-        more = f", and {len(missed) - 1} more" if len(missed) > 1 else ""
-        raise CheckFailed(f"{model}: output {missed[0]}{more}", "")
+    else:
+        verify_against(model, against, data, samples, limits, metric, layers, output_format)
 
 
 def single(context: typer.Context, models: list[Path]) -> Path:
@@ -133,42 +144,14 @@ def _check_alone(path: Path, data: list[str], limit: int | None) -> tuple[int, s
     with TerminalObserver() as observer:
         observer.step("load")
         model = load(path)
-        _check_form(path)
-        samples = _samples(model, data, limit)
+        check_form(path)
+        samples = choose_samples(model, data, limit)
         observer.step("run")
         return run_alone(path, samples, progress=observer.progress, blame=CheckFailed), samples.description
 
 
-def _compare(
-    path: Path, against: Path, data: list[str], limit: int | None, *, with_layers: bool
-) -> tuple[Comparison, str]:
-    from onnxq import layerwise
-    from onnxq.cli.terminal import TerminalObserver, note
-    from onnxq.errors import CheckFailed
-    from onnxq.ir import load
-    from onnxq.ir.passes import normalise
-    from onnxq.verify import compare
-
-    with TerminalObserver() as observer:
-        observer.step("load")
-        quantized, baseline = load(path), load(against)
-        _check_form(path)
-        made_from = quantized.metadata.get("onnxq_source_sha256")
-        if made_from is not None and made_from != baseline.sha256:
-            note(f"{path} says that it was made from another file than {against}")
-        samples = _samples(baseline, data, limit)
-        listed = normalise(baseline, needs=("drop_initializer_inputs",))  # or onnxruntime would not fold constants
-        source = baseline.serialize() if listed else against
-        observer.step("verify")
-        comparison = compare(source, path, samples, progress=observer.progress, blame=CheckFailed)
-        if with_layers:
-            observer.step("layers")
-            normalise(baseline)
-            comparison = layerwise.with_layers(comparison, baseline, quantized, samples)
-        return comparison, samples.description
-
-
-def _check_form(path: Path) -> None:
+def check_form(path: Path) -> None:
+    """Refuse a file that the ONNX checker objects to."""
     from onnxq.errors import CheckFailed
     from onnxq.verify import check_wellformed
 
@@ -177,7 +160,7 @@ def _check_form(path: Path) -> None:
         raise CheckFailed(f"{path} is no valid ONNX model: {objection}", "Export or quantize it again.")
 
 
-def _samples(model: IrModel, data: list[str], limit: int | None) -> Samples:
+def choose_samples(model: IrModel, data: list[str], limit: int | None) -> Samples:
     """Open the data, or make up random samples where there are none."""
     from onnxq import steps
     from onnxq.ir import infer_types
@@ -186,30 +169,6 @@ def _samples(model: IrModel, data: list[str], limit: int | None) -> Samples:
     infer_types(model)
     given = steps.open_data(model, data, None, limit)
     return given if given is not None else random_samples(input_specs(model), RANDOM_SAMPLES)
-
-
-def _write(
-    model: Path,
-    against: Path,
-    comparison: Comparison,
-    description: str,
-    missed: list[str],
-    output_format: Format,
-    *,
-    every_layer: bool,
-) -> None:
-    from onnxq.cli.layer_tables import layer_tables
-    from onnxq.cli.tables import comparison_tables, latency_table
-    from onnxq.cli.terminal import show
-    from onnxq.report import SCHEMA, comparison_dict, to_json
-
-    if output_format is Format.JSON:
-        result = {"model": str(model), "against": str(against), "passed": not missed, "missed": missed}
-        sys.stdout.write(to_json({"schema": SCHEMA, **result, "comparison": comparison_dict(comparison, description)}))
-        return
-    show(*comparison_tables(comparison, description), "", *latency_table(comparison))
-    if comparison.layers or comparison.no_layers:
-        show("", *layer_tables(comparison, every=every_layer))
 
 
 def _write_sound(model: Path, count: int, description: str, output_format: Format) -> None:

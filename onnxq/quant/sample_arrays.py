@@ -22,7 +22,7 @@ from typing import IO, Any
 import numpy as np
 
 from onnxq.errors import DataError
-from onnxq.quant.sample_checks import InputSpec, check_names, check_shape
+from onnxq.quant.sample_checks import InputSpec, check_names, check_shape, is_label
 
 UNREADABLE = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError)
 
@@ -36,6 +36,8 @@ class Source:
         read: Starts over and gives raw samples one by one.
         count: How many there are; None while unknown.
         dropped: Rows left over by cutting fixed batches.
+        rows: Rows of the file's arrays that make one sample.
+        read_labels: Gives the arrays of a file that are no inputs; where it is None, they come with the samples.
 
     """
 
@@ -43,6 +45,8 @@ class Source:
     read: Callable[[], Iterator[Mapping[str, Any]]]
     count: int | None = None
     dropped: int = 0
+    rows: int = 1
+    read_labels: Callable[[], Mapping[str, np.ndarray]] | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,12 @@ def make_cut(shape: tuple[int, ...], spec: InputSpec, where: str) -> Cut:
     return Cut(shape[0] // step, step, dropped=shape[0] % step)
 
 
-def _arrange(columns: Mapping[str, Column], inputs: Sequence[InputSpec], label: str) -> Source:
+def _arrange(
+    columns: Mapping[str, Column],
+    inputs: Sequence[InputSpec],
+    label: str,
+    read_labels: Callable[[], Mapping[str, np.ndarray]],
+) -> Source:
     """Make one source of arrays that belong together.
 
     Raises:
@@ -125,7 +134,8 @@ def _arrange(columns: Mapping[str, Column], inputs: Sequence[InputSpec], label: 
                 yield {n: b[0] if c.stack else b for (n, c), b in zip(cuts.items(), blocks, strict=True)}
 
     dropped = max((cut.dropped for cut in cuts.values()), default=0)
-    return Source(label, read, next(iter(counts.values()), 0), dropped)
+    rows = max((cut.step for cut in cuts.values() if not cut.stack), default=1)
+    return Source(label, read, next(iter(counts.values()), 0), dropped, max(rows, 1), read_labels)
 
 
 def unreadable(label: str, error: BaseException) -> DataError:
@@ -148,7 +158,15 @@ def read_npz(path: Path, inputs: Sequence[InputSpec]) -> Source:
             columns = {name: _member(path, archive, members[name]) for name in names}
     except UNREADABLE as error:
         raise unreadable(str(path), error) from error
-    return _arrange(columns, inputs, path.name)
+
+    def read_labels() -> Mapping[str, np.ndarray]:
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                return {name: file[name] for name in members if is_label(name, inputs)}
+        except UNREADABLE as error:
+            raise unreadable(str(path), error) from error
+
+    return _arrange(columns, inputs, path.name, read_labels)
 
 
 def _member(path: Path, archive: zipfile.ZipFile, member: str) -> Column:
@@ -209,4 +227,10 @@ def read_npy(paths: Mapping[str, Path], inputs: Sequence[InputSpec], label: str)
 
         return Column(shape, dtype, blocks)
 
-    return _arrange({name: column(path) for name, path in paths.items()}, inputs, label)
+    def read_labels() -> Mapping[str, np.ndarray]:
+        try:
+            return {name: np.load(p, allow_pickle=False) for name, p in paths.items() if is_label(name, inputs)}
+        except UNREADABLE as error:
+            raise unreadable(label, error) from error
+
+    return _arrange({name: column(path) for name, path in paths.items()}, inputs, label, read_labels)

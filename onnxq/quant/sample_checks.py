@@ -63,7 +63,7 @@ def check_names(names: Iterable[str], inputs: Sequence[InputSpec], where: str) -
 
     """
     wanted = [spec.name for spec in inputs]
-    given = [name for name in names if not name.startswith("_") or name in wanted]
+    given = [name for name in names if not is_label(name, inputs)]
     for name in given:
         if name not in wanted:
             near = difflib.get_close_matches(name, wanted, 1)
@@ -79,6 +79,11 @@ def check_names(names: Iterable[str], inputs: Sequence[InputSpec], where: str) -
                 f"Every sample needs {_listing(wanted)}; this one has {_listing(given) if given else 'none'}.",
             )
     return given
+
+
+def is_label(name: str, inputs: Sequence[InputSpec]) -> bool:
+    """Whether an array says something about the samples that no input of the model takes."""
+    return name.startswith("_") and all(spec.name != name for spec in inputs)
 
 
 def check_shape(shape: tuple[int, ...], spec: InputSpec, where: str) -> None:

@@ -6,9 +6,6 @@ samples are described in `onnxq.quant.sample_arrays`.
 
 from __future__ import annotations
 
-import importlib
-import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from onnxq.errors import DataError
+from onnxq.quant.imports import CALLABLE, import_named
 from onnxq.quant.sample_arrays import Source, read_npy, read_npz
 from onnxq.quant.sample_checks import InputSpec, Sample, conform, input_specs
+from onnxq.quant.sample_labels import Labels, read_labels
 from onnxq.quant.sample_readers import read_folder, read_iterable
 
 __all__ = ["InputSpec", "Sample", "Samples", "input_specs", "open_samples", "random_samples", "wrap_samples"]
 
-CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 # Sizes for dynamic dimensions of random samples: small, and divisible by the 32 that many vision models shrink by
 RANDOM_SIZE, RANDOM_CHANNELS, RANDOM_PIXELS = 16, 3, 64
 
@@ -86,6 +84,21 @@ class Samples(Iterable[Sample]):
                 seen += 1
         if not seen:
             raise _no_samples(self._origin)
+
+    def labels(self) -> Labels:
+        """Give what the data say about the samples: the arrays whose names start with `_`.
+
+        Returns:
+            For each name a list in the order of the data: the whole array of a file as it stands there, and from a
+            Python function the array of each sample. Where an array has a row for each sample (for each row of the
+            model's batches), only the rows of the samples in use are given.
+
+        Raises:
+            DataError: A file cannot be read, or only some of its samples are used and an array in it has another
+                number of rows than there are samples.
+
+        """
+        return read_labels(self._sources, self.inputs, self._most)
 
     def _total(self) -> int | None:
         counts = [source.count for source in self._sources]
@@ -208,28 +221,9 @@ def _open(source: str, inputs: Sequence[InputSpec]) -> list[Source]:
             f"{source} is neither .npz nor .npy nor a folder", "Save the samples with numpy.savez(file, input=array)."
         )
     if CALLABLE.fullmatch(source):
-        given = _import(source)
+        given = import_named(source)
         return list(wrap_samples(given, inputs, source)._sources)
     raise DataError(f"{source} does not exist", "Give an .npz file, a folder, or package.module:function.")
-
-
-def _import(source: str) -> Any:
-    module_name, _, attribute = source.partition(":")
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    try:
-        found = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except Exception as error:  # a user's module may raise anything while it is imported
-        text = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise DataError(
-            f"{source} cannot be imported: {text}", "The module is looked for here and on PYTHONPATH."
-        ) from error
-    finally:
-        if here in sys.path:
-            sys.path.remove(here)
-    return found
 
 
 def _no_samples(origin: str) -> DataError:

@@ -50,6 +50,7 @@ def comparison_dict(comparison: Comparison, samples: str | None) -> dict[str, An
         "outputs": [record_dict(output) for output in comparison.outputs],
         "layers": [record_dict(layer) for layer in comparison.layers],
         "no_layers": comparison.no_layers,
+        "metric": None if comparison.metric is None else asdict(comparison.metric) | {"drop": comparison.metric.drop},
     }
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from onnxq.cli import main
+from onnxq.pipeline import quantize
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 
@@ -42,3 +43,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         shutil.copy(SAMPLES / name, tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def digits_int8(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small model in 8 bit, made once: copy it, never write to it."""
+    output = tmp_path_factory.mktemp("quantized") / "q.onnx"
+    source, data = SAMPLES / "digits_cnn.onnx", SAMPLES / "digits_calibration.npz"
+    quantize(source, output=output, data=[data], sample_limit=8)
+    return output

@@ -1,6 +1,7 @@
 """`verify` shows where the error enters."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,8 @@ STATIC = ("digits_cnn.onnx", "-d", "digits_calibration.npz")
 
 
 @pytest.fixture
-def quantized(cli, folder: Path) -> Path:
-    assert cli("quantize", *STATIC, "--samples", 8, "-o", "q.onnx").code == 0
-    return Path("q.onnx")
+def quantized(digits_int8: Path, folder: Path) -> Path:
+    return Path(shutil.copy(digits_int8, "q.onnx"))
 
 
 def verify(cli, *options: object):
@@ -52,7 +52,3 @@ def test_a_report_file_has_the_layers(cli, folder: Path) -> None:
     assert cli("quantize", *STATIC, "--samples", 8, "-o", "q.onnx", "--report", "r.json").code == 0
     layers = json.loads(Path("r.json").read_text())["comparison"]["layers"]
     assert layers[0]["node"].startswith("Conv")
-    out = json.loads(cli("quantize", *STATIC, "--samples", 8, "-f", "-o", "q.onnx", "--format", "json").out)
-    assert out["comparison"]["layers"] == []
-    assert cli("quantize", *STATIC, "--samples", 8, "-f", "-o", "q.onnx", "--report", "r.md").code == 0
-    assert "## Layers" in Path("r.md").read_text()

@@ -1,0 +1,114 @@
+"""`onnxq verify --against`: both models side by side, and what the thresholds say."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onnxq.cli.options import Format
+
+if TYPE_CHECKING:
+    from onnxq.comparison import Comparison
+
+MOST_MISSED = 5  # sentences on stderr; the rest is counted
+
+
+def check_options(given: Mapping[str, object], against: Path | None, data: list[str]) -> None:
+    """Refuse options that need another one."""
+    from onnxq.errors import RecipeError
+
+    if against is None:
+        for name, value in given.items():
+            if value is not None:
+                option = "--" + name.replace("_", "-")
+                raise RecipeError(f"{option} needs a float model to compare with", "Add --against FLOAT.")
+    if given["max_drop"] is not None and given["metric"] is None:
+        raise RecipeError("--max-drop needs a metric that could drop", "Add --metric package.module:function.")
+    if given["metric"] is not None and not data:
+        raise RecipeError("--metric needs data: random numbers have no right answers", "Add --data.")
+
+
+def verify_against(
+    model: Path,
+    against: Path,
+    data: list[str],
+    limit: int | None,
+    limits: Mapping[str, float | None],
+    metric: str | None,
+    layers: bool | None,
+    output_format: Format,
+) -> None:
+    """Compare two models, show how, and say which thresholds are missed."""
+    from onnxq.errors import CheckFailed
+
+    comparison, description = _compare(model, against, data, limit, metric, with_layers=layers is not False)
+    missed = comparison.missed(**limits)
+    _write(model, against, comparison, description, missed, output_format, every_layer=bool(layers))
+    if missed:
+        more = f"; and {len(missed) - MOST_MISSED} more" if len(missed) > MOST_MISSED else ""
+        raise CheckFailed(f"{model}: {'; '.join(missed[:MOST_MISSED])}{more}", "")
+
+
+def _compare(
+    path: Path, against: Path, data: list[str], limit: int | None, metric: str | None, *, with_layers: bool
+) -> tuple[Comparison, str]:
+    from onnxq import layerwise
+    from onnxq.cli.terminal import TerminalObserver, note
+    from onnxq.cli.verify import check_form, choose_samples
+    from onnxq.errors import CheckFailed
+    from onnxq.ir import load
+    from onnxq.ir.passes import normalise
+    from onnxq.metric import compare_metric, load_metric
+    from onnxq.verify import compare
+
+    function = load_metric(metric) if metric is not None else None
+    with TerminalObserver() as observer:
+        observer.step("load")
+        quantized, baseline = load(path), load(against)
+        check_form(path)
+        made_from = quantized.metadata.get("onnxq_source_sha256")
+        if made_from is not None and made_from != baseline.sha256:
+            note(f"{path} says that it was made from another file than {against}")
+        samples = choose_samples(baseline, data, limit)
+        listed = normalise(baseline, needs=("drop_initializer_inputs",))  # or onnxruntime would not fold constants
+        source = baseline.serialize() if listed else against
+        observer.step("verify")
+        comparison = compare(source, path, samples, progress=observer.progress, blame=CheckFailed)
+        if metric is not None:
+            observer.step("metric")
+            measured = compare_metric(metric, source, path, samples, metric=function, progress=observer.progress)
+            comparison = replace(comparison, metric=measured)
+        if with_layers:
+            observer.step("layers")
+            normalise(baseline)
+            comparison = layerwise.with_layers(comparison, baseline, quantized, samples)
+        return comparison, samples.description
+
+
+def _write(
+    model: Path,
+    against: Path,
+    comparison: Comparison,
+    description: str,
+    missed: list[str],
+    output_format: Format,
+    *,
+    every_layer: bool,
+) -> None:
+    from onnxq.cli.layer_tables import layer_tables
+    from onnxq.cli.tables import comparison_tables, latency_table, metric_table
+    from onnxq.cli.terminal import show
+    from onnxq.report import SCHEMA, comparison_dict, to_json
+
+    if output_format is Format.JSON:
+        result = {"model": str(model), "against": str(against), "passed": not missed, "missed": missed}
+        sys.stdout.write(to_json({"schema": SCHEMA, **result, "comparison": comparison_dict(comparison, description)}))
+        return
+    show(*comparison_tables(comparison, description), "", *latency_table(comparison))
+    if comparison.metric is not None:
+        show("", metric_table(comparison.metric))
+    if comparison.layers or comparison.no_layers:
+        show("", *layer_tables(comparison, every=every_layer))

@@ -1,0 +1,38 @@
+"""What a user names as `package.module:function`."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from onnxq.errors import DataError
+
+CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+def import_named(source: str) -> Any:
+    """Import `package.module:function`; the current folder is searched for the module, too.
+
+    Raises:
+        DataError: The module cannot be imported, or does not have the name.
+
+    """
+    module_name, _, attribute = source.partition(":")
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        found = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # a user's module may raise anything while it is imported
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise DataError(
+            f"{source} cannot be imported: {text}", "The module is looked for here and on PYTHONPATH."
+        ) from error
+    finally:
+        if here in sys.path:
+            sys.path.remove(here)
+    return found
