@@ -11,11 +11,16 @@ from pathlib import Path
 from typing import Literal
 
 import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from onnxq.errors import CheckFailed, OnnxqError
-from onnxq.ir import Model, load
+from onnxq.ir import Model, Value, load
+from onnxq.ir.model import STRIP_ABOVE
+from onnxq.ir.protos import DATA_TYPE, DIMS, GRAPH_INITIALIZER, NAME
+from onnxq.ir.wire import Chunk, bytes_field, integer_field, join
 from onnxq.project.entry import Entry, Project
 from onnxq.project.provenance import INPUTS, changes, external_files, gather, recorded_comparison, was_altered
+from onnxq.wellformed import find_defects
 
 BUILD = "build it with `onnxq quantize`"
 
@@ -112,25 +117,34 @@ def _load(path: Path, if_missing: str) -> tuple[Model | None, list[Finding]]:
         external_files(path, model)
     except OnnxqError as error:
         return None, [Finding(path, "unreadable", _without(path, error.message))]
-    findings = []
-    objection = check_structure(path)
-    if objection:
-        findings.append(Finding(path, "malformed", objection))
+    sentences = [defect.sentence for defect in find_defects(model) if defect.is_error]
+    if not sentences and (objection := check_structure(model)):
+        sentences = [objection]
+    findings = [Finding(path, "malformed", sentence) for sentence in sentences]
     if not findings and was_altered(model):
         findings.append(Finding(path, "altered", f"is not what onnxq wrote; {BUILD} again"))
     return model, findings
 
 
-def check_structure(path: Path) -> str | None:
-    """Ask the ONNX checker about a model file.
+def check_structure(model: Model) -> str | None:
+    """Ask the ONNX checker about a model without its larger weights, which it would only copy.
 
     Returns:
         What it objects to, on one line; None where the model is well formed.
 
     """
+
+    def emptied(value: Value) -> list[Chunk]:
+        tensor = value.tensor
+        assert tensor is not None
+        if tensor.nbytes <= STRIP_ABOVE:
+            return tensor.encode(value.name, number=GRAPH_INITIALIZER)
+        content = integer_field(DIMS, 0) + integer_field(DATA_TYPE, tensor.dtype) + bytes_field(NAME, value.name)
+        return [bytes_field(GRAPH_INITIALIZER, content)]
+
     try:
-        onnx.checker.check_model(str(path))
-    except (onnx.checker.ValidationError, OSError, ValueError, RuntimeError) as error:
+        onnx.checker.check_model(join(model.chunks(emptied, verbatim=False)))
+    except (onnx.checker.ValidationError, DecodeError, ValueError, RuntimeError) as error:
         lines = str(error).strip().splitlines()
         return lines[0] if lines else type(error).__name__
     return None
