@@ -116,7 +116,8 @@ def _load(path: Path, if_missing: str) -> tuple[Model | None, list[Finding]]:
         model = load(path)
         external_files(path, model)
     except OnnxqError as error:
-        return None, [Finding(path, "unreadable", _without(path, error.message))]
+        hint = error.hint[:1].lower() + error.hint[1:].rstrip(".")
+        return None, [Finding(path, "unreadable", "; ".join(filter(None, (_without(path, error.message), hint))))]
     sentences = [defect.sentence for defect in find_defects(model) if defect.is_error]
     if not sentences and (objection := check_structure(model)):
         sentences = [objection]

@@ -1,0 +1,166 @@
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxq.errors import CheckFailed, DataError, ModelError
+from onnxq.project.build import Built, build, measure
+from onnxq.project.check import check
+from onnxq.project.file import load_project
+from onnxq.project.provenance import INPUTS, MEASURED
+from onnxq.version import __version__
+
+FLOAT, QUANTIZED, DATA = Path("models/cnn.onnx"), Path("models/cnn.int8.onnx"), Path("data/calibration.npz")
+
+
+def built(*, force: bool = False) -> list[Built]:
+    return list(build(load_project().entries, force=force))
+
+
+def add(text: str) -> None:
+    Path("onnxq.toml").write_text(Path("onnxq.toml").read_text() + text)
+
+
+def test_the_record_says_what_it_was_made_of(repo: Path) -> None:
+    props = {entry.key: entry.value for entry in onnx.load(QUANTIZED).metadata_props}
+    record = json.loads(props[INPUTS])
+    assert record.pop("content")
+    assert len(record.pop("recipe")) == 64
+    assert record == {
+        "onnxq": __version__,
+        "float": {"model": hashlib.sha256(FLOAT.read_bytes()).hexdigest()},
+        "data": {"data/calibration.npz": hashlib.sha256(DATA.read_bytes()).hexdigest()},
+        "options": {"samples": 8, "exclude": [], "only": [], "external-data": False},
+    }
+    (logits,) = json.loads(props[MEASURED])["outputs"]
+    assert logits["name"] == "logits"
+    assert logits["sqnr"] > 20
+
+
+def test_what_is_up_to_date_is_left_alone(repo: Path) -> None:
+    before = QUANTIZED.stat()
+    assert [(b.state, b.report) for b in built()] == [("up to date", None)]
+    assert QUANTIZED.stat() == before
+
+
+def test_building_again_gives_the_same_bytes(repo: Path) -> None:
+    before = QUANTIZED.read_bytes()
+    (done,) = built(force=True)
+    assert done.state == "built"
+    assert done.report is not None
+    assert done.report.output == QUANTIZED
+    assert QUANTIZED.read_bytes() == before
+
+
+@pytest.mark.parametrize("spoil", ["missing", "damaged", "stale"])
+def test_what_is_not_is_built(repo: Path, spoil: str) -> None:
+    if spoil == "missing":
+        QUANTIZED.unlink()
+    elif spoil == "damaged":
+        QUANTIZED.write_bytes(QUANTIZED.read_bytes()[:5000])
+    else:
+        np.savez(DATA, image=np.load(DATA)["image"][8:])
+    assert check(load_project()).findings
+    assert [b.state for b in built()] == ["built"]
+    assert not check(load_project()).findings
+
+
+def test_the_working_folder_does_not_matter(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(repo / "models")
+    assert [b.state for b in built()] == ["up to date"]
+    before = (repo / QUANTIZED).read_bytes()
+    assert [b.state for b in built(force=True)] == ["built"]
+    assert (repo / QUANTIZED).read_bytes() == before
+
+
+def test_a_repository_that_moved_is_up_to_date(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(repo, tmp_path / "elsewhere")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert [b.state for b in built()] == ["up to date"]
+
+
+def test_one_that_fails_does_not_stop_the_others(repo: Path) -> None:
+    QUANTIZED.unlink()
+    text = Path("onnxq.toml").read_text()
+    Path("onnxq.toml").write_text('[[models]]\nfloat = "gone.onnx"\n' + text + '[[models]]\nfloat = "none.onnx"\n')
+    assert [b.state for b in built()] == ["failed", "built", "failed"]
+    first, _, _ = built()
+    assert isinstance(first.error, ModelError)
+    assert "gone.onnx does not exist" in first.error.message
+
+
+def test_a_threshold_that_is_missed_keeps_the_old_model(repo: Path) -> None:
+    text = Path("onnxq.toml").read_text()
+    before = QUANTIZED.read_bytes()
+    Path("onnxq.toml").write_text(text.replace("min-sqnr = 20.0", "min-sqnr = 90.0"))
+    for force in (False, True):
+        (done,) = built(force=force)
+        assert isinstance(done.error, CheckFailed)
+        assert "below the 90 dB asked for" in done.error.message
+        assert QUANTIZED.read_bytes() == before
+
+
+def test_a_model_that_would_be_too_large_is_not_written(repo: Path) -> None:
+    QUANTIZED.unlink()
+    text = Path("onnxq.toml").read_text()
+    Path("onnxq.toml").write_text(text.replace("100 kB", "50 kB"))
+    (done,) = built()
+    assert isinstance(done.error, CheckFailed)
+    assert "more than the 50,000 allowed" in done.error.message
+    assert not QUANTIZED.exists()
+
+
+def test_the_limit_is_met_to_the_byte(repo: Path) -> None:
+    size = QUANTIZED.stat().st_size
+    text = Path("onnxq.toml").read_text()
+    Path("onnxq.toml").write_text(text.replace('"100 kB"', str(size)))
+    assert [b.state for b in built(force=True)] == ["built"]
+    assert QUANTIZED.stat().st_size == size
+    Path("onnxq.toml").write_text(text.replace('"100 kB"', str(size - 1)))
+    assert [b.state for b in built(force=True)] == ["failed"]
+
+
+def test_thresholds_are_measured_on_other_data_if_there_are_any(repo: Path) -> None:
+    images = np.load(DATA)["image"]
+    np.savez("data/test.npz", image=np.full_like(images[:4], 1000))  # far beyond the calibrated range
+    add('verify-data = ["data/test.npz"]\n')
+    assert [b.state for b in built()] == ["up to date"]  # what it is measured on is no part of it
+    (entry,) = load_project().entries
+    assert measure(entry, QUANTIZED).worst_sqnr < 20
+    (done,) = built(force=True)
+    assert isinstance(done.error, CheckFailed)
+    assert "below the 20 dB asked for" in done.error.message
+
+
+def test_a_model_without_data_is_dynamic(repo: Path) -> None:
+    Path("onnxq.toml").write_text('[[models]]\nfloat = "models/cnn.onnx"\nthresholds = { min-sqnr = 10 }\n')
+    (done,) = built()
+    assert done.state == "built", done.error
+    (entry,) = load_project().entries
+    assert measure(entry, QUANTIZED).samples == 8
+    assert check(load_project()).findings == ()
+
+
+def test_functions_are_found_from_the_project_and_the_path_is_as_before(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    Path("given_samples.py").write_text("import numpy as np\ndef give():\n    return np.load\n")
+    Path("onnxq.toml").write_text('[[models]]\nfloat = "models/cnn.onnx"\ndata = ["given_samples:give"]\n')
+    monkeypatch.chdir(repo / "data")
+    before = list(sys.path)
+    (done,) = built()
+    assert isinstance(done.error, DataError)  # it was imported, and gives no samples
+    assert sys.path == before
+    assert "given_samples" in done.error.message
+
+
+def test_nothing_is_left_in_the_folder(repo: Path) -> None:
+    built(force=True)
+    assert sorted(os.listdir("models")) == ["cnn.int8.onnx", "cnn.onnx"]

@@ -1,0 +1,314 @@
+"""Every finding has a spoiled repository that trips it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from onnxq.errors import CheckFailed
+from onnxq.ir import load, parse
+from onnxq.project.build import build
+from onnxq.project.check import Finding, check, check_structure
+from onnxq.project.file import load_project
+from onnxq.project.provenance import INPUTS, MEASURED
+
+FLOAT, QUANTIZED, DATA = Path("models/cnn.onnx"), Path("models/cnn.int8.onnx"), Path("data/calibration.npz")
+
+
+def found() -> list[tuple[str, str, str]]:
+    return [(str(f.path), f.rule, f.message) for f in check(load_project()).findings]
+
+
+def edit(path: Path, change: Callable[[onnx.ModelProto], None]) -> None:
+    model = onnx.load(path)
+    change(model)
+    path.write_bytes(model.SerializeToString())
+
+
+def add_metadata(key: str, value: str) -> None:
+    """Set an entry; all other bytes stay."""
+    model = parse(QUANTIZED.read_bytes())
+    model.metadata[key] = value
+    QUANTIZED.write_bytes(model.serialize())
+
+
+def metadata(path: Path) -> dict[str, str]:
+    return {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+
+
+def replace_in_project(old: str, new: str) -> None:
+    path = Path("onnxq.toml")
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_nothing_is_wrong_with_what_was_just_built(repo: Path) -> None:
+    result = check(load_project())
+    assert (result.models, result.findings) == (2, ())
+
+
+def test_reading_changes_nothing(repo: Path) -> None:
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in repo.rglob("*.*")}
+    check(load_project())
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in repo.rglob("*.*")} == before
+
+
+def test_touching_a_file_makes_nothing_stale(repo: Path) -> None:
+    for path in (FLOAT, QUANTIZED, DATA):
+        path.touch()
+    Path("onnxq.toml").write_text("# a comment\n" + Path("onnxq.toml").read_text())
+    assert found() == []
+
+
+def test_a_missing_quantized_model(repo: Path) -> None:
+    QUANTIZED.unlink()
+    assert found() == [(str(QUANTIZED), "missing", "does not exist; build it with `onnxq quantize`")]
+
+
+def test_a_missing_float_model(repo: Path) -> None:
+    FLOAT.unlink()
+    assert found() == [(str(FLOAT), "missing", "does not exist; the project file lists it")]
+
+
+def test_another_float_model(repo: Path) -> None:
+    edit(FLOAT, lambda model: setattr(model, "doc_string", "exported again"))
+    assert found() == [
+        (str(QUANTIZED), "stale", "is out of date: models/cnn.onnx has changed since it was built"),
+    ]
+
+
+def test_other_data(repo: Path) -> None:
+    np.savez(DATA, image=np.load(DATA)["image"][::-1])
+    assert found() == [
+        (str(QUANTIZED), "stale", "is out of date: its data data/calibration.npz have changed since it was built")
+    ]
+
+
+def test_missing_data(repo: Path) -> None:
+    DATA.unlink()
+    message = "may be out of date: data/calibration.npz cannot be read (No such file or directory)"
+    assert found() == [(str(QUANTIZED), "stale", message)]
+
+
+CHANGES = {
+    "recipe": ("samples = 8", 'samples = 8\nrecipe = "static-int8"', "its recipe static-int8 is another one than"),
+    "samples": ("samples = 8", "samples = 9", "'samples' was 8 when it was built, and is 9"),
+    "exclude": ("samples = 8", 'samples = 8\nexclude = ["Gemm"]', 'is ["Gemm"]'),
+    "only": ("samples = 8", 'samples = 8\nonly = ["Gemm"]', "'only' was [] when it was built"),
+    "external data": ("samples = 8", "samples = 8\nexternal-data = true", "'external-data' was false"),
+    "no data": ('data = ["data/calibration.npz"]\nsamples = 8', "", "others than it was built with: data/"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_another_way_of_building(repo: Path, name: str) -> None:
+    old, new, expected = CHANGES[name]
+    replace_in_project(old, new)
+    ((path, rule, message),) = found()
+    assert (path, rule) == (str(QUANTIZED), "stale")
+    assert expected in message
+
+
+def test_an_edited_recipe(repo: Path) -> None:
+    recipe = Path("mine.toml")
+    recipe.write_text('scheme = "static-int8"\n')
+    replace_in_project("samples = 8", 'samples = 8\nrecipe = "mine.toml"')
+    (done,) = build(load_project().entries)
+    assert done.state == "built"
+    recipe.write_text('# a comment, and other blanks\nscheme =   "static-int8"\r\n')
+    assert found() == []
+    recipe.write_text('scheme = "static-int8"\nranges = "mse"\n')
+    assert [rule for _, rule, _ in found()] == ["stale"]
+    recipe.write_text("scheme = 3\n")
+    assert "may be out of date: recipe mine.toml: 'scheme' cannot be 3" in found()[0][2]
+
+
+def test_a_function_that_gives_data(repo: Path) -> None:
+    source = "import numpy as np\ndef give():\n    return [{'image': np.zeros((1, 1, 8, 8), np.float32)}] * 4\n"
+    Path("project_samples.py").write_text(source)
+    replace_in_project('"data/calibration.npz"', '"project_samples:give"')
+    replace_in_project("thresholds = { min-sqnr = 20.0, min-agreement = 90 }", "")
+    (done,) = build(load_project().entries)
+    assert done.state == "built", done.error
+    assert found() == []
+    Path("project_samples.py").write_text(source.replace("zeros", "ones"))
+    assert "its data project_samples:give have changed" in found()[0][2]
+
+
+def test_a_folder_of_data(repo: Path) -> None:
+    Path("data/.DS_Store").write_text("x")
+    replace_in_project('"data/calibration.npz"', '"data"')
+    (done,) = build(load_project().entries)
+    assert done.state == "built", done.error
+    Path("data/.DS_Store").write_text("y")
+    assert found() == []
+    np.savez("data/more.npz", image=np.load(DATA)["image"][:2])
+    assert "its data data have changed" in found()[0][2]
+
+
+def test_another_version_of_onnxq(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxq.project.provenance.__version__", "9.9")
+    assert "is out of date: it was built by onnxq 0.1.0, this is 9.9" in found()[0][2]
+
+
+@pytest.mark.parametrize("record", [None, "", "{", "[]", '{"onnxq": 3, "data": 3, "options": 3}'])
+def test_a_model_from_elsewhere(repo: Path, record: str | None) -> None:
+    def change(model: onnx.ModelProto) -> None:
+        kept = {key: value for key, value in metadata(QUANTIZED).items() if key != INPUTS}
+        del model.metadata_props[:]
+        onnx.helper.set_model_props(model, kept | ({} if record is None else {INPUTS: record}))
+
+    edit(QUANTIZED, change)
+    ((_, rule, message),) = found()
+    assert rule == "stale"
+    assert ("was not built from models/cnn.onnx" in message) == (record is None or len(record) < 3)
+
+
+def zero_scale(model: onnx.ModelProto) -> None:
+    names = {node.input[1] for node in model.graph.node if node.op_type == "QuantizeLinear"}
+    scale = next(tensor for tensor in model.graph.initializer if tensor.name in names)
+    scale.CopyFrom(numpy_helper.from_array(np.zeros_like(numpy_helper.to_array(scale)), scale.name))
+
+
+def test_a_scale_of_zero(repo: Path) -> None:
+    edit(QUANTIZED, zero_scale)
+    results = found()
+    assert {(path, rule) for path, rule, _ in results} == {(str(QUANTIZED), "malformed")}
+    assert all("scale" in message and "0" in message for _, _, message in results)
+
+
+def test_a_truncated_model(repo: Path) -> None:
+    QUANTIZED.write_bytes(QUANTIZED.read_bytes()[:-1000])
+    ((path, rule, message),) = found()
+    assert (path, rule) == (str(QUANTIZED), "unreadable")
+    assert message.startswith("is not a readable ONNX model: ")
+
+
+def test_a_git_lfs_pointer(repo: Path) -> None:
+    FLOAT.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    ((path, rule, message),) = found()
+    assert (path, rule) == (str(FLOAT), "unreadable")
+    assert "is not a readable ONNX model" in message
+    assert "git lfs pull" in message
+
+
+def test_a_flipped_bit_in_a_weight(repo: Path) -> None:
+    content = bytearray(QUANTIZED.read_bytes())
+    model = onnx.load(QUANTIZED)
+    weight = max(model.graph.initializer, key=lambda tensor: len(tensor.raw_data)).raw_data
+    content[content.index(weight) + 100] ^= 4
+    QUANTIZED.write_bytes(content)
+    assert found() == [(str(QUANTIZED), "altered", "is not what onnxq wrote; build it with `onnxq quantize` again")]
+
+
+def test_entries_that_others_add_to_the_metadata_are_no_change(repo: Path) -> None:
+    add_metadata("licence", "CC0")
+    assert metadata(QUANTIZED)["licence"] == "CC0"
+    assert found() == []
+
+
+def test_an_operator_that_does_not_exist(repo: Path) -> None:
+    edit(FLOAT, lambda model: setattr(model.graph.node[0], "op_type", "Convolve"))
+    (path, rule, message), stale = found()
+    assert (path, rule) == (str(FLOAT), "malformed")
+    assert "Convolve" in message
+    assert stale[1] == "stale"
+
+
+def test_a_model_that_is_too_large(repo: Path) -> None:
+    replace_in_project('"100 kB"', '"50 kB"')
+    size = QUANTIZED.stat().st_size
+    message = f"has {size:,} bytes, {size - 50_000:,} more than the 50,000 allowed"
+    assert found() == [(str(QUANTIZED), "too-large", message)]
+
+
+def test_external_data_counts_and_has_to_be_there(repo: Path) -> None:
+    replace_in_project("samples = 8", "samples = 8\nexternal-data = true")
+    (done,) = build(load_project().entries)
+    assert done.state == "built", done.error
+    assert found() == []
+    replace_in_project('"100 kB"', '"50 kB"')
+    assert [rule for _, rule, _ in found()] == ["too-large"]
+    outside = Path("models/cnn.int8.onnx.data")
+    outside.write_bytes(outside.read_bytes()[:100])
+    assert {(path, rule) for path, rule, _ in found()} >= {(str(QUANTIZED), "malformed")}
+    outside.unlink()
+    ((path, rule, message),) = found()
+    assert (path, rule) == (str(QUANTIZED), "unreadable")
+    assert "cnn.int8.onnx.data" in message
+
+
+def test_figures_below_a_threshold_of_today(repo: Path) -> None:
+    replace_in_project("min-sqnr = 20.0", "min-sqnr = 90.0, max-abs = 1e-9")
+    results = found()
+    assert [(path, rule) for path, rule, _ in results] == [(str(QUANTIZED), "below-threshold")] * 2
+    assert "when it was built, 'logits' has " in results[0][2]
+    assert "below the 90 dB asked for" in results[0][2]
+    assert "is off by up to" in results[1][2]
+
+
+def test_figures_of_equal_and_of_broken_outputs(repo: Path) -> None:
+    def record(**figures: object) -> None:
+        measured = json.loads(metadata(QUANTIZED)[MEASURED])
+        measured["outputs"][0] |= figures
+        add_metadata(MEASURED, json.dumps(measured))
+
+    record(equal=True, sqnr=None)
+    assert found() == []
+    record(equal=False, sqnr=None)
+    assert "-inf dB" in found()[0][2]
+    record(agreement=None, sqnr=80.0)
+    assert "no output has classes" in found()[0][2]
+    record(elements="many")
+    assert found() == []
+
+
+def test_only_what_files_belong_to_is_checked(repo: Path) -> None:
+    QUANTIZED.unlink()
+    Path("other.onnx").write_text("nothing")
+    project = load_project()
+    (missing,) = check(project, [DATA]).findings
+    assert missing.rule == "missing"
+    assert check(project, [Path("README.md"), Path("other.txt")]) == check(None, [])
+    both = check(project, [FLOAT, QUANTIZED, Path("other.onnx"), Path("other.onnx")])
+    assert [f.rule for f in both.findings] == ["missing", "unreadable"]
+    assert both.models == 3
+
+
+def test_models_outside_a_project_have_to_be_well_formed(repo: Path) -> None:
+    assert check(None, [FLOAT, QUANTIZED]).findings == ()
+    edit(QUANTIZED, zero_scale)
+    (first, *_) = check(None, [FLOAT, QUANTIZED]).findings
+    assert isinstance(first, Finding)
+    assert (first.path, first.rule) == (QUANTIZED, "malformed")
+
+
+def test_the_structure_is_checked_without_weights(repo: Path) -> None:
+    model = load(FLOAT)
+    assert check_structure(model) is None
+    edit(FLOAT, lambda made: setattr(made.graph.node[-1], "op_type", "Gemma"))
+    assert "Gemma" in str(check_structure(load(FLOAT)))
+
+
+def test_onnxruntime_is_not_imported(repo: Path) -> None:
+    code = (
+        "import sys; from onnxq.cli import main; code = main(['check']); "
+        "sys.exit(code or sum(name in sys.modules for name in ('onnxruntime', 'onnxq.pipeline', 'onnx.reference')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "2 models checked: all is well\n")
+
+
+def test_a_build_says_no_before_it_writes(repo: Path) -> None:
+    QUANTIZED.unlink()
+    replace_in_project("min-sqnr = 20.0", "min-sqnr = 90.0")
+    (done,) = build(load_project().entries)
+    assert isinstance(done.error, CheckFailed)
+    assert not QUANTIZED.exists()

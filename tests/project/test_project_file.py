@@ -1,0 +1,196 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from onnxq.errors import ExitCode, ProjectError
+from onnxq.project.entry import Entry, Thresholds
+from onnxq.project.file import find_project, load_project
+from onnxq.steps import default_output
+
+WHOLE = """
+[defaults]
+recipe = "static-int8"
+data = ["calib.npz"]
+thresholds = { min-sqnr = 30, max-abs = 1.5 }
+
+[[models]]
+float = "a.onnx"
+
+[[models]]
+float = "b.onnx"
+quantized = "out/b.onnx"
+recipe = "recipes/mine.toml"
+data = ["folder", "samples:give"]
+samples = 64
+exclude = ["/head/*"]
+only = ["Conv"]
+external-data = true
+max-size = "1.5 MB"
+verify-data = ["test.npz"]
+thresholds = { min-sqnr = 40.5, min-agreement = 99 }
+"""
+
+
+def written(folder: Path, text: str, name: str = "onnxq.toml") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def test_every_key(tmp_path: Path) -> None:
+    first, second = load_project(written(tmp_path, WHOLE)).entries
+    assert first == Entry(
+        tmp_path,
+        tmp_path / "a.onnx",
+        tmp_path / "a.int8.onnx",
+        recipe="static-int8",
+        data=("calib.npz",),
+        thresholds=Thresholds(30.0, 1.5),
+    )
+    assert second == Entry(
+        tmp_path,
+        tmp_path / "b.onnx",
+        tmp_path / "out/b.onnx",
+        recipe="recipes/mine.toml",
+        data=("folder", "samples:give"),
+        samples=64,
+        exclude=("/head/*",),
+        only=("Conv",),
+        external_data=True,
+        max_size=1_500_000,
+        thresholds=Thresholds(40.5, 1.5, 99.0),
+        verify_data=("test.npz",),
+    )
+    assert first.recipe_source() == "static-int8"
+    assert second.recipe_source() == str(tmp_path / "recipes/mine.toml")
+    assert second.data_sources(second.data) == [str(tmp_path / "folder"), "samples:give"]
+
+
+@pytest.mark.parametrize("name", ["net.onnx", "net", "net.v2.onnx"])
+def test_the_default_output_is_that_of_the_command_line(tmp_path: Path, name: str) -> None:
+    (entry,) = load_project(written(tmp_path, f"[[models]]\nfloat = '{name}'")).entries
+    assert entry.quantized == default_output(tmp_path / name)
+
+
+WRONG = {
+    "no TOML": ("models = [", "is not valid TOML"),
+    "no models": ("", "lists no models"),
+    "models no list": ("models = 3", "'models' must be a list of tables"),
+    "models of numbers": ("models = [3]", "'models' must be a list of tables"),
+    "defaults no table": ("defaults = 3\n[[models]]\nfloat = 'a.onnx'", "'defaults' must be a table"),
+    "unknown table": ("[[model]]\nfloat = 'a.onnx'", "has an unknown key 'model'|Did you mean 'models'?"),
+    "unknown key": ("[[models]]\nfloat = 'a.onnx'\nexlude = []", "a.onnx has an unknown key 'exlude'|'exclude'?"),
+    "unknown default": ("[defaults]\nfloat = 'a'\n[[models]]\nfloat = 'a.onnx'", "defaults has an unknown key 'float'"),
+    "unknown threshold": (
+        "[[models]]\nfloat = 'a.onnx'\nthresholds = { min_sqnr = 3 }",
+        "a.onnx: 'thresholds' has an unknown key 'min_sqnr'|Did you mean 'min-sqnr'?",
+    ),
+    "no float": ("[[models]]\nrecipe = 'auto'", "a model has no 'float'"),
+    "recipe no string": ("[[models]]\nfloat = 'a.onnx'\nrecipe = 3", "a.onnx: 'recipe' must be a string"),
+    "data no list": ("[[models]]\nfloat = 'a.onnx'\ndata = 'x.npz'", "'data' must be a list of strings"),
+    "samples zero": ("[[models]]\nfloat = 'a.onnx'\nsamples = 0", "'samples' must be a whole number above 0"),
+    "samples true": ("[[models]]\nfloat = 'a.onnx'\nsamples = true", "'samples' must be a whole number above 0"),
+    "flag": ("[[models]]\nfloat = 'a.onnx'\nexternal-data = 1", "'external-data' must be true or false"),
+    "size": ("[[models]]\nfloat = 'a.onnx'\nmax-size = '10 megs'", "'max-size' must be a number of bytes"),
+    "size below zero": ("[[models]]\nfloat = 'a.onnx'\nmax-size = -1", "'max-size' must be a number of bytes"),
+    "thresholds": ("[[models]]\nfloat = 'a.onnx'\nthresholds = 3", "'thresholds' must be a table"),
+    "threshold": (
+        "[[models]]\nfloat = 'a.onnx'\nthresholds = { max-abs = 'low' }",
+        "'thresholds', 'max-abs' must be a number",
+    ),
+    "threshold nan": ("[[models]]\nfloat = 'a.onnx'\nthresholds = { max-abs = nan }", "'max-abs' must be a number"),
+    "percentage": (
+        "[[models]]\nfloat = 'a.onnx'\nthresholds = { min-agreement = 101 }",
+        "must be a percentage from 0 to 100",
+    ),
+    "one output twice": (
+        "[[models]]\nfloat = 'a.onnx'\n[[models]]\nfloat = 'b.onnx'\nquantized = './a.int8.onnx'",
+        "a.onnx and {}/b.onnx both become",
+    ),
+    "output is a source": ("[[models]]\nfloat = 'a.onnx'\nquantized = 'a.onnx'", "is both float and quantized model"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_said_with_a_hint(tmp_path: Path, name: str) -> None:
+    text, expected = WRONG[name]
+    path = written(tmp_path, text)
+    with pytest.raises(ProjectError) as caught:
+        load_project(path)
+    message, _, hint = expected.partition("|")
+    assert message.format(tmp_path) in caught.value.message
+    assert caught.value.message.startswith(str(path))
+    assert caught.value.hint
+    assert hint in caught.value.hint
+    assert caught.value.exit_code is ExitCode.ERROR
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_"),
+    [("7", 7), ("'7 B'", 7), ("'2kB'", 2000), ("'1.5 MB'", 1_500_000), ("'3 GB'", 3 * 10**9), ("'2 MiB'", 2 << 20)],
+)
+def test_sizes(tmp_path: Path, text: str, bytes_: int) -> None:
+    (entry,) = load_project(written(tmp_path, f"[[models]]\nfloat = 'a.onnx'\nmax-size = {text}")).entries
+    assert entry.max_size == bytes_
+
+
+MODEL = "[[models]]\nfloat = 'm/a.onnx'\n"
+
+
+def test_it_is_found_from_below_and_paths_start_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, MODEL)
+    below = tmp_path / "x" / "y"
+    below.mkdir(parents=True)
+    monkeypatch.chdir(below)
+    assert find_project() == Path("../../onnxq.toml")
+    assert load_project().entries[0].source == Path("../../m/a.onnx")
+    monkeypatch.chdir(tmp_path)
+    assert find_project() == Path("onnxq.toml")
+    assert load_project().entries[0].source == Path("m/a.onnx")
+
+
+def test_pyproject_counts_where_it_says_something_about_onnxq(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, "[[tool.onnxq.models]]\nfloat = 'outer.onnx'", "pyproject.toml")
+    written(tmp_path / "in", "[project]\nname = 'x'", "pyproject.toml")
+    monkeypatch.chdir(tmp_path / "in")
+    assert find_project() == Path("../pyproject.toml")
+    assert load_project().entries[0].source == Path("../outer.onnx")
+    written(tmp_path / "in", MODEL)
+    assert find_project() == Path("onnxq.toml")
+
+
+def test_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_project() is None
+    with pytest.raises(ProjectError, match=re.escape("there is no onnxq.toml")):
+        load_project()
+    with pytest.raises(ProjectError, match="No such file"):
+        load_project(Path("other.toml"))
+
+
+@pytest.mark.parametrize("text", ["tool = 3", "[tool]\nonnxq = 3"])
+def test_an_odd_pyproject(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ProjectError, match="must be a table"):
+        load_project(written(tmp_path, text, "pyproject.toml"))
+
+
+def test_which_files_belong_to_a_model(tmp_path: Path) -> None:
+    project = load_project(written(tmp_path, WHOLE))
+    first, second = project.entries
+    written(tmp_path / "folder", "", "x.npz")
+    written(tmp_path, "", "samples.py")
+    for name, entries in {
+        "a.onnx": [first],
+        "a.int8.onnx": [first],
+        "a.int8.onnx.data": [first],
+        "calib.npz": [first],
+        "recipes/mine.toml": [second],
+        "folder/x.npz": [second],
+        "samples.py": [second],
+        "test.npz": [second],
+        "onnxq.toml": [first, second],
+        "other.onnx": [],
+        "README.md": [],
+    }.items():
+        assert project.touched(tmp_path / name) == entries, name
