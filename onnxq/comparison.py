@@ -24,6 +24,8 @@ class OutputComparison:
         cosine: Cosine of the angle between both, all samples in one vector; None where one of them is zero.
         agreement: Percentage of equal decisions: for floats of rank 1 to 3 the largest element along the last axis, for
             integers, booleans and strings every element. None where neither makes sense.
+        spoilt: How many elements are NaN or infinite in the quantized model only; 0 where some are so in the float
+            model, too, which then was not made for such samples.
 
     """
 
@@ -35,6 +37,7 @@ class OutputComparison:
     max_abs: float
     cosine: float | None
     agreement: float | None
+    spoilt: int = 0
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,14 @@ class Comparison:
     def worst_sqnr(self) -> float:
         """The least signal-to-quantization-noise ratio of any output in dB."""
         return min((output.sqnr for output in self.outputs), default=math.inf)
+
+    def spoilt(self) -> list[str]:
+        """Say for every output where only the quantized model gives NaN or infinity how often it does."""
+        return [
+            f"'{output.name}' holds NaN or infinity {output.spoilt} times, in the float model never"
+            for output in self.outputs
+            if output.spoilt
+        ]
 
     def missed(
         self,

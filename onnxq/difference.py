@@ -22,6 +22,8 @@ class Difference:
         elements: How many were compared.
         unequal: How many differ.
         broken: How many are finite in one array only, or infinite with the other sign.
+        spoilt: How many are finite as expected, but not as they came.
+        unsound: How many are not finite even as expected.
         signal, noise, cross, power: Σ r², Σ (r − q)², Σ rq and Σ q².
 
     """
@@ -29,7 +31,7 @@ class Difference:
     def __init__(self, *, classes: bool = True) -> None:
         self._classes = classes
         self.dtype = ""
-        self.elements = self.unequal = self.broken = 0
+        self.elements = self.unequal = self.broken = self.spoilt = self.unsound = 0
         self.signal = self.noise = self.cross = self.power = 0.0
         self._max_abs = 0.0
         self._decisions = self._agreed = 0
@@ -75,8 +77,11 @@ class Difference:
                 self._add_classes(r, q)
             same = (r == q) | (np.isnan(r) & np.isnan(q))
             self.unequal += int(r.size - same.sum())
-            finite = np.isfinite(r) & np.isfinite(q)
+            sound = np.isfinite(r)
+            finite = sound & np.isfinite(q)
             self.broken += int((~finite & ~same).sum())
+            self.spoilt += int((sound & ~finite).sum())
+            self.unsound += int(r.size - sound.sum())
             if not finite.all():
                 r, q = r[finite], q[finite]
         r, q = r.reshape(-1), q.reshape(-1)

@@ -182,8 +182,10 @@ def accepted(
 
 
 def check_budget(report: Report, min_sqnr: float | None, target: Path) -> None:
-    """Refuse a result that loses more than the caller allows."""
-    missed = report.comparison.missed(min_sqnr=min_sqnr) if report.comparison else []
+    """Refuse a result that loses more than the caller allows, or gives NaN or infinity where float does not."""
+    if report.comparison is None:
+        return
+    missed = report.comparison.spoilt() + report.comparison.missed(min_sqnr=min_sqnr)
     if missed:
         raise CheckFailed(
             f"{target} was not written: {'; '.join(missed)}",

@@ -28,6 +28,8 @@ Progress = Callable[[int, int | None], None]
 WARM_UPS, LEAST_PAIRS, MOST_PAIRS, TIMING_SECONDS = 3, 7, 500, 0.5
 OTHER_MODEL = "Compare only models with the same inputs and outputs; if onnxq made this one, report it."
 UNSOUND = "Compare it with its float model: --against FLOAT."
+UNPREPARED = "Check that the sample is prepared as the model expects: sizes, token ids, masks."
+MADE_UP = "The sample was made up, and not every model takes any numbers and sizes: give --data."
 REFUSED = "Other versions of onnxruntime may know its operators; if onnxq made it, report it."
 
 
@@ -72,7 +74,8 @@ def compare(
     for sample in samples:
         feeds = dict(sample)
         first = feeds if first is None else first
-        for name, difference, expected, got in zip(names, differences, *pair.run(feeds, count), strict=True):
+        results = pair.run(feeds, count, MADE_UP if getattr(samples, "made_up", False) else UNPREPARED)
+        for name, difference, expected, got in zip(names, differences, *results, strict=True):
             problem = difference.add(expected, got)
             if problem:
                 raise blame(f"output '{name}' of the quantized model {problem}, sample {count}", OTHER_MODEL)
@@ -146,16 +149,13 @@ class _Pair:
         """Whether both models run whole, as users run them."""
         return isinstance(self.reference, ort.InferenceSession) and isinstance(self.result, ort.InferenceSession)
 
-    def run(self, feeds: Sample, index: int) -> tuple[list[Any], list[Any]]:
-        """Run both at the same time."""
+    def run(self, feeds: Sample, index: int, hint: str) -> tuple[list[Any], list[Any]]:
+        """Run both at the same time; `hint` is for samples that the float model refuses."""
         other = self.pool.submit(run_session, self.result, None, feeds)
         try:
             expected = run_session(self.reference, None, feeds)
         except SessionError as error:
-            raise DataError(
-                f"onnxruntime cannot run the float model on sample {index}: {error}",
-                "Check that the sample is prepared as the model expects: sizes, token ids, masks.",
-            ) from error
+            raise DataError(f"onnxruntime cannot run the float model on sample {index}: {error}", hint) from error
         try:
             return expected, other.result()
         except SessionError as error:
@@ -235,6 +235,7 @@ def _summary(name: str, difference: Difference) -> OutputComparison:
         max_abs=difference.max_abs,
         cosine=difference.cosine,
         agreement=difference.agreement,
+        spoilt=0 if difference.unsound else difference.spoilt,
     )
 
 

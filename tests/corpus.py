@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -33,7 +33,17 @@ NEWEST = 26  # what onnxruntime loads; most cases are stamped newer without usin
 ABRUPT = frozenset(
     {"Acos", "Acosh", "Asin", "Atanh", "Log", "Sqrt", "Pow", "Reciprocal", "Div", "Tan", "Mod", "BatchNormalization"}
     | {"Ceil", "Floor", "Round", "Sign", "Hardmax", "ThresholdedRelu", "GridSample", "TopK", "Unique", "RoiAlign"}
-    | {"NonMaxSuppression", "MaxRoiPool", "Gradient", "Equal", "Softmax", "Compress", "BitCast", "DeformConv"}
+    | {
+        "TreeEnsemble",
+        "NonMaxSuppression",
+        "MaxRoiPool",
+        "Gradient",
+        "Equal",
+        "Softmax",
+        "Compress",
+        "BitCast",
+        "DeformConv",
+    }
 )
 
 
@@ -46,6 +56,7 @@ class Case:
         make: Gives the model and the inputs.
         abrupt: Whether no bound on its floats makes sense.
         exact: Whether its integers must stay equal.
+        settings: Names of those among `SETTINGS` that it is quantized by.
 
     """
 
@@ -53,6 +64,7 @@ class Case:
     make: Callable[[], tuple[onnx.ModelProto, dict[str, Any]]]
     abrupt: bool = False
     exact: bool = True
+    settings: tuple[str, ...] = tuple(SETTINGS)
 
     def judge(self, setting: str) -> Verdict:
         """Quantize it by one of `SETTINGS`, tiny weights too."""
@@ -85,14 +97,16 @@ def cases() -> list[Case]:
 def _node_cases() -> Iterator[Case]:
     for case in collect():
         inputs = case.model.graph.input
-        yield Case(case.name, lambda case=case: (case.model, _feeds(case)))
+        yield Case(case.name, lambda case=case: (case.model, _feeds(case)), settings=("auto", "auto, data"))
         arrays = [v.name for v, given in zip(inputs, case.data_sets[0][0], strict=True) if _constant(given)]
         for kept in dict.fromkeys([inputs[0].name, inputs[-1].name] if len(inputs) > 1 else []):
             if constants := [name for name in arrays if name != kept]:
                 name = f"{case.name}, all but '{kept}' constant"
-                yield Case(name, lambda case=case, names=constants: _with_constants(case, names), exact=False)
-        abrupt = any(one.op_type in ABRUPT for one in _nodes(case.model))
-        yield Case(f"{case.name}, between products", lambda case=case: sandwich(case), abrupt, exact=False)
+                made = partial(_with_constants, case, constants)
+                yield Case(name, made, exact=False, settings=("auto", "static", "weights, DequantizeLinear, data"))
+        if any(_has_channels(plain(given)) for given in (*case.data_sets[0][0], *case.data_sets[0][1])):
+            abrupt = any(one.op_type in ABRUPT for one in _nodes(case.model))
+            yield Case(f"{case.name}, between products", partial(sandwich, case), abrupt, exact=False)
 
 
 def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
@@ -157,14 +171,19 @@ def sandwich(case: Any) -> tuple[onnx.ModelProto, dict[str, Any]]:
     return model, feeds
 
 
+def _has_channels(array: Any) -> bool:
+    """Whether a product can work on an array: float32, with channels where a Conv or a MatMul looks for them."""
+    if not isinstance(array, np.ndarray) or array.dtype != F or array.ndim < 2:
+        return False
+    return bool(array.shape[1 if array.ndim <= 5 and array.ndim > 2 else -1])
+
+
 def _product(model: onnx.ModelProto, source: str, target: str, array: Any) -> onnx.NodeProto | None:
     """A Conv or MatMul that changes little, its weight added to the model; None for other than float32 matrices."""
-    if not isinstance(array, np.ndarray) or array.dtype != F or array.ndim < 2:
+    if not _has_channels(array):
         return None
     image = 3 <= array.ndim <= 5
     channels = array.shape[1 if image else -1]
-    if not channels:
-        return None
     random = np.random.default_rng(zlib.crc32(target.encode()))
     weight = F(np.eye(channels) + 0.05 * random.standard_normal((channels, channels)))
     shape = (channels, channels, *[1] * (array.ndim - 2)) if image else (channels, channels)
@@ -216,16 +235,22 @@ def _filled(path: Path) -> tuple[onnx.ModelProto, dict[str, Any]]:
     return model, {value.name: F(random.standard_normal(size))}
 
 
+@cache
+def runs() -> list[tuple[Case, str]]:
+    """Every case with each of its settings."""
+    return [(case, setting) for case in cases() for setting in case.settings]
+
+
 def verdict_of(index: int) -> Verdict:
-    """Judge a pair of case and setting by its number."""
-    case, setting = divmod(index, len(SETTINGS))
-    return cases()[case].judge(list(SETTINGS)[setting])
+    """Judge a run by its number."""
+    case, setting = runs()[index]
+    return case.judge(setting)
 
 
 def name_of(index: int) -> str:
-    """Name a pair of case and setting."""
-    case, setting = divmod(index, len(SETTINGS))
-    return f"{cases()[case].name}; {list(SETTINGS)[setting]}"
+    """Name a run."""
+    case, setting = runs()[index]
+    return f"{case.name}; {setting}"
 
 
 if __name__ == "__main__":

@@ -6,14 +6,14 @@ import random
 from collections import Counter
 
 import pytest
-from corpus import cases, name_of, verdict_of
+from corpus import cases, name_of, runs, verdict_of
 from mass import isolated
-from verdict import SETTINGS, Broken
+from verdict import Broken
 
 
 def test_a_sample_of_the_corpus_is_quantized_or_refused() -> None:
-    total = len(cases()) * len(SETTINGS)
-    chosen = random.Random(1).sample([i for i in range(total) if not name_of(i).startswith("light")], 160)
+    small = [index for index in range(len(runs())) if not name_of(index).startswith("light")]
+    chosen = random.Random(1).sample(small, 120)
     broken, kinds = [], Counter[str]()
     for index in sorted(chosen):
         try:
@@ -26,7 +26,7 @@ def test_a_sample_of_the_corpus_is_quantized_or_refused() -> None:
 
 @pytest.mark.slow
 def test_the_whole_corpus_is_quantized_or_refused() -> None:
-    tally = isolated("corpus.py", len(cases()) * len(SETTINGS), batch=6000, seconds=3600)
-    print(f"\n{len(cases())} models, {len(SETTINGS)} settings: {tally}")
+    tally = isolated("corpus.py", len(runs()), batch=4000, seconds=3600)
+    print(f"\n{len(cases())} models, {len(runs())} runs: {tally}")
     assert tally.broken == []
     assert tally.kinds["quantized"] > 5000

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from helpers import build, node, recipe_of
 
 import onnxq
 import onnxq.pipeline
@@ -157,3 +158,29 @@ def test_the_same_bytes_whatever_the_hash_seed_and_threads(tmp_path: Path) -> No
         subprocess.run(command, check=True, env=environment, cwd=tmp_path)
         outputs.append(target.read_bytes())
     assert outputs[0] == outputs[1]
+
+
+def test_a_result_that_gives_infinity_is_not_written(tmp_path: Path) -> None:
+    """Two weights that differ by less than a step: their difference vanishes, and its logarithm with it."""
+    weight = np.array([[98.9], [-98.85], [100.0]], np.float32)
+    nodes = [node("MatMul", "x w", "h"), node("Log", "h", "y")]
+    (tmp_path / "m.onnx").write_bytes(build(nodes, {"x": [1, 3]}, weights={"w": weight}).SerializeToString())
+    samples = [{"x": np.array([[1, 1, 0]], np.float32)}] * 2
+    recipe = recipe_of("static-int8", rounding="nearest")
+    with pytest.raises(CheckFailed, match="'y' holds NaN or infinity 2 times, in the float model never"):
+        quantize(tmp_path / "m.onnx", recipe, samples=samples)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_made_up_samples_that_the_model_refuses_ask_for_data(tmp_path: Path) -> None:
+    nodes = [node("MatMul", "x w", "h"), node("Reshape", "h shape", "y")]
+    weights = {"w": np.ones((32, 32), np.float32), "shape": np.array([5, 32])}
+    (tmp_path / "m.onnx").write_bytes(build(nodes, {"x": ["n", 32]}, weights=weights).SerializeToString())
+    with pytest.raises(DataError, match="cannot run the float model on sample 0") as refusal:
+        quantize(tmp_path / "m.onnx")
+    assert "give --data" in refusal.value.hint
+    with pytest.raises(DataError) as refusal:
+        quantize(tmp_path / "m.onnx", "dynamic-int8", samples=[{"x": np.ones((1, 32), np.float32)}])
+    assert "prepared as the model expects" in refusal.value.hint
+    report = quantize(tmp_path / "m.onnx", samples=[{"x": np.ones((5, 32), np.float32)}])
+    assert report.output is not None

@@ -302,3 +302,35 @@ def test_the_checker(tmp_path: Path) -> None:
     assert objection is not None
     assert "nowhere" in objection
     assert "\n" not in objection
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "count"),
+    [
+        ([1.0, 2.0], [1.0, np.nan], 1),
+        ([1.0, 2.0], [np.inf, -np.inf], 2),
+        ([1.0, np.nan], [np.nan, 2.0], 0),  # the float model itself has no answer for such samples
+        ([1.0, 2.0], [3.0, 4.0], 0),
+    ],
+)
+def test_what_only_the_quantized_model_makes_infinite_is_spoilt(
+    expected: list[float], got: list[float], count: int
+) -> None:
+    made = [run_identity(values) for values in (expected, got)]
+    (output,) = compare(*made, [{"x": np.zeros((1, 2), F)}], latency=False).outputs
+    assert output.spoilt == count
+    said = compare(*made, [{"x": np.zeros((1, 2), F)}], latency=False).spoilt()
+    assert said == ([f"'y' holds NaN or infinity {count} times, in the float model never"] if count else [])
+
+
+def run_identity(values: list[float]) -> bytes:
+    """A model that gives these values, whatever it reads."""
+    graph = helper.make_graph(
+        [helper.make_node("Where", ["never", "x", "values"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2])],
+        [numpy_helper.from_array(np.array([[False, False]]), "never"), numpy_helper.from_array(F([values]), "values")],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(made.SerializeToString())

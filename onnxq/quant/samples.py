@@ -35,8 +35,11 @@ class Samples(Iterable[Sample]):
         inputs: What the model wants.
         count: Number of samples; None while unknown.
         description: One line for the report: how many samples, from where.
+        made_up: Whether the numbers are random ones of ours.
 
     """
+
+    made_up = False
 
     def __init__(self, sources: Sequence[Source], inputs: Sequence[InputSpec], origin: str, most: int | None = None):
         self.inputs = tuple(inputs)
@@ -179,7 +182,9 @@ def random_samples(inputs: Sequence[InputSpec], count: int, seed: int = 0) -> Sa
             random = np.random.default_rng([seed, index])
             yield {spec.name: _random_array(random, spec, shapes[spec.name]) for spec in inputs}
 
-    return Samples([Source("random data", read, count)], inputs, f"random numbers (seed {seed})")
+    samples = Samples([Source("random data", read, count)], inputs, f"random numbers (seed {seed})")
+    samples.made_up = True
+    return samples
 
 
 def _random_shape(spec: InputSpec, sizes: dict[str, int]) -> tuple[int, ...]:
