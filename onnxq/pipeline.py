@@ -27,6 +27,7 @@ from onnxq.steps import (
     measure,
     open_data,
     prepare,
+    refuse_own_output,
     stamp,
     uncollected,
 )
@@ -95,6 +96,7 @@ def quantize(
         check_target(Path(model), target, force=force)
     with uncollected():
         source = load_watched(model, watch)
+        refuse_own_output(source)
         watch.step("plan")
         with_data = bool(data) or samples is not None or stats is not None
         ready = prepare(source, recipe, with_data=with_data, exclude=exclude, only=only)

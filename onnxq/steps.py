@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnxq.errors import DataError, OutputError
+from onnxq.errors import DataError, NothingToQuantize, OutputError
 from onnxq.ir import Model, Value, check_output
-from onnxq.ir.opset import check_loadable, raise_opset
+from onnxq.ir.opset import make_loadable, raise_opset
 from onnxq.ir.passes import normalise
 from onnxq.ir.types import infer_types
 from onnxq.observer import Observer
@@ -57,11 +57,11 @@ def prepare(
     only: Sequence[str] = (),
 ) -> Prepared:
     """Normalise a loaded model as far as the recipe needs, and decide about every node."""
-    check_loadable(model)
     source = model.sha256
     chosen = (recipe if isinstance(recipe, Recipe) else load_recipe(recipe)).selecting(exclude, only)
     notes = tuple(normalise(model))
     infer_types(model)
+    notes += make_loadable(model)
     plan = decide(model, chosen, with_data=with_data)
     if plan.opset > model.opset:
         notes += (f"opset raised from {model.opset} to {plan.opset}",)
@@ -70,6 +70,19 @@ def prepare(
         infer_types(model)
         plan = decide(model, chosen, with_data=with_data)
     return Prepared(model.path or Path(), source, model, plan, notes)
+
+
+def refuse_own_output(model: Model) -> None:
+    """Refuse a model that onnxq has quantized already: its weights have lost what another recipe would start from.
+
+    Raises:
+        NothingToQuantize: `stamp` has marked it.
+
+    """
+    if "onnxq_version" in model.metadata:
+        raise NothingToQuantize(
+            f"nothing to quantize: onnxq has made {model.name} and it is quantized already", "Give the float model."
+        )
 
 
 def default_output(model: Path) -> Path:

@@ -7,6 +7,7 @@ import onnx.version_converter
 
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.ir.conversion import prepare, repair
+from onnxq.ir.graph import Node
 from onnxq.ir.model import Model
 from onnxq.ir.passes.inline_functions import inline_functions
 from onnxq.ir.tensor import Tensor
@@ -16,6 +17,7 @@ MAX_OPSET = 26
 MAX_IR = 13
 # (opset, lowest IR version that may announce it); source: onnx.helper.find_min_ir_version_for
 IR_OF_OPSET = ((25, 13), (24, 12), (23, 11), (21, 10), (19, 9), (15, 8), (13, 7), (12, 7), (11, 6), (10, 5), (9, 4))
+EXPORT_OLDER = "Export it again with an older opset."
 LISTED_INITIALIZERS_IR = 3  # up to here every initializer has to be an input too, which new constants are not
 
 
@@ -65,59 +67,62 @@ def raise_opset(model: Model, minimum: int) -> Model:
     return converted
 
 
-def check_loadable(model: Model) -> None:
-    """Refuse a model that is stamped newer than onnxruntime loads.
-
-    Raises:
-        ModelError: The IR version or the operator set is too new.
-
-    """
-    hint = "Export it again with an older opset."
-    if model.opset > MAX_OPSET:
-        raise ModelError(f"{model.name} uses opset {model.opset}; onnxruntime loads up to {MAX_OPSET}", hint)
-    if model.ir_version > MAX_IR:
-        raise ModelError(
-            f"{model.name} has IR version {model.ir_version}; onnxruntime loads up to {MAX_IR}",
-            "Lower its ir_version, or export it again.",
-        )
-
-
-def make_loadable(model: Model) -> str:
+def make_loadable(model: Model) -> tuple[str, ...]:
     """Lower the stamps of a model to what onnxruntime loads, in place, where that changes no meaning.
 
-    A newer operator set is legal to lower when every operator of the model is the same in both. Functions have to be
-    inlined before.
+    A newer operator set is legal to lower when every operator of the model does the same in both. Functions have to be
+    inlined and types inferred before.
 
     Returns:
-        What was done, in a few words; empty if nothing had to be.
+        A sentence for what was done; none if nothing had to be.
 
     Raises:
         ModelError: An operator of the model is newer than what onnxruntime loads.
 
     """
     if model.opset <= MAX_OPSET and model.ir_version <= MAX_IR:
-        return ""
+        return ()
     old = (model.opset, model.ir_version)
     if model.opset > MAX_OPSET:
-        if model.has_functions:
-            check_loadable(model)
+        if model.opset > onnx.defs.onnx_opset_version():
+            known = onnx.defs.onnx_opset_version()
+            raise ModelError(f"{model.name} uses opset {old[0]}; this onnx knows opsets up to {known}", EXPORT_OLDER)
         for node in model.graph.walk():
-            if not node.domain and _changed_since(node.op_type, model.opset):
+            if not node.domain and not _same_before(node, model.opset):
                 raise ModelError(
-                    f"node {node.label} is of opset {model.opset}; onnxruntime loads up to {MAX_OPSET}",
-                    "Export it again with an older opset.",
+                    f"{model.name}: node {node.label} is {node.op_type} of opset {model.opset}; onnxruntime loads up "
+                    f"to {MAX_OPSET}, which has no such operator",
+                    EXPORT_OLDER,
                 )
         model.opsets[""] = MAX_OPSET
     model.ir_version = min(model.ir_version, MAX_IR)
-    return f"lowered opset {old[0]} and IR version {old[1]} to {model.opset} and {model.ir_version}"
+    new = f"{model.opset} and {model.ir_version}, which onnxruntime loads"
+    return (f"opset {old[0]} and IR version {old[1]} lowered to {new}",)
 
 
-def _changed_since(op_type: str, opset: int) -> bool:
-    """Whether an operator of `opset` is not what `MAX_OPSET` has under its name."""
+def _same_before(node: Node, opset: int) -> bool:
+    """Whether `MAX_OPSET` has an operator that does what this node does, perhaps for fewer element types."""
     try:
-        return bool(onnx.defs.get_schema(op_type, opset, "").since_version > MAX_OPSET)
+        new = onnx.defs.get_schema(node.op_type, opset, "")
+        old = onnx.defs.get_schema(node.op_type, MAX_OPSET, "")
     except onnx.defs.SchemaError:
+        return False
+    if new.since_version == old.since_version:
         return True
+    if new.doc != old.doc or not set(node.spans) <= set(old.attributes):
+        return False
+    attributes = (old.attributes[name] for name in old.attributes)
+    if any(str(one.default_value) != str(new.attributes[one.name].default_value) for one in attributes):
+        return False
+    return all(
+        value is None or value.dtype is None or _type_name(value.dtype) in parameter.types
+        for values, parameters in ((node.inputs, old.inputs), (node.outputs, old.outputs))
+        for value, parameter in zip(values, parameters, strict=False)
+    )
+
+
+def _type_name(dtype: int) -> str:
+    return f"tensor({onnx.TensorProto.DataType.Name(dtype).lower()})"
 
 
 def _refuse_what_gets_lost(model: Model, minimum: int) -> None:

@@ -51,7 +51,7 @@ def _forget(graph: Graph) -> None:
 
 def _match(graph: Graph, model: Model) -> None:
     """Set element types that inference leaves open, behind a custom operator: tensors of one type variable agree."""
-    for node in graph.nodes:
+    for node in (*graph.nodes, *reversed(graph.nodes)):
         values = [value for value in (*node.inputs, *node.outputs) if value is not None]
         if all(value.dtype is not None for value in values):
             continue

@@ -20,6 +20,7 @@ from onnxq.ops.scheme import Scheme, SchemeName
 
 # Below this, a weight in 8 bit saves less than the nodes and scales around it cost in the file.
 MINIMUM_STORED_ELEMENTS = 512
+STORED_TYPES = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4, TensorProto.INT16)
 
 
 class Decline(Exception):
@@ -86,6 +87,8 @@ class Site:
     def weight(self, slot: int, *, rank: int | None = None) -> Tensor:
         """The constant float weight at an input; declines where there is none that can be quantized."""
         value = self.value(slot)
+        if is_stored_weight(value):
+            raise Decline("weight is in 8 bit already")
         if value.constant is None:
             raise Decline("weight can be overridden by a graph input" if value.tensor else "weight is not a constant")
         weight = value.constant
@@ -156,6 +159,18 @@ class Rewriter(Protocol):
 
     def linear_weight(self, codes: np.ndarray, scales: np.ndarray, axis: int, hint: str) -> Value:
         """Give a float weight as DequantizeLinear of codes, with one scale or one for each index along `axis`."""
+
+
+def is_stored_weight(value: Value) -> bool:
+    """Whether a value is what a file holds in integers: DequantizeLinear, or Mul of a Cast, over a constant."""
+    node = value.producer
+    if node is not None and node.op_type == "Mul" and not node.domain:
+        node = next((v.producer for v in node.inputs if v and v.producer and v.producer.op_type == "Cast"), None)
+        source = node.inputs[0] if node is not None else None
+        return source is not None and source.constant is not None and source.constant.dtype in STORED_TYPES
+    if node is None or node.op_type != "DequantizeLinear":
+        return False
+    return node.inputs[0] is not None and node.inputs[0].constant is not None
 
 
 PlanFunction = Callable[[Site], Form]

@@ -7,7 +7,7 @@ from onnx import TensorProto
 
 from onnxq.ir import Node, Tensor, Value
 from onnxq.ops.bias import integer_bias, minimum_scale
-from onnxq.ops.family import Decline, Form, Rewriter, Site, plans, rewrites, stored_form
+from onnxq.ops.family import Decline, Form, Rewriter, Site, is_stored_weight, plans, rewrites, stored_form
 
 # -- plans ----------------------------------------------------------------------------------------------------------
 
@@ -60,6 +60,8 @@ def _weight_slot(site: Site) -> int:
     left, right = site.constant(0), site.constant(1)
     if left is not None and right is not None:
         raise Decline("both inputs are constants")
+    if left is None and right is None and any(v is not None and is_stored_weight(v) for v in site.node.inputs[:2]):
+        raise Decline("weight is in 8 bit already")
     if left is None and right is None and not any(v is not None and v.tensor for v in site.node.inputs[:2]):
         raise Decline("both inputs are activations: there is no weight")
     slot = 0 if left is not None or (right is None and site.value(0).tensor is not None) else 1

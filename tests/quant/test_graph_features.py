@@ -12,10 +12,19 @@ import pytest
 from helpers import ALL, F, build, floats, node, run, sqnr
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxq.errors import ModelError, NothingToQuantize
+from onnxq.ir.opset import minimum_ir
 from onnxq.pipeline import quantize
 from onnxq.report import Report
 
+RECIPES = ("auto", "dynamic-int8", "static-int8", "weight-int8")
 BOTH = pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+
+
+@pytest.fixture(autouse=True)
+def short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time the models for a moment only: these tests look at results."""
+    monkeypatch.setattr("onnxq.verify.TIMING_SECONDS", 0.001)
 
 
 class Result:
@@ -242,3 +251,117 @@ def test_gemm_with_alpha_and_beta(
     shape = (32, 64) if transposed else (64, 32)
     proto = build([one], {"x": [3, 64]}, weights={"w": floats(*shape), "b": floats(32, seed=5, scale=30)})
     assert convert(proto, tmp_path, static=static, recipe=recipe).worst() > 30
+
+
+@BOTH
+@pytest.mark.parametrize("opset", [7, 8, 9, 10, 11, 12, 13, 16, 18, 19, 20, 21, 23, 25, 26])
+def test_every_opset_that_onnxruntime_loads(tmp_path: Path, static: bool, opset: int) -> None:
+    weights = {"k": floats(8, 4, 3, 3, scale=0.3), "w": floats(512, 64, scale=0.1), "b": floats(64)}
+    nodes = [
+        node("Conv", "x k", "a", pads=[1] * 4),
+        node("Relu", "a", "r"),
+        node("Flatten", "r", "f"),
+        node("Gemm", "f w b", "y"),
+    ]
+    proto = build(nodes, {"x": [1, 4, 8, 8]}, weights=weights, opset=opset)
+    proto.ir_version = minimum_ir(opset)
+    if opset < 9:  # IR version 3 wants every initializer among the inputs
+        for weight in proto.graph.initializer:
+            proto.graph.input.append(helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims))
+    result = convert(proto, tmp_path, static=static)
+    assert result.worst() > 25
+    assert len(result.data) < 0.5 * len(result.source)
+
+
+@BOTH
+def test_an_opset_that_is_too_new_is_lowered_where_that_is_legal(tmp_path: Path, static: bool) -> None:
+    proto = build([node("MatMul", "x w", "a"), node("Celu", "a", "y")], {"x": [3, 64]}, weights={"w": floats(64, 64)})
+    proto.opset_import[0].version, proto.ir_version = 28, 14
+    source, target = tmp_path / "m.onnx", tmp_path / "out.onnx"
+    source.write_bytes(proto.SerializeToString())
+    samples = [{"x": floats(3, 64, seed=i)} for i in range(4)] if static else None
+    report = quantize(source, "static-int8" if static else "dynamic-int8", output=target, samples=samples)
+    assert "opset 28 and IR version 14 lowered to 26 and 13, which onnxruntime loads" in report.notes
+    assert run(target.read_bytes(), {"x": floats(3, 64)})[0].shape == (3, 64)
+
+
+@BOTH
+def test_an_operator_that_is_too_new_is_refused_before_anything_is_written(tmp_path: Path, static: bool) -> None:
+    proto = build(
+        [node("MatMul", "x w", "a"), node("Mod", "a a", "y", fmod=1)], {"x": [3, 64]}, weights={"w": floats(64, 64)}
+    )
+    proto.opset_import[0].version, proto.ir_version = 28, 14
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    samples = [{"x": floats(3, 64)}] if static else None
+    with pytest.raises(ModelError, match="node n_y is Mod of opset 28; onnxruntime loads up to 26"):
+        quantize(tmp_path / "m.onnx", samples=samples)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+
+
+@BOTH
+@pytest.mark.parametrize("first", RECIPES)
+def test_a_quantized_model_is_left_as_it_is(tmp_path: Path, static: bool, first: str) -> None:
+    if first == "static-int8" and not static:
+        pytest.skip("static quantization needs data")
+    weights = {
+        "k": floats(8, 4, 3, 3, scale=0.3),
+        "v": floats(8, 8, 3, 3, scale=0.3),
+        "w": floats(512, 64, scale=0.1),
+        "u": floats(64, 64, scale=0.1),
+        "b": floats(64),
+    }
+    nodes = [
+        node("Conv", "x k", "a", pads=[1] * 4),
+        node("Relu", "a", "r"),
+        node("Conv", "r v", "c", pads=[1] * 4),
+        node("Add", "r c", "s"),
+        node("Flatten", "s", "f"),
+        node("Gemm", "f w b", "g"),
+        node("MatMul", "g u", "y"),
+    ]
+    proto = build(nodes, {"x": [1, 4, 8, 8]}, weights=weights)
+    result = convert(proto, tmp_path, static=static, recipe=first)
+    again = tmp_path / "again.onnx"
+    samples = result.feeds if static else None
+    for recipe in RECIPES:
+        with pytest.raises(NothingToQuantize, match="it is quantized already"):
+            quantize(tmp_path / "out.onnx", recipe, output=again, samples=samples)
+    del result.proto.metadata_props[:]
+    (tmp_path / "out.onnx").write_bytes(result.proto.SerializeToString())
+    with pytest.raises(NothingToQuantize, match="can be quantized"):
+        quantize(tmp_path / "out.onnx", first, output=again, samples=samples)
+    assert not again.exists()
+
+
+def quantized_half() -> onnx.ModelProto:
+    """A MatMul between Q/DQ pairs, and one that is still float."""
+    nodes = [
+        node("QuantizeLinear", "x s z", "xq"),
+        node("DequantizeLinear", "xq s z", "xd"),
+        node("DequantizeLinear", "wq ws wz", "wd"),
+        node("MatMul", "xd wd", "a"),
+        node("Relu", "a", "r"),
+        node("MatMul", "r v", "y"),
+    ]
+    weights = {
+        "s": np.array(0.03, F),
+        "z": np.array(128, np.uint8),
+        "wq": np.random.default_rng(0).integers(-127, 128, (64, 64)).astype(np.int8),
+        "ws": np.full(64, 0.01, F),
+        "wz": np.zeros(64, np.int8),
+        "v": floats(64, 64, seed=1),
+    }
+    nodes[2].attribute.append(helper.make_attribute("axis", 1))
+    return build(nodes, {"x": [3, 64]}, weights=weights)
+
+
+@BOTH
+@pytest.mark.parametrize("recipe", ["auto", "weight-int8", None])
+def test_a_partly_quantized_model_gets_the_rest(tmp_path: Path, static: bool, recipe: str | None) -> None:
+    proto = quantized_half()
+    result = convert(proto, tmp_path, static=static, recipe=recipe)
+    before = {one.name: one.SerializeToString() for one in proto.graph.node[:4]}
+    after = {one.name: one.SerializeToString() for one in result.proto.graph.node}
+    assert {name: after.get(name) for name in before} == before
+    assert "v" not in [w.name for w in result.proto.graph.initializer]
+    assert result.worst() > 30

@@ -48,8 +48,22 @@ def conv(shape=(4, 3, 3, 3), dtype=np.float32, x: Any = (1, 3, 8, 8), names="x w
     return one(f"Conv {names}", {"x": list(x), **(inputs or {})}, {"w": np.zeros(shape, dtype)})
 
 
-def custom(op: str, weight: np.ndarray):
-    return raw([node("Odd", "x", "h", domain="custom"), node(op, "h w", "y")], {"x": [4, 6]}, {"w": weight})
+def between_customs():
+    nodes = [
+        node("Odd", "x", "h", domain="custom"),
+        node("LeakyRelu", "h", "y"),
+        node("Odd", "y", "z", domain="custom"),
+    ]
+    return raw(nodes, {"x": [4, 6]})
+
+
+def stored(op: str, weight: np.ndarray):
+    """A weight behind Cast and Mul for a MatMul, behind DequantizeLinear for a Conv."""
+    weights = {"q": weight.astype(np.int8), "s": np.array(0.5, np.float32)}
+    nodes = [node("DequantizeLinear", "q s", "w")]
+    if op == "MatMul":
+        nodes = [node("Cast", "q", "f", to=TensorProto.FLOAT), node("Mul", "f s", "w")]
+    return raw([*nodes, node(op, "x w", "y")], {"x": [4, 6] if op == "MatMul" else [1, 3, 8, 8]}, weights)
 
 
 def in_body():
@@ -104,7 +118,7 @@ REFUSALS = [
     (STORED, matmul(), "weight has only 42 elements"),
     (STORED, conv(), "weight has only 108 elements"),
     # data
-    (DYNAMIC, custom("MatMul", floats(6, 7)), "the type of its input 'h' is not known"),
+    (STATIC, between_customs(), "the type of its input 'h' is not known"),
     (
         DYNAMIC,
         one("MatMul x w", {"x": (TensorProto.DOUBLE, [4, 6])}, {"w": floats(6, 7)}),
@@ -163,6 +177,8 @@ REFUSALS = [
         "ConvTranspose has no dynamic-int8 form",
     ),
     (DYNAMIC, one("Reshape x s", {"x": [4, 5]}, {"s": np.array([20])}), MOVES),
+    (DYNAMIC, stored("MatMul", floats(6, 7)), "weight is in 8 bit already"),
+    (STORED, stored("Conv", floats(4, 3, 3, 3)), "weight is in 8 bit already"),
     (STATIC, in_body(), "it stands in a body, whose values have no calibrated ranges"),
 ]
 
