@@ -95,8 +95,7 @@ def quantize(
     if not dry_run:
         check_target(Path(model), target, force=force)
     with uncollected():
-        source = load_watched(model, watch)
-        refuse_own_output(source)
+        source = load_float(model, watch)
         watch.step("plan")
         with_data = bool(data) or samples is not None or stats is not None
         ready = prepare(source, recipe, with_data=with_data, exclude=exclude, only=only)
@@ -111,10 +110,12 @@ def quantize(
         return replace(result.report, output=target, files=tuple(files))
 
 
-def load_watched(path: str | Path, watch: Observer) -> Model:
-    """Load a model, and tell the observer."""
+def load_float(path: str | Path, watch: Observer) -> Model:
+    """Load a model, and refuse what onnxq has made."""
     watch.step("load")
-    return load(path)
+    model = load(path)
+    refuse_own_output(model)
+    return model
 
 
 def planned(ready: Prepared) -> Report:
