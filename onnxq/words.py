@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 FLOAT = "float"
 
@@ -40,12 +41,15 @@ def milliseconds(value: float) -> str:
     return f"{value:.3f} ms" if value < 10 else f"{value:.1f} ms"
 
 
-def shortened(name: str, most: int) -> str:
-    """Cut a long name in its middle: what tells names apart stands at their ends."""
-    if len(name) <= most:
-        return name
-    behind = (most - 1) * 2 // 3
-    return f"{name[: most - 1 - behind]}…{name[-behind:]}"
+def shortened(names: Sequence[str], most: int) -> list[str]:
+    """Cut long names to `most` characters: what all of them begin with first, then the middle."""
+    least, greatest = min(names, default=""), max(names, default="")  # what these two share, all share
+    same = next((i for i, pair in enumerate(zip(least, greatest, strict=False)) if pair[0] != pair[1]), len(least))
+    shared = least[:same] if any(len(name) > most for name in names) else ""
+    cut = (shared.rfind("/") if "/" in shared else shared.rfind(".")) + 1  # whole parts of names only
+    parts = [f"…{name[cut:]}" if cut > 1 else name for name in names]
+    behind = (most - 1) // 2
+    return [p if len(p) <= most else f"{p[: most - 1 - behind]}…{p[-behind:]}" for p in parts]
 
 
 def printable(text: str) -> str:

@@ -86,7 +86,7 @@ def error_chart(layers: Sequence[LayerComparison]) -> str | None:
         axes.set_ylabel("SQNR (dB), higher is better")
         axes.margins(x=0.02)
         if len(layers) <= MOST_NAMES:
-            names = [shortened(printable(layer.node), 18) for layer in layers]
+            names = shortened([printable(layer.node) for layer in layers], 20)
             axes.set_xticks(places, names, rotation=40, ha="right", rotation_mode="anchor")
         else:
             axes.locator_params(axis="x", integer=True)
@@ -101,7 +101,7 @@ def bar_chart(names: Sequence[str], values: Sequence[float], label: str, title: 
         axes = figure.subplots()
         bars = axes.barh(np.arange(len(names)), values, color=OWN, height=0.68)
         axes.bar_label(bars, [f"{value:.3g} %" for value in values], padding=4, color=INK)
-        axes.set_yticks(np.arange(len(names)), [shortened(printable(name), 34) for name in names])
+        axes.set_yticks(np.arange(len(names)), shortened([printable(name) for name in names], 42))
         axes.invert_yaxis()
         axes.set_xlabel(label)
         axes.grid(visible=False, axis="y")

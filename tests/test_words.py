@@ -1,0 +1,25 @@
+"""How figures and names are written for people."""
+
+import pytest
+
+from onnxq.words import milliseconds, printable, shortened, size_change
+
+
+def test_long_names_keep_what_tells_them_apart() -> None:
+    names = [f"/model/encoder/layer.{i}/attention/self/query/MatMul" for i in range(12)]
+    short = shortened(names, 42)
+    assert short[3] == "…layer.3/attention/self/query/MatMul"
+    assert len(set(short)) == 12
+    assert shortened(["short", "names"], 42) == ["short", "names"]
+    assert shortened([], 5) == []
+
+
+@pytest.mark.parametrize("most", [5, 6, 20])
+def test_no_name_stays_too_long(most: int) -> None:
+    assert [len(name) for name in shortened(["x" * 100, "y" * most, "z"], most)] == [most, most, 1]
+
+
+def test_sizes_latencies_and_names() -> None:
+    assert (size_change(400, 100), size_change(100, 150)) == ("4.0 times smaller", "1.5 times larger")
+    assert (milliseconds(1.23456), milliseconds(12.3456)) == ("1.235 ms", "12.3 ms")
+    assert printable("a\n\x1b[31m b") == "a \\x1b[31m b"
