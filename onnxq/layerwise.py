@@ -20,6 +20,7 @@ from onnxq.difference import Difference
 from onnxq.errors import DataError, ModelError
 from onnxq.evaluator import Evaluator, Run, Step, arithmetic
 from onnxq.ir import Model, Value
+from onnxq.quant.session import is_large
 
 SAMPLES = 8
 MOST_ELEMENTS = 1 << 18  # of the inputs of all samples together: they are in memory at the same time
@@ -82,6 +83,8 @@ def with_layers(
     progress: Progress | None = None,
 ) -> Comparison:
     """Add the layers to a comparison, or the reason why the evaluator cannot run a model; see `compare_layers`."""
+    if isinstance(float_model, Model) and is_large(float_model):
+        return replace(comparison, no_layers="the model is too large to be held in memory layer by layer")
     try:
         return replace(comparison, layers=compare_layers(float_model, quantized, samples, progress=progress))
     except ModelError as error:

@@ -13,7 +13,7 @@ from onnxq.comparison import MetricComparison
 from onnxq.errors import DataError, ModelError
 from onnxq.quant.imports import CALLABLE, import_named
 from onnxq.quant.samples import Samples
-from onnxq.quant.session import SessionError, open_session, run_session
+from onnxq.quant.session import ModelSource, SessionError, open_session, run_session
 
 Metric = Callable[[dict[str, list[Any]], dict[str, list[np.ndarray]]], float]
 """Gives a number, more being better, for outputs and labels.
@@ -82,8 +82,8 @@ def measure_metric(
 
 def compare_metric(
     source: str,
-    float_model: Path | bytes,
-    quantized: Path | bytes,
+    float_model: ModelSource,
+    quantized: ModelSource,
     samples: Samples,
     *,
     metric: Metric | None = None,

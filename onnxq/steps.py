@@ -25,6 +25,7 @@ from onnxq.quant.recipe import Recipe, load_recipe
 from onnxq.quant.samples import Samples, input_specs, open_samples, wrap_samples
 from onnxq.quant.stats import Stats
 from onnxq.quant.stats_file import load_stats
+from onnxq.quant.streamed import LARGE
 from onnxq.version import __version__
 
 
@@ -111,8 +112,10 @@ def open_data(model: Model, data: Sequence[str | Path], samples: Any, limit: int
 
 
 def layers_to_measure(plan: Plan) -> MeasuredLayers:
-    """Name the layers whose weights are rounded by what they read."""
-    return MeasuredLayers(d.node for d in plan.decisions if d.settings and d.settings.rounding == "output-error")
+    """Name the layers whose weights are rounded by what they read; none where those weights are large together."""
+    nodes = [d.node for d in plan.decisions if d.settings and d.settings.rounding == "output-error"]
+    weights = {value: value.constant.nbytes for node in nodes for value in node.inputs if value and value.constant}
+    return MeasuredLayers(nodes if sum(weights.values()) <= LARGE else ())
 
 
 def measure(

@@ -62,6 +62,7 @@ def _compare(
     from onnxq.ir import load
     from onnxq.ir.passes import normalise
     from onnxq.metric import compare_metric, load_metric
+    from onnxq.quant.session import ModelSource, is_large
     from onnxq.verify import compare
 
     function = load_metric(metric) if metric is not None else None
@@ -74,12 +75,15 @@ def _compare(
             note(f"{path} says that it was made from another file than {against}")
         samples = choose_samples(baseline, data, limit)
         listed = normalise(baseline, needs=("drop_initializer_inputs",))  # or onnxruntime would not fold constants
-        source = baseline.serialize() if listed else against
+        source: ModelSource = baseline.serialize() if listed else against
+        result: ModelSource = path
+        if is_large(baseline):
+            source, result = baseline, quantized
         observer.step("verify")
-        comparison = compare(source, path, samples, progress=observer.progress, blame=CheckFailed)
+        comparison = compare(source, result, samples, progress=observer.progress, blame=CheckFailed)
         if metric is not None:
             observer.step("metric")
-            measured = compare_metric(metric, source, path, samples, metric=function, progress=observer.progress)
+            measured = compare_metric(metric, source, result, samples, metric=function, progress=observer.progress)
             comparison = replace(comparison, metric=measured)
         if with_layers:
             observer.step("layers")

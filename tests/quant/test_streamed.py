@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,11 @@ from onnxq.errors import ModelError
 from onnxq.ir import infer_types, load, parse, save
 from onnxq.ir.passes import normalise
 from onnxq.ir.segment import cut
+from onnxq.layerwise import with_layers
 from onnxq.quant import session, streamed, weights
 from onnxq.quant.calibrate import calibrate
 from onnxq.quant.session import SessionError, open_session
-from onnxq.verify import compare
+from onnxq.verify import check_wellformed, compare
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 MODELS = sorted(SAMPLES.glob("*.onnx"))
@@ -173,3 +175,22 @@ def test_what_does_not_load_is_a_sentence(tmp_path, tiny):
     with pytest.raises(ModelError, match="which cannot be read"):
         open_session(load(tmp_path / "e.onnx"))
     assert session.is_large(loaded(blocks()))
+
+
+def test_the_checker_sees_large_models_without_their_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr("onnxq.verify.LARGE", 100)
+    proto = blocks()
+    path = tmp_path / "m.onnx"
+    path.write_bytes(proto.SerializeToString())
+    assert check_wellformed(path) is None
+    proto.graph.node[0].attribute.add(name="nonsense", type=1, f=1.0)
+    path.write_bytes(proto.SerializeToString())
+    assert "nonsense" in (check_wellformed(path) or "")
+    assert os.listdir(tmp_path) == ["m.onnx"]
+
+
+def test_layers_of_large_models_are_left_out_and_not_measured(tiny):
+    model = loaded(blocks())
+    found = with_layers(compare(model, model.copy(), [{"x": floats(4, 16)}]), model, model.copy(), [])
+    assert found.layers == ()
+    assert "too large" in (found.no_layers or "")
