@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,7 +42,7 @@ def load_metric(source: str) -> Metric:
 
 def measure_metric(
     metric: Metric,
-    model: Path | bytes,
+    model: ModelSource,
     samples: Samples,
     *,
     name: str = "the metric",
