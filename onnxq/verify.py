@@ -16,21 +16,20 @@ import onnx
 import onnxruntime as ort
 
 from onnxq.comparison import Comparison, Latency, OutputComparison
-from onnxq.difference import Difference, arrays
+from onnxq.difference import Difference
 from onnxq.errors import DataError, InvalidResult, ModelError, OnnxqError
 from onnxq.ir import Tensor, load
 from onnxq.quant.sample_checks import Sample
 from onnxq.quant.session import ModelSource, SessionError, open_session, run_session
 from onnxq.quant.streamed import LARGE
 
-__all__ = ["Comparison", "Latency", "OutputComparison", "check_wellformed", "compare", "run_alone"]
+__all__ = ["Comparison", "Latency", "OutputComparison", "check_wellformed", "compare"]
 
 Progress = Callable[[int, int | None], None]
 
 # Timing: enough pairs for a steady median, and never much longer than this for a model that runs in milliseconds
 WARM_UPS, LEAST_PAIRS, MOST_PAIRS, TIMING_SECONDS = 3, 7, 500, 0.5
 OTHER_MODEL = "Compare only models with the same inputs and outputs; if onnxq made this one, report it."
-UNSOUND = "Compare it with its float model: --against FLOAT."
 UNPREPARED = "Check that the sample is prepared as the model expects: sizes, token ids, masks."
 MADE_UP = "The sample was made up, and not every model takes any numbers and sizes: give --data."
 REFUSED = "Other versions of onnxruntime may know its operators; if onnxq made it, report it."
@@ -90,43 +89,6 @@ def compare(
     timed = _measure_latency(pair, first) if latency and pair.in_memory else None
     outputs = tuple(_summary(name, difference) for name, difference in zip(names, differences, strict=True))
     return Comparison(outputs, count, timed)
-
-
-def run_alone(
-    model: ModelSource,
-    samples: Iterable[Mapping[str, np.ndarray]],
-    *,
-    progress: Progress | None = None,
-    blame: type[OnnxqError] = InvalidResult,
-) -> int:
-    """Run one model on every sample and look for results that are not finite.
-
-    Returns:
-        The number of samples.
-
-    Raises:
-        DataError: There are no samples.
-        InvalidResult: The model does not load or run, or gives NaN or infinity (see `blame`).
-
-    """
-    label = _label(model, "the model")
-    count = 0
-    try:
-        session = open_session(model)
-        names = [output.name for output in session.get_outputs()]
-        for sample in samples:
-            for name, result in zip(names, run_session(session, None, dict(sample)), strict=True):
-                if any(array.dtype.kind == "f" and not np.isfinite(array).all() for array in arrays(result)):
-                    raise blame(f"{label} gives NaN or infinity in output '{name}', sample {count}", UNSOUND)
-            count += 1
-            if progress:
-                total = getattr(samples, "count", None)
-                progress(count, total if isinstance(total, int) else None)
-    except SessionError as error:
-        raise blame(f"onnxruntime cannot load or run {label}: {error}", REFUSED) from error
-    if not count:
-        raise DataError("there are no samples to run the model on", "Give at least one.")
-    return count
 
 
 class _Pair:

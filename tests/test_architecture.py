@@ -16,6 +16,7 @@ ORDER = [
     "quant",
     "evaluator",
     "difference",
+    "engines",
     "comparison",
     "metric",
     "verify",

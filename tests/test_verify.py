@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxq.comparison import Comparison, MetricComparison, OutputComparison
 from onnxq.difference import Difference
 from onnxq.errors import CheckFailed, DataError, InvalidResult, ModelError
-from onnxq.verify import check_wellformed, compare, run_alone
+from onnxq.verify import check_wellformed, compare
 
 F = np.float32
 finite = st.floats(-1e3, 1e3, width=32)
@@ -229,16 +229,6 @@ def test_nothing_reaches_the_terminal(capfd: pytest.CaptureFixture[str]) -> None
     with pytest.raises(DataError):
         compare(model(), model(), [{"x": np.zeros((1, 5), F)}])
     assert capfd.readouterr() == ("", "")
-
-
-def test_running_alone() -> None:
-    assert run_alone(model(), samples()) == 3
-    with pytest.raises(InvalidResult, match="gives NaN or infinity in output 'y', sample 0"):
-        run_alone(model("Log"), samples())
-    with pytest.raises(CheckFailed, match="onnxruntime cannot load or run the model"):
-        run_alone(b"nonsense", samples(), blame=CheckFailed)
-    with pytest.raises(DataError, match="no samples"):
-        run_alone(model(), [])
 
 
 def test_thresholds() -> None:

@@ -69,7 +69,7 @@ def _compare(
     with TerminalObserver() as observer:
         observer.step("load")
         quantized, baseline = load(path), load(against)
-        check_form(path)
+        check_form(path, quantized)
         made_from = quantized.metadata.get("onnxq_source_sha256")
         if made_from is not None and made_from != baseline.sha256:
             note(f"{path} says that it was made from another file than {against}")

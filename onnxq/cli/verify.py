@@ -11,6 +11,7 @@ import typer
 from onnxq.cli.options import Config, Data, Format, MaxDrop, MetricName, OutputFormat, SampleLimit
 
 if TYPE_CHECKING:
+    from onnxq.engines import EngineCheck
     from onnxq.ir import Model as IrModel
     from onnxq.quant.samples import Samples
 
@@ -74,6 +75,7 @@ Layers = Annotated[
     ),
 ]
 RANDOM_SAMPLES = 8
+ENGINES = "Report it with the model: one of the two engines has a mistake, or the operator is defined vaguely."
 
 
 def verify(
@@ -95,7 +97,8 @@ def verify(
 ) -> None:
     """Check a model, and compare it with its float original.
 
-    Without --against, the model has to be well formed, load in onnxruntime, and give finite results.
+    Without --against, the model has to be well formed, load in onnxruntime, give finite results, and give the same in
+    the reference evaluator, node by node.
 
     Without --data, random numbers go in, which says little about accuracy.
 
@@ -119,7 +122,7 @@ def verify(
     }
     check_options({**limits, "metric": metric, "layers": layers}, against, data)
     if against is None:
-        _write_sound(model, *_check_alone(model, data, samples), output_format)
+        verify_alone(model, data, samples, output_format)
     else:
         verify_against(model, against, data, samples, limits, metric, layers, output_format)
 
@@ -135,29 +138,48 @@ def single(context: typer.Context, models: list[Path]) -> Path:
     return models[0]
 
 
-def _check_alone(path: Path, data: list[str], limit: int | None) -> tuple[int, str]:
+def verify_alone(path: Path, data: list[str], limit: int | None, output_format: Format) -> None:
+    """Check one model by itself, write what was found, and raise CheckFailed where two engines disagree."""
+    from onnxq.errors import CheckFailed
+
+    check, description = _check_alone(path, data, limit)
+    _write_alone(path, check, description, output_format)
+    if check.objection:
+        raise CheckFailed(f"{path}: {check.objection}", ENGINES)
+
+
+def _check_alone(path: Path, data: list[str], limit: int | None) -> tuple[EngineCheck, str]:
     from onnxq.cli.terminal import TerminalObserver
+    from onnxq.engines import check_engines
     from onnxq.errors import CheckFailed
     from onnxq.ir import load
-    from onnxq.verify import run_alone
 
     with TerminalObserver() as observer:
         observer.step("load")
         model = load(path)
-        check_form(path)
+        check_form(path, model)
         samples = choose_samples(model, data, limit)
         observer.step("run")
-        return run_alone(path, samples, progress=observer.progress, blame=CheckFailed), samples.description
+        return check_engines(path, samples, progress=observer.progress, blame=CheckFailed), samples.description
 
 
-def check_form(path: Path) -> None:
-    """Refuse a file that the ONNX checker objects to."""
+def check_form(path: Path, model: IrModel) -> None:
+    """Refuse a file that the ONNX checker or ours objects to; what is only odd is said on stderr."""
+    from onnxq.cli.terminal import note
     from onnxq.errors import CheckFailed
     from onnxq.verify import check_wellformed
+    from onnxq.wellformed import find_defects
 
     objection = check_wellformed(path)
     if objection:
         raise CheckFailed(f"{path} is no valid ONNX model: {objection}", "Export or quantize it again.")
+    defects = find_defects(model)
+    errors = [defect.sentence for defect in defects if defect.is_error]
+    if errors:
+        more = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
+        raise CheckFailed(f"{path} is not well formed: {errors[0]}{more}", "Export or quantize it again.")
+    for defect in defects:
+        note(f"{path}: {defect.sentence}")
 
 
 def choose_samples(model: IrModel, data: list[str], limit: int | None) -> Samples:
@@ -171,18 +193,15 @@ def choose_samples(model: IrModel, data: list[str], limit: int | None) -> Sample
     return given if given is not None else random_samples(input_specs(model), RANDOM_SAMPLES)
 
 
-def _write_sound(model: Path, count: int, description: str, output_format: Format) -> None:
+def _write_alone(model: Path, check: EngineCheck, description: str, output_format: Format) -> None:
+    from onnxq.cli.engine_tables import engine_tables
     from onnxq.cli.terminal import show
-    from onnxq.report import SCHEMA, to_json
+    from onnxq.report.plain import SCHEMA, engines_dict, to_json
 
+    missed = [check.objection] if check.objection else []
     if output_format is Format.JSON:
-        result: dict[str, object] = {
-            "model": str(model),
-            "against": None,
-            "passed": True,
-            "missed": [],
-            "comparison": None,
-        }
-        sys.stdout.write(to_json({"schema": SCHEMA, **result, "samples": count, "data": description}))
+        result: dict[str, object] = {"model": str(model), "against": None, "passed": not missed, "missed": missed}
+        result |= {"comparison": None, "samples": check.samples, "data": description, "engines": engines_dict(check)}
+        sys.stdout.write(to_json({"schema": SCHEMA, **result}))
         return
-    show(f"{model} is well formed, loads in onnxruntime and runs: {description}")
+    show(f"{model} is well formed, loads in onnxruntime and runs: {description}", "", *engine_tables(check))

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from onnxq.comparison import Comparison
+from onnxq.engines import EngineCheck
 from onnxq.version import __version__
 
 if TYPE_CHECKING:
@@ -51,6 +52,21 @@ def comparison_dict(comparison: Comparison, samples: str | None) -> dict[str, An
         "layers": [record_dict(layer) for layer in comparison.layers],
         "no_layers": comparison.no_layers,
         "metric": None if comparison.metric is None else asdict(comparison.metric) | {"drop": comparison.metric.drop},
+    }
+
+
+def engines_dict(check: EngineCheck) -> dict[str, Any]:
+    """Give what two engines make of one model as plain data for JSON: numbers that are not finite are null."""
+    return {
+        "outputs": [record_dict(output) for output in check.outputs],
+        "optimised": [record_dict(output) for output in check.optimised],
+        "nodes": check.nodes,
+        "codes": check.codes,
+        "ties": check.ties,
+        "flipped": check.flipped,
+        "culprits": [record_dict(culprit) for culprit in check.culprits],
+        "parting": None if check.parting is None else record_dict(check.parting),
+        "notes": list(check.notes),
     }
 
 

@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxq.evaluator import schedule
 from onnxq.quant.recipe import recipe_names
 
 STATIC = ("digits_cnn.onnx", "-d", "digits_calibration.npz")
@@ -117,9 +118,45 @@ def test_verify_refuses_models_with_other_outputs(cli, folder: Path) -> None:
 def test_verify_alone(cli, quantized: Path) -> None:
     code, out, _ = cli("verify", "q.onnx")
     assert code == 0
-    assert out == "q.onnx is well formed, loads in onnxruntime and runs: 8 samples from random numbers (seed 0)\n"
-    result = json.loads(cli("verify", "q.onnx", "-d", "digits_calibration.npz", "--format", "json").out)
-    assert (result["passed"], result["samples"]) == (True, 100)
+    first, *rest = out.splitlines()
+    assert first == "q.onnx is well formed, loads in onnxruntime and runs: 8 samples from random numbers (seed 0)"
+    assert "  30 of 30 nodes give the same in both engines on the same inputs" in "\n".join(rest)
+    asked = ("-d", "digits_calibration.npz", "--samples", 9, "--format", "json")
+    result = json.loads(cli("verify", "q.onnx", *asked).out)
+    assert (result["passed"], result["samples"], result["comparison"]) == (True, 9, None)
+    engines = result["engines"]
+    assert (engines["nodes"], engines["culprits"], engines["ties"]) == (30, [], 0)
+    assert [output["name"] for output in engines["outputs"]] == ["logits"]
+
+
+def test_verify_alone_names_the_node_on_which_the_engines_disagree(cli, folder: Path, monkeypatch) -> None:
+    save("two.onnx", [helper.make_node("Relu", ["x"], ["h"]), helper.make_node("Neg", ["h"], ["y"])], {"x": [1, 4]}, {})
+    kernels = schedule.find_kernel
+    wrong = lambda op_type, *rest: (lambda x: x * 2) if op_type == "Neg" else kernels(op_type, *rest)  # noqa: E731
+    monkeypatch.setattr(schedule, "find_kernel", wrong)
+    code, out, err = cli("verify", "two.onnx")
+    assert code == 1
+    assert "two.onnx: Neg node the Neg that makes 'y' differs in tensor 'y' by up to" in err
+    assert "1 of 2 nodes give the same in both engines" in out
+    result = json.loads(cli("verify", "two.onnx", "--format", "json").out)
+    assert (result["passed"], result["engines"]["culprits"][0]["tensor"]) == (False, "y")
+    assert len(result["missed"]) == 1
+
+
+def test_verify_finds_a_scale_that_is_zero_and_notes_what_is_odd(cli, folder: Path) -> None:
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "t"], ["y"]),
+    ]
+    save("odd.onnx", nodes, {"x": [1, 4]}, {"s": np.array(1, np.float32), "t": np.array(2, np.float32)})
+    code, _, err = cli("verify", "odd.onnx")
+    assert code == 0
+    assert "has another scale than QuantizeLinear" in err
+    save("zero.onnx", nodes, {"x": [1, 4]}, {"s": np.array(0, np.float32), "t": np.array(2, np.float32)})
+    code, _, err = cli("verify", "zero.onnx")
+    assert code == 1
+    assert "zero.onnx is not well formed: QuantizeLinear" in err
+    assert "has a scale 's' that is zero" in err
 
 
 def test_verify_alone_finds_what_is_not_finite(cli, folder: Path) -> None:

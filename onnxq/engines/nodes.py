@@ -1,0 +1,154 @@
+"""One sample, node by node, twice: each node on what onnxruntime gave it, and the whole model by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from onnxq.engines.result import Disagreement, Parting
+from onnxq.engines.tensors import InnerTensors
+from onnxq.engines.tolerance import MOST_TIES, Gap, gap
+from onnxq.errors import OnnxqError
+from onnxq.evaluator import Evaluator, Run, Step, arithmetic
+from onnxq.ir import Value
+
+RANDOM = frozenset(
+    ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
+)
+# Operators that give codes: they round, and what lies half-way may go either side
+QUANTIZERS = frozenset(("QuantizeLinear", "DynamicQuantizeLinear", "QGemm"))
+# Operators that turn a small difference into a whole step although their output is float
+STEPS = frozenset(("Round", "Floor", "Ceil", "Sign", "TopK", "DynamicQuantizeLinear", "Mod"))
+
+
+class NodeByNode:
+    """Looks at samples one node at a time and remembers what it finds.
+
+    Attributes:
+        nodes: How many nodes were compared, those of the first sample.
+        ties, codes: Codes that differ by one on the same inputs, of how many.
+        flipped: Codes that differ in whole runs.
+        culprits: Nodes that disagree, each once.
+        parting: Where the whole runs part first.
+        unknown: Label of each node that the evaluator cannot run, and why.
+        random: Labels of the nodes that are random.
+
+    """
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self._evaluator = evaluator
+        self.nodes = self.ties = self.codes = self.flipped = 0
+        self.culprits: dict[str, Disagreement] = {}
+        self.parting: Parting | None = None
+        self.unknown: dict[str, str] = {}
+        self.random: list[str] = []
+        self._seen: set[str] = set()
+
+    def look(self, feeds: Mapping[str, np.ndarray], sample: int) -> dict[str, Any]:
+        """Look at one sample.
+
+        Returns:
+            The outputs of the graph as the evaluator computes them by itself.
+
+        Raises:
+            SessionError: onnxruntime does not show the tensors inside the model.
+
+        """
+        theirs = InnerTensors(self._evaluator, feeds)
+        outputs = self._evaluator.model.graph.outputs
+        with arithmetic():
+            forced, own = self._evaluator.begin(feeds), self._evaluator.begin(feeds)
+            own.keep = set(outputs)
+            for index, step in enumerate(self._evaluator.steps):
+                self._step(step, theirs.of(index), forced, own, sample)
+        return {value.name: own.values[value] for value in outputs}
+
+    def _step(self, step: Step, theirs: Mapping[Value, Any], forced: Run, own: Run, sample: int) -> None:
+        given = {value: theirs[value] for value in step.node.outputs if value is not None and value in theirs}
+        if self._compute(step, forced, own):
+            for value, array in given.items():
+                self._compare_node(step, value, (array, forced.values[value]), sample)
+                self._compare_runs(step, value, (array, own.values[value]), sample)
+            if given and step.node.label not in self._seen:
+                self._seen.add(step.node.label)
+                self.nodes += 1
+        else:
+            own.values.update(given)
+        forced.values.update(given)
+        forced.release(step)
+        own.release(step)
+
+    def _compute(self, step: Step, forced: Run, own: Run) -> bool:
+        """Run a node in the evaluator; False where it cannot, or where two runs would differ anyway."""
+        node = step.node
+        if node.op_type in RANDOM and not node.domain:
+            if node.label not in self.random:
+                self.random.append(node.label)
+            return False
+        try:
+            forced.compute(step)
+            own.compute(step)
+        except OnnxqError as error:
+            self.unknown.setdefault(node.label, error.message)
+            return False
+        return True
+
+    def _compare_node(self, step: Step, value: Value, pair: tuple[Any, Any], sample: int) -> None:
+        found = gap(*pair)
+        node = step.node
+        if _makes_codes(step, pair[0]):
+            self.codes += found.elements
+            if found.one_step and found.differing <= max(1, MOST_TIES * found.elements):
+                self.ties += found.differing
+                return
+        if found.within or node.label in self.culprits:
+            return
+        operator = _operator(step)
+        sentence = f"{operator} node {node.label} {_describe(value, found)} in onnxruntime and the reference evaluator"
+        self.culprits[node.label] = Disagreement(node.label, operator, value.name, sample, sentence)
+
+    def _compare_runs(self, step: Step, value: Value, pair: tuple[Any, Any], sample: int) -> None:
+        is_codes = _makes_codes(step, pair[0])
+        if self.parting is not None and not is_codes:
+            return
+        found = gap(*pair)
+        if is_codes:
+            self.flipped += found.differing
+        if found.within or self.parting is not None:
+            return
+        is_step = not _is_float(pair[0]) or step.node.op_type in STEPS
+        share = found.differing / found.elements if found.elements else 1.0
+        operator = _operator(step)
+        self.parting = Parting(step.node.label, operator, value.name, sample, found.max_abs, share, is_step)
+
+    def notes(self) -> list[str]:
+        """Say what could not be checked."""
+        found = [f"{why}; its result is taken from onnxruntime" for why in self.unknown.values()]
+        if self.random:
+            found.append(f"random results are not compared: {', '.join(self.random)}")
+        return found
+
+
+def _describe(value: Value, found: Gap) -> str:
+    if found.problem:
+        return f"makes tensor '{value.name}', which {found.problem}"
+    share = f"{found.differing} of {found.elements} elements"
+    return f"differs in tensor '{value.name}' by up to {found.max_abs:.4g} ({share}) on the same inputs"
+
+
+def _makes_codes(step: Step, array: Any) -> bool:
+    """Whether an output of the node holds rounded codes of at most 16 bits."""
+    node = step.node
+    quantizes = node.op_type in QUANTIZERS or node.op_type.startswith("QLinear")
+    return quantizes and isinstance(array, np.ndarray) and array.dtype.kind in "iu" and array.dtype.itemsize <= 2
+
+
+def _is_float(array: Any) -> bool:
+    return isinstance(array, np.ndarray) and array.dtype.kind == "f"
+
+
+def _operator(step: Step) -> str:
+    node = step.node
+    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
