@@ -48,7 +48,9 @@ def carry_out_large(
     watch.step("rewrite")
     report = Report.planned(ready.plan, source=ready.path, notes=(*ready.notes, SIMPLER))
     with Spool(scratch) as spool:
-        model = stamp(rewrite(ready.model, ready.plan, qparams, Weights(spool=spool)), ready)
+        weights = Weights(spool=spool)
+        model = stamp(rewrite(ready.model, ready.plan, qparams, weights), ready)
+        report = replace(report, notes=(*report.notes, *weights.notes()))
     watch.step("verify")
     comparison = compare(baseline, model, probe, progress=watch.progress)
     return model, replace(report, comparison=comparison, samples=probe.description)

@@ -152,6 +152,7 @@ def carry_out(
     if detailed:
         report = replace(report, activations=activations(ready.plan, qparams, measured))
     model = stamp(rewrite(ready.model, ready.plan, qparams, weights), ready)
+    report = replace(report, notes=(*report.notes, *weights.notes()))
     watch.step("verify")
     encoded = model.serialize()
     comparison = compare(baseline, encoded, probe, progress=watch.progress)

@@ -21,6 +21,7 @@ ORDER = [
     "metric",
     "verify",
     "layerwise",
+    "saturation",
     "report",
     "steps",
     "trials",

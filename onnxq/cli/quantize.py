@@ -54,6 +54,13 @@ ExternalData = Annotated[
     bool, typer.Option("--external-data", help="Put the weights into OUT.data; beyond 2 GB that happens by itself.")
 ]
 
+ReduceRange = Annotated[
+    bool,
+    typer.Option(
+        "--reduce-range", help="7-bit weights where products of 8 bits could saturate on x86 processors without VNNI."
+    ),
+]
+
 
 def quantize(
     context: typer.Context,
@@ -66,6 +73,7 @@ def quantize(
     only: Only = [],  # noqa: B006
     min_sqnr: MinSqnr = None,
     samples: SampleLimit = None,
+    reduce_range: ReduceRange = False,
     external_data: ExternalData = False,
     report: ReportFile = None,
     output_format: OutputFormat = Format.TEXT,
@@ -88,6 +96,7 @@ def quantize(
     from onnxq.cli.terminal import TerminalObserver
     from onnxq.cli.timing import Stopwatch
     from onnxq.cli.write import write_plan, write_report
+    from onnxq.quant.recipe import load_recipe
     from onnxq.report import check_report_path
     from onnxq.report import write_report as save_report
 
@@ -97,7 +106,7 @@ def quantize(
         watch = Stopwatch(observer)
         result = pipeline.quantize(
             model,
-            recipe,
+            load_recipe(recipe).setting(reduce_range=True) if reduce_range else recipe,
             output=output,
             data=data,
             stats=stats,

@@ -28,6 +28,7 @@ class Scheme:
         integer_conv: Whether `dynamic-int8` may turn a Conv into ConvInteger.
         ranges: How the range of an activation is chosen from its statistics.
         percentile: For `ranges = "percentile"`: how much of the distribution the range covers, in percent.
+        reduce_range: Whether weights get 7 bits where products of 8 could saturate on an x86 processor without VNNI.
         smoothing: Whether channels of outliers may be rescaled, which leaves the float function as it is.
         rounding: Weights to nearest, or so that the layer's output changes least on what the samples show.
 
@@ -42,6 +43,7 @@ class Scheme:
     ranges: Literal["minmax", "percentile", "mse"] = "minmax"
     percentile: float = 99.999
     rounding: Literal["nearest", "output-error"] = "output-error"
+    reduce_range: bool = False
     smoothing: bool = True
 
     @property

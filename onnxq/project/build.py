@@ -135,7 +135,7 @@ def refuse(entry: Entry, comparison: Comparison) -> None:
     missed = comparison.missed(**entry.thresholds.given())
     if missed:
         raise CheckFailed(
-            f"{entry.quantized}: output {'; '.join(missed)}",
+            f"{entry.quantized}: {'; '.join(missed)}",
             "Leave sensitive nodes float with 'exclude', give more data, or lower the threshold.",
         )
 

@@ -77,6 +77,10 @@ class Recipe:
         """Add the globs of `--exclude` and `--only`, which match node names or operator types."""
         return replace(self, exclude=(*self.exclude, *exclude), only=(*self.only, *only))
 
+    def setting(self, **settings: Any) -> Recipe:
+        """Change fields of the scheme; rules that set them as well still win."""
+        return replace(self, scheme=replace(self.scheme, **settings))
+
     def to_toml(self) -> str:
         """Write the recipe as a file that `load_recipe` reads back to the same value."""
         default = Scheme()

@@ -10,6 +10,7 @@ from onnx import TensorProto
 
 from onnxq.ir import ArrayTensor, Graph, Model, Node, Patch, Tensor, Value, commit
 from onnxq.ops.family import Site, rewrite_site
+from onnxq.ops.saturation import SAFE_BITS, inner_rows, saturating_pairs
 from onnxq.ops.scheme import Scheme
 from onnxq.quant.plan import Plan
 from onnxq.quant.qparams import QParams
@@ -112,7 +113,23 @@ class QuantizingPatch(Patch):
         assert weight.constant is not None
         rank = len(weight.constant.shape)
         axes = tuple(range(rank)) if scheme.granularity == "tensor" else tuple(sorted(axis % rank for axis in reduce))
-        return self._shared.weights.codes(weight, axes, minimum, self._label)
+        weights = self._shared.weights
+        coded = weights.codes(weight, axes, minimum, self._label)
+        if scheme.reduce_range and self._saturates(weight, coded[0], scheme):
+            weights.reduced[self._label] = None
+            return weights.codes(weight, axes, minimum, self._label, SAFE_BITS)
+        return coded
+
+    def _saturates(self, weight: Value, codes: np.ndarray, scheme: Scheme) -> bool:
+        """Whether products with a weight could saturate, be it read as int8 beside codes of 8 bits."""
+        node = self.anchor
+        if node is None or weight is not node.inputs[1] or node.op_type not in ("MatMul", "Gemm", "Conv"):
+            return False
+        as_uint8 = scheme.name == "dynamic-int8" and node.op_type == "Conv"
+        if scheme.name not in ("static-int8", "dynamic-int8") or as_uint8 or scheme.bits > 8:
+            return False
+        rows = inner_rows(node.op_type, codes, transposed=bool(node.attribute("transB", 0)))
+        return rows is not None and saturating_pairs(rows) > 0
 
     def stored(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme) -> Value:
         """Give a float weight that the file holds in 8 bit, one for all readers."""

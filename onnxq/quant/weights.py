@@ -19,6 +19,7 @@ from onnxq.quant.rounding import RoundedWeight, RoundingJob, choose_all
 from onnxq.quant.stats import Stats
 from onnxq.quant.unfold import unfolding_of
 
+MOST_NAMES = 8  # in a note
 Key = tuple[Value, tuple[int, ...]]  # a weight, and the axes that share a scale
 Coded = tuple[np.ndarray, np.ndarray]  # codes, and scales that broadcast against them
 
@@ -65,6 +66,9 @@ class Weights:
         layers: What the calibration measured of layers.
         spool: Where to keep codes of large weights; in memory without it.
 
+    Attributes:
+        reduced: Nodes whose weights were given 7 bits, by name, in order.
+
     Raises:
         ModelError: A weight holds NaN or infinity.
 
@@ -83,9 +87,12 @@ class Weights:
         if plan is not None:
             self._jobs = rounding_jobs(plan, qparams or {}, stats or Stats(), layers or MeasuredLayers([]))
         self._rounded: dict[Key, RoundedWeight] = choose_all(self._jobs) if self._jobs else {}
-        self._known: dict[Key, Coded] = {}
+        self._known: dict[tuple[Key, int], Coded] = {}
+        self.reduced: dict[str, None] = {}
 
-    def codes(self, weight: Value, axes: tuple[int, ...], minimum: np.ndarray | None, reader: str) -> Coded:
+    def codes(
+        self, weight: Value, axes: tuple[int, ...], minimum: np.ndarray | None, reader: str, bits: int = 8
+    ) -> Coded:
         """Quantize a weight.
 
         Args:
@@ -93,40 +100,50 @@ class Weights:
             axes: Axes that share a scale, ascending.
             minimum: Least scale, broadcasting against the scales; for biases that would overflow otherwise.
             reader: The node that reads it, for the message.
+            bits: 8, or 7 for codes of at most 63.
 
         Returns:
             int8 codes of the weight's shape, and float32 scales of the same rank with 1 along the shared axes.
 
         """
         key = (weight, axes)
-        if minimum is None and key in self._known:
-            return self._known[key]
+        if minimum is None and (key, bits) in self._known:
+            return self._known[key, bits]
         assert weight.constant is not None
         if self._spool is not None and key not in self._rounded and weight.constant.nbytes >= SPOOLED:
-            return self._spooled(key, minimum, reader, self._spool)
+            return self._spooled(key, minimum, reader, self._spool, bits)
         rows = Rows(weight.constant.numpy(), axes)
         floor = None if minimum is None else rows.floor(minimum)
         if key in self._rounded:
             rounded = self._rounded[key]
-            if floor is not None and (rounded.scales < floor).any():  # rare, and only these channels get coarser
-                rounded = choose_all({key: replace(self._jobs[key], minimum_scale=floor)})[key]
+            # rare, and only channels below the floor get coarser
+            if bits < 8 or (floor is not None and (rounded.scales < floor).any()):
+                rounded = choose_all({key: replace(self._jobs[key], minimum_scale=floor, bits=bits)})[key]
             coded = rows.restore(rounded.codes, rounded.scales)
         else:
-            coded = rows.restore(*_nearest(_finite(rows.array(), weight, reader), floor))
+            coded = rows.restore(*_nearest(_finite(rows.array(), weight, reader), floor, bits))
         if minimum is None:
-            self._known[key] = coded
+            self._known[key, bits] = coded
         return coded
 
-    def _spooled(self, key: Key, minimum: np.ndarray | None, reader: str, spool: Spool) -> Coded:
+    def _spooled(self, key: Key, minimum: np.ndarray | None, reader: str, spool: Spool, bits: int) -> Coded:
         weight, axes = key
         assert weight.constant is not None
-        coded = nearest_codes(weight.constant.numpy(), axes, minimum, spool)
+        coded = nearest_codes(weight.constant.numpy(), axes, minimum, spool, 2 ** (bits - 1) - 1)
         weight.constant.release()
         if coded is None:
             raise _unsound(weight, reader)
         if minimum is None:
-            self._known[key] = coded
+            self._known[key, bits] = coded
         return coded
+
+    def notes(self) -> tuple[str, ...]:
+        """Say what the weights got other than the usual 8 bits."""
+        if not self.reduced:
+            return ()
+        names = list(self.reduced)
+        more = f" and {len(names) - MOST_NAMES} more nodes" if len(names) > MOST_NAMES else ""
+        return (f"gave the weights of {', '.join(names[:MOST_NAMES])}{more} 7 bits, so that no products saturate",)
 
     def keep(self, array: np.ndarray) -> np.ndarray:
         """Give the same array, out of memory where it is large and there is a spool."""
@@ -188,9 +205,9 @@ def _unsound(weight: Value, reader: str) -> ModelError:
     )
 
 
-def _nearest(rows: np.ndarray, floor: np.ndarray | None) -> Coded:
+def _nearest(rows: np.ndarray, floor: np.ndarray | None, bits: int) -> Coded:
     """Round to nearest with the scale that covers a row's largest element."""
-    codes, scales, _ = quantize_weight(rows, 0, "int8")
+    codes, scales, _ = quantize_weight(rows, 0, f"int{bits}")
     if floor is not None:
         # A channel of zeros has scale 1, with which its bias would be rounded to multiples of the activation's scale.
         scales = np.where(rows.any(axis=1), np.maximum(scales, floor), floor)
