@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,6 +30,9 @@ Model = Annotated[
         show_default=False,
     ),
 ]
+if TYPE_CHECKING:
+    from onnxq.quant.recipe import Recipe
+
 Output = Annotated[
     Path | None,
     typer.Option(
@@ -83,9 +86,8 @@ def quantize(
 ) -> None:
     """Quantize a model, compare it with the float one, and write it.
 
-    With calibration data the result is static: ranges are fixed, QuantizeLinear and DequantizeLinear carry them.
-    Without data it is dynamic: ranges are found at run time. Without MODEL, all models of the project file are built
-    that are out of date.
+    With data the result is static: ranges are fixed, QuantizeLinear and DequantizeLinear carry them. Without, ranges
+    are found at run time. Without MODEL, all models of the project file are built that are out of date.
     """
     from onnxq.cli.project import build_project, refuse_config
 
@@ -96,7 +98,6 @@ def quantize(
     from onnxq.cli.terminal import TerminalObserver
     from onnxq.cli.timing import Stopwatch
     from onnxq.cli.write import write_plan, write_report
-    from onnxq.quant.recipe import load_recipe
     from onnxq.report import check_report_path
     from onnxq.report import write_report as save_report
 
@@ -106,7 +107,7 @@ def quantize(
         watch = Stopwatch(observer)
         result = pipeline.quantize(
             model,
-            load_recipe(recipe).setting(reduce_range=True) if reduce_range else recipe,
+            _chosen(recipe, reduce_range=reduce_range),
             output=output,
             data=data,
             stats=stats,
@@ -120,7 +121,13 @@ def quantize(
             detailed=report is not None,
             observer=watch,
         )
-    result = replace(result, seconds=watch.seconds())
+        result = replace(result, seconds=watch.seconds())
     if report is not None:
         save_report(result, report, force=force)
     return (write_plan if dry_run else write_report)(result, output_format)
+
+
+def _chosen(recipe: str, *, reduce_range: bool) -> str | Recipe:
+    from onnxq.quant.recipe import load_recipe
+
+    return load_recipe(recipe).setting(reduce_range=True) if reduce_range else recipe

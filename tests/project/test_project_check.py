@@ -249,7 +249,7 @@ def test_figures_below_a_threshold_of_today(repo: Path) -> None:
     replace_in_project("min-sqnr = 20.0", "min-sqnr = 90.0, max-abs = 1e-9")
     results = found()
     assert [(path, rule) for path, rule, _ in results] == [(str(QUANTIZED), "below-threshold")] * 2
-    assert "when it was built, 'logits' has " in results[0][2]
+    assert "when it was built, output 'logits' has " in results[0][2]
     assert "below the 90 dB asked for" in results[0][2]
     assert "is off by up to" in results[1][2]
 

@@ -54,6 +54,7 @@ SETTINGS = {
     "ranges": st.sampled_from(["minmax", "percentile", "mse"]),
     "percentile": st.floats(50, 100, exclude_min=True),
     "smoothing": st.booleans(),
+    "reduce_range": st.booleans(),
     "rounding": st.sampled_from(["nearest", "output-error"]),
 }
 SCHEMES = st.builds(Scheme, **SETTINGS)
