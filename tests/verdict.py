@@ -26,6 +26,8 @@ SETTINGS: dict[str, tuple[Any, bool]] = {  # name → recipe, and whether it get
     "auto, data": ("auto", True),
     "static": ("static-int8", True),
     "static, one scale": (recipe_of("static-int8", granularity="tensor", form="qdq", ranges="mse"), True),
+    "static, int8, com.microsoft": (recipe_of("static-int8", activations="int8", domain="com.microsoft"), True),
+    "static, uint16": (recipe_of("static-int8", activations="uint16"), True),
     "dynamic, ConvInteger": (recipe_of("dynamic-int8", integer_conv=True), False),
     "weights": ("weight-int8", False),
     "weights, DequantizeLinear, data": (recipe_of("weight-int8", form="qdq"), True),
