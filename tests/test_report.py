@@ -109,6 +109,13 @@ def test_markdown(report: Report) -> None:
         assert line in text.splitlines()
 
 
+def test_names_cannot_break_the_markdown(report: Report) -> None:
+    nodes = (NodeReport("a`b\n# c", "<b>", None, "--exclude *_3* leaves it [float](x)"),)
+    lines = replace(report, nodes=nodes, notes=("did `this`\n# that",)).to_markdown().splitlines()
+    assert "| `` a`b # c `` | \\<b> | float | --exclude \\*_3\\* leaves it \\[float](x) |" in lines
+    assert "* did \\`this\\` # that" in lines
+
+
 def test_markdown_of_a_plan(report: Report) -> None:
     plan = replace(report, output=None, files=(), comparison=None)
     assert "A plan: nothing was written." in plan.to_markdown()

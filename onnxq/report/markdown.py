@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from onnxq.words import FLOAT, decibels, noise
+from onnxq.words import FLOAT, decibels, noise, printable
 
 if TYPE_CHECKING:
     from onnxq.comparison import Comparison
@@ -17,24 +18,27 @@ MOST_LAYERS = 40
 def markdown(report: Report) -> str:
     """Write a report as Markdown."""
     sections = [
-        f"# {report.source.name}, recipe {report.recipe}\n",
+        f"# {_plain(report.source.name)}, recipe {_plain(report.recipe)}\n",
         _result(report),
         _layers(report.comparison),
         "## Nodes\n",
         _table(("became", "nodes", "operators"), [(s, n, _listed(report, s)) for s, n in report.counts().items()]),
     ]
     if report.reasons():
-        sections.append(_table(("nodes left float", "because"), [(n, r) for r, n in report.reasons().items()]))
+        sections.append(_table(("nodes left float", "because"), [(n, _plain(r)) for r, n in report.reasons().items()]))
     if report.notes:
-        sections += ["## Before quantizing\n", "".join(f"* {note}\n" for note in report.notes)]
-    rows = [(f"`{node.name}`", node.op_type, node.scheme or FLOAT, node.reason) for node in report.nodes]
-    sections += ["## Every node\n", _table(("node", "operator", "became", "reason"), rows)]
+        sections += ["## Before quantizing\n", "".join(f"* {_plain(note)}\n" for note in report.notes)]
+    rows = [
+        (_code(node.name), _plain(node.op_type), node.scheme or FLOAT, _plain(node.reason)) for node in report.nodes
+    ]
+    nodes = _table(("node", "operator", "became", "reason"), rows)
+    sections.append(f"<details>\n<summary>Every node</summary>\n\n{nodes}\n</details>\n")
     return "\n".join(section for section in sections if section)
 
 
 def _listed(report: Report, scheme: str) -> str:
     operators = report.operators(None if scheme == FLOAT else scheme)
-    return ", ".join(f"{op} {n}" for op, n in operators.items())
+    return ", ".join(f"{_plain(op)} {n}" for op, n in operators.items())
 
 
 def _result(report: Report) -> str:
@@ -53,10 +57,10 @@ def _result(report: Report) -> str:
             )
         )
     outputs = [
-        (f"`{o.name}`", decibels(o.sqnr), f"{o.max_abs:.4g}", "" if o.agreement is None else f"{o.agreement:.2f} %")
+        (_code(o.name), decibels(o.sqnr), f"{o.max_abs:.4g}", "" if o.agreement is None else f"{o.agreement:.2f} %")
         for o in report.comparison.outputs
     ]
-    written = f"Written to `{report.output}`, compared on {report.samples}.\n"
+    written = f"Written to {_code(str(report.output))}, compared on {_plain(report.samples or '')}.\n"
     head = ("output", "SQNR", "largest error", "agreement")
     return "\n".join([written, _table(("", "float", "quantized", "ratio"), rows), _table(head, outputs)])
 
@@ -66,14 +70,26 @@ def _layers(comparison: Comparison | None) -> str:
     if comparison is None or not (comparison.layers or comparison.no_layers):
         return ""
     if comparison.no_layers:
-        return f"## Layers\n\nNot compared: {comparison.no_layers}.\n"
+        return f"## Layers\n\nNot compared: {_plain(comparison.no_layers)}.\n"
     rows = [
-        (f"`{layer.node}`", layer.op_type, noise(layer.own), noise(layer.inherited), noise(layer.sqnr))
+        (_code(layer.node), _plain(layer.op_type), noise(layer.own), noise(layer.inherited), noise(layer.sqnr))
         for layer in comparison.worst_layers(MOST_LAYERS)
     ]
     head = ("node", "operator", "own", "inherited", "in all")
     text = "SQNR of what each node adds itself, of what its inputs bring, and of both; the worst by their own first.\n"
     return "\n".join(["## Layers\n", text, _table(head, rows)])
+
+
+def _plain(text: str) -> str:
+    """Keep text from being read as markup."""
+    return re.sub(r"([\\*<\[`])", r"\\\1", printable(text))
+
+
+def _code(name: str) -> str:
+    """Set a name as code, in more backticks than it has itself."""
+    name = printable(name)
+    fence = "`" * (max((len(run) for run in re.findall("`+", name)), default=0) + 1)
+    return f"{fence}{name}{fence}" if len(fence) == 1 else f"{fence} {name} {fence}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

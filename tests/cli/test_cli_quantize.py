@@ -57,6 +57,28 @@ def test_json_says_the_same_and_nothing_else_is_on_stdout(cli, folder: Path) -> 
     assert set(report["comparison"]["latency"]) == {"float_ms", "quantized_ms", "ratio", "pairs"}
 
 
+def test_an_html_report_that_cannot_be_drawn_is_refused_first(
+    cli, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onnxq.report.html.find_spec", lambda module: None)
+    code, out, err = cli("quantize", *STATIC, "--report", "r.html")
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [
+        "error: an HTML report needs Matplotlib and Jinja2, not installed here",
+        "hint: Run `pip install 'onnxq[report]'`.",
+    ]
+    assert {path.name for path in folder.iterdir()} == {"digits_cnn.onnx", "digits_calibration.npz"}
+
+
+def test_a_full_report_has_layers_and_histograms(cli, folder: Path) -> None:
+    assert cli("quantize", *STATIC, "--samples", "8", "--report", "r.json").code == 0
+    report = json.loads(Path("r.json").read_text())
+    assert {layer["node"] for layer in report["comparison"]["layers"]} >= {"Conv_0", "Gemm_21"}
+    assert report["activations"][0]["nodes"] == ["Conv_3"]
+    assert all(sum(a["counts"]) == a["elements"] for a in report["activations"])
+    assert report["rules"].startswith('name = "auto"')
+
+
 def test_the_figures_are_those_of_the_files(cli, folder: Path) -> None:
     report = json.loads(cli("quantize", *STATIC, "--format", "json").out)
     images = np.load("digits_calibration.npz")["image"]
