@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from onnxq.errors import DataError, NothingToQuantize, OutputError
-from onnxq.ir import Model, Value, check_output
+from onnxq.ir import Model, Value, check_output, load
+from onnxq.ir.files import check_sources, data_path
 from onnxq.ir.opset import make_loadable, raise_opset
 from onnxq.ir.passes import normalise
 from onnxq.ir.types import infer_types
@@ -96,6 +97,8 @@ def check_target(model: Path, target: Path, *, force: bool) -> None:
     check_output(target, force=force)
     if target.exists() and model.exists() and target.samefile(model):
         raise OutputError(f"{target} is the model that is to be read", "Choose another place with --output.")
+    if model.is_file() and (target.exists() or data_path(target).exists()):
+        check_sources(load(model), target)
 
 
 def open_data(model: Model, data: Sequence[str | Path], samples: Any, limit: int | None) -> Samples | None:

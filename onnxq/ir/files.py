@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from onnxq.errors import ModelError, OutputError
-from onnxq.ir.external import release
+from onnxq.ir.atomic import write_together
 from onnxq.ir.graph import Value
 from onnxq.ir.model import Model
 from onnxq.ir.protos import GRAPH_INITIALIZER
+from onnxq.ir.stored import StoredTensor
 from onnxq.ir.wire import Chunk, Pending, length
 
 PROTOBUF_LIMIT = (1 << 31) - (1 << 20)  # protobuf parsers stop at 2 GiB; 1 MiB is left for what readers add
 EXTERNAL_ALIGNMENT = 4096  # a page, so that runtimes can map a weight
 EXTERNAL_MINIMUM = 1024  # smaller constants stay in the model, where shape inference can see them
-RELEASED = 1 << 16  # bytes of a chunk from which on its pages are let go of
-WRITE_BLOCK = 1 << 24  # bytes written at a time, so that a mapped weight never stands in memory whole
 
 
 def save(
@@ -50,15 +46,16 @@ def save(
     path = Path(path)
     check_output(path, force=force)
     _refuse_external_attributes(model)
+    check_sources(model, path)
     if external_data is None:
         external_data = needs_external_data(model)
     try:
         if external_data:
-            return _save_external(model, path)
+            return _save_external(model, path, force=force)
         chunks = [encoded] if encoded is not None else model.chunks(verbatim=not model.has_external_data)
         if length(chunks) >= PROTOBUF_LIMIT:
-            return _save_external(model, path)
-        _write({path: chunks})
+            return _save_external(model, path, force=force)
+        write_together({path: chunks})
     except OSError as error:
         raise OutputError(
             f"{path} cannot be written ({error.strerror})", "Choose another place with --output."
@@ -110,8 +107,32 @@ def _refuse_external_attributes(model: Model) -> None:
                 )
 
 
-def _save_external(model: Model, path: Path) -> list[Path]:
-    data_path = path.with_name(path.name + ".data")
+def check_sources(model: Model, path: Path) -> None:
+    """Refuse to replace the files that the weights of a model are in; a model may be saved onto itself, though.
+
+    Raises:
+        OutputError: As the message says.
+
+    """
+    if model.path is not None and path.exists() and path.samefile(model.path):
+        return
+    sources = {v.tensor.file for v in model.initializers() if isinstance(v.tensor, StoredTensor)} - {None}
+    for target in (path, data_path(path)):
+        if target.exists() and any(source is not None and target.samefile(source) for source in sources):
+            raise OutputError(f"{target} holds the weights of {model.name}", "Choose another place with --output.")
+
+
+def data_path(path: Path) -> Path:
+    """Where the weights of a model go that do not stand in its own file."""
+    return path.with_name(path.name + ".data")
+
+
+def _save_external(model: Model, path: Path, *, force: bool) -> list[Path]:
+    weights = data_path(path)
+    if weights.exists() and not force:
+        raise OutputError(
+            f"{weights} exists already", "Use --force to replace it, or choose another place with --output."
+        )
     blocks: list[Chunk] = []
     written = 0
 
@@ -125,7 +146,7 @@ def _save_external(model: Model, path: Path) -> list[Path]:
         blocks.extend((bytes(padding), Pending(tensor.nbytes, tensor.raw)))
         written += padding + tensor.nbytes
         return tensor.encode_external(
-            value.name, number=GRAPH_INITIALIZER, location=data_path.name, offset=written - tensor.nbytes
+            value.name, number=GRAPH_INITIALIZER, location=weights.name, offset=written - tensor.nbytes
         )
 
     chunks = model.chunks(external, verbatim=False)
@@ -133,41 +154,5 @@ def _save_external(model: Model, path: Path) -> list[Path]:
         raise ModelError(
             f"{model.name} is too large: even without weights it has {length(chunks)} bytes", "Split the model."
         )
-    _write({data_path: blocks, path: chunks})
-    return [path, data_path]
-
-
-def _write(files: dict[Path, Sequence[Chunk]]) -> None:
-    """Write beside the targets, flush to disk, rename, the last file last.
-
-    A single file replaces the old one in one step. Of several, the last refers to the others: its old version goes
-    before they change, so that nobody finds it beside data that is not its own.
-    """
-    temporary = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in files}
-    try:
-        for path, chunks in files.items():
-            with temporary[path].open("wb") as file:
-                for chunk in chunks:
-                    _write_chunk(file, chunk)
-                file.flush()
-                os.fsync(file.fileno())
-        if len(files) > 1:
-            list(files)[-1].unlink(missing_ok=True)
-        for path, written in temporary.items():
-            written.replace(path)
-    finally:
-        for written in temporary.values():
-            with contextlib.suppress(FileNotFoundError):
-                written.unlink()
-
-
-def _write_chunk(file: BinaryIO, chunk: Chunk) -> None:
-    raw = chunk.get() if isinstance(chunk, Pending) else chunk
-    if len(raw) < RELEASED:
-        file.write(raw)
-        return
-    view = memoryview(raw)
-    for start in range(0, len(view), WRITE_BLOCK):
-        block = view[start : start + WRITE_BLOCK]
-        file.write(block)
-        release(block)
+    write_together({weights: blocks, path: chunks})
+    return [path, weights]

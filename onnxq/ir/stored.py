@@ -86,6 +86,11 @@ class StoredTensor(Tensor):
         """Whether the elements are in a file of their own."""
         return bool(self.external)
 
+    @property
+    def file(self) -> Path | None:
+        """Where elements that are in a file of their own should be; None for others."""
+        return self.folder / self.external.get("location", "") if self.folder is not None and self.external else None
+
     def _check_size(self) -> None:
         if self.dtype == TensorProto.STRING or (self._typed and self._raw is None):
             return

@@ -12,7 +12,7 @@ import pytest
 from ir_support import ROOT, assert_consistent, run, text_model
 
 from onnxq.errors import ModelError, OutputError
-from onnxq.ir import Patch, commit, files, load, parse, save
+from onnxq.ir import Patch, atomic, commit, files, load, parse, save
 from onnxq.ir.passes import normalise
 
 LARGE = np.arange(64 * 64, dtype=np.float32).reshape(64, 64) / 4096
@@ -214,7 +214,7 @@ def test_failing_write_keeps_the_old_file_and_leaves_nothing(embedded, monkeypat
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     where = {
-        "write": (files, "_write_chunk"),
+        "write": (atomic, "_write_chunk"),
         "fsync": (os, "fsync"),
         "replace": (type(embedded), "replace"),
     }[fails]
@@ -233,7 +233,7 @@ def test_interrupt_leaves_nothing(embedded, monkeypatch):
         raise KeyboardInterrupt
 
     model = load(embedded)
-    monkeypatch.setattr(files, "_write_chunk", interrupted)
+    monkeypatch.setattr(atomic, "_write_chunk", interrupted)
     with pytest.raises(KeyboardInterrupt):
         save(model, embedded.with_name("new.onnx"))
     assert [p.name for p in embedded.parent.iterdir()] == ["model.onnx"]
