@@ -47,6 +47,7 @@ def plan_dynamic_conv(site: Site) -> Form:
 
 
 @plans("Conv", "ConvTranspose", when="weight-int8")
+@plans("Conv", "ConvTranspose", when="weight-int4")
 def plan_stored_conv(site: Site) -> Form:
     """Accept a constant weight that is large enough to be worth storing in 8 bit."""
     _conv_weight(site)
@@ -129,6 +130,7 @@ def _broadcast_bias(patch: Rewriter, bias: Value, rank: int) -> Value:
 
 
 @rewrites("Conv", "ConvTranspose", when="weight-int8")
+@rewrites("Conv", "ConvTranspose", when="weight-int4")
 def rewrite_stored_conv(site: Site, patch: Rewriter) -> None:
     """Let the node read a float weight that the file holds in 8 bit."""
     channel = 0 if site.node.op_type == "Conv" else 1

@@ -123,6 +123,11 @@ class Rewriter(Protocol):
     def op(self, op_type: str, *inputs: Value | None, hint: str = "", **attributes: Any) -> Value:
         """Add a node with one output."""
 
+    def node(
+        self, op_type: str, inputs: Sequence[Value | None], *, outputs: Sequence[str], domain: str, **attributes: Any
+    ) -> list[Value]:
+        """Add a node of any domain; `outputs` are hints for the names of its outputs."""
+
     def replace(self, old: Value, new: Value) -> None:
         """Let every reader of `old` have `new`."""
 
@@ -151,11 +156,15 @@ class Rewriter(Protocol):
         reduce: Sequence[int],
         scheme: Scheme,
         minimum: np.ndarray | None = None,
+        block_size: int = 0,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Quantize a weight: its codes, and scales that broadcast against them (1 along the axes in `reduce`)."""
+        """Quantize a weight: its codes, and scales that broadcast against them (1 along the axes in `reduce`).
 
-    def stored(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme) -> Value:
-        """Give a float weight that the file holds in 8 bit."""
+        With blocks, which go along a single axis, the scales have one place for each block there.
+        """
+
+    def stored(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme, block_size: int = 0) -> Value:
+        """Give a float weight that the file holds in 8 or 4 bit."""
 
     def linear_weight(self, codes: np.ndarray, scales: np.ndarray, axis: int, hint: str) -> Value:
         """Give a float weight as DequantizeLinear of codes, with one scale or one for each index along `axis`."""
@@ -209,11 +218,22 @@ def _register(
 
 
 def stored_form(site: Site, weight: Tensor) -> Form:
-    """Accept a weight that is large enough to be worth storing in 8 bit."""
+    """Accept a weight that is large enough to be worth storing in 8 or 4 bit."""
     if weight.size < MINIMUM_STORED_ELEMENTS:
         raise Decline(f"weight has only {weight.size} elements")
-    opset = site.scheme.pair_opset(weight=True) if site.scheme.form == "qdq" else 7
-    return Form("weight stored in 8 bit, computed in float", opset=opset)
+    scheme = site.scheme
+    if scheme.form == "matmulnbits":
+        raise Decline(f"MatMulNBits does not compute a {site.node.op_type}")
+    opset = _stored_opset(scheme)
+    return Form(f"weight stored in {scheme.weight_bits} bit, computed in float", opset=opset)
+
+
+def _stored_opset(scheme: Scheme) -> int:
+    if scheme.form == "qdq":
+        return scheme.pair_opset(weight=True)
+    if scheme.weight_bits < 8:
+        return 21  # Cast knows 4-bit types
+    return 10 if scheme.block_size else 7  # Slice with inputs, which takes off what fills up the last block
 
 
 def plan_site(site: Site) -> Form:
@@ -223,7 +243,7 @@ def plan_site(site: Site) -> Form:
     plan = _PLANS.get((node.domain, node.op_type, site.scheme.name))
     if plan is None:
         raise Decline(float_reason(node, site.scheme.name))
-    if not any(node.outputs) or (node.outputs[0] is None and site.scheme.name != "weight-int8"):
+    if not any(node.outputs) or (node.outputs[0] is None and not site.scheme.name.startswith("weight-")):
         raise Decline("its output is not used")
     return plan(site)
 

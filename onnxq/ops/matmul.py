@@ -1,4 +1,4 @@
-"""MatMul and Gemm with a constant weight: integer products, dynamic or static, and weights stored in 8 bit."""
+"""MatMul and Gemm with a constant weight: integer products, dynamic or static."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from onnx import TensorProto
 
 from onnxq.ir import Node, Tensor, Value
 from onnxq.ops.bias import integer_bias, minimum_scale
-from onnxq.ops.family import Decline, Form, Rewriter, Site, is_stored_weight, plans, rewrites, stored_form
+from onnxq.ops.family import Decline, Form, Rewriter, Site, is_stored_weight, plans, rewrites
 
 # -- plans ----------------------------------------------------------------------------------------------------------
 
@@ -15,14 +15,14 @@ from onnxq.ops.family import Decline, Form, Rewriter, Site, is_stored_weight, pl
 @plans("MatMul", when="dynamic-int8")
 def plan_dynamic_matmul(site: Site) -> Form:
     """Accept a MatMul with a constant weight on either side."""
-    _weight_slot(site)
+    weight_slot(site)
     return Form("DynamicQuantizeLinear and MatMulInteger", opset=11)
 
 
 @plans("Gemm", when="dynamic-int8")
 def plan_dynamic_gemm(site: Site) -> Form:
     """Accept a Gemm with a constant weight on either side; alpha, beta, transposes and bias are kept."""
-    _weight_slot(site)
+    weight_slot(site)
     return Form("DynamicQuantizeLinear and MatMulInteger", opset=11)
 
 
@@ -50,13 +50,8 @@ def plan_static_gemm(site: Site) -> Form:
     )
 
 
-@plans("MatMul", "Gemm", when="weight-int8")
-def plan_stored(site: Site) -> Form:
-    """Accept any MatMul or Gemm with a constant weight that is large enough to be worth storing in 8 bit."""
-    return stored_form(site, site.weight(_weight_slot(site), rank=2))
-
-
-def _weight_slot(site: Site) -> int:
+def weight_slot(site: Site) -> int:
+    """Tell which of the two factors is the weight; declines where none is."""
     left, right = site.constant(0), site.constant(1)
     if left is not None and right is not None:
         raise Decline("both inputs are constants")
@@ -75,7 +70,7 @@ def _weight_slot(site: Site) -> int:
 
 
 def _right_weight(site: Site) -> None:
-    if _weight_slot(site) == 0:
+    if weight_slot(site) == 0:
         raise Decline("the weight is the first input, for which onnxruntime has no static integer kernel")
 
 
@@ -85,27 +80,27 @@ def _right_weight(site: Site) -> None:
 @rewrites("MatMul", when="dynamic-int8")
 def rewrite_dynamic_matmul(site: Site, patch: Rewriter) -> None:
     """DynamicQuantizeLinear, MatMulInteger, Cast, and one Mul by both scales."""
-    slot = _weight_slot(site)
+    slot = weight_slot(site)
     weight = site.value(slot)
-    codes, scales = patch.codes(weight, reduce=(_contracted(slot),), scheme=site.scheme)
+    codes, scales = patch.codes(weight, reduce=(contracted(slot),), scheme=site.scheme)
     patch.replace(site.output, _integer_product(site, patch, slot, codes, scales, site.value(1 - slot)))
 
 
 @rewrites("Gemm", when="dynamic-int8")
 def rewrite_dynamic_gemm(site: Site, patch: Rewriter) -> None:
     """As MatMul; alpha goes into the weight's scale, beta into the bias, transposes onto the 8-bit tensors."""
-    slot = _weight_slot(site)
+    slot = weight_slot(site)
     transposed = [bool(site.node.attribute("transA", 0)), bool(site.node.attribute("transB", 0))]
-    contracted = _contracted(slot) if not transposed[slot] else _contracted(1 - slot)
-    codes, scales = patch.codes(site.value(slot), reduce=(contracted,), scheme=site.scheme)
+    axis = contracted(slot) if not transposed[slot] else contracted(1 - slot)
+    codes, scales = patch.codes(site.value(slot), reduce=(axis,), scheme=site.scheme)
     if transposed[slot]:
         codes, scales = np.ascontiguousarray(codes.T), np.ascontiguousarray(scales.T)
     scales = (scales * np.float32(site.node.attribute("alpha", 1.0))).astype(np.float32)
     total = _integer_product(site, patch, slot, codes, scales, site.value(1 - slot), transpose=transposed[1 - slot])
-    patch.replace(site.output, _add_bias(site, patch, total))
+    patch.replace(site.output, add_bias(site, patch, total))
 
 
-def _contracted(slot: int) -> int:
+def contracted(slot: int) -> int:
     """Axis of the weight that a product sums over: its last as first factor, its last but one as second."""
     return -1 if slot == 0 else -2
 
@@ -148,7 +143,8 @@ def _row(scales: np.ndarray, slot: int) -> np.ndarray:
     return scales.reshape(-1) if slot == 1 and scales.ndim == 2 else scales
 
 
-def _add_bias(site: Site, patch: Rewriter, total: Value) -> Value:
+def add_bias(site: Site, patch: Rewriter, total: Value) -> Value:
+    """Add beta times the bias of a Gemm to what the rest of it came to."""
     bias, beta = site.input(2), float(site.node.attribute("beta", 1.0))
     if bias is None or beta == 0.0:
         return total
@@ -238,9 +234,7 @@ def rewrite_static_gemm(site: Site, patch: Rewriter) -> None:
     transposes = {key: node.attribute(key) for key in ("transA", "transB") if node.attribute(key, 0)}
     inputs = (a, b) if c is None else (a, b, c)
     product = patch.op("Gemm", *inputs, hint=site.output.name, **transposes)
-    patch.replace(
-        site.output, product if bias is not None or site.input(2) is None else _add_bias(site, patch, product)
-    )
+    patch.replace(site.output, product if bias is not None or site.input(2) is None else add_bias(site, patch, product))
 
 
 def _columns(weight: Value, channel: int) -> int:
@@ -254,13 +248,3 @@ def _bias_vector(site: Site, columns: int) -> np.ndarray | None:
     if bias is None or bias.size not in (1, columns) or (bias.size == columns != 1 and bias.shape[-1] != columns):
         return None
     return np.broadcast_to(bias.numpy().reshape(-1) * np.float32(site.node.attribute("beta", 1.0)), (columns,))
-
-
-@rewrites("MatMul", "Gemm", when="weight-int8")
-def rewrite_stored(site: Site, patch: Rewriter) -> None:
-    """Let the node read a float weight that the file holds in 8 bit."""
-    slot = _weight_slot(site)
-    contracted = _contracted(slot)
-    if site.node.op_type == "Gemm" and site.node.attribute("transA" if slot == 0 else "transB", 0):
-        contracted = _contracted(1 - slot)
-    patch.rewire(site.node, slot, patch.stored(site.value(slot), reduce=(contracted,), scheme=site.scheme))

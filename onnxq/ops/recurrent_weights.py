@@ -9,6 +9,7 @@ REDUCED = (2,)
 
 
 @plans("LSTM", "GRU", "RNN", when="weight-int8")
+@plans("LSTM", "GRU", "RNN", when="weight-int4")
 def plan_recurrent(site: Site) -> Form:
     """Accept constant weights that are large enough to be worth storing in 8 bit."""
     site.float_input(0)
@@ -22,6 +23,7 @@ def plan_recurrent(site: Site) -> Form:
 
 
 @rewrites("LSTM", "GRU", "RNN", when="weight-int8")
+@rewrites("LSTM", "GRU", "RNN", when="weight-int4")
 def rewrite_recurrent(site: Site, patch: Rewriter) -> None:
     """Let the node read float weights that the file holds in 8 bit, one scale for each row."""
     for slot in WEIGHT_SLOTS:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-SchemeName = Literal["float", "auto", "dynamic-int8", "static-int8", "weight-int8"]
+SchemeName = Literal["float", "auto", "dynamic-int8", "static-int8", "weight-int8", "weight-int4"]
 Granularity = Literal["channel", "tensor"]
-StoredForm = Literal["cast-mul", "qdq"]
+StoredForm = Literal["cast-mul", "qdq", "matmulnbits"]
 ActivationType = Literal["uint8", "int8", "uint16", "int16"]
 Domain = Literal["ai.onnx", "com.microsoft"]
 
@@ -20,7 +20,11 @@ class Scheme:
         name: The scheme; `auto` lets the plan choose, `float` leaves the node alone.
         granularity: One scale per output channel of a weight, or one for the whole tensor.
         form: How a weight that computes in float is stored: Cast and Mul, which onnxruntime folds when it loads the
-            model, or DequantizeLinear.
+            model, or DequantizeLinear; in a product also as MatMulNBits of `com.microsoft`, which has it built in.
+        block_size: How many weights along the contracted axis of a MatMul or Gemm that computes in float share a
+            scale; 0 for one scale a channel, which all other operators have.
+        accuracy_level: Of MatMulNBits: least precision of its input, 1 for float32, 2 for float16, 3 for bfloat16, 4
+            for int8; 0 leaves the choice to onnxruntime.
         activations: Element type of calibrated activations. Unsigned types have a zero point of their own; signed ones
             are symmetric, their zero point is 0.
         domain: Operator set of QuantizeLinear and DequantizeLinear. Those of `com.microsoft` have scales along an axis
@@ -39,6 +43,8 @@ class Scheme:
     form: StoredForm = "cast-mul"
     activations: ActivationType = "uint8"
     domain: Domain = "ai.onnx"
+    block_size: Literal[0, 16, 32, 64, 128, 256] = 0
+    accuracy_level: Literal[0, 1, 2, 3, 4] = 0
     integer_conv: bool = False
     ranges: Literal["minmax", "percentile", "mse"] = "minmax"
     percentile: float = 99.999
@@ -50,6 +56,11 @@ class Scheme:
     def bits(self) -> int:
         """Width of the codes of activations."""
         return 16 if self.activations in ("uint16", "int16") else 8
+
+    @property
+    def weight_bits(self) -> int:
+        """Width of the codes of weights."""
+        return 4 if self.name == "weight-int4" else 8
 
     @property
     def symmetric(self) -> bool:
@@ -66,9 +77,11 @@ class Scheme:
 
         Args:
             activation: They are to carry activations, of the type that the scheme says.
-            weight: They are to carry int8 weights, with scales along an axis if the granularity is "channel".
+            weight: They are to carry weights, with scales along an axis if the granularity is "channel".
 
         """
+        if weight and (self.block_size or self.weight_bits < 8) and self.name.startswith("weight-"):
+            return 21
         if self.domain != "ai.onnx":  # QLinearConv, which onnxruntime makes of pairs of either domain, is of opset 10
             return 10 if activation else 1
         if activation and self.bits > 8:

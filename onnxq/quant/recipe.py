@@ -187,9 +187,10 @@ def _settings(table: Mapping[str, Any], label: str, extra: tuple[str, ...]) -> d
 
 def _checked(key: str, value: Any, kind: Any, label: str) -> Any:
     if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            near = difflib.get_close_matches(str(value), get_args(kind), n=1, cutoff=0.4)
-            hint = f"Did you mean '{near[0]}'?" if near else f"Choose one of {', '.join(get_args(kind))}."
+        choices = get_args(kind)
+        if value not in choices or isinstance(value, bool):
+            near = difflib.get_close_matches(str(value), [c for c in choices if isinstance(c, str)], n=1, cutoff=0.4)
+            hint = f"Did you mean '{near[0]}'?" if near else f"Choose one of {', '.join(map(str, choices))}."
             raise RecipeError(f"recipe {label}: '{key}' cannot be {_toml(value)}", hint)
         return value
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from onnx import TensorProto
 
@@ -14,7 +16,7 @@ from onnxq.ops.saturation import SAFE_BITS, inner_rows, saturating_pairs
 from onnxq.ops.scheme import Scheme
 from onnxq.quant.plan import Plan
 from onnxq.quant.qparams import QParams
-from onnxq.quant.weights import Weights
+from onnxq.quant.weights import Coding, Weights
 
 
 class _Shared:
@@ -96,7 +98,13 @@ class QuantizingPatch(Patch):
         self._shared.dequantized[value] = value
 
     def codes(
-        self, weight: Value, *, reduce: Sequence[int], scheme: Scheme, minimum: np.ndarray | None = None
+        self,
+        weight: Value,
+        *,
+        reduce: Sequence[int],
+        scheme: Scheme,
+        minimum: np.ndarray | None = None,
+        block_size: int = 0,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Quantize a weight symmetrically.
 
@@ -105,19 +113,22 @@ class QuantizingPatch(Patch):
             reduce: Axes that share a scale; with `granularity = "tensor"` all of them do.
             scheme: The node's settings.
             minimum: Least scale, broadcasting against the scales; for biases that would overflow otherwise.
+            block_size: Elements along the one axis in `reduce` that share a scale, 0 for all.
 
         Returns:
-            int8 codes of the weight's shape, and float32 scales of the same rank with 1 along the shared axes.
+            int8 codes of the weight's shape, and float32 scales of the same rank with 1 along the shared axes, or as
+            many as there are blocks.
 
         """
         assert weight.constant is not None
         rank = len(weight.constant.shape)
         axes = tuple(range(rank)) if scheme.granularity == "tensor" else tuple(sorted(axis % rank for axis in reduce))
         weights = self._shared.weights
-        coded = weights.codes(weight, axes, minimum, self._label)
+        coding = Coding(axes, scheme.weight_bits, block_size)
+        coded = weights.codes(weight, coding, minimum, self._label)
         if scheme.reduce_range and self._saturates(weight, coded[0], scheme):
             weights.reduced[self._label] = None
-            return weights.codes(weight, axes, minimum, self._label, SAFE_BITS)
+            return weights.codes(weight, replace(coding, bits=SAFE_BITS), minimum, self._label)
         return coded
 
     def _saturates(self, weight: Value, codes: np.ndarray, scheme: Scheme) -> bool:
@@ -131,27 +142,58 @@ class QuantizingPatch(Patch):
         rows = inner_rows(node.op_type, codes, transposed=bool(node.attribute("transB", 0)))
         return rows is not None and saturating_pairs(rows) > 0
 
-    def stored(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme) -> Value:
-        """Give a float weight that the file holds in 8 bit, one for all readers."""
+    def stored(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme, block_size: int = 0) -> Value:
+        """Give a float weight that the file holds in 8 or 4 bit, one for all readers."""
         assert weight.constant is not None
         rank = len(weight.constant.shape)
         kept = [axis for axis in range(rank) if axis not in [shared % rank for shared in reduce]]
-        if scheme.form == "qdq" and len(kept) > 1:  # DequantizeLinear has scales along one axis only
+        if scheme.form == "qdq" and len(kept) > 1 and not block_size:  # DequantizeLinear has scales along one axis only
             reduce = [axis for axis in range(rank) if axis != kept[-1]]
         key = (weight, tuple(reduce), scheme)
         if key not in self._shared.stored:
-            codes, scales = self.codes(weight, reduce=reduce, scheme=scheme)
-            self._shared.stored[key] = self._at(weight.graph)._stored(codes, scales, weight.name, scheme)
+            codes, scales = self.codes(weight, reduce=reduce, scheme=scheme, block_size=block_size)
+            if scheme.weight_bits == 4:
+                codes = codes.astype(ml_dtypes.int4)
+            there = self._at(weight.graph)
+            if block_size:
+                self._shared.stored[key] = there._blocks(codes, scales, reduce[0], block_size, weight.name, scheme)
+            else:
+                self._shared.stored[key] = there._stored(codes, scales, weight.name, scheme)
         return self._shared.stored[key]
 
     def _stored(self, codes: np.ndarray, scales: np.ndarray, name: str, scheme: Scheme) -> Value:
         if scheme.form == "qdq":
             axis = next((axis for axis, size in enumerate(scales.shape) if size > 1), 0)
             return self._linear(codes, scales, axis, name, scheme)
-        stored = self.constant(codes, f"{name}_quantized")
-        scale = self.constant(scales.reshape(()) if scales.size == 1 else scales, f"{name}_scale")
+        return self._cast_mul(codes, scales.reshape(()) if scales.size == 1 else scales, name)
+
+    def _cast_mul(self, codes: np.ndarray, scales: np.ndarray, name: str) -> Value:
+        stored, scale = self.constant(codes, f"{name}_quantized"), self.constant(scales, f"{name}_scale")
         cast = self.op("Cast", stored, to=int(TensorProto.FLOAT), hint=f"{name}_cast")
         return self.op("Mul", cast, scale, hint=f"{name}_dequantized")
+
+    def _blocks(
+        self, codes: np.ndarray, scales: np.ndarray, axis: int, block_size: int, name: str, scheme: Scheme
+    ) -> Value:
+        """Give a weight with a scale for each block of elements along an axis; the last block may be smaller."""
+        shape, count = list(codes.shape), scales.shape[axis]
+        if scheme.form == "qdq":
+            inputs = [self.constant(codes, f"{name}_quantized"), self.constant(scales, f"{name}_scale")]
+            attributes = {"axis": axis, "block_size": block_size}
+            return self._quantizing("DequantizeLinear", inputs, f"{name}_dequantized", scheme, **attributes)
+        full = np.zeros([*shape[:axis], count * block_size, *shape[axis + 1 :]], codes.dtype)
+        full[(slice(None),) * axis + (slice(shape[axis]),)] = codes
+        cut = full.reshape(*shape[:axis], count, block_size, *shape[axis + 1 :])
+        weight = self._cast_mul(cut, np.expand_dims(scales, axis + 1), name)
+        target = self.constant(np.array(full.shape, np.int64), f"{name}_shape")
+        weight = self.op("Reshape", weight, target, hint=f"{name}_dequantized")
+        if full.shape[axis] == shape[axis]:
+            return weight
+        bounds = [
+            self.constant(np.array([n], np.int64), f"{name}_{what}")
+            for n, what in ((0, "start"), (shape[axis], "end"), (axis, "axis"))
+        ]
+        return self.op("Slice", weight, *bounds, hint=f"{name}_dequantized")
 
     def linear_weight(self, codes: np.ndarray, scales: np.ndarray, axis: int, hint: str) -> Value:
         """Give a float weight as DequantizeLinear of codes, with one scale or one for each index along `axis`."""

@@ -10,17 +10,36 @@ import numpy as np
 from onnxq.errors import ModelError
 from onnxq.ir import Node, Value
 from onnxq.ir.spool import SPOOLED, Spool
+from onnxq.ops.scheme import Scheme
 from onnxq.quant.layers import MeasuredLayers
 from onnxq.quant.nearest import nearest_codes
 from onnxq.quant.plan import Plan
 from onnxq.quant.priors import prior_moments
 from onnxq.quant.qparams import QParams, quantize_weight
-from onnxq.quant.rounding import RoundedWeight, RoundingJob, choose_all
+from onnxq.quant.rounding import RoundedWeight, RoundingJob, choose_all, choose_codes
 from onnxq.quant.stats import Stats
 from onnxq.quant.unfold import unfolding_of
 
 MOST_NAMES = 8  # in a note
-Key = tuple[Value, tuple[int, ...]]  # a weight, and the axes that share a scale
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How a weight is to be coded.
+
+    Attributes:
+        axes: Axes that share a scale, ascending.
+        bits: Width of the codes; 7 for codes of at most 63, chosen anew where those of 8 were chosen.
+        block_size: So many elements along the one axis share a scale; 0 for all of them.
+
+    """
+
+    axes: tuple[int, ...]
+    bits: int = 8
+    block_size: int = 0
+
+
+Key = tuple[Value, Coding]
 Coded = tuple[np.ndarray, np.ndarray]  # codes, and scales that broadcast against them
 
 
@@ -50,14 +69,18 @@ class Rows:
         return np.broadcast_to(minimum.max(axis=self.axes, keepdims=True), self.scale_shape).reshape(-1)
 
     def restore(self, codes: np.ndarray, scales: np.ndarray) -> Coded:
-        """Bring codes of the rows back into the weight's shape."""
+        """Bring codes of the rows back into the weight's shape; scales of blocks along the one shared axis, too."""
         order = self._order
         moved = codes.reshape([self.weight.shape[axis] for axis in order]).transpose(np.argsort(order))
-        return np.ascontiguousarray(moved), scales.reshape(self.scale_shape)
+        if scales.ndim < 2:
+            return np.ascontiguousarray(moved), scales.reshape(self.scale_shape)
+        kept = [self.weight.shape[axis] for axis in order[:-1]]
+        blocks = scales.reshape(*kept, scales.shape[1]).transpose(np.argsort(order))
+        return np.ascontiguousarray(moved), np.ascontiguousarray(blocks)
 
 
 class Weights:
-    """Symmetric int8 codes of every weight that a rewrite asks for.
+    """Symmetric codes of every weight that a rewrite asks for.
 
     Args:
         plan: The decisions; without one, every weight is rounded to nearest.
@@ -87,54 +110,55 @@ class Weights:
         if plan is not None:
             self._jobs = rounding_jobs(plan, qparams or {}, stats or Stats(), layers or MeasuredLayers([]))
         self._rounded: dict[Key, RoundedWeight] = choose_all(self._jobs) if self._jobs else {}
-        self._known: dict[tuple[Key, int], Coded] = {}
+        self._known: dict[Key, Coded] = {}
         self.reduced: dict[str, None] = {}
 
-    def codes(
-        self, weight: Value, axes: tuple[int, ...], minimum: np.ndarray | None, reader: str, bits: int = 8
-    ) -> Coded:
+    def codes(self, weight: Value, coding: Coding, minimum: np.ndarray | None, reader: str) -> Coded:
         """Quantize a weight.
 
         Args:
             weight: A constant float32 value.
-            axes: Axes that share a scale, ascending.
+            coding: How to.
             minimum: Least scale, broadcasting against the scales; for biases that would overflow otherwise.
             reader: The node that reads it, for the message.
-            bits: 8, or 7 for codes of at most 63.
 
         Returns:
-            int8 codes of the weight's shape, and float32 scales of the same rank with 1 along the shared axes.
+            int8 codes of the weight's shape, and float32 scales of the same rank with 1 along the shared axes, or as
+            many as there are blocks.
 
         """
-        key = (weight, axes)
-        if minimum is None and (key, bits) in self._known:
-            return self._known[key, bits]
+        key = (weight, coding)
+        if minimum is None and key in self._known:
+            return self._known[key]
         assert weight.constant is not None
-        if self._spool is not None and key not in self._rounded and weight.constant.nbytes >= SPOOLED:
-            return self._spooled(key, minimum, reader, self._spool, bits)
-        rows = Rows(weight.constant.numpy(), axes)
+        chosen = (weight, replace(coding, bits=8)) if coding.bits == 7 else key
+        large = weight.constant.nbytes >= SPOOLED and coding.bits >= 7 and not coding.block_size
+        if self._spool is not None and large and chosen not in self._rounded:
+            return self._spooled(key, minimum, reader, self._spool)
+        rows = Rows(weight.constant.numpy(), coding.axes)
         floor = None if minimum is None else rows.floor(minimum)
-        if key in self._rounded:
-            rounded = self._rounded[key]
+        if chosen in self._rounded:
+            rounded = self._rounded[chosen]
             # rare, and only channels below the floor get coarser
-            if bits < 8 or (floor is not None and (rounded.scales < floor).any()):
-                rounded = choose_all({key: replace(self._jobs[key], minimum_scale=floor, bits=bits)})[key]
+            if chosen != key or (floor is not None and (rounded.scales < floor).any()):
+                job = replace(self._jobs[chosen], minimum_scale=floor, bits=coding.bits)
+                rounded = choose_all({key: job})[key]
             coded = rows.restore(rounded.codes, rounded.scales)
         else:
-            coded = rows.restore(*_nearest(_finite(rows.array(), weight, reader), floor, bits))
+            coded = rows.restore(*_nearest(_finite(rows.array(), weight, reader), floor, coding))
         if minimum is None:
-            self._known[key, bits] = coded
+            self._known[key] = coded
         return coded
 
-    def _spooled(self, key: Key, minimum: np.ndarray | None, reader: str, spool: Spool, bits: int) -> Coded:
-        weight, axes = key
+    def _spooled(self, key: Key, minimum: np.ndarray | None, reader: str, spool: Spool) -> Coded:
+        weight, coding = key
         assert weight.constant is not None
-        coded = nearest_codes(weight.constant.numpy(), axes, minimum, spool, 2 ** (bits - 1) - 1)
+        coded = nearest_codes(weight.constant.numpy(), coding.axes, minimum, spool, 2 ** (coding.bits - 1) - 1)
         weight.constant.release()
         if coded is None:
             raise _unsound(weight, reader)
         if minimum is None:
-            self._known[key, bits] = coded
+            self._known[key] = coded
         return coded
 
     def notes(self) -> tuple[str, ...]:
@@ -161,17 +185,27 @@ def rounding_jobs(
             continue
         weight = decision.node.inputs[1 - found[0]]
         if settings.rounding == "output-error" and settings.granularity == "channel" and weight is not None:
-            readers.setdefault((weight, _shared_axes(decision.node, weight)), []).append(decision.node)
+            coding = _coding(decision.node, weight, settings)
+            readers.setdefault((weight, coding), []).append(decision.node)
     jobs = {}
-    for (weight, axes), nodes in readers.items():
+    for (weight, coding), nodes in readers.items():
         assert weight.constant is not None
         moments = layers.moments(stats, *nodes)
         if moments is None and nodes[0].op_type != "Conv":  # nothing is known of its inputs that would gain anything
             continue
-        rows = _finite(Rows(weight.constant.numpy(), axes).array(), weight, nodes[0].label)
+        rows = _finite(Rows(weight.constant.numpy(), coding.axes).array(), weight, nodes[0].label)
         noise = max(_noise(node, qparams, plan) for node in nodes)
-        jobs[weight, axes] = RoundingJob(rows, moments or prior_moments(nodes[0]), noise=noise)
+        jobs[weight, coding] = RoundingJob(
+            rows, moments or prior_moments(nodes[0]), coding.bits, block_size=coding.block_size or None, noise=noise
+        )
     return jobs
+
+
+def _coding(node: Node, weight: Value, settings: Scheme) -> Coding:
+    """Tell how the node's family codes its weight."""
+    axes = _shared_axes(node, weight)
+    blocked = settings.name.startswith("weight-") and node.op_type in ("MatMul", "Gemm")
+    return Coding(axes, settings.weight_bits, settings.block_size if blocked else 0)
 
 
 def _shared_axes(node: Node, weight: Value) -> tuple[int, ...]:
@@ -205,9 +239,12 @@ def _unsound(weight: Value, reader: str) -> ModelError:
     )
 
 
-def _nearest(rows: np.ndarray, floor: np.ndarray | None, bits: int) -> Coded:
-    """Round to nearest with the scale that covers a row's largest element."""
-    codes, scales, _ = quantize_weight(rows, 0, f"int{bits}")
+def _nearest(rows: np.ndarray, floor: np.ndarray | None, coding: Coding) -> Coded:
+    """Round to nearest with the scale that covers a row's largest element; with that of least error if it has few."""
+    if coding.block_size or coding.bits < 7:
+        found = choose_codes(rows, None, bits=coding.bits, block_size=coding.block_size or None)
+        return found.codes, found.scales
+    codes, scales, _ = quantize_weight(rows, 0, f"int{coding.bits}")
     if floor is not None:
         # A channel of zeros has scale 1, with which its bias would be rounded to multiples of the activation's scale.
         scales = np.where(rows.any(axis=1), np.maximum(scales, floor), floor)

@@ -245,7 +245,7 @@ def test_a_stored_weight_that_bodies_read_is_folded_once_at_load():
 )
 def test_codes_are_within_half_a_step_of_the_weight(shape, data):
     """Whatever axes share a scale; the scale is the greatest magnitude over 127, or the least one that is asked for."""
-    from onnxq.quant.weights import Weights
+    from onnxq.quant.weights import Coding, Weights
 
     rank = len(shape)
     weight = floats(*shape, seed=data.draw(st.integers(0, 99)))
@@ -256,7 +256,7 @@ def test_codes_are_within_half_a_step_of_the_weight(shape, data):
         minimum = np.full([size if axis == channel else 1 for axis, size in enumerate(shape)], 0.01, F)
     graph = typed(build([node("MatMul", "x w", "y")], {"x": [4, 32]}, ["y"], {"w": floats(32, 32)})).graph
     value = Patch(graph).constant(weight, "weight")
-    codes, scales = Weights().codes(value, axes, minimum, "a node")
+    codes, scales = Weights().codes(value, Coding(axes), minimum, "a node")
     assert (codes.shape, codes.dtype, scales.dtype) == (weight.shape, np.int8, F)
     assert scales.shape == tuple(1 if axis in axes else size for axis, size in enumerate(shape))
     least = np.abs(weight).max(axis=axes, keepdims=True) / F(127)

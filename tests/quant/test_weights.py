@@ -11,7 +11,7 @@ from onnxq.quant.calibrate import calibrate
 from onnxq.quant.layers import MeasuredLayers
 from onnxq.quant.plan import make_plan
 from onnxq.quant.stats import Stats
-from onnxq.quant.weights import Rows, Weights, rounding_jobs
+from onnxq.quant.weights import Coding, Rows, Weights, rounding_jobs
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
@@ -76,7 +76,7 @@ def test_a_weight_that_is_not_finite_is_named():
     weight[3, 4] = np.inf
     model = typed(build([node("MatMul", "x w", "y", name="head")], {"x": [64, 24]}, ["y"], {"w": weight}))
     with pytest.raises(ModelError, match="'w', read by head: the weight holds NaN or infinity"):
-        Weights().codes(model.graph.nodes[0].inputs[1], (0,), None, "head")
+        Weights().codes(model.graph.nodes[0].inputs[1], Coding((0,)), None, "head")
 
 
 def test_correlated_inputs_are_served_better_than_by_rounding_to_nearest():
@@ -90,7 +90,7 @@ def test_correlated_inputs_are_served_better_than_by_rounding_to_nearest():
     value = model.graph.nodes[0].inputs[1]
     errors = []
     for weights in (Weights(), Weights(plan, {}, stats, layers)):
-        codes, scales = weights.codes(value, (0,), None, "y")
+        codes, scales = weights.codes(value, Coding((0,)), None, "y")
         errors.append(np.square(x @ (codes * scales - weight)).mean())
     assert errors[1] < errors[0] / 10
 
@@ -100,7 +100,7 @@ def test_the_least_scale_is_kept_by_chosen_codes():
     model = typed(build([node("MatMul", "x w", "y")], {"x": [64, 24]}, ["y"], {"w": weight}))
     weights = Weights(make_plan(model, recipe_of("weight-int8"), with_data=False))
     floor = np.full((1, 40), 0.5, np.float32)
-    codes, scales = weights.codes(model.graph.nodes[0].inputs[1], (0,), floor, "y")
+    codes, scales = weights.codes(model.graph.nodes[0].inputs[1], Coding((0,)), floor, "y")
     assert (scales >= 0.5).all()
     assert (np.abs(codes * scales - weight) <= scales).all()
 
