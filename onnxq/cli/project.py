@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
@@ -17,6 +17,15 @@ if TYPE_CHECKING:
     from onnxq.errors import OnnxqError
     from onnxq.project.build import Built
     from onnxq.project.entry import Entry, Project
+
+
+class Verified(NamedTuple):
+    """How one model of a project did: its figures, as far as there are any, and why it failed."""
+
+    entry: Entry
+    comparison: Comparison | None
+    data: str
+    error: OnnxqError | None
 
 
 class NumberedObserver:
@@ -100,7 +109,7 @@ def build_project(context: typer.Context, config: Path | None, output_format: Fo
     if output_format is Format.JSON:
         _write_json(project, [_built_dict(built) for built in done])
     else:
-        _show(project, [_row(b.entry, b.state, _built_words(b)) for b in done], ("model", "", ""))
+        _show(project, [_row(b.entry, b.state, _built_words(b)) for b in done])
     _finish([built.error for built in done])
 
 
@@ -113,27 +122,26 @@ def verify_project(context: typer.Context, config: Path | None, files: Sequence[
 
     project = open_project(config)
     entries, _ = select(project, files)
-    done: list[tuple[Entry, Comparison | None, OnnxqError | None]] = []
+    done: list[Verified] = []
     with TerminalObserver() as observer:
         watch = NumberedObserver(observer)
         for number, entry in enumerate(entries, 1):
             watch.label = f"{number} of {len(entries)}, {entry.quantized}"
-            comparison = None
+            comparison, data = None, ""
             try:
                 if not entry.quantized.exists():
                     raise CheckFailed(f"{entry.quantized} does not exist", "Build it with `onnxq quantize`.")
                 watch.step("verify")
-                comparison = measure(entry, entry.quantized, watch)
+                comparison, data = measure(entry, entry.quantized, watch)
                 refuse(entry, comparison)
-                done.append((entry, comparison, None))
+                done.append(Verified(entry, comparison, data, None))
             except OnnxqError as error:
-                done.append((entry, comparison, error))
+                done.append(Verified(entry, comparison, data, error))
     if output_format is Format.JSON:
-        _write_json(project, [_verified_dict(*item) for item in done])
+        _write_json(project, [_verified_dict(verified) for verified in done])
     else:
-        rows = [_row(e, "failed" if error else "passed", _verified_words(c, error)) for e, c, error in done]
-        _show(project, rows, ("model", "", ""))
-    _finish([error for _, _, error in done])
+        _show(project, [_row(v.entry, "failed" if v.error else "passed", _verified_words(v)) for v in done])
+    _finish([verified.error for verified in done])
 
 
 def _row(entry: Entry, state: str, words: str) -> tuple[Any, ...]:
@@ -145,12 +153,12 @@ def _row(entry: Entry, state: str, words: str) -> tuple[Any, ...]:
     return printable(str(entry.quantized)), Text(state, style=colour), words
 
 
-def _show(project: Project, rows: Sequence[tuple[Any, ...]], head: tuple[str, ...]) -> None:
+def _show(project: Project, rows: Sequence[tuple[Any, ...]]) -> None:
     from onnxq.cli.tables import columns
     from onnxq.cli.terminal import note, show
 
     if rows:
-        show(columns(head, rows))
+        show(columns(("model", "result", ""), rows))
     else:
         note(f"no model of {project.path} is concerned")
 
@@ -159,7 +167,7 @@ def _built_words(built: Built) -> str:
     from onnxq.words import decibels, size
 
     if built.error is not None:
-        return built.error.message
+        return _why(built.entry, built.error)
     report = built.report
     if report is None or report.comparison is None or report.output_bytes is None:
         return ""
@@ -167,13 +175,21 @@ def _built_words(built: Built) -> str:
     return f"{size(report.output_bytes)}, {share:.2f} of float's; {decibels(report.comparison.worst_sqnr)}"
 
 
-def _verified_words(comparison: Comparison | None, error: OnnxqError | None) -> str:
+def _verified_words(verified: Verified) -> str:
     from onnxq.words import decibels
 
-    if error is not None:
-        return error.message
-    assert comparison is not None
-    return f"{decibels(comparison.worst_sqnr)} on {comparison.samples} samples"
+    comparison = verified.comparison
+    if verified.error is not None or comparison is None:
+        return _why(verified.entry, verified.error)
+    metric = comparison.metric
+    fell = "" if metric is None else f"; {metric.name} {metric.float_value:.4g} → {metric.quantized_value:.4g}"
+    return f"{decibels(comparison.worst_sqnr)} on {verified.data}{fell}"
+
+
+def _why(entry: Entry, error: OnnxqError | None) -> str:
+    """Give the sentence of an error without the path that stands before it already."""
+    message = "" if error is None else error.message
+    return message.removeprefix(f"{entry.quantized}: ").removeprefix(f"{entry.quantized} ")
 
 
 def _built_dict(built: Built) -> dict[str, Any]:
@@ -181,11 +197,11 @@ def _built_dict(built: Built) -> dict[str, Any]:
     return _item(built.entry, built.state, built.error) | {"report": report}
 
 
-def _verified_dict(entry: Entry, comparison: Comparison | None, error: OnnxqError | None) -> dict[str, Any]:
+def _verified_dict(verified: Verified) -> dict[str, Any]:
     from onnxq.report import comparison_dict
 
-    figures = None if comparison is None else comparison_dict(comparison, None)
-    return _item(entry, "failed" if error else "passed", error) | {"comparison": figures}
+    figures = None if verified.comparison is None else comparison_dict(verified.comparison, verified.data)
+    return _item(verified.entry, "failed" if verified.error else "passed", verified.error) | {"comparison": figures}
 
 
 def _item(entry: Entry, state: str, error: OnnxqError | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +17,7 @@ from onnxq.ir.passes import normalise
 from onnxq.ir.protos import MODEL_METADATA
 from onnxq.ir.wire import entry_field
 from onnxq.large import is_large
+from onnxq.metric import compare_metric
 from onnxq.observer import Observer, Silent
 from onnxq.pipeline import Quantized, quantize
 from onnxq.project.check import check_entry
@@ -76,9 +77,9 @@ def _build_one(entry: Entry, *, force: bool, observer: Observer) -> Built:
 
     def accept(result: Quantized) -> Mapping[str, str]:
         comparison = result.report.comparison
-        if entry.verify_data:
+        if entry.verify_data or entry.metric is not None:
             observer.step("verify")
-            comparison = measure(entry, result.encoded or result.model, observer, blame=InvalidResult)
+            comparison, _ = measure(entry, result.encoded or result.model, observer, blame=InvalidResult)
         assert comparison is not None
         refuse(entry, comparison)
         outside = entry.external_data or needs_external_data(result.model)
@@ -110,11 +111,15 @@ def measure(
     quantized: Path | bytes | Model,
     observer: Observer | None = None,
     blame: type[OnnxqError] = CheckFailed,
-) -> Comparison:
+) -> tuple[Comparison, str]:
     """Compare a quantized model with its float model on the data that the project file names for that.
 
+    Returns:
+        The comparison, with the metric if there is one, and what it was measured on.
+
     Raises:
-        OnnxqError: As `onnxq.verify.compare`, with `blame` where the quantized model is at fault.
+        OnnxqError: As `onnxq.verify.compare`, with `blame` where the quantized model is at fault, and as
+            `onnxq.metric.compare_metric`.
 
     """
     baseline = load(entry.source)
@@ -127,7 +132,11 @@ def measure(
         normalise(baseline)  # as for the build: onnxruntime refuses some float models as they come
         source = baseline if is_large(baseline) else baseline.serialize()
         progress = (observer or Silent()).progress
-        return compare(source, quantized, samples, latency=False, progress=progress, blame=blame)
+        comparison = compare(source, quantized, samples, latency=False, progress=progress, blame=blame)
+        if entry.metric is not None:
+            metric = compare_metric(entry.metric, source, quantized, samples, progress=progress)
+            comparison = replace(comparison, metric=metric)
+        return comparison, samples.description
 
 
 def refuse(entry: Entry, comparison: Comparison) -> None:

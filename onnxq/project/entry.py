@@ -18,12 +18,16 @@ class Thresholds:
         min_sqnr: Least signal-to-quantization-noise ratio of every output in dB.
         max_abs: Largest absolute difference of any element.
         min_agreement: Least percentage of equal decisions.
+        min_cosine: Least cosine of the angle between every output and the float one.
+        max_drop: How far the metric may fall.
 
     """
 
     min_sqnr: float | None = None
     max_abs: float | None = None
     min_agreement: float | None = None
+    min_cosine: float | None = None
+    max_drop: float | None = None
 
     def given(self) -> dict[str, float]:
         """Give those that were asked for, by the names that `Comparison.missed` takes."""
@@ -45,7 +49,8 @@ class Entry:
         external_data: Whether the weights go to a file of their own.
         max_size: Most bytes that the quantized model may take, external data included.
         thresholds: What it has to reach.
-        verify_data: What to measure that on; the calibration data where there is none.
+        metric: `package.module:function` that says how good a model is; None where there is none.
+        verify_data: What to measure all that on; the calibration data where there is none.
 
     """
 
@@ -60,6 +65,7 @@ class Entry:
     external_data: bool = False
     max_size: int | None = None
     thresholds: Thresholds = Thresholds()
+    metric: str | None = None
     verify_data: tuple[str, ...] = ()
 
     def recipe_source(self) -> str:
@@ -83,7 +89,7 @@ class Entry:
         """Name every file and folder whose change makes a check of this model worth while."""
         found = [self.source, self.quantized, self.quantized.with_name(self.quantized.name + ".data")]
         found += [Path(self.recipe_source())] if self.recipe.endswith(".toml") else []
-        for given in (*self.data, *self.verify_data):
+        for given in (*self.data, *self.verify_data, *filter(None, [self.metric])):
             path = self.module_file(given) if self.is_function(given) else self.root / given
             found += [path] if path is not None else []
         return found

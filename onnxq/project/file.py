@@ -131,7 +131,18 @@ class _Reader:
         }
         quantized = values.pop("quantized", source.removesuffix(".onnx") + ".int8.onnx")
         values |= {"source": root / values["source"], "quantized": root / quantized}
-        return Entry(root, **values)
+        self.refuse_contradictions(source, entry := Entry(root, **values))
+        return entry
+
+    def refuse_contradictions(self, source: str, entry: Entry) -> None:
+        needs = (
+            ("samples", entry.samples, "data", entry.data),
+            ("max-drop", entry.thresholds.max_drop, "metric", entry.metric),
+            ("metric", entry.metric, "verify-data", entry.verify_data or entry.data),
+        )
+        for key, value, other, needed in needs:
+            if value is not None and not needed:
+                raise ProjectError(f"{self.label}: {source} has '{key}', but no '{other}'", f"Add '{other}' to it.")
 
     def refuse_unknown(self, table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
         for key in table:
@@ -182,6 +193,8 @@ class _Reader:
                 raise self.wrong(f"{what}, '{key}'", "a number", f"{key} = 30.0")
             if key == "min-agreement" and not 0 <= number <= 100:
                 raise self.wrong(f"{what}, '{key}'", "a percentage from 0 to 100", f"{key} = 99.0")
+            if key == "min-cosine" and not -1 <= number <= 1:
+                raise self.wrong(f"{what}, '{key}'", "from -1 to 1", f"{key} = 0.99")
         return Thresholds(**{names[key]: float(number) for key, number in value.items()})
 
 
@@ -196,5 +209,6 @@ KEYS: dict[str, tuple[str, Callable[[_Reader, str, Any], Any]]] = {
     "external-data": ("external_data", _Reader.flag),
     "max-size": ("max_size", _Reader.size),
     "thresholds": ("thresholds", _Reader.thresholds),
+    "metric": ("metric", _Reader.text),
     "verify-data": ("verify_data", _Reader.texts),
 }

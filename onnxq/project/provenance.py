@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from onnxq.comparison import Comparison, OutputComparison
+from onnxq.comparison import Comparison, MetricComparison, OutputComparison
 from onnxq.errors import DataError
 from onnxq.ir import Model, StoredTensor
 from onnxq.ir.external import external_path
@@ -106,7 +106,9 @@ def record(wanted: dict[str, Any], encoded: bytes | None, comparison: Comparison
     entries = {INPUTS: json.dumps({**wanted, "content": content}, ensure_ascii=False)}
     if comparison is not None:
         outputs = [{key: _rounded(value) for key, value in asdict(o).items()} for o in comparison.outputs]
-        entries[MEASURED] = json.dumps({"samples": comparison.samples, "outputs": outputs}, ensure_ascii=False)
+        metric = None if comparison.metric is None else asdict(comparison.metric)
+        measured = {"samples": comparison.samples, "outputs": outputs, "metric": metric}
+        entries[MEASURED] = json.dumps(measured, ensure_ascii=False)
     return entries
 
 
@@ -114,7 +116,8 @@ def recorded_comparison(model: Model) -> Comparison | None:
     """Give the figures that were measured when a model was built; None where it has none that could be read."""
     made = _parsed(model.metadata.get(MEASURED))
     try:
-        return Comparison(tuple(_output(given) for given in made["outputs"]), int(made["samples"]))
+        metric = None if made["metric"] is None else MetricComparison(**made["metric"])
+        return Comparison(tuple(_output(given) for given in made["outputs"]), int(made["samples"]), metric=metric)
     except (KeyError, TypeError, ValueError):
         return None
 

@@ -131,7 +131,7 @@ def test_thresholds_are_measured_on_other_data_if_there_are_any(repo: Path) -> N
     add('verify-data = ["data/test.npz"]\n')
     assert [b.state for b in built()] == ["up to date"]  # what it is measured on is no part of it
     (entry,) = load_project().entries
-    assert measure(entry, QUANTIZED).worst_sqnr < 20
+    assert measure(entry, QUANTIZED)[0].worst_sqnr < 20
     (done,) = built(force=True)
     assert isinstance(done.error, CheckFailed)
     assert "below the 20 dB asked for" in done.error.message
@@ -142,8 +142,40 @@ def test_a_model_without_data_is_dynamic(repo: Path) -> None:
     (done,) = built()
     assert done.state == "built", done.error
     (entry,) = load_project().entries
-    assert measure(entry, QUANTIZED).samples == 8
+    comparison, data = measure(entry, QUANTIZED)
+    assert (comparison.samples, data) == (8, "8 samples from random numbers (seed 0)")
     assert check(load_project()).findings == ()
+
+
+METRIC = """
+import numpy as np
+
+def ones(outputs, labels):
+    return sum(float((logits > 5).mean()) for logits in outputs["logits"]) / len(outputs["logits"])
+
+def spoilt(outputs, labels):
+    spoilt.calls = getattr(spoilt, "calls", 0) + 1
+    return 1.0 if spoilt.calls % 2 else 0.25  # the float model comes first
+"""
+
+
+def test_a_metric_is_measured_recorded_and_held_to_its_limit(repo: Path) -> None:
+    Path("project_metric.py").write_text(METRIC)
+    add('metric = "project_metric:ones"\n')
+    assert [f.message for f in check(load_project()).findings] == [
+        "is out of date: its metric project_metric:ones was not measured when it was built"
+    ]
+    assert [b.state for b in built()] == ["built"]
+    assert check(load_project()).findings == ()
+    text = Path("onnxq.toml").read_text()
+    Path("onnxq.toml").write_text(text.replace("min-agreement = 90", "max-drop = -1"))
+    (finding,) = check(load_project()).findings
+    assert finding.rule == "below-threshold"
+    assert "project_metric:ones fell by" in finding.message
+    Path("onnxq.toml").write_text(text.replace("min-agreement = 90", "max-drop = 0.5").replace(":ones", ":spoilt"))
+    (done,) = built()
+    assert isinstance(done.error, CheckFailed)
+    assert "project_metric:spoilt fell by 0.75, 0.25 more than 0.5" in done.error.message
 
 
 def test_functions_are_found_from_the_project_and_the_path_is_as_before(

@@ -28,7 +28,8 @@ only = ["Conv"]
 external-data = true
 max-size = "1.5 MB"
 verify-data = ["test.npz"]
-thresholds = { min-sqnr = 40.5, min-agreement = 99 }
+metric = "scores:top1"
+thresholds = { min-sqnr = 40.5, min-agreement = 99, min-cosine = 0.5, max-drop = 2 }
 """
 
 
@@ -59,7 +60,8 @@ def test_every_key(tmp_path: Path) -> None:
         only=("Conv",),
         external_data=True,
         max_size=1_500_000,
-        thresholds=Thresholds(40.5, 1.5, 99.0),
+        thresholds=Thresholds(40.5, 1.5, 99.0, 0.5, 2.0),
+        metric="scores:top1",
         verify_data=("test.npz",),
     )
     assert first.recipe_source() == "static-int8"
@@ -104,6 +106,10 @@ WRONG = {
         "[[models]]\nfloat = 'a.onnx'\nthresholds = { min-agreement = 101 }",
         "must be a percentage from 0 to 100",
     ),
+    "cosine": ("[[models]]\nfloat = 'a.onnx'\nthresholds = { min-cosine = 2 }", "must be from -1 to 1"),
+    "samples of nothing": ("[[models]]\nfloat = 'a.onnx'\nsamples = 3", "a.onnx has 'samples', but no 'data'"),
+    "drop of nothing": ("[[models]]\nfloat = 'a.onnx'\nthresholds = { max-drop = 2 }", "'max-drop', but no 'metric'"),
+    "metric on nothing": ("[[models]]\nfloat = 'a.onnx'\nmetric = 'a:b'", "'metric', but no 'verify-data'"),
     "one output twice": (
         "[[models]]\nfloat = 'a.onnx'\n[[models]]\nfloat = 'b.onnx'\nquantized = './a.int8.onnx'",
         "a.onnx and {}/b.onnx both become",

@@ -1,0 +1,202 @@
+"""The commands on the models of a repository, as a new user meets them."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+MODEL = '[[models]]\nfloat = "{}"\ndata = ["digits_calibration.npz"]\nsamples = 4\n'
+START = 'Start with the two lines [[models]] and float = "PATH.onnx".'
+
+
+def squeezed(text: str) -> list[str]:
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+@pytest.fixture
+def project(folder: Path) -> Path:
+    shutil.copy("digits_cnn.onnx", "second.onnx")
+    Path("onnxq.toml").write_text(MODEL.format("digits_cnn.onnx") + MODEL.format("second.onnx"))
+    return folder
+
+
+def test_a_life(cli, project: Path) -> None:
+    code, out, err = cli("check")
+    assert code == 1
+    assert out.splitlines() == [
+        "digits_cnn.int8.onnx: does not exist; build it with `onnxq quantize`",
+        "second.int8.onnx: does not exist; build it with `onnxq quantize`",
+    ]
+    assert err == "4 models checked: 2 findings\n"
+
+    code, out, err = cli("quantize")
+    assert (code, err) == (0, "")
+    head, first, second = squeezed(out)
+    assert head == "model result"
+    assert first.startswith("digits_cnn.int8.onnx built ")
+    assert " kB, 0.27 of float's; " in first
+    assert first.endswith(" dB")
+    assert second.startswith("second.int8.onnx built ")
+
+    code, out, err = cli("quantize")
+    assert (code, err) == (0, "")
+    assert squeezed(out)[1:] == ["digits_cnn.int8.onnx up to date", "second.int8.onnx up to date"]
+    assert cli("check") == (0, "", "4 models checked: all is well\n")
+
+    code, out, err = cli("verify")
+    assert (code, err) == (0, "")
+    assert squeezed(out)[1].startswith("digits_cnn.int8.onnx passed ")
+    assert squeezed(out)[1].endswith(" dB on the first 4 of 100 samples from digits_calibration.npz")
+
+    np.savez("digits_calibration.npz", image=np.load("digits_calibration.npz")["image"][50:])
+    Path("second.onnx").unlink()
+    code, out, err = cli("quantize")
+    assert code == 2  # one could not be done
+    assert squeezed(out)[1].startswith("digits_cnn.int8.onnx built ")
+    assert squeezed(out)[2] == "second.int8.onnx failed second.onnx does not exist"
+    assert err == "error: 1 of 2 models failed\nhint: Check the path of the model.\n"
+
+
+def test_force_builds_everything(cli, project: Path) -> None:
+    assert cli("quantize").code == 0
+    assert [line.split()[1] for line in squeezed(cli("quantize", "-f").out)[1:]] == ["built", "built"]
+
+
+def test_a_check_that_says_no_is_1(cli, project: Path) -> None:
+    Path("onnxq.toml").write_text(MODEL.format("digits_cnn.onnx") + "thresholds = { min-sqnr = 90 }\n")
+    code, out, err = cli("quantize")
+    assert code == 1
+    assert "failed output 'logits' has " in squeezed(out)[1]
+    assert "hint: Leave sensitive nodes float" in err
+    assert not Path("digits_cnn.int8.onnx").exists()
+    Path("onnxq.toml").write_text(MODEL.format("digits_cnn.onnx"))
+    assert cli("quantize").code == 0
+    Path("onnxq.toml").write_text(MODEL.format("digits_cnn.onnx") + "thresholds = { min-sqnr = 90 }\n")
+    code, out, err = cli("verify")
+    assert code == 1
+    assert "below the 90 dB asked for" in out
+    assert err.startswith("error: 1 of 1 models failed\n")
+    code, out, _ = cli("check")
+    assert code == 1
+    assert "digits_cnn.int8.onnx: when it was built, output 'logits' has " in out
+
+
+def test_json(cli, project: Path) -> None:
+    Path("second.onnx").unlink()
+    code, out, _ = cli("quantize", "--format", "json")
+    result = json.loads(out)
+    assert (code, result["schema"], result["project"]) == (2, 1, "onnxq.toml")
+    first, second = result["models"]
+    assert (first["float"], first["quantized"], first["state"], first["error"]) == (
+        "digits_cnn.onnx", "digits_cnn.int8.onnx", "built", None,
+    )  # fmt: skip
+    assert first["report"]["comparison"]["samples"] == 4
+    assert (second["state"], second["error"], second["report"]) == ("failed", "second.onnx does not exist", None)
+
+    code, out, _ = cli("verify", "--format", "json")
+    first, second = json.loads(out)["models"]
+    assert (code, first["state"], second["state"]) == (1, "passed", "failed")
+    assert first["comparison"]["data"] == "the first 4 of 100 samples from digits_calibration.npz"
+    assert second == {
+        "float": "second.onnx", "quantized": "second.int8.onnx", "state": "failed",
+        "error": "second.int8.onnx does not exist", "comparison": None,
+    }  # fmt: skip
+
+    code, out, _ = cli("check", "--format", "json")
+    assert code == 1
+    assert json.loads(out) == {
+        "schema": 1,
+        "passed": False,
+        "models": 4,
+        "findings": [
+            {"path": "second.onnx", "rule": "missing", "message": "does not exist; the project file lists it"},
+            {
+                "path": "second.int8.onnx",
+                "rule": "missing",
+                "message": "does not exist; build it with `onnxq quantize`",
+            },
+        ],
+    }
+
+
+def test_files_choose_models(cli, project: Path) -> None:
+    Path("notes.txt").write_text("x")
+    code, out, err = cli("check", "second.onnx", "notes.txt")
+    assert (code, out.count("\n"), err) == (1, 1, "2 models checked: 1 finding\n")
+    assert cli("check", "notes.txt") == (0, "", "0 models checked: all is well\n")
+    assert cli("check", "second.int8.onnx").code == 1  # listed, but missing
+    code, out, _ = cli("verify", "--project", "second.onnx", "notes.txt")
+    assert (code, len(out.splitlines())) == (1, 2)
+    assert cli("verify", "--project", "notes.txt") == (0, "", "no model of onnxq.toml is concerned\n")
+
+
+def test_check_needs_no_project_for_files(cli, folder: Path) -> None:
+    assert cli("check", "digits_cnn.onnx") == (0, "", "1 model checked: all is well\n")
+    Path("digits_cnn.onnx").write_bytes(Path("digits_cnn.onnx").read_bytes()[:9000])
+    code, out, _ = cli("check", "digits_cnn.onnx")
+    assert code == 1
+    assert out.startswith("digits_cnn.onnx: is not a readable ONNX model: ")
+
+
+def test_another_project_file(cli, project: Path) -> None:
+    Path("onnxq.toml").rename("other.toml")
+    assert cli("check").code == 2
+    assert cli("check", "--config", "other.toml").code == 1
+    assert cli("quantize", "--config", "other.toml").code == 0
+    assert cli("verify", "--config", "other.toml").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        ("quantize", "no model is given, and there is no onnxq.toml in this folder or above it", START),
+        ("verify", "no model is given, and there is no onnxq.toml in this folder or above it", START),
+        ("verify --project x.onnx", "no model is given, and there is no onnxq.toml in this folder or above it", START),
+        ("check", "there is no onnxq.toml in this folder or above it", START),
+        ("check gone.onnx", "gone.onnx does not exist", "Check the path."),
+        ("check --config no.toml", "no.toml cannot be read (No such file or directory)", "Check the path of the"),
+        ("quantize --dry-run", "--dry-run is about one MODEL, and none is named", "leave the option to the project"),
+        ("quantize -d x.npz", "--data is about one MODEL, and none is named", "Name it"),
+        ("verify --min-sqnr 3", "--min-sqnr is about one MODEL, and none is named", "Name it"),
+        ("quantize digits_cnn.onnx --config x", "--config is about the models of a project", "Leave one of them out"),
+        ("verify digits_cnn.onnx --config x", "--config is about the models of a project", "Leave one of them out"),
+        ("verify a.onnx b.onnx", "2 models are given", "--project"),
+    ],
+)
+def test_what_a_fresh_folder_is_told(cli, folder: Path, arguments: str, message: str, hint: str) -> None:
+    code, out, err = cli(*arguments.split())
+    assert (code, out) == (2, "")
+    first, second = err.splitlines()
+    assert first.startswith(f"error: {message}")
+    assert hint in second
+
+
+def test_ctrl_c_leaves_what_is_complete_and_nothing_else(project: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        Path("slow.py").write_text(
+            "import time\nimport numpy as np\ndef slow():\n    for _ in range(1000):\n"
+            "        open('running', 'w').close()\n        time.sleep(0.01)\n"
+            "        yield {'image': np.zeros((1, 1, 8, 8), np.float32)}\n"
+        )
+        text = MODEL.format("digits_cnn.onnx") + '[[models]]\nfloat = "second.onnx"\ndata = ["slow:slow"]\n'
+        Path("onnxq.toml").write_text(text)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "onnxq", "quantize"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        while not Path("running").exists():
+            assert process.poll() is None, process.communicate()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (process.returncode, out, err) == (130, "", "interrupted\n")
+    left = {path.name for path in project.iterdir()} - {"__pycache__", "running", "slow.py", "onnxq.toml"}
+    assert left == {"digits_cnn.onnx", "digits_cnn.int8.onnx", "second.onnx", "digits_calibration.npz"}
+    checked = subprocess.run([sys.executable, "-m", "onnxq", "check"], capture_output=True, text=True, check=False)
+    assert checked.stdout == "second.int8.onnx: does not exist; build it with `onnxq quantize`\n"
