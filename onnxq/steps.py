@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from onnxq.errors import DataError, NothingToQuantize, OutputError
+from onnxq.evaluator.engine import Evaluator, Taps
 from onnxq.ir import Model, Value, check_output, load
 from onnxq.ir.files import check_sources, data_path
 from onnxq.ir.opset import make_loadable, raise_opset
@@ -132,7 +133,23 @@ def measure(
         return load_stats(stats, expected=ready.source)[0]
     if not values or samples is None:
         return Stats()
-    return calibrate(ready.model, values, samples, progress=watch.progress, kinds=layers.kinds)
+    return calibrate(ready.model, values, samples, progress=watch.progress, kinds=layers.kinds, bodies=look_inside)
+
+
+def look_inside(model: Model, taps: Taps) -> Callable[[Mapping[str, Any]], object]:
+    """Make our evaluator ready to run a model for what stands inside its bodies: see `calibrate`."""
+    evaluator = Evaluator(model)
+    return lambda sample: evaluator.run(sample, [], taps)
+
+
+def keep_measured(ready: Prepared, stats: Stats) -> Prepared:
+    """Plan anew where no sample has run a body: its nodes have no ranges, so their activations stay float."""
+    missing = {v.graph for v in ready.plan.calibrated() if v.graph.parent is not None and v.name not in stats}
+    if not missing:
+        return ready
+    plan = ready.plan
+    again = decide(ready.model, plan.recipe, with_data=True, choices=plan.choices, unreached=missing)
+    return replace(ready, plan=again)
 
 
 def choose_qparams(plan: Plan, stats: Stats) -> dict[Value, QParams]:

@@ -25,7 +25,7 @@ from onnxq.quant.samples import Samples, wrap_samples
 from onnxq.quant.session import ModelSource, SessionError, open_session, run_session
 from onnxq.quant.smooth import smooth
 from onnxq.quant.weights import Weights
-from onnxq.steps import Prepared, choose_qparams, layers_to_measure, measure
+from onnxq.steps import Prepared, choose_qparams, keep_measured, layers_to_measure, look_inside, measure
 
 FOLDED = "rescaled the channels of {} tensors, folded into their neighbours"
 DIVIDED = "rescaled the channels of {} tensors by a Mul in front of their readers"
@@ -121,7 +121,7 @@ def rescale(ready: Prepared, baseline: ModelSource, samples: Samples, watch: Obs
 
 def _rescaled(ready: Prepared, methods: Sequence[Rescale], samples: Samples, watch: Observer) -> Prepared:
     static = [d for d in ready.plan.decisions if d.scheme == "static-int8" and d.settings and d.settings.smoothing]
-    nodes = [decision.node for decision in static]
+    nodes = [decision.node for decision in static if decision.node.graph.parent is None]
     axes = channel_axes(nodes)
     values = [value for node in nodes if (value := node.inputs[0]) is not None and value.name in axes]
     if not values:
@@ -151,11 +151,12 @@ def rounding_pays(ready: Prepared, baseline: ModelSource, samples: Samples) -> b
     if not layers.values:
         return True
     measured = measure(spare, layers, split[0], None, Silent())
+    spare = keep_measured(spare, measured)
     qparams = choose_qparams(spare.plan, measured)
     weights = Weights(spare.plan, qparams, measured, layers)
     judge = Judge(baseline, split[1])
     chosen = judge.sqnr(rewrite(spare.model, spare.plan, qparams, weights))
-    nearest = duplicate(ready)
+    nearest = keep_measured(duplicate(ready), measured)
     return chosen > judge.sqnr(rewrite(nearest.model, nearest.plan, choose_qparams(nearest.plan, measured)))
 
 
@@ -169,5 +170,7 @@ def halves(samples: Samples) -> tuple[Samples, Samples] | None:
 
 def _nearest(ready: Prepared, fitting: Samples) -> Model:
     """Quantize with ranges from a few samples and weights rounded to nearest."""
-    qparams = choose_qparams(ready.plan, calibrate(ready.model, ready.plan.calibrated(), fitting))
+    measured = calibrate(ready.model, ready.plan.calibrated(), fitting, bodies=look_inside)
+    ready = keep_measured(ready, measured)
+    qparams = choose_qparams(ready.plan, measured)
     return rewrite(ready.model, ready.plan, qparams)

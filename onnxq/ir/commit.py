@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import onnx
-
 from onnxq.ir.graph import Graph, Node, Use, Value
 from onnxq.ir.order import CycleError, in_order, reads
 from onnxq.ir.patch import Patch
+from onnxq.ir.rename import rename_values
 from onnxq.ir.tensor import Tensor
 
 
@@ -98,7 +97,7 @@ class _Commit:
         for value, hint in patch.renamed:
             if value.is_output or value.is_input:
                 raise ValueError(f"'{value.name}' is known outside under its name")
-            _rename(value, hint)
+            rename_values(value.graph, {value: value.graph.names.fresh(hint or value.name)})
 
     def place(self, patch: Patch, scope: _Scope) -> None:
         earliest = scope.position[patch.anchor] - 1 if patch.anchor is not None else -1
@@ -139,7 +138,8 @@ class _Commit:
         scope = graph
         while scope is not value.graph:
             if value.name in scope.values:
-                _rename(scope.values[value.name])
+                hiding = scope.values[value.name]  # its name hides a value outside
+                rename_values(scope, {hiding: scope.names.fresh(value.name)})
             if scope.parent is None:
                 raise ValueError(f"'{value.name}' is not visible in graph '{graph.name}'")
             scope = scope.parent
@@ -261,22 +261,3 @@ def _is_free(patch: Patch, value: Value) -> bool:
     if value.producer is not None:
         return True
     return not value.is_output and not any(use.node in patch.nodes for use in value.uses)
-
-
-def _rename(value: Value, hint: str = "") -> None:
-    """Give a value another name: in a body, because its present one hides a value outside."""
-    graph, old = value.graph, value.name
-    value.name = graph.names.fresh(hint or old)
-    for table in (graph.values, graph.initializers):
-        if old in table:
-            entries = [(v.name, v) for v in table.values()]
-            table.clear()
-            table.update(entries)
-    if old in graph.infos:
-        info = onnx.ValueInfoProto.FromString(bytes(graph.infos.pop(old)))
-        info.name = value.name
-        graph.infos[value.name] = memoryview(info.SerializeToString(deterministic=True))
-    for node in {use.node: None for use in value.uses} | ({value.producer: None} if value.producer else {}):
-        node.changed = True
-        node.graph.mark_dirty()
-    graph.mark_dirty()

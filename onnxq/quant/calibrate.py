@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from onnxq.ir import Model, Value
 
 Progress = Callable[[int, int | None], None]
+Look = Callable[[Any], None]
+# Makes ready to run a model on one sample at a time, looking at values of its bodies each time one is computed.
+BodyRunner = Callable[["Model", Mapping["str | Value", Look]], Callable[[Sample], object]]
 
 
 def calibrate(
@@ -27,6 +30,7 @@ def calibrate(
     progress: Progress | None = None,
     threads: int = 0,
     kinds: Kinds = basic_kinds,
+    bodies: BodyRunner | None = None,
 ) -> Stats:
     """Measure values of the float model over all samples.
 
@@ -36,19 +40,24 @@ def calibrate(
 
     Args:
         model: The float model.
-        values: What to measure: float tensors of the main graph; graph inputs are taken from the samples.
+        values: What to measure: float tensors; graph inputs are taken from the samples. A value inside a body that no
+            sample runs has no statistics afterwards.
         samples: Checked `Samples`, or any iterable of `{input name: array}`, which is then checked.
         progress: Called with the number of samples done and the total (None while unknown), first with 0.
         threads: Threads for onnxruntime; 0 lets it choose.
         kinds: Makes the statistics to collect for a tensor of that name.
+        bodies: Runs the model once more for values inside bodies, which onnxruntime cannot show.
 
     Raises:
         DataError: A sample does not fit the model or makes it fail, a value is not finite, or there are no samples.
         ModelError: onnxruntime cannot load the model.
-        ValueError: A value is an initializer, is inside a body, or is no float tensor: the caller's mistake.
+        ValueError: A value is an initializer, is no float tensor, or is inside a body without `bodies`: the caller's
+            mistake.
 
     """
-    taps, fed = _sort_out(values)
+    taps, fed, inner = _sort_out(values)
+    if inner and bodies is None:
+        raise ValueError(f"'{inner[0].name}' is inside a body, where onnxruntime shows no values")
     total = samples.count if isinstance(samples, Samples) else len(samples) if isinstance(samples, Sequence) else None
     listed = {value.name for value in model.graph.outputs}
     stats = Stats(kinds)
@@ -60,6 +69,7 @@ def calibrate(
             session = open_session(source, optimize="basic", threads=threads, reuse_shapes=False, taps=extra)
         except SessionError as error:
             raise ModelError(f"onnxruntime cannot load {model.name}: {error}", "Check the float model.") from error
+    run_bodies = bodies(model, {value: _look(stats, value) for value in inner}) if bodies and inner else None
     if progress:
         progress(0, total)
     for index, sample in enumerate(_checked(samples, model)):
@@ -72,6 +82,8 @@ def calibrate(
                 raise _run_failed(model, index, sample, error) from error
             for value in reversed(taps.values()):
                 stats.add(value.name, _floats(value.name, results.pop()), f"{_origin(value)}, sample {index}")
+        if run_bodies is not None:
+            run_bodies(sample)
         stats.samples += 1
         if progress:
             progress(index + 1, total)
@@ -80,20 +92,25 @@ def calibrate(
     return stats
 
 
-def _sort_out(values: Sequence[Value]) -> tuple[dict[str, Value], list[str]]:
-    """Separate values that a run must give from graph inputs, each once."""
+def _sort_out(values: Sequence[Value]) -> tuple[dict[str, Value], list[str], list[Value]]:
+    """Separate values that a run must give from graph inputs and from values of bodies, each once."""
     taps: dict[str, Value] = {}
     fed: list[str] = []
+    inner: list[Value] = []
     for value in dict.fromkeys(values):
         if value.tensor is not None:
             raise ValueError(f"'{value.name}' is an initializer, which needs no calibration")
         if value.graph.parent is not None:
-            raise ValueError(f"'{value.name}' is inside a body, where onnxruntime shows no values")
-        if value.is_input:
+            inner.append(value)
+        elif value.is_input:
             fed.append(value.name)
         else:
             taps[value.name] = value
-    return taps, fed
+    return taps, fed, inner
+
+
+def _look(stats: Stats, value: Value) -> Look:
+    return lambda array: stats.add(value.name, _floats(value.name, array), f"{_origin(value)}, in a body")
 
 
 def _checked(samples: Iterable[Mapping[str, np.ndarray]], model: Model) -> Iterator[Sample]:

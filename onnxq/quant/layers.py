@@ -25,7 +25,7 @@ class MeasuredLayers:
     `layers.moments(stats, node)` finds what was measured.
 
     Args:
-        nodes: Candidates; those are taken that are a MatMul, Gemm or Conv in the main graph with a constant weight and
+        nodes: Candidates; those are taken that are a MatMul, Gemm or Conv with a constant weight and
             a float32 activation.
         memory: Bytes that all H together may take; the larger ones become block-diagonal until they fit.
 
@@ -38,7 +38,7 @@ class MeasuredLayers:
             value = node.inputs[found[0]] if found else None
             if found is None or value is None or value.tensor is not None:
                 continue
-            if node.graph.parent is None and value.dtype == TensorProto.FLOAT:
+            if value.dtype == TensorProto.FLOAT:
                 self._inputs[node] = value, found[1]
         self._by_name: dict[str, dict[Unfolding, int]] = {}
         for full, block in SIZES:

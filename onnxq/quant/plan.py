@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from onnxq.ir import Graph, Model, Node, Value
@@ -23,7 +23,13 @@ AUTO_WITHOUT_DATA: tuple[SchemeName, ...] = ("dynamic-int8", "weight-int8")
 
 
 def make_plan(
-    model: Model, recipe: Recipe, *, with_data: bool, choices: Choices | None = None, costs_count: bool = True
+    model: Model,
+    recipe: Recipe,
+    *,
+    with_data: bool,
+    choices: Choices | None = None,
+    costs_count: bool = True,
+    unreached: Collection[Graph] = (),
 ) -> Plan:
     """Decide about every node.
 
@@ -33,17 +39,21 @@ def make_plan(
         with_data: Whether there are samples to calibrate with; `auto` depends on it.
         choices: What to do with single nodes that the recipe leaves to `auto`.
         costs_count: Whether `auto` keeps nodes float that would not be faster in 8 bit.
+        unreached: Bodies that no sample has run: nothing in them has a calibrated range.
 
     """
     plan = Plan(recipe, choices or {})
     decided: dict[Node, Decision] = {}
     for node in model.graph.walk():
         decided[node] = _decide(node, recipe, model.opset, with_data, plan.choices)
-    _keep_what_runs(model.graph, decided, recipe, model.opset)
-    _keep_paying_passives(model.graph, decided, recipe)
-    if costs_count:
-        _keep_paying_region(model.graph, decided, recipe, model.opset)
-    _absorb_clamps(model.graph, decided, plan)
+        if decided[node].scheme == "static-int8" and _stands_in(node, unreached):
+            decided[node] = _without_ranges(node, recipe, model.opset)
+    for graph in model.graph.graphs():
+        _keep_what_runs(graph, decided, recipe, model.opset)
+        _keep_paying_passives(graph, decided, recipe)
+        if costs_count:
+            _keep_paying_region(graph, decided, recipe, model.opset)
+        _absorb_clamps(graph, decided, plan)
     plan.decisions = list(decided.values())
     _collect_values(plan)
     return plan
@@ -74,8 +84,6 @@ def schemes_to_try(node: Node, scheme: Scheme, *, with_data: bool) -> tuple[Sche
 def form_of(node: Node, settings: Scheme, opset: int) -> Form:
     """Say what a node would become under a scheme; raises Decline with the sentence that says why it cannot."""
     _check_activations(settings, opset)
-    if settings.name == "static-int8" and node.graph.parent is not None:
-        raise Decline("it stands in a body, whose values have no calibrated ranges")
     return plan_site(Site(node, settings, opset))
 
 
@@ -90,6 +98,22 @@ def _first_accepted(node: Node, scheme: Scheme, names: tuple[SchemeName, ...], o
             continue
         return Decision(node, name, form.sentence, settings, form)
     return Decision(node, None, refusals[0])
+
+
+def _stands_in(node: Node, graphs: Collection[Graph]) -> bool:
+    scope: Graph | None = node.graph
+    while scope is not None and scope not in graphs:
+        scope = scope.parent
+    return scope is not None
+
+
+def _without_ranges(node: Node, recipe: Recipe, opset: int) -> Decision:
+    """Decide about a node that cannot be static, in a body that no sample has run."""
+    scheme = recipe.scheme_for(node.op_type, node.name)[0]
+    names = AUTO_WITHOUT_DATA if scheme.name == "auto" else ("weight-int8",)
+    made = _first_accepted(node, scheme, names, opset)
+    why = "no sample runs the body it stands in"
+    return replace(made, reason=f"{made.reason}: {why}" if made.scheme else why)
 
 
 def _keep_what_runs(graph: Graph, decided: dict[Node, Decision], recipe: Recipe, opset: int) -> None:

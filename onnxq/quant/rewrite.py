@@ -27,7 +27,7 @@ class _Shared:
         self.qparams = qparams
         self.weights = weights
         self.dynamic: dict[tuple[Graph, Value], tuple[Value, Value, Value]] = {}
-        self.dequantized: dict[Value, Value] = {}
+        self.dequantized: dict[tuple[Graph, Value], Value] = {}
         self.stored: dict[tuple[Value, tuple[int, ...], Scheme], Value] = {}
         self.constants: dict[tuple[Graph, str], list[Value]] = {}
         self.outer: dict[Graph, QuantizingPatch] = {}
@@ -87,15 +87,19 @@ class QuantizingPatch(Patch):
         return float(self._shared.qparams[self._shared.plan.scale_owner(value)][0])
 
     def dequantized(self, value: Value) -> Value:
-        """Read an activation through its Q/DQ pair; where its producer quantizes it, that is the value itself."""
-        if value not in self._shared.dequantized:
-            self._shared.dequantized[value] = self._pair(value, value)
-        return self._shared.dequantized[value]
+        """Read an activation through its Q/DQ pair; where its producer quantizes it, that is the value itself.
+
+        Every scope has pairs of its own: onnxruntime fuses a pair only with a node that stands beside it.
+        """
+        key = (self.graph, value)
+        if key not in self._shared.dequantized:
+            self._shared.dequantized[key] = self._pair(value, value)
+        return self._shared.dequantized[key]
 
     def quantize_output(self, value: Value, producer_output: Value) -> None:
         """Let everybody read `value` through a Q/DQ pair over what the producer gives."""
         self.replace(value, self._pair(value, producer_output))
-        self._shared.dequantized[value] = value
+        self._shared.dequantized[value.graph, value] = value
 
     def codes(
         self,

@@ -20,6 +20,7 @@ def test_passes_are_found_by_walking_the_folder():
     assert [item.name for item in find_passes()] == [
         "inline_functions",
         "name_nodes",
+        "name_values",
         "drop_initializer_inputs",
         "lift_constants",
         "fold_constants",

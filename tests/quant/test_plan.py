@@ -179,7 +179,6 @@ REFUSALS = [
     (DYNAMIC, one("Reshape x s", {"x": [4, 5]}, {"s": np.array([20])}), MOVES),
     (DYNAMIC, stored("MatMul", floats(6, 7)), "weight is in 8 bit already"),
     (STORED, stored("Conv", floats(4, 3, 3, 3)), "weight is in 8 bit already"),
-    (STATIC, in_body(), "it stands in a body, whose values have no calibrated ranges"),
 ]
 
 
@@ -191,6 +190,16 @@ def test_every_refusal_is_a_sentence(scheme, proto, reason):
     assert decision.reason == reason
     assert plan.reasons()[decision.reason] >= 1
     assert not plan.calibrated() or scheme == STATIC
+
+
+def test_a_body_that_no_sample_has_run():
+    model = typed(in_body())
+    then_branch, else_branch = list(model.graph.graphs())[1:]
+    plan = make_plan(model, recipe_of(STATIC), with_data=True, unreached=[then_branch])
+    found = {d.node.graph: (d.scheme, d.reason) for d in plan.decisions if d.node.op_type == "MatMul"}
+    assert found[then_branch] == (None, "no sample runs the body it stands in")
+    assert found[else_branch][0] == STATIC
+    assert [value.name for value in plan.calibrated()] == ["x"]
 
 
 def test_a_node_whose_output_nobody_can_read():
