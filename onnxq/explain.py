@@ -20,16 +20,7 @@ from onnxq.quant.plan import Decision, form_of, schemes_to_try
 from onnxq.quant.region import count, node_times
 from onnxq.report import Activation, NodeReport, activations, record_dict
 from onnxq.report.activations import node_name
-from onnxq.steps import (
-    Prepared,
-    choose_qparams,
-    keep_measured,
-    layers_to_measure,
-    measure,
-    open_data,
-    prepare,
-    uncollected,
-)
+from onnxq.steps import Prepared, choose_qparams, layers_to_measure, measure, open_data, prepare, reached, uncollected
 from onnxq.targets import load_costs
 
 
@@ -173,7 +164,7 @@ def explain(
         if given is None:
             watch.step("calibrate")
             measured = measure(ready, layers_to_measure(ready.plan), None, stats, watch)
-            ready = keep_measured(ready, measured)
+            ready = reached(ready, measured)
             ranges = activations(ready.plan, choose_qparams(ready.plan, measured), measured)
             return tuple(_with_figures(one, ranges, ()) for one in found)
         report = carry_out(ready, given, stats, watch, detailed=True).report

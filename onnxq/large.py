@@ -15,7 +15,7 @@ from onnxq.quant.session import is_large
 from onnxq.quant.stats import Stats
 from onnxq.quant.weights import Weights
 from onnxq.report import Report
-from onnxq.steps import Prepared, choose_qparams, keep_measured, measure, stamp
+from onnxq.steps import Prepared, choose_qparams, measure, reached, stamp
 from onnxq.verify import compare
 
 __all__ = ["carry_out_large", "is_large"]
@@ -44,7 +44,7 @@ def carry_out_large(
     probe = given if given is not None else random_samples(input_specs(ready.model), SAMPLES)
     watch.step("calibrate")
     measured = measure(ready, MeasuredLayers([]), given, stats, watch)
-    ready = keep_measured(ready, measured)
+    ready = reached(ready, measured)
     qparams = choose_qparams(ready.plan, measured)
     watch.step("rewrite")
     report = Report.planned(ready.plan, source=ready.path, notes=(*ready.notes, SIMPLER))

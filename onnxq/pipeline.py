@@ -23,11 +23,11 @@ from onnxq.steps import (
     check_target,
     choose_qparams,
     default_output,
-    keep_measured,
     layers_to_measure,
     measure,
     open_data,
     prepare,
+    reached,
     refuse_own_output,
     stamp,
     uncollected,
@@ -144,7 +144,7 @@ def carry_out(
     watch.step("calibrate")
     measurable = layers_to_measure(ready.plan)
     measured = measure(ready, measurable, given, stats, watch)
-    ready = keep_measured(ready, measured)
+    ready = reached(ready, measured)
     qparams = choose_qparams(ready.plan, measured)
     watch.step("round")
     pays = given is None or stats is not None or rounding_pays(ready, baseline, given)

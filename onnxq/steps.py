@@ -142,7 +142,7 @@ def look_inside(model: Model, taps: Taps) -> Callable[[Mapping[str, Any]], objec
     return lambda sample: evaluator.run(sample, [], taps)
 
 
-def keep_measured(ready: Prepared, stats: Stats) -> Prepared:
+def reached(ready: Prepared, stats: Stats) -> Prepared:
     """Plan anew where no sample has run a body: its nodes have no ranges, so their activations stay float."""
     missing = {v.graph for v in ready.plan.calibrated() if v.graph.parent is not None and v.name not in stats}
     if not missing:

@@ -25,7 +25,7 @@ from onnxq.quant.samples import Samples, wrap_samples
 from onnxq.quant.session import ModelSource, SessionError, open_session, run_session
 from onnxq.quant.smooth import smooth
 from onnxq.quant.weights import Weights
-from onnxq.steps import Prepared, choose_qparams, keep_measured, layers_to_measure, look_inside, measure
+from onnxq.steps import Prepared, choose_qparams, layers_to_measure, look_inside, measure, reached
 
 FOLDED = "rescaled the channels of {} tensors, folded into their neighbours"
 DIVIDED = "rescaled the channels of {} tensors by a Mul in front of their readers"
@@ -151,12 +151,12 @@ def rounding_pays(ready: Prepared, baseline: ModelSource, samples: Samples) -> b
     if not layers.values:
         return True
     measured = measure(spare, layers, split[0], None, Silent())
-    spare = keep_measured(spare, measured)
+    spare = reached(spare, measured)
     qparams = choose_qparams(spare.plan, measured)
     weights = Weights(spare.plan, qparams, measured, layers)
     judge = Judge(baseline, split[1])
     chosen = judge.sqnr(rewrite(spare.model, spare.plan, qparams, weights))
-    nearest = keep_measured(duplicate(ready), measured)
+    nearest = reached(duplicate(ready), measured)
     return chosen > judge.sqnr(rewrite(nearest.model, nearest.plan, choose_qparams(nearest.plan, measured)))
 
 
@@ -171,6 +171,6 @@ def halves(samples: Samples) -> tuple[Samples, Samples] | None:
 def _nearest(ready: Prepared, fitting: Samples) -> Model:
     """Quantize with ranges from a few samples and weights rounded to nearest."""
     measured = calibrate(ready.model, ready.plan.calibrated(), fitting, bodies=look_inside)
-    ready = keep_measured(ready, measured)
+    ready = reached(ready, measured)
     qparams = choose_qparams(ready.plan, measured)
     return rewrite(ready.model, ready.plan, qparams)
