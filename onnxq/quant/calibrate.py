@@ -59,16 +59,8 @@ def calibrate(
     if inner and bodies is None:
         raise ValueError(f"'{inner[0].name}' is inside a body, where onnxruntime shows no values")
     total = samples.count if isinstance(samples, Samples) else len(samples) if isinstance(samples, Sequence) else None
-    listed = {value.name for value in model.graph.outputs}
     stats = Stats(kinds)
-    session = None
-    if taps:
-        extra = [value for name, value in taps.items() if name not in listed]
-        try:
-            source = model if is_large(model) else model.serialize(extra_outputs=extra)
-            session = open_session(source, optimize="basic", threads=threads, reuse_shapes=False, taps=extra)
-        except SessionError as error:
-            raise ModelError(f"onnxruntime cannot load {model.name}: {error}", "Check the float model.") from error
+    session = _tapped(model, taps, threads) if taps else None
     run_bodies = bodies(model, {value: _look(stats, value) for value in inner}) if bodies and inner else None
     if progress:
         progress(0, total)
@@ -90,6 +82,17 @@ def calibrate(
     if not stats.samples:
         raise DataError("there are no samples to calibrate with", "Give at least one; 32 to 200 make good ranges.")
     return stats
+
+
+def _tapped(model: Model, taps: Mapping[str, Value], threads: int) -> Any:
+    """Open a session that gives the values as outputs, too."""
+    listed = {value.name for value in model.graph.outputs}
+    extra = [value for name, value in taps.items() if name not in listed]
+    try:
+        source = model if is_large(model) else model.serialize(extra_outputs=extra)
+        return open_session(source, optimize="basic", threads=threads, reuse_shapes=False, taps=extra)
+    except SessionError as error:
+        raise ModelError(f"onnxruntime cannot load {model.name}: {error}", "Check the float model.") from error
 
 
 def _sort_out(values: Sequence[Value]) -> tuple[dict[str, Value], list[str], list[Value]]:
