@@ -185,13 +185,12 @@ def chosen(ready: Prepared, pattern: str, before: Iterable[str] = ()) -> list[De
 
     """
     decisions = ready.plan.decisions
-    names = {node_name(d.node): d for d in decisions}
-    makers = {value.name: d for d in decisions for value in d.node.outputs if value is not None}
-    if pattern in names:
-        return [d for d in decisions if node_name(d.node) == pattern]
-    if pattern in makers:
-        return [makers[pattern]]
-    found = [d for d in decisions if fnmatchcase(node_name(d.node), pattern)]
+    made = [{value.name for value in decision.node.outputs if value is not None} for decision in decisions]
+    found = (
+        [d for d in decisions if node_name(d.node) == pattern]
+        or [d for d, tensors in zip(decisions, made, strict=True) if pattern in tensors]
+        or [d for d in decisions if fnmatchcase(node_name(d.node), pattern)]
+    )
     if found:
         return found
     if pattern in set(before):
@@ -199,7 +198,8 @@ def chosen(ready: Prepared, pattern: str, before: Iterable[str] = ()) -> list[De
             f"'{pattern}' is gone before anything is quantized: {'; '.join(ready.notes) or 'nobody reads it'}",
             "Ask for the node that took it in; `onnxq plan` lists all of them.",
         )
-    near = difflib.get_close_matches(pattern, [*names, *makers], n=3, cutoff=0.5)
+    known = dict.fromkeys([*(node_name(d.node) for d in decisions), *sorted(set().union(*made))])
+    near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.5)
     listed = " or ".join(f"'{name}'" for name in near)
     raise ModelError(
         f"no node of {ready.path} is called '{pattern}' or makes a tensor of that name",

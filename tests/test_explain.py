@@ -94,6 +94,7 @@ def test_an_absorbed_node_was_not_asked() -> None:
     found = one(CNN, "Relu_5", data=[DATA], sample_limit=4)
     assert found.node.reason.startswith("absorbed by the quantized output of Conv_3")
     assert found.attempts == ()
+    assert [a.nodes[:2] for a in found.activations] == [("Conv_3", "Relu_5")]
 
 
 def test_nodes_without_names_in_bodies_with_missing_inputs(tmp_path: Path) -> None:

@@ -69,5 +69,7 @@ def test_every_calibrated_activation_is_there() -> None:
     found = activations(ready.plan, choose_qparams(ready.plan, stats), stats)
     assert [a.tensor for a in found] == [value.name for value in ready.plan.calibrated()]
     quantized = {d.node.name for d in ready.plan.quantized()}
+    relu = next(a for a in found if a.nodes[0] == "Conv_0" and "Conv_3" in a.nodes)
+    assert relu.nodes == ("Conv_0", "Relu_2", "Conv_3")  # the Relu is absorbed by the codes of its output
     assert all(a.nodes and set(a.nodes) <= quantized for a in found)
-    assert {"Conv_0", "Conv_3"} <= {node for a in found for node in a.nodes}
+    assert {"Conv_0", "Relu_2", "Conv_3", "Relu_5"} <= {node for a in found for node in a.nodes}

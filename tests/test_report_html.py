@@ -185,6 +185,18 @@ def test_of_a_plan(report: Report) -> None:
     assert not list(page.all("svg"))
 
 
+def test_float_rounding_does_not_stretch_the_chart(report: Report) -> None:
+    assert report.comparison is not None
+    layers = tuple(
+        LayerComparison(f"n{i}", "Conv", "a", sqnr, sqnr, math.inf, 0.1) for i, sqnr in enumerate((40.0, 300.0))
+    )
+    changed = replace(report, comparison=replace(report.comparison, layers=layers), activations=())
+    labels = [text.strip() for text in Page(changed.to_html()).text]
+    assert "100" in labels
+    assert "300" not in labels
+    assert labels.count("1 %") == 1  # one bar, none for the layer that is exact but for rounding
+
+
 def test_layers_without_any_error(report: Report) -> None:
     assert report.comparison is not None
     equal = LayerComparison("first", "Conv", "a", math.inf, math.inf, math.inf, 0.0)

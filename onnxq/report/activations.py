@@ -77,6 +77,7 @@ def activations(plan: Plan, qparams: Mapping[Value, QParams], stats: Stats) -> t
 
     """
     nodes: dict[Value, list[str]] = {}
+    clamps = {maker: clamp for clamp, maker in plan.absorbed.items()}
     for decision in plan.decisions:
         if decision.form is None or decision.scheme != "static-int8":
             continue
@@ -85,6 +86,8 @@ def activations(plan: Plan, qparams: Mapping[Value, QParams], stats: Stats) -> t
         for value in touched:
             if value is not None:
                 nodes.setdefault(plan.scale_owner(value), []).append(node_name(node))
+        if node in clamps:
+            nodes.setdefault(plan.scale_owner(plan.outputs[node]), []).append(node_name(clamps[node]))
     return tuple(
         describe(value.name, dict.fromkeys(nodes.get(value, ())), stats[value.name], qparams[value])
         for value in plan.calibrated()

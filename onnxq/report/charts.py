@@ -38,6 +38,7 @@ VARIABLES = {
 }
 WIDTH, NARROW = 8.2, 4.6  # inches of 72 units
 MOST_NAMES = 16  # along an axis
+FLOAT_NOISE = 100.0  # dB; beyond that is how float32 itself rounds
 STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "onnxq",
@@ -84,6 +85,8 @@ def error_chart(layers: Sequence[LayerComparison]) -> str | None:
             known = [value if math.isfinite(value) else math.nan for value in values]
             axes.plot(places, known, label=label, **style)
         axes.set_ylabel("SQNR (dB), higher is better")
+        if axes.get_ylim()[1] > FLOAT_NOISE > axes.get_ylim()[0]:
+            axes.set_ylim(top=FLOAT_NOISE)
         axes.margins(x=0.02)
         if len(layers) <= MOST_NAMES:
             names = shortened([printable(layer.node) for layer in layers], 20)

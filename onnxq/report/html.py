@@ -77,11 +77,11 @@ def html(report: Report) -> str:
 
 
 def _charts(report: Report) -> dict[str, str | None]:
-    from onnxq.report.charts import bar_chart, error_chart
+    from onnxq.report.charts import FLOAT_NOISE, bar_chart, error_chart
 
     layers = report.comparison.layers if report.comparison is not None else ()
     worst = report.comparison.worst_layers(MOST_BARS) if report.comparison is not None else []
-    worst = [layer for layer in worst if math.isfinite(layer.own)]
+    worst = [layer for layer in worst if -math.inf < layer.own < FLOAT_NOISE]
     bars = None
     if worst:
         bars = bar_chart(
