@@ -110,7 +110,7 @@ def test_nodes_without_names_in_bodies_with_missing_inputs(tmp_path: Path) -> No
     )  # fmt: skip
     path = tmp_path / "if.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    found = explain(path, "inner")
+    found = explain(path, "inner*")  # a node without a name goes by what it makes
     assert [clip.node.op_type for clip in found] == ["Clip", "Clip"]
     assert [wire.origin for wire in found[0].inputs] == ["input of the graph", "left out", "constant"]
     assert one(path, "y").node.op_type == "If"
