@@ -16,6 +16,7 @@ from onnxq.ir.files import check_sources, data_path
 from onnxq.ir.opset import make_loadable, raise_opset
 from onnxq.ir.passes import normalise
 from onnxq.ir.types import infer_types
+from onnxq.ir.widened import store_narrow
 from onnxq.observer import Observer
 from onnxq.quant.activations import scheme_qparams
 from onnxq.quant.calibrate import calibrate
@@ -160,7 +161,8 @@ def choose_qparams(plan: Plan, stats: Stats) -> dict[Value, QParams]:
 
 
 def stamp(model: Model, ready: Prepared) -> Model:
-    """Record in the quantized model what made it."""
+    """Finish the quantized model: what is left of 16-bit weights stored as such, and a record of what made it."""
+    store_narrow(model)
     model.metadata["onnxq_version"] = __version__
     model.metadata["onnxq_recipe"] = ready.plan.recipe.to_toml()
     model.metadata["onnxq_source_sha256"] = ready.source
