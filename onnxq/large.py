@@ -7,6 +7,7 @@ from pathlib import Path
 
 from onnxq.ir import Model
 from onnxq.ir.spool import Spool
+from onnxq.layerwise import with_layers
 from onnxq.observer import Observer
 from onnxq.quant.layers import MeasuredLayers
 from onnxq.quant.rewrite import rewrite
@@ -14,7 +15,7 @@ from onnxq.quant.samples import Samples, input_specs, random_samples
 from onnxq.quant.session import is_large
 from onnxq.quant.stats import Stats
 from onnxq.quant.weights import Weights
-from onnxq.report import Report
+from onnxq.report import Report, activations
 from onnxq.steps import Prepared, choose_qparams, measure, reached, stamp
 from onnxq.verify import compare
 
@@ -25,7 +26,13 @@ SIMPLER = "a large model: weights were rounded to nearest, channels were not res
 
 
 def carry_out_large(
-    ready: Prepared, given: Samples | None, stats: str | Path | Stats | None, watch: Observer, scratch: Path
+    ready: Prepared,
+    given: Samples | None,
+    stats: str | Path | Stats | None,
+    watch: Observer,
+    scratch: Path,
+    *,
+    detailed: bool = False,
 ) -> tuple[Model, Report]:
     """Calibrate, rewrite, and compare the result with the float model, both run in segments over mapped weights.
 
@@ -35,6 +42,7 @@ def carry_out_large(
         stats: Statistics of an earlier calibration, if there are any.
         watch: Told about each step.
         scratch: A folder with room for the quantized weights, which stand in a file without a name there.
+        detailed: Put the histograms of activations into the report, too, and why layers are not compared.
 
     Returns:
         The quantized model, its large weights mapped, and the report.
@@ -48,10 +56,14 @@ def carry_out_large(
     qparams = choose_qparams(ready.plan, measured)
     watch.step("rewrite")
     report = Report.planned(ready.plan, source=ready.path, notes=(*ready.notes, SIMPLER))
+    if detailed:
+        report = replace(report, activations=activations(ready.plan, qparams, measured))
     with Spool(scratch) as spool:
         weights = Weights(spool=spool)
         model = stamp(rewrite(ready.model, ready.plan, qparams, weights), ready)
         report = replace(report, notes=(*report.notes, *weights.notes()))
     watch.step("verify")
     comparison = compare(baseline, model, probe, progress=watch.progress)
+    if detailed:
+        comparison = with_layers(comparison, baseline, model, probe)
     return model, replace(report, comparison=comparison, samples=probe.description)

@@ -135,7 +135,7 @@ def carry_out(
 ) -> Quantized:
     """Calibrate, rewrite, and compare the result with the float model; nothing is written that has a name."""
     if is_large(ready.model):
-        return Quantized(*carry_out_large(ready, given, stats, watch, scratch))
+        return Quantized(*carry_out_large(ready, given, stats, watch, scratch, detailed=detailed))
     baseline = ready.model.serialize()
     probe = given if given is not None else random_samples(input_specs(ready.model), RANDOM_SAMPLES)
     if given is not None and stats is None:

@@ -194,3 +194,15 @@ def test_layers_of_large_models_are_left_out_and_not_measured(tiny):
     found = with_layers(compare(model, model.copy(), [{"x": floats(4, 16)}]), model, model.copy(), [])
     assert found.layers == ()
     assert "too large" in (found.no_layers or "")
+
+
+def test_a_full_report_of_a_large_model_has_ranges_and_says_why_no_layers(tmp_path, tiny):
+    (tmp_path / "m.onnx").write_bytes(blocks().SerializeToString())
+    report = pipeline.quantize(
+        tmp_path / "m.onnx", "static-int8", output=tmp_path / "q.onnx", samples=[{"x": floats(4, 16)}], detailed=True
+    )
+    assert report.activations
+    assert all(activation.elements > 0 for activation in report.activations)
+    assert report.comparison is not None
+    assert report.comparison.layers == ()
+    assert "Layers cannot be compared: the model is too large" in report.to_html()
