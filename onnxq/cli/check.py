@@ -33,6 +33,7 @@ def check(
     """
     from onnxq.cli.terminal import note
     from onnxq.errors import ExitCode, ModelError
+    from onnxq.project.entry import select
     from onnxq.project.file import find_project, load_project
     from onnxq.words import printable
 
@@ -41,7 +42,10 @@ def check(
     for file in files:
         if not file.exists() and not (project and project.touched(file)):
             raise ModelError(f"{file} does not exist", "Check the path.")
-    from onnxq.project.check import check as look  # onnx is imported where there is something to look at only
+    if files and output_format is Format.TEXT and not any(select(project, files)):
+        note("no model is concerned")  # known without importing onnx, which takes most of the time
+        return
+    from onnxq.project.check import check as look
 
     checked = look(project, files)
     if output_format is Format.JSON:

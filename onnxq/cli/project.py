@@ -118,7 +118,7 @@ def verify_project(context: typer.Context, config: Path | None, files: Sequence[
     refuse_options(context, ("models", "project", "config", "output_format"))
     from onnxq.errors import CheckFailed, OnnxqError
     from onnxq.project.build import measure, refuse
-    from onnxq.project.check import select
+    from onnxq.project.entry import select
 
     project = open_project(config)
     entries, _ = select(project, files)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from onnxq.ir import Model, Value, load
 from onnxq.ir.model import STRIP_ABOVE
 from onnxq.ir.protos import DATA_TYPE, DIMS, GRAPH_INITIALIZER, NAME
 from onnxq.ir.wire import Chunk, bytes_field, integer_field, join
-from onnxq.project.entry import Entry, Project
+from onnxq.project.entry import Entry, Project, select
 from onnxq.project.provenance import INPUTS, changes, external_files, gather, recorded_comparison, was_altered
 from onnxq.wellformed import find_defects
 
@@ -72,22 +72,6 @@ def check(project: Project | None, files: Sequence[Path] = ()) -> Checked:
     with ThreadPoolExecutor(min(len(jobs), os.cpu_count() or 1) or 1) as pool:
         found = [finding for findings in pool.map(lambda job: job(), jobs) for finding in findings]
     return Checked(2 * len(entries) + len(others), tuple(dict.fromkeys(found)))
-
-
-def select(project: Project | None, files: Iterable[Path]) -> tuple[list[Entry], list[Path]]:
-    """Give the models of a project that files belong to, and the models among the files that belong to none."""
-    files = list(files)
-    if project is not None and not files:
-        return list(project.entries), []
-    entries: dict[Entry, None] = {}
-    others: dict[Path, None] = {}
-    for file in files:
-        touched = project.touched(file) if project is not None else []
-        entries |= dict.fromkeys(touched)
-        if not touched and file.suffix == ".onnx":
-            others[file] = None
-    chosen = [entry for entry in (project.entries if project is not None else ()) if entry in entries]
-    return chosen, list(others)
 
 
 def check_entry(entry: Entry) -> list[Finding]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -108,13 +110,32 @@ class Project:
     path: Path
     entries: tuple[Entry, ...]
 
+    @cached_property
+    def owners(self) -> dict[Path, list[Entry]]:
+        """The models that each file or folder belongs to, by its real path."""
+        found: dict[Path, list[Entry]] = {Path(os.path.realpath(self.path)): list(self.entries)}
+        for entry in self.entries:
+            for path in dict.fromkeys(Path(os.path.realpath(file)) for file in entry.files()):
+                found.setdefault(path, []).append(entry)
+        return found
+
     def touched(self, file: Path) -> list[Entry]:
         """Give the models that a file belongs to: as model, recipe or data, in a folder of data, or as project file."""
         real = Path(os.path.realpath(file))
-        if real == Path(os.path.realpath(self.path)):
-            return list(self.entries)
-        return [
-            entry
-            for entry in self.entries
-            if any(real == own or own in real.parents for own in map(Path, map(os.path.realpath, entry.files())))
-        ]
+        return [entry for path in (real, *real.parents) for entry in self.owners.get(path, ())]
+
+
+def select(project: Project | None, files: Iterable[Path]) -> tuple[list[Entry], list[Path]]:
+    """Give the models of a project that files belong to, and the models among the files that belong to none."""
+    files = list(files)
+    if project is not None and not files:
+        return list(project.entries), []
+    entries: dict[Entry, None] = {}
+    others: dict[Path, None] = {}
+    for file in files:
+        touched = project.touched(file) if project is not None else []
+        entries |= dict.fromkeys(touched)
+        if not touched and file.suffix == ".onnx":
+            others[file] = None
+    chosen = [entry for entry in (project.entries if project is not None else ()) if entry in entries]
+    return chosen, list(others)

@@ -306,6 +306,13 @@ def test_onnxruntime_is_not_imported(repo: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "2 models checked: all is well\n")
 
 
+def test_other_files_cost_not_even_an_import(repo: Path) -> None:
+    Path("code.py").write_text("")
+    code = "import sys; from onnxq.cli import main; sys.exit(main(['check', 'code.py']) or 'onnx' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "no model is concerned\n")
+
+
 def test_a_build_says_no_before_it_writes(repo: Path) -> None:
     QUANTIZED.unlink()
     replace_in_project("min-sqnr = 20.0", "min-sqnr = 90.0")
