@@ -22,6 +22,7 @@ ORDER = [
     "verify",
     "layerwise",
     "saturation",
+    "fusion",
     "report",
     "steps",
     "trials",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from onnxq.cli.options import Format
 
 if TYPE_CHECKING:
+    from onnxq.cli.runtime import Runtime
     from onnxq.comparison import Comparison
 
 MOST_MISSED = 5  # sentences on stderr; the rest is counted
@@ -44,9 +45,9 @@ def verify_against(
     """Compare two models, show how, and say which thresholds are missed."""
     from onnxq.errors import CheckFailed
 
-    comparison, description = _compare(model, against, data, limit, metric, with_layers=layers is not False)
+    comparison, description, runtime = _compare(model, against, data, limit, metric, with_layers=layers is not False)
     missed = comparison.missed(**limits)
-    _write(model, against, comparison, description, missed, output_format, every_layer=bool(layers))
+    _write(model, against, (comparison, description, runtime), missed, output_format, every_layer=bool(layers))
     if missed:
         more = f"; and {len(missed) - MOST_MISSED} more" if len(missed) > MOST_MISSED else ""
         raise CheckFailed(f"{model}: {'; '.join(missed[:MOST_MISSED])}{more}", "")
@@ -54,8 +55,9 @@ def verify_against(
 
 def _compare(
     path: Path, against: Path, data: list[str], limit: int | None, metric: str | None, *, with_layers: bool
-) -> tuple[Comparison, str]:
+) -> tuple[Comparison, str, Runtime]:
     from onnxq import layerwise
+    from onnxq.cli.runtime import look
     from onnxq.cli.terminal import TerminalObserver, note
     from onnxq.cli.verify import check_form, choose_samples
     from onnxq.errors import CheckFailed
@@ -89,30 +91,33 @@ def _compare(
             observer.step("layers")
             normalise(baseline)
             comparison = layerwise.with_layers(comparison, baseline, quantized, samples)
-        return comparison, samples.description
+        return comparison, samples.description, look(path, quantized)
 
 
 def _write(
     model: Path,
     against: Path,
-    comparison: Comparison,
-    description: str,
+    found: tuple[Comparison, str, Runtime],
     missed: list[str],
     output_format: Format,
     *,
     every_layer: bool,
 ) -> None:
     from onnxq.cli.layer_tables import layer_tables
+    from onnxq.cli.runtime import runtime_tables
     from onnxq.cli.tables import comparison_tables, latency_table, metric_table
     from onnxq.cli.terminal import show
     from onnxq.report import SCHEMA, comparison_dict, to_json
 
+    comparison, description, runtime = found
     if output_format is Format.JSON:
         result = {"model": str(model), "against": str(against), "passed": not missed, "missed": missed}
-        sys.stdout.write(to_json({"schema": SCHEMA, **result, "comparison": comparison_dict(comparison, description)}))
+        compared = {"comparison": comparison_dict(comparison, description)}
+        sys.stdout.write(to_json({"schema": SCHEMA, **result, **compared, **runtime.as_dict()}))
         return
     show(*comparison_tables(comparison, description), "", *latency_table(comparison))
     if comparison.metric is not None:
         show("", metric_table(comparison.metric))
+    show("", *runtime_tables(runtime))
     if comparison.layers or comparison.no_layers:
         show("", *layer_tables(comparison, every=every_layer))

@@ -4,25 +4,44 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from onnxq.cli.options import Format, OutputFormat
 
+if TYPE_CHECKING:
+    from onnxq.cli.runtime import Runtime
+
 AnyModel = Annotated[Path, typer.Argument(metavar="MODEL", help="Any model, float or quantized.", show_default=False)]
 
 
 def inspect(model: AnyModel, output_format: OutputFormat = Format.TEXT) -> None:
-    """Count operators and weight bytes by dtype, and say how much is quantized."""
+    """Count operators and weight bytes by dtype, and say how much is quantized.
+
+    Of a quantized model, also say which kernels onnxruntime makes of it.
+    """
     from onnxq.cli.terminal import show
-    from onnxq.inspect import inspect as look
+    from onnxq.inspect import inspect as examine
     from onnxq.report import SCHEMA, to_json
 
-    facts = look(model)
+    facts = examine(model)
+    runtime = _runtime(model) if facts.quantized or facts.conversions else None
     if output_format is Format.JSON:
-        sys.stdout.write(to_json({"schema": SCHEMA, **facts.as_dict()}))
+        more = {"fusion": None, "saturation": None} if runtime is None else runtime.as_dict()
+        sys.stdout.write(to_json({"schema": SCHEMA, **facts.as_dict(), **more}))
         return
     from onnxq.cli.tables import inspection_tables
 
     show(*inspection_tables(facts))
+    if runtime is not None:
+        from onnxq.cli.runtime import runtime_tables
+
+        show("", *runtime_tables(runtime))
+
+
+def _runtime(path: Path) -> Runtime:
+    from onnxq.cli.runtime import look
+    from onnxq.ir import load
+
+    return look(path, load(path))

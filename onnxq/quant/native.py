@@ -10,10 +10,11 @@ from typing import Literal
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
-Optimization = Literal["none", "basic", "all"]
+Optimization = Literal["none", "basic", "extended", "all"]
 _LEVELS = {
     "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
     "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
 FATAL = 4  # log severity: errors are raised, so nothing below a crash needs to be printed as well
@@ -38,12 +39,14 @@ class Settings:
         threads: Threads for one operator; 0 lets onnxruntime choose.
         reuse_shapes: Keep a memory plan for every combination of input shapes seen. It saves allocations when shapes
             repeat, and grows without bound when they do not.
+        save_to: Where to write the optimised model, if anywhere.
 
     """
 
     optimize: Optimization = "all"
     threads: int = 0
     reuse_shapes: bool = True
+    save_to: str = ""
 
     def options(self) -> ort.SessionOptions:
         """Make options for onnxruntime."""
@@ -52,6 +55,8 @@ class Settings:
         options.graph_optimization_level = _LEVELS[self.optimize]
         options.intra_op_num_threads = self.threads
         options.enable_mem_pattern = self.reuse_shapes
+        if self.save_to:
+            options.optimized_model_filepath = self.save_to
         return options
 
 

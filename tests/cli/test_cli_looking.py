@@ -84,7 +84,16 @@ def test_verify_in_json(cli, quantized: Path) -> None:
     code, out, _ = cli(*against("--min-sqnr", 90, "--format", "json"))
     result = json.loads(out)
     assert code == 1
-    assert set(result) == {"schema", "model", "against", "passed", "missed", "comparison"}
+    assert set(result) == {
+        "schema",
+        "model",
+        "against",
+        "passed",
+        "missed",
+        "comparison",
+        "fusion",
+        "saturation",
+    }
     assert (result["passed"], len(result["missed"]), result["comparison"]["samples"]) == (False, 1, 100)
 
 

@@ -1,0 +1,87 @@
+"""What onnxruntime makes of a quantized model, for `verify` and `inspect`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from onnxq.cli.tables import columns
+from onnxq.errors import ModelError
+from onnxq.fusion import Fusion, read_fusion
+from onnxq.ir import Model
+from onnxq.quant.session import is_large
+from onnxq.saturation import LayerSaturation, processor_saturates, read_saturation
+from onnxq.words import printable
+
+MOST_UNFUSED = 12
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What happens when a model is loaded here.
+
+    Attributes:
+        fusion: The kernels.
+        saturating: Layers whose products could saturate on a processor without VNNI.
+        saturates: Whether this processor is one; None where that is not known.
+
+    """
+
+    fusion: Fusion
+    saturating: tuple[LayerSaturation, ...]
+    saturates: bool | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give it as plain data for JSON."""
+        fusion = {
+            "kernels": self.fusion.kernels,
+            "nodes": [asdict(group) for group in self.fusion.groups],
+            "skipped": self.fusion.skipped,
+        }
+        layers = [asdict(layer) for layer in self.saturating]
+        return {"fusion": fusion, "saturation": {"this_processor": self.saturates, "layers": layers}}
+
+
+def look(path: Path, model: Model) -> Runtime:
+    """Look at what onnxruntime makes of a model; one that it refuses has that for its reason."""
+    try:
+        fusion = read_fusion(path)
+    except ModelError as error:
+        fusion = Fusion({}, (), error.message)
+    return Runtime(fusion, () if is_large(model) else read_saturation(model), processor_saturates())
+
+
+def runtime_tables(runtime: Runtime) -> Iterator[RenderableType]:
+    """Lay out kernels, nodes that are paid for nothing, and layers that saturate on this processor."""
+    fusion = runtime.fusion
+    if fusion.skipped is not None:
+        yield Text("  " + printable(f"kernels are not known: {fusion.skipped}"), style="yellow")
+    elif fusion.groups:
+        rows = [(name, str(count)) for name, count in fusion.kernels.items()]
+        yield columns(("in onnxruntime", "nodes"), rows, right=(1,))
+        unfused = fusion.unfused
+        if unfused:
+            yield ""
+            yield Text("  quantized for nothing", style="yellow")
+            shown = [(group.node, group.operator, group.sentence) for group in unfused[:MOST_UNFUSED]]
+            if len(unfused) > MOST_UNFUSED:
+                shown.append((f"and {len(unfused) - MOST_UNFUSED} more", "", ""))
+            yield columns(("node", "operator", "in onnxruntime"), shown)
+    if runtime.saturates and runtime.saturating:
+        count = len(runtime.saturating)
+        yield ""
+        yield Text(
+            f"  products in {count} layer{'s' if count > 1 else ''} could saturate on this processor, which has no "
+            f"VNNI: {printable(_names(runtime.saturating))}. Quantize with --reduce-range.",
+            style="yellow",
+        )
+
+
+def _names(layers: tuple[LayerSaturation, ...], most: int = 5) -> str:
+    names = ", ".join(layer.node for layer in layers[:most])
+    return names if len(layers) <= most else f"{names} and {len(layers) - most} more"
