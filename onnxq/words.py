@@ -36,6 +36,11 @@ def size_change(before: int, after: int) -> str:
     return f"{after / max(before, 1):.1f} times larger"
 
 
+def drop_change(drop: float) -> str:
+    """Say how far a metric fell or rose."""
+    return "the same" if not drop else f"{abs(drop):.4g} {'less' if drop > 0 else 'more'}"
+
+
 def milliseconds(value: float) -> str:
     """Write a latency for people."""
     return f"{value:.3f} ms" if value < 10 else f"{value:.1f} ms"

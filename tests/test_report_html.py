@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxq.comparison import Comparison, Latency, LayerComparison, OutputComparison
+from onnxq.comparison import Comparison, Latency, LayerComparison, MetricComparison, OutputComparison
 from onnxq.errors import OutputError
 from onnxq.quant.qparams import activation_qparams
 from onnxq.quant.stats import TensorStats
@@ -149,6 +149,17 @@ def test_what_the_page_says(report: Report) -> None:
     assert all(svg["role"] == "img" and svg["aria-label"] for svg in page.all("svg"))
     assert [tag for tag, _ in page.elements].count("title") == 1 + 4
     assert all("scope" in header for header in page.all("th"))
+
+
+def test_a_metric_and_what_is_spoilt_show(report: Report) -> None:
+    assert report.comparison is not None
+    outputs = (replace(report.comparison.outputs[0], spoilt=3), *report.comparison.outputs[1:])
+    metric = MetricComparison("mine:top1", 0.99, 0.97)
+    comparison = replace(report.comparison, outputs=outputs, metric=metric, layers=())
+    shown = " ".join("".join(Page(replace(report, comparison=comparison, activations=()).to_html()).text).split())
+    assert "Metric 0.97 0.02 less than float's 0.99; mine:top1" in shown
+    assert "'y' holds NaN or infinity 3 times, in the float model never." in shown
+    assert "| mine:top1 | 0.99 | 0.97 | 0.02 less |" in replace(report, comparison=comparison).to_markdown()
 
 
 def test_without_scripts_every_node_shows(report: Report) -> None:

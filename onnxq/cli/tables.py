@@ -13,7 +13,7 @@ from rich.text import Text
 from onnxq.comparison import Comparison, MetricComparison
 from onnxq.inspect import Inspection
 from onnxq.report import Report
-from onnxq.words import FLOAT, decibels, milliseconds, printable, size, size_change
+from onnxq.words import FLOAT, decibels, drop_change, milliseconds, printable, size, size_change
 
 Cell = str | Text
 MOST_REASONS = 12  # lines; the rest is counted
@@ -102,8 +102,7 @@ def latency_table(comparison: Comparison) -> Iterator[RenderableType]:
 
 def metric_table(metric: MetricComparison) -> RenderableType:
     """Lay out what a metric says about both models."""
-    change = "the same" if not metric.drop else f"{abs(metric.drop):.4g} {'less' if metric.drop > 0 else 'more'}"
-    row = (metric.name, f"{metric.float_value:.6g}", f"{metric.quantized_value:.6g}", change)
+    row = (metric.name, f"{metric.float_value:.6g}", f"{metric.quantized_value:.6g}", drop_change(metric.drop))
     return columns(("metric", "float", "quantized", ""), [row], right=(1, 2))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from importlib.util import find_spec
@@ -19,7 +18,7 @@ from onnxq.comparison import LayerComparison
 from onnxq.errors import OutputError
 from onnxq.report.activations import Activation
 from onnxq.version import __version__
-from onnxq.words import FLOAT, decibels, milliseconds, noise, printable, size, size_change
+from onnxq.words import FLOAT, decibels, drop_change, milliseconds, noise, printable, size, size_change
 
 if TYPE_CHECKING:
     from onnxq.report.model import Report
@@ -27,6 +26,17 @@ if TYPE_CHECKING:
 NEEDED = {"matplotlib": "Matplotlib", "jinja2": "Jinja2"}
 MOST_HISTOGRAMS = 6
 MOST_BARS = 20
+
+
+FILTERS = {
+    "decibels": decibels,
+    "drop": drop_change,
+    "figure": lambda value, digits=4: _figure(value, digits),
+    "ms": milliseconds,
+    "name": printable,
+    "noise": noise,
+    "size": size,
+}
 
 
 def check_extra() -> None:
@@ -57,8 +67,7 @@ def html(report: Report) -> str:
     folder = files("onnxq.report") / "page"
     script, style = ((folder / name).read_text("utf-8") for name in ("filter.js", "page.css"))
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"decibels": decibels, "noise": noise, "size": size, "ms": milliseconds, "name": printable}
-    environment.filters["figure"] = partial(_figure, none="")
+    environment.filters |= FILTERS
     template = environment.from_string((folder / "page.html.j2").read_text("utf-8"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return template.render(
@@ -127,7 +136,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _figure(value: float | None, digits: int = 4, none: str = "") -> str:
+def _figure(value: float | None, digits: int) -> str:
     if value is None:
-        return none
+        return ""
     return f"{value:.{digits}g}" if math.isfinite(value) else "not finite"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from onnxq.words import FLOAT, decibels, noise, printable
+from onnxq.words import FLOAT, decibels, drop_change, noise, printable
 
 if TYPE_CHECKING:
     from onnxq.comparison import Comparison
@@ -56,6 +56,10 @@ def _result(report: Report) -> str:
                 f"{latency.ratio:.2f} of it",
             )
         )
+    metric = report.comparison.metric
+    if metric is not None:
+        values = f"{metric.float_value:.6g}", f"{metric.quantized_value:.6g}", drop_change(metric.drop)
+        rows.append((_plain(metric.name), *values))
     outputs = [
         (_code(o.name), decibels(o.sqnr), f"{o.max_abs:.4g}", "" if o.agreement is None else f"{o.agreement:.2f} %")
         for o in report.comparison.outputs
