@@ -22,32 +22,47 @@ def float64_division(x, scale, precision, out):
     out[...] = np.rint(x.astype(np.float64) / np.float64(scale))
 
 
-def half_away_from_zero(q, zero_point, out):
-    q[...] = np.trunc(q + np.copysign(F(0.5), q))
+def clamped(q, limits):
+    low, high = (F(0), F(0)) if limits is None else (bound - F(3 << 22).view(np.int32) for bound in limits)
+    return q if limits is None else np.fmin(np.fmax(q, F(low)), F(high))
+
+
+def half_away_from_zero(q, limits, zero_point, out):
+    q = clamped(q, limits)
+    q = np.trunc(q + np.copysign(F(0.5), q))
     out[...] = q.astype(np.int32).astype(out.dtype)
     if zero_point is not None:
         out += zero_point
 
 
-def zero_point_before_rounding(q, zero_point, out):
+def zero_point_before_rounding(q, limits, zero_point, out):
     z = 0 if zero_point is None else zero_point.astype(np.int32)
-    out[...] = np.rint(q + z).astype(np.int32).astype(out.dtype)
+    out[...] = np.rint(clamped(q, limits) + z).astype(np.int32).astype(out.dtype)
 
 
-def truncation(q, zero_point, out):
-    out[...] = q.astype(np.int32).astype(out.dtype)
+def truncation(q, limits, zero_point, out):
+    out[...] = clamped(q, limits).astype(np.int32).astype(out.dtype)
     if zero_point is not None:
         out += zero_point
 
 
-def clamp_after_the_cast(q, lowest, highest):
+def clamp_after_the_cast(q, limits, zero_point, out):
     with np.errstate(all="ignore"):
-        q[...] = np.clip(np.rint(q).astype(np.int32), lowest, highest)
+        q = np.rint(q).astype(np.int32).astype(F)
+    out[...] = np.rint(clamped(q, limits)).astype(np.int32).astype(out.dtype)
+    if zero_point is not None:
+        out += zero_point
 
 
-def clamp_that_keeps_nan_high(q, lowest, highest):
-    np.fmin(q, highest, out=q)
-    np.fmax(q, lowest, out=q)
+def clamp_of_all_bits(bits, lowest, highest):
+    """Positive NaNs stay above all numbers."""
+    np.clip(bits, lowest, highest, out=bits)
+
+
+def clamp_of_magnitudes(bits, lowest, highest):
+    """The sign is read as the highest bit of a number."""
+    bits[bits > np.int32(0x7F800000)] = 0
+    np.clip(bits.view(np.uint32), lowest.astype(np.uint32), highest.astype(np.uint32), out=bits.view(np.uint32))
 
 
 def two_products(x, scale, zero_point, out):
@@ -140,8 +155,9 @@ MUTANTS = [
     (_arithmetic, "to_integers", zero_point_before_rounding, "ties"),
     (_arithmetic, "to_integers", zero_point_before_rounding, "requantized_ties"),
     (_arithmetic, "to_integers", truncation, "many_ranges"),
-    (_arithmetic, "clamp", clamp_after_the_cast, "special_values"),
-    (_arithmetic, "clamp", clamp_that_keeps_nan_high, "special_values"),
+    (_arithmetic, "to_integers", clamp_after_the_cast, "special_values"),
+    (_arithmetic, "_clamp", clamp_of_all_bits, "special_values"),
+    (_arithmetic, "_clamp", clamp_of_magnitudes, "special_values"),
     (_arithmetic, "dequantized", two_products, "every_byte"),
     (_arithmetic, "dequantized", float64_dequantization, "large_int32"),
     (dynamic, "dynamic_parameters", float64_scale, "many_ranges"),

@@ -2,12 +2,18 @@
 
     q = fmin(fmax(x / s, lo - z), hi - z)        y = int(rint(q)) + z
 
-Divide, never multiply by 1/s; clamp before the conversion to an integer; round half to even before the zero point is
-added. fmax drops NaN, so that NaN gives the lower bound. Source: the text of QuantizeLinear; this order of steps is the
-one that onnxruntime's CPU kernels have, checked bit by bit in tests/ops.
+Divide, never multiply by 1/s; round half to even before the zero point is added; NaN gives the lower bound. Source: the
+text of QuantizeLinear; this order of steps is the one that onnxruntime's CPU kernels have, checked bit by bit in
+tests/ops.
+
+Rounding and clamping may change places, for the bounds are integers. So the quotient is rounded first, by adding
+1.5 * 2**23, and clamped as an integer: the bits of float32 numbers keep their order when they are read as int32, as
+long as the negative ones only have to be below all others. One pass clamps both ends, where `fmax` and `fmin` take two.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -17,19 +23,18 @@ ROUNDER = np.float32(3 << 22)
 """1.5 * 2**23: added to a float32 of magnitude below 2**22 it rounds half to even; the low bits are the integer."""
 
 
+INFINITY = np.int32(0x7F800000)
+"""Bits of +inf: the positive NaNs are above. Negative NaNs are negative as integers, as all negative numbers are."""
+
+_INTEGER_ZERO = np.int32(ROUNDER.view(np.int32))
+_NO_INTEGER = np.int32(-1)
 SMALL = 1 << 12
-"""Elements below which an array of bounds does not pay."""
-
-ROW = 1 << 14
-"""Elements of an array of bounds: 64 KiB, which stay in the cache beside the chunk: a fifth faster."""
+"""Elements below which two passes with little to prepare are faster than one."""
 
 
-def bound(value: int, size: int) -> Array:
-    """Give one float32 value min(size, ROW) times, or once when size is small, for `clamp`.
-
-    `fmax` of two arrays is vectorised, of an array and a scalar it is not; few elements do not repay the filling.
-    """
-    return np.full(1 if size < SMALL else min(size, ROW), value, FLOAT32)
+def bounds(lowest: Any, highest: Any) -> tuple[Any, Any]:
+    """Give the bits that integers, or int32 arrays, between -2**22 and 2**22 have once rounded; see `to_integers`."""
+    return lowest + _INTEGER_ZERO, highest + _INTEGER_ZERO
 
 
 def quotient(x: Array, scale: Array, precision: DType, out: Array) -> None:
@@ -49,40 +54,34 @@ def quotient(x: Array, scale: Array, precision: DType, out: Array) -> None:
     np.copyto(out, exact, casting="unsafe")
 
 
-def clamp(q: Array, lowest: Array, highest: Array) -> None:
-    """Clamp in place to [lowest, highest]; NaN becomes lowest.
+def to_integers(q: Array, limits: tuple[Any, Any] | None, zero_point: Array | None, out: Array) -> None:
+    """Round half to even, clamp, add the zero point as an integer, and write the result.
 
     Args:
-        q: 1-D float32.
-        lowest: As long as q, or shorter and all one value: see `bound`.
-        highest: Of the length of `lowest`.
-
-    """
-    row = lowest.size
-    whole = q.size // row * row if 1 < row < q.size else 0
-    if whole:
-        block = q[:whole].reshape(-1, row)
-        np.fmax(block, lowest, out=block)
-        np.fmin(block, highest, out=block)
-    if whole < q.size:
-        rest = q[whole:]
-        np.fmax(rest, lowest[: rest.size], out=rest)
-        np.fmin(rest, highest[: rest.size], out=rest)
-
-
-def to_integers(q: Array, zero_point: Array | None, out: Array) -> None:
-    """Round the clamped values half to even, add the zero point as an integer, and write the result.
-
-    Args:
-        q: float32 of magnitude below 2**22; overwritten.
+        q: 1-D float32, any values; overwritten.
+        limits: Lowest and highest integer before the zero point is added, as `bounds` gives them: of no dimension, or
+            one for each element. None where no value is outside, and none is NaN.
         zero_point: Of the output's type, or None for zero. The addition wraps back into range by construction.
         out: Integer array of 8 or 16 bits.
 
     """
     np.add(q, ROUNDER, out=q)
-    np.copyto(out, q.view(np.int32), casting="unsafe")
+    bits = q.view(np.int32)
+    if limits is not None:
+        _clamp(bits, *limits)
+    np.copyto(out, bits, casting="unsafe")
     if zero_point is not None:
         np.add(out, zero_point, out=out)
+
+
+def _clamp(bits: Array, lowest: Any, highest: Any) -> None:
+    if bits.size and np.maximum.reduce(bits) > INFINITY:
+        bits[bits > INFINITY] = _NO_INTEGER
+    if lowest.ndim or bits.size < SMALL:
+        np.maximum(bits, lowest, out=bits)
+        np.minimum(bits, highest, out=bits)
+    else:
+        bits.clip(lowest, highest, out=bits)
 
 
 def dequantized(x: Array, scale: Array, zero_point: Array | None, out: Array) -> None:

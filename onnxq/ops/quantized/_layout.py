@@ -21,6 +21,9 @@ CHUNK = 1 << 17
 """Elements worked on at once: 512 KiB of float32, so that every pass but the first reads the second-level cache."""
 
 
+_ALL = slice(0, 1)
+
+
 class Chunk(NamedTuple):
     """A run of memory, at most `CHUNK` elements, that is a box of the (outer, axis, inner) view."""
 
@@ -51,7 +54,11 @@ class Layout(NamedTuple):
 
     def chunks(self) -> list[Chunk]:
         """Cut the tensor into runs of memory, in order."""
-        return list(self._boxes())
+        if not self.per_tensor:
+            return list(self._boxes())
+        size = math.prod(self.shape)
+        runs = (slice(start, min(start + CHUNK, size)) for start in range(0, size, CHUNK))
+        return [Chunk(run, _ALL, _ALL, run) for run in runs]
 
     def _boxes(self) -> Iterator[Chunk]:
         outer, axis, inner = self.shape

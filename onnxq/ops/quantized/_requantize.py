@@ -72,7 +72,7 @@ def requantize(total: Array, multiplier: Array, zero_point: Array) -> Array:
     y = np.empty(total.shape, zero_point.dtype)
     lowest, highest = INTEGER_RANGE[y.dtype]
     z = int(zero_point)
-    low, high = arithmetic.bound(lowest - z, total.size), arithmetic.bound(highest - z, total.size)
+    limits = arithmetic.bounds(lowest - z, highest - z)
     offset = zero_point if z else None
     flat, result = total.reshape(-1), y.reshape(-1)
     chunks = layout.chunks()
@@ -88,8 +88,7 @@ def requantize(total: Array, multiplier: Array, zero_point: Array) -> Array:
                 q = scratch(part.size)
                 np.copyto(q, part, casting="unsafe")
                 np.multiply(q, factor, out=q)
-                arithmetic.clamp(q, low, high)
-                arithmetic.to_integers(q, offset, result[chunk.flat])
+                arithmetic.to_integers(q, limits, offset, result[chunk.flat])
 
     spread(work, len(chunks), total.size)
     return y

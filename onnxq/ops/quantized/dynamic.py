@@ -90,7 +90,7 @@ def _quantize(flat: Array, scale: np.float32, z: int, ends: tuple[np.float32, np
     with np.errstate(all="ignore"):
         # Division and rounding keep order, so that the ends tell whether any element can leave the range.
         inside = np.rint(ends[0] / scale) >= -z and np.rint(ends[1] / scale) <= 255 - z
-    limits = () if inside else (arithmetic.bound(-z, flat.size), arithmetic.bound(255 - z, flat.size))
+    limits = None if inside else arithmetic.bounds(-z, 255 - z)
 
     def work(first: int, last: int) -> None:
         with np.errstate(all="ignore"):
@@ -98,8 +98,6 @@ def _quantize(flat: Array, scale: np.float32, z: int, ends: tuple[np.float32, np
                 part = flat[start : start + CHUNK]
                 q = scratch(part.size)
                 arithmetic.quotient(part, divisor, FLOAT32, q)
-                if limits:
-                    arithmetic.clamp(q, *limits)
-                arithmetic.to_integers(q, offset, y[start : start + CHUNK])
+                arithmetic.to_integers(q, limits, offset, y[start : start + CHUNK])
 
     spread(work, len(starts), flat.size)

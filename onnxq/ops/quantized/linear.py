@@ -124,31 +124,29 @@ def _quantize_integers(
     scale = scale.astype(divide_in)
     zero = np.zeros(scale.shape, INT32) if zero_point is None else zero_point.astype(INT32)
     z = int(zero.reshape(())) if layout.per_tensor else 0
-    bounds = arithmetic.bound(lowest - z, x.size), arithmetic.bound(highest - z, x.size)
+    limits_of_all = arithmetic.bounds(lowest - z, highest - z)
     offset_of_all = np.array(z, storage) if z else None
     wanted = [(scale, divide_in)]
     if not layout.per_tensor and zero.any():
-        wanted += [((limit - zero).astype(FLOAT32), FLOAT32) for limit in (lowest, highest)]
+        wanted += [(limit, INT32) for limit in arithmetic.bounds(lowest - zero, highest - zero)]
         wanted.append((zero.astype(storage), storage))
     chunks = layout.chunks()
 
     def work(first: int, last: int) -> None:
         expand = None if layout.per_tensor else Expander(layout, *wanted)
         s = scale.reshape(()) if expand is None else scale
-        low, high = bounds
-        offset = offset_of_all
+        limits, offset = limits_of_all, offset_of_all
         with np.errstate(all="ignore"):
             for chunk in chunks[first:last]:
                 part = flat[chunk.flat]
                 if expand is not None:
                     s, *rest = expand(chunk)
                     if rest:
-                        low, high, offset = rest
+                        limits, offset = (rest[0], rest[1]), rest[2]
                 q = scratch(part.size)
                 arithmetic.quotient(part, s, divide_in, q)
-                arithmetic.clamp(q, low, high)
                 out = target[chunk.flat]
-                arithmetic.to_integers(q, offset, out)
+                arithmetic.to_integers(q, limits, offset, out)
                 if y.dtype != storage and lowest < 0:
                     np.bitwise_and(out, -2 * lowest - 1, out=out)  # ml_dtypes keeps sub-byte values in the low bits
 
