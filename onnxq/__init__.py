@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from onnxq.evaluator import evaluate
     from onnxq.ir import Model, load, save
     from onnxq.pipeline import quantize
+    from onnxq.quant.custom import register_custom_ops
     from onnxq.quant.recipe import Recipe, load_recipe, recipe_names
     from onnxq.quant.samples import Samples, open_samples
     from onnxq.report import Report
@@ -42,6 +43,7 @@ _LAZY = {
     "prepare": "onnxq.steps",
     "quantize": "onnxq.pipeline",
     "recipe_names": "onnxq.quant.recipe",
+    "register_custom_ops": "onnxq.quant.custom",
     "save": "onnxq.ir",
 }
 
@@ -68,6 +70,7 @@ __all__ = [
     "prepare",
     "quantize",
     "recipe_names",
+    "register_custom_ops",
     "save",
 ]
 

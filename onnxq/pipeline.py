@@ -11,6 +11,7 @@ from onnxq.ir import Model, load, parse, save
 from onnxq.large import carry_out_large, is_large
 from onnxq.layerwise import with_layers
 from onnxq.observer import Observer, Silent
+from onnxq.quant.custom import foreign_node
 from onnxq.quant.plan import Plan
 from onnxq.quant.recipe import Recipe
 from onnxq.quant.rewrite import rewrite
@@ -33,6 +34,7 @@ from onnxq.steps import (
     uncollected,
 )
 from onnxq.trials import rescale, rounding_pays
+from onnxq.unrun import carry_out_unrun
 from onnxq.verify import compare
 
 PLAN_HINT = "See every node's reason with `onnxq plan`."
@@ -134,6 +136,9 @@ def carry_out(
     scratch: Path = Path(),
 ) -> Quantized:
     """Calibrate, rewrite, and compare the result with the float model; nothing is written that has a name."""
+    foreign = foreign_node(ready.model)
+    if foreign is not None:
+        return Quantized(*carry_out_unrun(ready, foreign, stats, watch, with_data=given is not None))
     if is_large(ready.model):
         return Quantized(*carry_out_large(ready, given, stats, watch, scratch, detailed=detailed))
     baseline = ready.model.serialize()
@@ -190,6 +195,8 @@ def accepted(
 def check_budget(report: Report, min_sqnr: float | None, target: Path) -> None:
     """Refuse a result that loses more than the caller allows, or gives NaN or infinity where float does not."""
     if report.comparison is None:
+        if min_sqnr is not None:
+            raise CheckFailed(f"{target} was not written: its SQNR cannot be measured", report.notes[-1])
         return
     missed = report.comparison.spoilt() + report.comparison.missed(min_sqnr=min_sqnr)
     if missed:

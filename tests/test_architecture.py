@@ -27,6 +27,7 @@ ORDER = [
     "steps",
     "trials",
     "large",
+    "unrun",
     "pipeline",
     "inspect",
     "explain",

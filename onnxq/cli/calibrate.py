@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from onnxq.cli.options import Data, Exclude, Force, Model, Only, RecipeName, SampleLimit
+from onnxq.cli.options import CustomOps, Data, Exclude, Force, Model, Only, RecipeName, SampleLimit, use_custom_ops
 
 StatsFile = Annotated[
     Path, typer.Option("--output", "-o", metavar="STATS", help="The .npz file to write.", show_default=False)
@@ -22,6 +22,7 @@ def calibrate(
     exclude: Exclude = [],  # noqa: B006  (typer reads the default and never hands it out)
     only: Only = [],  # noqa: B006
     samples: SampleLimit = None,
+    custom_ops: CustomOps = [],  # noqa: B006
     force: Force = False,
 ) -> None:
     """Measure the ranges that a recipe needs, and save them for `onnxq quantize --stats`.
@@ -35,6 +36,7 @@ def calibrate(
     from onnxq.quant.stats_file import fingerprint, save_stats
 
     check_output(output, force=force)
+    use_custom_ops(custom_ops)
     with TerminalObserver() as observer:
         observer.step("load")
         source = load(model)

@@ -86,6 +86,15 @@ MaxDrop = Annotated[
     float | None,
     typer.Option("--max-drop", metavar="X", help="How far the metric may fall.", show_default=False),
 ]
+CustomOps = Annotated[
+    list[Path],
+    typer.Option(
+        "--custom-ops",
+        metavar="LIBRARY",
+        help="A shared library of custom operators for onnxruntime. May be given several times.",
+        show_default=False,
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace files that exist already.")]
 OutputFormat = Annotated[Format, typer.Option("--format", help="How to write the result to stdout.")]
 Config = Annotated[
@@ -97,3 +106,12 @@ Config = Annotated[
         show_default=False,
     ),
 ]
+
+
+def use_custom_ops(libraries: list[Path]) -> None:
+    """Let onnxruntime know the operators of the libraries that `--custom-ops` names."""
+    if libraries:
+        from onnxq.quant.custom import register_custom_ops
+
+        for library in libraries:
+            register_custom_ops(library)

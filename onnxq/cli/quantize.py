@@ -10,6 +10,7 @@ import typer
 
 from onnxq.cli.options import (
     Config,
+    CustomOps,
     Data,
     Exclude,
     Force,
@@ -20,6 +21,7 @@ from onnxq.cli.options import (
     RecipeName,
     SampleLimit,
     Stats,
+    use_custom_ops,
 )
 
 Model = Annotated[
@@ -77,6 +79,7 @@ def quantize(
     min_sqnr: MinSqnr = None,
     samples: SampleLimit = None,
     reduce_range: ReduceRange = False,
+    custom_ops: CustomOps = [],  # noqa: B006
     external_data: ExternalData = False,
     report: ReportFile = None,
     output_format: OutputFormat = Format.TEXT,
@@ -94,6 +97,7 @@ def quantize(
     if model is None:
         return build_project(context, config, output_format, force=force)
     refuse_config(context)
+    use_custom_ops(custom_ops)
     from onnxq import pipeline
     from onnxq.cli.terminal import TerminalObserver
     from onnxq.cli.timing import Stopwatch

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onnxq.cli.options import Config, Data, Format, MaxDrop, MetricName, OutputFormat, SampleLimit
+from onnxq.cli.options import (
+    Config,
+    CustomOps,
+    Data,
+    Format,
+    MaxDrop,
+    MetricName,
+    OutputFormat,
+    SampleLimit,
+    use_custom_ops,
+)
 
 if TYPE_CHECKING:
     from onnxq.engines import EngineCheck
@@ -91,6 +101,7 @@ def verify(
     metric: MetricName = None,
     max_drop: MaxDrop = None,
     layers: Layers = None,
+    custom_ops: CustomOps = [],  # noqa: B006
     output_format: OutputFormat = Format.TEXT,
     project: OfProject = False,
     config: Config = None,
@@ -109,6 +120,7 @@ def verify(
     from onnxq.cli.against import check_options, verify_against
     from onnxq.cli.project import verify_project
 
+    use_custom_ops(custom_ops)
     if project or not models:
         verify_project(context, config, models, output_format)
         return

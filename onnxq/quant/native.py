@@ -17,6 +17,7 @@ _LEVELS = {
     "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
+LIBRARIES: list[str] = []  # of custom operators, which every session is to know
 FATAL = 4  # log severity: errors are raised, so nothing below a crash needs to be printed as well
 # Everything that onnxruntime raises; they share no base class of their own
 ORT_ERRORS: tuple[type[Exception], ...] = (
@@ -55,6 +56,8 @@ class Settings:
         options.graph_optimization_level = _LEVELS[self.optimize]
         options.intra_op_num_threads = self.threads
         options.enable_mem_pattern = self.reuse_shapes
+        for library in LIBRARIES:
+            options.register_custom_ops_library(library)
         if self.save_to:
             options.optimized_model_filepath = self.save_to
         return options

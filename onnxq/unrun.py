@@ -1,0 +1,71 @@
+"""The middle of the pipeline for models that onnxruntime cannot run here: custom operators without their library."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+
+from onnxq.errors import InvalidResult, ModelError
+from onnxq.ir import Model, Node
+from onnxq.ir.consistency import problems
+from onnxq.observer import Observer
+from onnxq.quant.layers import MeasuredLayers
+from onnxq.quant.rewrite import rewrite
+from onnxq.quant.stats import Stats
+from onnxq.quant.weights import Weights
+from onnxq.report import Report
+from onnxq.steps import Prepared, choose_qparams, measure, stamp
+
+GIVE_LIBRARY = "Give the library of its custom operators with --custom-ops, or leave out the data for a dynamic model."
+
+
+def carry_out_unrun(
+    ready: Prepared, foreign: Node, stats: str | Path | Stats | None, watch: Observer, *, with_data: bool
+) -> tuple[Model, Report, bytes]:
+    """Rewrite a model and check that it is well formed, without running it.
+
+    Args:
+        ready: The float model with its plan.
+        foreign: A node that onnxruntime does not know.
+        stats: Statistics of an earlier calibration, if there are any.
+        watch: Told about each step.
+        with_data: Whether samples were given, which cannot be used.
+
+    Returns:
+        The quantized model, the report, and the bytes of the model.
+
+    Raises:
+        ModelError: The plan needs a run, or the float model is not well formed.
+        InvalidResult: The result is not well formed.
+
+    """
+    label = f"operator {foreign.op_type} of domain {foreign.domain} (node {foreign.label})"
+    if with_data and stats is None:
+        raise ModelError(f"onnxruntime cannot run {ready.model.name} on the data: it has no {label}", GIVE_LIBRARY)
+    objection = _objection(ready.model, ready.model.serialize())
+    if objection is not None:
+        raise ModelError(f"{ready.model.name} is not well formed: {objection}", "Export the model again.")
+    measured = measure(ready, MeasuredLayers([]), None, stats, watch)
+    qparams = choose_qparams(ready.plan, measured)
+    weights = Weights(ready.plan, qparams, measured)
+    watch.step("rewrite")
+    note = f"not run and not compared with the float model, only checked for form: onnxruntime has no {label}"
+    report = replace(Report.planned(ready.plan, source=ready.path, notes=ready.notes), notes=(*ready.notes, note))
+    model = stamp(rewrite(ready.model, ready.plan, qparams, weights), ready)
+    watch.step("verify")
+    encoded = model.serialize()
+    objection = _objection(model, encoded)
+    if objection is not None:
+        raise InvalidResult(f"the quantized model is not well formed: {objection}", "Report this model.")
+    return model, report, encoded
+
+
+def _objection(model: Model, encoded: bytes) -> str | None:
+    """Say what is wrong with the form of a model; None where nothing is."""
+    try:
+        onnx.checker.check_model(encoded)
+    except (onnx.checker.ValidationError, ValueError, RuntimeError) as error:
+        return (str(error).strip().splitlines() or [repr(error)])[0]
+    return next(problems(model), None)
