@@ -34,6 +34,7 @@ Model = Annotated[
 ]
 if TYPE_CHECKING:
     from onnxq.quant.recipe import Recipe
+    from onnxq.report import Report
 
 Output = Annotated[
     Path | None,
@@ -103,7 +104,6 @@ def quantize(
     from onnxq.cli.timing import Stopwatch
     from onnxq.cli.write import write_plan, write_report
     from onnxq.report import check_report_path
-    from onnxq.report import write_report as save_report
 
     if report is not None:
         check_report_path(report, force=force)
@@ -126,9 +126,15 @@ def quantize(
             observer=watch,
         )
         result = replace(result, seconds=watch.seconds())
-    if report is not None:
-        save_report(result, report, force=force)
+    _save(result, report, force=force)
     return (write_plan if dry_run else write_report)(result, output_format)
+
+
+def _save(result: Report, path: Path | None, *, force: bool) -> None:
+    if path is not None:
+        from onnxq.report import write_report
+
+        write_report(result, path, force=force)
 
 
 def _chosen(recipe: str, *, reduce_range: bool) -> str | Recipe:
