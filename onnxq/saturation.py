@@ -93,7 +93,7 @@ def _rows(node: Node) -> np.ndarray | None:
     if codes.dtype != np.int8:
         return None
     transposed = node.op_type in ("Gemm", "QGemm") and bool(node.attribute("transB", 0))
-    return inner_rows(node.op_type, codes, transposed=transposed)
+    return inner_rows(node.op_type, codes, transposed=transposed, group=node.attribute("group", 1))
 
 
 def _behind_pair(node: Node) -> Value | None:

@@ -3,7 +3,8 @@
 Without VNNI, onnxruntime multiplies unsigned by signed bytes with VPMADDUBSW, which adds two neighbouring products into
 a signed 16-bit number and saturates. The largest code of an activation is 255, so two weights of the same sign can do
 that when their magnitudes add up to more than 128: 255 · 128 = 32640 fits, 255 · 129 does not. Sources: Intel's
-instruction set reference; "When and why do I need to try U8U8" in onnxruntime's documentation of quantization.
+instruction set reference; "When and why do I need to try U8U8" in onnxruntime's documentation of quantization; in its
+mlas library, ConvSymKernelAvx2.S and the packing of QLinearConv (`ReorderFilter`).
 """
 
 from __future__ import annotations
@@ -15,21 +16,22 @@ SAFE_BITS = 7  # codes to ±63: no two of them exceed 126
 SLAB = 1 << 22  # pairs at a time
 
 
-def inner_rows(op_type: str, codes: np.ndarray, *, transposed: bool = False) -> np.ndarray | None:
+def inner_rows(op_type: str, codes: np.ndarray, *, transposed: bool = False, group: int = 1) -> np.ndarray | None:
     """Give the codes of a weight in the order in which kernels sum over them.
 
     Args:
         op_type: Conv, or any operator that multiplies matrices.
         codes: int8 as the operator takes them: `[…, K, N]`, or for a Conv `[M, C / group, kernel]`.
         transposed: Whether a matrix is `[N, K]`.
+        group: Groups of a Conv.
 
     Returns:
-        int8 `[matrices, K, N]`; None for a Conv of one input channel to a group, whose kernel adds in 32 bits
-        (`qdwconv_avx2.cpp` in onnxruntime's mlas), and for a vector.
+        int8 `[matrices, K, N]`; None for a depthwise Conv (one input and one output channel to a group), whose kernel
+        adds in 32 bits, and for a vector.
 
     """
     if op_type.endswith("Conv") or op_type == "ConvInteger":
-        if codes.ndim < 3 or codes.shape[1] == 1:
+        if codes.ndim < 3 or (codes.shape[1] == 1 and len(codes) == group):
             return None
         # mlas reorders filters: kernel positions outside, input channels inside
         moved = np.moveaxis(codes, 1, -1)

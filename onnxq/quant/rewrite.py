@@ -143,7 +143,8 @@ class QuantizingPatch(Patch):
         as_uint8 = scheme.name == "dynamic-int8" and node.op_type == "Conv"
         if scheme.name not in ("static-int8", "dynamic-int8") or as_uint8 or scheme.bits > 8:
             return False
-        rows = inner_rows(node.op_type, codes, transposed=bool(node.attribute("transB", 0)))
+        transposed, group = bool(node.attribute("transB", 0)), node.attribute("group", 1)
+        rows = inner_rows(node.op_type, codes, transposed=transposed, group=group)
         return rows is not None and saturating_pairs(rows) > 0
 
     def stored(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme, block_size: int = 0) -> Value:

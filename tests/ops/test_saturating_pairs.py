@@ -63,4 +63,7 @@ def test_order_of_a_kernel_is_channels_within_positions() -> None:
 
 
 def test_a_depthwise_kernel_adds_in_32_bits() -> None:
-    assert inner_rows("QLinearConv", np.full((8, 1, 3, 3), 127, np.int8)) is None
+    codes = np.full((8, 1, 3, 3), 127, np.int8)
+    assert inner_rows("QLinearConv", codes, group=8) is None
+    assert inner_rows("QLinearConv", codes, group=4).shape == (1, 9, 8)  # two output channels to a group
+    assert inner_rows("QLinearConv", codes).shape == (1, 9, 8)  # a grey picture
