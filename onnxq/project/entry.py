@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
+EXTERNAL_SUFFIXES = ("", ".data", ".onnx_data", ".bin", ".weight", ".weights", ".pb")  # what exporters write
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -89,7 +90,7 @@ class Entry:
 
     def files(self) -> list[Path]:
         """Name every file and folder whose change makes a check of this model worth while."""
-        found = [self.source, self.quantized, self.quantized.with_name(self.quantized.name + ".data")]
+        found = [self.source, self.quantized]
         found += [Path(self.recipe_source())] if self.recipe.endswith(".toml") else []
         for given in (*self.data, *self.verify_data, *filter(None, [self.metric])):
             path = self.module_file(given) if self.is_function(given) else self.root / given
@@ -111,6 +112,15 @@ class Project:
     entries: tuple[Entry, ...]
 
     @cached_property
+    def folders(self) -> dict[Path, list[Entry]]:
+        """The models that lie in each folder: their external data lie there or below, under any name."""
+        found: dict[Path, list[Entry]] = {}
+        for entry in self.entries:
+            for path in dict.fromkeys(Path(os.path.realpath(file.parent)) for file in (entry.source, entry.quantized)):
+                found.setdefault(path, []).append(entry)
+        return found
+
+    @cached_property
     def owners(self) -> dict[Path, list[Entry]]:
         """The models that each file or folder belongs to, by its real path."""
         found: dict[Path, list[Entry]] = {Path(os.path.realpath(self.path)): list(self.entries)}
@@ -120,9 +130,15 @@ class Project:
         return found
 
     def touched(self, file: Path) -> list[Entry]:
-        """Give the models that a file belongs to: as model, recipe or data, in a folder of data, or as project file."""
+        """Give the models that a file belongs to: as model, recipe or data, in a folder of data, or as project file.
+
+        What may be external data is taken for such of every model in its folder or above.
+        """
         real = Path(os.path.realpath(file))
-        return [entry for path in (real, *real.parents) for entry in self.owners.get(path, ())]
+        found = [entry for path in (real, *real.parents) for entry in self.owners.get(path, ())]
+        if file.suffix in EXTERNAL_SUFFIXES:
+            found += [entry for folder in real.parents for entry in self.folders.get(folder, ())]
+        return list(dict.fromkeys(found))
 
 
 def select(project: Project | None, files: Iterable[Path]) -> tuple[list[Entry], list[Path]]:

@@ -84,6 +84,24 @@ def test_another_float_model(repo: Path) -> None:
     ]
 
 
+def test_a_float_model_whose_external_data_changed(repo: Path) -> None:
+    model = onnx.load(FLOAT)
+    onnx.save(model, FLOAT, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    (done,) = build(load_project().entries)
+    assert done.state == "built", done.error
+    assert found() == []
+    outside = Path("models/weights.bin")
+    content = bytearray(outside.read_bytes())
+    content[1000] ^= 1
+    outside.write_bytes(content)
+    message = "is out of date: models/cnn.onnx has changed since it was built"
+    assert [(f.rule, f.message) for f in check(load_project(), [outside]).findings] == [("stale", message)]
+    outside.unlink()
+    ((path, rule, message),) = found()
+    assert (path, rule) == (str(FLOAT), "unreadable")
+    assert "weights.bin" in message
+
+
 def test_other_data(repo: Path) -> None:
     np.savez(DATA, image=np.load(DATA)["image"][::-1])
     assert found() == [

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from onnxq.errors import ExitCode, ProjectError
-from onnxq.project.entry import Entry, Thresholds
+from onnxq.project.entry import EXTERNAL_SUFFIXES, Entry, Thresholds
 from onnxq.project.file import find_project, load_project
 from onnxq.steps import default_output
 
@@ -189,7 +189,9 @@ def test_which_files_belong_to_a_model(tmp_path: Path) -> None:
     for name, entries in {
         "a.onnx": [first],
         "a.int8.onnx": [first],
-        "a.int8.onnx.data": [first],
+        "a.int8.onnx.data": [first, second],
+        "weights/onnx__MatMul_7": [first, second],
+        "out/b.onnx_data": [second, first],
         "calib.npz": [first],
         "recipes/mine.toml": [second],
         "folder/x.npz": [second],
@@ -200,3 +202,14 @@ def test_which_files_belong_to_a_model(tmp_path: Path) -> None:
         "README.md": [],
     }.items():
         assert project.touched(tmp_path / name) == entries, name
+
+
+def test_the_hooks_pass_on_whatever_may_belong_to_a_model() -> None:
+    text = (Path(__file__).parents[2] / ".pre-commit-hooks.yaml").read_text()
+    patterns = re.findall(r"^  files: (.+)$", text, re.MULTILINE)
+    assert len(patterns) == 2
+    names = ["a.onnx", "d/c.npz", "c.npy", "onnxq.toml", "mine.toml", "d/give.py", "set/input_0.pb"]
+    names += [f"d/weights{suffix}" for suffix in EXTERNAL_SUFFIXES]
+    for pattern in patterns:
+        assert [name for name in names if not re.search(pattern, name)] == []
+        assert not re.search(pattern, "d/README.md")
