@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-from onnxq.cli.options import CustomOps, Data, Exclude, Force, Model, Only, RecipeName, SampleLimit, use_custom_ops
+from onnxq.cli.options import (
+    CustomOps,
+    Data,
+    Exclude,
+    Force,
+    Model,
+    Only,
+    RecipeName,
+    SampleLimit,
+    Target,
+    chosen_recipe,
+    use_custom_ops,
+)
 
 StatsFile = Annotated[
     Path, typer.Option("--output", "-o", metavar="STATS", help="The .npz file to write.", show_default=False)
@@ -19,6 +31,7 @@ def calibrate(
     output: StatsFile,
     data: Data,
     recipe: RecipeName = "auto",
+    target: Target = None,
     exclude: Exclude = [],  # noqa: B006  (typer reads the default and never hands it out)
     only: Only = [],  # noqa: B006
     samples: SampleLimit = None,
@@ -41,7 +54,7 @@ def calibrate(
         observer.step("load")
         source = load(model)
         observer.step("plan")
-        ready = steps.prepare(source, recipe, with_data=True, exclude=exclude, only=only)
+        ready = steps.prepare(source, chosen_recipe(recipe, target), with_data=True, exclude=exclude, only=only)
         if not ready.plan.calibrated():
             raise NothingToQuantize(
                 f"recipe {ready.plan.recipe.name} needs no ranges of {model}",

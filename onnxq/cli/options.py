@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from onnxq.quant.recipe import Recipe
 
 
 class Format(StrEnum):
@@ -31,6 +34,15 @@ Data = Annotated[
 RecipeName = Annotated[
     str,
     typer.Option("--recipe", "-r", metavar="RECIPE", help="Name of a recipe, or a .toml file. See `onnxq recipes`."),
+]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        metavar="NAME",
+        help="The runtime that the model is for: cpu (default), generic, openvino, qnn or tensorrt.",
+        show_default=False,
+    ),
 ]
 Exclude = Annotated[
     list[str],
@@ -115,3 +127,14 @@ def use_custom_ops(libraries: list[Path]) -> None:
 
         for library in libraries:
             register_custom_ops(library)
+
+
+def chosen_recipe(recipe: str, target: str | None, *, reduce_range: bool = False) -> str | Recipe:
+    """Give the recipe with what options change of it; its bare name where they change nothing."""
+    from onnxq.quant.recipe import load_recipe
+
+    if target is None and not reduce_range:
+        return recipe
+    chosen = load_recipe(recipe)
+    chosen = chosen if target is None else chosen.for_target(target)
+    return chosen.setting(reduce_range=True) if reduce_range else chosen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxq.cli.options import Data, Exclude, Format, Model, Only, OutputFormat, RecipeName, Stats
+from onnxq.cli.options import Data, Exclude, Format, Model, Only, OutputFormat, RecipeName, Stats, Target, chosen_recipe
 
 
 def plan(
@@ -10,6 +10,7 @@ def plan(
     data: Data = [],  # noqa: B006  (typer reads the default and never hands it out)
     stats: Stats = None,
     recipe: RecipeName = "auto",
+    target: Target = None,
     exclude: Exclude = [],  # noqa: B006
     only: Only = [],  # noqa: B006
     output_format: OutputFormat = Format.TEXT,
@@ -32,7 +33,7 @@ def plan(
         source = load(model)
         observer.step("plan")
         with_data = bool(data) or stats is not None
-        ready = steps.prepare(source, recipe, with_data=with_data, exclude=exclude, only=only)
+        ready = steps.prepare(source, chosen_recipe(recipe, target), with_data=with_data, exclude=exclude, only=only)
         steps.open_data(ready.model, data, None, None)
         if stats is not None:
             load_stats(stats, expected=ready.source)

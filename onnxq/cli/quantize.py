@@ -21,6 +21,8 @@ from onnxq.cli.options import (
     RecipeName,
     SampleLimit,
     Stats,
+    Target,
+    chosen_recipe,
     use_custom_ops,
 )
 
@@ -33,7 +35,6 @@ Model = Annotated[
     ),
 ]
 if TYPE_CHECKING:
-    from onnxq.quant.recipe import Recipe
     from onnxq.report import Report
 
 Output = Annotated[
@@ -75,6 +76,7 @@ def quantize(
     data: Data = [],  # noqa: B006  (typer reads the default and never hands it out)
     stats: Stats = None,
     recipe: RecipeName = "auto",
+    target: Target = None,
     exclude: Exclude = [],  # noqa: B006
     only: Only = [],  # noqa: B006
     min_sqnr: MinSqnr = None,
@@ -103,15 +105,13 @@ def quantize(
     from onnxq.cli.terminal import TerminalObserver
     from onnxq.cli.timing import Stopwatch
     from onnxq.cli.write import write_plan, write_report
-    from onnxq.report import check_report_path
 
-    if report is not None:
-        check_report_path(report, force=force)
+    _check(report, force=force)
     with TerminalObserver() as observer:
         watch = Stopwatch(observer)
         result = pipeline.quantize(
             model,
-            _chosen(recipe, reduce_range=reduce_range),
+            chosen_recipe(recipe, target, reduce_range=reduce_range),
             output=output,
             data=data,
             stats=stats,
@@ -130,14 +130,15 @@ def quantize(
     return (write_plan if dry_run else write_report)(result, output_format)
 
 
+def _check(path: Path | None, *, force: bool) -> None:
+    if path is not None:
+        from onnxq.report import check_report_path
+
+        check_report_path(path, force=force)
+
+
 def _save(result: Report, path: Path | None, *, force: bool) -> None:
     if path is not None:
         from onnxq.report import write_report
 
         write_report(result, path, force=force)
-
-
-def _chosen(recipe: str, *, reduce_range: bool) -> str | Recipe:
-    from onnxq.quant.recipe import load_recipe
-
-    return load_recipe(recipe).setting(reduce_range=True) if reduce_range else recipe

@@ -72,7 +72,7 @@ def _other_axes(site: Site, channel: int) -> tuple[int, ...]:
 def rewrite_static_conv(site: Site, patch: Rewriter) -> None:
     """Q/DQ on input and output, DequantizeLinear on the weight and on an int32 bias."""
     x, weight = site.value(0), site.value(1)
-    bias = site.constant(2)
+    bias = site.constant(2) if site.scheme.bias == "int32" else None
     x_scale = patch.activation_scale(x)
     minimum = None
     if bias is not None:

@@ -42,6 +42,8 @@ class Form:
         passive: Whether the node only stays in the integer domain between quantized neighbours.
         same_scale: Whether the output has the scale of the first activation (the node only moves values).
         opset: The operator set version that the form needs.
+        pairs: Whether all there is to do is to let the node read its activations through Q/DQ pairs.
+        constants: With `pairs`: input slots of constants that are to be codes behind DequantizeLinear.
 
     """
 
@@ -51,6 +53,8 @@ class Form:
     passive: bool = False
     same_scale: bool = False
     opset: int = 1
+    pairs: bool = False
+    constants: tuple[int, ...] = ()
 
 
 class Site:
@@ -116,6 +120,10 @@ class Rewriter(Protocol):
     """The patch that a rewrite fills: `onnxq.quant.rewrite` implements it over `onnxq.ir.Patch`."""
 
     graph: Graph
+
+    @property
+    def output_quantized(self) -> bool:
+        """Whether the node's own output is read through a Q/DQ pair."""
 
     def constant(self, array: np.ndarray | Tensor, hint: str, beside: Value | None = None) -> Value:
         """Add an initializer, in the scope of `beside` if given; equal elements under one hint are added once."""

@@ -163,7 +163,7 @@ def rewrite_static_matmul(site: Site, patch: Rewriter) -> None:
     assert weight.constant is not None
     # A stack of matrices has one scale: onnxruntime fuses scales along one axis as well, and fails when it runs that.
     rank = len(weight.constant.shape)
-    after = _constant_add(site)
+    after = _constant_add(site) if site.scheme.bias == "int32" and not patch.output_quantized else None
     matrices = after is not None and rank == 2 and data.shape is not None and len(data.shape) == 2
     bias = _added(after).numpy() if after is not None and matrices else None
     minimum = None if bias is None else minimum_scale(bias, patch.activation_scale(data))[None]
@@ -219,7 +219,8 @@ def rewrite_static_gemm(site: Site, patch: Rewriter) -> None:
     columns = _columns(weight, channel)
     bias = _bias_vector(site, columns)
     x_scale = patch.activation_scale(site.value(0))
-    minimum = None if bias is None else minimum_scale(bias, x_scale * abs(float(alpha)))
+    in_float = bias is not None and site.scheme.bias == "float"
+    minimum = None if bias is None or in_float else minimum_scale(bias, x_scale * abs(float(alpha)))
     if minimum is not None:
         minimum = np.expand_dims(minimum, 1 - channel)
     codes, scales = patch.codes(weight, reduce=(1 - channel,), scheme=site.scheme, minimum=minimum)
@@ -229,7 +230,9 @@ def rewrite_static_gemm(site: Site, patch: Rewriter) -> None:
     a = patch.dequantized(site.value(0))
     b = patch.linear_weight(codes, scales, channel, weight.name)
     c = None
-    if bias is not None:
+    if bias is not None and in_float:
+        c = patch.constant(np.ascontiguousarray(bias), f"{site.value(2).name}_scaled")
+    elif bias is not None:
         c = integer_bias(patch, bias, x_scale, scales.reshape(-1), site.value(2).name)
     transposes = {key: node.attribute(key) for key in ("transA", "transB") if node.attribute(key, 0)}
     inputs = (a, b) if c is None else (a, b, c)

@@ -18,6 +18,7 @@ class Scheme:
 
     Attributes:
         name: The scheme; `auto` lets the plan choose, `float` leaves the node alone.
+        target: Name of the runtime that the model is for; it decides what the recipe leaves open.
         granularity: One scale per output channel of a weight, or one for the whole tensor.
         form: How a weight that computes in float is stored: Cast and Mul, which onnxruntime folds when it loads the
             model, or DequantizeLinear; in a product also as MatMulNBits of `com.microsoft`, which has it built in.
@@ -29,6 +30,7 @@ class Scheme:
             are symmetric, their zero point is 0.
         domain: Operator set of QuantizeLinear and DequantizeLinear. Those of `com.microsoft` have scales along an axis
             and 16-bit codes whatever the model's opset of `ai.onnx` is.
+        bias: The bias of a static integer product: int32 at the scale of the sum, or left in float.
         integer_conv: Whether `dynamic-int8` may turn a Conv into ConvInteger.
         ranges: How the range of an activation is chosen from its statistics.
         percentile: For `ranges = "percentile"`: how much of the distribution the range covers, in percent.
@@ -39,12 +41,14 @@ class Scheme:
     """
 
     name: SchemeName = "auto"
+    target: str = "cpu"
     granularity: Granularity = "channel"
     form: StoredForm = "cast-mul"
     activations: ActivationType = "uint8"
     domain: Domain = "ai.onnx"
     block_size: Literal[0, 16, 32, 64, 128, 256] = 0
     accuracy_level: Literal[0, 1, 2, 3, 4] = 0
+    bias: Literal["int32", "float"] = "int32"
     integer_conv: bool = False
     ranges: Literal["minmax", "percentile", "mse"] = "minmax"
     percentile: float = 99.999

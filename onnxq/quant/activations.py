@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from onnxq.errors import ModelError
 from onnxq.ops.scheme import Scheme
 from onnxq.quant.qparams import QParams, activation_qparams
 from onnxq.quant.ranges import choose_range
@@ -13,4 +16,17 @@ def scheme_qparams(stats: TensorStats, scheme: Scheme) -> QParams:
     low, high = choose_range(
         stats, scheme.ranges, percentile=scheme.percentile, bits=scheme.bits, symmetric=scheme.symmetric
     )
+    return activation_qparams(low, high, scheme.activations, symmetric=scheme.symmetric)
+
+
+def array_qparams(array: np.ndarray, scheme: Scheme) -> QParams:
+    """Give scale and zero point of a constant that is coded as activations are, its range covered.
+
+    Raises:
+        ModelError: It holds NaN or infinity.
+
+    """
+    low, high = float(array.min(initial=0)), float(array.max(initial=0))
+    if not np.isfinite([low, high]).all():
+        raise ModelError("a constant holds NaN or infinity", "Export the model again from sound weights.")
     return activation_qparams(low, high, scheme.activations, symmetric=scheme.symmetric)

@@ -6,14 +6,16 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from onnxq.ir import Graph, Model, Node, Value
-from onnxq.ops.family import Decline, Form, Site, plan_site
+from onnxq.ops.family import Decline, Form, Site
 from onnxq.ops.integer_domain import CLAMPS, clamp_bounds
 from onnxq.ops.scheme import Scheme, SchemeName
 from onnxq.quant.decision import Choice, Choices, Decision, Plan
 from onnxq.quant.pitfalls import endangering
+from onnxq.quant.placement import check_target, place, useless_residuals
 from onnxq.quant.recipe import Recipe
 from onnxq.quant.region import integer_region
 from onnxq.targets import load_costs
+from onnxq.targets.placement import load_target
 
 __all__ = ["Choice", "Choices", "Decision", "Plan", "form_of", "make_plan", "node_key", "schemes_to_try"]
 
@@ -51,7 +53,8 @@ def make_plan(
     for graph in model.graph.graphs():
         _keep_what_runs(graph, decided, recipe, model.opset)
         _keep_paying_passives(graph, decided, recipe)
-        if costs_count:
+        _drop_useless_residuals(graph, decided)
+        if costs_count and load_target(recipe.scheme.target).timed:
             _keep_paying_region(graph, decided, recipe, model.opset)
         _absorb_clamps(graph, decided, plan)
     plan.decisions = list(decided.values())
@@ -76,15 +79,19 @@ def schemes_to_try(node: Node, scheme: Scheme, *, with_data: bool) -> tuple[Sche
     """Name the schemes that are tried for a node, in order: `auto` stands for several."""
     if scheme.name != "auto":
         return (scheme.name,)
-    if node.op_type == "ConvTranspose":  # onnxruntime has no integer kernel for it: Q/DQ would only cost
-        return ("weight-int8",)
-    return AUTO_WITH_DATA if with_data else AUTO_WITHOUT_DATA
+    if node.op_type == "ConvTranspose" and scheme.target == "cpu":
+        return ("weight-int8",)  # onnxruntime has no integer kernel for it: Q/DQ would only cost
+    names = AUTO_WITH_DATA if with_data else AUTO_WITHOUT_DATA
+    run_time = load_target(scheme.target).run_time
+    return names if run_time else tuple(name for name in names if name != "dynamic-int8")
 
 
 def form_of(node: Node, settings: Scheme, opset: int) -> Form:
     """Say what a node would become under a scheme; raises Decline with the sentence that says why it cannot."""
+    target = load_target(settings.target)
+    check_target(node, settings, target)
     _check_activations(settings, opset)
-    return plan_site(Site(node, settings, opset))
+    return place(Site(node, settings, opset), target)
 
 
 def _first_accepted(node: Node, scheme: Scheme, names: tuple[SchemeName, ...], opset: int) -> Decision:
@@ -138,7 +145,8 @@ def _check_activations(scheme: Scheme, opset: int) -> None:
     if scheme.name == "dynamic-int8" and scheme.activations != "uint8":
         raise Decline(f"activations quantized at run time are uint8, not {scheme.activations}")
     # It states the type on the nodes that it moves, and then changes the type of their zero point to uint8.
-    if scheme.name == "static-int8" and (scheme.activations, scheme.domain) == ("int8", "ai.onnx") and opset >= 21:
+    broken = (scheme.target, scheme.activations, scheme.domain) == ("cpu", "int8", "ai.onnx") and opset >= 21
+    if scheme.name == "static-int8" and broken:
         raise Decline('onnxruntime fails on int8 activations from opset 21 on, unless domain = "com.microsoft"')
 
 
@@ -166,6 +174,11 @@ def _keep_paying_passives(graph: Graph, decided: dict[Node, Decision], recipe: R
             decided[node] = Decision(node, None, "its neighbours are float, so 8 bit would only add conversions")
             continue
         wanted.update(sources)
+
+
+def _drop_useless_residuals(graph: Graph, decided: dict[Node, Decision]) -> None:
+    for node in useless_residuals({node: decided[node].form for node in graph.nodes}):
+        decided[node] = Decision(node, None, "the Conv that it adds to stays float")
 
 
 def _keep_paying_region(graph: Graph, decided: dict[Node, Decision], recipe: Recipe, opset: int) -> None:

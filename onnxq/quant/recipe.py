@@ -14,6 +14,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from onnxq.errors import RecipeError
 from onnxq.ops.scheme import Scheme
+from onnxq.quant.placement import settle
+from onnxq.targets.placement import load_target
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Recipe:
         for rule in self.rules:
             if rule.matches(op_type, node_name):
                 scheme, why = replace(scheme, **dict(rule.settings)), f"rule op = '{rule.op}', name = '{rule.name}'"
+        scheme = settle(scheme, op_type, load_target(scheme.target))
         if self.only and not any(fnmatchcase(label, glob) for glob in self.only for label in (op_type, node_name)):
             scheme, why = replace(scheme, name="float"), "--only"
         glob = self.excluded_by(op_type, node_name)
@@ -76,6 +79,10 @@ class Recipe:
     def selecting(self, exclude: Iterable[str] = (), only: Iterable[str] = ()) -> Recipe:
         """Add the globs of `--exclude` and `--only`, which match node names or operator types."""
         return replace(self, exclude=(*self.exclude, *exclude), only=(*self.only, *only))
+
+    def for_target(self, name: str) -> Recipe:
+        """Choose the runtime that the model is for; raises RecipeError if there is none of that name."""
+        return self.setting(target=load_target(name).name)
 
     def setting(self, **settings: Any) -> Recipe:
         """Change fields of the scheme; rules that set them as well still win."""
@@ -155,7 +162,8 @@ def parse_recipe(content: str, label: str, default_name: str = "") -> Recipe:
         raise RecipeError(f"recipe {label}: 'name' and 'description' must be strings", "Put them in quotes.")
     exclude, only = (_globs(table.pop(key, []), key, label) for key in ("exclude", "only"))
     scheme = Scheme(**_settings(table, label, extra=("name", "description", "rules", "exclude", "only")))
-    return Recipe(name, description, scheme, tuple(_rule(dict(rule), label) for rule in rules), exclude, only)
+    made = tuple(_rule(dict(rule), label) for rule in rules)
+    return Recipe(name, description, scheme, made, exclude, only)
 
 
 def _globs(value: Any, key: str, label: str) -> tuple[str, ...]:
@@ -169,6 +177,8 @@ def _rule(table: dict[str, Any], label: str) -> Rule:
     for key, glob in globs.items():
         if not isinstance(glob, str):
             raise RecipeError(f"recipe {label}: '{key}' of a rule must be a string", "Put the glob in quotes.")
+    if "target" in table:
+        raise RecipeError(f"recipe {label}: a rule cannot set 'target'", "A model has one: write it above the rules.")
     return Rule(**globs, settings=tuple(_settings(table, label, extra=("op", "name")).items()))
 
 
@@ -193,6 +203,10 @@ def _checked(key: str, value: Any, kind: Any, label: str) -> Any:
             hint = f"Did you mean '{near[0]}'?" if near else f"Choose one of {', '.join(map(str, choices))}."
             raise RecipeError(f"recipe {label}: '{key}' cannot be {_toml(value)}", hint)
         return value
+    if key == "target":
+        if not isinstance(value, str):
+            raise RecipeError(f"recipe {label}: 'target' must be a string", "Put the name in quotes.")
+        return load_target(value).name
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         if not 50.0 < value <= 100.0:
             raise RecipeError(

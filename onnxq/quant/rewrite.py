@@ -2,234 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping
 
-import ml_dtypes
-import numpy as np
-from onnx import TensorProto
-
-from onnxq.ir import ArrayTensor, Graph, Model, Node, Patch, Tensor, Value, commit
+from onnxq.ir import Model, Node, Patch, Value, commit
 from onnxq.ops.family import Site, rewrite_site
-from onnxq.ops.saturation import SAFE_BITS, inner_rows, saturating_pairs
-from onnxq.ops.scheme import Scheme
+from onnxq.quant.patches import QuantizingPatch, Shared
 from onnxq.quant.plan import Plan
 from onnxq.quant.qparams import QParams
-from onnxq.quant.weights import Coding, Weights
-
-
-class _Shared:
-    """What several nodes share: one DynamicQuantizeLinear or Q/DQ pair per value, one stored form per weight."""
-
-    def __init__(self, plan: Plan, qparams: Mapping[Value, QParams], weights: Weights) -> None:
-        self.plan = plan
-        self.qparams = qparams
-        self.weights = weights
-        self.dynamic: dict[tuple[Graph, Value], tuple[Value, Value, Value]] = {}
-        self.dequantized: dict[tuple[Graph, Value], Value] = {}
-        self.stored: dict[tuple[Value, tuple[int, ...], Scheme], Value] = {}
-        self.constants: dict[tuple[Graph, str], list[Value]] = {}
-        self.outer: dict[Graph, QuantizingPatch] = {}
-
-
-class QuantizingPatch(Patch):
-    """A patch that knows how quantization writes things down; the `Rewriter` of the operator families."""
-
-    def __init__(
-        self, graph: Graph, node: Node | None, label: str, shared: _Shared, scheme: Scheme | None = None
-    ) -> None:
-        super().__init__(graph, node, f"quantize {label}")
-        self._scheme = scheme or Scheme()
-        self._label = label
-        self._shared = shared
-
-    def constant(self, array: np.ndarray | Tensor, hint: str, beside: Value | None = None) -> Value:
-        """Add an initializer, or give the one that was added under the same hint with the same elements.
-
-        Args:
-            array: The elements.
-            hint: What to name it.
-            beside: Put it into the scope of this value: what several bodies read is stored once, outside of them.
-
-        """
-        if beside is not None and beside.graph is not self.graph:
-            return self._at(beside.graph).constant(array, hint)
-        tensor = array if isinstance(array, Tensor) else ArrayTensor(self._shared.weights.keep(np.asarray(array)))
-        known = self._shared.constants.setdefault((self.graph, hint), [])
-        for value in known:
-            if value.tensor is not None and _same(value.tensor, tensor):
-                return value
-        known.append(super().constant(tensor, hint))
-        return known[-1]
-
-    def _at(self, graph: Graph) -> QuantizingPatch:
-        """The patch for what belongs into the scope of a weight; this one, unless the weight stands outside."""
-        if graph is self.graph:
-            return self
-        if graph not in self._shared.outer:
-            self._shared.outer[graph] = QuantizingPatch(graph, None, "weights that bodies read", self._shared)
-        return self._shared.outer[graph]
-
-    def dynamic(self, value: Value) -> tuple[Value, Value, Value]:
-        """Quantize an activation at run time: uint8 codes, scale, zero point, shared by readers in this scope."""
-        key = (self.graph, value)
-        if key not in self._shared.dynamic:
-            hints = [f"{value.name}_quantized", f"{value.name}_scale", f"{value.name}_zero_point"]
-            codes, scale, zero = self.node(
-                "DynamicQuantizeLinear", [value], outputs=hints, name=f"{value.name}_QuantizeLinear"
-            )
-            self._shared.dynamic[key] = (codes, scale, zero)
-        return self._shared.dynamic[key]
-
-    def activation_scale(self, value: Value) -> float:
-        """Scale of an activation that the plan quantizes."""
-        return float(self._shared.qparams[self._shared.plan.scale_owner(value)][0])
-
-    def dequantized(self, value: Value) -> Value:
-        """Read an activation through its Q/DQ pair; where its producer quantizes it, that is the value itself.
-
-        Every scope has pairs of its own: onnxruntime fuses a pair only with a node that stands beside it.
-        """
-        key = (self.graph, value)
-        if key not in self._shared.dequantized:
-            self._shared.dequantized[key] = self._pair(value, value)
-        return self._shared.dequantized[key]
-
-    def quantize_output(self, value: Value, producer_output: Value) -> None:
-        """Let everybody read `value` through a Q/DQ pair over what the producer gives."""
-        self.replace(value, self._pair(value, producer_output))
-        self._shared.dequantized[value.graph, value] = value
-
-    def codes(
-        self,
-        weight: Value,
-        *,
-        reduce: Sequence[int],
-        scheme: Scheme,
-        minimum: np.ndarray | None = None,
-        block_size: int = 0,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Quantize a weight symmetrically.
-
-        Args:
-            weight: A constant float32 value.
-            reduce: Axes that share a scale; with `granularity = "tensor"` all of them do.
-            scheme: The node's settings.
-            minimum: Least scale, broadcasting against the scales; for biases that would overflow otherwise.
-            block_size: Elements along the one axis in `reduce` that share a scale, 0 for all.
-
-        Returns:
-            int8 codes of the weight's shape, and float32 scales of the same rank with 1 along the shared axes, or as
-            many as there are blocks.
-
-        """
-        assert weight.constant is not None
-        rank = len(weight.constant.shape)
-        axes = tuple(range(rank)) if scheme.granularity == "tensor" else tuple(sorted(axis % rank for axis in reduce))
-        weights = self._shared.weights
-        coding = Coding(axes, scheme.weight_bits, block_size)
-        coded = weights.codes(weight, coding, minimum, self._label)
-        if scheme.reduce_range and self._saturates(weight, coded[0], scheme):
-            weights.reduced[self._label] = None
-            return weights.codes(weight, replace(coding, bits=SAFE_BITS), minimum, self._label)
-        return coded
-
-    def _saturates(self, weight: Value, codes: np.ndarray, scheme: Scheme) -> bool:
-        """Whether products with a weight could saturate, be it read as int8 beside codes of 8 bits."""
-        node = self.anchor
-        if node is None or weight is not node.inputs[1] or node.op_type not in ("MatMul", "Gemm", "Conv"):
-            return False
-        as_uint8 = scheme.name == "dynamic-int8" and node.op_type == "Conv"
-        if scheme.name not in ("static-int8", "dynamic-int8") or as_uint8 or scheme.bits > 8:
-            return False
-        transposed, group = bool(node.attribute("transB", 0)), node.attribute("group", 1)
-        rows = inner_rows(node.op_type, codes, transposed=transposed, group=group)
-        return rows is not None and saturating_pairs(rows) > 0
-
-    def stored(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme, block_size: int = 0) -> Value:
-        """Give a float weight that the file holds in 8 or 4 bit, one for all readers."""
-        assert weight.constant is not None
-        rank = len(weight.constant.shape)
-        kept = [axis for axis in range(rank) if axis not in [shared % rank for shared in reduce]]
-        if scheme.form == "qdq" and len(kept) > 1 and not block_size:  # DequantizeLinear has scales along one axis only
-            reduce = [axis for axis in range(rank) if axis != kept[-1]]
-        key = (weight, tuple(reduce), scheme)
-        if key not in self._shared.stored:
-            codes, scales = self.codes(weight, reduce=reduce, scheme=scheme, block_size=block_size)
-            if scheme.weight_bits == 4:
-                codes = codes.astype(ml_dtypes.int4)
-            there = self._at(weight.graph)
-            if block_size:
-                self._shared.stored[key] = there._blocks(codes, scales, reduce[0], block_size, weight.name, scheme)
-            else:
-                self._shared.stored[key] = there._stored(codes, scales, weight.name, scheme)
-        return self._shared.stored[key]
-
-    def _stored(self, codes: np.ndarray, scales: np.ndarray, name: str, scheme: Scheme) -> Value:
-        if scheme.form == "qdq":
-            axis = next((axis for axis, size in enumerate(scales.shape) if size > 1), 0)
-            return self._linear(codes, scales, axis, name, scheme)
-        return self._cast_mul(codes, scales.reshape(()) if scales.size == 1 else scales, name)
-
-    def _cast_mul(self, codes: np.ndarray, scales: np.ndarray, name: str) -> Value:
-        stored, scale = self.constant(codes, f"{name}_quantized"), self.constant(scales, f"{name}_scale")
-        cast = self.op("Cast", stored, to=int(TensorProto.FLOAT), hint=f"{name}_cast")
-        return self.op("Mul", cast, scale, hint=f"{name}_dequantized")
-
-    def _blocks(
-        self, codes: np.ndarray, scales: np.ndarray, axis: int, block_size: int, name: str, scheme: Scheme
-    ) -> Value:
-        """Give a weight with a scale for each block of elements along an axis; the last block may be smaller."""
-        shape, count = list(codes.shape), scales.shape[axis]
-        if scheme.form == "qdq":
-            inputs = [self.constant(codes, f"{name}_quantized"), self.constant(scales, f"{name}_scale")]
-            attributes = {"axis": axis, "block_size": block_size}
-            return self._quantizing("DequantizeLinear", inputs, f"{name}_dequantized", scheme, **attributes)
-        full = np.zeros([*shape[:axis], count * block_size, *shape[axis + 1 :]], codes.dtype)
-        full[(slice(None),) * axis + (slice(shape[axis]),)] = codes
-        cut = full.reshape(*shape[:axis], count, block_size, *shape[axis + 1 :])
-        weight = self._cast_mul(cut, np.expand_dims(scales, axis + 1), name)
-        target = self.constant(np.array(full.shape, np.int64), f"{name}_shape")
-        weight = self.op("Reshape", weight, target, hint=f"{name}_dequantized")
-        if full.shape[axis] == shape[axis]:
-            return weight
-        bounds = [
-            self.constant(np.array([n], np.int64), f"{name}_{what}")
-            for n, what in ((0, "start"), (shape[axis], "end"), (axis, "axis"))
-        ]
-        return self.op("Slice", weight, *bounds, hint=f"{name}_dequantized")
-
-    def linear_weight(self, codes: np.ndarray, scales: np.ndarray, axis: int, hint: str) -> Value:
-        """Give a float weight as DequantizeLinear of codes, with one scale or one for each index along `axis`."""
-        return self._linear(codes, scales, axis, hint, self._scheme)
-
-    def _linear(self, codes: np.ndarray, scales: np.ndarray, axis: int, hint: str, scheme: Scheme) -> Value:
-        per_axis = scales.size > 1
-        scales = scales.reshape(-1 if per_axis else ())
-        inputs = [self.constant(codes, f"{hint}_quantized"), self.constant(scales, f"{hint}_scale")]
-        if codes.dtype != np.int32:
-            inputs.append(self.constant(np.zeros(scales.shape, codes.dtype), f"{hint}_zero_point"))
-        attributes = {"axis": axis} if per_axis else {}
-        return self._quantizing("DequantizeLinear", inputs, f"{hint}_dequantized", scheme, **attributes)
-
-    def _quantizing(self, op_type: str, inputs: list[Value], hint: str, scheme: Scheme, **attributes: Any) -> Value:
-        """Add a QuantizeLinear or DequantizeLinear of the domain that the scheme asks for."""
-        return self.node(op_type, inputs, outputs=[hint], domain=scheme.domain_name, **attributes)[0]
-
-    def _pair(self, value: Value, source: Value) -> Value:
-        owner = self._shared.plan.scale_owner(value)
-        scale, zero = self._shared.qparams[owner]
-        scheme = self._shared.plan.range_settings(owner)
-        scale_value = self.constant(np.asarray(scale, np.float32).reshape(()), f"{owner.name}_scale")
-        zero_value = self.constant(np.asarray(zero).reshape(()), f"{owner.name}_zero_point")
-        parameters = [scale_value, zero_value]
-        codes = self._quantizing("QuantizeLinear", [source, *parameters], f"{value.name}_quantized", scheme)
-        return self._quantizing("DequantizeLinear", [codes, *parameters], f"{value.name}_dequantized", scheme)
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and one.shape == other.shape and np.array_equal(one.numpy(), other.numpy())
+from onnxq.quant.weights import Weights
 
 
 def rewrite(model: Model, plan: Plan, qparams: Mapping[Value, QParams], weights: Weights | None = None) -> Model:
@@ -245,14 +25,17 @@ def rewrite(model: Model, plan: Plan, qparams: Mapping[Value, QParams], weights:
         The same model.
 
     """
-    shared = _Shared(plan, qparams, weights or Weights())
+    shared = Shared(plan, qparams, weights or Weights())
     patches: list[Patch] = []
     for decision in plan.decisions:
         if decision.scheme is None:
             continue
         patch = QuantizingPatch(decision.node.graph, decision.node, decision.node.label, shared, decision.settings)
         if decision.form is not None and decision.settings is not None:
-            rewrite_site(Site(decision.node, decision.settings, model.opset), patch)
+            if decision.form.pairs:
+                patch.read_pairs(decision.node, decision.form)
+            else:
+                rewrite_site(Site(decision.node, decision.settings, model.opset), patch)
             if decision.node in plan.outputs:
                 _quantize_output(patch, decision.node, plan)
         patches.append(patch)
@@ -265,6 +48,6 @@ def rewrite(model: Model, plan: Plan, qparams: Mapping[Value, QParams], weights:
 
 def _quantize_output(patch: QuantizingPatch, node: Node, plan: Plan) -> None:
     value = plan.outputs[node]
-    produced = node.outputs[0] if value.producer in plan.absorbed else value
+    produced = patch.produced or (node.outputs[0] if value.producer in plan.absorbed else value)
     assert produced is not None
     patch.quantize_output(value, produced)

@@ -103,9 +103,12 @@ def measure(
 
 def main() -> None:
     target = Path(sys.argv[1])
+    placement = target.read_text().partition("[placement]")[2].partition("[pointwise]")[0]  # written by hand
     out = [
         f"# Kernel times of onnxruntime {ort.__version__}, CPU, one thread, x86-64 with VNNI; nanoseconds.",
         "# Made by: python tests/bench/measure_target.py onnxq/targets/cpu.toml",
+        "",
+        f"[placement]{placement.rstrip()}",
         "",
     ]
     borders: list[tuple[int, dict[str, float]]] = []

@@ -48,6 +48,8 @@ SETTINGS = {
     "name": st.sampled_from(["float", "auto", "dynamic-int8", "static-int8", "weight-int8", "weight-int4"]),
     "granularity": st.sampled_from(["channel", "tensor"]),
     "form": st.sampled_from(["cast-mul", "qdq", "matmulnbits"]),
+    "target": st.sampled_from(["cpu", "generic", "openvino", "qnn", "tensorrt"]),
+    "bias": st.sampled_from(["int32", "float"]),
     "activations": st.sampled_from(["uint8", "int8", "uint16", "int16"]),
     "domain": st.sampled_from(["ai.onnx", "com.microsoft"]),
     "block_size": st.sampled_from([0, 16, 32, 64, 128, 256]),
@@ -60,7 +62,8 @@ SETTINGS = {
     "rounding": st.sampled_from(["nearest", "output-error"]),
 }
 SCHEMES = st.builds(Scheme, **SETTINGS)
-RULES = st.builds(Rule, TEXT, TEXT, st.fixed_dictionaries({}, optional=SETTINGS).map(lambda d: tuple(d.items())))
+OF_RULES = {key: values for key, values in SETTINGS.items() if key != "target"}
+RULES = st.builds(Rule, TEXT, TEXT, st.fixed_dictionaries({}, optional=OF_RULES).map(lambda d: tuple(d.items())))
 RECIPES = st.builds(
     Recipe,
     TEXT,
