@@ -196,7 +196,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _PLANS: dict[tuple[str, str, str], PlanFunction] = {}
 _REWRITES: dict[tuple[str, str, str], RewriteFunction] = {}
-_FLOAT_REASONS: dict[str, str] = {}
+_FLOAT_REASONS: dict[tuple[str, str], str] = {}
 
 
 def plans(*op_types: str, when: SchemeName, domain: str = "") -> Callable[[F], F]:
@@ -209,9 +209,9 @@ def rewrites(*op_types: str, when: SchemeName, domain: str = "") -> Callable[[F]
     return _register(_REWRITES, op_types, when, domain)
 
 
-def stays_float(reason: str, *op_types: str) -> None:
-    """Say why operators of `ai.onnx` have no quantized form."""
-    _FLOAT_REASONS.update(dict.fromkeys(op_types, reason))
+def stays_float(reason: str, *op_types: str, domain: str = "") -> None:
+    """Say why operators have no quantized form."""
+    _FLOAT_REASONS.update(dict.fromkeys(((domain, op_type) for op_type in op_types), reason))
 
 
 def _register(
@@ -271,11 +271,11 @@ def float_reason(node: Node, scheme: str) -> str:
         value.dtype not in (None, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE) for value in outputs
     ):
         return "it works on integers or shapes"
-    if node.domain:
-        return f"onnxq has no quantized form for operators of {node.domain}"
-    if node.op_type in _FLOAT_REASONS:
-        return _FLOAT_REASONS[node.op_type]
+    if (node.domain, node.op_type) in _FLOAT_REASONS:
+        return _FLOAT_REASONS[node.domain, node.op_type]
     planned = any(key[:2] == (node.domain, node.op_type) for key in _PLANS)
+    if node.domain and not planned:
+        return f"onnxq has no quantized form for operators of {node.domain}"
     return f"{node.op_type} has no {scheme if planned else 'quantized'} form"
 
 
