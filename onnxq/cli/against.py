@@ -118,6 +118,8 @@ def _write(
     show(*comparison_tables(comparison, description), "", *latency_table(comparison))
     if comparison.metric is not None:
         show("", metric_table(comparison.metric))
-    show("", *runtime_tables(runtime))
+    tables = list(runtime_tables(runtime))
+    if tables:
+        show("", *tables)
     if comparison.layers or comparison.no_layers:
         show("", *layer_tables(comparison, every=every_layer))

@@ -21,6 +21,7 @@ from onnxq.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from onnxq.cli.runtime import Runtime
     from onnxq.engines import EngineCheck
     from onnxq.ir import Model as IrModel
     from onnxq.quant.samples import Samples
@@ -154,13 +155,14 @@ def verify_alone(path: Path, data: list[str], limit: int | None, output_format: 
     """Check one model by itself, write what was found, and raise CheckFailed where two engines disagree."""
     from onnxq.errors import CheckFailed
 
-    check, description = _check_alone(path, data, limit)
-    _write_alone(path, check, description, output_format)
+    check, description, runtime = _check_alone(path, data, limit)
+    _write_alone(path, check, description, runtime, output_format)
     if check.objection:
         raise CheckFailed(f"{path}: {check.objection}", ENGINES)
 
 
-def _check_alone(path: Path, data: list[str], limit: int | None) -> tuple[EngineCheck, str]:
+def _check_alone(path: Path, data: list[str], limit: int | None) -> tuple[EngineCheck, str, Runtime]:
+    from onnxq.cli.runtime import look
     from onnxq.cli.terminal import TerminalObserver
     from onnxq.engines import check_engines
     from onnxq.errors import CheckFailed
@@ -172,7 +174,8 @@ def _check_alone(path: Path, data: list[str], limit: int | None) -> tuple[Engine
         check_form(path, model)
         samples = choose_samples(model, data, limit)
         observer.step("run")
-        return check_engines(path, samples, progress=observer.progress, blame=CheckFailed), samples.description
+        check = check_engines(path, samples, progress=observer.progress, blame=CheckFailed)
+        return check, samples.description, look(path, model)
 
 
 def check_form(path: Path, model: IrModel) -> None:
@@ -205,8 +208,9 @@ def choose_samples(model: IrModel, data: list[str], limit: int | None) -> Sample
     return given if given is not None else random_samples(input_specs(model), RANDOM_SAMPLES)
 
 
-def _write_alone(model: Path, check: EngineCheck, description: str, output_format: Format) -> None:
+def _write_alone(model: Path, check: EngineCheck, description: str, runtime: Runtime, output_format: Format) -> None:
     from onnxq.cli.engine_tables import engine_tables
+    from onnxq.cli.runtime import runtime_tables
     from onnxq.cli.terminal import show
     from onnxq.report.plain import SCHEMA, engines_dict, to_json
 
@@ -214,6 +218,9 @@ def _write_alone(model: Path, check: EngineCheck, description: str, output_forma
     if output_format is Format.JSON:
         result: dict[str, object] = {"model": str(model), "against": None, "passed": not missed, "missed": missed}
         result |= {"comparison": None, "samples": check.samples, "data": description, "engines": engines_dict(check)}
-        sys.stdout.write(to_json({"schema": SCHEMA, **result}))
+        sys.stdout.write(to_json({"schema": SCHEMA, **result, **runtime.as_dict()}))
         return
     show(f"{model} is well formed, loads in onnxruntime and runs: {description}", "", *engine_tables(check))
+    tables = list(runtime_tables(runtime))
+    if tables:
+        show("", *tables)
