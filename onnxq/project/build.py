@@ -15,7 +15,7 @@ from onnxq.ir import Model, infer_types, load
 from onnxq.ir.files import needs_external_data
 from onnxq.ir.passes import normalise
 from onnxq.ir.protos import MODEL_METADATA
-from onnxq.ir.wire import entry_field
+from onnxq.ir.wire import entry_field, length
 from onnxq.large import is_large
 from onnxq.metric import compare_metric
 from onnxq.observer import Observer, Silent
@@ -85,8 +85,9 @@ def _build_one(entry: Entry, *, force: bool, observer: Observer) -> Built:
         outside = entry.external_data or needs_external_data(result.model)
         encoded = None if outside else result.encoded
         entries = record(wanted, encoded, comparison)
-        if encoded is not None:
-            _refuse_size(entry, len(encoded) + sum(len(entry_field(MODEL_METADATA, *item)) for item in entries.items()))
+        if not outside:
+            size = length(result.model.chunks(verbatim=False)) if encoded is None else len(encoded)
+            _refuse_size(entry, size + sum(len(entry_field(MODEL_METADATA, *item)) for item in entries.items()))
         return entries
 
     with importable(entry.root):
