@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import numpy as np
@@ -31,7 +32,7 @@ SUB_BYTE_BITS: dict[int, int] = {
 }
 
 
-class Tensor:
+class Tensor(ABC):
     """A constant of the model.
 
     Attributes:
@@ -55,13 +56,13 @@ class Tensor:
             return 0
         return (self.size * item_bits(self.dtype) + 7) // 8
 
+    @abstractmethod
     def numpy(self) -> np.ndarray:
         """Give the elements as a read-only array of `shape`, without a copy where the file allows it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def raw(self) -> Raw | None:
         """Give the packed little-endian elements, or None where only a typed field or strings hold them."""
-        raise NotImplementedError
 
     def encode(self, name: str, *, number: int) -> list[Chunk]:
         """Write a TensorProto with its elements inside, as field `number` of the message around it."""
@@ -80,7 +81,7 @@ class Tensor:
         ]
         return message_field(number, [*self._header(name), *entries, integer_field(DATA_LOCATION, 1)])
 
-    def release(self) -> None:
+    def release(self) -> None:  # noqa: B027  (most constants have nothing to let go of)
         """Let go of the memory that reading the elements took, where the file can give them again."""
 
     def _header(self, name: str) -> list[Chunk]:
