@@ -169,10 +169,11 @@ def _built_words(built: Built) -> str:
     if built.error is not None:
         return _why(built.entry, built.error)
     report = built.report
-    if report is None or report.comparison is None or report.output_bytes is None:
+    if report is None or report.output_bytes is None:
         return ""
     share = report.output_bytes / max(report.source_bytes, 1)
-    return f"{size(report.output_bytes)}, {share:.2f} of float's; {decibels(report.comparison.worst_sqnr)}"
+    figure = "not run" if report.comparison is None else decibels(report.comparison.worst_sqnr)
+    return f"{size(report.output_bytes)}, {share:.2f} of float's; {figure}"
 
 
 def _verified_words(verified: Verified) -> str:

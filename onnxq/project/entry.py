@@ -49,6 +49,7 @@ class Entry:
         data: Calibration data, as `onnxq quantize --data` takes it.
         samples: Use at most the first so many samples; None for all.
         exclude, only: Globs of nodes, as on the command line.
+        custom_ops: Shared libraries of custom operators, relative to the project's folder.
         external_data: Whether the weights go to a file of their own.
         max_size: Most bytes that the quantized model may take, external data included.
         thresholds: What it has to reach.
@@ -65,6 +66,7 @@ class Entry:
     samples: int | None = None
     exclude: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
+    custom_ops: tuple[str, ...] = ()
     external_data: bool = False
     max_size: int | None = None
     thresholds: Thresholds = Thresholds()

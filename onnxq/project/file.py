@@ -206,6 +206,7 @@ KEYS: dict[str, tuple[str, Callable[[_Reader, str, Any], Any]]] = {
     "samples": ("samples", _Reader.count),
     "exclude": ("exclude", _Reader.texts),
     "only": ("only", _Reader.texts),
+    "custom-ops": ("custom_ops", _Reader.texts),
     "external-data": ("external_data", _Reader.flag),
     "max-size": ("max_size", _Reader.size),
     "thresholds": ("thresholds", _Reader.thresholds),

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from helpers import floats, graph, node
 
 from onnxq.errors import CheckFailed, DataError, ModelError
 from onnxq.project.build import Built, build, measure
@@ -145,6 +146,32 @@ def test_a_model_without_data_is_dynamic(repo: Path) -> None:
     comparison, data = measure(entry, QUANTIZED)
     assert (comparison.samples, data) == (8, "8 samples from random numbers (seed 0)")
     assert check(load_project()).findings == ()
+
+
+def write_odd_model() -> None:
+    """Write a model with an operator that nobody knows."""
+    nodes = [node("MatMul", "x w", "a"), node("Odd", "a", "b", domain="strange"), node("MatMul", "b w", "y")]
+    made = graph(nodes, {"x": [4, 64]}, [], {"w": floats(64, 64)})
+    made.output.append(onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [4, 64]))
+    imports = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("strange", 1)]
+    Path("odd.onnx").write_bytes(onnx.helper.make_model(made, opset_imports=imports, ir_version=8).SerializeToString())
+
+
+def test_a_model_that_cannot_be_run_here(repo: Path) -> None:
+    write_odd_model()
+    project = Path("onnxq.toml")
+    project.write_text('[[models]]\nfloat = "odd.onnx"\n')
+    (done,) = built()
+    assert done.state == "built", done.error
+    assert check(load_project()).findings == ()
+    project.write_text('[[models]]\nfloat = "odd.onnx"\nthresholds = { min-sqnr = 3 }\n')
+    (done,) = built(force=True)
+    assert isinstance(done.error, CheckFailed)
+    assert "odd.int8.onnx cannot be run here, so its thresholds are unknown" in done.error.message
+    project.write_text('[[models]]\nfloat = "odd.onnx"\ncustom-ops = ["gone.so"]\n')
+    (done,) = built(force=True)
+    assert isinstance(done.error, ModelError)
+    assert "the library of custom operators gone.so does not exist" in done.error.message
 
 
 METRIC = """

@@ -25,6 +25,7 @@ data = ["folder", "samples:give"]
 samples = 64
 exclude = ["/head/*"]
 only = ["Conv"]
+custom-ops = ["libs/ops.so"]
 external-data = true
 max-size = "1.5 MB"
 verify-data = ["test.npz"]
@@ -58,6 +59,7 @@ def test_every_key(tmp_path: Path) -> None:
         samples=64,
         exclude=("/head/*",),
         only=("Conv",),
+        custom_ops=("libs/ops.so",),
         external_data=True,
         max_size=1_500_000,
         thresholds=Thresholds(40.5, 1.5, 99.0, 0.5, 2.0),
