@@ -10,6 +10,7 @@ from onnxq.ir.conversion import prepare, repair
 from onnxq.ir.graph import Node
 from onnxq.ir.model import Model
 from onnxq.ir.passes.inline_functions import inline_functions
+from onnxq.ir.schemas import same_meaning
 from onnxq.ir.tensor import Tensor
 
 # The newest that onnxruntime loads: 1.31.1 says "max supported IR version: 13" and guarantees released opsets up to 26.
@@ -101,19 +102,10 @@ def make_loadable(model: Model) -> tuple[str, ...]:
 
 
 def _same_before(node: Node, opset: int) -> bool:
-    """Whether `MAX_OPSET` has an operator that does what this node does, perhaps for fewer element types."""
-    try:
-        new = onnx.defs.get_schema(node.op_type, opset, "")
-        old = onnx.defs.get_schema(node.op_type, MAX_OPSET, "")
-    except onnx.defs.SchemaError:
+    """Whether `MAX_OPSET` has an operator that does what this node does, for its element types."""
+    if not same_meaning(node.op_type, opset, MAX_OPSET):
         return False
-    if new.since_version == old.since_version:
-        return True
-    if new.doc != old.doc or not set(node.spans) <= set(old.attributes):
-        return False
-    attributes = (old.attributes[name] for name in old.attributes)
-    if any(str(one.default_value) != str(new.attributes[one.name].default_value) for one in attributes):
-        return False
+    old = onnx.defs.get_schema(node.op_type, MAX_OPSET, "")
     return all(
         value is None or value.dtype is None or _type_name(value.dtype) in parameter.types
         for values, parameters in ((node.inputs, old.inputs), (node.outputs, old.outputs))

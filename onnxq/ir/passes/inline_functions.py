@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import onnx
 import onnx.inliner
 
@@ -9,7 +11,27 @@ from onnxq.errors import ModelError, OnnxqError
 from onnxq.ir.graph import STANDARD_DOMAINS
 from onnxq.ir.model import Model
 from onnxq.ir.passes.registry import rebuilds
+from onnxq.ir.schemas import same_meaning
 from onnxq.ir.tensor import Tensor
+
+
+def _align(function: onnx.FunctionProto, opset: int) -> None:
+    """Let a function import the operator set of the model where its operators do the same in both: less to convert."""
+    for imported in function.opset_import:
+        if imported.domain in STANDARD_DOMAINS and all(
+            same_meaning(node.op_type, imported.version, opset)
+            for node in _nodes(function.node)
+            if node.domain in STANDARD_DOMAINS
+        ):
+            imported.version = opset
+
+
+def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                yield from _nodes(body.node)
 
 
 @rebuilds(order=10, says="inlined {} model-local function{s}")
@@ -27,6 +49,8 @@ def inline_functions(model: Model) -> int:
         proto = onnx.ModelProto.FromString(model.skeleton(weights))
         count = len(proto.functions)
         opset = model.opset
+        for function in proto.functions:
+            _align(function, opset)
         if any(o.domain in STANDARD_DOMAINS and o.version != opset for f in proto.functions for o in f.opset_import):
             proto = onnx.shape_inference.infer_shapes(proto)  # converting a function takes the types of its inputs
         inlined = onnx.inliner.inline_local_functions(proto, convert_version=True)

@@ -1,0 +1,31 @@
+"""What the onnx package knows of operators in different operator sets."""
+
+from __future__ import annotations
+
+import onnx
+
+
+def same_meaning(op_type: str, one: int, other: int) -> bool:
+    """Whether an operator of `ai.onnx` does the same in two operator sets, perhaps for other element types.
+
+    That is so where it has not been announced anew between them, or with the same words and defaults.
+
+    Args:
+        op_type: The operator.
+        one: Version of the operator set it was written for.
+        other: Version of the operator set it is to be read by.
+
+    """
+    try:
+        first, second = onnx.defs.get_schema(op_type, one, ""), onnx.defs.get_schema(op_type, other, "")
+    except onnx.defs.SchemaError:
+        return False
+    if first.since_version == second.since_version:
+        return True
+    if first.doc != second.doc or _defaults(first) != _defaults(second):
+        return False
+    return len(first.inputs) == len(second.inputs) and len(first.outputs) == len(second.outputs)
+
+
+def _defaults(schema: onnx.defs.OpSchema) -> dict[str, str]:
+    return {name: str(attribute.default_value) for name, attribute in schema.attributes.items()}
