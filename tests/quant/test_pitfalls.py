@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import F, build, floats, node
+from onnx import TensorProto
 from verdict import judge
 
 from onnxq.ir import infer_types, parse
@@ -89,3 +90,18 @@ def test_a_convolution_further_up_is_safe() -> None:
     model = parse(build(nodes, {"x": [1, 8, 6, 6]}, ["y"], weights, opset=19).SerializeToString())
     infer_types(model)
     assert [found.name for found in endangering(model.graph, model.graph.nodes)] == ["near"]
+
+
+def test_products_that_meet_many_scales_of_the_model_stay_float() -> None:
+    nodes = [
+        node("MatMul", "x w", "h", name="input"),
+        node("MatMul", "s v", "scale", name="scale"),
+        node("QuantizeLinear", "h scale zero", "y", axis=1, block_size=2),
+    ]
+    weights = {"w": floats(4, 4), "v": np.abs(floats(2, 2, seed=1)), "zero": np.zeros((3, 2), np.uint8)}
+    proto = build(nodes, {"x": [3, 4], "s": [3, 2]}, {"y": TensorProto.UINT8}, weights, opset=21)
+    samples = [{"x": floats(3, 4, seed=seed), "s": np.abs(floats(3, 2, seed=seed)) + F(0.1)} for seed in range(2)]
+    assert judge(proto, samples, recipe="static-int8").kind == "nothing"
+    model = parse(proto.SerializeToString())
+    infer_types(model)
+    assert [found.name for found in endangering(model.graph, model.graph.nodes)] == ["scale", "input"]
