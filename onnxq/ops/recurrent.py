@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .arrays import Array
-from .recurrent_steps import Activation, Layer, activations_of, clipped, make_layer, run_direction
+from .recurrent_steps import Activation, Cell, Layer, activations_of, clipped, make_layer, run_direction
 from .registry import kernel
 
 
@@ -21,10 +21,24 @@ def _initial(state: Array | None, layer: Layer, batch: int, dtype: Any, layout: 
     return np.swapaxes(state, 0, 1) if layout else state
 
 
-def _finish(outputs: list[Array], states: list[list[Array]], layout: int) -> tuple[Array, ...]:
-    """Stack the directions: Y [T, D, B, H], or [B, T, D, H] with layout 1, and the last states [D, B, H]."""
-    y = np.stack(outputs, axis=1)
-    last = [np.stack(column) for column in zip(*states, strict=True)]
+def _run(
+    layer: Layer, projected: Callable[[int], Array], states: Sequence[Array], cell: Callable[[int], Cell], layout: int
+) -> tuple[Array, ...]:
+    """Run every direction and stack them: Y [T, D, B, H], or [B, T, D, H] with layout 1, and the last states [D, B, H].
+
+    Args:
+        layer: Shape and directions.
+        projected: Gives what the inputs of all steps add to the gates, for one direction.
+        states: The states to start from, each [D, B, H].
+        cell: Gives the step of one direction.
+        layout: 1: the batch axis comes first in what is returned.
+
+    """
+    runs = [
+        run_direction(layer, d, projected(d), [state[d] for state in states], cell(d)) for d in range(layer.directions)
+    ]
+    y = np.stack([output for output, _ in runs], axis=1)
+    last = [np.stack(column) for column in zip(*(ends for _, ends in runs), strict=True)]
     if layout:
         return np.transpose(y, (2, 0, 1, 3)), *(np.swapaxes(state, 0, 1) for state in last)
     return y, *last
@@ -64,31 +78,32 @@ def lstm(
     """
     x = np.swapaxes(x, 0, 1) if layout else x
     layer = make_layer(w, r, 4, direction, sequence_lens, x.shape[0])
-    h, c = (_initial(s, layer, x.shape[1], x.dtype, layout) for s in (initial_h, initial_c))
+    states = [_initial(s, layer, x.shape[1], x.dtype, layout) for s in (initial_h, initial_c)]
     functions = activations_of(
         activations or ("Sigmoid", "Tanh", "Tanh") * layer.directions, activation_alpha, activation_beta
     )
-    outputs, states = [], []
-    for d in range(layer.directions):
-        projected = _project(x, w[d], None if b is None else b[d], 4 * layer.hidden)
-        cell = _lstm_cell(r[d], None if p is None else p[d], functions[3 * d : 3 * d + 3], clip, bool(input_forget))
-        y, last = run_direction(layer, d, projected, [h[d], c[d]], cell)
-        outputs.append(y)
-        states.append(last)
-    return _finish(outputs, states, layout)
+
+    def cell(d: int) -> Cell:
+        return _lstm_cell(r[d], None if p is None else p[d], functions[3 * d : 3 * d + 3], clip, bool(input_forget))
+
+    return _run(layer, lambda d: _project(x, w[d], b, d), states, cell, layout)
 
 
-def _project(x: Array, w: Array, b: Array | None, recurrent_from: int) -> Array:
+def _project(x: Array, w: Array, b: Array | None, direction: int) -> Array:
     """X W' plus both biases, for all steps at once."""
-    product = (x.reshape(-1, x.shape[-1]) @ w.T).reshape(*x.shape[:-1], w.shape[0])
+    product = _times(x, w)
     if b is not None:
-        product += b[:recurrent_from] + b[recurrent_from:]
+        product += np.add(*np.split(b[direction], 2))
     return product
+
+
+def _times(x: Array, w: Array) -> Array:
+    return (x.reshape(-1, x.shape[-1]) @ w.T).reshape(*x.shape[:-1], w.shape[0])
 
 
 def _lstm_cell(
     r: Array, peepholes: Array | None, functions: Sequence[Activation], limit: float | None, coupled: bool
-) -> Callable[[Array, list[Array]], list[Array]]:
+) -> Cell:
     weight = np.ascontiguousarray(r.T)
     f, g, h = functions
     size = r.shape[1]
@@ -134,21 +149,16 @@ def gru(
     layer = make_layer(w, r, 3, direction, sequence_lens, x.shape[0])
     h = _initial(initial_h, layer, x.shape[1], x.dtype, layout)
     functions = activations_of(activations or ("Sigmoid", "Tanh") * layer.directions, activation_alpha, activation_beta)
-    outputs, states = [], []
-    for d in range(layer.directions):
-        size = layer.hidden
-        bias = np.zeros(6 * size, x.dtype) if b is None else b[d]
-        projected = (x.reshape(-1, x.shape[-1]) @ w[d].T).reshape(*x.shape[:-1], 3 * size) + bias[: 3 * size]
-        cell = _gru_cell(r[d], bias[3 * size :], functions[2 * d : 2 * d + 2], clip, bool(linear_before_reset))
-        y, last = run_direction(layer, d, projected, [h[d]], cell)
-        outputs.append(y)
-        states.append(last)
-    return _finish(outputs, states, layout)
+    size = layer.hidden
+    bias = np.zeros((layer.directions, 6 * size), x.dtype) if b is None else b
+
+    def cell(d: int) -> Cell:
+        return _gru_cell(r[d], bias[d, 3 * size :], functions[2 * d : 2 * d + 2], clip, bool(linear_before_reset))
+
+    return _run(layer, lambda d: _times(x, w[d]) + bias[d, : 3 * size], [h], cell, layout)
 
 
-def _gru_cell(
-    r: Array, bias: Array, functions: Sequence[Activation], limit: float | None, linear: bool
-) -> Callable[[Array, list[Array]], list[Array]]:
+def _gru_cell(r: Array, bias: Array, functions: Sequence[Activation], limit: float | None, linear: bool) -> Cell:
     f, g = functions
     size = r.shape[1]
     gate_weight = np.ascontiguousarray(r[: 2 * size].T)
@@ -192,17 +202,13 @@ def rnn(
     layer = make_layer(w, r, 1, direction, sequence_lens, x.shape[0])
     h = _initial(initial_h, layer, x.shape[1], x.dtype, layout)
     functions = activations_of(activations or ("Tanh",) * layer.directions, activation_alpha, activation_beta)
-    outputs, states = [], []
-    for d in range(layer.directions):
-        projected = _project(x, w[d], None if b is None else b[d], layer.hidden)
-        weight, function = np.ascontiguousarray(r[d].T), functions[d]
+    return _run(layer, lambda d: _project(x, w[d], b, d), [h], lambda d: _rnn_cell(r[d], functions[d], clip), layout)
 
-        def cell(
-            inputs: Array, states: list[Array], weight: Array = weight, function: Activation = function
-        ) -> list[Array]:
-            return [function(clipped(inputs + states[0] @ weight, clip))]
 
-        y, last = run_direction(layer, d, projected, [h[d]], cell)
-        outputs.append(y)
-        states.append(last)
-    return _finish(outputs, states, layout)
+def _rnn_cell(r: Array, function: Activation, limit: float | None) -> Cell:
+    weight = np.ascontiguousarray(r.T)
+
+    def cell(inputs: Array, states: list[Array]) -> list[Array]:
+        return [function(clipped(inputs + states[0] @ weight, limit))]
+
+    return cell

@@ -13,6 +13,8 @@ from .activation import elu, hard_sigmoid, leaky_relu, relu, sigmoid, softplus, 
 from .arrays import Array
 
 Activation = Callable[[Array], Array]
+Cell = Callable[[Array, list[Array]], list[Array]]
+"""One step: from what the inputs add to the gates and the states before it, the states behind it."""
 
 # Which of alpha and beta each function takes, and the defaults the specification gives them.
 _PLAIN: dict[str, Activation] = {
@@ -119,7 +121,7 @@ def run_direction(
     index: int,
     projected: Array,
     states: list[Array],
-    cell: Callable[[Array, list[Array]], list[Array]],
+    cell: Cell,
 ) -> tuple[Array, list[Array]]:
     """Run the cell over the steps of projected inputs [T, B, gates * hidden]; give all states and the last ones."""
     steps, batch = projected.shape[:2]
