@@ -109,6 +109,30 @@ class MetricComparison:
 
 
 @dataclass(frozen=True)
+class Contribution:
+    """What quantizing one node adds to the error of the outputs.
+
+    Attributes:
+        node: The node by name, or by its first output where it has none.
+        op_type: Its operator.
+        tensor: Its first output.
+        scheme: What it became.
+        noise: Squared error of the worst output by its squared size, with only this node quantized.
+        share: Of the sum over all nodes, 0 to 1.
+        exact: Whether that was run, or interpolated from the node's own error and what errors nearby grew to.
+
+    """
+
+    node: str
+    op_type: str
+    tensor: str
+    scheme: str
+    noise: float
+    share: float
+    exact: bool
+
+
+@dataclass(frozen=True)
 class Comparison:
     """What `compare` found.
 

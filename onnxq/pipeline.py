@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from onnxq.budget import Budget, Settled, settle
 from onnxq.errors import CheckFailed, DataError, NothingToQuantize
 from onnxq.ir import Model, load, parse, save
 from onnxq.large import carry_out_large, is_large
@@ -33,12 +34,13 @@ from onnxq.steps import (
     stamp,
     uncollected,
 )
-from onnxq.trials import rescale, rounding_pays
+from onnxq.trials import TRIAL_SAMPLES, Judge, Variants, rescale, rounding_pays
 from onnxq.unrun import carry_out_unrun
 from onnxq.verify import compare
 
 PLAN_HINT = "See every node's reason with `onnxq plan`."
 DATA_HINT = "Add --data, or use the recipe dynamic-int8, which needs none."
+NO_BUDGET = Budget()
 RANDOM_SAMPLES = 4  # without data: enough to time a model and to see that it runs
 
 
@@ -62,6 +64,8 @@ def quantize(
     exclude: Sequence[str] = (),
     only: Sequence[str] = (),
     min_sqnr: float | None = None,
+    metric: str | None = None,
+    max_drop: float | None = None,
     sample_limit: int | None = None,
     force: bool = False,
     dry_run: bool = False,
@@ -81,7 +85,9 @@ def quantize(
         stats: Instead of a calibration run: statistics of an earlier one.
         exclude: Globs of nodes to leave float.
         only: Globs of nodes to quantize.
-        min_sqnr: Least SQNR of every output in dB.
+        min_sqnr: Least SQNR of every output in dB; as many nodes stay float as that takes.
+        metric: `package.module:function`, more being better; see `onnxq.metric`.
+        max_drop: How far the metric may fall; likewise.
         sample_limit: Use no more samples.
         force: Replace an old output.
         dry_run: Stop after the plan; nothing is written.
@@ -94,6 +100,7 @@ def quantize(
         OnnxqError: See `onnxq.errors`; nothing was written then.
 
     """
+    budget = Budget(min_sqnr, metric, max_drop)
     watch, target = observer or Silent(), Path(output or default_output(Path(model)))
     if not dry_run:
         check_target(Path(model), target, force=force)
@@ -106,7 +113,7 @@ def quantize(
         check_plan(ready, with_data=with_data or dry_run)
         if dry_run:
             return planned(ready)
-        result = carry_out(ready, given, stats, watch, detailed=detailed, scratch=target.parent)
+        result = carry_out(ready, given, stats, watch, budget, detailed=detailed, scratch=target.parent)
         result = accepted(result, min_sqnr, target, accept)
         watch.step("save")
         files = save(result.model, target, force=force, external_data=external_data, encoded=result.encoded)
@@ -131,6 +138,7 @@ def carry_out(
     given: Samples | None,
     stats: str | Path | Stats | None,
     watch: Observer,
+    budget: Budget = NO_BUDGET,
     *,
     detailed: bool = False,
     scratch: Path = Path(),
@@ -154,8 +162,14 @@ def carry_out(
     watch.step("round")
     pays = given is None or stats is not None or rounding_pays(ready, baseline, given)
     weights = Weights(ready.plan, qparams, measured, measurable) if pays else Weights()
+    settled = Settled()
+    if given is not None or budget.is_set:
+        watch.step("search")
+        variants = Variants(ready, measured, weights, Judge(baseline, probe.limit(TRIAL_SAMPLES)), probe)
+        settled = settle(variants, probe, baseline, budget)
+        ready, qparams = variants.settled(settled.choices)
     watch.step("rewrite")
-    report = planned(ready)
+    report = replace(planned(ready), sensitivity=settled.sensitivity)
     if detailed:
         report = replace(report, activations=activations(ready.plan, qparams, measured))
     model = stamp(rewrite(ready.model, ready.plan, qparams, weights), ready)

@@ -14,16 +14,18 @@ import numpy as np
 
 from onnxq.difference import Difference
 from onnxq.errors import DataError, ModelError
-from onnxq.ir import Model, commit
+from onnxq.ir import Model, Value, commit
 from onnxq.ir.types import infer_types
 from onnxq.observer import Observer, Silent
 from onnxq.quant.calibrate import calibrate
 from onnxq.quant.equalize import Rescaling, channel_axes, channel_kinds, equalize
-from onnxq.quant.plan import Choices, make_plan
+from onnxq.quant.plan import Choices, Plan, make_plan
+from onnxq.quant.qparams import QParams
 from onnxq.quant.rewrite import rewrite
 from onnxq.quant.samples import Samples, wrap_samples
 from onnxq.quant.session import ModelSource, SessionError, open_session, run_session
 from onnxq.quant.smooth import smooth
+from onnxq.quant.stats import Stats
 from onnxq.quant.weights import Weights
 from onnxq.steps import Prepared, choose_qparams, layers_to_measure, look_inside, measure, reached
 
@@ -82,6 +84,50 @@ class Judge:
         return float("inf") if worst == 0 else -10 * float(np.log10(worst))
 
 
+class Variants:
+    """The same model quantized with other choices: ranges and codes of the weights are found once.
+
+    Args:
+        ready: The float model and its plan.
+        stats: Of everything that is calibrated; what a variant needs besides is measured when it is asked for.
+        weights: The codes.
+        judge: The float outputs.
+        samples: What to measure further ranges on.
+
+    """
+
+    def __init__(self, ready: Prepared, stats: Stats, weights: Weights, judge: Judge, samples: Samples) -> None:
+        self.ready = ready
+        self.judge = judge
+        self._stats = stats
+        self._weights = weights
+        self._samples = samples
+
+    def model(self, choices: Choices, *, costs_count: bool = True) -> Model:
+        """Quantize a copy with these choices."""
+        return self.carry_out(duplicate(self.ready, choices, costs_count=costs_count))
+
+    def carry_out(self, ready: Prepared) -> Model:
+        """Quantize a copy that is planned already."""
+        return rewrite(ready.model, ready.plan, self.qparams(ready), self._weights)
+
+    def settled(self, choices: Choices) -> tuple[Prepared, dict[Value, QParams]]:
+        """Give the model planned with the final choices, and the scales and zero points of its activations."""
+        ready = duplicate(self.ready, choices) if choices else self.ready
+        return ready, self.qparams(ready)
+
+    def qparams(self, ready: Prepared) -> dict[Value, QParams]:
+        """Give scale and zero point of everything that a copy reads in 8 bit."""
+        unknown = [value for value in ready.plan.calibrated() if value.name not in self._stats]
+        if unknown:
+            self._stats = self._stats.merge(calibrate(ready.model, unknown, self._samples))
+        return choose_qparams(ready.plan, self._stats)
+
+    def noise(self, choices: Choices, *, costs_count: bool = True) -> np.ndarray:
+        """Give the squared error of every output by its squared size with these choices."""
+        return self.judge.noise(self.model(choices, costs_count=costs_count))
+
+
 def duplicate(ready: Prepared, choices: Choices | None = None, *, costs_count: bool = True) -> Prepared:
     """Give a copy to change, weights shared, planned with other choices where there are any."""
     model = ready.model.copy()
@@ -89,9 +135,9 @@ def duplicate(ready: Prepared, choices: Choices | None = None, *, costs_count: b
     return replace(ready, model=model, plan=_planned(ready, model, choices, costs_count=costs_count))
 
 
-def _planned(ready: Prepared, model: Model, choices: Choices | None = None, *, costs_count: bool = True) -> Any:
+def _planned(ready: Prepared, model: Model, choices: Choices | None = None, *, costs_count: bool = True) -> Plan:
     chosen = ready.plan.choices if choices is None else choices
-    return make_plan(model, ready.plan.recipe, with_data=True, choices=chosen, costs_count=costs_count)
+    return make_plan(model, ready.plan.recipe, with_data=ready.plan.with_data, choices=chosen, costs_count=costs_count)
 
 
 def rescale(ready: Prepared, baseline: ModelSource, samples: Samples, watch: Observer) -> Prepared:

@@ -34,7 +34,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a search settled for one node that the recipe leaves open.
+    """What a search settled for one node.
 
     Attributes:
         scheme: The only scheme to try; `float` for none.
@@ -56,6 +56,7 @@ class Plan:
     Attributes:
         recipe: What was asked for.
         choices: What a search settled, where there was one.
+        with_data: Whether there are samples to calibrate with.
         decisions: One for each node, bodies included, in graph order.
         outputs: Values that are read through a Q/DQ pair by everybody, by the node whose output they quantize. Behind
             an absorbed Relu or Clip, the value is the clamp's output and the node the Conv before it.
@@ -67,6 +68,7 @@ class Plan:
 
     recipe: Recipe
     choices: Choices = field(default_factory=dict)
+    with_data: bool = True
     decisions: list[Decision] = field(default_factory=list)
     outputs: dict[Node, Value] = field(default_factory=dict)
     absorbed: dict[Node, Node] = field(default_factory=dict)

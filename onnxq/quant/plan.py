@@ -39,12 +39,12 @@ def make_plan(
         model: A normalised model whose types are inferred.
         recipe: The rules.
         with_data: Whether there are samples to calibrate with; `auto` depends on it.
-        choices: What to do with single nodes that the recipe leaves to `auto`.
+        choices: What to do with single nodes in place of what the recipe says; those that it leaves float stay so.
         costs_count: Whether `auto` keeps nodes float that would not be faster in 8 bit.
         unreached: Bodies that no sample has run: nothing in them has a calibrated range.
 
     """
-    plan = Plan(recipe, choices or {})
+    plan = Plan(recipe, choices or {}, with_data)
     decided: dict[Node, Decision] = {}
     for node in model.graph.walk():
         decided[node] = _decide(node, recipe, model.opset, with_data, plan.choices)
@@ -66,7 +66,7 @@ def _decide(node: Node, recipe: Recipe, opset: int, with_data: bool, choices: Ch
     scheme, why = recipe.scheme_for(node.op_type, node.name)
     if scheme.name == "float":
         return Decision(node, None, f"{why} leaves it float")
-    choice = choices.get(node_key(node)) if choices and scheme.name == "auto" else None
+    choice = choices.get(node_key(node)) if choices else None
     if choice is not None:
         made = Decision(node, None, choice.reason)
         if choice.scheme != "float":

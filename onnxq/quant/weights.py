@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onnxq.errors import ModelError
-from onnxq.ir import Node, Value
+from onnxq.ir import Node, Tensor, Value
 from onnxq.ir.spool import SPOOLED, Spool
 from onnxq.ops.scheme import Scheme
 from onnxq.quant.layers import MeasuredLayers
@@ -39,7 +39,7 @@ class Coding:
     block_size: int = 0
 
 
-Key = tuple[Value, Coding]
+Key = tuple[Tensor, Coding]  # copies of a model share the tensors of their weights
 Coded = tuple[np.ndarray, np.ndarray]  # codes, and scales that broadcast against them
 
 
@@ -127,14 +127,14 @@ class Weights:
             many as there are blocks.
 
         """
-        key = (weight, coding)
+        assert weight.constant is not None
+        key = (weight.constant, coding)
         if minimum is None and key in self._known:
             return self._known[key]
-        assert weight.constant is not None
-        chosen = (weight, replace(coding, bits=8)) if coding.bits == 7 else key
+        chosen = (weight.constant, replace(coding, bits=8)) if coding.bits == 7 else key
         large = weight.constant.nbytes >= SPOOLED and coding.bits >= 7 and not coding.block_size
         if self._spool is not None and large and chosen not in self._rounded:
-            return self._spooled(key, minimum, reader, self._spool)
+            return self._spooled(weight, coding, minimum, reader, self._spool)
         rows = Rows(weight.constant.numpy(), coding.axes)
         floor = None if minimum is None else rows.floor(minimum)
         if chosen in self._rounded:
@@ -150,15 +150,14 @@ class Weights:
             self._known[key] = coded
         return coded
 
-    def _spooled(self, key: Key, minimum: np.ndarray | None, reader: str, spool: Spool) -> Coded:
-        weight, coding = key
+    def _spooled(self, weight: Value, coding: Coding, minimum: np.ndarray | None, reader: str, spool: Spool) -> Coded:
         assert weight.constant is not None
         coded = nearest_codes(weight.constant.numpy(), coding.axes, minimum, spool, 2 ** (coding.bits - 1) - 1)
         weight.constant.release()
         if coded is None:
             raise _unsound(weight, reader)
         if minimum is None:
-            self._known[key] = coded
+            self._known[weight.constant, coding] = coded
         return coded
 
     def notes(self) -> tuple[str, ...]:
@@ -178,7 +177,7 @@ def rounding_jobs(
     plan: Plan, qparams: Mapping[Value, QParams], stats: Stats, layers: MeasuredLayers
 ) -> dict[Key, RoundingJob]:
     """List the weights whose codes are worth choosing: matrices and kernels with one scale for each output channel."""
-    readers: dict[Key, list[Node]] = {}
+    readers: dict[tuple[Value, Coding], list[Node]] = {}
     for decision in plan.decisions:
         settings, found = decision.settings, unfolding_of(decision.node)
         if decision.form is None or settings is None or found is None:
@@ -187,7 +186,7 @@ def rounding_jobs(
         if settings.rounding == "output-error" and settings.granularity == "channel" and weight is not None:
             coding = _coding(decision.node, weight, settings)
             readers.setdefault((weight, coding), []).append(decision.node)
-    jobs = {}
+    jobs: dict[Key, RoundingJob] = {}
     for (weight, coding), nodes in readers.items():
         assert weight.constant is not None
         moments = layers.moments(stats, *nodes)
@@ -195,7 +194,7 @@ def rounding_jobs(
             continue
         rows = _finite(Rows(weight.constant.numpy(), coding.axes).array(), weight, nodes[0].label)
         noise = max(_noise(node, qparams, plan) for node in nodes)
-        jobs[weight, coding] = RoundingJob(
+        jobs[weight.constant, coding] = RoundingJob(
             rows, moments or prior_moments(nodes[0]), coding.bits, block_size=coding.block_size or None, noise=noise
         )
     return jobs

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnxq.comparison import Comparison
+from onnxq.comparison import Comparison, Contribution
 from onnxq.ir import Graph
 from onnxq.ir.stored import StoredTensor
 from onnxq.quant.plan import Plan
@@ -54,6 +54,7 @@ class Report:
         seconds: Time that every step took, in order.
         rules: The recipe in full, as TOML.
         activations: What was measured of each calibrated activation; empty where nobody asked.
+        sensitivity: What each quantized node adds to the error of the outputs; empty where nobody measured it.
 
     """
 
@@ -69,6 +70,7 @@ class Report:
     seconds: tuple[tuple[str, float], ...] = ()
     rules: str = ""
     activations: tuple[Activation, ...] = ()
+    sensitivity: tuple[Contribution, ...] = ()
 
     @classmethod
     def planned(cls, plan: Plan, *, source: Path, notes: Sequence[str] = ()) -> Report:

@@ -1,0 +1,121 @@
+"""What a quantized model may lose, and how the plan is changed until it loses no more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from onnxq.comparison import Contribution
+from onnxq.errors import CheckFailed, RecipeError
+from onnxq.ir import Model
+from onnxq.metric import Metric, load_metric, measure_metric
+from onnxq.quant.decision import Choices
+from onnxq.quant.samples import Samples
+from onnxq.quant.session import ModelSource
+from onnxq.search import Found, Move, affordable, bargains, fewest, moves
+from onnxq.sensitivity import sensitivity
+from onnxq.trials import Judge, Variants
+
+# What `auto` goes for of its own accord, in dB, and the share of the model's time that it spends on it
+USUAL_SQNR, MOST_TIME = 30.0, 0.05
+RAISE = "Ask for less, give more data, or leave nodes float with --exclude."
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits that somebody asked for.
+
+    Attributes:
+        min_sqnr: Least signal-to-quantization-noise ratio of every output in dB.
+        metric: `package.module:function`, more being better; see `onnxq.metric`.
+        max_drop: How far the metric may fall.
+
+    """
+
+    min_sqnr: float | None = None
+    metric: str | None = None
+    max_drop: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse half of a limit."""
+        if (self.metric is None) != (self.max_drop is None):
+            raise RecipeError("a metric and how far it may fall belong together", "Give both --metric and --max-drop.")
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is any limit that the plan is changed for."""
+        return self.min_sqnr is not None or self.max_drop is not None
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What the search settled.
+
+    Attributes:
+        choices: For the nodes that are returned to float.
+        sensitivity: What each node contributed before.
+
+    """
+
+    choices: Choices = field(default_factory=dict)
+    sensitivity: tuple[Contribution, ...] = ()
+
+
+def settle(variants: Variants, samples: Samples, baseline: ModelSource, budget: Budget) -> Settled:
+    """Return nodes to float: those whose error is out of proportion to their time, and as many as the budget needs.
+
+    Without a budget, `auto` goes for 30 dB where that costs next to no time.
+
+    Raises:
+        CheckFailed: No choice meets the budget.
+
+    """
+    contributions = sensitivity(variants, samples)
+    ranked = moves(variants.ready.plan, contributions)
+    if not ranked:
+        return Settled({}, contributions)
+    found = bargains(variants, ranked)
+    if budget.is_set:
+        meets = _Meets(baseline, samples, budget)
+        found = fewest(variants, ranked, meets, found.choices)
+        if not found.met:
+            raise CheckFailed(f"no choice of nodes meets the budget: {meets.last}", RAISE)
+    elif variants.judge.sqnr(variants.model(found.choices)) < USUAL_SQNR:
+        found = _usual(variants, ranked, found)
+    return Settled(found.choices, contributions)
+
+
+def _usual(variants: Variants, ranked: list[Move], found: Found) -> Found:
+    """Go for the usual accuracy, but only with moves that cost little together."""
+    cheap = affordable([move for move in ranked if move.key not in found.choices], MOST_TIME)
+    reached = fewest(variants, cheap, lambda m: variants.judge.sqnr(m) >= USUAL_SQNR, found.choices, stages=1)
+    return reached if reached.met else found
+
+
+class _Meets:
+    """Whether a model meets the budget; remembers what the last one missed."""
+
+    def __init__(self, baseline: ModelSource, samples: Samples, budget: Budget) -> None:
+        self._budget = budget
+        self._samples = samples
+        self._judge = Judge(baseline, samples) if budget.min_sqnr is not None else None
+        self._metric: Metric | None = None
+        self._float_value = 0.0
+        if budget.metric is not None and budget.max_drop is not None:
+            self._metric = load_metric(budget.metric)
+            self._float_value = measure_metric(self._metric, baseline, samples, name=budget.metric)
+        self.last = ""
+
+    def __call__(self, model: Model) -> bool:
+        """Tell, and keep the reason where not."""
+        budget = self._budget
+        if self._judge is not None and budget.min_sqnr is not None:
+            reached = self._judge.sqnr(model)
+            if reached < budget.min_sqnr:
+                self.last = f"{reached:.2f} dB at best, {budget.min_sqnr:g} dB asked for"
+                return False
+        if self._metric is not None and budget.max_drop is not None and budget.metric is not None:
+            value = measure_metric(self._metric, model.serialize(), self._samples, name=budget.metric)
+            if self._float_value - value > budget.max_drop:
+                self.last = f"{budget.metric} falls from {self._float_value:.6g} to {value:.6g} at best"
+                return False
+        return True

@@ -1,0 +1,181 @@
+"""The search for the fewest nodes that have to compute in float, so that the outputs stay within a budget.
+
+Contributions of single nodes rank them by what each buys for its time; because they add up, whoever contributes most
+for the least time goes first, and the smallest number that meets the budget is found by bisection, each step a run of
+the whole model. Nodes compute in float with weights stored in 8 bit first; only if that is not enough are weights
+stored in float as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from onnxq.comparison import Contribution
+from onnxq.ir import Model
+from onnxq.quant.decision import Choice, Choices, Decision, Plan
+from onnxq.quant.plan import node_key
+from onnxq.quant.region import node_times
+from onnxq.sensitivity import counted
+from onnxq.targets import Costs, load_costs
+from onnxq.trials import Variants
+
+# A bargain: dB that a node has to gain, dB for the whole time (1.5 for a hundredth of it), the most that it may take
+LEAST_GAIN, GAIN_FOR_TIME, MOST_FOR_ONE = 1.0, 150.0, 0.03
+GAINS = 4  # bargains tried
+KEPT_GAIN = 0.5  # of what was expected of one
+
+
+@dataclass(frozen=True)
+class Move:
+    """A node that can be returned to float.
+
+    Attributes:
+        key: See `node_key`.
+        noise: What it contributes.
+        share: Of the error of all nodes, 0 to 1.
+        cost: Predicted time that this takes, by the time of the whole quantized model.
+        computes: Whether it computes in 8 bit now, and does not only store its weight so.
+
+    """
+
+    key: str
+    noise: float
+    share: float
+    cost: float
+    computes: bool
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search came to.
+
+    Attributes:
+        choices: For the nodes that are returned to float.
+        met: Whether the budget is met.
+
+    """
+
+    choices: Choices
+    met: bool
+
+
+def decibels_without(share: float) -> float:
+    """Give how many dB the outputs gain where a share of their squared error goes."""
+    return -10 * math.log10(max(1 - share, 1e-9))
+
+
+Meets = Callable[[Model], bool]
+
+
+def moves(plan: Plan, contributions: Sequence[Contribution], costs: Costs | None = None) -> list[Move]:
+    """List the nodes that `auto` has put into 8 bit, those that buy most for their time first."""
+    table = costs or load_costs()
+    total = predicted_time(plan, table)
+    known = {c.tensor: c for c in contributions}
+    found = []
+    for decision in counted(plan):
+        key = node_key(decision.node)
+        if key not in known or not _open(plan, decision):
+            continue
+        in_float, in_integers = _times(decision, table)
+        computes = decision.scheme != "weight-int8"
+        cost = max(in_float - in_integers, 0.0) / total if computes else 0.0
+        found.append(Move(key, known[key].noise, known[key].share, cost, computes))
+    return sorted(found, key=lambda move: (-move.noise / (move.cost + 1e-3), move.key))
+
+
+def predicted_time(plan: Plan, costs: Costs) -> float:
+    """Add up the kernel times of all nodes as planned, in nanoseconds."""
+    return (
+        sum(_times(decision, costs)[decision.scheme not in (None, "weight-int8")] for decision in plan.decisions) or 1.0
+    )
+
+
+def bargains(variants: Variants, ranked: Sequence[Move]) -> Found:
+    """Return nodes to float, one by one, whose error is out of proportion to the time that 8 bit saves there."""
+    choices: dict[str, Choice] = {}
+    left = list(ranked)
+    best = variants.judge.sqnr(variants.model(choices))
+    for _ in range(GAINS):
+        noise = math.fsum(move.noise for move in left) or 1.0
+        gains = {move: decibels_without(move.noise / noise) for move in left}
+        worth = [
+            m
+            for m, gain in gains.items()
+            if m.computes and gain >= max(LEAST_GAIN, GAIN_FOR_TIME * m.cost) and m.cost <= MOST_FOR_ONE
+        ]
+        if not worth:
+            break
+        move = max(worth, key=lambda m: (gains[m] / (m.cost + 1e-3), m.key))
+        left.remove(move)
+        attempt = {**choices, move.key: _choice(move)}
+        reached = variants.judge.sqnr(variants.model(attempt))
+        if reached >= best + KEPT_GAIN * gains[move]:
+            best, choices = reached, attempt
+    return Found(choices, met=True)
+
+
+def fewest(variants: Variants, ranked: Sequence[Move], meets: Meets, settled: Choices, *, stages: int = 2) -> Found:
+    """Find the fewest nodes to return to float until the model meets the budget.
+
+    Args:
+        variants: What is tried.
+        ranked: The nodes, in the order in which they are returned.
+        meets: Whether a quantized model meets the budget.
+        settled: Choices that stay.
+        stages: 1 to store all weights in 8 bit whatever happens, 2 to store those in float, too, that it takes.
+
+    """
+    in_order = [
+        ("weight-int8", [move for move in ranked if move.computes and move.key not in settled]),
+        ("float", sorted(ranked, key=lambda move: (-move.noise, move.key))),
+    ]
+    choices = dict(settled)
+    if meets(variants.model(choices)):
+        return Found(choices, met=True)
+    for scheme, stage in in_order[:stages]:
+        everything = choices | {move.key: _choice(move, scheme) for move in stage}
+        if not stage or not meets(variants.model(everything)):
+            choices = everything
+            continue
+        few, enough = 0, len(stage)  # `few` is not enough
+        while enough - few > 1:
+            middle = (few + enough) // 2
+            if meets(variants.model(choices | {m.key: _choice(m, scheme) for m in stage[:middle]})):
+                enough = middle
+            else:
+                few = middle
+        return Found(choices | {m.key: _choice(m, scheme) for m in stage[:enough]}, met=True)
+    return Found(choices, met=False)
+
+
+def affordable(ranked: Sequence[Move], most: float) -> list[Move]:
+    """Take moves from the front as long as their time together is no more than a share of the model's."""
+    taken, spent = [], 0.0
+    for move in ranked:
+        spent += move.cost
+        if spent > most:
+            break
+        taken.append(move)
+    return taken
+
+
+def _choice(move: Move, scheme: str = "weight-int8") -> Choice:
+    bought = f"in 8 bit it made {100 * move.share:.0f} % of the error"
+    if scheme == "float":
+        return Choice("float", f"kept float: {bought}")
+    return Choice("weight-int8", f"{bought}, for {100 * move.cost:.1f} % of the time")
+
+
+def _open(plan: Plan, decision: Decision) -> bool:
+    """Whether the recipe leaves the node to `auto`."""
+    return plan.recipe.scheme_for(decision.node.op_type, decision.node.name)[0].name == "auto"
+
+
+def _times(decision: Decision, costs: Costs) -> tuple[float, float]:
+    node = decision.node
+    if not node.inputs or node.inputs[0] is None or node.outputs[0] is None or node.bodies:
+        return 0.0, 0.0
+    return node_times(node, costs)
