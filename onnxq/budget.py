@@ -11,12 +11,13 @@ from onnxq.metric import Metric, load_metric, measure_metric
 from onnxq.quant.decision import Choices
 from onnxq.quant.samples import Samples
 from onnxq.quant.session import ModelSource
-from onnxq.search import Found, Move, affordable, bargains, fewest, moves
-from onnxq.sensitivity import sensitivity
+from onnxq.search import Found, Move, affordable, bargains, fewest, left_open, moves
+from onnxq.sensitivity import EXACT, counted, sensitivity
 from onnxq.trials import Judge, Variants
 
 # What `auto` goes for of its own accord, in dB, and the share of the model's time that it spends on it
 USUAL_SQNR, MOST_TIME = 30.0, 0.05
+FEW = 3  # nodes run alone where nobody asked for a budget
 RAISE = "Ask for less, give more data, or leave nodes float with --exclude."
 
 
@@ -60,7 +61,7 @@ class Settled:
     sensitivity: tuple[Contribution, ...] = ()
 
 
-def settle(variants: Variants, samples: Samples, baseline: ModelSource, budget: Budget) -> Settled:
+def settle(variants: Variants, budget: Budget) -> Settled:
     """Return nodes to float: those whose error is out of proportion to their time, and as many as the budget needs.
 
     Without a budget, `auto` goes for 30 dB where that costs next to no time.
@@ -69,13 +70,13 @@ def settle(variants: Variants, samples: Samples, baseline: ModelSource, budget: 
         CheckFailed: No choice meets the budget.
 
     """
-    contributions = sensitivity(variants, samples)
+    if not any(left_open(variants.ready.plan, decision) for decision in counted(variants.ready.plan)):
+        return Settled()
+    contributions = sensitivity(variants, exact=EXACT if budget.is_set else FEW)
     ranked = moves(variants.ready.plan, contributions)
-    if not ranked:
-        return Settled({}, contributions)
     found = bargains(variants, ranked)
     if budget.is_set:
-        meets = _Meets(baseline, samples, budget)
+        meets = _Meets(variants.baseline, variants.samples, budget)
         found = fewest(variants, ranked, meets, found.choices)
         if not found.met:
             raise CheckFailed(f"no choice of nodes meets the budget: {meets.last}", RAISE)

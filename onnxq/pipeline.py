@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnxq.budget import Budget, Settled, settle
-from onnxq.errors import CheckFailed, DataError, NothingToQuantize
+from onnxq.errors import CheckFailed, DataError, ModelError, NothingToQuantize
 from onnxq.ir import Model, load, parse, save
 from onnxq.large import carry_out_large, is_large
 from onnxq.layerwise import with_layers
@@ -18,23 +18,19 @@ from onnxq.quant.recipe import Recipe
 from onnxq.quant.rewrite import rewrite
 from onnxq.quant.samples import Samples, input_specs, random_samples
 from onnxq.quant.stats import Stats
-from onnxq.quant.weights import Weights
 from onnxq.report import Report, activations
+from onnxq.sensitivity import sensitivity
 from onnxq.steps import (
     Prepared,
     check_target,
-    choose_qparams,
     default_output,
-    layers_to_measure,
-    measure,
     open_data,
     prepare,
-    reached,
     refuse_own_output,
     stamp,
     uncollected,
 )
-from onnxq.trials import TRIAL_SAMPLES, Judge, Variants, rescale, rounding_pays
+from onnxq.trials import fit, rescale
 from onnxq.unrun import carry_out_unrun
 from onnxq.verify import compare
 
@@ -133,6 +129,21 @@ def planned(ready: Prepared) -> Report:
     return Report.planned(ready.plan, source=ready.path, notes=ready.notes)
 
 
+def examined(ready: Prepared, given: Samples | None, stats: str | Path | Stats | None, watch: Observer) -> Report:
+    """Measure what each quantized node would add to the error of the outputs; nothing is written."""
+    if given is None:
+        raise DataError("what a node adds to the error shows on data only", "Add --data.")
+    check_plan(ready, with_data=True)
+    if is_large(ready.model):
+        raise ModelError(f"{ready.path} is too large to run it many times", "Leave --sensitivity out.")
+    baseline = ready.model.serialize()
+    watch.step("rescale")
+    ready = rescale(ready, baseline, given, watch) if stats is None else ready
+    variants = fit(ready, baseline, given, given, stats, watch)
+    watch.step("search")
+    return replace(planned(ready), sensitivity=sensitivity(variants))
+
+
 def carry_out(
     ready: Prepared,
     given: Samples | None,
@@ -154,26 +165,17 @@ def carry_out(
     if given is not None and stats is None:
         watch.step("rescale")
         ready = rescale(ready, baseline, given, watch)
-    watch.step("calibrate")
-    measurable = layers_to_measure(ready.plan)
-    measured = measure(ready, measurable, given, stats, watch)
-    ready = reached(ready, measured)
-    qparams = choose_qparams(ready.plan, measured)
-    watch.step("round")
-    pays = given is None or stats is not None or rounding_pays(ready, baseline, given)
-    weights = Weights(ready.plan, qparams, measured, measurable) if pays else Weights()
-    settled = Settled()
+    variants, settled = fit(ready, baseline, given, probe, stats, watch), Settled()
     if given is not None or budget.is_set:
         watch.step("search")
-        variants = Variants(ready, measured, weights, Judge(baseline, probe.limit(TRIAL_SAMPLES)), probe)
-        settled = settle(variants, probe, baseline, budget)
-        ready, qparams = variants.settled(settled.choices)
+        settled = settle(variants, budget)
+    ready, qparams = variants.settled(settled.choices)
     watch.step("rewrite")
     report = replace(planned(ready), sensitivity=settled.sensitivity)
     if detailed:
-        report = replace(report, activations=activations(ready.plan, qparams, measured))
-    model = stamp(rewrite(ready.model, ready.plan, qparams, weights), ready)
-    report = replace(report, notes=(*report.notes, *weights.notes()))
+        report = replace(report, activations=activations(ready.plan, qparams, variants.stats))
+    model = stamp(rewrite(ready.model, ready.plan, qparams, variants.weights), ready)
+    report = replace(report, notes=(*report.notes, *variants.weights.notes()))
     watch.step("verify")
     encoded = model.serialize()
     comparison = compare(baseline, encoded, probe, progress=watch.progress)

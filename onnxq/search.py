@@ -77,7 +77,7 @@ def moves(plan: Plan, contributions: Sequence[Contribution], costs: Costs | None
     found = []
     for decision in counted(plan):
         key = node_key(decision.node)
-        if key not in known or not _open(plan, decision):
+        if key not in known or not left_open(plan, decision):
             continue
         in_float, in_integers = _times(decision, table)
         computes = decision.scheme != "weight-int8"
@@ -169,7 +169,7 @@ def _choice(move: Move, scheme: str = "weight-int8") -> Choice:
     return Choice("weight-int8", f"{bought}, for {100 * move.cost:.1f} % of the time")
 
 
-def _open(plan: Plan, decision: Decision) -> bool:
+def left_open(plan: Plan, decision: Decision) -> bool:
     """Whether the recipe leaves the node to `auto`."""
     return plan.recipe.scheme_for(decision.node.op_type, decision.node.name)[0].name == "auto"
 

@@ -19,7 +19,6 @@ from onnxq.ir import Model
 from onnxq.layerwise import compare_layers
 from onnxq.quant.decision import Choice, Choices, Decision, Plan
 from onnxq.quant.plan import node_key
-from onnxq.quant.samples import Samples
 from onnxq.trials import Variants
 
 ALL_ALONE = 20  # up to so many nodes each is run alone
@@ -29,35 +28,37 @@ PASS_SAMPLES = 2
 ALONE = "only one node is quantized"
 
 
-def sensitivity(variants: Variants, samples: Samples) -> tuple[Contribution, ...]:
+def sensitivity(variants: Variants, *, exact: int = EXACT, all_alone: int = ALL_ALONE) -> tuple[Contribution, ...]:
     """Measure what each quantized node contributes.
 
     Args:
         variants: The quantized model and what it can be compared with.
-        samples: For the pass that tells each node's own error.
+        exact: How many of the nodes that come out on top are run alone.
+        all_alone: Up to how many nodes each is run alone.
 
     Returns:
         One for each node that is quantized on its own account, in graph order. Operators without weights that only
         stay in 8 bit between others are not counted: without their neighbours they would be float.
 
     """
-    nodes = counted(variants.ready.plan)
+    plan = variants.ready.plan
+    nodes = counted(plan)
     keys = [node_key(decision.node) for decision in nodes]
     measured: dict[int, float] = {}
 
     def alone(index: int) -> float:
         if index not in measured:
-            measured[index] = float(variants.noise(only(keys, index), costs_count=False).max(initial=0.0))
+            measured[index] = float(variants.noise(only(plan, nodes[index]), costs_count=False).max(initial=0.0))
         return measured[index]
 
-    if len(nodes) <= ALL_ALONE:
+    if len(nodes) <= all_alone:
         noises = [alone(index) for index in range(len(nodes))]
     else:
-        own = _own(variants, samples, keys)
+        own = _own(variants, keys)
         for index in np.linspace(0, len(nodes) - 1, PROBES).round().astype(int):
             alone(int(index))
         noises = _interpolated(own, measured)
-        for index in sorted(range(len(nodes)), key=lambda i: (-noises[i], i))[:EXACT]:
+        for index in sorted(range(len(nodes)), key=lambda i: (-noises[i], i))[:exact]:
             noises[index] = alone(index)
     total = math.fsum(noises) or 1.0
     return tuple(
@@ -71,16 +72,22 @@ def counted(plan: Plan) -> list[Decision]:
     return [d for d in plan.decisions if d.form is not None and not d.form.passive and d.node not in plan.absorbed]
 
 
-def only(keys: Sequence[str], index: int) -> Choices:
-    """Choose float for all nodes but one."""
-    return {key: Choice("float", ALONE) for other, key in enumerate(keys) if other != index}
+def only(plan: Plan, chosen: Decision) -> Choices:
+    """Choose float for all nodes but one; operators that stay in 8 bit between others follow by themselves."""
+    choices = {}
+    for decision in plan.decisions:
+        if decision is chosen and decision.scheme is not None:
+            choices[node_key(decision.node)] = Choice(decision.scheme, ALONE)
+        elif decision.node not in plan.absorbed and (decision.form is None or not decision.form.passive):
+            choices[node_key(decision.node)] = Choice("float", ALONE)
+    return choices
 
 
-def _own(variants: Variants, samples: Samples, keys: Sequence[str]) -> list[float]:
+def _own(variants: Variants, keys: Sequence[str]) -> list[float]:
     """Give each node's own squared error by its squared size; 0 where it is part of the next node's."""
     reference: Model = variants.ready.model.copy()
     try:
-        layers = compare_layers(reference, variants.model({}), samples, limit=PASS_SAMPLES)
+        layers = compare_layers(reference, variants.model({}), variants.samples, limit=PASS_SAMPLES)
     except ModelError:  # the evaluator does not know an operator: all nodes count as if they made the same error
         return [1.0] * len(keys)
     known: Mapping[str, float] = {layer.tensor: 10 ** (-layer.own / 10) for layer in layers if layer.own > -math.inf}

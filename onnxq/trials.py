@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,41 +92,74 @@ class Variants:
         ready: The float model and its plan.
         stats: Of everything that is calibrated; what a variant needs besides is measured when it is asked for.
         weights: The codes.
-        judge: The float outputs.
-        samples: What to measure further ranges on.
+        baseline: The float model for onnxruntime.
+        samples: What to judge on, and to measure further ranges on.
 
     """
 
-    def __init__(self, ready: Prepared, stats: Stats, weights: Weights, judge: Judge, samples: Samples) -> None:
+    def __init__(
+        self, ready: Prepared, stats: Stats, weights: Weights, baseline: ModelSource, samples: Samples
+    ) -> None:
         self.ready = ready
-        self.judge = judge
-        self._stats = stats
-        self._weights = weights
-        self._samples = samples
+        self.stats = stats
+        self.weights = weights
+        self.baseline = baseline
+        self.samples = samples
+
+    @cached_property
+    def judge(self) -> Judge:
+        """The float outputs on a few samples, computed when they are first needed."""
+        return Judge(self.baseline, self.samples.limit(TRIAL_SAMPLES))
 
     def model(self, choices: Choices, *, costs_count: bool = True) -> Model:
         """Quantize a copy with these choices."""
-        return self.carry_out(duplicate(self.ready, choices, costs_count=costs_count))
-
-    def carry_out(self, ready: Prepared) -> Model:
-        """Quantize a copy that is planned already."""
-        return rewrite(ready.model, ready.plan, self.qparams(ready), self._weights)
+        ready = reached(duplicate(self.ready, choices, costs_count=costs_count), self.stats)
+        return rewrite(ready.model, ready.plan, self.qparams(ready), self.weights)
 
     def settled(self, choices: Choices) -> tuple[Prepared, dict[Value, QParams]]:
         """Give the model planned with the final choices, and the scales and zero points of its activations."""
-        ready = duplicate(self.ready, choices) if choices else self.ready
+        ready = reached(duplicate(self.ready, choices), self.stats) if choices else self.ready
         return ready, self.qparams(ready)
 
     def qparams(self, ready: Prepared) -> dict[Value, QParams]:
         """Give scale and zero point of everything that a copy reads in 8 bit."""
-        unknown = [value for value in ready.plan.calibrated() if value.name not in self._stats]
+        unknown = [value for value in ready.plan.calibrated() if value.name not in self.stats]
         if unknown:
-            self._stats = self._stats.merge(calibrate(ready.model, unknown, self._samples))
-        return choose_qparams(ready.plan, self._stats)
+            self.stats = self.stats.merge(calibrate(ready.model, unknown, self.samples))
+        return choose_qparams(ready.plan, self.stats)
 
     def noise(self, choices: Choices, *, costs_count: bool = True) -> np.ndarray:
         """Give the squared error of every output by its squared size with these choices."""
         return self.judge.noise(self.model(choices, costs_count=costs_count))
+
+
+def fit(
+    ready: Prepared,
+    baseline: ModelSource,
+    given: Samples | None,
+    probe: Samples,
+    stats: str | Path | Stats | None,
+    watch: Observer,
+) -> Variants:
+    """Calibrate, and choose the codes of all weights.
+
+    Args:
+        ready: The float model and its plan.
+        baseline: The float model for onnxruntime.
+        given: Samples to calibrate with, if there are any.
+        probe: What variants are judged on.
+        stats: Statistics of an earlier calibration, if there are any.
+        watch: Told about each step.
+
+    """
+    watch.step("calibrate")
+    layers = layers_to_measure(ready.plan)
+    measured = measure(ready, layers, given, stats, watch)
+    ready = reached(ready, measured)
+    watch.step("round")
+    pays = given is None or stats is not None or rounding_pays(ready, baseline, given)
+    weights = Weights(ready.plan, choose_qparams(ready.plan, measured), measured, layers) if pays else Weights()
+    return Variants(ready, measured, weights, baseline, probe)
 
 
 def duplicate(ready: Prepared, choices: Choices | None = None, *, costs_count: bool = True) -> Prepared:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from onnxq.cli.options import Data, Exclude, Format, Model, Only, OutputFormat, RecipeName, Stats, Target, chosen_recipe
+
+Sensitivity = Annotated[
+    bool,
+    typer.Option("--sensitivity", help="Run variants of the model to see what each node adds to the outputs' error."),
+]
 
 
 def plan(
@@ -13,20 +22,20 @@ def plan(
     target: Target = None,
     exclude: Exclude = [],  # noqa: B006
     only: Only = [],  # noqa: B006
+    sensitivity: Sensitivity = False,
     output_format: OutputFormat = Format.TEXT,
 ) -> None:
     """Show for every node what it would become, or why it would stay float.
 
-    Nothing is run and nothing is written.
+    Nothing is written, and nothing is run but for --sensitivity.
 
     Whether data or statistics are given decides between static and dynamic. They are opened, but not read through.
     """
-    from onnxq import steps
+    from onnxq import pipeline, steps
     from onnxq.cli.terminal import TerminalObserver
     from onnxq.cli.write import write_plan
     from onnxq.ir import load
     from onnxq.quant.stats_file import load_stats
-    from onnxq.report import Report
 
     with TerminalObserver() as observer:
         observer.step("load")
@@ -34,8 +43,11 @@ def plan(
         observer.step("plan")
         with_data = bool(data) or stats is not None
         ready = steps.prepare(source, chosen_recipe(recipe, target), with_data=with_data, exclude=exclude, only=only)
-        steps.open_data(ready.model, data, None, None)
+        given = steps.open_data(ready.model, data, None, None)
         if stats is not None:
             load_stats(stats, expected=ready.source)
-        report = Report.planned(ready.plan, source=model, notes=ready.notes)
+        if sensitivity:
+            report = pipeline.examined(ready, given, stats, observer)
+        else:
+            report = pipeline.planned(ready)
     write_plan(report, output_format)

@@ -15,6 +15,8 @@ from onnxq.cli.options import (
     Exclude,
     Force,
     Format,
+    MaxDrop,
+    MetricName,
     MinSqnr,
     Only,
     OutputFormat,
@@ -80,6 +82,8 @@ def quantize(
     exclude: Exclude = [],  # noqa: B006
     only: Only = [],  # noqa: B006
     min_sqnr: MinSqnr = None,
+    metric: MetricName = None,
+    max_drop: MaxDrop = None,
     samples: SampleLimit = None,
     reduce_range: ReduceRange = False,
     custom_ops: CustomOps = [],  # noqa: B006
@@ -118,6 +122,8 @@ def quantize(
             exclude=exclude,
             only=only,
             min_sqnr=min_sqnr,
+            metric=metric,
+            max_drop=max_drop,
             sample_limit=samples,
             force=force,
             dry_run=dry_run,

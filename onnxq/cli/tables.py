@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.cells import cell_len
@@ -10,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from onnxq.comparison import Comparison, MetricComparison
+from onnxq.comparison import Comparison, Contribution, MetricComparison
 from onnxq.inspect import Inspection
 from onnxq.report import Report
 from onnxq.words import FLOAT, decibels, drop_change, milliseconds, printable, size, size_change
@@ -18,6 +19,7 @@ from onnxq.words import FLOAT, decibels, drop_change, milliseconds, printable, s
 Cell = str | Text
 MOST_REASONS = 12  # lines; the rest is counted
 MOST_OUTPUTS = 20
+MOST_CONTRIBUTIONS = 15
 INDENT, GAP = 2, 3
 LAST_COLUMN = 24  # the least that a sentence needs
 
@@ -113,6 +115,10 @@ def node_tables(report: Report) -> Iterator[RenderableType]:
         for scheme, count in report.counts().items()
     ]
     yield columns(("became", "nodes", "operators"), rows, right=(1,))
+    if report.returned:
+        nodes = [node for node in report.nodes if node.name in report.returned]
+        yield ""
+        yield columns(("returned to float", "because"), [(node.name, node.reason) for node in nodes])
     reasons = list(report.reasons().items())
     if reasons:
         shown = [(str(count), reason) for reason, count in reasons[:MOST_REASONS]]
@@ -136,7 +142,30 @@ def plan_tables(report: Report) -> Iterator[RenderableType]:
     ]
     yield columns(("node", "operator", "becomes", "reason"), rows)
     yield ""
+    if report.sensitivity:
+        yield from sensitivity_table(report.sensitivity)
+        yield ""
     yield from node_tables(report)
+
+
+def sensitivity_table(contributions: Sequence[Contribution]) -> Iterator[RenderableType]:
+    """Lay out what nodes add to the error of the outputs, the most first."""
+    ranked = sorted(contributions, key=lambda c: (-c.noise, c.tensor))
+    rows: list[tuple[Cell, ...]] = [
+        (
+            c.node,
+            c.op_type,
+            c.scheme,
+            f"{100 * c.share:.1f} %",
+            decibels(-10 * math.log10(c.noise) if c.noise > 0 else math.inf),
+            "run alone" if c.exact else "estimated",
+        )
+        for c in ranked[:MOST_CONTRIBUTIONS]
+    ]
+    yield columns(("adds most error", "operator", "becomes", "share", "alone", ""), rows, right=(3, 4))
+    if len(ranked) > MOST_CONTRIBUTIONS:
+        rest = 100 * sum(c.share for c in ranked[MOST_CONTRIBUTIONS:])
+        yield Padding(Text(f"{len(ranked) - MOST_CONTRIBUTIONS} more: {rest:.1f} %", style="dim"), (0, 0, 0, INDENT))
 
 
 def _headline(report: Report, text: str) -> Text:

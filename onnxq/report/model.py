@@ -11,7 +11,7 @@ from typing import Any
 from onnxq.comparison import Comparison, Contribution
 from onnxq.ir import Graph
 from onnxq.ir.stored import StoredTensor
-from onnxq.quant.plan import Plan
+from onnxq.quant.plan import Plan, node_key
 from onnxq.report.activations import Activation, node_name
 from onnxq.report.html import html
 from onnxq.report.markdown import markdown
@@ -54,6 +54,7 @@ class Report:
         seconds: Time that every step took, in order.
         rules: The recipe in full, as TOML.
         activations: What was measured of each calibrated activation; empty where nobody asked.
+        returned: Names of the nodes that a search returned to float for the sake of accuracy.
         sensitivity: What each quantized node adds to the error of the outputs; empty where nobody measured it.
 
     """
@@ -70,6 +71,7 @@ class Report:
     seconds: tuple[tuple[str, float], ...] = ()
     rules: str = ""
     activations: tuple[Activation, ...] = ()
+    returned: tuple[str, ...] = ()
     sensitivity: tuple[Contribution, ...] = ()
 
     @classmethod
@@ -86,7 +88,8 @@ class Report:
         )
         graph = plan.decisions[0].node.graph if plan.decisions else None
         size, recipe = model_bytes(source, graph), plan.recipe
-        return cls(source, size, recipe.name, nodes, tuple(notes), rules=recipe.to_toml())
+        returned = tuple(node_name(d.node) for d in plan.decisions if node_key(d.node) in plan.choices)
+        return cls(source, size, recipe.name, nodes, tuple(notes), rules=recipe.to_toml(), returned=returned)
 
     @property
     def output_bytes(self) -> int | None:

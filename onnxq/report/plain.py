@@ -37,6 +37,7 @@ def report_dict(report: Report) -> dict[str, Any]:
         "nodes": [asdict(node) for node in report.nodes],
         "rules": report.rules,
         "activations": [record_dict(activation) for activation in report.activations],
+        "returned": list(report.returned),
         "sensitivity": [record_dict(contribution) for contribution in report.sensitivity],
     }
 
