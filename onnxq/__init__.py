@@ -19,6 +19,7 @@ from onnxq.errors import (
 from onnxq.version import __version__
 
 if TYPE_CHECKING:
+    from onnxq.budget import Budget
     from onnxq.evaluator import evaluate
     from onnxq.ir import Model, load, save
     from onnxq.pipeline import quantize
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from onnxq.verify import Comparison, compare
 
 _LAZY = {
+    "Budget": "onnxq.budget",
     "Comparison": "onnxq.verify",
     "Model": "onnxq.ir",
     "Recipe": "onnxq.quant.recipe",
@@ -48,6 +50,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "Budget",
     "CheckFailed",
     "Comparison",
     "DataError",

@@ -80,6 +80,8 @@ def settle(variants: Variants, budget: Budget) -> Settled:
         found = fewest(variants, ranked, meets, found.choices)
         if not found.met:
             raise CheckFailed(f"no choice of nodes meets the budget: {meets.last}", RAISE)
+        if not variants.settled(found.choices)[0].plan.quantized():
+            raise CheckFailed(f"only the float model meets the budget: {meets.last}", RAISE)
     elif variants.judge.sqnr(variants.model(found.choices)) < USUAL_SQNR:
         found = _usual(variants, ranked, found)
     return Settled(found.choices, contributions)

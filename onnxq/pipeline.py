@@ -59,9 +59,7 @@ def quantize(
     stats: str | Path | Stats | None = None,
     exclude: Sequence[str] = (),
     only: Sequence[str] = (),
-    min_sqnr: float | None = None,
-    metric: str | None = None,
-    max_drop: float | None = None,
+    budget: Budget = NO_BUDGET,
     sample_limit: int | None = None,
     force: bool = False,
     dry_run: bool = False,
@@ -81,9 +79,7 @@ def quantize(
         stats: Instead of a calibration run: statistics of an earlier one.
         exclude: Globs of nodes to leave float.
         only: Globs of nodes to quantize.
-        min_sqnr: Least SQNR of every output in dB; as many nodes stay float as that takes.
-        metric: `package.module:function`, more being better; see `onnxq.metric`.
-        max_drop: How far the metric may fall; likewise.
+        budget: What the result may lose; `auto` returns as few nodes to float as that takes.
         sample_limit: Use no more samples.
         force: Replace an old output.
         dry_run: Stop after the plan; nothing is written.
@@ -96,7 +92,6 @@ def quantize(
         OnnxqError: See `onnxq.errors`; nothing was written then.
 
     """
-    budget = Budget(min_sqnr, metric, max_drop)
     watch, target = observer or Silent(), Path(output or default_output(Path(model)))
     if not dry_run:
         check_target(Path(model), target, force=force)
@@ -110,7 +105,7 @@ def quantize(
         if dry_run:
             return planned(ready)
         result = carry_out(ready, given, stats, watch, budget, detailed=detailed, scratch=target.parent)
-        result = accepted(result, min_sqnr, target, accept)
+        result = accepted(result, budget, target, accept)
         watch.step("save")
         files = save(result.model, target, force=force, external_data=external_data, encoded=result.encoded)
         return replace(result.report, output=target, files=tuple(files))
@@ -196,12 +191,12 @@ def check_plan(ready: Prepared, *, with_data: bool) -> None:
 
 def accepted(
     result: Quantized,
-    min_sqnr: float | None,
+    budget: Budget,
     target: Path,
     accept: Callable[[Quantized], Mapping[str, str]] | None,
 ) -> Quantized:
     """Hold a result against the budget, ask the caller about it, and put what he has to say into its metadata."""
-    check_budget(result.report, min_sqnr, target)
+    check_budget(result.report, budget.min_sqnr, target)
     if accept is None:
         return result
     result.model.metadata.update(accept(result))

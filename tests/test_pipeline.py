@@ -13,6 +13,7 @@ from helpers import build, node, recipe_of
 
 import onnxq
 import onnxq.pipeline
+from onnxq.budget import Budget
 from onnxq.errors import CheckFailed, DataError, InvalidResult, ModelError, NothingToQuantize, OutputError
 from onnxq.pipeline import default_output, quantize
 
@@ -75,7 +76,7 @@ def test_a_dry_run_writes_nothing_and_runs_nothing(tmp_path: Path, monkeypatch: 
 
 def test_a_missed_budget_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(CheckFailed, match="90 dB asked for"):
-        quantize(SAMPLES / "digits_cnn.onnx", output=tmp_path / "out.onnx", data=[CALIBRATION], min_sqnr=90)
+        quantize(SAMPLES / "digits_cnn.onnx", output=tmp_path / "out.onnx", data=[CALIBRATION], budget=Budget(90))
     assert not list(tmp_path.iterdir())
 
 

@@ -88,6 +88,8 @@ def test_json(report: Report) -> None:
             {"name": n.name, "op_type": n.op_type, "scheme": n.scheme, "reason": n.reason} for n in NODES
         ],
         "rules": "",
+        "returned": [],
+        "sensitivity": [],
         "activations": [],
     }  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -37,6 +37,7 @@ Model = Annotated[
     ),
 ]
 if TYPE_CHECKING:
+    from onnxq.quant.recipe import Recipe
     from onnxq.report import Report
 
 Output = Annotated[
@@ -105,35 +106,39 @@ def quantize(
         return build_project(context, config, output_format, force=force)
     refuse_config(context)
     use_custom_ops(custom_ops)
-    from onnxq import pipeline
-    from onnxq.cli.terminal import TerminalObserver
-    from onnxq.cli.timing import Stopwatch
+    from onnxq.budget import Budget
     from onnxq.cli.write import write_plan, write_report
 
     _check(report, force=force)
-    with TerminalObserver() as observer:
-        watch = Stopwatch(observer)
-        result = pipeline.quantize(
-            model,
-            chosen_recipe(recipe, target, reduce_range=reduce_range),
-            output=output,
-            data=data,
-            stats=stats,
-            exclude=exclude,
-            only=only,
-            min_sqnr=min_sqnr,
-            metric=metric,
-            max_drop=max_drop,
-            sample_limit=samples,
-            force=force,
-            dry_run=dry_run,
-            external_data=external_data or None,
-            detailed=report is not None,
-            observer=watch,
-        )
-        result = replace(result, seconds=watch.seconds())
+    result = _run(
+        model,
+        chosen_recipe(recipe, target, reduce_range=reduce_range),
+        output=output,
+        data=data,
+        stats=stats,
+        exclude=exclude,
+        only=only,
+        budget=Budget(min_sqnr, metric, max_drop),
+        sample_limit=samples,
+        force=force,
+        dry_run=dry_run,
+        external_data=external_data or None,
+        detailed=report is not None,
+    )
     _save(result, report, force=force)
     return (write_plan if dry_run else write_report)(result, output_format)
+
+
+def _run(model: Path, recipe: str | Recipe, **options: Any) -> Report:
+    """Quantize with a watch."""
+    from onnxq import pipeline
+    from onnxq.cli.terminal import TerminalObserver
+    from onnxq.cli.timing import Stopwatch
+
+    with TerminalObserver() as observer:
+        watch = Stopwatch(observer)
+        result = pipeline.quantize(model, recipe, observer=watch, **options)
+        return replace(result, seconds=watch.seconds())
 
 
 def _check(path: Path | None, *, force: bool) -> None:

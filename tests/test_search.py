@@ -1,0 +1,165 @@
+"""What nodes contribute to the error, and the search for the fewest that have to be float."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import build, floats, node
+
+from onnxq import steps
+from onnxq.budget import Budget, settle
+from onnxq.errors import CheckFailed, RecipeError
+from onnxq.ir import load
+from onnxq.observer import Silent
+from onnxq.pipeline import quantize
+from onnxq.quant.samples import input_specs, wrap_samples
+from onnxq.search import Move, affordable, bargains, decibels_without, fewest, moves
+from onnxq.sensitivity import sensitivity
+from onnxq.trials import Variants, fit
+
+WIDTH = 64
+
+
+def chain(tmp_path: Path, spread: list[float]) -> Path:
+    """Build MatMuls with activations between them, one after another, the outliers of each layer's input given."""
+    nodes, weights, value = [], {}, "x"
+    for index, factor in enumerate(spread):
+        scale = np.ones(WIDTH, np.float32)
+        scale[0] = (
+            factor  # one channel towers above the others, and its row of the weight is small: 8 bits do not reach
+        )
+        weights[f"s{index}"] = scale
+        weights[f"w{index}"] = (floats(WIDTH, WIDTH, seed=index) / 8 / scale[:, None]).astype(np.float32)
+        nodes += [
+            node("Tanh", value, f"t{index}"),
+            node("Mul", f"t{index} s{index}", f"m{index}"),
+            node("MatMul", f"m{index} w{index}", f"y{index}"),
+        ]
+        value = f"y{index}"
+    path = tmp_path / "chain.onnx"
+    path.write_bytes(build(nodes, {"x": [None, WIDTH]}, [value], weights).SerializeToString())
+    return path
+
+
+def variants_of(path: Path, recipe: str) -> Variants:
+    ready = steps.prepare(load(path), recipe, with_data=True)
+    samples = wrap_samples([{"x": floats(16, WIDTH, seed=50 + i)} for i in range(6)], input_specs(ready.model))
+    return fit(ready, ready.model.serialize(), samples, samples, None, Silent())
+
+
+@pytest.fixture
+def spoilt(tmp_path: Path) -> Variants:
+    """Four layers, of which the third loses most."""
+    recipe = tmp_path / "r.toml"
+    recipe.write_text('scheme = "static-int8"\nsmoothing = false\n')
+    return variants_of(chain(tmp_path, [1, 1, 200, 1]), str(recipe))
+
+
+def test_the_layer_that_loses_most_contributes_most(spoilt):
+    found = sensitivity(spoilt)
+    assert [c.tensor for c in found] == ["y0", "y1", "y2", "y3"]
+    assert max(found, key=lambda c: c.noise).tensor == "y2"
+    assert found[2].share > 0.5
+    assert sum(c.share for c in found) == pytest.approx(1)
+    assert all(c.exact for c in found)
+
+
+def test_contributions_add_up_to_the_error_of_the_whole(spoilt):
+    whole = spoilt.noise({}).max()
+    assert sum(c.noise for c in sensitivity(spoilt)) == pytest.approx(whole, rel=0.5)
+
+
+def test_probes_find_what_running_every_node_finds(tmp_path):
+    recipe = tmp_path / "r.toml"
+    recipe.write_text('scheme = "static-int8"\nsmoothing = false\n')
+    variants = variants_of(chain(tmp_path, [1, 30, 1, 1, 200, 1, 1, 60, 1, 1, 1, 1]), str(recipe))
+    exact = sensitivity(variants)
+    estimated = sensitivity(variants, exact=0, all_alone=4)
+    assert sum(c.exact for c in estimated) == 8
+    ranks = [np.argsort(np.argsort([-c.noise for c in found])) for found in (exact, estimated)]
+    assert np.corrcoef(*ranks)[0, 1] > 0.8
+    assert max(estimated, key=lambda c: c.noise).tensor == max(exact, key=lambda c: c.noise).tensor
+
+
+def some(count: int) -> list[Move]:
+    return [Move(f"n{i}", 1.0 / (i + 1), 0.1, 0.01, True) for i in range(count)]
+
+
+class Counting:
+    """Stands in for `Variants`: a model is the choices that made it."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def model(self, choices):
+        self.runs += 1
+        return choices
+
+
+@pytest.mark.parametrize("needed", [0, 1, 7, 63, 64])
+def test_the_fewest_nodes_are_found_in_few_runs(needed):
+    variants, ranked = Counting(), some(64)
+    wanted = {move.key for move in ranked[:needed]}
+    found = fewest(variants, ranked, lambda choices: wanted <= choices.keys(), {})
+    assert found.met
+    assert set(found.choices) == wanted
+    assert variants.runs <= 2 + 6  # log2(64), and the two ends
+
+
+def test_weights_go_back_to_float_only_when_computing_in_float_is_not_enough():
+    variants, ranked = Counting(), some(8)
+    stored = fewest(variants, ranked, lambda choices: len(choices) == 8, {})
+    assert {choice.scheme for choice in stored.choices.values()} == {"weight-int8"}
+    floats_ = fewest(variants, ranked, lambda c: any(choice.scheme == "float" for choice in c.values()), {})
+    assert sum(choice.scheme == "float" for choice in floats_.choices.values()) == 1
+    assert not fewest(variants, ranked, lambda choices: False, {}).met
+
+
+def test_moves_are_taken_while_they_are_affordable():
+    assert len(affordable(some(10), 0.035)) == 3
+
+
+def test_gains_are_in_decibels():
+    assert decibels_without(0.5) == pytest.approx(3.01, abs=0.01)
+    assert decibels_without(0.0) == 0.0
+
+
+AUTO = 'scheme = "auto"\nsmoothing = false\n'
+
+
+def test_a_budget_is_met_with_the_fewest_nodes_in_float(tmp_path):
+    path = chain(tmp_path, [1, 1, 200, 1])
+    recipe = tmp_path / "auto.toml"
+    recipe.write_text(AUTO)
+    samples = [{"x": floats(64, WIDTH, seed=50 + i)} for i in range(6)]
+    free = quantize(path, recipe, output=tmp_path / "free.onnx", samples=samples)
+    reached = free.comparison.worst_sqnr
+    bound = quantize(path, recipe, output=tmp_path / "bound.onnx", samples=samples, budget=Budget(reached + 6))
+    assert bound.comparison.worst_sqnr >= reached + 6
+    assert 1 <= len(bound.returned) < 4
+    reasons = {n.name: n.reason for n in bound.nodes}
+    assert all("of the error" in reasons[name] for name in bound.returned)
+    with pytest.raises(CheckFailed, match="only the float model meets the budget"):
+        quantize(path, recipe, output=tmp_path / "never.onnx", samples=samples, budget=Budget(150))
+    assert not (tmp_path / "never.onnx").exists()
+
+
+def test_half_a_limit_is_refused():
+    with pytest.raises(RecipeError, match="belong together"):
+        Budget(metric="m:f")
+
+
+def test_a_recipe_that_leaves_nothing_open_is_not_changed(spoilt):
+    assert not settle(spoilt, Budget(60)).choices
+    assert not moves(spoilt.ready.plan, sensitivity(spoilt))
+
+
+def test_the_same_choices_come_out_every_time(tmp_path):
+    recipe = tmp_path / "auto.toml"
+    recipe.write_text(AUTO)
+    path = chain(tmp_path, [1, 50, 200, 1])
+    found = [settle(variants_of(path, str(recipe)), Budget(40)).choices for _ in range(2)]
+    assert found[0] == found[1]
+    assert bargains(variants_of(path, str(recipe)), []).choices == {}
