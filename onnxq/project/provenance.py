@@ -159,15 +159,11 @@ def _data_hash(entry: Entry, given: str) -> str:
     """Hash a file, the files of a folder with their names, or the module of a function."""
     if entry.is_function(given):
         module = entry.module_file(given)
-        return ELSEWHERE if module is None else _sha256(module.read_bytes().replace(b"\r\n", b"\n"))
+        return ELSEWHERE if module is None else _file_sha256(module)
     path = entry.root / given
-    try:
-        if not path.is_dir():
-            return _file_sha256(path)
-        lines = [f"{name} {_file_sha256(file)}\n" for name, file in _folder_files(path)]
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror})", "Check the data of the project file.") from error
-    return _sha256("".join(lines).encode())
+    if not path.is_dir():
+        return _file_sha256(path)
+    return _sha256("".join(f"{name} {_file_sha256(file)}\n" for name, file in _folder_files(path)).encode())
 
 
 def _folder_files(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -177,11 +173,19 @@ def _folder_files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _file_sha256(path: Path) -> str:
-    """Hash a file; blocks are large, so that threads that hash run side by side."""
+    """Hash a file; of Python code the line ends don't count, which git may change.
+
+    Blocks are large, so that threads that hash run side by side.
+    """
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
+    try:
+        if path.suffix == ".py":
+            return _sha256(path.read_bytes().replace(b"\r\n", b"\n"))
+        with path.open("rb") as file:
+            while block := file.read(BLOCK):
+                digest.update(block)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror})", "Check its path and permissions.") from error
     return digest.hexdigest()
 
 

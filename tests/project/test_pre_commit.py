@@ -41,7 +41,11 @@ def clean_environment(home: Path) -> dict[str, str]:
     home.mkdir()
     (home / ".gitconfig").write_text("[user]\nname = T\nemail = t@example.com\n[init]\ndefaultBranch = main\n")
     env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_") and k not in ("PYTHONPATH", "SKIP")}
-    return env | {"PRE_COMMIT_HOME": str(home / "cache"), "GIT_CONFIG_GLOBAL": str(home / ".gitconfig")}
+    return env | {
+        "PRE_COMMIT_HOME": str(home / "cache"),
+        "GIT_CONFIG_GLOBAL": str(home / ".gitconfig"),
+        "GIT_CONFIG_NOSYSTEM": "1",
+    }
 
 
 @pytest.fixture(scope="session")
@@ -87,7 +91,8 @@ def borrowing(hooks: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory)
     base = tmp_path_factory.mktemp("borrowing")
     env = install(base, hooks, {"PIP_NO_DEPS": "1"})
     (packages,) = (base / "home" / "cache").glob("repo*/py_env-*/lib/python*/site-packages")
-    (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")  # behind its own
+    ours = {sysconfig.get_path(kind) for kind in ("purelib", "platlib")}
+    (packages / "borrowed.pth").write_text("\n".join(sorted(ours)) + "\n")  # they come behind its own
     where = "import onnxq; print(onnxq.__file__)"
     assert succeed(str(packages.parents[2] / "bin" / "python"), "-c", where, env=env, cwd=base).startswith(
         str(packages)

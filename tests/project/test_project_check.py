@@ -156,6 +156,8 @@ def test_a_function_that_gives_data(repo: Path) -> None:
     (done,) = build(load_project().entries)
     assert done.state == "built", done.error
     assert found() == []
+    Path("project_samples.py").write_bytes(source.replace("\n", "\r\n").encode())
+    assert found() == []
     Path("project_samples.py").write_text(source.replace("zeros", "ones"))
     assert "its data project_samples:give have changed" in found()[0][2]
 
