@@ -251,9 +251,14 @@ def plan_site(site: Site) -> Form:
     plan = _PLANS.get((node.domain, node.op_type, site.scheme.name))
     if plan is None:
         raise Decline(float_reason(node, site.scheme.name))
-    if not any(node.outputs) or (node.outputs[0] is None and not site.scheme.name.startswith("weight-")):
+    if not any(node.outputs) or (node.outputs[0] is None and not _keeps_outputs(site)):
         raise Decline("its output is not used")
     return plan(site)
+
+
+def _keeps_outputs(site: Site) -> bool:
+    """Whether the quantized node has all outputs of the float one, of which any may be absent."""
+    return site.scheme.name.startswith("weight-") or site.node.op_type == "LSTM"
 
 
 def rewrite_site(site: Site, patch: Rewriter) -> None:

@@ -29,7 +29,8 @@ class Scheme:
         activations: Element type of calibrated activations. Unsigned types have a zero point of their own; signed ones
             are symmetric, their zero point is 0.
         domain: Operator set of QuantizeLinear and DequantizeLinear. Those of `com.microsoft` have scales along an axis
-            and 16-bit codes whatever the model's opset of `ai.onnx` is.
+            and 16-bit codes whatever the model's opset of `ai.onnx` is. An LSTM that computes in 8 bit is found in
+            `com.microsoft` only.
         bias: The bias of a static integer product: int32 at the scale of the sum, or left in float.
         integer_conv: Whether `dynamic-int8` may turn a Conv into ConvInteger.
         ranges: How the range of an activation is chosen from its statistics.

@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
-from helpers import build, floats, node, quantize_in_memory
+from helpers import build, floats, node, quantize_in_memory, sqnr
 from onnx import helper
+
+from onnxq.evaluator import evaluate
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
@@ -29,3 +31,46 @@ def test_a_node_whose_first_output_is_left_out() -> None:
     step = helper.make_node("LSTM", ["x", "w", "r"], ["", "y"], "lstm", hidden_size=32)
     made = quantize_in_memory(build([step], {"x": [5, 3, 16]}, ["y"], weights), "weight-int8")
     assert made.ops["Cast"] == 2
+
+
+WIDE = {"w": floats(2, 128, 16, scale=0.3), "r": floats(2, 128, 32, seed=1, scale=0.2), "b": floats(2, 256, seed=2)}
+STATES = {"h": [2, 3, 32], "c": [2, 3, 32]}
+
+
+@pytest.mark.parametrize("granularity", ["channel", "tensor"])
+@pytest.mark.parametrize("outputs", ["y", "y yh yc", "- yh", "- - yc"])
+@pytest.mark.parametrize("names", ["x w r", "x w r b", "x w r b steps h c p"])
+def test_an_lstm_that_computes_in_8_bit(names: str, outputs: str, granularity: str) -> None:
+    given = names.split()
+    weights = {name: array for name, array in WIDE.items() if name in given}
+    inputs: dict = {"x": [5, 3, 16], **{name: shape for name, shape in STATES.items() if name in given}}
+    feeds = {name: floats(*shape, seed=i + 4) for i, (name, shape) in enumerate(inputs.items())}
+    if "p" in given:
+        weights |= {"p": floats(2, 96, seed=3, scale=0.1), "steps": np.array([5, 3, 1], np.int32)}
+    made = ["" if name == "-" else name for name in outputs.split()]
+    step = helper.make_node("LSTM", given, made, "lstm", hidden_size=32, direction="bidirectional", clip=3.0)
+    proto = build([step], inputs, [name for name in made if name], weights)
+    result = quantize_in_memory(proto, "dynamic-int8", domain="com.microsoft", granularity=granularity)
+    assert result.ops == {"DynamicQuantizeLSTM": 1}
+    for expected, got in zip(result.float_run(feeds), result.run(feeds), strict=True):
+        assert sqnr(expected, got) > (25 if granularity == "channel" else 22)
+    for expected, got in zip(result.run(feeds), evaluate(result.proto, feeds).values(), strict=True):
+        np.testing.assert_allclose(got, expected, atol=1e-2)  # approximate Sigmoid and Tanh: a code may flip
+
+
+@pytest.mark.parametrize(
+    ("settings", "attributes", "reason"),
+    [
+        ({}, {}, 'only com.microsoft has an LSTM that computes in 8 bit (domain = "com.microsoft" asks for it)'),
+        (
+            {"domain": "com.microsoft"},
+            {"layout": 1},
+            "DynamicQuantizeLSTM wants the steps as first axis, not the batch",
+        ),
+    ],
+)
+def test_an_lstm_that_computes_in_float(settings: dict, attributes: dict, reason: str) -> None:
+    weights = {"w": floats(1, 128, 16), "r": floats(1, 128, 32, seed=1)}
+    step = node("LSTM", "x w r", "y", hidden_size=32, **attributes)
+    made = quantize_in_memory(build([step], {"x": [5, 3, 16]}, ["y"], weights), "dynamic-int8", **settings)
+    assert made.decision("n_y").reason == reason
