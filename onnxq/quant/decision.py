@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from onnxq.ir import Node, Value
 from onnxq.ops.family import Form
@@ -39,11 +40,13 @@ class Choice:
     Attributes:
         scheme: The only scheme to try; `float` for none.
         reason: The sentence that says why.
+        settings: Fields of the scheme to set besides.
 
     """
 
     scheme: SchemeName
     reason: str
+    settings: tuple[tuple[str, Any], ...] = ()
 
 
 Choices = Mapping[str, Choice]  # by the name of a node's first output

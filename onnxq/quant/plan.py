@@ -44,6 +44,7 @@ def make_plan(
         unreached: Bodies that no sample has run: nothing in them has a calibrated range.
 
     """
+    recipe = recipe.at_opset(model.opset)
     plan = Plan(recipe, choices or {}, with_data)
     decided: dict[Node, Decision] = {}
     for node in model.graph.walk():
@@ -70,7 +71,7 @@ def _decide(node: Node, recipe: Recipe, opset: int, with_data: bool, choices: Ch
     if choice is not None:
         made = Decision(node, None, choice.reason)
         if choice.scheme != "float":
-            made = _first_accepted(node, scheme, (choice.scheme,), opset)
+            made = _first_accepted(node, replace(scheme, **dict(choice.settings)), (choice.scheme,), opset)
         return replace(made, reason=f"{made.reason}: {choice.reason}" if made.scheme else choice.reason)
     return _first_accepted(node, scheme, schemes_to_try(node, scheme, with_data=with_data), opset)
 

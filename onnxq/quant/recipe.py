@@ -17,6 +17,9 @@ from onnxq.ops.scheme import Scheme
 from onnxq.quant.placement import settle
 from onnxq.targets.placement import load_target
 
+MICROSOFT = "com.microsoft"
+LISTS = ("exclude", "only", "allow")  # keys that hold lists of strings
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -49,6 +52,7 @@ class Recipe:
         rules: In order; the last one that matches a node wins, setting by setting.
         exclude: Globs of node names or operator types that stay float whatever the rules say.
         only: Globs of node names or operator types; where there are any, all other nodes stay float.
+        allow: Domains besides `ai.onnx` whose operators may be chosen where no setting asks for them.
 
     """
 
@@ -58,6 +62,7 @@ class Recipe:
     rules: tuple[Rule, ...] = ()
     exclude: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
+    allow: tuple[str, ...] = ()
 
     def scheme_for(self, op_type: str, node_name: str) -> tuple[Scheme, str]:
         """Give the scheme of a node, and for one that is to stay float the words that say who wants that."""
@@ -80,6 +85,14 @@ class Recipe:
         """Add the globs of `--exclude` and `--only`, which match node names or operator types."""
         return replace(self, exclude=(*self.exclude, *exclude), only=(*self.only, *only))
 
+    def at_opset(self, opset: int) -> Recipe:
+        """Take QuantizeLinear and DequantizeLinear of `com.microsoft` where that is allowed and spares a conversion."""
+        scheme = settle(self.scheme, "", load_target(self.scheme.target))
+        possible = MICROSOFT in self.allow and MICROSOFT in load_target(scheme.target).domains
+        if not possible or scheme.pair_opset(activation=True, weight=True) <= opset:
+            return self
+        return self.setting(domain=MICROSOFT)
+
     def for_target(self, name: str) -> Recipe:
         """Choose the runtime that the model is for; raises RecipeError if there is none of that name."""
         return self.setting(target=load_target(name).name)
@@ -92,7 +105,7 @@ class Recipe:
         """Write the recipe as a file that `load_recipe` reads back to the same value."""
         default = Scheme()
         lines = [f"name = {_toml(self.name)}", f"description = {_toml(self.description)}"]
-        lines += [f"{key} = {_toml(globs)}" for key, globs in (("exclude", self.exclude), ("only", self.only)) if globs]
+        lines += [f"{key} = {_toml(globs)}" for key in LISTS if (globs := getattr(self, key))]
         lines += [f"scheme = {_toml(self.scheme.name)}"]
         lines += [
             f"{f.name} = {_toml(getattr(self.scheme, f.name))}"
@@ -160,10 +173,13 @@ def parse_recipe(content: str, label: str, default_name: str = "") -> Recipe:
         )
     if not isinstance(name, str) or not isinstance(description, str):
         raise RecipeError(f"recipe {label}: 'name' and 'description' must be strings", "Put them in quotes.")
-    exclude, only = (_globs(table.pop(key, []), key, label) for key in ("exclude", "only"))
-    scheme = Scheme(**_settings(table, label, extra=("name", "description", "rules", "exclude", "only")))
+    lists = {key: _globs(table.pop(key, []), key, label) for key in LISTS}
+    for domain in lists["allow"]:
+        if domain != MICROSOFT:
+            raise RecipeError(f"recipe {label}: 'allow' cannot have \"{domain}\"", f"Choose {MICROSOFT}.")
+    scheme = Scheme(**_settings(table, label, extra=("name", "description", "rules", *LISTS)))
     made = tuple(_rule(dict(rule), label) for rule in rules)
-    return Recipe(name, description, scheme, made, exclude, only)
+    return Recipe(name, description, scheme, made, **lists)
 
 
 def _globs(value: Any, key: str, label: str) -> tuple[str, ...]:

@@ -72,6 +72,7 @@ RECIPES = st.builds(
     st.lists(RULES, max_size=3).map(tuple),
     st.lists(TEXT, max_size=2).map(tuple),
     st.lists(TEXT, max_size=2).map(tuple),
+    st.sampled_from([(), ("com.microsoft",)]),
 )
 
 
@@ -157,6 +158,8 @@ def test_a_file_that_is_no_text(tmp_path):
         ("[rules]\nop = 'x'", "'rules' must be a list of tables | "),
         ("[[rules]]\nop = 3", "'op' of a rule must be a string | "),
         ("exclude = 'x'", "'exclude' must be a list of strings | "),
+        ("allow = ['com.nvidia']", "'allow' cannot have \"com.nvidia\" | Choose com.microsoft."),
+        ("allow = 'com.microsoft'", "'allow' must be a list of strings | "),
         ("only = [1]", "'only' must be a list of strings | "),
         ("scheme = ", "is not valid TOML: "),
         ("scheme = 'auto'\nscheme = 'auto'", "is not valid TOML: "),
