@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxq.comparison import Comparison, Latency, LayerComparison, MetricComparison, OutputComparison
+from onnxq.comparison import Comparison, Contribution, Latency, LayerComparison, MetricComparison, OutputComparison
 from onnxq.errors import OutputError
 from onnxq.quant.qparams import activation_qparams
 from onnxq.quant.stats import TensorStats
@@ -160,6 +160,24 @@ def test_a_metric_and_what_is_spoilt_show(report: Report) -> None:
     assert "Metric 0.97 0.02 less than float's 0.99; mine:top1" in shown
     assert "'y' holds NaN or infinity 3 times, in the float model never." in shown
     assert "| mine:top1 | 0.99 | 0.97 | 0.02 less |" in replace(report, comparison=comparison).to_markdown()
+
+
+def test_what_each_node_adds_to_the_outputs(report: Report) -> None:
+    contributions = (
+        Contribution(EVIL, "Gemm", "b", "static-int8", 1e-5, 0.25, True),
+        Contribution("first", "Conv", "a", "static-int8", 3e-5, 0.75, False),
+    )
+    changed = replace(report, sensitivity=contributions, returned=(EVIL,))
+    page = Page(changed.to_html())
+    shown = " ".join("".join(page.text).split())
+    assert "Nodes that add most to the error of the outputs" in {svg["aria-label"] for svg in page.all("svg")}
+    assert "75 %" in shown
+    assert shown.index("75.00 %estimated") < shown.index("25.00 %run alone")  # cells side by side
+    assert f"Returned to float for the sake of accuracy: {EVIL}." in shown
+    assert [a.tensor for a in worst_activations(report)] == [EVIL, "first_in"]
+    assert [a.tensor for a in worst_activations(changed)] == ["first_in", EVIL]
+    lines = changed.to_markdown().splitlines()
+    assert "| `first` | Conv | 75.0 % | estimated |" in lines
 
 
 def test_without_scripts_every_node_shows(report: Report) -> None:

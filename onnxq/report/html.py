@@ -9,12 +9,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from onnxq.comparison import LayerComparison
+from onnxq.comparison import Contribution, LayerComparison
 from onnxq.errors import OutputError
 from onnxq.report.activations import Activation
 from onnxq.version import __version__
@@ -99,7 +100,20 @@ def _charts(report: Report) -> dict[str, str | None]:
             "own error (% of the tensor's root mean square)",
             "Layers with the largest errors of their own",
         )
-    return {"errors": error_chart(layers), "bars": bars}
+    shares = None
+    if report.sensitivity:
+        ranked = _by_share(report.sensitivity)[:MOST_BARS]
+        shares = bar_chart(
+            [contribution.node for contribution in ranked],
+            [100 * contribution.share for contribution in ranked],
+            "share of the outputs' error (%)",
+            "Nodes that add most to the error of the outputs",
+        )
+    return {"errors": error_chart(layers), "bars": bars, "shares": shares}
+
+
+def _by_share(contributions: Sequence[Contribution]) -> list[Contribution]:
+    return sorted(contributions, key=lambda contribution: (-contribution.share, contribution.tensor))
 
 
 def _histograms(report: Report) -> list[tuple[Activation, str]]:
@@ -109,10 +123,15 @@ def _histograms(report: Report) -> list[tuple[Activation, str]]:
 
 
 def worst_activations(report: Report, most: int = MOST_HISTOGRAMS) -> list[Activation]:
-    """Choose the activations to show: those of the layers with the largest errors of their own, then the coarsest."""
+    """Choose the activations to show: those of the worst layers, then the coarsest.
+
+    The worst layers are those that add most to the outputs' error, or where nobody measured that, the ones with the
+    largest errors of their own.
+    """
     seen = [activation for activation in report.activations if activation.elements]
     layers = report.comparison.worst_layers(len(report.comparison.layers)) if report.comparison is not None else []
-    ranks = {layer.node: rank for rank, layer in enumerate(layers)}
+    names = [contribution.node for contribution in _by_share(report.sensitivity)] + [layer.node for layer in layers]
+    ranks = {name: rank for rank, name in enumerate(dict.fromkeys(names))}
     coarsest = sorted(seen, key=lambda activation: activation.sqnr)
     last = len(ranks)
     return sorted(coarsest, key=lambda a: min((ranks.get(node, last) for node in a.nodes), default=last))[:most]

@@ -20,6 +20,7 @@ def markdown(report: Report) -> str:
     sections = [
         f"# {_plain(report.source.name)}, recipe {_plain(report.recipe)}\n",
         _result(report),
+        _sensitivity(report),
         _layers(report.comparison),
         "## Nodes\n",
         _table(("became", "nodes", "operators"), [(s, n, _listed(report, s)) for s, n in report.counts().items()]),
@@ -67,6 +68,19 @@ def _result(report: Report) -> str:
     written = f"Written to {_code(str(report.output))}, compared on {_plain(report.samples or '')}.\n"
     head = ("output", "SQNR", "largest error", "agreement")
     return "\n".join([written, _table(("", "float", "quantized", "ratio"), rows), _table(head, outputs)])
+
+
+def _sensitivity(report: Report) -> str:
+    """Say which nodes add most to the error of the outputs."""
+    if not report.sensitivity:
+        return ""
+    ranked = sorted(report.sensitivity, key=lambda one: (-one.share, one.tensor))[:MOST_LAYERS]
+    rows = [
+        (_code(one.node), _plain(one.op_type), f"{100 * one.share:.1f} %", "run alone" if one.exact else "estimated")
+        for one in ranked
+    ]
+    text = "Share of the outputs' error that comes from each node, by itself; the most first.\n"
+    return "\n".join(["## What each node adds\n", text, _table(("node", "operator", "share", ""), rows)])
 
 
 def _layers(comparison: Comparison | None) -> str:
