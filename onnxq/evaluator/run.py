@@ -64,7 +64,9 @@ class Run:
                     self._tap(value)
 
     def release(self, step: Step) -> None:
-        """Drop what nothing reads any more behind a node."""
+        """Drop what nothing reads any more behind a node, and the pages of a large model's weights."""
+        for tensor in step.mapped:
+            tensor.release()
         for value in step.dead:
             if value not in self.keep:
                 self.values.pop(value, None)

@@ -12,10 +12,11 @@ import numpy as np
 import onnx
 
 from onnxq.evaluator.fallback import Fallback
-from onnxq.ir import Graph, Model, Node, Value
+from onnxq.ir import Graph, Model, Node, Tensor, Value
 from onnxq.ir.graph import GRAPH_SPARSE
 from onnxq.ir.wire import fields
 from onnxq.ops.registry import Kernel, find_kernel
+from onnxq.quant.streamed import is_large
 
 OUTPUT_COUNT = "output_count"
 """Keyword by which a kernel asks how many outputs the node has; no ONNX attribute has this name."""
@@ -32,6 +33,7 @@ class Step:
         bodies: Schedules of the node's bodies by attribute name, for kernels of control flow.
         reads: Every value that has to be there: the inputs and what the bodies read from the scopes around them.
         dead: Values of this graph that nothing reads after this node.
+        mapped: Of a large model: weights that it reads, whose pages are let go of behind it.
 
     """
 
@@ -41,6 +43,7 @@ class Step:
     bodies: dict[str, Schedule]
     reads: list[Value]
     dead: list[Value] = field(default_factory=list)
+    mapped: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -63,7 +66,8 @@ class Schedule:
 
 def prepare(graph: Graph, model: Model) -> Schedule:
     """Work out the schedule of a graph and of every body inside it; its nodes are in topological order."""
-    constants = _initializers(graph)
+    large = is_large(model)
+    constants = _initializers(graph, in_place=large)
     steps: list[Step] = []
     for node in graph.nodes:
         step = _prepare_step(node, model)
@@ -71,6 +75,8 @@ def prepare(graph: Graph, model: Model) -> Schedule:
             constants[node.outputs[0]] = np.asarray(step.call())
         else:
             steps.append(step)
+            if large:
+                step.mapped = [value.tensor for value in step.reads if value.tensor is not None]
     _mark_dead(graph, steps)
     return Schedule(graph, constants, steps, list(graph.inputs))
 
@@ -132,13 +138,13 @@ def _mark_dead(graph: Graph, steps: list[Step]) -> None:
             step.dead.append(value)
 
 
-def _initializers(graph: Graph) -> dict[Value, Any]:
+def _initializers(graph: Graph, *, in_place: bool) -> dict[Value, Any]:
     found: dict[Value, Any] = {}
     for value in graph.initializers.values():
         assert value.tensor is not None
         array = value.tensor.numpy()
         # A weight mapped from the file can start at any byte, and BLAS copies such an array at every call.
-        found[value] = array if array.flags.aligned else array.copy()
+        found[value] = array if array.flags.aligned or in_place else array.copy()
     for span in graph.others:
         for number, _, _, start, end in fields(span):
             if number == GRAPH_SPARSE:
