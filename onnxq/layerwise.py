@@ -23,6 +23,7 @@ from onnxq.ir import Model, Value
 from onnxq.quant.session import is_large
 
 SAMPLES = 8
+LARGE_SAMPLES = 2  # each takes seconds for every gigabyte of weights
 MOST_ELEMENTS = 1 << 18  # of the inputs of all samples together: they are in memory at the same time
 Progress = Callable[[int, int | None], None]
 
@@ -83,10 +84,10 @@ def with_layers(
     progress: Progress | None = None,
 ) -> Comparison:
     """Add the layers to a comparison, or the reason why the evaluator cannot run a model; see `compare_layers`."""
-    if isinstance(float_model, Model) and is_large(float_model):
-        return replace(comparison, no_layers="the model is too large to be held in memory layer by layer")
+    limit = LARGE_SAMPLES if isinstance(float_model, Model) and is_large(float_model) else SAMPLES
     try:
-        return replace(comparison, layers=compare_layers(float_model, quantized, samples, progress=progress))
+        layers = compare_layers(float_model, quantized, samples, limit=limit, progress=progress)
+        return replace(comparison, layers=layers)
     except ModelError as error:
         return replace(comparison, no_layers=error.message)
 
