@@ -21,7 +21,10 @@ from onnxq.version import __version__
 if TYPE_CHECKING:
     from onnxq.budget import Budget
     from onnxq.evaluator import evaluate
+    from onnxq.fusion import read_fusion
     from onnxq.ir import Model, load, save
+    from onnxq.layerwise import compare_layers
+    from onnxq.metric import measure_metric
     from onnxq.pipeline import quantize
     from onnxq.quant.custom import register_custom_ops
     from onnxq.quant.recipe import Recipe, load_recipe, recipe_names
@@ -38,12 +41,15 @@ _LAZY = {
     "Report": "onnxq.report",
     "Samples": "onnxq.quant.samples",
     "compare": "onnxq.verify",
+    "compare_layers": "onnxq.layerwise",
     "evaluate": "onnxq.evaluator",
     "load": "onnxq.ir",
     "load_recipe": "onnxq.quant.recipe",
+    "measure_metric": "onnxq.metric",
     "open_samples": "onnxq.quant.samples",
     "prepare": "onnxq.steps",
     "quantize": "onnxq.pipeline",
+    "read_fusion": "onnxq.fusion",
     "recipe_names": "onnxq.quant.recipe",
     "register_custom_ops": "onnxq.quant.custom",
     "save": "onnxq.ir",
@@ -66,12 +72,15 @@ __all__ = [
     "Samples",
     "__version__",
     "compare",
+    "compare_layers",
     "evaluate",
     "load",
     "load_recipe",
+    "measure_metric",
     "open_samples",
     "prepare",
     "quantize",
+    "read_fusion",
     "recipe_names",
     "register_custom_ops",
     "save",

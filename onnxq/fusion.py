@@ -75,7 +75,7 @@ class Fusion:
         return tuple(group for group in self.groups if group.kernel is None)
 
 
-def read_fusion(model: Path | bytes) -> Fusion:
+def read_fusion(model: str | Path | bytes) -> Fusion:
     """Let onnxruntime optimise a model, and compare the graphs.
 
     Args:

@@ -19,7 +19,8 @@ from onnxq.comparison import Comparison, LayerComparison
 from onnxq.difference import Difference
 from onnxq.errors import DataError, ModelError
 from onnxq.evaluator import Evaluator, Run, Step, arithmetic
-from onnxq.ir import Model, Value
+from onnxq.ir import Model, Value, load
+from onnxq.ir.passes import normalise
 from onnxq.quant.session import is_large
 
 SAMPLES = 8
@@ -54,7 +55,7 @@ def compare_layers(
 
     Args:
         float_model: The float model, normalised as it was for quantizing (`onnxq.ir.passes.normalise`): node by node
-            the two have to mean the same.
+            the two have to mean the same. One that is given as a path is normalised here.
         quantized: The quantized model.
         samples: `{input name: array}` with exactly the model's dtypes; shapes may differ.
         limit: Use the first so many samples, or fewer where they are large.
@@ -68,6 +69,9 @@ def compare_layers(
         DataError: There are no samples, or they do not fit.
 
     """
+    if not isinstance(float_model, Model):
+        float_model = load(float_model)
+        normalise(float_model)
     reference, result = Evaluator(float_model), Evaluator(quantized)
     feeds = _few(samples, limit)
     if not feeds:

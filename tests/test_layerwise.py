@@ -268,3 +268,35 @@ def test_the_worst_layers_are_those_that_add_most() -> None:
     comparison = Comparison((), 1, layers=tuple(rows))
     assert [layer.node for layer in comparison.worst_layers(2)] == ["n2", "n3"]
     assert [layer.node for layer in comparison.worst_layers(9)] == ["n2", "n3", "n0"]
+
+
+def test_a_path_is_normalised(tmp_path: Path) -> None:
+    nodes = [node("Conv", "x k", "c"), node("BatchNormalization", "c s b m v", "y", epsilon=0.0)]
+    numbers = {"s": [2.0, 3.0], "b": [0.0, 0.0], "m": [0.0, 0.0], "v": [1.0, 1.0]}
+    weights = {name: np.array(given_, np.float32) for name, given_ in numbers.items()} | {"k": floats(2, 1, 1, 1)}
+    onnx.save(build(nodes, {"x": [1, 1, 4, 4]}, weights=weights), tmp_path / "m.onnx")
+    (layer,) = compare_layers(tmp_path / "m.onnx", tmp_path / "m.onnx", [{"x": floats(1, 1, 4, 4)}])
+    assert (layer.tensor, layer.op_type) == ("y", "Conv")
+    assert layer.sqnr > 120  # the factor is in the weight now
+
+
+@pytest.mark.slow
+def test_every_operator_of_onnx_is_exact_against_itself() -> None:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from onnx.backend.test.case.node import collect_testcases
+
+        cases = collect_testcases(None)
+    compared = 0
+    for case in cases:
+        feeds = dict(zip([i.name for i in case.model.graph.input], case.data_sets[0][0], strict=False))
+        random = any("Random" in one.op_type or one.op_type == "Bernoulli" for one in case.model.graph.node)
+        if random or not all(isinstance(array, np.ndarray) for array in feeds.values()):
+            continue
+        models = [parse(case.model.SerializeToString()) for _ in range(2)]
+        found = compare_layers(*models, [feeds, feeds])
+        assert {(one.sqnr, one.own, one.inherited) for one in found} <= {(math.inf,) * 3}, case.name
+        compared += 1
+    assert compared > 1000
