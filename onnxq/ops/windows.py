@@ -15,6 +15,8 @@ from onnxq.errors import ModelError
 
 from .arrays import Array
 
+AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
+
 
 @dataclass(frozen=True)
 class Windows:
@@ -59,11 +61,17 @@ def lay_windows(
 ) -> Windows:
     """Work out padding and number of windows for the spatial shape of an input.
 
+    With `auto_pad`, `pads` count for nothing, as in onnxruntime.
+
     Raises:
-        ModelError: An attribute has the wrong length, or the window is larger than the padded input.
+        ModelError: An attribute has the wrong length or a value that makes no sense, or the window is larger than the
+            padded input.
 
     """
     rank = len(shape)
+    auto_pad = auto_pad or "NOTSET"
+    if auto_pad not in AUTO_PADS:
+        raise ModelError(f"auto_pad {auto_pad!r} is none of {', '.join(AUTO_PADS)}", "Correct `auto_pad`.")
     strides = tuple(strides or (1,) * rank)
     dilations = tuple(dilations or (1,) * rank)
     pads = tuple(pads or (0,) * (2 * rank)) if auto_pad == "NOTSET" else (0,) * (2 * rank)
@@ -71,6 +79,11 @@ def lay_windows(
         raise ModelError(
             f"kernel {list(kernel)}, strides {list(strides)}, dilations {list(dilations)} and pads {list(pads)} "
             f"do not fit {rank} spatial axes",
+            "Correct the attributes.",
+        )
+    if min((*kernel, *strides, *dilations), default=1) < 1:
+        raise ModelError(
+            f"kernel {list(kernel)}, strides {list(strides)} and dilations {list(dilations)} have to be positive",
             "Correct the attributes.",
         )
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
@@ -87,7 +100,7 @@ def lay_windows(
         if ceil_mode and (output[i] - 1) * stride >= size + begin[i]:
             output[i] -= 1  # a window that would start in the padding behind the input does not count
     if min(output, default=1) < 0:
-        raise ModelError(f"a window of {reach} is larger than the padded input {list(shape)}", "Correct `pads`.")
+        raise ModelError(f"a window of {reach} does not fit into the padded input {list(shape)}", "Correct `pads`.")
     extra = [
         max((out - 1) * stride + span - size - b - e, 0)
         for out, stride, span, size, b, e in zip(output, strides, reach, shape, begin, end, strict=True)

@@ -105,5 +105,7 @@ def test_conv_keeps_narrow_and_wide_types():
 def test_conv_says_what_does_not_fit():
     with pytest.raises(ModelError, match=r"input \[1, 3, 4, 4\] and weight \[2, 2, 3, 3\] do not fit with group 1"):
         conv(normal(1, 3, 4, 4), normal(2, 2, 3, 3))
-    with pytest.raises(ModelError, match=r"node node \(Conv\): a window of \[5, 5\] is larger than the padded input"):
+    with pytest.raises(
+        ModelError, match=r"node node \(Conv\): a window of \[5, 5\] does not fit into the padded input"
+    ):
         evaluate_single("Conv", [normal(1, 1, 3, 3), normal(1, 1, 5, 5)])

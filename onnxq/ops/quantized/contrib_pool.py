@@ -9,10 +9,11 @@ import numpy as np
 
 from onnxq.errors import ModelError
 from onnxq.ops.registry import kernel
+from onnxq.ops.windows import Windows, padded
 
 from ._requantize import look_up, quantized_table, real_values, rounded, scale_of, zero_of
 from ._types import FLOAT32, INT32, Array
-from .convolution import per_dimension, resolve_pads
+from .convolution import whole_windows
 
 
 @kernel("QLinearAveragePool", domain="com.microsoft")
@@ -52,62 +53,31 @@ def q_linear_average_pool(
     if n not in (1, 2, 3) or len(kernel_shape) != n:
         raise ModelError(f"{name}: a window of {list(kernel_shape)} does not fit a tensor of shape {list(X.shape)}")
     x = np.moveaxis(X, -1, 1) if channels_last else X
-    window = per_dimension(name, "kernel_shape", kernel_shape, n, (), 1)
-    steps = per_dimension(name, "strides", strides, n, (1,) * n, 1)
-    begins, ends = resolve_pads(
-        name, auto_pad, per_dimension(name, "pads", pads, 2 * n, (0,) * 2 * n, 0), x.shape[2:], window, steps
-    )
-    if window == x.shape[2:] and not any((*begins, *ends)):
+    windows = whole_windows(
+        name, x.shape[2:], kernel_shape,
+        strides=strides, dilations=None, pads=pads, auto_pad=auto_pad, ceil_mode=bool(ceil_mode),
+    )  # fmt: skip
+    if windows.kernel == x.shape[2:] and not any((*windows.begin, *windows.end)):
         # onnxruntime takes its global pool here, which adds the zero point after rounding.
         return q_linear_global_average_pool(
             X, x_scale, np.array(zx, X.dtype), y_scale, np.array(zy, X.dtype), channels_last=channels_last
         )
     real = look_up(real_values(scale_of(name, "x_scale", x_scale), zx, X), x)
-    output = _output_shape(name, x.shape[2:], window, begins, ends, steps, bool(ceil_mode))
-    total = _window_sums(real, window, begins, steps, output)
-    count = np.array(math.prod(window), FLOAT32)
+    total = _window_sums(real, windows)
+    count = np.array(math.prod(windows.kernel), FLOAT32)
     if not count_include_pad:
-        count = _window_sums(np.ones((1, 1, *x.shape[2:]), FLOAT32), window, begins, steps, output)
+        count = _window_sums(np.ones((1, 1, *x.shape[2:]), FLOAT32), windows)
     with np.errstate(all="ignore"):
         y = rounded(total / count / scale_of(name, "y_scale", y_scale) + np.float32(zy), X.dtype)
     return np.ascontiguousarray(np.moveaxis(y, 1, -1)) if channels_last else y
 
 
-def _output_shape(
-    name: str,
-    size: tuple[int, ...],
-    window: tuple[int, ...],
-    begins: tuple[int, ...],
-    ends: tuple[int, ...],
-    steps: tuple[int, ...],
-    ceil: bool,
-) -> list[int]:
-    output = [_windows(*each, ceil) for each in zip(size, begins, ends, window, steps, strict=True)]
-    if min(output) < 1:
-        raise ModelError(f"{name}: a window of {list(window)} does not fit into {list(size)}")
-    return output
-
-
-def _windows(size: int, begin: int, end: int, window: int, step: int, ceil: bool) -> int:
-    room = size + begin + end - window
-    count = (-(-room // step) if ceil else room // step) + 1
-    # A window that starts in the padding behind the tensor holds nothing and is not counted.
-    return count - 1 if ceil and (count - 1) * step >= size + begin else count
-
-
-def _window_sums(
-    x: Array, window: tuple[int, ...], begins: tuple[int, ...], steps: tuple[int, ...], output: list[int]
-) -> Array:
+def _window_sums(x: Array, windows: Windows) -> Array:
     """Add the values of each window, tap by tap; padding counts as zero."""
-    reach = [(o - 1) * s + k for o, s, k in zip(output, steps, window, strict=True)]
-    size = [max(r, b + d) for r, b, d in zip(reach, begins, x.shape[2:], strict=True)]
-    padded = np.zeros((*x.shape[:2], *size), FLOAT32)
-    inside = tuple(slice(b, b + d) for b, d in zip(begins, x.shape[2:], strict=True))
-    padded[(slice(None), slice(None), *inside)] = x
-    total = np.zeros((*x.shape[:2], *output), FLOAT32)
-    for tap in np.ndindex(*window):
-        cut = tuple(slice(t, t + (o - 1) * s + 1, s) for t, o, s in zip(tap, output, steps, strict=True))
-        total += padded[(slice(None), slice(None), *cut)]
+    wide = padded(x, windows)
+    total = np.zeros((*x.shape[:2], *windows.output), FLOAT32)
+    for tap in np.ndindex(*windows.kernel):
+        total += wide[(slice(None), slice(None), *windows.slices(tap))]
     return total
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from onnxq.errors import ModelError
 from onnxq.ops.registry import kernel
+from onnxq.ops.windows import Windows, lay_windows
 
 from ._requantize import scalar
 from ._types import FLOAT32, INT32, Array
@@ -57,109 +58,61 @@ def conv_integer(
     x, w = np.asarray(x), np.asarray(w)
     check_8_bit("ConvInteger", "x", x, x_zero_point)
     check_8_bit("ConvInteger", "w", w, w_zero_point)
-    window = Window.of("ConvInteger", x.shape, w.shape, auto_pad, dilations, group, kernel_shape, pads, strides)
+    windows = convolution_windows(
+        "ConvInteger", x.shape, w.shape, group, kernel_shape,
+        auto_pad=auto_pad, dilations=dilations, pads=pads, strides=strides,
+    )  # fmt: skip
     xz = None if x_zero_point is None else scalar("ConvInteger", "x_zero_point", x_zero_point)
     wz = None if w_zero_point is None else channel_parameter("ConvInteger", "w_zero_point", w_zero_point, w.shape[0])
-    return integer_convolution(x, w, xz, wz, window)
+    return integer_convolution(x, w, xz, wz, windows, group)
 
 
-@dataclass(frozen=True)
-class Window:
-    """Geometry of a convolution, checked: all tuples have one entry per spatial dimension."""
-
-    kernel: tuple[int, ...]
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    begins: tuple[int, ...]
-    ends: tuple[int, ...]
-    output: tuple[int, ...]
-    group: int
-
-    @staticmethod
-    def of(
-        operator: str,
-        x: tuple[int, ...],
-        w: tuple[int, ...],
-        auto_pad: str,
-        dilations: Sequence[int] | None,
-        group: int,
-        kernel_shape: Sequence[int] | None,
-        pads: Sequence[int] | None,
-        strides: Sequence[int] | None,
-    ) -> Window:
-        """Work the geometry out of shapes and attributes.
-
-        Raises:
-            ModelError: They do not fit together.
-
-        """
-        n = len(x) - 2
-        if n not in (1, 2, 3) or len(w) != len(x):
-            raise ModelError(
-                f"{operator}: x of shape {list(x)} and w of shape {list(w)} are not a 1-D to 3-D convolution"
-            )
-        if group < 1 or w[1] * group != x[1] or w[0] % group:
-            raise ModelError(
-                f"{operator}: w of shape {list(w)} in {group} groups does not fit the {x[1]} channels of x"
-            )
-        if kernel_shape and tuple(kernel_shape) != w[2:]:
-            raise ModelError(f"{operator}: kernel_shape {list(kernel_shape)} differs from w of shape {list(w)}")
-        steps = per_dimension(operator, "strides", strides, n, (1,) * n, 1)
-        gaps = per_dimension(operator, "dilations", dilations, n, (1,) * n, 1)
-        given = per_dimension(operator, "pads", pads, 2 * n, (0,) * (2 * n), 0)
-        reach = tuple((k - 1) * d + 1 for k, d in zip(w[2:], gaps, strict=True))
-        begins, ends = resolve_pads(operator, auto_pad, given, x[2:], reach, steps)
-        room = [size + b + e - r for size, b, e, r in zip(x[2:], begins, ends, reach, strict=True)]
-        if min(room) < 0 or 0 in w[2:]:
-            raise ModelError(f"{operator}: a filter of shape {list(w[2:])} does not fit into x of shape {list(x)}")
-        output = tuple(r // s + 1 for r, s in zip(room, steps, strict=True))
-        return Window(w[2:], steps, gaps, begins, ends, output, group)
-
-
-def per_dimension(
-    operator: str, name: str, values: Sequence[int] | None, count: int, default: tuple[int, ...], lowest: int
-) -> tuple[int, ...]:
-    """Give an attribute as a tuple of `count` values, each at least `lowest`; absent: the default."""
-    result = tuple(int(v) for v in values) if values else default
-    if len(result) != count or min(result) < lowest:
-        raise ModelError(f"{operator}: {name} = {list(result)} should be {count} values of at least {lowest}")
-    return result
-
-
-def resolve_pads(
+def convolution_windows(
     operator: str,
-    auto_pad: str,
-    given: tuple[int, ...],
-    size: tuple[int, ...],
-    reach: tuple[int, ...],
-    steps: tuple[int, ...],
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Give the padding before and after each spatial axis.
-
-    Args:
-        operator: Name for messages.
-        auto_pad: NOTSET, SAME_UPPER, SAME_LOWER or VALID.
-        given: The attribute pads.
-        size: Spatial shape of the input.
-        reach: Extent of the dilated window along each axis.
-        steps: Strides.
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    group: int,
+    kernel_shape: Sequence[int] | None,
+    **attributes: Any,
+) -> Windows:
+    """Work out how the filter lies on the input, from shapes and attributes (those of `lay_windows`).
 
     Raises:
-        ModelError: auto_pad is unknown, or goes with pads that are not zero.
+        ModelError: They do not fit together.
 
     """
-    n = len(size)
-    if auto_pad in ("NOTSET", ""):
-        return given[:n], given[n:]
-    if any(given):
-        raise ModelError(f"{operator}: pads {list(given)} and auto_pad {auto_pad} exclude each other")
-    if auto_pad == "VALID":
-        return (0,) * n, (0,) * n
-    if auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
-        raise ModelError(f"{operator}: auto_pad {auto_pad!r} is none of NOTSET, SAME_UPPER, SAME_LOWER, VALID")
-    total = [max((-(-d // s) - 1) * s + r - d, 0) for d, s, r in zip(size, steps, reach, strict=True)]
-    small, large = tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
-    return (small, large) if auto_pad == "SAME_UPPER" else (large, small)
+    if len(x) not in (3, 4, 5) or len(w) != len(x):
+        raise ModelError(f"{operator}: x of shape {list(x)} and w of shape {list(w)} are not a 1-D to 3-D convolution")
+    if group < 1 or w[1] * group != x[1] or w[0] % group:
+        raise ModelError(f"{operator}: w of shape {list(w)} in {group} groups does not fit the {x[1]} channels of x")
+    if kernel_shape and tuple(kernel_shape) != w[2:]:
+        raise ModelError(f"{operator}: kernel_shape {list(kernel_shape)} differs from w of shape {list(w)}")
+    return whole_windows(operator, x[2:], w[2:], **attributes)
+
+
+def whole_windows(
+    operator: str,
+    shape: Sequence[int],
+    kernel: Sequence[int],
+    *,
+    pads: Sequence[int] | None,
+    auto_pad: str,
+    **more: Any,
+) -> Windows:
+    """Lay windows of which there is at least one, on an input that nothing is cut off from.
+
+    Raises:
+        ModelError: As `lay_windows`, or there is no window, padding is negative, or pads and auto_pad are both given.
+
+    """
+    if auto_pad not in ("", "NOTSET") and any(pads or ()):
+        raise ModelError(f"{operator}: pads {list(pads or ())} and auto_pad {auto_pad} exclude each other")
+    windows = lay_windows(shape, kernel, pads=pads, auto_pad=auto_pad, **more)
+    if min((*windows.begin, *windows.end)) < 0:
+        raise ModelError(f"{operator}: pads {[*windows.begin, *windows.end]} are negative")
+    if min(windows.output) < 1:
+        raise ModelError(f"{operator}: a window of {list(kernel)} does not fit into {list(shape)}")
+    return windows
 
 
 def channel_parameter(operator: str, name: str, value: Array, channels: int) -> Array:
@@ -175,7 +128,7 @@ def channel_parameter(operator: str, name: str, value: Array, channels: int) -> 
     return value
 
 
-def integer_convolution(x: Array, w: Array, xz: Array | None, wz: Array | None, window: Window) -> Array:
+def integer_convolution(x: Array, w: Array, xz: Array | None, wz: Array | None, windows: Windows, group: int) -> Array:
     """Give the convolution of (x - xz) with (w - wz) as int32, exact but for the wrap at 32 bits.
 
     Args:
@@ -183,38 +136,39 @@ def integer_convolution(x: Array, w: Array, xz: Array | None, wz: Array | None, 
         w: [M, C / group, ...]; 8-bit integers.
         xz: None or a 0-d array.
         wz: None, or a 0-d or [M] array.
-        window: The geometry.
+        windows: How the filter lies on x.
+        group: Groups that channels are divided into.
 
     """
     per_channel = None if wz is None else wz.reshape(-1, *(1,) * (w.ndim - 1))
-    weight = shifted(w, per_channel).reshape(window.group, w.shape[0] // window.group, -1)
+    weight = shifted(w, per_channel).reshape(group, w.shape[0] // group, -1)
     depth = EXACT // max(1, magnitude(x, xz) * magnitude(w, wz))
-    total = np.zeros((x.shape[0], w.shape[0], *window.output), INT32)
+    total = np.zeros((x.shape[0], w.shape[0], *windows.output), INT32)
     if not total.size or not weight.size:
         return total
     padded = np.zeros(
-        (x.shape[1], *(d + b + e for d, b, e in zip(x.shape[2:], window.begins, window.ends, strict=True))), FLOAT32
+        (x.shape[1], *(d + b + e for d, b, e in zip(x.shape[2:], windows.begin, windows.end, strict=True))), FLOAT32
     )
-    inside = tuple(slice(b, b + d) for b, d in zip(window.begins, x.shape[2:], strict=True))
-    view = _windows(padded, window)
+    inside = tuple(slice(b, b + d) for b, d in zip(windows.begin, x.shape[2:], strict=True))
+    view = _view(padded, windows, group)
     for sample, sums in zip(x, total, strict=True):
         padded[(slice(None), *inside)] = shifted(sample, xz)
-        if weight.shape[1:2] == (1,) and x.shape[1] == window.group and weight.shape[2] <= depth:
+        if weight.shape[1:2] == (1,) and x.shape[1] == group and weight.shape[2] <= depth:
             _depthwise(view, weight[:, 0], sums)
         else:
-            _blocks(view, weight, depth, sums.reshape(window.group, -1, *window.output))
+            _blocks(view, weight, depth, sums.reshape(group, -1, *windows.output))
     return total
 
 
-def _windows(padded: Array, window: Window) -> Array:
+def _view(padded: Array, windows: Windows, group: int) -> Array:
     """Show [C, ...] as [group, C / group, k1..kn, o1..on] without copying."""
     channel, *spatial = padded.strides
-    channels = padded.shape[0] // window.group
-    taps = [s * d for s, d in zip(spatial, window.dilations, strict=True)]
-    steps = [s * d for s, d in zip(spatial, window.strides, strict=True)]
+    channels = padded.shape[0] // group
+    taps = [s * d for s, d in zip(spatial, windows.dilations, strict=True)]
+    steps = [s * d for s, d in zip(spatial, windows.strides, strict=True)]
     return as_strided(
         padded,
-        shape=(window.group, channels, *window.kernel, *window.output),
+        shape=(group, channels, *windows.kernel, *windows.output),
         strides=(channel * channels, channel, *taps, *steps),
         writeable=False,
     )

@@ -11,7 +11,7 @@ from onnxq.ops.registry import kernel
 
 from ._requantize import requantize, scalar, scale_of
 from ._types import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT32, Array
-from .convolution import Window, channel_parameter, integer_convolution
+from .convolution import channel_parameter, convolution_windows, integer_convolution
 from .integer import check_8_bit, column_parameter, integer_product, row_parameter
 from .linear import dequantize_linear, quantize_linear
 
@@ -156,11 +156,13 @@ def q_linear_conv(
     y_zero = scalar(name, "y_zero_point", y_zero_point)
     for label, value, zero in (("x", x, x_zero_point), ("w", w, w_zero_point), ("y", y_zero, None)):
         check_8_bit(name, label, value, zero)
-    window = Window.of(name, x.shape, w.shape, auto_pad, dilations, group, kernel_shape, pads, strides)
+    windows = convolution_windows(
+        name, x.shape, w.shape, group, kernel_shape, auto_pad=auto_pad, dilations=dilations, pads=pads, strides=strides
+    )
     _same_shape(name, "w", np.asarray(w_scale), w_zero_point)
     sw = channel_parameter(name, "w_scale", np.asarray(w_scale, FLOAT32), w.shape[0])
     zw = channel_parameter(name, "w_zero_point", w_zero_point, w.shape[0])
-    total = integer_convolution(x, w, scalar(name, "x_zero_point", x_zero_point), zw, window)
+    total = integer_convolution(x, w, scalar(name, "x_zero_point", x_zero_point), zw, windows, group)
     spread = (-1, *(1,) * (x.ndim - 2))
     if B is not None:
         bias = np.asarray(B)
