@@ -165,11 +165,14 @@ def q_linear_conv(
     total = integer_convolution(x, w, scalar(name, "x_zero_point", x_zero_point), zw, windows, group)
     spread = (-1, *(1,) * (x.ndim - 2))
     if B is not None:
-        bias = np.asarray(B)
-        if bias.dtype != INT32 or bias.shape != w.shape[:1]:
-            raise ModelError(f"{name}: B is {bias.dtype} {list(bias.shape)}, but it is int32 [{w.shape[0]}]")
-        np.add(total, bias.reshape(spread), out=total)
+        np.add(total, _bias(np.asarray(B), w.shape[0]).reshape(spread), out=total)
     with np.errstate(all="ignore"):
         multiplier = scale_of(name, "x_scale", x_scale) * sw / scale_of(name, "y_scale", y_scale)
     shape = (1, *np.asarray(multiplier).reshape(spread).shape) if np.ndim(multiplier) else ()
     return requantize(total, np.asarray(multiplier, FLOAT32).reshape(shape), y_zero)
+
+
+def _bias(bias: Array, channels: int) -> Array:
+    if bias.dtype != INT32 or bias.shape != (channels,):
+        raise ModelError(f"QLinearConv: B is {bias.dtype} {list(bias.shape)}, but it is int32 [{channels}]")
+    return bias
