@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
-from onnxq.comparison import LayerComparison
 from onnxq.errors import ModelError
+from onnxq.explanation import Attempt, Explanation, Times, Wire
 from onnxq.ir import Model, Node, Value, load
 from onnxq.observer import Observer, Silent
 from onnxq.ops.family import Decline, dtype_name
@@ -18,106 +17,10 @@ from onnxq.ops.scheme import Scheme
 from onnxq.pipeline import carry_out, planned
 from onnxq.quant.plan import Decision, form_of, schemes_to_try
 from onnxq.quant.region import count, node_times
-from onnxq.report import Activation, NodeReport, activations, record_dict
+from onnxq.report import NodeReport, Report, activations
 from onnxq.report.activations import node_name
 from onnxq.steps import Prepared, choose_qparams, layers_to_measure, measure, open_data, prepare, reached, uncollected
 from onnxq.targets import load_costs
-
-
-@dataclass(frozen=True)
-class Wire:
-    """One input or output of a node.
-
-    Attributes:
-        tensor: Its name; None where an optional input is left out.
-        kind: Element type and shape, such as `float32[n, 3]`.
-        origin: For what no node makes or reads: `constant`, `input of the graph`, `output of the graph`; else empty.
-        nodes: The node that makes an input, or those that read an output, with what they become.
-
-    """
-
-    tensor: str | None
-    kind: str
-    origin: str
-    nodes: tuple[NodeReport, ...]
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """A scheme that was tried for a node.
-
-    Attributes:
-        scheme: Its name.
-        accepted: Whether the node can have it.
-        sentence: What the node would become, or why it cannot.
-
-    """
-
-    scheme: str
-    accepted: bool
-    sentence: str
-
-
-@dataclass(frozen=True)
-class Times:
-    """What the tables of kernel times say of a node, in microseconds; `auto` weighs them along the graph.
-
-    Attributes:
-        in_float: The node in float.
-        in_integers: The node in 8 bit.
-        conversion_in: Bringing its first input into 8 bit, paid where the maker of that is float.
-        conversion_out: Bringing its output back to float, paid where a reader is float.
-        guessed: Whether dimensions that the model leaves open were guessed.
-
-    """
-
-    in_float: float
-    in_integers: float
-    conversion_in: float
-    conversion_out: float
-    guessed: bool
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """What there is to say about one node.
-
-    Attributes:
-        node: Its name, operator, what it becomes, and why.
-        rule: The rule of the recipe that decided about it.
-        asked: The scheme which that rule asks for.
-        attempts: What was tried, in order.
-        times: Kernel times, where they had a say.
-        inputs: What it reads.
-        outputs: What it gives.
-        activations: What was measured of the activations that it holds in codes; empty without data.
-        layers: The errors of its outputs; empty without data.
-
-    """
-
-    node: NodeReport
-    rule: str
-    asked: str
-    attempts: tuple[Attempt, ...]
-    times: Times | None
-    inputs: tuple[Wire, ...]
-    outputs: tuple[Wire, ...]
-    activations: tuple[Activation, ...] = ()
-    layers: tuple[LayerComparison, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Give plain data for JSON: numbers that are not finite are null."""
-        return {
-            **asdict(self.node),
-            "rule": self.rule,
-            "asked": self.asked,
-            "attempts": [asdict(attempt) for attempt in self.attempts],
-            "times": None if self.times is None else asdict(self.times),
-            "inputs": [asdict(wire) for wire in self.inputs],
-            "outputs": [asdict(wire) for wire in self.outputs],
-            "activations": [record_dict(activation) for activation in self.activations],
-            "layers": [record_dict(layer) for layer in self.layers],
-        }
 
 
 def explain(
@@ -166,10 +69,10 @@ def explain(
             measured = measure(ready, layers_to_measure(ready.plan), None, stats, watch)
             ready = reached(ready, measured)
             ranges = activations(ready.plan, choose_qparams(ready.plan, measured), measured)
-            return tuple(_with_figures(one, ranges, ()) for one in found)
-        report = carry_out(ready, given, stats, watch, detailed=True).report
-    layers = report.comparison.layers if report.comparison is not None else ()
-    return tuple(_with_figures(one, report.activations, layers) for one in found)
+            report = replace(planned(ready), activations=ranges)
+        else:
+            report = carry_out(ready, given, stats, watch, detailed=True).report
+    return tuple(_with_figures(one, report) for one in found)
 
 
 def chosen(ready: Prepared, pattern: str, before: Iterable[str] = ()) -> list[Decision]:
@@ -291,10 +194,21 @@ def _kind(value: Value) -> str:
     return name if shape is None else f"{name}[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
-def _with_figures(one: Explanation, ranges: Sequence[Activation], layers: Sequence[LayerComparison]) -> Explanation:
-    name = one.node.name
+def _with_figures(one: Explanation, report: Report) -> Explanation:
+    """Add what a run has shown, and let what its search has changed take the place of the plan."""
+    became = {node.name: node for node in report.nodes}
+    name, tensors = one.node.name, {wire.tensor for wire in one.outputs}
+    layers = report.comparison.layers if report.comparison is not None else ()
     return replace(
         one,
-        activations=tuple(activation for activation in ranges if name in activation.nodes),
+        node=became.get(name, one.node),
+        inputs=tuple(_settled(wire, became) for wire in one.inputs),
+        outputs=tuple(_settled(wire, became) for wire in one.outputs),
+        contribution=next((found for found in report.sensitivity if found.tensor in tensors), None),
+        activations=tuple(activation for activation in report.activations if name in activation.nodes),
         layers=tuple(layer for layer in layers if layer.node == name),
     )
+
+
+def _settled(wire: Wire, became: dict[str, NodeReport]) -> Wire:
+    return replace(wire, nodes=tuple(became.get(node.name, node) for node in wire.nodes))

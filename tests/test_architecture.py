@@ -33,6 +33,7 @@ ORDER = [
     "unrun",
     "pipeline",
     "inspect",
+    "explanation",
     "explain",
     "project",
     "cli",

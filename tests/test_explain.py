@@ -1,6 +1,7 @@
 """What `explain` says of single nodes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +9,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxq.comparison import Contribution
 from onnxq.errors import ModelError
-from onnxq.explain import Attempt, Explanation, Wire, explain
+from onnxq.explain import explain
+from onnxq.explanation import Attempt, Explanation, Wire
 from onnxq.ops.scheme import Scheme
-from onnxq.pipeline import quantize
+from onnxq.pipeline import Quantized, planned, quantize
+from onnxq.steps import Prepared
 
 SAMPLES = Path(__file__).parents[1] / "sample_models"
 CNN, DATA = SAMPLES / "digits_cnn.onnx", SAMPLES / "digits_calibration.npz"
@@ -88,6 +92,22 @@ def test_with_data_the_figures_are_those_of_the_run(tmp_path: Path) -> None:
     stored = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     scales = {float(stored[n.input[1]]) for n in model.graph.node if n.op_type == "QuantizeLinear"}
     assert {a.scale for a in found.activations} <= scales
+
+
+def test_what_a_search_changes_takes_the_place_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = (Contribution("Conv_3", "Conv", "22", "static-int8", 1e-4, 0.75, True),)
+
+    def searched(ready: Prepared, *_: object, **__: object) -> Quantized:
+        report = planned(ready)
+        nodes = [replace(n, scheme=None, reason="returned") if n.name == "Conv_3" else n for n in report.nodes]
+        return Quantized(ready.model, replace(report, nodes=tuple(nodes), sensitivity=shares), b"")
+
+    monkeypatch.setattr("onnxq.explain.carry_out", searched)
+    found = one(CNN, "Conv_3", data=[DATA], sample_limit=2)
+    assert (found.node.scheme, found.node.reason) == (None, "returned")
+    assert found.contribution == shares[0]
+    (maker,) = one(CNN, "Relu_5", data=[DATA], sample_limit=2).inputs[0].nodes
+    assert (maker.name, maker.scheme) == ("Conv_3", None)
 
 
 def test_an_absorbed_node_was_not_asked() -> None:

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from onnxq.cli.tables import Cell, columns
-from onnxq.explain import Explanation, Times, Wire
+from onnxq.explanation import Explanation, Times, Wire
 from onnxq.report import Activation, NodeReport
 from onnxq.words import FLOAT, decibels, noise, printable
 
@@ -58,6 +58,9 @@ def _grounds(one: Explanation) -> list[tuple[Cell, ...]]:
     ]
     if one.times is not None:
         rows.append(("times", _times(one.times)))
+    if one.contribution is not None:
+        how = "run alone" if one.contribution.exact else "estimated"
+        rows.append(("adds", f"{100 * one.contribution.share:.1f} % of the outputs' error ({how})"))
     return rows
 
 
