@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from onnxq.budget import Budget
 from onnxq.comparison import Comparison
 from onnxq.errors import CheckFailed, InvalidResult, OnnxqError
 from onnxq.ir import Model, infer_types, load
@@ -22,7 +23,7 @@ from onnxq.observer import Observer, Silent
 from onnxq.pipeline import Quantized, quantize
 from onnxq.project.check import check_entry
 from onnxq.project.entry import Entry
-from onnxq.project.provenance import gather, record
+from onnxq.project.provenance import chosen_recipe, gather, record
 from onnxq.quant.custom import register_custom_ops
 from onnxq.quant.samples import input_specs, random_samples
 from onnxq.report import Report
@@ -97,18 +98,25 @@ def _build_one(entry: Entry, *, force: bool, observer: Observer) -> Built:
     with at_home(entry):
         report = quantize(
             entry.source,
-            entry.recipe_source(),
+            chosen_recipe(entry),
             output=entry.quantized,
             data=entry.data_sources(entry.data),
             sample_limit=entry.samples,
             exclude=entry.exclude,
             only=entry.only,
             external_data=entry.external_data or None,
+            budget=_budget(entry),
             force=True,
             accept=accept,
             observer=observer,
         )
     return Built(entry, "built", report)
+
+
+def _budget(entry: Entry) -> Budget:
+    """Give those thresholds that a build can work towards."""
+    asked = entry.thresholds
+    return Budget(asked.min_sqnr, entry.metric if asked.max_drop is not None else None, asked.max_drop)
 
 
 def measure(

@@ -140,10 +140,6 @@ def _stale(entry: Entry, source: Model, quantized: Model) -> list[Finding]:
         found = changes(entry, quantized.metadata.get(INPUTS), gather(entry, source))
     except OnnxqError as error:
         return [Finding(entry.quantized, "stale", f"may be out of date: {error.message}")]
-    if entry.metric is not None and not found:
-        comparison = recorded_comparison(quantized)
-        if comparison is None or comparison.metric is None or comparison.metric.name != entry.metric:
-            found = [f"its metric {entry.metric} was not measured when it was built"]
     return [Finding(entry.quantized, "stale", f"is out of date: {'; '.join(found)}")] if found else []
 
 

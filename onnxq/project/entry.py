@@ -46,6 +46,7 @@ class Entry:
         source: The float model.
         quantized: The model that is made of it.
         recipe: Name of a recipe, or a `.toml` file.
+        target: Name of the runtime that the model is for; None for that of the recipe.
         data: Calibration data, as `onnxq quantize --data` takes it.
         samples: Use at most the first so many samples; None for all.
         exclude, only: Globs of nodes, as on the command line.
@@ -62,6 +63,7 @@ class Entry:
     source: Path
     quantized: Path
     recipe: str = "auto"
+    target: str | None = None
     data: tuple[str, ...] = ()
     samples: int | None = None
     exclude: tuple[str, ...] = ()

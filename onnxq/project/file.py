@@ -202,6 +202,7 @@ KEYS: dict[str, tuple[str, Callable[[_Reader, str, Any], Any]]] = {
     "float": ("source", _Reader.text),
     "quantized": ("quantized", _Reader.text),
     "recipe": ("recipe", _Reader.text),
+    "target": ("target", _Reader.text),
     "data": ("data", _Reader.texts),
     "samples": ("samples", _Reader.count),
     "exclude": ("exclude", _Reader.texts),

@@ -21,7 +21,7 @@ from onnxq.ir.external import external_path
 from onnxq.ir.protos import MODEL_METADATA
 from onnxq.ir.wire import fields
 from onnxq.project.entry import Entry
-from onnxq.quant.recipe import load_recipe
+from onnxq.quant.recipe import Recipe, load_recipe
 from onnxq.version import __version__
 
 INPUTS, MEASURED = "onnxq_inputs", "onnxq_measured"
@@ -38,8 +38,8 @@ def gather(entry: Entry, source: Model) -> dict[str, Any]:
         source: Its float model, loaded.
 
     Returns:
-        Plain data: `onnxq` (version), `float` (SHA-256 by file name), `recipe` (SHA-256), `data` (SHA-256 by name as in
-        the project file) and `options`.
+        Plain data: `onnxq` (version), `float` (SHA-256 by file name), `recipe` (SHA-256), `data` and `metric` (SHA-256
+        by name as in the project file) and `options`, those thresholds among them that a build works towards.
 
     Raises:
         ModelError, RecipeError, DataError: One of them is missing or cannot be read.
@@ -48,15 +48,24 @@ def gather(entry: Entry, source: Model) -> dict[str, Any]:
     return {
         "onnxq": __version__,
         "float": _model_hashes(entry.source, source),
-        "recipe": _sha256(load_recipe(entry.recipe_source()).to_toml().encode()),
+        "recipe": _sha256(chosen_recipe(entry).to_toml().encode()),
         "data": {given: _data_hash(entry, given) for given in entry.data},
+        "metric": {given: _data_hash(entry, given) for given in filter(None, [entry.metric])},
         "options": {
             "samples": entry.samples,
             "exclude": list(entry.exclude),
             "only": list(entry.only),
             "external-data": entry.external_data,
+            "min-sqnr": entry.thresholds.min_sqnr,
+            "max-drop": entry.thresholds.max_drop,
         },
     }
+
+
+def chosen_recipe(entry: Entry) -> Recipe:
+    """Read the recipe of a model, for its target."""
+    recipe = load_recipe(entry.recipe_source())
+    return recipe if entry.target is None else recipe.for_target(entry.target)
 
 
 def changes(entry: Entry, recorded: str | None, wanted: dict[str, Any]) -> list[str]:
@@ -76,13 +85,8 @@ def changes(entry: Entry, recorded: str | None, wanted: dict[str, Any]) -> list[
         found.append(f"{entry.source} has changed since it was built")
     if made.get("recipe") != wanted["recipe"]:
         found.append(f"its recipe {entry.recipe} is another one than it was built with")
-    before = made.get("data")
-    before = before if isinstance(before, dict) else {}
-    if list(before) != list(wanted["data"]):
-        listed = ", ".join(before) or "none"
-        found.append(f"its data are others than it was built with: {listed}")
-    found += [f"its data {given} have changed since it was built" for given, digest in wanted["data"].items()
-              if given in before and before[given] != digest]  # fmt: skip
+    for key, plural in (("data", True), ("metric", False)):
+        found += _listed_changes(key, plural, made.get(key), wanted[key])
     options = made.get("options")
     options = options if isinstance(options, dict) else {}
     found += [
@@ -91,6 +95,14 @@ def changes(entry: Entry, recorded: str | None, wanted: dict[str, Any]) -> list[
         if options.get(key) != value
     ]
     return found
+
+
+def _listed_changes(key: str, plural: bool, recorded: object, wanted: dict[str, str]) -> list[str]:
+    before: dict[str, Any] = recorded if isinstance(recorded, dict) else {}
+    if list(before) != list(wanted):
+        return [f"its {key} {'were' if plural else 'was'} {', '.join(before) or 'none'} when it was built"]
+    has = "have" if plural else "has"
+    return [f"its {key} {given} {has} changed since it was built" for given in before if before[given] != wanted[given]]
 
 
 def record(wanted: dict[str, Any], encoded: bytes | None, comparison: Comparison | None) -> dict[str, str]:

@@ -69,22 +69,22 @@ def test_force_builds_everything(cli, project: Path) -> None:
 
 
 def test_a_check_that_says_no_is_1(cli, project: Path) -> None:
-    Path("onnxq.toml").write_text(MODEL.format("digits_cnn.onnx") + "thresholds = { min-sqnr = 90 }\n")
+    Path("onnxq.toml").write_text(MODEL.format("digits_cnn.onnx") + "thresholds = { max-abs = 1e-9 }\n")
     code, out, err = cli("quantize")
     assert code == 1
-    assert "failed output 'logits' has " in squeezed(out)[1]
+    assert "failed output 'logits' is off by up to " in squeezed(out)[1]
     assert "hint: Leave sensitive nodes float" in err
     assert not Path("digits_cnn.int8.onnx").exists()
     Path("onnxq.toml").write_text(MODEL.format("digits_cnn.onnx"))
     assert cli("quantize").code == 0
-    Path("onnxq.toml").write_text(MODEL.format("digits_cnn.onnx") + "thresholds = { min-sqnr = 90 }\n")
+    Path("onnxq.toml").write_text(MODEL.format("digits_cnn.onnx") + "thresholds = { max-abs = 1e-9 }\n")
     code, out, err = cli("verify")
     assert code == 1
-    assert "below the 90 dB asked for" in out
+    assert "above 1e-09" in out
     assert err.startswith("error: 1 of 1 models failed\n")
     code, out, _ = cli("check")
     assert code == 1
-    assert "digits_cnn.int8.onnx: when it was built, output 'logits' has " in out
+    assert "digits_cnn.int8.onnx: when it was built, output 'logits' is off by " in out
 
 
 def test_json(cli, project: Path) -> None:

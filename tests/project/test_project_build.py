@@ -10,10 +10,11 @@ import pytest
 from helpers import floats, graph, node
 
 from onnxq.errors import CheckFailed, DataError, ModelError
+from onnxq.ir import load
 from onnxq.project.build import Built, build, measure
 from onnxq.project.check import check
 from onnxq.project.file import load_project
-from onnxq.project.provenance import INPUTS, MEASURED
+from onnxq.project.provenance import INPUTS, MEASURED, recorded_comparison
 from onnxq.version import __version__
 
 FLOAT, QUANTIZED, DATA = Path("models/cnn.onnx"), Path("models/cnn.int8.onnx"), Path("data/calibration.npz")
@@ -36,7 +37,15 @@ def test_the_record_says_what_it_was_made_of(repo: Path) -> None:
         "onnxq": __version__,
         "float": {"model": hashlib.sha256(FLOAT.read_bytes()).hexdigest()},
         "data": {"data/calibration.npz": hashlib.sha256(DATA.read_bytes()).hexdigest()},
-        "options": {"samples": 8, "exclude": [], "only": [], "external-data": False},
+        "metric": {},
+        "options": {
+            "samples": 8,
+            "exclude": [],
+            "only": [],
+            "external-data": False,
+            "min-sqnr": 20.0,
+            "max-drop": None,
+        },
     }
     (logits,) = json.loads(props[MEASURED])["outputs"]
     assert logits["name"] == "logits"
@@ -102,7 +111,7 @@ def test_a_threshold_that_is_missed_keeps_the_old_model(repo: Path) -> None:
     for force in (False, True):
         (done,) = built(force=force)
         assert isinstance(done.error, CheckFailed)
-        assert "below the 90 dB asked for" in done.error.message
+        assert "90 dB asked for" in done.error.message
         assert QUANTIZED.read_bytes() == before
 
 
@@ -164,7 +173,7 @@ def test_a_model_that_cannot_be_run_here(repo: Path) -> None:
     (done,) = built()
     assert done.state == "built", done.error
     assert check(load_project()).findings == ()
-    project.write_text('[[models]]\nfloat = "odd.onnx"\nthresholds = { min-sqnr = 3 }\n')
+    project.write_text('[[models]]\nfloat = "odd.onnx"\nthresholds = { max-abs = 3 }\n')
     (done,) = built(force=True)
     assert isinstance(done.error, CheckFailed)
     assert "odd.int8.onnx cannot be run here, so its thresholds are unknown" in done.error.message
@@ -175,34 +184,33 @@ def test_a_model_that_cannot_be_run_here(repo: Path) -> None:
 
 
 METRIC = """
-import numpy as np
-
-def ones(outputs, labels):
-    return sum(float((logits > 5).mean()) for logits in outputs["logits"]) / len(outputs["logits"])
-
-def spoilt(outputs, labels):
-    spoilt.calls = getattr(spoilt, "calls", 0) + 1
-    return 1.0 if spoilt.calls % 2 else 0.25  # the float model comes first
+def highest(outputs, labels):
+    return sum(float(logits.max()) for logits in outputs["logits"]) / len(outputs["logits"])
 """
 
 
 def test_a_metric_is_measured_recorded_and_held_to_its_limit(repo: Path) -> None:
     Path("project_metric.py").write_text(METRIC)
-    add('metric = "project_metric:ones"\n')
+    add('metric = "project_metric:highest"\n')
     assert [f.message for f in check(load_project()).findings] == [
-        "is out of date: its metric project_metric:ones was not measured when it was built"
+        "is out of date: its metric was none when it was built"
     ]
+    text = Path("onnxq.toml").read_text().replace("min-agreement = 90", "max-drop = 0.5")
+    Path("onnxq.toml").write_text(text)
     assert [b.state for b in built()] == ["built"]
     assert check(load_project()).findings == ()
-    text = Path("onnxq.toml").read_text()
-    Path("onnxq.toml").write_text(text.replace("min-agreement = 90", "max-drop = -1"))
+    (entry,) = load_project().entries
+    recorded = recorded_comparison(load(QUANTIZED))
+    assert recorded is not None
+    assert recorded.metric == measure(entry, QUANTIZED)[0].metric
+    assert abs(recorded.metric.drop) < 0.5
+    Path("project_metric.py").write_text(METRIC.replace("max()", "min()"))
     (finding,) = check(load_project()).findings
-    assert finding.rule == "below-threshold"
-    assert "project_metric:ones fell by" in finding.message
-    Path("onnxq.toml").write_text(text.replace("min-agreement = 90", "max-drop = 0.5").replace(":ones", ":spoilt"))
+    assert finding.message == "is out of date: its metric project_metric:highest has changed since it was built"
+    Path("onnxq.toml").write_text(text.replace("max-drop = 0.5", "max-drop = -100"))
     (done,) = built()
     assert isinstance(done.error, CheckFailed)
-    assert "project_metric:spoilt fell by 0.75, 0.25 more than 0.5" in done.error.message
+    assert "project_metric:highest falls from" in done.error.message
 
 
 def test_functions_are_found_from_the_project_and_the_path_is_as_before(

@@ -121,7 +121,10 @@ CHANGES = {
     "exclude": ("samples = 8", 'samples = 8\nexclude = ["Gemm"]', 'is ["Gemm"]'),
     "only": ("samples = 8", 'samples = 8\nonly = ["Gemm"]', "'only' was [] when it was built"),
     "external data": ("samples = 8", "samples = 8\nexternal-data = true", "'external-data' was false"),
-    "no data": ('data = ["data/calibration.npz"]\nsamples = 8', "", "others than it was built with: data/"),
+    "no data": ('data = ["data/calibration.npz"]\nsamples = 8', "", "its data were data/calibration.npz when"),
+    "min-sqnr": ("min-sqnr = 20.0", "min-sqnr = 90.0", "'min-sqnr' was 20.0 when it was built, and is 90.0"),
+    "no budget": ("min-sqnr = 20.0, ", "", "'min-sqnr' was 20.0 when it was built, and is null"),
+    "target": ("samples = 8", 'samples = 8\ntarget = "generic"', "its recipe auto is another one than"),
 }  # fmt: skip
 
 
@@ -266,12 +269,11 @@ def test_external_data_counts_and_has_to_be_there(repo: Path) -> None:
 
 
 def test_figures_below_a_threshold_of_today(repo: Path) -> None:
-    replace_in_project("min-sqnr = 20.0", "min-sqnr = 90.0, max-abs = 1e-9")
+    replace_in_project("min-agreement = 90", "min-cosine = 1, max-abs = 1e-9")
     results = found()
     assert [(path, rule) for path, rule, _ in results] == [(str(QUANTIZED), "below-threshold")] * 2
-    assert "when it was built, output 'logits' has " in results[0][2]
-    assert "below the 90 dB asked for" in results[0][2]
-    assert "is off by up to" in results[1][2]
+    assert "when it was built, output 'logits' is off by up to " in results[0][2]
+    assert "below 1" in results[1][2]
 
 
 def test_figures_of_equal_and_of_broken_outputs(repo: Path) -> None:

@@ -21,6 +21,7 @@ float = "a.onnx"
 float = "b.onnx"
 quantized = "out/b.onnx"
 recipe = "recipes/mine.toml"
+target = "cpu"
 data = ["folder", "samples:give"]
 samples = 64
 exclude = ["/head/*"]
@@ -55,6 +56,7 @@ def test_every_key(tmp_path: Path) -> None:
         tmp_path / "b.onnx",
         tmp_path / "out/b.onnx",
         recipe="recipes/mine.toml",
+        target="cpu",
         data=("folder", "samples:give"),
         samples=64,
         exclude=("/head/*",),
