@@ -21,6 +21,8 @@ RANDOM = frozenset(
 QUANTIZERS = frozenset(("QuantizeLinear", "DynamicQuantizeLinear", "QGemm"))
 # Operators that turn a small difference into a whole step although their output is float
 STEPS = frozenset(("Round", "Floor", "Ceil", "Sign", "TopK", "DynamicQuantizeLinear", "Mod"))
+# What int8 inputs may change of a MatMulNBits, of the largest magnitude: 0.7 % at most was seen with 4 bit and 8 bit
+INSIDE = 0.02
 
 
 class NodeByNode:
@@ -103,7 +105,7 @@ class NodeByNode:
             if found.one_step and found.differing <= max(1, MOST_TIES * found.elements):
                 self.ties += found.differing
                 return
-        if found.within or node.label in self.culprits:
+        if found.within or node.label in self.culprits or (_rounds_inside(step) and found.relative <= INSIDE):
             return
         operator = _operator(step)
         sentence = f"{operator} node {node.label} {_describe(value, found)} in onnxruntime and the reference evaluator"
@@ -118,7 +120,7 @@ class NodeByNode:
             self.flipped += found.differing
         if found.within or self.parting is not None:
             return
-        is_step = not _is_float(pair[0]) or step.node.op_type in STEPS
+        is_step = not _is_float(pair[0]) or step.node.op_type in STEPS or _rounds_inside(step)
         share = found.differing / found.elements if found.elements else 1.0
         operator = _operator(step)
         self.parting = Parting(step.node.label, operator, value.name, sample, found.max_abs, share, is_step)
@@ -129,6 +131,11 @@ class NodeByNode:
         if self.random:
             found.append(f"random results are not compared: {', '.join(self.random)}")
         return found
+
+
+def _rounds_inside(step: Step) -> bool:
+    """Whether the node allows onnxruntime to round its input, which it does as the processor suggests."""
+    return step.node.op_type == "MatMulNBits" and step.node.attribute("accuracy_level", 0) > 1
 
 
 def _describe(value: Value, found: Gap) -> str:

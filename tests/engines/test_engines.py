@@ -38,7 +38,7 @@ def mutate(monkeypatch: pytest.MonkeyPatch, operator: str, wrong: Callable[..., 
         kernel = find_kernel(op_type, domain, opset)
         if op_type != operator or kernel is None:
             return kernel
-        return lambda *inputs: wrong(kernel(*inputs))
+        return lambda *inputs, **attributes: wrong(kernel(*inputs, **attributes))
 
     monkeypatch.setattr(schedule, "find_kernel", find)
 
@@ -247,3 +247,15 @@ def test_progress() -> None:
     seen: list[tuple[int, int | None]] = []
     check(perceptron(), progress=lambda *at: seen.append(at))
     assert seen == [(1, None), (2, None), (3, None)]
+
+
+@pytest.mark.parametrize("level", [0, 1, 4])
+def test_an_input_that_may_be_rounded_is_no_disagreement(monkeypatch: pytest.MonkeyPatch, level: int) -> None:
+    source = build([node("MatMul", "x w", "y")], {"x": [3, 64]}, ["y"], {"w": floats(64, 32, seed=5)})
+    feeds = [{"x": floats(3, 64, seed=seed)} for seed in range(2)]
+    settings = {"form": "matmulnbits", "block_size": 32, "accuracy_level": level}
+    made = quantize_in_memory(source, "weight-int8", **settings).proto
+    found = check(made, feeds)
+    assert found.culprits == ()
+    mutate(monkeypatch, "MatMulNBits", lambda y: y * F(1.005 if level < 2 else 1.1))
+    assert [culprit.op_type for culprit in check(made, feeds).culprits] == ["com.microsoft.MatMulNBits"]
