@@ -224,6 +224,10 @@ def test_whom_it_blames() -> None:
         (np.array([1, 100], F), np.array([1.011, 100], F), False),
         (np.array([-1e9, 1], F), np.array([-1e9, 1.001], F), False),  # a mask's number does not hide what is beside it
         (np.array([-1e9, 1], F), np.array([-1.00001e9, 1], F), True),
+        (np.array([100, 1], np.float16), np.array([100.1, 1], np.float16), True),
+        (np.array([100, 1], np.float16), np.array([100.5, 1], np.float16), False),
+        (np.array([100, 1], np.float64), np.array([100.02, 1], np.float64), False),
+        (np.zeros(2, F), np.full(2, 1e-9, F), False),
         (np.array([np.nan, np.inf, 1], F), np.array([np.nan, np.inf, 1], F), True),
         (np.array([np.inf, 1], F), np.array([-np.inf, 1], F), False),
         (np.array([np.nan, 1], F), np.array([0, 1], F), False),
@@ -241,6 +245,13 @@ def test_whom_it_blames() -> None:
 )
 def test_tolerance(expected: Any, got: Any, within: bool) -> None:
     assert gap(expected, got).within is within
+
+
+def test_the_evaluator_runs_on_the_first_samples_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxq.engines.check.MOST_EVALUATED", 2)
+    found = check(perceptron())
+    assert (found.outputs[0].elements, found.optimised[0].elements) == (24, 36)
+    assert found.notes == ("only the first 2 samples were compared with the reference evaluator",)
 
 
 def test_progress() -> None:
