@@ -192,3 +192,17 @@ def test_a_float32_model_with_a_float16_border_keeps_its_casts(tmp_path: Path) -
     _, worst, report = convert(proto, tmp_path, [{"x": halves(4, 64)}], static=False)
     assert worst > 30
     assert not any("16-bit" in note for note in report.notes)
+
+
+def test_weights_that_a_cast_makes_float16(tmp_path: Path) -> None:
+    nodes = [
+        node("Cast", "x", "h", to=TensorProto.FLOAT16),
+        node("Cast", "w", "v", to=TensorProto.FLOAT16),
+        node("MatMul", "h v", "a"),
+        node("Cast", "a", "y", to=TensorProto.FLOAT),
+    ]
+    inputs = {"x": (TensorProto.FLOAT, [4, 64])}
+    proto = assemble(nodes, inputs, {"y": TensorProto.FLOAT}, {"w": floats(64, 64)})
+    _, worst, report = convert(proto, tmp_path, [{"x": floats(4, 64)}], static=False)
+    assert worst > 30
+    assert [d.scheme for d in report.nodes if d.op_type == "MatMul"] == ["dynamic-int8"]

@@ -28,7 +28,10 @@ def widen_floats(model: Model) -> int:
     Inputs and outputs of the model and of bodies keep their types, behind Cast nodes; so does what custom operators
     and operators without a float32 form read and make.
     """
-    if not any(value.dtype in HALF_TYPES for value in (*model.initializers(), *_stated(model))):
+    stated = any(value.dtype in HALF_TYPES for value in (*model.initializers(), *_stated(model)))
+    if not stated and not any(
+        node.op_type == "Cast" and node.attribute("to") in HALF_TYPES for node in model.graph.walk()
+    ):
         return 0
     infer_types(model)
     nodes = [node for node in model.graph.walk() if _can_widen(node, model.opset)]
