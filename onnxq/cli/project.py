@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from onnxq.cli.options import Format
-from onnxq.cli.terminal import STEPS, TerminalObserver
+from onnxq.cli.terminal import STEPS, TerminalObserver, note
 
 if TYPE_CHECKING:
     from onnxq.comparison import Comparison
@@ -109,7 +109,7 @@ def build_project(context: typer.Context, config: Path | None, output_format: Fo
     if output_format is Format.JSON:
         _write_json(project, [_built_dict(built) for built in done])
     else:
-        _show(project, [_row(b.entry, b.state, _built_words(b)) for b in done])
+        _show([_row(b.entry, b.state, _built_words(b)) for b in done])
     _finish([built.error for built in done])
 
 
@@ -117,11 +117,15 @@ def verify_project(context: typer.Context, config: Path | None, files: Sequence[
     """Measure the models of the project, or those that files belong to, and print a line for each."""
     refuse_options(context, ("models", "project", "config", "output_format"))
     from onnxq.errors import CheckFailed, OnnxqError
-    from onnxq.project.build import measure, refuse
     from onnxq.project.entry import select
 
     project = open_project(config)
     entries, _ = select(project, files)
+    if not entries and output_format is Format.TEXT:
+        note(f"no model of {project.path} is concerned")  # known without importing onnxruntime
+        return
+    from onnxq.project.build import measure, refuse
+
     done: list[Verified] = []
     with TerminalObserver() as observer:
         watch = NumberedObserver(observer)
@@ -140,7 +144,7 @@ def verify_project(context: typer.Context, config: Path | None, files: Sequence[
     if output_format is Format.JSON:
         _write_json(project, [_verified_dict(verified) for verified in done])
     else:
-        _show(project, [_row(v.entry, "failed" if v.error else "passed", _verified_words(v)) for v in done])
+        _show([_row(v.entry, "failed" if v.error else "passed", _verified_words(v)) for v in done])
     _finish([verified.error for verified in done])
 
 
@@ -153,14 +157,11 @@ def _row(entry: Entry, state: str, words: str) -> tuple[Any, ...]:
     return printable(str(entry.quantized)), Text(state, style=colour), words
 
 
-def _show(project: Project, rows: Sequence[tuple[Any, ...]]) -> None:
+def _show(rows: Sequence[tuple[Any, ...]]) -> None:
     from onnxq.cli.tables import columns
-    from onnxq.cli.terminal import note, show
+    from onnxq.cli.terminal import show
 
-    if rows:
-        show(columns(("model", "result", ""), rows))
-    else:
-        note(f"no model of {project.path} is concerned")
+    show(columns(("model", "result", ""), rows))
 
 
 def _built_words(built: Built) -> str:
