@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from helpers import ALL, build, floats, node, quantize_in_memory, sqnr
+from helpers import ALL, build, floats, node, quantize_in_memory, recipe_of, sqnr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -131,3 +131,29 @@ def test_what_a_plan_accepts_is_rewritten_loads_and_runs(proto, recipe, granular
         if wanted.any():
             # No bound on the error of a random model; but both levels must agree, up to last bits that are requantized.
             assert sqnr(exact, fast) > 12
+
+
+CHANGES = {
+    "name": st.sampled_from(["auto", "static-int8", "weight-int8", "weight-int4"]),
+    "form": st.sampled_from(["qdq", "matmulnbits"]),
+    "block_size": st.sampled_from([16, 32]),
+    "activations": st.sampled_from(["int8", "uint16"]),
+    "domain": st.just("com.microsoft"),
+    "granularity": st.just("tensor"),
+}
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    graphs(),
+    st.sampled_from(["cpu", "generic", "openvino", "qnn", "tensorrt"]),
+    st.fixed_dictionaries({}, optional=CHANGES),
+)
+def test_what_a_plan_for_a_target_accepts_is_rewritten_loads_and_runs(proto, target, changes):
+    feeds = {"x": floats(1, 4, 6, 6, seed=9)}
+    recipe = recipe_of("static-int8", target=target).setting(**changes)
+    made = quantize_in_memory(proto, recipe, [feeds])
+    for wanted, exact, fast in zip(made.float_run(feeds), made.run(feeds), made.run(feeds, ALL), strict=True):
+        assert np.isfinite(exact).all()
+        if wanted.any():  # both levels agree, or neither is the worse one
+            assert sqnr(exact, fast) > 12 or sqnr(wanted, fast) > sqnr(wanted, exact) - 3
