@@ -133,7 +133,7 @@ def test_what_the_page_says(report: Report) -> None:
     for words in (
         "250 bytes",
         "4.0 times smaller, from 1.0 kB",
-        "0.5 of float's 2.000 ms; median of 100, one thread",
+        "0.50 of float's 2.000 ms; median of 100, one thread",
         "31.2 dB",
         "97.50 %",
         "1 of 3",
