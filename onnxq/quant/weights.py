@@ -146,6 +146,9 @@ class Weights:
             coded = rows.restore(rounded.codes, rounded.scales)
         else:
             coded = rows.restore(*_nearest(_finite(rows.array(), weight, reader), floor, coding))
+        coded = self.keep(coded[0]), coded[1]
+        if self._spool is not None:
+            weight.constant.release()
         if minimum is None:
             self._known[key] = coded
         return coded

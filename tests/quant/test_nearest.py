@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from onnxq.ir.spool import Spool
 from onnxq.quant import nearest
 from onnxq.quant.nearest import nearest_codes
-from onnxq.quant.weights import Rows, _nearest
+from onnxq.quant.weights import Coding, Rows, _nearest
 
 
 @given(
@@ -18,20 +18,21 @@ from onnxq.quant.weights import Rows, _nearest
     seed=st.integers(0, 99),
     block=st.integers(1, 40),
     with_floor=st.booleans(),
+    bits=st.sampled_from([7, 8]),
     data=st.data(),
 )
-def test_blocks_give_the_bits_of_the_whole(tmp_path_factory, shape, seed, block, with_floor, data):
+def test_blocks_give_the_bits_of_the_whole(tmp_path_factory, shape, seed, block, with_floor, bits, data):
     axes = tuple(sorted(data.draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))))
     rng = np.random.default_rng(seed)
     weight = (rng.standard_normal(shape) * 10.0 ** rng.integers(-40, 30)).astype(np.float32)
     weight[rng.random(shape) < 0.3] = 0
     rows = Rows(weight, axes)
     floor = (rng.random(rows.scale_shape) + 0.001).astype(np.float32) if with_floor else None
-    expected = rows.restore(*_nearest(rows.array(), None if floor is None else rows.floor(floor)))
+    expected = rows.restore(*_nearest(rows.array(), None if floor is None else rows.floor(floor), Coding(axes, bits)))
     before, nearest.BLOCK = nearest.BLOCK, block
     try:
         with Spool(tmp_path_factory.getbasetemp()) as spool:
-            found = nearest_codes(weight, axes, floor, spool)
+            found = nearest_codes(weight, axes, floor, spool, 2 ** (bits - 1) - 1)
     finally:
         nearest.BLOCK = before
     assert found is not None
