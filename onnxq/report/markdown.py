@@ -43,10 +43,13 @@ def _listed(report: Report, scheme: str) -> str:
 
 
 def _result(report: Report) -> str:
-    if report.output is None or report.output_bytes is None or report.comparison is None:
+    if report.output is None or report.output_bytes is None:
         return "A plan: nothing was written.\n"
     ratio = f"{report.output_bytes / report.source_bytes:.2f} of it" if report.source_bytes else ""
     rows = [("size", f"{report.source_bytes:,} bytes", f"{report.output_bytes:,} bytes", ratio)]
+    if report.comparison is None:
+        written = f"Written to {_code(str(report.output))}, not compared with the float model.\n"
+        return "\n".join([written, _table(("", "float", "quantized", "ratio"), rows)])
     latency = report.comparison.latency
     if latency:
         rows.append(

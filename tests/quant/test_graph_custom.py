@@ -12,6 +12,7 @@ import pytest
 from helpers import F, floats, graph, node
 from onnx import TensorProto, helper
 
+from onnxq.budget import Budget
 from onnxq.errors import CheckFailed, ModelError
 from onnxq.ir import load
 from onnxq.pipeline import quantize
@@ -20,6 +21,7 @@ from onnxq.quant.custom import foreign_node, register_custom_ops
 from onnxq.quant.plan import make_plan
 from onnxq.quant.recipe import load_recipe
 from onnxq.quant.stats import Stats, TensorStats
+from onnxq.report.markdown import markdown
 from onnxq.steps import prepare
 
 
@@ -71,6 +73,7 @@ def test_neighbours_of_a_custom_operator_are_quantized_without_a_run(
         "not run and not compared with the float model, only checked for form: "
         "onnxruntime has no operator Odd of domain strange (node n_b)"
     )
+    assert "not compared with the float model" in markdown(report)
     made = onnx.load(tmp_path / "out.onnx")
     onnx.checker.check_model(made)
     odd = next(one for one in made.graph.node if one.op_type == "Odd")
@@ -97,7 +100,7 @@ def test_data_need_the_library(source: Path) -> None:
 
 def test_a_budget_that_cannot_be_measured_is_no_pass(source: Path) -> None:
     with pytest.raises(CheckFailed, match="its SQNR cannot be measured"):
-        quantize(source, min_sqnr=1.0)
+        quantize(source, budget=Budget(min_sqnr=1.0))
     assert [path.name for path in source.parent.iterdir()] == ["m.onnx"]
 
 

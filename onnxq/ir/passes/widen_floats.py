@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import TensorProto
 
 from onnxq.ir.commit import commit
@@ -47,8 +49,9 @@ def widen_floats(model: Model) -> int:
 def _stated(model: Model) -> Iterator[Value]:
     """The inputs of the model, their stated types read."""
     for value in model.graph.inputs:
-        info = onnx.ValueInfoProto.FromString(bytes(model.graph.infos[value.name]))
-        value.dtype = info.type.tensor_type.elem_type or None
+        with suppress(DecodeError):  # inference says what is wrong with it
+            info = onnx.ValueInfoProto.FromString(bytes(model.graph.infos[value.name]))
+            value.dtype = info.type.tensor_type.elem_type or None
         yield value
 
 
