@@ -137,9 +137,12 @@ class Node:
 
     def tensor_attribute(self, name: str) -> StoredTensor | None:
         """Give a tensor attribute as a handle on the file, or None where it is absent or something else."""
-        for number, wire_type, _, payload, end in fields(self.spans.get(name, memoryview(b""))):
-            if number == ATTRIBUTE_TENSOR and wire_type == LENGTH_DELIMITED:
-                return StoredTensor(self.spans[name][payload:end], self.graph.folder)
+        try:
+            for number, wire_type, _, payload, end in fields(self.spans.get(name, memoryview(b""))):
+                if number == ATTRIBUTE_TENSOR and wire_type == LENGTH_DELIMITED:
+                    return StoredTensor(self.spans[name][payload:end], self.graph.folder)
+        except ValueError as error:
+            raise self._unreadable(name, error) from error
         return None
 
     def _decode(self, name: str) -> Any:
@@ -156,11 +159,14 @@ class Node:
             if proto.type == onnx.AttributeProto.STRINGS:
                 return [item.decode() for item in value]
         except (DecodeError, ValueError) as error:  # WireError and UnicodeDecodeError are ValueErrors
-            raise ModelError(
-                f"attribute '{name}' of node {self.label} cannot be read: {error}",
-                "The file is damaged: fetch or export it again.",
-            ) from error
+            raise self._unreadable(name, error) from error
         return list(value) if proto.type in (onnx.AttributeProto.INTS, onnx.AttributeProto.FLOATS) else value
+
+    def _unreadable(self, name: str, error: Exception) -> ModelError:
+        return ModelError(
+            f"attribute '{name}' of node {self.label} cannot be read: {error}",
+            "The file is damaged: fetch or export it again.",
+        )
 
 
 class Graph:

@@ -170,3 +170,16 @@ def test_attributes_that_cannot_be_read_name_their_node():
     node.spans["alpha"] = memoryview(bytes_field(1, "alpha") + bytes_field(2, b"ab") + integer_field(20, 77))
     with pytest.raises(ModelError, match="attribute 'alpha' of node first cannot be read"):
         node.attribute("alpha")
+
+
+def test_a_tensor_in_an_attribute_that_cannot_be_read_names_its_node():
+    model = model_of(
+        "g (float[2,4] x) => (float[2,4] y) { [first] k = Constant <value = float[1] {1}> () y = Add(x, k) }"
+    )
+    node = model.graph.nodes[0]
+    node.spans["value"] = memoryview(bytes_field(1, "value") + bytes_field(5, b"\x0a\x7f"))
+    for read in (node.tensor_attribute, node.attribute):
+        with pytest.raises(ModelError, match="attribute 'value' of node first cannot be read"):
+            read("value")
+    with pytest.raises(ModelError, match="attribute 'value' of node first cannot be read"):
+        normalise(model)
