@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnxq.budget import Budget, Settled, settle
+from onnxq.correction import corrected
 from onnxq.errors import CheckFailed, DataError, ModelError, NothingToQuantize
 from onnxq.ir import Model, load, parse, save
 from onnxq.large import carry_out_large, is_large
@@ -165,6 +166,8 @@ def carry_out(
         watch.step("search")
         settled = settle(variants, budget)
     ready, qparams = variants.settled(settled.choices)
+    if given is not None:
+        ready = corrected(ready, variants, settled.choices)
     watch.step("rewrite")
     report = replace(planned(ready), sensitivity=settled.sensitivity)
     if detailed:

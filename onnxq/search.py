@@ -170,8 +170,9 @@ def _choice(move: Move, scheme: str = "weight-int8") -> Choice:
 
 
 def left_open(plan: Plan, decision: Decision) -> bool:
-    """Whether the recipe leaves the node to `auto`."""
-    return plan.recipe.scheme_for(decision.node.op_type, decision.node.name)[0].name == "auto"
+    """Whether the recipe leaves the node to `auto`, to the very end."""
+    scheme, _ = plan.recipe.scheme_for(decision.node.op_type, decision.node.name)
+    return scheme.name == "auto" and scheme.return_to_float
 
 
 def _times(decision: Decision, costs: Costs) -> tuple[float, float]:

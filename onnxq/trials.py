@@ -111,9 +111,13 @@ class Variants:
         """The float outputs on a few samples, computed when they are first needed."""
         return Judge(self.baseline, self.samples.limit(TRIAL_SAMPLES))
 
-    def model(self, choices: Choices, *, costs_count: bool = True) -> Model:
-        """Quantize a copy with these choices."""
+    def model(
+        self, choices: Choices, change: Callable[[Model], object] | None = None, *, costs_count: bool = True
+    ) -> Model:
+        """Quantize a copy with these choices, its constants changed before if there is something to change."""
         ready = reached(duplicate(self.ready, choices, costs_count=costs_count), self.stats)
+        if change is not None:
+            change(ready.model)
         return rewrite(ready.model, ready.plan, self.qparams(ready), self.weights)
 
     def settled(self, choices: Choices) -> tuple[Prepared, dict[Value, QParams]]:

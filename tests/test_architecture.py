@@ -26,6 +26,7 @@ ORDER = [
     "report",
     "steps",
     "trials",
+    "correction",
     "sensitivity",
     "search",
     "budget",

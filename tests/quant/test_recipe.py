@@ -58,6 +58,8 @@ SETTINGS = {
     "ranges": st.sampled_from(["minmax", "percentile", "mse"]),
     "percentile": st.floats(50, 100, exclude_min=True),
     "smoothing": st.booleans(),
+    "bias_correction": st.booleans(),
+    "return_to_float": st.booleans(),
     "reduce_range": st.booleans(),
     "rounding": st.sampled_from(["nearest", "output-error"]),
 }

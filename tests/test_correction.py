@@ -1,0 +1,116 @@
+"""Bias correction: means of the outputs come out right, and nothing is changed that gains nothing."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+from helpers import build, floats, node
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onnxq import steps
+from onnxq.correction import correct, places, shift_biases, shifts, shrunk
+from onnxq.evaluator import evaluate
+from onnxq.ir import load
+from onnxq.observer import Silent
+from onnxq.quant.samples import input_specs, wrap_samples
+from onnxq.trials import Judge, Variants, fit
+
+NEAREST = 'scheme = "static-int8"\nsmoothing = false\nrounding = "nearest"\n'
+
+
+def network(kind: str):
+    """Build two layers of one kind, and the shape of what they read: all weights lie a little above a code."""
+    if kind == "conv":
+        w = [floats(8, 8, 3, 3, seed=s) / 8 for s in (1, 2)]
+        nodes = [node("Conv", "x w0 b0", "h", pads=[1, 1, 1, 1]), node("Relu", "h", "r"), node("Conv", "r w1", "y")]
+        return nodes, {"w0": w[0], "w1": w[1], "b0": floats(8, seed=3)}, [1, 8, 8, 8]
+    w = [floats(16, 16, seed=s) / 4 for s in (1, 2)]
+    if kind == "gemm":
+        nodes = [node("Gemm", "x w0 b0", "h"), node("Relu", "h", "r"), node("Gemm", "r w1 b1", "y", transB=1)]
+    else:
+        nodes = [
+            node("MatMul", "x w0", "m"), node("Add", "m b0", "h"), node("Relu", "h", "r"),
+            node("MatMul", "r w1", "n"), node("Add", "b1 n", "y"),
+        ]  # fmt: skip
+    return nodes, {"w0": w[0], "w1": w[1], "b0": floats(16, seed=3), "b1": floats(16, seed=4)}, [4, 16]
+
+
+def variants_of(tmp_path, kind: str, extra: str = "") -> Variants:
+    nodes, weights, shape = network(kind)
+    (tmp_path / "m.onnx").write_bytes(build(nodes, {"x": shape}, ["y"], weights).SerializeToString())
+    (tmp_path / "r.toml").write_text(NEAREST + extra)
+    ready = steps.prepare(load(tmp_path / "m.onnx"), str(tmp_path / "r.toml"), with_data=True)
+    samples = [{"x": np.abs(floats(*shape, seed=10 + i)) + 1} for i in range(12)]  # far from zero mean
+    wrapped = wrap_samples(samples, input_specs(ready.model))
+    return fit(ready, ready.model.serialize(), wrapped, wrapped, None, Silent())
+
+
+@pytest.mark.parametrize("kind", ["conv", "gemm", "matmul"])
+def test_the_means_of_the_outputs_come_out_right(tmp_path, kind):
+    variants = variants_of(tmp_path, kind)
+    found = shifts(variants, {}, variants.samples)
+    assert len(found) == 2
+    axis = 1 if kind == "conv" else -1
+
+    def off(model) -> float:
+        rest = tuple(a for a in range(4 if kind == "conv" else 2) if a != axis % (4 if kind == "conv" else 2))
+        differences = [
+            (evaluate(variants.ready.model, sample)["y"] - evaluate(model, sample)["y"]).mean(axis=rest)
+            for sample in variants.samples
+        ]
+        return float(np.abs(np.mean(differences, axis=0)).max())
+
+    before = off(variants.model({}))
+    after = off(variants.model({}, partial(shift_biases, shifts=found)))
+    assert after < before / 2
+
+
+@pytest.mark.parametrize("kind", ["conv", "gemm", "matmul"])
+def test_what_is_kept_gains_on_other_samples(tmp_path, kind):
+    variants = variants_of(tmp_path, kind)
+    found = correct(variants, {})
+    if found:
+        judge = Judge(variants.baseline, variants.samples)
+        after = judge.sqnr(variants.model({}, partial(shift_biases, shifts=found)))
+        assert after > judge.sqnr(variants.model({}))
+
+
+def test_a_conv_without_a_bias_gets_one(tmp_path):
+    variants = variants_of(tmp_path, "conv")
+    model = variants.ready.model.copy()
+    shift_biases(model, {"y": np.arange(8.0)})
+    second = [n for n in model.graph.nodes if n.op_type == "Conv"][1]
+    np.testing.assert_array_equal(second.inputs[2].constant.numpy(), np.arange(8, dtype=np.float32))
+
+
+def test_a_shared_bias_changes_for_one_reader_only(tmp_path):
+    nodes = [node("Gemm", "x w b", "h"), node("Gemm", "h w b", "y")]
+    model = build(nodes, {"x": [2, 4]}, ["y"], {"w": floats(4, 4), "b": floats(4, seed=1)})
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    loaded = load(tmp_path / "m.onnx")
+    shift_biases(loaded, {"h": np.ones(4)})
+    first, second = loaded.graph.nodes
+    np.testing.assert_array_equal(second.inputs[2].constant.numpy(), floats(4, seed=1))
+    np.testing.assert_allclose(first.inputs[2].constant.numpy(), floats(4, seed=1) + 1)
+
+
+def test_a_recipe_can_turn_it_off(tmp_path):
+    variants = variants_of(tmp_path, "gemm", "bias_correction = false\n")
+    assert not places(variants.ready.plan, variants.model({}))
+    assert not correct(variants, {})
+
+
+@given(st.integers(1, 20), st.floats(-10, 10), st.floats(0, 5))
+def test_shrinking_never_turns_or_overshoots(count, mean, spread):
+    off = mean + spread * floats(count, 3).astype(np.float64)
+    found = shrunk(off)
+    assert found.shape == (3,)
+    assert (np.abs(found) <= np.abs(off.mean(axis=0)) + 1e-12).all()
+    assert (found * off.mean(axis=0) >= 0).all()
+
+
+def test_a_mean_that_never_varies_is_kept_whole():
+    np.testing.assert_allclose(shrunk(np.full((5, 2), 0.25)), 0.25)
