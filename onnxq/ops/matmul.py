@@ -164,8 +164,7 @@ def rewrite_static_matmul(site: Site, patch: Rewriter) -> None:
     # A stack of matrices has one scale: onnxruntime fuses scales along one axis as well, and fails when it runs that.
     rank = len(weight.constant.shape)
     after = _constant_add(site) if site.scheme.bias == "int32" and not patch.output_quantized else None
-    matrices = after is not None and rank == 2 and data.shape is not None and len(data.shape) == 2
-    bias = _added(after).numpy() if after is not None and matrices else None
+    bias = _added(after).numpy() if after is not None and rank == 2 and _is_matrix(data) else None
     minimum = None if bias is None else minimum_scale(bias, patch.activation_scale(data))[None]
     reduce = (0,) if rank == 2 else tuple(range(rank))
     codes, scales = patch.codes(weight, reduce=reduce, scheme=site.scheme, minimum=minimum)
@@ -176,19 +175,34 @@ def rewrite_static_matmul(site: Site, patch: Rewriter) -> None:
         c = integer_bias(patch, bias, patch.activation_scale(data), vector, f"{site.output.name}_bias")
         patch.replace(after.outputs[0], patch.op("Gemm", a, b, c, hint=after.outputs[0].name))
         return
+    if site.scheme.target == "cpu" and rank == 2 and _is_matrix(data) and _added_to(site) is not None:
+        # onnxruntime would make one float Gemm of product and sum; of a Gemm of its own it makes QGemm.
+        patch.replace(site.output, patch.op("Gemm", a, b, hint=site.output.name))
+        return
     patch.rewire(site.node, 0, a)
     patch.rewire(site.node, 1, b)
     if after is not None and data.shape is not None and all(isinstance(size, int) for size in data.shape):
         _keep_apart(after, patch)
 
 
+def _is_matrix(value: Value) -> bool:
+    return value.shape is not None and len(value.shape) == 2
+
+
+def _added_to(site: Site) -> Node | None:
+    """Give the Add that alone reads a product."""
+    if len(site.output.uses) != 1 or site.output.is_output:
+        return None
+    after = next(iter(site.output.uses)).node
+    if after.op_type != "Add" or after.domain or after.graph is not site.output.graph or after.outputs[0] is None:
+        return None
+    return after
+
+
 def _constant_add(site: Site) -> Node | None:
     """Give the Add of a constant vector that alone reads a product."""
-    output, weight = site.output, site.value(1).constant
-    if len(output.uses) != 1 or output.is_output or weight is None:
-        return None
-    after = next(iter(output.uses)).node
-    if after.op_type != "Add" or after.domain or after.graph is not output.graph or after.outputs[0] is None:
+    after, weight = _added_to(site), site.value(1).constant
+    if after is None or weight is None:
         return None
     constants = [value.constant for value in after.inputs if value is not None and value.constant is not None]
     return after if len(constants) == 1 and constants[0].shape == weight.shape[-1:] else None

@@ -53,6 +53,15 @@ def test_a_bias_behind_a_product_does_not_bring_it_back_into_float(shape, kernel
     assert made.sqnr({"x": x}, ALL) > 30
 
 
+@pytest.mark.parametrize("rows", [8, None])
+def test_a_residual_behind_a_product_of_matrices_does_not_bring_it_back_into_float(rows):
+    x, w = floats(8, 32), floats(32, 32, seed=1)
+    nodes = [node("MatMul", "x w", "p"), node("Add", "x p", "y")]
+    made = quantize_in_memory(build(nodes, {"x": [rows, 32]}, ["y"], {"w": w}), "static-int8", [{"x": x}])
+    assert made.optimized() == {"QuantizeLinear": 1, "QGemm": 1, "Add": 1}
+    assert made.sqnr({"x": x}, ALL) > 30
+
+
 def test_tied_square_weights_in_the_static_form():
     w, x = floats(16, 16), floats(4, 16, seed=5)
     proto = build(
