@@ -71,6 +71,10 @@ def settle(variants: Variants, budget: Budget) -> Settled:
 
     """
     if not any(left_open(variants.ready.plan, decision) for decision in counted(variants.ready.plan)):
+        if budget.metric is not None:  # an SQNR is held against the budget at the end
+            meets = _Meets(variants.baseline, variants.samples, budget)
+            if not meets(variants.model({})):
+                raise CheckFailed(f"the recipe leaves no node open, and misses the budget: {meets.last}", RAISE)
         return Settled()
     contributions = sensitivity(variants, exact=EXACT if budget.is_set else FEW)
     ranked = moves(variants.ready.plan, contributions)

@@ -70,7 +70,8 @@ def correct(variants: Variants, choices: Choices) -> Shifts:
         The shifts; empty where they gain nothing, or where the evaluator does not know an operator.
 
     """
-    split = halves(variants.samples)
+    wanted = any(d.settings and d.settings.bias_correction for d in variants.ready.plan.decisions)
+    split = halves(variants.samples) if wanted else None
     if split is None:
         return {}
     judge = Judge(variants.baseline, split[1])

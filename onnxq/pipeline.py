@@ -38,6 +38,7 @@ from onnxq.verify import compare
 PLAN_HINT = "See every node's reason with `onnxq plan`."
 DATA_HINT = "Add --data, or use the recipe dynamic-int8, which needs none."
 NO_BUDGET = Budget()
+FEW_SAMPLES = 2  # that a fast run compares on
 RANDOM_SAMPLES = 4  # without data: enough to time a model and to see that it runs
 
 
@@ -62,6 +63,7 @@ def quantize(
     only: Sequence[str] = (),
     budget: Budget = NO_BUDGET,
     sample_limit: int | None = None,
+    fast: bool = False,
     force: bool = False,
     dry_run: bool = False,
     external_data: bool | None = None,
@@ -82,10 +84,11 @@ def quantize(
         only: Globs of nodes to quantize.
         budget: What the result may lose; `auto` returns as few nodes to float as that takes.
         sample_limit: Use no more samples.
+        fast: Leave out everything but calibration: no rescaling, no search, weights to nearest, a short comparison.
         force: Replace an old output.
         dry_run: Stop after the plan; nothing is written.
         external_data: Put weights into `OUTPUT.data`; by default only beyond 2 GiB.
-        detailed: Put the histograms of activations and the errors of layers into the report, too.
+        detailed: Put the histograms of activations and the errors of layers into the report, too; not if `fast`.
         accept: Asked before anything is written: raises to refuse the result, or gives entries for its metadata.
         observer: Told about each step.
 
@@ -98,26 +101,31 @@ def quantize(
         check_target(Path(model), target, force=force)
     with uncollected():
         source = load_float(model, watch)
-        watch.step("plan")
         with_data = bool(data) or samples is not None or stats is not None
-        ready = prepare(source, recipe, with_data=with_data, exclude=exclude, only=only)
+        ready = prepare(source, recipe, with_data=with_data, exclude=exclude, only=only, fast=fast)
         given = open_data(ready.model, data, samples, sample_limit)
         check_plan(ready, with_data=with_data or dry_run)
         if dry_run:
             return planned(ready)
-        result = carry_out(ready, given, stats, watch, budget, detailed=detailed, scratch=target.parent)
+        result = carry_out(ready, given, stats, watch, budget, detailed=detailed and not fast, scratch=target.parent)
         result = accepted(result, budget, target, accept)
-        watch.step("save")
-        files = save(result.model, target, force=force, external_data=external_data, encoded=result.encoded)
-        return replace(result.report, output=target, files=tuple(files))
+        return written(result, target, watch, force=force, external_data=external_data)
 
 
 def load_float(path: str | Path, watch: Observer) -> Model:
-    """Load a model, and refuse what onnxq has made."""
+    """Load a model to plan, and refuse what onnxq has made."""
     watch.step("load")
     model = load(path)
     refuse_own_output(model)
+    watch.step("plan")
     return model
+
+
+def written(result: Quantized, target: Path, watch: Observer, *, force: bool, external_data: bool | None) -> Report:
+    """Write a quantized model, and say in the report where."""
+    watch.step("save")
+    files = save(result.model, target, force=force, external_data=external_data, encoded=result.encoded)
+    return replace(result.report, output=target, files=tuple(files))
 
 
 def planned(ready: Prepared) -> Report:
@@ -176,7 +184,8 @@ def carry_out(
     report = replace(report, notes=(*report.notes, *variants.weights.notes()))
     watch.step("verify")
     encoded = model.serialize()
-    comparison = compare(baseline, encoded, probe, progress=watch.progress)
+    probe = probe.limit(FEW_SAMPLES) if ready.fast else probe
+    comparison = compare(baseline, encoded, probe, latency=not ready.fast, progress=watch.progress)
     if detailed:
         watch.step("layers")
         comparison = with_layers(comparison, parse(baseline), model, probe)

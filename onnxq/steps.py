@@ -26,7 +26,7 @@ from onnxq.quant.plan import make_plan as decide
 from onnxq.quant.qparams import QParams
 from onnxq.quant.recipe import Recipe, load_recipe
 from onnxq.quant.samples import Samples, input_specs, open_samples, wrap_samples
-from onnxq.quant.stats import Stats
+from onnxq.quant.stats import Stats, range_kinds
 from onnxq.quant.stats_file import load_stats
 from onnxq.quant.streamed import LARGE
 from onnxq.version import __version__
@@ -42,6 +42,7 @@ class Prepared:
         model: The normalised float model, types inferred.
         plan: A decision for every node.
         notes: What normalising did, a sentence each.
+        fast: Whether nothing is to be tried, and both models compared on few samples only.
 
     """
 
@@ -50,6 +51,7 @@ class Prepared:
     model: Model
     plan: Plan
     notes: tuple[str, ...]
+    fast: bool = False
 
 
 def prepare(
@@ -59,10 +61,12 @@ def prepare(
     with_data: bool,
     exclude: Sequence[str] = (),
     only: Sequence[str] = (),
+    fast: bool = False,
 ) -> Prepared:
     """Normalise a loaded model as far as the recipe needs, and decide about every node."""
     source = model.sha256
     chosen = (recipe if isinstance(recipe, Recipe) else load_recipe(recipe)).selecting(exclude, only)
+    chosen = chosen.fast() if fast else chosen
     notes = tuple(normalise(model))
     infer_types(model)
     notes += make_loadable(model)
@@ -73,7 +77,7 @@ def prepare(
         notes += tuple(normalise(model))
         infer_types(model)
         plan = decide(model, chosen, with_data=with_data)
-    return Prepared(model.path or Path(), source, model, plan, notes)
+    return Prepared(model.path or Path(), source, model, plan, notes, fast)
 
 
 def refuse_own_output(model: Model) -> None:
@@ -134,7 +138,9 @@ def measure(
         return load_stats(stats, expected=ready.source)[0]
     if not values or samples is None:
         return Stats()
-    return calibrate(ready.model, values, samples, progress=watch.progress, kinds=layers.kinds, bodies=look_inside)
+    plain = ready.fast and all(settings.ranges == "minmax" for settings in ready.plan.ranges.values())
+    kinds = range_kinds if plain else layers.kinds
+    return calibrate(ready.model, values, samples, progress=watch.progress, kinds=kinds, bodies=look_inside)
 
 
 def look_inside(model: Model, taps: Taps) -> Callable[[Mapping[str, Any]], object]:

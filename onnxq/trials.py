@@ -185,6 +185,8 @@ def rescale(ready: Prepared, baseline: ModelSource, samples: Samples, watch: Obs
     Channels that are stretched to fill the range clip first where other samples go further, which only samples that
     chose nothing can show.
     """
+    if not any(decision.settings and decision.settings.smoothing for decision in ready.plan.decisions):
+        return ready
     split = halves(samples)
     if split is None:
         return ready
@@ -227,13 +229,11 @@ def rounding_pays(ready: Prepared, baseline: ModelSource, samples: Samples) -> b
 
     Every layer has passed that test on its own by then; whether it carries to the outputs shows only the whole model.
     """
-    split = halves(samples)
+    split = halves(samples) if layers_to_measure(ready.plan).values else None
     if split is None:
         return True
     spare = duplicate(ready)
     layers = layers_to_measure(spare.plan)
-    if not layers.values:
-        return True
     measured = measure(spare, layers, split[0], None, Silent())
     spare = reached(spare, measured)
     qparams = choose_qparams(spare.plan, measured)

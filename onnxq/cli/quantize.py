@@ -64,6 +64,12 @@ ExternalData = Annotated[
     bool, typer.Option("--external-data", help="Put the weights into OUT.data; beyond 2 GB that happens by itself.")
 ]
 
+Fast = Annotated[
+    bool,
+    typer.Option(
+        "--fast", help="Calibrate and quantize, nothing more: no rescaling, no search, weights rounded to nearest."
+    ),
+]
 ReduceRange = Annotated[
     bool,
     typer.Option(
@@ -86,6 +92,7 @@ def quantize(
     metric: MetricName = None,
     max_drop: MaxDrop = None,
     samples: SampleLimit = None,
+    fast: Fast = False,
     reduce_range: ReduceRange = False,
     custom_ops: CustomOps = [],  # noqa: B006
     external_data: ExternalData = False,
@@ -120,6 +127,7 @@ def quantize(
         only=only,
         budget=Budget(min_sqnr, metric, max_drop),
         sample_limit=samples,
+        fast=fast,
         force=force,
         dry_run=dry_run,
         external_data=external_data or None,

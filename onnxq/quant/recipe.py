@@ -18,6 +18,7 @@ from onnxq.quant.placement import settle
 from onnxq.targets.placement import load_target
 
 MICROSOFT = "com.microsoft"
+FAST = {"rounding": "nearest", "smoothing": False, "bias_correction": False, "return_to_float": False}
 LISTS = ("exclude", "only", "allow")  # keys that hold lists of strings
 
 
@@ -100,6 +101,11 @@ class Recipe:
     def setting(self, **settings: Any) -> Recipe:
         """Change fields of the scheme; rules that set them as well still win."""
         return replace(self, scheme=replace(self.scheme, **settings))
+
+    def fast(self) -> Recipe:
+        """Leave out what takes trials or chooses codes of weights, whatever the rules say."""
+        rules = (replace(r, settings=tuple(item for item in r.settings if item[0] not in FAST)) for r in self.rules)
+        return replace(self, rules=tuple(rules)).setting(**FAST)
 
     def to_toml(self) -> str:
         """Write the recipe as a file that `load_recipe` reads back to the same value."""

@@ -95,6 +95,11 @@ def basic_kinds(name: str = "") -> Sequence[Statistic]:
     return Extremes(), Moments(), Histogram()
 
 
+def range_kinds(name: str = "") -> Sequence[Statistic]:
+    """Make what a range from least to greatest value needs, and nothing more."""
+    return (Extremes(),)
+
+
 class NotFiniteError(ValueError):
     """A batch holds NaN or infinity."""
 
@@ -137,12 +142,12 @@ class TensorStats:
     @property
     def min(self) -> float:
         """Least value, exact; 0 where nothing was seen."""
-        return float(self[Extremes].low) if self.count else 0.0
+        return float(self[Extremes].low) if self[Extremes].low <= self[Extremes].high else 0.0
 
     @property
     def max(self) -> float:
         """Greatest value, exact; 0 where nothing was seen."""
-        return float(self[Extremes].high) if self.count else 0.0
+        return float(self[Extremes].high) if self[Extremes].low <= self[Extremes].high else 0.0
 
     @property
     def mean(self) -> float:
