@@ -16,6 +16,7 @@ from onnxq.ops.family import Decline, dtype_name
 from onnxq.ops.scheme import Scheme
 from onnxq.pipeline import carry_out, planned
 from onnxq.quant.plan import Decision, form_of, schemes_to_try
+from onnxq.quant.recipe import Recipe
 from onnxq.quant.region import count, node_times
 from onnxq.report import NodeReport, Report, activations
 from onnxq.report.activations import node_name
@@ -26,7 +27,7 @@ from onnxq.targets import load_costs
 def explain(
     model: str | Path,
     pattern: str,
-    recipe: str | Path = "auto",
+    recipe: str | Path | Recipe = "auto",
     *,
     data: Sequence[str | Path] = (),
     stats: str | Path | None = None,

@@ -77,6 +77,7 @@ def prepare(
         notes += tuple(normalise(model))
         infer_types(model)
         plan = decide(model, chosen, with_data=with_data)
+    notes += tuple(chosen.idle_globs((d.node.op_type, d.node.name) for d in plan.decisions))
     return Prepared(model.path or Path(), source, model, plan, notes, fast)
 
 

@@ -93,7 +93,7 @@ def test_progress(here: Path) -> None:
     [
         ("accuracy", "does not name a function"),
         ("own_metric:constant", "is int, not a function"),
-        ("own_metric:nothing", "cannot be imported: AttributeError"),
+        ("own_metric:nothing", "own_metric:nothing: there is no 'nothing' in "),
         ("no_module:f", "cannot be imported: ModuleNotFoundError"),
     ],
 )

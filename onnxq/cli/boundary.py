@@ -14,6 +14,7 @@ from types import FrameType
 from onnxq.errors import ExitCode, OnnxqError
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell reports for a program whose reader went away
+DISK = "Check that the disk has room, and that you may read and write there."
 PACKAGES = ("onnxq", "onnx", "onnxruntime", "numpy", "ml_dtypes", "protobuf", "typer", "rich")
 
 
@@ -52,6 +53,7 @@ class _Interrupts:
 def run(argv: Sequence[str] | None) -> int:
     """Run the command line and turn whatever happens into an exit code and, at most, three lines on stderr."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):  # a name that the terminal's encoding lacks is no reason to fail
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -64,12 +66,17 @@ def run(argv: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         return _interrupted(at_once=argv is None)
     except BrokenPipeError:
-        return _broken_pipe()
+        return _without_stdout(BROKEN_PIPE)
     except OnnxqError as error:
         _say(error.message, error.hint)
         if error.exit_code is ExitCode.BUG:
             _tell_log(error, arguments)
         return int(error.exit_code)
+    except OSError as error:  # a disk that is full, a file that went away: nothing that a log would tell more about
+        if interrupts.seen:
+            return _interrupted(at_once=argv is None)
+        _say(f"{error.filename or 'a file or stdout'} cannot be read or written ({error.strerror or error})", DISK)
+        return _without_stdout(ExitCode.ERROR)
     except MemoryError:
         _say("there is not enough memory for this model", "Close other programs, or use a machine with more.")
         return int(ExitCode.ERROR)
@@ -80,6 +87,16 @@ def run(argv: Sequence[str] | None) -> int:
         _say(f"onnxq hit a bug: {type(error).__name__}: {lines[0] if lines else ''}".rstrip(" :"), "")
         _tell_log(error, arguments)
         return int(ExitCode.BUG)
+
+
+def _open_closed_streams() -> None:
+    """Give a program that was started with stdout or stderr closed (`>&-`) a place to write to.
+
+    The number of the closed stream would go to the next file opened, and what libraries print to that number, into it.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  (it stays open to the end)
 
 
 def _invoke(arguments: list[str]) -> int:
@@ -97,10 +114,11 @@ def _invoke(arguments: list[str]) -> int:
         if not hasattr(error, "format_message") or getattr(error, "exit_code", None) != ExitCode.ERROR:
             raise
         path = getattr(getattr(error, "ctx", None), "command_path", "onnxq")
-        message = str(error.format_message()).strip().rstrip(".")
-        if not message:  # a command is missing: the help went to stdout already
+        message = str(error.format_message()).strip()
+        if not message or message.startswith("Usage: "):  # a command is missing: the help says which there are
+            sys.stderr.write(f"{message}\n" if message else "")  # empty where typer has printed it
             return int(ExitCode.ERROR)
-        _say(message[:1].lower() + message[1:], f"See `{path} --help`.")
+        _say(message[:1].lower() + message[1:].rstrip("."), f"See `{path} --help`.")
         return int(ExitCode.ERROR)
     return int(ExitCode.OK)
 
@@ -127,11 +145,11 @@ def _interrupted(*, at_once: bool) -> int:
     return int(ExitCode.INTERRUPTED)
 
 
-def _broken_pipe() -> int:
+def _without_stdout(code: int) -> int:
     """Let nothing be written any more: the interpreter flushes stdout once again when it ends."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return BROKEN_PIPE
+    return int(code)
 
 
 def _tell_log(error: BaseException, arguments: list[str]) -> None:

@@ -38,7 +38,7 @@ def calibrate(
     custom_ops: CustomOps = [],  # noqa: B006
     force: Force = False,
 ) -> None:
-    """Measure the ranges that a recipe needs, and save them for `onnxq quantize --stats`.
+    """Measure ranges once, for `onnxq quantize --stats`.
 
     The statistics serve this model alone, and every recipe that needs the ranges of no other tensors.
     """

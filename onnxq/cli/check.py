@@ -25,7 +25,9 @@ def check(
     config: Config = None,
     output_format: OutputFormat = Format.TEXT,
 ) -> None:
-    """Find models that are missing, damaged, out of date, too large or below a threshold, without running them.
+    """Find models that are missing, damaged, stale or too large.
+
+    Or below a threshold when they were built; nothing is run.
 
     The models are those of the project file. Models outside it, given as FILES, have to be well formed.
 

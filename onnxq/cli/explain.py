@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-from onnxq.cli.options import Data, Exclude, Format, Model, Only, OutputFormat, RecipeName, SampleLimit, Stats
+from onnxq.cli.options import (
+    Data,
+    Exclude,
+    Format,
+    Model,
+    Only,
+    OutputFormat,
+    RecipeName,
+    SampleLimit,
+    Stats,
+    Target,
+    chosen_recipe,
+)
 
 NodeName = Annotated[
     str,
@@ -25,12 +37,15 @@ def explain(
     data: Data = [],  # noqa: B006  (typer reads the default and never hands it out)
     stats: Stats = None,
     recipe: RecipeName = "auto",
+    target: Target = None,
     exclude: Exclude = [],  # noqa: B006
     only: Only = [],  # noqa: B006
     samples: SampleLimit = None,
     output_format: OutputFormat = Format.TEXT,
 ) -> None:
-    """Say of single nodes what was decided, by which rule, on what grounds, and what their neighbours become.
+    """Say why single nodes become what they become.
+
+    Shows the rule that decided, what was tried, and what the neighbours become.
 
     With --data, the model is quantized in memory: scales, zero points, and the errors of each node's outputs show, too.
 
@@ -45,7 +60,7 @@ def explain(
         found = explained(
             model,
             node,
-            recipe,
+            chosen_recipe(recipe, target),
             data=data,
             stats=stats,
             exclude=exclude,

@@ -17,7 +17,7 @@ AnyModel = Annotated[Path, typer.Argument(metavar="MODEL", help="Any model, floa
 
 
 def inspect(model: AnyModel, output_format: OutputFormat = Format.TEXT) -> None:
-    """Count operators and weight bytes by dtype, and say how much is quantized.
+    """Show operators, weight types, and how much is quantized.
 
     Of a quantized model, also say which kernels onnxruntime makes of it.
     """

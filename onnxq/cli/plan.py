@@ -25,7 +25,7 @@ def plan(
     sensitivity: Sensitivity = False,
     output_format: OutputFormat = Format.TEXT,
 ) -> None:
-    """Show for every node what it would become, or why it would stay float.
+    """Show what every node would become, or why it stays float.
 
     Nothing is written, and nothing is run but for --sensitivity.
 

@@ -129,7 +129,7 @@ def node_tables(report: Report) -> Iterator[RenderableType]:
         yield columns(("float", "because"), shown, right=(0,))
     if report.notes:
         yield ""
-        yield columns(("before quantizing",), [(note,) for note in report.notes])
+        yield columns(("notes",), [(note,) for note in report.notes])
 
 
 def plan_tables(report: Report) -> Iterator[RenderableType]:

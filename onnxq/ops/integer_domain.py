@@ -6,6 +6,8 @@ The list is what onnxruntime's CPU provider has integer kernels for when it find
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from onnx import TensorProto
 
 from onnxq.ops.family import Decline, Form, Rewriter, Site, plans, rewrites
@@ -59,8 +61,7 @@ def plan_resize(site: Site) -> Form:
 def plan_elementwise(site: Site) -> Form:
     """Accept an operator with an integer kernel of its own."""
     slots = tuple(range(2 if site.node.op_type in TWO_INPUTS else 1))
-    for slot in slots:
-        site.float_input(slot)
+    _activations(site, slots)
     return Form(
         "computes in 8 bit", activations=slots, output=True, passive=True, opset=site.scheme.pair_opset(activation=True)
     )
@@ -70,8 +71,7 @@ def plan_elementwise(site: Site) -> Form:
 def plan_concat(site: Site) -> Form:
     """Accept a concatenation of activations."""
     slots = tuple(range(len(site.node.inputs)))
-    for slot in slots:
-        site.float_input(slot)
+    _activations(site, slots)
     return Form(
         "joins 8-bit values",
         activations=slots,
@@ -79,6 +79,16 @@ def plan_concat(site: Site) -> Form:
         passive=True,
         opset=site.scheme.pair_opset(activation=True),
     )
+
+
+def _activations(site: Site, slots: Sequence[int]) -> None:
+    """Decline where an input is anything else than a float32 activation."""
+    constant = [slot for slot in slots if len(slots) > 1 and site.value(slot).tensor is not None]
+    for slot in slots:
+        if slot not in constant:
+            site.float_input(slot)
+    if constant:
+        raise Decline("one of its inputs is a constant, and only activations are put into 8 bit here")
 
 
 @rewrites("MaxPool", "Resize", "Concat", *MOVERS, *ONE_INPUT, *TWO_INPUTS, when="static-int8")

@@ -25,8 +25,6 @@ def import_named(source: str) -> Any:
     sys.path.insert(0, here)
     try:
         found = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
     except Exception as error:  # a user's module may raise anything while it is imported
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         raise DataError(
@@ -35,4 +33,9 @@ def import_named(source: str) -> Any:
     finally:
         if here in sys.path:
             sys.path.remove(here)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            where = getattr(found, "__file__", None) or module_name
+            raise DataError(f"{source}: there is no '{part}' in {where}", "Check the name of the function.")
+        found = getattr(found, part)
     return found

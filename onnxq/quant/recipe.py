@@ -82,6 +82,12 @@ class Recipe:
         found = [glob for glob in self.exclude if fnmatchcase(node_name, glob) or fnmatchcase(op_type, glob)]
         return found[-1] if found else None
 
+    def idle_globs(self, nodes: Iterable[tuple[str, str]]) -> list[str]:
+        """Say, a sentence each, which globs of `exclude` and `only` match none of the nodes `(operator, name)`."""
+        labels = {label for node in nodes for label in node}
+        globs = [(key, glob) for key in ("exclude", "only") for glob in getattr(self, key)]
+        return [f"no node matches --{k} {g}" for k, g in globs if not any(fnmatchcase(label, g) for label in labels)]
+
     def selecting(self, exclude: Iterable[str] = (), only: Iterable[str] = ()) -> Recipe:
         """Add the globs of `--exclude` and `--only`, which match node names or operator types."""
         return replace(self, exclude=(*self.exclude, *exclude), only=(*self.only, *only))

@@ -140,6 +140,8 @@ def _arrange(
 
 def unreadable(label: str, error: BaseException) -> DataError:
     """Say that a file cannot be read."""
+    if isinstance(error, OSError) and error.strerror:
+        return DataError(f"{label} cannot be read: {error.strerror}", "Check its name and permissions.")
     reason = (str(error) or type(error).__name__).splitlines()[0]
     return DataError(f"{label} cannot be read: {reason}", "Save it again with numpy.savez or numpy.save.")
 

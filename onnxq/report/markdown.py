@@ -28,7 +28,7 @@ def markdown(report: Report) -> str:
     if report.reasons():
         sections.append(_table(("nodes left float", "because"), [(n, _plain(r)) for r, n in report.reasons().items()]))
     if report.notes:
-        sections += ["## Before quantizing\n", "".join(f"* {_plain(note)}\n" for note in report.notes)]
+        sections += ["## Notes\n", "".join(f"* {_plain(note)}\n" for note in report.notes)]
     rows = [
         (_code(node.name), _plain(node.op_type), node.scheme or FLOAT, _plain(node.reason)) for node in report.nodes
     ]

@@ -1,6 +1,8 @@
 """Whatever goes wrong: a sentence and a hint on stderr, the right exit code, nothing on stdout, no file left behind."""
 
 import os
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +14,8 @@ import onnxq.cli.boundary as boundary
 from onnxq import pipeline
 from onnxq.errors import InvalidResult
 
+SAMPLES = Path(__file__).parents[2] / "sample_models"
+ONNXQ = [sys.executable, "-m", "onnxq", "recipes", "auto"]
 CASES = {
     "missing file": ("quantize nothere.onnx", "nothere.onnx does not exist"),
     "missing file, plan": ("plan nothere.onnx", "nothere.onnx does not exist"),
@@ -179,6 +183,30 @@ def test_a_bug_without_a_place_for_its_log(cli, folder: Path, monkeypatch: pytes
     result = cli("quantize", "digits_cnn.onnx")
     assert result.code == 3
     assert "a log could not be written" in result.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+def test_a_stdout_that_takes_nothing() -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(ONNXQ, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == "error: a file or stdout cannot be read or written (No space left on device)"
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_stdout_or_stderr_does_no_harm(tmp_path: Path, closed: str) -> None:
+    model, output = SAMPLES / "digits_cnn.onnx", tmp_path / "q.onnx"
+    command = [*ONNXQ[:-2], "quantize", str(model), "--recipe", "weight-int8", "-o", str(output)]
+    subprocess.run(f"{shlex.join(command)} {closed}", shell=True, check=True, capture_output=True)
+    onnx.checker.check_model(output)
+
+
+def test_an_error_of_the_system_is_no_bug(cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    breaking(monkeypatch, FileNotFoundError(2, "No such file or directory", "gone.onnx"))
+    result = cli("quantize", "digits_cnn.onnx")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("error: gone.onnx cannot be read or written (No such file or directory)\nhint: ")
 
 
 def test_too_little_memory(cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,18 @@ def test_help_lists_every_command(cli) -> None:
     assert "130 interrupted" in out
 
 
+def test_no_line_of_the_overview_is_cut(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "..." not in cli("--help").out.partition("Commands:")[2]
+
+
+def test_without_a_command_the_help_is_shown(cli) -> None:
+    result = cli()
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("Usage: onnxq")
+    assert f"\n  {COMMANDS[0].__name__} " in result.err
+
+
 def test_version(cli) -> None:
     assert cli("--version") == (0, f"onnxq {__version__}\n", "")
 

@@ -155,7 +155,11 @@ REFUSALS = [
         one("MaxPool x", {"x": [1, 3, 8, 8]}, kernel_shape=[2, 2]),
         "its neighbours are float, so 8 bit would only add conversions",
     ),
-    (STATIC, one("Add x w", {"x": [4, 5]}, {"w": SMALL}), "its data input is a constant"),
+    (
+        STATIC,
+        one("Add x w", {"x": [4, 5]}, {"w": SMALL}),
+        "one of its inputs is a constant, and only activations are put into 8 bit here",
+    ),
     (STATIC, one("Relu x", {"x": [4, 5]}), "it stays float where its neighbours are float"),
     # operators that stay float
     (STATIC, one("LayerNormalization x s", {"x": [4, 5]}, {"s": floats(5)}), NORMALISED),

@@ -266,6 +266,14 @@ def test_exclude_and_only_match_names_or_operators(exclude, only, quantized):
     assert {name for op, name in nodes if recipe.scheme_for(op, name)[0].name != "float"} == quantized
 
 
+def test_globs_that_match_no_node_are_named():
+    recipe = load_recipe("auto").selecting(["/haed/*", "Softmax"], ["Conv", "/head/mm?"])
+    assert recipe.idle_globs([("Conv", "c"), ("MatMul", "/head/mm1")]) == [
+        "no node matches --exclude /haed/*",
+        "no node matches --exclude Softmax",
+    ]
+
+
 def test_selecting_adds_to_what_the_recipe_says():
     recipe = parse_recipe('exclude = ["a"]\nonly = ["b"]', "r.toml").selecting(["c"], ["d"])
     assert (recipe.exclude, recipe.only) == (("a", "c"), ("b", "d"))
