@@ -1,11 +1,14 @@
 """The house rules that a machine can check."""
 
 import ast
+import re
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "onnxq"
+DOCS = (PACKAGE.parent / "docs" / "architecture.md").read_text("utf-8")
 ORDER = [
     "errors",
     "words",
@@ -14,6 +17,7 @@ ORDER = [
     "targets",
     "ops",
     "quant",
+    "wellformed",
     "evaluator",
     "difference",
     "engines",
@@ -67,6 +71,33 @@ def test_a_module_imports_only_from_those_before_it(path: Path) -> None:
         return
     later = [name for name in imports(path) if (other := room(name)) is not None and other > own]
     assert not later, f"{relative} imports {later}"
+
+
+def test_the_order_of_the_docs_is_this_one() -> None:
+    found = re.search(r"^`(errors → .*? → cli)`", DOCS, re.MULTILINE | re.DOTALL)
+    assert found
+    assert found[1].replace("\n", " ").split(" → ") == ORDER
+
+
+def test_the_picture_of_the_house_has_every_room() -> None:
+    """Every room of the ground floor, every file of `ir/` and `quant/`, and nothing that is not there."""
+    picture = DOCS.partition("onnxq/\n")[2].partition("```")[0]
+    floor = {p.name + "/" * p.is_dir() for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
+    drawn = set(re.findall(r"(?<![\w/.])(?:\w+/(?=\s)|\w+\.py\b)", picture))
+    assert not floor - {"__init__.py", "__main__.py"} - drawn
+    files = re.findall(r"(?<![\w/])[\w*]+\.py\b", picture)
+    known = {path.name for path in FILES}
+    assert not [name for name in files if not any(fnmatchcase(other, name) for other in known)]
+    for folder in ("ir", "quant"):
+        section = re.search(rf"^  {folder}/.*?(?=^  \w)", picture, re.MULTILINE | re.DOTALL)
+        assert section
+        inside = re.findall(r"[\w*]+\.py\b", section[0])
+        missing = [
+            path.name
+            for path in (PACKAGE / folder).glob("*.py")
+            if path.name != "__init__.py" and not any(fnmatchcase(path.name, name) for name in inside)
+        ]
+        assert not missing, folder
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

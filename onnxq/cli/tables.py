@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.cells import cell_len
@@ -119,7 +120,8 @@ def node_tables(report: Report) -> Iterator[RenderableType]:
         nodes = [node for node in report.nodes if node.name in report.returned]
         yield ""
         yield columns(("returned to float", "because"), [(node.name, node.reason) for node in nodes])
-    reasons = list(report.reasons().items())
+    left = Counter(n.reason for n in report.nodes if n.scheme is None and n.name not in report.returned)
+    reasons = left.most_common()
     if reasons:
         shown = [(str(count), reason) for reason, count in reasons[:MOST_REASONS]]
         rest = sum(count for _, count in reasons[MOST_REASONS:])

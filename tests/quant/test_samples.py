@@ -179,7 +179,7 @@ def test_a_function_of_a_module_in_the_current_folder(tmp_path, monkeypatch):
         "my_calibration:broken": "failed: KeyError: 'no image'",
         "my_calibration:bare": "gives ndarray instead of a mapping",
         "my_calibration:nothing": "there are no samples in my_calibration:nothing",
-        "my_calibration:absent": "has no attribute 'absent'",
+        "my_calibration:absent": "there is no 'absent' in ",
         "no_such_module:f": "No module named 'no_such_module'",
     }.items():
         assert words in refusal(source, inputs=[IDS]).message
