@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -89,6 +90,35 @@ def test_the_first_command_works_and_prints_what_the_readme_shows(
     assert main([*words[1:], "--output", str(tmp_path / "q.onnx")]) == 0
     printed = capsys.readouterr().out.replace(str(tmp_path / "q.onnx"), "sample_models/digits_cnn.int8.onnx")
     assert shape(printed) == shape(BLOCKS[2][1])
+
+
+TRANSCRIPTS = [content for _, content in BLOCKS if content.startswith("$ onnxq ")]
+
+
+@pytest.fixture(scope="module")
+def quick_start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the first command of the README has run."""
+    folder = tmp_path_factory.mktemp("readme")
+    shutil.copytree(ROOT / "sample_models", folder / "sample_models", ignore=shutil.ignore_patterns("*.int8.onnx"))
+    source, data = (folder / "sample_models" / name for name in ("digits_cnn.onnx", "digits_calibration.npz"))
+    onnxq.quantize(source, data=[data])
+    return folder
+
+
+@pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=lambda text: " ".join(text.split()[2:4]))
+def test_what_the_readme_shows_is_what_a_command_prints(
+    quick_start: Path, transcript: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line, _, shown = transcript.partition("\n")
+    monkeypatch.chdir(quick_start)
+    assert main(shlex.split(line)[2:]) == 0
+    # A processor without VNNI adds lines; the order of layers hangs on the last digits.
+    assert set(shape(shown)) <= set(shape(capsys.readouterr().out))
+    assert len(shape(shown)) > 3
+
+
+def test_the_readme_shows_verify_and_explain() -> None:
+    assert {text.split()[2] for text in TRANSCRIPTS} == {"verify", "explain"}
 
 
 def shape(table: str) -> list[str]:
