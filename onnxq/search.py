@@ -93,28 +93,36 @@ def predicted_time(plan: Plan, costs: Costs) -> float:
     )
 
 
-def bargains(variants: Variants, ranked: Sequence[Move]) -> Found:
-    """Return nodes to float, one by one, whose error is out of proportion to the time that 8 bit saves there."""
+def bargains(variants: Variants, ranked: Sequence[Move], costs: Costs | None = None) -> Found:
+    """Return nodes to float, one by one, whose error is out of proportion to the time that 8 bit saves there.
+
+    What a node really takes along shows when the plan is made anew: where it goes, its neighbours may follow.
+    """
+    table = costs or load_costs()
     choices: dict[str, Choice] = {}
     left = list(ranked)
     best = variants.judge.sqnr(variants.model(choices))
+    time = predicted_time(variants.ready.plan, table)
     for _ in range(GAINS):
         noise = math.fsum(move.noise for move in left) or 1.0
         gains = {move: decibels_without(move.noise / noise) for move in left}
-        worth = [
-            m
-            for m, gain in gains.items()
-            if m.computes and gain >= max(LEAST_GAIN, GAIN_FOR_TIME * m.cost) and m.cost <= MOST_FOR_ONE
-        ]
+        worth = [move for move, gain in gains.items() if move.computes and _pays(gain, move.cost)]
         if not worth:
             break
         move = max(worth, key=lambda m: (gains[m] / (m.cost + 1e-3), m.key))
         left.remove(move)
         attempt = {**choices, move.key: _choice(move)}
+        longer = predicted_time(variants.settled(attempt)[0].plan, table)
+        if not _pays(gains[move], longer / time - 1):
+            continue
         reached = variants.judge.sqnr(variants.model(attempt))
         if reached >= best + KEPT_GAIN * gains[move]:
-            best, choices = reached, attempt
+            best, choices, time = reached, attempt, longer
     return Found(choices, met=True)
+
+
+def _pays(gain: float, cost: float) -> bool:
+    return gain >= max(LEAST_GAIN, GAIN_FOR_TIME * cost) and cost <= MOST_FOR_ONE
 
 
 def fewest(variants: Variants, ranked: Sequence[Move], meets: Meets, settled: Choices, *, stages: int = 2) -> Found:

@@ -33,6 +33,7 @@ from onnxq.steps import Prepared, choose_qparams, layers_to_measure, look_inside
 FOLDED = "rescaled the channels of {} tensors, folded into their neighbours"
 DIVIDED = "rescaled the channels of {} tensors by a Mul in front of their readers"
 TRIAL_SAMPLES = 24
+SEARCH_SAMPLES = 8  # for variants that are only ranked, or that gain a lot
 LEAST_GAIN = 0.2  # dB; less is within what other samples would show
 KEPT_BYTES = 256 << 20  # of float outputs
 Rescale = Callable[..., Rescaling]
@@ -109,7 +110,7 @@ class Variants:
     @cached_property
     def judge(self) -> Judge:
         """The float outputs on a few samples, computed when they are first needed."""
-        return Judge(self.baseline, self.samples.limit(TRIAL_SAMPLES))
+        return Judge(self.baseline, self.samples.limit(SEARCH_SAMPLES))
 
     def model(
         self, choices: Choices, change: Callable[[Model], object] | None = None, *, costs_count: bool = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -163,3 +164,23 @@ def test_the_same_choices_come_out_every_time(tmp_path):
     found = [settle(variants_of(path, str(recipe)), Budget(40)).choices for _ in range(2)]
     assert found[0] == found[1]
     assert bargains(variants_of(path, str(recipe)), []).choices == {}
+
+
+def test_a_bargain_counts_what_follows_it_into_float():
+    ranked = [Move("a", 0.9, 0.9, 0.001, True), Move("b", 0.1, 0.1, 0.001, True)]
+
+    class Following(Counting):
+        """Returning one node to float takes all others along, so it costs much more than the node itself."""
+
+        ready = SimpleNamespace(plan="integers")
+        judge = SimpleNamespace(sqnr=lambda model: 10.0 if not model else 40.0)
+
+        def settled(self, choices):
+            return SimpleNamespace(plan="floats" if choices else "integers"), {}
+
+    times = {"integers": 1.0, "floats": 1.5}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("onnxq.search.predicted_time", lambda plan, costs: times[plan])
+        assert not bargains(Following(), ranked).choices
+        times["floats"] = 1.001
+        assert bargains(Following(), ranked).choices.keys() == {"a"}
