@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from onnxq.comparison import Contribution
 from onnxq.errors import CheckFailed, RecipeError
@@ -13,6 +13,7 @@ from onnxq.quant.samples import Samples
 from onnxq.quant.session import ModelSource
 from onnxq.search import Found, Move, affordable, bargains, fewest, left_open, moves
 from onnxq.sensitivity import EXACT, counted, sensitivity
+from onnxq.shrink import fits_corrected, shrink
 from onnxq.trials import Judge, Variants
 
 # What `auto` goes for of its own accord, in dB, and the share of the model's time that it spends on it
@@ -29,12 +30,14 @@ class Budget:
         min_sqnr: Least signal-to-quantization-noise ratio of every output in dB.
         metric: `package.module:function`, more being better; see `onnxq.metric`.
         max_drop: How far the metric may fall.
+        max_size: Most bytes on disk.
 
     """
 
     min_sqnr: float | None = None
     metric: str | None = None
     max_drop: float | None = None
+    max_size: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse half of a limit."""
@@ -44,6 +47,11 @@ class Budget:
     @property
     def is_set(self) -> bool:
         """Whether there is any limit that the plan is changed for."""
+        return self.is_accuracy or self.max_size is not None
+
+    @property
+    def is_accuracy(self) -> bool:
+        """Whether there is any limit to what the outputs may lose."""
         return self.min_sqnr is not None or self.max_drop is not None
 
 
@@ -54,14 +62,34 @@ class Settled:
     Attributes:
         choices: For the nodes that are returned to float.
         sensitivity: What each node contributed before.
+        correct: Whether there is room for corrected biases.
 
     """
 
     choices: Choices = field(default_factory=dict)
     sensitivity: tuple[Contribution, ...] = ()
+    correct: bool = True
 
 
 def settle(variants: Variants, budget: Budget) -> Settled:
+    """Change the choices for single nodes until the model keeps to the budget, accuracy first, then size.
+
+    Raises:
+        CheckFailed: No choice meets the budget.
+
+    """
+    settled = settle_accuracy(variants, budget)
+    if budget.max_size is None:
+        return settled
+    choices = shrink(variants, settled.choices, budget.max_size)
+    if budget.metric is not None and choices != settled.choices:
+        meets = _Meets(variants.baseline, variants.samples, budget)
+        if not meets(variants.model(choices)):
+            raise CheckFailed(f"no choice of nodes that is small enough meets the budget: {meets.last}", RAISE)
+    return replace(settled, choices=choices, correct=fits_corrected(variants, choices, budget.max_size))
+
+
+def settle_accuracy(variants: Variants, budget: Budget) -> Settled:
     """Return nodes to float: those whose error is out of proportion to their time, and as many as the budget needs.
 
     Without a budget, `auto` goes for 30 dB where that costs next to no time.
@@ -76,10 +104,10 @@ def settle(variants: Variants, budget: Budget) -> Settled:
             if not meets(variants.model({})):
                 raise CheckFailed(f"the recipe leaves no node open, and misses the budget: {meets.last}", RAISE)
         return Settled()
-    contributions = sensitivity(variants, exact=EXACT if budget.is_set else FEW)
+    contributions = sensitivity(variants, exact=EXACT if budget.is_accuracy else FEW)
     ranked = moves(variants.ready.plan, contributions)
     found = bargains(variants, ranked)
-    if budget.is_set:
+    if budget.is_accuracy:
         meets = _Meets(variants.baseline, variants.samples, budget)
         found = fewest(variants, ranked, meets, found.choices)
         if not found.met:

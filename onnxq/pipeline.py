@@ -21,6 +21,7 @@ from onnxq.quant.samples import Samples, input_specs, random_samples
 from onnxq.quant.stats import Stats
 from onnxq.report import Report, activations
 from onnxq.sensitivity import sensitivity
+from onnxq.shrink import written_bytes
 from onnxq.steps import (
     Prepared,
     check_target,
@@ -82,7 +83,7 @@ def quantize(
         stats: Instead of a calibration run: statistics of an earlier one.
         exclude: Globs of nodes to leave float.
         only: Globs of nodes to quantize.
-        budget: What the result may lose; `auto` returns as few nodes to float as that takes.
+        budget: What the result may lose and take; see `onnxq.budget`.
         sample_limit: Use no more samples.
         fast: Leave out everything but calibration: no rescaling, no search, weights to nearest, a short comparison.
         force: Replace an old output.
@@ -100,15 +101,15 @@ def quantize(
     if not dry_run:
         check_target(Path(model), target, force=force)
     with uncollected():
+        with_data, most = bool(data) or samples is not None or stats is not None, budget.max_size
         source = load_float(model, watch)
-        with_data = bool(data) or samples is not None or stats is not None
-        ready = prepare(source, recipe, with_data=with_data, exclude=exclude, only=only, fast=fast)
+        ready = prepare(source, recipe, with_data=with_data, exclude=exclude, only=only, fast=fast, most=most)
         given = open_data(ready.model, data, samples, sample_limit)
         check_plan(ready, with_data=with_data or dry_run)
         if dry_run:
             return planned(ready)
         result = carry_out(ready, given, stats, watch, budget, detailed=detailed and not fast, scratch=target.parent)
-        result = accepted(result, budget, target, accept)
+        result = accepted(result, budget, target, accept, external=bool(external_data))
         return written(result, target, watch, force=force, external_data=external_data)
 
 
@@ -174,7 +175,7 @@ def carry_out(
         watch.step("search")
         settled = settle(variants, budget)
     ready, qparams = variants.settled(settled.choices)
-    if given is not None:
+    if given is not None and settled.correct:
         ready = corrected(ready, variants, settled.choices)
     watch.step("rewrite")
     report = replace(planned(ready), sensitivity=settled.sensitivity)
@@ -206,13 +207,16 @@ def accepted(
     budget: Budget,
     target: Path,
     accept: Callable[[Quantized], Mapping[str, str]] | None,
+    *,
+    external: bool,
 ) -> Quantized:
     """Hold a result against the budget, ask the caller about it, and put what he has to say into its metadata."""
     check_budget(result.report, budget.min_sqnr, target)
-    if accept is None:
-        return result
-    result.model.metadata.update(accept(result))
-    return result if result.encoded is None else replace(result, encoded=result.model.serialize())
+    if accept is not None:
+        result.model.metadata.update(accept(result))
+        result = result if result.encoded is None else replace(result, encoded=result.model.serialize())
+    check_size(result, budget.max_size, target, external=external)
+    return result
 
 
 def check_budget(report: Report, min_sqnr: float | None, target: Path) -> None:
@@ -226,6 +230,16 @@ def check_budget(report: Report, min_sqnr: float | None, target: Path) -> None:
         raise CheckFailed(
             f"{target} was not written: {'; '.join(missed)}",
             "Leave sensitive nodes float with --exclude, or give more data.",
+        )
+
+
+def check_size(result: Quantized, most: int | None, target: Path, *, external: bool) -> None:
+    """Refuse a result that takes more bytes than the caller allows."""
+    size = 0 if most is None else written_bytes(result.model, result.encoded, external=external)
+    if most is not None and size > most:
+        raise CheckFailed(
+            f"{target} was not written: it would have {size:,} bytes, {most:,} are allowed",
+            "Take a recipe with fewer bits, such as weight-int4, or allow a larger file.",
         )
 
 

@@ -78,7 +78,9 @@ def only(plan: Plan, chosen: Decision) -> Choices:
     choices = {}
     for decision in plan.decisions:
         if decision is chosen and decision.scheme is not None:
-            choices[node_key(decision.node)] = Choice(decision.scheme, ALONE)
+            known = plan.choices.get(node_key(decision.node))
+            settings = known.settings if known is not None and known.scheme == decision.scheme else ()
+            choices[node_key(decision.node)] = Choice(decision.scheme, ALONE, settings)
         elif decision.node not in plan.absorbed and (decision.form is None or not decision.form.passive):
             choices[node_key(decision.node)] = Choice("float", ALONE)
     return choices

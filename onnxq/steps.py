@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from onnxq.errors import DataError, NothingToQuantize, OutputError
+from onnxq.errors import DataError, ModelError, NothingToQuantize, OutputError
 from onnxq.evaluator.engine import Evaluator, Taps
 from onnxq.ir import Model, Value, check_output, load
 from onnxq.ir.files import check_sources, data_path
@@ -30,6 +30,9 @@ from onnxq.quant.stats import Stats, range_kinds
 from onnxq.quant.stats_file import load_stats
 from onnxq.quant.streamed import LARGE
 from onnxq.version import __version__
+
+FOUR_BIT_OPSET = 21  # of DequantizeLinear and Cast
+ROOM = 0.8  # how full a file may be by estimate before it is counted
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,21 @@ def prepare(
     exclude: Sequence[str] = (),
     only: Sequence[str] = (),
     fast: bool = False,
+    most: int | None = None,
 ) -> Prepared:
-    """Normalise a loaded model as far as the recipe needs, and decide about every node."""
+    """Normalise a loaded model as far as the recipe needs, and decide about every node.
+
+    Args:
+        model: The model; it is changed, or another takes its place.
+        recipe: Name of a recipe, path of a TOML file, or a `Recipe`.
+        with_data: Whether there are samples or statistics.
+        exclude: Globs of nodes to leave float.
+        only: Globs of nodes to quantize.
+        fast: Whether to leave out all that takes trials.
+        most: Bytes that the file may have; where that could ask for weights of 4 bit, the opset that knows them is
+            raised to if the model can be converted.
+
+    """
     source = model.sha256
     chosen = (recipe if isinstance(recipe, Recipe) else load_recipe(recipe)).selecting(exclude, only)
     chosen = chosen.fast() if fast else chosen
@@ -71,14 +87,29 @@ def prepare(
     infer_types(model)
     notes += make_loadable(model)
     plan = decide(model, chosen, with_data=with_data)
-    if plan.opset > model.opset:
-        notes += (f"opset raised from {model.opset} to {plan.opset}",)
-        model = raise_opset(model, plan.opset)
+    newer = raised(model, plan, most)
+    if newer is not model:
+        notes += (f"opset raised from {model.opset} to {newer.opset}",)
+        model = newer
         notes += tuple(normalise(model))
         infer_types(model)
         plan = decide(model, chosen, with_data=with_data)
     notes += tuple(chosen.idle_globs((d.node.op_type, d.node.name) for d in plan.decisions))
     return Prepared(model.path or Path(), source, model, plan, notes, fast)
+
+
+def raised(model: Model, plan: Plan, most: int | None) -> Model:
+    """Give a model of the opset that a plan needs, or that weights of 4 bit need where a limit could ask for them."""
+    if most is not None and model.opset < FOUR_BIT_OPSET and expected_bytes(model, plan) > ROOM * most:
+        with suppress(ModelError):  # then there are none of 4 bit, which may do
+            return raise_opset(model, max(plan.opset, FOUR_BIT_OPSET))
+    return raise_opset(model, plan.opset)
+
+
+def expected_bytes(model: Model, plan: Plan) -> int:
+    """Give about what the weights take in the quantized model: a quarter of those that quantized nodes read."""
+    read = dict.fromkeys(value for d in plan.quantized() for value in d.node.inputs if value and value.constant)
+    return model.weight_bytes - sum(value.constant.nbytes * 3 // 4 for value in read if value.constant)
 
 
 def refuse_own_output(model: Model) -> None:

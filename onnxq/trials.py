@@ -121,6 +121,11 @@ class Variants:
             change(ready.model)
         return rewrite(ready.model, ready.plan, self.qparams(ready), self.weights)
 
+    def learn_codes(self, choices: Choices) -> None:
+        """Choose codes for the weights that these choices store in 4 bit, on what is known of their layers' inputs."""
+        ready = reached(duplicate(self.ready, choices), self.stats)
+        self.weights.learn(ready.plan, self.qparams(ready), self.stats, layers_to_measure(ready.plan))
+
     def settled(self, choices: Choices) -> tuple[Prepared, dict[Value, QParams]]:
         """Give the model planned with the final choices, and the scales and zero points of its activations."""
         ready = reached(duplicate(self.ready, choices), self.stats) if choices else self.ready

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 FLOAT = "float"
+UNITS = {"B": 1, "kB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 
 def decibels(value: float) -> str:
@@ -27,6 +29,12 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.2f} GB"
+
+
+def parse_size(text: str) -> int | None:
+    """Read a number of bytes that people wrote with a unit, such as `10 MB`; None where it is none."""
+    found = re.fullmatch(rf"(\d+(?:\.\d+)?) ?({'|'.join(UNITS)})", text, re.ASCII)
+    return None if found is None else int(float(found[1]) * UNITS[found[2]])
 
 
 def size_change(before: int, after: int) -> str:

@@ -33,6 +33,7 @@ ORDER = [
     "correction",
     "sensitivity",
     "search",
+    "shrink",
     "budget",
     "large",
     "unrun",

@@ -98,6 +98,15 @@ MaxDrop = Annotated[
     float | None,
     typer.Option("--max-drop", metavar="X", help="How far the metric may fall.", show_default=False),
 ]
+MaxSize = Annotated[
+    str | None,
+    typer.Option(
+        "--max-size",
+        metavar="SIZE",
+        help="Most that the quantized model may take, such as 10MB; weights go to 4 bit where that is necessary.",
+        show_default=False,
+    ),
+]
 CustomOps = Annotated[
     list[Path],
     typer.Option(
@@ -127,6 +136,22 @@ def use_custom_ops(libraries: list[Path]) -> None:
 
         for library in libraries:
             register_custom_ops(library)
+
+
+def parsed_size(text: str | None) -> int | None:
+    """Read the value of `--max-size`: a number of bytes, or one with a unit."""
+    from onnxq.errors import RecipeError
+    from onnxq.words import UNITS, parse_size
+
+    if text is None:
+        return None
+    found = int(text) if text.isascii() and text.isdecimal() else parse_size(text)
+    if not found:
+        raise RecipeError(
+            f"--max-size cannot be '{text}': it is a number of bytes, or one with a unit ({', '.join(UNITS)})",
+            "Write for example --max-size 10MB.",
+        )
+    return found
 
 
 def chosen_recipe(recipe: str, target: str | None, *, reduce_range: bool = False) -> str | Recipe:

@@ -16,6 +16,7 @@ from onnxq.cli.options import (
     Force,
     Format,
     MaxDrop,
+    MaxSize,
     MetricName,
     MinSqnr,
     Only,
@@ -25,6 +26,7 @@ from onnxq.cli.options import (
     Stats,
     Target,
     chosen_recipe,
+    parsed_size,
     use_custom_ops,
 )
 
@@ -91,6 +93,7 @@ def quantize(
     min_sqnr: MinSqnr = None,
     metric: MetricName = None,
     max_drop: MaxDrop = None,
+    max_size: MaxSize = None,
     samples: SampleLimit = None,
     fast: Fast = False,
     reduce_range: ReduceRange = False,
@@ -125,7 +128,7 @@ def quantize(
         stats=stats,
         exclude=exclude,
         only=only,
-        budget=Budget(min_sqnr, metric, max_drop),
+        budget=Budget(min_sqnr, metric, max_drop, parsed_size(max_size)),
         sample_limit=samples,
         fast=fast,
         force=force,

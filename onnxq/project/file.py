@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import math
 import os
-import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -14,10 +13,10 @@ from typing import Any
 
 from onnxq.errors import ProjectError
 from onnxq.project.entry import Entry, Project, Thresholds
+from onnxq.words import UNITS, parse_size
 
 FILE, PYPROJECT = "onnxq.toml", "pyproject.toml"
 START = 'Start with the two lines [[models]] and float = "PATH.onnx".'
-UNITS = {"B": 1, "kB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 
 def find_project(start: Path | None = None) -> Path | None:
@@ -178,10 +177,10 @@ class _Reader:
     def size(self, what: str, value: Any) -> int:
         if type(value) is int and value > 0:
             return value
-        found = re.fullmatch(rf"(\d+(?:\.\d+)?) ?({'|'.join(UNITS)})", value) if isinstance(value, str) else None
+        found = parse_size(value) if isinstance(value, str) else None
         if found is None:
             raise self.wrong(what, f"a number of bytes, or one with a unit ({', '.join(UNITS)})", '"10 MB"')
-        return int(float(found[1]) * UNITS[found[2]])
+        return found
 
     def thresholds(self, what: str, value: Any) -> Thresholds:
         if not isinstance(value, dict):

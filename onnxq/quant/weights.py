@@ -113,6 +113,15 @@ class Weights:
         self._known: dict[Key, Coded] = {}
         self.reduced: dict[str, None] = {}
 
+    def learn(self, plan: Plan, qparams: Mapping[Value, QParams], stats: Stats, layers: MeasuredLayers) -> None:
+        """Choose codes of 4 bit that another plan asks for; those of 8 bit stay as they are."""
+        jobs = rounding_jobs(plan, qparams, stats, layers)
+        jobs = {key: job for key, job in jobs.items() if key[1].bits < 7 and key not in self._rounded}
+        self._jobs |= jobs
+        self._rounded |= choose_all(jobs) if jobs else {}
+        for key in jobs:
+            self._known.pop(key, None)
+
     def codes(self, weight: Value, coding: Coding, minimum: np.ndarray | None, reader: str) -> Coded:
         """Quantize a weight.
 

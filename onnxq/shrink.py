@@ -1,0 +1,201 @@
+"""The search for the fewest weights that have to be stored in fewer bits, so that the file keeps to a size.
+
+Weights that are float go to 8 bit first, then weights of 8 bit to 4, those first that add least to the error of the
+outputs for each byte they save. How many it takes is found by bisection, each step a model that is encoded: what the
+file really has, names and all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from onnxq.correction import bias_adder, shift_biases
+from onnxq.errors import CheckFailed
+from onnxq.ir import Model, Node, Value
+from onnxq.ir.files import EXTERNAL_ALIGNMENT, needs_external_data
+from onnxq.ir.wire import length
+from onnxq.ops.family import MINIMUM_STORED_ELEMENTS, Decline
+from onnxq.quant.decision import Choice, Choices, Decision
+from onnxq.quant.plan import form_of, node_key
+from onnxq.quant.recipe import load_recipe
+from onnxq.sensitivity import sensitivity
+from onnxq.steps import stamp
+from onnxq.trials import Variants, duplicate
+
+FOUR_BITS = ("MatMul", "Gemm", "Conv", "ConvTranspose")  # whose weights the families store in 4 bit
+SMALLER = "Allow a larger file, or leave less of it float."
+
+
+@dataclass(frozen=True)
+class Smaller:
+    """A weight that can be stored in fewer bits.
+
+    Attributes:
+        choices: For all nodes that read it.
+        saved: Bytes of elements that this saves, about.
+
+    """
+
+    choices: Choices
+    saved: float
+
+
+def shrink(variants: Variants, choices: Choices, most: int) -> Choices:
+    """Store weights in fewer bits until the file is small enough.
+
+    Args:
+        variants: What is tried; learns the codes of weights of 4 bit.
+        choices: What is settled already; a weight that is to be smaller overrules that.
+        most: Bytes that the file may have.
+
+    Returns:
+        All choices.
+
+    Raises:
+        CheckFailed: Even the smallest file is too large.
+
+    """
+    smallest = file_bytes(variants, choices)
+    if smallest <= most:
+        return choices
+    for list_moves in (_to_eight_bits, _to_four_bits):
+        moves = list_moves(variants, choices)
+        if not moves:
+            continue
+        everything = _joined(choices, moves)
+        size = file_bytes(variants, everything)
+        if size > most:
+            smallest, choices = min(smallest, size), everything
+            continue
+        variants.learn_codes(everything)
+        ranked = _ranked(variants, choices, moves)
+        few, enough = 0, len(ranked)  # `few` is not enough
+        while enough - few > 1:
+            middle = (few + enough) // 2
+            if file_bytes(variants, _joined(choices, ranked[:middle])) <= most:
+                enough = middle
+            else:
+                few = middle
+        return _joined(choices, ranked[:enough])
+    raise CheckFailed(f"the smallest file that is possible has {smallest:,} bytes, {most:,} are allowed", SMALLER)
+
+
+def file_bytes(variants: Variants, choices: Choices, change: Callable[[Model], object] | None = None) -> int:
+    """Give the size of the model file that some choices lead to, its weights inside."""
+    model = stamp(variants.model(choices, change), variants.ready)
+    return length(model.chunks(verbatim=False))
+
+
+def fits_corrected(variants: Variants, choices: Choices, most: int) -> bool:
+    """Whether the file stays small enough if every layer gets a bias of its own."""
+    shifts = {}
+    for decision in variants.settled(choices)[0].plan.decisions:
+        adder = bias_adder(decision.node) if decision.form is not None else None
+        output = adder.outputs[0] if adder is not None else None
+        channels = output.shape[1 if adder.op_type == "Conv" else -1] if adder and output and output.shape else None
+        if adder is not None and isinstance(channels, int):
+            shifts[node_key(adder)] = np.zeros(channels, np.float32)
+    return file_bytes(variants, choices, lambda model: shift_biases(model, shifts)) <= most
+
+
+def written_bytes(model: Model, encoded: bytes | None, *, external: bool) -> int:
+    """Give what a model takes on disk; with its weights outside the most that it can take, space between included."""
+    size = length(model.chunks(verbatim=False)) if encoded is None else len(encoded)
+    if not external and not needs_external_data(model):
+        return size
+    return size + sum(EXTERNAL_ALIGNMENT for _ in model.initializers())
+
+
+def _to_eight_bits(variants: Variants, choices: Choices) -> list[Smaller]:
+    """List the weights that are float, though nobody asked for that."""
+    return _moves(variants, choices, 0.75, lambda decision, _: None if decision.scheme else ("weight-int8", {}))
+
+
+def _to_four_bits(variants: Variants, choices: Choices) -> list[Smaller]:
+    """List the weights that have 8 bit and a form with 4."""
+    recipe = load_recipe("weight-int4").scheme
+
+    def four_bits(decision: Decision, scheme: Any) -> tuple[Any, dict[str, Any]] | None:
+        node = decision.node
+        if decision.scheme in (None, "weight-int4") or node.op_type not in FOUR_BITS or node.domain:
+            return None
+        if node.op_type in ("MatMul", "Gemm"):
+            form = scheme.form if scheme.form == "matmulnbits" else recipe.form
+            return "weight-int4", {"form": form, "block_size": scheme.block_size or recipe.block_size}
+        return "weight-int4", {"form": "qdq" if scheme.form == "qdq" else "cast-mul", "block_size": 0}
+
+    return _moves(variants, choices, 0.125, four_bits)
+
+
+def _moves(variants: Variants, choices: Choices, saving: float, wish: Callable[[Decision, Any], Any]) -> list[Smaller]:
+    """List the weights all of whose readers can have what is wished for them.
+
+    Args:
+        variants: What is tried.
+        choices: What is settled already.
+        saving: The share of a float weight's bytes that is saved.
+        wish: Gives for a decision and its scheme the name and the settings of another, or None.
+
+    """
+    ready = variants.settled(choices)[0]
+    possible: dict[Node, Choice] = {}
+    for decision in ready.plan.decisions:
+        node = decision.node
+        scheme, _ = ready.plan.recipe.scheme_for(node.op_type, node.name)
+        wished = wish(decision, scheme) if scheme.name != "float" and node_key(node) else None
+        if wished is None:
+            continue
+        try:
+            form = form_of(node, replace(scheme, name=wished[0], **wished[1]), ready.model.opset)
+        except Decline:
+            continue
+        if form.opset <= ready.model.opset:
+            possible[node] = Choice(wished[0], "so that the file is small enough", tuple(wished[1].items()))
+    weights = dict.fromkeys(chain.from_iterable(_weights(node) for node in possible))
+    moves = []
+    for weight in weights:
+        readers = list(dict.fromkeys(use.node for use in weight.uses))
+        if weight.tensor is not None and all(reader in possible for reader in readers):
+            made = {node_key(reader): possible[reader] for reader in readers}
+            moves.append(Smaller(made, saving * weight.tensor.nbytes))
+    return moves
+
+
+def _weights(node: Node) -> list[Value]:
+    return [
+        value
+        for value in node.inputs
+        if value is not None
+        and value.constant is not None
+        and value.dtype in (TensorProto.FLOAT, None)
+        and value.constant.size >= MINIMUM_STORED_ELEMENTS
+    ]
+
+
+def _joined(choices: Choices, moves: Sequence[Smaller]) -> Choices:
+    joined = dict(choices)
+    for move in moves:
+        joined |= move.choices
+    return joined
+
+
+def _ranked(variants: Variants, choices: Choices, moves: Sequence[Smaller]) -> list[Smaller]:
+    """Sort the moves: what adds least to the error for each byte saved goes first."""
+    noise = _noise(variants, _joined(choices, moves))
+
+    def rank(move: Smaller) -> tuple[float, str]:
+        return sum(noise.get(key, 0.0) for key in move.choices) / move.saved, min(move.choices)
+
+    return sorted(moves, key=rank)
+
+
+def _noise(variants: Variants, choices: Choices) -> Mapping[str, float]:
+    ready = duplicate(variants.ready, choices)
+    tried = Variants(ready, variants.stats, variants.weights, variants.baseline, variants.samples)
+    return {found.tensor: found.noise for found in sensitivity(tried)}
