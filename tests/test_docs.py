@@ -226,6 +226,21 @@ def test_links_lead_somewhere() -> None:
             assert (page.parent / target).exists(), target
 
 
+def test_decisions_are_numbered_one_by_one() -> None:
+    pages = sorted((ROOT / "docs" / "decisions").iterdir())
+    assert [int(page.name[:4]) for page in pages] == list(range(1, len(pages) + 1))
+    for number, page in enumerate(pages, start=1):
+        assert page.read_text("utf-8").startswith(f"# {number}. ")
+
+
+def test_every_file_of_the_package_is_installed() -> None:
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["onnxq"]
+    package = ROOT / "onnxq"
+    data = {p.relative_to(package) for p in package.rglob("*") if p.is_file() and p.suffix not in {".py", ".pyc"}}
+    assert data == {p.relative_to(package) for pattern in patterns for p in package.glob(pattern)}
+    assert not [p for p in package.rglob("*.py") if not (p.parent / "__init__.py").exists() and p.parent != package]
+
+
 def test_versions_agree() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["version"] == onnxq.__version__
