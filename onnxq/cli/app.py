@@ -37,7 +37,14 @@ def command() -> Any:
     app.callback()(_options)
     for function in COMMANDS:
         app.command()(function)
-    return typer.main.get_command(app)
+    built: Any = typer.main.get_command(app)
+    for parameter in (p for one in built.commands.values() for p in one.params if p.param_type_name == "argument"):
+        parameter.display_type_rich = _no_type
+    return built
+
+
+def _no_type(ctx: object) -> None:
+    """Keep typer from showing how an argument is called in Python, as in `FILES <list[Path]>`."""
 
 
 def _options(

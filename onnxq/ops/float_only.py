@@ -16,7 +16,7 @@ stays_float(
     ),
     *("BatchNormalization", "MeanVarianceNormalization"),
 )
-stays_float("attention weights lose more accuracy in 8 bit than they save time", "Softmax", "LogSoftmax", "Attention")
+stays_float("probabilities lose more accuracy in 8 bit than they save time", "Softmax", "LogSoftmax", "Attention")
 stays_float(
     "onnxruntime has no fast integer kernel for it",
     *(

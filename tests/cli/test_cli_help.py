@@ -1,3 +1,4 @@
+import re
 import resource
 import subprocess
 import sys
@@ -37,6 +38,7 @@ def test_help_says_what_a_command_does(cli, arguments: list[str]) -> None:
     result = cli(*arguments)
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith("Usage: onnxq")
+    assert not re.search(r"<(list\[|str|path)", result.out)
 
 
 def test_help_lists_every_command(cli) -> None:

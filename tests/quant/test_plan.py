@@ -163,7 +163,7 @@ REFUSALS = [
     (STATIC, one("Relu x", {"x": [4, 5]}), "it stays float where its neighbours are float"),
     # operators that stay float
     (STATIC, one("LayerNormalization x s", {"x": [4, 5]}, {"s": floats(5)}), NORMALISED),
-    (STATIC, one("Softmax x", {"x": [4, 5]}), "attention weights lose more accuracy in 8 bit than they save time"),
+    (STATIC, one("Softmax x", {"x": [4, 5]}), "probabilities lose more accuracy in 8 bit than they save time"),
     (STATIC, one("Sigmoid x", {"x": [4, 5]}), NO_KERNEL),
     (STATIC, one("Sub x w", {"x": [4, 5]}, {"w": SMALL}), ELEMENTWISE),
     (STATIC, one("Expand x s", {"x": [4, 5]}, {"s": np.array([4, 5])}), MOVES),
