@@ -1,0 +1,79 @@
+"""What each method is worth: every model quantized with each one turned off in turn, judged on data it has not seen.
+
+    python tests/bench/bench_ablation.py [FOLDER] [NAME...]
+
+FOLDER holds `models/*.onnx`, and for each model by the beginning of its name `data/NAME_calib.npz` and
+`data/NAME_eval.npz`; by default the models that the tests use. Prints a Markdown table of the SQNR of the worst output
+in dB, which depends on no clock. Nothing is written outside of a temporary folder.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import onnxq
+from onnxq.quant.recipe import Recipe, load_recipe
+from onnxq.quant.samples import input_specs, open_samples
+from onnxq.verify import compare
+
+DEFAULT = Path(__file__).parents[2] / "../shared/arena"
+AUTO = load_recipe("auto")
+VARIANTS: dict[str, Recipe] = {
+    "everything": AUTO,
+    "no rescaling of channels": AUTO.setting(smoothing=False),
+    "weights to nearest": AUTO.setting(rounding="nearest"),
+    "no bias correction": AUTO.setting(bias_correction=False),
+    "nothing returned to float": AUTO.setting(return_to_float=False),
+    "8 bit wherever it is possible": replace(load_recipe("static-int8"), name="auto"),
+    "one scale for a weight": AUTO.setting(granularity="tensor"),
+    "ranges by squared error": AUTO.setting(ranges="mse"),
+}
+
+
+def tasks(folder: Path, names: list[str]) -> dict[str, tuple[Path, Path, Path]]:
+    found = {}
+    for calibration in sorted((folder / "data").glob("*_calib.npz")):
+        name = calibration.name.removesuffix("_calib.npz")
+        models = [
+            path for path in (folder / "models").glob("*.onnx") if name in path.name or path.stem.startswith(name)
+        ]
+        models = models or [
+            path for path in (folder / "models").glob("*.onnx") if name[:5] in path.name.replace("_", "")
+        ]
+        if models and (not names or name in names):
+            found[name] = models[0], calibration, folder / "data" / f"{name}_eval.npz"
+    return found
+
+
+def score(model: Path, calibration: Path, evaluation: Path, recipe: Recipe, scratch: Path) -> float:
+    output = scratch / "q.onnx"
+    onnxq.quantize(model, recipe, output=output, data=[calibration], force=True)
+    samples = open_samples([evaluation], input_specs(onnxq.load(model)))
+    return compare(model, output, samples, latency=False).worst_sqnr
+
+
+def main() -> int:
+    given = sys.argv[1:]
+    folder = Path(given.pop(0)) if given and Path(given[0]).is_dir() else DEFAULT
+    found = tasks(folder, given)
+    if not found:
+        print(f"{folder} holds no models with data", file=sys.stderr)
+        return 2
+    print("| | " + " | ".join(found) + " |\n|---|" + "---:|" * len(found), flush=True)
+    for label, recipe in VARIANTS.items():
+        cells = []
+        for model, calibration, evaluation in found.values():
+            started = time.perf_counter()
+            with tempfile.TemporaryDirectory() as scratch:
+                cells.append(f"{score(model, calibration, evaluation, recipe, Path(scratch)):.1f}")
+            print(f"{label}: {model.name} {cells[-1]} dB, {time.perf_counter() - started:.0f} s", file=sys.stderr)
+        print(f"| {label} | " + " | ".join(cells) + " |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
