@@ -105,7 +105,7 @@ def settle_accuracy(variants: Variants, budget: Budget) -> Settled:
                 raise CheckFailed(f"the recipe leaves no node open, and misses the budget: {meets.last}", RAISE)
         return Settled()
     contributions = sensitivity(variants, exact=EXACT if budget.is_accuracy else FEW)
-    ranked = moves(variants.ready.plan, contributions)
+    ranked = moves(variants.ready.plan, contributions, variants.ready.model.opset)
     found = bargains(variants, ranked)
     if budget.is_accuracy:
         meets = _Meets(variants.baseline, variants.samples, budget)

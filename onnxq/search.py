@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from onnxq.comparison import Contribution
 from onnxq.ir import Model
+from onnxq.quant.alternatives import by_blocks
 from onnxq.quant.decision import Choice, Choices, Decision, Plan
 from onnxq.quant.plan import node_key
 from onnxq.quant.region import node_times
@@ -37,6 +38,7 @@ class Move:
         share: Of the error of all nodes, 0 to 1.
         cost: Predicted time that this takes, by the time of the whole quantized model.
         computes: Whether it computes in 8 bit now, and does not only store its weight so.
+        blocks: What stands between both, where there is something: products with scales by block.
 
     """
 
@@ -45,6 +47,7 @@ class Move:
     share: float
     cost: float
     computes: bool
+    blocks: Choice | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def decibels_without(share: float) -> float:
 Meets = Callable[[Model], bool]
 
 
-def moves(plan: Plan, contributions: Sequence[Contribution], costs: Costs | None = None) -> list[Move]:
+def moves(plan: Plan, contributions: Sequence[Contribution], opset: int, costs: Costs | None = None) -> list[Move]:
     """List the nodes that `auto` has put into 8 bit, those that buy most for their time first."""
     table = costs or load_costs()
     total = predicted_time(plan, table)
@@ -82,7 +85,8 @@ def moves(plan: Plan, contributions: Sequence[Contribution], costs: Costs | None
         in_float, in_integers = _times(decision, table)
         computes = decision.scheme != "weight-int8"
         cost = max(in_float - in_integers, 0.0) / total if computes else 0.0
-        found.append(Move(key, known[key].noise, known[key].share, cost, computes))
+        blocks = by_blocks(decision.node, plan.recipe, opset) if computes else None
+        found.append(Move(key, known[key].noise, known[key].share, cost, computes, blocks))
     return sorted(found, key=lambda move: (-move.noise / (move.cost + 1e-3), move.key))
 
 
@@ -136,26 +140,28 @@ def fewest(variants: Variants, ranked: Sequence[Move], meets: Meets, settled: Ch
         stages: 1 to store all weights in 8 bit whatever happens, 2 to store those in float, too, that it takes.
 
     """
-    in_order = [
-        ("weight-int8", [move for move in ranked if move.computes and move.key not in settled]),
-        ("float", sorted(ranked, key=lambda move: (-move.noise, move.key))),
-    ]
+    computing = [move for move in ranked if move.computes and move.key not in settled]
+    in_order: list[tuple[list[Move], Callable[[Move], Choice]]] = [(computing, _choice)]
+    if any(move.blocks for move in computing):
+        in_order.insert(0, (computing, lambda move: move.blocks or _choice(move)))
+    if stages > 1:
+        in_order.append((sorted(ranked, key=lambda move: (-move.noise, move.key)), _kept))
     choices = dict(settled)
     if meets(variants.model(choices)):
         return Found(choices, met=True)
-    for scheme, stage in in_order[:stages]:
-        everything = choices | {move.key: _choice(move, scheme) for move in stage}
+    for stage, choose in in_order:
+        everything = choices | {move.key: choose(move) for move in stage}
         if not stage or not meets(variants.model(everything)):
             choices = everything
             continue
         few, enough = 0, len(stage)  # `few` is not enough
         while enough - few > 1:
             middle = (few + enough) // 2
-            if meets(variants.model(choices | {m.key: _choice(m, scheme) for m in stage[:middle]})):
+            if meets(variants.model(choices | {move.key: choose(move) for move in stage[:middle]})):
                 enough = middle
             else:
                 few = middle
-        return Found(choices | {m.key: _choice(m, scheme) for m in stage[:enough]}, met=True)
+        return Found(choices | {move.key: choose(move) for move in stage[:enough]}, met=True)
     return Found(choices, met=False)
 
 
@@ -170,11 +176,16 @@ def affordable(ranked: Sequence[Move], most: float) -> list[Move]:
     return taken
 
 
-def _choice(move: Move, scheme: str = "weight-int8") -> Choice:
-    bought = f"in 8 bit it made {100 * move.share:.0f} % of the error"
-    if scheme == "float":
-        return Choice("float", f"kept float: {bought}")
-    return Choice("weight-int8", f"{bought}, for {100 * move.cost:.1f} % of the time")
+def _choice(move: Move) -> Choice:
+    return Choice("weight-int8", f"{_bought(move)}, for {100 * move.cost:.1f} % of the time")
+
+
+def _kept(move: Move) -> Choice:
+    return Choice("float", f"kept float: {_bought(move)}")
+
+
+def _bought(move: Move) -> str:
+    return f"in 8 bit it made {100 * move.share:.0f} % of the error"
 
 
 def left_open(plan: Plan, decision: Decision) -> bool:

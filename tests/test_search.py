@@ -23,16 +23,16 @@ from onnxq.trials import Variants, fit
 WIDTH = 64
 
 
-def chain(tmp_path: Path, spread: list[float]) -> Path:
+def chain(tmp_path: Path, spread: list[float], rows: int | None = None, width: int = WIDTH) -> Path:
     """Build MatMuls with activations between them, one after another, the outliers of each layer's input given."""
     nodes, weights, value = [], {}, "x"
     for index, factor in enumerate(spread):
-        scale = np.ones(WIDTH, np.float32)
+        scale = np.ones(width, np.float32)
         scale[0] = (
             factor  # one channel towers above the others, and its row of the weight is small: 8 bits do not reach
         )
         weights[f"s{index}"] = scale
-        weights[f"w{index}"] = (floats(WIDTH, WIDTH, seed=index) / 8 / scale[:, None]).astype(np.float32)
+        weights[f"w{index}"] = (floats(width, width, seed=index) / 8 / scale[:, None]).astype(np.float32)
         nodes += [
             node("Tanh", value, f"t{index}"),
             node("Mul", f"t{index} s{index}", f"m{index}"),
@@ -40,7 +40,7 @@ def chain(tmp_path: Path, spread: list[float]) -> Path:
         ]
         value = f"y{index}"
     path = tmp_path / "chain.onnx"
-    path.write_bytes(build(nodes, {"x": [None, WIDTH]}, [value], weights).SerializeToString())
+    path.write_bytes(build(nodes, {"x": [rows, width]}, [value], weights).SerializeToString())
     return path
 
 
@@ -154,7 +154,7 @@ def test_half_a_limit_is_refused():
 
 def test_a_recipe_that_leaves_nothing_open_is_not_changed(spoilt):
     assert not settle(spoilt, Budget(60)).choices
-    assert not moves(spoilt.ready.plan, sensitivity(spoilt))
+    assert not moves(spoilt.ready.plan, sensitivity(spoilt), 17)
 
 
 def test_the_same_choices_come_out_every_time(tmp_path):
@@ -184,3 +184,16 @@ def test_a_bargain_counts_what_follows_it_into_float():
         assert not bargains(Following(), ranked).choices
         times["floats"] = 1.001
         assert bargains(Following(), ranked).choices.keys() == {"a"}
+
+
+@pytest.mark.parametrize("allow", ["", 'allow = ["com.microsoft"]\n'])
+def test_scales_by_block_come_before_float_where_they_are_allowed(tmp_path, allow):
+    path = chain(tmp_path, [1, 1, 200, 1], rows=64, width=256)
+    recipe = tmp_path / "auto.toml"
+    recipe.write_text(AUTO + allow)
+    samples = [{"x": floats(64, 256, seed=50 + i)} for i in range(6)]
+    reached = quantize(path, recipe, output=tmp_path / "free.onnx", samples=samples).comparison.worst_sqnr
+    output = tmp_path / "bound.onnx"
+    quantize(path, recipe, output=output, samples=samples, budget=Budget(reached + 4))
+    operators = {n.op_type for n in load(output).graph.nodes}
+    assert ("MatMulNBits" in operators) == bool(allow)

@@ -19,6 +19,7 @@ from onnxq.targets.placement import load_target
 
 MICROSOFT = "com.microsoft"
 FAST = {"rounding": "nearest", "smoothing": False, "bias_correction": False, "return_to_float": False}
+ONLY_MICROSOFT = ("LSTM",)  # operators whose one form that computes in 8 bit is of that domain
 LISTS = ("exclude", "only", "allow")  # keys that hold lists of strings
 
 
@@ -72,6 +73,8 @@ class Recipe:
             if rule.matches(op_type, node_name):
                 scheme, why = replace(scheme, **dict(rule.settings)), f"rule op = '{rule.op}', name = '{rule.name}'"
         scheme = settle(scheme, op_type, load_target(scheme.target))
+        if op_type in ONLY_MICROSOFT and MICROSOFT in self.allow and MICROSOFT in load_target(scheme.target).domains:
+            scheme = replace(scheme, domain="com.microsoft")
         if self.only and not any(fnmatchcase(label, glob) for glob in self.only for label in (op_type, node_name)):
             scheme, why = replace(scheme, name="float"), "--only"
         glob = self.excluded_by(op_type, node_name)

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import onnxq
+from onnxq.ir.types import infer_types
 from onnxq.quant.recipe import Recipe, load_recipe
 from onnxq.quant.samples import input_specs, open_samples
 from onnxq.verify import compare
@@ -52,7 +53,9 @@ def tasks(folder: Path, names: list[str]) -> dict[str, tuple[Path, Path, Path]]:
 def score(model: Path, calibration: Path, evaluation: Path, recipe: Recipe, scratch: Path) -> float:
     output = scratch / "q.onnx"
     onnxq.quantize(model, recipe, output=output, data=[calibration], force=True)
-    samples = open_samples([evaluation], input_specs(onnxq.load(model)))
+    reference = onnxq.load(model)
+    infer_types(reference)
+    samples = open_samples([evaluation], input_specs(reference))
     return compare(model, output, samples, latency=False).worst_sqnr
 
 

@@ -74,3 +74,17 @@ def test_an_lstm_that_computes_in_float(settings: dict, attributes: dict, reason
     step = node("LSTM", "x w r", "y", hidden_size=32, **attributes)
     made = quantize_in_memory(build([step], {"x": [5, 3, 16]}, ["y"], weights), "dynamic-int8", **settings)
     assert made.decision("n_y").reason == reason
+
+
+@pytest.mark.parametrize("allow", ["", 'allow = ["com.microsoft"]'])
+def test_auto_takes_the_lstm_that_computes_in_8_bit_where_that_is_allowed(allow, tmp_path):
+    from onnxq import steps
+    from onnxq.ir import load
+
+    w, r, x = floats(1, 128, 16) / 4, floats(1, 128, 32, seed=1) / 4, [None, 1, 16]
+    model = build([node("LSTM", "x w r", "y", hidden_size=32)], {"x": x}, ["y"], {"w": w, "r": r})
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    (tmp_path / "r.toml").write_text(f'scheme = "auto"\n{allow}\n')
+    ready = steps.prepare(load(tmp_path / "m.onnx"), str(tmp_path / "r.toml"), with_data=True)
+    (decision,) = ready.plan.decisions
+    assert decision.scheme == ("dynamic-int8" if allow else "weight-int8")
