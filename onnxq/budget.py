@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 from onnxq.comparison import Contribution
@@ -40,7 +41,10 @@ class Budget:
     max_size: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse half of a limit."""
+        """Refuse half of a limit, and one that is no number."""
+        for option, limit in (("--min-sqnr", self.min_sqnr), ("--max-drop", self.max_drop)):
+            if limit is not None and not math.isfinite(limit):
+                raise RecipeError(f"{option} is {limit}, not a finite number", "Give a number.")
         if (self.metric is None) != (self.max_drop is None):
             raise RecipeError("a metric and how far it may fall belong together", "Give both --metric and --max-drop.")
 

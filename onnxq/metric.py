@@ -76,7 +76,11 @@ def measure_metric(
                 progress(count, samples.count)
     except SessionError as error:
         raise ModelError(f"onnxruntime cannot load or run {label}: {error}", "Check the model first.") from error
-    return _call(metric, (outputs, samples.labels()), name)
+    labels = samples.labels()
+    hint = (
+        SIGNATURE if labels else "The data have no labels, which are arrays whose name starts with _: see docs/cli.md."
+    )
+    return _call(metric, (outputs, labels), name, hint)
 
 
 def compare_metric(
@@ -106,12 +110,12 @@ def compare_metric(
     return MetricComparison(source, *values)
 
 
-def _call(metric: Metric, arguments: Sequence[Any], name: str) -> float:
+def _call(metric: Metric, arguments: Sequence[Any], name: str, hint: str) -> float:
     try:
         value = metric(*arguments)
     except Exception as error:  # whatever the user's function raises is the user's to read
         text = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise DataError(f"{name} failed: {text}", SIGNATURE) from error
+        raise DataError(f"{name} failed: {text}", hint) from error
     try:
         number = float(value)
     except (TypeError, ValueError):

@@ -117,6 +117,14 @@ def test_a_metric_that_fails(here: Path, function: str, sentence: str) -> None:
         compare_metric(name, encoded(), encoded(), data)
 
 
+def test_a_metric_without_labels_is_told_so(here: Path) -> None:
+    data = open_samples([save(here / "d.npz")], [X])
+    unlabelled = wrap_samples(list(data), [X])
+    with pytest.raises(DataError) as caught:
+        compare_metric("own_metric:missing", encoded(), encoded(), unlabelled)
+    assert "have no labels" in caught.value.hint
+
+
 def test_a_model_that_does_not_run(here: Path) -> None:
     data = open_samples([save(here / "d.npz")], [X])
     with pytest.raises(ModelError, match="cannot load or run the model"):

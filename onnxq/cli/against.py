@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,7 +19,7 @@ MOST_MISSED = 5  # sentences on stderr; the rest is counted
 
 
 def check_options(given: Mapping[str, object], against: Path | None, data: list[str]) -> None:
-    """Refuse options that need another one."""
+    """Refuse options that need another one, and limits that are no numbers."""
     from onnxq.errors import RecipeError
 
     if against is None:
@@ -26,6 +27,9 @@ def check_options(given: Mapping[str, object], against: Path | None, data: list[
             if value is not None:
                 option = "--" + name.replace("_", "-")
                 raise RecipeError(f"{option} needs a float model to compare with", "Add --against FLOAT.")
+    for name, value in given.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise RecipeError(f"--{name.replace('_', '-')} is {value}, not a finite number", "Give a number.")
     if given["max_drop"] is not None and given["metric"] is None:
         raise RecipeError("--max-drop needs a metric that could drop", "Add --metric package.module:function.")
     if given["metric"] is not None and not data:

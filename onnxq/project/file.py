@@ -123,6 +123,7 @@ class _Reader:
     def entry(self, root: Path, table: Mapping[str, Any]) -> Entry:
         source = table.get("float")
         if not isinstance(source, str) or not source:
+            self.refuse_unknown(table, tuple(KEYS), "a model")
             raise ProjectError(f"{self.label}: a model has no 'float'", 'Add the line float = "PATH.onnx" to it.')
         self.refuse_unknown(table, tuple(KEYS), source)
         values = {

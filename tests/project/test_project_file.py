@@ -92,6 +92,7 @@ WRONG = {
         "[[models]]\nfloat = 'a.onnx'\nthresholds = { min_sqnr = 3 }",
         "a.onnx: 'thresholds' has an unknown key 'min_sqnr'|Did you mean 'min-sqnr'?",
     ),
+    "float misspelt": ("[[models]]\nflaot = 'a.onnx'", "a model has an unknown key 'flaot'|Did you mean 'float'?"),
     "no float": ("[[models]]\nrecipe = 'auto'", "a model has no 'float'"),
     "recipe no string": ("[[models]]\nfloat = 'a.onnx'\nrecipe = 3", "a.onnx: 'recipe' must be a string"),
     "data no list": ("[[models]]\nfloat = 'a.onnx'\ndata = 'x.npz'", "'data' must be a list of strings"),
