@@ -123,8 +123,9 @@ def node_tables(report: Report) -> Iterator[RenderableType]:
     left = Counter(n.reason for n in report.nodes if n.scheme is None and n.name not in report.returned)
     reasons = left.most_common()
     if reasons:
-        shown = [(str(count), reason) for reason, count in reasons[:MOST_REASONS]]
-        rest = sum(count for _, count in reasons[MOST_REASONS:])
+        most = MOST_REASONS if len(reasons) > MOST_REASONS + 1 else len(reasons)  # a line about one line saves none
+        shown = [(str(count), reason) for reason, count in reasons[:most]]
+        rest = sum(count for _, count in reasons[most:])
         if rest:
             shown.append((str(rest), "other reasons: see `onnxq plan`"))
         yield ""

@@ -1,4 +1,5 @@
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,16 @@ def test_names_cannot_steer_the_terminal() -> None:
 )
 def test_sizes(count: float, text: str) -> None:
     assert size(count) == text
+
+
+@pytest.mark.parametrize(("count", "line"), [(13, "1 reason 12"), (14, "2 other reasons: see `onnxq plan`")])
+def test_reasons_are_summed_up_where_that_saves_lines(report: Report, count: int, line: str) -> None:
+    nodes = tuple(NodeReport(f"n{i}", "Relu", None, f"reason {i}") for i in range(count))
+    text = " ".join(render(report_tables(replace(report, nodes=nodes)), 100).split())
+    assert line in text
+    assert ("other reasons" in text) == (count == 14)
+
+
+def test_a_node_that_was_returned_to_float_is_explained_once(report: Report) -> None:
+    text = " ".join(render(report_tables(replace(report, returned=("relu",))), 200).split())
+    assert text.count(REASON) == 1
