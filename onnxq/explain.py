@@ -21,7 +21,7 @@ from onnxq.quant.region import count, node_times
 from onnxq.report import NodeReport, Report, activations
 from onnxq.report.activations import node_name
 from onnxq.steps import Prepared, choose_qparams, layers_to_measure, measure, open_data, prepare, reached, uncollected
-from onnxq.targets import load_costs
+from onnxq.targets import Costs
 
 
 def explain(
@@ -132,7 +132,7 @@ def _explanation(ready: Prepared, decision: Decision, became: dict[Node, NodeRep
         rule=rule,
         asked=scheme.name,
         attempts=attempts,
-        times=_times(node) if scheme.name == "auto" and _static(attempts) else None,
+        times=_times(node, ready.plan.costs) if scheme.name == "auto" and _static(attempts) else None,
         inputs=tuple(_input(value, became) for value in node.inputs),
         outputs=tuple(_output(value, became) for value in node.outputs if value is not None),
     )
@@ -155,9 +155,8 @@ def _static(attempts: Sequence[Attempt]) -> bool:
     return any(attempt.scheme == "static-int8" and attempt.accepted for attempt in attempts)
 
 
-def _times(node: Node) -> Times:
+def _times(node: Node, costs: Costs) -> Times:
     """Read the tables that `auto` decides by."""
-    costs = load_costs()
     in_float, in_integers = node_times(node, costs)
     first, output = node.inputs[0], node.outputs[0]
     assert first is not None

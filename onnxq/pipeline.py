@@ -32,13 +32,14 @@ from onnxq.steps import (
     stamp,
     uncollected,
 )
+from onnxq.timed import Timing, timed
 from onnxq.trials import fit, rescale
 from onnxq.unrun import carry_out_unrun
 from onnxq.verify import compare
 
 PLAN_HINT = "See every node's reason with `onnxq plan`."
 DATA_HINT = "Add --data, or use the recipe dynamic-int8, which needs none."
-NO_BUDGET = Budget()
+NO_BUDGET, NO_TIMING = Budget(), Timing()
 FEW_SAMPLES = 2  # that a fast run compares on
 RANDOM_SAMPLES = 4  # without data: enough to time a model and to see that it runs
 
@@ -63,6 +64,7 @@ def quantize(
     exclude: Sequence[str] = (),
     only: Sequence[str] = (),
     budget: Budget = NO_BUDGET,
+    timing: Timing = NO_TIMING,
     sample_limit: int | None = None,
     fast: bool = False,
     force: bool = False,
@@ -84,6 +86,7 @@ def quantize(
         exclude: Globs of nodes to leave float.
         only: Globs of nodes to quantize.
         budget: What the result may lose and take; see `onnxq.budget`.
+        timing: Kernel times to decide by; see `onnxq.timed`.
         sample_limit: Use no more samples.
         fast: Leave out everything but calibration: no rescaling, no search, weights to nearest, a short comparison.
         force: Replace an old output.
@@ -98,13 +101,12 @@ def quantize(
 
     """
     watch, target = observer or Silent(), Path(output or default_output(Path(model)))
-    if not dry_run:
-        check_target(Path(model), target, force=force)
     with uncollected():
         with_data, most = bool(data) or samples is not None or stats is not None, budget.max_size
-        source = load_float(model, watch)
+        source = load_float(model, watch, None if dry_run else target, force=force)
         ready = prepare(source, recipe, with_data=with_data, exclude=exclude, only=only, fast=fast, most=most)
         given = open_data(ready.model, data, samples, sample_limit)
+        ready = timed(ready, given, timing, watch, most)
         check_plan(ready, with_data=with_data or dry_run)
         if dry_run:
             return planned(ready)
@@ -113,8 +115,10 @@ def quantize(
         return written(result, target, watch, force=force, external_data=external_data)
 
 
-def load_float(path: str | Path, watch: Observer) -> Model:
-    """Load a model to plan, and refuse what onnxq has made."""
+def load_float(path: str | Path, watch: Observer, target: Path | None, *, force: bool) -> Model:
+    """Load a model to plan, and refuse what onnxq has made, or a target that is in the way."""
+    if target is not None:
+        check_target(Path(path), target, force=force)
     watch.step("load")
     model = load(path)
     refuse_own_output(model)

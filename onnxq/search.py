@@ -19,7 +19,7 @@ from onnxq.quant.decision import Choice, Choices, Decision, Plan
 from onnxq.quant.plan import node_key
 from onnxq.quant.region import node_times
 from onnxq.sensitivity import counted
-from onnxq.targets import Costs, load_costs
+from onnxq.targets import Costs
 from onnxq.trials import Variants
 
 # A bargain: dB that a node has to gain, dB for the whole time (1.5 for a hundredth of it), the most that it may take
@@ -74,7 +74,7 @@ Meets = Callable[[Model], bool]
 
 def moves(plan: Plan, contributions: Sequence[Contribution], opset: int, costs: Costs | None = None) -> list[Move]:
     """List the nodes that `auto` has put into 8 bit, those that buy most for their time first."""
-    table = costs or load_costs()
+    table = costs or plan.costs
     total = predicted_time(plan, table)
     known = {c.tensor: c for c in contributions}
     found = []
@@ -102,7 +102,7 @@ def bargains(variants: Variants, ranked: Sequence[Move], costs: Costs | None = N
 
     What a node really takes along shows when the plan is made anew: where it goes, its neighbours may follow.
     """
-    table = costs or load_costs()
+    table = costs or variants.ready.plan.costs
     choices: dict[str, Choice] = {}
     left = list(ranked)
     best = variants.judge.sqnr(variants.model(choices))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from onnxq.quant.samples import Samples, input_specs, open_samples, wrap_samples
 from onnxq.quant.stats import Stats, range_kinds
 from onnxq.quant.stats_file import load_stats
 from onnxq.quant.streamed import LARGE
+from onnxq.targets import Costs
 from onnxq.version import __version__
 
 FOUR_BIT_OPSET = 21  # of DequantizeLinear and Cast
@@ -86,16 +88,20 @@ def prepare(
     notes = tuple(normalise(model))
     infer_types(model)
     notes += make_loadable(model)
-    plan = decide(model, chosen, with_data=with_data)
+    return replanned(Prepared(model.path or Path(), source, model, Plan(chosen, {}, with_data), notes, fast), most)
+
+
+def replanned(ready: Prepared, most: int | None = None, costs: Costs | None = None) -> Prepared:
+    """Decide about every node by these kernel times, and raise the opset as far as that needs; see `prepare`."""
+    model, notes, recipe, with_data = ready.model, ready.notes, ready.plan.recipe, ready.plan.with_data
+    plan = decide(model, recipe, with_data=with_data, costs=costs)
     newer = raised(model, plan, most)
     if newer is not model:
         notes += (f"opset raised from {model.opset} to {newer.opset}",)
-        model = newer
-        notes += tuple(normalise(model))
-        infer_types(model)
-        plan = decide(model, chosen, with_data=with_data)
-    notes += tuple(chosen.idle_globs((d.node.op_type, d.node.name) for d in plan.decisions))
-    return Prepared(model.path or Path(), source, model, plan, notes, fast)
+        notes += tuple(normalise(newer))
+        infer_types(newer)
+        plan = decide(newer, recipe, with_data=with_data, costs=costs)
+    return replace(ready, model=newer, plan=plan, notes=notes)
 
 
 def raised(model: Model, plan: Plan, most: int | None) -> Model:
@@ -187,7 +193,7 @@ def reached(ready: Prepared, stats: Stats) -> Prepared:
     if not missing:
         return ready
     plan = ready.plan
-    again = decide(ready.model, plan.recipe, with_data=True, choices=plan.choices, unreached=missing)
+    again = decide(ready.model, plan.recipe, with_data=True, choices=plan.choices, unreached=missing, costs=plan.costs)
     return replace(ready, plan=again)
 
 
@@ -204,6 +210,8 @@ def stamp(model: Model, ready: Prepared) -> Model:
     model.metadata["onnxq_version"] = __version__
     model.metadata["onnxq_recipe"] = ready.plan.recipe.to_toml()
     model.metadata["onnxq_source_sha256"] = ready.source
+    if ready.plan.costs.timings is not None:
+        model.metadata["onnxq_timings"] = json.dumps(ready.plan.costs.timings.as_dict(), separators=(",", ":"))
     return model
 
 

@@ -181,7 +181,9 @@ def duplicate(ready: Prepared, choices: Choices | None = None, *, costs_count: b
 
 def _planned(ready: Prepared, model: Model, choices: Choices | None = None, *, costs_count: bool = True) -> Plan:
     chosen = ready.plan.choices if choices is None else choices
-    return make_plan(model, ready.plan.recipe, with_data=ready.plan.with_data, choices=chosen, costs_count=costs_count)
+    plan = ready.plan
+    with_data, costs = plan.with_data, plan.costs
+    return make_plan(model, plan.recipe, with_data=with_data, choices=chosen, costs_count=costs_count, costs=costs)
 
 
 def rescale(ready: Prepared, baseline: ModelSource, samples: Samples, watch: Observer) -> Prepared:

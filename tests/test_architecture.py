@@ -29,6 +29,7 @@ ORDER = [
     "fusion",
     "report",
     "steps",
+    "timed",
     "trials",
     "correction",
     "sensitivity",

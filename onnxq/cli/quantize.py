@@ -72,6 +72,19 @@ Fast = Annotated[
         "--fast", help="Calibrate and quantize, nothing more: no rescaling, no search, weights rounded to nearest."
     ),
 ]
+Benchmark = Annotated[
+    bool,
+    typer.Option("--benchmark", help="Measure kernels of the model's shapes here, and decide by their times."),
+]
+TimingsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--timings",
+        metavar="FILE",
+        help="A JSON file of kernel times to decide by; with --benchmark: where to write them.",
+        show_default=False,
+    ),
+]
 ReduceRange = Annotated[
     bool,
     typer.Option(
@@ -96,6 +109,8 @@ def quantize(
     max_size: MaxSize = None,
     samples: SampleLimit = None,
     fast: Fast = False,
+    benchmark: Benchmark = False,
+    timings: TimingsFile = None,
     reduce_range: ReduceRange = False,
     custom_ops: CustomOps = [],  # noqa: B006
     external_data: ExternalData = False,
@@ -117,7 +132,7 @@ def quantize(
     refuse_config(context)
     use_custom_ops(custom_ops)
     from onnxq.budget import Budget
-    from onnxq.cli.write import write_plan, write_report
+    from onnxq.timed import Timing
 
     _check(report, force=force)
     result = _run(
@@ -131,13 +146,13 @@ def quantize(
         budget=Budget(min_sqnr, metric, max_drop, parsed_size(max_size)),
         sample_limit=samples,
         fast=fast,
+        timing=Timing(benchmark, timings, force),
         force=force,
         dry_run=dry_run,
         external_data=external_data or None,
         detailed=report is not None,
     )
-    _save(result, report, force=force)
-    return (write_plan if dry_run else write_report)(result, output_format)
+    return _write(result, report, output_format, dry_run=dry_run, force=force)
 
 
 def _run(model: Path, recipe: str | Recipe, **options: Any) -> Report:
@@ -159,8 +174,10 @@ def _check(path: Path | None, *, force: bool) -> None:
         check_report_path(path, force=force)
 
 
-def _save(result: Report, path: Path | None, *, force: bool) -> None:
-    if path is not None:
-        from onnxq.report import write_report
+def _write(result: Report, path: Path | None, output_format: Format, *, dry_run: bool, force: bool) -> None:
+    from onnxq.cli.write import write_plan, write_report
+    from onnxq.report import write_report as save_report
 
-        write_report(result, path, force=force)
+    if path is not None:
+        save_report(result, path, force=force)
+    (write_plan if dry_run else write_report)(result, output_format)

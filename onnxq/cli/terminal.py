@@ -19,6 +19,7 @@ FILE_WIDTH = 500
 STEPS = {
     "load": "reading the model",
     "plan": "planning",
+    "benchmark": "timing kernels",
     "rescale": "measuring channels",
     "calibrate": "calibrating",
     "round": "rounding weights",

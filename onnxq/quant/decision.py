@@ -11,6 +11,7 @@ from onnxq.ir import Node, Value
 from onnxq.ops.family import Form
 from onnxq.ops.scheme import Scheme, SchemeName
 from onnxq.quant.recipe import Recipe
+from onnxq.targets import Costs, load_costs
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Plan:
         recipe: What was asked for.
         choices: What a search settled, where there was one.
         with_data: Whether there are samples to calibrate with.
+        costs: Kernel times that decided.
         decisions: One for each node, bodies included, in graph order.
         outputs: Values that are read through a Q/DQ pair by everybody, by the node whose output they quantize. Behind
             an absorbed Relu or Clip, the value is the clamp's output and the node the Conv before it.
@@ -72,6 +74,7 @@ class Plan:
     recipe: Recipe
     choices: Choices = field(default_factory=dict)
     with_data: bool = True
+    costs: Costs = field(default_factory=load_costs)
     decisions: list[Decision] = field(default_factory=list)
     outputs: dict[Node, Value] = field(default_factory=dict)
     absorbed: dict[Node, Node] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from onnxq.quant.pitfalls import endangering
 from onnxq.quant.placement import check_target, place, useless_residuals
 from onnxq.quant.recipe import Recipe
 from onnxq.quant.region import integer_region
-from onnxq.targets import load_costs
+from onnxq.targets import Costs, load_costs
 from onnxq.targets.placement import load_target
 
 __all__ = ["Choice", "Choices", "Decision", "Plan", "form_of", "make_plan", "node_key", "schemes_to_try"]
@@ -32,6 +32,7 @@ def make_plan(
     choices: Choices | None = None,
     costs_count: bool = True,
     unreached: Collection[Graph] = (),
+    costs: Costs | None = None,
 ) -> Plan:
     """Decide about every node.
 
@@ -42,10 +43,11 @@ def make_plan(
         choices: What to do with single nodes in place of what the recipe says; those that it leaves float stay so.
         costs_count: Whether `auto` keeps nodes float that would not be faster in 8 bit.
         unreached: Bodies that no sample has run: nothing in them has a calibrated range.
+        costs: Kernel times; by default those that come with onnxq.
 
     """
     recipe = recipe.at_opset(model.opset)
-    plan = Plan(recipe, choices or {}, with_data)
+    plan = Plan(recipe, choices or {}, with_data, costs or load_costs())
     decided: dict[Node, Decision] = {}
     for node in model.graph.walk():
         decided[node] = _decide(node, recipe, model.opset, with_data, plan.choices)
@@ -56,7 +58,7 @@ def make_plan(
         _keep_paying_passives(graph, decided, recipe)
         _drop_useless_residuals(graph, decided)
         if costs_count and load_target(recipe.scheme.target).timed:
-            _keep_paying_region(graph, decided, recipe, model.opset)
+            _keep_paying_region(graph, decided, plan, model.opset)
         _absorb_clamps(graph, decided, plan)
     plan.decisions = list(decided.values())
     _collect_values(plan)
@@ -182,8 +184,9 @@ def _drop_useless_residuals(graph: Graph, decided: dict[Node, Decision]) -> None
         decided[node] = Decision(node, None, "the Conv that it adds to stays float")
 
 
-def _keep_paying_region(graph: Graph, decided: dict[Node, Decision], recipe: Recipe, opset: int) -> None:
+def _keep_paying_region(graph: Graph, decided: dict[Node, Decision], plan: Plan, opset: int) -> None:
     """Under `auto`, let only those nodes work in 8 bit that are faster so, the borders around them counted."""
+    recipe = plan.recipe
     forms = {n: d.form for n in graph.nodes if (d := decided[n]).scheme == "static-int8" and d.form is not None}
     schemes = {node: recipe.scheme_for(node.op_type, node.name)[0] for node in forms}
     # The kernel times are those of uint8: whoever asks for other activations does not ask for this runtime's speed.
@@ -192,7 +195,7 @@ def _keep_paying_region(graph: Graph, decided: dict[Node, Decision], recipe: Rec
         return
     merged = {n: n.inputs[0].producer for n in graph.nodes if _absorbable(n, decided, recipe) and n.inputs[0]}
     makers = {clamp: maker for clamp, maker in merged.items() if maker is not None}
-    chosen = integer_region(graph, forms, makers, asked, load_costs())
+    chosen = integer_region(graph, forms, makers, asked, plan.costs)
     for node in forms.keys() - chosen:
         decided[node] = _stored_instead(node, recipe, opset, "8 bit would not be faster here")
 

@@ -8,6 +8,7 @@ value whose maker and readers are on different sides pays for one conversion. Th
 
 from __future__ import annotations
 
+import json
 import math
 from collections import deque
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from collections.abc import Mapping
 from onnxq.ir import Graph, Node, Value
 from onnxq.ops.family import Form
 from onnxq.targets import Costs
+from onnxq.targets.timings import Kernel
 
 INFINITE = 1e18
 FLOAT_BONUS = 1.05  # float is more accurate: 8 bit has to gain at least this factor
@@ -155,7 +157,7 @@ def _borders(
     maker = 1
     if value.producer is not None and value.producer in places and forms_output(value.producer, forms, merged):
         maker = places[value.producer]
-    elements = count(value)
+    elements = count(value, costs.shapes)
     readers = {_reader(use.node, use.slot, places, forms) for use in value.uses}
     readers |= {1} if value.is_output else set()
     if readers == {maker}:
@@ -176,14 +178,49 @@ def _reader(node: Node, slot: int, places: Mapping[Node, int], forms: Mapping[No
     return places[node] if form is not None and slot in form.activations else 1
 
 
-def count(value: Value) -> int:
-    """Number of elements, open dimensions guessed: one sample, a spatial side of 56."""
+def count(value: Value, shapes: Mapping[str, tuple[int, ...]] | None = None) -> int:
+    """Number of elements, open dimensions guessed: one sample, a spatial side of 56; or as `shapes` has them."""
+    shape = _shape(value, shapes or {})
+    return 1 if shape is None else max(math.prod(shape), 1)
+
+
+def _shape(value: Value, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    if value.name in shapes:
+        return shapes[value.name]
     if value.shape is None:
-        return 1
-    sizes = [
+        return None
+    return tuple(
         size if isinstance(size, int) else (1 if axis == 0 else UNKNOWN_SIDE) for axis, size in enumerate(value.shape)
-    ]
-    return max(math.prod(sizes), 1)
+    )
+
+
+def kernel_of(node: Node, shapes: Mapping[str, tuple[int, ...]]) -> Kernel | None:
+    """Name the kernel that computes a Conv, MatMul or Gemm with a constant weight on the right; None for others."""
+    if node.op_type not in ("Conv", "MatMul", "Gemm") or node.domain or len(node.inputs) < 2 or not node.outputs:
+        return None
+    first, weight, output = node.inputs[0], node.inputs[1], node.outputs[0]
+    if first is None or weight is None or weight.tensor is None or output is None:
+        return None
+    read, made = _shape(first, shapes), _shape(output, shapes)
+    if read is None or made is None or (node.op_type != "Conv" and len(weight.tensor.shape) != 2):
+        return None
+    attributes = {name: node.attribute(name) for name in sorted(node.spans)}
+    plain = {name: value.decode() if isinstance(value, bytes) else value for name, value in attributes.items()}
+    text = json.dumps({k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}, sort_keys=True)
+    return Kernel(node.op_type, read, weight.tensor.shape, made, text)
+
+
+def interpolated(kernel: Kernel, costs: Costs) -> tuple[float, float]:
+    """Give the times of a kernel in float and in 8 bit by the table, in nanoseconds."""
+    elements = max(math.prod(kernel.input), 1)
+    if kernel.operator != "Conv":
+        columns = max(kernel.output[-1] if kernel.output else 1, 1)
+        inner = max(math.prod(kernel.weight) // columns, 1)
+        return costs.matmul(max(elements // inner, 1), inner, columns)
+    filters, per_group, *window = kernel.weight
+    group = int(json.loads(kernel.attributes).get("group", 1))
+    pixels = max(math.prod(kernel.output) // max(filters, 1), 1)
+    return costs.conv(per_group * group, filters, math.prod(window), pixels, group)
 
 
 def node_times(node: Node, costs: Costs) -> tuple[float, float]:
@@ -191,7 +228,10 @@ def node_times(node: Node, costs: Costs) -> tuple[float, float]:
     output, weight = node.outputs[0], node.inputs[1] if len(node.inputs) > 1 else None
     assert output is not None
     first = node.inputs[0]
-    elements = count(first) if first is not None else 1
+    elements = count(first, costs.shapes) if first is not None else 1
+    measured = costs.measured(kernel_of(node, costs.shapes)) if costs.timings is not None else None
+    if measured is not None:
+        return measured[0], measured[1] + (0.0 if node.op_type == "Conv" else costs.borders["node"])
     if node.op_type in ("MatMul", "Gemm") and weight is not None and weight.tensor is not None:
         columns = max(int(output.shape[-1]) if output.shape and isinstance(output.shape[-1], int) else 1, 1)
         inner = max(weight.tensor.size // columns, 1)
@@ -201,5 +241,5 @@ def node_times(node: Node, costs: Costs) -> tuple[float, float]:
         return costs.elementwise(node.op_type, elements)
     filters, per_group, *window = weight.tensor.shape
     group = int(node.attribute("group", 1))
-    pixels = max(count(output) // max(filters, 1), 1)
+    pixels = max(count(output, costs.shapes) // max(filters, 1), 1)
     return costs.conv(per_group * group, filters, math.prod(window), pixels, group)

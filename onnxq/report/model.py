@@ -16,6 +16,7 @@ from onnxq.report.activations import Activation, node_name
 from onnxq.report.html import html
 from onnxq.report.markdown import markdown
 from onnxq.report.plain import report_dict, to_json
+from onnxq.targets.timings import Timings
 from onnxq.words import FLOAT
 
 
@@ -56,6 +57,7 @@ class Report:
         activations: What was measured of each calibrated activation; empty where nobody asked.
         returned: Names of the nodes that a search returned to float for the sake of accuracy.
         sensitivity: What each quantized node adds to the error of the outputs; empty where nobody measured it.
+        timings: Kernel times that decided; None where those that come with onnxq did.
 
     """
 
@@ -73,6 +75,7 @@ class Report:
     activations: tuple[Activation, ...] = ()
     returned: tuple[str, ...] = ()
     sensitivity: tuple[Contribution, ...] = ()
+    timings: Timings | None = None
 
     @classmethod
     def planned(cls, plan: Plan, *, source: Path, notes: Sequence[str] = ()) -> Report:
@@ -87,9 +90,11 @@ class Report:
             for d in plan.decisions
         )
         graph = plan.decisions[0].node.graph if plan.decisions else None
-        size, recipe = model_bytes(source, graph), plan.recipe
+        size, recipe, times = model_bytes(source, graph), plan.recipe, plan.costs.timings
         returned = tuple(node_name(d.node) for d in plan.decisions if node_key(d.node) in plan.choices)
-        return cls(source, size, recipe.name, nodes, tuple(notes), rules=recipe.to_toml(), returned=returned)
+        return cls(
+            source, size, recipe.name, nodes, tuple(notes), rules=recipe.to_toml(), returned=returned, timings=times
+        )
 
     @property
     def output_bytes(self) -> int | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import tomllib
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from itertools import product
 from typing import Any
 
 import numpy as np
+
+from onnxq.targets.timings import Kernel, Timings
 
 AXES = ("channels", "filters", "pixels", "rows", "inner", "columns")  # of the tables, in this order
 
@@ -19,11 +22,29 @@ class Costs:
 
     Times are nanoseconds on one thread of the machine that made the table. Only their ratios are meant to carry over:
     they decide where 8 bit pays, and being data they decide the same on every machine.
+
+    Args:
+        table: As in the TOML file.
+        timings: Times measured elsewhere; those of the table are scaled to that machine.
+        shapes: Of tensors whose dimensions a model leaves open, by name.
+
     """
 
-    def __init__(self, table: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        table: dict[str, Any],
+        timings: Timings | None = None,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
         self.table = table
-        self.borders: dict[str, float] = table["borders"]
+        self.timings = timings
+        self.shapes = shapes or {}
+        self._scale = timings.scale if timings is not None else 1.0
+        self.borders: dict[str, float] = {kind: time * self._scale for kind, time in table["borders"].items()}
+
+    def measured(self, kernel: Kernel | None) -> tuple[float, float] | None:
+        """Give the times of a kernel that was measured on its own."""
+        return None if self.timings is None or kernel is None else self.timings.kernels.get(kernel)
 
     def conv(self, channels: int, filters: int, kernel: int, pixels: int, group: int) -> tuple[float, float]:
         """Give the time of one Conv in float and in 8 bit.
@@ -53,7 +74,7 @@ class Costs:
     def elementwise(self, op_type: str, elements: int) -> tuple[float, float]:
         """Give the time of an operator without weights in float and in 8 bit; the default is for moving values."""
         per_float, per_integer = self.table["elementwise"].get(op_type, (0.08, 0.02))
-        return per_float * elements, per_integer * elements
+        return per_float * elements * self._scale, per_integer * elements * self._scale
 
     def border(self, elements: int, *, into_integers: bool) -> float:
         """Give the time of crossing between float and 8 bit: the conversion, and the change of layout around a Conv."""
@@ -73,7 +94,7 @@ class Costs:
         for corner in product((0, 1), repeat=len(axes)):
             weight = math.prod(w if bit else 1 - w for bit, w in zip(corner, weights, strict=True))
             total += weight * times[tuple(low + bit for low, bit in zip(lows, corner, strict=True))]
-        return float(2.0 ** total[0]), float(2.0 ** total[1])
+        return self._scale * float(2.0 ** total[0]), self._scale * float(2.0 ** total[1])
 
 
 def _grid(table: dict[str, Any], name: str) -> tuple[list[np.ndarray], np.ndarray]:

@@ -8,11 +8,8 @@ around a kernel nor other work on the machine is counted. Times are nanoseconds.
 
 from __future__ import annotations
 
-import json
 import sys
-import tempfile
 import time
-from collections import defaultdict
 from itertools import product
 from pathlib import Path
 
@@ -20,34 +17,13 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxq.quant.benchmark import kernel_times
+
 RUNS = 40
 POINTWISE = ((8, 32, 128, 512), (8, 32, 128, 512), (7, 28, 112))
 SPATIAL = ((3, 16, 64, 256), (16, 64, 256), (7, 28, 112))
 MATMUL = ((1, 4, 16, 64, 256), (64, 256, 1024), (64, 256, 1024))
 DEPTHWISE = ((16, 64, 256), (7, 28, 112, 224))
-
-
-def kernel_times(model: bytes, feeds: dict[str, np.ndarray]) -> dict[str, float]:
-    """Time of each kernel type in nanoseconds, summed over the nodes of that type in one run."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    options.enable_profiling = True
-    with tempfile.TemporaryDirectory() as folder:
-        options.profile_file_prefix = f"{folder}/profile"
-        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        for _ in range(RUNS):
-            session.run(None, feeds)
-        events = json.loads(Path(session.end_profiling()).read_text())
-    runs: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for event in events:
-        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
-            runs[event["name"], event["args"]["op_name"]].append(event["dur"] * 1000.0)
-    times: dict[str, float] = defaultdict(float)
-    for (_, kind), durations in runs.items():
-        # The profiler cuts to whole microseconds, half a one off on average; several runs tell more than the least one.
-        times[kind] += float(np.mean(sorted(durations)[: RUNS // 4])) + 500.0
-    return times
 
 
 def conv_model(channels: int, filters: int, kernel: int, side: int, group: int, *, quantized: bool) -> bytes:

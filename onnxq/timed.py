@@ -1,0 +1,75 @@
+"""Plans by kernel times of the very shapes of a model, measured here or read from a file, in place of a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onnxq.errors import DataError
+from onnxq.ir import check_output
+from onnxq.ir.atomic import write_together
+from onnxq.observer import Observer
+from onnxq.quant.benchmark import benchmark, sample_shapes
+from onnxq.quant.samples import Samples
+from onnxq.steps import Prepared, replanned
+from onnxq.targets import Costs, load_costs
+from onnxq.targets.placement import load_target
+from onnxq.targets.timings import load_timings
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Where kernel times come from, if not from the table that comes with onnxq.
+
+    Attributes:
+        benchmark: Measure them here.
+        path: A file of them: written if they are measured, else read.
+        force: Whether the file may be replaced.
+
+    """
+
+    benchmark: bool = False
+    path: Path | None = None
+    force: bool = False
+
+    def check(self) -> None:
+        """Refuse a file that is in the way, before any work is done; raises OutputError."""
+        if self.benchmark and self.path is not None:
+            check_output(self.path, force=self.force)
+
+
+def timed(ready: Prepared, given: Samples | None, timing: Timing, watch: Observer, most: int | None = None) -> Prepared:
+    """Decide anew by measured kernel times.
+
+    Args:
+        ready: The plan by the table.
+        given: Samples, if there are any: the first says what shapes are that the model leaves open.
+        timing: Where the times come from.
+        watch: Told about the step.
+        most: Bytes that the file may have.
+
+    Raises:
+        DataError: The file holds no timings, or the target is one whose times are not known.
+        OutputError: The file cannot be written.
+
+    """
+    if not timing.benchmark and timing.path is None:
+        return ready
+    recipe = ready.plan.recipe
+    if not load_target(recipe.scheme.target).timed:
+        raise DataError(f"kernel times say nothing about the target {recipe.scheme.target}", "Leave them out.")
+    timing.check()
+    watch.step("benchmark")
+    sample: Mapping[str, Any] | None = next(iter(given), None) if given is not None else None
+    shapes = sample_shapes(ready.model, sample) if sample is not None else {}
+    if timing.benchmark:
+        found = benchmark(ready.model, recipe, with_data=ready.plan.with_data, shapes=shapes)
+        if timing.path is not None:
+            write_together({timing.path: [(json.dumps(found.as_dict(), indent=1) + "\n").encode()]})
+    else:
+        assert timing.path is not None
+        found = load_timings(timing.path)
+    return replanned(ready, most, Costs(load_costs().table, found, shapes))
