@@ -22,6 +22,7 @@ from onnxq.quant.samples import input_specs, open_samples
 from onnxq.verify import compare
 
 DEFAULT = Path(__file__).parents[2] / "../shared/arena"
+JUDGED = 48  # samples
 AUTO = load_recipe("auto")
 VARIANTS: dict[str, Recipe] = {
     "everything": AUTO,
@@ -30,7 +31,6 @@ VARIANTS: dict[str, Recipe] = {
     "no bias correction": AUTO.setting(bias_correction=False),
     "nothing returned to float": AUTO.setting(return_to_float=False),
     "8 bit wherever it is possible": replace(load_recipe("static-int8"), name="auto"),
-    "one scale for a weight": AUTO.setting(granularity="tensor"),
     "ranges by squared error": AUTO.setting(ranges="mse"),
 }
 
@@ -55,7 +55,7 @@ def score(model: Path, calibration: Path, evaluation: Path, recipe: Recipe, scra
     onnxq.quantize(model, recipe, output=output, data=[calibration], force=True)
     reference = onnxq.load(model)
     infer_types(reference)
-    samples = open_samples([evaluation], input_specs(reference))
+    samples = open_samples([evaluation], input_specs(reference)).limit(JUDGED)
     return compare(model, output, samples, latency=False).worst_sqnr
 
 
