@@ -90,6 +90,7 @@ def test_json(report: Report) -> None:
         "rules": "",
         "returned": [],
         "sensitivity": [],
+        "timings": None,
         "activations": [],
     }  # fmt: skip
 

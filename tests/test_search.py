@@ -172,15 +172,15 @@ def test_a_bargain_counts_what_follows_it_into_float():
     class Following(Counting):
         """Returning one node to float takes all others along, so it costs much more than the node itself."""
 
-        ready = SimpleNamespace(plan="integers")
+        ready = SimpleNamespace(plan=SimpleNamespace(kind="integers", costs=None))
         judge = SimpleNamespace(sqnr=lambda model: 10.0 if not model else 40.0)
 
         def settled(self, choices):
-            return SimpleNamespace(plan="floats" if choices else "integers"), {}
+            return SimpleNamespace(plan=SimpleNamespace(kind="floats" if choices else "integers")), {}
 
     times = {"integers": 1.0, "floats": 1.5}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onnxq.search.predicted_time", lambda plan, costs: times[plan])
+        patch.setattr("onnxq.search.predicted_time", lambda plan, costs: times[plan.kind])
         assert not bargains(Following(), ranked).choices
         times["floats"] = 1.001
         assert bargains(Following(), ranked).choices.keys() == {"a"}
