@@ -235,7 +235,9 @@ class _SideBySide:
 
 
 def channel_means(array: np.ndarray, axis: int) -> np.ndarray:
-    """Give the mean of every channel, float64."""
+    """Give the mean of every channel, float64; zero where there is nothing."""
+    if not array.size:
+        return np.zeros(array.shape[axis])
     others = tuple(other for other in range(array.ndim) if other != axis)
     return np.asarray(array.mean(axis=others, dtype=np.float64))
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq import steps
-from onnxq.correction import correct, places, shift_biases, shifts, shrunk
+from onnxq.correction import channel_means, correct, places, shift_biases, shifts, shrunk
 from onnxq.evaluator import evaluate
 from onnxq.ir import load
 from onnxq.observer import Silent
@@ -114,3 +114,15 @@ def test_shrinking_never_turns_or_overshoots(count, mean, spread):
 
 def test_a_mean_that_never_varies_is_kept_whole():
     np.testing.assert_allclose(shrunk(np.full((5, 2), 0.25)), 0.25)
+
+
+def test_empty_batches_have_no_mean_and_shift_nothing(tmp_path):
+    nodes, weights, shape = network("conv")
+    (tmp_path / "m.onnx").write_bytes(build(nodes, {"x": [None, *shape[1:]]}, ["y"], weights).SerializeToString())
+    (tmp_path / "r.toml").write_text(NEAREST)
+    ready = steps.prepare(load(tmp_path / "m.onnx"), str(tmp_path / "r.toml"), with_data=True)
+    samples = [{"x": floats(count, *shape[1:], seed=count)} for count in (0, 2, 0, 3)]
+    wrapped = wrap_samples(samples, input_specs(ready.model))
+    variants = fit(ready, ready.model.serialize(), wrapped, wrapped, None, Silent())
+    assert not shifts(variants, {}, wrapped)
+    assert not channel_means(np.zeros((0, 3)), 1).any()
