@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from onnxq.comparison import Contribution
 from onnxq.errors import CheckFailed, RecipeError
 from onnxq.ir import Model
+from onnxq.judge import Judge
 from onnxq.metric import Metric, load_metric, measure_metric
 from onnxq.quant.decision import Choices
 from onnxq.quant.samples import Samples
-from onnxq.quant.session import ModelSource
 from onnxq.search import Found, Move, affordable, bargains, fewest, left_open, moves
 from onnxq.sensitivity import EXACT, counted, sensitivity
 from onnxq.shrink import fits_corrected, shrink
-from onnxq.trials import Judge, Variants
+from onnxq.trials import Variants
 
 # What `auto` goes for of its own accord, in dB, and the share of the model's time that it spends on it
 USUAL_SQNR, MOST_TIME = 30.0, 0.05
@@ -133,7 +133,7 @@ def _usual(variants: Variants, ranked: list[Move], found: Found) -> Found:
 class _Meets:
     """Whether a model meets the budget; remembers what the last one missed."""
 
-    def __init__(self, baseline: ModelSource, samples: Samples, budget: Budget) -> None:
+    def __init__(self, baseline: bytes, samples: Samples, budget: Budget) -> None:
         self._budget = budget
         self._samples = samples
         self._judge = Judge(baseline, samples) if budget.min_sqnr is not None else None

@@ -19,11 +19,12 @@ import numpy as np
 from onnxq.errors import ModelError
 from onnxq.evaluator import Evaluator, Run, Step, arithmetic
 from onnxq.ir import Model, Node, Patch, Value, commit
+from onnxq.judge import Judge
 from onnxq.quant.decision import Choices, Plan
 from onnxq.quant.plan import node_key
 from onnxq.quant.samples import Samples
 from onnxq.steps import Prepared
-from onnxq.trials import LEAST_GAIN, Judge, Variants, halves
+from onnxq.trials import LEAST_GAIN, Variants, halves
 
 Shifts = Mapping[str, np.ndarray]  # what to add to a bias, by the first output of the node that adds it
 

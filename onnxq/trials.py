@@ -9,14 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from onnxq.difference import Difference
-from onnxq.errors import DataError, ModelError
 from onnxq.ir import Model, Value, commit
 from onnxq.ir.types import infer_types
+from onnxq.judge import Judge
 from onnxq.observer import Observer, Silent
 from onnxq.quant.calibrate import calibrate
 from onnxq.quant.equalize import Rescaling, channel_axes, channel_kinds, equalize
@@ -24,7 +22,6 @@ from onnxq.quant.plan import Choices, Plan, make_plan
 from onnxq.quant.qparams import QParams
 from onnxq.quant.rewrite import rewrite
 from onnxq.quant.samples import Samples, wrap_samples
-from onnxq.quant.session import ModelSource, SessionError, open_session, run_session
 from onnxq.quant.smooth import smooth
 from onnxq.quant.stats import Stats
 from onnxq.quant.weights import Weights
@@ -35,55 +32,7 @@ DIVIDED = "rescaled the channels of {} tensors by a Mul in front of their reader
 TRIAL_SAMPLES = 24
 SEARCH_SAMPLES = 8  # for variants that are only ranked, or that gain a lot
 LEAST_GAIN = 0.2  # dB; less is within what other samples would show
-KEPT_BYTES = 256 << 20  # of float outputs
 Rescale = Callable[..., Rescaling]
-
-
-class Judge:
-    """Measures how far quantized models are from the float one, whose outputs are computed once.
-
-    Args:
-        baseline: The float model.
-        samples: What to run; fewer where their outputs are large.
-
-    """
-
-    def __init__(self, baseline: ModelSource, samples: Samples) -> None:
-        self._expected: list[tuple[Any, list[Any]]] = []
-        kept = 0
-        try:
-            session = open_session(baseline)
-            for sample in samples:
-                outputs = run_session(session, None, sample)
-                self._expected.append((sample, outputs))
-                kept += sum(output.nbytes for output in outputs if isinstance(output, np.ndarray))
-                if kept > KEPT_BYTES:
-                    break
-        except SessionError as error:
-            raise ModelError(
-                f"onnxruntime cannot run the float model: {error}", "Check the float model first."
-            ) from error
-        if not self._expected:
-            raise DataError("there are no samples to judge a model on", "Give at least one.")
-
-    def noise(self, model: Model) -> np.ndarray:
-        """Give the squared error of every output by its squared size, float64; infinite where a model does not run."""
-        differences = [Difference() for _ in self._expected[0][1]]
-        try:
-            session = open_session(model.serialize())
-            for sample, outputs in self._expected:
-                for difference, expected, got in zip(
-                    differences, outputs, run_session(session, None, sample), strict=True
-                ):
-                    difference.add(expected, got)
-        except SessionError:
-            return np.full(len(differences), np.inf)
-        return np.array([10 ** (-difference.sqnr / 10) for difference in differences])
-
-    def sqnr(self, model: Model) -> float:
-        """Give the signal-to-quantization-noise ratio of the worst output in dB."""
-        worst = float(self.noise(model).max(initial=0.0))
-        return float("inf") if worst == 0 else -10 * float(np.log10(worst))
 
 
 class Variants:
@@ -98,9 +47,7 @@ class Variants:
 
     """
 
-    def __init__(
-        self, ready: Prepared, stats: Stats, weights: Weights, baseline: ModelSource, samples: Samples
-    ) -> None:
+    def __init__(self, ready: Prepared, stats: Stats, weights: Weights, baseline: bytes, samples: Samples) -> None:
         self.ready = ready
         self.stats = stats
         self.weights = weights
@@ -145,7 +92,7 @@ class Variants:
 
 def fit(
     ready: Prepared,
-    baseline: ModelSource,
+    baseline: bytes,
     given: Samples | None,
     probe: Samples,
     stats: str | Path | Stats | None,
@@ -186,7 +133,7 @@ def _planned(ready: Prepared, model: Model, choices: Choices | None = None, *, c
     return make_plan(model, plan.recipe, with_data=with_data, choices=chosen, costs_count=costs_count, costs=costs)
 
 
-def rescale(ready: Prepared, baseline: ModelSource, samples: Samples, watch: Observer) -> Prepared:
+def rescale(ready: Prepared, baseline: bytes, samples: Samples, watch: Observer) -> Prepared:
     """Divide channels of outliers where that leaves the float function as it is, if the samples show that it pays.
 
     Every way is tried on one half of the samples, with weights rounded to nearest, and judged on the other half.
@@ -232,7 +179,7 @@ def _rescaled(ready: Prepared, methods: Sequence[Rescale], samples: Samples, wat
     return replace(ready, plan=_planned(ready, ready.model), notes=tuple(notes))
 
 
-def rounding_pays(ready: Prepared, baseline: ModelSource, samples: Samples) -> bool:
+def rounding_pays(ready: Prepared, baseline: bytes, samples: Samples) -> bool:
     """Tell whether codes chosen on one half of the samples serve the other half better than rounding to nearest.
 
     Every layer has passed that test on its own by then; whether it carries to the outputs shows only the whole model.

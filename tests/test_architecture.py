@@ -22,6 +22,7 @@ ORDER = [
     "difference",
     "engines",
     "comparison",
+    "judge",
     "metric",
     "verify",
     "layerwise",

@@ -14,9 +14,10 @@ from onnxq import steps
 from onnxq.correction import channel_means, correct, places, shift_biases, shifts, shrunk
 from onnxq.evaluator import evaluate
 from onnxq.ir import load
+from onnxq.judge import Judge
 from onnxq.observer import Silent
 from onnxq.quant.samples import input_specs, wrap_samples
-from onnxq.trials import Judge, Variants, fit
+from onnxq.trials import Variants, fit
 
 NEAREST = 'scheme = "static-int8"\nsmoothing = false\nrounding = "nearest"\n'
 

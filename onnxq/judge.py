@@ -1,0 +1,118 @@
+"""How far quantized models are from the float one on a few samples.
+
+Besides the outputs, the scores in front of a final Softmax or Sigmoid are measured: where all samples are clear cases,
+probabilities are 0 and 1 whatever the scores lose, and it shows only on others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnxq.difference import Difference
+from onnxq.errors import DataError, ModelError
+from onnxq.ir import Model, Value, parse
+from onnxq.quant.samples import Samples
+from onnxq.quant.session import SessionError, open_session, run_session
+
+KEPT_BYTES = 256 << 20  # of float outputs
+FLATTENING = ("Softmax", "LogSoftmax", "Sigmoid")
+# What may stand between those and the output: it moves values, or codes them
+BETWEEN = (
+    "Identity",
+    "Reshape",
+    "Flatten",
+    "Squeeze",
+    "Unsqueeze",
+    "Transpose",
+    "QuantizeLinear",
+    "DequantizeLinear",
+)
+
+
+class Judge:
+    """Measures how far quantized models are from the float one, whose outputs are computed once.
+
+    Args:
+        baseline: The float model.
+        samples: What to run; fewer where their outputs are large.
+
+    """
+
+    def __init__(self, baseline: bytes, samples: Samples) -> None:
+        reference = parse(baseline)
+        self._scores = scores(reference)
+        self._shared = [shared_axes(value, reference.opset) for value in self._scores.values()]
+        self._outputs = len(reference.graph.outputs)
+        self._expected: list[tuple[Any, list[Any]]] = []
+        kept = 0
+        try:
+            session = open_session(reference.serialize(list(self._scores.values())))
+            for sample in samples:
+                outputs = run_session(session, None, sample)
+                self._expected.append((sample, outputs))
+                kept += sum(output.nbytes for output in outputs if isinstance(output, np.ndarray))
+                if kept > KEPT_BYTES:
+                    break
+        except SessionError as error:
+            raise ModelError(
+                f"onnxruntime cannot run the float model: {error}", "Check the float model first."
+            ) from error
+        if not self._expected:
+            raise DataError("there are no samples to judge a model on", "Give at least one.")
+
+    def noise(self, model: Model) -> np.ndarray:
+        """Give the squared error of every output, then of the scores, by their squared size, float64.
+
+        It is infinite where a model does not run, and 0 for scores that the model does not have any more.
+        """
+        found = scores(model)
+        places = [*range(self._outputs), *(self._outputs + i for i, name in enumerate(self._scores) if name in found)]
+        taps = [found[name] for name in self._scores if name in found]
+        differences = [Difference() for _ in self._expected[0][1]]
+        try:
+            session = open_session(model.serialize(taps))
+            for sample, outputs in self._expected:
+                for place, got in zip(places, run_session(session, None, sample), strict=True):
+                    differences[place].add(*(self._relative(place, array) for array in (outputs[place], got)))
+        except SessionError:
+            return np.full(len(differences), np.inf)
+        return np.array([10 ** (-difference.sqnr / 10) for difference in differences])
+
+    def _relative(self, place: int, array: Any) -> Any:
+        """Take from scores what a Softmax does not see: the mean."""
+        axes = self._shared[place - self._outputs] if place >= self._outputs else None
+        if axes is None or not array.size:
+            return array
+        return array - array.mean(axis=tuple(range(array.ndim)[slice(*axes)]), keepdims=True)
+
+    def sqnr(self, model: Model) -> float:
+        """Give the signal-to-quantization-noise ratio of the worst output or of the worst scores in dB."""
+        worst = float(self.noise(model).max(initial=0.0))
+        return float("inf") if worst == 0 else -10 * float(np.log10(worst))
+
+
+def scores(model: Model) -> dict[str, Value]:
+    """Find what stands in front of the Softmax or Sigmoid that an output comes from, by the name of the output."""
+    found: dict[str, Value] = {}
+    for output in model.graph.outputs:
+        node = output.producer
+        while node is not None and not node.domain and node.op_type in BETWEEN and node.inputs[0] is not None:
+            node = node.inputs[0].producer
+        before = node.inputs[0] if node is not None and node.op_type in FLATTENING and not node.domain else None
+        if before is not None and before.producer is not None and not before.is_output:
+            found[output.name] = before
+    return found
+
+
+def shared_axes(value: Value, opset: int) -> tuple[int, int | None] | None:
+    """Tell over which axes a Softmax that reads the value normalises, as the ends of a slice; None for a Sigmoid.
+
+    Before opset 13 it is everything from its axis on, 1 by default.
+    """
+    node = next(use.node for use in value.uses if use.node.op_type in FLATTENING)
+    if node.op_type == "Sigmoid":
+        return None
+    axis = int(node.attribute("axis", -1 if opset >= 13 else 1))
+    return (axis, None) if opset < 13 or axis == -1 else (axis, axis + 1)

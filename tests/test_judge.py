@@ -1,0 +1,86 @@
+"""Variants are judged by their outputs and by the scores in front of a final Softmax or Sigmoid."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxq.ir import parse
+from onnxq.judge import Judge, scores, shared_axes
+from onnxq.quant.samples import input_specs, wrap_samples
+
+WEIGHT = np.array([[40.0, 0.0, 0.0], [0.0, 40.0, 0.0]], np.float32)
+CERTAIN = np.array([[1.0, 0.0], [0.0, 1.0]], np.float32)
+
+
+def classifier(weight: np.ndarray, *tail: tuple[str, dict[str, object]], opset: int = 17, shift: float = 0.0) -> bytes:
+    """x · weight + shift, then the operators of `tail`."""
+    names = ["sum", "scores", *(f"t{i}" for i in range(len(tail) - 1)), "y"]
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["sum"]), helper.make_node("Add", ["sum", "shift"], ["scores"])]
+    nodes += [
+        helper.make_node(op, [names[1 + i]], [names[2 + i]], **attributes) for i, (op, attributes) in enumerate(tail)
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(np.float32(shift), "shift")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+def judge_of(data: bytes) -> Judge:
+    """A judge on two clear cases."""
+    return Judge(data, wrap_samples([{"x": CERTAIN}], input_specs(parse(data))))
+
+
+def test_scores_show_what_certain_probabilities_hide() -> None:
+    softmax = ("Softmax", {"axis": -1})
+    judge = judge_of(classifier(WEIGHT, softmax))
+    worse = parse(classifier(WEIGHT * np.float32(0.9), softmax))
+    noise = judge.noise(worse)
+    assert noise[0] < 1e-20
+    np.testing.assert_allclose(noise[1], 0.01, rtol=1e-4)  # a tenth of the scores
+    np.testing.assert_allclose(judge.sqnr(worse), 20, atol=1e-3)
+
+
+def test_a_softmax_does_not_see_a_shift_and_a_sigmoid_does() -> None:
+    judge = judge_of(classifier(WEIGHT, ("Softmax", {"axis": 1})))
+    shifted = classifier(WEIGHT, ("Softmax", {"axis": 1}), shift=8.0)
+    assert judge.noise(parse(shifted))[1] < 1e-12
+    judge = judge_of(classifier(WEIGHT, ("Sigmoid", {})))
+    np.testing.assert_allclose(judge.noise(parse(classifier(WEIGHT, ("Sigmoid", {}), shift=8.0)))[1], 0.12, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("tail", "expected"),
+    [
+        ([("Softmax", {"axis": -1})], {"y": "scores"}),
+        ([("LogSoftmax", {"axis": -1}), ("Identity", {})], {"y": "scores"}),
+        ([("Sigmoid", {}), ("Flatten", {}), ("Transpose", {"perm": [1, 0]})], {"y": "scores"}),
+        ([("Relu", {})], {}),
+        ([("Softmax", {"axis": -1}), ("Relu", {})], {}),
+    ],
+)
+def test_which_scores_are_found(tail: list[tuple[str, dict[str, object]]], expected: dict[str, str]) -> None:
+    found = scores(parse(classifier(WEIGHT, *tail)))
+    assert {name: value.name for name, value in found.items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("opset", "attributes", "expected"),
+    [(11, {}, (1, None)), (11, {"axis": 0}, (0, None)), (13, {}, (-1, None)), (13, {"axis": 0}, (0, 1))],
+)
+def test_axes_of_a_softmax(opset: int, attributes: dict[str, object], expected: tuple[int, int | None]) -> None:
+    model = parse(classifier(WEIGHT, ("Softmax", attributes), opset=opset))
+    (value,) = scores(model).values()
+    assert shared_axes(value, model.opset) == expected
+
+
+def test_scores_that_a_variant_has_no_more_count_nothing() -> None:
+    judge = judge_of(classifier(WEIGHT, ("Softmax", {"axis": -1})))
+    noise = judge.noise(parse(classifier(WEIGHT, ("Softmax", {"axis": -1}), ("Relu", {}))))
+    assert noise.tolist() == [0, 0]
