@@ -19,12 +19,11 @@ import numpy as np
 from onnxq.errors import ModelError
 from onnxq.evaluator import Evaluator, Run, Step, arithmetic
 from onnxq.ir import Model, Node, Patch, Value, commit
-from onnxq.judge import Judge
 from onnxq.quant.decision import Choices, Plan
 from onnxq.quant.plan import node_key
 from onnxq.quant.samples import Samples
 from onnxq.steps import Prepared
-from onnxq.trials import LEAST_GAIN, Variants, halves
+from onnxq.trials import LEAST_GAIN, Variants
 
 Shifts = Mapping[str, np.ndarray]  # what to add to a bias, by the first output of the node that adds it
 
@@ -72,12 +71,12 @@ def correct(variants: Variants, choices: Choices) -> Shifts:
 
     """
     wanted = any(d.settings and d.settings.bias_correction for d in variants.ready.plan.decisions)
-    split = halves(variants.samples) if wanted else None
-    if split is None:
+    halves = variants.split.halves if wanted else None
+    if halves is None:
         return {}
-    judge = Judge(variants.baseline, split[1])
+    judge = variants.split.judge
     try:
-        fitted = shifts(variants, choices, split[0])
+        fitted = shifts(variants, choices, halves[0])
         if not fitted:
             return {}
         before = judge.sqnr(variants.model(choices))

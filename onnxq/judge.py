@@ -6,6 +6,7 @@ probabilities are 0 and 1 whatever the scores lose, and it shows only on others.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ import numpy as np
 from onnxq.difference import Difference
 from onnxq.errors import DataError, ModelError
 from onnxq.ir import Model, Value, parse
-from onnxq.quant.samples import Samples
+from onnxq.quant.samples import Samples, wrap_samples
 from onnxq.quant.session import SessionError, open_session, run_session
 
+TRIAL_SAMPLES = 24
+SEARCH_SAMPLES = 8  # for variants that are only ranked, or that gain a lot
 KEPT_BYTES = 256 << 20  # of float outputs
 FLATTENING = ("Softmax", "LogSoftmax", "Sigmoid")
 # What may stand between those and the output: it moves values, or codes them
@@ -91,6 +94,40 @@ class Judge:
         """Give the signal-to-quantization-noise ratio of the worst output or of the worst scores in dB."""
         worst = float(self.noise(model).max(initial=0.0))
         return float("inf") if worst == 0 else -10 * float(np.log10(worst))
+
+
+class Split:
+    """Samples in two halves, one to fit on and one to judge on; float outputs are computed once, when first needed.
+
+    Args:
+        baseline: The float model for onnxruntime.
+        samples: All samples.
+
+    """
+
+    def __init__(self, baseline: bytes, samples: Samples) -> None:
+        self.baseline = baseline
+        self.samples = samples
+
+    @cached_property
+    def halves(self) -> tuple[Samples, Samples] | None:
+        """The first samples in two sets, in turn: to fit on, and to judge on; None where there are too few."""
+        few = list(self.samples.limit(TRIAL_SAMPLES))
+        if len(few) < 2:
+            return None
+        return wrap_samples(few[0::2], self.samples.inputs), wrap_samples(few[1::2], self.samples.inputs)
+
+    @cached_property
+    def judge(self) -> Judge:
+        """The float outputs on the half to judge on; ValueError where `halves` is None."""
+        if self.halves is None:
+            raise ValueError("there are too few samples to hold half of them out")
+        return Judge(self.baseline, self.halves[1])
+
+    @cached_property
+    def quick_judge(self) -> Judge:
+        """The float outputs on the first few of all samples."""
+        return Judge(self.baseline, self.samples.limit(SEARCH_SAMPLES))
 
 
 def scores(model: Model) -> dict[str, Value]:

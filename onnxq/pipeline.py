@@ -10,6 +10,7 @@ from onnxq.budget import Budget, Settled, settle
 from onnxq.correction import corrected
 from onnxq.errors import CheckFailed, DataError, ModelError, NothingToQuantize
 from onnxq.ir import Model, load, parse, save
+from onnxq.judge import Split
 from onnxq.large import carry_out_large, is_large
 from onnxq.layerwise import with_layers
 from onnxq.observer import Observer, Silent
@@ -145,10 +146,10 @@ def examined(ready: Prepared, given: Samples | None, stats: str | Path | Stats |
     check_plan(ready, with_data=True)
     if is_large(ready.model):
         raise ModelError(f"{ready.path} is too large to run it many times", "Leave --sensitivity out.")
-    baseline = ready.model.serialize()
+    split = Split(ready.model.serialize(), given)
     watch.step("rescale")
-    ready = rescale(ready, baseline, given, watch) if stats is None else ready
-    variants = fit(ready, baseline, given, given, stats, watch)
+    ready = rescale(ready, split, watch) if stats is None else ready
+    variants = fit(ready, split, given, stats, watch)
     watch.step("search")
     return replace(planned(ready), sensitivity=sensitivity(variants))
 
@@ -171,10 +172,11 @@ def carry_out(
         return Quantized(*carry_out_large(ready, given, stats, watch, scratch, detailed=detailed))
     baseline = ready.model.serialize()
     probe = given if given is not None else random_samples(input_specs(ready.model), RANDOM_SAMPLES)
+    split = Split(baseline, probe)
     if given is not None and stats is None:
         watch.step("rescale")
-        ready = rescale(ready, baseline, given, watch)
-    variants, settled = fit(ready, baseline, given, probe, stats, watch), Settled()
+        ready = rescale(ready, split, watch)
+    variants, settled = fit(ready, split, given, stats, watch), Settled()
     if given is not None or budget.is_set:
         watch.step("search")
         settled = settle(variants, budget)

@@ -197,5 +197,5 @@ def _ranked(variants: Variants, choices: Choices, moves: Sequence[Smaller]) -> l
 
 def _noise(variants: Variants, choices: Choices) -> Mapping[str, float]:
     ready = duplicate(variants.ready, choices)
-    tried = Variants(ready, variants.stats, variants.weights, variants.baseline, variants.samples)
+    tried = Variants(ready, variants.stats, variants.weights, variants.split)
     return {found.tensor: found.noise for found in sensitivity(tried)}

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from onnxq.ir import Model, Value, commit
 from onnxq.ir.types import infer_types
-from onnxq.judge import Judge
+from onnxq.judge import Judge, Split
 from onnxq.observer import Observer, Silent
 from onnxq.quant.calibrate import calibrate
 from onnxq.quant.equalize import Rescaling, channel_axes, channel_kinds, equalize
 from onnxq.quant.plan import Choices, Plan, make_plan
 from onnxq.quant.qparams import QParams
 from onnxq.quant.rewrite import rewrite
-from onnxq.quant.samples import Samples, wrap_samples
+from onnxq.quant.samples import Samples
 from onnxq.quant.smooth import smooth
 from onnxq.quant.stats import Stats
 from onnxq.quant.weights import Weights
@@ -29,8 +29,6 @@ from onnxq.steps import Prepared, choose_qparams, layers_to_measure, look_inside
 
 FOLDED = "rescaled the channels of {} tensors, folded into their neighbours"
 DIVIDED = "rescaled the channels of {} tensors by a Mul in front of their readers"
-TRIAL_SAMPLES = 24
-SEARCH_SAMPLES = 8  # for variants that are only ranked, or that gain a lot
 LEAST_GAIN = 0.2  # dB; less is within what other samples would show
 Rescale = Callable[..., Rescaling]
 
@@ -42,22 +40,22 @@ class Variants:
         ready: The float model and its plan.
         stats: Of everything that is calibrated; what a variant needs besides is measured when it is asked for.
         weights: The codes.
-        baseline: The float model for onnxruntime.
-        samples: What to judge on, and to measure further ranges on.
+        split: The float model for onnxruntime, and the samples to judge on, and to measure further ranges on.
 
     """
 
-    def __init__(self, ready: Prepared, stats: Stats, weights: Weights, baseline: bytes, samples: Samples) -> None:
+    def __init__(self, ready: Prepared, stats: Stats, weights: Weights, split: Split) -> None:
         self.ready = ready
         self.stats = stats
         self.weights = weights
-        self.baseline = baseline
-        self.samples = samples
+        self.split = split
+        self.baseline = split.baseline
+        self.samples = split.samples
 
-    @cached_property
+    @property
     def judge(self) -> Judge:
-        """The float outputs on a few samples, computed when they are first needed."""
-        return Judge(self.baseline, self.samples.limit(SEARCH_SAMPLES))
+        """The float outputs on a few samples."""
+        return self.split.quick_judge
 
     def model(
         self, choices: Choices, change: Callable[[Model], object] | None = None, *, costs_count: bool = True
@@ -91,20 +89,14 @@ class Variants:
 
 
 def fit(
-    ready: Prepared,
-    baseline: bytes,
-    given: Samples | None,
-    probe: Samples,
-    stats: str | Path | Stats | None,
-    watch: Observer,
+    ready: Prepared, split: Split, given: Samples | None, stats: str | Path | Stats | None, watch: Observer
 ) -> Variants:
     """Calibrate, and choose the codes of all weights.
 
     Args:
         ready: The float model and its plan.
-        baseline: The float model for onnxruntime.
+        split: What variants are judged on.
         given: Samples to calibrate with, if there are any.
-        probe: What variants are judged on.
         stats: Statistics of an earlier calibration, if there are any.
         watch: Told about each step.
 
@@ -114,9 +106,9 @@ def fit(
     measured = measure(ready, layers, given, stats, watch)
     ready = reached(ready, measured)
     watch.step("round")
-    pays = given is None or stats is not None or rounding_pays(ready, baseline, given)
+    pays = given is None or stats is not None or rounding_pays(ready, split)
     weights = Weights(ready.plan, choose_qparams(ready.plan, measured), measured, layers) if pays else Weights()
-    return Variants(ready, measured, weights, baseline, probe)
+    return Variants(ready, measured, weights, split)
 
 
 def duplicate(ready: Prepared, choices: Choices | None = None, *, costs_count: bool = True) -> Prepared:
@@ -133,7 +125,7 @@ def _planned(ready: Prepared, model: Model, choices: Choices | None = None, *, c
     return make_plan(model, plan.recipe, with_data=with_data, choices=chosen, costs_count=costs_count, costs=costs)
 
 
-def rescale(ready: Prepared, baseline: bytes, samples: Samples, watch: Observer) -> Prepared:
+def rescale(ready: Prepared, split: Split, watch: Observer) -> Prepared:
     """Divide channels of outliers where that leaves the float function as it is, if the samples show that it pays.
 
     Every way is tried on one half of the samples, with weights rounded to nearest, and judged on the other half.
@@ -142,22 +134,21 @@ def rescale(ready: Prepared, baseline: bytes, samples: Samples, watch: Observer)
     """
     if not any(decision.settings and decision.settings.smoothing for decision in ready.plan.decisions):
         return ready
-    split = halves(samples)
-    if split is None:
+    if split.halves is None:
         return ready
-    fitting, judge = split[0], None
-    best, chosen = 0.0, None
+    fitting = split.halves[0]
+    best: float | None = None
+    chosen = None
     for methods in ((equalize,), (equalize, smooth), (smooth,)):  # the cheapest first: what comes later has to gain
         changed = _rescaled(duplicate(ready), methods, fitting, watch)
         if changed.notes == ready.notes:
             continue
-        if judge is None:
-            judge = Judge(baseline, split[1])
-            best = judge.sqnr(_nearest(duplicate(ready), fitting))
-        reached = judge.sqnr(_nearest(changed, fitting))
-        if reached > best + LEAST_GAIN:
-            best, chosen = reached, methods
-    return ready if chosen is None else _rescaled(ready, chosen, samples, watch)
+        if best is None:
+            best = split.judge.sqnr(_nearest(duplicate(ready), fitting))
+        gained = split.judge.sqnr(_nearest(changed, fitting))
+        if gained > best + LEAST_GAIN:
+            best, chosen = gained, methods
+    return ready if chosen is None else _rescaled(ready, chosen, split.samples, watch)
 
 
 def _rescaled(ready: Prepared, methods: Sequence[Rescale], samples: Samples, watch: Observer) -> Prepared:
@@ -179,32 +170,22 @@ def _rescaled(ready: Prepared, methods: Sequence[Rescale], samples: Samples, wat
     return replace(ready, plan=_planned(ready, ready.model), notes=tuple(notes))
 
 
-def rounding_pays(ready: Prepared, baseline: bytes, samples: Samples) -> bool:
+def rounding_pays(ready: Prepared, split: Split) -> bool:
     """Tell whether codes chosen on one half of the samples serve the other half better than rounding to nearest.
 
     Every layer has passed that test on its own by then; whether it carries to the outputs shows only the whole model.
     """
-    split = halves(samples) if layers_to_measure(ready.plan).values else None
-    if split is None:
+    if not layers_to_measure(ready.plan).values or split.halves is None:
         return True
     spare = duplicate(ready)
     layers = layers_to_measure(spare.plan)
-    measured = measure(spare, layers, split[0], None, Silent())
+    measured = measure(spare, layers, split.halves[0], None, Silent())
     spare = reached(spare, measured)
     qparams = choose_qparams(spare.plan, measured)
     weights = Weights(spare.plan, qparams, measured, layers)
-    judge = Judge(baseline, split[1])
-    chosen = judge.sqnr(rewrite(spare.model, spare.plan, qparams, weights))
+    chosen = split.judge.sqnr(rewrite(spare.model, spare.plan, qparams, weights))
     nearest = reached(duplicate(ready), measured)
-    return chosen > judge.sqnr(rewrite(nearest.model, nearest.plan, choose_qparams(nearest.plan, measured)))
-
-
-def halves(samples: Samples) -> tuple[Samples, Samples] | None:
-    """Split the first samples into two sets, in turn; None where there are too few."""
-    few = list(samples.limit(TRIAL_SAMPLES))
-    if len(few) < 2:
-        return None
-    return wrap_samples(few[0::2], samples.inputs), wrap_samples(few[1::2], samples.inputs)
+    return chosen > split.judge.sqnr(rewrite(nearest.model, nearest.plan, choose_qparams(nearest.plan, measured)))
 
 
 def _nearest(ready: Prepared, fitting: Samples) -> Model:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from helpers import build, floats, node
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxq.ir import parse
-from onnxq.judge import Judge, scores, shared_axes
+from onnxq.ir import load, parse
+from onnxq.judge import Judge, Split, scores, shared_axes
+from onnxq.pipeline import quantize
 from onnxq.quant.samples import input_specs, wrap_samples
 
 WEIGHT = np.array([[40.0, 0.0, 0.0], [0.0, 40.0, 0.0]], np.float32)
@@ -84,3 +88,47 @@ def test_scores_that_a_variant_has_no_more_count_nothing() -> None:
     judge = judge_of(classifier(WEIGHT, ("Softmax", {"axis": -1})))
     noise = judge.noise(parse(classifier(WEIGHT, ("Softmax", {"axis": -1}), ("Relu", {}))))
     assert noise.tolist() == [0, 0]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    weights = {"w": floats(64, 64, seed=1), "b": floats(64, seed=2), "v": floats(64, 64, seed=3)}
+    weights["w"][:, 0] *= 50  # one channel that rescaling divides
+    nodes = [node("Gemm", "x w b", "h"), node("Relu", "h", "r"), node("Gemm", "r v b", "y")]
+    (tmp_path / "m.onnx").write_bytes(build(nodes, {"x": [16, 64]}, ["y"], weights).SerializeToString())
+    return tmp_path / "m.onnx"
+
+
+def some(count: int) -> list[dict[str, np.ndarray]]:
+    return [{"x": floats(16, 64, seed=10 + i)} for i in range(count)]
+
+
+def test_the_halves_take_turns_and_are_made_once(path):
+    model = load(path)
+    given = some(5)
+    split = Split(model.serialize(), wrap_samples(given, input_specs(model)))
+    fitting, held_out = split.halves
+    assert [list(half) for half in (fitting, held_out)] == [[given[0], given[2], given[4]], [given[1], given[3]]]
+    assert split.halves[0] is fitting
+    assert split.judge is split.judge
+
+
+def test_one_sample_cannot_be_held_out(path):
+    model = load(path)
+    split = Split(model.serialize(), wrap_samples(some(1), input_specs(model)))
+    assert split.halves is None
+    with pytest.raises(ValueError, match="too few samples"):
+        _ = split.judge
+    assert split.quick_judge.sqnr(model) == float("inf")
+
+
+def test_rescaling_rounding_and_correction_share_the_float_outputs(path, tmp_path, monkeypatch):
+    made, asked = [], []
+    begin, sqnr = Judge.__init__, Judge.sqnr
+    monkeypatch.setattr(Judge, "__init__", lambda self, *args: (made.append(self), begin(self, *args))[1])
+    monkeypatch.setattr(Judge, "sqnr", lambda self, model: (asked.append(self), sqnr(self, model))[1])
+    recipe = tmp_path / "r.toml"
+    recipe.write_text('scheme = "static-int8"\n')
+    quantize(path, recipe, output=tmp_path / "q.onnx", samples=some(6))
+    assert len(made) == len(set(made)) == 1
+    assert asked.count(made[0]) >= 6  # at least two for each of the three steps

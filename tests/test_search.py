@@ -13,6 +13,7 @@ from onnxq import steps
 from onnxq.budget import Budget, settle
 from onnxq.errors import CheckFailed, RecipeError
 from onnxq.ir import load
+from onnxq.judge import Split
 from onnxq.observer import Silent
 from onnxq.pipeline import quantize
 from onnxq.quant.samples import input_specs, wrap_samples
@@ -47,7 +48,7 @@ def chain(tmp_path: Path, spread: list[float], rows: int | None = None, width: i
 def variants_of(path: Path, recipe: str) -> Variants:
     ready = steps.prepare(load(path), recipe, with_data=True)
     samples = wrap_samples([{"x": floats(16, WIDTH, seed=50 + i)} for i in range(6)], input_specs(ready.model))
-    return fit(ready, ready.model.serialize(), samples, samples, None, Silent())
+    return fit(ready, Split(ready.model.serialize(), samples), samples, None, Silent())
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from onnxq.budget import Budget
 from onnxq.cli.options import parsed_size
 from onnxq.errors import CheckFailed, RecipeError
 from onnxq.ir import load
+from onnxq.judge import Split
 from onnxq.observer import Silent
 from onnxq.pipeline import quantize
 from onnxq.quant.samples import input_specs, wrap_samples
@@ -84,7 +85,7 @@ def test_a_limit_that_cannot_be_met_is_refused_with_the_least_that_can(model, tm
 def variants_of(path: Path, recipe: str = "auto", most: int | None = 30_000) -> Variants:
     ready = steps.prepare(load(path), recipe, with_data=True, most=most)
     given = wrap_samples(samples(), input_specs(ready.model))
-    return fit(ready, ready.model.serialize(), given, given, None, Silent())
+    return fit(ready, Split(ready.model.serialize(), given), given, None, Silent())
 
 
 def test_the_weight_that_loses_most_stays_in_8_bit_longest(model):
@@ -103,7 +104,7 @@ def test_codes_of_4_bit_are_chosen_on_what_the_layers_read(model):
     variants = variants_of(model)
     chosen = shrink(variants, {}, 49_000)
     learned = variants.judge.sqnr(variants.model(chosen))
-    nearest = Variants(variants.ready, variants.stats, type(variants.weights)(), variants.baseline, variants.samples)
+    nearest = Variants(variants.ready, variants.stats, type(variants.weights)(), variants.split)
     assert learned > nearest.judge.sqnr(nearest.model(chosen)) + 0.5
 
 
