@@ -48,7 +48,7 @@ def carry_out_large(
         The quantized model, its large weights mapped, and the report.
 
     """
-    baseline = ready.model.copy()
+    baseline, before = ready.baseline(), ready.model.copy()
     probe = given if given is not None else random_samples(input_specs(ready.model), SAMPLES)
     watch.step("calibrate")
     measured = measure(ready, MeasuredLayers([]), given, stats, watch)
@@ -67,5 +67,5 @@ def carry_out_large(
     comparison = compare(baseline, model, probe, progress=watch.progress)
     if detailed:
         watch.step("layers")
-        comparison = with_layers(comparison, baseline, model, probe)
+        comparison = with_layers(comparison, before, model, probe)
     return model, replace(report, comparison=comparison, samples=probe.description)

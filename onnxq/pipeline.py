@@ -170,9 +170,9 @@ def carry_out(
         return Quantized(*carry_out_unrun(ready, foreign, stats, watch, with_data=given is not None))
     if is_large(ready.model):
         return Quantized(*carry_out_large(ready, given, stats, watch, scratch, detailed=detailed))
-    baseline = ready.model.serialize()
+    before = ready.model.serialize()
     probe = given if given is not None else random_samples(input_specs(ready.model), RANDOM_SAMPLES)
-    split = Split(baseline, probe)
+    split = Split(before, probe)
     if given is not None and stats is None:
         watch.step("rescale")
         ready = rescale(ready, split, watch)
@@ -192,10 +192,11 @@ def carry_out(
     watch.step("verify")
     encoded = model.serialize()
     probe = probe.limit(FEW_SAMPLES) if ready.fast else probe
+    baseline = before if ready.original is None else ready.original.serialize()
     comparison = compare(baseline, encoded, probe, latency=not ready.fast, progress=watch.progress)
     if detailed:
         watch.step("layers")
-        comparison = with_layers(comparison, parse(baseline), model, probe)
+        comparison = with_layers(comparison, parse(before), model, probe)
     return Quantized(model, replace(report, comparison=comparison, samples=probe.description), encoded)
 
 

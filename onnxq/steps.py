@@ -21,6 +21,7 @@ from onnxq.ir.widened import store_narrow
 from onnxq.observer import Observer
 from onnxq.quant.activations import scheme_qparams
 from onnxq.quant.calibrate import calibrate
+from onnxq.quant.custom import foreign_node
 from onnxq.quant.layers import MeasuredLayers
 from onnxq.quant.plan import Plan
 from onnxq.quant.plan import make_plan as decide
@@ -30,6 +31,7 @@ from onnxq.quant.samples import Samples, input_specs, open_samples, wrap_samples
 from onnxq.quant.stats import Stats, range_kinds
 from onnxq.quant.stats_file import load_stats
 from onnxq.quant.streamed import LARGE
+from onnxq.simplify import Simplified, simplify
 from onnxq.targets import Costs
 from onnxq.version import __version__
 
@@ -44,10 +46,12 @@ class Prepared:
     Attributes:
         path: The file it was read from.
         source: SHA-256 of the file it was read from, as hexadecimal digits.
-        model: The normalised float model, types inferred.
+        model: The normalised float model, simplified where the recipe allows it, types inferred.
         plan: A decision for every node.
-        notes: What normalising did, a sentence each.
+        notes: What normalising and simplifying did, a sentence each.
         fast: Whether nothing is to be tried, and both models compared on few samples only.
+        original: The normalised model before it was simplified, which the result is compared with; None where it was
+            not.
 
     """
 
@@ -57,6 +61,11 @@ class Prepared:
     plan: Plan
     notes: tuple[str, ...]
     fast: bool = False
+    original: Model | None = None
+
+    def baseline(self) -> Model:
+        """Give the float model that the result is compared with: a copy, or one that no later step changes."""
+        return self.original if self.original is not None else self.model.copy()
 
 
 def prepare(
@@ -88,7 +97,17 @@ def prepare(
     notes = tuple(normalise(model))
     infer_types(model)
     notes += make_loadable(model)
-    return replanned(Prepared(model.path or Path(), source, model, Plan(chosen, {}, with_data), notes, fast), most)
+    found = simplified(model, chosen)
+    notes += found.notes
+    plan = Plan(chosen, {}, with_data)
+    return replanned(Prepared(model.path or Path(), source, found.model, plan, notes, fast, found.original), most)
+
+
+def simplified(model: Model, recipe: Recipe) -> Simplified:
+    """Simplify a model where the recipe and its target want it, and what it computes can be compared afterwards."""
+    if not recipe.simplifies or foreign_node(model) is not None:
+        return Simplified(model)
+    return simplify(model)
 
 
 def replanned(ready: Prepared, most: int | None = None, costs: Costs | None = None) -> Prepared:

@@ -19,6 +19,7 @@ ORDER = [
     "quant",
     "wellformed",
     "evaluator",
+    "simplify",
     "difference",
     "engines",
     "comparison",

@@ -55,6 +55,7 @@ class Recipe:
         exclude: Globs of node names or operator types that stay float whatever the rules say.
         only: Globs of node names or operator types; where there are any, all other nodes stay float.
         allow: Domains besides `ai.onnx` whose operators may be chosen where no setting asks for them.
+        simplify: Whether the float model is simplified before it is quantized, if the target gains by that.
 
     """
 
@@ -65,6 +66,7 @@ class Recipe:
     exclude: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
+    simplify: bool = True
 
     def scheme_for(self, op_type: str, node_name: str) -> tuple[Scheme, str]:
         """Give the scheme of a node, and for one that is to stay float the words that say who wants that."""
@@ -107,6 +109,11 @@ class Recipe:
         """Choose the runtime that the model is for; raises RecipeError if there is none of that name."""
         return self.setting(target=load_target(name).name)
 
+    @property
+    def simplifies(self) -> bool:
+        """Whether the recipe allows to simplify the model, and its target gains by that."""
+        return self.simplify and load_target(self.scheme.target).simplify
+
     def setting(self, **settings: Any) -> Recipe:
         """Change fields of the scheme; rules that set them as well still win."""
         return replace(self, scheme=replace(self.scheme, **settings))
@@ -121,6 +128,7 @@ class Recipe:
         default = Scheme()
         lines = [f"name = {_toml(self.name)}", f"description = {_toml(self.description)}"]
         lines += [f"{key} = {_toml(globs)}" for key in LISTS if (globs := getattr(self, key))]
+        lines += [] if self.simplify else ["simplify = false"]
         lines += [f"scheme = {_toml(self.scheme.name)}"]
         lines += [
             f"{f.name} = {_toml(getattr(self.scheme, f.name))}"
@@ -192,9 +200,10 @@ def parse_recipe(content: str, label: str, default_name: str = "") -> Recipe:
     for domain in lists["allow"]:
         if domain != MICROSOFT:
             raise RecipeError(f"recipe {label}: 'allow' cannot have \"{domain}\"", f"Choose {MICROSOFT}.")
-    scheme = Scheme(**_settings(table, label, extra=("name", "description", "rules", *LISTS)))
+    simplify = _checked("simplify", table.pop("simplify", True), bool, label)
+    scheme = Scheme(**_settings(table, label, extra=("name", "description", "rules", "simplify", *LISTS)))
     made = tuple(_rule(dict(rule), label) for rule in rules)
-    return Recipe(name, description, scheme, made, **lists)
+    return Recipe(name, description, scheme, made, simplify=simplify, **lists)
 
 
 def _globs(value: Any, key: str, label: str) -> tuple[str, ...]:
@@ -208,8 +217,11 @@ def _rule(table: dict[str, Any], label: str) -> Rule:
     for key, glob in globs.items():
         if not isinstance(glob, str):
             raise RecipeError(f"recipe {label}: '{key}' of a rule must be a string", "Put the glob in quotes.")
-    if "target" in table:
-        raise RecipeError(f"recipe {label}: a rule cannot set 'target'", "A model has one: write it above the rules.")
+    for key in ("target", "simplify"):
+        if key in table:
+            raise RecipeError(
+                f"recipe {label}: a rule cannot set '{key}'", "A model has one: write it above the rules."
+            )
     return Rule(**globs, settings=tuple(_settings(table, label, extra=("op", "name")).items()))
 
 

@@ -33,6 +33,8 @@ class Target:
         always: Operators that are quantized wherever they stand, constant inputs included.
         per_tensor: Operators whose weights have one scale.
         tables: Whether a table of 8-bit codes may be looked up.
+        simplify: Whether functions that the model spells out are written as one operator, with a newer operator set if
+            need be.
 
     """
 
@@ -51,6 +53,7 @@ class Target:
     always: tuple[str, ...]
     per_tensor: tuple[str, ...]
     tables: bool
+    simplify: bool
 
 
 def target_names() -> list[str]:
