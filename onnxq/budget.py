@@ -118,7 +118,7 @@ def settle_accuracy(variants: Variants, budget: Budget) -> Settled:
             raise CheckFailed(f"no choice of nodes meets the budget: {meets.last}", RAISE)
         if not variants.settled(found.choices)[0].plan.quantized():
             raise CheckFailed(f"only the float model meets the budget: {meets.last}", RAISE)
-    elif variants.judge.sqnr(variants.model(found.choices)) < USUAL_SQNR:
+    elif found.sqnr is not None and found.sqnr < USUAL_SQNR:
         found = _usual(variants, ranked, found)
     return Settled(found.choices, contributions)
 
@@ -126,7 +126,11 @@ def settle_accuracy(variants: Variants, budget: Budget) -> Settled:
 def _usual(variants: Variants, ranked: list[Move], found: Found) -> Found:
     """Go for the usual accuracy, but only with moves that cost little together."""
     cheap = affordable([move for move in ranked if move.key not in found.choices], MOST_TIME)
-    reached = fewest(variants, cheap, lambda m: variants.judge.sqnr(m) >= USUAL_SQNR, found.choices, stages=1)
+
+    def meets(model: Model) -> bool:
+        return variants.judge.sqnr(model) >= USUAL_SQNR
+
+    reached = fewest(variants, cheap, meets, found.choices, stages=1, missed=True)
     return reached if reached.met else found
 
 

@@ -57,11 +57,13 @@ class Found:
     Attributes:
         choices: For the nodes that are returned to float.
         met: Whether the budget is met.
+        sqnr: What the model was judged at in dB; None where the search asks only whether it meets the budget.
 
     """
 
     choices: Choices
     met: bool
+    sqnr: float | None = None
 
 
 def decibels_without(share: float) -> float:
@@ -122,14 +124,22 @@ def bargains(variants: Variants, ranked: Sequence[Move], costs: Costs | None = N
         reached = variants.judge.sqnr(variants.model(attempt))
         if reached >= best + KEPT_GAIN * gains[move]:
             best, choices, time = reached, attempt, longer
-    return Found(choices, met=True)
+    return Found(choices, met=True, sqnr=best)
 
 
 def _pays(gain: float, cost: float) -> bool:
     return gain >= max(LEAST_GAIN, GAIN_FOR_TIME * cost) and cost <= MOST_FOR_ONE
 
 
-def fewest(variants: Variants, ranked: Sequence[Move], meets: Meets, settled: Choices, *, stages: int = 2) -> Found:
+def fewest(
+    variants: Variants,
+    ranked: Sequence[Move],
+    meets: Meets,
+    settled: Choices,
+    *,
+    stages: int = 2,
+    missed: bool = False,
+) -> Found:
     """Find the fewest nodes to return to float until the model meets the budget.
 
     Args:
@@ -138,6 +148,7 @@ def fewest(variants: Variants, ranked: Sequence[Move], meets: Meets, settled: Ch
         meets: Whether a quantized model meets the budget.
         settled: Choices that stay.
         stages: 1 to store all weights in 8 bit whatever happens, 2 to store those in float, too, that it takes.
+        missed: Whether the choices that stay are known to miss the budget, and need not be tried alone.
 
     """
     computing = [move for move in ranked if move.computes and move.key not in settled]
@@ -147,7 +158,7 @@ def fewest(variants: Variants, ranked: Sequence[Move], meets: Meets, settled: Ch
     if stages > 1:
         in_order.append((sorted(ranked, key=lambda move: (-move.noise, move.key)), _kept))
     choices = dict(settled)
-    if meets(variants.model(choices)):
+    if not missed and meets(variants.model(choices)):
         return Found(choices, met=True)
     for stage, choose in in_order:
         everything = choices | {move.key: choose(move) for move in stage}

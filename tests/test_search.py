@@ -13,7 +13,7 @@ from onnxq import steps
 from onnxq.budget import Budget, settle
 from onnxq.errors import CheckFailed, RecipeError
 from onnxq.ir import load
-from onnxq.judge import Split
+from onnxq.judge import Judge, Split
 from onnxq.observer import Silent
 from onnxq.pipeline import quantize
 from onnxq.quant.samples import input_specs, wrap_samples
@@ -45,9 +45,9 @@ def chain(tmp_path: Path, spread: list[float], rows: int | None = None, width: i
     return path
 
 
-def variants_of(path: Path, recipe: str) -> Variants:
+def variants_of(path: Path, recipe: str, shape: tuple[int, int] = (16, WIDTH)) -> Variants:
     ready = steps.prepare(load(path), recipe, with_data=True)
-    samples = wrap_samples([{"x": floats(16, WIDTH, seed=50 + i)} for i in range(6)], input_specs(ready.model))
+    samples = wrap_samples([{"x": floats(*shape, seed=50 + i)} for i in range(6)], input_specs(ready.model))
     return fit(ready, Split(ready.model.serialize(), samples), samples, None, Silent())
 
 
@@ -117,6 +117,26 @@ def test_weights_go_back_to_float_only_when_computing_in_float_is_not_enough():
     floats_ = fewest(variants, ranked, lambda c: any(choice.scheme == "float" for choice in c.values()), {})
     assert sum(choice.scheme == "float" for choice in floats_.choices.values()) == 1
     assert not fewest(variants, ranked, lambda choices: False, {}).met
+
+
+def test_choices_that_are_known_to_miss_are_not_tried_again():
+    tried = []
+    fewest(Counting(), some(8), lambda choices: tried.append(choices) or len(choices) >= 3, {}, missed=True)
+    assert {} not in tried
+    assert len(tried) == 4  # everything, and log2(8)
+
+
+def test_no_model_is_judged_twice(tmp_path, monkeypatch):
+    recipe = tmp_path / "auto.toml"
+    recipe.write_text(AUTO)
+    variants = variants_of(chain(tmp_path, [1, 1, 200, 1], rows=64, width=256), str(recipe), (64, 256))
+    judged, sqnr = [], Judge.sqnr
+    monkeypatch.setattr(Judge, "sqnr", lambda self, model: (judged.append(model.serialize()), sqnr(self, model))[1])
+    monkeypatch.setattr("onnxq.budget.USUAL_SQNR", 60.0)  # so that the search goes on behind the bargains
+    monkeypatch.setattr("onnxq.budget.MOST_TIME", 100.0)
+    settle(variants, Budget())
+    assert len(judged) >= 2
+    assert len(set(judged)) == len(judged)
 
 
 def test_moves_are_taken_while_they_are_affordable():
