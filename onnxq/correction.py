@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from onnxq.evaluator import Evaluator, Run, Step, arithmetic
 from onnxq.ir import Model, Node, Patch, Value, commit
 from onnxq.quant.decision import Choices, Plan
 from onnxq.quant.plan import node_key
-from onnxq.quant.samples import Samples
+from onnxq.quant.samples import Samples, few_samples
 from onnxq.steps import Prepared
 from onnxq.trials import LEAST_GAIN, Variants
 
@@ -92,7 +91,7 @@ def shifts(variants: Variants, choices: Choices, samples: Samples) -> Shifts:
     ready, _ = variants.settled(choices)
     quantized = variants.model(choices)
     found = {place.given: place for place in places(ready.plan, quantized)}
-    feeds = _few(samples)
+    feeds = few_samples(samples, MOST_SAMPLES, MOST_ELEMENTS)
     with arithmetic():
         return _SideBySide(Evaluator(ready.model.copy()), Evaluator(quantized), feeds, found).run()
 
@@ -248,17 +247,6 @@ def shrunk(off: np.ndarray) -> np.ndarray:
     variance = off.var(axis=0, ddof=1) / len(off) if len(off) > 1 else np.square(mean)
     squared = np.square(mean)
     return np.asarray(mean * np.divide(squared, squared + variance, out=np.zeros_like(mean), where=squared > 0))
-
-
-def _few(samples: Samples) -> list[Mapping[str, Any]]:
-    taken: list[Mapping[str, Any]] = []
-    elements = 0
-    for sample in islice(samples, MOST_SAMPLES):
-        elements += sum(np.size(array) for array in sample.values())
-        if taken and elements > MOST_ELEMENTS:
-            break
-        taken.append(sample)
-    return taken
 
 
 def _channels(node: Node) -> int:

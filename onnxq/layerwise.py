@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from onnxq.errors import DataError, ModelError
 from onnxq.evaluator import Evaluator, Run, Step, arithmetic
 from onnxq.ir import Model, Value, load
 from onnxq.ir.passes import normalise
+from onnxq.quant.samples import few_samples
 from onnxq.quant.session import is_large
 
 SAMPLES = 8
@@ -73,7 +73,7 @@ def compare_layers(
         float_model = load(float_model)
         normalise(float_model)
     reference, result = Evaluator(float_model), Evaluator(quantized)
-    feeds = _few(samples, limit)
+    feeds = few_samples(samples, limit, MOST_ELEMENTS)
     if not feeds:
         raise DataError("there are no samples to compare the models on", "Give at least one.")
     with arithmetic():
@@ -94,18 +94,6 @@ def with_layers(
         return replace(comparison, layers=layers)
     except ModelError as error:
         return replace(comparison, no_layers=error.message)
-
-
-def _few(samples: Iterable[Mapping[str, np.ndarray]], limit: int) -> list[Mapping[str, np.ndarray]]:
-    """Take the first samples, at least one, at most `limit`, and no more than fit into memory side by side."""
-    taken: list[Mapping[str, np.ndarray]] = []
-    elements = 0
-    for sample in islice(samples, max(limit, 1)):
-        elements += sum(np.size(array) for array in sample.values())
-        if taken and elements > MOST_ELEMENTS:
-            break
-        taken.append(sample)
-    return taken
 
 
 class _Quantized:

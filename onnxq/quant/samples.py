@@ -7,6 +7,7 @@ samples are described in `onnxq.quant.sample_arrays`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,16 @@ from onnxq.quant.sample_checks import InputSpec, Sample, conform, input_specs
 from onnxq.quant.sample_labels import Labels, read_labels
 from onnxq.quant.sample_readers import read_folder, read_iterable
 
-__all__ = ["InputSpec", "Sample", "Samples", "input_specs", "open_samples", "random_samples", "wrap_samples"]
+__all__ = [
+    "InputSpec",
+    "Sample",
+    "Samples",
+    "few_samples",
+    "input_specs",
+    "open_samples",
+    "random_samples",
+    "wrap_samples",
+]
 
 # Sizes for dynamic dimensions of random samples: small, and divisible by the 32 that many vision models shrink by
 RANDOM_SIZE, RANDOM_CHANNELS, RANDOM_PIXELS = 16, 3, 64
@@ -158,6 +168,20 @@ def wrap_samples(
     read = read_iterable(lambda: source, description)
     count = len(source) if isinstance(source, Sequence) else None
     return Samples([Source(read.label, read.read, count)], inputs, description)
+
+
+def few_samples(
+    samples: Iterable[Mapping[str, np.ndarray]], limit: int, most_elements: int
+) -> list[Mapping[str, np.ndarray]]:
+    """Take the first samples, to hold side by side: at most `limit`, and no more elements than that, but always one."""
+    taken: list[Mapping[str, np.ndarray]] = []
+    elements = 0
+    for sample in islice(samples, max(limit, 1)):
+        elements += sum(np.size(array) for array in sample.values())
+        if taken and elements > most_elements:
+            break
+        taken.append(sample)
+    return taken
 
 
 def random_samples(inputs: Sequence[InputSpec], count: int, seed: int = 0) -> Samples:

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto
 
 from onnxq.errors import DataError
-from onnxq.quant.samples import InputSpec, open_samples, random_samples, wrap_samples
+from onnxq.quant.samples import InputSpec, few_samples, open_samples, random_samples, wrap_samples
 
 IMAGE = InputSpec("image", TensorProto.FLOAT, ("batch", 2, 3))
 IDS = InputSpec("ids", TensorProto.INT64, ("batch", "seq"))
@@ -325,3 +325,9 @@ def test_random_samples_are_seeded_and_sized_sensibly():
         random_samples([InputSpec("t", TensorProto.STRING, (1,))], 1)
     with pytest.raises(DataError, match="'t' has no known rank"):
         random_samples([InputSpec("t", TensorProto.FLOAT, None)], 1)
+
+
+@pytest.mark.parametrize(("limit", "most", "count"), [(3, 1000, 3), (0, 1000, 1), (9, 12, 2), (9, 11, 1), (9, 1, 1)])
+def test_few_samples_are_few_and_small(limit, most, count):
+    samples = [{"image": numbers(1, 2, 3)}] * 4
+    assert len(few_samples(samples, limit, most)) == count
