@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from onnxq.comparison import Contribution
 from onnxq.ir import Model
@@ -21,6 +23,8 @@ from onnxq.quant.region import node_times
 from onnxq.sensitivity import counted
 from onnxq.targets import Costs
 from onnxq.trials import Variants
+
+T = TypeVar("T")
 
 # A bargain: dB that a node has to gain, dB for the whole time (1.5 for a hundredth of it), the most that it may take
 LEAST_GAIN, GAIN_FOR_TIME, MOST_FOR_ONE = 1.0, 150.0, 0.03
@@ -158,22 +162,32 @@ def fewest(
     if stages > 1:
         in_order.append((sorted(ranked, key=lambda move: (-move.noise, move.key)), _kept))
     choices = dict(settled)
+
+    def returned(choose: Callable[[Move], Choice], moves: Sequence[Move]) -> dict[str, Choice]:
+        return choices | {move.key: choose(move) for move in moves}
+
+    def suffices(choose: Callable[[Move], Choice], moves: Sequence[Move]) -> bool:
+        return meets(variants.model(returned(choose, moves)))
+
     if not missed and meets(variants.model(choices)):
         return Found(choices, met=True)
     for stage, choose in in_order:
-        everything = choices | {move.key: choose(move) for move in stage}
-        if not stage or not meets(variants.model(everything)):
-            choices = everything
-            continue
-        few, enough = 0, len(stage)  # `few` is not enough
-        while enough - few > 1:
-            middle = (few + enough) // 2
-            if meets(variants.model(choices | {move.key: choose(move) for move in stage[:middle]})):
-                enough = middle
-            else:
-                few = middle
-        return Found(choices | {move.key: choose(move) for move in stage[:enough]}, met=True)
+        if stage and suffices(choose, stage):
+            return Found(returned(choose, shortest(stage, partial(suffices, choose))), met=True)
+        choices = returned(choose, stage)
     return Found(choices, met=False)
+
+
+def shortest(ranked: Sequence[T], suffices: Callable[[Sequence[T]], bool]) -> Sequence[T]:
+    """Find by bisection how much of a list suffices from its front, if all of it does and nothing does not."""
+    few, enough = 0, len(ranked)  # `few` is not enough
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        if suffices(ranked[:middle]):
+            enough = middle
+        else:
+            few = middle
+    return ranked[:enough]
 
 
 def affordable(ranked: Sequence[Move], most: float) -> list[Move]:

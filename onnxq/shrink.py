@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -24,6 +25,7 @@ from onnxq.ops.family import MINIMUM_STORED_ELEMENTS, Decline
 from onnxq.quant.decision import Choice, Choices, Decision
 from onnxq.quant.plan import form_of, node_key
 from onnxq.quant.recipe import load_recipe
+from onnxq.search import shortest
 from onnxq.sensitivity import sensitivity
 from onnxq.steps import stamp
 from onnxq.trials import Variants, duplicate
@@ -75,15 +77,12 @@ def shrink(variants: Variants, choices: Choices, most: int) -> Choices:
             continue
         variants.learn_codes(everything)
         ranked = _ranked(variants, choices, moves)
-        few, enough = 0, len(ranked)  # `few` is not enough
-        while enough - few > 1:
-            middle = (few + enough) // 2
-            if file_bytes(variants, _joined(choices, ranked[:middle])) <= most:
-                enough = middle
-            else:
-                few = middle
-        return _joined(choices, ranked[:enough])
+        return _joined(choices, shortest(ranked, partial(_fits, variants, choices, most)))
     raise CheckFailed(f"the smallest file that is possible has {smallest:,} bytes, {most:,} are allowed", SMALLER)
+
+
+def _fits(variants: Variants, choices: Choices, most: int, moves: Sequence[Smaller]) -> bool:
+    return file_bytes(variants, _joined(choices, moves)) <= most
 
 
 def file_bytes(variants: Variants, choices: Choices, change: Callable[[Model], object] | None = None) -> int:

@@ -17,7 +17,7 @@ from onnxq.judge import Judge, Split
 from onnxq.observer import Silent
 from onnxq.pipeline import quantize
 from onnxq.quant.samples import input_specs, wrap_samples
-from onnxq.search import Move, affordable, bargains, decibels_without, fewest, moves
+from onnxq.search import Move, affordable, bargains, decibels_without, fewest, moves, shortest
 from onnxq.sensitivity import sensitivity
 from onnxq.trials import Variants, fit
 
@@ -98,6 +98,15 @@ class Counting:
     def model(self, choices):
         self.runs += 1
         return choices
+
+
+@pytest.mark.parametrize("needed", range(1, 10))
+def test_the_shortest_start_is_found_without_trying_nothing_or_all(needed):
+    tried = []
+    found = shortest("abcdefghi", lambda some: tried.append(len(some)) or len(some) >= needed)
+    assert found == "abcdefghi"[:needed]
+    assert not {0, 9} & set(tried)
+    assert len(tried) == len(set(tried)) <= 4
 
 
 @pytest.mark.parametrize("needed", [0, 1, 7, 63, 64])
