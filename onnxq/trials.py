@@ -28,6 +28,7 @@ from onnxq.quant.weights import Weights
 from onnxq.steps import Prepared, choose_qparams, layers_to_measure, look_inside, measure, reached
 
 FOLDED = "rescaled the channels of {} tensors, folded into their neighbours"
+TO_NEAREST = "rounded the weights to nearest: codes chosen on some of the samples gained nothing on the others"
 DIVIDED = "rescaled the channels of {} tensors by a Mul in front of their readers"
 LEAST_GAIN = 0.2  # dB; less is within what other samples would show
 Rescale = Callable[..., Rescaling]
@@ -106,8 +107,9 @@ def fit(
     measured = measure(ready, layers, given, stats, watch)
     ready = reached(ready, measured)
     watch.step("round")
-    pays = given is None or stats is not None or rounding_pays(ready, split)
-    weights = Weights(ready.plan, choose_qparams(ready.plan, measured), measured, layers) if pays else Weights()
+    weights = Weights(remark=TO_NEAREST)
+    if given is None or stats is not None or rounding_pays(ready, split):
+        weights = Weights(ready.plan, choose_qparams(ready.plan, measured), measured, layers)
     return Variants(ready, measured, weights, split)
 
 

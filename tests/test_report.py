@@ -91,6 +91,7 @@ def test_json(report: Report) -> None:
         "returned": [],
         "sensitivity": [],
         "timings": None,
+        "weights": [],
         "activations": [],
     }  # fmt: skip
 

@@ -67,7 +67,7 @@ class RoundedWeight:
 
 @dataclass(frozen=True)
 class RoundingJob:
-    """What `choose_codes` is asked for; see there."""
+    """What `choose_codes` is asked for; see there. `readers` are the names of the nodes, for the report."""
 
     rows: np.ndarray
     moments: LayerMoments | None = None
@@ -76,6 +76,7 @@ class RoundingJob:
     block_size: int | None = None
     minimum_scale: np.ndarray | None = None
     noise: float = 0.0
+    readers: tuple[str, ...] = ()
 
 
 def choose_all(jobs: Mapping[K, RoundingJob], *, threads: int | None = None) -> dict[K, RoundedWeight]:

@@ -11,9 +11,10 @@ from onnxq.errors import ModelError
 from onnxq.ir import Node, Tensor, Value
 from onnxq.ir.spool import SPOOLED, Spool
 from onnxq.ops.scheme import Scheme
+from onnxq.quant.chosen import ChosenWeight, chosen_weight, summary
 from onnxq.quant.layers import MeasuredLayers
 from onnxq.quant.nearest import nearest_codes
-from onnxq.quant.plan import Plan
+from onnxq.quant.plan import Plan, node_key
 from onnxq.quant.priors import prior_moments
 from onnxq.quant.qparams import QParams, quantize_weight
 from onnxq.quant.rounding import RoundedWeight, RoundingJob, choose_all, choose_codes
@@ -88,6 +89,7 @@ class Weights:
         stats: Statistics of a calibration; empty without data.
         layers: What the calibration measured of layers.
         spool: Where to keep codes of large weights; in memory without it.
+        remark: What there is to say about all of them.
 
     Attributes:
         reduced: Nodes whose weights were given 7 bits, by name, in order.
@@ -104,8 +106,9 @@ class Weights:
         stats: Stats | None = None,
         layers: MeasuredLayers | None = None,
         spool: Spool | None = None,
+        remark: str = "",
     ) -> None:
-        self._spool = spool
+        self._spool, self._remark = spool, remark
         self._jobs: dict[Key, RoundingJob] = {}
         if plan is not None:
             self._jobs = rounding_jobs(plan, qparams or {}, stats or Stats(), layers or MeasuredLayers([]))
@@ -172,13 +175,21 @@ class Weights:
             self._known[weight.constant, coding] = coded
         return coded
 
+    def chosen(self) -> tuple[ChosenWeight, ...]:
+        """Tell how the codes were chosen of every weight that had a choice."""
+        return tuple(chosen_weight(job, self._rounded[key]) for key, job in self._jobs.items())
+
     def notes(self) -> tuple[str, ...]:
-        """Say what the weights got other than the usual 8 bits."""
+        """Say how the codes were chosen, and what the weights got other than the usual 8 bits."""
+        found = summary(self.chosen()) + ((self._remark,) if self._remark else ())
         if not self.reduced:
-            return ()
+            return found
         names = list(self.reduced)
         more = f" and {len(names) - MOST_NAMES} more nodes" if len(names) > MOST_NAMES else ""
-        return (f"gave the weights of {', '.join(names[:MOST_NAMES])}{more} 7 bits, so that no products saturate",)
+        return (
+            *found,
+            f"gave the weights of {', '.join(names[:MOST_NAMES])}{more} 7 bits, so that no products saturate",
+        )
 
     def keep(self, array: np.ndarray) -> np.ndarray:
         """Give the same array, out of memory where it is large and there is a spool."""
@@ -207,7 +218,12 @@ def rounding_jobs(
         rows = _finite(Rows(weight.constant.numpy(), coding.axes).array(), weight, nodes[0].label)
         noise = max(_noise(node, qparams, plan) for node in nodes)
         jobs[weight.constant, coding] = RoundingJob(
-            rows, moments or prior_moments(nodes[0]), coding.bits, block_size=coding.block_size or None, noise=noise
+            rows,
+            moments or prior_moments(nodes[0]),
+            coding.bits,
+            block_size=coding.block_size or None,
+            noise=noise,
+            readers=tuple(node.name or node_key(node) for node in nodes),
         )
     return jobs
 

@@ -11,6 +11,7 @@ from typing import Any
 from onnxq.comparison import Comparison, Contribution
 from onnxq.ir import Graph
 from onnxq.ir.stored import StoredTensor
+from onnxq.quant.chosen import ChosenWeight
 from onnxq.quant.plan import Plan, node_key
 from onnxq.report.activations import Activation, node_name
 from onnxq.report.html import html
@@ -57,6 +58,7 @@ class Report:
         activations: What was measured of each calibrated activation; empty where nobody asked.
         returned: Names of the nodes that a search returned to float for the sake of accuracy.
         sensitivity: What each quantized node adds to the error of the outputs; empty where nobody measured it.
+        weights: How the codes of weights were chosen; empty where all were rounded to nearest.
         timings: Kernel times that decided; None where those that come with onnxq did.
 
     """
@@ -75,6 +77,7 @@ class Report:
     activations: tuple[Activation, ...] = ()
     returned: tuple[str, ...] = ()
     sensitivity: tuple[Contribution, ...] = ()
+    weights: tuple[ChosenWeight, ...] = ()
     timings: Timings | None = None
 
     @classmethod

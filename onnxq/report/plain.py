@@ -39,6 +39,7 @@ def report_dict(report: Report) -> dict[str, Any]:
         "activations": [record_dict(activation) for activation in report.activations],
         "returned": list(report.returned),
         "sensitivity": [record_dict(contribution) for contribution in report.sensitivity],
+        "weights": [record_dict(weight) for weight in report.weights],
         "timings": None if report.timings is None else report.timings.as_dict(),
     }
 
