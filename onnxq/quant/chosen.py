@@ -54,9 +54,7 @@ def summary(weights: Iterable[ChosenWeight]) -> tuple[str, ...]:
     parts = []
     if measured:
         gain = sorted(weight.gain for weight in measured)[len(measured) // 2]
-        parts.append(
-            f"chose the codes of {_weights(len(measured))} by the error at the layer's output, for {gain:.1f} dB"
-        )
+        parts.append(f"chose the codes of {_weights(len(measured))} by their layers' output error, for {gain:.1f} dB")
     if assumed:
         parts.append(f"chose the codes of {_weights(assumed)} for inputs usual for such layers")
     if nearest and parts:
