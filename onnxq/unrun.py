@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import onnx
-
 from onnxq.errors import InvalidResult, ModelError
 from onnxq.ir import Model, Node
-from onnxq.ir.consistency import problems
+from onnxq.ir.consistency import objection, problems
 from onnxq.observer import Observer
 from onnxq.quant.layers import MeasuredLayers
 from onnxq.quant.rewrite import rewrite
@@ -44,9 +42,9 @@ def carry_out_unrun(
     label = f"operator {foreign.op_type} of domain {foreign.domain} (node {foreign.label})"
     if with_data and stats is None:
         raise ModelError(f"onnxruntime cannot run {ready.model.name} on the data: it has no {label}", GIVE_LIBRARY)
-    objection = _objection(ready.model, ready.model.serialize())
-    if objection is not None:
-        raise ModelError(f"{ready.model.name} is not well formed: {objection}", "Export the model again.")
+    wrong = _objection(ready.model, ready.model.serialize())
+    if wrong is not None:
+        raise ModelError(f"{ready.model.name} is not well formed: {wrong}", "Export the model again.")
     measured = measure(ready, MeasuredLayers([]), None, stats, watch)
     qparams = choose_qparams(ready.plan, measured)
     weights = Weights(ready.plan, qparams, measured)
@@ -56,16 +54,12 @@ def carry_out_unrun(
     model = stamp(rewrite(ready.model, ready.plan, qparams, weights), ready)
     watch.step("verify")
     encoded = model.serialize()
-    objection = _objection(model, encoded)
-    if objection is not None:
-        raise InvalidResult(f"the quantized model is not well formed: {objection}", "Report this model.")
+    wrong = _objection(model, encoded)
+    if wrong is not None:
+        raise InvalidResult(f"the quantized model is not well formed: {wrong}", "Report this model.")
     return model, report, encoded
 
 
 def _objection(model: Model, encoded: bytes) -> str | None:
     """Say what is wrong with the form of a model; None where nothing is."""
-    try:
-        onnx.checker.check_model(encoded)
-    except (onnx.checker.ValidationError, ValueError, RuntimeError) as error:
-        return (str(error).strip().splitlines() or [repr(error)])[0]
-    return next(problems(model), None)
+    return objection(encoded) or next(problems(model), None)

@@ -12,13 +12,13 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 
 from onnxq.comparison import Comparison, Latency, OutputComparison
 from onnxq.difference import Difference
 from onnxq.errors import DataError, InvalidResult, ModelError, OnnxqError
 from onnxq.ir import Tensor, load
+from onnxq.ir.consistency import first_line, objection
 from onnxq.quant.sample_checks import Sample
 from onnxq.quant.session import ModelSource, SessionError, open_session, run_session
 from onnxq.quant.streamed import LARGE
@@ -212,17 +212,12 @@ def check_wellformed(path: Path) -> str | None:
 
     """
     try:
-        if path.stat().st_size > LARGE:
-            _check_without_weights(path)
-        else:
-            onnx.checker.check_model(str(path))
-    except (onnx.checker.ValidationError, OSError, ValueError, RuntimeError) as error:
-        lines = str(error).strip().splitlines()
-        return lines[0] if lines else type(error).__name__
-    return None
+        return _check_without_weights(path) if path.stat().st_size > LARGE else objection(str(path))
+    except (OSError, ValueError, RuntimeError) as error:
+        return first_line(error)
 
 
-def _check_without_weights(path: Path) -> None:
+def _check_without_weights(path: Path) -> str | None:
     """Let the checker, which reads a file whole, have one in whose large weights it finds external data."""
     weights: list[Tensor] = []
     skeleton = load(path).skeleton(weights)
@@ -231,7 +226,7 @@ def _check_without_weights(path: Path) -> None:
             (Path(folder) / str(location)).touch()
         target = Path(folder) / path.name
         target.write_bytes(skeleton)
-        onnx.checker.check_model(str(target))
+        return objection(str(target))
 
 
 def _label(source: ModelSource, otherwise: str) -> str:

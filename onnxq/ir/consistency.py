@@ -4,9 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
 from onnxq.ir.graph import Graph, Node, Use, Value
 from onnxq.ir.model import Model
 from onnxq.ir.order import reads
+
+
+def objection(model: bytes | str) -> str | None:
+    """Ask the ONNX checker about an encoded model, or about the file of that path.
+
+    Returns:
+        The first line of what it objects to; None where the model is well formed.
+
+    """
+    try:
+        onnx.checker.check_model(model)
+    except (onnx.checker.ValidationError, DecodeError, OSError, ValueError, RuntimeError) as error:
+        return first_line(error)
+    return None
+
+
+def first_line(error: Exception) -> str:
+    """Give the first line of an error's message, or its type where it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def problems(model: Model) -> Iterator[str]:

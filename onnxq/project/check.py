@@ -10,11 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-
 from onnxq.errors import CheckFailed, OnnxqError
 from onnxq.ir import Model, Value, load
+from onnxq.ir.consistency import objection
 from onnxq.ir.model import STRIP_ABOVE
 from onnxq.ir.protos import DATA_TYPE, DIMS, GRAPH_INITIALIZER, NAME
 from onnxq.ir.wire import Chunk, bytes_field, integer_field, join
@@ -103,8 +101,8 @@ def _load(path: Path, if_missing: str) -> tuple[Model | None, list[Finding]]:
         hint = error.hint[:1].lower() + error.hint[1:].rstrip(".")
         return None, [Finding(path, "unreadable", "; ".join(filter(None, (_without(path, error.message), hint))))]
     sentences = [defect.sentence for defect in find_defects(model) if defect.is_error]
-    if not sentences and (objection := check_structure(model)):
-        sentences = [objection]
+    if not sentences and (wrong := check_structure(model)):
+        sentences = [wrong]
     findings = [Finding(path, "malformed", sentence) for sentence in sentences]
     if not findings and was_altered(model):
         findings.append(Finding(path, "altered", f"is not what onnxq wrote; {BUILD} again"))
@@ -127,12 +125,7 @@ def check_structure(model: Model) -> str | None:
         content = integer_field(DIMS, 0) + integer_field(DATA_TYPE, tensor.dtype) + bytes_field(NAME, value.name)
         return [bytes_field(GRAPH_INITIALIZER, content)]
 
-    try:
-        onnx.checker.check_model(join(model.chunks(emptied, verbatim=False)))
-    except (onnx.checker.ValidationError, DecodeError, ValueError, RuntimeError) as error:
-        lines = str(error).strip().splitlines()
-        return lines[0] if lines else type(error).__name__
-    return None
+    return objection(join(model.chunks(emptied, verbatim=False)))
 
 
 def _stale(entry: Entry, source: Model, quantized: Model) -> list[Finding]:
