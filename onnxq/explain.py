@@ -19,7 +19,6 @@ from onnxq.quant.plan import Decision, form_of, schemes_to_try
 from onnxq.quant.recipe import Recipe
 from onnxq.quant.region import count, node_times
 from onnxq.report import NodeReport, Report, activations
-from onnxq.report.activations import node_name
 from onnxq.steps import Prepared, choose_qparams, layers_to_measure, measure, open_data, prepare, reached, uncollected
 from onnxq.targets import Costs
 
@@ -91,9 +90,9 @@ def chosen(ready: Prepared, pattern: str, before: Iterable[str] = ()) -> list[De
     decisions = ready.plan.decisions
     made = [{value.name for value in decision.node.outputs if value is not None} for decision in decisions]
     found = (
-        [d for d in decisions if node_name(d.node) == pattern]
+        [d for d in decisions if d.node.display_name == pattern]
         or [d for d, tensors in zip(decisions, made, strict=True) if pattern in tensors]
-        or [d for d in decisions if fnmatchcase(node_name(d.node), pattern)]
+        or [d for d in decisions if fnmatchcase(d.node.display_name, pattern)]
     )
     if found:
         return found
@@ -102,7 +101,7 @@ def chosen(ready: Prepared, pattern: str, before: Iterable[str] = ()) -> list[De
             f"'{pattern}' is gone before anything is quantized: {'; '.join(ready.notes) or 'nobody reads it'}",
             "Ask for the node that took it in; `onnxq plan` lists all of them.",
         )
-    known = dict.fromkeys([*(node_name(d.node) for d in decisions), *sorted(set().union(*made))])
+    known = dict.fromkeys([*(d.node.display_name for d in decisions), *sorted(set().union(*made))])
     near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.5)
     listed = " or ".join(f"'{name}'" for name in near)
     raise ModelError(

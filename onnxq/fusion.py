@@ -201,7 +201,7 @@ def _names_behind(value: Value | None) -> Iterator[str]:
 
 
 def _follow(node: Node, index: _Index) -> FusedNode:
-    name = node.name or next((value.name for value in node.outputs if value is not None), "")
+    name = node.display_name
     found = index.find(node)
     kernel, sentence = (MERGED, "is merged into a neighbour") if found is None else _judge(found)
     return FusedNode(name, node.op_type, kernel, sentence)

@@ -96,7 +96,7 @@ def inspect(path: str | Path) -> Inspection:
     """
     model = load(path)
     nodes = list(model.graph.walk())
-    operators = Counter(f"{node.domain}.{node.op_type}" if node.domain else node.op_type for node in nodes)
+    operators = Counter(node.operator for node in nodes)
     weights: dict[str, tuple[int, int]] = {}
     for tensor in _constants(model, nodes):
         name = dtype_name(tensor.dtype)

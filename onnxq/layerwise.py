@@ -178,8 +178,8 @@ def _layer(
     own.signal = total.signal
     node = step.node
     return LayerComparison(
-        node=node.name or next((output.name for output in node.outputs if output is not None), ""),
-        op_type=f"{node.domain}.{node.op_type}" if node.domain else node.op_type,
+        node=node.display_name,
+        op_type=node.operator,
         tensor=value.name,
         sqnr=total.sqnr,
         own=own.sqnr,

@@ -77,7 +77,7 @@ def read_saturation(model: Model) -> tuple[LayerSaturation, ...]:
             continue
         pairs = saturating_pairs(rows)
         if pairs:
-            name = node.name or next((value.name for value in node.outputs if value is not None), "")
+            name = node.display_name
             total = rows.shape[0] * (rows.shape[1] // 2) * rows.shape[2]
             found.append(LayerSaturation(name, node.op_type, pairs, total))
     return tuple(found)

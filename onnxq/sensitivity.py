@@ -19,7 +19,6 @@ from onnxq.ir import Model
 from onnxq.layerwise import compare_layers
 from onnxq.quant.decision import Choice, Choices, Decision, Plan
 from onnxq.quant.plan import node_key
-from onnxq.report.activations import node_name
 from onnxq.trials import Variants
 
 ALL_ALONE = 20  # up to so many nodes each is run alone
@@ -63,7 +62,7 @@ def sensitivity(variants: Variants, *, exact: int = EXACT, all_alone: int = ALL_
             noises[index] = alone(index)
     total = math.fsum(noises) or 1.0
     return tuple(
-        Contribution(node_name(d.node), d.node.op_type, key, d.scheme or "", noise, noise / total, index in measured)
+        Contribution(d.node.display_name, d.node.op_type, key, d.scheme or "", noise, noise / total, index in measured)
         for index, (d, key, noise) in enumerate(zip(nodes, keys, noises, strict=True))
     )
 

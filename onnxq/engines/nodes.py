@@ -107,7 +107,7 @@ class NodeByNode:
                 return
         if found.within or node.label in self.culprits or (_rounds_inside(step) and found.relative <= INSIDE):
             return
-        operator = _operator(step)
+        operator = step.node.operator
         sentence = f"{operator} node {node.label} {_describe(value, found)} in onnxruntime and the reference evaluator"
         self.culprits[node.label] = Disagreement(node.label, operator, value.name, sample, sentence)
 
@@ -122,7 +122,7 @@ class NodeByNode:
             return
         is_step = not _is_float(pair[0]) or step.node.op_type in STEPS or _rounds_inside(step)
         share = found.differing / found.elements if found.elements else 1.0
-        operator = _operator(step)
+        operator = step.node.operator
         self.parting = Parting(step.node.label, operator, value.name, sample, found.max_abs, share, is_step)
 
     def notes(self) -> list[str]:
@@ -154,8 +154,3 @@ def _makes_codes(step: Step, array: Any) -> bool:
 
 def _is_float(array: Any) -> bool:
     return isinstance(array, np.ndarray) and array.dtype.kind == "f"
-
-
-def _operator(step: Step) -> str:
-    node = step.node
-    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type

@@ -131,8 +131,7 @@ class _Body:
 
 def _at_node(error: OnnxqError, step: Step) -> OnnxqError:
     node = step.node
-    operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-    prefix = f"node {node.label} ({operator})"
+    prefix = f"node {node.label} ({node.operator})"
     if error.message.startswith("node "):  # a node inside a body has said which one it is
         return error
     return ModelError(f"{prefix}: {error.message}", error.hint)

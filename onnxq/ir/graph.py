@@ -119,6 +119,16 @@ class Node:
         return self.name or next((f"the {self.op_type} that makes '{o.name}'" for o in self.outputs if o), self.op_type)
 
     @property
+    def display_name(self) -> str:
+        """What lists call the node: its name, or that of its first output where it has none; unlike `label` a name."""
+        return self.name or next((output.name for output in self.outputs if output is not None), "")
+
+    @property
+    def operator(self) -> str:
+        """The operator with its domain in front, such as `com.microsoft.Gelu`; the standard domain is left out."""
+        return f"{self.domain}.{self.op_type}" if self.domain else self.op_type
+
+    @property
     def is_body_holder(self) -> bool:
         """Whether the node has graphs of its own."""
         return bool(self.bodies)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.ir import Node, Value
+from onnxq.ir import Value
 from onnxq.quant.histogram import Histogram
 from onnxq.quant.plan import Plan
 from onnxq.quant.qparams import QParams
@@ -85,9 +85,9 @@ def activations(plan: Plan, qparams: Mapping[Value, QParams], stats: Stats) -> t
         touched = [node.inputs[slot] for slot in decision.form.activations] + [plan.outputs.get(node)]
         for value in touched:
             if value is not None:
-                nodes.setdefault(plan.scale_owner(value), []).append(node_name(node))
+                nodes.setdefault(plan.scale_owner(value), []).append(node.display_name)
         if node in clamps:
-            nodes.setdefault(plan.scale_owner(plan.outputs[node]), []).append(node_name(clamps[node]))
+            nodes.setdefault(plan.scale_owner(plan.outputs[node]), []).append(clamps[node].display_name)
     return tuple(
         describe(value.name, dict.fromkeys(nodes.get(value, ())), stats[value.name], qparams[value])
         for value in plan.calibrated()
@@ -130,8 +130,3 @@ def percentiles(stats: TensorStats, wanted: Iterable[float]) -> list[float]:
     bins = np.minimum(np.searchsorted(below, ranks, side="left"), len(edges) - 2)
     found = np.where(bins == -histogram.first, np.clip(0.0, edges[bins], edges[bins + 1]), edges[bins + 1])
     return [float(value) for value in np.clip(found, stats.min, stats.max)]
-
-
-def node_name(node: Node) -> str:
-    """Name a node, or its first output where it has no name."""
-    return node.name or next((value.name for value in node.outputs if value), "")

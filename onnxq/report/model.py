@@ -13,7 +13,7 @@ from onnxq.ir import Graph
 from onnxq.ir.stored import StoredTensor
 from onnxq.quant.chosen import ChosenWeight
 from onnxq.quant.plan import Plan, node_key
-from onnxq.report.activations import Activation, node_name
+from onnxq.report.activations import Activation
 from onnxq.report.html import html
 from onnxq.report.markdown import markdown
 from onnxq.report.plain import report_dict, to_json
@@ -85,8 +85,8 @@ class Report:
         """Begin a report with a plan for the model at `source`."""
         nodes = tuple(
             NodeReport(
-                name=node_name(d.node),
-                op_type=f"{d.node.domain}.{d.node.op_type}" if d.node.domain else d.node.op_type,
+                name=d.node.display_name,
+                op_type=d.node.operator,
                 scheme=d.scheme,
                 reason=d.reason,
             )
@@ -94,7 +94,7 @@ class Report:
         )
         graph = plan.decisions[0].node.graph if plan.decisions else None
         size, recipe, times = model_bytes(source, graph), plan.recipe, plan.costs.timings
-        returned = tuple(node_name(d.node) for d in plan.decisions if node_key(d.node) in plan.choices)
+        returned = tuple(d.node.display_name for d in plan.decisions if node_key(d.node) in plan.choices)
         return cls(
             source, size, recipe.name, nodes, tuple(notes), rules=recipe.to_toml(), returned=returned, timings=times
         )

@@ -27,5 +27,4 @@ class Defect:
 
 def at(node: Node, value: Value | None, sentence: str, *, is_error: bool = True) -> Defect:
     """Describe a defect of a node; the sentence follows its name."""
-    operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-    return Defect(node.label, value.name if value else "", f"{operator} '{node.label}' {sentence}", is_error)
+    return Defect(node.label, value.name if value else "", f"{node.operator} '{node.label}' {sentence}", is_error)
