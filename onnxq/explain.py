@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -21,6 +20,7 @@ from onnxq.quant.region import count, node_times
 from onnxq.report import NodeReport, Report, activations
 from onnxq.steps import Prepared, choose_qparams, layers_to_measure, measure, open_data, prepare, reached, uncollected
 from onnxq.targets import Costs
+from onnxq.words import did_you_mean
 
 
 def explain(
@@ -102,11 +102,9 @@ def chosen(ready: Prepared, pattern: str, before: Iterable[str] = ()) -> list[De
             "Ask for the node that took it in; `onnxq plan` lists all of them.",
         )
     known = dict.fromkeys([*(d.node.display_name for d in decisions), *sorted(set().union(*made))])
-    near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.5)
-    listed = " or ".join(f"'{name}'" for name in near)
     raise ModelError(
         f"no node of {ready.path} is called '{pattern}' or makes a tensor of that name",
-        f"Did you mean {listed}?" if near else "`onnxq plan` lists all nodes.",
+        did_you_mean(pattern, known, most=3, cutoff=0.5) or "`onnxq plan` lists all nodes.",
     )
 
 

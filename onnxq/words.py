@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 FLOAT = "float"
 UNITS = {"B": 1, "kB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
@@ -63,6 +64,21 @@ def shortened(names: Sequence[str], most: int) -> list[str]:
     parts = [f"…{name[cut:]}" if cut > 1 else name for name in names]
     behind = (most - 1) // 2
     return [p if len(p) <= most else f"{p[: most - 1 - behind]}…{p[-behind:]}" for p in parts]
+
+
+def did_you_mean(word: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.4) -> str:
+    """Ask whether what is known under a similar name was meant, in a sentence; empty where nothing is similar.
+
+    Args:
+        word: What nobody knows.
+        known: What could have been meant.
+        most: How many names to offer.
+        cutoff: How similar they have to be, 0 to 1; see `difflib.get_close_matches`.
+
+    """
+    near = difflib.get_close_matches(word, list(known), n=most, cutoff=cutoff)
+    listed = " or ".join(f"'{name}'" for name in near)
+    return f"Did you mean {listed}?" if near else ""
 
 
 def printable(text: str) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from onnxq.words import milliseconds, printable, shortened, size_change
+from onnxq.words import did_you_mean, milliseconds, printable, shortened, size_change
 
 
 def test_long_names_keep_what_tells_them_apart() -> None:
@@ -23,3 +23,11 @@ def test_sizes_latencies_and_names() -> None:
     assert (size_change(400, 100), size_change(100, 150)) == ("4.0 times smaller", "1.5 times larger")
     assert (milliseconds(1.23456), milliseconds(12.3456)) == ("1.235 ms", "12.3 ms")
     assert printable("a\n\x1b[31m b") == "a \\x1b[31m b"
+
+
+def test_similar_names_are_offered_the_most_similar_first():
+    known = ["input_ids", "attention_mask", "input_idx"]
+    assert did_you_mean("input_id", known) == "Did you mean 'input_ids'?"
+    assert did_you_mean("input_ids", known, most=2) == "Did you mean 'input_ids' or 'input_idx'?"
+    assert did_you_mean("input_i", ["input_ids"], cutoff=0.95) == ""
+    assert did_you_mean("zzz", known) == ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import tomllib
@@ -13,7 +12,7 @@ from typing import Any
 
 from onnxq.errors import ProjectError
 from onnxq.project.entry import Entry, Project, Thresholds
-from onnxq.words import UNITS, parse_size
+from onnxq.words import UNITS, did_you_mean, parse_size
 
 FILE, PYPROJECT = "onnxq.toml", "pyproject.toml"
 START = 'Start with the two lines [[models]] and float = "PATH.onnx".'
@@ -147,8 +146,7 @@ class _Reader:
     def refuse_unknown(self, table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
         for key in table:
             if key not in known:
-                near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
-                hint = f"Did you mean '{near[0]}'?" if near else f"Known keys: {', '.join(known)}."
+                hint = did_you_mean(key, known) or f"Known keys: {', '.join(known)}."
                 owner = f"{self.label}: {where}" if where else self.label
                 raise ProjectError(f"{owner} has an unknown key '{key}'", hint)
 

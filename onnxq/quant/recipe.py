@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -16,6 +15,7 @@ from onnxq.errors import RecipeError
 from onnxq.ops.scheme import Scheme
 from onnxq.quant.placement import settle
 from onnxq.targets.placement import load_target
+from onnxq.words import did_you_mean
 
 MICROSOFT = "com.microsoft"
 FAST = {"rounding": "nearest", "smoothing": False, "bias_correction": False, "return_to_float": False}
@@ -231,8 +231,7 @@ def _settings(table: Mapping[str, Any], label: str, extra: tuple[str, ...]) -> d
     settings = {}
     for key, value in table.items():
         if key not in keys:
-            near = difflib.get_close_matches(key, [*keys, *extra], n=1, cutoff=0.4)
-            hint = f"Did you mean '{near[0]}'?" if near else f"Known keys: {', '.join(sorted(keys))}."
+            hint = did_you_mean(key, [*keys, *extra]) or f"Known keys: {', '.join(sorted(keys))}."
             raise RecipeError(f"recipe {label} has an unknown key '{key}'", hint)
         settings[keys[key]] = _checked(key, value, types[keys[key]], label)
     return settings
@@ -242,8 +241,8 @@ def _checked(key: str, value: Any, kind: Any, label: str) -> Any:
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         if value not in choices or isinstance(value, bool):
-            near = difflib.get_close_matches(str(value), [c for c in choices if isinstance(c, str)], n=1, cutoff=0.4)
-            hint = f"Did you mean '{near[0]}'?" if near else f"Choose one of {', '.join(map(str, choices))}."
+            similar = did_you_mean(str(value), [c for c in choices if isinstance(c, str)])
+            hint = similar or f"Choose one of {', '.join(map(str, choices))}."
             raise RecipeError(f"recipe {label}: '{key}' cannot be {_toml(value)}", hint)
         return value
     if key == "target":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import onnx
 from onnx import TensorProto
 
 from onnxq.errors import DataError
+from onnxq.words import did_you_mean
 
 if TYPE_CHECKING:
     from onnxq.ir import Model
@@ -66,11 +66,10 @@ def check_names(names: Iterable[str], inputs: Sequence[InputSpec], where: str) -
     given = [name for name in names if not is_label(name, inputs)]
     for name in given:
         if name not in wanted:
-            near = difflib.get_close_matches(name, wanted, 1)
-            guess = f"Did you mean '{near[0]}'? " if near else ""
+            guess = did_you_mean(name, wanted, cutoff=0.6)
             raise DataError(
                 f"{where} has '{name}', which is no input of the model",
-                f"{guess}The model's inputs are {_listing(wanted)}; a name that starts with _ is ignored.",
+                f"{guess} The model's inputs are {_listing(wanted)}; a name that starts with _ is ignored.".lstrip(),
             )
     for spec in inputs:
         if spec.name not in given:

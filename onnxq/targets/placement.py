@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from dataclasses import dataclass, fields
 from functools import cache
@@ -10,6 +9,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from onnxq.errors import RecipeError
+from onnxq.words import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,7 @@ def load_target(name: str) -> Target:
     """
     names = target_names()
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-        hint = f"Did you mean '{near[0]}'?" if near else f"Choose one of {', '.join(names)}."
+        hint = did_you_mean(name, names) or f"Choose one of {', '.join(names)}."
         raise RecipeError(f"there is no target named '{name}'", hint)
     table: dict[str, Any] = tomllib.loads((files(__package__) / f"{name}.toml").read_text("utf-8"))["placement"]
     table = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
