@@ -188,6 +188,7 @@ class _SideBySide:
         self._means: dict[str, list[np.ndarray]] = {}
 
     def run(self) -> dict[str, np.ndarray]:
+        """Run both models once; gives what to add to each bias, float64 by channel, by the key of its place."""
         shifts = {}
         for step in self._steps[1]:
             for run in self._runs[1]:

@@ -78,17 +78,16 @@ def decibels_without(share: float) -> float:
 Meets = Callable[[Model], bool]
 
 
-def moves(plan: Plan, contributions: Sequence[Contribution], opset: int, costs: Costs | None = None) -> list[Move]:
+def moves(plan: Plan, contributions: Sequence[Contribution], opset: int) -> list[Move]:
     """List the nodes that `auto` has put into 8 bit, those that buy most for their time first."""
-    table = costs or plan.costs
-    total = predicted_time(plan, table)
+    total = predicted_time(plan, plan.costs)
     known = {c.tensor: c for c in contributions}
     found = []
     for decision in counted(plan):
         key = node_key(decision.node)
         if key not in known or not left_open(plan, decision):
             continue
-        in_float, in_integers = _times(decision, table)
+        in_float, in_integers = _times(decision, plan.costs)
         computes = decision.scheme != "weight-int8"
         cost = max(in_float - in_integers, 0.0) / total if computes else 0.0
         blocks = by_blocks(decision.node, plan.recipe, opset) if computes else None
@@ -103,16 +102,16 @@ def predicted_time(plan: Plan, costs: Costs) -> float:
     )
 
 
-def bargains(variants: Variants, ranked: Sequence[Move], costs: Costs | None = None) -> Found:
+def bargains(variants: Variants, ranked: Sequence[Move]) -> Found:
     """Return nodes to float, one by one, whose error is out of proportion to the time that 8 bit saves there.
 
     What a node really takes along shows when the plan is made anew: where it goes, its neighbours may follow.
     """
-    table = costs or variants.ready.plan.costs
+    costs = variants.ready.plan.costs
     choices: dict[str, Choice] = {}
     left = list(ranked)
     best = variants.judge.sqnr(variants.model(choices))
-    time = predicted_time(variants.ready.plan, table)
+    time = predicted_time(variants.ready.plan, costs)
     for _ in range(GAINS):
         noise = math.fsum(move.noise for move in left) or 1.0
         gains = {move: decibels_without(move.noise / noise) for move in left}
@@ -122,7 +121,7 @@ def bargains(variants: Variants, ranked: Sequence[Move], costs: Costs | None = N
         move = max(worth, key=lambda m: (gains[m] / (m.cost + 1e-3), m.key))
         left.remove(move)
         attempt = {**choices, move.key: _choice(move)}
-        longer = predicted_time(variants.settled(attempt)[0].plan, table)
+        longer = predicted_time(variants.settled(attempt)[0].plan, costs)
         if not _pays(gains[move], longer / time - 1):
             continue
         reached = variants.judge.sqnr(variants.model(attempt))

@@ -44,6 +44,7 @@ class _Scope:
         graph.mark_dirty()
 
     def finish(self, gone: set[Node]) -> None:
+        """Put the new nodes in their places, leave out those that are gone, and sort what is out of order."""
         order = list(self.behind.get(-1, ()))
         for index, node in enumerate(self.graph.nodes):
             order.append(node)
@@ -66,16 +67,19 @@ class _Commit:
         self.renamed: dict[Value, Value] = {}  # values whose maker took over another's name → that other
 
     def scope(self, graph: Graph) -> _Scope:
+        """Give what is in store for a graph."""
         if graph not in self.scopes:
             self.scopes[graph] = _Scope(graph)
         return self.scopes[graph]
 
     def current(self, value: Value) -> Value:
+        """Give the value that a value has become, where its maker took over another name."""
         while value in self.renamed:
             value = self.renamed[value]
         return value
 
     def apply(self, patch: Patch) -> None:
+        """Carry out one patch; nodes get their order, and what is unread goes, in `finish`."""
         for value in patch.constants:
             patch.graph.values[value.name] = patch.graph.initializers[value.name] = value
             self.suspects.append(value)
@@ -100,6 +104,7 @@ class _Commit:
             rename_values(value.graph, {value: value.graph.names.fresh(hint or value.name)})
 
     def place(self, patch: Patch, scope: _Scope) -> None:
+        """Find a place for the new nodes of a patch, and connect what they read and make."""
         earliest = scope.position[patch.anchor] - 1 if patch.anchor is not None else -1
         for node in patch.nodes:
             index = earliest
@@ -118,6 +123,7 @@ class _Commit:
             scope.behind.setdefault(index, []).append(node)
 
     def rewire(self, node: Node, index: int, new: Value | None) -> None:
+        """Let a node read another value, or none, as one of its inputs."""
         if node in self.gone:
             return
         node.inputs.extend([None] * (index + 1 - len(node.inputs)))
@@ -145,6 +151,7 @@ class _Commit:
             scope = scope.parent
 
     def replace(self, patch: Patch, old: Value, new: Value) -> None:
+        """Put a value in the place of another: by name where its maker can take that over, else reader by reader."""
         if old is new:
             return
         if old.graph is not patch.graph:
@@ -198,6 +205,7 @@ class _Commit:
             self.remove(node)
 
     def freeze(self, value: Value, tensor: Tensor) -> None:
+        """Make a value an initializer under the name it has."""
         if value.producer is not None:
             self.unmake(value, None)
         value.tensor, value.dtype, value.shape = tensor, tensor.dtype, tensor.shape
@@ -205,6 +213,7 @@ class _Commit:
         self.suspects.append(value)
 
     def remove(self, node: Node) -> None:
+        """Let a node go, with all that it reads and makes; done once however often it is asked for."""
         if node in self.gone:
             return
         self.gone.add(node)
@@ -217,6 +226,7 @@ class _Commit:
                 self.lost.append(output)
 
     def finish(self) -> None:
+        """Remove what has no reader any more, and put every graph in order."""
         while self.suspects:
             self.sweep(self.suspects.pop())
         for value in self.lost:

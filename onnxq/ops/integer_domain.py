@@ -29,14 +29,7 @@ def plan_mover(site: Site) -> Form:
         raise Decline("MaxPool works on 8 bit from opset 12 on")
     if len(site.node.outputs) > 1:
         raise Decline("it has several outputs")
-    return Form(
-        "moves 8-bit values",
-        activations=(0,),
-        output=True,
-        passive=True,
-        same_scale=True,
-        opset=site.scheme.pair_opset(activation=True),
-    )
+    return _keeping_scale(site, "moves 8-bit values")
 
 
 @plans("Resize", when="static-int8")
@@ -47,14 +40,7 @@ def plan_resize(site: Site) -> Form:
         raise Decline("interpolation rounds in 8 bit and saves no time")
     if site.node.attribute("coordinate_transformation_mode") == "tf_crop_and_resize":
         raise Decline("it extrapolates to a value outside of the input's range")
-    return Form(
-        "repeats 8-bit values",
-        activations=(0,),
-        output=True,
-        passive=True,
-        same_scale=True,
-        opset=site.scheme.pair_opset(activation=True),
-    )
+    return _keeping_scale(site, "repeats 8-bit values")
 
 
 @plans(*ONE_INPUT, *TWO_INPUTS, when="static-int8")
@@ -79,6 +65,12 @@ def plan_concat(site: Site) -> Form:
         passive=True,
         opset=site.scheme.pair_opset(activation=True),
     )
+
+
+def _keeping_scale(site: Site, reason: str) -> Form:
+    """Describe an operator whose output has the scale of its first input."""
+    opset = site.scheme.pair_opset(activation=True)
+    return Form(reason, activations=(0,), output=True, passive=True, same_scale=True, opset=opset)
 
 
 def _activations(site: Site, slots: Sequence[int]) -> None:
