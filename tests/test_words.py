@@ -27,7 +27,7 @@ def test_sizes_latencies_and_names() -> None:
 
 def test_similar_names_are_offered_the_most_similar_first():
     known = ["input_ids", "attention_mask", "input_idx"]
-    assert did_you_mean("input_id", known) == "Did you mean 'input_ids'?"
+    assert did_you_mean("attn_mask", known) == "Did you mean 'attention_mask'?"
     assert did_you_mean("input_ids", known, most=2) == "Did you mean 'input_ids' or 'input_idx'?"
     assert did_you_mean("input_i", ["input_ids"], cutoff=0.95) == ""
     assert did_you_mean("zzz", known) == ""
