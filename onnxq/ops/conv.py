@@ -7,6 +7,7 @@ from onnx import TensorProto
 
 from onnxq.ir import Value
 from onnxq.ops.bias import integer_bias, minimum_scale
+from onnxq.ops.conv_rows import plan_row_conv, rewrite_row_conv
 from onnxq.ops.family import Decline, Form, Rewriter, Site, plans, rewrites, stored_form
 
 GEOMETRY = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides", "output_padding", "output_shape")
@@ -37,8 +38,10 @@ def plan_static_conv_transpose(site: Site) -> Form:
 
 @plans("Conv", when="dynamic-int8")
 def plan_dynamic_conv(site: Site) -> Form:
-    """Refuse, unless the recipe asks for ConvInteger."""
+    """Refuse, unless the recipe asks for ConvInteger, or for a scale for every window along one axis."""
     _conv_weight(site)
+    if site.scheme.activation_granularity == "row":
+        return plan_row_conv(site)
     if not site.scheme.integer_conv:
         raise Decline(
             "ConvInteger has no fast kernel: it is no faster than float (integer_conv = true asks for it all the same)"
@@ -99,6 +102,9 @@ def rewrite_static_conv_transpose(site: Site, patch: Rewriter) -> None:
 @rewrites("Conv", when="dynamic-int8")
 def rewrite_dynamic_conv(site: Site, patch: Rewriter) -> None:
     """DynamicQuantizeLinear, ConvInteger with a uint8 weight of zero point 128, Cast, Mul, and the bias as an Add."""
+    if site.scheme.activation_granularity == "row":
+        rewrite_row_conv(site, patch)
+        return
     name, weight, bias = site.output.name, site.value(1), site.input(2)
     rank = len(site.weight(1).shape)
     codes, scales = patch.codes(weight, reduce=_other_axes(site, 0), scheme=site.scheme)

@@ -6,6 +6,7 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.ir import Node, Tensor, Value
+from onnxq.ops import rows
 from onnxq.ops.bias import integer_bias, minimum_scale
 from onnxq.ops.family import Decline, Form, Rewriter, Site, is_stored_weight, plans, rewrites
 
@@ -15,14 +16,19 @@ from onnxq.ops.family import Decline, Form, Rewriter, Site, is_stored_weight, pl
 @plans("MatMul", when="dynamic-int8")
 def plan_dynamic_matmul(site: Site) -> Form:
     """Accept a MatMul with a constant weight on either side."""
-    weight_slot(site)
-    return Form("DynamicQuantizeLinear and MatMulInteger", opset=11)
+    return _dynamic_form(site)
 
 
 @plans("Gemm", when="dynamic-int8")
 def plan_dynamic_gemm(site: Site) -> Form:
     """Accept a Gemm with a constant weight on either side; alpha, beta, transposes and bias are kept."""
-    weight_slot(site)
+    return _dynamic_form(site)
+
+
+def _dynamic_form(site: Site) -> Form:
+    slot = weight_slot(site)
+    if site.scheme.activation_granularity == "row":
+        return rows.row_form(site.value(1 - slot))
     return Form("DynamicQuantizeLinear and MatMulInteger", opset=11)
 
 
@@ -115,6 +121,8 @@ def _integer_product(
     *,
     transpose: bool = False,
 ) -> Value:
+    if site.scheme.activation_granularity == "row":
+        return rows.row_product(site, patch, slot, codes, scales, transpose=transpose)
     name = site.output.name
     x, x_scale, x_zero = patch.dynamic(data)
     if transpose:

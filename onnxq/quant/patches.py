@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ class Shared:
         self.qparams = qparams
         self.weights = weights
         self.dynamic: dict[tuple[Graph, Value], tuple[Value, Value, Value]] = {}
+        self.made: dict[tuple[Graph, Value, str], tuple[Value, ...]] = {}
         self.dequantized: dict[tuple[Graph, Value], Value] = {}
         self.stored: dict[tuple[Value, tuple[int, ...], Scheme], Value] = {}
         self.constants: dict[tuple[Graph, str], list[Value]] = {}
@@ -98,6 +99,13 @@ class QuantizingPatch(Patch):
             )
             self._shared.dynamic[key] = (codes, scale, zero)
         return self._shared.dynamic[key]
+
+    def once(self, value: Value, form: str, make: Callable[[], tuple[Value, ...]]) -> tuple[Value, ...]:
+        """Give what `make` makes of a value, made once for all that read it in this form and scope."""
+        key = (self.graph, value, form)
+        if key not in self._shared.made:
+            self._shared.made[key] = make()
+        return self._shared.made[key]
 
     def activation_scale(self, value: Value) -> float:
         """Scale of an activation that the plan quantizes."""

@@ -147,6 +147,8 @@ def _stored_instead(node: Node, recipe: Recipe, opset: int, why: str) -> Decisio
 def _check_activations(scheme: Scheme, opset: int) -> None:
     if scheme.name == "dynamic-int8" and scheme.activations != "uint8":
         raise Decline(f"activations quantized at run time are uint8, not {scheme.activations}")
+    if scheme.name == "static-int8" and scheme.activation_granularity == "row":
+        raise Decline("a scale for every row is computed at run time, which static-int8 is not")
     # It states the type on the nodes that it moves, and then changes the type of their zero point to uint8.
     broken = (scheme.target, scheme.activations, scheme.domain) == ("cpu", "int8", "ai.onnx") and opset >= 21
     if scheme.name == "static-int8" and broken:
