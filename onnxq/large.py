@@ -10,8 +10,9 @@ from onnxq.ir.spool import Spool
 from onnxq.layerwise import with_layers
 from onnxq.observer import Observer
 from onnxq.quant.layers import MeasuredLayers
+from onnxq.quant.made_up import runnable_samples
 from onnxq.quant.rewrite import rewrite
-from onnxq.quant.samples import Samples, input_specs, random_samples
+from onnxq.quant.samples import Samples, input_specs
 from onnxq.quant.session import is_large
 from onnxq.quant.stats import Stats
 from onnxq.quant.weights import Weights
@@ -49,7 +50,7 @@ def carry_out_large(
 
     """
     baseline, before = ready.baseline(), ready.model.copy()
-    probe = given if given is not None else random_samples(input_specs(ready.model), SAMPLES)
+    probe = given if given is not None else runnable_samples(baseline, input_specs(ready.model), SAMPLES)
     watch.step("calibrate")
     measured = measure(ready, MeasuredLayers([]), given, stats, watch)
     ready = reached(ready, measured)

@@ -15,10 +15,11 @@ from onnxq.large import carry_out_large, is_large
 from onnxq.layerwise import with_layers
 from onnxq.observer import Observer, Silent
 from onnxq.quant.custom import foreign_node
+from onnxq.quant.made_up import runnable_samples
 from onnxq.quant.plan import Plan
 from onnxq.quant.recipe import Recipe
 from onnxq.quant.rewrite import rewrite
-from onnxq.quant.samples import Samples, input_specs, random_samples
+from onnxq.quant.samples import Samples, input_specs
 from onnxq.quant.stats import Stats
 from onnxq.report import Report, activations
 from onnxq.sensitivity import sensitivity
@@ -171,7 +172,7 @@ def carry_out(
     if is_large(ready.model):
         return Quantized(*carry_out_large(ready, given, stats, watch, scratch, detailed=detailed))
     before = ready.model.serialize()
-    probe = given if given is not None else random_samples(input_specs(ready.model), RANDOM_SAMPLES)
+    probe = given if given is not None else runnable_samples(before, input_specs(ready.model), RANDOM_SAMPLES)
     split = Split(before, probe)
     if given is not None and stats is None:
         watch.step("rescale")

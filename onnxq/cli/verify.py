@@ -201,11 +201,16 @@ def choose_samples(model: IrModel, data: list[str], limit: int | None) -> Sample
     """Open the data, or make up random samples where there are none."""
     from onnxq import steps
     from onnxq.ir import infer_types
-    from onnxq.quant.samples import input_specs, random_samples
+    from onnxq.quant.made_up import runnable_samples
+    from onnxq.quant.samples import input_specs
+    from onnxq.quant.session import is_large
 
     infer_types(model)
     given = steps.open_data(model, data, None, limit)
-    return given if given is not None else random_samples(input_specs(model), RANDOM_SAMPLES)
+    if given is not None:
+        return given
+    source = model if is_large(model) else model.serialize()
+    return runnable_samples(source, input_specs(model), RANDOM_SAMPLES)
 
 
 def _write_alone(model: Path, check: EngineCheck, description: str, runtime: Runtime, output_format: Format) -> None:

@@ -25,7 +25,8 @@ from onnxq.project.check import check_entry
 from onnxq.project.entry import Entry
 from onnxq.project.provenance import chosen_recipe, gather, record
 from onnxq.quant.custom import register_custom_ops
-from onnxq.quant.samples import input_specs, random_samples
+from onnxq.quant.made_up import runnable_samples
+from onnxq.quant.samples import input_specs
 from onnxq.report import Report
 from onnxq.steps import open_data
 from onnxq.verify import compare
@@ -140,10 +141,10 @@ def measure(
     data, limit = (entry.verify_data, None) if entry.verify_data else (entry.data, entry.samples)
     with at_home(entry):
         samples = open_data(baseline, entry.data_sources(data), None, limit)
-        if samples is None:
-            samples = random_samples(input_specs(baseline), RANDOM_SAMPLES)
         normalise(baseline)  # as for the build: onnxruntime refuses some float models as they come
         source = baseline if is_large(baseline) else baseline.serialize()
+        if samples is None:
+            samples = runnable_samples(source, input_specs(baseline), RANDOM_SAMPLES)
         progress = (observer or Silent()).progress
         comparison = compare(source, quantized, samples, latency=False, progress=progress, blame=blame)
         if entry.metric is not None:

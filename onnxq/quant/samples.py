@@ -27,12 +27,8 @@ __all__ = [
     "few_samples",
     "input_specs",
     "open_samples",
-    "random_samples",
     "wrap_samples",
 ]
-
-# Sizes for dynamic dimensions of random samples: small, and divisible by the 32 that many vision models shrink by
-RANDOM_SIZE, RANDOM_CHANNELS, RANDOM_PIXELS = 16, 3, 64
 
 
 class Samples(Iterable[Sample]):
@@ -182,54 +178,6 @@ def few_samples(
             break
         taken.append(sample)
     return taken
-
-
-def random_samples(inputs: Sequence[InputSpec], count: int, seed: int = 0) -> Samples:
-    """Make up samples for a model that comes without data: fit for timing and for checks, not for calibration.
-
-    Floats are standard normal, integers 0 or 1 (right for masks, safe as ids), booleans are drawn evenly. Dynamic
-    dimensions: 1 for the first axis, 3 channels and 64 pixels for rank 4 and 5, 16 otherwise; one symbolic name has one
-    size. Sample `i` depends on `seed` and `i` alone.
-
-    Raises:
-        DataError: An input's dtype or rank is unknown, or it is not numeric.
-
-    """
-    sizes: dict[str, int] = {}
-    shapes = {spec.name: _random_shape(spec, sizes) for spec in inputs}
-    for spec in inputs:
-        if spec.numpy_dtype is None or spec.numpy_dtype.kind not in "fiub":
-            raise DataError(f"input '{spec.name}' ({spec}) cannot be made up at random", "Give data for the model.")
-
-    def read() -> Iterator[Sample]:
-        for index in range(count):
-            random = np.random.default_rng([seed, index])
-            yield {spec.name: _random_array(random, spec, shapes[spec.name]) for spec in inputs}
-
-    samples = Samples([Source("random data", read, count)], inputs, f"random numbers (seed {seed})")
-    samples.made_up = True
-    return samples
-
-
-def _random_shape(spec: InputSpec, sizes: dict[str, int]) -> tuple[int, ...]:
-    if spec.shape is None:
-        raise DataError(f"input '{spec.name}' has no known rank to make up data for", "Give data for the model.")
-    shape = []
-    for axis, dim in enumerate(spec.shape):
-        size = spec.fixed(axis)
-        if size is None:
-            image = len(spec.shape) in (4, 5)
-            size = 1 if axis == 0 else (RANDOM_CHANNELS if axis == 1 else RANDOM_PIXELS) if image else RANDOM_SIZE
-            size = sizes.setdefault(dim, size) if isinstance(dim, str) else size
-        shape.append(size)
-    return tuple(shape)
-
-
-def _random_array(random: np.random.Generator, spec: InputSpec, shape: tuple[int, ...]) -> np.ndarray:
-    dtype = spec.numpy_dtype
-    assert dtype is not None  # random_samples refused it
-    drawn = random.standard_normal(shape) if dtype.kind == "f" else random.integers(0, 2, shape)
-    return np.asarray(drawn).astype(dtype)
 
 
 def _open(source: str, inputs: Sequence[InputSpec]) -> list[Source]:

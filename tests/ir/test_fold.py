@@ -26,12 +26,26 @@ FOLDS = {
     "squeeze all": ("k = Squeeze(w)", RNG(0).random((1, 4, 1, 4))),
     "unsqueeze": ("a = Flatten <axis = 1> (w) b = Unsqueeze(a, zero) k = Squeeze(b, zero)", RNG(0).random((4, 2, 2))),
     "arithmetic": ("a = Add(w, w) b = Sqrt(a) c = Div(b, w) d = Sub(c, w) k = Mul(d, w)", RNG(0).random((4, 4)) + 1),
+    "gather": ("k = Gather(w, picked)", RNG(0).random((7, 4))),
+    "slice": ("k = Slice(w, one, five, zero)", RNG(0).random((6, 4))),
+    "slice in steps": ("k = Slice(w, one, ends, zero, two)", RNG(0).random((9, 4))),
+    "gates in another order": (
+        "a = Slice(w, zero, one, zero) b = Slice(w, one, ends, zero) k = Concat <axis = 0> (b, a)",
+        RNG(0).random((4, 4)),
+    ),
 }
 
 
 @pytest.mark.parametrize(("body", "weight"), FOLDS.values(), ids=FOLDS)
 def test_constants_are_seen_through(body, weight):
-    weights = {"w": weight.astype(np.float32), "shape": np.int64([0, -1]), "zero": np.int64([0])}
+    weights = {
+        "w": weight.astype(np.float32),
+        "shape": np.int64([0, -1]),
+        "zero": np.int64([0]),
+        "one": np.int64([1]),
+        "two": np.int64([2]),
+    }
+    weights |= {"five": np.int64([5]), "ends": np.int64([2**63 - 1]), "picked": np.int64([6, 0, -2, 3])}
     if body.startswith("k = Reshape"):
         weights["shape"] = np.int64([4, -1])
     model = model_of(f"g (float[2,4] x) => (float[2,4] y) {{ {body} y = MatMul(x, k) }}", weights)

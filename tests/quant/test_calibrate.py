@@ -13,7 +13,8 @@ from onnxq.errors import DataError, ModelError
 from onnxq.ir import Model, parse
 from onnxq.ir.types import infer_types
 from onnxq.quant.calibrate import calibrate
-from onnxq.quant.samples import InputSpec, input_specs, random_samples, wrap_samples
+from onnxq.quant.made_up import random_samples
+from onnxq.quant.samples import InputSpec, input_specs, wrap_samples
 from onnxq.quant.session import reason
 from onnxq.quant.stats import Extremes
 

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto
 
 from onnxq.errors import DataError
-from onnxq.quant.samples import InputSpec, few_samples, open_samples, random_samples, wrap_samples
+from onnxq.quant.samples import InputSpec, few_samples, open_samples, wrap_samples
 
 IMAGE = InputSpec("image", TensorProto.FLOAT, ("batch", 2, 3))
 IDS = InputSpec("ids", TensorProto.INT64, ("batch", "seq"))
@@ -299,32 +299,6 @@ def npy_bytes(array: np.ndarray) -> bytes:
 
 
 # -- random -----------------------------------------------------------------------------------------------------
-
-
-def test_random_samples_are_seeded_and_sized_sensibly():
-    inputs = [
-        InputSpec("pixels", TensorProto.FLOAT, ("batch", None, "h", "w")),
-        InputSpec("ids", TensorProto.INT32, ("batch", "seq")),
-        InputSpec("mask", TensorProto.BOOL, ("batch", "seq")),
-        InputSpec("state", TensorProto.FLOAT16, (2, 5)),
-    ]
-    samples = random_samples(inputs, 3, seed=7)
-    first, again = list(samples), list(samples.limit(1))
-    assert {k: (v.shape, v.dtype.name) for k, v in first[0].items()} == {
-        "pixels": ((1, 3, 64, 64), "float32"),
-        "ids": ((1, 16), "int32"),
-        "mask": ((1, 16), "bool"),
-        "state": ((2, 5), "float16"),
-    }
-    for name in first[0]:
-        np.testing.assert_array_equal(first[0][name], again[0][name])
-    assert not np.array_equal(first[0]["pixels"], first[1]["pixels"])
-    assert set(np.unique(np.concatenate([s["ids"] for s in first]))) == {0, 1}
-    assert samples.description == "3 samples from random numbers (seed 7)"
-    with pytest.raises(DataError, match=r"'t' .* cannot be made up at random"):
-        random_samples([InputSpec("t", TensorProto.STRING, (1,))], 1)
-    with pytest.raises(DataError, match="'t' has no known rank"):
-        random_samples([InputSpec("t", TensorProto.FLOAT, None)], 1)
 
 
 @pytest.mark.parametrize(("limit", "most", "count"), [(3, 1000, 3), (0, 1000, 1), (9, 12, 2), (9, 11, 1), (9, 1, 1)])

@@ -91,6 +91,8 @@ def _allowed(node: Node, inputs: list[Tensor]) -> bool:
         if first.dtype not in FLOATS or target not in FLOATS:
             return False
         return _fits(ArrayTensor(np.zeros(1), target).nbytes * first.size, inputs)
+    if node.op_type == "Gather":
+        return _fits(inputs[1].size * first.nbytes // max(first.shape[node.attribute("axis", 0)], 1), inputs)
     return True
 
 
@@ -134,6 +136,32 @@ def _unsqueeze(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarr
     return np.expand_dims(inputs[0], axes)
 
 
+def _concat(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
+    return np.concatenate(inputs, axis=int(node.attribute("axis", 1)))
+
+
+def _gather(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
+    data, indices = inputs
+    return np.take(data, indices, axis=int(node.attribute("axis", 0)))
+
+
+def _slice(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
+    """Cut out a part; starts, ends, axes and steps are inputs since opset 10, attributes before."""
+    data = inputs[0]
+    given = [array.tolist() for array in inputs[1:]] or [node.attribute(name) for name in ("starts", "ends", "axes")]
+    starts, ends, axes, steps = [*given, *[None] * (4 - len(given))]
+    if starts is None or ends is None:
+        raise ValueError("Slice without starts or ends")
+    axes = range(len(starts)) if axes is None else axes
+    steps = [1] * len(starts) if steps is None else steps
+    parts = [slice(None)] * data.ndim
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        if step < 1:
+            raise ValueError("a step backwards")
+        parts[axis] = slice(start, end, step)
+    return data[tuple(parts)]
+
+
 def _cast(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
     return inputs[0].astype(onnx.helper.tensor_dtype_to_np_dtype(node.attribute("to")))
 
@@ -156,6 +184,9 @@ COMPUTE: dict[str, Compute] = {
     "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze,
     "Cast": _cast,
+    "Concat": _concat,
+    "Gather": _gather,
+    "Slice": _slice,
     "Add": _elementwise(np.add),
     "Sub": _elementwise(np.subtract),
     "Mul": _elementwise(np.multiply),

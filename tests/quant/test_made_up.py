@@ -1,0 +1,71 @@
+"""Made-up samples: seeded, of sensible sizes, and of sizes that the model takes."""
+
+import numpy as np
+import pytest
+from helpers import build, node
+from onnx import TensorProto
+
+from onnxq.errors import DataError
+from onnxq.ir import infer_types, parse
+from onnxq.quant.made_up import random_samples, runnable_samples
+from onnxq.quant.samples import InputSpec, input_specs
+
+
+def test_random_samples_are_seeded_and_sized_sensibly():
+    inputs = [
+        InputSpec("pixels", TensorProto.FLOAT, ("batch", None, "h", "w")),
+        InputSpec("ids", TensorProto.INT32, ("batch", "seq")),
+        InputSpec("mask", TensorProto.BOOL, ("batch", "seq")),
+        InputSpec("state", TensorProto.FLOAT16, (2, 5)),
+    ]
+    samples = random_samples(inputs, 3, seed=7)
+    first, again = list(samples), list(samples.limit(1))
+    assert {k: (v.shape, v.dtype.name) for k, v in first[0].items()} == {
+        "pixels": ((1, 3, 64, 64), "float32"),
+        "ids": ((1, 16), "int32"),
+        "mask": ((1, 16), "bool"),
+        "state": ((2, 5), "float16"),
+    }
+    for name in first[0]:
+        np.testing.assert_array_equal(first[0][name], again[0][name])
+    assert not np.array_equal(first[0]["pixels"], first[1]["pixels"])
+    assert set(np.unique(np.concatenate([s["ids"] for s in first]))) == {0, 1}
+    assert samples.description == "3 samples from random numbers (seed 7)"
+    with pytest.raises(DataError, match=r"'t' .* cannot be made up at random"):
+        random_samples([InputSpec("t", TensorProto.STRING, (1,))], 1)
+    with pytest.raises(DataError, match="'t' has no known rank"):
+        random_samples([InputSpec("t", TensorProto.FLOAT, None)], 1)
+
+
+def made_up_shapes(nodes, inputs, weights) -> dict[str, tuple[int, ...]]:
+    encoded = build(nodes, inputs, weights=weights).SerializeToString()
+    model = parse(encoded)
+    infer_types(model)
+    samples = runnable_samples(encoded, input_specs(model), 2)
+    assert len(list(samples)) == 2
+    return {name: array.shape for name, array in next(iter(samples)).items()}
+
+
+def test_a_window_of_audio_is_found_by_trying():
+    """128 samples are reflected at one end, which needs more of them than the usual size."""
+    nodes = [node("Pad", "x pads", "p", mode="reflect"), node("MatMul", "p w", "y")]
+    weights = {"pads": np.array([0, 0, 0, 128]), "w": np.ones((384, 4), np.float32)}
+    assert made_up_shapes(nodes, {"x": ["b", "n"]}, weights) == {"x": (1, 256)}
+
+
+def test_the_batch_of_a_state_is_not_its_first_axis():
+    """Input and state are batched alike, under two names."""
+    nodes = [node("Transpose", "h", "t", perm=[1, 0, 2]), node("Concat", "t x", "y", axis=1)]
+    inputs = {"x": ["b", "n", 8], "h": [2, "batch", 8]}
+    assert made_up_shapes(nodes, inputs, {}) == {"x": (1, 16, 8), "h": (2, 1, 8)}
+
+
+def test_a_mask_covers_what_is_past_and_what_is_new():
+    nodes = [node("Concat", "past x", "all", axis=2), node("Mul", "all mask", "y")]
+    inputs = {"x": [1, 4, "seq", 8], "past": [1, 4, "past", 8], "mask": [1, 1, "past + seq", 1]}
+    assert made_up_shapes(nodes, inputs, {}) == {"x": (1, 4, 64, 8), "past": (1, 4, 64, 8), "mask": (1, 1, 128, 1)}
+
+
+def test_without_a_size_that_runs_the_usual_ones_are_given():
+    nodes = [node("Reshape", "x shape", "y")]
+    assert made_up_shapes(nodes, {"x": ["n", 32]}, {"shape": np.array([5, 32])}) == {"x": (1, 32)}
