@@ -148,8 +148,9 @@ def _gather(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
 def _slice(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
     """Cut out a part; starts, ends, axes and steps are inputs since opset 10, attributes before."""
     data = inputs[0]
-    given = [array.tolist() for array in inputs[1:]] or [node.attribute(name) for name in ("starts", "ends", "axes")]
-    starts, ends, axes, steps = [*given, *[None] * (4 - len(given))]
+    given: list[Sequence[int] | None] = [array.tolist() for array in inputs[1:]]
+    given = given or [node.attribute(name) for name in ("starts", "ends", "axes")]
+    starts, ends, axes, steps = (given + [None] * 4)[:4]
     if starts is None or ends is None:
         raise ValueError("Slice without starts or ends")
     axes = range(len(starts)) if axes is None else axes
