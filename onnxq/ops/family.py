@@ -151,6 +151,9 @@ class Rewriter(Protocol):
     def once(self, value: Value, form: str, make: Callable[[], tuple[Value, ...]]) -> tuple[Value, ...]:
         """Give what `make` makes of a value in some form, shared by its readers."""
 
+    def quantized(self, value: Value) -> tuple[Value, Value, Value]:
+        """Quantize an activation by its calibrated scale: codes, scale and zero point, shared by its readers."""
+
     def dequantized(self, value: Value) -> Value:
         """Read an activation through its QuantizeLinear/DequantizeLinear pair, shared by its readers."""
 

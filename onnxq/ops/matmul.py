@@ -1,46 +1,22 @@
-"""MatMul and Gemm with a constant weight: integer products, dynamic or static."""
+"""MatMul and Gemm with a constant weight, static: Q/DQ pairs around them, or MatMulInteger as in `integer_products`."""
 
 from __future__ import annotations
 
 import numpy as np
-from onnx import TensorProto
 
 from onnxq.ir import Node, Tensor, Value
-from onnxq.ops import rows
 from onnxq.ops.bias import integer_bias, minimum_scale
-from onnxq.ops.family import Decline, Form, Rewriter, Site, is_stored_weight, plans, rewrites
+from onnxq.ops.family import Decline, Form, Rewriter, Site, plans, rewrites
+from onnxq.ops.integer_products import add_bias, rewrite_integer_gemm, rewrite_integer_matmul, weight_slot
 
 # -- plans ----------------------------------------------------------------------------------------------------------
-
-
-@plans("MatMul", when="dynamic-int8")
-def plan_dynamic_matmul(site: Site) -> Form:
-    """Accept a MatMul with a constant weight on either side."""
-    return _dynamic_form(site)
-
-
-@plans("Gemm", when="dynamic-int8")
-def plan_dynamic_gemm(site: Site) -> Form:
-    """Accept a Gemm with a constant weight on either side; alpha, beta, transposes and bias are kept."""
-    return _dynamic_form(site)
-
-
-def _dynamic_form(site: Site) -> Form:
-    slot = weight_slot(site)
-    if site.scheme.activation_granularity == "row":
-        return rows.row_form(site.value(1 - slot))
-    return Form("DynamicQuantizeLinear and MatMulInteger", opset=11)
 
 
 @plans("MatMul", when="static-int8")
 def plan_static_matmul(site: Site) -> Form:
     """Accept a MatMul whose second input is a constant; the output stays float: no slower, more accurate."""
     _right_weight(site)
-    return Form(
-        "Q/DQ on input and weight, float output",
-        activations=(0,),
-        opset=site.scheme.pair_opset(activation=True, weight=True),
-    )
+    return _static_form(site)
 
 
 @plans("Gemm", when="static-int8")
@@ -49,30 +25,19 @@ def plan_static_gemm(site: Site) -> Form:
     _right_weight(site)
     if site.node.attribute("alpha", 1.0) == 0.0:
         raise Decline("alpha is zero: there is no product to quantize")
-    return Form(
-        "Q/DQ on input and weight, float output",
-        activations=(0,),
-        opset=site.scheme.pair_opset(activation=True, weight=True),
-    )
+    return _static_form(site)
 
 
-def weight_slot(site: Site) -> int:
-    """Tell which of the two factors is the weight; declines where none is."""
-    left, right = site.constant(0), site.constant(1)
-    if left is not None and right is not None:
-        raise Decline("both inputs are constants")
-    if left is None and right is None and any(v is not None and is_stored_weight(v) for v in site.node.inputs[:2]):
-        raise Decline("weight is in 8 bit already")
-    if left is None and right is None and not any(v is not None and v.tensor for v in site.node.inputs[:2]):
-        raise Decline("both inputs are activations: there is no weight")
-    slot = 0 if left is not None or (right is None and site.value(0).tensor is not None) else 1
-    weight = site.weight(slot)
-    if len(weight.shape) < 2:
-        raise Decline("weight is a vector")
-    data = site.float_input(1 - slot)
-    if data.shape is not None and len(data.shape) < 2:
-        raise Decline("its data input is a vector")
-    return slot
+def _static_form(site: Site) -> Form:
+    scheme = site.scheme
+    if scheme.form != "integer":
+        opset = scheme.pair_opset(activation=True, weight=True)
+        return Form("Q/DQ on input and weight, float output", activations=(0,), opset=opset)
+    if scheme.bits > 8:
+        raise Decline(f"MatMulInteger takes activations of 8 bit, not {scheme.activations}")
+    if scheme.domain != "ai.onnx":
+        raise Decline(f"MatMulInteger is of ai.onnx, and the recipe asks for {scheme.domain}")
+    return Form("QuantizeLinear and MatMulInteger, float output", activations=(0,), opset=10)
 
 
 def _right_weight(site: Site) -> None:
@@ -83,90 +48,12 @@ def _right_weight(site: Site) -> None:
 # -- rewrites -------------------------------------------------------------------------------------------------------
 
 
-@rewrites("MatMul", when="dynamic-int8")
-def rewrite_dynamic_matmul(site: Site, patch: Rewriter) -> None:
-    """DynamicQuantizeLinear, MatMulInteger, Cast, and one Mul by both scales."""
-    slot = weight_slot(site)
-    weight = site.value(slot)
-    codes, scales = patch.codes(weight, reduce=(contracted(slot),), scheme=site.scheme)
-    patch.replace(site.output, _integer_product(site, patch, slot, codes, scales, site.value(1 - slot)))
-
-
-@rewrites("Gemm", when="dynamic-int8")
-def rewrite_dynamic_gemm(site: Site, patch: Rewriter) -> None:
-    """As MatMul; alpha goes into the weight's scale, beta into the bias, transposes onto the 8-bit tensors."""
-    slot = weight_slot(site)
-    transposed = [bool(site.node.attribute("transA", 0)), bool(site.node.attribute("transB", 0))]
-    axis = contracted(slot) if not transposed[slot] else contracted(1 - slot)
-    codes, scales = patch.codes(site.value(slot), reduce=(axis,), scheme=site.scheme)
-    if transposed[slot]:
-        codes, scales = np.ascontiguousarray(codes.T), np.ascontiguousarray(scales.T)
-    scales = (scales * np.float32(site.node.attribute("alpha", 1.0))).astype(np.float32)
-    total = _integer_product(site, patch, slot, codes, scales, site.value(1 - slot), transpose=transposed[1 - slot])
-    patch.replace(site.output, add_bias(site, patch, total))
-
-
-def contracted(slot: int) -> int:
-    """Axis of the weight that a product sums over: its last as first factor, its last but one as second."""
-    return -1 if slot == 0 else -2
-
-
-def _integer_product(
-    site: Site,
-    patch: Rewriter,
-    slot: int,
-    codes: np.ndarray,
-    scales: np.ndarray,
-    data: Value,
-    *,
-    transpose: bool = False,
-) -> Value:
-    if site.scheme.activation_granularity == "row":
-        return rows.row_product(site, patch, slot, codes, scales, transpose=transpose)
-    name = site.output.name
-    x, x_scale, x_zero = patch.dynamic(data)
-    if transpose:
-        x = patch.op("Transpose", x, hint=f"{name}_transposed", perm=[1, 0])
-    weight = site.value(slot)
-    w_scale = patch.constant(_row(scales, slot), f"{weight.name}_scale", beside=weight)
-    if slot == 1:
-        w = patch.constant(codes, f"{weight.name}_quantized", beside=weight)
-        total = patch.op("MatMulInteger", x, w, x_zero, hint=f"{name}_int32")
-    else:
-        # int8 × uint8 takes eight times as long, and onnxruntime has no kernel for what it fuses it into.
-        w = patch.constant((codes.astype(np.int16) + 128).astype(np.uint8), f"{weight.name}_quantized", beside=weight)
-        w_zero = patch.constant(np.array(128, np.uint8), f"{weight.name}_zero_point", beside=weight)
-        total = patch.op("MatMulInteger", w, x, w_zero, x_zero, hint=f"{name}_int32")
-    total = patch.op("Cast", total, to=int(TensorProto.FLOAT), hint=f"{name}_cast")
-    if slot == 0 and scales.size > 1:
-        # MatMulIntegerToFloat scales rows after it has added a bias, which is wrong: two Muls are not fused into it.
-        return patch.op("Mul", patch.op("Mul", total, w_scale, hint=f"{name}_scaled"), x_scale, hint=name)
-    return patch.op("Mul", total, patch.op("Mul", x_scale, w_scale, hint=f"{name}_scale"), hint=name)
-
-
-def _row(scales: np.ndarray, slot: int) -> np.ndarray:
-    """Give scales the rank that onnxruntime's kernels know: a vector beside a matrix, all axes beside a stack."""
-    if scales.size == 1:
-        return scales.reshape(())
-    return scales.reshape(-1) if slot == 1 and scales.ndim == 2 else scales
-
-
-def add_bias(site: Site, patch: Rewriter, total: Value) -> Value:
-    """Add beta times the bias of a Gemm to what the rest of it came to."""
-    bias, beta = site.input(2), float(site.node.attribute("beta", 1.0))
-    if bias is None or beta == 0.0:
-        return total
-    if bias.constant is not None and beta != 1.0:
-        bias = patch.constant(bias.constant.numpy() * np.float32(beta), f"{bias.name}_scaled")
-    elif beta != 1.0:
-        factor = patch.constant(np.array(beta, np.float32), f"{site.output.name}_beta")
-        bias = patch.op("Mul", bias, factor, hint=f"{bias.name}_scaled")
-    return patch.op("Add", total, bias, hint=site.output.name)
-
-
 @rewrites("MatMul", when="static-int8")
 def rewrite_static_matmul(site: Site, patch: Rewriter) -> None:
     """Q/DQ on the input, DequantizeLinear on the weight; of matrices, with the bias behind it as a Gemm."""
+    if site.scheme.form == "integer":
+        rewrite_integer_matmul(site, patch)
+        return
     weight, data = site.value(1), site.value(0)
     assert weight.constant is not None
     # A stack of matrices has one scale: onnxruntime fuses scales along one axis as well, and fails when it runs that.
@@ -235,6 +122,9 @@ def _keep_apart(after: Node, patch: Rewriter) -> None:
 @rewrites("Gemm", when="static-int8")
 def rewrite_static_gemm(site: Site, patch: Rewriter) -> None:
     """Q/DQ on the input, DequantizeLinear on the weight, an int32 bias; alpha and beta go into the constants."""
+    if site.scheme.form == "integer":
+        rewrite_integer_gemm(site, patch)
+        return
     node, weight = site.node, site.value(1)
     channel = 0 if node.attribute("transB", 0) else 1
     alpha = np.float32(node.attribute("alpha", 1.0))

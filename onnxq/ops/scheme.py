@@ -7,7 +7,7 @@ from typing import Literal
 
 SchemeName = Literal["float", "auto", "dynamic-int8", "static-int8", "weight-int8", "weight-int4"]
 Granularity = Literal["channel", "tensor"]
-StoredForm = Literal["cast-mul", "qdq", "matmulnbits"]
+WrittenForm = Literal["cast-mul", "qdq", "matmulnbits", "integer"]
 ActivationType = Literal["uint8", "int8", "uint16", "int16"]
 Domain = Literal["ai.onnx", "com.microsoft"]
 ActivationGranularity = Literal["tensor", "row"]
@@ -23,6 +23,8 @@ class Scheme:
         granularity: One scale per output channel of a weight, or one for the whole tensor.
         form: How a weight that computes in float is stored: Cast and Mul, which onnxruntime folds when it loads the
             model, or DequantizeLinear; in a product also as MatMulNBits of `com.microsoft`, which has it built in.
+            And how a static product is written: `integer` is MatMulInteger (and Cast and Mul elsewhere), all others
+            are Q/DQ pairs.
         block_size: How many weights along the contracted axis of a MatMul or Gemm that computes in float share a
             scale; 0 for one scale a channel, which all other operators have.
         accuracy_level: Of MatMulNBits: least precision of its input, 1 for float32, 2 for float16, 3 for bfloat16, 4
@@ -49,7 +51,7 @@ class Scheme:
     name: SchemeName = "auto"
     target: str = "cpu"
     granularity: Granularity = "channel"
-    form: StoredForm = "cast-mul"
+    form: WrittenForm = "cast-mul"
     activations: ActivationType = "uint8"
     activation_granularity: ActivationGranularity = "tensor"
     domain: Domain = "ai.onnx"

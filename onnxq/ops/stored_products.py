@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnxq.ops.family import MINIMUM_STORED_ELEMENTS, Decline, Form, Rewriter, Site, plans, rewrites, stored_form
-from onnxq.ops.matmul import add_bias, contracted, weight_slot
+from onnxq.ops.integer_products import add_bias, contracted, weight_slot
 from onnxq.ops.scheme import Scheme
 
 

@@ -19,6 +19,8 @@ from onnxq.quant.plan import Plan
 from onnxq.quant.qparams import CODE_TYPES, QParams
 from onnxq.quant.weights import Coding, Weights
 
+DYNAMIC = "DynamicQuantizeLinear"
+
 
 class Shared:
     """What several nodes share: one DynamicQuantizeLinear or Q/DQ pair per value, one stored form per weight."""
@@ -27,7 +29,6 @@ class Shared:
         self.plan = plan
         self.qparams = qparams
         self.weights = weights
-        self.dynamic: dict[tuple[Graph, Value], tuple[Value, Value, Value]] = {}
         self.made: dict[tuple[Graph, Value, str], tuple[Value, ...]] = {}
         self.dequantized: dict[tuple[Graph, Value], Value] = {}
         self.stored: dict[tuple[Value, tuple[int, ...], Scheme], Value] = {}
@@ -91,14 +92,9 @@ class QuantizingPatch(Patch):
 
     def dynamic(self, value: Value) -> tuple[Value, Value, Value]:
         """Quantize an activation at run time: uint8 codes, scale, zero point, shared by readers in this scope."""
-        key = (self.graph, value)
-        if key not in self._shared.dynamic:
-            hints = [f"{value.name}_quantized", f"{value.name}_scale", f"{value.name}_zero_point"]
-            codes, scale, zero = self.node(
-                "DynamicQuantizeLinear", [value], outputs=hints, name=f"{value.name}_QuantizeLinear"
-            )
-            self._shared.dynamic[key] = (codes, scale, zero)
-        return self._shared.dynamic[key]
+        hints = [f"{value.name}_{what}" for what in ("quantized", "scale", "zero_point", "QuantizeLinear")]
+        made = self.once(value, "dynamic", lambda: tuple(self.node(DYNAMIC, [value], outputs=hints[:3], name=hints[3])))
+        return made[0], made[1], made[2]
 
     def once(self, value: Value, form: str, make: Callable[[], tuple[Value, ...]]) -> tuple[Value, ...]:
         """Give what `make` makes of a value, made once for all that read it in this form and scope."""
@@ -106,6 +102,22 @@ class QuantizingPatch(Patch):
         if key not in self._shared.made:
             self._shared.made[key] = make()
         return self._shared.made[key]
+
+    def quantized(self, value: Value) -> tuple[Value, Value, Value]:
+        """Quantize an activation by its calibrated scale: codes, scale, zero point, shared by readers in this scope.
+
+        The scale comes out of a DequantizeLinear of 1. onnxruntime computes a product of two constant scales when it
+        loads the model, and then does not find the Mul of two scales that makes MatMulInteger a MatMulIntegerToFloat;
+        a DequantizeLinear it leaves alone.
+        """
+
+        def make() -> tuple[Value, ...]:
+            codes, scale, zero = self._quantize(value, value)
+            one = self.constant(np.array(1, np.int32), "one")
+            return codes, self.op("DequantizeLinear", one, scale, hint=f"{scale.name}_read"), zero
+
+        made = self.once(value, "product", make)
+        return made[0], made[1], made[2]
 
     def activation_scale(self, value: Value) -> float:
         """Scale of an activation that the plan quantizes."""
@@ -261,19 +273,27 @@ class QuantizingPatch(Patch):
         attributes = {"axis": axis} if per_axis else {}
         return self._quantizing("DequantizeLinear", inputs, f"{hint}_dequantized", scheme, **attributes)
 
-    def _quantizing(self, op_type: str, inputs: list[Value], hint: str, scheme: Scheme, **attributes: Any) -> Value:
+    def _quantizing(self, op_type: str, inputs: Sequence[Value], hint: str, scheme: Scheme, **attributes: Any) -> Value:
         """Add a QuantizeLinear or DequantizeLinear of the domain that the scheme asks for."""
-        return self.node(op_type, inputs, outputs=[hint], domain=scheme.domain_name, **attributes)[0]
+        return self.node(op_type, list(inputs), outputs=[hint], domain=scheme.domain_name, **attributes)[0]
 
     def _pair(self, value: Value, source: Value) -> Value:
-        owner = self._shared.plan.scale_owner(value)
-        scale, zero = self._shared.qparams[owner]
-        scheme = self._shared.plan.range_settings(owner)
-        scale_value = self.constant(np.asarray(scale, np.float32).reshape(()), f"{owner.name}_scale")
-        zero_value = self.constant(np.asarray(zero).reshape(()), f"{owner.name}_zero_point")
-        parameters = [scale_value, zero_value]
-        codes = self._quantizing("QuantizeLinear", [source, *parameters], f"{value.name}_quantized", scheme)
-        return self._quantizing("DequantizeLinear", [codes, *parameters], f"{value.name}_dequantized", scheme)
+        scheme = self._shared.plan.range_settings(self._shared.plan.scale_owner(value))
+        return self._quantizing("DequantizeLinear", self._quantize(value, source), f"{value.name}_dequantized", scheme)
+
+    def _quantize(self, value: Value, source: Value) -> tuple[Value, ...]:
+        """Quantize what stands for a value in this scope: codes, scale and zero point."""
+
+        def make() -> tuple[Value, ...]:
+            owner = self._shared.plan.scale_owner(value)
+            scale, zero = (np.asarray(number).reshape(()) for number in self._shared.qparams[owner])
+            scales = self.constant(scale.astype(np.float32), f"{owner.name}_scale")
+            zeros = self.constant(zero, f"{owner.name}_zero_point")
+            scheme = self._shared.plan.range_settings(owner)
+            codes = self._quantizing("QuantizeLinear", (source, scales, zeros), f"{value.name}_quantized", scheme)
+            return codes, scales, zeros
+
+        return self.once(value, "codes", make)
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

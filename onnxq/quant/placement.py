@@ -28,6 +28,10 @@ def settle(scheme: Scheme, op_type: str, target: Target) -> Scheme:
         changes["activations"] = target.activations[0]
     if scheme.form == default.form:
         changes["form"] = target.stored
+        # `auto` takes what is fastest, which static products of these types alone can be written as.
+        usual = changes.get("activations", scheme.activations) == "uint8" and scheme.domain == default.domain
+        if scheme.name == "auto" and target.products == "integer" and usual:
+            changes["form"] = "integer"
     if op_type in target.per_tensor:
         changes["granularity"] = "tensor"
     return replace(scheme, **changes)
@@ -41,6 +45,8 @@ def check_target(node: Node, scheme: Scheme, target: Target) -> None:
         raise Decline(
             f"target {target.name} takes {' or '.join(target.activations)} activations, not {scheme.activations}"
         )
+    if scheme.form == "integer" and scheme.name == "static-int8" and not target.run_time:
+        raise Decline(f"target {target.name} knows no MatMulInteger")
     domain = "com.microsoft" if scheme.form == "matmulnbits" else scheme.domain
     if domain not in target.domains:
         raise Decline(f"target {target.name} knows no operators of {domain}")

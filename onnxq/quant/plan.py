@@ -62,6 +62,7 @@ def make_plan(
         _absorb_clamps(graph, decided, plan)
     plan.decisions = list(decided.values())
     _collect_values(plan)
+    plan.decisions = [_readable(decision, plan, model.opset) for decision in plan.decisions]
     return plan
 
 
@@ -245,6 +246,21 @@ def _collect_values(plan: Plan) -> None:
             source = node.inputs[0]
             if form.same_scale and source is not None:
                 plan.same_scale[value] = source
+
+
+def _readable(decision: Decision, plan: Plan, opset: int) -> Decision:
+    """Write a product as Q/DQ pairs after all if it shares its input with a node that wants it in 16 bit."""
+    settings, form = decision.settings, decision.form
+    if settings is None or form is None or decision.scheme != "static-int8" or settings.form != "integer":
+        return decision
+    read = [
+        plan.range_settings(plan.scale_owner(value))
+        for slot in form.activations
+        if (value := decision.node.inputs[slot])
+    ]
+    if all(other.bits == 8 for other in read):
+        return decision
+    return _first_accepted(decision.node, replace(settings, form="qdq"), (decision.scheme,), opset)
 
 
 def node_key(node: Node) -> str:

@@ -231,12 +231,11 @@ def node_times(node: Node, costs: Costs) -> tuple[float, float]:
     elements = count(first, costs.shapes) if first is not None else 1
     measured = costs.measured(kernel_of(node, costs.shapes)) if costs.timings is not None else None
     if measured is not None:
-        return measured[0], measured[1] + (0.0 if node.op_type == "Conv" else costs.borders["node"])
+        return measured
     if node.op_type in ("MatMul", "Gemm") and weight is not None and weight.tensor is not None:
         columns = max(int(output.shape[-1]) if output.shape and isinstance(output.shape[-1], int) else 1, 1)
         inner = max(weight.tensor.size // columns, 1)
-        in_float, in_integers = costs.matmul(max(elements // inner, 1), inner, columns)
-        return in_float, in_integers + costs.borders["node"]  # the bias behind it is not fused any more
+        return costs.matmul(max(elements // inner, 1), inner, columns)
     if node.op_type != "Conv" or weight is None or weight.tensor is None:
         return costs.elementwise(node.op_type, elements)
     filters, per_group, *window = weight.tensor.shape

@@ -22,7 +22,8 @@ class Target:
         activations: Element types that activations may have; the first is what a recipe gets that asks for none.
         domains: Operator sets that quantizing operators may be of.
         stored: How a weight is stored that computes in float, where the recipe does not say.
-        bias: Biases as int32 behind DequantizeLinear, or in float.
+        products: How `auto` writes static products: as Q/DQ pairs, or as MatMulInteger.
+        bias: Biases of Q/DQ pairs as int32 behind DequantizeLinear, or in float.
         run_time: Whether DynamicQuantizeLinear and integer operators are known.
         timed: Whether kernel times are known, which decide where 8 bit pays.
         conv_output: Whether the output of a Conv is quantized.
@@ -43,6 +44,7 @@ class Target:
     activations: tuple[str, ...]
     domains: tuple[str, ...]
     stored: Literal["cast-mul", "qdq"]
+    products: Literal["qdq", "integer"]
     bias: Literal["int32", "float"]
     run_time: bool
     timed: bool

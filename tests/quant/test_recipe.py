@@ -139,7 +139,7 @@ def test_a_file_that_is_no_text(tmp_path):
         ("scheme = 8", "'scheme' cannot be 8 | Choose one of"),
         ("scheme = true", "'scheme' cannot be true | Choose one of"),
         ("ranges = 'min-max'", "'ranges' cannot be \"min-max\" | Did you mean 'minmax'?"),
-        ("[[rules]]\nform = 'QDQ'", "'form' cannot be \"QDQ\" | Choose one of cast-mul, qdq, matmulnbits."),
+        ("[[rules]]\nform = 'QDQ'", "'form' cannot be \"QDQ\" | Choose one of cast-mul, qdq, matmulnbits, integer."),
         ("block_size = 48", "'block_size' cannot be 48 | Choose one of 0, 16, 32, 64, 128, 256."),
         ("block_size = false", "'block_size' cannot be false | Choose one of 0, 16"),
         ("accuracy_level = 'high'", "'accuracy_level' cannot be \"high\" | Choose one of 0, 1, 2, 3, 4."),
