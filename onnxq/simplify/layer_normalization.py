@@ -1,0 +1,152 @@
+"""Mean and variance along axes, spelled out, and what is normalised by them, become one LayerNormalization."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from onnxq.ir.graph import Graph, Node, Value
+from onnxq.ir.model import Model
+from onnxq.ir.patch import Patch
+from onnxq.ops.arrays import Array
+from onnxq.simplify.registry import Change, simplifies
+from onnxq.simplify.rowwise import MOST_ELEMENTS, Region, find_regions, replace_region
+
+SAYS = "wrote {} layer normalization{s} as one operator"
+OPSET = 17  # the first with LayerNormalization
+LEAST_TURNED = 16  # elements: from here on two Transpose and the operator take less time than what is spelled out
+TOLERANCE = 1e-5  # of the largest element of a row: float32 rounds on the way by more than that
+STEP = 2.0**-20  # standard deviation of a probe of next to no variance, about 1e-6
+LEAST_EPSILON = 1e-14  # below, an ε cannot be told from none: rows of equal elements would be divided by zero
+ROOTS = frozenset(("Sqrt", "Pow", "ReduceL2"))
+
+
+class Parameters(NamedTuple):
+    """γ and β, each with the lengths of the normalised axes and 1 for the others, and ε."""
+
+    scale: Array
+    shift: Array
+    epsilon: float
+
+
+@simplifies(order=40)
+def layer_normalization(model: Model) -> Iterator[Change]:
+    """Describe one change for each normalisation that is spelled out, however it is.
+
+    y = γ(x − mean(x))/√(var(x) + ε) + β, over one or more axes. ε, γ and β are found by what comes out for rows of no
+    variance, next to none and some; more rows, in float64, tell whether that is all there is to it. Where the axes are
+    not the last ones, the operator stands between two Transpose.
+    """
+    for graph in model.graph.graphs():
+        yield from _in_graph(graph, model.opset)
+
+
+def _in_graph(graph: Graph, opset: int) -> Iterator[Change]:
+    taken: set[Node] = set()
+    for region in find_regions(graph, opset):
+        found = _recognise(region, taken)
+        if found is not None:
+            exit, shapes, parameters = found
+            taken |= region.cone(exit)
+            patch = replace_region(region, exit, shapes, "it is a layer normalization")
+            _write(patch, region, exit, parameters)
+            yield Change(patch, SAYS, OPSET)
+
+
+def _recognise(region: Region, taken: set[Node]) -> tuple[Value, list[Node], Parameters] | None:
+    """Find the last value of a region that is its entry normalised."""
+    shape = region.probe_shape()
+    count = int(np.prod([shape[axis] for axis in region.axes]))
+    least = 2 if _trailing(region) else LEAST_TURNED
+    if count < least or not any(step.node.op_type in ROOTS for step in region.steps):
+        return None
+    rows = _rows(shape, region.axes)
+    if rows.size > MOST_ELEMENTS:
+        return None
+    results = None
+    for exit, shapes in region.exits():
+        if taken.isdisjoint(region.cone(exit)):
+            results = region.run(rows) if results is None else results
+            parameters = _solve(rows, results[exit], region) if exit in results else None
+            if parameters is not None:
+                return exit, shapes, parameters
+    return None
+
+
+def _rows(shape: tuple[int, ...], axes: tuple[int, ...]) -> Array:
+    """Give the probes [probe, *shape]: zeros, two of a known direction, then rows of different means and variances."""
+    size = [length if axis in axes else 1 for axis, length in enumerate(shape)]
+    count = int(np.prod(size))
+    index = np.arange(count)
+    direction = np.where(index % 2, -1.0, 1.0) * (1 + index % 5 / 8)  # no element is the mean
+    rng = np.random.default_rng(0)
+    noise = rng.standard_normal((6, count))
+    spread = np.array([[1e-4], [1e-3], [0.02], [1], [5], [200]])
+    offset = np.array([[0], [-2e-3], [0.05], [3], [-10], [100]])
+    rows = np.concatenate([np.zeros((1, count)), STEP * direction[None], direction[None], noise * spread + offset])
+    return np.array(np.broadcast_to(rows.reshape(len(rows), *size), (len(rows), *shape)))
+
+
+def _solve(rows: Array, result: Array, region: Region) -> Parameters | None:
+    """Find γ, β and ε from the first three probes, and try them on all."""
+    axes = tuple(axis + 1 for axis in region.axes)
+    others = tuple(axis for axis in range(1, rows.ndim) if axis not in axes)
+    y = np.broadcast_to(result, rows.shape)
+    if not np.isfinite(y).all():
+        return None
+    for axis in others:
+        if (y != y.take([0], axis)).any():
+            return None  # γ or β differs between rows
+        y, rows = y.take([0], axis), rows.take([0], axis)
+    shift = y[0]
+    centred = rows - rows.mean(axes, keepdims=True)
+    variance = (centred**2).mean(axes, keepdims=True)
+    slopes = (y[1:3] - shift) / centred[1:3]
+    strongest = np.argmax(np.abs(slopes[1]))
+    low, high = slopes[0].flat[strongest], slopes[1].flat[strongest]
+    if high == 0 or low == 0:
+        return None
+    ratio = (low / high) ** 2  # (var₂ + ε) / (var₁ + ε)
+    small, large = float(variance[1].squeeze()), float(variance[2].squeeze())
+    epsilon = float(np.float32((large - ratio * small) / (ratio - 1))) if ratio > 1 else 0.0
+    if not epsilon >= LEAST_EPSILON:
+        return None
+    dtype = np.float32 if region.entry.dtype == 1 else np.float64
+    scale = (slopes[1] * np.sqrt(large + epsilon)).astype(dtype)
+    shift = shift.astype(dtype)
+    expected = centred / np.sqrt(variance + epsilon) * scale + shift
+    error, size = (np.abs(a).max(axes, keepdims=True) for a in (y - expected, expected))
+    return Parameters(scale, shift, epsilon) if (error <= TOLERANCE * size).all() else None
+
+
+def _trailing(region: Region) -> list[int] | None:
+    """Give the normalised axes where they are the last ones, axes of length 1 between and behind them included."""
+    shape, axes = region.shape, region.axes
+    last = list(range(axes[0], len(shape)))
+    return last if all(axis in axes or shape[axis] == 1 for axis in last) else None
+
+
+def _write(patch: Patch, region: Region, exit: Value, parameters: Parameters) -> None:
+    """Describe the operator, between two Transpose where the axes are not the last ones."""
+    rank = len(region.shape)
+    trailing = _trailing(region)
+    axes = trailing or list(region.axes)
+    order = [axis for axis in range(rank) if axis not in axes] + axes
+    lengths = [parameters.scale.shape[axis] for axis in axes]
+    source = region.entry if trailing else patch.op("Transpose", region.entry, hint=f"{exit.name}_turned", perm=order)
+    inputs = [source, patch.constant(parameters.scale.reshape(lengths), f"{exit.name}_scale")]
+    if parameters.shift.any():
+        inputs.append(patch.constant(parameters.shift.reshape(lengths), f"{exit.name}_shift"))
+    result = patch.op(
+        "LayerNormalization",
+        *inputs,
+        hint=exit.name if trailing else f"{exit.name}_normalized",
+        axis=rank - len(axes),
+        epsilon=parameters.epsilon,
+    )
+    if not trailing:
+        back = [order.index(axis) for axis in range(rank)]
+        result = patch.op("Transpose", result, hint=exit.name, perm=back)
+    patch.replace(exit, result)

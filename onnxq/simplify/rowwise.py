@@ -1,0 +1,278 @@
+"""Parts of a graph that compute something along some axes of one value: their nodes, and what they compute when run.
+
+Exporters write one function in many ways, so a pass does not look for patterns: it takes everything between a value and
+what depends on that value and constants alone, runs it on a few rows in float64, and compares the results with the
+function it looks for.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from onnxq.evaluator.engine import arithmetic
+from onnxq.ir.graph import Graph, Node, Value
+from onnxq.ir.patch import Patch
+from onnxq.ops.arrays import Array
+from onnxq.ops.registry import find_kernel
+from onnxq.simplify.rowviews import CASTS, VIEWS, Traced, aligned, axes_of, view
+
+FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
+FIRST_OPSET = 7  # before, operators broadcast where an attribute says so; source: onnx operator specification, Add-6
+AXES_AS_INPUT = 18  # from this operator set on the kernels of all reductions take axes as an input
+MOST_NODES = 64  # longest spelling seen in exports: 30 nodes
+MOST_ELEMENTS = 1 << 22  # of one value in a trial run
+
+ELEMENTWISE = frozenset(
+    ("Abs", "Add", "Clip", "Div", "Exp", "Log", "Max", "Mean", "Min", "Mul", "Neg", "Pow", "Reciprocal", "Relu", "Sqrt")
+) | frozenset(("Sub", "Sum"))
+REDUCTIONS = frozenset(
+    ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceSum")
+) | frozenset(("ReduceSumSquare",))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One node as it is run: `function` takes arrays of all axes of the entry, one more in front, and gives one."""
+
+    node: Node
+    output: Value
+    sources: tuple[Value | Array | None, ...]
+    function: Callable[..., Any]
+
+
+@dataclass
+class Region:
+    """What depends on one value and constants alone, and reduces along the same axes only.
+
+    Attributes:
+        entry: The value. Its rank is known.
+        axes: The axes that are reduced, ascending.
+        opset: Operator set of the model.
+        steps: The nodes, in graph order.
+        traced: For every value of the region how it is laid out.
+
+    """
+
+    entry: Value
+    axes: tuple[int, ...]
+    opset: int
+    steps: list[Step] = field(default_factory=list)
+    traced: dict[Value, Traced] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int | str | None, ...]:
+        """The shape of the entry."""
+        assert self.entry.shape is not None
+        return self.entry.shape
+
+    def probe_shape(self, unknown: int = 0) -> tuple[int, ...]:
+        """Give the smallest shape that shows what the region does: one row unless constants differ between rows.
+
+        Args:
+            unknown: Length of a reduced axis whose length is not known.
+
+        """
+        varying = {
+            axis
+            for step in self.steps
+            for source in step.sources
+            if isinstance(source, np.ndarray)
+            for axis, size in enumerate(source.shape[1:])
+            if size > 1
+        }
+        return tuple(
+            (size if isinstance(size, int) else unknown) if axis in self.axes or axis in varying else 1
+            for axis, size in enumerate(self.shape)
+        )
+
+    def run(self, rows: Array) -> dict[Value, Array]:
+        """Run every node on probes [probe, *shape] in float64; reduced axes are kept with length 1.
+
+        What a node cannot do, and what depends on that, is left out.
+        """
+        found: dict[Value, Array] = {self.entry: rows}
+        with arithmetic():
+            for step in self.steps:
+                if any(isinstance(source, Value) and source not in found for source in step.sources):
+                    continue
+                inputs = [found[source] if isinstance(source, Value) else source for source in step.sources]
+                with suppress(ValueError, TypeError, IndexError, ArithmeticError):
+                    found[step.output] = np.asarray(step.function(*inputs), np.float64)
+        return found
+
+    def exits(self) -> Iterator[tuple[Value, list[Node]]]:
+        """Visit the values of the entry's shape that nothing but them leaves the region through, the last one first.
+
+        Yields:
+            A value, and the Shape operators that read another one on the way to it.
+
+        """
+        for step in reversed(self.steps):
+            if self.traced[step.output] == Traced(tuple(range(len(self.shape)))):
+                shapes = self._side_readers(step)
+                if shapes is not None:
+                    yield step.output, shapes
+
+    def cone(self, exit: Value) -> set[Node]:
+        """Give the nodes of the region that a value depends on."""
+        wanted, nodes = {exit}, set[Node]()
+        for step in reversed(self.steps):
+            if step.output in wanted:
+                nodes.add(step.node)
+                wanted.update(source for source in step.sources if isinstance(source, Value))
+        return nodes
+
+    def _side_readers(self, last: Step) -> list[Node] | None:
+        """Give the Shape operators that read values behind the entry and before an exit; None if others do."""
+        cone = self.cone(last.output)
+        if not any(node.op_type in REDUCTIONS for node in cone):
+            return None
+        shapes: list[Node] = []
+        for node in cone - {last.node}:
+            for value in node.outputs:
+                if value is None or value not in self.traced or value.is_output:
+                    return None
+                for reader in value.consumers():
+                    if reader in cone:
+                        continue
+                    whole = self.traced[value] == Traced(tuple(range(len(self.shape))))
+                    if reader.op_type != "Shape" or reader.domain or not whole or reader.graph is not node.graph:
+                        return None
+                    shapes.append(reader)
+        return shapes
+
+
+def replace_region(region: Region, exit: Value, shapes: list[Node], reason: str) -> Patch:
+    """Begin a patch for what becomes of a region: Shape operators inside it read the entry."""
+    patch = Patch(exit.graph, exit.producer, reason)
+    for node in shapes:
+        patch.rewire(node, 0, region.entry)
+    return patch
+
+
+def find_regions(graph: Graph, opset: int) -> Iterator[Region]:
+    """Visit the regions of a graph (its bodies not included) around each reduction, in graph order.
+
+    A region's entry is what the reduction reads, or what the operator before reads.
+    """
+    if opset < FIRST_OPSET:
+        return
+    position = {node: index for index, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        if node.op_type not in REDUCTIONS or node.domain or node.inputs[0] is None:
+            continue
+        source = node.inputs[0]
+        found = axes_of(node, len(source.shape) if source.shape is not None else None)
+        if not found:
+            continue
+        before = source.producer
+        earlier = before.inputs if before is not None and _is_elementwise(before) else []
+        for entry in dict.fromkeys((source, *earlier)):
+            same_rank = entry is not None and entry.shape is not None and len(entry.shape) == len(source.shape or ())
+            if entry is not None and same_rank and entry.constant is None and entry.dtype in FLOATS:
+                yield _grow(Region(entry, found, opset), graph, position)
+
+
+def _is_elementwise(node: Node) -> bool:
+    return not node.domain and node.op_type in ELEMENTWISE
+
+
+def _grow(region: Region, graph: Graph, position: Mapping[Node, int]) -> Region:
+    """Take in every node whose inputs are in the region or constants, in graph order."""
+    region.traced[region.entry] = Traced(tuple(range(len(region.shape))))
+    waiting: list[int] = []
+    seen: set[Node] = set()
+    _announce(region.entry, position, waiting, seen)
+    while waiting and len(region.steps) < MOST_NODES:
+        node = graph.nodes[heapq.heappop(waiting)]
+        step = _step(node, region)
+        if step is not None:
+            region.steps.append(step)
+            _announce(step.output, position, waiting, seen)
+    return region
+
+
+def _announce(value: Value, position: Mapping[Node, int], waiting: list[int], seen: set[Node]) -> None:
+    for node in value.consumers():
+        if node in position and node not in seen:
+            seen.add(node)
+            heapq.heappush(waiting, position[node])
+
+
+def _step(node: Node, region: Region) -> Step | None:
+    """Take a node into the region, or leave it out."""
+    output = node.outputs[0] if node.outputs else None
+    if node.domain or node.bodies or output is None or any(node.outputs[1:]) or output.dtype != region.entry.dtype:
+        return None
+    if node.op_type in ELEMENTWISE:
+        return _elementwise(node, output, region)
+    if node.op_type in REDUCTIONS:
+        return _reduction(node, output, region)
+    source = node.inputs[0] if node.inputs else None
+    traced = region.traced.get(source) if source is not None else None
+    if source is None or traced is None or node.op_type not in VIEWS | CASTS:
+        return None
+    laid_out = view(node, traced, region.shape, region.axes)
+    if laid_out is None:
+        return None
+    region.traced[output] = laid_out
+    return Step(node, output, (source,), lambda array: array)
+
+
+def _elementwise(node: Node, output: Value, region: Region) -> Step | None:
+    kernel = find_kernel(node.op_type, "", region.opset)
+    known = [region.traced[value] for value in node.inputs if value is not None and value in region.traced]
+    if kernel is None or not known:
+        return None
+    widest = max(known, key=lambda item: len(item.layout))
+    if any(item.layout != widest.layout[len(widest.layout) - len(item.layout) :] for item in known):
+        return None  # axes that broadcasting pairs are not the same
+    narrow = frozenset.intersection(*(item.narrow for item in known))
+    sources: list[Value | Array | None] = []
+    for value in node.inputs:
+        if value is None or value in region.traced:
+            sources.append(value)
+            continue
+        array = aligned(value, widest.layout, region.shape)
+        if array is None:
+            return None
+        narrow -= {axis for axis, size in enumerate(array.shape[1:]) if size > 1}
+        sources.append(array)
+    if not set(region.axes) - set(widest.layout) <= narrow:
+        return None
+    region.traced[output] = Traced(widest.layout, narrow)
+    return Step(node, output, tuple(sources), partial(kernel, **node.attributes()))
+
+
+def _reduction(node: Node, output: Value, region: Region) -> Step | None:
+    source = node.inputs[0]
+    traced = region.traced.get(source) if source is not None else None
+    kernel = find_kernel(node.op_type, "", AXES_AS_INPUT)
+    rank = len(region.shape)
+    if source is None or traced is None or kernel is None or len(traced.layout) != rank:
+        return None
+    if axes_of(node, rank) != region.axes:
+        return None
+    wide = [axis for axis in region.axes if axis not in traced.narrow]
+    layout = traced.layout if node.attribute("keepdims", 1) else tuple(a for a in traced.layout if a not in region.axes)
+
+    def reduce(array: Array) -> Any:
+        shape = list(array.shape)
+        for axis in wide:
+            shape[axis + 1] = entry_shape[axis]
+        return kernel(np.broadcast_to(array, shape), np.array(region.axes, np.int64) + 1, keepdims=1)
+
+    entry_shape = region.probe_shape(UNKNOWN)
+    region.traced[output] = Traced(layout, frozenset(region.axes))
+    return Step(node, output, (source,), reduce)
+
+
+UNKNOWN = 6  # length of a reduced axis in a trial run where it is not known
