@@ -1,4 +1,5 @@
-"""Simplifying passes, one file each: functions that an exporter has spelled out become one operator, or none.
+"""Simplifying passes, one file each: functions that an exporter has spelled out become one operator, or none, or are
+written so that the target's runtime makes its faster kernels of them.
 
 They keep what a model computes, to rounding, and run where the recipe allows it and the target gains by it.
 """
