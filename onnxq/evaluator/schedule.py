@@ -89,14 +89,14 @@ def _prepare_step(node: Node, model: Model) -> Step:
     bodies: dict[str, Schedule] = {}
     call = None
     if kernel is not None:
-        accepted = _bind(kernel, node)
+        accepted = bind(kernel, node)
         if accepted is not None:
             call = accepted
             bodies = {name: prepare(graphs[0], model) for name, graphs in node.bodies.items()}
     return Step(node, call, Fallback(node, model, captured), bodies, reads)
 
 
-def _bind(kernel: Kernel, node: Node) -> Callable[..., Any] | None:
+def bind(kernel: Kernel, node: Node) -> Callable[..., Any] | None:
     """Bind the node's attributes; None when the kernel does not know one of them."""
     parameters = inspect.signature(kernel).parameters
     attributes = node.attributes()

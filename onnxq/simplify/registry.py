@@ -31,12 +31,14 @@ class Change:
             `{s}` for the plural's s.
         opset: The operator set of `ai.onnx` that the patch needs. The model is converted to it, and the pass asked
             again; where it cannot be converted, the change is left out.
+        count: How many of its kind it is.
 
     """
 
     patch: Patch
     says: str
     opset: int = 0
+    count: int = 1
 
 
 Describe = Callable[[Model], Iterator[Change]]
@@ -146,7 +148,8 @@ class _Work:
         if broken is not None:
             raise InvalidResult(f"the pass {item.name} broke {self.model.name}: {broken}", "Report this model.")
         infer_types(self.model)
-        self._done.update(change.says for change in changes)
+        for change in changes:
+            self._done[change.says] += change.count
         return True
 
     def _raised(self, item: Simplification, opsets: list[int]) -> list[Change]:

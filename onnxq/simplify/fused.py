@@ -1,0 +1,70 @@
+"""What onnxruntime makes by itself of a few nodes: what it fuses already is not to be written anew."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, helper
+
+from onnxq.ir.encode import encode_node
+from onnxq.ir.graph import Node, Value
+from onnxq.ir.opset import minimum_ir
+from onnxq.ir.wire import join
+from onnxq.quant.native import SessionError, Settings, load_native
+from onnxq.simplify.regions import Part
+
+FENCE = "Floor"  # no part has it, and it is part of no fusion
+
+
+def operators_left(part: Part, opset: int) -> tuple[str, ...]:
+    """Give the operators of a part of float32 after onnxruntime has optimised it alone; none if it refuses it.
+
+    Something stands before and behind it, because some fusions want that: what they fuse may not be an output.
+    """
+    names: dict[Value, str] = {}
+    nodes = [_renamed(node, names) for node in part.nodes]
+    nodes.insert(0, helper.make_node(FENCE, ["first"], [names[part.entry]]))
+    nodes.append(helper.make_node(FENCE, [names[part.value]], ["last"]))
+    constants = [
+        onnx.numpy_helper.from_array(value.constant.numpy(), name) for value, name in names.items() if value.constant
+    ]
+    shape = None if part.entry.shape is None else [d if isinstance(d, int) else None for d in part.entry.shape]
+    graph = helper.make_graph(
+        nodes,
+        "part",
+        [helper.make_tensor_value_info("first", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("last", TensorProto.FLOAT, None)],
+        constants,
+    )
+    imports = [helper.make_opsetid("", opset)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=max(minimum_ir(opset), 4))
+    return _optimised(model.SerializeToString(deterministic=True))
+
+
+@cache
+def _optimised(model: bytes) -> tuple[str, ...]:
+    """Layers repeat the same few nodes: the names in the model are the same for all of them."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "optimised.onnx"
+        try:
+            load_native(model, Settings("extended", threads=1, save_to=str(path)))
+        except SessionError:
+            return ()
+        return tuple(node.op_type for node in onnx.load(path).graph.node if node.op_type != FENCE)
+
+
+def _renamed(node: Node, names: dict[Value, str]) -> onnx.NodeProto:
+    proto: onnx.NodeProto = onnx.NodeProto.FromString(join(encode_node(node)))
+    proto.name = ""
+    proto.input[:] = list(_named(node.inputs, names))
+    proto.output[:] = list(_named(node.outputs, names))
+    return proto
+
+
+def _named(values: Sequence[Value | None], names: dict[Value, str]) -> Iterator[str]:
+    for value in values:
+        yield "" if value is None else names.setdefault(value, f"v{len(names)}")

@@ -1,0 +1,74 @@
+"""Sizes of axes as products of a number and symbols."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onnxq.ir.graph import Value
+
+ENDLESS = (1 << 31) - 1  # an end of Slice that no axis reaches: exporters write the largest int32 or int64
+TOO_MANY = 1 << 42  # elements that no tensor has
+
+
+@dataclass(frozen=True)
+class Size:
+    """A number times symbols, which are in order; `Size(3)` is three."""
+
+    number: int
+    symbols: tuple[str, ...] = ()
+
+    @property
+    def known(self) -> int | None:
+        """The size as a number, or None."""
+        return None if self.symbols else self.number
+
+    def __mul__(self, other: Size) -> Size:
+        return Size(self.number * other.number, tuple(sorted(self.symbols + other.symbols)))
+
+    def divided(self, other: Size) -> Size | None:
+        """Give the quotient where it is a product again."""
+        left = Counter(self.symbols)
+        left.subtract(other.symbols)
+        if not other.number or self.number % other.number or any(count < 0 for count in left.values()):
+            return None
+        return Size(self.number // other.number, tuple(sorted(left.elements())))
+
+
+Shape = tuple[Size, ...]
+ONE = Size(1)
+
+
+def product(sizes: Sequence[Size]) -> Size:
+    """Multiply sizes."""
+    return math.prod(sizes, start=ONE)
+
+
+def fresh(output: Value, axis: int) -> Size:
+    """Give a symbol for an axis about which nothing is known."""
+    return Size(1, (f"{output.name}:{axis}",))
+
+
+def broadcast(shapes: Sequence[Shape], output: Value) -> Shape:
+    """Give the shape that shapes broadcast to; an axis that could be either of two has a symbol of its own."""
+    rank = max(map(len, shapes))
+    sizes = []
+    for axis in range(-rank, 0):
+        here = dict.fromkeys(shape[axis] for shape in shapes if -axis <= len(shape))
+        here.pop(ONE, None)
+        numbers = [size for size in here if size.known is not None]
+        candidates = numbers or list(here) or [ONE]  # beside a number, a symbol can only be that number or 1
+        sizes.append(candidates[0] if len(candidates) == 1 else fresh(output, axis % rank))
+    return tuple(sizes)
+
+
+def takes_all(start: int, end: int, size: Size, others: Shape) -> bool:
+    """Whether a Slice of step 1 takes a whole axis, beside axes of sizes `others`."""
+    if start != 0 and not (start < 0 and (start <= -ENDLESS or (size.known is not None and start <= -size.number))):
+        return False
+    if size.known is not None:
+        return end >= size.number
+    rest = product(others).known
+    return end >= ENDLESS or (rest is not None and rest > 0 and end * rest >= TOO_MANY)
