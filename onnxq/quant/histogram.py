@@ -68,17 +68,15 @@ class Histogram(Statistic):
                 break
             exponent += 1
         self._spread(exponent, first, last)
-        inverse = np.float32(math.ldexp(1.0, -exponent))
-        for start in range(0, flat.size, CHUNK):
-            chunk = flat[start : start + CHUNK]
-            index = np.multiply(chunk, inverse).astype(np.intp)  # the cast truncates
-            index -= first
-            self.counts += np.bincount(index, minlength=len(self.counts))
-            self.zeros += chunk.size - int(np.count_nonzero(chunk))
+        self._count(values, np.float32(math.ldexp(1.0, -exponent)))
+
+    def empty(self) -> Self:
+        """Give an empty histogram of the same kind."""
+        return type(self)()
 
     def merge(self, other: Self) -> Self:
         """Give the histogram of both multisets."""
-        merged = type(self)()
+        merged = self.empty()
         exponent = max(self.exponent, other.exponent)
         while True:
             first = min(-(-h.first >> exponent - h.exponent) for h in (self, other))
@@ -88,7 +86,7 @@ class Histogram(Statistic):
             exponent += 1
         merged._spread(exponent, first, last)
         for part in (self, other):
-            moved = type(self)()
+            moved = self.empty()
             moved.exponent, moved.first, moved.counts = part.exponent, part.first, part.counts
             moved._spread(exponent, first, last)
             merged.counts += moved.counts
@@ -97,7 +95,7 @@ class Histogram(Statistic):
 
     def coarser(self, most: int) -> Self:
         """Give the histogram of the same values in bins so wide that there are at most `most`, which is at least 3."""
-        made = type(self)()
+        made = self.empty()
         made.exponent, made.first, made.counts, made.zeros = self.exponent, self.first, self.counts.copy(), self.zeros
         shift = 0
         while (self.last >> shift) + (-self.first >> shift) >= most:
@@ -124,6 +122,19 @@ class Histogram(Statistic):
         made.exponent, made.first, made.zeros = (int(v) for v in arrays["frame"])
         made.counts = np.array(arrays["counts"], np.int64)
         return made
+
+    def _count(self, values: np.ndarray, inverse: np.float32) -> None:
+        """Count values that the bins reach over; `inverse` is one over the width of a bin."""
+        flat = values.reshape(-1)
+        for start in range(0, flat.size, CHUNK):
+            chunk = flat[start : start + CHUNK]
+            self.counts += np.bincount(self._index(chunk, inverse), minlength=len(self.counts))
+            self.zeros += chunk.size - int(np.count_nonzero(chunk))
+
+    def _index(self, chunk: np.ndarray, inverse: np.float32) -> np.ndarray:
+        index = np.multiply(chunk, inverse).astype(np.intp)  # the cast truncates
+        index -= self.first
+        return index
 
     def _spread(self, exponent: int, first: int, last: int) -> None:
         """Widen bins to `2**exponent` and extend them to `first..last`, moving the counts."""

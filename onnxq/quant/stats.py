@@ -18,6 +18,7 @@ from onnxq.quant.channels import ChannelStats
 from onnxq.quant.histogram import CHUNK, Histogram
 from onnxq.quant.moments import InputMoments
 from onnxq.quant.statistic import Statistic
+from onnxq.quant.weighted import WeightedHistogram
 
 S = TypeVar("S", bound=Statistic)
 
@@ -85,7 +86,7 @@ class Moments(Statistic):
 
 # Every kind that a file may hold. A new kind of statistic is added here and nowhere else.
 KINDS: dict[str, type[Statistic]] = {
-    kind.key: kind for kind in (Extremes, Moments, Histogram, ChannelStats, InputMoments)
+    kind.key: kind for kind in (Extremes, Moments, Histogram, WeightedHistogram, ChannelStats, InputMoments)
 }
 Kinds = Callable[[str], Sequence[Statistic]]
 

@@ -1,0 +1,74 @@
+"""What an error of an activation does at the outputs of the layers that read its 8-bit codes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from onnxq.ir import Node, Value
+from onnxq.quant.plan import Plan
+from onnxq.quant.statistic import Statistic
+from onnxq.quant.unfold import unfolding_of, weight_rows
+from onnxq.quant.weighted import WeightedHistogram, channel_weights
+
+
+class OutputWeights:
+    """The weights with which histograms are to count the channels of what a plan quantizes.
+
+    Args:
+        plan: The decisions.
+
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._by_name: dict[str, tuple[np.ndarray, int]] = {}
+        static = {decision.node for decision in plan.decisions if decision.scheme == "static-int8"}
+        outputs = set(plan.outputs.values())
+        for value in plan.calibrated():
+            everybody = value in outputs
+            readers = list(dict.fromkeys(use.node for use in value.uses if everybody or use.node in static))
+            found = _weights(value, readers, seen=everybody and value.is_output)
+            if found is not None:
+                self._by_name[value.name] = found
+
+    def kinds(self, name: str) -> Sequence[Statistic]:
+        """Make the empty histogram of a tensor; none where its channels all count alike."""
+        found = self._by_name.get(name)
+        return () if found is None else (WeightedHistogram(*found),)
+
+
+def _weights(value: Value, readers: Iterable[Node], *, seen: bool) -> tuple[np.ndarray, int] | None:
+    """Give the weights of a value's channels, and their axis; None where no reader tells channels apart."""
+    known = [channel_energies(node, value) for node in readers]
+    found = [energies for energies in known if energies is not None]
+    axes = {axis if axis >= 0 or value.shape is None else axis + len(value.shape) for axis, _ in found}
+    if len(axes) != 1 or len({len(energies) for _, energies in found}) != 1:
+        return None
+    alike = np.ones_like(found[0][1])  # for whoever reads it otherwise
+    return channel_weights([e for _, e in found] + [alike] * (seen + known.count(None))), axes.pop()
+
+
+def channel_energies(node: Node, value: Value) -> tuple[int, np.ndarray] | None:
+    """Give what a squared error of every channel of an input adds to the squared error of a layer's outputs.
+
+    Args:
+        node: A reader.
+        value: What it reads.
+
+    Returns:
+        The axis of the channels, and for each the sum of the squares of what it is multiplied with, float64
+        `[channels]`; None where the node is no MatMul, Gemm or Conv of the value with a constant weight.
+
+    """
+    found = unfolding_of(node)
+    if found is None or node.inputs[found[0]] is not value:
+        return None
+    slot, unfolding = found
+    weight = node.inputs[1 - slot]
+    assert weight is not None
+    assert weight.constant is not None
+    rows = weight_rows(node, weight.constant.numpy())
+    rows = rows.reshape(unfolding.groups, -1, rows.shape[1] // unfolding.positions, unfolding.positions)
+    energies = np.einsum("goip,goip->gi", rows, rows, dtype=np.float64)
+    return unfolding.axis, energies.reshape(-1)

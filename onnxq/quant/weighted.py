@@ -1,0 +1,92 @@
+"""A histogram in which an element counts as much as an error in its channel counts at the outputs of its readers.
+
+A layer `y = x Wᵀ` makes of an error e of its input the error `e Wᵀ`, whose square is, while the errors of different
+channels are independent, `Σ_k e_k² ‖W_k‖²` with `W_k` the column that channel k is multiplied with. So an element of
+channel k counts `‖W_k‖²`, in the same bins as in an ordinary histogram. Weights are integers: sums of them are exact in
+float64 up to 2**53, so that neither order nor splitting nor merging changes a count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+import numpy as np
+
+from onnxq.quant.histogram import CHUNK, Histogram
+
+GREATEST = 1 << 16  # weight of the channel that counts most
+
+
+class WeightedHistogram(Histogram):
+    """Counts of float32 values, each multiplied with the weight of its channel.
+
+    `counts` and `zeros` are sums of weights, int64.
+
+    Args:
+        weights: int64 `[channels]`, from `channel_weights`.
+        axis: The axis of the channels; negative ones count from the last.
+
+    """
+
+    key = "weighted_histogram"
+
+    def __init__(self, weights: np.ndarray | Sequence[int] = (), axis: int = -1) -> None:
+        super().__init__()
+        self.weights = np.asarray(weights, np.int64)
+        self.axis = axis
+
+    def empty(self) -> Self:
+        """Give an empty histogram of the same channels."""
+        return type(self)(self.weights, self.axis)
+
+    def merge(self, other: Self) -> Self:
+        """Give the histogram of both; they must have the same weights."""
+        if self.axis != other.axis or not np.array_equal(self.weights, other.weights):
+            raise ValueError("histograms of different channel weights cannot be merged")
+        return super().merge(other)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Give the state."""
+        return {**super().arrays(), "weights": self.weights, "axis": np.array(self.axis, np.int64)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
+        """Take the state."""
+        made = super().from_arrays(arrays)
+        made.weights, made.axis = np.array(arrays["weights"], np.int64), int(arrays["axis"])
+        return made
+
+    def _count(self, values: np.ndarray, inverse: np.float32) -> None:
+        axis = self.axis % values.ndim
+        if values.shape[axis] != len(self.weights):
+            raise ValueError(f"{values.shape[axis]} channels, but weights for {len(self.weights)}")
+        behind = int(np.prod(values.shape[axis + 1 :], dtype=np.int64))
+        pattern = np.repeat(self.weights.astype(np.float64), behind)
+        pattern = np.tile(pattern, max(CHUNK // len(pattern), 1))
+        flat = values.reshape(-1)
+        for start in range(0, flat.size, len(pattern)):  # the pattern begins anew with each
+            block = flat[start : start + len(pattern)]
+            for begin in range(0, block.size, CHUNK):
+                chunk = block[begin : begin + CHUNK]
+                weights = pattern[begin : begin + chunk.size]
+                index = self._index(chunk, inverse)
+                self.counts += np.bincount(index, weights, len(self.counts)).astype(np.int64)
+                self.zeros += int(weights[chunk == 0].sum())
+
+
+def channel_weights(energies: Sequence[np.ndarray]) -> np.ndarray:
+    """Tell what an error in each channel of a value counts.
+
+    Args:
+        energies: For each reader `‖W_k‖²` of every channel. Readers count alike: each one's energies are taken in
+            relation to their sum, for how large a reader's outputs are is undone by whoever comes after it.
+
+    Returns:
+        int64 `[channels]`, at most `GREATEST`; 1 for every channel where nothing counts.
+
+    """
+    shares = sum(energy / total for energy in energies if (total := float(energy.sum())) > 0)
+    if not isinstance(shares, np.ndarray) or not np.isfinite(shares).all():
+        return np.ones(len(energies[0]), np.int64)
+    return np.rint(shares * (GREATEST / shares.max())).astype(np.int64)
