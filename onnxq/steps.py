@@ -26,11 +26,12 @@ from onnxq.quant.layers import MeasuredLayers
 from onnxq.quant.plan import Plan
 from onnxq.quant.plan import make_plan as decide
 from onnxq.quant.qparams import QParams
+from onnxq.quant.readers import OutputWeights
 from onnxq.quant.recipe import Recipe, load_recipe
 from onnxq.quant.samples import Samples, input_specs, open_samples, wrap_samples
 from onnxq.quant.stats import Stats, range_kinds
 from onnxq.quant.stats_file import load_stats
-from onnxq.quant.streamed import LARGE
+from onnxq.quant.streamed import LARGE, is_large
 from onnxq.simplify import Simplified, simplify
 from onnxq.targets import Costs
 from onnxq.version import __version__
@@ -195,8 +196,12 @@ def measure(
         return load_stats(stats, expected=ready.source)[0]
     if not values or samples is None:
         return Stats()
-    plain = ready.fast and all(settings.ranges == "minmax" for settings in ready.plan.ranges.values())
-    kinds = range_kinds if plain else layers.kinds
+    methods = {settings.ranges for settings in ready.plan.ranges.values()}
+    kinds = layers.kinds
+    if ready.fast and methods <= {"minmax"}:
+        kinds = range_kinds
+    elif "output-error" in methods or not is_large(ready.model):  # for statistics that are kept, whatever the recipe
+        kinds = OutputWeights(ready.plan, layers.kinds).kinds
     return calibrate(ready.model, values, samples, progress=watch.progress, kinds=kinds, bodies=look_inside)
 
 

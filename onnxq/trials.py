@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from onnxq.quant.calibrate import calibrate
 from onnxq.quant.equalize import Rescaling, channel_axes, channel_kinds, equalize
 from onnxq.quant.plan import Choices, Plan, make_plan
 from onnxq.quant.qparams import QParams
+from onnxq.quant.readers import OutputWeights
 from onnxq.quant.rewrite import rewrite
 from onnxq.quant.samples import Samples
 from onnxq.quant.smooth import smooth
@@ -29,6 +31,7 @@ from onnxq.steps import Prepared, choose_qparams, layers_to_measure, look_inside
 
 FOLDED = "rescaled the channels of {} tensors, folded into their neighbours"
 TO_NEAREST = "rounded the weights to nearest: codes chosen on some of the samples gained nothing on the others"
+BY_ERROR = "chose the ranges of activations by the error that they cause at the outputs of the layers that read them"
 DIVIDED = "rescaled the channels of {} tensors by a Mul in front of their readers"
 LEAST_GAIN = 0.2  # dB; less is within what other samples would show
 Rescale = Callable[..., Rescaling]
@@ -81,7 +84,9 @@ class Variants:
         """Give scale and zero point of everything that a copy reads in 8 bit."""
         unknown = [value for value in ready.plan.calibrated() if value.name not in self.stats]
         if unknown:
-            self.stats = self.stats.merge(calibrate(ready.model, unknown, self.samples))
+            self.stats = self.stats.merge(
+                calibrate(ready.model, unknown, self.samples, kinds=OutputWeights(ready.plan).kinds)
+            )
         return choose_qparams(ready.plan, self.stats)
 
     def noise(self, choices: Choices, *, costs_count: bool = True) -> np.ndarray:
@@ -107,8 +112,11 @@ def fit(
     measured = measure(ready, layers, given, stats, watch)
     ready = reached(ready, measured)
     watch.step("round")
+    tried = Tried() if given is None or stats is not None else try_out(ready, split)
+    if tried.ranges:
+        ready = reached(by_output_error(ready), measured)
     weights = Weights(remark=TO_NEAREST)
-    if given is None or stats is not None or rounding_pays(ready, split):
+    if tried.rounding:
         weights = Weights(ready.plan, choose_qparams(ready.plan, measured), measured, layers)
     return Variants(ready, measured, weights, split)
 
@@ -172,22 +180,51 @@ def _rescaled(ready: Prepared, methods: Sequence[Rescale], samples: Samples, wat
     return replace(ready, plan=_planned(ready, ready.model), notes=tuple(notes))
 
 
-def rounding_pays(ready: Prepared, split: Split) -> bool:
-    """Tell whether codes chosen on one half of the samples serve the other half better than rounding to nearest.
+class Tried(NamedTuple):
+    """What held-out samples say: whether chosen codes serve them, and whether ranges by output error do."""
 
-    Every layer has passed that test on its own by then; whether it carries to the outputs shows only the whole model.
+    rounding: bool = True
+    ranges: bool = False
+
+
+def try_out(ready: Prepared, split: Split) -> Tried:
+    """Tell whether what is chosen on one half of the samples serves the other half better than what is simpler.
+
+    Those are codes of weights instead of rounding to nearest, and where the recipe leaves them open, ranges by output
+    error instead of extremes. Every layer has passed such a test of its own by then; whether it carries to the outputs
+    shows only the whole model.
     """
-    if not layers_to_measure(ready.plan).values or split.halves is None:
-        return True
+    layers = layers_to_measure(ready.plan)
+    opened = any(settings.ranges == "auto" for settings in ready.plan.ranges.values())
+    if split.halves is None or not (layers.values or opened):
+        return Tried()
     spare = duplicate(ready)
     layers = layers_to_measure(spare.plan)
     measured = measure(spare, layers, split.halves[0], None, Silent())
-    spare = reached(spare, measured)
-    qparams = choose_qparams(spare.plan, measured)
-    weights = Weights(spare.plan, qparams, measured, layers)
-    chosen = split.judge.sqnr(rewrite(spare.model, spare.plan, qparams, weights))
-    nearest = reached(duplicate(ready), measured)
-    return chosen > split.judge.sqnr(rewrite(nearest.model, nearest.plan, choose_qparams(nearest.plan, measured)))
+    nearest, rounding = split.judge.sqnr(_rewritten(ready, measured, Weights())), True
+    best, weights = nearest, Weights()
+    if layers.values:
+        spare = reached(spare, measured)
+        chosen = Weights(spare.plan, choose_qparams(spare.plan, measured), measured, layers)
+        best = split.judge.sqnr(_rewritten(ready, measured, chosen))
+        rounding = best > nearest
+        best, weights = (best, chosen) if rounding else (nearest, weights)
+    if not opened:
+        return Tried(rounding)
+    gained = split.judge.sqnr(_rewritten(by_output_error(ready), measured, weights))
+    return Tried(rounding, gained > best + LEAST_GAIN)
+
+
+def by_output_error(ready: Prepared) -> Prepared:
+    """Choose the ranges that the recipe leaves open by the error at the outputs of their readers."""
+    recipe = ready.plan.recipe.with_ranges("output-error")
+    changed = replace(ready, plan=replace(ready.plan, recipe=recipe), notes=(*ready.notes, BY_ERROR))
+    return replace(changed, plan=_planned(changed, changed.model))
+
+
+def _rewritten(ready: Prepared, measured: Stats, weights: Weights) -> Model:
+    spare = reached(duplicate(ready), measured)
+    return rewrite(spare.model, spare.plan, choose_qparams(spare.plan, measured), weights)
 
 
 def _nearest(ready: Prepared, fitting: Samples) -> Model:

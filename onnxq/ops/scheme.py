@@ -11,6 +11,7 @@ WrittenForm = Literal["cast-mul", "qdq", "matmulnbits", "integer"]
 ActivationType = Literal["uint8", "int8", "uint16", "int16"]
 Domain = Literal["ai.onnx", "com.microsoft"]
 ActivationGranularity = Literal["tensor", "row"]
+RangesSetting = Literal["auto", "minmax", "percentile", "mse", "output-error"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Scheme:
             `com.microsoft` only.
         bias: The bias of a static integer product: int32 at the scale of the sum, or left in float.
         integer_conv: Whether `dynamic-int8` may turn a Conv into ConvInteger.
-        ranges: How the range of an activation is chosen from its statistics.
+        ranges: How the range of an activation is chosen from its statistics; `auto` is from the least to the greatest
+            value, or by the error at the outputs of its readers where samples show that it gains.
         percentile: For `ranges = "percentile"`: how much of the distribution the range covers, in percent.
         reduce_range: Whether weights get 7 bits where products of 8 could saturate on an x86 processor without VNNI.
         smoothing: Whether channels of outliers may be rescaled, which leaves the float function as it is.
@@ -59,7 +61,7 @@ class Scheme:
     accuracy_level: Literal[0, 1, 2, 3, 4] = 0
     bias: Literal["int32", "float"] = "int32"
     integer_conv: bool = False
-    ranges: Literal["minmax", "percentile", "mse"] = "minmax"
+    ranges: RangesSetting = "auto"
     percentile: float = 99.999
     rounding: Literal["nearest", "output-error"] = "output-error"
     reduce_range: bool = False

@@ -12,10 +12,12 @@ from onnxq.quant.stats import TensorStats
 
 
 def scheme_qparams(stats: TensorStats, scheme: Scheme) -> QParams:
-    """Choose the range as the scheme says, and spread the codes of its activation type over it."""
-    low, high = choose_range(
-        stats, scheme.ranges, percentile=scheme.percentile, bits=scheme.bits, symmetric=scheme.symmetric
-    )
+    """Choose the range as the scheme says, and spread the codes of its activation type over it.
+
+    A choice that is still open is the range from the least to the greatest value.
+    """
+    method = "minmax" if scheme.ranges == "auto" else scheme.ranges
+    low, high = choose_range(stats, method, percentile=scheme.percentile, bits=scheme.bits, symmetric=scheme.symmetric)
     return activation_qparams(low, high, scheme.activations, symmetric=scheme.symmetric)
 
 

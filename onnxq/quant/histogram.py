@@ -132,7 +132,7 @@ class Histogram(Statistic):
             self.zeros += chunk.size - int(np.count_nonzero(chunk))
 
     def _index(self, chunk: np.ndarray, inverse: np.float32) -> np.ndarray:
-        index = np.multiply(chunk, inverse).astype(np.intp)  # the cast truncates
+        index: np.ndarray = np.multiply(chunk, inverse).astype(np.intp)  # the cast truncates
         index -= self.first
         return index
 

@@ -1,4 +1,9 @@
-"""Choose an activation's range from its statistics: all of it, all but the rarest values, or the least squared error.
+"""Choose an activation's range from its statistics: all of it, all but the rarest values, or the least error.
+
+The error is that of the values themselves or, with a histogram that counts each channel by what its readers make of it
+(`onnxq.quant.weighted`), the one that it causes at their outputs. There, what is clipped counts more than what is
+rounded: rounding errors are independent of one another and add up by their squares, while neighbouring values beyond
+the range are clipped together, and in the same direction.
 
 The squared error of a candidate is computed from the histogram in O(levels), whatever the number of values: inside a
 bin the density is taken as uniform, so the number, sum and sum of squares of all values below any point follow in
@@ -15,13 +20,16 @@ import numpy as np
 from onnxq.errors import RecipeError
 from onnxq.quant.histogram import Histogram
 from onnxq.quant.stats import TensorStats
+from onnxq.quant.weighted import WeightedHistogram
 
-RangeMethod = Literal["minmax", "percentile", "mse"]
+RangeMethod = Literal["minmax", "percentile", "mse", "output-error"]
 RANGE_METHODS: tuple[RangeMethod, ...] = get_args(RangeMethod)
 # What onnxruntime's and TensorRT's calibrators use
 DEFAULT_PERCENTILE = 99.999
 # Beyond this many levels a cell is narrower than a bin, and its error is s**2 / 12 by the uniform density
 MOST_CELLS = 1024
+# What the square of a clipped value counts at the outputs, where that of a rounded one counts 1: see docs/accuracy.md
+CLIPPED = 4.0
 # Coarse search: halving in half octaves down to 1/64 of the extreme; then twice a finer grid around the best
 COARSE = np.exp2(-np.arange(13) / 2)
 FINE = np.arange(-3, 4) / 8
@@ -41,7 +49,8 @@ def choose_range(
         stats: Extremes and histogram of the tensor.
         method: `minmax` covers every value; `percentile` leaves out at most `(100 - percentile) / 2` percent of the
             values on each side, as onnxruntime's calibrator does; `mse` minimises the expected squared error of
-            quantization with `bits`, over both ends at once.
+            quantization with `bits`, over both ends at once; `output-error` the one at the outputs of the readers,
+            where the statistics tell channels apart.
         percentile: Percent of values to cover, above 50 and at most 100.
         bits: Width of the codes, 2 to 16.
         symmetric: The codes will be symmetric around zero, so the range is.
@@ -66,8 +75,9 @@ def choose_range(
     if symmetric:
         high = max(-low, high)
         low = -high
-    if method == "mse" and high > low:
-        low, high = _least_error(stats, low, high, bits, symmetric)
+    if method in ("mse", "output-error") and high > low:
+        density = _output_density(stats) if method == "output-error" else _Density(stats, stats.histogram)
+        low, high = _least_error(density, low, high, 2**bits - 1 if symmetric else 2**bits, symmetric)
     return float(np.float32(low)), float(np.float32(high))
 
 
@@ -78,7 +88,7 @@ def expected_error(stats: TensorStats, lo: float, hi: float, *, bits: int = 8) -
     """
     if not stats.count or lo == hi:
         return stats.second_moment
-    return float(_Density(stats).errors(np.array([lo]), np.array([hi]), 2**bits)[0]) / stats.count
+    return float(_Density(stats, stats.histogram).errors(np.array([lo]), np.array([hi]), 2**bits)[0]) / stats.count
 
 
 def _percentile(stats: TensorStats, percentile: float, low: float, high: float) -> tuple[float, float]:
@@ -94,10 +104,12 @@ def _percentile(stats: TensorStats, percentile: float, low: float, high: float) 
     return min(float(edges[first]), 0.0), max(float(edges[last + 1]), 0.0)
 
 
-def _least_error(stats: TensorStats, low: float, high: float, bits: int, symmetric: bool) -> tuple[float, float]:
+def _output_density(stats: TensorStats) -> _Density:
+    return _Density(stats, stats[WeightedHistogram if WeightedHistogram in stats else Histogram], CLIPPED)
+
+
+def _least_error(density: _Density, low: float, high: float, levels: int, symmetric: bool) -> tuple[float, float]:
     """Search the shrink factors of both ends, coarse to fine; the full range is among the candidates."""
-    density = _Density(stats)
-    levels = 2**bits - 1 if symmetric else 2**bits
     best = np.array([1.0, 1.0])
     steps = [COARSE, np.exp2(FINE), np.exp2(FINE / 8)]
     for factors in steps:
@@ -113,10 +125,17 @@ def _least_error(stats: TensorStats, low: float, high: float, bits: int, symmetr
 
 
 class _Density:
-    """Cumulative count, sum and sum of squares of a tensor's nonzero values, at any point."""
+    """Cumulative count, sum and sum of squares of a tensor's nonzero values, at any point.
 
-    def __init__(self, stats: TensorStats) -> None:
-        histogram: Histogram = stats.histogram
+    Args:
+        stats: The tensor's extremes.
+        histogram: Its values.
+        clipped: What the squared error of a clipped value counts.
+
+    """
+
+    def __init__(self, stats: TensorStats, histogram: Histogram, clipped: float = 1.0) -> None:
+        self.clipped = clipped
         self.edges = histogram.edges(stats.min, stats.max)
         self.first, self.width = histogram.first, histogram.width
         self.counts = histogram.counts.astype(np.float64)
@@ -140,19 +159,20 @@ class _Density:
         """Give the total squared error of each candidate range, with the zero point rounded as it will be."""
         scale = (high - low) / (levels - 1)
         zero = np.clip(np.rint(-low / scale), 0, levels - 1)
+        ends = np.stack([-zero * scale, (levels - 1 - zero) * scale])
+        sums = self.below(ends)
+        beyond = self._clipping(ends, sums)
         if levels > MOST_CELLS:
-            return self._wide_errors(scale, zero, levels)
+            return np.asarray((sums[0, 1] - sums[0, 0]) * scale**2 / 12 + self.clipped * beyond)
         grid = (np.arange(levels) - zero[:, None]) * scale[:, None]
         sums = self.below(grid[:, :-1] + scale[:, None] / 2)
         total = np.broadcast_to(self.cumulative[:, -1, None, None], (3, len(low), 1))
         s0, s1, s2 = np.diff(sums, axis=2, prepend=0.0, append=total)
-        return np.asarray((s2 - 2 * grid * s1 + grid**2 * s0).sum(axis=1))
+        within = (s2 - 2 * grid * s1 + grid**2 * s0).sum(axis=1)
+        return np.asarray(within + (self.clipped - 1.0) * beyond)
 
-    def _wide_errors(self, scale: np.ndarray, zero: np.ndarray, levels: int) -> np.ndarray:
-        ends = np.stack([-zero * scale, (levels - 1 - zero) * scale])
-        sums = self.below(ends)
+    def _clipping(self, ends: np.ndarray, sums: np.ndarray) -> np.ndarray:
+        """Give the squared error of all values beyond the least and the greatest code."""
         total = self.cumulative[:, -1, None]
-        error = (sums[0, 1] - sums[0, 0]) * scale**2 / 12
-        for end, (s0, s1, s2) in zip(ends, (sums[:, 0], total - sums[:, 1]), strict=True):
-            error += np.maximum(s2 - 2 * end * s1 + end**2 * s0, 0)
-        return np.asarray(error)
+        parts = zip(ends, (sums[:, 0], total - sums[:, 1]), strict=True)
+        return np.asarray(sum(np.maximum(s2 - 2 * end * s1 + end**2 * s0, 0) for end, (s0, s1, s2) in parts))

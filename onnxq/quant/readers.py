@@ -9,6 +9,7 @@ import numpy as np
 from onnxq.ir import Node, Value
 from onnxq.quant.plan import Plan
 from onnxq.quant.statistic import Statistic
+from onnxq.quant.stats import Kinds, basic_kinds
 from onnxq.quant.unfold import unfolding_of, weight_rows
 from onnxq.quant.weighted import WeightedHistogram, channel_weights
 
@@ -18,10 +19,12 @@ class OutputWeights:
 
     Args:
         plan: The decisions.
+        besides: What else to measure of a tensor.
 
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, besides: Kinds = basic_kinds) -> None:
+        self._besides = besides
         self._by_name: dict[str, tuple[np.ndarray, int]] = {}
         static = {decision.node for decision in plan.decisions if decision.scheme == "static-int8"}
         outputs = set(plan.outputs.values())
@@ -33,9 +36,9 @@ class OutputWeights:
                 self._by_name[value.name] = found
 
     def kinds(self, name: str) -> Sequence[Statistic]:
-        """Make the empty histogram of a tensor; none where its channels all count alike."""
+        """Make the empty statistics of a tensor, with such a histogram where its readers tell channels apart."""
         found = self._by_name.get(name)
-        return () if found is None else (WeightedHistogram(*found),)
+        return (*self._besides(name), *(() if found is None else (WeightedHistogram(*found),)))
 
 
 def _weights(value: Value, readers: Iterable[Node], *, seen: bool) -> tuple[np.ndarray, int] | None:
@@ -71,4 +74,5 @@ def channel_energies(node: Node, value: Value) -> tuple[int, np.ndarray] | None:
     rows = weight_rows(node, weight.constant.numpy())
     rows = rows.reshape(unfolding.groups, -1, rows.shape[1] // unfolding.positions, unfolding.positions)
     energies = np.einsum("goip,goip->gi", rows, rows, dtype=np.float64)
+    weight.constant.release()
     return unfolding.axis, energies.reshape(-1)

@@ -105,6 +105,13 @@ class Recipe:
             return self
         return self.setting(domain=MICROSOFT)
 
+    def with_ranges(self, method: str) -> Recipe:
+        """Say what `ranges = "auto"` stands for, in the scheme and in the rules."""
+        settled = {("ranges", "auto"): ("ranges", method)}
+        rules = (replace(r, settings=tuple(settled.get(item, item) for item in r.settings)) for r in self.rules)
+        chosen = replace(self, rules=tuple(rules))
+        return chosen.setting(ranges=method) if self.scheme.ranges == "auto" else chosen
+
     def for_target(self, name: str) -> Recipe:
         """Choose the runtime that the model is for; raises RecipeError if there is none of that name."""
         return self.setting(target=load_target(name).name)
@@ -121,7 +128,7 @@ class Recipe:
     def fast(self) -> Recipe:
         """Leave out what takes trials or chooses codes of weights, whatever the rules say."""
         rules = (replace(r, settings=tuple(item for item in r.settings if item[0] not in FAST)) for r in self.rules)
-        return replace(self, rules=tuple(rules)).setting(**FAST)
+        return replace(self, rules=tuple(rules)).setting(**FAST).with_ranges("minmax")
 
     def to_toml(self) -> str:
         """Write the recipe as a file that `load_recipe` reads back to the same value."""

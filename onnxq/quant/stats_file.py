@@ -14,7 +14,7 @@ import numpy as np
 from onnxq.errors import DataError, OutputError
 from onnxq.quant.stats import KINDS, Stats, TensorStats
 
-FORMAT = "onnxq statistics 1"
+FORMAT = "onnxq statistics 2"
 FORMAT_KEY, FINGERPRINT_KEY, NAMES_KEY, SAMPLES_KEY = "format", "fingerprint", "names", "samples"
 
 

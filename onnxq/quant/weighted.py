@@ -89,4 +89,4 @@ def channel_weights(energies: Sequence[np.ndarray]) -> np.ndarray:
     shares = sum(energy / total for energy in energies if (total := float(energy.sum())) > 0)
     if not isinstance(shares, np.ndarray) or not np.isfinite(shares).all():
         return np.ones(len(energies[0]), np.int64)
-    return np.rint(shares * (GREATEST / shares.max())).astype(np.int64)
+    return np.asarray(np.rint(shares * (GREATEST / shares.max())), np.int64)
