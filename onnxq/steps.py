@@ -20,6 +20,7 @@ from onnxq.ir.types import infer_types
 from onnxq.ir.widened import store_narrow
 from onnxq.observer import Observer
 from onnxq.quant.activations import scheme_qparams
+from onnxq.quant.bounds import exact_bounds
 from onnxq.quant.calibrate import calibrate
 from onnxq.quant.custom import foreign_node
 from onnxq.quant.layers import MeasuredLayers
@@ -225,7 +226,7 @@ def choose_qparams(plan: Plan, stats: Stats) -> dict[Value, QParams]:
     """Turn the statistics of every calibrated value into its scale and zero point."""
     values = plan.calibrated()
     stats.require(value.name for value in values)
-    return {value: scheme_qparams(stats[value.name], plan.range_settings(value)) for value in values}
+    return {v: scheme_qparams(stats[v.name], plan.range_settings(v), exact_bounds(v)) for v in values}
 
 
 def stamp(model: Model, ready: Prepared) -> Model:

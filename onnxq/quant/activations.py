@@ -6,18 +6,24 @@ import numpy as np
 
 from onnxq.errors import ModelError
 from onnxq.ops.scheme import Scheme
+from onnxq.quant.bounds import UNKNOWN
 from onnxq.quant.qparams import QParams, activation_qparams
 from onnxq.quant.ranges import choose_range
 from onnxq.quant.stats import TensorStats
 
 
-def scheme_qparams(stats: TensorStats, scheme: Scheme) -> QParams:
+def scheme_qparams(stats: TensorStats, scheme: Scheme, bounds: tuple[float, float] = UNKNOWN) -> QParams:
     """Choose the range as the scheme says, and spread the codes of its activation type over it.
 
-    A choice that is still open is the range from the least to the greatest value.
+    A choice that is still open is the range from the least to the greatest value. The range ends at the bounds of what
+    makes the tensor: rounding in float32 may go beyond, and an absorbed Clip clamps where the codes end.
     """
     method = "minmax" if scheme.ranges == "auto" else scheme.ranges
     low, high = choose_range(stats, method, percentile=scheme.percentile, bits=scheme.bits, symmetric=scheme.symmetric)
+    if scheme.symmetric:
+        reach = max(-bounds[0], bounds[1])
+        bounds = -reach, reach
+    low, high = max(low, bounds[0]), min(high, bounds[1])
     return activation_qparams(low, high, scheme.activations, symmetric=scheme.symmetric)
 
 

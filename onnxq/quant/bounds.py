@@ -28,7 +28,8 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "Tanh": (-1.0, 1.0),
 }
 # What they give are values of their first input, or means of such and zeros
-PASSING = (*MOVERS, "AveragePool", "Expand", "Gather", "GlobalAveragePool", "GlobalMaxPool", "Identity", "MaxPool", "Slice", "Tile")
+POOLS = ("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool")
+PASSING = (*MOVERS, *POOLS, "Expand", "Gather", "Identity", "Slice", "Tile")
 
 
 def exact_bounds(value: Value) -> tuple[float, float]:

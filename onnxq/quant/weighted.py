@@ -86,7 +86,7 @@ def channel_weights(energies: Sequence[np.ndarray]) -> np.ndarray:
         int64 `[channels]`, at most `GREATEST`; 1 for every channel where nothing counts.
 
     """
-    shares = sum(energy / total for energy in energies if (total := float(energy.sum())) > 0)
-    if not isinstance(shares, np.ndarray) or not np.isfinite(shares).all():
+    shares = sum(energy / total for energy in energies if 0 < (total := float(energy.sum())) < np.inf)
+    if not isinstance(shares, np.ndarray):
         return np.ones(len(energies[0]), np.int64)
     return np.asarray(np.rint(shares * (GREATEST / shares.max())), np.int64)

@@ -31,6 +31,8 @@ VARIANTS: dict[str, Recipe] = {
     "no bias correction": AUTO.setting(bias_correction=False),
     "nothing returned to float": AUTO.setting(return_to_float=False),
     "8 bit wherever it is possible": replace(load_recipe("static-int8"), name="auto"),
+    "ranges from least to greatest": AUTO.setting(ranges="minmax"),
+    "ranges by output error": AUTO.setting(ranges="output-error"),
     "ranges by squared error": AUTO.setting(ranges="mse"),
 }
 
