@@ -8,8 +8,11 @@ import numpy as np
 
 from onnxq.ir.graph import Node, Value
 from onnxq.ops.arrays import Array
+from onnxq.simplify.shapes import Shapes
+from onnxq.simplify.sizes import Size
 
-Dims = tuple[int | str | None, ...]
+Dim = int | frozenset[str | Size]  # a size that is not known has names: that of shape inference, and what is followed
+Dims = tuple[Dim, ...]
 VIEWS = frozenset(("Expand", "Reshape", "Squeeze", "Unsqueeze"))
 CASTS = frozenset(("Cast", "Identity"))  # between floats
 
@@ -30,6 +33,31 @@ class Traced:
     def dims(self, shape: Dims) -> Dims:
         """Give its shape, from that of the entry."""
         return tuple(1 if axis in self.narrow else shape[axis] for axis in self.layout)
+
+
+def dims_of(value: Value | None, shapes: Shapes) -> Dims | None:
+    """Give the shape of a value as far as shape inference or what is followed through `Shape` tells it."""
+    if value is None:
+        return None
+    followed, inferred = shapes.of(value), value.shape
+    if followed is None or (inferred is not None and len(inferred) != len(followed)):
+        return None if inferred is None else tuple(_dim(size, None) for size in inferred)
+    return tuple(_dim(a, b) for a, b in zip(inferred or (None,) * len(followed), followed, strict=True))
+
+
+def _dim(inferred: int | str | None, followed: Size | None) -> Dim:
+    if isinstance(inferred, int):
+        return inferred
+    if followed is not None and followed.known is not None:
+        return followed.known
+    return frozenset(name for name in (inferred, followed) if name is not None)
+
+
+def same(one: Dim, other: Dim) -> bool:
+    """Whether two sizes are known to be equal."""
+    if isinstance(one, int) or isinstance(other, int):
+        return one == other
+    return not one.isdisjoint(other)
 
 
 def constant_axes(node: Node, slot: int) -> list[int] | None:
@@ -78,7 +106,7 @@ def aligned(value: Value, layout: tuple[int, ...], shape: Dims) -> Array | None:
     return array.astype(np.float64).reshape(dims)
 
 
-def view(node: Node, traced: Traced, shape: Dims, axes: tuple[int, ...]) -> Traced | None:
+def view(node: Node, traced: Traced, shape: Dims, axes: tuple[int, ...], shapes: Shapes) -> Traced | None:
     """Give the layout behind an operator that moves no element, or None if it may be another one than it seems.
 
     Args:
@@ -86,6 +114,7 @@ def view(node: Node, traced: Traced, shape: Dims, axes: tuple[int, ...]) -> Trac
         traced: Layout of its first input.
         shape: Shape of the entry.
         axes: The reduced axes.
+        shapes: Shapes of the graph.
 
     """
     source, output = node.inputs[0], node.outputs[0]
@@ -97,11 +126,12 @@ def view(node: Node, traced: Traced, shape: Dims, axes: tuple[int, ...]) -> Trac
         return _unsqueeze(node, traced, len(shape))
     if node.op_type == "Squeeze":
         return _squeeze(node, traced)
-    if output.shape is None:
+    before, after = dims_of(source, shapes), dims_of(output, shapes)
+    if before is None or after is None:
         return None
     if node.op_type == "Expand":
-        return _expand(traced, source.shape, output.shape, shape)
-    return _reshape(traced, output.shape, shape, axes)
+        return _expand(traced, before, after, shape)
+    return _reshape(traced, after, shape, axes)
 
 
 def _unsqueeze(node: Node, traced: Traced, rank: int) -> Traced | None:
@@ -122,9 +152,9 @@ def _squeeze(node: Node, traced: Traced) -> Traced | None:
     return Traced(kept, traced.narrow) if gone <= traced.narrow else None
 
 
-def _expand(traced: Traced, source: Dims | None, output: Dims, shape: Dims) -> Traced | None:
+def _expand(traced: Traced, source: Dims, output: Dims, shape: Dims) -> Traced | None:
     """Nothing but reduced axes may grow, and those to their length in the entry."""
-    if source is None or len(source) != len(output):
+    if len(source) != len(output):
         return None
     narrow = traced.narrow
     for axis, before, after in zip(traced.layout, source, output, strict=True):
@@ -132,7 +162,7 @@ def _expand(traced: Traced, source: Dims | None, output: Dims, shape: Dims) -> T
             if not isinstance(after, int) or after != shape[axis]:
                 return None
             narrow -= {axis}
-        elif after is None or after not in (before, shape[axis]):
+        elif not same(after, before) and not same(after, shape[axis]):
             return None
     return Traced(traced.layout, narrow)
 
@@ -144,7 +174,7 @@ def _reshape(traced: Traced, output: Dims, shape: Dims, axes: tuple[int, ...]) -
         new = Traced(layout, traced.narrow)
         if set(every) - set(layout) <= traced.narrow and len(layout) == len(output):
             wanted = new.dims(shape)
-            differing = [(a, b) for a, b in zip(wanted, output, strict=True) if a is None or a != b]
+            differing = [(a, b) for a, b in zip(wanted, output, strict=True) if not same(a, b)]
             surely = [pair for pair in differing if isinstance(pair[0], int) and isinstance(pair[1], int)]
             return new if len(differing) <= 1 and not surely else None
     return None

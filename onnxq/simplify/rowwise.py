@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,8 @@ from onnxq.ir.graph import Graph, Node, Value
 from onnxq.ir.patch import Patch
 from onnxq.ops.arrays import Array
 from onnxq.ops.registry import find_kernel
-from onnxq.simplify.rowviews import CASTS, VIEWS, Traced, aligned, axes_of, view
+from onnxq.simplify.rowviews import CASTS, VIEWS, Dims, Traced, aligned, axes_of, dims_of, view
+from onnxq.simplify.shapes import Shapes
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
 FIRST_OPSET = 7  # before, operators broadcast where an attribute says so; source: onnx operator specification, Add-6
@@ -56,6 +57,7 @@ class Region:
         entry: The value. Its rank is known.
         axes: The axes that are reduced, ascending.
         opset: Operator set of the model.
+        shapes: Shapes of the graph.
         steps: The nodes, in graph order.
         traced: For every value of the region how it is laid out.
 
@@ -64,14 +66,16 @@ class Region:
     entry: Value
     axes: tuple[int, ...]
     opset: int
+    shapes: Shapes
     steps: list[Step] = field(default_factory=list)
     traced: dict[Value, Traced] = field(default_factory=dict)
 
-    @property
-    def shape(self) -> tuple[int | str | None, ...]:
+    @cached_property
+    def shape(self) -> Dims:
         """The shape of the entry."""
-        assert self.entry.shape is not None
-        return self.entry.shape
+        shape = dims_of(self.entry, self.shapes)
+        assert shape is not None
+        return shape
 
     def probe_shape(self, unknown: int = 0) -> tuple[int, ...]:
         """Give the smallest shape that shows what the region does: one row unless constants differ between rows.
@@ -165,20 +169,25 @@ def find_regions(graph: Graph, opset: int) -> Iterator[Region]:
     """
     if opset < FIRST_OPSET:
         return
+    reductions = [node for node in graph.nodes if node.op_type in REDUCTIONS and not node.domain and node.inputs[0]]
+    if not reductions:
+        return
     position = {node: index for index, node in enumerate(graph.nodes)}
-    for node in graph.nodes:
-        if node.op_type not in REDUCTIONS or node.domain or node.inputs[0] is None:
-            continue
+    shapes = Shapes(graph, opset)
+    for node in reductions:
         source = node.inputs[0]
-        found = axes_of(node, len(source.shape) if source.shape is not None else None)
-        if not found:
+        dims = dims_of(source, shapes)
+        found = axes_of(node, None if dims is None else len(dims))
+        if source is None or dims is None or not found:
             continue
         before = source.producer
         earlier = before.inputs if before is not None and _is_elementwise(before) else []
         for entry in dict.fromkeys((source, *earlier)):
-            same_rank = entry is not None and entry.shape is not None and len(entry.shape) == len(source.shape or ())
-            if entry is not None and same_rank and entry.constant is None and entry.dtype in FLOATS:
-                yield _grow(Region(entry, found, opset), graph, position)
+            shape = dims_of(entry, shapes)
+            if entry is None or shape is None or entry.constant is not None or entry.dtype not in FLOATS:
+                continue
+            if len(shape) == len(dims):
+                yield _grow(Region(entry, found, opset, shapes), graph, position)
 
 
 def _is_elementwise(node: Node) -> bool:
@@ -220,7 +229,7 @@ def _step(node: Node, region: Region) -> Step | None:
     traced = region.traced.get(source) if source is not None else None
     if source is None or traced is None or node.op_type not in VIEWS | CASTS:
         return None
-    laid_out = view(node, traced, region.shape, region.axes)
+    laid_out = view(node, traced, region.shape, region.axes, region.shapes)
     if laid_out is None:
         return None
     region.traced[output] = laid_out

@@ -185,6 +185,17 @@ def test_a_few_elements_are_not_worth_turning():
     assert simplified(text(normalised([1]), "2,15,8"), weights, "layer_normalization").notes == ()
 
 
+def test_shapes_that_shape_inference_cannot_tell():
+    """Before operator set 14 the result of a computed Reshape has no rank for it: sizes are followed through Shape."""
+    body = SPELLINGS["broadcast to a computed shape"][1]
+    model = model_of(text(body), {**WEIGHTS, "i1": np.int64([1])}, 13)
+    assert next(node for node in model.graph.nodes if node.op_type == "Sub").outputs[0].shape is None
+    found = simplify(model, ["neutral", "layer_normalization"])
+    assert found.notes[-2:] == ("wrote 1 layer normalization as one operator", "opset raised from 13 to 17")
+    assert ops(found.model) == ["LayerNormalization"]
+    assert_same(found, {"x": rows(4, 3, 8)}, 1e-5)
+
+
 def test_without_scale_and_shift():
     body = f"{HEAD} s = Mul(c, c) v = ReduceMean <axes = [2]> (s) ve = Add(v, eps) d = Sqrt(ve) y = Div(c, d)"
     found = simplified(text(body), WEIGHTS, "layer_normalization")
