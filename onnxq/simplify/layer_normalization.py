@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -12,12 +13,14 @@ from onnxq.ir.model import Model
 from onnxq.ir.patch import Patch
 from onnxq.ops.arrays import Array
 from onnxq.simplify.registry import Change, simplifies
-from onnxq.simplify.rowwise import MOST_ELEMENTS, Region, find_regions, replace_region
+from onnxq.simplify.rowsearch import find_regions
+from onnxq.simplify.rowwise import MOST_ELEMENTS, Exit, Region, replace_region
 
 SAYS = "wrote {} layer normalization{s} as one operator"
 OPSET = 17  # the first with LayerNormalization
 LEAST_TURNED = 16  # elements: from here on two Transpose and the operator take less time than what is spelled out
 TOLERANCE = 1e-5  # of the largest element of a row: float32 rounds on the way by more than that
+PROBES = 9
 STEP = 2.0**-20  # standard deviation of a probe of next to no variance, about 1e-6
 LEAST_EPSILON = 1e-14  # below, an ε cannot be told from none: rows of equal elements would be divided by zero
 ROOTS = frozenset(("Sqrt", "Pow", "ReduceL2"))
@@ -48,30 +51,30 @@ def _in_graph(graph: Graph, opset: int) -> Iterator[Change]:
     for region in find_regions(graph, opset):
         found = _recognise(region, taken)
         if found is not None:
-            exit, shapes, parameters = found
-            taken |= region.cone(exit)
-            patch = replace_region(region, exit, shapes, "it is a layer normalization")
-            _write(patch, region, exit, parameters)
+            exit, parameters = found
+            taken.update(step.node for step in exit.steps)
+            patch = replace_region(region, exit, "it is a layer normalization")
+            _write(patch, region, exit.value, parameters)
             yield Change(patch, SAYS, OPSET)
 
 
-def _recognise(region: Region, taken: set[Node]) -> tuple[Value, list[Node], Parameters] | None:
+def _recognise(region: Region, taken: set[Node]) -> tuple[Exit, Parameters] | None:
     """Find the last value of a region that is its entry normalised."""
-    shape = region.probe_shape()
-    count = int(np.prod([shape[axis] for axis in region.axes]))
-    least = 2 if _trailing(region) else LEAST_TURNED
-    if count < least or not any(step.node.op_type in ROOTS for step in region.steps):
+    lengths = [region.shape[axis] for axis in region.axes]
+    count = math.prod(size for size in lengths if isinstance(size, int))
+    known = all(isinstance(size, int) for size in lengths)
+    if not known or count < (2 if _trailing(region) else LEAST_TURNED):
         return None
-    rows = _rows(shape, region.axes)
-    if rows.size > MOST_ELEMENTS:
+    if not any(step.node.op_type in ROOTS for step in region.steps):
         return None
-    results = None
-    for exit, shapes in region.exits():
-        if taken.isdisjoint(region.cone(exit)):
-            results = region.run(rows) if results is None else results
-            parameters = _solve(rows, results[exit], region) if exit in results else None
+    for exit in region.exits(taken):
+        shape = region.probe_shape(exit.steps)
+        if PROBES * math.prod(shape) <= MOST_ELEMENTS:
+            rows = _rows(shape, region.axes)
+            result = region.run(exit.steps, rows)
+            parameters = _solve(rows, result, region) if result is not None else None
             if parameters is not None:
-                return exit, shapes, parameters
+                return exit, parameters
     return None
 
 

@@ -7,33 +7,23 @@ function it looks for.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto
 
 from onnxq.evaluator.engine import arithmetic
-from onnxq.ir.graph import Graph, Node, Value
+from onnxq.ir.graph import Node, Value
 from onnxq.ir.patch import Patch
 from onnxq.ops.arrays import Array
-from onnxq.ops.registry import find_kernel
-from onnxq.simplify.rowviews import CASTS, VIEWS, Dims, Traced, aligned, axes_of, dims_of, view
+from onnxq.simplify.rowviews import Dims, Traced, dims_of
 from onnxq.simplify.shapes import Shapes
 
-FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
-FIRST_OPSET = 7  # before, operators broadcast where an attribute says so; source: onnx operator specification, Add-6
-AXES_AS_INPUT = 18  # from this operator set on the kernels of all reductions take axes as an input
-MOST_NODES = 64  # longest spelling seen in exports: 30 nodes
-MOST_ELEMENTS = 1 << 22  # of one value in a trial run
+MOST_ELEMENTS = 1 << 20  # of one value in a trial run
+UNKNOWN = 6  # length of an axis in a trial run where it is not known
 
-ELEMENTWISE = frozenset(
-    ("Abs", "Add", "Clip", "Div", "Exp", "Log", "Max", "Mean", "Min", "Mul", "Neg", "Pow", "Reciprocal", "Relu", "Sqrt")
-) | frozenset(("Sub", "Sum"))
 REDUCTIONS = frozenset(
     ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceSum")
 ) | frozenset(("ReduceSumSquare",))
@@ -47,6 +37,22 @@ class Step:
     output: Value
     sources: tuple[Value | Array | None, ...]
     function: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A value that a region could be replaced up to.
+
+    Attributes:
+        value: The value, of the entry's shape.
+        steps: What computes it, in order.
+        readers: Shape operators that read another value on the way to it.
+
+    """
+
+    value: Value
+    steps: list[Step]
+    readers: list[Node]
 
 
 @dataclass
@@ -77,68 +83,68 @@ class Region:
         assert shape is not None
         return shape
 
-    def probe_shape(self, unknown: int = 0) -> tuple[int, ...]:
-        """Give the smallest shape that shows what the region does: one row unless constants differ between rows.
-
-        Args:
-            unknown: Length of a reduced axis whose length is not known.
-
-        """
+    def probe_shape(self, steps: Sequence[Step]) -> tuple[int, ...]:
+        """Give the smallest shape that shows what steps do: one row, unless their constants differ between rows."""
         varying = {
             axis
-            for step in self.steps
+            for step in steps
             for source in step.sources
             if isinstance(source, np.ndarray)
             for axis, size in enumerate(source.shape[1:])
             if size > 1
         }
         return tuple(
-            (size if isinstance(size, int) else unknown) if axis in self.axes or axis in varying else 1
-            for axis, size in enumerate(self.shape)
+            self.length(axis) if axis in self.axes or axis in varying else 1 for axis in range(len(self.shape))
         )
 
-    def run(self, rows: Array) -> dict[Value, Array]:
-        """Run every node on probes [probe, *shape] in float64; reduced axes are kept with length 1.
+    def length(self, axis: int) -> int:
+        """Give the length of an axis in a trial run."""
+        size = self.shape[axis]
+        return size if isinstance(size, int) else UNKNOWN
 
-        What a node cannot do, and what depends on that, is left out.
+    def run(self, steps: Sequence[Step], rows: Array) -> Array | None:
+        """Run steps on probes [probe, *shape] in float64, reduced axes kept with length 1, and give the last result.
+
+        None where a node cannot do what it should.
         """
         found: dict[Value, Array] = {self.entry: rows}
         with arithmetic():
-            for step in self.steps:
-                if any(isinstance(source, Value) and source not in found for source in step.sources):
-                    continue
+            for step in steps:
                 inputs = [found[source] if isinstance(source, Value) else source for source in step.sources]
-                with suppress(ValueError, TypeError, IndexError, ArithmeticError):
+                try:
                     found[step.output] = np.asarray(step.function(*inputs), np.float64)
-        return found
+                except (ValueError, TypeError, IndexError, ArithmeticError):
+                    return None
+        return found[steps[-1].output]
 
-    def exits(self) -> Iterator[tuple[Value, list[Node]]]:
+    def exits(self, without: set[Node]) -> Iterator[Exit]:
         """Visit the values of the entry's shape that nothing but them leaves the region through, the last one first.
 
-        Yields:
-            A value, and the Shape operators that read another one on the way to it.
+        Args:
+            without: Nodes that are not to be among the steps.
 
         """
-        for step in reversed(self.steps):
-            if self.traced[step.output] == Traced(tuple(range(len(self.shape)))):
-                shapes = self._side_readers(step)
-                if shapes is not None:
-                    yield step.output, shapes
+        for last in reversed(self.steps):
+            if self.traced[last.output] != Traced(tuple(range(len(self.shape)))):
+                continue
+            steps = self._leading_to(last)
+            nodes = {step.node for step in steps}
+            if nodes.isdisjoint(without) and any(node.op_type in REDUCTIONS for node in nodes):
+                readers = self._side_readers(last, nodes)
+                if readers is not None:
+                    yield Exit(last.output, steps, readers)
 
-    def cone(self, exit: Value) -> set[Node]:
-        """Give the nodes of the region that a value depends on."""
-        wanted, nodes = {exit}, set[Node]()
+    def _leading_to(self, last: Step) -> list[Step]:
+        """Give the steps that the last one depends on, and itself, in order."""
+        wanted, steps = {last.output}, list[Step]()
         for step in reversed(self.steps):
             if step.output in wanted:
-                nodes.add(step.node)
+                steps.append(step)
                 wanted.update(source for source in step.sources if isinstance(source, Value))
-        return nodes
+        return steps[::-1]
 
-    def _side_readers(self, last: Step) -> list[Node] | None:
+    def _side_readers(self, last: Step, cone: set[Node]) -> list[Node] | None:
         """Give the Shape operators that read values behind the entry and before an exit; None if others do."""
-        cone = self.cone(last.output)
-        if not any(node.op_type in REDUCTIONS for node in cone):
-            return None
         shapes: list[Node] = []
         for node in cone - {last.node}:
             for value in node.outputs:
@@ -154,134 +160,9 @@ class Region:
         return shapes
 
 
-def replace_region(region: Region, exit: Value, shapes: list[Node], reason: str) -> Patch:
+def replace_region(region: Region, exit: Exit, reason: str) -> Patch:
     """Begin a patch for what becomes of a region: Shape operators inside it read the entry."""
-    patch = Patch(exit.graph, exit.producer, reason)
-    for node in shapes:
+    patch = Patch(exit.value.graph, exit.value.producer, reason)
+    for node in exit.readers:
         patch.rewire(node, 0, region.entry)
     return patch
-
-
-def find_regions(graph: Graph, opset: int) -> Iterator[Region]:
-    """Visit the regions of a graph (its bodies not included) around each reduction, in graph order.
-
-    A region's entry is what the reduction reads, or what the operator before reads.
-    """
-    if opset < FIRST_OPSET:
-        return
-    reductions = [node for node in graph.nodes if node.op_type in REDUCTIONS and not node.domain and node.inputs[0]]
-    if not reductions:
-        return
-    position = {node: index for index, node in enumerate(graph.nodes)}
-    shapes = Shapes(graph, opset)
-    for node in reductions:
-        source = node.inputs[0]
-        dims = dims_of(source, shapes)
-        found = axes_of(node, None if dims is None else len(dims))
-        if source is None or dims is None or not found:
-            continue
-        before = source.producer
-        earlier = before.inputs if before is not None and _is_elementwise(before) else []
-        for entry in dict.fromkeys((source, *earlier)):
-            shape = dims_of(entry, shapes)
-            if entry is None or shape is None or entry.constant is not None or entry.dtype not in FLOATS:
-                continue
-            if len(shape) == len(dims):
-                yield _grow(Region(entry, found, opset, shapes), graph, position)
-
-
-def _is_elementwise(node: Node) -> bool:
-    return not node.domain and node.op_type in ELEMENTWISE
-
-
-def _grow(region: Region, graph: Graph, position: Mapping[Node, int]) -> Region:
-    """Take in every node whose inputs are in the region or constants, in graph order."""
-    region.traced[region.entry] = Traced(tuple(range(len(region.shape))))
-    waiting: list[int] = []
-    seen: set[Node] = set()
-    _announce(region.entry, position, waiting, seen)
-    while waiting and len(region.steps) < MOST_NODES:
-        node = graph.nodes[heapq.heappop(waiting)]
-        step = _step(node, region)
-        if step is not None:
-            region.steps.append(step)
-            _announce(step.output, position, waiting, seen)
-    return region
-
-
-def _announce(value: Value, position: Mapping[Node, int], waiting: list[int], seen: set[Node]) -> None:
-    for node in value.consumers():
-        if node in position and node not in seen:
-            seen.add(node)
-            heapq.heappush(waiting, position[node])
-
-
-def _step(node: Node, region: Region) -> Step | None:
-    """Take a node into the region, or leave it out."""
-    output = node.outputs[0] if node.outputs else None
-    if node.domain or node.bodies or output is None or any(node.outputs[1:]) or output.dtype != region.entry.dtype:
-        return None
-    if node.op_type in ELEMENTWISE:
-        return _elementwise(node, output, region)
-    if node.op_type in REDUCTIONS:
-        return _reduction(node, output, region)
-    source = node.inputs[0] if node.inputs else None
-    traced = region.traced.get(source) if source is not None else None
-    if source is None or traced is None or node.op_type not in VIEWS | CASTS:
-        return None
-    laid_out = view(node, traced, region.shape, region.axes, region.shapes)
-    if laid_out is None:
-        return None
-    region.traced[output] = laid_out
-    return Step(node, output, (source,), lambda array: array)
-
-
-def _elementwise(node: Node, output: Value, region: Region) -> Step | None:
-    kernel = find_kernel(node.op_type, "", region.opset)
-    known = [region.traced[value] for value in node.inputs if value is not None and value in region.traced]
-    if kernel is None or not known:
-        return None
-    widest = max(known, key=lambda item: len(item.layout))
-    if any(item.layout != widest.layout[len(widest.layout) - len(item.layout) :] for item in known):
-        return None  # axes that broadcasting pairs are not the same
-    narrow = frozenset.intersection(*(item.narrow for item in known))
-    sources: list[Value | Array | None] = []
-    for value in node.inputs:
-        if value is None or value in region.traced:
-            sources.append(value)
-            continue
-        array = aligned(value, widest.layout, region.shape)
-        if array is None:
-            return None
-        narrow -= {axis for axis, size in enumerate(array.shape[1:]) if size > 1}
-        sources.append(array)
-    if not set(region.axes) - set(widest.layout) <= narrow:
-        return None
-    region.traced[output] = Traced(widest.layout, narrow)
-    return Step(node, output, tuple(sources), partial(kernel, **node.attributes()))
-
-
-def _reduction(node: Node, output: Value, region: Region) -> Step | None:
-    source = node.inputs[0]
-    traced = region.traced.get(source) if source is not None else None
-    kernel = find_kernel(node.op_type, "", AXES_AS_INPUT)
-    rank = len(region.shape)
-    if source is None or traced is None or kernel is None or len(traced.layout) != rank:
-        return None
-    if axes_of(node, rank) != region.axes:
-        return None
-    wide = [axis for axis in region.axes if axis not in traced.narrow]
-    layout = traced.layout if node.attribute("keepdims", 1) else tuple(a for a in traced.layout if a not in region.axes)
-
-    def reduce(array: Array) -> Any:
-        shape = list(array.shape)
-        for axis in wide:
-            shape[axis + 1] = entry_shape[axis]
-        return kernel(np.broadcast_to(array, shape), np.array(region.axes, np.int64) + 1, keepdims=1)
-
-    entry_shape = region.probe_shape(UNKNOWN)
-    region.traced[output] = Traced(layout, frozenset(region.axes))
-    return Step(node, output, (source,), reduce)
-
-
-UNKNOWN = 6  # length of a reduced axis in a trial run where it is not known

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 
-from onnxq.ir.graph import Graph, Node, Value
+from onnxq.ir.graph import Graph, Node
 from onnxq.ir.model import Model
 from onnxq.ops.arrays import Array
 from onnxq.simplify.registry import Change, simplifies
-from onnxq.simplify.rowwise import MOST_ELEMENTS, UNKNOWN, Region, find_regions, replace_region
+from onnxq.simplify.rowsearch import find_regions
+from onnxq.simplify.rowwise import MOST_ELEMENTS, Exit, Region, replace_region
 
 SAYS = "wrote {} softmax function{s} as one operator"
 OPSET = 13  # before, Softmax runs over all axes from `axis` on, which is the same for the last one
 TOLERANCE = 1e-5  # of each element; for LogSoftmax of the largest one of a row
+PROBES = 6
 EXPONENTIALS = frozenset(("Exp", "ReduceLogSumExp"))
 
 
@@ -34,28 +37,26 @@ def _in_graph(graph: Graph, opset: int) -> Iterator[Change]:
     for region in find_regions(graph, opset):
         found = _recognise(region, taken)
         if found is not None:
-            exit, shapes, op_type, axis = found
-            taken |= region.cone(exit)
-            patch = replace_region(region, exit, shapes, "it is a softmax")
-            patch.replace(exit, patch.op(op_type, region.entry, hint=exit.name, axis=axis))
+            exit, op_type, axis = found
+            taken.update(step.node for step in exit.steps)
+            patch = replace_region(region, exit, "it is a softmax")
+            patch.replace(exit.value, patch.op(op_type, region.entry, hint=exit.value.name, axis=axis))
             yield Change(patch, SAYS, 0 if axis == len(region.shape) - 1 else OPSET)
 
 
-def _recognise(region: Region, taken: set[Node]) -> tuple[Value, list[Node], str, int] | None:
+def _recognise(region: Region, taken: set[Node]) -> tuple[Exit, str, int] | None:
     """Find the last value of a region that is Softmax or LogSoftmax of its entry; with the operator and its axis."""
     wide = [axis for axis in region.axes if region.shape[axis] != 1]
     if len(wide) != 1 or not any(step.node.op_type in EXPONENTIALS for step in region.steps):
         return None
-    rows = _rows(region.probe_shape(UNKNOWN), wide[0])
-    if rows.size > MOST_ELEMENTS:
-        return None
-    results = None
-    for exit, shapes in region.exits():
-        if taken.isdisjoint(region.cone(exit)):
-            results = region.run(rows) if results is None else results
-            op_type = _function(rows, results[exit], wide[0] + 1) if exit in results else None
+    for exit in region.exits(taken):
+        shape = region.probe_shape(exit.steps)
+        if PROBES * math.prod(shape) <= MOST_ELEMENTS:
+            rows = _rows(shape, wide[0])
+            result = region.run(exit.steps, rows)
+            op_type = _function(rows, result, wide[0] + 1) if result is not None else None
             if op_type is not None:
-                return exit, shapes, op_type, wide[0]
+                return exit, op_type, wide[0]
     return None
 
 

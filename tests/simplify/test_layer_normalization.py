@@ -196,6 +196,13 @@ def test_shapes_that_shape_inference_cannot_tell():
     assert_same(found, {"x": rows(4, 3, 8)}, 1e-5)
 
 
+def test_a_large_constant_behind_does_not_matter():
+    body = POW.replace("y =", "o =") + " y = Add(o, positions)"
+    weights = {**WEIGHTS, "positions": floats(40000, 8)}
+    found = simplified(text(body, "1,40000,8"), weights, "layer_normalization")
+    assert ops(found.model) == ["LayerNormalization", "Add"]
+
+
 def test_without_scale_and_shift():
     body = f"{HEAD} s = Mul(c, c) v = ReduceMean <axes = [2]> (s) ve = Add(v, eps) d = Sqrt(ve) y = Div(c, d)"
     found = simplified(text(body), WEIGHTS, "layer_normalization")
