@@ -13,7 +13,7 @@ from onnxq.quant.decision import Choice, Choices, Decision, Plan
 from onnxq.quant.pitfalls import endangering
 from onnxq.quant.placement import check_target, place, useless_residuals
 from onnxq.quant.recipe import Recipe
-from onnxq.quant.region import integer_region
+from onnxq.quant.region import FLOAT_BONUS, integer_region, node_times
 from onnxq.targets import Costs, load_costs
 from onnxq.targets.placement import load_target
 
@@ -21,6 +21,7 @@ __all__ = ["Choice", "Choices", "Decision", "Plan", "form_of", "make_plan", "nod
 
 # What `auto` tries for a node, in this order.
 AUTO_WITH_DATA: tuple[SchemeName, ...] = ("static-int8", "dynamic-int8", "weight-int8")
+NOT_FASTER = "8 bit would not be faster here"
 AUTO_WITHOUT_DATA: tuple[SchemeName, ...] = ("dynamic-int8", "weight-int8")
 
 
@@ -59,6 +60,7 @@ def make_plan(
         _drop_useless_residuals(graph, decided)
         if costs_count and load_target(recipe.scheme.target).timed:
             _keep_paying_region(graph, decided, plan, model.opset)
+            _keep_paying_run_time(graph, decided, plan, model.opset)
         _absorb_clamps(graph, decided, plan)
     plan.decisions = list(decided.values())
     _collect_values(plan)
@@ -200,7 +202,22 @@ def _keep_paying_region(graph: Graph, decided: dict[Node, Decision], plan: Plan,
     makers = {clamp: maker for clamp, maker in merged.items() if maker is not None}
     chosen = integer_region(graph, forms, makers, asked, plan.costs)
     for node in forms.keys() - chosen:
-        decided[node] = _stored_instead(node, recipe, opset, "8 bit would not be faster here")
+        decided[node] = _stored_instead(node, recipe, opset, NOT_FASTER)
+
+
+def _keep_paying_run_time(graph: Graph, decided: dict[Node, Decision], plan: Plan, opset: int) -> None:
+    """Under `auto`, let only those nodes find their ranges at run time that are faster so than in float.
+
+    onnxruntime finds them in the kernel of the product itself; what that takes is small beside it.
+    """
+    for node in graph.nodes:
+        scheme = plan.recipe.scheme_for(node.op_type, node.name)[0]
+        plain = scheme.name == "auto" and scheme.activation_granularity == "tensor"
+        if decided[node].scheme != "dynamic-int8" or not plain or node_key(node) in plan.choices:
+            continue
+        in_float, in_integers = node_times(node, plan.costs)
+        if in_float <= in_integers * FLOAT_BONUS:
+            decided[node] = _stored_instead(node, plan.recipe, opset, NOT_FASTER)
 
 
 def _absorbable(clamp: Node, decided: dict[Node, Decision], recipe: Recipe) -> bool:

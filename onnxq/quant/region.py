@@ -20,6 +20,7 @@ from onnxq.targets.timings import Kernel
 
 INFINITE = 1e18
 FLOAT_BONUS = 1.05  # float is more accurate: 8 bit has to gain at least this factor
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 UNKNOWN_SIDE = 56  # what a spatial dimension is taken for that the model leaves open
 
 
@@ -236,9 +237,27 @@ def node_times(node: Node, costs: Costs) -> tuple[float, float]:
         columns = max(int(output.shape[-1]) if output.shape and isinstance(output.shape[-1], int) else 1, 1)
         inner = max(weight.tensor.size // columns, 1)
         return costs.matmul(max(elements // inner, 1), inner, columns)
+    if node.op_type in GATES and weight is not None and weight.tensor is not None and len(weight.tensor.shape) == 3:
+        return _recurrent_times(node, weight.tensor.shape, costs)
     if node.op_type != "Conv" or weight is None or weight.tensor is None:
         return costs.elementwise(node.op_type, elements)
     filters, per_group, *window = weight.tensor.shape
     group = int(node.attribute("group", 1))
     pixels = max(count(output, costs.shapes) // max(filters, 1), 1)
     return costs.conv(per_group * group, filters, math.prod(window), pixels, group)
+
+
+def _recurrent_times(node: Node, weight: tuple[int, ...], costs: Costs) -> tuple[float, float]:
+    """Give both times of a layer whose weight is `[directions, gates * hidden, inputs]`."""
+    directions, rows, inputs = weight
+    gates, first = GATES[node.op_type], node.inputs[0]
+    shape = costs.shapes.get(first.name, first.shape) if first is not None else None
+    axes = (1, 0) if node.attribute("layout", 0) else (0, 1)
+    steps, batch = ((shape[axis] if shape and len(shape) == 3 else None) for axis in axes)
+    return costs.recurrent(
+        steps if isinstance(steps, int) else UNKNOWN_SIDE,
+        batch if isinstance(batch, int) else 1,
+        inputs,
+        max(rows // gates, 1),
+        gates * directions,
+    )

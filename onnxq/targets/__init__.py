@@ -14,7 +14,7 @@ import numpy as np
 
 from onnxq.targets.timings import Kernel, Timings
 
-AXES = ("channels", "filters", "pixels", "rows", "inner", "columns")  # of the tables, in this order
+AXES = ("channels", "filters", "pixels", "rows", "inner", "columns", "batch", "hidden")  # of the tables, in this order
 
 
 class Costs:
@@ -70,6 +70,25 @@ class Costs:
     def matmul(self, rows: int, inner: int, columns: int) -> tuple[float, float]:
         """Give the time of a product `[rows, inner] @ [inner, columns]` with float output in float and in 8 bit."""
         return self._interpolate("matmul", (rows, inner, columns))
+
+    def recurrent(self, steps: int, batch: int, inputs: int, hidden: int, gates: int) -> tuple[float, float]:
+        """Give the time of a recurrent layer in float and in 8 bit.
+
+        The table is of an LSTM, four gates, with as many inputs as units; products with more or fewer take as long as
+        those of a square with as many weights.
+
+        Args:
+            steps: Length of the sequence.
+            batch: Sequences side by side.
+            inputs: Values that go in at each step.
+            hidden: Units.
+            gates: Of each unit, all directions together.
+
+        """
+        side = max(round(math.sqrt(hidden * (inputs + hidden) / 2)), 1)
+        in_float, in_integers = self._interpolate("recurrent", (batch, side))
+        runs = steps * gates / 4
+        return in_float * runs, in_integers * runs + self._scale * float(self.table["recurrent"]["start"])
 
     def elementwise(self, op_type: str, elements: int) -> tuple[float, float]:
         """Give the time of an operator without weights in float and in 8 bit; the default is for moving values."""

@@ -24,6 +24,8 @@ POINTWISE = ((8, 32, 128, 512), (8, 32, 128, 512), (7, 28, 112))
 SPATIAL = ((3, 16, 64, 256), (16, 64, 256), (7, 28, 112))
 MATMUL = ((1, 4, 16, 64, 256), (64, 256, 1024), (64, 256, 1024))
 DEPTHWISE = ((16, 64, 256), (7, 28, 112, 224))
+RECURRENT = ((1, 8), (16, 32, 64, 128, 256))
+STEPS = 64
 
 
 def conv_model(channels: int, filters: int, kernel: int, side: int, group: int, *, quantized: bool) -> bytes:
@@ -105,6 +107,14 @@ def main() -> None:
     out += table("depthwise", {"channels": DEPTHWISE[0], "pixels": [s * s for s in DEPTHWISE[1]]}, times)
     times = [matmul(*point) for point in product(*MATMUL)]
     out += table("matmul", {"rows": MATMUL[0], "inner": MATMUL[1], "columns": MATMUL[2]}, times)
+    times, starts = [], []
+    for point in product(*RECURRENT):
+        pair, start = recurrent(*point)
+        times.append(pair)
+        starts.append(start)
+        print("recurrent", *point, [round(t) for t in pair], round(start), file=sys.stderr)
+    out += table("recurrent", {"batch": RECURRENT[0], "hidden": RECURRENT[1]}, times)
+    out.insert(-1, f"start = {np.median(starts):.0f}  # nanoseconds more for 8 bit, however few the steps")
     out += ["[borders]", "# nanoseconds per element; Transpose is the change of layout around an integer Conv"]
     large = [(size, rest) for size, rest in borders if size > 100_000]
     for kind in ("QuantizeLinear", "DequantizeLinear", "Transpose"):
@@ -114,6 +124,41 @@ def main() -> None:
     out += ["", "[elementwise]", "# nanoseconds per element of the first input: float, integer"]
     out += [f"{kind} = {elementwise(kind)}" for kind in ("Add", "Mul", "Concat", "MaxPool", "AveragePool", "LeakyRelu")]
     target.write_text("\n".join(out) + "\n")
+
+
+def recurrent(batch: int, hidden: int) -> tuple[list[float], float]:
+    """Give `[float ns, integer ns]` of a step of an LSTM with as many inputs as units, and what 8 bit takes besides."""
+    random = np.random.default_rng(0)
+    w, r = (random.uniform(-1, 1, (1, 4 * hidden, hidden)).astype(np.float32) / hidden**0.5 for _ in range(2))
+    codes = [np.rint(a * 127).astype(np.int8).transpose(0, 2, 1).copy() for a in (w, r)]
+    scale, zero = np.full((1, 4 * hidden), 1 / 127, np.float32), np.zeros((1, 4 * hidden), np.int8)
+    bias = np.zeros((1, 8 * hidden), np.float32)
+    forms: list[tuple[str, str, dict[str, np.ndarray], list[str]]] = [
+        ("", "LSTM", {"w": w, "r": r, "b": bias}, ["x", "w", "r", "b"]),
+        (
+            "com.microsoft",
+            "DynamicQuantizeLSTM",
+            {"w": codes[0], "r": codes[1], "b": bias, "s": scale, "z": zero},
+            ["x", "w", "r", "b", "", "", "", "", "s", "z", "s", "z"],
+        ),
+    ]
+    times = np.zeros((2, 2))
+    for row, (domain, kind, constants, reads) in enumerate(forms):
+        for column, steps in enumerate((1, STEPS + 1)):
+            x = random.standard_normal((steps, batch, hidden)).astype(np.float32)
+            graph = helper.make_graph(
+                [helper.make_node(kind, reads, ["y"], domain=domain, hidden_size=hidden)],
+                "lstm",
+                [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
+                [helper.make_tensor_value_info("y", TensorProto.FLOAT, [steps, 1, batch, hidden])],
+                [numpy_helper.from_array(array, name) for name, array in constants.items()],
+            )
+            opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+            model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+            times[row, column] = kernel_times(model.SerializeToString(), {"x": x})[kind]
+    step = (times[:, 1] - times[:, 0]) / STEPS
+    starts = times[:, 0] - step
+    return [float(t) for t in step], float(starts[1] - starts[0])
 
 
 def matmul(rows: int, inner: int, columns: int) -> list[float]:

@@ -56,6 +56,20 @@ def test_constants_are_seen_through(body, weight):
     np.testing.assert_allclose(run(model.serialize(), {"x": X})[0], before, rtol=1e-6, atol=0)
 
 
+def test_a_weight_under_several_names_stays_one():
+    """Exporters write layers that share their weights so; each name would become a weight of its own."""
+    model = model_of(
+        "g (float[2,4] x) => (float[2,4] y) "
+        "{ a = Identity(w) b = Identity(a) h = MatMul(x, w) i = MatMul(h, b) y = MatMul(i, a) }",
+        {"w": RNG(0).random((4, 4)).astype(np.float32)},
+    )
+    before = run(model.serialize(), {"x": X})[0]
+    assert normalised(model) == ["computed 2 operators on constants beforehand"]
+    assert [node.inputs[1].name for node in model.graph.nodes] == ["w", "w", "w"]
+    assert list(model.graph.initializers) == ["w"]
+    np.testing.assert_array_equal(run(model.serialize(), {"x": X})[0], before)
+
+
 def test_half_weights_become_float_and_eight_bit_ones_stay():
     """Float16 storage doubles and is seen as a weight; dequantizing by Cast and Mul would undo a quantized model."""
     half = {"w": RNG(0).random((64, 64)).astype(np.float16)}

@@ -306,3 +306,23 @@ def test_no_refusal_lacks_a_test():
     assert len(sentences) >= 17
     written = "".join(p.read_text("utf-8") for p in (*tests.glob("ops/test_*.py"), Path(__file__)))
     assert [text for text in sentences if text not in written] == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "inner", "columns", "scheme"),
+    [
+        (1, 64, 64, "weight-int8"),
+        (1, 64, 256, "weight-int8"),
+        (1, 1024, 256, "dynamic-int8"),
+        (64, 256, 256, "dynamic-int8"),
+        ("n", 64, 64, "weight-int8"),  # a batch is taken for one row
+    ],
+)
+def test_ranges_are_found_at_run_time_only_where_that_is_faster(rows, inner, columns, scheme):
+    proto = build([node("MatMul", "x w", "y")], {"x": [rows, inner]}, weights={"w": floats(inner, columns)})
+    model = typed(proto)
+    (decision,) = make_plan(model, recipe_of("auto"), with_data=False).decisions
+    assert decision.scheme == scheme
+    assert ("8 bit would not be faster here" in decision.reason) == (scheme == "weight-int8")
+    (decision,) = make_plan(model, recipe_of("dynamic-int8"), with_data=False).decisions
+    assert decision.scheme == "dynamic-int8"

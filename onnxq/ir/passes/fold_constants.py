@@ -28,15 +28,20 @@ Compute = Callable[[Sequence[np.ndarray], Node, int], np.ndarray]
 def fold_constants(model: Model) -> Iterator[Patch]:
     """Describe the folds, chains of operators included. Results never take much more bytes than what they come from."""
     known: dict[Value, Tensor] = {}
+    aliases: dict[Value, Value] = {}
     for graph in model.graph.graphs():
         for node in graph.nodes:
             result = _fold(node, known, model.opset)
-            output = node.outputs[0] if node.outputs else None
+            output, source = (node.outputs[0], node.inputs[0]) if node.outputs and node.inputs else (None, None)
             if result is None or output is None:
                 continue
             known[output] = result
             patch = Patch(graph, node, "its inputs are constants")
-            patch.freeze(output, result)
+            if node.op_type == "Identity" and source is not None and not output.is_output:
+                aliases[output] = aliases.get(source, source)
+                patch.replace(output, aliases[output])  # another name for a weight that others read as well
+            else:
+                patch.freeze(output, result)
             yield patch
 
 
