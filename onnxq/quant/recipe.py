@@ -76,7 +76,9 @@ class Recipe:
                 scheme, why = replace(scheme, **dict(rule.settings)), f"rule op = '{rule.op}', name = '{rule.name}'"
         scheme = settle(scheme, op_type, load_target(scheme.target))
         target = load_target(scheme.target)
-        wanted = MICROSOFT in self.allow or (scheme.name == "auto" and target.timed and scheme.form == target.stored)
+        wanted = MICROSOFT in self.allow or (
+            scheme.name == "auto" and target.timed and scheme.form in (target.stored, target.products)
+        )
         if op_type in ONLY_MICROSOFT and wanted and MICROSOFT in target.domains:
             scheme = replace(scheme, domain="com.microsoft")
         if self.only and not any(fnmatchcase(label, glob) for glob in self.only for label in (op_type, node_name)):

@@ -227,6 +227,8 @@ def interpolated(kernel: Kernel, costs: Costs) -> tuple[float, float]:
 def node_times(node: Node, costs: Costs) -> tuple[float, float]:
     """Give the time of a node in float and in 8 bit in nanoseconds, conversions around it left out."""
     output, weight = node.outputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+    if node.op_type in GATES and weight is not None and weight.tensor is not None and len(weight.tensor.shape) == 3:
+        return _recurrent_times(node, weight.tensor.shape, costs)
     assert output is not None
     first = node.inputs[0]
     elements = count(first, costs.shapes) if first is not None else 1
@@ -237,8 +239,6 @@ def node_times(node: Node, costs: Costs) -> tuple[float, float]:
         columns = max(int(output.shape[-1]) if output.shape and isinstance(output.shape[-1], int) else 1, 1)
         inner = max(weight.tensor.size // columns, 1)
         return costs.matmul(max(elements // inner, 1), inner, columns)
-    if node.op_type in GATES and weight is not None and weight.tensor is not None and len(weight.tensor.shape) == 3:
-        return _recurrent_times(node, weight.tensor.shape, costs)
     if node.op_type != "Conv" or weight is None or weight.tensor is None:
         return costs.elementwise(node.op_type, elements)
     filters, per_group, *window = weight.tensor.shape
