@@ -55,7 +55,7 @@ def variants_of(path: Path, recipe: str, shape: tuple[int, int] = (16, WIDTH)) -
 def spoilt(tmp_path: Path) -> Variants:
     """Four layers, of which the third loses most."""
     recipe = tmp_path / "r.toml"
-    recipe.write_text('scheme = "static-int8"\nsmoothing = false\n')
+    recipe.write_text('scheme = "static-int8"\nsmoothing = false\nranges = "minmax"\n')
     return variants_of(chain(tmp_path, [1, 1, 200, 1]), str(recipe))
 
 
@@ -75,7 +75,7 @@ def test_contributions_add_up_to_the_error_of_the_whole(spoilt):
 
 def test_probes_find_what_running_every_node_finds(tmp_path):
     recipe = tmp_path / "r.toml"
-    recipe.write_text('scheme = "static-int8"\nsmoothing = false\n')
+    recipe.write_text('scheme = "static-int8"\nsmoothing = false\nranges = "minmax"\n')
     variants = variants_of(chain(tmp_path, [1, 30, 1, 1, 200, 1, 1, 60, 1, 1, 1, 1]), str(recipe))
     exact = sensitivity(variants)
     estimated = sensitivity(variants, exact=0, all_alone=4)
@@ -157,7 +157,7 @@ def test_gains_are_in_decibels():
     assert decibels_without(0.0) == 0.0
 
 
-AUTO = 'scheme = "auto"\nsmoothing = false\n'
+AUTO = 'scheme = "auto"\nsmoothing = false\nranges = "minmax"\n'
 
 
 def test_a_budget_is_met_with_the_fewest_nodes_in_float(tmp_path):
