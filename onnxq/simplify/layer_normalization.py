@@ -20,7 +20,7 @@ SAYS = "wrote {} layer normalization{s} as one operator"
 OPSET = 17  # the first with LayerNormalization
 LEAST_TURNED = 16  # elements: from here on two Transpose and the operator take less time than what is spelled out
 TOLERANCE = 1e-5  # of the largest element of a row: float32 rounds on the way by more than that
-PROBES = 9
+PROBES = 12
 STEP = 2.0**-20  # standard deviation of a probe of next to no variance, about 1e-6
 LEAST_EPSILON = 1e-14  # below, an ε cannot be told from none: rows of equal elements would be divided by zero
 ROOTS = frozenset(("Sqrt", "Pow", "ReduceL2"))
@@ -85,9 +85,9 @@ def _rows(shape: tuple[int, ...], axes: tuple[int, ...]) -> Array:
     index = np.arange(count)
     direction = np.where(index % 2, -1.0, 1.0) * (1 + index % 5 / 8)  # no element is the mean
     rng = np.random.default_rng(0)
-    noise = rng.standard_normal((6, count))
-    spread = np.array([[1e-4], [1e-3], [0.02], [1], [5], [200]])
-    offset = np.array([[0], [-2e-3], [0.05], [3], [-10], [100]])
+    noise = rng.standard_normal((PROBES - 3, count))
+    spread = np.array([[1e-4], [1e-3], [0.02], [1], [5], [200], [1e5], [1e10], [1e18]])  # variances up to float32's end
+    offset = spread * np.array([[0], [-2], [2.5], [3], [-2], [0.5], [0], [1], [-1]])
     rows = np.concatenate([np.zeros((1, count)), STEP * direction[None], direction[None], noise * spread + offset])
     return np.array(np.broadcast_to(rows.reshape(len(rows), *size), (len(rows), *shape)))
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 from onnx import TensorProto
 
+from onnxq.evaluator.schedule import bind
 from onnxq.ir.graph import Graph, Node, Value
 from onnxq.ops.arrays import Array
 from onnxq.ops.registry import find_kernel
+from onnxq.simplify.known import known_array
 from onnxq.simplify.rowviews import CASTS, VIEWS, Traced, aligned, axes_of, dims_of, view
 from onnxq.simplify.rowwise import REDUCTIONS, Region, Step
 from onnxq.simplify.shapes import Shapes
@@ -21,9 +22,16 @@ FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
 FIRST_OPSET = 7  # before, operators broadcast where an attribute says so; source: onnx operator specification, Add-6
 AXES_AS_INPUT = 18  # from this operator set on the kernels of all reductions take axes as an input
 MOST_NODES = 64  # longest spelling seen in exports: 30 nodes
-ELEMENTWISE = frozenset(
-    ("Abs", "Add", "Clip", "Div", "Exp", "Log", "Max", "Mean", "Min", "Mul", "Neg", "Pow", "Reciprocal", "Relu", "Sqrt")
-) | frozenset(("Sub", "Sum"))
+ELEMENTWISE = frozenset((
+    "Abs", "Add", "And", "Clip", "Div", "Equal", "Exp", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less",
+    "LessOrEqual", "Log", "Max", "Mean", "Min", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "Relu", "Sqrt", "Sub",
+    "Sum", "Where",
+))  # fmt: skip
+# What they do can change beyond the probes: they may work on values reduced along the axes, whose probes cover float32.
+KINKED = frozenset((
+    "Abs", "And", "Clip", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Max", "Min",
+    "Not", "Or", "Relu",
+))  # fmt: skip
 
 
 def find_regions(graph: Graph, opset: int) -> Iterator[Region]:
@@ -83,7 +91,9 @@ def _announce(value: Value, position: Mapping[Node, int], waiting: list[int], se
 def _step(node: Node, region: Region) -> Step | None:
     """Take a node into the region, or leave it out."""
     output = node.outputs[0] if node.outputs else None
-    if node.domain or node.bodies or output is None or any(node.outputs[1:]) or output.dtype != region.entry.dtype:
+    if node.domain or node.bodies or output is None or any(node.outputs[1:]):
+        return None
+    if output.dtype not in (region.entry.dtype, TensorProto.BOOL):
         return None
     if node.op_type in ELEMENTWISE:
         return _elementwise(node, output, region)
@@ -102,8 +112,9 @@ def _step(node: Node, region: Region) -> Step | None:
 
 def _elementwise(node: Node, output: Value, region: Region) -> Step | None:
     kernel = find_kernel(node.op_type, "", region.opset)
+    call = None if kernel is None else bind(kernel, node)
     known = [region.traced[value] for value in node.inputs if value is not None and value in region.traced]
-    if kernel is None or not known:
+    if call is None or not known:
         return None
     widest = max(known, key=lambda item: len(item.layout))
     if any(item.layout != widest.layout[len(widest.layout) - len(item.layout) :] for item in known):
@@ -114,15 +125,21 @@ def _elementwise(node: Node, output: Value, region: Region) -> Step | None:
         if value is None or value in region.traced:
             sources.append(value)
             continue
-        array = aligned(value, widest.layout, region.shape)
+        array = aligned(known_array(value, region.shapes), widest.layout, region.shape)
         if array is None:
             return None
         narrow -= {axis for axis, size in enumerate(array.shape[1:]) if size > 1}
         sources.append(array)
     if not set(region.axes) - set(widest.layout) <= narrow:
         return None
+    reduced = frozenset(region.axes)
+    if node.op_type in KINKED and not reduced <= narrow:
+        return None
+    condition = node.inputs[0] if node.op_type == "Where" else None
+    if condition is not None and not reduced <= region.traced[condition].narrow:  # no constant is a condition
+        return None
     region.traced[output] = Traced(widest.layout, narrow)
-    return Step(node, output, tuple(sources), partial(kernel, **node.attributes()))
+    return Step(node, output, tuple(sources), call)
 
 
 def _reduction(node: Node, output: Value, region: Region) -> Step | None:

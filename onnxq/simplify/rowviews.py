@@ -84,15 +84,12 @@ def axes_of(node: Node, rank: int | None) -> tuple[int, ...] | None:
     return tuple(sorted({axis % rank for axis in axes}))
 
 
-def aligned(value: Value, layout: tuple[int, ...], shape: Dims) -> Array | None:
+def aligned(array: Array | None, layout: tuple[int, ...], shape: Dims) -> Array | None:
     """Give a constant as float64 with all axes of the entry and one more in front, as broadcasting aligns it.
 
-    None where it is no constant or could make a tensor larger than the entry.
+    None where it is no number or could make a tensor larger than the entry.
     """
-    if value.constant is None:
-        return None
-    array = value.constant.numpy()
-    if array.dtype.kind not in "fiu":
+    if array is None or array.dtype.kind not in "fiu":
         return None
     while array.ndim > len(layout) and array.shape[0] == 1:
         array = array[0]

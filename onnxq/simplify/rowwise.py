@@ -112,7 +112,7 @@ class Region:
             for step in steps:
                 inputs = [found[source] if isinstance(source, Value) else source for source in step.sources]
                 try:
-                    found[step.output] = np.asarray(step.function(*inputs), np.float64)
+                    found[step.output] = np.asarray(step.function(*inputs))
                 except (ValueError, TypeError, IndexError, ArithmeticError):
                     return None
         return found[steps[-1].output]
@@ -125,7 +125,8 @@ class Region:
 
         """
         for last in reversed(self.steps):
-            if self.traced[last.output] != Traced(tuple(range(len(self.shape)))):
+            whole = self.traced[last.output] == Traced(tuple(range(len(self.shape))))
+            if not whole or last.output.dtype != self.entry.dtype:
                 continue
             steps = self._leading_to(last)
             nodes = {step.node for step in steps}

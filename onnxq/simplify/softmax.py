@@ -17,7 +17,7 @@ from onnxq.simplify.rowwise import MOST_ELEMENTS, Exit, Region, replace_region
 SAYS = "wrote {} softmax function{s} as one operator"
 OPSET = 13  # before, Softmax runs over all axes from `axis` on, which is the same for the last one
 TOLERANCE = 1e-5  # of each element; for LogSoftmax of the largest one of a row
-PROBES = 6
+PROBES = 8
 EXPONENTIALS = frozenset(("Exp", "ReduceLogSumExp"))
 
 
@@ -63,9 +63,9 @@ def _recognise(region: Region, taken: set[Node]) -> tuple[Exit, str, int] | None
 def _rows(shape: tuple[int, ...], axis: int) -> Array:
     """Give probes [probe, *shape]: equal elements, and rows of different spread, around zero and far from it."""
     count = shape[axis]
-    noise = np.random.default_rng(0).standard_normal((6, count))
-    spread = np.array([[0], [0.01], [1], [6], [1], [1]])
-    offset = np.array([[1], [0], [0], [0], [-60], [60]])  # an ε in the sum would show
+    noise = np.random.default_rng(0).standard_normal((PROBES, count))
+    spread = np.array([[0], [0.01], [1], [6], [1], [1], [1], [1]])
+    offset = np.array([[1], [0], [0], [0], [-60], [60], [-300], [300]])  # an ε in the sum, and any limit, would show
     size = [count if other == axis else 1 for other in range(len(shape))]
     rows = np.clip(noise * spread, -20, 20) + offset
     return np.array(np.broadcast_to(rows.reshape(len(rows), *size), (len(rows), *shape)))

@@ -21,8 +21,10 @@ WEIGHTS = {
     "b": F([0, 1, -1, 0.5, 2, 0, 0, -3]),
     "eps": EPSILON,
     "two": F(2),
+    "unit": F(1),
     "minus_half": F(-0.5),
     "zero": F(0),
+    "high": F(1e6),
     "eighth": F(0.125),
     "eight": F(8),
     "more": F(8 / 7),
@@ -92,6 +94,12 @@ SPELLINGS = {
         13,
         f"{HEAD} s = Mul(c, c) w = ReduceMean <axes = [2]> (s) v = Mul(w, more) {TAIL}",
     ),
+    "the length from Shape": (
+        13,
+        "t = ReduceSum(x, last) h = Shape(x) i = Gather(h, last) j = ReduceProd <keepdims = 0> (i)"
+        " k = Cast <to = 1> (j) m = Div(t, k) c = Sub(x, m) s = Mul(c, c) u = ReduceMean <axes = [2]> (s) l = Mul(u, k)"
+        f" p = Sub(k, unit) v = Div(l, p) {TAIL}",
+    ),
     "in a wider shape": (
         13,
         f"{HEAD} s = Mul(c, c) u = ReduceMean <axes = [2]> (s) h = Shape(x) v = Expand(u, h) {TAIL}",
@@ -119,7 +127,7 @@ def test_every_spelling_is_one_operator(opset, body):
     assert ops(found.model) == ["LayerNormalization"]
     node = found.model.graph.nodes[0]
     _, scale, shift = node.inputs
-    bessel = 7 / 8 if "n - 1" in text(body) or "more" in body else 1
+    bessel = 7 / 8 if "more" in body or "unit" in body else 1
     np.testing.assert_allclose(scale.constant.numpy(), WEIGHTS["g"] * bessel**0.5, rtol=3e-7)
     np.testing.assert_array_equal(shift.constant.numpy(), WEIGHTS["b"])
     assert node.attributes() == {"axis": 2, "epsilon": pytest.approx(float(EPSILON) * bessel, rel=3e-7)}
@@ -219,6 +227,9 @@ def test_without_scale_and_shift():
         ("1,3,8", POW, {"g": floats(4, 1, 8)}, ["LayerNormalization", "Mul", "Add"]),  # larger than its input
         ("4,3,8", f"k = Abs(x) {POW.replace('(q, g)', '(q, k)')}", {}, ["Abs", "Add", "LayerNormalization", "Mul"]),
         ("4,3,8", POW, {"g": np.zeros(8, F)}, ["LayerNormalization", "Mul", "Add"]),
+        ("4,3,8", POW.replace("y =", "r =") + " y = Clip(r, zero, high)", {}, ["LayerNormalization", "Clip"]),
+        ("4,3,8", POW.replace("y =", "r =") + " y = Relu(r)", {"b": np.full(8, 99, F)}, ["LayerNormalization", "Relu"]),
+        ("4,3,8", "r = Min(x, high) " + POW.replace("(x", "(r"), {}, ["Min", "LayerNormalization"]),
     ],
 )
 def test_what_is_not_the_same_for_all_rows_stays_behind(shape, body, weights, expected):
@@ -299,6 +310,8 @@ NOT_ONE = {
         {},
     ),
     "unknown length": ("N,3,K", POW, "", {}),
+    "a limit to the variance": ("N,3,8", POW.replace("ve = Add(v,", "l = Min(v, high) ve = Add(l,"), "", {}),
+    "a limit for the mean alone": ("N,3,8", f"l = Min(x, high) {POW.replace('> (x)', '> (l)')}", "", {}),
     "one element": ("N,3,1", POW, "", {"g": F([2]), "b": F([1])}),
 }  # fmt: skip
 

@@ -15,6 +15,9 @@ F = np.float32
 WEIGHTS = {
     "low": F(-np.inf),
     "tiny": F(1e-12),
+    "zero": F(0),
+    "low_end": F(-100),
+    "high": F(1e37),
     "small": F(1e-3),
     "half": F(0.5),
     "last": np.int64([2]),
@@ -57,6 +60,17 @@ SPELLINGS = {
     "logarithm without the maximum": (13, "e = Exp(x) t = ReduceSum(e, last) l = Log(t) y = Sub(x, l)", "LogSoftmax"),
     "logarithm of the quotient": (13, f"{HEAD} {SUM} q = Div(e, t) y = Log(q)", "LogSoftmax"),
     "logarithm and maximum added": (13, f"{HEAD} {SUM} l = Log(t) n = Add(l, m) y = Sub(x, n)", "LogSoftmax"),
+    "a maximum that may be infinite": (
+        13,
+        "m = ReduceMax <axes = [2]> (x) i = IsInf(m) j = IsNaN(m) k = Or(i, j) n = Where(k, zero, m) c = Sub(x, n)"
+        f" {SUM} l = Log(t) o = Add(l, n) y = Sub(x, o)",
+        "LogSoftmax",
+    ),
+    "a sum that may be zero": (
+        13,
+        "e = Exp(x) t = ReduceSum(e, last) i = Equal(t, zero) q = Div(e, t) y = Where(i, zero, q)",
+        "Softmax",
+    ),
     "ReduceLogSumExp": (18, "l = ReduceLogSumExp(x, last) y = Sub(x, l)", "LogSoftmax"),
 }
 PLAIN = SPELLINGS["plain"][1]
@@ -121,6 +135,13 @@ def test_what_comes_before_and_behind_stays():
     assert_same(found, {"x": floats(4, 3, 5)}, 1e-5)
 
 
+def test_exponents_with_a_limit():
+    body = f"{HEAD} l = Max(c, low_end) e = Exp(l) t = ReduceSum(e, last) y = Div(e, t)"
+    found = simplified(text(body), WEIGHTS, "softmax", 13)
+    assert ops(found.model) == ["ReduceMax", "Sub", "Max", "Softmax"]
+    assert_same(found, {"x": floats(4, 3, 5, scale=100)}, 1e-5)
+
+
 def test_a_maximum_along_another_axis_is_a_value_like_any_other():
     found = simplified(text(f"{HEAD} e = Exp(c) t = ReduceSum(e, i1) y = Div(e, t)"), WEIGHTS, "softmax", 13)
     assert ops(found.model) == ["ReduceMax", "Sub", "Softmax"]
@@ -139,6 +160,7 @@ NOT_ONE = {
     ),
     "an epsilon beside the sum": ("N,3,5", f"{HEAD} {SUM} u = Add(t, small) y = Div(e, u)", ""),
     "a mask": ("N,3,5", f"{HEAD} o = Exp(c) e = Mul(o, mask) t = ReduceSum(e, last) y = Div(e, t)", ""),
+    "a sum with a limit": ("N,3,5", "e = Exp(x) s = ReduceSum(e, last) t = Min(s, high) y = Div(e, t)", ""),
     "powers of ten": ("N,3,5", f"{HEAD} e = Pow(ten, c) t = ReduceSum(e, last) y = Div(e, t)", ""),
     "divided the wrong way round": ("N,3,5", f"{HEAD} {SUM} y = Div(t, e)", ""),
     "the maximum for the sum": ("N,3,5", f"{HEAD} e = Exp(c) t = ReduceMax <axes = [2]> (e) y = Div(e, t)", ""),

@@ -1,0 +1,53 @@
+"""Small values that do not depend on the data: constants, and arithmetic on them and on sizes that are known."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxq.evaluator.schedule import bind
+from onnxq.ir.graph import Value
+from onnxq.ops.arrays import Array
+from onnxq.ops.registry import find_kernel
+from onnxq.simplify.shapes import Shapes
+
+MOST_BYTES = 1 << 22  # of a constant that is looked at
+DEPTH = 8  # operators between a size or constant and what is made of it
+ARITHMETIC = frozenset((
+    "Add", "Cast", "Concat", "Div", "Gather", "Identity", "Max", "Min", "Mul", "Neg", "Pow", "Reciprocal", "ReduceProd",
+    "Reshape", "Sqrt", "Squeeze", "Sub", "Unsqueeze",
+))  # fmt: skip
+
+
+def known_array(value: Value | None, shapes: Shapes, depth: int = DEPTH) -> Array | None:
+    """Give the elements of a value that is the same at every run, such as the length of an axis as a float.
+
+    Args:
+        value: Any value of the graph.
+        shapes: Shapes of the graph.
+        depth: How many operators to follow back.
+
+    Returns:
+        The elements, or None where they are not known, too many, or not worth following so far.
+
+    """
+    if value is None:
+        return None
+    if value.constant is not None:
+        return value.constant.numpy() if value.constant.nbytes <= MOST_BYTES else None
+    numbers = shapes.numbers(value)
+    if numbers is not None:
+        rank = len(shapes.of(value) or (None,))
+        return np.array(numbers, np.int64).reshape(() if rank == 0 else (-1,))
+    node = value.producer
+    if node is None or node.domain or depth == 0 or node.op_type not in ARITHMETIC or node.outputs[0] is not value:
+        return None
+    inputs = [known_array(source, shapes, depth - 1) for source in node.inputs]
+    kernel = find_kernel(node.op_type, "", shapes.opset)
+    call = None if kernel is None else bind(kernel, node)
+    if call is None or not inputs or any(array is None for array in inputs):
+        return None
+    try:
+        with np.errstate(all="ignore"):
+            return np.asarray(call(*inputs))
+    except (ValueError, TypeError, IndexError, ArithmeticError):
+        return None
