@@ -205,7 +205,7 @@ def try_out(ready: Prepared, split: Split) -> Tried:
     best, weights = nearest, Weights()
     if layers.values:
         spare = reached(spare, measured)
-        chosen = Weights(spare.plan, choose_qparams(spare.plan, measured), measured, layers)
+        chosen = Weights(spare.plan, choose_qparams(spare.plan, measured), measured, layers, quick=True)
         best = split.judge.sqnr(_rewritten(ready, measured, chosen))
         rounding = best > nearest
         best, weights = (best, chosen) if rounding else (nearest, weights)

@@ -67,7 +67,7 @@ class RoundedWeight:
 
 @dataclass(frozen=True)
 class RoundingJob:
-    """What `choose_codes` is asked for; see there. `readers` are the names of the nodes, for the report."""
+    """What `choose_codes` is asked for; `readers` are names for the report, `quick` leaves out most of the search."""
 
     rows: np.ndarray
     moments: LayerMoments | None = None
@@ -77,6 +77,7 @@ class RoundingJob:
     minimum_scale: np.ndarray | None = None
     noise: float = 0.0
     readers: tuple[str, ...] = ()
+    quick: bool = False
 
 
 def choose_all(jobs: Mapping[K, RoundingJob], *, threads: int | None = None) -> dict[K, RoundedWeight]:
@@ -146,12 +147,10 @@ def _choose(job: RoundingJob) -> RoundedWeight:
         codes = nearest(rows, layout.expand(scales), limit)
         return RoundedWeight(codes.astype(np.int8), layout.shaped(scales), "weight error")
     assert job.moments is not None
-    result = _Search(rows, layout, limit, floor, covering).run(
-        _noisy(job.moments.fitted(), job.noise), _noisy(job.moments.held_out(), job.noise), total
-    )
-    if job.moments.assumed and result.method == "output error":
-        return replace(result, method="assumed inputs", gain=0.0)
-    return result
+    halves = _noisy(job.moments.fitted(), job.noise), _noisy(job.moments.held_out(), job.noise)
+    result = _Search(rows, layout, limit, floor, covering, quick=job.quick).run(*halves, total)
+    assumed = job.moments.assumed and result.method == "output error"
+    return replace(result, method="assumed inputs", gain=0.0) if assumed else result
 
 
 def _shows_something(gram: Gram) -> bool:
@@ -172,8 +171,9 @@ class _Search:
     """The search for one weight; scales are float64 numbers that float32 can hold."""
 
     def __init__(
-        self, rows: np.ndarray, layout: ScaleLayout, limit: int, floor: np.ndarray, covering: np.ndarray
+        self, rows: np.ndarray, layout: ScaleLayout, limit: int, floor: np.ndarray, covering: np.ndarray, *, quick: bool
     ) -> None:
+        self.quick = quick
         self.rows, self.layout, self.limit, self.floor, self.covering = rows, layout, limit, floor, covering
         self.nearest = nearest(rows, layout.expand(covering), limit)
 
@@ -190,7 +190,7 @@ class _Search:
         if damping is None or not gains.any():
             return RoundedWeight(self.nearest.astype(np.int8), self.layout.shaped(self.covering), "nearest")
         H = damped(total.matrix, damping)
-        codes, scales = self._solve(total, H, Feedback(H), self._starts(total), SWEEPS)
+        codes, scales = self._solve(total, H, Feedback(H), self._starts(total), 1 if self.quick else SWEEPS)
         gains &= self._better(self._errors(held_out, codes, scales), plain)
         codes, scales = self._keep(gains, (codes, scales), (self.nearest, self.covering))
         gain = 10 * np.log10(max(plain.sum(), TINY) / max(held.sum(), TINY))
@@ -217,7 +217,7 @@ class _Search:
         taken = np.arange(PROBED) * len(self.rows) // PROBED
         floor, covering = (a[taken] if len(a) > 1 else a for a in (self.floor, self.covering))
         layout = ScaleLayout((PROBED, self.layout.n), self.layout.per_tensor, self.layout.block_size)
-        return _Search(self.rows[taken], layout, self.limit, floor, covering)
+        return _Search(self.rows[taken], layout, self.limit, floor, covering, quick=self.quick)
 
     def _errors(self, gram: Gram, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
         return gram.errors(codes * self.layout.expand(scales) - self.rows)
@@ -239,7 +239,7 @@ class _Search:
     def _starts(self, gram: Gram) -> tuple[float, ...]:
         columns = gram.matrix.shape[1]
         work = (self.rows.size + COLUMN) * columns
-        return STARTS[: next(count for most, count in AFFORDABLE if work <= most)]
+        return STARTS[: 1 if self.quick else next(count for most, count in AFFORDABLE if work <= most)]
 
     def _solve(
         self, gram: Gram, H: np.ndarray, feedback: Feedback, starts: tuple[float, ...], sweeps: int

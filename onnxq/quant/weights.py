@@ -90,6 +90,7 @@ class Weights:
         layers: What the calibration measured of layers.
         spool: Where to keep codes of large weights; in memory without it.
         remark: What there is to say about all of them.
+        quick: Leave out most of the search for codes, where only a trial is made.
 
     Attributes:
         reduced: Nodes whose weights were given 7 bits, by name, in order.
@@ -107,11 +108,13 @@ class Weights:
         layers: MeasuredLayers | None = None,
         spool: Spool | None = None,
         remark: str = "",
+        quick: bool = False,
     ) -> None:
         self._spool, self._remark = spool, remark
         self._jobs: dict[Key, RoundingJob] = {}
         if plan is not None:
-            self._jobs = rounding_jobs(plan, qparams or {}, stats or Stats(), layers or MeasuredLayers([]))
+            jobs = rounding_jobs(plan, qparams or {}, stats or Stats(), layers or MeasuredLayers([]))
+            self._jobs = {key: replace(job, quick=quick) for key, job in jobs.items()}
         self._rounded: dict[Key, RoundedWeight] = choose_all(self._jobs) if self._jobs else {}
         self._known: dict[Key, Coded] = {}
         self.reduced: dict[str, None] = {}
