@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ class Difference:
 
     Args:
         classes: Whether rows of floats may be class scores, whose decisions are compared.
+        lengths: Axes along which both may differ in size, because values decide on it: detections, durations. What only
+            one of them has is held against zeros.
 
     Attributes:
         dtype: NumPy name of the elements; empty before the first.
@@ -28,8 +30,9 @@ class Difference:
 
     """
 
-    def __init__(self, *, classes: bool = True) -> None:
+    def __init__(self, *, classes: bool = True, lengths: Collection[int] = ()) -> None:
         self._classes = classes
+        self._lengths = lengths
         self.dtype = ""
         self.elements = self.unequal = self.broken = self.spoilt = self.unsound = 0
         self.signal = self.noise = self.cross = self.power = 0.0
@@ -49,6 +52,8 @@ class Difference:
         for reference, result in zip(first, second, strict=True):
             if reference.dtype != result.dtype:
                 return f"is {result.dtype} instead of {reference.dtype}"
+            if self._differ_in_length(reference, result):
+                reference, result = extended(reference, result)
             if reference.shape != result.shape:
                 return f"has shape {list(result.shape)} instead of {list(reference.shape)}"
             self.dtype = self.dtype or ("string" if reference.dtype.kind in "OUS" else reference.dtype.name)
@@ -60,6 +65,12 @@ class Difference:
             else:
                 self._add_numbers(reference, result)
         return ""
+
+    def _differ_in_length(self, reference: np.ndarray, result: np.ndarray) -> bool:
+        if reference.ndim != result.ndim or reference.dtype.kind not in "fiub":
+            return False
+        axes = [axis for axis, sizes in enumerate(zip(reference.shape, result.shape, strict=True)) if len({*sizes}) > 1]
+        return bool(axes) and all(axis in self._lengths for axis in axes)
 
     def _add_exact(self, reference: np.ndarray, result: np.ndarray) -> None:
         agreed = int((reference == result).sum())
@@ -132,6 +143,18 @@ class Difference:
     def agreement(self) -> float | None:
         """Percentage of equal decisions, or None where there were none."""
         return 100.0 * self._agreed / self._decisions if self._decisions else None
+
+
+def extended(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Extend two arrays of one rank by zeros to the larger size along every axis."""
+    shape = np.maximum(first.shape, second.shape)
+    padded = [np.pad(array, [(0, n) for n in shape - array.shape]) for array in (first, second)]
+    return padded[0], padded[1]
+
+
+def open_axes(shape: Sequence[object] | None) -> list[int]:
+    """List the axes of a declared shape whose size it leaves open; onnxruntime names them, or gives None."""
+    return [axis for axis, size in enumerate(shape or ()) if not isinstance(size, int)]
 
 
 def arrays(value: Any) -> Iterator[np.ndarray]:

@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime as ort
 
 from onnxq.comparison import Comparison, Latency, OutputComparison
-from onnxq.difference import Difference
+from onnxq.difference import Difference, open_axes
 from onnxq.errors import DataError, InvalidResult, ModelError, OnnxqError
 from onnxq.ir import Tensor, load
 from onnxq.ir.consistency import first_line, objection
@@ -67,7 +67,7 @@ def compare(
     pair = _Pair(float_model, quantized, blame)
     _check_interface(pair.reference, pair.result, blame)
     names = [output.name for output in pair.reference.get_outputs()]
-    differences = [Difference() for _ in names]
+    differences = [Difference(lengths=open_axes(output.shape)) for output in pair.reference.get_outputs()]
     total = getattr(samples, "count", None)
     first: Sample | None = None
     count = 0

@@ -324,3 +324,14 @@ def run_identity(values: list[float]) -> bytes:
     )
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     return bytes(made.SerializeToString())
+
+
+def test_what_only_one_of_two_outputs_has_is_held_against_zeros():
+    long, short = np.array([[3, 4], [0, 5]], F), np.array([[3, 4]], F)
+    for pair in ((long, short), (short, long)):
+        difference = Difference(lengths=[0])
+        assert difference.add(*pair) == ""
+        assert difference.noise == 25
+        assert difference.elements == 4
+    assert "shape" in Difference(lengths=[1]).add(long, short)
+    assert "shape" in Difference(lengths=[0, 1]).add(long, short[0])

@@ -10,6 +10,7 @@ from onnxq.ops.family import Decline, Form, Site
 from onnxq.ops.integer_domain import CLAMPS, clamp_bounds
 from onnxq.ops.scheme import Scheme, SchemeName
 from onnxq.quant.decision import Choice, Choices, Decision, Plan
+from onnxq.quant.lengths import deciding_lengths
 from onnxq.quant.pitfalls import endangering
 from onnxq.quant.placement import check_target, place, useless_residuals
 from onnxq.quant.recipe import Recipe
@@ -54,6 +55,8 @@ def make_plan(
         decided[node] = _decide(node, recipe, model.opset, with_data, plan.choices)
         if decided[node].scheme == "static-int8" and _stands_in(node, unreached):
             decided[node] = _without_ranges(node, recipe, model.opset)
+    if recipe.scheme.name == "auto":
+        _keep_lengths(decided, deciding_lengths(model.graph.graphs(), plan.costs), recipe)
     for graph in model.graph.graphs():
         _keep_what_runs(graph, decided, recipe, model.opset)
         _keep_paying_passives(graph, decided, recipe)
@@ -134,6 +137,14 @@ def _keep_what_runs(graph: Graph, decided: dict[Node, Decision], recipe: Recipe,
     candidates = [node for node in graph.nodes if decided[node].scheme == "static-int8"]
     for node, why in endangering(graph, candidates).items():
         decided[node] = _stored_instead(node, recipe, opset, why)
+
+
+def _keep_lengths(decided: dict[Node, Decision], deciding: Collection[Node], recipe: Recipe) -> None:
+    """Under `auto`, leave float, weights included, what decides how long other tensors are."""
+    for node in deciding:
+        scheme = recipe.scheme_for(node.op_type, node.name)[0]
+        if scheme.name == "auto" and decided[node].form is not None:
+            decided[node] = Decision(node, None, "how long an output is depends on what it gives")
 
 
 def _stored_instead(node: Node, recipe: Recipe, opset: int, why: str) -> Decision:

@@ -1,0 +1,73 @@
+"""Nodes that decide how long other tensors are stay float."""
+
+import numpy as np
+import pytest
+from helpers import build, floats, node, quantize_in_memory
+
+from onnxq.pipeline import quantize
+
+# Each of 8 letters gets a duration; the frames are as many as all durations together.
+NODES = [
+    node("MatMul", "x encoder", "letters"),
+    node("MatMul", "letters predictor", "durations"),
+    node("Relu", "durations", "positive"),
+    node("Ceil", "positive", "whole"),
+    node("ReduceSum", "whole", "sum", keepdims=0),
+    node("Cast", "sum", "frames", to=7),
+    node("Range", "zero frames one", "places"),
+    node("Cast", "places", "positions", to=1),
+    node("Unsqueeze", "positions last", "column"),
+    node("MatMul", "column spread", "h"),
+    node("Shape", "h", "of_h"),
+    node("Reshape", "h of_h", "same"),
+    node("MatMul", "same decoder", "y"),
+]
+WEIGHTS = {
+    "encoder": floats(64, 64, scale=0.2),
+    "predictor": floats(64, 1, seed=1, scale=2.0),
+    "spread": floats(1, 1024, seed=2, scale=0.01),
+    "decoder": floats(1024, 1024, seed=3, scale=0.03),
+    "zero": np.array(0),
+    "one": np.array(1),
+    "last": np.array([1]),
+}
+
+
+def test_what_predicts_durations_stays_float_and_what_follows_does_not(tmp_path):
+    model = build(NODES, {"x": [8, 64]}, ["y"], WEIGHTS)
+    made = quantize_in_memory(model, "auto")
+    assert made.decision("n_letters").reason == "how long an output is depends on what it gives"
+    assert made.decision("n_letters").scheme is None
+    assert made.decision("n_y").scheme == "dynamic-int8"
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    report = quantize(tmp_path / "m.onnx", samples=[{"x": floats(8, 64, seed=s)} for s in range(12)])
+    assert report.comparison is not None
+    assert report.comparison.outputs[0].sqnr > 30
+
+
+def test_a_recipe_that_asks_for_8_bit_gets_it():
+    made = quantize_in_memory(build(NODES, {"x": [8, 64]}, ["y"], WEIGHTS), "dynamic-int8")
+    assert made.decision("n_letters").scheme == "dynamic-int8"
+
+
+def test_a_model_that_is_about_lengths_is_quantized_all_the_same():
+    weights = {**WEIGHTS, "encoder": floats(64, 4096), "predictor": floats(4096, 1), "decoder": floats(1024, 2)}
+    made = quantize_in_memory(build(NODES, {"x": [256, 64]}, ["y"], weights), "auto")
+    assert made.decision("n_letters").scheme == "dynamic-int8"
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.5])
+def test_detections_may_differ_in_number(tmp_path, kept):
+    """Rows are kept one by one where a score says so; a few are on the border."""
+    nodes = [
+        node("MatMul", "x w", "scores"),
+        node("ReduceMax", "scores", "best", axes=[1], keepdims=0),
+        node("Greater", "best least", "good"),
+        node("Compress", "scores good", "y", axis=0),
+    ]
+    weights = {"w": floats(256, 64, scale=0.1), "least": np.array(3.0 + kept, np.float32)}
+    (tmp_path / "m.onnx").write_bytes(build(nodes, {"x": [400, 256]}, ["y"], weights).SerializeToString())
+    samples = [{"x": floats(400, 256, seed=s)} for s in range(4)]
+    report = quantize(tmp_path / "m.onnx", "dynamic-int8", samples=samples)
+    assert report.comparison is not None
+    assert np.isfinite(report.comparison.outputs[0].sqnr)
