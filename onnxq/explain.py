@@ -13,13 +13,14 @@ from onnxq.ir import Model, Node, Value, load
 from onnxq.observer import Observer, Silent
 from onnxq.ops.family import Decline, dtype_name
 from onnxq.ops.scheme import Scheme
-from onnxq.pipeline import carry_out, planned
+from onnxq.pipeline import NO_TIMING, carry_out, planned
 from onnxq.quant.plan import Decision, form_of, schemes_to_try
 from onnxq.quant.recipe import Recipe
 from onnxq.quant.region import count, node_times
 from onnxq.report import NodeReport, Report, activations
 from onnxq.steps import Prepared, choose_qparams, layers_to_measure, measure, open_data, prepare, reached, uncollected
 from onnxq.targets import Costs
+from onnxq.timed import Timing, timed
 from onnxq.words import did_you_mean
 
 
@@ -33,6 +34,7 @@ def explain(
     exclude: Sequence[str] = (),
     only: Sequence[str] = (),
     sample_limit: int | None = None,
+    timing: Timing = NO_TIMING,
     observer: Observer | None = None,
 ) -> tuple[Explanation, ...]:
     """Explain the nodes that a pattern names; nothing is written.
@@ -46,6 +48,7 @@ def explain(
         exclude: Globs of nodes to leave float.
         only: Globs of nodes to quantize.
         sample_limit: Use no more samples.
+        timing: Kernel times to decide by; see `onnxq.timed`.
         observer: Told about each step.
 
     Raises:
@@ -61,6 +64,7 @@ def explain(
         watch.step("plan")
         ready = prepare(source, recipe, with_data=bool(data) or stats is not None, exclude=exclude, only=only)
         given = open_data(ready.model, data, None, sample_limit)
+        ready = timed(ready, given, timing, watch)
         found = _explained(ready, chosen(ready, pattern, before), with_data=bool(data) or stats is not None)
         if (given is None and stats is None) or not ready.plan.quantized():
             return tuple(found)
@@ -158,12 +162,13 @@ def _times(node: Node, costs: Costs) -> Times:
     first, output = node.inputs[0], node.outputs[0]
     assert first is not None
     assert output is not None
-    sizes = [*(first.shape or (None,)), *(output.shape or (None,))]
+    shapes = [costs.shapes.get(value.name, value.shape) for value in (first, output)]
+    sizes = [size for shape in shapes for size in (shape or (None,))]
     return Times(
         in_float=in_float / 1e3,
         in_integers=in_integers / 1e3,
-        conversion_in=costs.border(count(first), into_integers=True) / 1e3,
-        conversion_out=costs.border(count(output), into_integers=False) / 1e3,
+        conversion_in=costs.border(count(first, costs.shapes), into_integers=True) / 1e3,
+        conversion_out=costs.border(count(output, costs.shapes), into_integers=False) / 1e3,
         guessed=any(not isinstance(size, int) for size in sizes),
     )
 

@@ -18,6 +18,7 @@ from onnxq.cli.options import (
     SampleLimit,
     Stats,
     Target,
+    TimingsFile,
     chosen_recipe,
 )
 
@@ -41,6 +42,7 @@ def explain(
     exclude: Exclude = [],  # noqa: B006
     only: Only = [],  # noqa: B006
     samples: SampleLimit = None,
+    timings: TimingsFile = None,
     output_format: OutputFormat = Format.TEXT,
 ) -> None:
     """Say why single nodes become what they become.
@@ -55,6 +57,7 @@ def explain(
     from onnxq.cli.terminal import TerminalObserver, show
     from onnxq.explain import explain as explained
     from onnxq.report import SCHEMA, to_json
+    from onnxq.timed import Timing
 
     with TerminalObserver() as observer:
         found = explained(
@@ -66,6 +69,7 @@ def explain(
             exclude=exclude,
             only=only,
             sample_limit=samples,
+            timing=Timing(path=timings),
             observer=observer,
         )
     if output_format is Format.JSON:

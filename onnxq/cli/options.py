@@ -116,6 +116,15 @@ CustomOps = Annotated[
         show_default=False,
     ),
 ]
+TimingsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--timings",
+        metavar="FILE",
+        help="Kernel times that `quantize --benchmark` has written, to decide by.",
+        show_default=False,
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace files that exist already.")]
 OutputFormat = Annotated[Format, typer.Option("--format", help="How to write the result to stdout.")]
 Config = Annotated[

@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-from onnxq.cli.options import Data, Exclude, Format, Model, Only, OutputFormat, RecipeName, Stats, Target, chosen_recipe
+from onnxq.cli.options import (
+    Data,
+    Exclude,
+    Format,
+    Model,
+    Only,
+    OutputFormat,
+    RecipeName,
+    Stats,
+    Target,
+    TimingsFile,
+    chosen_recipe,
+)
 
 Sensitivity = Annotated[
     bool,
@@ -22,6 +34,7 @@ def plan(
     target: Target = None,
     exclude: Exclude = [],  # noqa: B006
     only: Only = [],  # noqa: B006
+    timings: TimingsFile = None,
     sensitivity: Sensitivity = False,
     output_format: OutputFormat = Format.TEXT,
 ) -> None:
@@ -36,6 +49,7 @@ def plan(
     from onnxq.cli.write import write_plan
     from onnxq.ir import load
     from onnxq.quant.stats_file import load_stats
+    from onnxq.timed import Timing, timed
 
     with TerminalObserver() as observer:
         observer.step("load")
@@ -44,6 +58,7 @@ def plan(
         with_data = bool(data) or stats is not None
         ready = steps.prepare(source, chosen_recipe(recipe, target), with_data=with_data, exclude=exclude, only=only)
         given = steps.open_data(ready.model, data, None, None)
+        ready = timed(ready, given, Timing(path=timings), observer)
         if stats is not None:
             load_stats(stats, expected=ready.source)
         if sensitivity:

@@ -76,7 +76,7 @@ Benchmark = Annotated[
     bool,
     typer.Option("--benchmark", help="Measure kernels of the model's shapes here, and decide by their times."),
 ]
-TimingsFile = Annotated[
+TimesFile = Annotated[
     Path | None,
     typer.Option(
         "--timings",
@@ -110,7 +110,7 @@ def quantize(
     samples: SampleLimit = None,
     fast: Fast = False,
     benchmark: Benchmark = False,
-    timings: TimingsFile = None,
+    timings: TimesFile = None,
     reduce_range: ReduceRange = False,
     custom_ops: CustomOps = [],  # noqa: B006
     external_data: ExternalData = False,

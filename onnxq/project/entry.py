@@ -52,6 +52,7 @@ class Entry:
         exclude, only: Globs of nodes, as on the command line.
         custom_ops: Shared libraries of custom operators, relative to the project's folder.
         external_data: Whether the weights go to a file of their own.
+        fast: Whether to leave out everything but calibration, as `onnxq quantize --fast`.
         max_size: Most bytes that the quantized model may take, external data included.
         thresholds: What it has to reach.
         metric: `package.module:function` that says how good a model is; None where there is none.
@@ -70,6 +71,7 @@ class Entry:
     only: tuple[str, ...] = ()
     custom_ops: tuple[str, ...] = ()
     external_data: bool = False
+    fast: bool = False
     max_size: int | None = None
     thresholds: Thresholds = Thresholds()
     metric: str | None = None

@@ -207,6 +207,7 @@ KEYS: dict[str, tuple[str, Callable[[_Reader, str, Any], Any]]] = {
     "only": ("only", _Reader.texts),
     "custom-ops": ("custom_ops", _Reader.texts),
     "external-data": ("external_data", _Reader.flag),
+    "fast": ("fast", _Reader.flag),
     "max-size": ("max_size", _Reader.size),
     "thresholds": ("thresholds", _Reader.thresholds),
     "metric": ("metric", _Reader.text),

@@ -39,7 +39,7 @@ def gather(entry: Entry, source: Model) -> dict[str, Any]:
 
     Returns:
         Plain data: `onnxq` (version), `float` (SHA-256 by file name), `recipe` (SHA-256), `data` and `metric` (SHA-256
-        by name as in the project file) and `options`, those thresholds among them that a build works towards.
+        by name as in the project file) and `options`, those limits among them that a build works towards.
 
     Raises:
         ModelError, RecipeError, DataError: One of them is missing or cannot be read.
@@ -56,6 +56,8 @@ def gather(entry: Entry, source: Model) -> dict[str, Any]:
             "exclude": list(entry.exclude),
             "only": list(entry.only),
             "external-data": entry.external_data,
+            "fast": entry.fast,
+            "max-size": entry.max_size,
             "min-sqnr": entry.thresholds.min_sqnr,
             "max-drop": entry.thresholds.max_drop,
         },

@@ -249,16 +249,18 @@ def test_a_model_that_is_too_large(repo: Path) -> None:
     replace_in_project('"100 kB"', '"50 kB"')
     size = QUANTIZED.stat().st_size
     message = f"has {size:,} bytes, {size - 50_000:,} more than the 50,000 allowed"
-    assert found() == [(str(QUANTIZED), "too-large", message)]
+    stale = "is out of date: 'max-size' was 100000 when it was built, and is 50000"
+    assert found() == [(str(QUANTIZED), "stale", stale), (str(QUANTIZED), "too-large", message)]
 
 
 def test_external_data_counts_and_has_to_be_there(repo: Path) -> None:
     replace_in_project("samples = 8", "samples = 8\nexternal-data = true")
+    replace_in_project('"100 kB"', '"250 kB"')  # with all the space that may lie between weights outside
     (done,) = build(load_project().entries)
     assert done.state == "built", done.error
     assert found() == []
-    replace_in_project('"100 kB"', '"50 kB"')
-    assert [rule for _, rule, _ in found()] == ["too-large"]
+    replace_in_project('"250 kB"', '"50 kB"')
+    assert [rule for _, rule, _ in found()] == ["stale", "too-large"]
     outside = Path("models/cnn.int8.onnx.data")
     outside.write_bytes(outside.read_bytes()[:100])
     assert {(path, rule) for path, rule, _ in found()} >= {(str(QUANTIZED), "malformed")}

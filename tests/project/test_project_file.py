@@ -29,6 +29,7 @@ only = ["Conv"]
 custom-ops = ["libs/ops.so"]
 external-data = true
 max-size = "1.5 MB"
+fast = true
 verify-data = ["test.npz"]
 metric = "scores:top1"
 thresholds = { min-sqnr = 40.5, min-agreement = 99, min-cosine = 0.5, max-drop = 2 }
@@ -64,6 +65,7 @@ def test_every_key(tmp_path: Path) -> None:
         custom_ops=("libs/ops.so",),
         external_data=True,
         max_size=1_500_000,
+        fast=True,
         thresholds=Thresholds(40.5, 1.5, 99.0, 0.5, 2.0),
         metric="scores:top1",
         verify_data=("test.npz",),

@@ -13,6 +13,7 @@ from helpers import build, floats, node
 
 import onnxq.quant.benchmark
 from onnxq import steps
+from onnxq.cli import main
 from onnxq.errors import DataError, OutputError
 from onnxq.ir import load
 from onnxq.pipeline import quantize
@@ -87,6 +88,24 @@ def test_the_times_decide(model, tmp_path):
     stamped = {entry.key: entry.value for entry in onnx.load(str(tmp_path / "slower.onnx")).metadata_props}
     assert json.loads(stamped["onnxq_timings"]) == found["slower"].as_dict()["timings"]
     assert found["slower"].as_dict()["timings"]["kernels"][0]["integer"] == 10_000_000
+
+
+def test_plan_and_explanation_decide_by_the_same_times(model, tmp_path, capsys):
+    data = tmp_path / "data.npz"
+    np.savez(data, x=np.concatenate([sample["x"] for sample in samples()]))
+    for times, scheme in (((10_000_000, 10), "static-int8"), ((10, 10_000_000), "weight-int8")):
+        path = written(tmp_path / "times.json", timings(times))
+        assert main(["plan", str(model), "--data", str(data), "--timings", str(path), "--format", "json"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert {n["op_type"]: n["scheme"] for n in shown["nodes"]}["Conv"] == scheme
+        assert shown["timings"] is not None
+        assert main(["explain", str(model), "c", "-d", str(data), "--timings", str(path), "--format", "json"]) == 0
+        (node,) = json.loads(capsys.readouterr().out)["nodes"]
+        assert node["scheme"] == scheme
+        assert (node["times"]["in_float"], node["times"]["in_integers"]) == tuple(time / 1000 for time in times)
+        assert node["times"]["guessed"] is False
+        made = quantize(model, output=tmp_path / "q.onnx", data=[data], timing=Timing(path=path), force=True)
+        assert schemes(made)["Conv"] == scheme
 
 
 def test_times_of_other_shapes_decide_nothing(model, tmp_path):
