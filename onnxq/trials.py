@@ -162,8 +162,9 @@ def rescale(ready: Prepared, split: Split, watch: Observer) -> Prepared:
 
 
 def _rescaled(ready: Prepared, methods: Sequence[Rescale], samples: Samples, watch: Observer) -> Prepared:
-    static = [d for d in ready.plan.decisions if d.scheme == "static-int8" and d.settings and d.settings.smoothing]
-    nodes = [decision.node for decision in static if decision.node.graph.parent is None]
+    wanted = [d for d in ready.plan.decisions if d.settings and d.settings.smoothing and d.node.graph.parent is None]
+    nodes = [d.node for d in wanted if d.scheme in ("static-int8", "dynamic-int8", "weight-int8")]
+    stored = frozenset(d.node for d in wanted if d.scheme == "weight-int8")
     axes = channel_axes(nodes)
     values = [value for node in nodes if (value := node.inputs[0]) is not None and value.name in axes]
     if not values:
@@ -171,7 +172,7 @@ def _rescaled(ready: Prepared, methods: Sequence[Rescale], samples: Samples, wat
     measured = calibrate(ready.model, values, samples, progress=watch.progress, kinds=partial(channel_kinds, axes))
     notes = list(ready.notes)
     for method in methods:
-        made = method(nodes, measured)
+        made = method(nodes, measured, stored=stored)
         commit(made.patches)
         made.update(measured)
         count = sum(len(change.divisors) for change in made.changes)

@@ -6,7 +6,7 @@ weights that read the value undo them. Runs on the normalised float model, befor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -97,13 +97,20 @@ def channel_kinds(axes: Mapping[str, int], name: str) -> Sequence[Statistic]:
 
 
 def equalize(
-    nodes: Iterable[Node], stats: Stats, *, weight_share: float = 1.0, least_gain: float = LEAST_GAIN
+    nodes: Iterable[Node],
+    stats: Stats,
+    *,
+    stored: Collection[Node] = (),
+    weight_share: float = 1.0,
+    least_gain: float = LEAST_GAIN,
 ) -> Rescaling:
     """Choose factors for everything that can be divided for free.
 
     Args:
-        nodes: MatMul, Gemm and Conv that will read their first input in 8 bit, with one scale for the tensor.
+        nodes: MatMul, Gemm and Conv that will read their first input in 8 bit, with one scale for the tensor, or that
+            will compute in float with weights stored in 8 bit.
         stats: Of their inputs, with `ChannelStats`; values without them are left as they are.
+        stored: The latter.
         weight_share: How much of the error of rounding weights to nearest counts: 1, or less where the weights are
             going to be rounded better.
         least_gain: dB that a change has to gain.
@@ -116,7 +123,7 @@ def equalize(
     groups = find_groups({value: reader_axis(node) for node, value in measured.items()})
     weights = _Weights()
     made = Rescaling()
-    for group, readings in _readings(groups, measured, stats).items():
+    for group, readings in _readings(groups, measured, stats, frozenset(stored)).items():
         candidate, gain = best(readings, weight_share)
         if candidate.exponent is not None and gain >= least_gain:
             divisors = {value.name: np.repeat(candidate.divisor, times) for value, times in group.values.items()}
@@ -128,7 +135,7 @@ def equalize(
 
 
 def _readings(
-    groups: Mapping[Value, Group], measured: Mapping[Node, Value], stats: Stats
+    groups: Mapping[Value, Group], measured: Mapping[Node, Value], stats: Stats, stored: Collection[Node]
 ) -> dict[Group, list[Reading]]:
     """Put together what is known of the values of each group, and who reads them.
 
@@ -144,16 +151,17 @@ def _readings(
     found: dict[Group, list[Reading]] = {}
     counts: dict[Group, np.ndarray] = {}
     for group in sorted(first, key=lambda group: -first[group]):
-        by_value: dict[tuple[Value, bool], list[Constant]] = {}
+        by_value: dict[tuple[Value, bool, bool], list[Constant]] = {}
         for reader in group.readers:
             if reader.node in measured:
                 returns = groups.get(_output(reader.node)) is group  # a residual branch, judged once the rest is known
-                by_value.setdefault((measured[reader.node], returns), []).append(reader)
+                key = measured[reader.node], returns, reader.node in stored
+                by_value.setdefault(key, []).append(reader)
         found[group] = []
-        for (value, returns), readers in sorted(by_value.items(), key=lambda item: item[0][1]):
+        for (value, returns, in_float), readers in sorted(by_value.items(), key=lambda item: item[0][1]):
             outputs = [groups.get(_output(reader.node)) for reader in readers]
             importance = [None if after is None else counts.get(after) for after in outputs]
-            reading = reading_of(stats, value, readers, importance)
+            reading = reading_of(stats, value, readers, importance, in_float=in_float)
             found[group].append(reading)
             if not returns:
                 counts[group] = counts.get(group, 0) + reading.energy
@@ -182,21 +190,27 @@ def measured_inputs(nodes: Iterable[Node], stats: Stats) -> dict[Node, Value]:
 
 
 def reading_of(
-    stats: Stats, value: Value, readers: Sequence[Constant], importance: Sequence[np.ndarray | None]
+    stats: Stats,
+    value: Value,
+    readers: Sequence[Constant],
+    importance: Sequence[np.ndarray | None],
+    *,
+    in_float: bool = False,
 ) -> Reading:
-    """Put together what is known of a value that is read in 8 bit.
+    """Put together what is known of a value that is read in 8 bit, or by weights in 8 bit.
 
     Args:
         stats: Of the value, by channel.
         value: The value.
         readers: The weights that it meets.
         importance: For each reader, what an error of its output channels counts; None where all count the same.
+        in_float: Whether it is read in float, and only the weights are rounded.
 
     """
     weights = [weight_of(reader, constant_array(reader.value)) for reader in readers]
     channels = stats[value.name][ChannelStats]
     positions = readers[0].positions
-    return Reading(channels.joined(positions) if positions > 1 else channels, weights, importance)
+    return Reading(channels.joined(positions) if positions > 1 else channels, weights, importance, in_float=in_float)
 
 
 def constant_array(value: Value) -> np.ndarray:

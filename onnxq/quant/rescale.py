@@ -59,6 +59,7 @@ class Reading:
         weights: What it is multiplied with: `[groups, outputs, channels / groups, positions]`.
         importance: For each of them what a squared error of an output channel counts, `[groups * outputs]`; None where
             all count the same.
+        in_float: Whether it is read in float after all: only the weights are rounded.
 
     Attributes:
         energy: `[channels]`: what a squared error of a channel counts, in relation to what the readers give.
@@ -66,9 +67,15 @@ class Reading:
     """
 
     def __init__(
-        self, stats: ChannelStats, weights: Sequence[np.ndarray], importance: Sequence[np.ndarray | None]
+        self,
+        stats: ChannelStats,
+        weights: Sequence[np.ndarray],
+        importance: Sequence[np.ndarray | None],
+        *,
+        in_float: bool = False,
     ) -> None:
         self.stats = stats
+        self.in_float = in_float
         self.second = stats.second_moment
         self.mean = stats.mean
         self.variance = np.maximum(self.second - np.square(self.mean), 0)
@@ -101,6 +108,10 @@ class Reading:
                 rounding follows.
 
         """
+        total = 0.0 if self.in_float else self._activation_error(candidate)
+        return total + weight_share * self._weight_error(candidate)
+
+    def _activation_error(self, candidate: Candidate) -> float:
         s, apart = candidate.divisor, list(candidate.apart)
         greatest, least = self.stats.high[0].copy(), self.stats.low[0].copy()
         greatest[apart] = least[apart] = 0
@@ -111,9 +122,12 @@ class Reading:
         above = np.maximum(greatest - high * candidate.without, 0)
         below = np.maximum(low * candidate.without - least, 0)
         clipping = (np.square(above, dtype=np.float64) + np.square(below, dtype=np.float64)) / self.stats.count
-        total = float((self.energy * (rounding + clipping)).sum())
+        return float((self.energy * (rounding + clipping)).sum())
+
+    def _weight_error(self, candidate: Candidate) -> float:
+        s, total = candidate.divisor, 0.0
         kept = s.astype(np.float32)
-        kept[apart] = 0
+        kept[list(candidate.apart)] = 0
         for weight, importance, share in self._parts:
             scaled = weight * kept.reshape(len(weight), 1, -1, 1)
             scale = np.maximum(np.abs(scaled).max(axis=(2, 3), keepdims=True), np.finfo(np.float32).tiny)
@@ -122,7 +136,7 @@ class Reading:
             change *= scale
             change -= scaled
             change /= s.reshape(len(weight), 1, -1, 1).astype(np.float32)
-            total += weight_share * share * float((self._outputs(change) * importance).sum())
+            total += share * float((self._outputs(change) * importance).sum())
         return total
 
 

@@ -10,7 +10,7 @@ the weight's. The same Mul then sets the channel to zero, and its product with i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from onnx import TensorProto
@@ -37,6 +37,7 @@ def smooth(
     nodes: Iterable[Node],
     stats: Stats,
     *,
+    stored: Collection[Node] = (),
     weight_share: float = 1.0,
     least_gain: float = LEAST_GAIN,
     least_columns: int = LEAST_COLUMNS,
@@ -49,6 +50,7 @@ def smooth(
     Args:
         nodes: MatMul and Gemm that will read their first input in 8 bit, with one scale for the tensor; Conv is passed
             over.
+        stored: Nodes to pass over, too, because they will compute in float.
         stats: Of their inputs, with `ChannelStats`; values without them are left as they are.
         weight_share: How much of the error of rounding weights to nearest counts: 1, or less where the weights are
             going to be rounded better.
@@ -63,7 +65,7 @@ def smooth(
     by_value: dict[Value, list[Constant]] = {}
     for node, value in measured_inputs(nodes, stats).items():
         reader = linear_reader(node, 0)
-        if reader is not None and node.op_type != "Conv":
+        if reader is not None and node.op_type != "Conv" and node not in stored:
             by_value.setdefault(value, []).append(reader)
     made = Rescaling()
     for value, readers in by_value.items():
