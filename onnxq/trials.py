@@ -35,6 +35,10 @@ BY_ERROR = "chose the ranges of activations by the error that they cause at the 
 DIVIDED = "rescaled the channels of {} tensors by a Mul in front of their readers"
 LEAST_GAIN = 0.2  # dB; less is within what other samples would show
 Rescale = Callable[..., Rescaling]
+EVEN: Rescale = partial(equalize, even=True)
+# The cheapest and safest first: what comes later has to gain
+WAYS: tuple[tuple[Rescale, ...], ...] = ((EVEN,), (equalize,), (equalize, smooth), (smooth,))
+LEAD = 1.5  # dB that others have to gain on `EVEN`: by so much luck differs where weights are rounded to nearest for a trial
 
 
 class Variants:
@@ -148,15 +152,17 @@ def rescale(ready: Prepared, split: Split, watch: Observer) -> Prepared:
         return ready
     fitting = split.halves[0]
     best: float | None = None
-    chosen = None
-    for methods in ((equalize,), (equalize, smooth), (smooth,)):  # the cheapest first: what comes later has to gain
+    chosen: tuple[Rescale, ...] | None = None
+    for methods in WAYS:
+        if methods[0] is EVEN and not any(node.op_type == "Conv" for node in ready.model.graph.nodes):
+            continue
         changed = _rescaled(duplicate(ready), methods, fitting, watch)
         if changed.notes == ready.notes:
             continue
         if best is None:
             best = split.judge.sqnr(_nearest(duplicate(ready), fitting))
         gained = split.judge.sqnr(_nearest(changed, fitting))
-        if gained > best + LEAST_GAIN:
+        if gained > best + (LEAD if chosen == WAYS[0] else LEAST_GAIN):
             best, chosen = gained, methods
     return ready if chosen is None else _rescaled(ready, chosen, split.samples, watch)
 
@@ -176,7 +182,7 @@ def _rescaled(ready: Prepared, methods: Sequence[Rescale], samples: Samples, wat
         commit(made.patches)
         made.update(measured)
         count = sum(len(change.divisors) for change in made.changes)
-        notes += [(FOLDED if method is equalize else DIVIDED).format(count)] if count else []
+        notes += [(DIVIDED if method is smooth else FOLDED).format(count)] if count else []
     infer_types(ready.model)
     return replace(ready, plan=_planned(ready, ready.model), notes=tuple(notes))
 

@@ -101,6 +101,7 @@ def equalize(
     stats: Stats,
     *,
     stored: Collection[Node] = (),
+    even: bool = False,
     weight_share: float = 1.0,
     least_gain: float = LEAST_GAIN,
 ) -> Rescaling:
@@ -111,6 +112,7 @@ def equalize(
             will compute in float with weights stored in 8 bit.
         stats: Of their inputs, with `ChannelStats`; values without them are left as they are.
         stored: The latter.
+        even: Whether factors of maps that only Conv read come from the mean size of each channel instead of its range.
         weight_share: How much of the error of rounding weights to nearest counts: 1, or less where the weights are
             going to be rounded better.
         least_gain: dB that a change has to gain.
@@ -124,7 +126,9 @@ def equalize(
     weights = _Weights()
     made = Rescaling()
     for group, readings in _readings(groups, measured, stats, frozenset(stored)).items():
-        candidate, gain = best(readings, weight_share)
+        candidate, gain = best(
+            readings, weight_share, even=even and all(reader.node.op_type == "Conv" for reader in group.readers)
+        )
         if candidate.exponent is not None and gain >= least_gain:
             divisors = {value.name: np.repeat(candidate.divisor, times) for value, times in group.values.items()}
             nodes_read = tuple(reader.node for reader in group.readers)

@@ -8,7 +8,7 @@ by s, has at the reader's outputs the squared error
   + Σ_j E[(D_j x)²]                                  rounding of the weight, D = round(W s)/s - W
 
 Factors come from the family `s = r^a / ‖W‖^(1-a)` of SmoothQuant (https://arxiv.org/abs/2211.10438, equation 4), with
-the range r of each channel. They undo every rescaling of the channels that the model may come with, because
+the range r of each channel, or with its mean size, which no outlier sets. They undo every rescaling of the channels that the model may come with, because
 `r → c r, ‖W‖ → ‖W‖/c` gives `s → c s`; so does the error, as long as an output channel whose size is a matter of choice
 counts by what its own readers make of it.
 """
@@ -24,6 +24,7 @@ from onnxq.quant.channels import ChannelStats
 from onnxq.quant.folding import Constant
 
 EXPONENTS = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
+MEAN_EXPONENTS = (0.3, 0.5, 0.6, 0.7, 0.8)
 LEVELS = 255
 WEIGHT_LEVELS = 127
 LARGEST = 1 << 18  # elements of a weight that the error is computed from: whole output channels, evenly taken
@@ -150,13 +151,14 @@ def weight_of(reader: Constant, array: np.ndarray) -> np.ndarray:
 
 
 def best(
-    readings: Sequence[Reading], weight_share: float, *, apart: int = 0, pays: float = 0.0
+    readings: Sequence[Reading], weight_share: float, *, even: bool = False, apart: int = 0, pays: float = 0.0
 ) -> tuple[Candidate, float]:
     """Search the factors for values that are divided together.
 
     Args:
         readings: The values.
         weight_share: See `Reading.error`.
+        even: Whether factors come from the mean size of each channel instead of its range.
         apart: At most so many channels may be computed apart.
         pays: dB that each of them has to gain.
 
@@ -172,7 +174,7 @@ def best(
     for count in range(len(outliers) + 1):
         taken = tuple(sorted(outliers[:count]))
         goal = least * 10 ** (-(pays if count else 0.0) / 10) * (1 - 1e-6)
-        for candidate in [unchanged, *_candidates(readings)]:
+        for candidate in [unchanged, *(_even_candidates if even else _candidates)(readings)]:
             attempt = replace(candidate, apart=taken)
             error = sum(reading.error(attempt, weight_share) for reading in readings)
             if error < min(least, goal):
@@ -187,6 +189,20 @@ def _outliers(readings: Sequence[Reading], count: int) -> list[int]:
     reach = np.max([np.maximum(r.stats.high[0], -r.stats.low[0]) for r in readings], axis=0)
     carried = reach * np.sqrt(sum(reading.energy for reading in readings))
     return [int(channel) for channel in np.argsort(-carried, kind="stable")[:count]]
+
+
+def _even_candidates(readings: Sequence[Reading]) -> Iterator[Candidate]:
+    """Give factors from the mean size of each channel: no batch sets it, so none is clipped that goes further."""
+    norm = np.sqrt(sum(reading.energy for reading in readings))
+    size = np.sqrt(sum(reading.second for reading in readings))
+    carried = size * norm
+    if not carried.max() > 0:
+        return
+    norm = np.maximum(norm, norm.max() * LEAST_SHARE**2)
+    size = np.maximum(size, carried.max() * LEAST_SHARE / norm)
+    for exponent in MEAN_EXPONENTS:
+        divisor = size**exponent / norm ** (1 - exponent)
+        yield Candidate(exponent, divisor, divisor)
 
 
 def _candidates(readings: Sequence[Reading]) -> Iterator[Candidate]:
