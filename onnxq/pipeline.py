@@ -174,7 +174,7 @@ def carry_out(
     before = ready.model.serialize()
     probe = given if given is not None else runnable_samples(before, input_specs(ready.model), RANDOM_SAMPLES)
     split = Split(before, probe)
-    if given is not None and stats is None:
+    if stats is None:
         watch.step("rescale")
         ready = rescale(ready, split, watch)
     variants, settled = fit(ready, split, given, stats, watch), Settled()

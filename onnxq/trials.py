@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from onnxq.errors import DataError, ModelError
 from onnxq.ir import Model, Value, commit
 from onnxq.ir.types import infer_types
 from onnxq.judge import Judge, Split
@@ -38,7 +39,9 @@ Rescale = Callable[..., Rescaling]
 EVEN: Rescale = partial(equalize, even=True)
 # The cheapest and safest first: what comes later has to gain
 WAYS: tuple[tuple[Rescale, ...], ...] = ((EVEN,), (equalize,), (equalize, smooth), (smooth,))
-LEAD = 1.5  # dB that others have to gain on `EVEN`: by so much luck differs where weights are rounded to nearest for a trial
+BLIND: Rescale = partial(equalize, even=True, least_gain=6.0)  # without data, in clear cases only
+# dB that others have to gain on `EVEN`: by so much luck differs where weights are rounded to nearest for a trial
+LEAD = 1.5
 
 
 class Variants:
@@ -145,9 +148,17 @@ def rescale(ready: Prepared, split: Split, watch: Observer) -> Prepared:
     Every way is tried on one half of the samples, with weights rounded to nearest, and judged on the other half.
     Channels that are stretched to fill the range clip first where other samples go further, which only samples that
     chose nothing can show.
+
+    Samples that are made up cannot judge a model. Yet how unevenly channels are scaled shows on any numbers, and
+    undoing it in clear cases is free.
     """
     if not any(decision.settings and decision.settings.smoothing for decision in ready.plan.decisions):
         return ready
+    if split.samples.made_up:
+        try:
+            return _rescaled(ready, (BLIND,), split.samples, watch)
+        except (DataError, ModelError):
+            return ready  # it does not run on random numbers, which the comparison reports
     if split.halves is None:
         return ready
     fitting = split.halves[0]

@@ -8,9 +8,9 @@ by s, has at the reader's outputs the squared error
   + Σ_j E[(D_j x)²]                                  rounding of the weight, D = round(W s)/s - W
 
 Factors come from the family `s = r^a / ‖W‖^(1-a)` of SmoothQuant (https://arxiv.org/abs/2211.10438, equation 4), with
-the range r of each channel, or with its mean size, which no outlier sets. They undo every rescaling of the channels that the model may come with, because
-`r → c r, ‖W‖ → ‖W‖/c` gives `s → c s`; so does the error, as long as an output channel whose size is a matter of choice
-counts by what its own readers make of it.
+the range r of each channel, or with its mean size, which no outlier sets. They undo every rescaling of the channels
+that the model may come with, because `r → c r, ‖W‖ → ‖W‖/c` gives `s → c s`; so does the error, as long as an output
+channel whose size is a matter of choice counts by what its own readers make of it.
 """
 
 from __future__ import annotations

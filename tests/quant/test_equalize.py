@@ -8,49 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxq.ir import Model, commit, infer_types, load
-from onnxq.ir.opset import raise_opset
-from onnxq.ir.passes import normalise
+from onnxq.ir import Model, commit
 from onnxq.quant.calibrate import calibrate
 from onnxq.quant.equalize import Rescaling, channel_axes, channel_kinds, equalize
-from onnxq.quant.folding_search import find_groups
 from onnxq.quant.plan import make_plan
 from onnxq.quant.qparams import activation_qparams, choose_range
 from onnxq.quant.recipe import load_recipe
 from onnxq.quant.rewrite import rewrite
 from onnxq.quant.stats import Stats
-from tests.quant.rescale_support import build, difference, divide, run, sqnr
+from tests.quant.rescale_support import build, difference, linear, rescale_model, run, sample, sqnr
 
 MODELS = Path(__file__).parents[2] / "sample_models"
 TEST = np.load(MODELS / "digits_test.npz")["image"][:300]
-OPSET = 13  # what a scale for each channel needs
 CALIBRATION = [{"image": image[None]} for image in np.load(MODELS / "digits_calibration.npz")["image"]]
-
-
-def sample(name: str) -> Model:
-    model = load(MODELS / f"{name}.onnx")
-    normalise(model)
-    infer_types(model)
-    if model.opset < OPSET:
-        model = raise_opset(model, OPSET)
-        infer_types(model)
-    return model
-
-
-def linear(model: Model):
-    return [node for node in model.graph.nodes if node.op_type in ("MatMul", "Gemm", "Conv")]
-
-
-def rescale_model(model: Model, seed: int) -> int:
-    """Multiply the channels of everything that can be rescaled by e**N(0, 1.2), without changing the function."""
-    random = np.random.default_rng(seed)
-    axes = channel_axes(linear(model))
-    groups = find_groups({model.graph.values[name]: axis for name, axis in axes.items()})
-    count = 0
-    for group in dict.fromkeys(groups.values()):
-        divide(group, np.exp(random.normal(0, 1.2, group.channels)))
-        count += 1
-    return count
 
 
 def measure(model: Model, axes: dict[str, int], samples=CALIBRATION) -> Stats:
