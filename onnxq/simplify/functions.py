@@ -19,6 +19,7 @@ Write = Callable[[Patch, Value], Value]
 
 GELU_OPSET = 20
 NEAR = 2.0**-10  # a point to read slopes off
+LEAST_WIDTH = 1e-3  # of the bounds of a Clip: what hardly varies is within the tolerance of many functions
 SATURATED = 30.0  # exp of twice that is far beyond what float32 adds 2 to, and far below its end
 
 # Nanoseconds an element in onnxruntime 1.31.1, x86-64, one thread, 512 x 512; `tests/bench/bench_simplify.py` measures
@@ -92,7 +93,7 @@ def candidates(points: np.ndarray, values: np.ndarray) -> Iterator[Known]:
         alpha = float(np.float32(-at[-1.0]))
         yield Known("LeakyRelu", partial(_leaky, alpha), ("LeakyRelu",), _operator("LeakyRelu", alpha=alpha))
     low, high = float(np.float32(values.min())), float(np.float32(values.max()))
-    if math.isfinite(low) and math.isfinite(high) and low < high:
+    if math.isfinite(low) and math.isfinite(high) and high - low > LEAST_WIDTH * max(abs(low), abs(high)):
         yield Known("Clip", partial(np.clip, a_min=low, a_max=high), ("Clip",), partial(_write_clip, low, high), 11)
     slope, start = max(at[NEAR] - at[0.0], at[0.0] - at[-NEAR]) / NEAR, at[0.0]  # one side may be cut off
     if 0 < slope < 1 and 0 < start < 1:
