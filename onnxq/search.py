@@ -26,8 +26,8 @@ from onnxq.trials import Variants
 
 T = TypeVar("T")
 
-# A bargain: dB that a node has to gain, dB for the whole time (1.5 for a hundredth of it), the most that it may take
-LEAST_GAIN, GAIN_FOR_TIME, MOST_FOR_ONE = 1.0, 150.0, 0.03
+# A bargain: dB that a node has to gain, dB for the whole time (0.9 for a hundredth of it), the most that it may take
+LEAST_GAIN, GAIN_FOR_TIME, MOST_FOR_ONE = 1.0, 90.0, 0.03
 GAINS = 4  # bargains tried
 KEPT_GAIN = 0.5  # of what was expected of one
 

@@ -109,7 +109,8 @@ def simplified(model: Model, recipe: Recipe) -> Simplified:
     """Simplify a model where the recipe and its target want it, and what it computes can be compared afterwards."""
     if not recipe.simplifies or foreign_node(model) is not None:
         return Simplified(model)
-    return simplify(model)
+    products = recipe.scheme_for("MatMul", "")[0].name
+    return simplify(model, integer=products in ("auto", "static-int8", "dynamic-int8"))
 
 
 def replanned(ready: Prepared, most: int | None = None, costs: Costs | None = None) -> Prepared:

@@ -52,12 +52,14 @@ class Simplification:
         name: Name of its module.
         order: Passes run in ascending order.
         describe: Gives the changes for a model whose types are inferred; no two of them touch the same node.
+        integer: Whether it pays only where products are going to compute in 8 bit.
 
     """
 
     name: str
     order: int
     describe: Describe
+    integer: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,12 @@ class Simplified:
 _PASSES: dict[str, Simplification] = {}
 
 
-def simplifies(*, order: int) -> Callable[[Describe], Describe]:
+def simplifies(*, order: int, integer: bool = False) -> Callable[[Describe], Describe]:
     """Register a simplifying pass; its module stands in this folder."""
 
     def register(function: Describe) -> Describe:
         name = function.__module__.rpartition(".")[2]
-        _PASSES[name] = Simplification(name, order, function)
+        _PASSES[name] = Simplification(name, order, function, integer)
         return function
 
     return register
@@ -99,12 +101,13 @@ def find_simplifications() -> tuple[Simplification, ...]:
     return tuple(sorted(_PASSES.values(), key=lambda item: (item.order, item.name)))
 
 
-def simplify(model: Model, only: Collection[str] | None = None) -> Simplified:
+def simplify(model: Model, only: Collection[str] | None = None, *, integer: bool = True) -> Simplified:
     """Run the simplifying passes until none finds anything more.
 
     Args:
         model: A normalised model, types inferred; it is changed.
         only: Names of passes; None for all of them.
+        integer: Whether products are going to compute in 8 bit.
 
     Raises:
         InvalidResult: A pass broke the graph.
@@ -115,7 +118,7 @@ def simplify(model: Model, only: Collection[str] | None = None) -> Simplified:
     unknown = set(only or ()) - {item.name for item in passes}
     if unknown:
         raise ValueError(f"no simplifying pass is named {', '.join(sorted(unknown))}")
-    chosen = [item for item in passes if only is None or item.name in only]
+    chosen = [item for item in passes if (only is None or item.name in only) and (integer or not item.integer)]
     work = _Work(model)
     for _ in range(ROUNDS):
         found = [work.run(item) for item in chosen]
