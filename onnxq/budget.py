@@ -10,9 +10,10 @@ from onnxq.errors import CheckFailed, RecipeError
 from onnxq.ir import Model
 from onnxq.judge import Judge
 from onnxq.metric import Metric, load_metric, measure_metric
+from onnxq.moves import Move, left_open, moves
 from onnxq.quant.decision import Choices
 from onnxq.quant.samples import Samples
-from onnxq.search import Found, Move, affordable, bargains, fewest, left_open, moves
+from onnxq.search import Found, bargains, fewest
 from onnxq.sensitivity import EXACT, counted, sensitivity
 from onnxq.shrink import fits_corrected, shrink
 from onnxq.trials import Variants
@@ -125,12 +126,11 @@ def settle_accuracy(variants: Variants, budget: Budget) -> Settled:
 
 def _usual(variants: Variants, ranked: list[Move], found: Found) -> Found:
     """Go for the usual accuracy, but only with moves that cost little together."""
-    cheap = affordable([move for move in ranked if move.key not in found.choices], MOST_TIME)
 
     def meets(model: Model) -> bool:
         return variants.judge.sqnr(model) >= USUAL_SQNR
 
-    reached = fewest(variants, cheap, meets, found.choices, stages=1, missed=True)
+    reached = fewest(variants, ranked, meets, found.choices, stages=1, most=MOST_TIME, missed=True)
     return reached if reached.met else found
 
 

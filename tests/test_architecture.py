@@ -35,6 +35,7 @@ ORDER = [
     "trials",
     "correction",
     "sensitivity",
+    "moves",
     "search",
     "shrink",
     "budget",

@@ -14,10 +14,12 @@ from onnxq.budget import Budget, settle
 from onnxq.errors import CheckFailed, RecipeError
 from onnxq.ir import load
 from onnxq.judge import Judge, Split
+from onnxq.moves import Move, Way, affordable, moves
 from onnxq.observer import Silent
 from onnxq.pipeline import quantize
+from onnxq.quant.decision import Choice
 from onnxq.quant.samples import input_specs, wrap_samples
-from onnxq.search import Move, affordable, bargains, decibels_without, fewest, moves, shortest
+from onnxq.search import bargains, decibels_without, fewest, shortest
 from onnxq.sensitivity import sensitivity
 from onnxq.trials import Variants, fit
 
@@ -126,6 +128,72 @@ def test_weights_go_back_to_float_only_when_computing_in_float_is_not_enough():
     floats_ = fewest(variants, ranked, lambda c: any(choice.scheme == "float" for choice in c.values()), {})
     assert sum(choice.scheme == "float" for choice in floats_.choices.values()) == 1
     assert not fewest(variants, ranked, lambda choices: False, {}).met
+
+
+ROWS, BLOCKS = (Choice("dynamic-int8", why, (("why", why),)) for why in ("rows", "blocks"))
+
+
+def several(count: int) -> list[Move]:
+    """Moves with two ways between 8 bit and float, each dearer than the one before."""
+    ways = (Way(ROWS, 0.001, 0.3), Way(BLOCKS, 0.002, 0.1))
+    return [Move(f"n{i}", 1.0 / (i + 1), 0.1, 0.01, True, ways) for i in range(count)]
+
+
+def names(choices) -> dict[str, str]:
+    return {key: choice.reason if choice.settings else choice.scheme for key, choice in choices.items()}
+
+
+def test_the_cheapest_way_that_is_enough_is_taken():
+    found = fewest(Counting(), several(8), lambda choices: {"n0", "n1"} <= choices.keys(), {})
+    assert names(found.choices) == {"n0": "rows", "n1": "rows"}
+    found = fewest(Counting(), several(8), lambda choices: choices.get("n0") == BLOCKS, {})
+    assert names(found.choices) == {"n0": "blocks"}
+    found = fewest(Counting(), several(8), lambda choices: names(choices).get("n1") == "weight-int8", {})
+    assert names(found.choices) == {"n0": "weight-int8", "n1": "weight-int8"}
+
+
+def test_what_the_budget_does_not_need_beside_dearer_ways_is_taken_back():
+    def meets(choices) -> bool:
+        return names(choices).get("n0") == "blocks" and {"n1", "n2"} <= choices.keys()
+
+    variants = Counting()
+    found = fewest(variants, several(16), meets, {"x": Choice("float", "settled")})
+    assert names(found.choices) == {"x": "float", "n0": "blocks", "n1": "rows", "n2": "rows"}
+    assert variants.runs <= 3 + 2 * 5
+
+
+def test_no_more_time_is_spent_than_there_is():
+    tried = []
+    fewest(Counting(), several(8), lambda choices: tried.append(choices), {}, stages=1, most=0.0035)
+    spent = [sum({"rows": 0.001, "blocks": 0.002}.get(name, 0.01) for name in names(c).values()) for c in tried]
+    assert max(spent) <= 0.0035
+    assert [len(choices) for choices in tried] == [0, 3, 1]  # nothing, rows, blocks; float takes too long
+
+
+def test_affordable_moves_are_counted_by_the_way_they_take():
+    ranked = several(3)
+    assert [len(affordable(ranked, 0.0025, step)) for step in range(4)] == [2, 1, 0, 0]
+
+
+def test_a_bargain_is_the_cheapest_way_first_and_the_next_where_it_disappoints():
+    class Judged(Counting):
+        ready = SimpleNamespace(plan=SimpleNamespace(costs=None))
+
+        def __init__(self, gains):
+            self.judge = SimpleNamespace(sqnr=lambda choices: 20.0 + sum(gains[n] for n in names(choices).values()))
+            super().__init__()
+
+        def settled(self, choices):
+            return SimpleNamespace(plan=SimpleNamespace(costs=None)), {}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("onnxq.search.predicted_time", lambda plan, costs: 1.0)
+        for gains, expected in (
+            ({"rows": 5.0, "blocks": 9.0, "weight-int8": 20.0}, {"n0": "rows", "n1": "rows"}),
+            ({"rows": 0.1, "blocks": 9.0, "weight-int8": 20.0}, {"n0": "blocks", "n1": "blocks"}),
+            ({"rows": 0.1, "blocks": 0.1, "weight-int8": 20.0}, {"n0": "weight-int8"}),
+        ):
+            assert names(bargains(Judged(gains), several(2)).choices) == expected
 
 
 def test_choices_that_are_known_to_miss_are_not_tried_again():

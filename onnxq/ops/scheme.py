@@ -10,7 +10,7 @@ Granularity = Literal["channel", "tensor"]
 WrittenForm = Literal["cast-mul", "qdq", "matmulnbits", "integer"]
 ActivationType = Literal["uint8", "int8", "uint16", "int16"]
 Domain = Literal["ai.onnx", "com.microsoft"]
-ActivationGranularity = Literal["tensor", "row"]
+ActivationGranularity = Literal["auto", "tensor", "row"]
 RangesSetting = Literal["auto", "minmax", "percentile", "mse", "output-error"]
 
 
@@ -33,7 +33,8 @@ class Scheme:
         activations: Element type of calibrated activations. Unsigned types have a zero point of their own; signed ones
             are symmetric, their zero point is 0.
         activation_granularity: Under `dynamic-int8`, one scale for an activation as a whole, or one for every row:
-            for what one sum of a MatMul, a Gemm or a Conv along one axis goes over.
+            for what one sum of a MatMul, a Gemm or a Conv along one axis goes over. `auto` is the whole activation,
+            unless the scheme is `auto` too and rows are clearly faster than float.
         domain: Operator set of QuantizeLinear and DequantizeLinear. Those of `com.microsoft` have scales along an axis
             and 16-bit codes whatever the model's opset of `ai.onnx` is. An LSTM that computes in 8 bit is found in
             `com.microsoft` only.
@@ -55,7 +56,7 @@ class Scheme:
     granularity: Granularity = "channel"
     form: WrittenForm = "cast-mul"
     activations: ActivationType = "uint8"
-    activation_granularity: ActivationGranularity = "tensor"
+    activation_granularity: ActivationGranularity = "auto"
     domain: Domain = "ai.onnx"
     block_size: Literal[0, 16, 32, 64, 128, 256] = 0
     accuracy_level: Literal[0, 1, 2, 3, 4] = 0

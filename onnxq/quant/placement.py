@@ -54,6 +54,18 @@ def check_target(node: Node, scheme: Scheme, target: Target) -> None:
         raise Decline(f"target {target.name} looks nothing up in 8-bit tables")
 
 
+def check_activations(scheme: Scheme, opset: int) -> None:
+    """Refuse types and scales of activations that a scheme or onnxruntime does not have; raises Decline."""
+    if scheme.name == "dynamic-int8" and scheme.activations != "uint8":
+        raise Decline(f"activations quantized at run time are uint8, not {scheme.activations}")
+    if scheme.name == "static-int8" and scheme.activation_granularity == "row":
+        raise Decline("a scale for every row is computed at run time, which static-int8 is not")
+    # It states the type on the nodes that it moves, and then changes the type of their zero point to uint8.
+    broken = (scheme.target, scheme.activations, scheme.domain) == ("cpu", "int8", "ai.onnx") and opset >= 21
+    if scheme.name == "static-int8" and broken:
+        raise Decline('onnxruntime fails on int8 activations from opset 21 on, unless domain = "com.microsoft"')
+
+
 def place(site: Site, target: Target) -> Form:
     """Say what a node would become for a target; raises Decline."""
     if site.scheme.name != "static-int8" or target.timed:

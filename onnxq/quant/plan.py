@@ -12,9 +12,10 @@ from onnxq.ops.scheme import Scheme, SchemeName
 from onnxq.quant.decision import Choice, Choices, Decision, Plan
 from onnxq.quant.lengths import deciding_lengths
 from onnxq.quant.pitfalls import endangering
-from onnxq.quant.placement import check_target, place, useless_residuals
+from onnxq.quant.placement import check_activations, check_target, place, useless_residuals
 from onnxq.quant.recipe import Recipe
 from onnxq.quant.region import FLOAT_BONUS, integer_region, node_times
+from onnxq.quant.row_times import settings_to_try
 from onnxq.targets import Costs, load_costs
 from onnxq.targets.placement import load_target
 
@@ -52,9 +53,9 @@ def make_plan(
     plan = Plan(recipe, choices or {}, with_data, costs or load_costs())
     decided: dict[Node, Decision] = {}
     for node in model.graph.walk():
-        decided[node] = _decide(node, recipe, model.opset, with_data, plan.choices)
+        decided[node] = _decide(node, plan, model.opset)
         if decided[node].scheme == "static-int8" and _stands_in(node, unreached):
-            decided[node] = _without_ranges(node, recipe, model.opset)
+            decided[node] = _without_ranges(node, plan, model.opset)
     if recipe.scheme.name == "auto":
         _keep_lengths(decided, deciding_lengths(model.graph.graphs(), plan.costs), recipe)
     for graph in model.graph.graphs():
@@ -71,17 +72,18 @@ def make_plan(
     return plan
 
 
-def _decide(node: Node, recipe: Recipe, opset: int, with_data: bool, choices: Choices) -> Decision:
-    scheme, why = recipe.scheme_for(node.op_type, node.name)
+def _decide(node: Node, plan: Plan, opset: int) -> Decision:
+    scheme, why = plan.recipe.scheme_for(node.op_type, node.name)
     if scheme.name == "float":
         return Decision(node, None, f"{why} leaves it float")
-    choice = choices.get(node_key(node)) if choices else None
+    choice = plan.choices.get(node_key(node)) if plan.choices else None
     if choice is not None:
         made = Decision(node, None, choice.reason)
         if choice.scheme != "float":
             made = _first_accepted(node, replace(scheme, **dict(choice.settings)), (choice.scheme,), opset)
         return replace(made, reason=f"{made.reason}: {choice.reason}" if made.scheme else choice.reason)
-    return _first_accepted(node, scheme, schemes_to_try(node, scheme, with_data=with_data), opset)
+    names = schemes_to_try(node, scheme, with_data=plan.with_data)
+    return _first_accepted(node, scheme, names, opset, plan.costs)
 
 
 def schemes_to_try(node: Node, scheme: Scheme, *, with_data: bool) -> tuple[SchemeName, ...]:
@@ -99,20 +101,21 @@ def form_of(node: Node, settings: Scheme, opset: int) -> Form:
     """Say what a node would become under a scheme; raises Decline with the sentence that says why it cannot."""
     target = load_target(settings.target)
     check_target(node, settings, target)
-    _check_activations(settings, opset)
+    check_activations(settings, opset)
     return place(Site(node, settings, opset), target)
 
 
-def _first_accepted(node: Node, scheme: Scheme, names: tuple[SchemeName, ...], opset: int) -> Decision:
+def _first_accepted(
+    node: Node, scheme: Scheme, names: tuple[SchemeName, ...], opset: int, costs: Costs | None = None
+) -> Decision:
     refusals: list[str] = []
-    for name in names:
-        settings = replace(scheme, name=name)
+    for settings in settings_to_try(node, scheme, names, costs):
         try:
             form = form_of(node, settings, opset)
         except Decline as refusal:
             refusals.append(refusal.reason)
             continue
-        return Decision(node, name, form.sentence, settings, form)
+        return Decision(node, settings.name, form.sentence, settings, form)
     return Decision(node, None, refusals[0])
 
 
@@ -123,11 +126,11 @@ def _stands_in(node: Node, graphs: Collection[Graph]) -> bool:
     return scope is not None
 
 
-def _without_ranges(node: Node, recipe: Recipe, opset: int) -> Decision:
+def _without_ranges(node: Node, plan: Plan, opset: int) -> Decision:
     """Decide about a node that cannot be static, in a body that no sample has run."""
-    scheme = recipe.scheme_for(node.op_type, node.name)[0]
+    scheme = plan.recipe.scheme_for(node.op_type, node.name)[0]
     names = AUTO_WITHOUT_DATA if scheme.name == "auto" else ("weight-int8",)
-    made = _first_accepted(node, scheme, names, opset)
+    made = _first_accepted(node, scheme, names, opset, plan.costs)
     why = "no sample runs the body it stands in"
     return replace(made, reason=f"{made.reason}: {why}" if made.scheme else why)
 
@@ -156,17 +159,6 @@ def _stored_instead(node: Node, recipe: Recipe, opset: int, why: str) -> Decisio
     if instead.scheme is None:
         return Decision(node, None, why)
     return replace(instead, reason=f"{instead.reason}: {why}")
-
-
-def _check_activations(scheme: Scheme, opset: int) -> None:
-    if scheme.name == "dynamic-int8" and scheme.activations != "uint8":
-        raise Decline(f"activations quantized at run time are uint8, not {scheme.activations}")
-    if scheme.name == "static-int8" and scheme.activation_granularity == "row":
-        raise Decline("a scale for every row is computed at run time, which static-int8 is not")
-    # It states the type on the nodes that it moves, and then changes the type of their zero point to uint8.
-    broken = (scheme.target, scheme.activations, scheme.domain) == ("cpu", "int8", "ai.onnx") and opset >= 21
-    if scheme.name == "static-int8" and broken:
-        raise Decline('onnxruntime fails on int8 activations from opset 21 on, unless domain = "com.microsoft"')
 
 
 def _keep_paying_passives(graph: Graph, decided: dict[Node, Decision], recipe: Recipe) -> None:
@@ -223,8 +215,10 @@ def _keep_paying_run_time(graph: Graph, decided: dict[Node, Decision], plan: Pla
     """
     for node in graph.nodes:
         scheme = plan.recipe.scheme_for(node.op_type, node.name)[0]
-        plain = scheme.name == "auto" and scheme.activation_granularity == "tensor"
-        if decided[node].scheme != "dynamic-int8" or not plain or node_key(node) in plan.choices:
+        settings = decided[node].settings
+        by_rows = settings is not None and settings.activation_granularity == "row"  # asked for, or known to pay
+        ours = scheme.name == "auto" and not by_rows and node_key(node) not in plan.choices
+        if decided[node].scheme != "dynamic-int8" or not ours:
             continue
         in_float, in_integers = node_times(node, plan.costs)
         if in_float <= in_integers * FLOAT_BONUS:

@@ -28,6 +28,9 @@ class Costs:
         timings: Times measured elsewhere; those of the table are scaled to that machine.
         shapes: Of tensors whose dimensions a model leaves open, by name.
 
+    Attributes:
+        scale: What kernels take by what the table says.
+
     """
 
     def __init__(
@@ -39,8 +42,8 @@ class Costs:
         self.table = table
         self.timings = timings
         self.shapes = shapes or {}
-        self._scale = timings.scale if timings is not None else 1.0
-        self.borders: dict[str, float] = {kind: time * self._scale for kind, time in table["borders"].items()}
+        self.scale = timings.scale if timings is not None else 1.0
+        self.borders: dict[str, float] = {kind: time * self.scale for kind, time in table["borders"].items()}
 
     def measured(self, kernel: Kernel | None) -> tuple[float, float] | None:
         """Give the times of a kernel that was measured on its own."""
@@ -88,12 +91,12 @@ class Costs:
         side = max(round(math.sqrt(hidden * (inputs + hidden) / 2)), 1)
         in_float, in_integers = self._interpolate("recurrent", (batch, side))
         runs = steps * gates / 4
-        return in_float * runs, in_integers * runs + self._scale * float(self.table["recurrent"]["start"])
+        return in_float * runs, in_integers * runs + self.scale * float(self.table["recurrent"]["start"])
 
     def elementwise(self, op_type: str, elements: int) -> tuple[float, float]:
         """Give the time of an operator without weights in float and in 8 bit; the default is for moving values."""
         per_float, per_integer = self.table["elementwise"].get(op_type, (0.08, 0.02))
-        return per_float * elements * self._scale, per_integer * elements * self._scale
+        return per_float * elements * self.scale, per_integer * elements * self.scale
 
     def border(self, elements: int, *, into_integers: bool) -> float:
         """Give the time of crossing between float and 8 bit: the conversion, and the change of layout around a Conv."""
@@ -113,7 +116,7 @@ class Costs:
         for corner in product((0, 1), repeat=len(axes)):
             weight = math.prod(w if bit else 1 - w for bit, w in zip(corner, weights, strict=True))
             total += weight * times[tuple(low + bit for low, bit in zip(lows, corner, strict=True))]
-        return self._scale * float(2.0 ** total[0]), self._scale * float(2.0 ** total[1])
+        return self.scale * float(2.0 ** total[0]), self.scale * float(2.0 ** total[1])
 
 
 def _grid(table: dict[str, Any], name: str) -> tuple[list[np.ndarray], np.ndarray]:

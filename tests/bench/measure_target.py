@@ -17,7 +17,11 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxq.ir import infer_types, parse
 from onnxq.quant.benchmark import kernel_times
+from onnxq.quant.plan import make_plan
+from onnxq.quant.recipe import load_recipe
+from onnxq.quant.rewrite import rewrite
 
 RUNS = 40
 POINTWISE = ((8, 32, 128, 512), (8, 32, 128, 512), (7, 28, 112))
@@ -121,7 +125,7 @@ def main() -> None:
         costs = [rest[kind] / (size / 2 * (2 if kind == "Transpose" else 1)) for size, rest in large if rest.get(kind)]
         out.append(f"{kind} = {np.median(costs) if costs else 0.0:.4f}")
     out.append(f"node = {node_time():.0f}  # nanoseconds for one more node, however small its tensor")
-    out += ["", "[elementwise]", "# nanoseconds per element of the first input: float, integer"]
+    out += ["", *row_table(), "", "[elementwise]", "# nanoseconds per element of the first input: float, integer"]
     out += [f"{kind} = {elementwise(kind)}" for kind in ("Add", "Mul", "Concat", "MaxPool", "AveragePool", "LeakyRelu")]
     target.write_text("\n".join(out) + "\n")
 
@@ -196,6 +200,47 @@ def matmul(rows: int, inner: int, columns: int) -> list[float]:
         found = kernel_times(model.SerializeToString(), feeds)
         times.append(found["MatMulIntegerToFloat" if quantized else "MatMul"])
     return times
+
+
+def row_model(op_type: str, shape: list[int], weight: tuple[int, ...], *, rows: bool) -> bytes:
+    """A MatMul or Conv that onnxq turns into a product with a scale for every row, or for the whole activation."""
+    array = np.random.default_rng(0).standard_normal(weight).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node(op_type, ["x", "w"], ["y"])],
+        "rows",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * len(shape))],
+        [numpy_helper.from_array(array, "w")],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = parse(proto.SerializeToString())
+    infer_types(model)
+    recipe = load_recipe("dynamic-int8").setting(activation_granularity="row" if rows else "tensor")
+    return bytes(rewrite(model, make_plan(model, recipe, with_data=False), {}).serialize())
+
+
+def row_table(runs: int = 5) -> list[str]:
+    """Give what a scale for every row takes besides the product: by element of what is read, made, and in a window."""
+    random = np.random.default_rng(1)
+
+    def beside(op_type: str, shape: list[int], weight: tuple[int, ...]) -> float:
+        """Time around a product and its conversion to 8 bit; the least of several measurements."""
+        feeds, skipped = {"x": random.standard_normal(shape).astype(np.float32)}, ("MatMulInteger", "Transpose")
+        model = row_model(op_type, shape, weight, rows=True)
+        found = [kernel_times(model, feeds) for _ in range(runs)]
+        kept = {kind for kind in found[0] if kind not in skipped and (op_type == "Conv" or kind != "QuantizeLinear")}
+        return sum(min(times[kind] for times in found) for kind in kept)
+
+    rows, inner, columns, positions = 256, (1024, 64), (64, 1024), 5
+    sizes = [[rows * k, rows * n] for k, n in zip(inner, columns, strict=True)]
+    times = [beside("MatMul", [1, rows, k], (k, n)) for k, n in zip(inner, columns, strict=True)]
+    read, made = np.linalg.solve(np.array(sizes, np.float64), np.array(times))
+    length, channels = rows + positions - 1, 256
+    whole = beside("Conv", [1, channels, length], (64, channels, positions))
+    # of what is read, a Conv takes the maxima only; what is multiplied and rounded are its windows
+    window = (whole - made * 64 * rows - read / 2 * channels * length) / (rows * channels * positions)
+    lines = ["[rows]", "# a scale for every row: nanoseconds beside the product, per element"]
+    return [*lines, *(f"{key} = {value:.4f}" for key, value in (("read", read), ("made", made), ("window", window)))]
 
 
 def node_time(length: int = 400) -> float:

@@ -53,7 +53,7 @@ SETTINGS = {
     "activations": st.sampled_from(["uint8", "int8", "uint16", "int16"]),
     "domain": st.sampled_from(["ai.onnx", "com.microsoft"]),
     "block_size": st.sampled_from([0, 16, 32, 64, 128, 256]),
-    "activation_granularity": st.sampled_from(["tensor", "row"]),
+    "activation_granularity": st.sampled_from(["auto", "tensor", "row"]),
     "accuracy_level": st.sampled_from([0, 1, 2, 3, 4]),
     "integer_conv": st.booleans(),
     "ranges": st.sampled_from(["minmax", "percentile", "mse"]),
