@@ -197,3 +197,24 @@ def test_a_weight_of_several_groups_absorbs_them_all():
     assert [len(change.readers) for change in rescaling.changes] == [1, 2]
     commit(rescaling.patches)
     assert difference(reference, run(model, samples[0])) < 1e-5
+
+
+def test_a_layer_that_only_stores_its_weight_has_them_rescaled_for_their_rounding_alone():
+    uneven = pair(np.geomspace(0.01, 100, 16))
+    nodes = linear(uneven)
+    stats = measure(uneven, channel_axes(nodes), rows())
+    (quantized,) = equalize(nodes, stats).changes
+    (stored,) = equalize(nodes, stats, stored=nodes).changes
+    assert stored.gain > 10
+    assert not np.allclose(quantized.divisors["z"], stored.divisors["z"])
+
+
+def test_factors_of_maps_come_from_mean_sizes_where_that_is_asked_for():
+    model = sample("digits_cnn")
+    rescale_model(model, 0)
+    nodes = linear(model)
+    stats = measure(model, channel_axes(nodes))
+    by_range, by_size = (equalize(nodes, stats, even=even).changes for even in (False, True))
+    for one, other in zip(by_range, by_size, strict=True):
+        same = all(np.array_equal(one.divisors[name], other.divisors[name]) for name in one.divisors)
+        assert same == (one.readers[0].op_type == "Gemm")
