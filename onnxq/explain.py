@@ -14,9 +14,11 @@ from onnxq.observer import Observer, Silent
 from onnxq.ops.family import Decline, dtype_name
 from onnxq.ops.scheme import Scheme
 from onnxq.pipeline import NO_TIMING, carry_out, planned
-from onnxq.quant.plan import Decision, form_of, schemes_to_try
+from onnxq.quant.decision import Decision, Plan
+from onnxq.quant.plan import form_of, schemes_to_try
 from onnxq.quant.recipe import Recipe
 from onnxq.quant.region import count, node_times
+from onnxq.quant.row_times import settings_to_try
 from onnxq.report import NodeReport, Report, activations
 from onnxq.steps import Prepared, choose_qparams, layers_to_measure, measure, open_data, prepare, reached, uncollected
 from onnxq.targets import Costs
@@ -65,7 +67,7 @@ def explain(
         ready = prepare(source, recipe, with_data=bool(data) or stats is not None, exclude=exclude, only=only)
         given = open_data(ready.model, data, None, sample_limit)
         ready = timed(ready, given, timing, watch)
-        found = _explained(ready, chosen(ready, pattern, before), with_data=bool(data) or stats is not None)
+        found = _explained(ready, chosen(ready, pattern, before))
         if (given is None and stats is None) or not ready.plan.quantized():
             return tuple(found)
         if given is None:
@@ -117,17 +119,17 @@ def _names(model: Model) -> set[str]:
     return {node.name for node in nodes} | {value.name for node in nodes for value in node.outputs if value} - {""}
 
 
-def _explained(ready: Prepared, decisions: Sequence[Decision], *, with_data: bool) -> list[Explanation]:
+def _explained(ready: Prepared, decisions: Sequence[Decision]) -> list[Explanation]:
     reports = planned(ready).nodes
     became = {decision.node: report for decision, report in zip(ready.plan.decisions, reports, strict=True)}
-    return [_explanation(ready, decision, became, with_data) for decision in decisions]
+    return [_explanation(ready, decision, became) for decision in decisions]
 
 
-def _explanation(ready: Prepared, decision: Decision, became: dict[Node, NodeReport], with_data: bool) -> Explanation:
+def _explanation(ready: Prepared, decision: Decision, became: dict[Node, NodeReport]) -> Explanation:
     node = decision.node
     scheme, rule = ready.plan.recipe.scheme_for(node.op_type, node.name)
     followed = scheme.name == "float" or node in ready.plan.absorbed  # nothing was tried
-    attempts = () if followed else _attempts(node, scheme, ready.model.opset, with_data)
+    attempts = () if followed else _attempts(node, scheme, ready.model.opset, ready.plan)
     return Explanation(
         node=became[node],
         rule=rule,
@@ -139,15 +141,16 @@ def _explanation(ready: Prepared, decision: Decision, became: dict[Node, NodeRep
     )
 
 
-def _attempts(node: Node, scheme: Scheme, opset: int, with_data: bool) -> tuple[Attempt, ...]:
+def _attempts(node: Node, scheme: Scheme, opset: int, plan: Plan) -> tuple[Attempt, ...]:
     made = []
-    for name in schemes_to_try(node, scheme, with_data=with_data):
+    names = schemes_to_try(node, scheme, with_data=plan.with_data)
+    for settings in settings_to_try(node, scheme, names, plan.costs):
         try:
-            form = form_of(node, replace(scheme, name=name), opset)
+            form = form_of(node, settings, opset)
         except Decline as refusal:
-            made.append(Attempt(name, False, refusal.reason))
+            made.append(Attempt(settings.name, False, refusal.reason))
             continue
-        made.append(Attempt(name, True, form.sentence))
+        made.append(Attempt(settings.name, True, form.sentence))
         break
     return tuple(made)
 

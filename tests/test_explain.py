@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from helpers import build, floats, node
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.comparison import Contribution
@@ -144,3 +145,15 @@ def test_everything_goes_into_json() -> None:
     assert data["inputs"][0]["nodes"][0]["name"] == "Relu_2"
     assert data["activations"][0]["scale"] > 0
     assert Scheme().name == data["asked"]
+
+
+def test_rows_that_are_taken_without_data_are_the_attempt_that_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    weights = {"w": floats(256, 512)}
+    path.write_bytes(build([node("MatMul", "x w", "y")], {"x": [128, 256]}, ["y"], weights).SerializeToString())
+    found = one(path, "y")
+    assert found.node.scheme == "dynamic-int8"
+    assert found.attempts == (
+        Attempt("dynamic-int8", True, "a scale for every row, computed at run time, and MatMulInteger"),
+    )
+    assert found.node.reason == found.attempts[0].reason
