@@ -10,13 +10,16 @@ from onnx import TensorProto
 from onnxq.ir.graph import Node
 from onnxq.ir.model import Model
 from onnxq.ir.patch import Patch
+from onnxq.quant.region import count
 from onnxq.simplify.functions import NEAR, Known, candidates, cost
 from onnxq.simplify.fused import operators_left
 from onnxq.simplify.regions import ELEMENTWISE, Part, compute, parts, places
 from onnxq.simplify.registry import Change, simplifies
+from onnxq.simplify.writing import named_after
 
 FIRST_OPSET = 7  # before, broadcasting is asked for by attribute; source: onnx operator specification, Add-6
 LEAST_GAIN = 0.9  # of the time that the spelled-out function takes
+NODE = 500  # nanoseconds that one more node takes, however small its tensor
 FUSE_WITH = ("Conv", "Gemm")  # what a Relu or Clip behind them is part of, in float and in 8 bit
 
 FINE = 2.0 ** -np.arange(7, 24)
@@ -47,6 +50,7 @@ def activations(model: Model) -> Iterator[Change]:
             taken.update(part.nodes)
             patch = Patch(graph, part.nodes[-1], f"it computes {known.name}")
             patch.replace(part.value, known.write(patch, value))
+            named_after(patch, part.nodes[-1])
             yield Change(patch, known.says, known.opset)
 
 
@@ -69,13 +73,19 @@ def recognised(found: Sequence[Part], opset: int) -> tuple[Part, Known] | tuple[
             if not known:
                 continue
             values = compute(part.nodes, {part.entry: GRID}, opset)[part.value]
-            most = cost(operators_left(part, opset)) * LEAST_GAIN
-            known = [k for k in known if k.nanoseconds < most and _agrees(GRID, values, k)]
+            left = operators_left(part, opset)
+            known = [k for k in known if _pays(k, left, count(part.entry)) and _agrees(GRID, values, k)]
             if known:
                 return part, min(known, key=lambda k: k.nanoseconds)
     except (KeyError, ValueError, TypeError, IndexError):  # an operator in a form that no kernel here takes
         pass
     return None, None
+
+
+def _pays(known: Known, left: Sequence[str], elements: int) -> bool:
+    """Whether a function takes less time than the operators that onnxruntime leaves of its spelling."""
+    saved = cost(left) * LEAST_GAIN - known.nanoseconds
+    return saved > 0 and saved * elements > NODE * (len(known.operators) - len(left))
 
 
 def _is_plain(values: object, points: np.ndarray) -> bool:

@@ -153,6 +153,16 @@ def _write_mish(patch: Patch, x: Value) -> Value:
     return patch.op("Mul", x, patch.op("Div", numerator, patch.op("Add", numerator, two)))
 
 
+def _write_softplus(patch: Patch, x: Value) -> Value:
+    """Write max(x, 0) + log(1 + u) with u = exp(-|x|); what 1 + u rounds off is put back: log w - ((w - 1) - u) / w."""
+    one = _number(patch, 1, "one")
+    power = patch.op("Exp", patch.op("Neg", patch.op("Abs", x)))
+    more = patch.op("Add", power, one)
+    lost = patch.op("Div", patch.op("Sub", patch.op("Sub", more, one), power), more)
+    positive = patch.op("Max", x, _number(patch, 0, "zero"))
+    return patch.op("Add", positive, patch.op("Sub", patch.op("Log", more), lost))
+
+
 def _gelu(approximate: str) -> Known:
     form = "Gelu by tanh" if approximate == "tanh" else "Gelu"
     write = _operator("Gelu", approximate=approximate)
@@ -173,6 +183,13 @@ FIXED = (
         lambda x: x * np.tanh(softplus(x)),
         ("Min", "Exp", "Add", "Mul", "Add", "Div", "Mul"),
         _write_mish,
+        8,
+    ),
+    Known(
+        "Softplus",
+        softplus,
+        ("Abs", "Neg", "Exp", "Add", "Sub", "Sub", "Div", "Max", "Log", "Sub", "Add"),
+        _write_softplus,
         8,
     ),
 )

@@ -14,6 +14,7 @@ from onnxq.ir.patch import Patch
 from onnxq.ir.tensor import ArrayTensor, Tensor
 from onnxq.simplify.regions import ELEMENTWISE, Part, compute, parts, places
 from onnxq.simplify.registry import Change, simplifies
+from onnxq.simplify.writing import named_after
 
 SAYS = "computed {} operator{s} on looked-up rows ahead of time, in the table"
 FIRST_OPSET = 7  # before, broadcasting is asked for by attribute; source: onnx operator specification, Add-6
@@ -48,6 +49,7 @@ def lookups(model: Model) -> Iterator[Change]:
             patch = Patch(graph, node, "each row is computed alike")
             new = patch.constant(ArrayTensor(table), f"{data.name}_folded")
             patch.replace(part.value, patch.op("Gather", new, node.inputs[1], hint=f"{output.name}_folded", axis=0))
+            named_after(patch, node)
             yield Change(patch, SAYS, count=len(part.nodes))
 
 

@@ -13,7 +13,7 @@ from onnxq.ir.model import Model
 from onnxq.ir.patch import Patch
 from onnxq.ir.tensor import DeferredTensor, Tensor
 from onnxq.simplify.registry import Change, simplifies
-from onnxq.simplify.writing import scalar, squeezed
+from onnxq.simplify.writing import named_after, scalar, squeezed
 
 SAYS = "wrote {} product{s} with one-hot tensors as Gather"
 CLIP_OPSET = 12  # Clip on integers
@@ -63,6 +63,7 @@ def one_hot(model: Model) -> Iterator[Change]:
             output = node.outputs[0]
             assert output is not None
             patch.replace(output, patch.op("Gather", table, index, hint=f"{output.name}_row", axis=0))
+            named_after(patch, node)
             yield Change(patch, SAYS, 0 if bounded else CLIP_OPSET)
 
 

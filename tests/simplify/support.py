@@ -25,6 +25,8 @@ def simplified(proto: onnx.ModelProto, *only: str) -> Simplified:
     assert (again.model, again.original, again.notes) == (found.model, None, ())
     if found.original is None:
         assert found.notes == ()
+    names = [node.name for node in found.model.graph.walk() if node.name]
+    assert len(set(names)) == len(names)
     onnx.checker.check_model(onnx.ModelProto.FromString(found.model.serialize()), full_check=True)
     return found
 
