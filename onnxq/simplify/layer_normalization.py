@@ -14,11 +14,10 @@ from onnxq.ir.patch import Patch
 from onnxq.ops.arrays import Array
 from onnxq.simplify.registry import Change, simplifies
 from onnxq.simplify.rowsearch import find_regions
-from onnxq.simplify.rowwise import MOST_ELEMENTS, Exit, Region, replace_region
+from onnxq.simplify.rowwise import MOST_ELEMENTS, Exit, Region, last_axes, pays, replace_region
 
 SAYS = "wrote {} layer normalization{s} as one operator"
 OPSET = 17  # the first with LayerNormalization
-LEAST_TURNED = 16  # elements: from here on two Transpose and the operator take less time than what is spelled out
 TOLERANCE = 1e-5  # of the largest element of a row: float32 rounds on the way by more than that
 PROBES = 12
 STEP = 2.0**-20  # standard deviation of a probe of next to no variance, about 1e-6
@@ -63,7 +62,7 @@ def _recognise(region: Region, taken: set[Node]) -> tuple[Exit, Parameters] | No
     lengths = [region.shape[axis] for axis in region.axes]
     count = math.prod(size for size in lengths if isinstance(size, int))
     known = all(isinstance(size, int) for size in lengths)
-    if not known or count < (2 if _trailing(region) else LEAST_TURNED):
+    if not known or count < 2 or not pays(region, region.axes):
         return None
     if not any(step.node.op_type in ROOTS for step in region.steps):
         return None
@@ -124,32 +123,18 @@ def _solve(rows: Array, result: Array, region: Region) -> Parameters | None:
     return Parameters(scale, shift, epsilon) if (error <= TOLERANCE * size).all() else None
 
 
-def _trailing(region: Region) -> list[int] | None:
-    """Give the normalised axes where they are the last ones, axes of length 1 between and behind them included."""
-    shape, axes = region.shape, region.axes
-    last = list(range(axes[0], len(shape)))
-    return last if all(axis in axes or shape[axis] == 1 for axis in last) else None
-
-
 def _write(patch: Patch, region: Region, exit: Value, parameters: Parameters) -> None:
     """Describe the operator, between two Transpose where the axes are not the last ones."""
-    rank = len(region.shape)
-    trailing = _trailing(region)
-    axes = trailing or list(region.axes)
+    rank, last = len(region.shape), last_axes(region, region.axes)
+    axes = last or list(region.axes)
     order = [axis for axis in range(rank) if axis not in axes] + axes
     lengths = [parameters.scale.shape[axis] for axis in axes]
-    source = region.entry if trailing else patch.op("Transpose", region.entry, hint=f"{exit.name}_turned", perm=order)
+    source = region.entry if last else patch.op("Transpose", region.entry, hint=f"{exit.name}_turned", perm=order)
     inputs = [source, patch.constant(parameters.scale.reshape(lengths), f"{exit.name}_scale")]
     if parameters.shift.any():
         inputs.append(patch.constant(parameters.shift.reshape(lengths), f"{exit.name}_shift"))
-    result = patch.op(
-        "LayerNormalization",
-        *inputs,
-        hint=exit.name if trailing else f"{exit.name}_normalized",
-        axis=rank - len(axes),
-        epsilon=parameters.epsilon,
-    )
-    if not trailing:
-        back = [order.index(axis) for axis in range(rank)]
-        result = patch.op("Transpose", result, hint=exit.name, perm=back)
+    hint = exit.name if last else f"{exit.name}_normalized"
+    result = patch.op("LayerNormalization", *inputs, hint=hint, axis=rank - len(axes), epsilon=parameters.epsilon)
+    if not last:
+        result = patch.op("Transpose", result, hint=exit.name, perm=[order.index(axis) for axis in range(rank)])
     patch.replace(exit, result)

@@ -7,6 +7,7 @@ function it looks for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,6 +23,7 @@ from onnxq.simplify.rowviews import Dims, Traced, dims_of
 from onnxq.simplify.shapes import Shapes
 
 MOST_ELEMENTS = 1 << 20  # of one value in a trial run
+LEAST_TURNED = 16  # elements: from here on two Transpose and the operator take less time than what is spelled out
 UNKNOWN = 6  # length of an axis in a trial run where it is not known
 
 REDUCTIONS = frozenset(
@@ -159,6 +161,19 @@ class Region:
                         return None
                     shapes.append(reader)
         return shapes
+
+
+def last_axes(region: Region, axes: Sequence[int]) -> list[int] | None:
+    """Give axes where they are the last ones, axes of length 1 between and behind them included; else None."""
+    last = list(range(min(axes), len(region.shape)))
+    return last if all(axis in axes or region.shape[axis] == 1 for axis in last) else None
+
+
+def pays(region: Region, axes: Sequence[int]) -> bool:
+    """Whether an operator that works along the last axes is faster than what is spelled out along these."""
+    lengths = [size for axis in axes if isinstance(size := region.shape[axis], int)]
+    turned = len(lengths) == len(axes) and math.prod(lengths) >= LEAST_TURNED
+    return turned or last_axes(region, axes) is not None
 
 
 def replace_region(region: Region, exit: Exit, reason: str) -> Patch:

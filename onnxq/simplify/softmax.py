@@ -12,7 +12,8 @@ from onnxq.ir.model import Model
 from onnxq.ops.arrays import Array
 from onnxq.simplify.registry import Change, simplifies
 from onnxq.simplify.rowsearch import find_regions
-from onnxq.simplify.rowwise import MOST_ELEMENTS, Exit, Region, replace_region
+from onnxq.simplify.rowwise import MOST_ELEMENTS, Exit, Region, pays, replace_region
+from onnxq.simplify.softmax_axes import can_turn, wide_behind
 
 SAYS = "wrote {} softmax function{s} as one operator"
 OPSET = 13  # before, Softmax runs over all axes from `axis` on, which is the same for the last one
@@ -41,13 +42,15 @@ def _in_graph(graph: Graph, opset: int) -> Iterator[Change]:
             taken.update(step.node for step in exit.steps)
             patch = replace_region(region, exit, "it is a softmax")
             patch.replace(exit.value, patch.op(op_type, region.entry, hint=exit.value.name, axis=axis))
-            yield Change(patch, SAYS, 0 if axis == len(region.shape) - 1 else OPSET)
+            yield Change(patch, SAYS, OPSET if wide_behind(region.shape, axis) else 0)
 
 
 def _recognise(region: Region, taken: set[Node]) -> tuple[Exit, str, int] | None:
     """Find the last value of a region that is Softmax or LogSoftmax of its entry; with the operator and its axis."""
     wide = [axis for axis in region.axes if region.shape[axis] != 1]
-    if len(wide) != 1 or not any(step.node.op_type in EXPONENTIALS for step in region.steps):
+    if len(wide) != 1 or not _pays(region, wide[0]):
+        return None
+    if not any(step.node.op_type in EXPONENTIALS for step in region.steps):
         return None
     for exit in region.exits(taken):
         shape = region.probe_shape(exit.steps)
@@ -58,6 +61,12 @@ def _recognise(region: Region, taken: set[Node]) -> tuple[Exit, str, int] | None
             if op_type is not None:
                 return exit, op_type, wide[0]
     return None
+
+
+def _pays(region: Region, axis: int) -> bool:
+    """Whether one operator is faster than what is spelled out; `softmax_axes` is about axes in the middle."""
+    few_behind = wide_behind(region.shape, axis) <= 1
+    return pays(region, [axis]) and (few_behind or can_turn(region.shape, axis))
 
 
 def _rows(shape: tuple[int, ...], axis: int) -> Array:
