@@ -113,3 +113,8 @@ class Plan:
     def opset(self) -> int:
         """The operator set version that the promised forms need."""
         return max((decision.form.opset for decision in self.decisions if decision.form), default=1)
+
+
+def node_key(node: Node) -> str:
+    """Name a node for `Choices`: by its first output, for nodes may lack a name or share it."""
+    return next((value.name for value in node.outputs if value is not None), "")

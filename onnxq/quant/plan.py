@@ -9,8 +9,9 @@ from onnxq.ir import Graph, Model, Node, Value
 from onnxq.ops.family import Decline, Form, Site
 from onnxq.ops.integer_domain import CLAMPS, clamp_bounds
 from onnxq.ops.scheme import Scheme, SchemeName
-from onnxq.quant.decision import Choice, Choices, Decision, Plan
+from onnxq.quant.decision import Choice, Choices, Decision, Plan, node_key
 from onnxq.quant.lengths import deciding_lengths
+from onnxq.quant.logarithms import before_logarithms
 from onnxq.quant.pitfalls import endangering
 from onnxq.quant.placement import check_activations, check_target, place, useless_residuals
 from onnxq.quant.recipe import Recipe
@@ -57,7 +58,7 @@ def make_plan(
         if decided[node].scheme == "static-int8" and _stands_in(node, unreached):
             decided[node] = _without_ranges(node, plan, model.opset)
     if recipe.scheme.name == "auto":
-        _keep_lengths(decided, deciding_lengths(model.graph.graphs(), plan.costs), recipe)
+        _keep_sensitive(decided, model, plan)
     for graph in model.graph.graphs():
         _keep_what_runs(graph, decided, recipe, model.opset)
         _keep_paying_passives(graph, decided, recipe)
@@ -142,11 +143,15 @@ def _keep_what_runs(graph: Graph, decided: dict[Node, Decision], recipe: Recipe,
         decided[node] = _stored_instead(node, recipe, opset, why)
 
 
-def _keep_lengths(decided: dict[Node, Decision], deciding: Collection[Node], recipe: Recipe) -> None:
-    """Under `auto`, leave float, weights included, what decides how long other tensors are."""
-    for node in deciding:
-        scheme = recipe.scheme_for(node.op_type, node.name)[0]
-        if scheme.name == "auto" and decided[node].form is not None:
+def _keep_sensitive(decided: dict[Node, Decision], model: Model, plan: Plan) -> None:
+    """Under `auto`, compute in float before a logarithm, and leave what decides about lengths float altogether."""
+    graphs, recipe = list(model.graph.graphs()), plan.recipe
+    open_nodes = {node for node in decided if recipe.scheme_for(node.op_type, node.name)[0].name == "auto"}
+    for node in before_logarithms(graphs) & open_nodes:
+        if decided[node].scheme in ("static-int8", "dynamic-int8"):
+            decided[node] = _stored_instead(node, recipe, model.opset, "a logarithm follows, of small values, too")
+    for node in deciding_lengths(graphs, plan.costs) & open_nodes:
+        if decided[node].form is not None:
             decided[node] = Decision(node, None, "how long an output is depends on what it gives")
 
 
@@ -209,10 +214,7 @@ def _keep_paying_region(graph: Graph, decided: dict[Node, Decision], plan: Plan,
 
 
 def _keep_paying_run_time(graph: Graph, decided: dict[Node, Decision], plan: Plan, opset: int) -> None:
-    """Under `auto`, let only those nodes find their ranges at run time that are faster so than in float.
-
-    onnxruntime finds them in the kernel of the product itself; what that takes is small beside it.
-    """
+    """Under `auto`, let only those nodes find their ranges at run time, in their own kernel, that are faster so."""
     for node in graph.nodes:
         scheme = plan.recipe.scheme_for(node.op_type, node.name)[0]
         settings = decided[node].settings
@@ -283,11 +285,6 @@ def _readable(decision: Decision, plan: Plan, opset: int) -> Decision:
     if all(other.bits == 8 for other in read):
         return decision
     return _first_accepted(decision.node, replace(settings, form="qdq"), (decision.scheme,), opset)
-
-
-def node_key(node: Node) -> str:
-    """Name a node for `Choices`: by its first output, for nodes may lack a name or share it."""
-    return next((value.name for value in node.outputs if value is not None), "")
 
 
 def _first(values: Iterable[Value | None]) -> Value:
