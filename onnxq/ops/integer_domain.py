@@ -85,7 +85,12 @@ def _activations(site: Site, slots: Sequence[int]) -> None:
 
 @rewrites("MaxPool", "Resize", "Concat", *MOVERS, *ONE_INPUT, *TWO_INPUTS, when="static-int8")
 def rewrite_passive(site: Site, patch: Rewriter) -> None:
-    """Nothing to do: the inputs are read through Q/DQ pairs already, and the output gets its own."""
+    """Read the inputs through Q/DQ pairs, most of which their makers have already; the output gets its own."""
+    for slot, value in enumerate(site.node.inputs):
+        if value is not None and value.tensor is None and (slot == 0 or site.node.op_type in (*TWO_INPUTS, "Concat")):
+            pair = patch.dequantized(value)
+            if pair is not value:
+                patch.rewire(site.node, slot, pair)
 
 
 def clamp_bounds(site: Site) -> tuple[float, float] | None:

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import onnx
 import pytest
-from helpers import build, node, typed
+from helpers import ALL, build, floats, node, quantize_in_memory, typed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,6 +57,28 @@ def test_a_conv_of_many_channels_works_in_8_bit_and_one_of_few_in_float() -> Non
     assert schemes(conv(64, 64, 3, 56)) == {"Conv": "static-int8"}
     assert schemes(conv(3, 16, 3, 112)) == {"Conv": None}  # 432 weights are not worth storing in 8 bit either
     assert schemes(conv(3, 64, 3, 112)) == {"Conv": "weight-int8"}
+
+
+def test_an_addition_is_in_8_bit_where_a_conv_reads_its_float_operand_in_8_bit() -> None:
+    """Else onnxruntime converts to float and back, and adds a pair around the Transpose in between."""
+    rng = np.random.default_rng(0)
+    sizes = {"w0": (64, 3, 3, 3), "w1": (64, 64, 3, 3), "w2": (64, 64, 3, 3), "w3": (64, 64, 3, 3)}
+    weights = {name: rng.standard_normal(size).astype(np.float32) / 24 for name, size in sizes.items()}
+    nodes = [
+        node("Conv", "x w0", "s", name="stem", pads=[1] * 4),
+        node("Conv", "s w1", "a", name="first", pads=[1] * 4),
+        node("Conv", "a w2", "b", name="second", pads=[1] * 4),
+        node("Add", "s b", "r", name="add"),
+        node("Conv", "r w3", "y", name="last", pads=[1] * 4),
+    ]
+    x = floats(1, 3, 112, 112)
+    made = quantize_in_memory(build(nodes, {"x": [1, 3, 112, 112]}, ["y"], weights), "auto", [{"x": x}])
+    assert made.decision("stem").scheme == "weight-int8"
+    assert {made.decision(name).scheme for name in ("first", "second", "add", "last")} == {"static-int8"}
+    optimized = made.optimized()
+    assert (optimized["QuantizeLinear"], optimized["DequantizeLinear"]) == (1, 1)
+    assert (optimized["QLinearConv"], optimized["QLinearAdd"], optimized["Add"]) == (3, 1, 0)
+    assert made.sqnr({"x": x}, ALL) > 25
 
 
 def test_a_named_recipe_has_its_way_whatever_it_costs() -> None:
