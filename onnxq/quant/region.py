@@ -231,7 +231,7 @@ def node_times(node: Node, costs: Costs) -> tuple[float, float]:
     if node.op_type in GATES and weight is not None and weight.tensor is not None and len(weight.tensor.shape) == 3:
         return _recurrent_times(node, weight.tensor.shape, costs)
     assert output is not None
-    first = node.inputs[0]
+    first = node.inputs[0] if node.inputs else None  # RandomNormal and its like read nothing
     elements = count(first, costs.shapes) if first is not None else 1
     measured = costs.measured(kernel_of(node, costs.shapes)) if costs.timings is not None else None
     if measured is not None:

@@ -56,6 +56,14 @@ def test_a_model_that_is_about_lengths_is_quantized_all_the_same():
     assert made.decision("n_letters").scheme == "dynamic-int8"
 
 
+def test_operators_that_read_nothing_take_their_time_too():
+    nodes = [*NODES[:-1], node("RandomUniform", "", "noise", shape=[1024]), node("Add", "same noise", "noisy")]
+    made = quantize_in_memory(
+        build([*nodes, node("MatMul", "noisy decoder", "y")], {"x": [8, 64]}, ["y"], WEIGHTS), "auto"
+    )
+    assert made.decision("n_letters").reason == "how long an output is depends on what it gives"
+
+
 @pytest.mark.parametrize("kept", [0.0, 0.5])
 def test_detections_may_differ_in_number(tmp_path, kept):
     """Rows are kept one by one where a score says so; a few are on the border."""
