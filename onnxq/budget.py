@@ -10,7 +10,7 @@ from onnxq.errors import CheckFailed, RecipeError
 from onnxq.ir import Model
 from onnxq.judge import Judge
 from onnxq.metric import Metric, load_metric, measure_metric
-from onnxq.moves import Move, left_open, moves
+from onnxq.moves import Move, left_open, moves, saved_time
 from onnxq.quant.decision import Choices
 from onnxq.quant.samples import Samples
 from onnxq.search import Found, bargains, fewest
@@ -18,8 +18,9 @@ from onnxq.sensitivity import EXACT, counted, sensitivity
 from onnxq.shrink import fits_corrected, shrink
 from onnxq.trials import Variants
 
-# What `auto` goes for of its own accord, in dB, and the share of the model's time that it spends on it
-USUAL_SQNR, MOST_TIME = 30.0, 0.05
+# What `auto` goes for of its own accord, in dB, and the share of the time saved by 8 bit that it gives back for it:
+# below 20 dB a model is of no use, however fast, and above 30 dB hardly any decision changes.
+GOALS = ((20.0, math.inf), (24.0, 0.6), (27.0, 0.3), (30.0, 0.05))
 FEW = 3  # nodes run alone where nobody asked for a budget
 RAISE = "Ask for less, give more data, or leave nodes float with --exclude."
 
@@ -97,7 +98,7 @@ def settle(variants: Variants, budget: Budget) -> Settled:
 def settle_accuracy(variants: Variants, budget: Budget) -> Settled:
     """Return nodes to float: those whose error is out of proportion to their time, and as many as the budget needs.
 
-    Without a budget, `auto` goes for 30 dB where that costs next to no time.
+    Without a budget, `auto` goes for what is in `GOALS`.
 
     Raises:
         CheckFailed: No choice meets the budget.
@@ -119,19 +120,26 @@ def settle_accuracy(variants: Variants, budget: Budget) -> Settled:
             raise CheckFailed(f"no choice of nodes meets the budget: {meets.last}", RAISE)
         if not variants.settled(found.choices)[0].plan.quantized():
             raise CheckFailed(f"only the float model meets the budget: {meets.last}", RAISE)
-    elif found.sqnr is not None and found.sqnr < USUAL_SQNR:
-        found = _usual(variants, ranked, found)
+    else:
+        found = _towards_goals(variants, ranked, found)
     return Settled(found.choices, contributions)
 
 
-def _usual(variants: Variants, ranked: list[Move], found: Found) -> Found:
-    """Go for the usual accuracy, but only with moves that cost little together."""
+def _towards_goals(variants: Variants, ranked: list[Move], found: Found) -> Found:
+    """Go from goal to goal, as far as what that takes is worth it."""
+    saved = saved_time(variants.ready.plan)
+    for goal, share in GOALS:
+        if found.sqnr is None or found.sqnr >= goal:
+            continue
 
-    def meets(model: Model) -> bool:
-        return variants.judge.sqnr(model) >= USUAL_SQNR
+        def meets(model: Model, goal: float = goal) -> bool:
+            return variants.judge.sqnr(model) >= goal
 
-    reached = fewest(variants, ranked, meets, found.choices, stages=1, most=MOST_TIME, missed=True)
-    return reached if reached.met else found
+        most = share if math.isinf(share) else share * saved
+        reached = fewest(variants, ranked, meets, found.choices, stages=1, most=most, missed=True)
+        if reached.met:
+            found = replace(reached, sqnr=goal)
+    return found
 
 
 class _Meets:

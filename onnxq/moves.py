@@ -82,6 +82,12 @@ def predicted_time(plan: Plan, costs: Costs) -> float:
     return sum(_planned_time(decision, costs) for decision in plan.decisions) or 1.0
 
 
+def saved_time(plan: Plan) -> float:
+    """Give how much less time the plan takes than float does, as a share of its own time; 0 where it takes more."""
+    in_float = sum(_times(decision, plan.costs)[0] for decision in plan.decisions)
+    return max(in_float / predicted_time(plan, plan.costs) - 1, 0.0)
+
+
 def left_open(plan: Plan, decision: Decision) -> bool:
     """Whether the recipe leaves the node to `auto`, to the very end."""
     scheme, _ = plan.recipe.scheme_for(decision.node.op_type, decision.node.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -209,8 +210,7 @@ def test_no_model_is_judged_twice(tmp_path, monkeypatch):
     variants = variants_of(chain(tmp_path, [1, 1, 200, 1], rows=64, width=256), str(recipe), (64, 256))
     judged, sqnr = [], Judge.sqnr
     monkeypatch.setattr(Judge, "sqnr", lambda self, model: (judged.append(model.serialize()), sqnr(self, model))[1])
-    monkeypatch.setattr("onnxq.budget.USUAL_SQNR", 60.0)  # so that the search goes on behind the bargains
-    monkeypatch.setattr("onnxq.budget.MOST_TIME", 100.0)
+    monkeypatch.setattr("onnxq.budget.GOALS", ((60.0, 100.0),))  # so that the search goes on behind the bargains
     settle(variants, Budget())
     assert len(judged) >= 2
     assert len(set(judged)) == len(judged)
@@ -243,6 +243,22 @@ def test_a_budget_is_met_with_the_fewest_nodes_in_float(tmp_path):
     with pytest.raises(CheckFailed, match="only the float model meets the budget"):
         quantize(path, recipe, output=tmp_path / "never.onnx", samples=samples, budget=Budget(150))
     assert not (tmp_path / "never.onnx").exists()
+
+
+def test_a_model_of_no_use_is_not_what_auto_gives(tmp_path, monkeypatch):
+    """An outlier channel spoils everything behind it: below 20 dB `auto` gives back all the time that it takes."""
+    path = chain(tmp_path, [1, 1, 2000, 1], rows=64, width=256)
+    recipe = tmp_path / "auto.toml"
+    recipe.write_text(AUTO + "bias_correction = false\n")
+    samples = [{"x": floats(64, 256, seed=50 + i)} for i in range(6)]
+    reached = {}
+    for goals in ((), ((20.0, math.inf),), ((20.0, 0.0),)):
+        monkeypatch.setattr("onnxq.budget.GOALS", goals)
+        report = quantize(path, recipe, output=tmp_path / "q.onnx", samples=samples, force=True)
+        reached[goals] = report.comparison.worst_sqnr
+    bare, aimed, unpaid = reached.values()
+    assert bare == unpaid < 18
+    assert aimed >= 20
 
 
 def test_half_a_limit_is_refused():
@@ -285,7 +301,8 @@ def test_a_bargain_counts_what_follows_it_into_float():
 
 
 @pytest.mark.parametrize("allow", ["", 'allow = ["com.microsoft"]\n'])
-def test_scales_by_block_come_before_float_where_they_are_allowed(tmp_path, allow):
+def test_scales_by_block_come_before_float_where_they_are_allowed(tmp_path, allow, monkeypatch):
+    monkeypatch.setattr("onnxq.budget.GOALS", ())  # the free run stays where it is
     path = chain(tmp_path, [1, 1, 200, 1], rows=64, width=256)
     recipe = tmp_path / "auto.toml"
     recipe.write_text(AUTO + allow)
