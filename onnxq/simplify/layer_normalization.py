@@ -8,13 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from onnxq.ir.graph import Graph, Node, Value
+from onnxq.ir.graph import Graph, Node
 from onnxq.ir.model import Model
 from onnxq.ir.patch import Patch
 from onnxq.ops.arrays import Array
 from onnxq.simplify.registry import Change, simplifies
 from onnxq.simplify.rowsearch import find_regions
 from onnxq.simplify.rowwise import MOST_ELEMENTS, Exit, Region, last_axes, pays, replace_region
+from onnxq.simplify.writing import named_after
 
 SAYS = "wrote {} layer normalization{s} as one operator"
 OPSET = 17  # the first with LayerNormalization
@@ -53,7 +54,7 @@ def _in_graph(graph: Graph, opset: int) -> Iterator[Change]:
             exit, parameters = found
             taken.update(step.node for step in exit.steps)
             patch = replace_region(region, exit, "it is a layer normalization")
-            _write(patch, region, exit.value, parameters)
+            _write(patch, region, exit, parameters)
             yield Change(patch, SAYS, OPSET)
 
 
@@ -123,18 +124,19 @@ def _solve(rows: Array, result: Array, region: Region) -> Parameters | None:
     return Parameters(scale, shift, epsilon) if (error <= TOLERANCE * size).all() else None
 
 
-def _write(patch: Patch, region: Region, exit: Value, parameters: Parameters) -> None:
+def _write(patch: Patch, region: Region, exit: Exit, parameters: Parameters) -> None:
     """Describe the operator, between two Transpose where the axes are not the last ones."""
-    rank, last = len(region.shape), last_axes(region, region.axes)
+    name, rank, last = exit.value.name, len(region.shape), last_axes(region, region.axes)
     axes = last or list(region.axes)
     order = [axis for axis in range(rank) if axis not in axes] + axes
     lengths = [parameters.scale.shape[axis] for axis in axes]
-    source = region.entry if last else patch.op("Transpose", region.entry, hint=f"{exit.name}_turned", perm=order)
-    inputs = [source, patch.constant(parameters.scale.reshape(lengths), f"{exit.name}_scale")]
+    source = region.entry if last else patch.op("Transpose", region.entry, hint=f"{name}_turned", perm=order)
+    inputs = [source, patch.constant(parameters.scale.reshape(lengths), f"{name}_scale")]
     if parameters.shift.any():
-        inputs.append(patch.constant(parameters.shift.reshape(lengths), f"{exit.name}_shift"))
-    hint = exit.name if last else f"{exit.name}_normalized"
+        inputs.append(patch.constant(parameters.shift.reshape(lengths), f"{name}_shift"))
+    hint = name if last else f"{name}_normalized"
     result = patch.op("LayerNormalization", *inputs, hint=hint, axis=rank - len(axes), epsilon=parameters.epsilon)
+    named_after(patch, exit.steps[-1].node)
     if not last:
-        result = patch.op("Transpose", result, hint=exit.name, perm=[order.index(axis) for axis in range(rank)])
-    patch.replace(exit, result)
+        result = patch.op("Transpose", result, hint=name, perm=[order.index(axis) for axis in range(rank)])
+    patch.replace(exit.value, result)

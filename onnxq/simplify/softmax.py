@@ -14,6 +14,7 @@ from onnxq.simplify.registry import Change, simplifies
 from onnxq.simplify.rowsearch import find_regions
 from onnxq.simplify.rowwise import MOST_ELEMENTS, Exit, Region, pays, replace_region
 from onnxq.simplify.softmax_axes import can_turn, wide_behind
+from onnxq.simplify.writing import named_after
 
 SAYS = "wrote {} softmax function{s} as one operator"
 OPSET = 13  # before, Softmax runs over all axes from `axis` on, which is the same for the last one
@@ -42,6 +43,7 @@ def _in_graph(graph: Graph, opset: int) -> Iterator[Change]:
             taken.update(step.node for step in exit.steps)
             patch = replace_region(region, exit, "it is a softmax")
             patch.replace(exit.value, patch.op(op_type, region.entry, hint=exit.value.name, axis=axis))
+            named_after(patch, exit.steps[-1].node)
             yield Change(patch, SAYS, OPSET if wide_behind(region.shape, axis) else 0)
 
 

@@ -18,6 +18,7 @@ from onnxq.ir.patch import Patch
 from onnxq.simplify.registry import Change, simplifies
 from onnxq.simplify.rowviews import Dims, dims_of
 from onnxq.simplify.shapes import Shapes
+from onnxq.simplify.writing import named_after
 
 SAYS = "turned {} Softmax to the last axis, where onnxruntime is fast"
 FIRST_OPSET = 13  # before, Softmax works on all axes from its own on
@@ -69,6 +70,7 @@ def _turned(node: Node, shape: Dims, axis: int, size: int) -> Patch:
     matrix = patch.constant(np.array([-1, size], np.int64), f"{name}_rows_shape")
     rows = patch.op("Reshape", turned, matrix, hint=f"{name}_rows")
     result = patch.op(node.op_type, rows, hint=f"{name}_normalized", axis=1)
+    named_after(patch, node)
     whole = patch.constant(np.array(sizes, np.int64), f"{name}_whole_shape")
     whole_again = patch.op("Reshape", result, whole, hint=f"{name}_whole")
     back = [order.index(place) for place in range(len(shape))]

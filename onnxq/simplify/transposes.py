@@ -11,6 +11,7 @@ from onnxq.ir.model import Model
 from onnxq.ir.patch import Patch
 from onnxq.simplify.registry import Change, simplifies
 from onnxq.simplify.rowviews import constant_axes
+from onnxq.simplify.writing import named_after
 
 SAYS = "merged {} Transpose with the one before"
 AXES_AS_INPUT = 13  # of Squeeze and Unsqueeze, from this operator set on; an attribute before
@@ -43,6 +44,8 @@ def _in_graph(graph: Graph, opset: int) -> Iterator[Change]:
             if result is source and (output.is_output or source.constant is not None):
                 continue
             taken.update(chain)
+            if patch.nodes:
+                named_after(patch, node)
             patch.replace(output, result)
             yield Change(patch, SAYS)
 

@@ -193,6 +193,14 @@ def test_a_few_elements_are_not_worth_turning():
     assert simplified(text(normalised([1]), "2,15,8"), weights, "layer_normalization").notes == ()
 
 
+def test_the_operator_has_the_name_of_the_last_node():
+    """By it recipes and people know what computes the result."""
+    model = model_of(text(POW), WEIGHTS, 17)
+    model.graph.nodes[-1].name = "encoder.norm"
+    found = simplify(model, ["layer_normalization"])
+    assert [node.name for node in found.model.graph.nodes] == ["encoder.norm"]
+
+
 def test_shapes_that_shape_inference_cannot_tell():
     """Before operator set 14 the result of a computed Reshape has no rank for it: sizes are followed through Shape."""
     body = SPELLINGS["broadcast to a computed shape"][1]

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from helpers import build, floats, node
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
 from support import assert_same, simplified, written
@@ -119,6 +119,7 @@ FUNCTIONS = ("Relu", "Tanh", "Sigmoid", "Erf", "Abs", "Neg", "Exp")
 )
 @settings(max_examples=30, deadline=None)
 def test_any_function_of_rows(chain, seed):
+    assume(chain.count("Exp") < 3)  # or it overflows
     nodes, weights, before = [], {}, "g"
     for index, op_type in enumerate(chain):
         name = "y" if index + 1 == len(chain) else f"v{index}"
