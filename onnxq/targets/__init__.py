@@ -104,19 +104,31 @@ class Costs:
         return (self.borders[kind] + self.borders["Transpose"]) * elements + self.borders["node"]
 
     def _interpolate(self, name: str, point: tuple[int, ...]) -> tuple[float, float]:
-        """Interpolate linearly in the logarithms of sizes and times; outside the table its edges are continued."""
+        """Interpolate linearly in the logarithms of sizes and times; outside the table its edges are continued.
+
+        What is smaller than the table takes no longer than at its edge, and no less than the least of all its times:
+        there sizes hardly matter, and slopes along several axes add up to nonsense.
+        """
         axes, times = _grid(self.table, name)
-        lows, weights = [], []
-        for axis, size in zip(axes, point, strict=True):
-            position = math.log2(max(size, 1))
-            low = min(max(int(np.searchsorted(axis, position)) - 1, 0), len(axis) - 2)
-            lows.append(low)
-            weights.append((position - axis[low]) / (axis[low + 1] - axis[low]))
-        total = np.zeros(2)
-        for corner in product((0, 1), repeat=len(axes)):
-            weight = math.prod(w if bit else 1 - w for bit, w in zip(corner, weights, strict=True))
-            total += weight * times[tuple(low + bit for low, bit in zip(lows, corner, strict=True))]
+        place = [math.log2(max(size, 1)) for size in point]
+        edge = [max(position, float(axis[0])) for position, axis in zip(place, axes, strict=True)]
+        total = _continued(axes, times, place)
+        if edge != place:
+            total = np.maximum(np.minimum(total, _continued(axes, times, edge)), times.reshape(-1, 2).min(axis=0))
         return self.scale * float(2.0 ** total[0]), self.scale * float(2.0 ** total[1])
+
+
+def _continued(axes: list[np.ndarray], times: np.ndarray, place: list[float]) -> np.ndarray:
+    lows, weights = [], []
+    for axis, position in zip(axes, place, strict=True):
+        low = min(max(int(np.searchsorted(axis, position)) - 1, 0), len(axis) - 2)
+        lows.append(low)
+        weights.append((position - axis[low]) / (axis[low + 1] - axis[low]))
+    total = np.zeros(2)
+    for corner in product((0, 1), repeat=len(axes)):
+        weight = math.prod(w if bit else 1 - w for bit, w in zip(corner, weights, strict=True))
+        total += weight * times[tuple(low + bit for low, bit in zip(lows, corner, strict=True))]
+    return total
 
 
 def _grid(table: dict[str, Any], name: str) -> tuple[list[np.ndarray], np.ndarray]:

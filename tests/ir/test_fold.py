@@ -29,6 +29,8 @@ FOLDS = {
     "gather": ("k = Gather(w, picked)", RNG(0).random((7, 4))),
     "slice": ("k = Slice(w, one, five, zero)", RNG(0).random((6, 4))),
     "slice in steps": ("k = Slice(w, one, ends, zero, two)", RNG(0).random((9, 4))),
+    "slice backwards": ("k = Slice(w, last, first, zero, back)", RNG(0).random((4, 4))),
+    "constant of shape": ("a = ConstantOfShape(four) k = Add(w, a)", RNG(0).random((4, 4))),
     "gates in another order": (
         "a = Slice(w, zero, one, zero) b = Slice(w, one, ends, zero) k = Concat <axis = 0> (b, a)",
         RNG(0).random((4, 4)),
@@ -46,6 +48,12 @@ def test_constants_are_seen_through(body, weight):
         "two": np.int64([2]),
     }
     weights |= {"five": np.int64([5]), "ends": np.int64([2**63 - 1]), "picked": np.int64([6, 0, -2, 3])}
+    weights |= {
+        "last": np.int64([-1]),
+        "first": np.int64([-(2**63) + 1]),
+        "back": np.int64([-1]),
+        "four": np.int64([4]),
+    }
     if body.startswith("k = Reshape"):
         weights["shape"] = np.int64([4, -1])
     model = model_of(f"g (float[2,4] x) => (float[2,4] y) {{ {body} y = MatMul(x, k) }}", weights)
@@ -166,3 +174,31 @@ def test_functions_that_call_each_other_forever_are_refused():
     proto.functions[0].node[0].CopyFrom(onnx.helper.make_node("Scaled", ["p"], ["q"], domain="f"))
     with pytest.raises(ModelError, match="model-local functions cannot be inlined"):
         normalise(parse(proto.SerializeToString()))
+
+
+PADDED = "g (float[1,3,9,9] x) => (float[1,8,n,m] y) {{ p = Pad {mode} (x, pads{value}) y = Conv {attributes} (p, w) }}"
+
+
+@pytest.mark.parametrize(
+    ("pads", "mode", "value", "attributes", "folded"),
+    [
+        ([0, 0, 1, 0, 0, 0, 1, 2], "", "", "", True),
+        ([0, 0, 1, 0, 0, 0, 1, 2], "", ", zero", "<pads = [1, 1, 0, 0], strides = [2, 2]>", True),
+        ([0, 0, 0, 0, 0, 0, 0, 0], "", "", "<dilations = [2, 1]>", True),
+        ([0, 0, 1, 0, 0, 0, 1, 2], '<mode = "reflect">', "", "", False),
+        ([0, 0, 1, 0, 0, 0, 1, 2], "", ", one", "", False),
+        ([0, 0, -1, 0, 0, 0, 1, 2], "", "", "", False),
+        ([0, 1, 0, 0, 0, 0, 0, 0], "", "", "<group = 1>", False),
+        ([0, 0, 1, 0, 0, 0, 1, 2], "", "", '<auto_pad = "SAME_UPPER">', False),
+    ],
+)
+def test_zeros_before_a_conv_are_pads_of_its_own(pads, mode, value, attributes, folded):
+    inputs = 4 if pads[1] else 3
+    weights = {"w": RNG(0).random((8, inputs, 3, 3)).astype(np.float32), "pads": np.int64(pads)}
+    weights |= {"zero": np.float32(0), "one": np.float32(1)}
+    model = model_of(PADDED.format(mode=mode, value=value, attributes=attributes), weights)
+    feeds = {"x": RNG(1).random((1, 3, 9, 9)).astype(np.float32)}
+    before = run(model.serialize(), feeds)[0]
+    assert ("made 1 Pad part of the Conv behind" in normalised(model)) == folded
+    assert ops(model.graph) == (["Conv"] if folded else ["Pad", "Conv"])
+    np.testing.assert_allclose(run(model.serialize(), feeds)[0], before, rtol=1e-5)

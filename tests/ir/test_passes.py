@@ -26,6 +26,7 @@ def test_passes_are_found_by_walking_the_folder():
         "widen_floats",
         "fold_constants",
         "fold_batchnorm",
+        "fold_pad",
     ]
     with pytest.raises(ValueError, match="no pass is named fold_everything"):
         normalise(model_of("g (float[2,4] x) => (float[2,4] y) { y = Relu(x) }"), ["fold_everything"])

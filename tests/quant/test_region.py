@@ -117,3 +117,17 @@ def test_table_points_are_given_back() -> None:
 def test_beyond_the_table_times_go_on() -> None:
     near, far = COSTS.matmul(256, 1024, 1024), COSTS.matmul(1024, 1024, 1024)
     assert all(2 < b / a < 8 for a, b in zip(near, far, strict=True))
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(1, 32, 1), (1, 8, 8), (1, 16, 64), (2, 3, 5)])
+def test_a_product_smaller_than_the_table_takes_no_longer_than_its_edge(rows, inner, columns):
+    costs = load_costs()
+    least = min(costs.table["matmul"]["float"]), min(costs.table["matmul"]["integer"])
+    edge = costs.matmul(max(rows, 1), max(inner, 64), max(columns, 64))
+    for time, floor, most in zip(costs.matmul(rows, inner, columns), least, edge, strict=True):
+        assert floor * 0.999 <= time <= most * 1.001
+    assert costs.matmul(2, 4096, 4096)[0] > costs.matmul(2, 1024, 1024)[0]
+
+
+def test_a_convolution_of_one_pixel_takes_less_than_one_of_many():
+    assert load_costs().conv(512, 128, 1, 1, 1)[0] < load_costs().conv(512, 128, 1, 49, 1)[0] / 2

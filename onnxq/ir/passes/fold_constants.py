@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from onnxq.ir.patch import Patch
 from onnxq.ir.tensor import ArrayTensor, DeferredTensor, Tensor
 
 FLOATS = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16))
+INDICES = frozenset((TensorProto.INT32, TensorProto.INT64))
+BYTES = 8  # of the largest element
 KEEP_BELOW = 1 << 20  # bytes of a result that is kept; a larger one is computed again when it is needed
 GROWTH = 2  # how many times the bytes of its inputs a result may take: float16 weights become float32, int8 ones stay
 FREE = 1024  # bytes that every result may take
@@ -93,9 +96,13 @@ def _allowed(node: Node, inputs: list[Tensor]) -> bool:
         return same and first.dtype in FLOATS and _fits(size * first.nbytes // max(first.size, 1), inputs)
     if node.op_type == "Cast":
         target = node.attribute("to", 0)
+        if {first.dtype, target} <= INDICES:
+            return True
         if first.dtype not in FLOATS or target not in FLOATS:
             return False
         return _fits(ArrayTensor(np.zeros(1), target).nbytes * first.size, inputs)
+    if node.op_type == "ConstantOfShape":
+        return first.size < FREE and math.prod(int(size) for size in first.numpy()) * BYTES <= FREE
     if node.op_type == "Gather":
         return _fits(inputs[1].size * first.nbytes // max(first.shape[node.attribute("axis", 0)], 1), inputs)
     return True
@@ -162,10 +169,15 @@ def _slice(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
     steps = [1] * len(starts) if steps is None else steps
     parts = [slice(None)] * data.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        if step < 1:
-            raise ValueError("a step backwards")
-        parts[axis] = slice(start, end, step)
+        to_first = step < 0 and end < -data.shape[axis]  # an end before the first element has no number in Python
+        parts[axis] = slice(start, None if to_first else end, step)
     return data[tuple(parts)]
+
+
+def _constant_of_shape(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
+    value = node.attribute("value")
+    element = np.zeros(1, np.float32) if value is None else np.asarray(value)
+    return np.full([int(size) for size in inputs[0]], element.reshape(-1)[0], element.dtype)
 
 
 def _cast(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
@@ -191,6 +203,7 @@ COMPUTE: dict[str, Compute] = {
     "Unsqueeze": _unsqueeze,
     "Cast": _cast,
     "Concat": _concat,
+    "ConstantOfShape": _constant_of_shape,
     "Gather": _gather,
     "Slice": _slice,
     "Add": _elementwise(np.add),
