@@ -246,7 +246,7 @@ def test_inspect_in_text(cli, quantized: Path) -> None:
 
 
 def test_inspect_counts_dynamic_forms(cli, folder: Path) -> None:
-    assert cli("quantize", "digits_cnn.onnx", "-o", "d.onnx").code == 0
+    assert cli("quantize", "digits_cnn.onnx", "-o", "d.onnx", "--recipe", "dynamic-int8").code == 0
     facts = json.loads(cli("inspect", "d.onnx", "--format", "json").out)
     assert facts["nodes_quantized"] == facts["operators"]["MatMulInteger"] == 2
 
