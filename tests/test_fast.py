@@ -90,7 +90,7 @@ def test_nothing_is_tried_and_the_comparison_is_short(model, recipe, tmp_path, m
 
 def test_it_runs_without_data(model, tmp_path):
     report = quantize(model, output=tmp_path / "q.onnx", fast=True)
-    assert report.counts()["dynamic-int8"] == 2
+    assert report.counts()["weight-int8"] == 2  # so small, they are faster in float
 
 
 def test_a_budget_is_checked_and_not_searched_for(model, tmp_path):

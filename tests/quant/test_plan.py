@@ -252,7 +252,7 @@ def mixed() -> onnx.ModelProto:
     ("recipe", "with_data", "schemes"),
     [
         (STATIC, True, {"n_c": STATIC, "n_r": STATIC, "n_p": STATIC, "n_f": STATIC, "n_y": STATIC}),
-        ("auto", False, {"n_c": STORED, "n_y": DYNAMIC}),
+        ("auto", False, {"n_c": STORED}),  # so small a Gemm is faster in float
         (DYNAMIC, False, {"n_y": DYNAMIC}),
         (STORED, False, {"n_c": STORED}),
     ],
