@@ -26,6 +26,7 @@ JUDGED = 48  # samples
 AUTO = load_recipe("auto")
 VARIANTS: dict[str, Recipe] = {
     "everything": AUTO,
+    "the model as it was exported": replace(AUTO, simplify=False),
     "no rescaling of channels": AUTO.setting(smoothing=False),
     "weights to nearest": AUTO.setting(rounding="nearest"),
     "no bias correction": AUTO.setting(bias_correction=False),
