@@ -63,7 +63,6 @@ def _turned(node: Node, shape: Dims, axis: int, size: int) -> Patch:
     assert source is not None
     assert output is not None
     order = [place for place in range(len(shape)) if place != axis] + [axis]
-    sizes = [known if isinstance(known := shape[place], int) else -1 for place in order]
     patch = Patch(node.graph, node, "Softmax is fast along the last axis")
     name = output.name
     turned = patch.op("Transpose", source, hint=f"{name}_turned", perm=order)
@@ -71,7 +70,8 @@ def _turned(node: Node, shape: Dims, axis: int, size: int) -> Patch:
     rows = patch.op("Reshape", turned, matrix, hint=f"{name}_rows")
     result = patch.op(node.op_type, rows, hint=f"{name}_normalized", axis=1)
     named_after(patch, node)
-    whole = patch.constant(np.array(sizes, np.int64), f"{name}_whole_shape")
+    # Read where it is run: an exporter may have stated one size of a batch, and others come
+    whole = patch.op("Shape", turned, hint=f"{name}_whole_shape")
     whole_again = patch.op("Reshape", result, whole, hint=f"{name}_whole")
     back = [order.index(place) for place in range(len(shape))]
     patch.replace(output, patch.op("Transpose", whole_again, hint=name, perm=back))
