@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from onnxq.ir.graph import Graph, Node
+from onnxq.ir.graph import Graph, Node, Value
 from onnxq.ir.model import Model
 from onnxq.ir.patch import Patch
 from onnxq.simplify.registry import Change, simplifies
@@ -27,10 +27,18 @@ LEAST = 4  # elements of a row: for fewer, nothing is gained
 
 @simplifies(order=55)
 def softmax_axes(model: Model) -> Iterator[Change]:
-    """Describe one change for each Softmax or LogSoftmax along such an axis, all sizes but one known."""
-    if model.opset >= FIRST_OPSET:
+    """Describe one change for each Softmax or LogSoftmax along such an axis, if all inputs have one size only.
+
+    Otherwise sizes that an exporter has stated behind them are those of the batch that it had, and onnxruntime believes
+    them where a shape is computed.
+    """
+    if model.opset >= FIRST_OPSET and all(_fixed(value) for value in model.graph.inputs):
         for graph in model.graph.graphs():
             yield from _in_graph(graph, model.opset)
+
+
+def _fixed(value: Value) -> bool:
+    return value.constant is not None or (value.shape is not None and all(isinstance(d, int) for d in value.shape))
 
 
 def can_turn(shape: Dims, axis: int) -> bool:
@@ -70,7 +78,6 @@ def _turned(node: Node, shape: Dims, axis: int, size: int) -> Patch:
     rows = patch.op("Reshape", turned, matrix, hint=f"{name}_rows")
     result = patch.op(node.op_type, rows, hint=f"{name}_normalized", axis=1)
     named_after(patch, node)
-    # Read where it is run: an exporter may have stated one size of a batch, and others come
     whole = patch.op("Shape", turned, hint=f"{name}_whole_shape")
     whole_again = patch.op("Reshape", result, whole, hint=f"{name}_whole")
     back = [order.index(place) for place in range(len(shape))]

@@ -8,7 +8,7 @@ import pytest
 from helpers import ALL, floats, session
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spelled_support import assert_same, ops, simplified
+from spelled_support import assert_same, simplified
 
 TURNED = ["Transpose", "Reshape", "Softmax", "Shape", "Reshape", "Transpose"]
 
@@ -18,7 +18,7 @@ def text(shape: str, axis: int, op_type: str = "Softmax") -> str:
 
 
 def test_it_works_on_rows_of_a_matrix():
-    found = simplified(text("N,4,2,3", 1), {}, "softmax_axes", 13)
+    found = simplified(text("2,4,2,3", 1), {}, "softmax_axes", 13)
     assert found.notes == ("turned 1 Softmax to the last axis, where onnxruntime is fast",)
     nodes = found.model.graph.nodes
     assert [node.op_type for node in nodes] == TURNED
@@ -33,14 +33,14 @@ def test_it_works_on_rows_of_a_matrix():
 @pytest.mark.parametrize(
     ("shape", "axis", "opset"),
     [
-        ("N,8,5", 1, 13),  # one axis behind: onnxruntime swaps two, which is fast
-        ("N,8,5,1", 1, 13),
-        ("N,2,8,8", -1, 13),
-        ("N,3,8,8", 1, 13),  # few elements
-        ("N,8,H,8", 1, 13),  # two sizes are not known
-        ("N,C,8,8", 1, 13),
-        ("N,8,8,0", 1, 13),  # -1 could be anything
-        ("N,8,4,4", 1, 11),  # over all axes behind together
+        ("2,8,5", 1, 13),  # one axis behind: onnxruntime swaps two, which is fast
+        ("2,8,5,1", 1, 13),
+        ("2,2,8,8", -1, 13),
+        ("2,3,8,8", 1, 13),  # few elements
+        ("2,8,H,8", 1, 13),  # two sizes are not known
+        ("2,C,8,8", 1, 13),
+        ("2,8,8,0", 1, 13),  # -1 could be anything
+        ("2,8,4,4", 1, 11),  # over all axes behind together
     ],
 )
 def test_elsewhere_it_stays(shape, axis, opset):
@@ -48,7 +48,7 @@ def test_elsewhere_it_stays(shape, axis, opset):
 
 
 def test_onnxruntime_does_not_undo_it(tmp_path):
-    found = simplified(text("N,8,4,4", 1), {}, "softmax_axes", 17)
+    found = simplified(text("2,8,4,4", 1), {}, "softmax_axes", 17)
     session(found.model.serialize(), ALL, str(tmp_path / "m.onnx"))
     kept = [
         node.op_type for node in onnx.load(tmp_path / "m.onnx").graph.node if node.op_type not in ("Shape", "Gather")
@@ -56,13 +56,14 @@ def test_onnxruntime_does_not_undo_it(tmp_path):
     assert kept == [op_type for op_type in TURNED if op_type != "Shape"]
 
 
-def test_a_stated_size_of_a_batch_is_not_believed():
-    """Exporters state the batch that they had; onnxruntime runs others, and so does the result."""
-    source = "g (float[N,4,2,3] x) => (float[7,4,2,3] a, float[7,4,2,3] y) { a = Scan <num_scan_inputs = 1, body = "
-    body = "b (float[4,2,3] p) => (float[4,2,3] q) { q = Neg (p) }> (x) y = Softmax <axis = 1> (a) }"
-    found = simplified(source + body, {}, "softmax_axes", 17)
-    assert ops(found.model) == ["Scan", *TURNED]
-    assert_same(found, {"x": floats(2, 4, 2, 3)}, 1e-6)
+def test_a_batch_of_any_size_stays():
+    """What is stated behind it need not be true: exporters state the batch that they had."""
+    assert (
+        simplified(
+            "g (float[N,8,4,4] x) => (float[2,8,4,4] y) { y = Softmax <axis = 1> (x) }", {}, "softmax_axes"
+        ).notes
+        == ()
+    )
 
 
 @settings(max_examples=25, deadline=None)
