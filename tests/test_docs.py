@@ -69,7 +69,7 @@ def test_the_readme_opens_with_two_commands() -> None:
     assert first.startswith(
         "python3 -m venv .venv && .venv/bin/pip install -q . && .venv/bin/onnxq quantize sample_models/"
     )
-    assert second.endswith(".venv/bin/python -m pytest\n")
+    assert second.endswith(".venv/bin/python -m pytest -n 2\n")
     assert "times smaller" in shown
     assert README.index("```") < 500
 
