@@ -157,6 +157,9 @@ class Rewriter(Protocol):
     def dequantized(self, value: Value) -> Value:
         """Read an activation through its QuantizeLinear/DequantizeLinear pair, shared by its readers."""
 
+    def is_quantized(self, value: Value) -> bool:
+        """Whether anybody reads an activation by a calibrated scale."""
+
     def activation_scale(self, value: Value) -> float:
         """The scale of an activation that the plan quantizes."""
 

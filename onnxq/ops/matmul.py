@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from onnxq.ir import Node, Tensor, Value
 from onnxq.ops.bias import integer_bias, minimum_scale
 from onnxq.ops.family import Decline, Form, Rewriter, Site, plans, rewrites
+from onnxq.ops.integer_domain import clamp_bounds
 from onnxq.ops.integer_products import add_bias, rewrite_integer_gemm, rewrite_integer_matmul, weight_slot
 
 # -- plans ----------------------------------------------------------------------------------------------------------
@@ -68,35 +71,62 @@ def rewrite_static_matmul(site: Site, patch: Rewriter) -> None:
     if after is not None and bias is not None and after.outputs[0] is not None:
         vector = np.broadcast_to(scales.reshape(-1), bias.shape) if scales.size > 1 else scales.reshape(1)
         c = integer_bias(patch, bias, patch.activation_scale(data), vector, f"{site.output.name}_bias")
-        patch.replace(after.outputs[0], patch.op("Gemm", a, b, c, hint=after.outputs[0].name))
+        _give(site, patch, after.outputs[0], patch.op("Gemm", a, b, c, hint=after.outputs[0].name))
         return
-    if site.scheme.target == "cpu" and rank == 2 and _is_matrix(data) and _added_to(site) is not None:
+    if site.scheme.target == "cpu" and rank == 2 and _is_matrix(data) and _alone(site.output, "Add") is not None:
         # onnxruntime would make one float Gemm of product and sum; of a Gemm of its own it makes QGemm.
-        patch.replace(site.output, patch.op("Gemm", a, b, hint=site.output.name))
+        _give(site, patch, site.output, patch.op("Gemm", a, b, hint=site.output.name))
         return
     patch.rewire(site.node, 0, a)
     patch.rewire(site.node, 1, b)
     if after is not None and data.shape is not None and all(isinstance(size, int) for size in data.shape):
         _keep_apart(after, patch)
+    _keep_clamp_apart(site, patch, site.output, site.output)
+
+
+def _give(site: Site, patch: Rewriter, output: Value, product: Value) -> None:
+    """Let a Gemm give an output."""
+    patch.replace(output, product)
+    _keep_clamp_apart(site, patch, output, product)
+
+
+def _keep_clamp_apart(site: Site, patch: Rewriter, output: Value, product: Value) -> None:
+    """Write a Relu or Clip behind a product as Max and Min, where onnxruntime would leave the product float for it.
+
+    It takes a clamp between a product and its only reader for one that a QuantizeLinear makes superfluous (1.31,
+    `qdq_selectors.cc`). Where none follows, the product stays float, and its weight is dequantized in every run.
+    """
+    clamp = _alone(output, "Relu") or _alone(output, "Clip")
+    clamped = clamp.outputs[0] if clamp is not None else None
+    if clamp is None or clamped is None or site.scheme.target != "cpu" or patch.output_quantized:
+        return
+    bounds = clamp_bounds(Site(clamp, site.scheme, site.opset))
+    if bounds is None or clamped.is_output or len(clamped.uses) != 1 or patch.is_quantized(clamped):
+        return
+    for op_type, bound in zip(("Max", "Min"), bounds, strict=True):
+        if math.isfinite(bound):
+            limit = patch.constant(np.array(bound, np.float32), f"{clamped.name}_bound")
+            product = patch.op(op_type, product, limit, hint=clamped.name)
+    patch.replace(clamped, product)
 
 
 def _is_matrix(value: Value) -> bool:
     return value.shape is not None and len(value.shape) == 2
 
 
-def _added_to(site: Site) -> Node | None:
-    """Give the Add that alone reads a product."""
-    if len(site.output.uses) != 1 or site.output.is_output:
+def _alone(value: Value, op_type: str) -> Node | None:
+    """Give the operator that alone reads a value, beside it and of this type."""
+    if len(value.uses) != 1 or value.is_output:
         return None
-    after = next(iter(site.output.uses)).node
-    if after.op_type != "Add" or after.domain or after.graph is not site.output.graph or after.outputs[0] is None:
+    after = next(iter(value.uses)).node
+    if after.op_type != op_type or after.domain or after.graph is not value.graph or after.outputs[0] is None:
         return None
     return after
 
 
 def _constant_add(site: Site) -> Node | None:
     """Give the Add of a constant vector that alone reads a product."""
-    after, weight = _added_to(site), site.value(1).constant
+    after, weight = _alone(site.output, "Add"), site.value(1).constant
     if after is None or weight is None:
         return None
     constants = [value.constant for value in after.inputs if value is not None and value.constant is not None]
@@ -149,7 +179,10 @@ def rewrite_static_gemm(site: Site, patch: Rewriter) -> None:
     transposes = {key: node.attribute(key) for key in ("transA", "transB") if node.attribute(key, 0)}
     inputs = (a, b) if c is None else (a, b, c)
     product = patch.op("Gemm", *inputs, hint=site.output.name, **transposes)
-    patch.replace(site.output, product if bias is not None or site.input(2) is None else add_bias(site, patch, product))
+    if bias is not None or site.input(2) is None:
+        _give(site, patch, site.output, product)
+    else:
+        patch.replace(site.output, add_bias(site, patch, product))
 
 
 def _columns(weight: Value, channel: int) -> int:

@@ -119,6 +119,10 @@ class QuantizingPatch(Patch):
         made = self.once(value, "product", make)
         return made[0], made[1], made[2]
 
+    def is_quantized(self, value: Value) -> bool:
+        """Whether anybody reads an activation by a calibrated scale."""
+        return self._shared.plan.scale_owner(value) in self._shared.qparams
+
     def activation_scale(self, value: Value) -> float:
         """Scale of an activation that the plan quantizes."""
         return float(self._shared.qparams[self._shared.plan.scale_owner(value)][0])
@@ -152,14 +156,10 @@ class QuantizingPatch(Patch):
             scale, zero = array_qparams(array, self._scheme)
             kind = CODE_TYPES[self._scheme.activations]
             codes = np.clip(np.rint(array / scale) + int(zero), kind.low, kind.high).astype(kind.container)
-            inputs = [
-                self.constant(codes, f"{value.name}_quantized"),
-                self.constant(np.asarray(scale), f"{value.name}_scale"),
-                self.constant(np.asarray(zero), f"{value.name}_zero_point"),
-            ]
-            self.rewire(
-                node, slot, self._quantizing("DequantizeLinear", inputs, f"{value.name}_dequantized", self._scheme)
-            )
+            parts = {"quantized": codes, "scale": np.asarray(scale), "zero_point": np.asarray(zero)}
+            inputs = [self.constant(part, f"{value.name}_{what}") for what, part in parts.items()]
+            hint = f"{value.name}_dequantized"
+            self.rewire(node, slot, self._quantizing("DequantizeLinear", inputs, hint, self._scheme))
 
     def codes(
         self,

@@ -62,6 +62,37 @@ def test_a_residual_behind_a_product_of_matrices_does_not_bring_it_back_into_flo
     assert made.sqnr({"x": x}, ALL) > 30
 
 
+@pytest.mark.parametrize("opset", [10, 13, 17])
+@pytest.mark.parametrize(("clamp", "kept"), [("Relu", {"Max": 1}), ("Clip", {"Max": 1, "Min": 1})])
+@pytest.mark.parametrize(
+    ("product", "kernel"),
+    [("Gemm", "QGemm"), ("MatMul", "MatMulIntegerToFloat"), ("MatMul Add", "QGemm")],
+)
+def test_a_clamp_behind_a_product_does_not_bring_it_back_into_float(product, kernel, clamp, kept, opset):
+    """onnxruntime looks for a QuantizeLinear behind a clamp, and leaves the product float where there is none."""
+    x, b = floats(8, 32), floats(16, seed=2)
+    first = {"Gemm": "x w b", "MatMul": "x w", "MatMul Add": "x w"}[product]
+    nodes = [node(product.split()[0], first, "p"), *([node("Add", "p b", "g")] if " " in product else [])]
+    bounds = {} if clamp == "Relu" else {"min": 0.0, "max": 6.0} if opset < 11 else {"inputs": "low high"}
+    inputs = f"{'g' if ' ' in product else 'p'} {bounds.pop('inputs', '')}".strip()
+    nodes += [node(clamp, inputs, "r", **bounds), node("Sqrt", "r", "y")]
+    weights = {"w": floats(32, 16, seed=1), "b": b, "low": np.array(0, F), "high": np.array(6, F)}
+    proto = build(nodes, {"x": [8, 32]}, ["y"], weights, opset=opset)
+    granularity = "tensor" if opset < 13 else "channel"  # DequantizeLinear has an axis from 13 on
+    made = quantize_in_memory(proto, "static-int8", [{"x": x}], granularity=granularity)
+    assert made.optimized() == {"QuantizeLinear": 1, kernel: 1, **kept, "Sqrt": 1}
+    assert made.sqnr({"x": x}, ALL) > 20  # the root of a number near zero
+
+
+def test_a_clamp_that_a_quantized_product_reads_stays_and_vanishes():
+    x, b = floats(8, 32), floats(16, seed=2)
+    nodes = [node("Gemm", "x w b", "g"), node("Relu", "g", "r"), node("Gemm", "r v b", "y")]
+    weights = {"w": floats(32, 16, seed=1), "v": floats(16, 16, seed=3), "b": b}
+    made = quantize_in_memory(build(nodes, {"x": [8, 32]}, ["y"], weights), "static-int8", [{"x": x}])
+    assert made.ops["Relu"] == 1
+    assert made.optimized() == {"QuantizeLinear": 1, "QGemm": 2}
+
+
 def test_tied_square_weights_in_the_static_form():
     w, x = floats(16, 16), floats(4, 16, seed=5)
     proto = build(
