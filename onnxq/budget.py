@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from onnxq.comparison import Contribution
@@ -10,17 +11,22 @@ from onnxq.errors import CheckFailed, RecipeError
 from onnxq.ir import Model
 from onnxq.judge import Judge
 from onnxq.metric import Metric, load_metric, measure_metric
-from onnxq.moves import Move, left_open, moves, saved_time
-from onnxq.quant.decision import Choices
+from onnxq.moves import Move, is_priced, left_open, moves, saved_time
+from onnxq.quant.decision import Choice, Choices
+from onnxq.quant.plan import node_key
+from onnxq.quant.recipe import MICROSOFT
 from onnxq.quant.samples import Samples
 from onnxq.search import Found, bargains, fewest
 from onnxq.sensitivity import EXACT, counted, sensitivity
 from onnxq.shrink import fits_corrected, shrink
+from onnxq.targets.placement import load_target
 from onnxq.trials import Variants
 
 # What `auto` goes for of its own accord, in dB, and the share of the time saved by 8 bit that it gives back for it:
 # below 20 dB a model is of no use, however fast, and above 30 dB hardly any decision changes.
 GOALS = ((20.0, math.inf), (24.0, 0.6), (27.0, 0.3), (30.0, 0.05))
+WIDER = "8 bit activations miss the goal, and the target has kernels for 16"
+WIDENED = f"gave activations 16 bits: {WIDER}"
 FEW = 3  # nodes run alone where nobody asked for a budget
 RAISE = "Ask for less, give more data, or leave nodes float with --exclude."
 
@@ -76,6 +82,11 @@ class Settled:
     sensitivity: tuple[Contribution, ...] = ()
     correct: bool = True
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the report has to say about all nodes at once."""
+        return (WIDENED,) if any(choice.reason == WIDER for choice in self.choices.values()) else ()
+
 
 def settle(variants: Variants, budget: Budget) -> Settled:
     """Change the choices for single nodes until the model keeps to the budget, accuracy first, then size.
@@ -112,10 +123,12 @@ def settle_accuracy(variants: Variants, budget: Budget) -> Settled:
         return Settled()
     contributions = sensitivity(variants, exact=EXACT if budget.is_accuracy else FEW)
     ranked = moves(variants.ready.plan, contributions, variants.ready.model.opset)
-    found = bargains(variants, ranked)
+    priced = is_priced(variants.ready.plan)  # what costs nobody knows what is no bargain
+    found = bargains(variants, ranked) if priced else Found({}, True, variants.judge.sqnr(variants.model({})))
     if budget.is_accuracy:
         meets = _Meets(variants.baseline, variants.samples, budget)
-        found = fewest(variants, ranked, meets, found.choices)
+        below = _widened(variants, found, meets)
+        found = fewest(variants, ranked, meets, found.choices, below=below)
         if not found.met:
             raise CheckFailed(f"no choice of nodes meets the budget: {meets.last}", RAISE)
         if not variants.settled(found.choices)[0].plan.quantized():
@@ -128,7 +141,7 @@ def settle_accuracy(variants: Variants, budget: Budget) -> Settled:
 def _towards_goals(variants: Variants, ranked: list[Move], found: Found) -> Found:
     """Go from goal to goal, as far as what that takes is worth it."""
     saved = saved_time(variants.ready.plan)
-    for goal, share in GOALS:
+    for goal, share in GOALS if is_priced(variants.ready.plan) else GOALS[:1]:
         if found.sqnr is None or found.sqnr >= goal:
             continue
 
@@ -136,10 +149,27 @@ def _towards_goals(variants: Variants, ranked: list[Move], found: Found) -> Foun
             return variants.judge.sqnr(model) >= goal
 
         most = share if math.isinf(share) else share * saved
-        reached = fewest(variants, ranked, meets, found.choices, stages=1, most=most, missed=True)
+        below = _widened(variants, found, meets)
+        missed = not below
+        reached = fewest(variants, ranked, meets, found.choices, below=below, stages=1, most=most, missed=missed)
         if reached.met:
             found = replace(reached, sqnr=goal)
     return found
+
+
+def _widened(variants: Variants, found: Found, meets: Callable[[Model], bool]) -> Choices:
+    """Give all activations 16 bits if 8 miss a goal and the target has kernels for 16: they read and write one type."""
+    plan, opset = variants.ready.plan, variants.ready.model.opset
+    wide = load_target(plan.recipe.scheme.target).wide
+    if wide == "" or meets(variants.model(found.choices)):
+        return {}
+    standard = replace(plan.recipe.scheme, activations=wide).pair_opset(activation=True, weight=True) <= opset
+    settings = (("activations", wide), ("domain", plan.recipe.scheme.domain if standard else MICROSOFT))
+    return {
+        node_key(decision.node): Choice("static-int8", WIDER, settings)
+        for decision in plan.decisions
+        if decision.scheme == "static-int8" and left_open(plan, decision)
+    }
 
 
 class _Meets:

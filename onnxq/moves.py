@@ -13,6 +13,7 @@ from onnxq.quant.region import node_times
 from onnxq.quant.row_times import row_time
 from onnxq.sensitivity import counted
 from onnxq.targets import Costs
+from onnxq.targets.placement import load_target
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Move:
         cost: Predicted time that this takes, by the time of the whole quantized model.
         computes: Whether it computes in 8 bit now, and does not only store its weight so.
         between: What stands between both, the cheapest first: products with scales by row, or by block.
+        priced: Whether the target's kernel times are known, from which the cost comes; 0 where they are not.
 
     """
 
@@ -51,6 +53,7 @@ class Move:
     cost: float
     computes: bool
     between: tuple[Way, ...] = ()
+    priced: bool = True
 
     @property
     def ways(self) -> tuple[Way, ...]:
@@ -60,7 +63,7 @@ class Move:
 
 def moves(plan: Plan, contributions: Sequence[Contribution], opset: int) -> list[Move]:
     """List the nodes that `auto` has put into 8 bit, those that buy most for their time first."""
-    total = predicted_time(plan, plan.costs)
+    total, priced = predicted_time(plan, plan.costs), is_priced(plan)
     known = {c.tensor: c for c in contributions}
     found = []
     for decision in counted(plan):
@@ -69,12 +72,17 @@ def moves(plan: Plan, contributions: Sequence[Contribution], opset: int) -> list
             continue
         in_float, in_integers = _times(decision, plan.costs)
         computes = decision.scheme != "weight-int8"
-        cost = max(in_float - in_integers, 0.0) / total if computes else 0.0
+        cost = max(in_float - in_integers, 0.0) / total if computes and priced else 0.0
         has_others = computes and not _by_rows(decision)
         others = alternatives(decision.node, plan.recipe, opset, plan.costs) if has_others else ()
         between = tuple(Way(one.choice, max(one.time - in_integers, 0.0) / total, one.left) for one in others)
-        found.append(Move(key, known[key].noise, known[key].share, cost, computes, between))
+        found.append(Move(key, known[key].noise, known[key].share, cost, computes, between, priced))
     return sorted(found, key=lambda move: (-move.noise / (move.cost + 1e-3), move.key))
+
+
+def is_priced(plan: Plan) -> bool:
+    """Whether the kernel times of the target are known."""
+    return load_target(plan.recipe.scheme.target).timed
 
 
 def predicted_time(plan: Plan, costs: Costs) -> float:
@@ -124,7 +132,8 @@ def rank(step: int, move: Move) -> tuple[float, str]:
 
 
 def _choice(move: Move) -> Choice:
-    return Choice("weight-int8", f"{bought(move)}, for {100 * move.cost:.1f} % of the time")
+    price = f", for {100 * move.cost:.1f} % of the time" if move.priced else ""
+    return Choice("weight-int8", bought(move) + price)
 
 
 def bought(move: Move) -> str:

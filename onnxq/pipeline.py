@@ -189,7 +189,9 @@ def carry_out(
     if detailed:
         report = replace(report, activations=activations(ready.plan, qparams, variants.stats))
     model = stamp(rewrite(ready.model, ready.plan, qparams, variants.weights), ready)
-    report = replace(report, notes=(*report.notes, *variants.weights.notes()), weights=variants.weights.chosen())
+    report = replace(
+        report, notes=(*report.notes, *settled.notes, *variants.weights.notes()), weights=variants.weights.chosen()
+    )
     watch.step("verify")
     encoded = model.serialize()
     probe = probe.limit(FEW_SAMPLES) if ready.fast else probe

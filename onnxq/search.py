@@ -99,6 +99,7 @@ def fewest(
     meets: Meets,
     settled: Choices,
     *,
+    below: Choices | None = None,
     stages: int = 2,
     most: float = math.inf,
     missed: bool = False,
@@ -110,13 +111,14 @@ def fewest(
         ranked: The nodes, in the order in which they are returned.
         meets: Whether a quantized model meets the budget.
         settled: Choices that stay.
+        below: Choices for nodes that are not returned.
         stages: 1 to store all weights in 8 bit whatever happens, 2 to store those in float, too, that it takes.
         most: Time that may be spent, as a share of the model's.
         missed: Whether the choices that stay are known to miss the budget, and need not be tried alone.
 
     """
     computing = [move for move in ranked if move.computes and move.key not in settled]
-    choices = dict(settled)
+    choices = {**(below or {}), **settled}
     if not missed and meets(variants.model(choices)):
         return Found(choices, met=True)
     for step in range(max((len(move.ways) for move in computing), default=0)):

@@ -94,7 +94,8 @@ class Report:
         )
         graph = plan.decisions[0].node.graph if plan.decisions else None
         size, recipe, times = model_bytes(source, graph), plan.recipe, plan.costs.timings
-        returned = tuple(d.node.display_name for d in plan.decisions if node_key(d.node) in plan.choices)
+        chosen = {key for key, choice in plan.choices.items() if choice.scheme != "static-int8"}
+        returned = tuple(d.node.display_name for d in plan.decisions if node_key(d.node) in chosen)
         return cls(
             source, size, recipe.name, nodes, tuple(notes), rules=recipe.to_toml(), returned=returned, timings=times
         )

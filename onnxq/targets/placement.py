@@ -20,6 +20,7 @@ class Target:
         name: What `--target` calls it.
         description: One line.
         activations: Element types that activations may have; the first is what a recipe gets that asks for none.
+        wide: The one of them of 16 bits that its kernels are fast for, or an empty string.
         domains: Operator sets that quantizing operators may be of.
         stored: How a weight is stored that computes in float, where the recipe does not say.
         products: How `auto` writes static products: as Q/DQ pairs, or as MatMulInteger.
@@ -42,6 +43,7 @@ class Target:
     name: str
     description: str
     activations: tuple[str, ...]
+    wide: Literal["", "uint16", "int16"]
     domains: tuple[str, ...]
     stored: Literal["cast-mul", "qdq"]
     products: Literal["qdq", "integer"]
