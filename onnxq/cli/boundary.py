@@ -14,40 +14,41 @@ from types import FrameType
 from onnxq.errors import ExitCode, OnnxqError
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell reports for a program whose reader went away
+TERMINATED = 143  # 128 + SIGTERM, what a shell reports for a program that it ended
 DISK = "Check that the disk has room, and that you may read and write there."
 PACKAGES = ("onnxq", "onnx", "onnxruntime", "numpy", "ml_dtypes", "protobuf", "typer", "rich")
 
 
 class _Interrupts:
-    """Remembers Ctrl-C: an extension module that is interrupted may turn it into an error of its own."""
+    """Remembers Ctrl-C and SIGTERM: an extension module that is interrupted may turn it into an error of its own."""
 
     def __init__(self) -> None:
-        self.seen = False
+        self.seen: int | None = None
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        self.seen = True
-        raise KeyboardInterrupt
+        self.seen = number
+        raise KeyboardInterrupt  # temporary files go, and the terminal's cursor comes back
 
     @contextmanager
     def watched(self, *, to_the_end: bool) -> Iterator[None]:
-        """Watch for Ctrl-C, unless somebody else does or it is ignored, as in a background job.
+        """Watch for Ctrl-C and SIGTERM, unless somebody else does or they are ignored, as in a background job.
 
         Args:
             to_the_end: The process ends behind this: what is done is done, and a Ctrl-C while the interpreter ends
                 would only print a traceback.
 
         """
-        if (
-            threading.current_thread() is not threading.main_thread()
-            or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-        ):
-            yield
-            return
-        signal.signal(signal.SIGINT, self.handle)
+        defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+        if threading.current_thread() is not threading.main_thread():
+            defaults = {}
+        watched = {number: default for number, default in defaults.items() if signal.getsignal(number) is default}
+        for number in watched:
+            signal.signal(number, self.handle)
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, signal.SIG_IGN if to_the_end else signal.default_int_handler)
+            for number, default in watched.items():
+                signal.signal(number, signal.SIG_IGN if to_the_end and number == signal.SIGINT else default)
 
 
 def run(argv: Sequence[str] | None) -> int:
@@ -64,7 +65,7 @@ def run(argv: Sequence[str] | None) -> int:
             sys.stdout.flush()
             return code
     except KeyboardInterrupt:
-        return _interrupted(at_once=argv is None)
+        return _interrupted(interrupts.seen, at_once=argv is None)
     except BrokenPipeError:
         return _without_stdout(BROKEN_PIPE)
     except OnnxqError as error:
@@ -74,7 +75,7 @@ def run(argv: Sequence[str] | None) -> int:
         return int(error.exit_code)
     except OSError as error:  # a disk that is full, a file that went away: nothing that a log would tell more about
         if interrupts.seen:
-            return _interrupted(at_once=argv is None)
+            return _interrupted(interrupts.seen, at_once=argv is None)
         _say(f"{error.filename or 'a file or stdout'} cannot be read or written ({error.strerror or error})", DISK)
         return _without_stdout(ExitCode.ERROR)
     except MemoryError:
@@ -82,7 +83,7 @@ def run(argv: Sequence[str] | None) -> int:
         return int(ExitCode.ERROR)
     except Exception as error:
         if interrupts.seen:
-            return _interrupted(at_once=argv is None)
+            return _interrupted(interrupts.seen, at_once=argv is None)
         lines = str(error).strip().splitlines()
         _say(f"onnxq hit a bug: {type(error).__name__}: {lines[0] if lines else ''}".rstrip(" :"), "")
         _tell_log(error, arguments)
@@ -131,18 +132,20 @@ def _say(message: str, hint: str) -> None:
         say("hint", hint, "cyan")
 
 
-def _interrupted(*, at_once: bool) -> int:
+def _interrupted(number: int | None, *, at_once: bool) -> int:
     """Say so; at once, do not wait for threads inside onnxruntime, nor for an interpreter that was interrupted.
 
     CPython ends with the signal instead of the exit code where the interrupt hit code that `exec` ran from a string, as
     `dataclasses` does. All temporary files are gone by now: the exception has passed through their owners.
     """
+    ended = number == signal.SIGTERM
     with suppress(OSError):
-        sys.stderr.write("interrupted\n")
+        sys.stderr.write("terminated\n" if ended else "interrupted\n")
         sys.stderr.flush()
+    code = TERMINATED if ended else int(ExitCode.INTERRUPTED)
     if at_once:
-        os._exit(int(ExitCode.INTERRUPTED))
-    return int(ExitCode.INTERRUPTED)
+        os._exit(code)
+    return code
 
 
 def _without_stdout(code: int) -> int:

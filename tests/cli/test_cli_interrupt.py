@@ -45,15 +45,18 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
     ["quantize digits_cnn.onnx -d slow:slow --report r.md", "calibrate digits_cnn.onnx -d slow:slow -o s.npz"],
     ids=["quantize", "calibrate"],
 )
-def test_ctrl_c_during_calibration(folder: Path, arguments: str) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 143, "terminated\n")]
+)
+def test_a_signal_during_calibration(folder: Path, arguments: str, number: int, code: int, word: str) -> None:
     (folder / "slow.py").write_text(SLOW_DATA)
     process = subprocess.Popen(
         [*ONNXQ, *arguments.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder
     )
     wait_for(folder / "running", process)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=30)
-    assert (process.returncode, out, err) == (130, "", "interrupted\n")
+    assert (process.returncode, out, err) == (code, "", word)
     left = {path.name for path in folder.iterdir()} - {"__pycache__"}
     assert left == {"slow.py", "running", "digits_cnn.onnx", "digits_calibration.npz"}
 
