@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from onnxq.cli.terminal import TIE
 from onnxq.comparison import Comparison, Contribution, MetricComparison
 from onnxq.inspect import Inspection
 from onnxq.report import Report
@@ -76,6 +77,9 @@ def report_tables(report: Report) -> Iterator[RenderableType]:
     if report.comparison is not None:
         yield from comparison_tables(report.comparison, report.samples)
         yield ""
+        if report.comparison.metric is not None:
+            yield metric_table(report.comparison.metric)
+            yield ""
     yield from node_tables(report)
 
 
@@ -189,10 +193,10 @@ def _latency_row(comparison: Comparison) -> tuple[Cell, ...]:
     return "latency", milliseconds(latency.float_ms), milliseconds(latency.quantized_ms), Text.assemble(ratio, how)
 
 
-def _listing(counts: Mapping[str, int], most: int = 8) -> str:
-    items = [f"{name} {count}" for name, count in counts.items()]
+def _listing(counts: Mapping[str, int], most: int = 8) -> Text:
+    items = [f"{printable(name)}{TIE}{count}" for name, count in counts.items()]
     more = f", {len(items) - most} more" if len(items) > most else ""
-    return ", ".join(items[:most]) + more
+    return Text(", ".join(items[:most]) + more)
 
 
 def inspection_tables(facts: Inspection) -> Iterator[RenderableType]:
@@ -212,11 +216,13 @@ def inspection_tables(facts: Inspection) -> Iterator[RenderableType]:
     yield ""
     yield columns(("operator", "nodes"), [(name, str(count)) for name, count in facts.operators.items()], right=(1,))
     yield ""
-    yield Text(
-        f"  {100 * facts.small_share:.1f} % of the weight bytes are in 8 bits or fewer; {facts.quantized} of "
+    share = Text(
+        f"{100 * facts.small_share:.1f} % of the weight bytes are in 8 bits or fewer; {facts.quantized} of "
         f"{facts.nodes} nodes compute in integers, {facts.conversions} convert to or from them"
     )
+    yield Padding(share, (0, 0, 0, INDENT))
     if facts.made_by:
         version = facts.made_by.get("onnxq_version", "?")
         source = facts.made_by.get("onnxq_source_sha256", "?")[:16]
-        yield Text("  " + printable(f"made by onnxq {version} from a model with SHA-256 {source}…"), "dim")
+        made = Text(printable(f"made by onnxq {version} from a model with SHA-256 {source}…"), "dim")
+        yield Padding(made, (0, 0, 0, INDENT))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # Columns where stdout is no terminal: nothing is cut or wrapped, so that lines can be searched
 FILE_WIDTH = 500
+TIE = "\ue000"  # a space at which no line is broken; Rich breaks at every other one
 STEPS = {
     "load": "reading the model",
     "plan": "planning",
@@ -49,7 +50,7 @@ def show(*renderables: RenderableType) -> None:
     with console.capture() as capture:
         for renderable in renderables:
             console.print(renderable)
-    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in capture.get().replace(TIE, " ").splitlines()))
 
 
 def say(label: str, message: str, style: str) -> None:

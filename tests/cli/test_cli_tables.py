@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from onnxq.cli.tables import columns, plan_tables, report_tables, size
+from onnxq.cli import terminal
+from onnxq.cli.tables import columns, inspection_tables, plan_tables, report_tables, size
 from onnxq.comparison import Comparison, Latency, OutputComparison
+from onnxq.inspect import inspect
 from onnxq.report import NodeReport, Report
 
 REASON = "a sentence that is far too long for the one line of a narrow terminal"
@@ -52,6 +54,22 @@ def test_nothing_is_lost_at_any_width(report: Report, lay_out, width: int) -> No
     else:
         assert "0.50 of float's (median of 7, one thread)" in squeezed
         assert "4.0 times smaller" in squeezed
+
+
+def test_counts_stay_with_their_operators(report: Report, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    nodes = tuple(NodeReport(f"n{i}", f"Operator{i % 7}", None, "because") for i in range(70))
+    for width in range(60, 90):
+        monkeypatch.setattr(terminal, "FILE_WIDTH", width)
+        terminal.show(*report_tables(replace(report, nodes=nodes)))
+        shown = capsys.readouterr().out.splitlines()
+        assert not [line for line in shown if line.strip().startswith("10,")]
+        assert "Operator6 10" in " ".join(shown)
+
+
+def test_what_is_in_a_model_is_indented_on_every_line() -> None:
+    found = inspect(Path(__file__).parents[2] / "sample_models" / "digits_cnn.onnx")
+    lines = render(inspection_tables(replace(found, path=Path("m.onnx"))), 60).splitlines()
+    assert [line for line in lines[1:] if line.strip() and not line.startswith("  ")] == []
 
 
 def test_many_outputs_are_summed_up_by_the_worst(report: Report) -> None:
