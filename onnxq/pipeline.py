@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from onnxq.ir import Model, load, parse, save
 from onnxq.judge import Split
 from onnxq.large import carry_out_large, is_large
 from onnxq.layerwise import with_layers
+from onnxq.metric import compare_metric
 from onnxq.observer import Observer, Silent
 from onnxq.quant.custom import foreign_node
 from onnxq.quant.made_up import runnable_samples
@@ -20,6 +21,7 @@ from onnxq.quant.plan import Plan
 from onnxq.quant.recipe import Recipe
 from onnxq.quant.rewrite import rewrite
 from onnxq.quant.samples import Samples, input_specs
+from onnxq.quant.session import ModelSource
 from onnxq.quant.stats import Stats
 from onnxq.report import Report, activations
 from onnxq.sensitivity import sensitivity
@@ -28,6 +30,7 @@ from onnxq.steps import (
     Prepared,
     check_target,
     default_output,
+    node_labels,
     open_data,
     prepare,
     refuse_own_output,
@@ -105,9 +108,12 @@ def quantize(
     watch, target = observer or Silent(), Path(output or default_output(Path(model)))
     with uncollected():
         with_data, most = bool(data) or samples is not None or stats is not None, budget.max_size
-        source = load_float(model, watch, None if dry_run else target, force=force)
+        reads = (*data, stats, recipe, timing.path)
+        source = load_float(model, watch, None if dry_run else target, force=force, reads=reads)
         ready = prepare(source, recipe, with_data=with_data, exclude=exclude, only=only, fast=fast, most=most)
         given = open_data(ready.model, data, samples, sample_limit)
+        if given is None and budget.metric is not None:
+            raise DataError("a metric needs data: random numbers have no right answers", "Add --data.")
         ready = timed(ready, given, timing, watch, most)
         check_plan(ready, with_data=with_data or dry_run)
         if dry_run:
@@ -117,10 +123,12 @@ def quantize(
         return written(result, target, watch, force=force, external_data=external_data)
 
 
-def load_float(path: str | Path, watch: Observer, target: Path | None, *, force: bool) -> Model:
-    """Load a model to plan, and refuse what onnxq has made, or a target that is in the way."""
+def load_float(
+    path: str | Path, watch: Observer, target: Path | None, *, force: bool = False, reads: Iterable[object] = ()
+) -> Model:
+    """Load a model to plan, and refuse what onnxq has made, or a target that is in the way or among what is read."""
     if target is not None:
-        check_target(Path(path), target, force=force)
+        check_target(Path(path), target, force=force, reads=reads)
     watch.step("load")
     model = load(path)
     refuse_own_output(model)
@@ -170,7 +178,8 @@ def carry_out(
     if foreign is not None:
         return Quantized(*carry_out_unrun(ready, foreign, stats, watch, with_data=given is not None))
     if is_large(ready.model):
-        return Quantized(*carry_out_large(ready, given, stats, watch, scratch, detailed=detailed))
+        large = Quantized(*carry_out_large(ready, given, stats, watch, scratch, detailed=detailed))
+        return with_metric(large, budget, ready.model, given, watch)
     before = ready.model.serialize()
     probe = given if given is not None else runnable_samples(before, input_specs(ready.model), RANDOM_SAMPLES)
     split = Split(before, probe)
@@ -200,14 +209,29 @@ def carry_out(
     if detailed:
         watch.step("layers")
         comparison = with_layers(comparison, parse(before), model, probe)
-    return Quantized(model, replace(report, comparison=comparison, samples=probe.description), encoded)
+    result = Quantized(model, replace(report, comparison=comparison, samples=probe.description), encoded)
+    return with_metric(result, budget, baseline, given, watch)
+
+
+def with_metric(
+    result: Quantized, budget: Budget, baseline: ModelSource, given: Samples | None, watch: Observer
+) -> Quantized:
+    """Measure the metric of a budget on what is written, which corrections have changed since it was searched for."""
+    comparison = result.report.comparison
+    if budget.metric is None or given is None or comparison is None:
+        return result
+    watch.step("metric")
+    metric = compare_metric(budget.metric, baseline, result.encoded or result.model, given, progress=watch.progress)
+    return replace(result, report=replace(result.report, comparison=replace(comparison, metric=metric)))
 
 
 def check_plan(ready: Prepared, *, with_data: bool) -> None:
     """Refuse a plan that changes nothing, or that needs data which are not there."""
     plan = ready.plan
     if not plan.quantized():
-        raise NothingToQuantize(f"no node of {ready.path} can be quantized: {_reasons(plan)}", PLAN_HINT)
+        idle = plan.recipe.idle_globs(node_labels(ready.model))
+        hint = f"{idle[0][0].upper()}{idle[0][1:]}: see their names with `onnxq plan`." if idle else PLAN_HINT
+        raise NothingToQuantize(f"no node of {ready.path} can be quantized: {_reasons(plan)}", hint)
     if plan.calibrated() and not with_data:
         raise DataError(f"recipe {plan.recipe.name} needs data to calibrate with", DATA_HINT)
 
@@ -221,7 +245,7 @@ def accepted(
     external: bool,
 ) -> Quantized:
     """Hold a result against the budget, ask the caller about it, and put what he has to say into its metadata."""
-    check_budget(result.report, budget.min_sqnr, target)
+    check_budget(result.report, budget, target)
     if accept is not None:
         result.model.metadata.update(accept(result))
         result = result if result.encoded is None else replace(result, encoded=result.model.serialize())
@@ -229,13 +253,15 @@ def accepted(
     return result
 
 
-def check_budget(report: Report, min_sqnr: float | None, target: Path) -> None:
+def check_budget(report: Report, budget: Budget, target: Path) -> None:
     """Refuse a result that loses more than the caller allows, or gives NaN or infinity where float does not."""
     if report.comparison is None:
-        if min_sqnr is not None:
-            raise CheckFailed(f"{target} was not written: its SQNR cannot be measured", report.notes[-1])
+        if budget.is_accuracy:
+            what = "SQNR" if budget.min_sqnr is not None else "metric"
+            raise CheckFailed(f"{target} was not written: its {what} cannot be measured", report.notes[-1])
         return
-    missed = report.comparison.spoilt() + report.comparison.missed(min_sqnr=min_sqnr)
+    missed = report.comparison.spoilt()
+    missed += report.comparison.missed(min_sqnr=budget.min_sqnr, max_drop=budget.max_drop)
     if missed:
         raise CheckFailed(
             f"{target} was not written: {'; '.join(missed)}",
@@ -254,4 +280,5 @@ def check_size(result: Quantized, most: int | None, target: Path, *, external: b
 
 
 def _reasons(plan: Plan) -> str:
-    return "; ".join(f"{reason} ({count})" for reason, count in list(plan.reasons().items())[:3])
+    reasons = [f"{reason} ({count})" for reason, count in list(plan.reasons().items())[:3]]
+    return "; ".join(reasons) or "it has none"

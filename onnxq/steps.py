@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -96,13 +96,20 @@ def prepare(
     source = model.sha256
     chosen = (recipe if isinstance(recipe, Recipe) else load_recipe(recipe)).selecting(exclude, only)
     chosen = chosen.fast() if fast else chosen
+    before = node_labels(model)
     notes = tuple(normalise(model))
     infer_types(model)
     notes += make_loadable(model)
     found = simplified(model, chosen)
     notes += found.notes
     plan = Plan(chosen, {}, with_data)
-    return replanned(Prepared(model.path or Path(), source, found.model, plan, notes, fast, found.original), most)
+    ready = replanned(Prepared(model.path or Path(), source, found.model, plan, notes, fast, found.original), most)
+    return replace(ready, notes=(*ready.notes, *chosen.idle_globs(node_labels(ready.model), before)))
+
+
+def node_labels(model: Model) -> set[str]:
+    """Name what a glob can match: names and operators of all nodes, bodies included."""
+    return {label for node in model.graph.walk() for label in (node.name, node.op_type)}
 
 
 def simplified(model: Model, recipe: Recipe) -> Simplified:
@@ -158,9 +165,9 @@ def default_output(model: Path) -> Path:
     return model.parent / (model.name.removesuffix(".onnx") + ".int8.onnx")
 
 
-def check_target(model: Path, target: Path, *, force: bool) -> None:
-    """Refuse an output that is in the way, or that is the input itself, before any work is done."""
-    check_output(target, force=force)
+def check_target(model: Path, target: Path, *, force: bool, reads: Iterable[object] = ()) -> None:
+    """Refuse an output that is in the way, or that is the model or something else that is read, before any work."""
+    check_output(target, force=force, reads=reads)
     if target.exists() and model.exists() and target.samefile(model):
         raise OutputError(f"{target} is the model that is to be read", "Choose another place with --output.")
     if model.is_file() and (target.exists() or data_path(target).exists()):

@@ -19,6 +19,7 @@ from onnxq.difference import Difference, open_axes
 from onnxq.errors import DataError, InvalidResult, ModelError, OnnxqError
 from onnxq.ir import Tensor, load
 from onnxq.ir.consistency import first_line, objection
+from onnxq.quant.custom import refusal_hint
 from onnxq.quant.sample_checks import Sample
 from onnxq.quant.session import ModelSource, SessionError, open_session, run_session
 from onnxq.quant.streamed import LARGE
@@ -32,7 +33,6 @@ WARM_UPS, LEAST_PAIRS, MOST_PAIRS, TIMING_SECONDS = 3, 7, 500, 0.5
 OTHER_MODEL = "Compare only models with the same inputs and outputs; if onnxq made this one, report it."
 UNPREPARED = "Check that the sample is prepared as the model expects: sizes, token ids, masks."
 MADE_UP = "The sample was made up, and not every model takes any numbers and sizes: give --data."
-REFUSED = "Other versions of onnxruntime may know its operators; if onnxq made it, report it."
 
 
 def compare(
@@ -107,7 +107,7 @@ class _Pair:
             self.result = other.result()
         except SessionError as error:
             label = _label(quantized, "the quantized model")
-            raise blame(f"onnxruntime cannot load {label}: {error}", REFUSED) from error
+            raise blame(f"onnxruntime cannot load {label}: {error}", refusal_hint(error)) from error
 
     @property
     def in_memory(self) -> bool:
@@ -125,7 +125,7 @@ class _Pair:
             return expected, other.result()
         except SessionError as error:
             message = f"onnxruntime cannot run the quantized model on sample {index}: {error}"
-            raise self.blame(message, REFUSED) from error
+            raise self.blame(message, refusal_hint(error)) from error
 
 
 def _check_interface(reference: Any, result: Any, blame: type[OnnxqError]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -134,7 +135,7 @@ def quantize(
     from onnxq.budget import Budget
     from onnxq.timed import Timing
 
-    _check(report, force=force)
+    _check(report, (model, output, timings), force=force)
     result = _run(
         model,
         chosen_recipe(recipe, target, reduce_range=reduce_range),
@@ -167,11 +168,15 @@ def _run(model: Path, recipe: str | Recipe, **options: Any) -> Report:
         return replace(result, seconds=watch.seconds())
 
 
-def _check(path: Path | None, *, force: bool) -> None:
+def _check(path: Path | None, others: Sequence[Path | None], *, force: bool) -> None:
+    """Refuse a report that could not be written, or that another file of the run would be lost to."""
     if path is not None:
+        from onnxq.errors import OutputError
         from onnxq.report import check_report_path
 
         check_report_path(path, force=force)
+        if path.resolve() in {other.resolve() for other in others if other is not None}:
+            raise OutputError(f"{path} is asked for twice, once as the report", "Choose another name for the report.")
 
 
 def _write(result: Report, path: Path | None, output_format: Format, *, dry_run: bool, force: bool) -> None:

@@ -15,12 +15,12 @@ from onnxq.engines.tolerance import Gap, gap
 from onnxq.errors import DataError, InvalidResult, OnnxqError
 from onnxq.evaluator import Evaluator
 from onnxq.ir import load, parse
+from onnxq.quant.custom import refusal_hint
 from onnxq.quant.session import SessionError, open_session, run_session
 
 MOST_EVALUATED = 16  # samples: the evaluator takes some times as long as onnxruntime
 Progress = Callable[[int, int | None], None]
 UNSOUND = "Compare it with its float model: --against FLOAT."
-REFUSED = "Other versions of onnxruntime may know its operators; if onnxq made it, report it."
 
 
 def check_engines(
@@ -83,7 +83,7 @@ class _Runs:
         self.within = True
 
     def _refused(self, error: SessionError) -> OnnxqError:
-        return self.blame(f"onnxruntime cannot load or run {self.label}: {error}", REFUSED)
+        return self.blame(f"onnxruntime cannot load or run {self.label}: {error}", refusal_hint(error))
 
     def add(self, feeds: dict[str, np.ndarray], index: int) -> None:
         """Run one sample."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from onnxq.errors import ModelError, OutputError
@@ -68,8 +69,13 @@ def needs_external_data(model: Model) -> bool:
     return model.weight_bytes > PROTOBUF_LIMIT
 
 
-def check_output(path: Path, *, force: bool) -> None:
+def check_output(path: Path, *, force: bool, reads: Iterable[object] = ()) -> None:
     """Refuse an output that is in the way or has no folder, before any work is done.
+
+    Args:
+        path: The file to write.
+        force: Whether an existing file may be replaced.
+        reads: What the run reads; those that are files may not be replaced.
 
     Raises:
         OutputError: As the message says.
@@ -85,6 +91,9 @@ def check_output(path: Path, *, force: bool) -> None:
         ) from error
     if path.is_dir():
         raise OutputError(f"{path} is a folder", "Give the name of the file to write.")
+    if path.exists() and not path.is_file():  # a device, which renaming a file to its name would do away with
+        raise OutputError(f"{path} is no regular file", "Give the name of the file to write.")
+    refuse_source(path, reads, "Choose another place with --output.")
     if path.exists() and not force:
         raise OutputError(f"{path} exists already", "Use --force to replace it, or choose another place with --output.")
     if not path.parent.is_dir():
@@ -93,6 +102,18 @@ def check_output(path: Path, *, force: bool) -> None:
         )
     if not os.access(path.parent, os.W_OK):
         raise OutputError(f"the folder {path.parent} cannot be written to", "Choose another place with --output.")
+
+
+def refuse_source(path: Path, reads: Iterable[object], hint: str) -> None:
+    """Refuse to write where something is read.
+
+    Raises:
+        OutputError: `path` is one of those things in `reads` that are paths of files.
+
+    """
+    paths = [Path(read) for read in reads if isinstance(read, str | Path)]
+    if any(read.is_file() and read.resolve() == path.resolve() for read in paths):
+        raise OutputError(f"{path} is a file that is to be read", hint)
 
 
 def _refuse_external_attributes(model: Model) -> None:

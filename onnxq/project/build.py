@@ -138,9 +138,10 @@ def _quantized(
 def _budget(entry: Entry, room: int) -> Budget:
     """Give those limits that a build can work towards."""
     asked = entry.thresholds
-    metric = entry.metric if asked.max_drop is not None else None
+    searched = entry.metric is not None and asked.max_drop is not None and bool(entry.data)
+    metric, max_drop = (entry.metric, asked.max_drop) if searched else (None, None)  # else `accept` holds it alone
     most = None if entry.max_size is None else max(entry.max_size - room, 1)
-    return Budget(asked.min_sqnr, metric, asked.max_drop, most)
+    return Budget(asked.min_sqnr, metric, max_drop, most)
 
 
 def measure(

@@ -12,6 +12,8 @@ from onnxq.errors import ModelError
 from onnxq.ir import Model, Node
 from onnxq.quant.native import LIBRARIES, ORT_ERRORS, reason
 
+UNREGISTERED = "is not a registered function/op"  # onnxruntime's words
+
 
 def register_custom_ops(library: str | Path) -> None:
     """Let every session of this process know the operators of a shared library.
@@ -43,6 +45,13 @@ def foreign_node(model: Model) -> Node | None:
     if LIBRARIES:  # what they hold, onnxruntime only tells when it loads a model
         return None
     return next((n for n in model.graph.walk() if n.domain and (n.domain, n.op_type) not in _known()), None)
+
+
+def refusal_hint(error: Exception) -> str:
+    """Say what to do where onnxruntime refuses a quantized model."""
+    if UNREGISTERED in str(error):
+        return "Give the library of its custom operators with --custom-ops; other versions of onnxruntime may know it."
+    return "Other versions of onnxruntime may know its operators; if onnxq made it, report it."
 
 
 @cache

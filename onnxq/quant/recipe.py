@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from importlib.resources import files
@@ -91,11 +91,18 @@ class Recipe:
         found = [glob for glob in self.exclude if fnmatchcase(node_name, glob) or fnmatchcase(op_type, glob)]
         return found[-1] if found else None
 
-    def idle_globs(self, nodes: Iterable[tuple[str, str]]) -> list[str]:
-        """Say, a sentence each, which globs of `exclude` and `only` match none of the nodes `(operator, name)`."""
-        labels = {label for node in nodes for label in node}
+    def idle_globs(self, labels: Collection[str], before: Collection[str] = ()) -> list[str]:
+        """Say, a sentence each, which globs of `exclude` and `only` match no node.
+
+        Args:
+            labels: Names and operators of the nodes that are decided about.
+            before: Those of the model as it came: some nodes are folded or written as others before that.
+
+        """
         globs = [(key, glob) for key in ("exclude", "only") for glob in getattr(self, key)]
-        return [f"no node matches --{k} {g}" for k, g in globs if not any(fnmatchcase(label, g) for label in labels)]
+        idle = [(key, glob) for key, glob in globs if not any(fnmatchcase(label, glob) for label in labels)]
+        gone = {glob for _, glob in idle if any(fnmatchcase(label, glob) for label in before)}
+        return [f"no node {'is left that ' if glob in gone else ''}matches --{key} {glob}" for key, glob in idle]
 
     def selecting(self, exclude: Iterable[str] = (), only: Iterable[str] = ()) -> Recipe:
         """Add the globs of `--exclude` and `--only`, which match node names or operator types."""
@@ -184,10 +191,10 @@ def load_recipe(source: str | Path) -> Recipe:
         )
     try:
         content = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(
-            f"recipe {path} cannot be read ({getattr(error, 'strerror', None) or error})", "Check the path."
-        ) from error
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"recipe {path} is no text in UTF-8 (byte {error.start})", "Save it as UTF-8.") from error
+    except OSError as error:
+        raise RecipeError(f"recipe {path} cannot be read ({error.strerror})", "Check the path.") from error
     return parse_recipe(content, str(path), default_name=path.stem)
 
 

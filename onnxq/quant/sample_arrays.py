@@ -14,7 +14,7 @@ import math
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +22,7 @@ from typing import IO, Any
 import numpy as np
 
 from onnxq.errors import DataError
+from onnxq.ir.model import LFS_HINT, LFS_POINTER
 from onnxq.quant.sample_checks import InputSpec, check_names, check_shape, is_label
 
 UNREADABLE = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError)
@@ -142,6 +143,9 @@ def unreadable(label: str, error: BaseException) -> DataError:
     """Say that a file cannot be read."""
     if isinstance(error, OSError) and error.strerror:
         return DataError(f"{label} cannot be read: {error.strerror}", "Check its name and permissions.")
+    with suppress(OSError), open(label, "rb") as file:
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            return DataError(f"{label} is a Git LFS pointer, not the data itself", LFS_HINT)
     reason = (str(error) or type(error).__name__).splitlines()[0]
     return DataError(f"{label} cannot be read: {reason}", "Save it again with numpy.savez or numpy.save.")
 

@@ -104,6 +104,7 @@ def load_stats(path: str | Path, expected: str | None = None) -> tuple[Stats, st
         zlib.error,
     ) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = f"it has no array {reason}" if isinstance(error, KeyError) else reason
         raise DataError(f"{path} holds no statistics: {reason}", "Make it with `onnxq calibrate`.") from error
     if expected is not None and found != fingerprint(expected, names):
         raise DataError(

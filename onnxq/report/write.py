@@ -26,6 +26,8 @@ def check_report_path(path: Path, *, force: bool) -> None:
         check_extra()
     if path.is_dir():
         raise OutputError(f"{path} is a folder", "Give the name of the report file.")
+    if path.exists() and not path.is_file():
+        raise OutputError(f"{path} is no regular file", "Give the name of the report file.")
     if path.exists() and not force:
         raise OutputError(f"{path} exists already", "Use --force to replace it, or choose another name.")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):

@@ -38,6 +38,25 @@ CASES = {
     "output is a folder": ("quantize digits_cnn.onnx -o .", "is a folder"),
     "output folder missing": ("quantize digits_cnn.onnx -o no/where.onnx", "folder no does not exist"),
     "output is the input": ("quantize digits_cnn.onnx -o digits_cnn.onnx -f", "is the model that is to be read"),
+    "output is the data": (
+        "quantize digits_cnn.onnx -d digits_calibration.npz -o digits_calibration.npz -f",
+        "digits_calibration.npz is a file that is to be read",
+    ),
+    "statistics over the model": (
+        "calibrate digits_cnn.onnx -d digits_calibration.npz -o digits_cnn.onnx -f",
+        "digits_cnn.onnx is a file that is to be read",
+    ),
+    "statistics over the data": (
+        "calibrate digits_cnn.onnx -d digits_calibration.npz -o digits_calibration.npz -f",
+        "digits_calibration.npz is a file that is to be read",
+    ),
+    "output is no file": ("quantize digits_cnn.onnx -o pipe.md -f", "pipe.md is no regular file"),
+    "report is no file": ("quantize digits_cnn.onnx --report pipe.md -f", "pipe.md is no regular file"),
+    "report is the output": ("quantize digits_cnn.onnx -o a.json --report a.json", "a.json is asked for twice"),
+    "LFS pointer": ("quantize pointer.onnx", "pointer.onnx is a Git LFS pointer, not the model itself"),
+    "LFS pointer as data": ("quantize digits_cnn.onnx -d pointer.npz", "pointer.npz is a Git LFS pointer"),
+    "recipe in another encoding": ("quantize digits_cnn.onnx -r latin.toml", "latin.toml is no text in UTF-8"),
+    "metric without data": ("quantize digits_cnn.onnx --metric os:getcwd --max-drop 1", "a metric needs data"),
     "report of an odd kind": ("quantize digits_cnn.onnx --report r.txt", "a report cannot be written as '.txt'"),
     "report exists": ("quantize digits_cnn.onnx --report old.json", "old.json exists already"),
     "report is a folder": ("quantize digits_cnn.onnx --report folder.md", "folder.md is a folder"),
@@ -73,6 +92,11 @@ def mess(folder: Path) -> Path:
     (folder / "empty.npz").touch()
     (folder / "old.json").write_text("{}")
     (folder / "folder.md").mkdir()
+    (folder / "latin.toml").write_bytes('description = "für alle"'.encode("latin-1"))
+    os.mkfifo(folder / "pipe.md")
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    for name in ("pointer.onnx", "pointer.npz"):
+        (folder / name).write_text(pointer)
     np.savez(folder / "none.npz", image=np.zeros((0, 1, 8, 8), np.float32))
     np.savez(folder / "other.npz", picture=np.zeros((2, 1, 8, 8), np.float32))
     return folder
@@ -124,6 +148,7 @@ def test_nothing_to_quantize_is_a_check_that_failed(cli, folder: Path) -> None:
     result = cli("quantize", "digits_cnn.onnx", "--only", "NoSuchOperator")
     assert result.code == 1
     assert "no node of digits_cnn.onnx can be quantized: --only leaves it float (16)" in result.err
+    assert "hint: No node matches --only NoSuchOperator" in result.err
     assert files(folder) == before
 
 

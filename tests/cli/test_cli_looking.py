@@ -190,6 +190,7 @@ def test_verify_finds_a_model_that_does_not_load(cli, folder: Path) -> None:
     result = cli("verify", "odd.onnx")
     assert result.code == 1
     assert "onnxruntime cannot load or run odd.onnx" in result.err
+    assert "hint: Give the library of its custom operators with --custom-ops" in result.err
 
 
 def test_inspect(cli, quantized: Path) -> None:

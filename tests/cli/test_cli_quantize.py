@@ -145,6 +145,29 @@ def test_exclude_and_only(cli, folder: Path) -> None:
     assert quantized("--only", "Gemm", "--only", "Conv", "-x", "Gemm_*") >= {"Conv"}
 
 
+def test_globs_that_match_no_node_are_in_the_notes(cli, folder: Path) -> None:
+    options = ("-x", "/haed/*", "-x", "Softmax", "-x", "BatchNormalization", "-x", "Gemm")
+    notes = json.loads(cli("plan", *STATIC, *options, "--format", "json").out)["notes"]
+    assert [note for note in notes if "matches" in note] == [
+        "no node matches --exclude /haed/*",
+        "no node matches --exclude Softmax",
+        "no node is left that matches --exclude BatchNormalization",
+    ]
+
+
+def test_the_metric_that_is_asked_for_is_measured_on_what_is_written(cli, folder: Path) -> None:
+    code = "import numpy as np\n\n\ndef size(outputs, labels):\n    return float(np.abs(outputs['logits'][0]).sum())\n"
+    Path("own_metric.py").write_text(code)
+    budget = ("--metric", "own_metric:size", "--max-drop", 1e9)
+    report = json.loads(cli("quantize", *STATIC, "--samples", 8, *budget, "--format", "json").out)
+    metric = report["comparison"]["metric"]
+    written = ort.InferenceSession("digits_cnn.int8.onnx")
+    (logits,) = written.run(None, {"image": np.load("digits_calibration.npz")["image"][:1]})
+    assert metric["quantized_value"] == pytest.approx(np.abs(logits).sum(), rel=1e-5)
+    out = cli("quantize", *STATIC, "--samples", 8, "--fast", *budget, "-f").out
+    assert [line for line in out.splitlines() if line.startswith("  own_metric:size")]
+
+
 def test_external_data(cli, folder: Path) -> None:
     report = json.loads(cli("quantize", *STATIC, "--external-data", "-o", "q.onnx", "--format", "json").out)
     assert report["output"]["files"] == ["q.onnx", "q.onnx.data"]

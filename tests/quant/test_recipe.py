@@ -114,7 +114,7 @@ def test_a_missing_file(tmp_path):
 def test_a_file_that_is_no_text(tmp_path):
     path = Path(tmp_path / "r.toml")
     path.write_bytes(b'name = "\xff"')
-    with pytest.raises(RecipeError, match=r"r.toml cannot be read .*utf-8"):
+    with pytest.raises(RecipeError, match=r"r.toml is no text in UTF-8 \(byte 8\)"):
         load_recipe(path)
 
 
@@ -270,9 +270,12 @@ def test_exclude_and_only_match_names_or_operators(exclude, only, quantized):
 
 def test_globs_that_match_no_node_are_named():
     recipe = load_recipe("auto").selecting(["/haed/*", "Softmax"], ["Conv", "/head/mm?"])
-    assert recipe.idle_globs([("Conv", "c"), ("MatMul", "/head/mm1")]) == [
+    assert recipe.idle_globs({"Conv", "c", "MatMul", "/head/mm1"}) == [
         "no node matches --exclude /haed/*",
         "no node matches --exclude Softmax",
+    ]
+    assert recipe.idle_globs({"Conv", "MatMul", "/head/mm1"}, {"Softmax"})[1:] == [
+        "no node is left that matches --exclude Softmax"
     ]
 
 
