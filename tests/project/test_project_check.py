@@ -218,7 +218,7 @@ def test_a_git_lfs_pointer(repo: Path) -> None:
     FLOAT.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
     ((path, rule, message),) = found()
     assert (path, rule) == (str(FLOAT), "unreadable")
-    assert "is not a readable ONNX model" in message
+    assert "is a Git LFS pointer, not the model itself" in message
     assert "git lfs pull" in message
 
 
