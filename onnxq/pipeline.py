@@ -108,12 +108,9 @@ def quantize(
     watch, target = observer or Silent(), Path(output or default_output(Path(model)))
     with uncollected():
         with_data, most = bool(data) or samples is not None or stats is not None, budget.max_size
-        reads = (*data, stats, recipe, timing.path)
-        source = load_float(model, watch, None if dry_run else target, force=force, reads=reads)
+        source = load_float(model, watch, target, force=force, reads=(*data, stats, recipe, timing.path), plan=dry_run)
         ready = prepare(source, recipe, with_data=with_data, exclude=exclude, only=only, fast=fast, most=most)
         given = open_data(ready.model, data, samples, sample_limit)
-        if given is None and budget.metric is not None:
-            raise DataError("a metric needs data: random numbers have no right answers", "Add --data.")
         ready = timed(ready, given, timing, watch, most)
         check_plan(ready, with_data=with_data or dry_run)
         if dry_run:
@@ -124,10 +121,16 @@ def quantize(
 
 
 def load_float(
-    path: str | Path, watch: Observer, target: Path | None, *, force: bool = False, reads: Iterable[object] = ()
+    path: str | Path,
+    watch: Observer,
+    target: Path,
+    *,
+    force: bool = False,
+    reads: Iterable[object] = (),
+    plan: bool = False,
 ) -> Model:
-    """Load a model to plan, and refuse what onnxq has made, or a target that is in the way or among what is read."""
-    if target is not None:
+    """Load a model and refuse what onnxq has made, or, unless only to `plan`, a target in the way or among `reads`."""
+    if not plan:
         check_target(Path(path), target, force=force, reads=reads)
     watch.step("load")
     model = load(path)
@@ -174,6 +177,7 @@ def carry_out(
     scratch: Path = Path(),
 ) -> Quantized:
     """Calibrate, rewrite, and compare the result with the float model; nothing is written that has a name."""
+    check_metric(budget, given)
     foreign = foreign_node(ready.model)
     if foreign is not None:
         return Quantized(*carry_out_unrun(ready, foreign, stats, watch, with_data=given is not None))
@@ -234,6 +238,12 @@ def check_plan(ready: Prepared, *, with_data: bool) -> None:
         raise NothingToQuantize(f"no node of {ready.path} can be quantized: {_reasons(plan)}", hint)
     if plan.calibrated() and not with_data:
         raise DataError(f"recipe {plan.recipe.name} needs data to calibrate with", DATA_HINT)
+
+
+def check_metric(budget: Budget, given: Samples | None) -> None:
+    """Refuse a metric without data."""
+    if given is None and budget.metric is not None:
+        raise DataError("a metric needs data: random numbers have no right answers", "Add --data.")
 
 
 def accepted(
