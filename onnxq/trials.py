@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onnxq.errors import DataError, ModelError
-from onnxq.ir import Model, Value, commit
+from onnxq.ir import Model, Node, Value, commit
 from onnxq.ir.types import infer_types
 from onnxq.judge import Judge, Split
 from onnxq.observer import Observer, Silent
@@ -158,18 +158,19 @@ def rescale(ready: Prepared, split: Split, watch: Observer) -> Prepared:
         return ready
     if split.samples.made_up:
         try:
-            return _rescaled(ready, (BLIND,), split.samples, watch)
+            return _rescaled(ready, (BLIND,), _channels(ready, split.samples, watch))
         except (DataError, ModelError):
             return ready  # it does not run on random numbers, which the comparison reports
     if split.halves is None:
         return ready
     fitting = split.halves[0]
+    measured = _channels(ready, fitting, watch)
     best: float | None = None
     chosen: tuple[Rescale, ...] | None = None
     for methods in WAYS:
         if methods[0] is EVEN and not any(node.op_type == "Conv" for node in ready.model.graph.nodes):
             continue
-        changed = _rescaled(duplicate(ready), methods, fitting, watch)
+        changed = _rescaled(duplicate(ready), methods, measured)
         if changed.notes == ready.notes:
             continue
         if best is None:
@@ -177,18 +178,32 @@ def rescale(ready: Prepared, split: Split, watch: Observer) -> Prepared:
         gained = split.judge.sqnr(_nearest(changed, fitting))
         if gained > best + (LEAD if chosen == WAYS[0] else WORTH_RESCALING):
             best, chosen = gained, methods
-    return ready if chosen is None else _rescaled(ready, chosen, split.samples, watch)
+    return ready if chosen is None else _rescaled(ready, chosen, _channels(ready, split.samples, watch))
 
 
-def _rescaled(ready: Prepared, methods: Sequence[Rescale], samples: Samples, watch: Observer) -> Prepared:
+def _to_rescale(ready: Prepared) -> tuple[list[Node], frozenset[Node]]:
+    """Give the nodes whose channels may be divided, and those of them that only store their weights in 8 bit."""
     wanted = [d for d in ready.plan.decisions if d.settings and d.settings.smoothing and d.node.graph.parent is None]
     nodes = [d.node for d in wanted if d.scheme in ("static-int8", "dynamic-int8", "weight-int8")]
-    stored = frozenset(d.node for d in wanted if d.scheme == "weight-int8")
+    return nodes, frozenset(d.node for d in wanted if d.scheme == "weight-int8")
+
+
+def _channels(ready: Prepared, samples: Samples, watch: Observer) -> Stats:
+    """Measure the channels of what those nodes read."""
+    nodes, _ = _to_rescale(ready)
     axes = channel_axes(nodes)
     values = [value for node in nodes if (value := node.inputs[0]) is not None and value.name in axes]
     if not values:
+        return Stats()
+    return calibrate(ready.model, values, samples, progress=watch.progress, kinds=partial(channel_kinds, axes))
+
+
+def _rescaled(ready: Prepared, methods: Sequence[Rescale], measured: Stats) -> Prepared:
+    """Divide channels in one way after the other, by statistics of the model before."""
+    nodes, stored = _to_rescale(ready)
+    if not measured.names:
         return ready
-    measured = calibrate(ready.model, values, samples, progress=watch.progress, kinds=partial(channel_kinds, axes))
+    measured = measured.copy()
     notes = list(ready.notes)
     for method in methods:
         made = method(nodes, measured, stored=stored)

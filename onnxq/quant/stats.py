@@ -9,6 +9,7 @@ and differ in the last bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from typing import Self, TypeVar
 
 import numpy as np
@@ -204,6 +205,12 @@ class Stats:
         self._kinds = kinds
         self.tensors: dict[str, TensorStats] = {}
         self.samples = 0
+
+    def copy(self) -> Self:
+        """Give a copy of which tensors can be left out or replaced; the statistics themselves are shared."""
+        other = copy(self)
+        other.tensors = dict(self.tensors)
+        return other
 
     def __getitem__(self, name: str) -> TensorStats:
         return self.tensors[name]
