@@ -148,16 +148,24 @@ class Project:
 
 
 def select(project: Project | None, files: Iterable[Path]) -> tuple[list[Entry], list[Path]]:
-    """Give the models of a project that files belong to, and the models among the files that belong to none."""
+    """Give the models of a project that files belong to, and the models among the files that belong to none.
+
+    A model or data that belongs to none may have been renamed, of which only the new name is told: then the models of
+    the project that miss a file are given as well.
+    """
     files = list(files)
     if project is not None and not files:
         return list(project.entries), []
+    known = project.entries if project is not None else ()
     entries: dict[Entry, None] = {}
     others: dict[Path, None] = {}
+    strange = False
     for file in files:
         touched = project.touched(file) if project is not None else []
         entries |= dict.fromkeys(touched)
+        strange |= not touched and file.suffix in (".onnx", ".npz", ".npy")
         if not touched and file.suffix == ".onnx":
             others[file] = None
-    chosen = [entry for entry in (project.entries if project is not None else ()) if entry in entries]
-    return chosen, list(others)
+    if strange:
+        entries |= {entry: None for entry in known if not all(path.exists() for path in entry.files())}
+    return [entry for entry in known if entry in entries], list(others)

@@ -90,12 +90,15 @@ def parse_project(table: Mapping[str, Any], path: Path) -> Project:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        content = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ProjectError(f"{path} cannot be read ({reason})", "Check the path of the project file.") from error
+    try:
+        return tomllib.loads(content)
     except tomllib.TOMLDecodeError as error:
-        raise ProjectError(f"{path} is not valid TOML: {error}", START) from error
+        hint = "It has the marks of a merge conflict: resolve it." if "\n<<<<<<< " in f"\n{content}" else START
+        raise ProjectError(f"{path} is not valid TOML: {error}", hint) from error
 
 
 def _tool(table: Mapping[str, Any], path: Path) -> Mapping[str, Any]:

@@ -222,6 +222,13 @@ def test_a_git_lfs_pointer(repo: Path) -> None:
     assert "git lfs pull" in message
 
 
+def test_a_git_lfs_pointer_in_place_of_data(repo: Path) -> None:
+    DATA.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    ((path, rule, message),) = found()
+    assert (path, rule) == (str(QUANTIZED), "stale")
+    assert f"{DATA} is a Git LFS pointer, not the data itself" in message
+
+
 def test_a_flipped_bit_in_a_weight(repo: Path) -> None:
     content = bytearray(QUANTIZED.read_bytes())
     model = onnx.load(QUANTIZED)
@@ -304,6 +311,16 @@ def test_only_what_files_belong_to_is_checked(repo: Path) -> None:
     both = check(project, [FLOAT, QUANTIZED, Path("other.onnx"), Path("other.onnx")])
     assert [f.rule for f in both.findings] == ["missing", "unreadable"]
     assert both.models == 3
+
+
+@pytest.mark.parametrize("renamed", [FLOAT, QUANTIZED, DATA])
+def test_what_is_renamed_is_missing(repo: Path, renamed: Path) -> None:
+    """pre-commit tells the new name only."""
+    new = renamed.rename(renamed.with_stem("renamed"))
+    result = check(load_project(), [new])
+    assert result.models == 2 + (new.suffix == ".onnx")
+    assert [f.rule for f in result.findings] == ["stale" if renamed == DATA else "missing"]
+    assert check(load_project(), [Path("code.py")]).findings == ()
 
 
 def test_models_outside_a_project_have_to_be_well_formed(repo: Path) -> None:

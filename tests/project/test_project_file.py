@@ -83,6 +83,10 @@ def test_the_default_output_is_that_of_the_command_line(tmp_path: Path, name: st
 
 WRONG = {
     "no TOML": ("models = [", "is not valid TOML"),
+    "merge conflict": (
+        "<<<<<<< HEAD\na = 1\n=======\na = 2\n>>>>>>> x\n",
+        "is not valid TOML|marks of a merge conflict",
+    ),
     "no models": ("", "lists no models"),
     "models no list": ("models = 3", "'models' must be a list of tables"),
     "models of numbers": ("models = [3]", "'models' must be a list of tables"),
