@@ -81,6 +81,27 @@ def test_an_addition_is_in_8_bit_where_a_conv_reads_its_float_operand_in_8_bit()
     assert made.sqnr({"x": x}, ALL) > 25
 
 
+def pooled(channels: list[int], side: int) -> dict[str, str | None]:
+    """What Conv, Relu and MaxPool become, one after another."""
+    nodes, weights = [], {}
+    for index, (before, filters) in enumerate(itertools.pairwise([3, *channels])):
+        weights[f"w{index}"] = np.ones((filters, before, 3, 3), np.float32)
+        nodes += [
+            node("Conv", f"{f'p{index - 1}' if index else 'x'} w{index}", f"c{index}", name=f"c{index}", pads=[1] * 4),
+            node("Relu", f"c{index}", f"r{index}"),
+            node("MaxPool", f"r{index}", f"p{index}", kernel_shape=[2, 2], strides=[2, 2]),
+        ]
+    made = build(nodes, {"x": [1, 3, side, side]}, [f"p{len(channels) - 1}"], weights)
+    plan = make_plan(typed(made), load_recipe("auto"), with_data=True)
+    return {d.node.name: d.scheme for d in plan.decisions if d.node.op_type == "Conv"}
+
+
+def test_a_conv_behind_a_pooling_of_floats_is_not_worth_pooling_codes_for() -> None:
+    """onnxruntime converts in front of the pooling; eight times as slow as float was what came of it."""
+    assert pooled([16, 32], 128)["c1"] != "static-int8"
+    assert pooled([32, 64, 128], 64) == dict.fromkeys(["c0", "c1", "c2"], "static-int8")
+
+
 def test_a_named_recipe_has_its_way_whatever_it_costs() -> None:
     assert schemes(conv(3, 16, 3, 112), "static-int8") == {"Conv": "static-int8"}
 
