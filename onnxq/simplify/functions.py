@@ -92,7 +92,8 @@ def candidates(points: np.ndarray, values: np.ndarray) -> Iterator[Known]:
     if 0 < -at[-1.0] < 1:
         alpha = float(np.float32(-at[-1.0]))
         yield Known("LeakyRelu", partial(_leaky, alpha), ("LeakyRelu",), _operator("LeakyRelu", alpha=alpha))
-    low, high = float(np.float32(values.min())), float(np.float32(values.max()))
+    with np.errstate(over="ignore"):  # a mask of the least float32 goes beyond it, and is no Clip
+        low, high = float(np.float32(values.min())), float(np.float32(values.max()))
     if math.isfinite(low) and math.isfinite(high) and high - low > LEAST_WIDTH * max(abs(low), abs(high)):
         yield Known("Clip", partial(np.clip, a_min=low, a_max=high), ("Clip",), partial(_write_clip, low, high), 11)
     slope, start = max(at[NEAR] - at[0.0], at[0.0] - at[-NEAR]) / NEAR, at[0.0]  # one side may be cut off

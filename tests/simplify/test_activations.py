@@ -212,6 +212,13 @@ def test_a_relu_behind_a_convolution_is_written_as_such():
     assert simplified(alone, "activations").notes == ()
 
 
+def test_masks_beyond_float32_are_no_functions():
+    least = np.finfo(np.float32).min  # (1 - mask) times it is an attention mask, and overflows far out
+    for written_as in (("a = Sub 1 x", "y = Mul a least"), ("a = Sub 1 x", "b = Mul a least", "y = Floor b")):
+        proto = spelled(*written_as, weights={"least": F(least)})
+        assert simplified(proto, "activations").notes == ()
+
+
 def test_bodies_are_simplified_too():
     steps = ("x2 = Floor x", *(step.replace(" x", " x2") for step in CASES["Softsign"][0]))
     then = spelled(*steps, shape=("n", 3)).graph
