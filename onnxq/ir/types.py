@@ -10,6 +10,10 @@ from onnx import TensorProto
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.ir.graph import Graph, Value
 from onnxq.ir.model import Model
+from onnxq.ir.shapes import Shapes
+from onnxq.ir.sizes import Shape, Size
+
+MOST_ROUNDS = 8  # of inference, where some of an unusual model's shapes are found in another way
 
 
 def infer_types(model: Model) -> None:
@@ -34,9 +38,56 @@ def infer_types(model: Model) -> None:
             "Check the model with its exporter.",
         ) from error
     _read_graph(model.graph, inferred.graph)
+    _complete(model, proto)
     for graph in model.graph.graphs():
         _forget(graph)
         _match(graph, model)
+
+
+def _complete(model: Model, proto: onnx.ModelProto) -> None:
+    """Set shapes of the main graph that inference leaves open, and go on with it behind them.
+
+    In the target of a Reshape it follows either sizes that are computed or numbers that stand for others, but not both:
+    behind `view(n, -1, heads, 64)` of PyTorch it would not even know ranks, and nowhere further on.
+    """
+    for _ in range(MOST_ROUNDS):
+        left = _open_shapes(model)
+        shapes = Shapes(model.graph, model.opset) if left else None
+        for value in left:
+            value.shape = _sizes(model.graph, shapes.of(value)) if shapes is not None else None
+        found = {value.name: value for value in left if value.shape is not None}
+        if not found or len(found) == len(left):
+            return
+        others = [info for info in proto.graph.value_info if info.name not in found]
+        del proto.graph.value_info[:]
+        proto.graph.value_info.extend([*others, *map(_stated, found.values())])
+        try:
+            inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        except Exception:  # as above: inference contradicts what it has not found before, and no longer helps
+            return
+        _read_graph(model.graph, inferred.graph)
+
+
+def _open_shapes(model: Model) -> list[Value]:
+    made = (value for node in model.graph.nodes for value in node.outputs)
+    return [value for value in made if value is not None and value.shape is None and value.dtype is not None]
+
+
+def _sizes(graph: Graph, shape: Shape | None) -> tuple[int | str | None, ...] | None:
+    """Give sizes as inference would, with the names of the axes that they come from."""
+    return None if shape is None else tuple(_size(graph, size) for size in shape)
+
+
+def _size(graph: Graph, size: Size) -> int | str | None:
+    if size.known is not None or size.number != 1 or len(size.symbols) != 1:
+        return size.known
+    name, _, axis = size.symbols[0].rpartition(":")
+    source = graph.values.get(name)
+    return source.shape[int(axis)] if source is not None and source.shape is not None else None
+
+
+def _stated(value: Value) -> onnx.ValueInfoProto:
+    return onnx.helper.make_tensor_value_info(value.name, value.dtype or 0, value.shape)
 
 
 def _forget(graph: Graph) -> None:

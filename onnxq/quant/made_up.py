@@ -26,7 +26,7 @@ class Fill:
         size: Of an axis; channels of images excepted.
         pixels: The same for inputs of rank 4 and 5.
         batched: Whether the first open axis of every input is 1, too: the batch of a state need not be its first axis.
-        past: Size of dimensions that are named so, as keys and values of earlier tokens are.
+        past: Size of dimensions that are named so, or whose input is, as keys and values of earlier tokens are.
 
     """
 
@@ -37,7 +37,8 @@ class Fill:
 
 
 # Windows of audio and sides of pictures come in powers of two; 160 and 16000 are 10 ms and 1 s of audio at 16 kHz.
-SIZES = (64, 128, 256, 512, 1024, 32, 224, 640, 160, 4096, 16000, 1)
+# What takes 1 only takes the least time; the largest come last, because a model may take minutes before it refuses them
+SIZES = (64, 128, 256, 512, 1024, 32, 224, 640, 160, 1, 4096, 16000)
 FILLS = (
     Fill(past=0),
     Fill(past=RANDOM_SIZE),
@@ -124,7 +125,7 @@ def _size(spec: InputSpec, axis: int, fill: Fill, sizes: dict[str, int]) -> int:
         return size
     if axis == 0:
         size = 1
-    elif fill.past is not None and isinstance(dim, str) and "past" in dim.lower():
+    elif fill.past is not None and isinstance(dim, str) and _is_earlier(dim, spec.name):
         size = fill.past
     elif fill.batched and all(spec.fixed(earlier) is not None for earlier in range(axis)):
         size = 1
@@ -133,6 +134,11 @@ def _size(spec: InputSpec, axis: int, fill: Fill, sizes: dict[str, int]) -> int:
     else:
         size = fill.size
     return sizes.setdefault(dim, size) if isinstance(dim, str) else size
+
+
+def _is_earlier(dim: str, name: str) -> bool:
+    """Whether a size is that of earlier tokens: exporters name the input so, if not its dimension."""
+    return "past" in dim.lower() or "past" in name.lower() or "cache" in name.lower()
 
 
 def _random_array(random: np.random.Generator, spec: InputSpec, shape: tuple[int, ...]) -> np.ndarray:

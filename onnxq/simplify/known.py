@@ -6,9 +6,9 @@ import numpy as np
 
 from onnxq.evaluator.schedule import bind
 from onnxq.ir.graph import Value
+from onnxq.ir.shapes import Shapes
 from onnxq.ops.arrays import Array
 from onnxq.ops.registry import find_kernel
-from onnxq.simplify.shapes import Shapes
 
 MOST_BYTES = 1 << 22  # of a constant that is looked at
 DEPTH = 8  # operators between a size or constant and what is made of it

@@ -9,10 +9,10 @@ import numpy as np
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
 from onnxq.ir.patch import Patch
+from onnxq.ir.shape_rules import slices
+from onnxq.ir.shapes import Shapes
+from onnxq.ir.sizes import product
 from onnxq.simplify.registry import Change, simplifies
-from onnxq.simplify.shape_rules import slices
-from onnxq.simplify.shapes import Shapes
-from onnxq.simplify.sizes import product
 
 FIRST_OPSET = 7  # before, broadcasting is asked for by attribute; source: onnx operator specification, Add-6
 MOVES_NOTHING = ("Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")  # elements keep their order

@@ -11,12 +11,12 @@ from onnx import TensorProto
 
 from onnxq.evaluator.schedule import bind
 from onnxq.ir.graph import Graph, Node, Value
+from onnxq.ir.shapes import Shapes
 from onnxq.ops.arrays import Array
 from onnxq.ops.registry import find_kernel
 from onnxq.simplify.known import known_array
 from onnxq.simplify.rowviews import CASTS, VIEWS, Traced, aligned, axes_of, dims_of, view
 from onnxq.simplify.rowwise import REDUCTIONS, Region, Step
-from onnxq.simplify.shapes import Shapes
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
 FIRST_OPSET = 7  # before, operators broadcast where an attribute says so; source: onnx operator specification, Add-6

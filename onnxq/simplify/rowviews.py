@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxq.ir.graph import Node, Value
+from onnxq.ir.shapes import Shapes
+from onnxq.ir.sizes import Size
 from onnxq.ops.arrays import Array
-from onnxq.simplify.shapes import Shapes
-from onnxq.simplify.sizes import Size
 
 Dim = int | frozenset[str | Size]  # a size that is not known has names: that of shape inference, and what is followed
 Dims = tuple[Dim, ...]

@@ -18,9 +18,9 @@ import numpy as np
 from onnxq.evaluator.engine import arithmetic
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.patch import Patch
+from onnxq.ir.shapes import Shapes
 from onnxq.ops.arrays import Array
 from onnxq.simplify.rowviews import Dims, Traced, dims_of
-from onnxq.simplify.shapes import Shapes
 
 MOST_ELEMENTS = 1 << 20  # of one value in a trial run
 LEAST_TURNED = 16  # elements: from here on two Transpose and the operator take less time than what is spelled out

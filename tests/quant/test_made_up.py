@@ -66,6 +66,21 @@ def test_a_mask_covers_what_is_past_and_what_is_new():
     assert made_up_shapes(nodes, inputs, {}) == {"x": (1, 4, 64, 8), "past": (1, 4, 64, 8), "mask": (1, 1, 128, 1)}
 
 
+def test_an_input_named_past_is_empty_where_sizes_have_names_that_say_nothing():
+    """Exported with independent sizes, keys and mask do not say that one is as long as the other and what is new."""
+    nodes = [node("Concat", "past.0.key x", "all", axis=2), node("Mul", "all mask", "y")]
+    inputs = {"x": [1, 4, "s0", 8], "past.0.key": [1, 4, "s1", 8], "mask": [1, 1, "s2", 1]}
+    found = made_up_shapes(nodes, inputs, {})
+    assert found == {"x": (1, 4, 64, 8), "past.0.key": (1, 4, 0, 8), "mask": (1, 1, 64, 1)}
+
+
+def test_small_sizes_are_tried_before_the_largest():
+    """One token beside one earlier one: a mask of length 1 covers both, and nothing longer fits."""
+    nodes = [node("Concat", "before x", "all", axis=1), node("Mul", "all mask", "y")]
+    inputs = {"x": [1, "s0"], "before": [1, "s1"], "mask": [1, "s2"]}
+    assert made_up_shapes(nodes, inputs, {}) == {"x": (1, 1), "before": (1, 1), "mask": (1, 1)}
+
+
 def test_without_a_size_that_runs_the_usual_ones_are_given():
     nodes = [node("Reshape", "x shape", "y")]
     assert made_up_shapes(nodes, {"x": ["n", 32]}, {"shape": np.array([5, 32])}) == {"x": (1, 32)}

@@ -11,8 +11,8 @@ from onnx import TensorProto
 from support import assert_same, simplified, written
 
 from onnxq.ir import infer_types, parse
-from onnxq.simplify.shapes import Shapes
-from onnxq.simplify.sizes import Size, broadcast, takes_all
+from onnxq.ir.shapes import Shapes
+from onnxq.ir.sizes import Size, broadcast, takes_all
 
 I64 = np.int64
 X = {"x": floats(3, 4, seed=1)}

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from onnxq.ir.graph import Node, Value
-from onnxq.simplify.sizes import ONE, Shape, Size, broadcast, fresh, product, takes_all
+from onnxq.ir.sizes import ONE, Shape, Size, broadcast, fresh, product, takes_all
 
 if TYPE_CHECKING:
-    from onnxq.simplify.shapes import Shapes
+    from onnxq.ir.shapes import Shapes
 
 Given = Sequence[Shape | None]
 Rule = Callable[["Shapes", Node, Value, Given], Shape | None]
@@ -42,6 +42,18 @@ def _reshape(shapes: Shapes, node: Node, output: Value, given: Given) -> Shape |
         rest = product(target[:axis] + target[axis + 1 :])
         target = (*target[:axis], product(shape).divided(rest) or fresh(output, axis), *target[axis + 1 :])
     return target
+
+
+def _split(shapes: Shapes, node: Node, output: Value, given: Given) -> Shape | None:
+    shape, place = given[0] or (), node.outputs.index(output)
+    axis = node.attribute("axis", 0) % len(shape)
+    stated = len(node.inputs) > 1 and node.inputs[1] is not None
+    parts = shapes.numbers(node.inputs[1]) if stated else node.attribute("split")
+    known, count = shape[axis].known, len(node.outputs)
+    if parts is None and not stated and known is not None and known % count == 0:
+        parts = [known // count] * count
+    size = fresh(output, axis) if parts is None else Size(int(parts[place]))
+    return (*shape[:axis], size, *shape[axis + 1 :])
 
 
 def _squeeze(shapes: Shapes, node: Node, output: Value, given: Given) -> Shape | None:
@@ -252,6 +264,7 @@ RULES: dict[str, Rule] = {
     "Reshape": _reshape,
     "Shape": _shape,
     "Slice": _slice,
+    "Split": _split,
     "Squeeze": _squeeze,
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,

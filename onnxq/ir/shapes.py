@@ -10,8 +10,8 @@ from __future__ import annotations
 from onnx import TensorProto
 
 from onnxq.ir.graph import Graph, Node, Value
-from onnxq.simplify.shape_rules import CONTENTS, RULES
-from onnxq.simplify.sizes import Shape, Size, fresh
+from onnxq.ir.shape_rules import CONTENTS, RULES
+from onnxq.ir.sizes import Shape, Size, fresh
 
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 MOST_CONTENT = 16  # elements of an integer vector that is followed: ranks are smaller
@@ -82,7 +82,7 @@ class Shapes:
 
     def _shape(self, node: Node, output: Value) -> Shape | None:
         rule = RULES.get(node.op_type)
-        if node.domain or rule is None or output is not node.outputs[0]:
+        if node.domain or rule is None or (output is not node.outputs[0] and node.op_type != "Split"):
             return None
         shapes = [self.of(value) for value in node.inputs]
         if not shapes or shapes[0] is None:

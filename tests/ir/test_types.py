@@ -1,0 +1,72 @@
+"""Shapes that ONNX inference leaves open, and what is behind them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import build, floats, node
+from onnx import TensorProto
+
+from onnxq.ir import infer_types, parse
+
+
+def shapes_of(nodes, inputs, weights) -> dict[str, tuple[int | str | None, ...] | None]:
+    """Shapes of inner values in opset 13; from 14 on, ONNX follows more, and the model is checked as such.
+
+    Its output is the shape of `z`.
+    """
+    proto = build([*nodes, node("Shape", "z", "y")], inputs, {"y": TensorProto.INT64}, weights, opset=17)
+    proto.opset_import[0].version = 13
+    model = parse(proto.SerializeToString())
+    infer_types(model)
+    return {value.name: value.shape for made in model.graph.nodes for value in made.outputs if value is not None}
+
+
+def ids(*numbers: int) -> np.ndarray:
+    return np.array(numbers, np.int64)
+
+
+HEADS = [  # x.view(x.shape[0], -1, 4, 8) as PyTorch exports it
+    node("Shape", "x", "shape"),
+    node("Gather", "shape zero", "batch", axis=0),
+    node("Unsqueeze", "batch axis", "batch1"),
+    node("Concat", "batch1 open four eight", "target", axis=0),
+    node("Reshape", "x target", "heads"),
+]
+WEIGHTS = {"zero": np.array(0, np.int64), "axis": ids(0), "open": ids(-1), "four": ids(4), "eight": ids(8)}
+
+
+def test_behind_a_view_with_a_computed_size_and_a_minus_one_shapes_are_known():
+    nodes = [
+        *HEADS,
+        node("Transpose", "heads", "turned", perm=[0, 2, 1, 3]),
+        node("Transpose", "turned", "back", perm=[0, 2, 1, 3]),
+        node("Concat", "batch1 open merged", "target2", axis=0),
+        node("Reshape", "back target2", "rows"),
+        node("MatMul", "rows w", "z"),
+    ]
+    found = shapes_of(nodes, {"x": ["n", "s", 32]}, {**WEIGHTS, "merged": ids(32), "w": floats(32, 5)})
+    assert found["heads"] == ("n", "s", 4, 8)
+    assert found["turned"] == ("n", 4, "s", 8)
+    assert found["rows"] == ("n", "s", 32)
+    assert found["z"] == ("n", "s", 5)
+
+
+def test_inference_goes_on_behind_what_is_found():
+    pads = {"pads": ids(0, 0, 1, 0, 0, 0, 1, 0)}
+    nodes = [*HEADS, node("Transpose", "heads", "turned", perm=[0, 2, 3, 1]), node("Pad", "turned pads", "z")]
+    found = shapes_of(nodes, {"x": ["n", "s", 32]}, {**WEIGHTS, **pads})
+    assert found["z"] is not None
+    assert found["z"][:3] == ("n", 4, 10)
+
+
+@pytest.mark.parametrize(("given", "sizes"), [({}, [4, 4]), ({"parts": ids(5, 3)}, [5, 3])])
+def test_parts_of_what_is_found_are_known(given, sizes):
+    split = node("Split", " ".join(["heads", *given]), "a z", axis=-1)
+    found = shapes_of([*HEADS, split], {"x": ["n", "s", 32]}, {**WEIGHTS, **given})
+    assert [found["a"], found["z"]] == [("n", "s", 4, size) for size in sizes]
+
+
+def test_what_nothing_tells_stays_open():
+    inputs = {"x": ["n", 32], "target": (TensorProto.INT64, ["r"])}
+    assert shapes_of([node("Reshape", "x target", "z")], inputs, {})["z"] is None
