@@ -20,16 +20,17 @@ class Format(StrEnum):
 
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="The float model, an .onnx file.", show_default=False)]
+SOURCES = (
+    "an .npz or .npy file, a folder of them, ONNX test_data_set folders, or package.module:function. May be given "
+    "several times."
+)
 Data = Annotated[
     list[str],
-    typer.Option(
-        "--data",
-        "-d",
-        metavar="DATA",
-        help="Calibration data: an .npz or .npy file, a folder of them, ONNX test_data_set folders, or "
-        "package.module:function. May be given several times.",
-        show_default=False,
-    ),
+    typer.Option("--data", "-d", metavar="DATA", help=f"Calibration data: {SOURCES}", show_default=False),
+]
+TestData = Annotated[
+    list[str],
+    typer.Option("--data", "-d", metavar="DATA", help=f"What to run on: {SOURCES}", show_default=False),
 ]
 RecipeName = Annotated[
     str,

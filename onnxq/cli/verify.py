@@ -11,12 +11,12 @@ import typer
 from onnxq.cli.options import (
     Config,
     CustomOps,
-    Data,
     Format,
     MaxDrop,
     MetricName,
     OutputFormat,
     SampleLimit,
+    TestData,
     use_custom_ops,
 )
 
@@ -93,7 +93,7 @@ def verify(
     context: typer.Context,
     models: Quantized = [],  # noqa: B006
     against: Against = None,
-    data: Data = [],  # noqa: B006  (typer reads the default and never hands it out)
+    data: TestData = [],  # noqa: B006  (typer reads the default and never hands it out)
     samples: SampleLimit = None,
     min_sqnr: MinSqnr = None,
     max_abs: MaxAbs = None,
