@@ -38,7 +38,9 @@ class _Interrupts:
                 would only print a traceback.
 
         """
-        defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+        defaults: dict[int, object] = {signal.SIGINT: signal.default_int_handler}
+        if to_the_end:  # else the process is somebody else's, who wants it to end, not the command alone
+            defaults[signal.SIGTERM] = signal.SIG_DFL
         if threading.current_thread() is not threading.main_thread():
             defaults = {}
         watched = {number: default for number, default in defaults.items() if signal.getsignal(number) is default}
