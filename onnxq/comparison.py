@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from onnxq.errors import CheckFailed
+
+INDICES = ("int32", "int64", "bool")  # what labels, places and counts come as; pixels come as other integers
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,12 @@ class Comparison:
     @property
     def worst_sqnr(self) -> float:
         """The least signal-to-quantization-noise ratio of any output in dB."""
-        return min((output.sqnr for output in self.outputs), default=math.inf)
+        return min((output.sqnr for output in self.measured()), default=math.inf)
+
+    def measured(self) -> list[OutputComparison]:
+        """Outputs whose SQNR means something: labels and counts have none, unless there is nothing else."""
+        dtypes = [output.dtype for output in self.outputs]
+        return [output for output, counts in zip(self.outputs, with_sqnr(dtypes), strict=True) if counts]
 
     def spoilt(self) -> list[str]:
         """Say for every output where only the quantized model gives NaN or infinity how often it does."""
@@ -200,6 +207,7 @@ class Comparison:
             for output in self.outputs
             for name, limit in limits.items()
             if limit is not None and (sentence := _MISSED[name](output, limit))
+            if name != "min_sqnr" or output in self.measured()
         ]
         if min_agreement is not None and all(output.agreement is None for output in self.outputs):
             raise CheckFailed("no output has classes whose agreement could be measured", "Use --min-sqnr instead.")
@@ -210,6 +218,12 @@ class Comparison:
                 by = self.metric.drop - max_drop
                 found.append(f"{self.metric.name} fell by {self.metric.drop:.4g}, {by:.4g} more than {max_drop:g}")
         return found
+
+
+def with_sqnr(dtypes: Sequence[str]) -> list[bool]:
+    """Tell which outputs an SQNR says something about: beside others not labels, which are as far apart as they may."""
+    counts = [dtype not in INDICES for dtype in dtypes]
+    return counts if any(counts) else [True] * len(dtypes)
 
 
 def _sqnr_missed(output: OutputComparison, limit: float) -> str:

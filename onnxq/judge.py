@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxq.comparison import with_sqnr
 from onnxq.difference import Difference
 from onnxq.errors import DataError, ModelError
 from onnxq.ir import Model, Value, parse
@@ -70,7 +71,8 @@ class Judge:
     def noise(self, model: Model) -> np.ndarray:
         """Give the squared error of every output, then of the scores, by their squared size, float64.
 
-        It is infinite where a model does not run, and 0 for scores that the model does not have any more.
+        It is infinite where a model does not run, and 0 for scores that the model does not have any more, and for
+        labels and counts beside other outputs: how often they agree is another matter.
         """
         found = scores(model)
         places = [*range(self._outputs), *(self._outputs + i for i, name in enumerate(self._scores) if name in found)]
@@ -83,7 +85,10 @@ class Judge:
                     differences[place].add(*(self._relative(place, array) for array in (outputs[place], got)))
         except SessionError:
             return np.full(len(differences), np.inf)
-        return np.array([10 ** (-difference.sqnr / 10) for difference in differences])
+        counts = with_sqnr([str(getattr(output, "dtype", "")) for output in self._expected[0][1][: self._outputs]])
+        counts += [True] * len(self._scores)
+        noise = [10 ** (-difference.sqnr / 10) for difference in differences]
+        return np.array([each if counted else 0.0 for each, counted in zip(noise, counts, strict=True)])
 
     def _relative(self, place: int, array: Any) -> Any:
         """Take from scores what a Softmax does not see: the mean."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from onnxq.ir import load, parse
 from onnxq.judge import Judge, Split, scores, shared_axes
 from onnxq.pipeline import quantize
 from onnxq.quant.samples import input_specs, wrap_samples
+from onnxq.verify import compare
 
 WEIGHT = np.array([[40.0, 0.0, 0.0], [0.0, 40.0, 0.0]], np.float32)
 CERTAIN = np.array([[1.0, 0.0], [0.0, 1.0]], np.float32)
@@ -132,3 +134,21 @@ def test_rescaling_rounding_and_correction_share_the_float_outputs(path, tmp_pat
     quantize(path, recipe, output=tmp_path / "q.onnx", samples=some(6))
     assert len(made) == len(set(made)) == 1
     assert asked.count(made[0]) >= 6  # at least two for each of the three steps
+
+
+def test_a_label_that_flips_is_no_noise_where_there_are_probabilities() -> None:
+    def model(weight: np.ndarray) -> bytes:
+        steps = [node("MatMul", "x w", "s"), node("Softmax", "s", "p"), node("ArgMax", "p", "label", axis=1)]
+        outputs = {"label": TensorProto.INT64, "p": TensorProto.FLOAT}
+        return build(steps, {"x": ["N", 2]}, outputs, {"w": weight}).SerializeToString()
+
+    close = np.array([[1.0, 1.001, 0.0], [0.0, 1.0, 1.001]], np.float32)
+    flipped = np.array([[1.001, 1.0, 0.0], [0.0, 1.001, 1.0]], np.float32)
+    samples = wrap_samples([{"x": CERTAIN}], input_specs(parse(model(close))))
+    assert Judge(model(close), samples).sqnr(parse(model(flipped))) > 50
+    comparison = compare(model(close), model(flipped), samples, latency=False)
+    label, probabilities = comparison.outputs
+    assert label.sqnr < 10
+    assert comparison.worst_sqnr == probabilities.sqnr > 50
+    assert comparison.missed(min_sqnr=50) == []
+    assert len(replace(comparison, outputs=(label,)).missed(min_sqnr=50)) == 1
