@@ -176,7 +176,7 @@ def test_batchnorm_behind_convolutions(op, rank, group, per_in, per_out, bias, o
     )
     feeds = {"x": dice.standard_normal((2, inputs, *[5] * rank)).astype(np.float32)}
     before = run(model.serialize(), feeds)[0]
-    assert normalised(model) == ["folded 1 BatchNormalization into the Conv before"]
+    assert normalised(model) == ["folded 1 BatchNormalization into the layer before"]
     assert ops(model.graph) == [op] + ([] if output else ["Relu"])
     assert len(model.graph.initializers) == 2
     np.testing.assert_allclose(run(model.serialize(), feeds)[0], before, rtol=0, atol=1e-4 * np.abs(before).max())

@@ -20,7 +20,7 @@ FIRST_INFERENCE_OPSET = 7  # before, training is the default; source: onnx opera
 Scale = Callable[[np.ndarray, np.ndarray, Node], np.ndarray | None]
 
 
-@describes(order=50, says="folded {} BatchNormalization into the Conv before")
+@describes(order=50, says="folded {} BatchNormalization into the layer before")
 def fold_batchnorm(model: Model) -> Iterator[Patch]:
     """Describe the folds.
 
