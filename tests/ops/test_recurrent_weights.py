@@ -6,6 +6,7 @@ from helpers import build, floats, node, quantize_in_memory, sqnr
 from onnx import helper
 
 from onnxq.evaluator import evaluate
+from onnxq.quant.recipe import load_recipe
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
@@ -24,6 +25,19 @@ def test_weights_are_stored_in_8_bit(op: str, directions: int, form: str) -> Non
     assert made.sqnr({"x": floats(5, 3, 16, seed=2)}) > (30 if form == "cast-mul" else 25)
     if form == "cast-mul":
         assert made.weights["w_scale"].shape == (directions, rows, 1)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "op"),
+    [("static-int8", "LSTM"), ("static-int8", "GRU"), ("dynamic-int8", "GRU"), ("dynamic-int8", "RNN")],
+)
+def test_recipes_that_have_no_form_for_a_layer_store_its_weights(recipe: str, op: str) -> None:
+    rows = GATES[op] * 32
+    weights = {"w": floats(1, rows, 16), "r": floats(1, rows, 32, seed=1) * np.float32(0.2)}
+    proto = build([node(op, "x w r", "y", hidden_size=32)], {"x": [5, 3, 16]}, ["y"], weights)
+    made = quantize_in_memory(proto, load_recipe(recipe))
+    assert made.decision("n_y").scheme == "weight-int8"
+    assert [made.weights[f"{name}_quantized"].dtype for name in "wr"] == [np.int8, np.int8]
 
 
 def test_a_node_whose_first_output_is_left_out() -> None:
