@@ -19,6 +19,7 @@ from onnxq.ir.passes import normalise
 from onnxq.ir.types import infer_types
 from onnxq.ir.widened import store_narrow
 from onnxq.observer import Observer
+from onnxq.ops.integer_domain import MOVERS
 from onnxq.quant.activations import scheme_qparams
 from onnxq.quant.bounds import exact_bounds
 from onnxq.quant.calibrate import calibrate
@@ -207,7 +208,7 @@ def measure(
         return Stats()
     methods = {settings.ranges for settings in ready.plan.ranges.values()}
     kinds = layers.kinds
-    if ready.fast and methods <= {"minmax"}:
+    if ready.fast and methods <= {"minmax", "auto"}:
         kinds = range_kinds
     elif "output-error" in methods or not is_large(ready.model):  # for statistics that are kept, whatever the recipe
         kinds = OutputWeights(ready.plan, layers.kinds).kinds
@@ -231,10 +232,33 @@ def reached(ready: Prepared, stats: Stats) -> Prepared:
 
 
 def choose_qparams(plan: Plan, stats: Stats) -> dict[Value, QParams]:
-    """Turn the statistics of every calibrated value into its scale and zero point."""
+    """Turn the statistics of every calibrated value into its scale and zero point.
+
+    What only moves values of another one takes those of that one: onnxruntime then works in 8 bit between the two even
+    where the plan has not asked for it, as around a MaxPool.
+    """
     values = plan.calibrated()
     stats.require(value.name for value in values)
-    return {v: scheme_qparams(stats[v.name], plan.range_settings(v), exact_bounds(v)) for v in values}
+    known = set(values)
+    chosen: dict[Value, QParams] = {}
+    for value in values:
+        source, settings = _moved_from(value, known), plan.range_settings(value)
+        if plan.range_settings(source) != settings:
+            source = value
+        chosen[value] = scheme_qparams(stats[source.name], settings, exact_bounds(source))
+    return chosen
+
+
+def _moved_from(value: Value, known: set[Value]) -> Value:
+    """Give the first of the calibrated values that a value is moved from; itself where there is none."""
+    found, node = value, value.producer
+    while node is not None and not node.domain and node.op_type in (*MOVERS, "MaxPool"):
+        source = node.inputs[0]
+        if source is None:
+            break
+        found = source if source in known else found
+        node = source.producer
+    return found
 
 
 def stamp(model: Model, ready: Prepared) -> Model:

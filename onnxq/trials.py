@@ -230,7 +230,7 @@ def try_out(ready: Prepared, split: Split) -> Tried:
     shows only the whole model.
     """
     layers = layers_to_measure(ready.plan)
-    opened = any(settings.ranges == "auto" for settings in ready.plan.ranges.values())
+    opened = not ready.fast and any(settings.ranges == "auto" for settings in ready.plan.ranges.values())
     if split.halves is None or not (layers.values or opened):
         return Tried()
     spare = duplicate(ready)

@@ -23,7 +23,9 @@ from bench_fast import measure
 
 SHARED = Path(__file__).parents[1] / "../shared/arena"
 WIDTH = 64
-RECIPE = 'scheme = "static-int8"\n[[rules]]\nop = "MatMul"\nrounding = "output-error"\nsmoothing = true\n'
+RECIPE = (
+    'scheme = "static-int8"\nranges = "minmax"\n[[rules]]\nop = "MatMul"\nrounding = "output-error"\nsmoothing = true\n'
+)
 
 
 @pytest.fixture

@@ -71,8 +71,8 @@ def test_outliers_that_matter_are_kept(model):
     given = samples(1)
     assert not tried(model, OPEN, given).ranges
     noted, sqnr = notes_and_sqnr(model, OPEN, given)
-    assert not noted
-    assert sqnr == notes_and_sqnr(model, OPEN.setting(ranges="minmax"), given)[1]
+    assert not noted  # and there is room for greater ones
+    assert sqnr == pytest.approx(notes_and_sqnr(model, OPEN.setting(ranges="minmax"), given)[1], abs=1)
 
 
 def test_held_out_samples_have_the_last_word(model):

@@ -8,18 +8,21 @@ from onnxq.errors import ModelError
 from onnxq.ops.scheme import Scheme
 from onnxq.quant.bounds import UNKNOWN
 from onnxq.quant.qparams import QParams, activation_qparams
-from onnxq.quant.ranges import choose_range
+from onnxq.quant.ranges import choose_range, widened
 from onnxq.quant.stats import TensorStats
 
 
 def scheme_qparams(stats: TensorStats, scheme: Scheme, bounds: tuple[float, float] = UNKNOWN) -> QParams:
     """Choose the range as the scheme says, and spread the codes of its activation type over it.
 
-    A choice that is still open is the range from the least to the greatest value. The range ends at the bounds of what
-    makes the tensor: rounding in float32 may go beyond, and an absorbed Clip clamps where the codes end.
+    A choice that is still open is the range from the least to the greatest value, widened as far as other samples are
+    expected to need it; so is one by output error where it covers all that was seen. The range ends at the bounds of
+    what makes the tensor: rounding in float32 may go beyond, and an absorbed Clip clamps where the codes end.
     """
     method = "minmax" if scheme.ranges == "auto" else scheme.ranges
     low, high = choose_range(stats, method, percentile=scheme.percentile, bits=scheme.bits, symmetric=scheme.symmetric)
+    if scheme.ranges in ("auto", "output-error"):
+        low, high = widened(stats, low, high, bits=scheme.bits)
     if scheme.symmetric:
         reach = max(-bounds[0], bounds[1])
         bounds = -reach, reach

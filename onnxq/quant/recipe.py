@@ -139,7 +139,7 @@ class Recipe:
     def fast(self) -> Recipe:
         """Leave out what takes trials or chooses codes of weights, whatever the rules say."""
         rules = (replace(r, settings=tuple(item for item in r.settings if item[0] not in FAST)) for r in self.rules)
-        return replace(self, rules=tuple(rules)).setting(**FAST).with_ranges("minmax")
+        return replace(self, rules=tuple(rules)).setting(**FAST)
 
     def to_toml(self) -> str:
         """Write the recipe as a file that `load_recipe` reads back to the same value."""

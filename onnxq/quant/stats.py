@@ -18,6 +18,7 @@ from onnxq.errors import DataError
 from onnxq.quant.channels import ChannelStats
 from onnxq.quant.histogram import CHUNK, Histogram
 from onnxq.quant.moments import InputMoments
+from onnxq.quant.peaks import Peaks
 from onnxq.quant.statistic import Statistic
 from onnxq.quant.weighted import WeightedHistogram
 
@@ -87,19 +88,19 @@ class Moments(Statistic):
 
 # Every kind that a file may hold. A new kind of statistic is added here and nowhere else.
 KINDS: dict[str, type[Statistic]] = {
-    kind.key: kind for kind in (Extremes, Moments, Histogram, WeightedHistogram, ChannelStats, InputMoments)
+    kind.key: kind for kind in (Extremes, Peaks, Moments, Histogram, WeightedHistogram, ChannelStats, InputMoments)
 }
 Kinds = Callable[[str], Sequence[Statistic]]
 
 
 def basic_kinds(name: str = "") -> Sequence[Statistic]:
     """Make what is measured of every tensor, whatever its name."""
-    return Extremes(), Moments(), Histogram()
+    return Extremes(), Peaks(), Moments(), Histogram()
 
 
 def range_kinds(name: str = "") -> Sequence[Statistic]:
     """Make what a range from least to greatest value needs, and nothing more."""
-    return (Extremes(),)
+    return Extremes(), Peaks()
 
 
 class NotFiniteError(ValueError):

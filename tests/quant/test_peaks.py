@@ -1,0 +1,98 @@
+"""How far single samples go, and how far beyond all of them a range reaches."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from onnxq.ops.scheme import Scheme
+from onnxq.quant.activations import scheme_qparams
+from onnxq.quant.peaks import KEPT, Peaks
+from onnxq.quant.ranges import widened
+from onnxq.quant.stats import Extremes, Histogram, Moments, Stats, TensorStats
+from onnxq.quant.stats_file import load_stats, save_stats
+
+RNG = np.random.default_rng(7)
+
+
+def batches(count: int, size: int, spread: float) -> list[np.ndarray]:
+    """Samples after a Relu, each as large as it happens to be."""
+    heights = np.exp(RNG.normal(0, spread, count))
+    return [(h * RNG.uniform(0, 1, size)).astype(np.float32) for h in heights]
+
+
+def test_peaks_of_both_sides_are_those_of_single_batches_and_merge_exactly():
+    given = [RNG.normal(size=9).astype(np.float32) for _ in range(80)]
+    whole, left, right = Peaks(), Peaks(), Peaks()
+    for index, batch in enumerate(given):
+        whole.add(batch)
+        (left if index % 3 else right).add(batch)
+    assert whole.above.tolist() == sorted((float(max(b.max(), 0)) for b in given), reverse=True)[:KEPT]
+    assert whole.below.tolist() == sorted((float(max(-b.min(), 0)) for b in given), reverse=True)[:KEPT]
+    for merged in (left.merge(right), right.merge(left)):
+        assert (merged.batches, merged.elements) == (80, 720)
+        assert np.array_equal(merged.above, whole.above)
+        assert np.array_equal(merged.below, whole.below)
+
+
+def test_peaks_survive_a_file(tmp_path):
+    stats = Stats()
+    for batch in batches(10, 20, 0.3):
+        stats.add("a", batch)
+        stats.samples += 1
+    save_stats(tmp_path / "s.npz", stats, "f")
+    one, two = stats["a"], load_stats(tmp_path / "s.npz")[0]["a"]
+    assert widened(one, 0.0, one.max) == widened(two, 0.0, two.max) != (0.0, one.max)
+
+
+def test_a_small_tensor_whose_samples_differ_gets_room_that_saves_samples_to_come():
+    seen, unseen = batches(64, 64, 0.5), batches(512, 64, 0.5)
+    stats = TensorStats.of(*seen)
+    low, high = widened(stats, 0.0, stats.max)
+    assert low == 0.0
+    assert high > 1.1 * stats.max
+
+    def error(end: float) -> float:
+        scale = end / 255
+        codes = [np.clip(np.rint(b / scale), 0, 255) * scale - b for b in unseen]
+        return float(np.square(codes).sum())
+
+    assert error(high) < 0.5 * error(stats.max)
+
+
+@pytest.mark.parametrize(("count", "size", "spread"), [(64, 100_000, 0.05), (64, 64, 0.0), (7, 64, 0.5)])
+def test_a_range_stays_where_more_room_costs_more_than_it_saves(count, size, spread):
+    """A large tensor, peaks that are alike, and too few samples to tell."""
+    stats = TensorStats.of(*batches(count, size, spread))
+    low, high = widened(stats, 0.0, stats.max)
+    assert low == 0.0
+    assert stats.max <= high < 1.03 * stats.max
+
+
+def test_the_more_elements_the_less_room():
+    peaks = batches(64, 16, 0.5)
+    ends = []
+    for size in (16, 1 << 10, 1 << 16):
+        stats = TensorStats.of(*(np.append(b, np.zeros(size - 16, np.float32)) for b in peaks))
+        ends.append(widened(stats, 0.0, stats.max)[1])
+    assert all(one > two for one, two in pairwise(ends))
+
+
+def test_an_end_that_clips_on_purpose_and_statistics_without_peaks_stay_as_they_are():
+    given = batches(64, 64, 0.5)
+    stats = TensorStats.of(*given)
+    assert widened(stats, 0.0, 0.5 * stats.max)[1] == np.float32(0.5 * stats.max)
+    bare = TensorStats([Extremes(), Moments(), Histogram()])
+    for batch in given:
+        bare.add(batch)
+    assert widened(bare, 0.0, bare.max) == (0.0, bare.max)
+
+
+def test_only_a_range_that_is_left_open_is_widened_and_never_beyond_what_its_maker_can_give():
+    stats = TensorStats.of(*batches(64, 64, 0.5))
+    exact = scheme_qparams(stats, Scheme("static-int8", ranges="minmax"))[0]
+    assert exact == pytest.approx(stats.max / 255)
+    assert scheme_qparams(stats, Scheme("static-int8"))[0] > 1.1 * exact
+    assert scheme_qparams(stats, Scheme("static-int8"), (0.0, stats.max))[0] == exact

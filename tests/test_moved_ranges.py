@@ -1,0 +1,37 @@
+"""What only moves values of another tensor has that one's scale, so that onnxruntime works in 8 bit between the two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from helpers import build, floats, node
+
+from onnxq.ir import load
+from onnxq.observer import Silent
+from onnxq.quant.recipe import load_recipe
+from onnxq.quant.samples import input_specs, wrap_samples
+from onnxq.steps import choose_qparams, layers_to_measure, measure, prepare
+
+
+def test_behind_a_float_maxpool_values_keep_the_scale_that_they_had_before_it(tmp_path: Path) -> None:
+    nodes = [
+        node("Conv", "x w0", "c"),
+        node("Relu", "c", "r"),
+        node("MaxPool", "r", "p", name="pool", kernel_shape=[4, 4], strides=[4, 4]),
+        node("Conv", "p w1", "y"),
+    ]
+    weights = {"w0": floats(8, 4, 1, 1, seed=1), "w1": floats(8, 8, 1, 1, seed=2)}
+    onnx.save(build(nodes, {"x": ["N", 4, 16, 16]}, ["y"], weights), tmp_path / "m.onnx")
+    sizes = np.exp(np.random.default_rng(3).normal(0, 0.6, 32))
+    given = [{"x": np.float32(size) * floats(1, 4, 16, 16, seed=index)} for index, size in enumerate(sizes)]
+    for ranges in ("auto", "output-error"):
+        recipe = load_recipe("static-int8").setting(ranges=ranges)
+        ready = prepare(load(tmp_path / "m.onnx"), recipe, with_data=True, exclude=["pool"])
+        stats = measure(
+            ready, layers_to_measure(ready.plan), wrap_samples(given, input_specs(ready.model)), None, Silent()
+        )
+        chosen = {value.name: qparams for value, qparams in choose_qparams(ready.plan, stats).items()}
+        assert {"r", "p"} <= chosen.keys(), ranges
+        assert chosen["p"] == chosen["r"]
