@@ -25,6 +25,7 @@ T = TypeVar("T")
 LEAST_GAIN, GAIN_FOR_TIME, MOST_FOR_ONE = 1.0, 90.0, 0.03
 GAINS = 4  # bargains tried
 KEPT_GAIN = 0.5  # of what was expected of one
+ENOUGH = 50.0  # dB, from which on time is worth more than accuracy: agreement is complete long before
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ def bargains(variants: Variants, ranked: Sequence[Move]) -> Found:
     best = variants.judge.sqnr(variants.model(choices))
     time = predicted_time(variants.ready.plan, costs)
     for _ in range(GAINS):
+        if best >= ENOUGH:
+            break
         ways = [(move, way, _gain(move, way, noise)) for move in left for way in move.ways]
         worth = [one for one in ways if _pays(one[2], one[1].cost)]
         if not worth:

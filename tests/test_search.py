@@ -20,7 +20,7 @@ from onnxq.observer import Silent
 from onnxq.pipeline import quantize
 from onnxq.quant.decision import Choice
 from onnxq.quant.samples import input_specs, wrap_samples
-from onnxq.search import bargains, decibels_without, fewest, shortest
+from onnxq.search import ENOUGH, bargains, decibels_without, fewest, shortest
 from onnxq.sensitivity import sensitivity
 from onnxq.trials import Variants, fit
 
@@ -180,8 +180,8 @@ def test_a_bargain_is_the_cheapest_way_first_and_the_next_where_it_disappoints()
     class Judged(Counting):
         ready = SimpleNamespace(plan=SimpleNamespace(costs=None))
 
-        def __init__(self, gains):
-            self.judge = SimpleNamespace(sqnr=lambda choices: 20.0 + sum(gains[n] for n in names(choices).values()))
+        def __init__(self, gains, start=20.0):
+            self.judge = SimpleNamespace(sqnr=lambda choices: start + sum(gains[n] for n in names(choices).values()))
             super().__init__()
 
         def settled(self, choices):
@@ -195,6 +195,7 @@ def test_a_bargain_is_the_cheapest_way_first_and_the_next_where_it_disappoints()
             ({"rows": 0.1, "blocks": 0.1, "weight-int8": 20.0}, {"n0": "weight-int8"}),
         ):
             assert names(bargains(Judged(gains), several(2)).choices) == expected
+            assert not bargains(Judged(gains, start=ENOUGH), several(2)).choices
 
 
 def test_choices_that_are_known_to_miss_are_not_tried_again():

@@ -23,7 +23,7 @@ SAMPLES = sorted((ROOT / "sample_models").glob("*.onnx"))
     ("content", "sentence"),
     [
         (b"", "is empty"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 5\n", "is not a readable ONNX model"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 5\n", "is a Git LFS pointer, not the model"),
         (b"PK\x03\x04 a zip file", "is not a readable ONNX model"),
         (b"\x00" * 100, "is not a readable ONNX model"),
         (b"\xff" * 100, "is not a readable ONNX model"),
