@@ -250,9 +250,9 @@ def choose_qparams(plan: Plan, stats: Stats) -> dict[Value, QParams]:
 
 
 def _moved_from(value: Value, known: set[Value]) -> Value:
-    """Give the first of the calibrated values that a value is moved from; itself where there is none."""
+    """Give the first of the calibrated values that all of a value is moved from; itself where there is none."""
     found, node = value, value.producer
-    while node is not None and not node.domain and node.op_type in (*MOVERS, "MaxPool"):
+    while node is not None and not node.domain and node.op_type in (*MOVERS, "MaxPool") and node.op_type != "Split":
         source = node.inputs[0]
         if source is None:
             break
