@@ -35,3 +35,20 @@ def test_behind_a_float_maxpool_values_keep_the_scale_that_they_had_before_it(tm
         chosen = {value.name: qparams for value, qparams in choose_qparams(ready.plan, stats).items()}
         assert {"r", "p"} <= chosen.keys(), ranges
         assert chosen["p"] == chosen["r"]
+
+
+def test_the_parts_of_a_split_have_scales_of_their_own(tmp_path: Path) -> None:
+    nodes = [
+        node("Conv", "x w0", "c"),
+        node("Split", "c", "a b", name="split", axis=1),
+        node("Conv", "a w1", "y"),
+        node("Conv", "b w1", "z"),
+    ]
+    weights = {"w0": floats(8, 4, 1, 1, seed=1), "w1": floats(8, 4, 1, 1, seed=2)}
+    weights["w0"][4:] /= 100
+    onnx.save(build(nodes, {"x": ["N", 4, 8, 8]}, ["y", "z"], weights, opset=13), tmp_path / "m.onnx")
+    given = [{"x": floats(1, 4, 8, 8, seed=index)} for index in range(8)]
+    ready = prepare(load(tmp_path / "m.onnx"), load_recipe("static-int8"), with_data=True, exclude=["split"])
+    stats = measure(ready, layers_to_measure(ready.plan), wrap_samples(given, input_specs(ready.model)), None, Silent())
+    chosen = {value.name: qparams for value, qparams in choose_qparams(ready.plan, stats).items()}
+    assert chosen["b"][0] < chosen["a"][0] / 30
