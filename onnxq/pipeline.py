@@ -254,12 +254,15 @@ def accepted(
     *,
     external: bool,
 ) -> Quantized:
-    """Hold a result against the budget, ask the caller about it, and put what he has to say into its metadata."""
+    """Hold a result against the budget, ask the caller about it, and put what he has to say into its metadata.
+
+    The size that the budget allows is that without the caller's entries, which he has left room for.
+    """
     check_budget(result.report, budget, target)
+    check_size(result, budget.max_size, target, external=external)
     if accept is not None:
         result.model.metadata.update(accept(result))
         result = result if result.encoded is None else replace(result, encoded=result.model.serialize())
-    check_size(result, budget.max_size, target, external=external)
     return result
 
 

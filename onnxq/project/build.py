@@ -16,7 +16,7 @@ from onnxq.ir import Model, infer_types, load
 from onnxq.ir.files import needs_external_data
 from onnxq.ir.passes import normalise
 from onnxq.ir.protos import MODEL_METADATA
-from onnxq.ir.wire import entry_field, length
+from onnxq.ir.wire import entry_field
 from onnxq.large import is_large
 from onnxq.metric import compare_metric
 from onnxq.observer import Observer, Silent
@@ -28,6 +28,7 @@ from onnxq.quant.custom import register_custom_ops
 from onnxq.quant.made_up import runnable_samples
 from onnxq.quant.samples import input_specs
 from onnxq.report import Report
+from onnxq.shrink import written_bytes
 from onnxq.steps import open_data
 from onnxq.verify import compare
 
@@ -100,10 +101,8 @@ def _build_one(entry: Entry, *, force: bool, observer: Observer) -> Built:
         outside = entry.external_data or needs_external_data(result.model)
         encoded = None if outside else result.encoded
         entries = record(wanted, encoded, comparison)
-        if not outside:
-            size = length(result.model.chunks(verbatim=False)) if encoded is None else len(encoded)
-            recorded = sum(len(entry_field(MODEL_METADATA, *item)) for item in entries.items())
-            _refuse_size(entry, size, recorded)
+        recorded = sum(len(entry_field(MODEL_METADATA, *item)) for item in entries.items())
+        _refuse_size(entry, written_bytes(result.model, encoded, external=outside), recorded)
         return entries
 
     try:

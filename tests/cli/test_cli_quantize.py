@@ -196,7 +196,7 @@ def test_statistics_serve_in_place_of_a_calibration(cli, folder: Path) -> None:
     assert err.startswith("s.npz: ")
     assert err.endswith("tensors measured on 100 samples\n")
     Path("as-is.toml").write_text(
-        'scheme = "auto"\nsmoothing = false\nbias_correction = false\nreturn_to_float = false\n'
+        'scheme = "auto"\nsmoothing = false\nbias_correction = false\nreturn_to_float = false\nranges = "minmax"\n'
     )
     assert cli("quantize", *STATIC, "-r", "as-is.toml", "-o", "a.onnx").code == 0
     assert cli("quantize", "digits_cnn.onnx", "--stats", "s.npz", "-r", "as-is.toml", "-o", "b.onnx").code == 0
