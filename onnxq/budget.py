@@ -123,12 +123,11 @@ def settle_accuracy(variants: Variants, budget: Budget) -> Settled:
         return Settled()
     contributions = sensitivity(variants, exact=EXACT if budget.is_accuracy else FEW)
     ranked = moves(variants.ready.plan, contributions, variants.ready.model.opset)
-    priced = is_priced(variants.ready.plan)  # what costs nobody knows what is no bargain
-    found = bargains(variants, ranked) if priced else Found({}, True, variants.judge.sqnr(variants.model({})))
+    found = bargains(variants, ranked if is_priced(variants.ready.plan) else [])  # no price, no bargain
     if budget.is_accuracy:
         meets = _Meets(variants.baseline, variants.samples, budget)
-        below = _widened(variants, found, meets)
-        found = fewest(variants, ranked, meets, found.choices, below=below)
+        if not meets(variants.model(found.choices)):
+            found = _more_accurate(variants, ranked, meets, found)
         if not found.met:
             raise CheckFailed(f"no choice of nodes meets the budget: {meets.last}", RAISE)
         if not variants.settled(found.choices)[0].plan.quantized():
@@ -149,19 +148,31 @@ def _towards_goals(variants: Variants, ranked: list[Move], found: Found) -> Foun
             return variants.judge.sqnr(model) >= goal
 
         most = share if math.isinf(share) else share * saved
-        below = _widened(variants, found, meets)
-        missed = not below
-        reached = fewest(variants, ranked, meets, found.choices, below=below, stages=1, most=most, missed=missed)
+        reached = _more_accurate(variants, ranked, meets, found, stages=1, most=most)
         if reached.met:
             found = replace(reached, sqnr=goal)
     return found
 
 
-def _widened(variants: Variants, found: Found, meets: Callable[[Model], bool]) -> Choices:
-    """Give all activations 16 bits if 8 miss a goal and the target has kernels for 16: they read and write one type."""
+def _more_accurate(
+    variants: Variants,
+    ranked: list[Move],
+    meets: Callable[[Model], bool],
+    missed: Found,
+    *,
+    stages: int = 2,
+    most: float = math.inf,
+) -> Found:
+    """Search on from what misses a goal, with activations of 16 bits at first where the target has kernels for them."""
+    wide = _widened(variants)
+    return fewest(variants, ranked, meets, missed.choices, below=wide, stages=stages, most=most, missed=not wide)
+
+
+def _widened(variants: Variants) -> Choices:
+    """Give all activations 16 bits, if the target has kernels for that: they read and write one type."""
     plan, opset = variants.ready.plan, variants.ready.model.opset
     wide = load_target(plan.recipe.scheme.target).wide
-    if wide == "" or meets(variants.model(found.choices)):
+    if wide == "":
         return {}
     standard = replace(plan.recipe.scheme, activations=wide).pair_opset(activation=True, weight=True) <= opset
     settings = (("activations", wide), ("domain", plan.recipe.scheme.domain if standard else MICROSOFT))
