@@ -132,6 +132,13 @@ class Split:
         return Judge(self.baseline, self.halves[1])
 
     @cached_property
+    def judge_of_fitted(self) -> Judge:
+        """The float outputs on the half to fit on, for what is fitted on the other; ValueError as for `judge`."""
+        if self.halves is None:
+            raise ValueError("there are too few samples to hold half of them out")
+        return Judge(self.baseline, self.halves[0])
+
+    @cached_property
     def quick_judge(self) -> Judge:
         """The float outputs on the first few of all samples."""
         return Judge(self.baseline, self.samples.limit(SEARCH_SAMPLES))

@@ -20,6 +20,7 @@ from onnxq.judge import Judge, Split
 from onnxq.observer import Observer, Silent
 from onnxq.quant.calibrate import calibrate
 from onnxq.quant.equalize import Rescaling, channel_axes, channel_kinds, equalize
+from onnxq.quant.layers import MeasuredLayers
 from onnxq.quant.plan import Choices, Plan, make_plan
 from onnxq.quant.qparams import QParams
 from onnxq.quant.readers import OutputWeights
@@ -247,7 +248,19 @@ def try_out(ready: Prepared, split: Split) -> Tried:
     if not opened:
         return Tried(rounding)
     gained = split.judge.sqnr(_rewritten(by_output_error(ready), measured, weights))
-    return Tried(rounding, gained > best + LEAST_GAIN)
+    return Tried(rounding, gained > best + LEAST_GAIN and _gain_the_other_way(ready, split) > -LEAST_GAIN)
+
+
+def _gain_the_other_way(ready: Prepared, split: Split) -> float:
+    """Give what ranges by output error gain in dB, fitted on the half to judge on and judged on the half to fit on.
+
+    Where a few samples go much further than all others, the half that they are in decides: fitted on them, a narrower
+    range can only gain on the others; fitted on the others and judged on them, it clips what they need.
+    """
+    _, fitting = split.halves or (None, split.samples)
+    measured = measure(ready, MeasuredLayers(()), fitting, None, Silent())
+    before, after = (_rewritten(each, measured, Weights()) for each in (ready, by_output_error(ready)))
+    return split.judge_of_fitted.sqnr(after) - split.judge_of_fitted.sqnr(before)
 
 
 def by_output_error(ready: Prepared) -> Prepared:
