@@ -67,6 +67,8 @@ def sample_shapes(model: Model, sample: Mapping[str, np.ndarray]) -> dict[str, t
     values = [value for value in model.graph.values.values() if value.tensor is None and _is_open(value)]
     shapes = {value.name: tuple(sample[value.name].shape) for value in values if value.name in sample}
     made = [value for value in values if value.producer is not None and value.dtype == TensorProto.FLOAT]
+    if not made:  # onnxruntime takes no names for all names
+        return shapes
     listed = {value.name for value in model.graph.outputs}
     try:
         extra = [value for value in made if value.name not in listed]

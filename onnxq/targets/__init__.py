@@ -98,6 +98,10 @@ class Costs:
         per_float, per_integer = self.table["elementwise"].get(op_type, (0.08, 0.02))
         return per_float * elements * self.scale, per_integer * elements * self.scale
 
+    def clamp(self, op_type: str, elements: int) -> float:
+        """Give the time of a Relu or Clip that onnxruntime computes with the float Conv in front of it."""
+        return float(self.table["clamps"][op_type]) * elements * self.scale
+
     def border(self, elements: int, *, into_integers: bool) -> float:
         """Give the time of crossing between float and 8 bit: the conversion, and the change of layout around a Conv."""
         kind = "QuantizeLinear" if into_integers else "DequantizeLinear"

@@ -14,6 +14,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
@@ -30,6 +31,11 @@ MATMUL = ((1, 4, 16, 64, 256), (64, 256, 1024), (64, 256, 1024))
 DEPTHWISE = ((16, 64, 256), (7, 28, 112, 224))
 RECURRENT = ((1, 8), (16, 32, 64, 128, 256))
 STEPS = 64
+CLAMPS_NOTE = (
+    "# nanoseconds per element behind a float Conv: its kernel does a Relu on the way, and a Clip in a pass of its own"
+)
+CLAMPED = ((32, 128, 1, 28, 1), (128, 32, 1, 28, 1), (64, 64, 3, 56, 64), (16, 64, 3, 28, 1))
+TURNS = 5
 
 
 def conv_model(channels: int, filters: int, kernel: int, side: int, group: int, *, quantized: bool) -> bytes:
@@ -127,6 +133,7 @@ def main() -> None:
     out.append(f"node = {node_time():.0f}  # nanoseconds for one more node, however small its tensor")
     out += ["", *row_table(), "", "[elementwise]", "# nanoseconds per element of the first input: float, integer"]
     out += [f"{kind} = {elementwise(kind)}" for kind in ("Add", "Mul", "Concat", "MaxPool", "AveragePool", "LeakyRelu")]
+    out += ["", "[clamps]", CLAMPS_NOTE, *(f"{kind} = {clamp(kind)}" for kind in ("Relu", "Clip"))]
     target.write_text("\n".join(out) + "\n")
 
 
@@ -292,6 +299,23 @@ def elementwise(kind: str) -> list[float]:
         compute = [time for op, time in times.items() if op not in ("QuantizeLinear", "DequantizeLinear", "Transpose")]
         costs.append(round(float(sum(compute) / np.prod(shape)), 4))
     return costs
+
+
+def clamp(kind: str) -> float:
+    """Give what a Relu or Clip behind a float Conv adds to its kernel per element, the median over some shapes."""
+    added = []
+    for channels, filters, kernel, side, group in CLAMPED:
+        proto = onnx.load_from_string(conv_model(channels, filters, kernel, side, group, quantized=False))
+        feeds = {"x": np.random.default_rng(1).standard_normal((1, channels, side, side)).astype(np.float32)}
+        alone = min(kernel_times(proto.SerializeToString(), feeds)["Conv"] for _ in range(TURNS))
+        conv = next(node for node in proto.graph.node if node.op_type == "Conv")
+        conv.output[0] = "before"
+        bounds = {"low": 0, "high": 6} if kind == "Clip" else {}
+        proto.graph.initializer.extend(numpy_helper.from_array(np.float32(b), name) for name, b in bounds.items())
+        proto.graph.node.append(helper.make_node(kind, ["before", *bounds], ["y"]))
+        behind = min(kernel_times(proto.SerializeToString(), feeds)["Conv"] for _ in range(TURNS))
+        added.append((behind - alone) / (filters * side**2))
+    return round(max(float(np.median(added)), 0.0), 4)
 
 
 def table(name: str, axes: dict[str, object], times: list[list[float]]) -> list[str]:

@@ -71,6 +71,13 @@ def test_a_model_is_measured_on_the_shapes_of_the_first_sample(model):
     assert {kernel.input for kernel in guessed.kernels if kernel.operator == "Conv"} == {(1, 16, 56, 56)}
 
 
+def test_a_model_whose_shapes_are_all_known_needs_no_run(tmp_path):
+    path = tmp_path / "m.onnx"
+    onnx.save(build([node("MatMul", "x w", "y")], {"x": [1, 8]}, ["y"], {"w": floats(8, 4)}), path)
+    ready = steps.prepare(load(path), "auto", with_data=True)
+    assert sample_shapes(ready.model, {"x": floats(1, 8)}) == {}
+
+
 def test_no_kernel_is_begun_when_the_time_is_up(model, monkeypatch):
     ready = steps.prepare(load(model), "auto", with_data=True)
     monkeypatch.setattr(onnxq.quant.benchmark, "MOST_SECONDS", -1.0)

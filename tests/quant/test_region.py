@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from onnxq.quant.plan import make_plan
 from onnxq.quant.recipe import load_recipe
-from onnxq.quant.region import Flow
+from onnxq.quant.region import Flow, node_times
 from onnxq.targets import load_costs
 
 COSTS = load_costs()
@@ -100,6 +100,21 @@ def test_a_conv_behind_a_pooling_of_floats_is_not_worth_pooling_codes_for() -> N
     """onnxruntime converts in front of the pooling; eight times as slow as float was what came of it."""
     assert pooled([16, 32], 128)["c1"] != "static-int8"
     assert pooled([32, 64, 128], 64) == dict.fromkeys(["c0", "c1", "c2"], "static-int8")
+
+
+@pytest.mark.parametrize(("clamp", "extra"), [("Relu", 0.0), ("Clip", 1.0)])
+def test_a_float_conv_takes_the_time_of_its_clamp_too(clamp: str, extra: float) -> None:
+    inputs = "c lo hi" if clamp == "Clip" else "c"
+    nodes = [node("Conv", "x w", "c"), node(clamp, inputs, "r"), node("Conv", "r v", "d"), node("Relu", "x", "y")]
+    constants = {"w": floats(32, 16, 1, 1), "v": floats(8, 32, 1, 1), "lo": np.float32(0), "hi": np.float32(6)}
+    model, costs = typed(build(nodes, {"x": [1, 16, 14, 14]}, ["d", "y"], constants)), load_costs()
+    alone, behind, _, free = model.graph.nodes
+    in_float, in_integers = costs.conv(16, 32, 1, 196, 1)
+    added = extra * costs.clamp(clamp, 32 * 196)
+    assert node_times(alone, costs) == pytest.approx((in_float + added, in_integers))
+    assert extra == 0 or added > 0
+    assert node_times(behind, costs) == (0, 0)
+    assert node_times(free, costs)[0] > 0
 
 
 def test_a_named_recipe_has_its_way_whatever_it_costs() -> None:
