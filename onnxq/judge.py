@@ -127,21 +127,22 @@ class Split:
     @cached_property
     def judge(self) -> Judge:
         """The float outputs on the half to judge on; ValueError where `halves` is None."""
-        if self.halves is None:
-            raise ValueError("there are too few samples to hold half of them out")
-        return Judge(self.baseline, self.halves[1])
+        return self._judge_of(1)
 
     @cached_property
     def judge_of_fitted(self) -> Judge:
         """The float outputs on the half to fit on, for what is fitted on the other; ValueError as for `judge`."""
-        if self.halves is None:
-            raise ValueError("there are too few samples to hold half of them out")
-        return Judge(self.baseline, self.halves[0])
+        return self._judge_of(0)
 
     @cached_property
     def quick_judge(self) -> Judge:
         """The float outputs on the first few of all samples."""
         return Judge(self.baseline, self.samples.limit(SEARCH_SAMPLES))
+
+    def _judge_of(self, half: int) -> Judge:
+        if self.halves is None:
+            raise ValueError("there are too few samples to hold half of them out")
+        return Judge(self.baseline, self.halves[half])
 
 
 def scores(model: Model) -> dict[str, Value]:

@@ -115,12 +115,22 @@ def test_the_halves_take_turns_and_are_made_once(path):
     assert split.judge is split.judge
 
 
+def test_each_half_has_a_judge_of_its_own(path, monkeypatch):
+    model = load(path)
+    given = some(5)
+    split = Split(model.serialize(), wrap_samples(given, input_specs(model)))
+    monkeypatch.setattr("onnxq.judge.Judge", lambda _, samples: list(samples))
+    assert split.judge_of_fitted == [given[0], given[2], given[4]]
+    assert split.judge == [given[1], given[3]]
+
+
 def test_one_sample_cannot_be_held_out(path):
     model = load(path)
     split = Split(model.serialize(), wrap_samples(some(1), input_specs(model)))
     assert split.halves is None
-    with pytest.raises(ValueError, match="too few samples"):
-        _ = split.judge
+    for half in ("judge", "judge_of_fitted"):
+        with pytest.raises(ValueError, match="too few samples"):
+            getattr(split, half)
     assert split.quick_judge.sqnr(model) == float("inf")
 
 
