@@ -12,6 +12,7 @@ from onnxq.errors import ModelError
 from onnxq.ir.encode import EncodeTensor, encode_graph, encode_tensor
 from onnxq.ir.external import release
 from onnxq.ir.graph import Value
+from onnxq.ir.lfs import pointer_error
 from onnxq.ir.names import Names
 from onnxq.ir.parse import parse_graph
 from onnxq.ir.protos import GRAPH_INITIALIZER
@@ -38,8 +39,6 @@ from onnxq.ir.wire import (
     text,
 )
 
-LFS_POINTER = b"version https://git-lfs"  # what a file kept by Git LFS begins with until it is fetched
-LFS_HINT = "Run `git lfs pull`."
 HASH_BLOCK = 1 << 24  # bytes hashed at a time, so that a mapped file never stands in memory whole
 STRIP_ABOVE = 1024  # bytes above which `skeleton` leaves an initializer's elements out
 
@@ -255,9 +254,8 @@ def parse(data: bytes | memoryview, path: Path | None = None) -> Model:
         model = Model(memoryview(data), path)
     except WireError as error:
         hint = "The file is truncated, damaged, or something else: fetch or export it again."
-        if bytes(data[: len(LFS_POINTER)]) == LFS_POINTER:
-            raise ModelError(f"{label} is a Git LFS pointer, not the model itself", LFS_HINT) from error
-        raise ModelError(f"{label} is not a readable ONNX model: {error}", hint) from error
+        unreadable = ModelError(f"{label} is not a readable ONNX model: {error}", hint)
+        raise pointer_error(data, label, ModelError, "model") or unreadable from error
     except ModelError as error:
         raise ModelError(f"{label}: {error.message}", error.hint) from error
     if not model.opsets and model.graph.nodes:

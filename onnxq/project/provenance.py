@@ -18,7 +18,7 @@ from onnxq.comparison import Comparison, MetricComparison, OutputComparison
 from onnxq.errors import DataError
 from onnxq.ir import Model, StoredTensor
 from onnxq.ir.external import external_path
-from onnxq.ir.model import LFS_HINT, LFS_POINTER
+from onnxq.ir.lfs import POINTER, pointer_error
 from onnxq.ir.protos import MODEL_METADATA
 from onnxq.ir.wire import fields
 from onnxq.project.entry import Entry
@@ -197,8 +197,9 @@ def _file_sha256(path: Path) -> str:
         if path.suffix == ".py":
             return _sha256(path.read_bytes().replace(b"\r\n", b"\n"))
         with path.open("rb") as file:
-            if file.read(len(LFS_POINTER)) == LFS_POINTER:
-                raise DataError(f"{path} is a Git LFS pointer, not the data itself", LFS_HINT)
+            pointer = pointer_error(file.read(len(POINTER)), str(path), DataError, "data")
+            if pointer is not None:
+                raise pointer
             file.seek(0)
             while block := file.read(BLOCK):
                 digest.update(block)

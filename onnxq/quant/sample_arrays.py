@@ -22,7 +22,7 @@ from typing import IO, Any
 import numpy as np
 
 from onnxq.errors import DataError
-from onnxq.ir.model import LFS_HINT, LFS_POINTER
+from onnxq.ir.lfs import POINTER, pointer_error
 from onnxq.quant.sample_checks import InputSpec, check_names, check_shape, is_label
 
 UNREADABLE = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError)
@@ -143,11 +143,11 @@ def unreadable(label: str, error: BaseException) -> DataError:
     """Say that a file cannot be read."""
     if isinstance(error, OSError) and error.strerror:
         return DataError(f"{label} cannot be read: {error.strerror}", "Check its name and permissions.")
+    pointer = None
     with suppress(OSError), open(label, "rb") as file:
-        if file.read(len(LFS_POINTER)) == LFS_POINTER:
-            return DataError(f"{label} is a Git LFS pointer, not the data itself", LFS_HINT)
+        pointer = pointer_error(file.read(len(POINTER)), label, DataError, "data")
     reason = (str(error) or type(error).__name__).splitlines()[0]
-    return DataError(f"{label} cannot be read: {reason}", "Save it again with numpy.savez or numpy.save.")
+    return pointer or DataError(f"{label} cannot be read: {reason}", "Save it again with numpy.savez or numpy.save.")
 
 
 def read_npz(path: Path, inputs: Sequence[InputSpec]) -> Source:
