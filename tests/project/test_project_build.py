@@ -229,6 +229,35 @@ def test_a_metric_is_measured_recorded_and_held_to_its_limit(repo: Path) -> None
     assert "project_metric:highest falls from" in done.error.message
 
 
+COUNTED = """
+def highest(outputs, labels):
+    with open("calls.txt", "a") as file:
+        file.write("called\\n")
+    return max(float(logits.max()) for logits in outputs["logits"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "calls"),
+    [
+        ("", 4),  # both models for the budget, both again for what is written
+        ("fast = true\n", 6),  # and once more on all samples, since a fast run compares on a few
+        ('verify-data = ["data/test.npz"]\n', 6),
+    ],
+)
+def test_a_metric_is_not_measured_again_on_the_same_data(repo: Path, options: str, calls: int) -> None:
+    np.savez("data/test.npz", image=np.load(DATA)["image"][:4])
+    Path("counted_metric.py").write_text(COUNTED)
+    text = Path("onnxq.toml").read_text().replace("min-agreement = 90", "max-drop = 100")
+    Path("onnxq.toml").write_text(f'{text}metric = "counted_metric:highest"\n{options}')
+    (done,) = built()
+    assert done.state == "built", done.error
+    assert Path("calls.txt").read_text().count("called") == calls
+    recorded = recorded_comparison(load(QUANTIZED))
+    assert recorded is not None
+    assert recorded.samples == (4 if "verify" in options else 8)
+
+
 def test_functions_are_found_from_the_project_and_the_path_is_as_before(
     repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
