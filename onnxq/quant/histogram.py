@@ -55,15 +55,17 @@ class Histogram(Statistic):
 
     def add(self, values: np.ndarray) -> None:
         """Count a batch of finite float32 values of any shape."""
-        flat = values.reshape(-1)
-        if not flat.size:
-            return
-        low, high = min(float(flat.min()), 0.0), max(float(flat.max()), 0.0)
-        exponent = max(self.exponent, _least_exponent(low, high, self.exponent))
+        if values.size:
+            self.add_between(values, values.min(), values.max())
+
+    def add_between(self, values: np.ndarray, low: np.float32, high: np.float32) -> None:
+        """Count a batch that is not empty and whose extremes are known."""
+        least, greatest = min(float(low), 0.0), max(float(high), 0.0)
+        exponent = max(self.exponent, _least_exponent(least, greatest, self.exponent))
         while True:
             half = exponent - self.exponent
-            first = min(_truncate(low, exponent), -(-self.first >> half))
-            last = max(_truncate(high, exponent), self.last >> half)
+            first = min(_truncate(least, exponent), -(-self.first >> half))
+            last = max(_truncate(greatest, exponent), self.last >> half)
             if last - first < BINS:
                 break
             exponent += 1

@@ -27,10 +27,14 @@ class Peaks(Statistic):
 
     def add(self, values: np.ndarray) -> None:
         """Take in a batch."""
+        self.add_between(values, values.min(), values.max())
+
+    def add_between(self, values: np.ndarray, low: np.float32, high: np.float32) -> None:
+        """Take in a batch whose extremes are known."""
         self.batches += 1
         self.elements += values.size
-        self.above = _greatest(self.above, values.max())
-        self.below = _greatest(self.below, -values.min())
+        self.above = _greatest(self.above, high)
+        self.below = _greatest(self.below, -low)
 
     def merge(self, other: Self) -> Self:
         """Give the peaks of both."""

@@ -18,6 +18,10 @@ class Statistic(ABC):
     def add(self, values: np.ndarray) -> None:
         """Take in a non-empty batch of finite float32 values, in the tensor's own shape."""
 
+    def add_between(self, values: np.ndarray, low: np.float32, high: np.float32) -> None:
+        """Take in a batch, as `add` does, whose least and greatest value are known: several ask for the same two."""
+        self.add(values)
+
     @abstractmethod
     def merge(self, other: Self) -> Self:
         """Give what one pass over both would have given; neither is changed."""

@@ -35,9 +35,13 @@ class Extremes(Statistic):
 
     def add(self, values: np.ndarray) -> None:
         """Take in a batch."""
+        self.add_between(values, values.min(), values.max())
+
+    def add_between(self, values: np.ndarray, low: np.float32, high: np.float32) -> None:
+        """Take in a batch whose extremes are known."""
         zero = np.float32(0)  # added, it makes 0.0 of -0.0, whatever the order they came in
-        self.low = min(self.low, values.min()) + zero
-        self.high = max(self.high, values.max()) + zero
+        self.low = min(self.low, low) + zero
+        self.high = max(self.high, high) + zero
 
     def merge(self, other: Self) -> Self:
         """Give the extremes of both."""
@@ -185,7 +189,7 @@ class TensorStats:
         if np.isinf(low) or np.isinf(high):
             raise NotFiniteError("infinity")
         for part in self._parts.values():
-            part.add(values)
+            part.add_between(values, low, high)
 
     def merge(self, other: TensorStats) -> TensorStats:
         """Give the statistics of both; both must measure the same things."""

@@ -10,8 +10,10 @@ from hypothesis.extra.numpy import arrays
 
 from onnxq.errors import DataError, OutputError
 from onnxq.quant.histogram import BINS, LEAST_EXPONENT, Histogram
-from onnxq.quant.stats import Extremes, Moments, NotFiniteError, Stats, TensorStats
+from onnxq.quant.statistic import Statistic
+from onnxq.quant.stats import Extremes, Moments, NotFiniteError, Stats, TensorStats, basic_kinds
 from onnxq.quant.stats_file import fingerprint, load_stats, save_stats
+from onnxq.quant.weighted import WeightedHistogram
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 MIXED = st.one_of(
@@ -109,6 +111,24 @@ def test_special_values(values):
     assert edges[-1] >= values.max()
     assert (np.diff(edges) >= 0).all()
     assert str(stats.min) == str(float(values.min() + 0))  # no minus before a zero
+
+
+@given(st.lists(MIXED, max_size=4))
+def test_statistics_that_share_extremes_are_those_of_each_alone(batches):
+    def alone() -> list[Statistic]:
+        return [*basic_kinds(), WeightedHistogram([2, 3], axis=0)]
+
+    together, apart = TensorStats(alone()), alone()
+    for batch in batches:
+        pair = np.stack([batch, -batch])
+        together.add(pair)
+        for part in apart if batch.size else ():
+            part.add(pair)
+    for one, other in zip(together, apart, strict=True):
+        state = one.arrays()
+        assert state.keys() == other.arrays().keys()
+        for key, array in other.arrays().items():
+            assert (state[key].dtype, state[key].tobytes()) == (array.dtype, array.tobytes())
 
 
 def test_a_range_that_grows_keeps_at_least_1024_bins_on_its_longer_side():
