@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from onnxq.errors import DataError, ModelError, NothingToQuantize, OutputError
+from onnxq.errors import DataError, ModelError, NothingToQuantize
 from onnxq.evaluator.engine import Evaluator, Taps
 from onnxq.ir import Model, Value, check_output, load
-from onnxq.ir.files import check_sources, data_path
+from onnxq.ir.files import check_sources, data_path, refuse_source
 from onnxq.ir.opset import make_loadable, raise_opset
 from onnxq.ir.passes import normalise
 from onnxq.ir.types import infer_types
@@ -168,9 +168,8 @@ def default_output(model: Path) -> Path:
 
 def check_target(model: Path, target: Path, *, force: bool, reads: Iterable[object] = ()) -> None:
     """Refuse an output that is in the way, or that is the model or something else that is read, before any work."""
+    refuse_source(target, [model], what="the model")
     check_output(target, force=force, reads=reads)
-    if target.exists() and model.exists() and target.samefile(model):
-        raise OutputError(f"{target} is the model that is to be read", "Choose another place with --output.")
     if model.is_file() and (target.exists() or data_path(target).exists()):
         check_sources(load(model), target)
 

@@ -38,7 +38,7 @@ class Timing:
     def check(self) -> None:
         """Refuse a file that is in the way, before any work is done; raises OutputError."""
         if self.benchmark and self.path is not None:
-            check_output(self.path, force=self.force)
+            check_output(self.path, force=self.force, option="--timings")
 
 
 def timed(ready: Prepared, given: Samples | None, timing: Timing, watch: Observer, most: int | None = None) -> Prepared:

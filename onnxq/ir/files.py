@@ -69,51 +69,65 @@ def needs_external_data(model: Model) -> bool:
     return model.weight_bytes > PROTOBUF_LIMIT
 
 
-def check_output(path: Path, *, force: bool, reads: Iterable[object] = ()) -> None:
-    """Refuse an output that is in the way or has no folder, before any work is done.
+def check_output(path: Path, *, force: bool, reads: Iterable[object] = (), option: str = "--output") -> None:
+    """Refuse a file to write that is in the way or has no folder, before any work is done.
 
     Args:
         path: The file to write.
         force: Whether an existing file may be replaced.
         reads: What the run reads; those that are files may not be replaced.
+        option: What names it on the command line, for the hints.
 
     Raises:
         OutputError: As the message says.
 
     """
+    elsewhere = f"Choose another place with {option}."
     try:
         path.lstat()
     except FileNotFoundError:
         pass
     except OSError as error:
-        raise OutputError(
-            f"{path} cannot be written ({error.strerror})", "Choose another place with --output."
-        ) from error
+        raise OutputError(f"{path} cannot be written ({error.strerror})", elsewhere) from error
     if path.is_dir():
         raise OutputError(f"{path} is a folder", "Give the name of the file to write.")
     if path.exists() and not path.is_file():  # a device, which renaming a file to its name would do away with
         raise OutputError(f"{path} is no regular file", "Give the name of the file to write.")
-    refuse_source(path, reads, "Choose another place with --output.")
+    refuse_source(path, reads, option=option)
     if path.exists() and not force:
-        raise OutputError(f"{path} exists already", "Use --force to replace it, or choose another place with --output.")
+        raise OutputError(
+            f"{path} exists already", f"Use --force to replace it, or choose another place with {option}."
+        )
     if not path.parent.is_dir():
         raise OutputError(
-            f"the folder {path.parent} does not exist", "Create it, or choose another place with --output."
+            f"the folder {path.parent} does not exist", f"Create it, or choose another place with {option}."
         )
     if not os.access(path.parent, os.W_OK):
-        raise OutputError(f"the folder {path.parent} cannot be written to", "Choose another place with --output.")
+        raise OutputError(f"the folder {path.parent} cannot be written to", elsewhere)
 
 
-def refuse_source(path: Path, reads: Iterable[object], hint: str) -> None:
-    """Refuse to write where something is read.
+def refuse_source(path: Path, reads: Iterable[object], *, what: str = "a file", option: str = "--output") -> None:
+    """Refuse to write where something is read, whatever its name there.
+
+    Args:
+        path: The file to write.
+        reads: What the run reads; only those things count that are paths of files.
+        what: What to call them.
+        option: What names the file to write on the command line.
 
     Raises:
-        OutputError: `path` is one of those things in `reads` that are paths of files.
+        OutputError: It is one of them.
 
     """
-    paths = [Path(read) for read in reads if isinstance(read, str | Path)]
-    if any(read.is_file() and read.resolve() == path.resolve() for read in paths):
-        raise OutputError(f"{path} is a file that is to be read", hint)
+    if any(_same_file(Path(read), path) for read in reads if isinstance(read, str | Path)):
+        raise OutputError(f"{path} is {what} that is to be read", f"Choose another place with {option}.")
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    try:
+        return one.is_file() and one.samefile(other)
+    except OSError:  # the other is not there
+        return False
 
 
 def _refuse_external_attributes(model: Model) -> None:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from onnxq.errors import OutputError
+from onnxq.ir import check_output
 from onnxq.report.html import check_extra
 from onnxq.report.model import Report
 
@@ -17,21 +18,14 @@ def check_report_path(path: Path, *, force: bool) -> None:
 
     Raises:
         OutputError: Its suffix is none of .json, .md and .html, what draws HTML is not
-            installed, it exists without `force`, or its folder is of no use.
+            installed, or as `onnxq.ir.check_output`.
 
     """
     if path.suffix not in FACES:
         raise OutputError(f"a report cannot be written as '{path.suffix or path.name}'", "Name it .json, .md or .html.")
     if path.suffix == ".html":
         check_extra()
-    if path.is_dir():
-        raise OutputError(f"{path} is a folder", "Give the name of the report file.")
-    if path.exists() and not path.is_file():
-        raise OutputError(f"{path} is no regular file", "Give the name of the report file.")
-    if path.exists() and not force:
-        raise OutputError(f"{path} exists already", "Use --force to replace it, or choose another name.")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise OutputError(f"the folder {path.parent} does not exist or cannot be written to", "Choose another place.")
+    check_output(path, force=force, option="--report")
 
 
 def write_report(report: Report, path: Path, *, force: bool = False) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,7 +13,7 @@ import pytest
 from ir_support import ROOT, assert_consistent, run, text_model
 
 from onnxq.errors import ModelError, OutputError
-from onnxq.ir import Patch, atomic, commit, files, load, parse, save
+from onnxq.ir import Patch, atomic, check_output, commit, files, load, parse, save
 from onnxq.ir.passes import normalise
 
 LARGE = np.arange(64 * 64, dtype=np.float32).reshape(64, 64) / 4096
@@ -250,6 +251,26 @@ def test_outputs_in_the_way(embedded, tmp_path):
         save(model, tmp_path / "no" / "m.onnx")
     with pytest.raises(OutputError, match="cannot be written"):
         save(model, tmp_path / ("n" * 300))
+
+
+def test_hints_name_the_option_that_says_where_to_write(tmp_path):
+    taken = tmp_path / "r.md"
+    taken.touch()
+    for path, reads in ((taken, ()), (tmp_path / "no" / "r.md", ()), (taken, (taken,)), (tmp_path / ("n" * 300), ())):
+        with pytest.raises(OutputError) as error:
+            check_output(path, force=False, reads=reads, option="--report")
+        assert error.value.hint.endswith("hoose another place with --report.")
+
+
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_what_is_read_is_not_written_to_by_another_name(tmp_path, link):
+    source, other = tmp_path / "data.npz", tmp_path / "other.npz"
+    source.touch()
+    link(other, source)
+    for one, two in ((source, other), (other, source)):
+        with pytest.raises(OutputError, match="is a file that is to be read"):
+            check_output(one, force=True, reads=("package.module:function", None, str(two)))
+    check_output(tmp_path / "new.npz", force=False, reads=(source,))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
