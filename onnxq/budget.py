@@ -40,6 +40,7 @@ class Budget:
         metric: `package.module:function`, more being better; see `onnxq.metric`.
         max_drop: How far the metric may fall.
         max_size: Most bytes on disk.
+        data_file: Name of the file that the weights go to, if not into the model: it takes room between them.
 
     """
 
@@ -47,6 +48,7 @@ class Budget:
     metric: str | None = None
     max_drop: float | None = None
     max_size: int | None = None
+    data_file: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse half of a limit, and one that is no number."""
@@ -98,12 +100,13 @@ def settle(variants: Variants, budget: Budget) -> Settled:
     settled = settle_accuracy(variants, budget)
     if budget.max_size is None:
         return settled
-    choices = shrink(variants, settled.choices, budget.max_size)
+    choices = shrink(variants, settled.choices, budget.max_size, budget.data_file)
     if budget.metric is not None and choices != settled.choices:
         meets = _Meets(variants.baseline, variants.samples, budget)
         if not meets(variants.model(choices)):
             raise CheckFailed(f"no choice of nodes that is small enough meets the budget: {meets.last}", RAISE)
-    return replace(settled, choices=choices, correct=fits_corrected(variants, choices, budget.max_size))
+    correct = fits_corrected(variants, choices, budget.max_size, budget.data_file)
+    return replace(settled, choices=choices, correct=correct)
 
 
 def settle_accuracy(variants: Variants, budget: Budget) -> Settled:

@@ -10,6 +10,7 @@ from onnxq.budget import Budget, Settled, settle
 from onnxq.correction import corrected
 from onnxq.errors import CheckFailed, DataError, ModelError, NothingToQuantize
 from onnxq.ir import Model, load, parse, save
+from onnxq.ir.files import data_path, needs_external_data
 from onnxq.judge import Split
 from onnxq.large import carry_out_large, is_large
 from onnxq.layerwise import with_layers
@@ -112,11 +113,12 @@ def quantize(
         ready = prepare(source, recipe, with_data=with_data, exclude=exclude, only=only, fast=fast, most=most)
         given = open_data(ready.model, data, samples, sample_limit)
         ready = timed(ready, given, timing, watch, most)
+        budget = replace(budget, data_file=data_path(target).name) if external_data else budget
         check_plan(ready, with_data=with_data or dry_run)
         if dry_run:
             return planned(ready)
         result = carry_out(ready, given, stats, watch, budget, detailed=detailed and not fast, scratch=target.parent)
-        result = accepted(result, budget, target, accept, external=bool(external_data))
+        result = accepted(result, budget, target, accept)
         return written(result, target, watch, force=force, external_data=external_data)
 
 
@@ -251,15 +253,13 @@ def accepted(
     budget: Budget,
     target: Path,
     accept: Callable[[Quantized], Mapping[str, str]] | None,
-    *,
-    external: bool,
 ) -> Quantized:
     """Hold a result against the budget, ask the caller about it, and put what he has to say into its metadata.
 
     The size that the budget allows is that without the caller's entries, which he has left room for.
     """
     check_budget(result.report, budget, target)
-    check_size(result, budget.max_size, target, external=external)
+    check_size(result, budget, target)
     if accept is not None:
         result.model.metadata.update(accept(result))
         result = result if result.encoded is None else replace(result, encoded=result.model.serialize())
@@ -282,9 +282,12 @@ def check_budget(report: Report, budget: Budget, target: Path) -> None:
         )
 
 
-def check_size(result: Quantized, most: int | None, target: Path, *, external: bool) -> None:
+def check_size(result: Quantized, budget: Budget, target: Path) -> None:
     """Refuse a result that takes more bytes than the caller allows."""
-    size = 0 if most is None else written_bytes(result.model, result.encoded, external=external)
+    most, data_file = budget.max_size, budget.data_file
+    if needs_external_data(result.model):
+        data_file = data_path(target).name
+    size = 0 if most is None else written_bytes(result.model, result.encoded, data_file)
     if most is not None and size > most:
         raise CheckFailed(
             f"{target} was not written: it would have {size:,} bytes, {most:,} are allowed",

@@ -19,7 +19,7 @@ from onnx import TensorProto
 from onnxq.correction import bias_adder, shift_biases
 from onnxq.errors import CheckFailed
 from onnxq.ir import Model, Node, Value
-from onnxq.ir.files import EXTERNAL_ALIGNMENT, needs_external_data
+from onnxq.ir.files import external_chunks
 from onnxq.ir.wire import length
 from onnxq.ops.family import MINIMUM_STORED_ELEMENTS, Decline
 from onnxq.quant.decision import Choice, Choices, Decision
@@ -48,13 +48,14 @@ class Smaller:
     saved: float
 
 
-def shrink(variants: Variants, choices: Choices, most: int) -> Choices:
+def shrink(variants: Variants, choices: Choices, most: int, data_file: str | None = None) -> Choices:
     """Store weights in fewer bits until the file is small enough.
 
     Args:
         variants: What is tried; learns the codes of weights of 4 bit.
         choices: What is settled already; a weight that is to be smaller overrules that.
         most: Bytes that the file may have.
+        data_file: Name of the file that the weights go to, if not into the model.
 
     Returns:
         All choices.
@@ -63,7 +64,7 @@ def shrink(variants: Variants, choices: Choices, most: int) -> Choices:
         CheckFailed: Even the smallest file is too large.
 
     """
-    smallest = file_bytes(variants, choices)
+    smallest = file_bytes(variants, choices, data_file)
     if smallest <= most:
         return choices
     for list_moves in (_to_eight_bits, _to_four_bits):
@@ -71,27 +72,31 @@ def shrink(variants: Variants, choices: Choices, most: int) -> Choices:
         if not moves:
             continue
         everything = _joined(choices, moves)
-        size = file_bytes(variants, everything)
+        size = file_bytes(variants, everything, data_file)
         if size > most:
             smallest, choices = min(smallest, size), everything
             continue
         variants.learn_codes(everything)
         ranked = _ranked(variants, choices, moves)
-        return _joined(choices, shortest(ranked, partial(_fits, variants, choices, most)))
+        return _joined(choices, shortest(ranked, partial(_fits, variants, choices, most, data_file)))
     raise CheckFailed(f"the smallest file that is possible has {smallest:,} bytes, {most:,} are allowed", SMALLER)
 
 
-def _fits(variants: Variants, choices: Choices, most: int, moves: Sequence[Smaller]) -> bool:
-    return file_bytes(variants, _joined(choices, moves)) <= most
+def _fits(variants: Variants, choices: Choices, most: int, data_file: str | None, moves: Sequence[Smaller]) -> bool:
+    return file_bytes(variants, _joined(choices, moves), data_file) <= most
 
 
-def file_bytes(variants: Variants, choices: Choices, change: Callable[[Model], object] | None = None) -> int:
-    """Give the size of the model file that some choices lead to, its weights inside."""
-    model = stamp(variants.model(choices, change), variants.ready)
-    return length(model.chunks(verbatim=False))
+def file_bytes(
+    variants: Variants,
+    choices: Choices,
+    data_file: str | None = None,
+    change: Callable[[Model], object] | None = None,
+) -> int:
+    """Give the size of the model that some choices lead to, with its weights in a file of that name or inside."""
+    return written_bytes(stamp(variants.model(choices, change), variants.ready), None, data_file)
 
 
-def fits_corrected(variants: Variants, choices: Choices, most: int) -> bool:
+def fits_corrected(variants: Variants, choices: Choices, most: int, data_file: str | None = None) -> bool:
     """Whether the file stays small enough if every layer gets a bias of its own."""
     shifts = {}
     for decision in variants.settled(choices)[0].plan.decisions:
@@ -100,15 +105,14 @@ def fits_corrected(variants: Variants, choices: Choices, most: int) -> bool:
         channels = output.shape[1 if adder.op_type == "Conv" else -1] if adder and output and output.shape else None
         if adder is not None and isinstance(channels, int):
             shifts[node_key(adder)] = np.zeros(channels, np.float32)
-    return file_bytes(variants, choices, lambda model: shift_biases(model, shifts)) <= most
+    return file_bytes(variants, choices, data_file, lambda model: shift_biases(model, shifts)) <= most
 
 
-def written_bytes(model: Model, encoded: bytes | None, *, external: bool) -> int:
-    """Give what a model takes on disk; with its weights outside the most that it can take, space between included."""
-    size = length(model.chunks(verbatim=False)) if encoded is None else len(encoded)
-    if not external and not needs_external_data(model):
-        return size
-    return size + sum(EXTERNAL_ALIGNMENT for _ in model.initializers())
+def written_bytes(model: Model, encoded: bytes | None, data_file: str | None) -> int:
+    """Give what a model takes on disk, its weights inside or in a file of that name, with the space between them."""
+    if data_file is not None:
+        return sum(length(chunks) for chunks in external_chunks(model, data_file))
+    return length(model.chunks(verbatim=False)) if encoded is None else len(encoded)
 
 
 def _to_eight_bits(variants: Variants, choices: Choices) -> list[Smaller]:

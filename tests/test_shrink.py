@@ -70,6 +70,22 @@ def test_a_file_that_is_small_enough_is_the_same_as_without_a_limit(model, tmp_p
     assert (tmp_path / "q.onnx").read_bytes() == (tmp_path / "free.onnx").read_bytes()
 
 
+def test_weights_in_a_file_of_their_own_keep_to_the_limit_together_with_the_model(model, tmp_path):
+    """What stands between weights of their own file counts to the byte, and is worked towards."""
+    eight, target = tmp_path / "eight.onnx", tmp_path / "q.onnx"
+    whole = quantize(model, output=eight, external_data=True).output_bytes
+    quantize(model, output=target, external_data=True, budget=Budget(max_size=whole))
+    assert counts(target)["int8"] == LAYERS
+    with pytest.raises(CheckFailed, match="smallest file that is possible") as refusal:
+        quantize(model, output=tmp_path / "no.onnx", external_data=True, budget=Budget(max_size=20_000))
+    smallest = int(re.search(r"has ([\d,]+) bytes", refusal.value.message)[1].replace(",", ""))
+    assert smallest < whole
+    for limit in (whole - 1, smallest):
+        report = quantize(model, output=target, external_data=True, budget=Budget(max_size=limit), force=True)
+        assert report.output_bytes == sum(path.stat().st_size for path in (target, tmp_path / "q.onnx.data")) <= limit
+    assert counts(target)["int4"] == LAYERS
+
+
 @pytest.mark.parametrize("given", [None, samples()], ids=["without data", "with data"])
 def test_a_limit_that_cannot_be_met_is_refused_with_the_least_that_can(model, tmp_path, given):
     target = tmp_path / "q.onnx"

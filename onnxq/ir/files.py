@@ -168,6 +168,17 @@ def _save_external(model: Model, path: Path, *, force: bool) -> list[Path]:
         raise OutputError(
             f"{weights} exists already", "Use --force to replace it, or choose another place with --output."
         )
+    blocks, chunks = external_chunks(model, weights.name)
+    if length(chunks) > PROTOBUF_LIMIT:
+        raise ModelError(
+            f"{model.name} is too large: even without weights it has {length(chunks)} bytes", "Split the model."
+        )
+    write_together({weights: blocks, path: chunks})
+    return [path, weights]
+
+
+def external_chunks(model: Model, location: str) -> tuple[list[Chunk], list[Chunk]]:
+    """Encode the weights of a model for a file of that name, and the model for one beside it."""
     blocks: list[Chunk] = []
     written = 0
 
@@ -181,13 +192,8 @@ def _save_external(model: Model, path: Path, *, force: bool) -> list[Path]:
         blocks.extend((bytes(padding), Pending(tensor.nbytes, tensor.raw)))
         written += padding + tensor.nbytes
         return tensor.encode_external(
-            value.name, number=GRAPH_INITIALIZER, location=weights.name, offset=written - tensor.nbytes
+            value.name, number=GRAPH_INITIALIZER, location=location, offset=written - tensor.nbytes
         )
 
     chunks = model.chunks(external, verbatim=False)
-    if length(chunks) > PROTOBUF_LIMIT:
-        raise ModelError(
-            f"{model.name} is too large: even without weights it has {length(chunks)} bytes", "Split the model."
-        )
-    write_together({weights: blocks, path: chunks})
-    return [path, weights]
+    return blocks, chunks

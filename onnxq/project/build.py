@@ -13,7 +13,7 @@ from onnxq.budget import Budget
 from onnxq.comparison import Comparison
 from onnxq.errors import CheckFailed, InvalidResult, OnnxqError
 from onnxq.ir import Model, infer_types, load
-from onnxq.ir.files import needs_external_data
+from onnxq.ir.files import data_path, needs_external_data
 from onnxq.ir.passes import normalise
 from onnxq.ir.protos import MODEL_METADATA
 from onnxq.ir.wire import entry_field
@@ -102,7 +102,8 @@ def _build_one(entry: Entry, *, force: bool, observer: Observer) -> Built:
         encoded = None if outside else result.encoded
         entries = record(wanted, encoded, comparison)
         recorded = sum(len(entry_field(MODEL_METADATA, *item)) for item in entries.items())
-        _refuse_size(entry, written_bytes(result.model, encoded, external=outside), recorded)
+        data_file = data_path(entry.quantized).name if outside else None
+        _refuse_size(entry, written_bytes(result.model, encoded, data_file), recorded)
         return entries
 
     try:
