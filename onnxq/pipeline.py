@@ -80,7 +80,7 @@ def quantize(
     accept: Callable[[Quantized], Mapping[str, str]] | None = None,
     observer: Observer | None = None,
 ) -> Report:
-    """Quantize a model, check the result, and write it.
+    """Quantize a model, check the result, and write it; where OnnxqError is raised, nothing was written.
 
     Args:
         model: Path of a float ONNX model.
@@ -102,21 +102,18 @@ def quantize(
         accept: Asked before anything is written: raises to refuse the result, or gives entries for its metadata.
         observer: Told about each step.
 
-    Raises:
-        OnnxqError: See `onnxq.errors`; nothing was written then.
-
     """
     watch, target = observer or Silent(), Path(output or default_output(Path(model)))
     with uncollected():
         with_data, most = bool(data) or samples is not None or stats is not None, budget.max_size
-        source = load_float(model, watch, target, force=force, reads=(*data, stats, recipe, timing.path), plan=dry_run)
+        source = load_float(model, watch, target, timing, force=force, reads=(*data, stats, recipe), plan=dry_run)
         ready = prepare(source, recipe, with_data=with_data, exclude=exclude, only=only, fast=fast, most=most)
         given = open_data(ready.model, data, samples, sample_limit)
         ready = timed(ready, given, timing, watch, most)
-        budget = replace(budget, data_file=data_path(target).name) if external_data else budget
         check_plan(ready, with_data=with_data or dry_run)
         if dry_run:
             return planned(ready)
+        budget = replace(budget, data_file=data_path(target).name) if external_data else budget
         result = carry_out(ready, given, stats, watch, budget, detailed=detailed and not fast, scratch=target.parent)
         result = accepted(result, budget, target, accept)
         return written(result, target, watch, force=force, external_data=external_data)
@@ -126,14 +123,16 @@ def load_float(
     path: str | Path,
     watch: Observer,
     target: Path,
+    timing: Timing = NO_TIMING,
     *,
     force: bool = False,
     reads: Iterable[object] = (),
     plan: bool = False,
 ) -> Model:
-    """Load a model and refuse what onnxq has made, or, unless only to `plan`, a target in the way or among `reads`."""
+    """Load a model and refuse what onnxq has made, and files to write that are in the way or read; see `quantize`."""
+    timing.check(target, (path, *reads))
     if not plan:
-        check_target(Path(path), target, force=force, reads=reads)
+        check_target(Path(path), target, force=force, reads=(*reads, timing.path))
     watch.step("load")
     model = load(path)
     refuse_own_output(model)
@@ -284,9 +283,8 @@ def check_budget(report: Report, budget: Budget, target: Path) -> None:
 
 def check_size(result: Quantized, budget: Budget, target: Path) -> None:
     """Refuse a result that takes more bytes than the caller allows."""
-    most, data_file = budget.max_size, budget.data_file
-    if needs_external_data(result.model):
-        data_file = data_path(target).name
+    most = budget.max_size
+    data_file = data_path(target).name if needs_external_data(result.model) else budget.data_file
     size = 0 if most is None else written_bytes(result.model, result.encoded, data_file)
     if most is not None and size > most:
         raise CheckFailed(

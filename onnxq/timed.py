@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnxq.errors import DataError
+from onnxq.errors import DataError, OutputError
 from onnxq.ir import check_output
 from onnxq.ir.atomic import write_together
+from onnxq.ir.files import data_path
 from onnxq.observer import Observer
 from onnxq.quant.benchmark import benchmark, sample_shapes
 from onnxq.quant.samples import Samples
@@ -35,10 +36,13 @@ class Timing:
     path: Path | None = None
     force: bool = False
 
-    def check(self) -> None:
-        """Refuse a file that is in the way, before any work is done; raises OutputError."""
-        if self.benchmark and self.path is not None:
-            check_output(self.path, force=self.force, option="--timings")
+    def check(self, target: Path | None = None, reads: Iterable[object] = ()) -> None:
+        """Refuse a file that is in the way, is read, or is what the model goes to; raises OutputError."""
+        if not self.benchmark or self.path is None:
+            return
+        check_output(self.path, force=self.force, reads=reads, option="--timings")
+        if target is not None and self.path.resolve() in (target.resolve(), data_path(target).resolve()):
+            raise OutputError(f"{self.path} is where the model goes", "Choose another place with --timings.")
 
 
 def timed(ready: Prepared, given: Samples | None, timing: Timing, watch: Observer, most: int | None = None) -> Prepared:

@@ -134,6 +134,20 @@ def test_what_a_benchmark_writes_gives_the_same_bytes(model, tmp_path):
         quantize(model, output=tmp_path / "c.onnx", samples=samples(), timing=first)
 
 
+def test_times_are_never_written_over_what_is_read_or_the_model(model, tmp_path):
+    """They were: a calibration file, a recipe and the float model itself were lost to `--force`."""
+    data, recipe, output = tmp_path / "c.npz", tmp_path / "r.toml", tmp_path / "q.onnx"
+    np.savez(data, x=np.stack([sample["x"] for sample in samples()]))
+    recipe.write_text('scheme = "auto"')
+    before = {path: path.read_bytes() for path in (data, recipe, model)}
+    for path in (data, recipe, model, output, tmp_path / "q.onnx.data"):
+        with pytest.raises(OutputError, match=r"is a file that is to be read|is where the model goes") as refusal:
+            quantize(model, recipe, output=output, data=[data], timing=Timing(True, path, force=True), force=True)
+        assert refusal.value.hint == "Choose another place with --timings."
+    assert {path: path.read_bytes() for path in before} == before
+    assert not output.exists()
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
