@@ -162,12 +162,16 @@ class Quantized:
         pairs = zip(self.float_run(feeds), self.run(feeds, level), strict=True)
         return min(sqnr(expected, got) for expected, got in pairs)
 
-    def optimized(self) -> Counter[str]:
-        """Operators of the graph that onnxruntime makes of the model."""
+    def optimized_proto(self) -> onnx.ModelProto:
+        """The graph that onnxruntime makes of the model."""
         with tempfile.TemporaryDirectory() as folder:
             path = str(Path(folder) / "optimized.onnx")
             session(self.data, ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED, path)
-            return count_ops(onnx.load(path))
+            return onnx.load(path)
+
+    def optimized(self) -> Counter[str]:
+        """Operators of that graph."""
+        return count_ops(self.optimized_proto())
 
 
 def sqnr(expected: np.ndarray, got: np.ndarray) -> float:

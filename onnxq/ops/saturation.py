@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnxq.ir import Node
+from onnxq.ops.scheme import Scheme
+
 MOST = 128
 SAFE_BITS = 7  # codes to ±63: no two of them exceed 126
 SLAB = 1 << 22  # pairs at a time
@@ -58,3 +61,15 @@ def saturating_pairs(rows: np.ndarray) -> int:
             # of two weights of different sign, only one counts at a time, and 255 · 128 fits
             count += int((np.abs(block[0::2] + block[1::2]) > MOST).sum())
     return count
+
+
+def could_saturate(node: Node, codes: np.ndarray, scheme: Scheme) -> bool:
+    """Whether products of a node with its weight could saturate, be it read as int8 beside codes of 8 bits."""
+    if node.op_type not in ("MatMul", "Gemm", "Conv"):
+        return False
+    as_uint8 = scheme.name == "dynamic-int8" and node.op_type == "Conv"
+    if scheme.name not in ("static-int8", "dynamic-int8") or as_uint8 or scheme.bits > 8:
+        return False
+    transposed, group = bool(node.attribute("transB", 0)), node.attribute("group", 1)
+    rows = inner_rows(node.op_type, codes, transposed=transposed, group=group)
+    return rows is not None and saturating_pairs(rows) > 0

@@ -12,14 +12,13 @@ from onnx import TensorProto
 
 from onnxq.ir import ArrayTensor, Graph, Node, Patch, Tensor, Value
 from onnxq.ops.family import Form
-from onnxq.ops.saturation import SAFE_BITS, inner_rows, saturating_pairs
+from onnxq.ops.saturation import SAFE_BITS, could_saturate
 from onnxq.ops.scheme import Scheme
 from onnxq.quant.activations import array_qparams
+from onnxq.quant.pitfalls import pool_to_keep_float
 from onnxq.quant.plan import Plan
 from onnxq.quant.qparams import CODE_TYPES, QParams
 from onnxq.quant.weights import Coding, Weights
-
-DYNAMIC = "DynamicQuantizeLinear"
 
 
 class Shared:
@@ -93,7 +92,11 @@ class QuantizingPatch(Patch):
     def dynamic(self, value: Value) -> tuple[Value, Value, Value]:
         """Quantize an activation at run time: uint8 codes, scale, zero point, shared by readers in this scope."""
         hints = [f"{value.name}_{what}" for what in ("quantized", "scale", "zero_point", "QuantizeLinear")]
-        made = self.once(value, "dynamic", lambda: tuple(self.node(DYNAMIC, [value], outputs=hints[:3], name=hints[3])))
+        made = self.once(
+            value,
+            "dynamic",
+            lambda: tuple(self.node("DynamicQuantizeLinear", [value], outputs=hints[:3], name=hints[3])),
+        )
         return made[0], made[1], made[2]
 
     def once(self, value: Value, form: str, make: Callable[[], tuple[Value, ...]]) -> tuple[Value, ...]:
@@ -190,22 +193,11 @@ class QuantizingPatch(Patch):
         weights = self._shared.weights
         coding = Coding(axes, scheme.weight_bits, block_size)
         coded = weights.codes(weight, coding, minimum, self._label)
-        if scheme.reduce_range and self._saturates(weight, coded[0], scheme):
+        node = self.anchor if scheme.reduce_range else None
+        if node is not None and weight in node.inputs[1:2] and could_saturate(node, coded[0], scheme):
             weights.reduced[self._label] = None
             return weights.codes(weight, replace(coding, bits=SAFE_BITS), minimum, self._label)
         return coded
-
-    def _saturates(self, weight: Value, codes: np.ndarray, scheme: Scheme) -> bool:
-        """Whether products with a weight could saturate, be it read as int8 beside codes of 8 bits."""
-        node = self.anchor
-        if node is None or weight is not node.inputs[1] or node.op_type not in ("MatMul", "Gemm", "Conv"):
-            return False
-        as_uint8 = scheme.name == "dynamic-int8" and node.op_type == "Conv"
-        if scheme.name not in ("static-int8", "dynamic-int8") or as_uint8 or scheme.bits > 8:
-            return False
-        transposed, group = bool(node.attribute("transB", 0)), node.attribute("group", 1)
-        rows = inner_rows(node.op_type, codes, transposed=transposed, group=group)
-        return rows is not None and saturating_pairs(rows) > 0
 
     def stored(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme, block_size: int = 0) -> Value:
         """Give a float weight that the file holds in 8 or 4 bit, one for all readers."""
@@ -220,10 +212,9 @@ class QuantizingPatch(Patch):
             if scheme.weight_bits == 4:
                 codes = codes.astype(ml_dtypes.int4)
             there = self._at(weight.graph)
-            if block_size:
-                self._shared.stored[key] = there._blocks(codes, scales, reduce[0], block_size, weight.name, scheme)
-            else:
-                self._shared.stored[key] = there._stored(codes, scales, weight.name, scheme)
+            blocks = (codes, scales, reduce[0], block_size, weight.name, scheme)
+            made = there._blocks(*blocks) if block_size else there._stored(codes, scales, weight.name, scheme)
+            self._shared.stored[key] = made
         return self._shared.stored[key]
 
     def _stored(self, codes: np.ndarray, scales: np.ndarray, name: str, scheme: Scheme) -> Value:
@@ -285,13 +276,16 @@ class QuantizingPatch(Patch):
         """Quantize what stands for a value in this scope: codes, scale and zero point."""
 
         def make() -> tuple[Value, ...]:
-            owner = self._shared.plan.scale_owner(value)
+            plan, read = self._shared.plan, source
+            owner = plan.scale_owner(value)
+            scheme = plan.range_settings(owner)
             scale, zero = (np.asarray(number).reshape(()) for number in self._shared.qparams[owner])
             scales = self.constant(scale.astype(np.float32), f"{owner.name}_scale")
             zeros = self.constant(zero, f"{owner.name}_zero_point")
-            scheme = self._shared.plan.range_settings(owner)
-            codes = self._quantizing("QuantizeLinear", (source, scales, zeros), f"{value.name}_quantized", scheme)
-            return codes, scales, zeros
+            if scheme.target == "cpu" and pool_to_keep_float(value, plan):
+                read = self.op("Max", source, hint=f"{value.name}_kept")
+            inputs = (read, scales, zeros)
+            return self._quantizing("QuantizeLinear", inputs, f"{value.name}_quantized", scheme), scales, zeros
 
         return self.once(value, "codes", make)
 

@@ -1,4 +1,4 @@
-"""Which nodes must stay out of 8 bit because onnxruntime breaks a node behind them.
+"""Which nodes must stay out of 8 bit because onnxruntime breaks a node behind them, and what it would make slow.
 
 An integer Conv works channels last. onnxruntime puts Transposes around it and moves them on through the nodes behind,
 and of some of these it then permutes the wrong numbers (1.31.1, `transpose_optimizer`): the pads of a Pad with `axes`,
@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from onnxq.ir import Graph, Node, Value
+from onnxq.ops.integer_domain import MOVERS
+from onnxq.quant.decision import Plan
 
 SCALING = ("QuantizeLinear", "DequantizeLinear")
 # They fix the layout of what they give, whatever comes in: no Transpose is moved through them.
@@ -62,3 +64,20 @@ def endangering(graph: Graph, candidates: Iterable[Node]) -> dict[Node, str]:
         if culprit is not None and (culprit is node or node.op_type not in BARRIERS):
             culprits.update((value, culprit) for value in node.inputs if value is not None)
     return found
+
+
+def pool_to_keep_float(value: Value, plan: Plan) -> Node | None:
+    """Find the float MaxPool in front of which onnxruntime would move the QuantizeLinear of a value.
+
+    It does so where nobody else reads what is pooled (1.31, `qdq_propagation.cc`), also across nodes that move values.
+    Then it pools codes, for which it has no fast kernel unless a QLinearConv has made them: a network of a millisecond
+    became twice as slow. It moves nothing across a Max, be it one of a single input, which only copies.
+    """
+    pool = value.producer
+    while pool is not None and pool.op_type in MOVERS and not pool.domain and pool.inputs[0] is not None:
+        read = pool.inputs[0]
+        pool = read.producer if len(read.uses) == 1 else None
+    if pool is None or pool.op_type != "MaxPool" or pool.domain or pool in plan.outputs:
+        return None
+    maker = pool.inputs[0].producer if pool.inputs[0] is not None else None
+    return None if maker is not None and plan.absorbed.get(maker, maker) in plan.outputs else pool

@@ -235,7 +235,7 @@ def _absorbable(clamp: Node, decided: dict[Node, Decision], recipe: Recipe) -> b
     if source is None or source.producer is None or len(source.uses) != 1 or source.is_output:
         return False
     maker = decided.get(source.producer)
-    if maker is None or maker.form is None or not maker.form.output or maker.form.passive:
+    if maker is None or maker.form is None or not maker.form.output or maker.form.same_scale:
         return False
     return clamp_bounds(Site(clamp, maker.settings or Scheme(), 1)) is not None
 

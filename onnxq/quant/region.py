@@ -175,19 +175,10 @@ def _borders(
         flow.edge(reader, into, INFINITE)
     flow.edge(into, maker, costs.border(elements, into_integers=True))
     pool = value.producer
-    if pool is not None and pool.op_type == "MaxPool" and len(value.uses) == 1 and not value.is_output:
+    if pool is not None and pool.op_type == "MaxPool" and not pool.domain:  # see `pool_to_keep_float`
         read = pool.inputs[0].producer if pool.inputs[0] is not None else None
         before = places[read] if read is not None and read in places and forms_output(read, forms, merged) else 1
-        flow.edge(into, before, _pooling_of_codes(pool, elements, costs))
-
-
-def _pooling_of_codes(pool: Node, windows: int, costs: Costs) -> float:
-    """Give what onnxruntime adds where it moves a conversion behind a float MaxPool in front of it.
-
-    Then it pools codes, and where no QLinearConv has made these, it has no fast kernel for that.
-    """
-    visited = windows * math.prod(pool.attribute("kernel_shape", ()))
-    return costs.elementwise("MaxPool", visited)[1] - node_times(pool, costs)[0]
+        flow.edge(into, before, costs.elementwise("Max", elements)[0] + costs.borders["node"])
 
 
 def _reader(node: Node, slot: int, places: Mapping[Node, int], forms: Mapping[Node, Form]) -> int:

@@ -105,7 +105,7 @@ class Costs:
     def border(self, elements: int, *, into_integers: bool) -> float:
         """Give the time of crossing between float and 8 bit: the conversion, and the change of layout around a Conv."""
         kind = "QuantizeLinear" if into_integers else "DequantizeLinear"
-        return (self.borders[kind] + self.borders["Transpose"]) * elements + self.borders["node"]
+        return (self.borders[kind] + self.borders["Transpose"]) * elements + self.borders["conversion"]
 
     def _interpolate(self, name: str, point: tuple[int, ...]) -> tuple[float, float]:
         """Interpolate linearly in the logarithms of sizes and times; outside the table its edges are continued.

@@ -9,13 +9,12 @@ around a kernel nor other work on the machine is counted. Times are nanoseconds.
 from __future__ import annotations
 
 import sys
-import time
 from itertools import product
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime as ort
+from measure_nodes import clamp, conv_model, conversion_time, elementwise, max_pooling, node_time
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.ir import infer_types, parse
@@ -24,7 +23,6 @@ from onnxq.quant.plan import make_plan
 from onnxq.quant.recipe import load_recipe
 from onnxq.quant.rewrite import rewrite
 
-RUNS = 40
 POINTWISE = ((8, 32, 128, 512), (8, 32, 128, 512), (7, 28, 112))
 SPATIAL = ((3, 16, 64, 256), (16, 64, 256), (7, 28, 112))
 MATMUL = ((1, 4, 16, 64, 256), (64, 256, 1024), (64, 256, 1024))
@@ -34,48 +32,6 @@ STEPS = 64
 CLAMPS_NOTE = (
     "# nanoseconds per element behind a float Conv: its kernel does a Relu on the way, and a Clip in a pass of its own"
 )
-CLAMPED = ((32, 128, 1, 28, 1), (128, 32, 1, 28, 1), (64, 64, 3, 56, 64), (16, 64, 3, 28, 1))
-TURNS = 5
-
-
-def conv_model(channels: int, filters: int, kernel: int, side: int, group: int, *, quantized: bool) -> bytes:
-    """A Conv in the middle of two Relus, in float or with Q/DQ pairs around it."""
-    random = np.random.default_rng(0)
-    weight = random.standard_normal((filters, channels // group, kernel, kernel)).astype(np.float32)
-    bias = np.zeros(filters, np.float32)
-    one, zero = np.float32(0.05), np.uint8(128)
-    constants = {"scale": np.array(one), "zero": np.array(zero)}
-    attributes = {"kernel_shape": [kernel] * 2, "pads": [kernel // 2] * 4, "group": group}
-    if quantized:
-        scales = np.full(filters, 0.02, np.float32)
-        constants |= {
-            "w8": np.clip(np.rint(weight / 0.02), -127, 127).astype(np.int8),
-            "ws": scales,
-            "wz": np.zeros(filters, np.int8),
-            "b32": bias.astype(np.int32),
-            "bs": scales * one,
-        }
-        nodes = [
-            helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["xq"]),
-            helper.make_node("DequantizeLinear", ["xq", "scale", "zero"], ["xd"]),
-            helper.make_node("DequantizeLinear", ["w8", "ws", "wz"], ["w"], axis=0),
-            helper.make_node("DequantizeLinear", ["b32", "bs"], ["b"], axis=0),
-            helper.make_node("Conv", ["xd", "w", "b"], ["c"], **attributes),
-            helper.make_node("QuantizeLinear", ["c", "scale", "zero"], ["cq"]),
-            helper.make_node("DequantizeLinear", ["cq", "scale", "zero"], ["y"]),
-        ]
-    else:
-        constants |= {"w": weight, "b": bias}
-        nodes = [helper.make_node("Conv", ["x", "w", "b"], ["y"], **attributes)]
-    graph = helper.make_graph(
-        nodes,
-        "conv",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, channels, side, side])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, filters, side, side])],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return model.SerializeToString()
 
 
 def measure(
@@ -130,9 +86,13 @@ def main() -> None:
     for kind in ("QuantizeLinear", "DequantizeLinear", "Transpose"):
         costs = [rest[kind] / (size / 2 * (2 if kind == "Transpose" else 1)) for size, rest in large if rest.get(kind)]
         out.append(f"{kind} = {np.median(costs) if costs else 0.0:.4f}")
-    out.append(f"node = {node_time():.0f}  # nanoseconds for one more node, however small its tensor")
+    node, conversion = node_time(), conversion_time()
+    out.append(f"node = {node:.0f}  # nanoseconds for one more node, however small its tensor")
+    sentence = f"for a conversion and the changes of layout on both sides of it: {conversion / node:.1f} nodes"
+    out.append(f"conversion = {conversion:.0f}  # {sentence}")
     out += ["", *row_table(), "", "[elementwise]", "# nanoseconds per element of the first input: float, integer"]
-    out += [f"{kind} = {elementwise(kind)}" for kind in ("Add", "Mul", "Concat", "MaxPool", "AveragePool", "LeakyRelu")]
+    kinds = ("Add", "Mul", "Concat", "AveragePool", "LeakyRelu")
+    out += [f"{kind} = {elementwise(kind)}" for kind in kinds] + [f"MaxPool = {max_pooling()}"]
     out += ["", "[clamps]", CLAMPS_NOTE, *(f"{kind} = {clamp(kind)}" for kind in ("Relu", "Clip"))]
     target.write_text("\n".join(out) + "\n")
 
@@ -248,74 +208,6 @@ def row_table(runs: int = 5) -> list[str]:
     window = (whole - made * 64 * rows - read / 2 * channels * length) / (rows * channels * positions)
     lines = ["[rows]", "# a scale for every row: nanoseconds beside the product, per element"]
     return [*lines, *(f"{key} = {value:.4f}" for key, value in (("read", read), ("made", made), ("window", window)))]
-
-
-def node_time(length: int = 400) -> float:
-    """Give the time of one more node on a tiny tensor in nanoseconds, without the profiler, which costs more itself."""
-    nodes = [helper.make_node("Softsign", [f"v{i}"], [f"v{i + 1}"]) for i in range(length)]
-    tensor = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("v0", f"v{length}")]
-    graph = helper.make_graph(nodes, "chain", tensor[:1], tensor[1:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    feeds = {"v0": np.ones(4, np.float32)}
-    times = []
-    for _ in range(RUNS):
-        start = time.perf_counter_ns()
-        session.run(None, feeds)
-        times.append(time.perf_counter_ns() - start)
-    return min(times) / length
-
-
-def elementwise(kind: str) -> list[float]:
-    """Give the cost of an operator without weights per element, in float and between Q/DQ pairs."""
-    shape, two = [1, 64, 112, 112], kind in ("Add", "Mul", "Concat")
-    attributes = {"Concat": {"axis": 1}, "MaxPool": {"kernel_shape": [2, 2], "strides": [2, 2]}}
-    attributes["AveragePool"] = attributes["MaxPool"]
-    constants = {"scale": np.array(0.05, np.float32), "zero": np.array(128, np.uint8)}
-    inputs = ["x", "z"] if two else ["x"]
-    costs = []
-    for quantized in (False, True):
-        nodes = []
-        for name in inputs if quantized else ():
-            nodes.append(helper.make_node("QuantizeLinear", [name, "scale", "zero"], [f"{name}q"]))
-            nodes.append(helper.make_node("DequantizeLinear", [f"{name}q", "scale", "zero"], [f"{name}d"]))
-        reads = [f"{name}d" for name in inputs] if quantized else inputs
-        nodes.append(helper.make_node(kind, reads, ["r" if quantized else "y"], **attributes.get(kind, {})))
-        if quantized:
-            nodes.append(helper.make_node("QuantizeLinear", ["r", "scale", "zero"], ["rq"]))
-            nodes.append(helper.make_node("DequantizeLinear", ["rq", "scale", "zero"], ["y"]))
-        graph = helper.make_graph(
-            nodes,
-            kind,
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in inputs],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-            [numpy_helper.from_array(a, n) for n, a in constants.items()] if quantized else [],
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        feeds = {name: np.random.default_rng(2).standard_normal(shape).astype(np.float32) for name in inputs}
-        times = kernel_times(model.SerializeToString(), feeds)
-        compute = [time for op, time in times.items() if op not in ("QuantizeLinear", "DequantizeLinear", "Transpose")]
-        costs.append(round(float(sum(compute) / np.prod(shape)), 4))
-    return costs
-
-
-def clamp(kind: str) -> float:
-    """Give what a Relu or Clip behind a float Conv adds to its kernel per element, the median over some shapes."""
-    added = []
-    for channels, filters, kernel, side, group in CLAMPED:
-        proto = onnx.load_from_string(conv_model(channels, filters, kernel, side, group, quantized=False))
-        feeds = {"x": np.random.default_rng(1).standard_normal((1, channels, side, side)).astype(np.float32)}
-        alone = min(kernel_times(proto.SerializeToString(), feeds)["Conv"] for _ in range(TURNS))
-        conv = next(node for node in proto.graph.node if node.op_type == "Conv")
-        conv.output[0] = "before"
-        bounds = {"low": 0, "high": 6} if kind == "Clip" else {}
-        proto.graph.initializer.extend(numpy_helper.from_array(np.float32(b), name) for name, b in bounds.items())
-        proto.graph.node.append(helper.make_node(kind, ["before", *bounds], ["y"]))
-        behind = min(kernel_times(proto.SerializeToString(), feeds)["Conv"] for _ in range(TURNS))
-        added.append((behind - alone) / (filters * side**2))
-    return round(max(float(np.median(added)), 0.0), 4)
 
 
 def table(name: str, axes: dict[str, object], times: list[list[float]]) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import F, build, floats, node
+from helpers import F, build, floats, node, quantize_in_memory
 from onnx import TensorProto
 from verdict import judge
 
@@ -105,3 +105,39 @@ def test_products_that_meet_many_scales_of_the_model_stay_float() -> None:
     model = parse(proto.SerializeToString())
     infer_types(model)
     assert [found.name for found in endangering(model.graph, model.graph.nodes)] == ["scale", "input"]
+
+
+def behind_a_pool(*more: Any, reads: str = "p") -> Any:
+    """Conv of few channels and MaxPool, both float under `auto`, and two Convs that read what is pooled."""
+    nodes = [
+        node("Conv", "x w", "c", name="first", pads=[1] * 4),
+        node("MaxPool", "c", "p", kernel_shape=[2, 2], strides=[2, 2]),
+        *more,
+        node("Conv", f"{reads} v", "y", name="second", pads=[1] * 4),
+        node("Conv", f"{reads} u", "z", name="third"),
+    ]
+    weights = {"w": floats(32, 3, 3, 3), "v": floats(64, 32, 3, 3, seed=1), "u": floats(64, 32, 1, 1, seed=2)}
+    return build(nodes, {"x": [1, 3, 64, 64]}, ["y", "z"], weights)
+
+
+@pytest.mark.parametrize(
+    ("more", "reads"), [((), "p"), ((node("Transpose", "p", "t", perm=[0, 1, 3, 2]),), "t")], ids=["pool", "mover"]
+)
+def test_a_float_pool_stays_float_in_front_of_codes(more, reads):
+    made = quantize_in_memory(behind_a_pool(*more, reads=reads), "auto", [{"x": floats(1, 3, 64, 64)}])
+    assert {made.decision(name).scheme for name in ("second", "third")} == {"static-int8"}
+    assert made.ops["Max"] == 1
+    optimized = made.optimized_proto()
+    kind = {name: one.op_type for one in optimized.graph.node for name in one.output}
+    (pool,) = (one for one in optimized.graph.node if "MaxPool" in one.op_type)
+    assert pool.op_type == "MaxPool"
+    assert kind[pool.input[0]] == "Conv", "and not the codes of it"
+
+
+def test_a_pool_of_codes_needs_no_keeping():
+    recipe = load_recipe("static-int8")
+    made = quantize_in_memory(behind_a_pool(), recipe, [{"x": floats(1, 3, 64, 64)}])
+    assert made.decision("first").scheme == "static-int8"
+    assert made.ops["Max"] == 0
+    other = quantize_in_memory(behind_a_pool(), recipe.setting(target="generic"), [{"x": floats(1, 3, 64, 64)}])
+    assert other.ops["Max"] == 0

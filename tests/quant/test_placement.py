@@ -77,8 +77,8 @@ def codes_of(made: Quantized) -> set[str]:
 EXPECTED = {
     # Weighted operators read codes and give codes.
     "generic": (
-        {"c": "Qwb", "d": "Qw", "s": "QQ", "t": "f", "p": "f", "h": "f", "k": "Qw", "o": "Q", "y": "Qwb"},
-        {"absorbed": {"r"}, "static": {"c", "d", "k", "y"}},
+        {"c": "Qwb", "d": "Qw", "s": "QQ", "p": "Q", "h": "Q", "k": "Qw", "o": "Q", "y": "Qwb"},
+        {"absorbed": {"r", "t"}, "static": {"c", "d", "s", "p", "h", "k", "y"}},
     ),
     # All inputs of weighted operators and of the addition, no outputs, biases in float.
     "openvino": (

@@ -81,6 +81,28 @@ def test_an_addition_is_in_8_bit_where_a_conv_reads_its_float_operand_in_8_bit()
     assert made.sqnr({"x": x}, ALL) > 25
 
 
+@pytest.mark.parametrize("clamp", ["Relu", "Clip"])
+def test_a_clamp_behind_an_addition_is_absorbed_by_its_codes(clamp: str) -> None:
+    """Else every block of a residual network goes back to float, and to another layout, for its Add and Relu."""
+    weights = {name: floats(64, 64, 3, 3, seed=i, scale=1 / 24) for i, name in enumerate(["w0", "w1", "w2"])}
+    weights |= {"lo": np.float32(0), "hi": np.float32(1.5)}
+    nodes = [
+        node("Conv", "x w0", "a", name="first", pads=[1] * 4),
+        node("Conv", "a w1", "b", name="second", pads=[1] * 4),
+        node("Add", "a b", "s", name="add"),
+        node(clamp, "s lo hi" if clamp == "Clip" else "s", "r", name="clamp"),
+        node("Conv", "r w2", "y", name="last", pads=[1] * 4),
+    ]
+    x = floats(1, 64, 28, 28)
+    made = quantize_in_memory(build(nodes, {"x": [1, 64, 28, 28]}, ["y"], weights), "auto", [{"x": x}])
+    assert {d.scheme for d in made.plan.decisions} == {"static-int8"}
+    assert made.decision("clamp").reason == "absorbed by the quantized output of add"
+    assert made.ops[clamp] == 0
+    optimized = made.optimized()
+    assert (optimized["QLinearConv"], optimized["QLinearAdd"], optimized["QuantizeLinear"]) == (3, 1, 1)
+    assert made.sqnr({"x": x}, ALL) > 30
+
+
 def pooled(channels: list[int], side: int) -> dict[str, str | None]:
     """What Conv, Relu and MaxPool become, one after another."""
     nodes, weights = [], {}
@@ -93,13 +115,21 @@ def pooled(channels: list[int], side: int) -> dict[str, str | None]:
         ]
     made = build(nodes, {"x": [1, 3, side, side]}, [f"p{len(channels) - 1}"], weights)
     plan = make_plan(typed(made), load_recipe("auto"), with_data=True)
-    return {d.node.name: d.scheme for d in plan.decisions if d.node.op_type == "Conv"}
+    return {d.node.outputs[0].name: d.scheme for d in plan.decisions if d.node.op_type != "Relu" and d.scheme}
 
 
-def test_a_conv_behind_a_pooling_of_floats_is_not_worth_pooling_codes_for() -> None:
-    """onnxruntime converts in front of the pooling; eight times as slow as float was what came of it."""
-    assert pooled([16, 32], 128)["c1"] != "static-int8"
-    assert pooled([32, 64, 128], 64) == dict.fromkeys(["c0", "c1", "c2"], "static-int8")
+def test_a_pooling_of_floats_keeps_no_conv_out_of_8_bit() -> None:
+    assert pooled([8, 16], 32)["c1"] == "weight-int8"
+    assert pooled([16, 32], 128)["c1"] == "static-int8"
+
+
+def test_poolings_between_convs_are_in_8_bit() -> None:
+    assert pooled([32, 64, 128], 64) == {
+        "c0": "weight-int8",
+        "c1": "static-int8",
+        "p1": "static-int8",
+        "c2": "static-int8",
+    }
 
 
 @pytest.mark.parametrize(("clamp", "extra"), [("Relu", 0.0), ("Clip", 1.0)])

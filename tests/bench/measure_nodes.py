@@ -1,0 +1,165 @@
+"""Measure what stands around and between convolutions and products: for `measure_target.py`, whose tables it fills."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxq.quant.benchmark import kernel_times
+
+TURNS = 5
+RUNS = 40
+POOLED = {"kernel_shape": [2, 2], "strides": [2, 2]}
+CLAMPED = ((32, 128, 1, 28, 1), (128, 32, 1, 28, 1), (64, 64, 3, 56, 64), (16, 64, 3, 28, 1))
+
+
+def conv_model(channels: int, filters: int, kernel: int, side: int, group: int, *, quantized: bool) -> bytes:
+    """A Conv in the middle of two Relus, in float or with Q/DQ pairs around it."""
+    random = np.random.default_rng(0)
+    weight = random.standard_normal((filters, channels // group, kernel, kernel)).astype(np.float32)
+    bias = np.zeros(filters, np.float32)
+    one, zero = np.float32(0.05), np.uint8(128)
+    constants = {"scale": np.array(one), "zero": np.array(zero)}
+    attributes = {"kernel_shape": [kernel] * 2, "pads": [kernel // 2] * 4, "group": group}
+    if quantized:
+        scales = np.full(filters, 0.02, np.float32)
+        constants |= {
+            "w8": np.clip(np.rint(weight / 0.02), -127, 127).astype(np.int8),
+            "ws": scales,
+            "wz": np.zeros(filters, np.int8),
+            "b32": bias.astype(np.int32),
+            "bs": scales * one,
+        }
+        nodes = [
+            helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["xq"]),
+            helper.make_node("DequantizeLinear", ["xq", "scale", "zero"], ["xd"]),
+            helper.make_node("DequantizeLinear", ["w8", "ws", "wz"], ["w"], axis=0),
+            helper.make_node("DequantizeLinear", ["b32", "bs"], ["b"], axis=0),
+            helper.make_node("Conv", ["xd", "w", "b"], ["c"], **attributes),
+            helper.make_node("QuantizeLinear", ["c", "scale", "zero"], ["cq"]),
+            helper.make_node("DequantizeLinear", ["cq", "scale", "zero"], ["y"]),
+        ]
+    else:
+        constants |= {"w": weight, "b": bias}
+        nodes = [helper.make_node("Conv", ["x", "w", "b"], ["y"], **attributes)]
+    graph = helper.make_graph(
+        nodes,
+        "conv",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, channels, side, side])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, filters, side, side])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return model.SerializeToString()
+
+
+def node_time(length: int = 400) -> float:
+    """Give the time of one more node on a tiny tensor in nanoseconds, without the profiler, which costs more itself."""
+    return chain_time([[("Softsign", [], {})]] * length) / length
+
+
+def conversion_time(length: int = 100) -> float:
+    """Give the same for a conversion and a change of layout on each side of it: to codes, back to floats, in turn."""
+    there, back = {"perm": [0, 2, 3, 1]}, {"perm": [0, 3, 1, 2]}
+    into = [("Transpose", [], there), ("QuantizeLinear", ["scale", "zero"], {}), ("Transpose", [], back)]
+    out = [("Transpose", [], there), ("DequantizeLinear", ["scale", "zero"], {}), ("Transpose", [], back)]
+    return chain_time([into, out] * length) / (2 * length)
+
+
+def chain_time(steps: list[list[tuple[str, list[str], dict[str, object]]]]) -> float:
+    """Give the least time of a chain of operators on 32 numbers as it stands, not optimised, in nanoseconds."""
+    flat = [operator for step in steps for operator in step]
+    constants = {"scale": np.float32(0.05), "zero": np.uint8(128)}
+    nodes = [
+        helper.make_node(kind, [f"v{i}", *reads], [f"v{i + 1}"], **attributes)
+        for i, (kind, reads, attributes) in enumerate(flat)
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "chain",
+        [helper.make_tensor_value_info("v0", TensorProto.FLOAT, [1, 8, 2, 2])],
+        [helper.make_tensor_value_info(f"v{len(flat)}", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(constants[name], name) for name in sorted({name for _, c, _ in flat for name in c})],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    feeds = {"v0": np.ones((1, 8, 2, 2), np.float32)}
+    times = []
+    for _ in range(RUNS):
+        start = time.perf_counter_ns()
+        session.run(None, feeds)
+        times.append(time.perf_counter_ns() - start)
+    return min(times)
+
+
+def elementwise(kind: str) -> list[float]:
+    """Give the cost of an operator without weights per element, in float and between Q/DQ pairs."""
+    shape, two = [1, 64, 112, 112], kind in ("Add", "Mul", "Concat")
+    attributes = {"Concat": {"axis": 1}, "AveragePool": POOLED}
+    constants = {"scale": np.array(0.05, np.float32), "zero": np.array(128, np.uint8)}
+    inputs = ["x", "z"] if two else ["x"]
+    costs = []
+    for quantized in (False, True):
+        nodes = []
+        for name in inputs if quantized else ():
+            nodes.append(helper.make_node("QuantizeLinear", [name, "scale", "zero"], [f"{name}q"]))
+            nodes.append(helper.make_node("DequantizeLinear", [f"{name}q", "scale", "zero"], [f"{name}d"]))
+        reads = [f"{name}d" for name in inputs] if quantized else inputs
+        nodes.append(helper.make_node(kind, reads, ["r" if quantized else "y"], **attributes.get(kind, {})))
+        if quantized:
+            nodes.append(helper.make_node("QuantizeLinear", ["r", "scale", "zero"], ["rq"]))
+            nodes.append(helper.make_node("DequantizeLinear", ["rq", "scale", "zero"], ["y"]))
+        graph = helper.make_graph(
+            nodes,
+            kind,
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in inputs],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+            [numpy_helper.from_array(a, n) for n, a in constants.items()] if quantized else [],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        feeds = {name: np.random.default_rng(2).standard_normal(shape).astype(np.float32) for name in inputs}
+        times = kernel_times(model.SerializeToString(), feeds)
+        compute = [time for op, time in times.items() if op not in ("QuantizeLinear", "DequantizeLinear", "Transpose")]
+        costs.append(round(float(sum(compute) / np.prod(shape)), 4))
+    return costs
+
+
+def max_pooling() -> list[float]:
+    """Give the cost of a MaxPool behind a Conv per element; only of codes that a Conv has made it is fast."""
+    shape, costs = (1, 64, 56, 56), []
+    feeds = {"x": np.random.default_rng(1).standard_normal(shape).astype(np.float32)}
+    for quantized in (False, True):
+        proto = onnx.load_from_string(conv_model(64, 64, 1, 56, 1, quantized=quantized))
+        proto.graph.node[-1].output[0] = "before"
+        proto.graph.node.append(helper.make_node("MaxPool", ["before"], ["pooled" if quantized else "y"], **POOLED))
+        if quantized:
+            proto.graph.node.append(helper.make_node("QuantizeLinear", ["pooled", "scale", "zero"], ["codes"]))
+            proto.graph.node.append(helper.make_node("DequantizeLinear", ["codes", "scale", "zero"], ["y"]))
+        proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, None))
+        found = [kernel_times(proto.SerializeToString(), feeds) for _ in range(TURNS)]
+        costs.append(min(time for times in found for kind, time in times.items() if "MaxPool" in kind))
+    return [round(cost / float(np.prod(shape)), 4) for cost in costs]
+
+
+def clamp(kind: str) -> float:
+    """Give what a Relu or Clip behind a float Conv adds to its kernel per element, the median over some shapes."""
+    added = []
+    for channels, filters, kernel, side, group in CLAMPED:
+        proto = onnx.load_from_string(conv_model(channels, filters, kernel, side, group, quantized=False))
+        feeds = {"x": np.random.default_rng(1).standard_normal((1, channels, side, side)).astype(np.float32)}
+        alone = min(kernel_times(proto.SerializeToString(), feeds)["Conv"] for _ in range(TURNS))
+        conv = next(node for node in proto.graph.node if node.op_type == "Conv")
+        conv.output[0] = "before"
+        bounds = {"low": 0, "high": 6} if kind == "Clip" else {}
+        proto.graph.initializer.extend(numpy_helper.from_array(np.float32(b), name) for name, b in bounds.items())
+        proto.graph.node.append(helper.make_node(kind, ["before", *bounds], ["y"]))
+        behind = min(kernel_times(proto.SerializeToString(), feeds)["Conv"] for _ in range(TURNS))
+        added.append((behind - alone) / (filters * side**2))
+    return round(max(float(np.median(added)), 0.0), 4)
