@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from onnxq.ir import Model
 from onnxq.moves import Move, Way, affordable, bought, predicted_time, rank, way_at
-from onnxq.quant.decision import Choice, Choices
+from onnxq.quant.decision import Choice, Choices, node_key
 from onnxq.trials import Variants
 
 T = TypeVar("T")
@@ -129,14 +129,31 @@ def fewest(
         to_try = _Stage(variants, meets, choices, partial(_chosen, step))
         if stage and to_try.suffices(stage):
             return Found(_cheapened(to_try, shortest(stage, to_try.suffices), step), met=True)
-    choices = {**choices, **{move.key: move.ways[-1].choice for move in computing}}
+    before, choices = choices, {**choices, **{move.key: move.ways[-1].choice for move in computing}}
     if stages > 1:
         by_noise = sorted(ranked, key=lambda move: (-move.noise, move.key))
         to_try = _Stage(variants, meets, choices, _kept)
         if by_noise and to_try.suffices(by_noise):
-            return Found(to_try.given(shortest(by_noise, to_try.suffices)), met=True)
+            kept = shortest(by_noise, to_try.suffices)
+            return Found(_put_back(to_try, kept, before, computing), met=True)
         choices = to_try.given(by_noise)
     return Found(choices, met=False)
+
+
+def _put_back(found: _Stage, kept: Sequence[Move], before: Choices, computing: Sequence[Move]) -> Choices:
+    """Let those compute in 8 bit again whose weights did not have to be kept float, as far as the budget allows it.
+
+    Not where that is nothing but operators without weights, which do no good alone.
+    """
+    choices, last = found.given(kept), max((len(move.ways) for move in computing), default=1) - 1
+    plan = found.variants.settled(choices)[0].plan
+    weighted = {node_key(decision.node) for decision in plan.decisions if decision.scheme == "weight-int8"}
+    rest = sorted((move for move in computing if move not in kept), key=partial(rank, last))
+    if not any(move.key in weighted for move in rest):
+        return choices
+    again = replace(found, settled=replace(found, settled=before).given(kept), choose=partial(_chosen, last))
+    few = rest[:0] if again.suffices(rest[:0]) else shortest(rest, again.suffices)
+    return again.given(few) if any(move.key in weighted for move in rest[len(few) :]) else choices
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,11 @@ class Counting:
         self.runs += 1
         return choices
 
+    def settled(self, choices):
+        made = [(SimpleNamespace(outputs=[SimpleNamespace(name=key)]), choice) for key, choice in choices.items()]
+        decisions = [SimpleNamespace(node=node, scheme=choice.scheme) for node, choice in made]
+        return SimpleNamespace(plan=SimpleNamespace(decisions=decisions)), {}
+
 
 @pytest.mark.parametrize("needed", range(1, 10))
 def test_the_shortest_start_is_found_without_trying_nothing_or_all(needed):
@@ -129,6 +134,24 @@ def test_weights_go_back_to_float_only_when_computing_in_float_is_not_enough():
     floats_ = fewest(variants, ranked, lambda c: any(choice.scheme == "float" for choice in c.values()), {})
     assert sum(choice.scheme == "float" for choice in floats_.choices.values()) == 1
     assert not fewest(variants, ranked, lambda choices: False, {}).met
+
+
+def test_what_computes_in_float_beside_weights_kept_float_is_only_what_the_budget_takes():
+    """With 16-bit activations it is the weights alone that miss a budget: all others went to float with the one."""
+    ranked = some(8)
+    found = fewest(Counting(), ranked, lambda c: "n2" in c and c["n0"].scheme == "float", {})
+    assert names(found.choices) == {"n0": "float", "n1": "weight-int8", "n2": "weight-int8"}
+    found = fewest(Counting(), ranked, lambda c: c.get("n0", ROWS).scheme == "float", {}, below={"n5": ROWS})
+    assert names(found.choices) == {"n0": "float", "n5": "rows"}
+
+    class Weightless(Counting):
+        """Only the node whose weight is kept float has one."""
+
+        def settled(self, choices):
+            return super().settled({key: choice for key, choice in choices.items() if choice.scheme == "float"})
+
+    found = fewest(Weightless(), ranked, lambda c: c.get("n0", ROWS).scheme == "float", {}, below={"n5": ROWS})
+    assert set(names(found.choices)) == {f"n{index}" for index in range(8)}, "nothing else is worth a conversion"
 
 
 ROWS, BLOCKS = (Choice("dynamic-int8", why, (("why", why),)) for why in ("rows", "blocks"))

@@ -66,6 +66,14 @@ def test_activations_get_16_bits_where_8_miss_what_is_asked_for(tmp_path):
     assert report.counts().get("static-int8", 0) == plain.counts()["static-int8"]
 
 
+def test_a_clamp_follows_its_product_into_float(tmp_path):
+    """It kept pairs of its own between float nodes: a budget that float nodes reach was missed and refused."""
+    report, _ = made_for(tmp_path, "qnn", SOME, exclude=["Conv"])
+    reasons = {n.op_type: (n.scheme, n.reason) for n in report.nodes}
+    assert reasons["Relu"] == (None, "the Conv before it stays float")
+    assert reasons["Gemm"][0] == "static-int8"
+
+
 def test_activations_get_16_bits_where_8_would_give_a_model_of_no_use(tmp_path):
     report, model = made_for(tmp_path, "qnn", MUCH)
     assert types(model) == {"UINT16"}

@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from onnxq.ir import Node, Value
 from onnxq.ops.family import Decline, Form, Site, plan_site
-from onnxq.ops.integer_domain import MOVERS
+from onnxq.ops.integer_domain import CLAMPS, MOVERS
 from onnxq.ops.scheme import Scheme
 from onnxq.targets.placement import Target
 
@@ -155,4 +155,18 @@ def useless_residuals(forms: Mapping[Node, Form | None]) -> list[Node]:
         makers = [value.producer for value in node.inputs if value is not None]
         if not any(_is_conv(maker) and maker is not None and forms.get(maker) is not None for maker in makers):
             found.append(node)
+    return found
+
+
+def useless_clamps(forms: Mapping[Node, Form | None]) -> dict[Node, Node]:
+    """Name the clamps with pairs of their own whose products stay float, by node: a kernel computes both at once."""
+    found = {}
+    for node, form in forms.items():
+        source = node.inputs[0] if node.inputs else None
+        maker = source.producer if source is not None else None
+        if node.op_type not in CLAMPS or form is None or source is None or maker is None or len(source.uses) > 1:
+            continue
+        made = forms.get(maker)
+        if maker.op_type in WEIGHTED and not maker.domain and _has_weight(maker) and not (made and made.output):
+            found[node] = maker
     return found

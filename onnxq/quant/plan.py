@@ -13,7 +13,7 @@ from onnxq.quant.decision import Choice, Choices, Decision, Plan, node_key
 from onnxq.quant.lengths import deciding_lengths
 from onnxq.quant.logarithms import before_logarithms
 from onnxq.quant.pitfalls import endangering
-from onnxq.quant.placement import check_activations, check_target, place, useless_residuals
+from onnxq.quant.placement import check_activations, check_target, place, useless_clamps, useless_residuals
 from onnxq.quant.recipe import Recipe
 from onnxq.quant.region import FLOAT_BONUS, integer_region, node_times
 from onnxq.quant.row_times import settings_to_try
@@ -62,7 +62,7 @@ def make_plan(
     for graph in model.graph.graphs():
         _keep_what_runs(graph, decided, recipe, model.opset)
         _keep_paying_passives(graph, decided, recipe)
-        _drop_useless_residuals(graph, decided)
+        _drop_useless_pairs(graph, decided)
         if costs_count and load_target(recipe.scheme.target).timed:
             _keep_paying_region(graph, decided, plan, model.opset)
             _keep_paying_run_time(graph, decided, plan, model.opset)
@@ -192,9 +192,12 @@ def _keep_paying_passives(graph: Graph, decided: dict[Node, Decision], recipe: R
         wanted.update(sources)
 
 
-def _drop_useless_residuals(graph: Graph, decided: dict[Node, Decision]) -> None:
-    for node in useless_residuals({node: decided[node].form for node in graph.nodes}):
+def _drop_useless_pairs(graph: Graph, decided: dict[Node, Decision]) -> None:
+    forms = {node: decided[node].form for node in graph.nodes}
+    for node in useless_residuals(forms):
         decided[node] = Decision(node, None, "the Conv that it adds to stays float")
+    for node, maker in useless_clamps(forms).items():
+        decided[node] = Decision(node, None, f"the {maker.op_type} before it stays float")
 
 
 def _keep_paying_region(graph: Graph, decided: dict[Node, Decision], plan: Plan, opset: int) -> None:
