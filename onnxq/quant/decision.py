@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from onnxq.ir import Node, Value
@@ -84,6 +85,11 @@ class Plan:
     def quantized(self) -> list[Decision]:
         """The decisions that change something."""
         return [decision for decision in self.decisions if decision.scheme]
+
+    @cached_property
+    def in_integers(self) -> frozenset[Node]:
+        """The nodes that compute in 8 bit, once all is decided."""
+        return frozenset(d.node for d in self.decisions if d.scheme in ("static-int8", "dynamic-int8"))
 
     def counts(self) -> dict[str, int]:
         """Number of nodes by scheme, `float` for those that stay."""

@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from onnxq.ir import Graph, Node, Value
-from onnxq.ops.integer_domain import MOVERS
+from onnxq.ops.integer_domain import CLAMPS, MOVERS
 from onnxq.quant.decision import Plan
 
 SCALING = ("QuantizeLinear", "DequantizeLinear")
+WEIGHTED = ("Conv", "ConvTranspose", "Gemm")
+PASSED = (*MOVERS, "MaxPool")  # what onnxruntime moves pairs through
 # They fix the layout of what they give, whatever comes in: no Transpose is moved through them.
 BARRIERS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "Reshape", "Flatten", "Shape", "Size"})
 
@@ -81,3 +83,28 @@ def pool_to_keep_float(value: Value, plan: Plan) -> Node | None:
         return None
     maker = pool.inputs[0].producer if pool.inputs[0] is not None else None
     return None if maker is not None and plan.absorbed.get(maker, maker) in plan.outputs else pool
+
+
+def product_to_keep_float(value: Value, plan: Plan) -> Node | None:
+    """Find the float product whose weight onnxruntime would quantize because a value is quantized.
+
+    It does so where a product reads what a DequantizeLinear gives and only a QuantizeLinear reads the result (1.31,
+    `weight_bias_quantization.cc`), also across nodes that it moves the two through: in 8 bit with one scale for the
+    whole weight. What somebody has excluded, or what lost too much in 8 bit, would be computed in 8 bit all the same.
+    """
+    node = value.producer
+    while node is not None and _passes(node, (*PASSED, *CLAMPS)) and node not in plan.outputs:
+        read = node.inputs[0]
+        node = read.producer if read is not None and len(read.uses) == 1 else None
+    if node is None or not _passes(node, WEIGHTED) or node in plan.outputs or node in plan.in_integers:
+        return None
+    if node.inputs[1] is None or node.inputs[1].constant is None:
+        return None
+    pairs, source = frozenset(plan.outputs.values()), node.inputs[0]
+    while source is not None and source not in pairs and source.producer and _passes(source.producer, PASSED):
+        source = source.producer.inputs[0]
+    return node if source in pairs else None
+
+
+def _passes(node: Node, operators: Iterable[str]) -> bool:
+    return node.op_type in operators and not node.domain

@@ -141,3 +141,34 @@ def test_a_pool_of_codes_needs_no_keeping():
     assert made.ops["Max"] == 0
     other = quantize_in_memory(behind_a_pool(), recipe.setting(target="generic"), [{"x": floats(1, 3, 64, 64)}])
     assert other.ops["Max"] == 0
+
+
+@pytest.mark.parametrize("behind", [(), ("Relu",), ("Relu", "MaxPool")], ids=lambda names: "-".join(names) or "bare")
+@pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose"])
+def test_a_product_that_is_excluded_computes_with_the_weight_it_has(op_type, behind):
+    """Between two Convs in 8 bit, onnxruntime makes codes of a float weight, with one scale for all of it."""
+    nodes, value = [node("Conv", "x w", "a"), node(op_type, "a u", "b", name="left")], "b"
+    for index, name in enumerate(behind):
+        nodes.append(node(name, value, f"m{index}", **({"kernel_shape": [2, 2]} if name == "MaxPool" else {})))
+        value = f"m{index}"
+    nodes.append(node("Conv", f"{value} v", "y"))
+    uneven = floats(8, 8, 1, 1, seed=1) * F(10.0 ** np.arange(-4, 4)).reshape(1, 8, 1, 1)
+    weights = {"w": floats(8, 8, 1, 1), "u": uneven, "v": floats(8, 8, 1, 1, seed=2)}
+    proto = build(nodes, {"x": [1, 8, 6, 6]}, ["y"], weights, opset=19)
+    recipe = load_recipe("static-int8").selecting(exclude=["left"])
+    made = quantize_in_memory(proto, recipe, [{"x": floats(1, 8, 6, 6, seed=seed)} for seed in range(3)])
+    assert made.decision("left").scheme is None
+    assert made.ops["Max"] == 1
+    kinds = [one.op_type for one in made.optimized_proto().graph.node]
+    assert kinds.count("QLinearConv") == 2
+    assert [kind for kind in kinds if kind in ("Conv", "FusedConv", "ConvTranspose", "NhwcFusedConv")]
+    assert kinds.count("DequantizeLinear") == 2, "none of them of the weight"
+
+
+def test_a_product_that_reads_floats_needs_no_keeping():
+    nodes = [node("Conv", "x w", "a", name="first"), node("Conv", "a v", "y")]
+    proto = build(nodes, {"x": [1, 8, 6, 6]}, ["y"], {"w": floats(8, 8, 1, 1), "v": floats(8, 8, 1, 1, seed=2)})
+    recipe = load_recipe("static-int8").selecting(exclude=["first"])
+    made = quantize_in_memory(proto, recipe, [{"x": floats(1, 8, 6, 6)}])
+    assert made.ops["Max"] == 0
+    assert made.optimized()["QLinearConv"] == 1
