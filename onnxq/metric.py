@@ -10,7 +10,7 @@ import numpy as np
 
 from onnxq.comparison import MetricComparison
 from onnxq.errors import DataError, ModelError
-from onnxq.quant.imports import CALLABLE, import_named
+from onnxq.quant.imports import CALLABLE, CALLED, import_named
 from onnxq.quant.samples import Samples
 from onnxq.quant.session import ModelSource, SessionError, open_session, run_session
 
@@ -113,7 +113,7 @@ def compare_metric(
 def _call(metric: Metric, arguments: Sequence[Any], name: str, hint: str) -> float:
     try:
         value = metric(*arguments)
-    except Exception as error:  # whatever the user's function raises is the user's to read
+    except CALLED as error:  # whatever the user's function raises is the user's to read
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         raise DataError(f"{name} failed: {text}", hint) from error
     try:

@@ -14,7 +14,7 @@ from onnxq.ir.files import data_path, needs_external_data
 from onnxq.judge import Split
 from onnxq.large import carry_out_large, is_large
 from onnxq.layerwise import with_layers
-from onnxq.metric import compare_metric
+from onnxq.metric import compare_metric, load_metric
 from onnxq.observer import Observer, Silent
 from onnxq.quant.custom import foreign_node
 from onnxq.quant.made_up import runnable_samples
@@ -242,9 +242,11 @@ def check_plan(ready: Prepared, *, with_data: bool) -> None:
 
 
 def check_metric(budget: Budget, given: Samples | None) -> None:
-    """Refuse a metric without data."""
+    """Refuse a metric without data, or one that is not there, before any work."""
     if given is None and budget.metric is not None:
         raise DataError("a metric needs data: random numbers have no right answers", "Add --data.")
+    if budget.metric is not None:
+        load_metric(budget.metric)
 
 
 def accepted(

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
+from onnxq.budget import Budget
 from onnxq.errors import DataError, ModelError
 from onnxq.metric import compare_metric, load_metric, measure_metric
+from onnxq.pipeline import quantize
 from onnxq.quant.samples import InputSpec, open_samples, wrap_samples
 from tests.helpers import build, floats, node
 
@@ -28,6 +30,9 @@ def nan(outputs, labels):
 
 def missing(outputs, labels):
     return labels["_nowhere"]
+
+def leaves(outputs, labels):
+    raise SystemExit(0)
 
 constant = 3
 """
@@ -95,9 +100,11 @@ def test_progress(here: Path) -> None:
         ("own_metric:constant", "is int, not a function"),
         ("own_metric:nothing", "own_metric:nothing: there is no 'nothing' in "),
         ("no_module:f", "cannot be imported: ModuleNotFoundError"),
+        ("script:f", "cannot be imported: SystemExit: 0"),
     ],
 )
 def test_what_is_no_metric(here: Path, name: str, sentence: str) -> None:
+    (here / "script.py").write_text("import sys; sys.exit(0)")
     with pytest.raises(DataError, match=sentence):
         load_metric(name)
 
@@ -108,6 +115,7 @@ def test_what_is_no_metric(here: Path, name: str, sentence: str) -> None:
         ("missing", "own_metric:missing failed: KeyError: '_nowhere'"),
         ("text", "own_metric:text gives str, not a number"),
         ("nan", "own_metric:nan gives nan"),
+        ("leaves", "own_metric:leaves failed: SystemExit: 0"),
     ],
 )
 def test_a_metric_that_fails(here: Path, function: str, sentence: str) -> None:
@@ -188,3 +196,14 @@ def test_labels_that_are_python_objects_are_refused(here: Path) -> None:
     assert len(list(data)) == 2
     with pytest.raises(DataError, match=r"d\.npz cannot be read"):
         data.labels()
+
+
+def test_a_metric_that_is_not_there_is_refused_before_the_model_is_run(here: Path) -> None:
+    model = here / "m.onnx"
+    model.write_bytes(encoded())
+
+    def samples():
+        raise AssertionError("they are not to be read")
+
+    with pytest.raises(DataError, match="own_metric:nothing: there is no 'nothing'"):
+        quantize(model, "static-int8", samples=samples, budget=Budget(metric="own_metric:nothing", max_drop=1))

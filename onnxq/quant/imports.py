@@ -10,6 +10,8 @@ from typing import Any
 
 from onnxq.errors import DataError
 
+# What code of the user's may raise: whoever writes a script may leave it by sys.exit, which would end the command.
+CALLED = (Exception, SystemExit)
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -25,7 +27,7 @@ def import_named(source: str) -> Any:
     sys.path.insert(0, here)
     try:
         found = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything while it is imported
+    except CALLED as error:  # a user's module may raise anything while it is imported
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         raise DataError(
             f"{source} cannot be imported: {text}", "The module is looked for here and on PYTHONPATH."

@@ -12,6 +12,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from onnxq.errors import DataError
+from onnxq.quant.imports import CALLED
 from onnxq.quant.sample_arrays import UNREADABLE, Source, read_npy, read_npz
 from onnxq.quant.sample_checks import InputSpec
 
@@ -99,14 +100,14 @@ def read_iterable(give: Callable[[], Iterable[Any]], label: str) -> Source:
     def read() -> Iterator[Mapping[str, Any]]:
         try:
             stream = iter(give())
-        except Exception as error:  # whatever the user's code raises is the user's to read
+        except CALLED as error:  # whatever the user's code raises is the user's to read
             raise _failed(label, error) from error
         while True:
             try:
                 sample = next(stream)
             except StopIteration:
                 return
-            except Exception as error:
+            except CALLED as error:
                 raise _failed(label, error) from error
             if not isinstance(sample, Mapping):
                 raise DataError(
@@ -118,7 +119,7 @@ def read_iterable(give: Callable[[], Iterable[Any]], label: str) -> Source:
     return Source(label, read)
 
 
-def _failed(label: str, error: Exception) -> DataError:
+def _failed(label: str, error: BaseException) -> DataError:
     if isinstance(error, DataError):
         return error
     text = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -164,6 +164,8 @@ def test_a_function_of_a_module_in_the_current_folder(tmp_path, monkeypatch):
         "def broken():\n    yield {'ids': np.zeros((1, 1), np.int64)}\n    raise KeyError('no image')\n"
         "def bare():\n    yield np.zeros((1, 1))\n"
         "def nothing():\n    return []\n"
+        "def leaves():\n    raise SystemExit(0)\n"
+        "def leaves_later():\n    yield from two\n    raise SystemExit(0)\n"
     )
     monkeypatch.chdir(tmp_path)
     path = list(sys.path)
@@ -177,6 +179,8 @@ def test_a_function_of_a_module_in_the_current_folder(tmp_path, monkeypatch):
     for source, words in {
         "my_calibration:once": "can be read only once",
         "my_calibration:broken": "failed: KeyError: 'no image'",
+        "my_calibration:leaves": "failed: SystemExit: 0",
+        "my_calibration:leaves_later": "failed: SystemExit: 0",
         "my_calibration:bare": "gives ndarray instead of a mapping",
         "my_calibration:nothing": "there are no samples in my_calibration:nothing",
         "my_calibration:absent": "there is no 'absent' in ",
