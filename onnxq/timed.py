@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,14 @@ from onnxq.ir import check_output
 from onnxq.ir.atomic import write_together
 from onnxq.ir.files import data_path
 from onnxq.observer import Observer
-from onnxq.quant.benchmark import benchmark, sample_shapes
+from onnxq.quant.benchmark import benchmark, kernels_of, sample_shapes
 from onnxq.quant.samples import Samples
 from onnxq.steps import Prepared, replanned
 from onnxq.targets import Costs, load_costs
 from onnxq.targets.placement import load_target
 from onnxq.targets.timings import load_timings
+
+UNKNOWN = "none of the model's kernels is among the kernel times that were given: the table decided, scaled by them"
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ def timed(ready: Prepared, given: Samples | None, timing: Timing, watch: Observe
         most: Bytes that the file may have.
 
     Raises:
-        DataError: The file holds no timings, or the target is one whose times are not known.
+        DataError: The file holds no timings, or they would decide nothing: the target is one whose times are not
+            known, or the recipe says of every node what becomes of it.
         OutputError: The file cannot be written.
 
     """
@@ -65,6 +68,11 @@ def timed(ready: Prepared, given: Samples | None, timing: Timing, watch: Observe
     recipe = ready.plan.recipe
     if not load_target(recipe.scheme.target).timed:
         raise DataError(f"kernel times say nothing about the target {recipe.scheme.target}", "Leave them out.")
+    schemes = {recipe.scheme_for(node.op_type, node.name)[0].name for node in ready.model.graph.walk()}
+    if ready.plan.quantized() and "auto" not in schemes:
+        raise DataError(
+            f"recipe {recipe.name} leaves nothing to auto that kernel times could decide", "Leave them out."
+        )
     timing.check()
     watch.step("benchmark")
     sample: Mapping[str, Any] | None = next(iter(given), None) if given is not None else None
@@ -76,4 +84,8 @@ def timed(ready: Prepared, given: Samples | None, timing: Timing, watch: Observe
     else:
         assert timing.path is not None
         found = load_timings(timing.path)
-    return replanned(ready, most, Costs(load_costs().table, found, shapes))
+    again = replanned(ready, most, Costs(load_costs().table, found, shapes))
+    kernels = kernels_of(ready.model, recipe, with_data=ready.plan.with_data, shapes=shapes)
+    if kernels and not any(kernel in found.kernels for kernel in kernels):
+        again = replace(again, notes=(*again.notes, UNKNOWN))
+    return again

@@ -47,10 +47,9 @@ def benchmark(model: Model, recipe: Recipe, *, with_data: bool, shapes: Mapping[
         Times of each shape once, the longest kernels by the table first; those that time was left for.
 
     """
-    plan = make_plan(model, recipe, with_data=with_data, costs_count=False)
-    found = [kernel_of(d.node, shapes) for d in plan.decisions if d.scheme in ("static-int8", "dynamic-int8")]
     table = load_costs()
-    known = {kernel: interpolated(kernel, table) for kernel in found if kernel is not None}
+    found = kernels_of(model, recipe, with_data=with_data, shapes=shapes)
+    known = {kernel: interpolated(kernel, table) for kernel in found}
     measured, until = dict[Kernel, tuple[int, int]](), time.monotonic() + MOST_SECONDS
     for kernel in sorted(known, key=lambda kernel: (-known[kernel][0], str(kernel))):
         if time.monotonic() > until:
@@ -60,6 +59,15 @@ def benchmark(model: Model, recipe: Recipe, *, with_data: bool, shapes: Mapping[
             measured[kernel] = times
     ratios = [times[0] / known[kernel][0] for kernel, times in measured.items()]
     return Timings(ort.__version__, measured, float(f"{median(ratios):.4g}") if ratios else 1.0)
+
+
+def kernels_of(
+    model: Model, recipe: Recipe, *, with_data: bool, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[Kernel, None]:
+    """Name the kernels of those nodes that could compute in 8 bit, each once, in graph order; see `benchmark`."""
+    plan = make_plan(model, recipe, with_data=with_data, costs_count=False)
+    found = [kernel_of(d.node, shapes) for d in plan.decisions if d.scheme in ("static-int8", "dynamic-int8")]
+    return dict.fromkeys(kernel for kernel in found if kernel is not None)
 
 
 def sample_shapes(model: Model, sample: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:

@@ -14,13 +14,13 @@ from helpers import build, floats, node
 import onnxq.quant.benchmark
 from onnxq import steps
 from onnxq.cli import main
-from onnxq.errors import DataError, OutputError
+from onnxq.errors import DataError, NothingToQuantize, OutputError
 from onnxq.ir import load
 from onnxq.pipeline import quantize
 from onnxq.quant.benchmark import benchmark, kernel_pair, sample_shapes
 from onnxq.quant.recipe import load_recipe
 from onnxq.targets.timings import Kernel, Timings, load_timings
-from onnxq.timed import Timing
+from onnxq.timed import UNKNOWN, Timing
 
 CONV = Kernel("Conv", (1, 16, 16, 16), (32, 16, 3, 3), (1, 32, 16, 16), '{"pads": [1, 1, 1, 1]}')
 
@@ -121,6 +121,18 @@ def test_times_of_other_shapes_decide_nothing(model, tmp_path):
     other = quantize(model, output=tmp_path / "o.onnx", samples=samples(), fast=True, timing=Timing(path=path))
     assert schemes(other) == schemes(usual)
     assert usual.as_dict()["timings"] is None
+    assert UNKNOWN not in other.notes, "the product is among them"
+
+
+def test_times_that_decide_nothing_are_not_passed_over_in_silence(model, tmp_path):
+    path = written(tmp_path / "t.json", replace(timings((1, 1)), kernels={replace(CONV, input=(1, 1)): (1, 1)}))
+    report = quantize(model, output=tmp_path / "q.onnx", samples=samples(), fast=True, timing=Timing(path=path))
+    assert UNKNOWN in report.notes
+    for recipe in ("static-int8", "weight-int8"):
+        with pytest.raises(DataError, match=f"recipe {recipe} leaves nothing to auto"):
+            quantize(model, recipe, output=tmp_path / "r.onnx", samples=samples(), timing=Timing(path=path))
+    with pytest.raises(NothingToQuantize, match=r"--exclude \* leaves it float"):
+        quantize(model, output=tmp_path / "r.onnx", samples=samples(), timing=Timing(path=path), exclude=["*"])
 
 
 def test_what_a_benchmark_writes_gives_the_same_bytes(model, tmp_path):
