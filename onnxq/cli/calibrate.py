@@ -48,7 +48,7 @@ def calibrate(
     from onnxq.ir import check_output, load
     from onnxq.quant.stats_file import fingerprint, save_stats
 
-    check_output(output, force=force, reads=(model, *data))
+    check_output(output, force=force, reads=(model, *data, recipe))
     use_custom_ops(custom_ops)
     with TerminalObserver() as observer:
         observer.step("load")

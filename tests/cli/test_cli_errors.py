@@ -50,6 +50,10 @@ CASES = {
         "calibrate digits_cnn.onnx -d digits_calibration.npz -o digits_calibration.npz -f",
         "digits_calibration.npz is a file that is to be read",
     ),
+    "statistics over the recipe": (
+        "calibrate digits_cnn.onnx -d digits_calibration.npz -r latin.toml -o latin.toml -f",
+        "latin.toml is a file that is to be read",
+    ),
     "output is no file": ("quantize digits_cnn.onnx -o pipe.md -f", "pipe.md is no regular file"),
     "report is no file": ("quantize digits_cnn.onnx --report pipe.md -f", "pipe.md is no regular file"),
     "report is the output": ("quantize digits_cnn.onnx -o a.json --report a.json", "a.json is asked for twice"),
