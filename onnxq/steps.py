@@ -19,7 +19,6 @@ from onnxq.ir.passes import normalise
 from onnxq.ir.types import infer_types
 from onnxq.ir.widened import store_narrow
 from onnxq.observer import Observer
-from onnxq.ops.integer_domain import MOVERS
 from onnxq.quant.activations import scheme_qparams
 from onnxq.quant.bounds import exact_bounds
 from onnxq.quant.calibrate import calibrate
@@ -231,33 +230,11 @@ def reached(ready: Prepared, stats: Stats) -> Prepared:
 
 
 def choose_qparams(plan: Plan, stats: Stats) -> dict[Value, QParams]:
-    """Turn the statistics of every calibrated value into its scale and zero point.
-
-    What only moves values of another one takes those of that one: onnxruntime then works in 8 bit between the two even
-    where the plan has not asked for it, as around a MaxPool.
-    """
+    """Turn the statistics of every calibrated value into its scale and zero point."""
     values = plan.calibrated()
     stats.require(value.name for value in values)
-    known = set(values)
-    chosen: dict[Value, QParams] = {}
-    for value in values:
-        source, settings = _moved_from(value, known), plan.range_settings(value)
-        if plan.range_settings(source) != settings:
-            source = value
-        chosen[value] = scheme_qparams(stats[source.name], settings, exact_bounds(source))
-    return chosen
-
-
-def _moved_from(value: Value, known: set[Value]) -> Value:
-    """Give the first of the calibrated values that all of a value is moved from; itself where there is none."""
-    found, node = value, value.producer
-    while node is not None and not node.domain and node.op_type in (*MOVERS, "MaxPool") and node.op_type != "Split":
-        source = node.inputs[0]
-        if source is None:
-            break
-        found = source if source in known else found
-        node = source.producer
-    return found
+    owners = {value: plan.range_owner(value) for value in values}
+    return {v: scheme_qparams(stats[o.name], plan.range_settings(o), exact_bounds(o)) for v, o in owners.items()}
 
 
 def stamp(model: Model, ready: Prepared) -> Model:

@@ -37,6 +37,23 @@ def test_behind_a_float_maxpool_values_keep_the_scale_that_they_had_before_it(tm
         assert chosen["p"] == chosen["r"]
 
 
+def test_through_several_operators_to_the_first_value_of_the_same_settings(tmp_path: Path) -> None:
+    nodes = [
+        node("MatMul", "x w", "y0"),
+        node("Transpose", "x", "t", perm=[0, 2, 1]),
+        node("Reshape", "t shape", "f", name="flat"),
+        node("MatMul", "f w", "y1"),
+        node("Transpose", "f", "b", perm=[1, 0]),
+        node("MatMul", "b v", "y2", name="wide"),
+    ]
+    weights = {"w": floats(16, 8, seed=1), "v": floats(16, 8, seed=2), "shape": np.array([16, 16], np.int64)}
+    onnx.save(build(nodes, {"x": [1, 16, 16]}, ["y0", "y1", "y2"], weights, opset=21), tmp_path / "m.onnx")
+    (tmp_path / "r.toml").write_text('scheme = "static-int8"\n[[rules]]\nname = "wide"\nactivations = "uint16"\n')
+    for recipe, owner in ((load_recipe("static-int8"), "x"), (load_recipe(tmp_path / "r.toml"), "b")):
+        plan = prepare(load(tmp_path / "m.onnx"), recipe, with_data=True, only=["MatMul"]).plan
+        assert {v.name: plan.range_owner(v).name for v in plan.calibrated()} == {"x": "x", "f": "x", "b": owner}
+
+
 def test_the_parts_of_a_split_have_scales_of_their_own(tmp_path: Path) -> None:
     nodes = [
         node("Conv", "x w0", "c"),

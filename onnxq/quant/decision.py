@@ -68,6 +68,8 @@ class Plan:
             an absorbed Relu or Clip, the value is the clamp's output and the node the Conv before it.
         absorbed: Clamps that go, because the saturation of their output's codes does what they do.
         same_scale: Values that share the scale of another: output of a node that moves values → its input.
+        moved: Calibrated values that have the range of another, as a scale of their own with the same number: what
+            operators in float only move → the calibrated value that it comes from.
         ranges: The scheme settings that choose each calibrated value's range.
 
     """
@@ -80,6 +82,7 @@ class Plan:
     outputs: dict[Node, Value] = field(default_factory=dict)
     absorbed: dict[Node, Node] = field(default_factory=dict)
     same_scale: dict[Value, Value] = field(default_factory=dict)
+    moved: dict[Value, Value] = field(default_factory=dict)
     ranges: dict[Value, Scheme] = field(default_factory=dict)
 
     def quantized(self) -> list[Decision]:
@@ -104,6 +107,10 @@ class Plan:
         while value in self.same_scale:
             value = self.same_scale[value]
         return value
+
+    def range_owner(self, value: Value) -> Value:
+        """The value whose statistics choose the range of a calibrated value."""
+        return self.moved.get(value, value)
 
     def range_settings(self, value: Value) -> Scheme:
         """The settings that choose the range of a calibrated value: those of its first quantized reader or maker."""

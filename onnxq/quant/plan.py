@@ -17,6 +17,7 @@ from onnxq.quant.placement import check_activations, check_target, place, useles
 from onnxq.quant.recipe import Recipe
 from onnxq.quant.region import FLOAT_BONUS, integer_region, node_times
 from onnxq.quant.row_times import settings_to_try
+from onnxq.quant.values import collect_values
 from onnxq.targets import Costs, load_costs
 from onnxq.targets.placement import load_target
 
@@ -68,7 +69,7 @@ def make_plan(
             _keep_paying_run_time(graph, decided, plan, model.opset)
         _absorb_clamps(graph, decided, plan)
     plan.decisions = list(decided.values())
-    _collect_values(plan)
+    collect_values(plan)
     plan.decisions = [_readable(decision, plan, model.opset) for decision in plan.decisions]
     return plan
 
@@ -256,23 +257,6 @@ def _absorb_clamps(graph: Graph, decided: dict[Node, Decision], plan: Plan) -> N
                 continue
             plan.absorbed[node] = source.producer
             decided[node] = Decision(node, maker.scheme, f"absorbed by the quantized output of {source.producer.label}")
-
-
-def _collect_values(plan: Plan) -> None:
-    for decision in plan.decisions:
-        node, form, settings = decision.node, decision.form, decision.settings
-        if form is None or settings is None or decision.scheme != "static-int8":
-            continue
-        for slot in form.activations:
-            value = node.inputs[slot]
-            assert value is not None
-            plan.ranges.setdefault(value, settings)
-        if form.output:
-            value = plan.outputs.setdefault(node, _first(node.outputs))
-            plan.ranges.setdefault(value, settings)
-            source = node.inputs[0]
-            if form.same_scale and source is not None:
-                plan.same_scale[value] = source
 
 
 def _readable(decision: Decision, plan: Plan, opset: int) -> Decision:
