@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -12,7 +13,7 @@ from onnxq.ir import Model
 from onnxq.judge import Judge
 from onnxq.metric import Metric, load_metric, measure_metric
 from onnxq.moves import Move, is_priced, left_open, moves, saved_time
-from onnxq.quant.decision import Choice, Choices
+from onnxq.quant.decision import FOR_SIZE, Choice, Choices
 from onnxq.quant.plan import node_key
 from onnxq.quant.recipe import MICROSOFT
 from onnxq.quant.samples import Samples
@@ -27,6 +28,7 @@ from onnxq.trials import Variants
 GOALS = ((20.0, math.inf), (24.0, 0.6), (27.0, 0.3), (30.0, 0.05))
 WIDER = "8 bit activations miss the goal, and the target has kernels for 16"
 WIDENED = f"gave activations 16 bits: {WIDER}"
+SMALLER = "stored the weights of {} node{} in fewer bits, so that the file is small enough"
 FEW = 3  # nodes run alone where nobody asked for a budget
 RAISE = "Ask for less, give more data, or leave nodes float with --exclude."
 
@@ -87,7 +89,9 @@ class Settled:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the report has to say about all nodes at once."""
-        return (WIDENED,) if any(choice.reason == WIDER for choice in self.choices.values()) else ()
+        reasons = Counter(choice.reason for choice in self.choices.values())
+        smaller = (SMALLER.format(reasons[FOR_SIZE], "s" * (reasons[FOR_SIZE] > 1)),) if reasons[FOR_SIZE] else ()
+        return ((WIDENED,) if reasons[WIDER] else ()) + smaller
 
 
 def settle(variants: Variants, budget: Budget) -> Settled:

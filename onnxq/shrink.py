@@ -22,7 +22,7 @@ from onnxq.ir import Model, Node, Value
 from onnxq.ir.files import external_chunks
 from onnxq.ir.wire import length
 from onnxq.ops.family import MINIMUM_STORED_ELEMENTS, Decline
-from onnxq.quant.decision import Choice, Choices, Decision
+from onnxq.quant.decision import FOR_SIZE, Choice, Choices, Decision
 from onnxq.quant.plan import form_of, node_key
 from onnxq.quant.recipe import load_recipe
 from onnxq.search import shortest
@@ -159,7 +159,7 @@ def _moves(variants: Variants, choices: Choices, saving: float, wish: Callable[[
         except Decline:
             continue
         if form.opset <= ready.model.opset:
-            possible[node] = Choice(wished[0], "so that the file is small enough", tuple(wished[1].items()))
+            possible[node] = Choice(wished[0], FOR_SIZE, tuple(wished[1].items()))
     weights = dict.fromkeys(chain.from_iterable(_weights(node) for node in possible))
     moves = []
     for weight in weights:

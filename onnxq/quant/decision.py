@@ -51,6 +51,7 @@ class Choice:
     settings: tuple[tuple[str, Any], ...] = ()
 
 
+FOR_SIZE = "so that the file is small enough"  # the reason of a choice that no accuracy asked for
 Choices = Mapping[str, Choice]  # by the name of a node's first output
 
 

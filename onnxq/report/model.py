@@ -12,6 +12,7 @@ from onnxq.comparison import Comparison, Contribution
 from onnxq.ir import Graph
 from onnxq.ir.stored import StoredTensor
 from onnxq.quant.chosen import ChosenWeight
+from onnxq.quant.decision import FOR_SIZE
 from onnxq.quant.plan import Plan, node_key
 from onnxq.report.activations import Activation
 from onnxq.report.html import html
@@ -94,7 +95,8 @@ class Report:
         )
         graph = plan.decisions[0].node.graph if plan.decisions else None
         size, recipe, times = model_bytes(source, graph), plan.recipe, plan.costs.timings
-        chosen = {key for key, choice in plan.choices.items() if choice.scheme != "static-int8"}
+        for_accuracy = [(key, choice.scheme) for key, choice in plan.choices.items() if choice.reason != FOR_SIZE]
+        chosen = {key for key, scheme in for_accuracy if scheme != "static-int8"}
         returned = tuple(d.node.display_name for d in plan.decisions if node_key(d.node) in chosen)
         return cls(
             source, size, recipe.name, nodes, tuple(notes), rules=recipe.to_toml(), returned=returned, timings=times
