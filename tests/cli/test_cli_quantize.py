@@ -157,15 +157,15 @@ def test_globs_that_match_no_node_are_in_the_notes(cli, folder: Path) -> None:
 
 def test_the_metric_that_is_asked_for_is_measured_on_what_is_written(cli, folder: Path) -> None:
     code = "import numpy as np\n\n\ndef size(outputs, labels):\n    return float(np.abs(outputs['logits'][0]).sum())\n"
-    Path("own_metric.py").write_text(code)
-    budget = ("--metric", "own_metric:size", "--max-drop", 1e9)
+    Path("asked_metric.py").write_text(code)
+    budget = ("--metric", "asked_metric:size", "--max-drop", 1e9)
     report = json.loads(cli("quantize", *STATIC, "--samples", 8, *budget, "--format", "json").out)
     metric = report["comparison"]["metric"]
     written = ort.InferenceSession("digits_cnn.int8.onnx")
     (logits,) = written.run(None, {"image": np.load("digits_calibration.npz")["image"][:1]})
     assert metric["quantized_value"] == pytest.approx(np.abs(logits).sum(), rel=1e-5)
     out = cli("quantize", *STATIC, "--samples", 8, "--fast", *budget, "-f").out
-    assert [line for line in out.splitlines() if line.startswith("  own_metric:size")]
+    assert [line for line in out.splitlines() if line.startswith("  asked_metric:size")]
 
 
 def test_external_data(cli, folder: Path) -> None:
