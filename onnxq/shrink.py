@@ -78,12 +78,34 @@ def shrink(variants: Variants, choices: Choices, most: int, data_file: str | Non
             continue
         variants.learn_codes(everything)
         ranked = _ranked(variants, choices, moves)
-        return _joined(choices, shortest(ranked, partial(_fits, variants, choices, most, data_file)))
+        fits = partial(_fits, variants, choices, most, data_file)
+        few = shortest(ranked, fits)
+        spare = most - file_bytes(variants, _joined(choices, few), data_file)
+        return _joined(choices, _without_idle(few, fits, spare))
     raise CheckFailed(f"the smallest file that is possible has {smallest:,} bytes, {most:,} are allowed", SMALLER)
 
 
 def _fits(variants: Variants, choices: Choices, most: int, data_file: str | None, moves: Sequence[Smaller]) -> bool:
     return file_bytes(variants, _joined(choices, moves), data_file) <= most
+
+
+def _without_idle(
+    moves: Sequence[Smaller], fits: Callable[[Sequence[Smaller]], bool], spare: float
+) -> Sequence[Smaller]:
+    """Leave out what the last of some moves has made unnecessary, because it saves much: what adds most goes first.
+
+    Args:
+        moves: Those that suffice, in the order in which they are made; without the last they do not.
+        fits: Whether some suffice.
+        spare: Bytes that the file may still grow by.
+
+    """
+    kept = list(moves)
+    for move in reversed(moves[:-1]):
+        if move.saved <= spare:
+            spare -= move.saved
+            kept.remove(move)
+    return kept if len(kept) == len(moves) or fits(kept) else moves
 
 
 def file_bytes(

@@ -106,6 +106,22 @@ def variants_of(path: Path, recipe: str = "auto", most: int | None = 30_000) -> 
     return fit(ready, Split(ready.model.serialize(), given), given, None, Silent())
 
 
+def test_what_a_large_weight_makes_unnecessary_stays_in_8_bit(tmp_path, monkeypatch):
+    """It was kept: where the last weight in the order was the largest, all before it had gone to 4 bit for nothing."""
+    weights = {"w0": floats(64, 64), "w1": floats(64, 64, seed=1) / 8, "w2": floats(64, 1024, seed=2) / 8}
+    nodes = [node("MatMul", "x w0", "y0"), node("Tanh", "y0", "t0"), node("MatMul", "t0 w1", "y1")]
+    nodes += [node("Tanh", "y1", "t1"), node("MatMul", "t1 w2", "y2")]
+    path = tmp_path / "m.onnx"
+    path.write_bytes(build(nodes, {"x": [None, 64]}, ["y2"], weights).SerializeToString())
+    ready = steps.prepare(load(path), "weight-int8", with_data=True, most=30_000)
+    given = wrap_samples([{"x": floats(16, 64, seed=seed)} for seed in range(4)], input_specs(ready.model))
+    variants = fit(ready, Split(ready.model.serialize(), given), given, None, Silent())
+    monkeypatch.setattr("onnxq.shrink._noise", lambda variants, choices: {"y0": 1e-6, "y1": 2e-6, "y2": 1.0})
+    eight = file_bytes(variants, {})
+    assert list(shrink(variants, {}, eight - 10_000)) == ["y2"]
+    assert list(shrink(variants, {}, eight - 500)) == ["y0"]
+
+
 def test_the_weight_that_loses_most_stays_in_8_bit_longest(model):
     variants = variants_of(model)
     everything = file_bytes(variants, shrink(variants, {}, 49_000))
