@@ -20,7 +20,6 @@ stays_float("probabilities lose more accuracy in 8 bit than they save time", "So
 stays_float(
     "onnxruntime has no fast integer kernel for it",
     *(
-        "Sigmoid",
         "Tanh",
         "Erf",
         "Gelu",
@@ -48,7 +47,8 @@ stays_float(
     "Mean",
 )
 stays_float(
-    "it stays float where its neighbours are float", "Add", "Mul", "Concat", "MaxPool", "AveragePool", "Relu", "Clip"
+    "it stays float where its neighbours are float",
+    *("Add", "Mul", "Concat", "MaxPool", "AveragePool", "GlobalAveragePool", "Relu", "LeakyRelu", "Sigmoid", "Clip"),
 )
 stays_float(
     "it moves values from place to place", "Reshape", "Transpose", "Slice", "Expand", "Squeeze", "Unsqueeze", "Flatten"

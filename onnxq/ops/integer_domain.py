@@ -14,8 +14,9 @@ from onnxq.ops.family import Decline, Form, Rewriter, Site, plans, rewrites
 
 # They only move values: onnxruntime drops the pairs around them when both sides have one scale.
 MOVERS = ("DepthToSpace", "Flatten", "Reshape", "Split", "Squeeze", "Transpose", "Unsqueeze")
-# QLinearAdd, QLinearMul, QLinearConcat, QLinearAveragePool, QLinearGlobalAveragePool, QLinearLeakyRelu
-ONE_INPUT = ("AveragePool", "GlobalAveragePool", "LeakyRelu")
+# QLinearAdd, QLinearMul, QLinearConcat, QLinearAveragePool, QLinearGlobalAveragePool, QLinearLeakyRelu,
+# QLinearSigmoid
+ONE_INPUT = ("AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid")
 TWO_INPUTS = ("Add", "Mul")
 # Clamps that the saturation of QuantizeLinear does as well.
 CLAMPS = ("Relu", "Clip")

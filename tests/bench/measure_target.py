@@ -91,7 +91,7 @@ def main() -> None:
     sentence = f"for a conversion and the changes of layout on both sides of it: {conversion / node:.1f} nodes"
     out.append(f"conversion = {conversion:.0f}  # {sentence}")
     out += ["", *row_table(), "", "[elementwise]", "# nanoseconds per element of the first input: float, integer"]
-    kinds = ("Add", "Mul", "Concat", "AveragePool", "LeakyRelu")
+    kinds = ("Add", "Mul", "Concat", "AveragePool", "LeakyRelu", "Sigmoid")
     out += [f"{kind} = {elementwise(kind)}" for kind in kinds] + [f"MaxPool = {max_pooling()}"]
     out += ["", "[clamps]", CLAMPS_NOTE, *(f"{kind} = {clamp(kind)}" for kind in ("Relu", "Clip"))]
     target.write_text("\n".join(out) + "\n")

@@ -28,6 +28,8 @@ BETWEEN = {
     "AveragePool_padded": [node("AveragePool", "c", "m", kernel_shape=[2, 2], pads=[1, 1, 0, 0], count_include_pad=1)],
     "GlobalAveragePool": [node("GlobalAveragePool", "c", "m")],
     "LeakyRelu": [node("LeakyRelu", "c", "m", alpha=0.1)],
+    "Sigmoid": [node("Sigmoid", "c", "m")],
+    "SiLU": [node("Sigmoid", "c", "g"), node("Mul", "c g", "m")],
     "Reshape": [node("Reshape", "c flat", "m")],
     "Transpose": [node("Transpose", "c", "m", perm=[0, 1, 3, 2])],
     "Flatten": [node("Flatten", "c", "f", axis=1), node("Reshape", "f shape", "m")],
@@ -83,21 +85,21 @@ def test_what_moves_values_keeps_their_scale(name):
 
 @pytest.mark.parametrize("name", BETWEEN)
 def test_between_float_neighbours_it_stays_float(name):
-    # a Sigmoid has no integer kernel, so nothing around is in 8 bit
-    nodes = [node("Sigmoid", "x", "c"), node("Sigmoid", "x", "d"), *BETWEEN[name], node("Sigmoid", "m", "y")]
+    # a Tanh has no integer kernel, so nothing around is in 8 bit
+    nodes = [node("Tanh", "x", "c"), node("Tanh", "x", "d"), *BETWEEN[name], node("Tanh", "m", "y")]
     used = {given for one in nodes for given in one.input}
     weights = {key: value for key, value in W.items() if key in used}
     proto = build(nodes, {"x": [1, 8, 6, 6]}, ["y"], weights, 18 if name.startswith("Split") else 17)
     made = quantize_in_memory(proto, "static-int8", [{"x": floats(1, 8, 6, 6)}])
     assert made.data == made.source
-    assert {d.reason for d in made.plan.decisions if d.node.op_type != "Sigmoid"} == {FLOAT_NEIGHBOURS}
+    assert {d.reason for d in made.plan.decisions if d.node.op_type != "Tanh"} == {FLOAT_NEIGHBOURS}
 
 
 def test_one_float_neighbour_is_enough_to_stay_float():
     weights = {"w": W["w"], "v": W["v"]}
     nodes = [
         node("Conv", "x w", "c"),
-        node("Sigmoid", "c", "s"),
+        node("Tanh", "c", "s"),
         node("Add", "c s", "m"),
         node("Conv", "m v", "y"),
     ]
@@ -109,7 +111,7 @@ def test_one_float_neighbour_is_enough_to_stay_float():
 
 def test_nobody_downstream_wants_integers():
     weights = {"w": W["w"]}
-    nodes = [node("Conv", "x w", "c"), node("MaxPool", "c", "m", kernel_shape=[2, 2]), node("Sigmoid", "m", "y")]
+    nodes = [node("Conv", "x w", "c"), node("MaxPool", "c", "m", kernel_shape=[2, 2]), node("Tanh", "m", "y")]
     made = quantize_in_memory(build(nodes, {"x": X}, ["y"], weights), "static-int8", [{"x": floats(*X)}])
     assert made.decision("n_m").reason == FLOAT_NEIGHBOURS
 
@@ -119,7 +121,7 @@ def test_a_value_that_is_read_in_float_and_in_integers():
         node("Conv", "x w", "c"),
         node("MaxPool", "c", "m", kernel_shape=[2, 2]),
         node("Conv", "m v", "y"),
-        node("Sigmoid", "m", "z"),
+        node("Tanh", "m", "z"),
         node("GlobalMaxPool", "c", "u"),
     ]
     proto = build(nodes, {"x": X}, ["y", "z", "u", "m"], {"w": W["w"], "v": W["v"]})

@@ -164,7 +164,7 @@ REFUSALS = [
     # operators that stay float
     (STATIC, one("LayerNormalization x s", {"x": [4, 5]}, {"s": floats(5)}), NORMALISED),
     (STATIC, one("Softmax x", {"x": [4, 5]}), "probabilities lose more accuracy in 8 bit than they save time"),
-    (STATIC, one("Sigmoid x", {"x": [4, 5]}), NO_KERNEL),
+    (STATIC, one("Tanh x", {"x": [4, 5]}), NO_KERNEL),
     (STATIC, one("Sub x w", {"x": [4, 5]}, {"w": SMALL}), ELEMENTWISE),
     (STATIC, one("Expand x s", {"x": [4, 5]}, {"s": np.array([4, 5])}), MOVES),
     (STATIC, one("Cast x", {"x": [4, 5]}, to=TensorProto.FLOAT16), "it changes the element type"),
