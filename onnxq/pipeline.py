@@ -45,6 +45,8 @@ from onnxq.verify import compare
 
 PLAN_HINT = "See every node's reason with `onnxq plan`."
 DATA_HINT = "Add --data, or use the recipe dynamic-int8, which needs none."
+SENSITIVE = "Leave sensitive nodes float with --exclude, or give more data."
+SMALL = "Allow a larger file, or ask for less."
 NO_BUDGET, NO_TIMING = Budget(), Timing()
 FEW_SAMPLES = 2  # that a fast run compares on
 RANDOM_SAMPLES = 4  # without data: enough to time a model and to see that it runs
@@ -277,10 +279,7 @@ def check_budget(report: Report, budget: Budget, target: Path) -> None:
     missed = report.comparison.spoilt()
     missed += report.comparison.missed(min_sqnr=budget.min_sqnr, max_drop=budget.max_drop)
     if missed:
-        raise CheckFailed(
-            f"{target} was not written: {'; '.join(missed)}",
-            "Leave sensitive nodes float with --exclude, or give more data.",
-        )
+        raise CheckFailed(f"{target} was not written: {'; '.join(missed)}", SMALL if budget.max_size else SENSITIVE)
 
 
 def check_size(result: Quantized, budget: Budget, target: Path) -> None:

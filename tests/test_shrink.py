@@ -160,8 +160,9 @@ def test_float_weights_go_to_8_bit_first(tmp_path, model):
 
 
 def test_accuracy_and_size_that_exclude_each_other_are_refused(model, tmp_path):
-    with pytest.raises(CheckFailed, match="dB"):
+    with pytest.raises(CheckFailed, match="dB") as refusal:
         quantize(model, output=tmp_path / "q.onnx", samples=samples(), budget=Budget(min_sqnr=38, max_size=49_000))
+    assert refusal.value.hint == "Allow a larger file, or ask for less.", "not to leave more of it float"
     assert not (tmp_path / "q.onnx").exists()
 
 

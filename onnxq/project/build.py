@@ -144,9 +144,21 @@ def _budget(entry: Entry, room: int) -> Budget:
     """Give those limits that a build can work towards."""
     asked = entry.thresholds
     searched = entry.metric is not None and asked.max_drop is not None and bool(entry.data)
+    searched = searched and not _labelled_elsewhere(entry)
     metric, max_drop = (entry.metric, asked.max_drop) if searched else (None, None)  # else `accept` holds it alone
     most = None if entry.max_size is None else max(entry.max_size - room, 1)
     return Budget(asked.min_sqnr, metric, max_drop, most)
+
+
+def _labelled_elsewhere(entry: Entry) -> bool:
+    """Whether only the data to verify on have labels, which a metric may need."""
+    if not entry.verify_data:
+        return False
+    model = load(entry.source)
+    infer_types(model)
+    opened = [open_data(model, entry.data_sources(data), None, None) for data in (entry.data, entry.verify_data)]
+    calibrating, verifying = (samples is not None and bool(samples.labels()) for samples in opened)
+    return verifying and not calibrating
 
 
 def measure(

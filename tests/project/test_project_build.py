@@ -229,6 +229,22 @@ def test_a_metric_is_measured_recorded_and_held_to_its_limit(repo: Path) -> None
     assert "project_metric:highest falls from" in done.error.message
 
 
+def test_labels_in_the_data_to_verify_on_are_enough_for_a_metric(repo: Path) -> None:
+    """The search asked for them in the calibration data as well, which need none, and the build failed."""
+    source = "def right(outputs, labels):\n    return float(labels['_label'][0].size == len(outputs['logits']))\n"
+    Path("labelled_metric.py").write_text(source)
+    with np.load("data/calibration.npz") as calibration:
+        np.savez("data/test.npz", image=calibration["image"][:6], _label=np.arange(6))
+    text = Path("onnxq.toml").read_text().replace("min-agreement = 90", "max-drop = 0.5")
+    Path("onnxq.toml").write_text(text + 'metric = "labelled_metric:right"\nverify-data = ["data/test.npz"]\n')
+    (done,) = built()
+    assert done.state == "built", done.error
+    recorded = recorded_comparison(load(QUANTIZED))
+    assert recorded is not None
+    assert recorded.metric is not None
+    assert (recorded.metric.float_value, recorded.metric.drop) == (1.0, 0.0)
+
+
 COUNTED = """
 def highest(outputs, labels):
     with open("calls.txt", "a") as file:
