@@ -150,7 +150,8 @@ def rescale(ready: Prepared, split: Split, watch: Observer) -> Prepared:
 
     Every way is tried on one half of the samples, with weights rounded to nearest, and judged on the other half.
     Channels that are stretched to fill the range clip first where other samples go further, which only samples that
-    chose nothing can show.
+    chose nothing can show. The best way is then tried with the halves in each other's place, and
+    has to gain on average.
 
     Samples that are made up cannot judge a model. Yet how unevenly channels are scaled shows on any numbers, and
     undoing it in clear cases is free.
@@ -166,20 +167,30 @@ def rescale(ready: Prepared, split: Split, watch: Observer) -> Prepared:
         return ready
     fitting = split.halves[0]
     measured = _channels(ready, fitting, watch)
-    best: float | None = None
-    chosen: tuple[Rescale, ...] | None = None
+    least: float | None = None
+    best, chosen = 0.0, None
     for methods in WAYS:
         if methods[0] is EVEN and not any(node.op_type == "Conv" for node in ready.model.graph.nodes):
             continue
         changed = _rescaled(duplicate(ready), methods, measured)
         if changed.notes == ready.notes:
             continue
-        if best is None:
-            best = split.judge.sqnr(_nearest(duplicate(ready), fitting))
-        gained = split.judge.sqnr(_nearest(changed, fitting))
+        if least is None:
+            least = split.judge.sqnr(_nearest(duplicate(ready), fitting))
+        gained = split.judge.sqnr(_nearest(changed, fitting)) - least
         if gained > best + (LEAD if chosen == WAYS[0] else WORTH_RESCALING):
             best, chosen = gained, methods
-    return ready if chosen is None else _rescaled(ready, chosen, _channels(ready, split.samples, watch))
+    if chosen and (best + _rescaling_the_other_way(ready, split, chosen, watch)) / 2 > WORTH_RESCALING:
+        return _rescaled(ready, chosen, _channels(ready, split.samples, watch))
+    return ready
+
+
+def _rescaling_the_other_way(ready: Prepared, split: Split, methods: Sequence[Rescale], watch: Observer) -> float:
+    """Give what rescaling gains in dB, fitted on the half to judge on and judged on the half to fit on."""
+    _, fitting = split.halves or (None, split.samples)
+    changed = _rescaled(duplicate(ready), methods, _channels(ready, fitting, watch))
+    before, after = (_nearest(each, fitting) for each in (duplicate(ready), changed))
+    return split.judge_of_fitted.sqnr(after) - split.judge_of_fitted.sqnr(before)
 
 
 def _to_rescale(ready: Prepared) -> tuple[list[Node], frozenset[Node]]:

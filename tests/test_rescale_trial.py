@@ -31,7 +31,7 @@ def towering(tmp_path: Path) -> tuple[Prepared, Split]:
     return ready, Split(ready.model.serialize(), samples)
 
 
-def test_channels_are_measured_once_for_all_ways_and_once_for_the_one_that_is_kept(towering, monkeypatch):
+def test_channels_are_measured_once_for_all_ways_then_the_other_way_and_for_the_one_that_is_kept(towering, monkeypatch):
     ready, split = towering
     measured: list[int] = []
 
@@ -44,7 +44,7 @@ def test_channels_are_measured_once_for_all_ways_and_once_for_the_one_that_is_ke
     monkeypatch.setattr(trials, "calibrate", counting)
     made = rescale(ready, split, Silent())
     assert len(made.notes) > len(ready.notes), "rescaled"
-    assert measured == [6, 12]
+    assert measured == [6, 6, 12]
 
 
 def test_no_way_sees_what_another_has_changed(towering):
@@ -59,3 +59,14 @@ def test_no_way_sees_what_another_has_changed(towering):
         assert measured.tensors == known
         changed.add(once.model.serialize() != ready.model.serialize())
     assert True in changed
+
+
+def test_a_way_has_to_gain_with_the_halves_in_each_others_place(towering, monkeypatch):
+    ready, split = towering
+    assert trials._rescaling_the_other_way(ready, split, WAYS[1], Silent()) > trials.WORTH_RESCALING
+    gains = iter([-100.0, 0.0])
+    monkeypatch.setattr(trials, "_rescaling_the_other_way", lambda *_: next(gains))
+    assert rescale(ready, split, Silent()) is ready
+    assert rescale(ready, split, Silent()).notes != ready.notes, (
+        "what gains much in one place may gain nothing in the other"
+    )
