@@ -102,6 +102,10 @@ class Judge:
         worst = float(self.noise(model).max(initial=0.0))
         return float("inf") if worst == 0 else -10 * float(np.log10(worst))
 
+    def gain(self, before: Model, after: Model) -> float:
+        """Give how much nearer to float the second of two models is, in dB."""
+        return self.sqnr(after) - self.sqnr(before)
+
 
 class Split:
     """Samples in two halves, one to fit on and one to judge on; float outputs are computed once, when first needed.
@@ -127,22 +131,27 @@ class Split:
     @cached_property
     def judge(self) -> Judge:
         """The float outputs on the half to judge on; ValueError where `halves` is None."""
-        return self._judge_of(1)
+        return Judge(self.baseline, self.held_out)
 
     @cached_property
     def judge_of_fitted(self) -> Judge:
         """The float outputs on the half to fit on, for what is fitted on the other; ValueError as for `judge`."""
-        return self._judge_of(0)
+        return Judge(self.baseline, self._half(0))
 
     @cached_property
     def quick_judge(self) -> Judge:
         """The float outputs on the first few of all samples."""
         return Judge(self.baseline, self.samples.limit(SEARCH_SAMPLES))
 
-    def _judge_of(self, half: int) -> Judge:
+    @property
+    def held_out(self) -> Samples:
+        """The half to judge on; ValueError as for `judge`."""
+        return self._half(1)
+
+    def _half(self, which: int) -> Samples:
         if self.halves is None:
             raise ValueError("there are too few samples to hold half of them out")
-        return Judge(self.baseline, self.halves[half])
+        return self.halves[which]
 
 
 def scores(model: Model) -> dict[str, Value]:

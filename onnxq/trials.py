@@ -187,10 +187,9 @@ def rescale(ready: Prepared, split: Split, watch: Observer) -> Prepared:
 
 def _rescaling_the_other_way(ready: Prepared, split: Split, methods: Sequence[Rescale], watch: Observer) -> float:
     """Give what rescaling gains in dB, fitted on the half to judge on and judged on the half to fit on."""
-    _, fitting = split.halves or (None, split.samples)
+    fitting = split.held_out
     changed = _rescaled(duplicate(ready), methods, _channels(ready, fitting, watch))
-    before, after = (_nearest(each, fitting) for each in (duplicate(ready), changed))
-    return split.judge_of_fitted.sqnr(after) - split.judge_of_fitted.sqnr(before)
+    return split.judge_of_fitted.gain(_nearest(duplicate(ready), fitting), _nearest(changed, fitting))
 
 
 def _to_rescale(ready: Prepared) -> tuple[list[Node], frozenset[Node]]:
@@ -268,10 +267,9 @@ def _gain_the_other_way(ready: Prepared, split: Split) -> float:
     Where a few samples go much further than all others, the half that they are in decides: fitted on them, a narrower
     range can only gain on the others; fitted on the others and judged on them, it clips what they need.
     """
-    _, fitting = split.halves or (None, split.samples)
-    measured = measure(ready, MeasuredLayers(()), fitting, None, Silent())
+    measured = measure(ready, MeasuredLayers(()), split.held_out, None, Silent())
     before, after = (_rewritten(each, measured, Weights()) for each in (ready, by_output_error(ready)))
-    return split.judge_of_fitted.sqnr(after) - split.judge_of_fitted.sqnr(before)
+    return split.judge_of_fitted.gain(before, after)
 
 
 def by_output_error(ready: Prepared) -> Prepared:

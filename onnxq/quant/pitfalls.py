@@ -76,10 +76,9 @@ def pool_to_keep_float(value: Value, plan: Plan) -> Node | None:
     became twice as slow. It moves nothing across a Max, be it one of a single input, which only copies.
     """
     pool = value.producer
-    while pool is not None and pool.op_type in MOVERS and not pool.domain and pool.inputs[0] is not None:
-        read = pool.inputs[0]
-        pool = read.producer if len(read.uses) == 1 else None
-    if pool is None or pool.op_type != "MaxPool" or pool.domain or pool in plan.outputs:
+    while pool is not None and _passes(pool, MOVERS):
+        pool = _alone_before(pool)
+    if pool is None or not _passes(pool, ("MaxPool",)) or pool in plan.outputs:
         return None
     maker = pool.inputs[0].producer if pool.inputs[0] is not None else None
     return None if maker is not None and plan.absorbed.get(maker, maker) in plan.outputs else pool
@@ -94,8 +93,7 @@ def product_to_keep_float(value: Value, plan: Plan) -> Node | None:
     """
     node = value.producer
     while node is not None and _passes(node, (*PASSED, *CLAMPS)) and node not in plan.outputs:
-        read = node.inputs[0]
-        node = read.producer if read is not None and len(read.uses) == 1 else None
+        node = _alone_before(node)
     if node is None or not _passes(node, WEIGHTED) or node in plan.outputs or node in plan.in_integers:
         return None
     if node.inputs[1] is None or node.inputs[1].constant is None:
@@ -108,3 +106,9 @@ def product_to_keep_float(value: Value, plan: Plan) -> Node | None:
 
 def _passes(node: Node, operators: Iterable[str]) -> bool:
     return node.op_type in operators and not node.domain
+
+
+def _alone_before(node: Node) -> Node | None:
+    """Give the maker of what a node reads first, if nobody else reads that."""
+    read = node.inputs[0]
+    return read.producer if read is not None and len(read.uses) == 1 else None

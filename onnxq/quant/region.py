@@ -240,9 +240,9 @@ def node_times(node: Node, costs: Costs) -> tuple[float, float]:
         return 0.0, 0.0
     in_float, in_integers = _kernel_times(node, costs)
     made = node.outputs[0]
-    for use in made.uses if made is not None and node.op_type == "Conv" else ():
-        if made is not None and _conv_of(use.node) is node:
-            in_float += costs.clamp(use.node.op_type, count(made, costs.shapes))
+    clamps = [use.node.op_type for use in made.uses if _conv_of(use.node) is node] if made is not None else []
+    if made is not None and clamps:  # one, as nobody else reads what it clamps
+        in_float += costs.clamp(clamps[0], count(made, costs.shapes))
     return in_float, in_integers
 
 
