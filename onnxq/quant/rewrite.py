@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 from onnxq.ir import Model, Node, Patch, Value, commit
 from onnxq.ops.family import Site, rewrite_site
+from onnxq.quant.alignment import align
 from onnxq.quant.patches import QuantizingPatch, Shared
 from onnxq.quant.plan import Plan
 from onnxq.quant.qparams import QParams
 from onnxq.quant.weights import Weights
+from onnxq.targets.placement import load_target
 
 
 def rewrite(model: Model, plan: Plan, qparams: Mapping[Value, QParams], weights: Weights | None = None) -> Model:
@@ -41,6 +43,8 @@ def rewrite(model: Model, plan: Plan, qparams: Mapping[Value, QParams], weights:
         patches.append(patch)
     patches = [*shared.outer.values(), *patches]
     commit(patches)
+    if any(decision.form is not None and decision.node.op_type == "Conv" for decision in plan.quantized()):
+        align(model, load_target(plan.recipe.scheme.target))
     for node in (node for patch in patches for node in patch.nodes if node.domain):
         model.opsets.setdefault(node.domain, 1)
     return model

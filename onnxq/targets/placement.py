@@ -37,6 +37,10 @@ class Target:
         tables: Whether a table of 8-bit codes may be looked up.
         simplify: Whether functions that the model spells out are written as one operator, with a newer operator set if
             need be.
+        conv_channels: Its kernels for an integer Conv are fast for multiples of so many channels in and out.
+        conv_filters: To multiples of so many channels out are filled up those that are not.
+        conv_least: Fewer channels out than these are filled up, too.
+        depthwise: The same for a depthwise Conv, in and out alike.
 
     """
 
@@ -58,6 +62,10 @@ class Target:
     per_tensor: tuple[str, ...]
     tables: bool
     simplify: bool
+    conv_channels: int
+    conv_filters: int
+    conv_least: int
+    depthwise: int
 
 
 def target_names() -> list[str]:
