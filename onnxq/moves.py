@@ -86,8 +86,8 @@ def is_priced(plan: Plan) -> bool:
 
 
 def predicted_time(plan: Plan, costs: Costs) -> float:
-    """Add up the kernel times of all nodes as planned, in nanoseconds."""
-    return sum(_planned_time(decision, costs) for decision in plan.decisions) or 1.0
+    """Add up the kernel times of all nodes as planned and the conversions between them, in nanoseconds."""
+    return sum(_planned_time(decision, costs) for decision in plan.decisions) + plan.conversions or 1.0
 
 
 def saved_time(plan: Plan) -> float:

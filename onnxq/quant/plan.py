@@ -212,7 +212,8 @@ def _keep_paying_region(graph: Graph, decided: dict[Node, Decision], plan: Plan,
         return
     merged = {n: n.inputs[0].producer for n in graph.nodes if _absorbable(n, decided, recipe) and n.inputs[0]}
     makers = {clamp: maker for clamp, maker in merged.items() if maker is not None}
-    chosen = integer_region(graph, forms, makers, asked, plan.costs)
+    chosen, conversions = integer_region(graph, forms, makers, asked, plan.costs)
+    plan.conversions += conversions
     for node in forms.keys() - chosen:
         decided[node] = _stored_instead(node, recipe, opset, NOT_FASTER)
 

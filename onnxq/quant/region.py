@@ -10,95 +10,25 @@ from __future__ import annotations
 
 import json
 import math
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from onnxq.ir import Graph, Node, Value
 from onnxq.ops.family import Form
 from onnxq.ops.integer_domain import CLAMPS
+from onnxq.quant.flow import Flow
 from onnxq.targets import Costs
 from onnxq.targets.timings import Kernel
 
 INFINITE = 1e18
-FLOAT_BONUS = 1.05  # float is more accurate: 8 bit has to gain at least this factor
+FLOAT_BONUS = 1.1  # float is more accurate: 8 bit has to gain at least this factor
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 UNKNOWN_SIDE = 56  # what a spatial dimension is taken for that the model leaves open
 
 
-class Flow:
-    """A flow network over integers as nodes; 0 is the source, 1 the sink."""
-
-    def __init__(self) -> None:
-        self.edges: list[tuple[int, float]] = []  # target and remaining capacity; edge i ^ 1 is the reverse of i
-        self.out: list[list[int]] = [[], []]
-
-    def node(self) -> int:
-        """Add a node."""
-        self.out.append([])
-        return len(self.out) - 1
-
-    def edge(self, start: int, end: int, capacity: float) -> None:
-        """Add a directed edge."""
-        if capacity > 0:
-            self.out[start].append(len(self.edges))
-            self.edges.append((end, capacity))
-            self.out[end].append(len(self.edges))
-            self.edges.append((start, 0.0))
-
-    def source_side(self) -> set[int]:
-        """Give the nodes on the source's side of the least cut; of several least cuts, the smallest such set."""
-        while True:
-            level = self._levels()
-            if level[1] < 0:
-                return {node for node, depth in enumerate(level) if depth >= 0}
-            cursor = [0] * len(self.out)
-            while self._push(level, cursor):
-                pass
-
-    def _levels(self) -> list[int]:
-        level = [-1] * len(self.out)
-        level[0] = 0
-        queue = deque([0])
-        while queue:
-            node = queue.popleft()
-            for index in self.out[node]:
-                target, left = self.edges[index]
-                if left > 1e-9 and level[target] < 0:
-                    level[target] = level[node] + 1
-                    queue.append(target)
-        return level
-
-    def _push(self, level: list[int], cursor: list[int]) -> bool:
-        """Send flow along one shortest path, found by depth-first search without recursion."""
-        path: list[int] = []
-        node = 0
-        while node != 1:
-            while cursor[node] < len(self.out[node]):
-                index = self.out[node][cursor[node]]
-                target, left = self.edges[index]
-                if left > 1e-9 and level[target] == level[node] + 1:
-                    path.append(index)
-                    node = target
-                    break
-                cursor[node] += 1
-            else:
-                if not path:
-                    return False
-                index = path.pop()
-                node = self.edges[index ^ 1][0]
-                cursor[node] += 1
-        amount = min(self.edges[index][1] for index in path)
-        for index in path:
-            target, left = self.edges[index]
-            self.edges[index] = (target, left - amount)
-            back, gained = self.edges[index ^ 1]
-            self.edges[index ^ 1] = (back, gained + amount)
-        return True
-
-
 def integer_region(
     graph: Graph, forms: Mapping[Node, Form], merged: Mapping[Node, Node], forced: set[Node], costs: Costs
-) -> set[Node]:
+) -> tuple[set[Node], float]:
     """Choose the nodes that work in 8 bit.
 
     Args:
@@ -109,8 +39,9 @@ def integer_region(
         costs: Kernel times.
 
     Returns:
-        The candidates to quantize. A passive one is among them only if the makers of all its inputs are; an Add also
-        where the conversion of an input costs less than it saves, as behind a float Conv that others read in 8 bit.
+        The candidates to quantize, and what the conversions around them take in nanoseconds. A passive one is among
+        them only if the makers of all its inputs are; an Add also where the conversion of an input costs less than it
+        saves, as behind a float Conv that others read in 8 bit.
 
     """
     flow = Flow()
@@ -129,13 +60,14 @@ def integer_region(
             for slot in form.activations:
                 value = node.inputs[slot]
                 maker = value.producer if value is not None else None
-                flow.edge(
-                    place, places[maker] if maker in places and forms_output(maker, forms, merged) else 1, INFINITE
-                )
-    for value in graph.values.values():
-        _borders(value, flow, places, forms, merged, costs)
+                known = maker is not None and _in_codes(maker, places, forms, merged)
+                flow.edge(place, places[maker] if known and maker is not None else 1, INFINITE)
+    borders = [_border(value, places, forms, merged, costs) for value in graph.values.values()]
+    found = [border for border in borders if border is not None]
+    for border in found:
+        border.enter(flow)
     chosen = flow.source_side()
-    return {node for node in forms if places[node] in chosen}
+    return {node for node in forms if places[node] in chosen}, math.fsum(border.time(chosen) for border in found)
 
 
 def forms_output(maker: Node | None, forms: Mapping[Node, Form], merged: Mapping[Node, Node]) -> bool:
@@ -144,41 +76,104 @@ def forms_output(maker: Node | None, forms: Mapping[Node, Form], merged: Mapping
     return form is not None and form.output
 
 
-def _borders(
+@dataclass(frozen=True)
+class _Border:
+    """A value that somebody makes or reads in 8 bit, and what it takes where not all of them do; places in the flow.
+
+    Attributes:
+        maker: Who makes it; 1 where that is in float for certain.
+        readers: Who reads it; 1 for those that do so in float for certain.
+        convs: Those of them that are a Conv, who share what they read in float: see `sharing.py`.
+        out: What it takes once if it is made in 8 bit and anybody reads it in float.
+        reading: What it takes for each of these but a Conv.
+        blocks: What it takes for all that are a Conv together.
+        into: What it takes to read it in 8 bit if it is made in float.
+        pooled: Who makes what a MaxPool makes it of, and what `into` takes more if that is in float.
+
+    """
+
+    maker: int
+    readers: frozenset[int]
+    convs: frozenset[int]
+    out: float
+    reading: float
+    blocks: float
+    into: float
+    pooled: tuple[int, float] | None = None
+
+    def enter(self, flow: Flow) -> None:
+        """Let a cut through this border cost what it takes."""
+        if self.maker != 1:
+            out, blocks = flow.node(), flow.node()
+            flow.edge(self.maker, out, self.out)
+            flow.edge(self.maker, blocks, self.blocks)
+            for reader in sorted(self.readers):
+                flow.edge(out, reader, INFINITE)
+                if reader in self.convs:
+                    flow.edge(blocks, reader, INFINITE)
+                else:
+                    flow.edge(self.maker, reader, self.reading)
+        into = flow.node()
+        for reader in sorted(self.readers - {1}):
+            flow.edge(reader, into, INFINITE)
+        flow.edge(into, self.maker, self.into)
+        if self.pooled is not None:
+            flow.edge(into, *self.pooled)
+
+    def time(self, chosen: Collection[int]) -> float:
+        """Give what it takes if those chosen work in 8 bit."""
+        if self.maker in chosen:
+            floats = [reader for reader in self.readers if reader not in chosen]
+            blocks = self.blocks if any(reader in self.convs for reader in floats) else 0.0
+            others = sum(reader not in self.convs for reader in floats)
+            return self.out + blocks + others * self.reading if floats else 0.0
+        if not any(reader in chosen for reader in self.readers):
+            return 0.0
+        more = self.pooled[1] if self.pooled is not None and self.pooled[0] not in chosen else 0.0
+        return self.into + more
+
+
+def _border(
     value: Value,
-    flow: Flow,
     places: Mapping[Node, int],
     forms: Mapping[Node, Form],
     merged: Mapping[Node, Node],
     costs: Costs,
-) -> None:
-    """Charge one conversion where a value's maker and some of its readers are on different sides."""
+) -> _Border | None:
+    """Say what it takes where a value's maker and some of its readers are on different sides; None where it cannot."""
     if value.tensor is not None or not value.uses:
-        return
+        return None
     if any(use.node in merged for use in value.uses):  # between a Conv and its clamp nothing is converted
-        return
-    maker = 1
-    if value.producer is not None and value.producer in places and forms_output(value.producer, forms, merged):
-        maker = places[value.producer]
+        return None
+    producer = value.producer
+    maker = places[producer] if producer is not None and _in_codes(producer, places, forms, merged) else 1
     elements = count(value, costs.shapes)
-    readers = {_reader(use.node, use.slot, places, forms) for use in value.uses}
-    readers |= {1} if value.is_output else set()
+    reading, blocks = costs.reading(elements), costs.reorder(elements)
+    places_of = {use: _reader(use.node, use.slot, places, forms) for use in value.uses}
+    readers = frozenset(places_of.values()) | ({1} if value.is_output else set())
     if readers == {maker}:
-        return
-    if maker != 1:  # made in 8 bit, read in float
-        out = flow.node()
-        flow.edge(maker, out, costs.border(elements, into_integers=False))
-        for reader in readers:
-            flow.edge(out, reader, INFINITE)
-    into = flow.node()  # made in float, read in 8 bit
-    for reader in readers - {1}:
-        flow.edge(reader, into, INFINITE)
-    flow.edge(into, maker, costs.border(elements, into_integers=True))
-    pool = value.producer
-    if pool is not None and pool.op_type == "MaxPool" and not pool.domain:  # see `pool_to_keep_float`
-        read = pool.inputs[0].producer if pool.inputs[0] is not None else None
-        before = places[read] if read is not None and read in places and forms_output(read, forms, merged) else 1
-        flow.edge(into, before, costs.elementwise("Max", elements)[0] + costs.borders["node"])
+        return None
+    convs = frozenset(place for use, place in places_of.items() if _is_conv(use.node))
+    together = reading + blocks + (costs.elementwise("Max", elements)[0] if len(convs) > 1 else 0.0)
+    into = costs.border(elements, into_integers=True)
+    into += blocks if producer is not None and _is_conv(merged.get(producer, producer)) else 0.0
+    pooled = None
+    if producer is not None and producer.op_type == "MaxPool" and not producer.domain:  # see `pool_to_keep_float`
+        read = producer.inputs[0].producer if producer.inputs[0] is not None else None
+        before = places[read] if read is not None and _in_codes(read, places, forms, merged) else 1
+        pooled = before, costs.elementwise("Max", elements)[0] + costs.borders["node"]
+    out = costs.border(elements, into_integers=False) - reading
+    return _Border(maker, readers, convs, out, reading, together, into, pooled)
+
+
+def _in_codes(maker: Node, places: Mapping[Node, int], forms: Mapping[Node, Form], merged: Mapping[Node, Node]) -> bool:
+    """Whether a node can work in 8 bit, and give its output so."""
+    return maker in places and forms_output(maker, forms, merged)
+
+
+def _is_conv(node: Node) -> bool:
+    """Whether a node is a Conv, whose float kernel has channels in blocks: one more change of layout at a border."""
+    return node.op_type == "Conv" and not node.domain
 
 
 def _reader(node: Node, slot: int, places: Mapping[Node, int], forms: Mapping[Node, Form]) -> int:

@@ -10,6 +10,7 @@ from onnxq.quant.alignment import align
 from onnxq.quant.patches import QuantizingPatch, Shared
 from onnxq.quant.plan import Plan
 from onnxq.quant.qparams import QParams
+from onnxq.quant.sharing import share_conversions
 from onnxq.quant.weights import Weights
 from onnxq.targets.placement import load_target
 
@@ -43,8 +44,10 @@ def rewrite(model: Model, plan: Plan, qparams: Mapping[Value, QParams], weights:
         patches.append(patch)
     patches = [*shared.outer.values(), *patches]
     commit(patches)
-    if any(decision.form is not None and decision.node.op_type == "Conv" for decision in plan.quantized()):
-        align(model, load_target(plan.recipe.scheme.target))
+    target = load_target(plan.recipe.scheme.target)
+    if target.timed and any(d.scheme == "static-int8" and d.node.op_type == "Conv" for d in plan.decisions):
+        share_conversions(model)
+        align(model, target)
     for node in (node for patch in patches for node in patch.nodes if node.domain):
         model.opsets.setdefault(node.domain, 1)
     return model

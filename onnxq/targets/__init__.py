@@ -107,6 +107,14 @@ class Costs:
         kind = "QuantizeLinear" if into_integers else "DequantizeLinear"
         return (self.borders[kind] + self.borders["Transpose"]) * elements + self.borders["conversion"]
 
+    def reorder(self, elements: int) -> float:
+        """Give the time of the change of layout that a float Conv on one side of a border needs besides."""
+        return self.borders["Reorder"] * elements
+
+    def reading(self, elements: int) -> float:
+        """Give the time of the conversion to float alone, which onnxruntime repeats for every reader."""
+        return self.borders["DequantizeLinear"] * elements + self.borders["node"]
+
     def _interpolate(self, name: str, point: tuple[int, ...]) -> tuple[float, float]:
         """Interpolate linearly in the logarithms of sizes and times; outside the table its edges are continued.
 
