@@ -11,6 +11,7 @@ from onnxq.quant.patches import QuantizingPatch, Shared
 from onnxq.quant.plan import Plan
 from onnxq.quant.qparams import QParams
 from onnxq.quant.sharing import share_conversions
+from onnxq.quant.taps import fold_taps
 from onnxq.quant.weights import Weights
 from onnxq.targets.placement import load_target
 
@@ -47,6 +48,7 @@ def rewrite(model: Model, plan: Plan, qparams: Mapping[Value, QParams], weights:
     target = load_target(plan.recipe.scheme.target)
     if target.timed and any(d.scheme == "static-int8" and d.node.op_type == "Conv" for d in plan.decisions):
         share_conversions(model)
+        fold_taps(model, target)
         align(model, target)
     for node in (node for patch in patches for node in patch.nodes if node.domain):
         model.opsets.setdefault(node.domain, 1)
