@@ -44,10 +44,12 @@ def _align(graph: Graph, target: Target) -> int:
     for conv in convs:
         by_read.setdefault(conv.read, []).append(conv)
     widths = _widths(convs, by_read, target)
-    for conv in convs:
-        if conv.read not in widths and _worth_adding(conv, target):
-            widths[conv.read] = _up(conv.channels, target.conv_channels)
-    work = _Widening(widths)
+    added = {
+        conv.read: _up(conv.channels, target.conv_channels)
+        for conv in convs
+        if conv.read not in widths and _worth_adding(conv, target)
+    }
+    work = _Widening(widths, added)
     commit([work.patch(conv, cut=not absorbed(conv.made, by_read)) for conv in convs if work.touches(conv)])
     return sum(work.touches(conv) for conv in convs)
 
@@ -112,18 +114,25 @@ class _Widening:
     """The patches of one graph. Wide codes are made once, for all that read them.
 
     Args:
-        widths: How many channels codes have from now on, where that is more than before.
+        widths: How many channels codes are made with from now on, where that is more than before.
+        added: How many codes get that are made as they were, for those that read them with more.
 
     """
 
-    def __init__(self, widths: Mapping[Value, int]) -> None:
+    def __init__(self, widths: Mapping[Value, int], added: Mapping[Value, int]) -> None:
         self.widths = widths
+        self.added = added
         self.wide: dict[Value, Value] = {}  # codes → the same with more channels
         self.pairs: dict[Value, Value] = {}  # the same, dequantized
 
     def touches(self, conv: IntegerConv) -> bool:
         """Whether a Conv reads or makes codes that get more channels."""
-        return conv.read in self.widths or conv.made in self.widths
+        return self._channels(conv) != conv.channels or conv.made in self.widths
+
+    def _channels(self, conv: IntegerConv) -> int:
+        """How many channels a Conv reads from now on; a depthwise one only as many as it makes."""
+        added = None if conv.depthwise else self.added.get(conv.read)
+        return self.widths.get(conv.read, added or conv.channels)
 
     def patch(self, conv: IntegerConv, *, cut: bool) -> Patch:
         """Describe what becomes of one Conv; what it reads has been described before.
@@ -153,11 +162,10 @@ class _Widening:
         return patch
 
     def _read(self, conv: IntegerConv, patch: Patch) -> Value:
-        codes = conv.read
-        if codes not in self.widths:
+        codes, more = conv.read, self._channels(conv) - conv.channels
+        if not more:
             return conv.activation
         if codes not in self.wide:
-            more = self.widths[codes] - conv.channels
             pads = np.array([0] * (conv.codes.ndim + 1) + [more] + [0] * (conv.codes.ndim - 2))
             ends = patch.constant(pads, f"{codes.name}_pads")
             self.wide[codes] = patch.op("Pad", codes, ends, hint=f"{codes.name}_wide")
@@ -169,7 +177,7 @@ class _Widening:
     def _constants(self, conv: IntegerConv, patch: Patch) -> list[Value]:
         """Give weight and bias with filters and channels of zeros behind the others."""
         filters = self.widths.get(conv.made, conv.filters) - conv.filters
-        channels = 0 if conv.depthwise else self.widths.get(conv.read, conv.channels) - conv.channels
+        channels = 0 if conv.depthwise else self._channels(conv) - conv.channels
         made = []
         for pair in (conv.weight, conv.bias):
             if pair is None:
