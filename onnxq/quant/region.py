@@ -141,7 +141,7 @@ def _border(
     costs: Costs,
 ) -> _Border | None:
     """Say what it takes where a value's maker and some of its readers are on different sides; None where it cannot."""
-    if value.tensor is not None or not value.uses:
+    if value.tensor is not None or not (value.uses or value.is_output):
         return None
     if any(use.node in merged for use in value.uses):  # between a Conv and its clamp nothing is converted
         return None

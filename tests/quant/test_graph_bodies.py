@@ -104,7 +104,7 @@ def test_a_branch_that_no_sample_takes(
     tmp_path: Path, recipe: str, fallback: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if recipe == "eager":  # what is faster is not asked here
-        monkeypatch.setattr("onnxq.quant.plan.integer_region", lambda graph, forms, *_: set(forms))
+        monkeypatch.setattr("onnxq.quant.plan.integer_region", lambda graph, forms, *_: (set(forms), 0.0))
         monkeypatch.setattr("onnxq.quant.plan._keep_paying_run_time", lambda *_: None)
         recipe = "auto"
     other = branch("n w", floats(64, 32, seed=1), "else")
