@@ -14,6 +14,7 @@ from onnxq.ir.files import data_path, needs_external_data
 from onnxq.judge import Split
 from onnxq.large import carry_out_large, is_large
 from onnxq.layerwise import with_layers
+from onnxq.masking import limit_masks
 from onnxq.metric import compare_metric, load_metric
 from onnxq.observer import Observer, Silent
 from onnxq.quant.custom import foreign_node
@@ -163,7 +164,7 @@ def examined(ready: Prepared, given: Samples | None, stats: str | Path | Stats |
         raise ModelError(f"{ready.path} is too large to run it many times", "Leave --sensitivity out.")
     split = Split(ready.model.serialize(), given)
     watch.step("rescale")
-    ready = rescale(ready, split, watch) if stats is None else ready
+    ready = rescale(limit_masks(ready, split), split, watch) if stats is None else ready
     variants = fit(ready, split, given, stats, watch)
     watch.step("search")
     return replace(planned(ready), sensitivity=sensitivity(variants))
@@ -192,7 +193,7 @@ def carry_out(
     split = Split(before, probe)
     if stats is None:
         watch.step("rescale")
-        ready = rescale(ready, split, watch)
+        ready = rescale(limit_masks(ready, split), split, watch)
     variants, settled = fit(ready, split, given, stats, watch), Settled()
     if given is not None or budget.is_set:
         watch.step("search")

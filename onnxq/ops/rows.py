@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.ir import Node, Value
+from onnxq.ir import Node, Patch, Value
 from onnxq.ops.family import Decline, Form, Rewriter, Site
 
 SENTENCE = "a scale for every row, computed at run time, and MatMulInteger"
@@ -68,7 +68,7 @@ def is_nonnegative(value: Value) -> bool:
     return node is not None and not node.domain and node.op_type in NONNEGATIVE
 
 
-def reduce_max(patch: Rewriter, value: Value, axis: int, opset: int, hint: str) -> Value:
+def reduce_max(patch: Rewriter | Patch, value: Value, axis: int, opset: int, hint: str) -> Value:
     """Give the largest element along an axis, which stays as 1."""
     if opset < 18:
         return patch.op("ReduceMax", value, hint=hint, axes=[axis], keepdims=1)
