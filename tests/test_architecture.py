@@ -33,6 +33,7 @@ ORDER = [
     "steps",
     "timed",
     "trials",
+    "masking",
     "correction",
     "sensitivity",
     "moves",
