@@ -104,6 +104,8 @@ class Masked:
         """Add what one sample has for the terms."""
         with np.errstate(all="ignore"):
             total = np.atleast_1d(_sum(self.scores, arrays))
+            if not total.size:
+                return
             top = total.max(axis=-1, keepdims=True)
             self.denormals += int((total < top + DENORMAL).sum())
             self.elements += total.size

@@ -74,6 +74,12 @@ def test_scores_that_are_not_numbers_leave_a_mask_alone() -> None:
     assert seen(mask, scores).limit() is None
 
 
+def test_scores_of_no_elements_say_nothing() -> None:
+    masked = seen(np.zeros((3, 0)), np.zeros((2, 3, 0)))
+    assert masked.samples == 0
+    assert masked.limit() is None
+
+
 def test_a_mask_that_hides_nothing_gets_no_limit() -> None:
     assert seen(np.zeros((3, 4)), floats(2, 3, 4)).limit() is None
     assert seen(np.full((3, 4), -1e9), floats(2, 3, 4)).limit() is None
