@@ -1,0 +1,69 @@
+"""Time integer convolutions as they are quantized and as onnxq fills up or folds their channels, in turn.
+
+    python tests/bench/bench_conv_channels.py
+
+One thread; the median time of QLinearConv alone, the least of the quarters of the runs, and of the whole model.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import onnxruntime as ort
+from measure_nodes import conv_model
+
+from onnxq.ir import infer_types, parse
+from onnxq.quant.alignment import align
+from onnxq.quant.benchmark import kernel_times
+from onnxq.quant.taps import fold_taps
+from onnxq.targets.placement import load_target
+
+CASES = (  # channels, filters, window, side, groups
+    (32, 9, 3, 224, 1),
+    (32, 16, 3, 224, 1),
+    (64, 3, 3, 56, 1),
+    (256, 12, 3, 28, 1),
+    (64, 30, 1, 56, 1),
+    (3, 64, 3, 112, 1),
+    (3, 64, 7, 112, 1),
+    (1, 64, 5, 224, 1),
+    (1, 16, 3, 112, 1),
+)
+RUNS = 25
+
+
+def main() -> None:
+    target = load_target("cpu")
+    heads = {"channels": 9, "filters": 8, "window": 7, "side": 5, "kernel µs": 18, "ratio": 7, "model µs": 18}
+    print("".join(f"{name:>{width}}" for name, width in heads.items()) + "  ratio")
+    for channels, filters, window, side, groups in CASES:
+        before = conv_model(channels, filters, window, side, groups, quantized=True)
+        model = parse(before)
+        infer_types(model)
+        fold_taps(model, target)
+        align(model, target)
+        after = model.serialize()
+        feeds = {"x": np.random.default_rng(1).standard_normal((1, channels, side, side)).astype(np.float32)}
+        kernels = [kernel_times(each, feeds)["QLinearConv"] / 1e3 for each in (before, after)]
+        whole = model_times(before, after, feeds)
+        figures = "".join(f"{a:10.0f} {b:7.0f}{b / a:7.2f}" for a, b in (kernels, whole))
+        print(f"{channels:9}{filters:8}{window:7}{side:5}{figures}")
+
+
+def model_times(before: bytes, after: bytes, feeds: dict[str, np.ndarray]) -> list[float]:
+    """Give the median times of both models, run in turn, in microseconds."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    sessions = [ort.InferenceSession(each, options, providers=["CPUExecutionProvider"]) for each in (before, after)]
+    times = np.zeros((RUNS, 2))
+    for run in range(RUNS):
+        for column, session in enumerate(sessions):
+            start = time.perf_counter()
+            session.run(None, feeds)
+            times[run, column] = time.perf_counter() - start
+    return [float(t) * 1e6 for t in np.median(times, axis=0)]
+
+
+if __name__ == "__main__":
+    main()
