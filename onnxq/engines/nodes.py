@@ -13,10 +13,8 @@ from onnxq.engines.tolerance import MOST_TIES, Gap, gap
 from onnxq.errors import OnnxqError
 from onnxq.evaluator import Evaluator, Run, Step, arithmetic
 from onnxq.ir import Value
+from onnxq.ir.schemas import RANDOM
 
-RANDOM = frozenset(
-    ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
-)
 # Operators that give codes: they round, and what lies half-way may go either side
 QUANTIZERS = frozenset(("QuantizeLinear", "DynamicQuantizeLinear", "QGemm"))
 # Operators that turn a small difference into a whole step although their output is float

@@ -1,8 +1,13 @@
-"""What the onnx package knows of operators in different operator sets."""
+"""What there is to know of operators by their names, and what the onnx package knows of them in operator sets."""
 
 from __future__ import annotations
 
 import onnx
+
+# Operators of `ai.onnx` that give something else at every run
+RANDOM = frozenset(
+    ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
+)
 
 
 def same_meaning(op_type: str, one: int, other: int) -> bool:

@@ -1,4 +1,4 @@
-"""How operators make shapes of shapes, and small integer vectors of shapes: https://onnx.ai/onnx/operators."""
+"""How operators make shapes of shapes: https://onnx.ai/onnx/operators."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from onnxq.ir.graph import Node, Value
-from onnxq.ir.sizes import ONE, Shape, Size, broadcast, fresh, product, takes_all
+from onnxq.ir.sizes import ONE, Shape, Size, broadcast, cut, fresh, product, takes_all
 
 if TYPE_CHECKING:
     from onnxq.ir.shapes import Shapes
 
 Given = Sequence[Shape | None]
 Rule = Callable[["Shapes", Node, Value, Given], Shape | None]
-Content = Callable[["Shapes", Node], Shape | None]
 LAST = (1 << 63) - 1
 
 
@@ -36,12 +35,30 @@ def _reshape(shapes: Shapes, node: Node, output: Value, given: Given) -> Shape |
     if target is None:
         return None
     if not node.attribute("allowzero", 0):
-        target = tuple(shape[axis] if size.known == 0 else size for axis, size in enumerate(target))
+        target = tuple(_asked(shape, target, axis) or fresh(output, axis) for axis in range(len(target)))
     open_axes = [axis for axis, size in enumerate(target) if size.known is not None and size.number < 0]
     for axis in open_axes[:1]:
         rest = product(target[:axis] + target[axis + 1 :])
         target = (*target[:axis], product(shape).divided(rest) or fresh(output, axis), *target[axis + 1 :])
     return target
+
+
+def _asked(shape: Shape, target: Shape, axis: int) -> Size | None:
+    """Give the size that a Reshape makes of one element of its target; None where that may be another when it is 0.
+
+    A 0 means the size that the input has there. A computed size is sure to be meant if the input's is then 0 too, if
+    there is none, or if all other sizes are numbers, as the number of elements has to stay.
+    """
+    size = target[axis]
+    if size.known is not None:
+        return shape[axis] if size.number == 0 else size
+    if size.number < 0:
+        return None
+    rest = product(target[:axis] + target[axis + 1 :])
+    decided = rest.known is not None and all(other.number > 0 for other in target) and product(shape) == product(target)
+    never = {symbol for other in target[len(shape) :] for symbol in other.symbols}  # 0 would be an error
+    copied = set(shape[axis].symbols) if axis < len(shape) and shape[axis].known != 0 else set()
+    return size if decided or set(size.symbols) <= never or set(size.symbols) <= copied else None
 
 
 def _split(shapes: Shapes, node: Node, output: Value, given: Given) -> Shape | None:
@@ -123,7 +140,9 @@ def slices(shapes: Shapes, node: Node, rank: int) -> list[tuple[int, int, int, i
 def _slice(shapes: Shapes, node: Node, output: Value, given: Given) -> Shape | None:
     sizes = list(given[0] or ())
     found = slices(shapes, node, len(sizes))
-    for axis, start, end, step in found or ():
+    if found is None:
+        return _cut(shapes, node, output, sizes)
+    for axis, start, end, step in found:
         size = sizes[axis]
         others = tuple(sizes[:axis] + sizes[axis + 1 :])
         if step == 1 and takes_all(start, end, size, others):
@@ -132,14 +151,36 @@ def _slice(shapes: Shapes, node: Node, output: Value, given: Given) -> Shape | N
         sizes[axis] = (
             fresh(output, axis) if known is None else Size(len(range(*slice(start, end, step).indices(known))))
         )
-    return None if found is None else tuple(sizes)
+    return tuple(sizes)
+
+
+def _cut(shapes: Shapes, node: Node, output: Value, sizes: list[Size]) -> Shape | None:
+    """Give the shape behind a Slice whose bounds are computed."""
+    starts, ends = shapes.content(node.inputs[1]), shapes.content(node.inputs[2])
+    given = [*node.inputs[3:], None, None]
+    count = next((len(bounds) for bounds in (starts, ends) if bounds is not None), 0)
+    axes, steps = (
+        fallback if value is None else shapes.numbers(value)
+        for value, fallback in zip(given[:2], (list(range(count)), [1] * count), strict=True)
+    )
+    if axes is None or (not count and given[0] is None):
+        return None
+    for place, axis in enumerate(axes):
+        size, end = sizes[axis], ends[place] if ends is not None else None
+        first = starts is not None and starts[place] == Size(0) and steps is not None and steps[place] == 1
+        if not first or end is None or end.number < 0 or end != size:
+            new = fresh(output, axis % len(sizes))
+            counted = first and end is not None and end.number > 0 and end.symbols and size.known is not None
+            sizes[axis] = cut(end, size.known, new) if counted and end is not None and size.known else new
+    return tuple(sizes)
 
 
 def _shape(shapes: Shapes, node: Node, output: Value, given: Given) -> Shape | None:
-    return (Size(len((given[0] or ())[slice(*_bounds(node))])),)
+    return (Size(len((given[0] or ())[slice(*bounds(node))])),)
 
 
-def _bounds(node: Node) -> tuple[int, int]:
+def bounds(node: Node) -> tuple[int, int]:
+    """Give the first axis that a Shape reads, and the one that it no longer does."""
     return int(node.attribute("start", 0)), int(node.attribute("end", LAST))
 
 
@@ -153,6 +194,24 @@ def _matmul(shapes: Shapes, node: Node, output: Value, given: Given) -> Shape | 
 def _gemm(shapes: Shapes, node: Node, output: Value, given: Given) -> Shape | None:
     left, right = given[0] or (), given[1] or ()
     return left[1 if node.attribute("transA", 0) else 0], right[0 if node.attribute("transB", 0) else 1]
+
+
+def _size(shapes: Shapes, node: Node, output: Value, given: Given) -> Shape | None:
+    return ()
+
+
+def _filled(shapes: Shapes, node: Node, output: Value, given: Given) -> Shape | None:
+    return shapes.content(node.inputs[0])
+
+
+def _range(shapes: Shapes, node: Node, output: Value, given: Given) -> Shape | None:
+    start, end, step = (shapes.content(value) for value in node.inputs)
+    counted = start == (Size(0),) and step == (ONE,) and end is not None and end[0].number >= 0
+    return end if counted else None
+
+
+def _as_indices(shapes: Shapes, node: Node, output: Value, given: Given) -> Shape | None:
+    return given[1]
 
 
 def _reduce(shapes: Shapes, node: Node, output: Value, given: Given) -> Shape | None:
@@ -186,52 +245,6 @@ def _pool(shapes: Shapes, node: Node, output: Value, given: Given) -> Shape | No
     return (*shape[:2], *(ONE if whole else fresh(output, axis) for axis in range(2, len(shape))))
 
 
-def _shape_content(shapes: Shapes, node: Node) -> Shape | None:
-    shape = shapes.of(node.inputs[0])
-    return None if shape is None else shape[slice(*_bounds(node))]
-
-
-def _cast_content(shapes: Shapes, node: Node) -> Shape | None:
-    return shapes.content(node.inputs[0]) if node.attribute("to") in (6, 7) else None
-
-
-def _same_content(shapes: Shapes, node: Node) -> Shape | None:
-    return shapes.content(node.inputs[0])
-
-
-def _gather_content(shapes: Shapes, node: Node) -> Shape | None:
-    data, ids = shapes.content(node.inputs[0]), shapes.numbers(node.inputs[1])
-    if data is None or ids is None or node.attribute("axis", 0) or not all(-len(data) <= at < len(data) for at in ids):
-        return None
-    return tuple(data[at] for at in ids)
-
-
-def _slice_content(shapes: Shapes, node: Node) -> Shape | None:
-    data, found = shapes.content(node.inputs[0]), slices(shapes, node, 1)
-    if data is None or found is None or len(found) != 1:
-        return None
-    _, start, end, step = found[0]
-    return data[slice(start, end, step)] if step > 0 else None
-
-
-def _concat_content(shapes: Shapes, node: Node) -> Shape | None:
-    parts = [shapes.content(value) for value in node.inputs]
-    return None if any(part is None for part in parts) else tuple(size for part in parts for size in part or ())
-
-
-def _arithmetic(shapes: Shapes, node: Node) -> Shape | None:
-    left, right = (shapes.content(value) for value in node.inputs)
-    if left is None or right is None or len({len(left), len(right)} - {1}) > 1:
-        return None
-    count = max(len(left), len(right))
-    pairs = zip(left * (count // len(left) or 1), right * (count // len(right) or 1), strict=True)
-    if node.op_type == "Mul":
-        return tuple(a * b for a, b in pairs)
-    divided = [a.divided(b) if a.number >= 0 and b.number > 0 else None for a, b in pairs]
-    found = tuple(size for size in divided if size is not None)
-    return found if len(found) == count else None
-
-
 UNARY = (
     "Abs", "BatchNormalization", "Cast", "Ceil", "Celu", "Clip", "Cos", "CumSum", "DequantizeLinear", "Dropout", "Elu",
     "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "InstanceNormalization", "IsInf", "IsNaN",
@@ -252,32 +265,26 @@ RULES: dict[str, Rule] = {
     "ArgMin": _arg,
     "AveragePool": _pool,
     "Concat": _concat,
+    "ConstantOfShape": _filled,
     "Conv": _conv,
     "Expand": _expand,
     "Flatten": _flatten,
     "Gather": _gather,
+    "GatherElements": _as_indices,
     "Gemm": _gemm,
     "GlobalAveragePool": _pool,
     "GlobalMaxPool": _pool,
     "MatMul": _matmul,
     "MaxPool": _pool,
+    "Range": _range,
     "Reshape": _reshape,
+    "ScatterElements": _same,
+    "ScatterND": _same,
     "Shape": _shape,
+    "Size": _size,
     "Slice": _slice,
     "Split": _split,
     "Squeeze": _squeeze,
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
-}
-CONTENTS: dict[str, Content] = {
-    "Cast": _cast_content,
-    "Concat": _concat_content,
-    "Div": _arithmetic,
-    "Gather": _gather_content,
-    "Identity": _same_content,
-    "Mul": _arithmetic,
-    "Shape": _shape_content,
-    "Slice": _slice_content,
-    "Squeeze": _same_content,
-    "Unsqueeze": _same_content,
 }

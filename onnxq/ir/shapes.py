@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
+from onnxq.ir.content_rules import CONTENTS, MOST_CONTENT, content_of
 from onnxq.ir.graph import Graph, Node, Value
-from onnxq.ir.shape_rules import CONTENTS, RULES
+from onnxq.ir.shape_rules import RULES
 from onnxq.ir.sizes import Shape, Size, fresh
 
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
-MOST_CONTENT = 16  # elements of an integer vector that is followed: ranks are smaller
 
 
 class Shapes:
@@ -34,7 +34,9 @@ class Shapes:
             for output in node.outputs:
                 if output is not None:
                     self._shapes[output] = self._merged(output, self._shape(node, output))
-            self._follow(node)
+            found = content_of(self, node) if node.op_type in CONTENTS else None
+            if found is not None and node.outputs[0] is not None:
+                self._contents[node.outputs[0]] = found
 
     def of(self, value: Value | None) -> Shape | None:
         """Give a shape; None where the rank is unknown."""
@@ -91,12 +93,3 @@ class Shapes:
             return rule(self, node, output, shapes)
         except (IndexError, TypeError):  # an input of a rank that the operator does not take, or of unknown rank
             return None
-
-    def _follow(self, node: Node) -> None:
-        output = node.outputs[0] if node.outputs else None
-        rule = CONTENTS.get(node.op_type)
-        if node.domain or output is None or rule is None:
-            return
-        found = rule(self, node)
-        if found is not None and len(found) <= MOST_CONTENT:
-            self._contents[output] = found

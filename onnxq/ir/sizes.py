@@ -11,6 +11,7 @@ from onnxq.ir.graph import Value
 
 ENDLESS = (1 << 31) - 1  # an end of Slice that no axis reaches: exporters write the largest int32 or int64
 TOO_MANY = 1 << 42  # elements that no tensor has
+LONGEST = 400  # characters of a symbol that is made of others: beyond, a new one is cheaper
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,31 @@ def fresh(output: Value, axis: int) -> Size:
     return Size(1, (f"{output.name}:{axis}",))
 
 
+class Widest(str):
+    """A symbol for what sizes broadcast to: the same parts in any order, however often, are the same size."""
+
+    parts: frozenset[Size]
+
+
+class Cut(str):
+    """A symbol for a size, or the number of elements that an axis has if there are fewer."""
+
+    size: Size
+
+
+def cut(size: Size, most: int, otherwise: Size) -> Size:
+    """Give what is left of an axis of `most` elements, at least one, in front of element number `size`."""
+    symbol = Cut(f"cut({size!r}, {most})")
+    symbol.size = size
+    return Size(1, (symbol,)) if len(symbol) <= LONGEST else otherwise
+
+
 def broadcast(shapes: Sequence[Shape], output: Value) -> Shape:
-    """Give the shape that shapes broadcast to; an axis that could be either of two has a symbol of its own."""
+    """Give the shape that shapes broadcast to.
+
+    An axis that could be either of several has a symbol that says of which. That is sound because broadcasting asks
+    only which sizes are not 1, and those have to be equal: neither order nor repetition matters.
+    """
     rank = max(map(len, shapes))
     sizes = []
     for axis in range(-rank, 0):
@@ -60,8 +84,29 @@ def broadcast(shapes: Sequence[Shape], output: Value) -> Shape:
         here.pop(ONE, None)
         numbers = [size for size in here if size.known is not None]
         candidates = numbers or list(here) or [ONE]  # beside a number, a symbol can only be that number or 1
-        sizes.append(candidates[0] if len(candidates) == 1 else fresh(output, axis % rank))
+        new = fresh(output, axis % rank)
+        sizes.append(candidates[0] if len(candidates) == 1 else new if numbers else _widest(candidates, new))
     return tuple(sizes)
+
+
+def _widest(sizes: Sequence[Size], otherwise: Size) -> Size:
+    parts = frozenset[Size]().union(*map(_parts, sizes))
+    # Beside a size, one cut from it can only be that size, or there was nothing to cut.
+    parts = frozenset(part for part in parts if not (isinstance(at := _symbol(part), Cut) and _parts(at.size) <= parts))
+    if len(parts) == 1:
+        return next(iter(parts))
+    symbol = Widest(f"widest({', '.join(sorted(map(repr, parts)))})")
+    symbol.parts = parts
+    return Size(1, (symbol,)) if len(symbol) <= LONGEST else otherwise
+
+
+def _symbol(size: Size) -> str:
+    return size.symbols[0] if size.number == 1 and len(size.symbols) == 1 else ""
+
+
+def _parts(size: Size) -> frozenset[Size]:
+    symbol = _symbol(size)
+    return symbol.parts if isinstance(symbol, Widest) else frozenset((size,))
 
 
 def takes_all(start: int, end: int, size: Size, others: Shape) -> bool:

@@ -1,4 +1,4 @@
-"""Operators that give what they read go, and shapes that a Reshape could state are no longer computed."""
+"""Operators that give what they read go."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from onnxq.ir.model import Model
 from onnxq.ir.patch import Patch
 from onnxq.ir.shape_rules import slices
 from onnxq.ir.shapes import Shapes
-from onnxq.ir.sizes import product
 from onnxq.simplify.registry import Change, simplifies
 
 FIRST_OPSET = 7  # before, broadcasting is asked for by attribute; source: onnx operator specification, Add-6
 MOVES_NOTHING = ("Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")  # elements keep their order
 MOST = 1 << 16  # elements of a constant that are looked at
 SAYS = "left out {} operator{s} without effect"
-STATED = "stated the shape of {} Reshape that was computed"
 
 
 @simplifies(order=10)
@@ -44,8 +42,6 @@ def neutral(model: Model) -> Iterator[Change]:
             patch = Patch(graph, node, "it gives what it reads")
             patch.replace(output, source)
             yield Change(patch, SAYS)
-        elif node.op_type == "Reshape":
-            yield from _stated(node, shapes)
 
 
 def _replaceable(old: Value, new: Value, gone: dict[Value, Value]) -> bool:
@@ -148,22 +144,6 @@ def _is_all(value: Value, number: float) -> bool:
         return False
     array = tensor.numpy()
     return array.dtype.kind in "fiu" and bool((array == number).all())
-
-
-def _stated(node: Node, shapes: Shapes) -> Iterator[Change]:
-    """Describe a Reshape whose computed shape has one unknown size: -1 says the same."""
-    target = shapes.content(node.inputs[1]) if len(node.inputs) == 2 else None
-    source = shapes.of(node.inputs[0])
-    if target is None or source is None or node.inputs[1] is None or node.inputs[1].constant is not None:
-        return
-    unknown = [axis for axis, size in enumerate(target) if size.known is None]
-    rest = product([size for size in target if size.known is not None])
-    if len(unknown) > 1 or rest.number <= 0 or any(size.known == 0 for size in target):
-        return
-    shape = [-1 if size.known is None else size.number for size in target]
-    patch = Patch(node.graph, node, "all but one size are known")
-    patch.rewire(node, 1, patch.constant(np.array(shape, np.int64), f"{node.inputs[1].name}_stated"))
-    yield Change(patch, STATED)
 
 
 RULES: dict[str, Callable[[Node, Shapes], Value | None]] = {
