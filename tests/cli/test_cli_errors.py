@@ -151,7 +151,7 @@ def test_nothing_to_quantize_is_a_check_that_failed(cli, folder: Path) -> None:
     before = files(folder)
     result = cli("quantize", "digits_cnn.onnx", "--only", "NoSuchOperator")
     assert result.code == 1
-    assert "no node of digits_cnn.onnx can be quantized: --only leaves it float (16)" in result.err
+    assert "no node of digits_cnn.onnx can be quantized: --only leaves it float (12)" in result.err
     assert "hint: No node matches --only NoSuchOperator" in result.err
     assert files(folder) == before
 

@@ -46,7 +46,7 @@ def test_json_says_the_same_and_nothing_else_is_on_stdout(cli, folder: Path) -> 
     assert (report["schema"], report["onnxq"], report["recipe"]) == (1, __version__, "auto")
     assert report["source"] == {"path": "digits_cnn.onnx", "bytes": 296362}
     assert report["output"] == {"path": "q.onnx", "files": ["q.onnx"], "bytes": Path("q.onnx").stat().st_size}
-    assert sum(report["counts"].values()) == len(report["nodes"]) == 16
+    assert sum(report["counts"].values()) == len(report["nodes"]) == 12
     assert sum(report["reasons"].values()) == report["counts"]["float"]
     assert {node["scheme"] for node in report["nodes"]} == {None, "static-int8", "weight-int8"}
     assert list(report["seconds"]) == STEPS
@@ -131,7 +131,7 @@ def test_dry_run_may_write_its_report(cli, folder: Path) -> None:
     assert cli("quantize", *STATIC, "--dry-run", "--report", "r.json").code == 0
     report = json.loads(Path("r.json").read_text())
     assert (report["output"], report["comparison"]) == (None, None)
-    assert len(report["nodes"]) == 16
+    assert len(report["nodes"]) == 12
 
 
 def test_exclude_and_only(cli, folder: Path) -> None:
