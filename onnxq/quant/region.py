@@ -21,7 +21,7 @@ from onnxq.targets import Costs
 from onnxq.targets.timings import Kernel
 
 INFINITE = 1e18
-FLOAT_BONUS = 1.2  # float is more accurate: 8 bit has to gain at least this factor
+FLOAT_BONUS = 1.05  # float is more accurate: 8 bit has to gain at least this factor
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 UNKNOWN_SIDE = 56  # what a spatial dimension is taken for that the model leaves open
 
