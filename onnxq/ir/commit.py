@@ -232,8 +232,10 @@ class _Commit:
         for value in self.lost:
             if value.uses or value.is_output:
                 raise ValueError(f"a node was removed whose result '{value.name}' is still needed")
-        for scope in self.scopes.values():
-            scope.finish(self.gone)
+        for scope in sorted(self.scopes.values(), key=lambda scope: -scope.graph.depth):
+            scope.finish(
+                self.gone
+            )  # bodies first: what a node needs is what its bodies read without those that are gone
 
     def sweep(self, value: Value) -> None:
         """Remove what the patches left without a reader."""

@@ -3,7 +3,8 @@
     python tests/bench/bench_simplify.py
 
 Prints nanoseconds an element of every operator that a spelled-out function may consist of, beside the figure that
-`onnxq.simplify.functions` decides by, and how long spelled-out functions take before and after, as a ratio. CPU time of
+`onnxq.simplify.functions` decides by, and how long spelled-out functions take before and after, as a ratio; then small
+transformers with and without the arithmetic about sizes that exporters write into every layer. CPU time of
 one thread, so that other work on the machine hardly matters. The exit code is 1 where a function became slower.
 """
 
@@ -20,6 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "simplify"))
+from exported_support import WORDS, bert_like, gpt_like
 from support import simplified
 from test_activations import CASES, STAY, spelled
 
@@ -49,7 +51,7 @@ def model_of(op_type: str) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
 
 
-def seconds(*models: bytes) -> list[float]:
+def seconds(*models: bytes, feeds: dict[str, np.ndarray] | None = None) -> list[float]:
     """CPU seconds of a run of each model, the lower fifth of many; they take turns."""
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
@@ -58,7 +60,7 @@ def seconds(*models: bytes) -> list[float]:
     for _ in range(RUNS):
         for session, taken in zip(sessions, times, strict=True):
             start = time.thread_time()
-            session.run(None, {"x": X})
+            session.run(None, feeds or {"x": X})
             taken.append(time.thread_time() - start)
     return [float(np.quantile(taken, 0.2)) for taken in times]
 
@@ -76,6 +78,14 @@ def main() -> int:
         before, after = seconds(proto.SerializeToString(), simplified(proto, "activations").model.serialize())
         slower += after > 1.05 * before
         print(f"{name:40} {before * 1e3:7.3f} {after / before:7.2f}")
+    print(f"\n{'six layers':40} {'ms':>7} {'after':>7}")
+    ids = np.arange(12).reshape(1, 12) % WORDS
+    for model, feeds in ((gpt_like, {"ids": ids}), (bert_like, {"ids": ids, "attention": np.ones_like(ids)})):
+        proto = model(layers=6)
+        after_all = simplified(proto, "stated_shapes", "shared_sizes").model.serialize()
+        before, after = seconds(proto.SerializeToString(), after_all, feeds=feeds)
+        slower += after > 1.05 * before
+        print(f"{model.__name__:40} {before * 1e3:7.3f} {after / before:7.2f}")
     return int(slower > 0)
 
 

@@ -317,3 +317,23 @@ def test_what_others_know_by_name_keeps_it(name):
     patch.rename(value_of(model.graph, name), "other")
     with pytest.raises(ValueError, match="is known outside under its name"):
         commit([patch])
+
+
+def test_what_only_a_removed_node_of_a_body_needed_goes():
+    """The body is put in order before what is around it, else its holder would still ask for the producer."""
+    model = model_of("""g (float[2,4] x, bool which) => (float[2,4] y) {
+        a = Relu(x)
+        [dead] b = Neg(x)
+        y = If(which) <
+            then_branch = yes () => (float[2,4] p) { p = Abs(x) [unread] q = Exp(a) },
+            else_branch = no () => (float[2,4] r) { r = Neg(x) }
+        >
+    }""")
+    patches = []
+    for name in ("dead", "unread"):
+        gone = next(node for node in model.graph.walk() if node.name == name)
+        patches.append(Patch(gone.graph, gone))
+        patches[-1].remove(gone)
+    commit(patches)
+    assert_consistent(model)
+    assert [node.op_type for node in model.graph.nodes] == ["If"]
