@@ -99,7 +99,8 @@ def rewrite_row_conv(site: Site, patch: Rewriter) -> None:
     w = patch.constant(matrix, f"{weight.name}_quantized", beside=weight)
     total = patch.op("MatMulInteger", *([read, w] if zero is None else [read, w, zero]), hint=f"{name}_int32")
     vector = scales.reshape(()) if scales.size == 1 else scales.reshape(-1)
-    made = rows.scaled(patch, total, rows.step_scales(patch, vector, steps, weight), largest, f"{name}_rows")
+    scale = rows.step_scales(patch, vector, steps, weight)
+    made = rows.scaled(patch, total, scale, largest, f"{name}_rows", fused=True)
     bias = site.input(2)
     if bias is not None:
         made = patch.op("Add", made, bias, hint=f"{name}_sum")
