@@ -205,10 +205,10 @@ def carry_out(
     report = replace(planned(ready), sensitivity=settled.sensitivity)
     if detailed:
         report = replace(report, activations=activations(ready.plan, qparams, variants.stats))
-    model = stamp(rewrite(ready.model, ready.plan, qparams, variants.weights), ready)
-    report = replace(
-        report, notes=(*report.notes, *settled.notes, *variants.weights.notes()), weights=variants.weights.chosen()
-    )
+    model = rewrite(ready.model, ready.plan, qparams, variants.weights)
+    by_layers, model = model.copy() if detailed else model, stamp(model, ready)
+    notes = (*report.notes, *settled.notes, *variants.weights.notes())
+    report = replace(report, notes=notes, weights=variants.weights.chosen())
     watch.step("verify")
     encoded = model.serialize()
     probe = probe.limit(FEW_SAMPLES) if ready.fast else probe
@@ -216,7 +216,7 @@ def carry_out(
     comparison = compare(baseline, encoded, probe, latency=not ready.fast, progress=watch.progress)
     if detailed:
         watch.step("layers")
-        comparison = with_layers(comparison, parse(before), model, probe)
+        comparison = with_layers(comparison, parse(before), by_layers, probe)
     result = Quantized(model, replace(report, comparison=comparison, samples=probe.description), encoded)
     return with_metric(result, budget, baseline, given, watch)
 

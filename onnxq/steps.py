@@ -33,6 +33,7 @@ from onnxq.quant.samples import Samples, input_specs, open_samples, wrap_samples
 from onnxq.quant.stats import Stats, range_kinds
 from onnxq.quant.stats_file import load_stats
 from onnxq.quant.streamed import LARGE, is_large
+from onnxq.quant.tuning import tune
 from onnxq.simplify import Simplified, simplify
 from onnxq.targets import Costs
 from onnxq.version import __version__
@@ -238,7 +239,8 @@ def choose_qparams(plan: Plan, stats: Stats) -> dict[Value, QParams]:
 
 
 def stamp(model: Model, ready: Prepared) -> Model:
-    """Finish the quantized model: what is left of 16-bit weights stored as such, and a record of what made it."""
+    """Finish a quantized model: in the form that is fastest, 16-bit weights as such, with a record of what made it."""
+    tune(model, ready.plan.recipe.scheme.target)
     store_narrow(model)
     model.metadata["onnxq_version"] = __version__
     model.metadata["onnxq_recipe"] = ready.plan.recipe.to_toml()

@@ -19,12 +19,13 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxq.ir import Model, Value
+from onnxq.ir import Model, Value, infer_types, parse
 from onnxq.quant.native import ORT_ERRORS, SessionError, Settings
 from onnxq.quant.plan import make_plan
 from onnxq.quant.recipe import Recipe
 from onnxq.quant.region import interpolated, kernel_of
 from onnxq.quant.session import is_large, open_session, run_session
+from onnxq.quant.tuning import tune
 from onnxq.targets import load_costs
 from onnxq.targets.timings import Kernel, Timings
 
@@ -98,7 +99,9 @@ def kernel_pair(kernel: Kernel) -> tuple[int, int] | None:
     times = []
     try:
         for quantized in (False, True):
-            found = kernel_times(kernel_model(kernel, quantized=quantized), feeds, KERNEL_SECONDS)
+            made = parse(kernel_model(kernel, quantized=quantized))
+            infer_types(made)
+            found = kernel_times(tune(made, "cpu").serialize(), feeds, KERNEL_SECONDS)
             times.append(round(sum(took for kind, took in found.items() if kind not in CONVERSIONS)))
     except ORT_ERRORS:
         return None

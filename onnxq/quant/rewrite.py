@@ -6,14 +6,10 @@ from collections.abc import Mapping
 
 from onnxq.ir import Model, Node, Patch, Value, commit
 from onnxq.ops.family import Site, rewrite_site
-from onnxq.quant.alignment import align
 from onnxq.quant.patches import QuantizingPatch, Shared
 from onnxq.quant.plan import Plan
 from onnxq.quant.qparams import QParams
-from onnxq.quant.sharing import share_conversions
-from onnxq.quant.taps import fold_taps
 from onnxq.quant.weights import Weights
-from onnxq.targets.placement import load_target
 
 
 def rewrite(model: Model, plan: Plan, qparams: Mapping[Value, QParams], weights: Weights | None = None) -> Model:
@@ -45,11 +41,6 @@ def rewrite(model: Model, plan: Plan, qparams: Mapping[Value, QParams], weights:
         patches.append(patch)
     patches = [*shared.outer.values(), *patches]
     commit(patches)
-    target = load_target(plan.recipe.scheme.target)
-    if target.timed and any(d.scheme == "static-int8" and d.node.op_type == "Conv" for d in plan.decisions):
-        share_conversions(model)
-        fold_taps(model, target)
-        align(model, target)
     for node in (node for patch in patches for node in patch.nodes if node.domain):
         model.opsets.setdefault(node.domain, 1)
     return model

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from helpers import ALL, NONE, Quantized, count_ops, floats, quantize_in_memory, recipe_of, run, typed
+from helpers import ALL, NONE, Quantized, count_ops, floats, quantize_in_memory, run, typed
 from helpers import build as build_float
 from helpers import node as float_node
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from integer_conv_support import Convs, shapes_of
 
+from onnxq.correction import places
+from onnxq.ir import parse
+from onnxq.pipeline import quantize
 from onnxq.quant.alignment import align
 from onnxq.quant.decision import Plan
+from onnxq.quant.plan import make_plan
 from onnxq.quant.recipe import load_recipe
 from onnxq.targets.placement import load_target
 
@@ -182,14 +187,29 @@ def test_onnxruntime_computes_them_all_in_integers() -> None:
     assert (optimized["QuantizeLinear"], optimized["DequantizeLinear"]) == (1, 1)
 
 
-def test_a_model_quantized_by_the_recipe_is_filled_up() -> None:
-    """Whole: two weights, the second with more filters than its outputs, which are those of the float model."""
+def test_what_the_pipeline_writes_is_filled_up_and_its_layers_are_compared_all_the_same(tmp_path: Path) -> None:
     weights = {"w": floats(6, 4, 3, 3, scale=0.2), "v": floats(9, 6, 3, 3, seed=1, scale=0.2)}
     steps = [float_node("Conv", "x w", "a", pads=[1] * 4), float_node("Conv", "a v", "y", pads=[1] * 4)]
     proto = build_float(steps, {"x": [1, 4, 16, 16]}, ["y"], weights)
-    made = quantize_in_memory(proto, recipe_of("static-int8"), [{"x": floats(1, 4, 16, 16, seed=2)}])
-    assert shapes_of(made.proto) == {"a": (16, 4, 3, 3), "y": (16, 16, 3, 3)}
-    expected = run(proto.SerializeToString(), {"x": floats(1, 4, 16, 16, seed=2)})[0]
-    got = run(made.data, {"x": floats(1, 4, 16, 16, seed=2)}, ALL)[0]
+    onnx.save(proto, tmp_path / "m.onnx")
+    samples = [{"x": floats(1, 4, 16, 16, seed=seed)} for seed in range(4)]
+    report = quantize(tmp_path / "m.onnx", "static-int8", output=tmp_path / "q.onnx", samples=samples, detailed=True)
+    assert shapes_of(onnx.load(tmp_path / "q.onnx")) == {"a": (16, 4, 3, 3), "y": (16, 16, 3, 3)}
+    assert report.comparison is not None
+    assert {layer.tensor for layer in report.comparison.layers} == {"a", "y"}
+    expected = run(proto.SerializeToString(), samples[0])[0]
+    got = run((tmp_path / "q.onnx").read_bytes(), samples[0], ALL)[0]
     assert got.shape == expected.shape
     assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
+
+
+def test_biases_are_corrected_of_convolutions_that_are_filled_up(tmp_path: Path) -> None:
+    """Trials compare tensors with those of the float model, which have fewer channels than what is written."""
+    weights = {"w": floats(6, 4, 3, 3, scale=0.2), "v": floats(9, 6, 3, 3, seed=1, scale=0.2)}
+    steps = [float_node("Conv", "x w", "a", pads=[1] * 4), float_node("Conv", "a v", "y", pads=[1] * 4)]
+    model = typed(build_float(steps, {"x": [1, 4, 16, 16]}, ["y"], weights))
+    plan = make_plan(model, load_recipe("static-int8"), with_data=True)
+    made = quantize_in_memory(
+        build_float(steps, {"x": [1, 4, 16, 16]}, ["y"], weights), "static-int8", [{"x": floats(1, 4, 16, 16)}]
+    )
+    assert len(places(plan, parse(made.data))) == 2

@@ -114,9 +114,9 @@ def behind_a_pool(*more: Any, reads: str = "p") -> Any:
         node("MaxPool", "c", "p", kernel_shape=[2, 2], strides=[2, 2]),
         *more,
         node("Conv", f"{reads} v", "y", name="second", pads=[1] * 4),
-        node("Conv", f"{reads} u", "z", name="third"),
+        node("Conv", f"{reads} u", "z", name="third", pads=[1] * 4),
     ]
-    weights = {"w": floats(32, 3, 3, 3), "v": floats(64, 32, 3, 3, seed=1), "u": floats(64, 32, 1, 1, seed=2)}
+    weights = {"w": floats(16, 3, 3, 3), "v": floats(64, 16, 3, 3, seed=1), "u": floats(64, 16, 3, 3, seed=2)}
     return build(nodes, {"x": [1, 3, 64, 64]}, ["y", "z"], weights)
 
 

@@ -1,0 +1,31 @@
+"""A quantized model in the form that a runtime computes fastest, the same to the bit.
+
+It comes last: what is filled up or folded has no counterpart in the float model any more, which trials compare it with.
+"""
+
+from __future__ import annotations
+
+from onnxq.ir import Model
+from onnxq.quant.alignment import align
+from onnxq.quant.sharing import share_conversions
+from onnxq.quant.taps import fold_taps
+from onnxq.targets.placement import load_target
+
+
+def tune(model: Model, target: str) -> Model:
+    """Change a quantized model for a target, where its kernels are known.
+
+    Args:
+        model: A quantized model; it is changed.
+        target: Name of the runtime.
+
+    Returns:
+        The same model.
+
+    """
+    wanted = load_target(target)
+    if wanted.timed and any(node.op_type == "Conv" for node in model.graph.walk()):
+        share_conversions(model)
+        fold_taps(model, wanted)
+        align(model, wanted)
+    return model
