@@ -11,6 +11,8 @@ from onnxq.quant.sharing import share_conversions
 from onnxq.quant.taps import fold_taps
 from onnxq.targets.placement import load_target
 
+PAD_OPSET = 11  # from here on Pad takes codes, and how many as an input
+
 
 def tune(model: Model, target: str) -> Model:
     """Change a quantized model for a target, where its kernels are known.
@@ -26,6 +28,7 @@ def tune(model: Model, target: str) -> Model:
     wanted = load_target(target)
     if wanted.timed and any(node.op_type == "Conv" for node in model.graph.walk()):
         share_conversions(model)
-        fold_taps(model, wanted)
-        align(model, wanted)
+        if model.opset >= PAD_OPSET:
+            fold_taps(model, wanted)
+            align(model, wanted)
     return model
