@@ -232,10 +232,9 @@ class _Commit:
         for value in self.lost:
             if value.uses or value.is_output:
                 raise ValueError(f"a node was removed whose result '{value.name}' is still needed")
+        # Bodies first: what a node needs is what its bodies read without those that are gone
         for scope in sorted(self.scopes.values(), key=lambda scope: -scope.graph.depth):
-            scope.finish(
-                self.gone
-            )  # bodies first: what a node needs is what its bodies read without those that are gone
+            scope.finish(self.gone)
 
     def sweep(self, value: Value) -> None:
         """Remove what the patches left without a reader."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from onnxq.ir.content_rules import CONTENTS, MOST_CONTENT, content_of
+from onnxq.ir.content_rules import MOST_CONTENT, content_of
 from onnxq.ir.graph import Graph, Node, Value
 from onnxq.ir.shape_rules import RULES
 from onnxq.ir.sizes import Shape, Size, fresh
@@ -34,7 +34,7 @@ class Shapes:
             for output in node.outputs:
                 if output is not None:
                     self._shapes[output] = self._merged(output, self._shape(node, output))
-            found = content_of(self, node) if node.op_type in CONTENTS else None
+            found = content_of(self, node)
             if found is not None and node.outputs[0] is not None:
                 self._contents[node.outputs[0]] = found
 

@@ -13,6 +13,7 @@ from onnx import TensorProto
 from onnxq.ir import Value
 from onnxq.ops import rows
 from onnxq.ops.family import Decline, Form, Rewriter, Site, is_stored_weight, plans, rewrites
+from onnxq.ops.scales import ranked
 
 
 @plans("MatMul", when="dynamic-int8")
@@ -99,7 +100,7 @@ def multiply_codes(
     if transpose:
         x = patch.op("Transpose", x, hint=f"{name}_transposed", perm=[1, 0])
     weight = site.value(slot)
-    w_scale = patch.constant(_row(scales, slot), f"{weight.name}_scale", beside=weight)
+    w_scale = patch.constant(ranked(scales, slot), f"{weight.name}_scale", beside=weight)
     if slot == 1:
         w = patch.constant(codes, f"{weight.name}_quantized", beside=weight)
         total = patch.op("MatMulInteger", x, w, x_zero, hint=f"{name}_int32")
@@ -113,13 +114,6 @@ def multiply_codes(
         # MatMulIntegerToFloat scales rows after it has added a bias, which is wrong: two Muls are not fused into it.
         return patch.op("Mul", patch.op("Mul", total, w_scale, hint=f"{name}_scaled"), x_scale, hint=name)
     return patch.op("Mul", total, patch.op("Mul", x_scale, w_scale, hint=f"{name}_scale"), hint=name)
-
-
-def _row(scales: np.ndarray, slot: int) -> np.ndarray:
-    """Give scales the rank that onnxruntime's kernels know: a vector beside a matrix, all axes beside a stack."""
-    if scales.size == 1:
-        return scales.reshape(())
-    return scales.reshape(-1) if slot == 1 and scales.ndim == 2 else scales
 
 
 def add_bias(site: Site, patch: Rewriter, total: Value) -> Value:

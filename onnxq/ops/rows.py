@@ -21,6 +21,7 @@ from onnx import TensorProto
 
 from onnxq.ir import Node, Patch, Value
 from onnxq.ops.family import Decline, Form, Rewriter, Site
+from onnxq.ops.scales import ranked, unfolded
 
 SENTENCE = "a scale for every row, computed at run time, and MatMulInteger"
 OPSET = 11  # as MatMulInteger and what quantizes beside it
@@ -147,12 +148,11 @@ def scaled(patch: Rewriter, total: Value, scale: Value, maxima: Value, name: str
         maxima: Of the rows.
         name: What to name the result.
         fused: Multiply by the first as by two scales, of which that of the codes is 1: it is what onnxruntime makes
-            MatMulIntegerToFloat of (see `Rewriter.quantized`), which knows no weights of more than two dimensions.
+            MatMulIntegerToFloat of (see `unfolded`), which knows no weights of more than two dimensions.
 
     """
     if fused:
-        one = patch.constant(np.array(1, np.int32), "one")
-        unit = patch.op("DequantizeLinear", one, patch.constant(np.array(1, np.float32), "row_scale"), hint="row_unit")
+        unit = unfolded(patch, patch.constant(np.array(1, np.float32), "row_scale"), "row_unit")
         scale = patch.op("Mul", unit, scale, hint=f"{name}_scale")
     total = patch.op("Cast", total, to=int(TensorProto.FLOAT), hint=f"{name}_cast")
     return patch.op("Mul", patch.op("Mul", total, scale, hint=f"{name}_steps"), maxima, hint=name)
@@ -188,8 +188,7 @@ def row_product(
     if transpose:
         x = patch.op("Transpose", x, hint=f"{name}_transposed", perm=[1, 0])
         maxima = patch.op("Transpose", maxima, hint=f"{name}_maxima", perm=[1, 0])
-    vector = scales.reshape(-1) if slot == 1 and codes.ndim == 2 else scales
-    scale = step_scales(patch, scales.reshape(()) if scales.size == 1 else vector, rows.steps, weight)
+    scale = step_scales(patch, ranked(scales, slot), rows.steps, weight)
     if slot == 1:
         w = patch.constant(codes, f"{weight.name}_quantized", beside=weight)
         inputs = [x, w] if rows.zero is None else [x, w, rows.zero]

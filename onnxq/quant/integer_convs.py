@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.ir import Node, Value
+from onnxq.ir import Graph, Node, Value
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,15 @@ class IntegerConv:
         sizes = [size for size in shape[2:] if isinstance(size, int)] if shape is not None else []
         return math.prod(sizes) if shape is not None and len(sizes) == len(shape) - 2 else None
 
+    def has_pixels(self, least: int) -> bool:
+        """Whether there are so many pixels, for all that is known."""
+        return self.pixels is None or self.pixels >= least
+
+
+def integer_convs(graph: Graph) -> list[IntegerConv]:
+    """Find all convolutions of one scope that are computed on codes, in graph order."""
+    return [conv for node in graph.nodes if (conv := integer_conv(node)) is not None]
+
 
 def integer_conv(node: Node) -> IntegerConv | None:
     """Recognise a Conv that is computed on codes; None for all other nodes.
@@ -96,6 +105,11 @@ def integer_conv(node: Node) -> IntegerConv | None:
     if group > 1 and codes.shape[:2] != (group, 1):
         return None
     return IntegerConv(node, inputs[0], node.outputs[0], pair, weight, bias, quantize, read, made, codes)
+
+
+def multiple_of(number: int, count: int) -> int:
+    """Give the least multiple of a number that is no less than a count."""
+    return -(-count // number) * number
 
 
 def _maker(value: Value | None, op_type: str) -> Node | None:

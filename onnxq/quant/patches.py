@@ -13,6 +13,7 @@ from onnx import TensorProto
 from onnxq.ir import ArrayTensor, Graph, Node, Patch, Tensor, Value
 from onnxq.ops.family import Form
 from onnxq.ops.saturation import SAFE_BITS, could_saturate
+from onnxq.ops.scales import unfolded
 from onnxq.ops.scheme import Scheme
 from onnxq.quant.activations import array_qparams
 from onnxq.quant.pitfalls import pool_to_keep_float, product_to_keep_float
@@ -107,17 +108,11 @@ class QuantizingPatch(Patch):
         return self._shared.made[key]
 
     def quantized(self, value: Value) -> tuple[Value, Value, Value]:
-        """Quantize an activation by its calibrated scale: codes, scale, zero point, shared by readers in this scope.
-
-        The scale comes out of a DequantizeLinear of 1. onnxruntime computes a product of two constant scales when it
-        loads the model, and then does not find the Mul of two scales that makes MatMulInteger a MatMulIntegerToFloat;
-        a DequantizeLinear it leaves alone.
-        """
+        """Quantize an activation by its calibrated scale: codes, scale, zero point, shared by readers in this scope."""
 
         def make() -> tuple[Value, ...]:
             codes, scale, zero = self._quantize(value, value)
-            one = self.constant(np.array(1, np.int32), "one")
-            return codes, self.op("DequantizeLinear", one, scale, hint=f"{scale.name}_read"), zero
+            return codes, unfolded(self, scale, f"{scale.name}_read"), zero
 
         made = self.once(value, "product", make)
         return made[0], made[1], made[2]

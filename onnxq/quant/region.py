@@ -60,8 +60,7 @@ def integer_region(
             for slot in form.activations:
                 value = node.inputs[slot]
                 maker = value.producer if value is not None else None
-                known = maker is not None and _in_codes(maker, places, forms, merged)
-                flow.edge(place, places[maker] if known and maker is not None else 1, INFINITE)
+                flow.edge(place, _maker(maker, places, forms, merged), INFINITE)
     borders = [_border(value, places, forms, merged, costs) for value in graph.values.values()]
     found = [border for border in borders if border is not None]
     for border in found:
@@ -70,10 +69,12 @@ def integer_region(
     return {node for node in forms if places[node] in chosen}, math.fsum(border.time(chosen) for border in found)
 
 
-def forms_output(maker: Node | None, forms: Mapping[Node, Form], merged: Mapping[Node, Node]) -> bool:
-    """Whether a node, or the one it vanishes into, can give its output in 8 bit."""
-    form = forms.get(merged.get(maker, maker)) if maker is not None else None
-    return form is not None and form.output
+def _maker(
+    node: Node | None, places: Mapping[Node, int], forms: Mapping[Node, Form], merged: Mapping[Node, Node]
+) -> int:
+    """Give the place of a node that can give its output in 8 bit, or vanishes into one that can; 1 for all others."""
+    form = forms.get(merged.get(node, node)) if node is not None else None
+    return places[node] if node is not None and form is not None and form.output else 1
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def _border(
     if any(use.node in merged for use in value.uses):  # between a Conv and its clamp nothing is converted
         return None
     producer = value.producer
-    maker = places[producer] if producer is not None and _in_codes(producer, places, forms, merged) else 1
+    maker = _maker(producer, places, forms, merged)
     elements = count(value, costs.shapes)
     reading, blocks = costs.reading(elements), costs.reorder(elements)
     places_of = {use: _reader(use.node, use.slot, places, forms) for use in value.uses}
@@ -160,15 +161,9 @@ def _border(
     pooled = None
     if producer is not None and producer.op_type == "MaxPool" and not producer.domain:  # see `pool_to_keep_float`
         read = producer.inputs[0].producer if producer.inputs[0] is not None else None
-        before = places[read] if read is not None and _in_codes(read, places, forms, merged) else 1
-        pooled = before, costs.elementwise("Max", elements)[0] + costs.borders["node"]
+        pooled = _maker(read, places, forms, merged), costs.elementwise("Max", elements)[0] + costs.borders["node"]
     out = costs.border(elements, into_integers=False) - reading
     return _Border(maker, readers, convs, out, reading, together, into, pooled)
-
-
-def _in_codes(maker: Node, places: Mapping[Node, int], forms: Mapping[Node, Form], merged: Mapping[Node, Node]) -> bool:
-    """Whether a node can work in 8 bit, and give its output so."""
-    return maker in places and forms_output(maker, forms, merged)
 
 
 def _is_conv(node: Node) -> bool:

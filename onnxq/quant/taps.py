@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxq.ir import Graph, Model, Patch, Value, commit
-from onnxq.quant.integer_convs import IntegerConv, integer_conv
+from onnxq.ir import Model, Patch, Value, commit
+from onnxq.quant.integer_convs import IntegerConv, integer_convs, multiple_of
 from onnxq.targets.placement import Target
 
 LEAST_PIXELS = 10_000  # for fewer, the copies take as long as they save: 32 × 32 and 28 × 28 lost a tenth
@@ -29,26 +29,18 @@ def fold_taps(model: Model, target: Target) -> int:
 
     """
     graphs = list(model.graph.graphs())
-    patches = [_patch(conv, target) for graph in graphs for conv in _convs(graph) if _pays(conv, target)]
+    patches = [_patch(conv, target) for graph in graphs for conv in integer_convs(graph) if _pays(conv, target)]
     commit(patches)
     return len(patches)
-
-
-def _convs(graph: Graph) -> list[IntegerConv]:
-    return [conv for node in graph.nodes if (conv := integer_conv(node)) is not None]
 
 
 def _pays(conv: IntegerConv, target: Target) -> bool:
     shape = conv.codes.shape
     if len(shape) != 4 or shape[3] == 1 or conv.depthwise or conv.node.attribute("auto_pad", "NOTSET") != "NOTSET":
         return False
-    multiple = target.conv_channels
-    now, then = _up(conv.channels, multiple) * shape[3], _up(conv.channels * shape[3], multiple)
-    return now >= LEAST_SAVING * then and (conv.pixels is None or conv.pixels >= LEAST_PIXELS)
-
-
-def _up(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
+    at_once = target.conv_channels
+    now, then = multiple_of(at_once, conv.channels) * shape[3], multiple_of(at_once, conv.channels * shape[3])
+    return now >= LEAST_SAVING * then and conv.has_pixels(LEAST_PIXELS)
 
 
 def _patch(conv: IntegerConv, target: Target) -> Patch:
@@ -56,15 +48,15 @@ def _patch(conv: IntegerConv, target: Target) -> Patch:
     filters, channels, height, width = conv.codes.shape
     top, left, bottom, right = conv.node.attribute("pads", [0, 0, 0, 0])
     down, step = conv.node.attribute("dilations", [1, 1])
-    copies = _up(channels * width, target.conv_channels) // channels if channels == 1 else width
+    copies = multiple_of(target.conv_channels, width) if channels == 1 else width
     weight = np.zeros((filters, copies, channels, height, 1), np.int8)
     weight[:, :width, :, :, 0] = conv.codes.transpose(0, 3, 1, 2)
     codes = _shifted(conv, patch, [place * step if place < width else 0 for place in range(copies)], (left, right))
     pair = patch.op("DequantizeLinear", codes, *conv.pair.inputs[1:], hint=f"{conv.activation.name}_shifted")
-    names = [f"{value.name}_folded" for value in conv.weight.inputs if value is not None]
-    folded = patch.constant(weight.reshape(filters, copies * channels, height, 1), names[0])
+    name = f"{conv.weight.inputs[0].name}_folded" if conv.weight.inputs[0] is not None else ""
+    folded = patch.constant(weight.reshape(filters, copies * channels, height, 1), name)
     stated = conv.weight.attributes()
-    kernel = patch.op("DequantizeLinear", folded, *conv.weight.inputs[1:], hint=f"{names[0]}_dequantized", **stated)
+    kernel = patch.op("DequantizeLinear", folded, *conv.weight.inputs[1:], hint=f"{name}_dequantized", **stated)
     attributes = conv.node.attributes()
     attributes |= {"kernel_shape": [height, 1], "pads": [top, 0, bottom, 0], "dilations": [down, 1]}
     inputs = [pair, kernel, *conv.node.inputs[2:]]

@@ -14,10 +14,8 @@ import onnxruntime as ort
 from measure_nodes import conv_model
 
 from onnxq.ir import infer_types, parse
-from onnxq.quant.alignment import align
 from onnxq.quant.benchmark import kernel_times
-from onnxq.quant.taps import fold_taps
-from onnxq.targets.placement import load_target
+from onnxq.quant.tuning import tune
 
 CASES = (  # channels, filters, window, side, groups
     (32, 9, 3, 224, 1),
@@ -34,16 +32,13 @@ RUNS = 25
 
 
 def main() -> None:
-    target = load_target("cpu")
     heads = {"channels": 9, "filters": 8, "window": 7, "side": 5, "kernel µs": 18, "ratio": 7, "model µs": 18}
     print("".join(f"{name:>{width}}" for name, width in heads.items()) + "  ratio")
     for channels, filters, window, side, groups in CASES:
         before = conv_model(channels, filters, window, side, groups, quantized=True)
         model = parse(before)
         infer_types(model)
-        fold_taps(model, target)
-        align(model, target)
-        after = model.serialize()
+        after = tune(model, "cpu").serialize()
         feeds = {"x": np.random.default_rng(1).standard_normal((1, channels, side, side)).astype(np.float32)}
         kernels = [kernel_times(each, feeds)["QLinearConv"] / 1e3 for each in (before, after)]
         whole = model_times(before, after, feeds)

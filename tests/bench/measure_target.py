@@ -18,12 +18,11 @@ from measure_nodes import clamp, conv_model, conversion_time, elementwise, max_p
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.ir import infer_types, parse
-from onnxq.quant.alignment import align
 from onnxq.quant.benchmark import kernel_times
 from onnxq.quant.plan import make_plan
 from onnxq.quant.recipe import load_recipe
 from onnxq.quant.rewrite import rewrite
-from onnxq.targets.placement import load_target
+from onnxq.quant.tuning import tune
 
 POINTWISE = ((8, 32, 128, 512), (8, 32, 128, 512), (7, 28, 112))
 SPATIAL = ((3, 16, 64, 256), (16, 64, 256), (7, 28, 112))
@@ -44,8 +43,7 @@ def measure(
     floats = kernel_times(conv_model(channels, filters, kernel, side, group, quantized=False), feeds)
     model = parse(conv_model(channels, filters, kernel, side, group, quantized=True))
     infer_types(model)
-    align(model, load_target("cpu"))
-    integers = kernel_times(model.serialize(), feeds)
+    integers = kernel_times(tune(model, "cpu").serialize(), feeds)
     # what is behind the float Conv is as large as what the borders are counted on only with as many filters
     reorder = {"Reorder": floats.get("ReorderOutput", 0.0)} if channels == filters else {}
     return [floats["Conv"], integers["QLinearConv"]], dict(integers) | reorder
