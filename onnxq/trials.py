@@ -5,7 +5,7 @@ What statistics promise layer by layer is checked here on the whole model before
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,8 @@ from onnxq.ir.types import infer_types
 from onnxq.judge import Judge, Split
 from onnxq.observer import Observer, Silent
 from onnxq.quant.calibrate import calibrate
-from onnxq.quant.equalize import Rescaling, channel_axes, channel_kinds, equalize
+from onnxq.quant.channels import ChannelStats
+from onnxq.quant.equalize import Rescaling, channel_axes, equalize
 from onnxq.quant.layers import MeasuredLayers
 from onnxq.quant.plan import Choices, Plan, make_plan
 from onnxq.quant.qparams import QParams
@@ -27,6 +28,7 @@ from onnxq.quant.readers import OutputWeights
 from onnxq.quant.rewrite import rewrite
 from onnxq.quant.samples import Samples
 from onnxq.quant.smooth import smooth
+from onnxq.quant.statistic import Statistic
 from onnxq.quant.stats import Stats
 from onnxq.quant.weights import Weights
 from onnxq.steps import Prepared, choose_qparams, layers_to_measure, look_inside, measure, reached
@@ -206,7 +208,12 @@ def _channels(ready: Prepared, samples: Samples, watch: Observer) -> Stats:
     values = [value for node in nodes if (value := node.inputs[0]) is not None and value.name in axes]
     if not values:
         return Stats()
-    return calibrate(ready.model, values, samples, progress=watch.progress, kinds=partial(channel_kinds, axes))
+    return calibrate(ready.model, values, samples, progress=watch.progress, kinds=partial(_channels_alone, axes))
+
+
+def _channels_alone(axes: Mapping[str, int], name: str) -> Sequence[Statistic]:
+    """Make the statistics of a tensor that rescaling is chosen by; ranges are chosen by others, measured afterwards."""
+    return (ChannelStats(axes[name]),)
 
 
 def _rescaled(ready: Prepared, methods: Sequence[Rescale], measured: Stats) -> Prepared:

@@ -93,52 +93,62 @@ class Reading:
             self._parts.append((taken, counts[:, ::step], weight.shape[1] / taken.shape[1]))
 
     def _outputs(self, change: np.ndarray) -> np.ndarray:
-        """Mean square of each output `[groups, outputs]` of a weight; channels correlate by their means alone."""
-        groups = len(change)
+        """Mean square of each output `[..., groups, outputs]` of weights; channels correlate by their means alone."""
+        groups = change.shape[-4]
         mean, variance = self.mean.reshape(groups, -1), self.variance.reshape(groups, -1)
-        spread = np.matmul(np.einsum("goip,goip->goi", change, change), variance[:, :, None])
-        shift = np.matmul(change.sum(axis=3), mean[:, :, None])
-        return np.asarray((spread + np.square(shift))[:, :, 0])
+        spread = np.matmul(np.einsum("...ip,...ip->...i", change, change), variance[:, :, None])
+        shift = np.matmul(change.sum(axis=-1), mean[:, :, None])
+        return np.asarray((spread + np.square(shift))[..., 0])
 
-    def error(self, candidate: Candidate, weight_share: float) -> float:
-        """Squared error at the outputs, in relation to their signal: the sum over the readers.
+    def errors(self, candidates: Sequence[Candidate], weight_share: float) -> np.ndarray:
+        """Squared error at the outputs, in relation to their signal, of each candidate: the sum over the readers.
 
         Args:
-            candidate: The factors.
+            candidates: The factors; the same channels are apart in all of them.
             weight_share: How much of the error of rounding the weights to nearest counts: less than 1 where better
                 rounding follows.
 
-        """
-        total = 0.0 if self.in_float else self._activation_error(candidate)
-        return total + weight_share * self._weight_error(candidate)
+        Returns:
+            float64 `[candidates]`.
 
-    def _activation_error(self, candidate: Candidate) -> float:
-        s, apart = candidate.divisor, list(candidate.apart)
+        """
+        divisors = np.stack([candidate.divisor for candidate in candidates])
+        apart = list(candidates[0].apart)
+        total = np.zeros(len(candidates))
+        if not self.in_float:
+            total += self._activation_errors(divisors, np.stack([c.without for c in candidates]), apart)
+        return total + weight_share * sum(self._weight_errors(part, divisors, apart) for part in self._parts)
+
+    def _activation_errors(self, s: np.ndarray, without: np.ndarray, apart: list[int]) -> np.ndarray:
         greatest, least = self.stats.high[0].copy(), self.stats.low[0].copy()
         greatest[apart] = least[apart] = 0
-        high, low = max(float((greatest / s).max()), 0.0), min(float((least / s).min()), 0.0)
-        step = max((high - low) / LEVELS, np.finfo(np.float64).tiny)
+        high = np.maximum((greatest / s).max(axis=1, keepdims=True), 0.0)
+        low = np.minimum((least / s).min(axis=1, keepdims=True), 0.0)
+        step = np.maximum((high - low) / LEVELS, np.finfo(np.float64).tiny)
         rounding = np.minimum(np.square(s * step) / 12, self.second)
-        rounding[apart] = 0
-        above = np.maximum(greatest - high * candidate.without, 0)
-        below = np.maximum(low * candidate.without - least, 0)
-        clipping = (np.square(above, dtype=np.float64) + np.square(below, dtype=np.float64)) / self.stats.count
-        return float((self.energy * (rounding + clipping)).sum())
+        rounding[:, apart] = 0
+        above = np.maximum(greatest - high * without, 0)
+        below = np.maximum(low * without - least, 0)
+        clipping = (np.square(above) + np.square(below)) / self.stats.count
+        return np.asarray((self.energy * (rounding + clipping)).sum(axis=1))
 
-    def _weight_error(self, candidate: Candidate) -> float:
-        s, total = candidate.divisor, 0.0
+    def _weight_errors(self, part: tuple[np.ndarray, np.ndarray, float], s: np.ndarray, apart: list[int]) -> np.ndarray:
+        weight, importance, share = part
         kept = s.astype(np.float32)
-        kept[list(candidate.apart)] = 0
-        for weight, importance, share in self._parts:
-            scaled = weight * kept.reshape(len(weight), 1, -1, 1)
-            scale = np.maximum(np.abs(scaled).max(axis=(2, 3), keepdims=True), np.finfo(np.float32).tiny)
+        kept[:, apart] = 0
+        together = max(1, LARGEST // weight.size)  # small weights by many candidates, large ones by one at a time
+        found = []
+        for start in range(0, len(s), together):
+            chosen = slice(start, start + together)
+            scaled = weight * kept[chosen].reshape(-1, len(weight), 1, weight.shape[2], 1)
+            scale = np.maximum(np.abs(scaled).max(axis=(3, 4), keepdims=True), np.finfo(np.float32).tiny)
             scale /= np.float32(WEIGHT_LEVELS)
             change = np.rint(scaled / scale)
             change *= scale
             change -= scaled
-            change /= s.reshape(len(weight), 1, -1, 1).astype(np.float32)
-            total += share * float((self._outputs(change) * importance).sum())
-        return total
+            change /= s[chosen].reshape(-1, len(weight), 1, weight.shape[2], 1).astype(np.float32)
+            found.append((self._outputs(change) * importance).sum(axis=(1, 2)))
+        return share * np.concatenate(found)
 
 
 def weight_of(reader: Constant, array: np.ndarray) -> np.ndarray:
@@ -168,15 +178,17 @@ def best(
     """
     width = readings[0].stats.channels
     unchanged = Candidate(None, np.ones(width), np.ones(width))
-    before = sum(reading.error(unchanged, weight_share) for reading in readings)
-    chosen, least = unchanged, before
+    attempts = [unchanged, *(_even_candidates if even else _candidates)(readings)]
     outliers = _outliers(readings, apart)
+    chosen, before, least = unchanged, np.inf, np.inf
     for count in range(len(outliers) + 1):
         taken = tuple(sorted(outliers[:count]))
+        tried = [replace(candidate, apart=taken) for candidate in attempts] if taken else attempts
+        errors = np.sum([reading.errors(tried, weight_share) for reading in readings], axis=0)
+        if not count:
+            before = least = float(errors[0])
         goal = least * 10 ** (-(pays if count else 0.0) / 10) * (1 - 1e-6)
-        for candidate in [unchanged, *(_even_candidates if even else _candidates)(readings)]:
-            attempt = replace(candidate, apart=taken)
-            error = sum(reading.error(attempt, weight_share) for reading in readings)
+        for attempt, error in zip(tried, errors.tolist(), strict=True):
             if error < min(least, goal):
                 chosen, least = attempt, error
     return chosen, float(10 * np.log10(before / least)) if least > 0 else 0.0
@@ -218,11 +230,12 @@ def _candidates(readings: Sequence[Reading]) -> Iterator[Candidate]:
         if not carried.max() > 0:
             continue
         first, second = np.maximum(reach, carried.max() * LEAST_SHARE / norm)
-        for exponent in EXPONENTS:
-            divisor = first**exponent / norm ** (1 - exponent)
-            without = second**exponent / norm ** (1 - exponent)
-            size = (reach[0] / divisor).max() / reach[0].max()  # the range of the whole value stays what it was
-            yield Candidate(exponent, divisor * size, without * size)
+        exponents = np.array(EXPONENTS)[:, None]
+        divided = norm ** (1 - exponents)
+        divisors, without = first**exponents / divided, second**exponents / divided
+        # The range of the whole value stays what it was
+        sizes = (reach[0] / divisors).max(axis=1, keepdims=True) / reach[0].max()
+        yield from map(Candidate, EXPONENTS, divisors * sizes, without * sizes)
 
 
 def _side_weights(readings: Sequence[Reading]) -> list[float]:

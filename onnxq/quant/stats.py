@@ -241,7 +241,9 @@ class Stats:
 
         """
         try:
-            self.tensors.setdefault(name, TensorStats(self._kinds(name))).add(values)
+            if name not in self.tensors:
+                self.tensors[name] = TensorStats(self._kinds(name))
+            self.tensors[name].add(values)
         except NotFiniteError as error:
             where = f" ({origin})" if origin else ""
             raise DataError(
