@@ -270,3 +270,30 @@ def test_an_input_that_may_be_rounded_is_no_disagreement(monkeypatch: pytest.Mon
     assert found.culprits == ()
     mutate(monkeypatch, "MatMulNBits", lambda y: y * F(1.005 if level < 2 else 1.1))
     assert [culprit.op_type for culprit in check(made, feeds).culprits] == ["com.microsoft.MatMulNBits"]
+
+
+@pytest.mark.parametrize(("off", "culprits"), [(1, []), (20, ["If"])])
+def test_codes_in_a_body_may_tip_over(monkeypatch: pytest.MonkeyPatch, off: int, culprits: list[str]) -> None:
+    bodies = {}
+    for name in ("then_branch", "else_branch"):
+        inner = [
+            node("QuantizeLinear", "x scale zero", f"{name}_codes"),
+            node("DequantizeLinear", f"{name}_codes scale zero", f"{name}_y"),
+        ]
+        made = helper.make_tensor_value_info(f"{name}_y", TensorProto.FLOAT, [3, 8])
+        bodies[name] = helper.make_graph(inner, name, [], [made])
+    nodes = [node("If", "condition", "y", **bodies)]
+    weights = {"condition": np.array(True), "scale": np.array(0.02, F), "zero": np.array(128, np.uint8)}
+    proto = build(nodes, {"x": [3, 8]}, ["y"], weights)
+    mutate(monkeypatch, "QuantizeLinear", lambda codes: np.clip(codes.astype(int) + off, 0, 255).astype(np.uint8))
+    assert [culprit.op_type for culprit in check(proto).culprits] == culprits
+
+
+@pytest.mark.parametrize(("off", "culprits"), [(1e-8, []), (1e-5, ["ReduceMean"])])
+def test_a_sum_that_cancels_is_compared_by_what_it_sums(
+    monkeypatch: pytest.MonkeyPatch, off: float, culprits: list[str]
+) -> None:
+    proto = build([node("ReduceMean", "x", "y", keepdims=0)], {"x": [3, 8]}, ["y"], {})
+    feeds = [{"x": np.concatenate([half := floats(3, 4), np.nextafter(-half, F(0))], axis=1)}]
+    mutate(monkeypatch, "ReduceMean", lambda mean: mean + F(off))
+    assert [culprit.op_type for culprit in check(proto, feeds).culprits] == culprits
