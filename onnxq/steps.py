@@ -19,7 +19,7 @@ from onnxq.ir.passes import normalise
 from onnxq.ir.types import infer_types
 from onnxq.ir.widened import store_narrow
 from onnxq.observer import Observer
-from onnxq.quant.activations import scheme_qparams
+from onnxq.quant.activations import coarsened, scheme_qparams
 from onnxq.quant.bounds import exact_bounds
 from onnxq.quant.calibrate import calibrate
 from onnxq.quant.custom import foreign_node
@@ -235,7 +235,8 @@ def choose_qparams(plan: Plan, stats: Stats) -> dict[Value, QParams]:
     values = plan.calibrated()
     stats.require(value.name for value in values)
     owners = {value: plan.range_owner(value) for value in values}
-    return {v: scheme_qparams(stats[o.name], plan.range_settings(o), exact_bounds(o)) for v, o in owners.items()}
+    chosen = {v: scheme_qparams(stats[o.name], plan.range_settings(o), exact_bounds(o)) for v, o in owners.items()}
+    return coarsened(plan, chosen)
 
 
 def stamp(model: Model, ready: Prepared) -> Model:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from onnxq.errors import ModelError
+from onnxq.ir import Value
+from onnxq.ops.integer_domain import CLAMPS, MOVERS
 from onnxq.ops.scheme import Scheme
 from onnxq.quant.bounds import UNKNOWN
+from onnxq.quant.decision import Plan
 from onnxq.quant.qparams import QParams, activation_qparams
 from onnxq.quant.ranges import choose_range, widened
 from onnxq.quant.stats import TensorStats
+
+FINEST = 128  # steps of an average for one of what it averages: QLinearGlobalAveragePool refuses 256 and more
+PASSED = (*MOVERS, *CLAMPS, "Identity")  # what onnxruntime leaves out between an average and its codes, or moves
 
 
 def scheme_qparams(stats: TensorStats, scheme: Scheme, bounds: tuple[float, float] = UNKNOWN) -> QParams:
@@ -41,3 +47,22 @@ def array_qparams(array: np.ndarray, scheme: Scheme) -> QParams:
     if not np.isfinite([low, high]).all():
         raise ModelError("a constant holds NaN or infinity", "Export the model again from sound weights.")
     return activation_qparams(low, high, scheme.activations, symmetric=scheme.symmetric)
+
+
+def coarsened(plan: Plan, qparams: dict[Value, QParams]) -> dict[Value, QParams]:
+    """Give averages over whole channels no steps that are too fine for onnxruntime beside those of what they average.
+
+    Such an average is next to nothing, as behind an InstanceNormalization: its steps count what float32 rounded.
+    """
+    found = dict(qparams)
+    for value in qparams:
+        node = plan.range_owner(value).producer
+        while node is not None and node.op_type in PASSED and not node.domain and node.inputs[0] is not None:
+            node = node.inputs[0].producer
+        if node is None or node.op_type != "GlobalAveragePool" or node.domain or node.inputs[0] is None:
+            continue
+        source = found.get(plan.scale_owner(node.inputs[0]))
+        if source is not None:
+            scale, zero = found[value]
+            found[value] = max(scale, np.float32(source[0] / np.float32(FINEST))), zero
+    return found
