@@ -46,9 +46,9 @@ def _flatten_hardmax(node: Node) -> Patch:
     return patch
 
 
-def repair(proto: onnx.ModelProto, model: Model) -> None:
-    """Put right, in place, what came out of a conversion of `model`."""
-    if model.opset >= RESIZE_OPSET:
+def repair(proto: onnx.ModelProto, model: Model, minimum: int) -> None:
+    """Put right, in place, what came out of a conversion of `model` to operator set `minimum`."""
+    if not model.opset < RESIZE_OPSET <= minimum:
         return
     shrinking = {node.outputs[0].name for node in model.graph.walk() if _shrinks(node) and node.outputs[0]}
     for node in _nodes(proto.graph):

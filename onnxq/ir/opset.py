@@ -56,7 +56,7 @@ def raise_opset(model: Model, minimum: int) -> Model:
         before = onnx.ModelProto.FromString(converted.skeleton(weights))
         before.ir_version = max(before.ir_version, LISTED_INITIALIZERS_IR + 1)
         after = onnx.version_converter.convert_version(before, minimum)
-        repair(after, converted)
+        repair(after, converted, minimum)
         _keep_the_rest(before, after)
         after.ir_version = max(before.ir_version, minimum_ir(minimum))
         converted.read_skeleton(after.SerializeToString(deterministic=True), weights)
