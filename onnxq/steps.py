@@ -27,10 +27,10 @@ from onnxq.quant.layers import MeasuredLayers
 from onnxq.quant.plan import Plan
 from onnxq.quant.plan import make_plan as decide
 from onnxq.quant.qparams import QParams
-from onnxq.quant.readers import OutputWeights
+from onnxq.quant.readers import OutputWeights, trial_kinds
 from onnxq.quant.recipe import Recipe, load_recipe
 from onnxq.quant.samples import Samples, input_specs, open_samples, wrap_samples
-from onnxq.quant.stats import Stats, range_kinds
+from onnxq.quant.stats import Kinds, Stats, range_kinds
 from onnxq.quant.stats_file import load_stats
 from onnxq.quant.streamed import LARGE, is_large
 from onnxq.quant.tuning import tune
@@ -195,9 +195,18 @@ def layers_to_measure(plan: Plan) -> MeasuredLayers:
 
 
 def measure(
-    ready: Prepared, layers: MeasuredLayers, samples: Samples | None, stats: str | Path | Stats | None, watch: Observer
+    ready: Prepared,
+    layers: MeasuredLayers,
+    samples: Samples | None,
+    stats: str | Path | Stats | None,
+    watch: Observer,
+    *,
+    trial: bool = False,
 ) -> Stats:
-    """Give the statistics that the plan needs: those that the caller has, or those of one pass over the samples."""
+    """Give the statistics that the plan needs: those that the caller has, or those of one pass over the samples.
+
+    For a trial, it measures what choices are made by, and not what files and reports want besides.
+    """
     values = [*ready.plan.calibrated(), *layers.values]
     if isinstance(stats, Stats):
         return stats
@@ -206,9 +215,11 @@ def measure(
     if not values or samples is None:
         return Stats()
     methods = {settings.ranges for settings in ready.plan.ranges.values()}
-    kinds = layers.kinds
+    kinds: Kinds = layers.kinds
     if ready.fast and methods <= {"minmax", "auto"}:
         kinds = range_kinds
+    elif trial:
+        kinds = trial_kinds(ready.plan, layers)
     elif "output-error" in methods or not is_large(ready.model):  # for statistics that are kept, whatever the recipe
         kinds = OutputWeights(ready.plan, layers.kinds).kinds
     return calibrate(ready.model, values, samples, progress=watch.progress, kinds=kinds, bodies=look_inside)

@@ -24,7 +24,7 @@ from onnxq.quant.equalize import Rescaling, channel_axes, equalize
 from onnxq.quant.layers import MeasuredLayers
 from onnxq.quant.plan import Choices, Plan, make_plan
 from onnxq.quant.qparams import QParams
-from onnxq.quant.readers import OutputWeights
+from onnxq.quant.readers import OutputWeights, least_kinds
 from onnxq.quant.rewrite import rewrite
 from onnxq.quant.samples import Samples
 from onnxq.quant.smooth import smooth
@@ -253,7 +253,7 @@ def try_out(ready: Prepared, split: Split) -> Tried:
         return Tried()
     spare = duplicate(ready)
     layers = layers_to_measure(spare.plan)
-    measured = measure(spare, layers, split.halves[0], None, Silent())
+    measured = measure(spare, layers, split.halves[0], None, Silent(), trial=True)
     nearest, rounding = split.judge.sqnr(_rewritten(ready, measured, Weights())), True
     best, weights = nearest, Weights()
     if layers.values:
@@ -274,7 +274,7 @@ def _gain_the_other_way(ready: Prepared, split: Split) -> float:
     Where a few samples go much further than all others, the half that they are in decides: fitted on them, a narrower
     range can only gain on the others; fitted on the others and judged on them, it clips what they need.
     """
-    measured = measure(ready, MeasuredLayers(()), split.held_out, None, Silent())
+    measured = measure(ready, MeasuredLayers(()), split.held_out, None, Silent(), trial=True)
     before, after = (_rewritten(each, measured, Weights()) for each in (ready, by_output_error(ready)))
     return split.judge_of_fitted.gain(before, after)
 
@@ -293,7 +293,8 @@ def _rewritten(ready: Prepared, measured: Stats, weights: Weights) -> Model:
 
 def _nearest(ready: Prepared, fitting: Samples) -> Model:
     """Quantize with ranges from a few samples and weights rounded to nearest."""
-    measured = calibrate(ready.model, ready.plan.calibrated(), fitting, bodies=look_inside)
+    kinds = least_kinds(ready.plan)
+    measured = calibrate(ready.model, ready.plan.calibrated(), fitting, kinds=kinds, bodies=look_inside)
     ready = reached(ready, measured)
     qparams = choose_qparams(ready.plan, measured)
     return rewrite(ready.model, ready.plan, qparams)

@@ -131,7 +131,7 @@ class Histogram(Statistic):
         for start in range(0, flat.size, CHUNK):
             chunk = flat[start : start + CHUNK]
             self.counts += np.bincount(self._index(chunk, inverse), minlength=len(self.counts))
-            self.zeros += chunk.size - int(np.count_nonzero(chunk))
+            self.zeros += int(np.count_nonzero(chunk == 0))  # of floats it counts six times slower
 
     def _index(self, chunk: np.ndarray, inverse: np.float32) -> np.ndarray:
         index: np.ndarray = np.multiply(chunk, inverse).astype(np.intp)  # the cast truncates

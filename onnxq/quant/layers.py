@@ -9,7 +9,7 @@ from onnx import TensorProto
 from onnxq.ir import Node, Value
 from onnxq.quant.moments import InputMoments, LayerMoments
 from onnxq.quant.statistic import Statistic
-from onnxq.quant.stats import Stats, basic_kinds
+from onnxq.quant.stats import Kinds, Stats, basic_kinds
 from onnxq.quant.unfold import Unfolding, unfolding_of
 
 # The most columns of a group for which H is full, and the columns of a block beyond; the first that fits the memory.
@@ -59,12 +59,12 @@ class MeasuredLayers:
         """The values to measure, each once."""
         return list(dict.fromkeys(value for value, _ in self._inputs.values()))
 
-    def kinds(self, name: str) -> Sequence[Statistic]:
+    def kinds(self, name: str, basics: Kinds = basic_kinds) -> Sequence[Statistic]:
         """Make what is measured of a tensor: the basic statistics, and the moments that layers want of it."""
         ways = self._by_name.get(name)
         if ways is None:
-            return basic_kinds()
-        return *basic_kinds(), InputMoments(LayerMoments(unfolding, block) for unfolding, block in ways.items())
+            return basics(name)
+        return *basics(name), InputMoments(LayerMoments(unfolding, block) for unfolding, block in ways.items())
 
     def moments(self, stats: Stats, *nodes: Node) -> LayerMoments | None:
         """Give the moments of what nodes read that share a weight; None where one of them was not measured."""

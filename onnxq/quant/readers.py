@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import numpy as np
 
 from onnxq.ir import Node, Value
+from onnxq.quant.histogram import Histogram
+from onnxq.quant.layers import MeasuredLayers
 from onnxq.quant.plan import Plan
 from onnxq.quant.statistic import Statistic
-from onnxq.quant.stats import Kinds, basic_kinds
+from onnxq.quant.stats import Kinds, basic_kinds, range_kinds
 from onnxq.quant.unfold import unfolding_of, weight_rows
 from onnxq.quant.weighted import WeightedHistogram, channel_weights
 
@@ -20,11 +23,13 @@ class OutputWeights:
     Args:
         plan: The decisions.
         besides: What else to measure of a tensor.
+        otherwise: What to measure where no reader tells channels apart.
 
     """
 
-    def __init__(self, plan: Plan, besides: Kinds = basic_kinds) -> None:
+    def __init__(self, plan: Plan, besides: Kinds = basic_kinds, otherwise: Kinds = lambda name: ()) -> None:
         self._besides = besides
+        self._otherwise = otherwise
         self._by_name: dict[str, tuple[np.ndarray, int]] = {}
         static = {decision.node for decision in plan.decisions if decision.scheme == "static-int8"}
         outputs = set(plan.outputs.values())
@@ -38,7 +43,25 @@ class OutputWeights:
     def kinds(self, name: str) -> Sequence[Statistic]:
         """Make the empty statistics of a tensor, with such a histogram where its readers tell channels apart."""
         found = self._by_name.get(name)
-        return (*self._besides(name), *(() if found is None else (WeightedHistogram(*found),)))
+        return (*self._besides(name), *(self._otherwise(name) if found is None else (WeightedHistogram(*found),)))
+
+
+def least_kinds(plan: Plan) -> Kinds:
+    """Tell what ranges are chosen by while those that the recipe leaves open go from least to greatest value."""
+    methods = {settings.ranges for settings in plan.ranges.values()}
+    return range_kinds if methods <= {"minmax", "auto"} else basic_kinds
+
+
+def trial_kinds(plan: Plan, layers: MeasuredLayers) -> Kinds:
+    """Tell what ranges and codes of a trial are chosen by, those by output error among them, and nothing besides.
+
+    Reports and files want more, but of no trial; measuring it takes longer than many a model runs.
+    """
+    methods = {settings.ranges for settings in plan.ranges.values()}
+    if methods <= {"minmax", "auto", "output-error"}:
+        besides = partial(layers.kinds, basics=range_kinds)
+        return OutputWeights(plan, besides, lambda name: (Histogram(),)).kinds if methods - {"minmax"} else besides
+    return OutputWeights(plan, layers.kinds).kinds
 
 
 def _weights(value: Value, readers: Iterable[Node], *, seen: bool) -> tuple[np.ndarray, int] | None:

@@ -8,6 +8,7 @@ float64 up to 2**53, so that neither order nor splitting nor merging changes a c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Self
 
@@ -61,18 +62,30 @@ class WeightedHistogram(Histogram):
         axis = self.axis % values.ndim
         if values.shape[axis] != len(self.weights):
             raise ValueError(f"{values.shape[axis]} channels, but weights for {len(self.weights)}")
-        behind = int(np.prod(values.shape[axis + 1 :], dtype=np.int64))
-        pattern = np.repeat(self.weights.astype(np.float64), behind)
-        pattern = np.tile(pattern, max(CHUNK // len(pattern), 1))
-        flat = values.reshape(-1)
-        for start in range(0, flat.size, len(pattern)):  # the pattern begins anew with each
-            block = flat[start : start + len(pattern)]
-            for begin in range(0, block.size, CHUNK):
-                chunk = block[begin : begin + CHUNK]
-                weights = pattern[begin : begin + chunk.size]
-                index = self._index(chunk, inverse)
-                self.counts += np.bincount(index, weights, len(self.counts)).astype(np.int64)
-                self.zeros += int(weights[chunk == 0].sum())
+        runs = values.reshape(-1, math.prod(values.shape[axis + 1 :]))  # all elements of one are of one channel
+        length = runs.shape[1]
+        height = max(
+            CHUNK // length, 1
+        )  # whole rounds of the channels where there is room: their weights are laid once
+        height -= height % len(self.weights) if height >= len(self.weights) else 0
+        spread = np.zeros(0)
+        for start in range(0, len(runs), height):
+            block = runs[start : start + height]
+            if not spread.size or height % len(self.weights):
+                spread = self._spread_weights(start, len(block), min(length, CHUNK))
+            flat = block.reshape(-1)
+            for begin in range(0, flat.size, CHUNK) if length > CHUNK else (0,):
+                chunk = flat[begin : begin + CHUNK] if length > CHUNK else flat
+                self._count_chunk(chunk, spread[: chunk.size], inverse)
+
+    def _spread_weights(self, first: int, runs: int, length: int) -> np.ndarray:
+        """Give the weight of every element of so many runs, float64: those of the channels in turn."""
+        weights = self.weights.take(np.arange(first, first + runs), mode="wrap").astype(np.float64)
+        return np.broadcast_to(weights[:, None], (runs, length)).reshape(-1)
+
+    def _count_chunk(self, chunk: np.ndarray, weights: np.ndarray, inverse: np.float32) -> None:
+        self.counts += np.bincount(self._index(chunk, inverse), weights, len(self.counts)).astype(np.int64)
+        self.zeros += int(np.dot(weights, chunk == 0))  # picking them out takes longer than all else if they are many
 
 
 def channel_weights(energies: Sequence[np.ndarray]) -> np.ndarray:

@@ -1,0 +1,54 @@
+"""Trials run a model many times; what they measure in each of these passes is no more than they choose by."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import onnx
+import pytest
+from helpers import build, floats, node
+
+from onnxq.pipeline import quantize
+from onnxq.quant.histogram import Histogram
+from onnxq.quant.stats import Moments
+from onnxq.quant.weighted import WeightedHistogram
+
+SAMPLES = 12
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Three convolutions, the last without a Relu."""
+    nodes = [
+        node("Conv", "x w0", "a", pads=[1, 1, 1, 1]),
+        node("Relu", "a", "b"),
+        node("Conv", "b w1", "c", pads=[1, 1, 1, 1]),
+        node("Relu", "c", "d"),
+        node("Conv", "d w2", "y", pads=[1, 1, 1, 1]),
+    ]
+    weights = {f"w{i}": floats(16 if i < 2 else 4, 16 if i else 3, 3, 3, seed=i) for i in range(3)}
+    path = tmp_path / "m.onnx"
+    onnx.save(build(nodes, {"x": ["N", 3, 24, 24]}, ["y"], weights), path)
+    return path
+
+
+def test_only_one_pass_measures_what_reports_want(model, monkeypatch):
+    seen: Counter[type] = Counter()
+
+    def count(kind):
+        before = kind.add_between
+
+        def add(self, values, low, high):
+            seen[type(self)] += 1
+            return before(self, values, low, high)
+
+        monkeypatch.setattr(kind, "add_between", add)
+
+    for kind in (Histogram, Moments):  # weighted ones count by the first, too
+        count(kind)
+    quantize(model, samples=[{"x": floats(1, 3, 24, 24, seed=i)} for i in range(SAMPLES)], force=True)
+    tensors = 4  # that are calibrated at most
+    assert seen[Moments] <= tensors * SAMPLES
+    assert seen[WeightedHistogram] <= 2 * tensors * SAMPLES  # both halves for a trial, and all samples at the end
+    assert 0 < seen[Histogram] <= 2 * tensors * SAMPLES
