@@ -60,8 +60,9 @@ class Feedback:
         diagonal = np.einsum("pbb->pb", H)
         self.order = np.argsort(-diagonal, axis=1, kind="stable")
         backwards = self.order[:, ::-1]
-        ordered = np.take_along_axis(H, backwards[:, :, None], axis=1)
-        ordered = np.take_along_axis(ordered, backwards[:, None, :], axis=2)
+        # Whole rows at a time, of the transposed matrix, too: ten times faster than element by element
+        self._problem = np.arange(len(H))[:, None]
+        ordered = H[self._problem, backwards].transpose(0, 2, 1)[self._problem, backwards].transpose(0, 2, 1)
         # Rᵀ: the Cholesky factor of the reversed matrix, reversed again and transposed
         self.factor = np.ascontiguousarray(np.linalg.cholesky(ordered)[:, ::-1, ::-1].transpose(0, 2, 1))
         self.weights = np.empty_like(diagonal)
@@ -69,7 +70,7 @@ class Feedback:
 
     def round(self, weight: np.ndarray, steps: np.ndarray, limit: int) -> np.ndarray:
         """Give codes for `weight [problems, columns, channels]` and steps of the same shape."""
-        weight, steps = (np.take_along_axis(a, self.order[:, :, None], axis=1) for a in (weight, steps))
+        weight, steps = (a[self._problem, self.order] for a in (weight, steps))
         owed, codes = np.zeros_like(weight), np.empty_like(weight)
         columns = weight.shape[1]
         for start in range(0, columns, STRIP):
@@ -78,13 +79,17 @@ class Feedback:
             corner = self.factor[:, start:stop, start:stop]
             for j in range(stop - start):
                 step, wanted = steps[:, start + j], weight[:, start + j]
-                code = np.clip(np.rint((wanted - strip[:, j] / corner[:, j, j, None]) / step), -limit, limit)
-                codes[:, start + j] = code
+                code = codes[:, start + j]
+                np.divide(strip[:, j], corner[:, j, j, None], out=code)
+                np.subtract(wanted, code, out=code)
+                code /= step
+                np.rint(code, out=code)
+                np.clip(code, -limit, limit, out=code)
                 change[:, j] = code * step - wanted
                 strip[:, j + 1 :] += corner[:, j + 1 :, j, None] * change[:, j, None]
             owed[:, stop:] += self.factor[:, stop:, start:stop] @ change
         result = np.empty_like(codes)
-        np.put_along_axis(result, self.order[:, :, None], codes, axis=1)
+        result[self._problem, self.order] = codes
         return result
 
 
@@ -105,25 +110,85 @@ def descend(
         New codes.
 
     """
-    codes = codes.copy()
-    slope = H @ (codes * steps - weight)
-    diagonal = np.einsum("pbb->pb", H)
+    # A row for each channel: what moves in one strip is few channels, whose slopes lie together then
+    weight, codes, steps = (np.ascontiguousarray(a.transpose(0, 2, 1)) for a in (weight, codes, steps))
+    slope = (codes * steps - weight) @ H
+    diagonal = np.einsum("pbb->pb", H)[:, None]
     inverse = np.divide(1.0, diagonal, out=np.zeros_like(diagonal), where=diagonal > 0)
-    columns = codes.shape[1]
+    columns = codes.shape[2]
     for _ in range(sweeps):
         moved = False
         for start in range(0, columns, STRIP):
-            stop = min(start + STRIP, columns)
-            strip, before = slope[:, start:stop].copy(), codes[:, start:stop].copy()
-            for j in range(start, stop):
-                step, old = steps[:, j], codes[:, j]
-                new = np.clip(np.rint(old - strip[:, j - start] * inverse[:, j, None] / step), -limit, limit)
-                strip[:, j + 1 - start :] += H[:, j + 1 : stop, j, None] * ((new - old) * step)[:, None]
-                codes[:, j] = new
-            change = (codes[:, start:stop] - before) * steps[:, start:stop]
-            if change.any():
+            strip = slice(start, min(start + STRIP, columns))
+            wanted = _best(codes[..., strip], slope[..., strip], inverse[..., strip], steps[..., strip], limit)
+            # As long as no code of a channel moves, its slopes stay: a channel in which none wants to stays as it is
+            moving = np.flatnonzero((wanted != codes[..., strip]).any(axis=(0, 2)))
+            if moving.size:
                 moved = True
-                slope += H[:, :, start:stop] @ change
+                before, step = codes[:, moving, strip], steps[:, moving, strip]
+                found = _in_turn(
+                    before,
+                    slope[:, moving, strip],
+                    step,
+                    inverse[..., strip],
+                    H[:, strip, strip],
+                    wanted[:, moving],
+                    limit,
+                )
+                codes[:, moving, strip] = found
+                slope[:, moving] += ((found - before) * step) @ H[:, strip]
         if not moved:
             break
-    return codes
+    return np.ascontiguousarray(codes.transpose(0, 2, 1))
+
+
+def _in_turn(
+    codes: np.ndarray,
+    slope: np.ndarray,
+    steps: np.ndarray,
+    inverse: np.ndarray,
+    H: np.ndarray,
+    wanted: np.ndarray,
+    limit: int,
+) -> np.ndarray:
+    """Set the codes of a strip, in each channel one column after the other, with the slopes that those before leave.
+
+    Channels know nothing of each other, so the next code that moves is set in all of them at once, wherever it is.
+
+    Args:
+        codes: `[problems, channels, columns]`, as `slope`, `steps` and `wanted`, the best integers as things are.
+        slope: Of the error.
+        steps: What one code step is worth.
+        inverse: One over the diagonal of H, `[problems, 1, columns]`.
+        H: `[problems, columns, columns]`.
+        wanted: See above.
+        limit: Codes go from `-limit` to `limit`.
+
+    """
+    shape, width = codes.shape, codes.shape[2]
+    result = codes.reshape(-1, width).copy()
+    problem = np.repeat(np.arange(shape[0]), shape[1])
+    codes, slope, steps, wanted = (a.reshape(-1, width) for a in (result, slope, steps, wanted))
+    column, left = np.arange(width), np.arange(len(result))
+    ahead = wanted != codes
+    while True:
+        going = ahead.any(axis=1)
+        left, problem = left[going], problem[going]
+        if not left.size:
+            return result.reshape(shape)
+        codes, slope, steps, wanted, ahead = (a[going] for a in (codes, slope, steps, wanted, ahead))
+        row, first = np.arange(len(left)), ahead.argmax(axis=1)
+        change = (wanted[row, first] - codes[row, first]) * steps[row, first]
+        result[left, first] = codes[row, first] = wanted[row, first]
+        slope += H[problem, first] * change[:, None]
+        wanted = _best(codes, slope, inverse[problem, 0], steps, limit)
+        ahead = (wanted != codes) & (column > first[:, None])
+
+
+def _best(codes: np.ndarray, slope: np.ndarray, inverse: np.ndarray, steps: np.ndarray, limit: int) -> np.ndarray:
+    """Give the best integer for each code with all others as they are."""
+    best: np.ndarray = slope * inverse
+    best /= steps
+    np.subtract(codes, best, out=best)
+    np.rint(best, out=best)
+    return np.clip(best, -limit, limit, out=best)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.ir import infer_types, parse
+from onnxq.quant import descent
 from onnxq.quant.blas import _openblas, single_threaded_blas
 from onnxq.quant.descent import Feedback, damped, descend, errors, nearest
 from onnxq.quant.gram import Gram
@@ -78,6 +79,33 @@ def test_coordinate_descent_never_increases_the_error_and_ends_where_no_single_s
             moved = settled.copy()
             moved[:, column] = np.clip(moved[:, column] + step, -limit, limit)
             assert (errors(weight, moved, steps, H) >= least * (1 - 1e-9) - 1e-9 * least.max()).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 9999), st.integers(1, 3), st.sampled_from([1, 40, 70]), st.sampled_from([7, 127]))
+def test_coordinate_descent_takes_one_column_after_the_other(seed, problems, n, limit):
+    H, weight = problem(seed, problems, n)
+    steps = np.broadcast_to(np.abs(weight).max(axis=1, keepdims=True) / limit, weight.shape)
+    codes = nearest(weight, steps, limit)
+    expected = codes.copy()
+    for p, column in np.ndindex(problems, n):  # by definition, with all slopes computed anew for each
+        slope = H[p, column] @ (expected[p] * steps[p] - weight[p])
+        best = expected[p, column] - slope / H[p, column, column] / steps[p, column]
+        expected[p, column] = np.clip(np.rint(best), -limit, limit)
+    np.testing.assert_array_equal(descend(weight, codes, steps, H, limit, 1), expected)
+
+
+def test_coordinate_descent_leaves_channels_alone_that_have_settled(monkeypatch):
+    H, weight = problem(1, columns=70, channels=20)
+    steps = np.broadcast_to(np.abs(weight).max(axis=1, keepdims=True) / 127, weight.shape)
+    settled = descend(weight, nearest(weight, steps, 127), steps, H, 127, 200)
+    seen, work = [], descent._in_turn
+    monkeypatch.setattr(descent, "_in_turn", lambda codes, *others: [seen.append(codes.shape), work(codes, *others)][1])
+    np.testing.assert_array_equal(descend(weight, settled, steps, H, 127, 4), settled)
+    assert not seen
+    settled[0, 40, 7] += 3
+    descend(weight, settled, steps, H, 127, 1)
+    assert {shape[1] for shape in seen} == {1}
 
 
 @settings(max_examples=30, deadline=None)
