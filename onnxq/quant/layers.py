@@ -67,7 +67,10 @@ class MeasuredLayers:
         return *basics(name), InputMoments(LayerMoments(unfolding, block) for unfolding, block in ways.items())
 
     def moments(self, stats: Stats, *nodes: Node) -> LayerMoments | None:
-        """Give the moments of what nodes read that share a weight; None where one of them was not measured."""
+        """Give the moments of what nodes read that share a weight; None where one of them was not measured.
+
+        Nor are there any where one weight is read in different groups.
+        """
         result: LayerMoments | None = None
         for node in nodes:
             value, unfolding = self._inputs.get(node, (None, None))
@@ -76,7 +79,7 @@ class MeasuredLayers:
             if InputMoments not in stats[value.name]:
                 return None
             layer = stats[value.name][InputMoments].layers.get(unfolding)
-            if layer is None or not layer.items:
+            if layer is None or not layer.items or (result is not None and result.form != layer.form):
                 return None
             result = layer if result is None else result.merge(layer)
         return result

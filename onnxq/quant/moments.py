@@ -51,13 +51,14 @@ class LayerMoments:
                 self.halves[(self.items + offset) % 2].add(taken.reshape(-1, taken.shape[-1]))
             self.items += len(rows)
 
+    @property
+    def form(self) -> tuple[int, int, int]:
+        """Columns of a block, columns, and groups: what has to be the same of moments that are merged."""
+        return self.block, self.unfolding.columns, self.unfolding.groups
+
     def merge(self, other: LayerMoments) -> LayerMoments:
         """Give the moments of both; they must be of the same columns, groups and block."""
-        if (self.block, self.unfolding.columns, self.unfolding.groups) != (
-            other.block,
-            other.unfolding.columns,
-            other.unfolding.groups,
-        ):
+        if self.form != other.form:
             raise ValueError("second moments of different shapes cannot be merged")
         made = LayerMoments(self.unfolding, self.block, assumed=self.assumed or other.assumed)
         made.items = self.items + other.items

@@ -110,3 +110,14 @@ def test_the_whole_way_is_deterministic():
     proto = build([node("MatMul", "x w", "y")], {"x": [8, 32]}, ["y"], {"w": weight})
     first, second = (quantize_in_memory(proto, "dynamic-int8").data for _ in range(2))
     assert first == second
+
+
+def test_a_weight_that_is_read_in_different_groups_is_served_by_what_is_known_beforehand():
+    nodes = [node("Conv", "x w", "a"), node("Concat", "x x", "z", axis=1), node("Conv", "z w", "b", group=2)]
+    model = typed(build(nodes, {"x": [1, 6, 9, 9]}, ["a", "b"], {"w": floats(64, 6, 3, 3)}))
+    plan = make_plan(model, recipe_of("weight-int8"), with_data=True)
+    layers = MeasuredLayers([decision.node for decision in plan.decisions if decision.form])
+    stats = calibrate(model, layers.values, [{"x": floats(1, 6, 9, 9)}], kinds=layers.kinds)
+    (job,) = rounding_jobs(plan, {}, stats, layers).values()
+    assert len(job.readers) == 2
+    assert job.moments.assumed
