@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from onnxq.quant.rounding import Method, RoundedWeight, RoundingJob
+from onnxq.quant.code_search import Method, RoundedWeight
+from onnxq.quant.rounding import RoundingJob
 
 Moments = Literal["full", "block-diagonal", "diagonal", "none"]
 

@@ -110,6 +110,8 @@ def descend(
         New codes.
 
     """
+    if not sweeps:
+        return codes.copy()
     # A row for each channel: what moves in one strip is few channels, whose slopes lie together then
     weight, codes, steps = (np.ascontiguousarray(a.transpose(0, 2, 1)) for a in (weight, codes, steps))
     slope = (codes * steps - weight) @ H

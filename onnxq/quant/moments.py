@@ -29,12 +29,16 @@ class LayerMoments:
     Args:
         unfolding: How the layer reads the tensor.
         block: Columns of a block of H: all of a group for the full matrix, 1 for the diagonal.
+
+    Attributes:
         assumed: Whether H is not measured, so that nothing can be judged by it.
 
     """
 
-    def __init__(self, unfolding: Unfolding, block: int, *, assumed: bool = False) -> None:
-        self.unfolding, self.block, self.assumed = unfolding, block, assumed
+    assumed = False
+
+    def __init__(self, unfolding: Unfolding, block: int) -> None:
+        self.unfolding, self.block = unfolding, block
         self.items = 0
         self.halves = (Half(unfolding, block), Half(unfolding, block))
 
@@ -60,7 +64,7 @@ class LayerMoments:
         """Give the moments of both; they must be of the same columns, groups and block."""
         if self.form != other.form:
             raise ValueError("second moments of different shapes cannot be merged")
-        made = LayerMoments(self.unfolding, self.block, assumed=self.assumed or other.assumed)
+        made = LayerMoments(self.unfolding, self.block)
         made.items = self.items + other.items
         for half, one, two in zip(made.halves, self.halves, other.halves, strict=True):
             (gram, total), (more, further) = one.sums(), two.sums()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnxq.ir import Node, Value
+from onnxq.quant.gram import Gram
 from onnxq.quant.layers import SIZES, block_columns
 from onnxq.quant.moments import LayerMoments
 from onnxq.quant.unfold import Unfolding, unfolding_of
@@ -50,14 +51,39 @@ def prior_moments(node: Node) -> LayerMoments | None:
     block = block_columns(unfolding, *SIZES[0])
     if block == 1 < unfolding.n:
         return None
-    made = LayerMoments(unfolding, block, assumed=True)
-    matrix = _block(unfolding, block // unfolding.positions, shared, NEIGHBOURS if picture else 0.0)
-    for half in made.halves:
-        half.gram[:] = matrix
-        half.rows = 1
-        _blank_filling(half.gram, unfolding, block)
-    made.items = 2
-    return made
+    return AssumedMoments(unfolding, block, shared, NEIGHBOURS if picture else 0.0)
+
+
+class AssumedMoments(LayerMoments):
+    """Moments that are not measured: made when they are asked for, since those of all layers are larger than the model.
+
+    Args:
+        unfolding: How the layer reads the tensor.
+        block: Columns of a block of H.
+        shared: Correlation of channels.
+        neighbours: Correlation of neighbours in a picture.
+
+    """
+
+    def __init__(self, unfolding: Unfolding, block: int, shared: float, neighbours: float) -> None:
+        self.unfolding, self.block, self.assumed, self.items = unfolding, block, True, 2
+        self._shared, self._neighbours = shared, neighbours
+
+    def total(self) -> Gram:
+        """Both halves, which are alike."""
+        blocks = self.unfolding.groups * -(-self.unfolding.n // self.block)
+        matrix = np.empty((blocks, self.block, self.block))
+        matrix[:] = _block(self.unfolding, self.block // self.unfolding.positions, self._shared, self._neighbours)
+        _blank_filling(matrix, self.unfolding, self.block)
+        return Gram(matrix, np.zeros((self.unfolding.groups, self.unfolding.n)), self.items)
+
+    def fitted(self) -> Gram:
+        """The half to make choices on."""
+        return self.total()
+
+    def held_out(self) -> Gram:
+        """The half to judge them on."""
+        return self.total()
 
 
 def _block(unfolding: Unfolding, channels: int, shared: float, neighbours: float) -> np.ndarray:

@@ -12,12 +12,13 @@ from onnxq.ir import Node, Tensor, Value
 from onnxq.ir.spool import SPOOLED, Spool
 from onnxq.ops.scheme import Scheme
 from onnxq.quant.chosen import ChosenWeight, chosen_weight, summary
+from onnxq.quant.code_search import RoundedWeight
 from onnxq.quant.layers import MeasuredLayers
 from onnxq.quant.nearest import nearest_codes
 from onnxq.quant.plan import Plan, node_key
 from onnxq.quant.priors import prior_moments
 from onnxq.quant.qparams import QParams, quantize_weight
-from onnxq.quant.rounding import RoundedWeight, RoundingJob, choose_all, choose_codes
+from onnxq.quant.rounding import RoundingJob, choose_all, choose_codes
 from onnxq.quant.stats import Stats
 from onnxq.quant.unfold import unfolding_of
 

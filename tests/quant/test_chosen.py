@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from onnxq.quant.chosen import ChosenWeight, chosen_weight, summary
+from onnxq.quant.code_search import Method, RoundedWeight
 from onnxq.quant.moments import LayerMoments
-from onnxq.quant.rounding import Method, RoundedWeight, RoundingJob
+from onnxq.quant.rounding import RoundingJob
 from onnxq.quant.unfold import Unfolding
 
 

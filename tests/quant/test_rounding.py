@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.ir import infer_types, parse
-from onnxq.quant import descent
+from onnxq.quant import code_search, descent
 from onnxq.quant.blas import _openblas, single_threaded_blas
 from onnxq.quant.descent import Feedback, damped, descend, errors, nearest
 from onnxq.quant.gram import Gram
@@ -418,6 +419,31 @@ def test_behind_a_relu_channels_are_assumed_to_have_a_mean(op, known):
         assert moments is None
         return
     np.testing.assert_allclose(moments.total().matrix[0], 0.7 * np.eye(4) + 0.3)
+
+
+def test_no_matrix_is_decomposed_twice(monkeypatch):
+    made = []
+    before = code_search.Feedback
+
+    def count(H):
+        made.append(len(H))
+        return before(H)
+
+    monkeypatch.setattr(code_search, "Feedback", count)
+    rows = np.random.default_rng(1).standard_normal((80, 48))
+    assert choose_codes(rows, measured(correlated(1))).method == "output error"
+    assert len(made) == len(code_search.DAMPINGS) + 1  # of one half of the samples, and of all of them
+    made.clear()
+    assert choose_codes(rows, prior_moments(conv_after("Relu", (1, 1), 48)[0])).method == "assumed inputs"
+    assert len(made) == len(code_search.DAMPINGS)
+
+
+def test_what_is_assumed_takes_no_memory_until_it_is_asked_for():
+    tracemalloc.start()
+    moments = [prior_moments(conv_after("Relu", (3, 3), 64)[0]) for _ in range(4)]
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held < 1e6 < moments[0].total().matrix.nbytes
 
 
 def test_a_text_is_not_assumed_to_be_smooth():
