@@ -19,6 +19,7 @@ from onnxq.ir.passes import normalise
 from onnxq.ir.types import infer_types
 from onnxq.ir.widened import store_narrow
 from onnxq.observer import Observer
+from onnxq.ops.scheme import Scheme
 from onnxq.quant.activations import coarsened, scheme_qparams
 from onnxq.quant.bounds import exact_bounds
 from onnxq.quant.calibrate import calibrate
@@ -241,12 +242,28 @@ def reached(ready: Prepared, stats: Stats) -> Prepared:
     return replace(ready, plan=again)
 
 
-def choose_qparams(plan: Plan, stats: Stats) -> dict[Value, QParams]:
-    """Turn the statistics of every calibrated value into its scale and zero point."""
+Known = dict[tuple[str, Scheme, tuple[float, float]], QParams]  # by the value, its settings and its bounds
+
+
+def choose_qparams(plan: Plan, stats: Stats, known: Known | None = None) -> dict[Value, QParams]:
+    """Turn the statistics of every calibrated value into its scale and zero point.
+
+    Args:
+        plan: The decisions.
+        stats: Of every calibrated value.
+        known: What was chosen for other plans from the same statistics, which is added to: a range of least error is
+            found among hundreds.
+
+    """
     values = plan.calibrated()
     stats.require(value.name for value in values)
-    owners = {value: plan.range_owner(value) for value in values}
-    chosen = {v: scheme_qparams(stats[o.name], plan.range_settings(o), exact_bounds(o)) for v, o in owners.items()}
+    known, chosen = {} if known is None else known, {}
+    for value in values:
+        owner = plan.range_owner(value)
+        key = owner.name, plan.range_settings(owner), exact_bounds(owner)
+        if key not in known:
+            known[key] = scheme_qparams(stats[owner.name], *key[1:])
+        chosen[value] = known[key]
     return coarsened(plan, chosen)
 
 

@@ -31,7 +31,7 @@ from onnxq.quant.smooth import smooth
 from onnxq.quant.statistic import Statistic
 from onnxq.quant.stats import Stats
 from onnxq.quant.weights import Weights
-from onnxq.steps import Prepared, choose_qparams, layers_to_measure, look_inside, measure, reached
+from onnxq.steps import Known, Prepared, choose_qparams, layers_to_measure, look_inside, measure, reached
 
 FOLDED = "rescaled the channels of {} tensors, folded into their neighbours"
 TO_NEAREST = "rounded the weights to nearest: codes chosen on some of the samples gained nothing on the others"
@@ -65,8 +65,8 @@ class Variants:
         self.stats = stats
         self.weights = weights
         self.split = split
-        self.baseline = split.baseline
-        self.samples = split.samples
+        self.baseline, self.samples = split.baseline, split.samples
+        self._ranges: Known = {}
 
     @property
     def judge(self) -> Judge:
@@ -99,7 +99,7 @@ class Variants:
             self.stats = self.stats.merge(
                 calibrate(ready.model, unknown, self.samples, kinds=OutputWeights(ready.plan).kinds)
             )
-        return choose_qparams(ready.plan, self.stats)
+        return choose_qparams(ready.plan, self.stats, self._ranges)
 
     def noise(self, choices: Choices, *, costs_count: bool = True) -> np.ndarray:
         """Give the squared error of every output by its squared size with these choices."""

@@ -9,10 +9,19 @@ import onnx
 import pytest
 from helpers import build, floats, node
 
+from onnxq import steps
+from onnxq.ir import load
+from onnxq.judge import Split
+from onnxq.observer import Silent
 from onnxq.pipeline import quantize
 from onnxq.quant.histogram import Histogram
+from onnxq.quant.recipe import load_recipe
+from onnxq.quant.samples import input_specs, wrap_samples
 from onnxq.quant.stats import Moments
 from onnxq.quant.weighted import WeightedHistogram
+from onnxq.sensitivity import sensitivity
+from onnxq.steps import prepare
+from onnxq.trials import fit
 
 SAMPLES = 12
 
@@ -31,6 +40,23 @@ def model(tmp_path: Path) -> Path:
     path = tmp_path / "m.onnx"
     onnx.save(build(nodes, {"x": ["N", 3, 24, 24]}, ["y"], weights), path)
     return path
+
+
+def test_a_range_is_searched_for_once_in_each_trial(model, monkeypatch):
+    given = [{"x": floats(1, 3, 24, 24, seed=i)} for i in range(SAMPLES)]
+    ready = prepare(load(model), load_recipe("auto").setting(ranges="output-error"), with_data=True)
+    split = Split(ready.model.serialize(), wrap_samples(given, input_specs(ready.model)))
+    variants = fit(ready, split, split.samples, None, Silent())
+    ranges: Counter[object] = Counter()
+    before = steps.scheme_qparams
+
+    def count(stats, scheme, bounds):
+        ranges[id(stats), scheme] += 1
+        return before(stats, scheme, bounds)
+
+    monkeypatch.setattr(steps, "scheme_qparams", count)
+    sensitivity(variants)
+    assert set(ranges.values()) == {1}
 
 
 def test_only_one_pass_measures_what_reports_want(model, monkeypatch):
