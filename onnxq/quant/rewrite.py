@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from onnxq.ir import Model, Node, Patch, Value, commit
 from onnxq.ops.family import Site, rewrite_site
+from onnxq.quant.captured import copy_for_bodies
 from onnxq.quant.patches import QuantizingPatch, Shared
 from onnxq.quant.plan import Plan
 from onnxq.quant.qparams import QParams
@@ -41,6 +42,7 @@ def rewrite(model: Model, plan: Plan, qparams: Mapping[Value, QParams], weights:
         patches.append(patch)
     patches = [*shared.outer.values(), *patches]
     commit(patches)
+    copy_for_bodies(model)
     for node in (node for patch in patches for node in patch.nodes if node.domain):
         model.opsets.setdefault(node.domain, 1)
     return model

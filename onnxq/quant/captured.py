@@ -1,0 +1,53 @@
+"""Copies of what bodies read behind a conversion to float, without which onnxruntime ends the process.
+
+It moves a DequantizeLinear through nodes that only move values, and gives each reader of the last one a pair of its own
+(1.31, `qdq_propagation.cc`). Where the body of an If, Loop or Scan reads that value, it writes beyond the inputs of
+the If: a build with assertions aborts while it loads the model, one without overwrites memory. It moves nothing across
+a Max, be it one of a single input, which only copies.
+"""
+
+from __future__ import annotations
+
+from onnxq.ir import Graph, Model, Node, Patch, commit
+
+PROPAGATED = ("MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
+LEFT_OUT = ("Dropout", "Identity")  # before pairs are moved
+
+
+def copy_for_bodies(model: Model) -> int:
+    """Let bodies read a copy where onnxruntime would move a DequantizeLinear up to them.
+
+    Args:
+        model: A quantized model; it is changed. What it computes stays the same.
+
+    Returns:
+        How many values have been copied.
+
+    """
+    patches = [patch for graph in model.graph.graphs() for node in graph.nodes for patch in _patches(graph, node)]
+    commit(patches)
+    return len(patches)
+
+
+def _patches(graph: Graph, node: Node) -> list[Patch]:
+    value = node.outputs[0] if node.outputs else None
+    inner = [use for use in value.uses if use.node.graph is not graph] if value is not None else []
+    if value is None or not inner or not _dequantized(node):
+        return []
+    patch = Patch(graph, node, f"copy {value.name} for bodies")
+    copy = patch.op("Max", value, hint=f"{value.name}_copy")
+    for use in inner:
+        patch.rewire(use.node, use.slot, copy)
+    return [patch]
+
+
+def _dequantized(node: Node) -> bool:
+    """Whether a node only moves what a DequantizeLinear gives."""
+    moved, read = False, node
+    while read.op_type in (*PROPAGATED, *LEFT_OUT) and not read.domain:
+        moved = moved or read.op_type in PROPAGATED
+        source = read.inputs[0]
+        if source is None or source.producer is None:
+            return False
+        read = source.producer
+    return moved and read.op_type == "DequantizeLinear"
