@@ -126,7 +126,10 @@ class Split:
         few = list(self.samples.limit(TRIAL_SAMPLES))
         if len(few) < 2:
             return None
-        return wrap_samples(few[0::2], self.samples.inputs), wrap_samples(few[1::2], self.samples.inputs)
+        halves = wrap_samples(few[0::2], self.samples.inputs), wrap_samples(few[1::2], self.samples.inputs)
+        for first, half in enumerate(halves):
+            half.numbers = range(first, len(few), 2)
+        return halves
 
     @cached_property
     def judge(self) -> Judge:

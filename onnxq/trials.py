@@ -120,11 +120,12 @@ def fit(
 
     """
     watch.step("calibrate")
+    # Before all samples are measured: second moments are the largest thing in memory, and those of a half go first
+    tried = Tried() if given is None or stats is not None else try_out(ready, split)
     layers = layers_to_measure(ready.plan)
     measured = measure(ready, layers, given, stats, watch)
     ready = reached(ready, measured)
     watch.step("round")
-    tried = Tried() if given is None or stats is not None else try_out(ready, split)
     if tried.ranges:
         ready = reached(by_output_error(ready), measured)
     weights = Weights(remark=TO_NEAREST)
@@ -141,8 +142,7 @@ def duplicate(ready: Prepared, choices: Choices | None = None, *, costs_count: b
 
 
 def _planned(ready: Prepared, model: Model, choices: Choices | None = None, *, costs_count: bool = True) -> Plan:
-    chosen = ready.plan.choices if choices is None else choices
-    plan = ready.plan
+    plan, chosen = ready.plan, ready.plan.choices if choices is None else choices
     with_data, costs = plan.with_data, plan.costs
     return make_plan(model, plan.recipe, with_data=with_data, choices=chosen, costs_count=costs_count, costs=costs)
 

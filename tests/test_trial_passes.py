@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import onnx
 import pytest
 from helpers import build, floats, node
 
-from onnxq import steps
+from onnxq import steps, trials
+from onnxq.errors import DataError
 from onnxq.ir import load
 from onnxq.judge import Split
 from onnxq.observer import Silent
@@ -17,7 +19,7 @@ from onnxq.pipeline import quantize
 from onnxq.quant.histogram import Histogram
 from onnxq.quant.recipe import load_recipe
 from onnxq.quant.samples import input_specs, wrap_samples
-from onnxq.quant.stats import Moments
+from onnxq.quant.stats import Moments, Stats
 from onnxq.quant.weighted import WeightedHistogram
 from onnxq.sensitivity import sensitivity
 from onnxq.steps import prepare
@@ -40,6 +42,21 @@ def model(tmp_path: Path) -> Path:
     path = tmp_path / "m.onnx"
     onnx.save(build(nodes, {"x": ["N", 3, 24, 24]}, ["y"], weights), path)
     return path
+
+
+def test_what_a_trial_measured_is_gone_when_all_samples_are_measured(model, monkeypatch):
+    found: list[weakref.ref[Stats]] = []
+    before = trials.measure
+
+    def keep(*given, **settings):
+        assert not any(stats() for stats in found)
+        measured = before(*given, **settings)
+        found.append(weakref.ref(measured))
+        return measured
+
+    monkeypatch.setattr(trials, "measure", keep)
+    quantize(model, samples=[{"x": floats(1, 3, 24, 24, seed=i)} for i in range(SAMPLES)], force=True)
+    assert len(found) > 1
 
 
 def test_a_range_is_searched_for_once_in_each_trial(model, monkeypatch):
@@ -78,3 +95,12 @@ def test_only_one_pass_measures_what_reports_want(model, monkeypatch):
     assert seen[Moments] <= tensors * SAMPLES
     assert seen[WeightedHistogram] <= 2 * tensors * SAMPLES  # both halves for a trial, and all samples at the end
     assert 0 < seen[Histogram] <= 2 * tensors * SAMPLES
+
+
+def test_a_sample_of_a_half_is_named_as_the_data_count_it(tmp_path):
+    nodes = [node("Conv", "x w0", "a"), node("Exp", "a", "b"), node("Conv", "b w1", "y")]
+    path = tmp_path / "m.onnx"
+    onnx.save(build(nodes, {"x": ["N", 3, 8, 8]}, ["y"], {"w0": floats(4, 3, 3, 3), "w1": floats(4, 4, 3, 3)}), path)
+    given = [{"x": floats(1, 3, 8, 8, seed=i) * (500 if i == 4 else 0.1)} for i in range(8)]
+    with pytest.raises(DataError, match="sample 4"):
+        quantize(path, "static-int8", samples=given, force=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,7 +65,7 @@ def calibrate(
     run_bodies = bodies(model, {value: _look(stats, value) for value in inner}) if bodies and inner else None
     if progress:
         progress(0, total)
-    for index, sample in enumerate(_checked(samples, model)):
+    for done, (index, sample) in enumerate(_checked(samples, model), 1):
         for name in fed:
             stats.add(name, _floats(name, sample[name]), f"an input of the model, sample {index}")
         if session is not None:
@@ -78,7 +79,7 @@ def calibrate(
             run_bodies(sample)
         stats.samples += 1
         if progress:
-            progress(index + 1, total)
+            progress(done, total)
     if not stats.samples:
         raise DataError("there are no samples to calibrate with", "Give at least one; 32 to 200 make good ranges.")
     return stats
@@ -116,13 +117,14 @@ def _look(stats: Stats, value: Value) -> Look:
     return lambda array: stats.add(value.name, _floats(value.name, array), f"{_origin(value)}, in a body")
 
 
-def _checked(samples: Iterable[Mapping[str, np.ndarray]], model: Model) -> Iterator[Sample]:
+def _checked(samples: Iterable[Mapping[str, np.ndarray]], model: Model) -> Iterator[tuple[int, Sample]]:
+    """Give the samples and where they stand in the data."""
     if isinstance(samples, Samples):
-        yield from samples
+        yield from zip(count() if samples.numbers is None else samples.numbers, samples, strict=False)
         return
     inputs = input_specs(model)
     for index, raw in enumerate(samples):
-        yield conform(raw, inputs, f"sample {index}")
+        yield index, conform(raw, inputs, f"sample {index}")
 
 
 def _floats(name: str, array: np.ndarray) -> np.ndarray:

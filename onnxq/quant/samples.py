@@ -42,10 +42,12 @@ class Samples(Iterable[Sample]):
         count: Number of samples; None while unknown.
         description: One line for the report: how many samples, from where.
         made_up: Whether the numbers are random ones of ours.
+        numbers: Where the samples stand in the data, for messages; None where they are the first ones.
 
     """
 
     made_up = False
+    numbers: Sequence[int] | None = None
 
     def __init__(self, sources: Sequence[Source], inputs: Sequence[InputSpec], origin: str, most: int | None = None):
         self.inputs = tuple(inputs)
