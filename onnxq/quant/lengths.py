@@ -8,7 +8,7 @@ Detections that are kept or dropped one by one are no such lengths: whole detect
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from onnxq.ir import Graph, Node, Value
 from onnxq.quant.region import node_times
@@ -16,13 +16,20 @@ from onnxq.targets import Costs
 
 # Inputs that say how large the output is
 SIZE_INPUTS: Mapping[str, Collection[int]] = {
+    "AffineGrid": (1,),
+    "CenterCropPad": (1,),
     "ConstantOfShape": (0,),
     "Expand": (1,),
+    "OneHot": (1,),
     "Pad": (1,),
     "Range": (0, 1, 2),
     "Reshape": (1,),
+    "Resize": (1, 2, 3),
     "Slice": (1, 2),
+    "Split": (1,),
     "Tile": (1,),
+    "TopK": (1,),
+    "Upsample": (1,),
 }
 FROM_SHAPES = frozenset(("Shape", "Size"))  # the values that they read do not matter
 MOST_TIME = 0.5  # of all nodes: beyond, the model is about its lengths
@@ -31,6 +38,27 @@ MOST_TIME = 0.5  # of all nodes: beyond, the model is about its lengths
 def deciding_lengths(graphs: Iterable[Graph], costs: Costs) -> set[Node]:
     """Give the nodes whose values decide about sizes; none where most of the time of the model is spent on that."""
     nodes = [node for graph in graphs for node in graph.nodes]
+    found = _deciding(nodes)
+    times = {node: node_times(node, costs)[0] for node in nodes if node.outputs and node.outputs[0] is not None}
+    spent = math.fsum(time for node, time in times.items() if node in found)
+    return found if spent <= MOST_TIME * math.fsum(times.values()) else set()
+
+
+def computing_sizes(graphs: Iterable[Graph]) -> set[Node]:
+    """Give the nodes that compute sizes of nothing but sizes: `floor(1.5 * height)`.
+
+    They are exact whatever a recipe asks for, as outputs would have other shapes: rounded to 8 bit, 15 becomes 14.9.
+    """
+    nodes = [node for graph in graphs for node in graph.nodes]
+    known: set[Value] = set()
+    for node in nodes:
+        given = [value for value in node.inputs if value is not None and value.constant is None]
+        if node.op_type in FROM_SHAPES or (given and known.issuperset(given)):
+            known.update(value for value in node.outputs if value is not None)
+    return {node for node in _deciding(nodes) if known.issuperset(value for value in node.outputs if value)}
+
+
+def _deciding(nodes: Sequence[Node]) -> set[Node]:
     left = [v for node in nodes if not node.domain for s in SIZE_INPUTS.get(node.op_type, ()) if (v := _read(node, s))]
     found: set[Node] = set()
     while left:
@@ -39,9 +67,7 @@ def deciding_lengths(graphs: Iterable[Graph], costs: Costs) -> set[Node]:
             continue
         found.add(maker)
         left += [value for value in maker.inputs if value is not None]
-    times = {node: node_times(node, costs)[0] for node in nodes if node.outputs and node.outputs[0] is not None}
-    spent = math.fsum(time for node, time in times.items() if node in found)
-    return found if spent <= MOST_TIME * math.fsum(times.values()) else set()
+    return found
 
 
 def _read(node: Node, slot: int) -> Value | None:

@@ -10,7 +10,7 @@ from onnxq.ops.family import Decline, Form, Site
 from onnxq.ops.integer_domain import CLAMPS, clamp_bounds
 from onnxq.ops.scheme import Scheme, SchemeName
 from onnxq.quant.decision import Choice, Choices, Decision, Plan, node_key
-from onnxq.quant.lengths import deciding_lengths
+from onnxq.quant.lengths import computing_sizes, deciding_lengths
 from onnxq.quant.logarithms import before_logarithms
 from onnxq.quant.pitfalls import endangering
 from onnxq.quant.placement import check_activations, check_target, place, useless_clamps, useless_residuals
@@ -58,6 +58,9 @@ def make_plan(
         decided[node] = _decide(node, plan, model.opset)
         if decided[node].scheme == "static-int8" and _stands_in(node, unreached):
             decided[node] = _without_ranges(node, plan, model.opset)
+    for node in computing_sizes(model.graph.graphs()):
+        if decided[node].form is not None:
+            decided[node] = Decision(node, None, "it computes how large something is")
     if recipe.scheme.name == "auto":
         _keep_sensitive(decided, model, plan)
     for graph in model.graph.graphs():

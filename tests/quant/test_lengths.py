@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers import build, floats, node, quantize_in_memory
+from helpers import build, floats, node, quantize_in_memory, recipe_of, run
 
 from onnxq.pipeline import quantize
 
@@ -79,3 +79,42 @@ def test_detections_may_differ_in_number(tmp_path, kept):
     report = quantize(tmp_path / "m.onnx", "dynamic-int8", samples=samples)
     assert report.comparison is not None
     assert np.isfinite(report.comparison.outputs[0].sqnr)
+
+
+@pytest.mark.parametrize("recipe", ["auto", "static-int8"])
+def test_sizes_that_are_computed_of_sizes_are_exact_whatever_the_recipe(recipe):
+    """A target that wants everything in 8 bit, and an interpolation to one and a half times the size."""
+    nodes = [
+        node("Shape", "x", "shape"),
+        node("Cast", "shape", "sizes", to=1),
+        node("Mul", "sizes factors", "larger"),
+        node("Floor", "larger", "whole"),
+        node("Cast", "whole", "wanted", to=7),
+        node("Resize", "x - - wanted", "r", mode="nearest"),
+        node("Conv", "r w", "y"),
+    ]
+    weights = {"factors": np.array([1, 1, 1.5, 1.5], np.float32), "w": floats(4, 4, 3, 3)}
+    proto = build(nodes, {"x": ["batch", 4, "height", "width"]}, ["y"], weights)
+    samples = [{"x": floats(1, 4, size, size)} for size in (10, 23)]
+    made = quantize_in_memory(proto, recipe_of(recipe, target="qnn"), samples)
+    assert made.decision("n_larger").reason == "it computes how large something is"
+    for feeds in samples:
+        (expected,), (got,) = run(made.source, feeds), run(made.data, feeds)
+        assert expected.shape == got.shape
+
+
+def test_what_is_interpolated_to_a_predicted_size_is_as_large_as_in_float():
+    nodes = [
+        node("MatMul", "x encoder", "letters"),
+        node("ReduceMax", "letters", "most", keepdims=0),
+        node("Cast", "most", "count", to=7),
+        node("Unsqueeze", "count first", "length"),
+        node("Concat", "one one length", "wanted", axis=0),
+        node("Resize", "z - - wanted", "r", mode="nearest"),
+        node("Transpose", "r", "t", perm=[0, 2, 1]),
+        node("MatMul", "t spread", "h"),
+        node("MatMul", "h decoder", "y"),
+    ]
+    weights = {**WEIGHTS, "one": np.array([1]), "first": np.array([0])}
+    made = quantize_in_memory(build(nodes, {"x": [8, 64], "z": [1, 1, 9]}, ["y"], weights), "auto")
+    assert made.decision("n_letters").reason == "how long an output is depends on what it gives"
