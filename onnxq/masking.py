@@ -21,6 +21,7 @@ from onnxq.steps import Prepared
 from onnxq.trials import duplicate
 
 WHY = "what lies deeper costs onnxruntime denormal numbers"
+CODED = "codes that reach deeper leave no steps for scores"
 MASKS = "limited the mask of {} Softmax node{} to {}: {}"
 SCORES = "limited the scores of {} Softmax node{} to {:.0f} below the greatest of a row: {}"
 SAME = 100.0  # dB, that is 1e-5: float32 is more accurate, but not after many layers
@@ -38,15 +39,21 @@ def limit_masks(ready: Prepared, split: Split) -> Prepared:
     """Limit masks from below as far as the samples show that what is masked weighs nothing either way.
 
     How deep is chosen on one half of the samples; on the other, the outputs have to stay the same. Samples that are
-    made up say nothing about scores.
+    made up say nothing about scores. A target that is not simplified for keeps its masks unless it has scores in codes.
     """
-    if ready.fast or not ready.plan.recipe.simplifies or split.samples.made_up or split.halves is None:
+    recipe, coded = ready.plan.recipe, {value.name for value in ready.plan.ranges}
+    if ready.fast or not recipe.simplify or split.samples.made_up or split.halves is None:
+        return ready
+    if not (recipe.simplifies or coded):
         return ready
     model = ready.model.copy()
     infer_types(model)
     known = _known(model)
     # Scores from which an output comes at once are what variants are judged by
     found = find_masked(model.graph, model.opset, known, scores(model).values())
+    for masked in found:
+        masked.coded = masked.scores.name in coded
+    found = [masked for masked in found if recipe.simplifies or masked.coded]
     if not found:
         return ready
     try:
@@ -101,7 +108,8 @@ def _notes(chosen: Sequence[Limited]) -> Iterator[str]:
     depths = sorted({limited.limit for limited in chosen if limited.limit is not None})
     counts = [sum(len(each.readers) for each in chosen if (each.limit is None) == bare) for bare in (False, True)]
     plurals = ["" if count == 1 else "s" for count in counts]
+    why = CODED if any(reader.coded for limited in chosen for reader in limited.readers) else WHY
     if depths:
-        yield MASKS.format(counts[0], plurals[0], " and ".join(map(str, depths)), WHY)
+        yield MASKS.format(counts[0], plurals[0], " and ".join(map(str, depths)), why)
     if counts[1]:
-        yield SCORES.format(counts[1], plurals[1], DEEPEST, WHY)
+        yield SCORES.format(counts[1], plurals[1], DEEPEST, why)

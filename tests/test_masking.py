@@ -248,10 +248,27 @@ def test_targets_that_are_not_simplified_for_keep_their_masks(target: str, tmp_p
     assert limit_masks(ready, split) is ready
 
 
+@pytest.mark.parametrize("depth", [-1e9, -np.inf])
+def test_scores_in_8_bit_get_steps_whatever_a_mask_says(depth: float, tmp_path: Path) -> None:
+    """Steps that reach down to -1e9 leave one code for all scores, and none reach down to -inf."""
+    path, other = tmp_path / "m.onnx", tmp_path / "o.onnx"
+    path.write_bytes(attention(ADD, {"m": causal(depth)}, columns=256).SerializeToString())
+    other.write_bytes(attention(ADD, {"m": causal(-40.0)}, columns=256).SerializeToString())
+    recipe, found = load_recipe("static-int8").for_target("qnn"), []
+    for source in (path, other):
+        report = quantize(source, recipe, output=source.with_suffix(".int8.onnx"), samples=SAMPLES)
+        assert report.comparison is not None
+        found.append(report.comparison.worst_sqnr)
+        limited = [note for note in report.notes if note.endswith("codes that reach deeper leave no steps for scores")]
+        assert len(limited) == (source is path)
+    assert found[0] > found[1] - 2
+
+
 def test_it_can_be_turned_off(tmp_path: Path) -> None:
-    recipe = replace(recipe_of("auto"), simplify=False)
-    ready, split = ready_for(attention(ADD, {"m": causal(-1e9)}), SAMPLES, tmp_path, recipe)
-    assert limit_masks(ready, split) is ready
+    for target in ("cpu", "qnn"):
+        recipe = replace(recipe_of("auto").for_target(target), simplify=False)
+        ready, split = ready_for(attention(ADD, {"m": causal(-1e9)}), SAMPLES, tmp_path, recipe)
+        assert limit_masks(ready, split) is ready
 
 
 def test_a_fast_run_one_sample_and_made_up_samples_change_nothing(tmp_path: Path) -> None:

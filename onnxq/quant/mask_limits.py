@@ -32,8 +32,8 @@ class Limited:
 
     @property
     def pays(self) -> bool:
-        """Whether the denormals that are saved take longer than what saves them."""
-        if self.elements is not None:
+        """Whether the denormals that are saved take longer than what saves them, or no code would be left."""
+        if self.elements is not None or any(reader.coded and reader.denormals for reader in self.readers):
             return True
         limited = [reader if self.limit is None else reader.spread for reader in self.readers]
         spent = max(each.rows * ROW_NS + each.elements * ELEMENT_NS for each in limited)

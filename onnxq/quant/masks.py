@@ -56,11 +56,16 @@ class Spread:
         self.elements += mask.size
         self.rows += mask[..., 0].size
 
-    def limit(self) -> int | None:
-        """Choose how deep the mask is to reach; None where there is too little room."""
+    def limit(self, *, coded: bool = False) -> int | None:
+        """Choose how deep the mask is to reach; None where there is too little room.
+
+        Args:
+            coded: Whether codes are to reach as far: then no deeper than has to be.
+
+        """
         if self.undefined or not math.isfinite(self.below + self.above):
             return None
-        limit = math.floor(ROOM * self.below - DEEPEST)
+        limit = -math.ceil(TIMES * self.above + MARGIN) if coded else math.floor(ROOM * self.below - DEEPEST)
         return limit if self.allows(limit) else None
 
     def allows(self, limit: float) -> bool:
@@ -79,6 +84,7 @@ class Masked:
         slot: Which input of a Where is the number; None for a sum.
         number: That number.
         awaited: Whether NaN is awaited, which is what becomes of a row of nothing but -inf.
+        coded: Whether the scores are quantized: steps that reach down to -1e9 leave one code for all that counts.
         spreads: By what is taken for the mask.
         deep: Terms in which an element lies so deep below the greatest of its row that only a mask can mean it.
         denormals: How many scores have an exponential that is a denormal number.
@@ -93,6 +99,7 @@ class Masked:
     slot: int | None = None
     number: float = 0.0
     awaited: bool = False
+    coded: bool = False
     spreads: dict[Value, Spread] = field(default_factory=dict)
     deep: set[Value] = field(default_factory=set)
     denormals: int = 0
@@ -169,7 +176,7 @@ class Masked:
 
     def limit(self) -> int | None:
         """Choose how deep the mask is to reach, as `Spread.limit`; None where there is no mask, or none so deep."""
-        limit = self.spread.limit() if self.mask is not None and self.denormals else None
+        limit = self.spread.limit(coded=self.coded) if self.mask is not None and self.denormals else None
         if limit is not None and self.slot is not None and (self.awaited or self.number >= limit):
             return None
         return limit

@@ -157,3 +157,9 @@ def test_the_axis_is_the_last_one_by_whatever_name() -> None:
     assert len(found([*ADD, node("Softmax", "x", "p", axis=2)])[1]) == 1
     assert len(found([*ADD, node("Softmax", "x", "p")])[1]) == 1
     assert not found([*ADD, node("Softmax", "x", "p")], opset=12)[1]
+
+
+def test_codes_reach_no_deeper_than_they_have_to() -> None:
+    assert Spread(below=9.0, above=4.0).limit() == -71
+    assert Spread(below=9.0, above=4.0).limit(coded=True) == -33
+    assert Spread(below=9.0, above=np.inf).limit(coded=True) is None
