@@ -15,11 +15,12 @@ from onnxq.comparison import with_sqnr
 from onnxq.difference import Difference
 from onnxq.errors import DataError, ModelError
 from onnxq.ir import Model, Value, parse
-from onnxq.quant.samples import Samples, wrap_samples
+from onnxq.quant.samples import Sample, Samples, few_samples, spread_samples, wrap_samples
 from onnxq.quant.session import SessionError, open_session, run_session
 
 TRIAL_SAMPLES = 24
 SEARCH_SAMPLES = 8  # for variants that are only ranked, or that gain a lot
+MOST_ELEMENTS = 1 << 26  # of the inputs of all samples together: they are in memory at the same time
 KEPT_BYTES = 256 << 20  # of float outputs
 FLATTENING = ("Softmax", "LogSoftmax", "Sigmoid")
 # What may stand between those and the output: it moves values, or codes them
@@ -121,14 +122,18 @@ class Split:
         self.samples = samples
 
     @cached_property
+    def _few(self) -> dict[int, Sample]:
+        return spread_samples(self.samples, TRIAL_SAMPLES, MOST_ELEMENTS, 2)
+
+    @cached_property
     def halves(self) -> tuple[Samples, Samples] | None:
-        """The first samples in two sets, in turn: to fit on, and to judge on; None where there are too few."""
-        few = list(self.samples.limit(TRIAL_SAMPLES))
-        if len(few) < 2:
+        """Some samples in two sets, in turn: to fit on, and to judge on; None where there are too few."""
+        if len(self._few) < 2:
             return None
-        halves = wrap_samples(few[0::2], self.samples.inputs), wrap_samples(few[1::2], self.samples.inputs)
+        samples, places = list(self._few.values()), list(self._few)
+        halves = wrap_samples(samples[0::2], self.samples.inputs), wrap_samples(samples[1::2], self.samples.inputs)
         for first, half in enumerate(halves):
-            half.numbers = range(first, len(few), 2)
+            half.numbers = places[first::2]
         return halves
 
     @cached_property
@@ -143,8 +148,8 @@ class Split:
 
     @cached_property
     def quick_judge(self) -> Judge:
-        """The float outputs on the first few of all samples."""
-        return Judge(self.baseline, self.samples.limit(SEARCH_SAMPLES))
+        """The float outputs on a few of all samples."""
+        return Judge(self.baseline, wrap_samples(few_samples(self._few.values(), SEARCH_SAMPLES), self.samples.inputs))
 
     @property
     def held_out(self) -> Samples:

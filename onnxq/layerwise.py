@@ -58,7 +58,7 @@ def compare_layers(
             the two have to mean the same. One that is given as a path is normalised here.
         quantized: The quantized model.
         samples: `{input name: array}` with exactly the model's dtypes; shapes may differ.
-        limit: Use the first so many samples, or fewer where they are large.
+        limit: Use so many samples, or fewer where they are large.
         progress: Called with the number of nodes done and their total.
 
     Returns:

@@ -6,10 +6,10 @@ samples are described in `onnxq.quant.sample_arrays`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,8 +27,11 @@ __all__ = [
     "few_samples",
     "input_specs",
     "open_samples",
+    "spread_samples",
     "wrap_samples",
 ]
+
+Given = TypeVar("Given", bound=Mapping[str, np.ndarray])
 
 
 class Samples(Iterable[Sample]):
@@ -168,18 +171,41 @@ def wrap_samples(
     return Samples([Source(read.label, read.read, count)], inputs, description)
 
 
-def few_samples(
-    samples: Iterable[Mapping[str, np.ndarray]], limit: int, most_elements: int
-) -> list[Mapping[str, np.ndarray]]:
-    """Take the first samples, to hold side by side: at most `limit`, and no more elements than that, but always one."""
-    taken: list[Mapping[str, np.ndarray]] = []
-    elements = 0
-    for sample in islice(samples, max(limit, 1)):
-        elements += sum(np.size(array) for array in sample.values())
-        if taken and elements > most_elements:
-            break
-        taken.append(sample)
-    return taken
+def few_samples(samples: Iterable[Given], limit: int, most_elements: float = math.inf) -> list[Given]:
+    """Take a few samples to hold side by side; see `spread_samples`."""
+    return list(spread_samples(samples, limit, most_elements).values())
+
+
+def spread_samples(
+    samples: Iterable[Given], limit: int, most_elements: float = math.inf, least: int = 1
+) -> dict[int, Given]:
+    """Take samples evenly from the first to the last, by their place: data are often in some order.
+
+    All are read once, and no more than twice as many are held on the way.
+
+    Args:
+        samples: Where to take them from.
+        limit: How many at most.
+        most_elements: How many elements their arrays may have together.
+        least: How many to take all the same if there are so many.
+
+    """
+    limit = max(limit, least, 1)
+    taken: list[tuple[int, Given]] = []
+    step = 1  # every so many-th sample is taken, more than are needed, and then every second of them
+    for index, sample in enumerate(samples):
+        if index % step:
+            continue
+        taken.append((index, sample))
+        while len(taken) >= 2 * max(least, 1) and (len(taken) >= 2 * limit or _elements(taken) > 2 * most_elements):
+            taken, step = taken[::2], 2 * step
+    room = int(len(taken) * min(1.0, most_elements / max(_elements(taken), 1)))
+    count = min(len(taken), limit, max(room, least, 1))
+    return dict(taken[index * len(taken) // count] for index in range(count))
+
+
+def _elements(samples: Iterable[tuple[int, Mapping[str, np.ndarray]]]) -> int:
+    return sum(np.size(array) for _, sample in samples for array in sample.values())
 
 
 def _open(source: str, inputs: Sequence[InputSpec]) -> list[Source]:

@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from onnx import TensorProto
 
 from onnxq.errors import DataError
-from onnxq.quant.samples import InputSpec, few_samples, open_samples, wrap_samples
+from onnxq.quant.samples import InputSpec, few_samples, open_samples, spread_samples, wrap_samples
 
 IMAGE = InputSpec("image", TensorProto.FLOAT, ("batch", 2, 3))
 IDS = InputSpec("ids", TensorProto.INT64, ("batch", "seq"))
@@ -309,3 +311,30 @@ def npy_bytes(array: np.ndarray) -> bytes:
 def test_few_samples_are_few_and_small(limit, most, count):
     samples = [{"image": numbers(1, 2, 3)}] * 4
     assert len(few_samples(samples, limit, most)) == count
+
+
+@given(total=st.integers(1, 200), limit=st.integers(1, 30), size=st.integers(1, 9), most=st.integers(1, 90))
+def test_few_samples_are_spread_over_all(total, limit, size, most):
+    """Where the data are sorted by class, the first ones are of one class."""
+    alive = 0
+
+    def numbered():
+        nonlocal alive
+        for index in range(total):
+            alive += 1
+            yield {"image": np.full(size, index)}
+
+    taken = spread_samples(numbered(), limit, most)
+    found = [int(sample["image"][0]) for sample in taken.values()]
+    assert found == list(taken)
+    assert alive == total, "read once"
+    count = min(limit, total, max(most // size, 1))
+    assert found[0] == 0
+    assert count / 2 <= len(found) <= count
+    steps = np.diff([*found, total])
+    assert steps.max() <= 3 * steps.min() + 2, "evenly"
+
+
+def test_as_many_samples_as_are_needed_are_taken_however_large_they_are():
+    samples = [{"image": numbers(100)}] * 9
+    assert len(spread_samples(samples, 8, 150, 2)) == 2
