@@ -11,7 +11,7 @@ from helpers import build, floats, node
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.ir import load, parse
-from onnxq.judge import Judge, Split, scores, shared_axes
+from onnxq.judge import TRIAL_SAMPLES, Judge, Split, scores, shared_axes
 from onnxq.pipeline import quantize
 from onnxq.quant.samples import input_specs, wrap_samples
 from onnxq.verify import compare
@@ -122,6 +122,23 @@ def test_each_half_has_a_judge_of_its_own(path, monkeypatch):
     monkeypatch.setattr("onnxq.judge.Judge", lambda _, samples: list(samples))
     assert split.judge_of_fitted == [given[0], given[2], given[4]]
     assert split.judge == [given[1], given[3]]
+
+
+def test_all_parts_of_the_data_are_judged_on(path, monkeypatch):
+    """The first ones of a stream, or of data sorted by class, say nothing about the others."""
+    model = load(path)
+    given = some(60)
+    split = Split(model.serialize(), wrap_samples(given, input_specs(model)))
+    monkeypatch.setattr("onnxq.judge.Judge", lambda _, samples: list(samples))
+    fitting, held_out = split.halves
+    places = [*fitting.numbers, *held_out.numbers]
+    assert [given[place] for place in places] == [*fitting, *held_out]
+    assert len(places) == TRIAL_SAMPLES
+    for part in (
+        places,
+        [next(i for i in range(60) if given[i]["x"][0, 0] == s["x"][0, 0]) for s in split.quick_judge],
+    ):
+        assert np.histogram(part, bins=4, range=(0, 60))[0].tolist() == [len(part) // 4] * 4
 
 
 def test_one_sample_cannot_be_held_out(path):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from onnxq.comparison import Comparison, LayerComparison
 from onnxq.errors import DataError
+from onnxq.evaluator.engine import Evaluator
 from onnxq.ir import parse
 from onnxq.layerwise import MOST_ELEMENTS, channel_factors, compare_layers, with_layers
 from tests.helpers import build, floats, node, quantize_in_memory
@@ -218,22 +219,16 @@ def test_infinite_elements_are_compared_as_they_are() -> None:
     assert (broken.own, broken.sqnr, broken.max_abs) == (-math.inf, -math.inf, math.inf)
 
 
-def test_the_first_samples_are_used_and_few_where_they_are_large() -> None:
-    seen = []
-
-    def stream(width: int):
-        for sample in [{"x": floats(1, width, seed=i)} for i in range(9)]:
-            seen.append(sample)
-            yield sample
-
-    compare_layers(parse(two().SerializeToString()), parse(two().SerializeToString()), stream(8), limit=2)
-    assert len(seen) == 2
-    wide = build([node("Relu", "x", "y")], {"x": [1, "n"]})
-    seen.clear()
-    compare_layers(
-        parse(wide.SerializeToString()), parse(wide.SerializeToString()), stream(MOST_ELEMENTS // 2), limit=8
-    )
-    assert len(seen) == 3  # the third is read, and too much
+@pytest.mark.parametrize(("width", "limit", "count"), [(8, 2, 2), (MOST_ELEMENTS // 2, 8, 2)])
+def test_samples_are_few_and_fewer_where_they_are_large(monkeypatch, width: int, limit: int, count: int) -> None:
+    run = []
+    begin = Evaluator.begin
+    monkeypatch.setattr(Evaluator, "begin", lambda self, sample: (run.append(sample), begin(self, sample))[1])
+    proto = build([node("Relu", "x", "y")], {"x": [1, "n"]}).SerializeToString()
+    feeds = [{"x": floats(1, width, seed=i)} for i in range(9)]
+    compare_layers(parse(proto), parse(proto), feeds, limit=limit)
+    assert {next(i for i in range(9) if feeds[i] is sample) for sample in run} == {0, 4}
+    assert len({id(sample) for sample in run}) == count
 
 
 def test_progress_counts_nodes() -> None:
