@@ -14,13 +14,14 @@ from onnxq.observer import Observer, Silent
 from onnxq.ops.family import Decline, dtype_name
 from onnxq.ops.scheme import Scheme
 from onnxq.pipeline import NO_TIMING, carry_out, planned
+from onnxq.quant.collecting import uncollected
 from onnxq.quant.decision import Decision, Plan
 from onnxq.quant.plan import form_of, schemes_to_try
 from onnxq.quant.recipe import Recipe
 from onnxq.quant.region import count, node_times
 from onnxq.quant.row_times import settings_to_try
 from onnxq.report import NodeReport, Report, activations
-from onnxq.steps import Prepared, choose_qparams, layers_to_measure, measure, open_data, prepare, reached, uncollected
+from onnxq.steps import Prepared, choose_qparams, layers_to_measure, measure, open_data, prepare, reached
 from onnxq.targets import Costs
 from onnxq.timed import Timing, timed
 from onnxq.words import did_you_mean

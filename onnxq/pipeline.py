@@ -17,6 +17,7 @@ from onnxq.layerwise import with_layers
 from onnxq.masking import limit_masks
 from onnxq.metric import compare_metric, load_metric
 from onnxq.observer import Observer, Silent
+from onnxq.quant.collecting import uncollected
 from onnxq.quant.custom import foreign_node
 from onnxq.quant.made_up import runnable_samples
 from onnxq.quant.plan import Plan
@@ -37,7 +38,6 @@ from onnxq.steps import (
     prepare,
     refuse_own_output,
     stamp,
-    uncollected,
 )
 from onnxq.timed import Timing, timed
 from onnxq.trials import fit, rescale

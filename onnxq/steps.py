@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -277,15 +276,3 @@ def stamp(model: Model, ready: Prepared) -> Model:
     if ready.plan.costs.timings is not None:
         model.metadata["onnxq_timings"] = json.dumps(ready.plan.costs.timings.as_dict(), separators=(",", ":"))
     return model
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Switch the cyclic collector off: a graph is all alive, and scanning it over and over costs quadratic time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -20,6 +20,7 @@ from onnxq.judge import Judge, Split
 from onnxq.observer import Observer, Silent
 from onnxq.quant.calibrate import calibrate
 from onnxq.quant.channels import ChannelStats
+from onnxq.quant.collecting import collect
 from onnxq.quant.equalize import Rescaling, channel_axes, equalize
 from onnxq.quant.layers import MeasuredLayers
 from onnxq.quant.plan import Choices, Plan, make_plan
@@ -96,9 +97,8 @@ class Variants:
         """Give scale and zero point of everything that a copy reads in 8 bit."""
         unknown = [value for value in ready.plan.calibrated() if value.name not in self.stats]
         if unknown:
-            self.stats = self.stats.merge(
-                calibrate(ready.model, unknown, self.samples, kinds=OutputWeights(ready.plan).kinds)
-            )
+            kinds = OutputWeights(ready.plan).kinds
+            self.stats = self.stats.merge(calibrate(ready.model, unknown, self.samples, kinds=kinds))
         return choose_qparams(ready.plan, self.stats, self._ranges)
 
     def noise(self, choices: Choices, *, costs_count: bool = True) -> np.ndarray:
@@ -136,6 +136,7 @@ def fit(
 
 def duplicate(ready: Prepared, choices: Choices | None = None, *, costs_count: bool = True) -> Prepared:
     """Give a copy to change, weights shared, planned with other choices where there are any."""
+    collect(ready.model)  # what was tried before
     model = ready.model.copy()
     infer_types(model)
     return replace(ready, model=model, plan=_planned(ready, model, choices, costs_count=costs_count))
@@ -296,5 +297,4 @@ def _nearest(ready: Prepared, fitting: Samples) -> Model:
     kinds = least_kinds(ready.plan)
     measured = calibrate(ready.model, ready.plan.calibrated(), fitting, kinds=kinds, bodies=look_inside)
     ready = reached(ready, measured)
-    qparams = choose_qparams(ready.plan, measured)
-    return rewrite(ready.model, ready.plan, qparams)
+    return rewrite(ready.model, ready.plan, choose_qparams(ready.plan, measured))

@@ -25,6 +25,7 @@ import onnxq
 from onnxq.errors import CheckFailed, DataError, ModelError, NothingToQuantize, OnnxqError, RecipeError
 from onnxq.ir import load
 from onnxq.quant.calibrate import calibrate
+from onnxq.quant.collecting import uncollected
 from onnxq.quant.moments import LayerMoments
 from onnxq.quant.plan import make_plan
 from onnxq.quant.ranges import choose_range
@@ -33,7 +34,7 @@ from onnxq.quant.rewrite import rewrite
 from onnxq.quant.rounding import choose_codes
 from onnxq.quant.stats_file import fingerprint, save_stats
 from onnxq.quant.unfold import Unfolding
-from onnxq.steps import prepare, uncollected
+from onnxq.steps import prepare
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,11 @@ from helpers import build, floats, node
 
 from onnxq import steps, trials
 from onnxq.errors import DataError
-from onnxq.ir import load
+from onnxq.ir import Model, load
 from onnxq.judge import Split
 from onnxq.observer import Silent
 from onnxq.pipeline import quantize
+from onnxq.quant import collecting
 from onnxq.quant.histogram import Histogram
 from onnxq.quant.recipe import load_recipe
 from onnxq.quant.samples import input_specs, wrap_samples
@@ -57,6 +58,22 @@ def test_what_a_trial_measured_is_gone_when_all_samples_are_measured(model, monk
     monkeypatch.setattr(trials, "measure", keep)
     quantize(model, samples=[{"x": floats(1, 3, 24, 24, seed=i)} for i in range(SAMPLES)], force=True)
     assert len(found) > 1
+
+
+def test_variants_that_were_tried_do_not_pile_up(model, monkeypatch):
+    made: list[weakref.ref[Model]] = []
+    before = trials.duplicate
+
+    def keep(*given, **settings):
+        copy = before(*given, **settings)
+        assert sum(other() is not None for other in made) < 5
+        made.append(weakref.ref(copy.model))
+        return copy
+
+    monkeypatch.setattr(collecting, "HEAVY", 0)
+    monkeypatch.setattr(trials, "duplicate", keep)
+    quantize(model, samples=[{"x": floats(1, 3, 24, 24, seed=i)} for i in range(SAMPLES)], force=True)
+    assert len(made) > 10
 
 
 def test_a_range_is_searched_for_once_in_each_trial(model, monkeypatch):
