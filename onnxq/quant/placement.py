@@ -100,9 +100,9 @@ def _residual(site: Site, target: Target) -> Form:
         raise Decline("it adds nothing to a Conv")
     if target.residual == "both":
         slots: tuple[int, ...] = (0, 1)
-    else:  # of two convolutions the later one computes the sum
+    else:  # of two convolutions the later one computes the sum; one outside of a body comes before all inside
         places = {node: place for place, node in enumerate(site.node.graph.nodes)}
-        last = max(convolved, key=lambda slot: places[_producer(site.value(slot))])
+        last = max(convolved, key=lambda slot: places.get(_producer(site.value(slot)), -1))
         slots = (1 - last,)
     which = "inputs" if len(slots) > 1 else "residual input"
     return Form(f"Q/DQ on its {which}", activations=slots, opset=site.scheme.pair_opset(activation=True), pairs=True)

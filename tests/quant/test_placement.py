@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import ALL, Quantized, build, floats, node, quantize_in_memory, recipe_of
+from helpers import ALL, Quantized, build, floats, node, quantize_in_memory, recipe_of, typed
+from onnx import TensorProto, helper
 
 from onnxq import evaluate
 from onnxq.errors import RecipeError
 from onnxq.quant.native import Settings, load_native
+from onnxq.quant.plan import make_plan
 from onnxq.quant.recipe import load_recipe, parse_recipe
 from onnxq.targets import load_costs
 from onnxq.targets.placement import load_target, target_names
@@ -245,3 +247,20 @@ def test_a_recipe_holds_its_target():
     for text in ("[[rules]]\ntarget = 'qnn'", "target = 3"):
         with pytest.raises(RecipeError, match="'target'"):
             parse_recipe(text, "r")
+
+
+@pytest.mark.parametrize("order", ["a b", "b a"])
+def test_a_sum_in_a_body_may_be_of_a_convolution_outside(order: str) -> None:
+    made = helper.make_tensor_value_info("s", TensorProto.FLOAT, None)
+    inner = [node("Conv", "a v", "b"), node("Add", order, "s")]
+    bodies = {
+        "then_branch": helper.make_graph(inner, "then", [], [made]),
+        "else_branch": helper.make_graph([node("Identity", "a", "s")], "else", [], [made]),
+    }
+    nodes = [node("Conv", "x w", "a"), node("If", "condition", "y", **bodies)]
+    inputs = {"x": [1, 4, 8, 8], "condition": (TensorProto.BOOL, [])}
+    proto = build(nodes, inputs, ["y"], {"w": floats(8, 4, 3, 3), "v": floats(8, 8, 1, 1)})
+    plan = make_plan(typed(proto), load_recipe("auto").for_target("tensorrt"), with_data=True)
+    (form,) = [each.form for each in plan.decisions if each.node.op_type == "Add"]
+    assert form is not None
+    assert form.activations == (order.split().index("a"),)
