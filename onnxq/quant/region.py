@@ -17,6 +17,7 @@ from onnxq.ir import Graph, Node, Value
 from onnxq.ops.family import Form
 from onnxq.ops.integer_domain import CLAMPS
 from onnxq.quant.flow import Flow
+from onnxq.quant.upsampling import doublings
 from onnxq.targets import Costs
 from onnxq.targets.timings import Kernel
 
@@ -257,6 +258,9 @@ def _kernel_times(node: Node, costs: Costs) -> tuple[float, float]:
         columns = max(int(output.shape[-1]) if output.shape and isinstance(output.shape[-1], int) else 1, 1)
         inner = max(weight.tensor.size // columns, 1)
         return costs.matmul(max(elements // inner, 1), inner, columns)
+    if node.op_type == "Resize":
+        kind = "Resize" if doublings(node) else "Resize_other"
+        return costs.elementwise(kind, count(output, costs.shapes))
     if node.op_type != "Conv" or weight is None or weight.tensor is None:
         return costs.elementwise(node.op_type, elements)
     filters, per_group, *window = weight.tensor.shape

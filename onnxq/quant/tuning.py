@@ -9,9 +9,10 @@ from onnxq.ir import Model
 from onnxq.quant.alignment import align
 from onnxq.quant.sharing import share_conversions
 from onnxq.quant.taps import fold_taps
+from onnxq.quant.upsampling import double_codes
 from onnxq.targets.placement import load_target
 
-PAD_OPSET = 11  # from here on Pad takes codes, and how many as an input
+PAD_OPSET = 11  # from here on Pad takes codes, and how many as an input; and Resize is the operator that it is today
 
 
 def tune(model: Model, target: str) -> Model:
@@ -31,4 +32,5 @@ def tune(model: Model, target: str) -> Model:
         if model.opset >= PAD_OPSET:
             fold_taps(model, wanted)
             align(model, wanted)
+            double_codes(model)
     return model

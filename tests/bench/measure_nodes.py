@@ -14,6 +14,7 @@ from onnxq.quant.benchmark import kernel_times
 TURNS = 5
 RUNS = 40
 POOLED = {"kernel_shape": [2, 2], "strides": [2, 2]}
+WHERE = {"nearest": "asymmetric", "linear": "half_pixel"}
 CLAMPED = ((32, 128, 1, 28, 1), (128, 32, 1, 28, 1), (64, 64, 3, 56, 64), (16, 64, 3, 28, 1))
 
 
@@ -133,19 +134,41 @@ def elementwise(kind: str) -> list[float]:
 
 def max_pooling() -> list[float]:
     """Give the cost of a MaxPool behind a Conv per element; only of codes that a Conv has made it is fast."""
-    shape, costs = (1, 64, 56, 56), []
-    feeds = {"x": np.random.default_rng(1).standard_normal(shape).astype(np.float32)}
+    return [
+        round(time / (64 * 56**2), 4) for time in behind_conv(helper.make_node("MaxPool", ["before"], ["y"], **POOLED))
+    ]
+
+
+def resizing(mode: str) -> list[float]:
+    """Give the cost of a Resize to twice the size behind a Conv per element that it gives: codes lie channels last."""
+    node = helper.make_node(
+        "Resize",
+        ["before", "", "twice"],
+        ["y"],
+        mode=mode,
+        coordinate_transformation_mode=WHERE[mode],
+        nearest_mode="floor",
+    )
+    return [round(time / (64 * 56**2 * 4), 4) for time in behind_conv(node, twice=np.array([1, 1, 2, 2], np.float32))]
+
+
+def behind_conv(node: onnx.NodeProto, **constants: np.ndarray) -> list[float]:
+    """Give the time of a node that reads what a Conv of 64 channels makes, in float and between Q/DQ pairs."""
+    feeds, taken = {"x": np.random.default_rng(1).standard_normal((1, 64, 56, 56)).astype(np.float32)}, []
     for quantized in (False, True):
         proto = onnx.load_from_string(conv_model(64, 64, 1, 56, 1, quantized=quantized))
         proto.graph.node[-1].output[0] = "before"
-        proto.graph.node.append(helper.make_node("MaxPool", ["before"], ["pooled" if quantized else "y"], **POOLED))
+        proto.graph.node.append(node)
+        proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
         if quantized:
-            proto.graph.node.append(helper.make_node("QuantizeLinear", ["pooled", "scale", "zero"], ["codes"]))
+            proto.graph.node[-1].output[0] = "made"
+            proto.graph.node.append(helper.make_node("QuantizeLinear", ["made", "scale", "zero"], ["codes"]))
             proto.graph.node.append(helper.make_node("DequantizeLinear", ["codes", "scale", "zero"], ["y"]))
         proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, None))
         found = [kernel_times(proto.SerializeToString(), feeds) for _ in range(TURNS)]
-        costs.append(min(time for times in found for kind, time in times.items() if "MaxPool" in kind))
-    return [round(cost / float(np.prod(shape)), 4) for cost in costs]
+        names = (node.op_type, "Upsample")  # as a Resize in float is called in blocks of channels
+        taken.append(min(time for times in found for kind, time in times.items() if any(n in kind for n in names)))
+    return taken
 
 
 def clamp(kind: str) -> float:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
-from measure_nodes import clamp, conv_model, conversion_time, elementwise, max_pooling, node_time
+from measure_nodes import clamp, conv_model, conversion_time, elementwise, max_pooling, node_time, resizing
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.ir import infer_types, parse
@@ -30,6 +30,7 @@ MATMUL = ((1, 4, 16, 64, 256), (64, 256, 1024), (64, 256, 1024))
 DEPTHWISE = ((16, 64, 256), (7, 28, 112, 224))
 RECURRENT = ((1, 8), (16, 32, 64, 128, 256))
 STEPS = 64
+ELEMENTWISE_NOTE = "# nanoseconds per element of the first input, or that a Resize gives: float, integer"
 CLAMPS_NOTE = (
     "# nanoseconds per element behind a float Conv: its kernel does a Relu on the way, and a Clip in a pass of its own"
 )
@@ -95,9 +96,10 @@ def main() -> None:
     out.append(f"node = {node:.0f}  # nanoseconds for one more node, however small its tensor")
     sentence = f"for a conversion and the changes of layout on both sides of it: {conversion / node:.1f} nodes"
     out.append(f"conversion = {conversion:.0f}  # {sentence}")
-    out += ["", *row_table(), "", "[elementwise]", "# nanoseconds per element of the first input: float, integer"]
+    out += ["", *row_table(), "", "[elementwise]", ELEMENTWISE_NOTE]
     kinds = ("Add", "Mul", "Concat", "AveragePool", "LeakyRelu", "Sigmoid")
     out += [f"{kind} = {elementwise(kind)}" for kind in kinds] + [f"MaxPool = {max_pooling()}"]
+    out += [f"Resize_{mode} = {resizing(mode)}" for mode in ("nearest", "linear")]
     out += ["", "[clamps]", CLAMPS_NOTE, *(f"{kind} = {clamp(kind)}" for kind in ("Relu", "Clip"))]
     target.write_text("\n".join(out) + "\n")
 
