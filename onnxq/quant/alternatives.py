@@ -11,7 +11,7 @@ from onnxq.quant.decision import Choice
 from onnxq.quant.plan import form_of
 from onnxq.quant.recipe import MICROSOFT, Recipe
 from onnxq.quant.region import node_times
-from onnxq.quant.row_times import row_time
+from onnxq.quant.row_times import row_time, rows_pay
 from onnxq.targets import Costs
 from onnxq.targets.placement import load_target
 
@@ -54,6 +54,9 @@ def alternatives(node: Node, recipe: Recipe, opset: int, costs: Costs) -> tuple[
     """
     rows, blocks = by_rows(node, recipe, opset), by_blocks(node, recipe, opset)
     in_float, taken = node_times(node, costs)[0], row_time(node, costs)
+    # What onnxruntime computes with a float Conv besides, the Add and the Relu behind it, is not in the prediction
+    if node.op_type == "Conv" and not rows_pay(node, costs):
+        rows = None
     found = [] if rows is None or taken is None else [Alternative(rows, taken, ROWS_LEFT)]
     found += [] if blocks is None else [Alternative(blocks, BLOCKS_OF_FLOAT * in_float, BLOCKS_LEFT)]
     return tuple(sorted((one for one in found if one.time < in_float), key=lambda one: one.time))
