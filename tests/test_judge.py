@@ -134,11 +134,9 @@ def test_all_parts_of_the_data_are_judged_on(path, monkeypatch):
     places = [*fitting.numbers, *held_out.numbers]
     assert [given[place] for place in places] == [*fitting, *held_out]
     assert len(places) == TRIAL_SAMPLES
-    for part in (
-        places,
-        [next(i for i in range(60) if given[i]["x"][0, 0] == s["x"][0, 0]) for s in split.quick_judge],
-    ):
-        assert np.histogram(part, bins=4, range=(0, 60))[0].tolist() == [len(part) // 4] * 4
+    judged_quickly = [next(i for i in range(60) if (given[i]["x"] == one["x"]).all()) for one in split.quick_judge]
+    for part in (places, judged_quickly):
+        assert np.histogram(part, bins=4, range=(0, 60))[0].min() >= len(part) // 4 - 1
 
 
 def test_one_sample_cannot_be_held_out(path):
