@@ -23,6 +23,7 @@ from onnxq.quant.activations import coarsened, scheme_qparams
 from onnxq.quant.bounds import exact_bounds
 from onnxq.quant.calibrate import calibrate
 from onnxq.quant.custom import foreign_node
+from onnxq.quant.equal_constants import merge_equal
 from onnxq.quant.layers import MeasuredLayers
 from onnxq.quant.plan import Plan
 from onnxq.quant.plan import make_plan as decide
@@ -267,8 +268,10 @@ def choose_qparams(plan: Plan, stats: Stats, known: Known | None = None) -> dict
 
 
 def stamp(model: Model, ready: Prepared) -> Model:
-    """Finish a quantized model: in the form that is fastest, 16-bit weights as such, with a record of what made it."""
+    """Finish a quantized model: in the form that is fastest, nothing stored twice, with a record of what made it."""
     tune(model, ready.plan.recipe.scheme.target)
+    if not is_large(model):
+        merge_equal(model)
     store_narrow(model)
     model.metadata["onnxq_version"] = __version__
     model.metadata["onnxq_recipe"] = ready.plan.recipe.to_toml()

@@ -1,0 +1,46 @@
+"""Constants that a model holds more than once, stored once.
+
+Exporters write one for every reader: the prior boxes of a detector, tables of positions in every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from onnxq.ir import Model, Patch, Value, commit
+
+LEAST = 4096  # bytes of a constant that is worth it
+
+
+def merge_equal(model: Model) -> int:
+    """Let all readers of equal constants of the main graph read the first of them.
+
+    Args:
+        model: A model; it is changed. What it computes stays the same.
+
+    Returns:
+        How many constants are gone.
+
+    """
+    alike: dict[Hashable, list[Value]] = {}
+    for value in model.graph.values.values():
+        tensor = value.constant
+        if tensor is not None and tensor.nbytes >= LEAST and not value.is_input and not value.is_output:
+            alike.setdefault((tensor.dtype, tensor.shape), []).append(value)
+    patches = []
+    for group in (values for values in alike.values() if len(values) > 1):
+        first: dict[bytes, Value] = {}
+        for value in group:
+            assert value.constant is not None
+            kept = first.setdefault(value.constant.numpy().tobytes(), value)
+            if kept is not value and value.uses:
+                patches.append(_read(kept, value))
+    commit(patches)
+    return len(patches)
+
+
+def _read(kept: Value, other: Value) -> Patch:
+    patch = Patch(kept.graph, None, f"read {kept.name} in place of {other.name}")
+    for use in list(other.uses):
+        patch.rewire(use.node, use.slot, kept)
+    return patch
