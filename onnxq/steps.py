@@ -215,7 +215,7 @@ def measure(
         return load_stats(stats, expected=ready.source)[0]
     if not values or samples is None:
         return Stats()
-    methods = {settings.ranges for settings in ready.plan.ranges.values()}
+    methods = ready.plan.range_methods
     kinds: Kinds = layers.kinds
     if ready.fast and methods <= {"minmax", "auto"}:
         kinds = range_kinds

@@ -5,7 +5,7 @@ What statistics promise layer by layer is checked here on the whole model before
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,8 @@ from onnxq.ir.types import infer_types
 from onnxq.judge import Judge, Split
 from onnxq.observer import Observer, Silent
 from onnxq.quant.calibrate import calibrate
-from onnxq.quant.channels import ChannelStats
 from onnxq.quant.collecting import collect
-from onnxq.quant.equalize import Rescaling, channel_axes, equalize
+from onnxq.quant.equalize import Rescaling, channel_axes, channel_kinds, equalize
 from onnxq.quant.layers import MeasuredLayers
 from onnxq.quant.plan import Choices, Plan, make_plan
 from onnxq.quant.qparams import QParams
@@ -29,7 +28,6 @@ from onnxq.quant.readers import OutputWeights, least_kinds
 from onnxq.quant.rewrite import rewrite
 from onnxq.quant.samples import Samples
 from onnxq.quant.smooth import smooth
-from onnxq.quant.statistic import Statistic
 from onnxq.quant.stats import Stats
 from onnxq.quant.weights import Weights
 from onnxq.steps import Known, Prepared, choose_qparams, layers_to_measure, look_inside, measure, reached
@@ -66,7 +64,8 @@ class Variants:
         self.stats = stats
         self.weights = weights
         self.split = split
-        self.baseline, self.samples = split.baseline, split.samples
+        self.baseline = split.baseline
+        self.samples = split.samples
         self._ranges: Known = {}
 
     @property
@@ -143,7 +142,8 @@ def duplicate(ready: Prepared, choices: Choices | None = None, *, costs_count: b
 
 
 def _planned(ready: Prepared, model: Model, choices: Choices | None = None, *, costs_count: bool = True) -> Plan:
-    plan, chosen = ready.plan, ready.plan.choices if choices is None else choices
+    chosen = ready.plan.choices if choices is None else choices
+    plan = ready.plan
     with_data, costs = plan.with_data, plan.costs
     return make_plan(model, plan.recipe, with_data=with_data, choices=chosen, costs_count=costs_count, costs=costs)
 
@@ -209,12 +209,8 @@ def _channels(ready: Prepared, samples: Samples, watch: Observer) -> Stats:
     values = [value for node in nodes if (value := node.inputs[0]) is not None and value.name in axes]
     if not values:
         return Stats()
-    return calibrate(ready.model, values, samples, progress=watch.progress, kinds=partial(_channels_alone, axes))
-
-
-def _channels_alone(axes: Mapping[str, int], name: str) -> Sequence[Statistic]:
-    """Make the statistics of a tensor that rescaling is chosen by; ranges are chosen by others, measured afterwards."""
-    return (ChannelStats(axes[name]),)
+    kinds = partial(channel_kinds, axes, basics=lambda name: ())  # ranges are chosen by others, measured afterwards
+    return calibrate(ready.model, values, samples, progress=watch.progress, kinds=kinds)
 
 
 def _rescaled(ready: Prepared, methods: Sequence[Rescale], measured: Stats) -> Prepared:
@@ -249,7 +245,7 @@ def try_out(ready: Prepared, split: Split) -> Tried:
     shows only the whole model.
     """
     layers = layers_to_measure(ready.plan)
-    opened = not ready.fast and any(settings.ranges == "auto" for settings in ready.plan.ranges.values())
+    opened = not ready.fast and "auto" in ready.plan.range_methods
     if split.halves is None or not (layers.values or opened):
         return Tried()
     spare = duplicate(ready)

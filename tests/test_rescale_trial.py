@@ -12,6 +12,7 @@ from onnxq import trials
 from onnxq.ir import load
 from onnxq.judge import Split
 from onnxq.observer import Silent
+from onnxq.quant.equalize import channel_kinds
 from onnxq.quant.samples import input_specs, wrap_samples
 from onnxq.steps import Prepared, prepare
 from onnxq.trials import WAYS, rescale
@@ -35,7 +36,7 @@ def test_channels_are_measured_once_for_all_ways_then_the_other_way_and_for_the_
     measured: list[int] = []
 
     def counting(model, values, samples, **settings):
-        if getattr(settings.get("kinds"), "func", None) is trials._channels_alone:
+        if getattr(settings.get("kinds"), "func", None) is channel_kinds:
             measured.append(len(list(samples)))
         return calibrate(model, values, samples, **settings)
 

@@ -116,6 +116,11 @@ class Plan:
         """The value whose statistics choose the range of a calibrated value."""
         return self.moved.get(value, value)
 
+    @property
+    def range_methods(self) -> frozenset[str]:
+        """How ranges of calibrated values are chosen."""
+        return frozenset(settings.ranges for settings in self.ranges.values())
+
     def range_settings(self, value: Value) -> Scheme:
         """The settings that choose the range of a calibrated value: those of its first quantized reader or maker."""
         if value in self.ranges:

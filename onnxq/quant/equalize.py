@@ -17,7 +17,7 @@ from onnxq.quant.folding import Constant, Group, linear_reader, reader_axis
 from onnxq.quant.folding_search import find_groups
 from onnxq.quant.rescale import Reading, best, weight_of
 from onnxq.quant.statistic import Statistic
-from onnxq.quant.stats import Extremes, Moments, Stats, TensorStats, basic_kinds
+from onnxq.quant.stats import Extremes, Kinds, Moments, Stats, TensorStats, basic_kinds
 
 LEAST_GAIN = 1.0  # dB; below it the estimate is as often wrong as right
 
@@ -85,15 +85,16 @@ def channel_axes(nodes: Iterable[Node]) -> dict[str, int]:
     return axes
 
 
-def channel_kinds(axes: Mapping[str, int], name: str) -> Sequence[Statistic]:
+def channel_kinds(axes: Mapping[str, int], name: str, *, basics: Kinds = basic_kinds) -> Sequence[Statistic]:
     """Make the statistics to collect for a tensor; give `partial(channel_kinds, axes)` to `calibrate`.
 
     Args:
-        axes: Channel axis by name; a tensor that is not in it gets the basic statistics.
+        axes: Channel axis by name; a tensor that is not in it gets the basic statistics alone.
         name: The tensor.
+        basics: What those are; rescaling itself is chosen by none of them.
 
     """
-    return (*basic_kinds(), ChannelStats(axes[name])) if name in axes else basic_kinds()
+    return (*basics(name), ChannelStats(axes[name])) if name in axes else basics(name)
 
 
 def equalize(

@@ -38,7 +38,7 @@ def layout_sensitive(node: Node) -> bool:
     return node.op_type == "CenterCropPad"
 
 
-def _one_scale(node: Node) -> bool:
+def one_scale(node: Node) -> bool:
     """Whether a QuantizeLinear or DequantizeLinear has a constant scale for the whole tensor."""
     scale = node.inputs[1] if len(node.inputs) > 1 else None
     return scale is not None and scale.constant is not None and scale.constant.size == 1
@@ -59,7 +59,7 @@ def endangering(graph: Graph, candidates: Iterable[Node]) -> dict[Node, str]:
         if culprit is not None and node in wanted and node.op_type == "Conv":
             found[node] = f"onnxruntime breaks {culprit.label} ({culprit.op_type}) behind an 8-bit Conv"
         for made in (value for value in node.outputs if value is not None and node in wanted):
-            if any(use.node.op_type in SCALING and (use.slot or not _one_scale(use.node)) for use in made.uses):
+            if any(use.node.op_type in SCALING and (use.slot or not one_scale(use.node)) for use in made.uses):
                 found[node] = "the model quantizes its output by more than one scale, or by it"
         if layout_sensitive(node):
             culprit = node

@@ -48,8 +48,7 @@ class OutputWeights:
 
 def least_kinds(plan: Plan) -> Kinds:
     """Tell what ranges are chosen by while those that the recipe leaves open go from least to greatest value."""
-    methods = {settings.ranges for settings in plan.ranges.values()}
-    return range_kinds if methods <= {"minmax", "auto"} else basic_kinds
+    return range_kinds if plan.range_methods <= {"minmax", "auto"} else basic_kinds
 
 
 def trial_kinds(plan: Plan, layers: MeasuredLayers) -> Kinds:
@@ -57,7 +56,7 @@ def trial_kinds(plan: Plan, layers: MeasuredLayers) -> Kinds:
 
     Reports and files want more, but of no trial; measuring it takes longer than many a model runs.
     """
-    methods = {settings.ranges for settings in plan.ranges.values()}
+    methods = plan.range_methods
     if methods <= {"minmax", "auto", "output-error"}:
         besides = partial(layers.kinds, basics=range_kinds)
         return OutputWeights(plan, besides, lambda name: (Histogram(),)).kinds if methods - {"minmax"} else besides

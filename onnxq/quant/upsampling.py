@@ -12,7 +12,8 @@ import math
 
 import numpy as np
 
-from onnxq.ir import Graph, Model, Node, Patch, Value, commit
+from onnxq.ir import Graph, Model, Node, Patch, commit
+from onnxq.quant.pitfalls import one_scale
 
 # Of output i with factor f these all take input floor(i / f): https://onnx.ai/onnx/operators/onnx__Resize.html
 REPEATING = {
@@ -60,13 +61,16 @@ def double_codes(model: Model) -> int:
         How many there were.
 
     """
-    found = [_patch(graph, node) for graph in list(model.graph.graphs()) for node in graph.nodes if doublings(node)]
+    found = [_patch(graph, node) for graph in list(model.graph.graphs()) for node in graph.nodes]
     patches = [patch for patch in found if patch is not None]
     commit(patches)
     return len(patches)
 
 
 def _patch(graph: Graph, node: Node) -> Patch | None:
+    times = doublings(node)
+    if not times:
+        return None
     read, made = node.inputs[0], node.outputs[0]
     pair = read.producer if read is not None else None
     after = made.consumers()[0] if made is not None and len(made.uses) == 1 and not made.is_output else None
@@ -85,7 +89,6 @@ def _patch(graph: Graph, node: Node) -> Patch | None:
         return None
     patch = Patch(graph, node, f"double the codes of {read.name}")
     taken = patch.op("Reshape", codes, patch.constant(APART, f"{node.label}_apart"), hint=f"{codes.name}_apart")
-    times = doublings(node)
     twice = patch.constant(TWICE, f"{node.label}_twice")
     for left in range(times - 1, -1, -1):
         value = patch.op("DequantizeLinear", taken, *pair.inputs[1:], hint=f"{read.name}_apart")
@@ -104,5 +107,4 @@ def _is_plain(node: Node | None, op_type: str) -> bool:
     """Whether a node is a conversion of the standard, with a constant scale for the whole tensor."""
     if node is None or node.op_type != op_type or node.domain or len(node.inputs) != 3 or node.spans:
         return False
-    scale: Value | None = node.inputs[1]
-    return scale is not None and scale.constant is not None and scale.constant.size == 1
+    return one_scale(node)

@@ -64,9 +64,8 @@ class WeightedHistogram(Histogram):
             raise ValueError(f"{values.shape[axis]} channels, but weights for {len(self.weights)}")
         runs = values.reshape(-1, math.prod(values.shape[axis + 1 :]))  # all elements of one are of one channel
         length = runs.shape[1]
-        height = max(
-            CHUNK // length, 1
-        )  # whole rounds of the channels where there is room: their weights are laid once
+        # Whole rounds of the channels where there is room: their weights are laid once
+        height = max(CHUNK // length, 1)
         height -= height % len(self.weights) if height >= len(self.weights) else 0
         spread = np.zeros(0)
         for start in range(0, len(runs), height):
@@ -74,8 +73,8 @@ class WeightedHistogram(Histogram):
             if not spread.size or height % len(self.weights):
                 spread = self._spread_weights(start, len(block), min(length, CHUNK))
             flat = block.reshape(-1)
-            for begin in range(0, flat.size, CHUNK) if length > CHUNK else (0,):
-                chunk = flat[begin : begin + CHUNK] if length > CHUNK else flat
+            for begin in range(0, flat.size, CHUNK):  # one, unless a run is longer than a chunk
+                chunk = flat[begin : begin + CHUNK]
                 self._count_chunk(chunk, spread[: chunk.size], inverse)
 
     def _spread_weights(self, first: int, runs: int, length: int) -> np.ndarray:
