@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from onnxq.ir import Graph, Model, Patch, Value, commit
+from onnxq.quant.carriers import Carrier, carriers
 from onnxq.quant.integer_convs import IntegerConv, absorbed, integer_convs, multiple_of
 from onnxq.targets.placement import Target
 
@@ -40,40 +41,58 @@ def align(model: Model, target: Target) -> int:
 
 def _align(graph: Graph, target: Target) -> int:
     convs = integer_convs(graph)
+    between = carriers(graph, convs)
     by_read: dict[Value, list[IntegerConv]] = {}
     for conv in convs:
         by_read.setdefault(conv.read, []).append(conv)
-    widths = _widths(convs, by_read, target)
+    widths = _widths(convs, between, by_read, target)
     dense = [conv for conv in convs if not conv.depthwise and conv.read not in widths and _worth_a_copy(conv)]
     added = {conv.read: multiple_of(target.conv_channels, conv.channels) for conv in dense}
     work = _Widening(widths, added)
-    touched = [conv for conv in convs if work.touches(conv)]
-    commit([work.patch(conv, cut=not absorbed(conv.made, by_read)) for conv in touched])
-    return len(touched)
+    steps = {conv.node: conv for conv in convs if work.touches(conv)}
+    carried = {carrier.node: carrier for carrier in between if carrier.made in widths}
+    patches = []
+    for node in graph.nodes:
+        if node in carried:
+            patches.append(work.carry(carried[node]))
+        if node in steps:
+            patches.append(work.patch(steps[node], cut=not absorbed(steps[node].made, by_read, carried)))
+    commit(patches)
+    return len(steps)
 
 
 def _widths(
-    convs: Sequence[IntegerConv], by_read: Mapping[Value, list[IntegerConv]], target: Target
+    convs: Sequence[IntegerConv],
+    between: Sequence[Carrier],
+    by_read: Mapping[Value, list[IntegerConv]],
+    target: Target,
 ) -> dict[Value, int]:
-    """Choose how many channels the codes that convolutions make have from now on, where that is more than before.
+    """Choose how many channels codes have from now on that convolutions make, and what carries these on.
 
-    What a depthwise Conv reads and makes has as many channels, so these belong together: they can grow if convolutions
-    make all of them and nothing else reads any. Others can also where cutting off what was added pays.
+    What a depthwise Conv reads and makes has as many channels, and so has what a carrier does: these belong together.
+    They can grow if convolutions make all of them and nothing else reads any. Other convolutions can also where cutting
+    off what was added pays.
     """
     made = {conv.made: conv for conv in convs}
-    groups: dict[Value, list[Value]] = {conv.made: [conv.made] for conv in convs}
-    for conv in convs:
-        if conv.depthwise and conv.read in made and groups[conv.read] is not groups[conv.made]:
-            larger, smaller = groups[conv.read], groups[conv.made]
+    everyone = [*made, *(carrier.made for carrier in between)]
+    groups: dict[Value, list[Value]] = {value: [value] for value in everyone}
+    tied = {value for conv in convs if conv.depthwise for value in (conv.read, conv.made)}
+    links = [(conv.read, conv.made) for conv in convs if conv.depthwise and conv.read in groups]
+    links += [(source, carrier.made) for carrier in between for source in carrier.sources]
+    for one, other in links:
+        larger, smaller = groups[one], groups[other]
+        if larger is not smaller:
             larger += smaller
             groups.update(dict.fromkeys(smaller, larger))
-    free = {v for v, conv in made.items() if absorbed(v, by_read) and (conv.read in made or not conv.depthwise)}
+    nodes = {carrier.node for carrier in between}
+    free = {value for value in everyone if absorbed(value, by_read, nodes)}
+    free -= {conv.made for conv in convs if conv.depthwise and conv.read not in groups}
     widths = {}
     for value, conv in made.items():
-        if len(groups[value]) > 1 or conv.depthwise:
-            if free.issuperset(groups[value]) and conv.filters % target.depthwise:
-                widths[value] = multiple_of(target.depthwise, conv.filters)
-        elif _unaligned(conv, target) and (value in free or _worth_a_copy(conv)):
+        if not tied.isdisjoint(groups[value]) and free.issuperset(groups[value]):
+            if conv.filters % target.depthwise:
+                widths.update(dict.fromkeys(groups[value], multiple_of(target.depthwise, conv.filters)))
+        elif value not in tied and _unaligned(conv, target) and (absorbed(value, by_read) or _worth_a_copy(conv)):
             widths[value] = max(multiple_of(target.conv_filters, conv.filters), target.conv_least)
     return widths
 
@@ -136,6 +155,23 @@ class _Widening:
             bounds = {"start": 0, "end": conv.filters, "axis": 1}
             numbers = [patch.constant(np.array([n]), f"{conv.made.name}_{what}") for what, n in bounds.items()]
             patch.replace(conv.made, patch.op("Slice", self.wide[conv.made], *numbers, hint=f"{conv.made.name}_cut"))
+        return patch
+
+    def carry(self, carrier: Carrier) -> Patch:
+        """Describe an operator that reads codes with more channels, and so makes such; see `patch`."""
+        node = carrier.node
+        patch = Patch(node.graph, node, f"fill up the channels of {node.label}")
+        inputs: list[Value | None] = []
+        for value, codes in zip(node.inputs, carrier.reads, strict=True):
+            if codes is None or value is None or value.producer is None:
+                inputs.append(value)
+                continue
+            reads = [self.wide[codes], *value.producer.inputs[1:]]
+            inputs.append(patch.op("DequantizeLinear", *reads, hint=f"{value.name}_wide"))
+        name, hint = f"{node.display_name}_wide", f"{node.label}_wide"
+        result = patch.node(node.op_type, inputs, outputs=[hint], name=name, **node.attributes())[0]
+        reads = [result, *carrier.quantize.inputs[1:]]
+        self.wide[carrier.made] = patch.op("QuantizeLinear", *reads, hint=f"{carrier.made.name}_wide")
         return patch
 
     def _read(self, conv: IntegerConv, patch: Patch) -> Value:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,7 +96,7 @@ def integer_conv(node: Node) -> IntegerConv | None:
     zeros = _constant(weight, 2)
     if codes is None or codes.dtype != np.int8 or (zeros is not None and bool(zeros.any())):
         return None
-    if not (_unsigned(pair) and _unsigned(quantize)) or read is None or made is None:
+    if not (unsigned(pair) and unsigned(quantize)) or read is None or made is None:
         return None
     stated = (*weight.inputs[1:], *(bias.inputs if bias is not None else ()))
     if any(value is None or value.constant is None for value in stated):
@@ -122,17 +122,20 @@ def _constant(node: Node, slot: int) -> np.ndarray | None:
     return value.constant.numpy() if value is not None and value.constant is not None else None
 
 
-def _unsigned(node: Node) -> bool:
+def unsigned(node: Node) -> bool:
+    """Whether a QuantizeLinear or DequantizeLinear has codes of uint8, and one zero point."""
     zero = node.inputs[2] if len(node.inputs) > 2 else None
-    return zero is not None and zero.constant is not None and zero.constant.dtype == TensorProto.UINT8
+    constant = zero.constant if zero is not None else None
+    return constant is not None and constant.dtype == TensorProto.UINT8 and constant.size == 1
 
 
-def absorbed(codes: Value, by_read: Mapping[Value, list[IntegerConv]]) -> bool:
+def absorbed(codes: Value, by_read: Mapping[Value, list[IntegerConv]], others: Collection[Node] = ()) -> bool:
     """Whether nothing but integer convolutions reads codes, whose weights can be zero for channels that are added.
 
     Args:
         codes: What a QuantizeLinear makes.
         by_read: Integer convolutions by the codes that they read.
+        others: What else may read them, at any input.
 
     """
     convs = {conv.node for conv in by_read.get(codes, ())}
@@ -144,7 +147,7 @@ def absorbed(codes: Value, by_read: Mapping[Value, list[IntegerConv]]) -> bool:
             pair.op_type == "DequantizeLinear"
             and (value := pair.outputs[0]) is not None
             and not value.is_output
-            and all(use.node in convs and use.slot == 0 for use in value.uses)
+            and all((use.node in convs and use.slot == 0) or use.node in others for use in value.uses)
             for pair in pairs
         )
     )

@@ -120,6 +120,65 @@ def test_a_depthwise_conv_of_what_no_conv_makes_stays_as_it_is() -> None:
     assert changed == 0
 
 
+def gated(channels: int, inner: str, *, squeeze: bool = False, extra: bool = False) -> onnx.ModelProto:
+    """A Conv, an activation on its codes, a depthwise Conv, a gate squeezed out of that if asked for, and a Conv."""
+    net = Convs(1, 16, 8, 8)
+    made = net.conv(net.quantize("x"), "a", channels, 16, 1, 1)
+    if inner == "ramp":
+        net.weights |= {"code": np.uint8(255), "half": np.float32(0.5 / 255), "none": np.uint8(0)}
+        net.weights |= {"rise": np.float32(0.02 / 6), "part": np.float32(1 / 255)}
+        net.nodes += [
+            float_node("DequantizeLinear", "a_q rise zero", "r"),
+            float_node("DequantizeLinear", "code half none", "k"),
+            float_node("Add", "r k", "h"),
+            float_node("QuantizeLinear", "h part none", "h_q"),
+            float_node("DequantizeLinear", "h_q part none", "h_d"),
+        ]
+    else:
+        net.nodes.append(float_node(inner, made, "h"))
+        net.quantize("h")
+    net.nodes.append(float_node("Mul", f"{made} h_d", "m"))
+    made = net.conv(net.quantize("m"), "b", channels, 1, 3, 3, group=channels, pads=[1] * 4)
+    if squeeze:
+        net.nodes.append(float_node("GlobalAveragePool", made, "p"))
+        squeezed = net.conv(net.quantize("p"), "s", 8, channels, 1, 1)
+        gate = net.conv(squeezed, "e", channels, 8, 1, 1)
+        net.nodes.append(float_node("Sigmoid", gate, "g"))
+        net.nodes.append(float_node("Mul", f"{made} {net.quantize('g')}", "n"))
+        made = net.quantize("n")
+    return net.model(net.conv(made, "c", 24, channels, 1, 1), *(["h_d"] if extra else []))
+
+
+@pytest.mark.parametrize("inner", ["Sigmoid", "LeakyRelu", "ramp"])
+@pytest.mark.parametrize("squeeze", [False, True])
+def test_what_treats_channels_alike_carries_those_that_are_added(inner: str, squeeze: bool) -> None:
+    made, _ = aligned(gated(72, inner, squeeze=squeeze))
+    shapes = shapes_of(made)
+    assert (shapes["a"], shapes["b"], shapes["c"]) == ((80, 16, 1, 1), (80, 1, 3, 3), (24, 80, 1, 1))
+    assert not squeeze or (shapes["s"][1], shapes["e"][0]) == (80, 80)
+    ops = count_ops(made)
+    assert (ops["Slice"], ops["Pad"]) == (0, 0)
+    assert ops["QuantizeLinear"] == count_ops(gated(72, inner, squeeze=squeeze))["QuantizeLinear"]
+
+
+def test_it_does_not_where_somebody_else_reads_what_is_carried() -> None:
+    made, _ = aligned(gated(72, "Sigmoid", extra=True))
+    assert shapes_of(made)["b"] == (72, 1, 3, 3)
+
+
+@pytest.mark.parametrize("other", ["x", "spatial"])
+def test_it_does_not_where_other_channels_come_in(other: str) -> None:
+    """A sum with what no Conv makes, and a gate of a single channel, which is the same for all."""
+    net = Convs(1, 24, 8, 8)
+    x = net.quantize("x")
+    made = net.conv(x, "a", 24, 24, 1, 1)
+    gate = x if other == "x" else net.conv(x, "s", 1, 24, 1, 1)
+    net.nodes.append(float_node("Mul", f"{made} {gate}", "m"))
+    made = net.conv(net.quantize("m"), "b", 24, 1, 3, 3, group=24, pads=[1] * 4)
+    made, _ = aligned(net.model(net.conv(made, "c", 24, 24, 1, 1)))
+    assert shapes_of(made)["b"] == (24, 1, 3, 3)
+
+
 def test_groups_of_several_channels_have_no_fast_kernel_to_reach() -> None:
     net = Convs(1, 12, 20, 20)
     _, changed = aligned(net.model(net.conv(net.quantize("x"), "a", 6, 6, 3, 3, group=2)))
