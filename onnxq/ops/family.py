@@ -157,6 +157,9 @@ class Rewriter(Protocol):
     def dequantized(self, value: Value) -> Value:
         """Read an activation through its QuantizeLinear/DequantizeLinear pair, shared by its readers."""
 
+    def scaled(self, value: Value, factor: float) -> Value:
+        """Read an activation times a number, out of the same codes."""
+
     def is_quantized(self, value: Value) -> bool:
         """Whether anybody reads an activation by a calibrated scale."""
 
@@ -175,10 +178,7 @@ class Rewriter(Protocol):
         minimum: np.ndarray | None = None,
         block_size: int = 0,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Quantize a weight: its codes, and scales that broadcast against them (1 along the axes in `reduce`).
-
-        With blocks, which go along a single axis, the scales have one place for each block there.
-        """
+        """Quantize a weight: codes, and scales that broadcast against them, 1 along `reduce` or one for each block."""
 
     def stored(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme, block_size: int = 0) -> Value:
         """Give a float weight that the file holds in 8 or 4 bit."""

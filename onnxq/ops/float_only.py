@@ -31,9 +31,8 @@ stays_float(
         "Elu",
         "Selu",
         "Celu",
-        "HardSigmoid",
     ),
-    *("HardSwish", "Mish", "Softplus", "Softsign", "PRelu", "Swish", "ThresholdedRelu", "Abs", "Neg", "Sin", "Cos"),
+    *("Mish", "Softplus", "Softsign", "PRelu", "Swish", "ThresholdedRelu", "Abs", "Neg", "Sin", "Cos"),
     *("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL2", "GlobalMaxPool", "Resize", "Upsample", "Einsum"),
 )
 stays_float(
@@ -49,6 +48,7 @@ stays_float(
 stays_float(
     "it stays float where its neighbours are float",
     *("Add", "Mul", "Concat", "MaxPool", "AveragePool", "GlobalAveragePool", "Relu", "LeakyRelu", "Sigmoid", "Clip"),
+    *("HardSigmoid", "HardSwish"),
 )
 stays_float(
     "it moves values from place to place", "Reshape", "Transpose", "Slice", "Expand", "Squeeze", "Unsqueeze", "Flatten"

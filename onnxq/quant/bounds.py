@@ -6,7 +6,7 @@ from math import inf
 
 from onnxq.ir import Node, Value
 from onnxq.ops.family import Site
-from onnxq.ops.integer_domain import MOVERS, clamp_bounds
+from onnxq.ops.integer_domain import CLAMPS, MOVERS, clamp_bounds
 from onnxq.ops.scheme import Scheme
 
 UNKNOWN = (-inf, inf)
@@ -18,7 +18,6 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "Exp": (0.0, inf),
     "HardSigmoid": (0.0, 1.0),
     "LogSoftmax": (-inf, 0.0),
-    "Relu": (0.0, inf),
     "Sigmoid": (0.0, 1.0),
     "Sin": (-1.0, 1.0),
     "Softmax": (0.0, 1.0),
@@ -43,6 +42,7 @@ def exact_bounds(value: Value) -> tuple[float, float]:
 
 
 def _made_by(node: Node) -> tuple[float, float]:
-    if node.op_type == "Clip":
-        return clamp_bounds(Site(node, Scheme(), 1)) or UNKNOWN
+    if node.op_type in CLAMPS and node.inputs[0] is not None:
+        clamp, before = clamp_bounds(Site(node, Scheme(), 1)), exact_bounds(node.inputs[0])
+        return (max(clamp[0], before[0]), min(clamp[1], before[1])) if clamp is not None else UNKNOWN
     return BOUNDS.get(node.op_type, UNKNOWN)

@@ -18,8 +18,10 @@ from onnxq.ops.scheme import Scheme
 from onnxq.quant.activations import array_qparams
 from onnxq.quant.pitfalls import pool_to_keep_float, product_to_keep_float
 from onnxq.quant.plan import Plan
-from onnxq.quant.qparams import CODE_TYPES, QParams
+from onnxq.quant.qparams import CODE_TYPES, TINY, QParams
 from onnxq.quant.weights import Coding, Weights
+
+LARGEST = 1e30  # of a scale that is no longer that of its codes: what onnxruntime divides it by leaves it finite
 
 
 class Shared:
@@ -116,6 +118,15 @@ class QuantizingPatch(Patch):
 
         made = self.once(value, "product", make)
         return made[0], made[1], made[2]
+
+    def scaled(self, value: Value, factor: float) -> Value:
+        """Read an activation times a number: its codes through a DequantizeLinear with a scale so much larger."""
+        owner = self._shared.plan.scale_owner(value)
+        codes, _, zero = self._quantize(value, value)
+        number = np.clip(self.activation_scale(value) * factor, TINY, LARGEST)
+        scale = self.constant(np.array(number, np.float32), f"{owner.name}_scale_times")
+        scheme = self._shared.plan.range_settings(owner)
+        return self._quantizing("DequantizeLinear", [codes, scale, zero], f"{value.name}_times", scheme)
 
     def is_quantized(self, value: Value) -> bool:
         """Whether anybody reads an activation by a calibrated scale."""

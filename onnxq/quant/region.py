@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from onnxq.ir import Graph, Node, Value
 from onnxq.ops.family import Form
-from onnxq.ops.integer_domain import CLAMPS
+from onnxq.ops.integer_domain import CLAMPS, TWO_INPUTS
 from onnxq.quant.flow import Flow
 from onnxq.quant.upsampling import doublings
 from onnxq.targets import Costs
@@ -262,7 +262,8 @@ def _kernel_times(node: Node, costs: Costs) -> tuple[float, float]:
         kind = "Resize" if doublings(node) else "Resize_other"
         return costs.elementwise(kind, count(output, costs.shapes))
     if node.op_type != "Conv" or weight is None or weight.tensor is None:
-        return costs.elementwise(node.op_type, elements)
+        made = count(output, costs.shapes) if node.op_type in TWO_INPUTS else 1  # a gate may come first, and is small
+        return costs.elementwise(node.op_type, max(elements, made))
     filters, per_group, *window = weight.tensor.shape
     group = int(node.attribute("group", 1))
     pixels = max(count(output, costs.shapes) // max(filters, 1), 1)

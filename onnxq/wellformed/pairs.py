@@ -10,6 +10,7 @@ import onnx
 from onnx import TensorProto
 
 from onnxq.ir import Model, Node, Value
+from onnxq.ops.ramps import is_rising
 from onnxq.wellformed.constants import dtype_of, numbers_of, tensor_of, type_name
 from onnxq.wellformed.defect import Defect, at
 from onnxq.wellformed.groups import is_dequantize, is_quantize
@@ -62,7 +63,7 @@ def _check_origin(node: Node) -> Iterator[Defect]:
         yield at(node, source, f"reads '{source.name}', which {producer.op_type} makes: no codes", is_error=False)
     if is_quantize(producer):
         for slot, role in ((1, "scale"), (2, "zero point")):
-            if _differ(_get(producer, slot), _get(node, slot)):
+            if _differ(_get(producer, slot), _get(node, slot)) and not (slot == 1 and is_rising(node)):
                 yield at(
                     node,
                     source,

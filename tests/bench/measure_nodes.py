@@ -172,17 +172,57 @@ def behind_conv(node: onnx.NodeProto, **constants: np.ndarray) -> list[float]:
 
 
 def clamp(kind: str) -> float:
-    """Give what a Relu or Clip behind a float Conv adds to its kernel per element, the median over some shapes."""
+    """Give what a Relu, Clip or HardSwish adds to a float Conv per element, another one behind; median of shapes."""
     added = []
     for channels, filters, kernel, side, group in CLAMPED:
-        proto = onnx.load_from_string(conv_model(channels, filters, kernel, side, group, quantized=False))
-        feeds = {"x": np.random.default_rng(1).standard_normal((1, channels, side, side)).astype(np.float32)}
-        alone = min(kernel_times(proto.SerializeToString(), feeds)["Conv"] for _ in range(TURNS))
-        conv = next(node for node in proto.graph.node if node.op_type == "Conv")
-        conv.output[0] = "before"
-        bounds = {"low": 0, "high": 6} if kind == "Clip" else {}
-        proto.graph.initializer.extend(numpy_helper.from_array(np.float32(b), name) for name, b in bounds.items())
-        proto.graph.node.append(helper.make_node(kind, ["before", *bounds], ["y"]))
-        behind = min(kernel_times(proto.SerializeToString(), feeds)["Conv"] for _ in range(TURNS))
-        added.append((behind - alone) / (filters * side**2))
+        times = []
+        for reads in ("before", "clamped"):
+            proto = onnx.load_from_string(conv_model(channels, filters, kernel, side, group, quantized=False))
+            next(node for node in proto.graph.node if node.op_type == "Conv").output[0] = "before"
+            constants = {"v": np.ones((8, filters, 1, 1), np.float32)}
+            if reads == "clamped":
+                bounds = {"low": np.float32(0), "high": np.float32(6)} if kind == "Clip" else {}
+                constants |= bounds
+                proto.graph.node.append(helper.make_node(kind, ["before", *bounds], [reads]))
+            proto.graph.node.append(helper.make_node("Conv", [reads, "v"], ["y"]))
+            proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+            proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, None))
+            feeds = {"x": np.random.default_rng(1).standard_normal((1, channels, side, side)).astype(np.float32)}
+            times.append(min(kernel_times(proto.SerializeToString(), feeds)["Conv"] for _ in range(TURNS)))
+        added.append((times[1] - times[0]) / (filters * side**2))
     return round(max(float(np.median(added)), 0.0), 4)
+
+
+def ramps(product: list[float]) -> dict[str, list[float]]:
+    """Give the costs of HardSigmoid and HardSwish per element, in float behind a Conv, in 8 bit as they are written.
+
+    Args:
+        product: Of a Mul, which is one of the two operators that a HardSwish is.
+
+    """
+    shape = [1, 64, 112, 112]
+    constants = {"s": np.float32(0.05), "z": np.uint8(128), "t": np.float32(0.05 / 6), "code": np.uint8(255)}
+    constants |= {"half": np.float32(0.5 / 255), "o": np.uint8(0), "one": np.float32(1 / 255)}
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "t", "z"], ["a"]),
+        helper.make_node("DequantizeLinear", ["code", "half", "o"], ["b"]),
+        helper.make_node("Add", ["a", "b"], ["r"]),
+        helper.make_node("QuantizeLinear", ["r", "one", "o"], ["c"]),
+        helper.make_node("DequantizeLinear", ["c", "one", "o"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "ramp",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    feeds = {"x": np.random.default_rng(2).standard_normal(shape).astype(np.float32)}
+    total = kernel_times(model.SerializeToString(), feeds)["QLinearAdd"] / float(np.prod(shape))
+    behind = clamp("HardSwish")
+    return {
+        "HardSigmoid": [round(max(behind - product[0], 0.0), 4), round(total, 4)],
+        "HardSwish": [behind, round(total + product[1], 4)],
+    }

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
-from measure_nodes import clamp, conv_model, conversion_time, elementwise, max_pooling, node_time, resizing
+from measure_nodes import clamp, conv_model, conversion_time, elementwise, max_pooling, node_time, ramps, resizing
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.ir import infer_types, parse
@@ -98,7 +98,9 @@ def main() -> None:
     out.append(f"conversion = {conversion:.0f}  # {sentence}")
     out += ["", *row_table(), "", "[elementwise]", ELEMENTWISE_NOTE]
     kinds = ("Add", "Mul", "Concat", "AveragePool", "LeakyRelu", "Sigmoid")
-    out += [f"{kind} = {elementwise(kind)}" for kind in kinds] + [f"MaxPool = {max_pooling()}"]
+    times_of = {kind: elementwise(kind) for kind in kinds}
+    out += [f"{kind} = {pair}" for kind, pair in (times_of | ramps(times_of["Mul"])).items()]
+    out.append(f"MaxPool = {max_pooling()}")
     out += [f"Resize_{mode} = {resizing(mode)}" for mode in ("nearest", "linear")]
     out += ["", "[clamps]", CLAMPS_NOTE, *(f"{kind} = {clamp(kind)}" for kind in ("Relu", "Clip"))]
     target.write_text("\n".join(out) + "\n")

@@ -49,6 +49,14 @@ def test_clip_takes_its_bounds_from_constants_only():
     assert bounds_of([node("ReduceMax", "x", "m", keepdims=0), node("Clip", "x - m", "y")]) == (-inf, inf)
 
 
+def test_a_clamp_keeps_the_bounds_of_what_it_clamps():
+    limits = {"low": np.float32(-1), "high": np.float32(6), "half": np.float32(0.5), "two": np.float32(2)}
+    assert bounds_of([node("HardSigmoid", "x", "s"), node("Clip", "s low high", "y")], **limits) == (0, 1)
+    assert bounds_of([node("Tanh", "x", "s"), node("Relu", "s", "y")]) == (0, 1)
+    assert bounds_of([node("Tanh", "x", "s"), node("Clip", "s - half", "y")], **limits) == (-1, 0.5)
+    assert bounds_of([node("Tanh", "x", "s"), node("Clip", "s two high", "y")], **limits) == (-inf, inf)
+
+
 def test_bounds_pass_what_moves_or_averages_values_and_nothing_else():
     moved = [node("Sigmoid", "x", "s"), node("Transpose", "s", "t", perm=[1, 0]), node("Identity", "t", "y")]
     assert bounds_of(moved) == (0, 1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 IMAGE_OPS = (
     *("Conv", "Conv", "Conv", "ConvTranspose", "Relu", "Clip", "MaxPool", "AveragePool", "GlobalAveragePool"),
-    *("LeakyRelu", "Add", "Mul", "Concat", "Sigmoid", "Flatten", "Resize", "Transpose"),
+    *("LeakyRelu", "Add", "Mul", "Concat", "Sigmoid", "Flatten", "Resize", "Transpose", "HardSigmoid", "HardSwish"),
 )
 
 

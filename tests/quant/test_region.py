@@ -147,6 +147,54 @@ def test_a_float_conv_takes_the_time_of_its_clamp_too(clamp: str, extra: float) 
     assert node_times(free, costs)[0] > 0
 
 
+def test_a_gate_that_comes_first_is_priced_by_what_it_scales() -> None:
+    made = build(
+        [node("Mul", "g x", "y"), node("Mul", "x g", "z")], {"x": [1, 64, 28, 28], "g": [1, 64, 1, 1]}, ["y", "z"]
+    )
+    first, second = typed(made).graph.nodes
+    assert node_times(first, load_costs()) == node_times(second, load_costs())
+    assert node_times(first, load_costs()) == load_costs().elementwise("Mul", 64 * 784)
+
+
+def swishing(channels: int, side: int, *, one: bool, squeezed: bool = False) -> onnx.ModelProto:
+    """Convolutions of 1 × 1 with HardSwish between, as one operator or two, and a gate on each if asked for."""
+    nodes, weights, value = [], {"w0": floats(channels, 3, 1, 1)}, "x"
+    for index in range(3):
+        read = nodes[-1].output[0] if nodes else value
+        weights.setdefault(f"w{index}", floats(channels, channels, 1, 1, seed=index, scale=channels**-0.5))
+        nodes.append(node("Conv", f"{read} w{index}", f"c{index}"))
+        if one:
+            nodes.append(node("HardSwish", f"c{index}", f"m{index}"))
+        else:
+            nodes.append(node("HardSigmoid", f"c{index}", f"h{index}", alpha=1 / 6))
+            nodes.append(node("Mul", f"c{index} h{index}", f"m{index}"))
+        if squeezed:
+            weights[f"s{index}"] = floats(channels, channels, 1, 1, seed=9 + index, scale=channels**-0.5)
+            nodes.append(node("GlobalAveragePool", f"m{index}", f"p{index}"))
+            nodes.append(node("Conv", f"p{index} s{index}", f"e{index}"))
+            nodes.append(node("HardSigmoid", f"e{index}", f"g{index}"))
+            nodes.append(node("Mul", f"m{index} g{index}", f"n{index}"))
+    weights["last"] = floats(channels, channels, 1, 1, seed=8, scale=channels**-0.5)
+    nodes.append(node("Conv", f"{nodes[-1].output[0]} last", "y"))
+    return build(nodes, {"x": [1, 3, side, side]}, ["y"], weights)
+
+
+@pytest.mark.parametrize("one", [True, False], ids=["HardSwish", "HardSigmoid"])
+@pytest.mark.parametrize("squeezed", [False, True])
+def test_wide_convolutions_with_a_hard_swish_between_stay_in_8_bit(one: bool, squeezed: bool) -> None:
+    proto, x = swishing(240, 14, one=one, squeezed=squeezed), {"x": floats(1, 3, 14, 14)}
+    made = quantize_in_memory(proto, "auto", [x])
+    inner = [d for d in made.plan.decisions if d.node.op_type != "Conv" and d.node.name[-1] in "12"]
+    assert {d.scheme for d in inner} == {"static-int8"}
+    assert made.sqnr(x, ALL) > 25
+
+
+def test_narrow_ones_stay_float() -> None:
+    plan = make_plan(typed(swishing(16, 112, one=True)), load_recipe("auto"), with_data=True)
+    assert {d.scheme for d in plan.decisions if d.node.op_type == "HardSwish"} == {None}
+    assert {d.reason for d in plan.decisions if d.node.op_type == "HardSwish"} == {"8 bit would not be faster here"}
+
+
 def test_a_named_recipe_has_its_way_whatever_it_costs() -> None:
     assert schemes(conv(3, 16, 3, 112), "static-int8") == {"Conv": "static-int8"}
 

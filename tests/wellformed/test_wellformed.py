@@ -170,6 +170,18 @@ def test_warnings_are_no_errors() -> None:
     assert "has another scale than QuantizeLinear 'n_q', whose codes 'q' it reads" in found[0].sentence
 
 
+def test_codes_may_stand_for_a_multiple_where_a_constant_is_added_to_it() -> None:
+    """As `onnxq/ops/ramps.py` writes a HardSigmoid."""
+    constants = {"s": np.array(1, F), "t": np.array(2, F), "z": np.array(0, U8), "k": np.array(255, U8)}
+    nodes = [node("QuantizeLinear", "x s z", "q"), node("DequantizeLinear", "q t z", "a")]
+    nodes += [node("DequantizeLinear", "k s z", "b"), node("Add", "a b", "y")]
+    assert defects(unchecked(nodes, constants)) == []
+    nodes[-1] = node("Add", "a x", "y")
+    assert [d.node for d in defects(unchecked(nodes[:2] + nodes[3:], constants))] == ["n_a"]
+    nodes[-1] = node("Sub", "a b", "y")
+    assert [d.node for d in defects(unchecked(nodes, constants))] == ["n_a"]
+
+
 def test_weights_and_biases_behind_dequantize_linear_are_fine() -> None:
     weights = {"w": np.ones((4, 3), I8), "b": np.ones(3, np.int32), "s": np.full(3, 0.1, F), "t": np.array(0.1, F)}
     nodes = [node("DequantizeLinear", "w s", "wf"), node("DequantizeLinear", "b t", "bf"), node("Gemm", "x wf bf", "y")]
