@@ -210,6 +210,7 @@ def test_other_targets_are_left_alone() -> None:
     shared=st.integers(0, 3),
     zero=st.sampled_from([0, 7, 255]),
     bias=st.booleans(),
+    swish=st.booleans(),
 )
 def test_no_code_changes(
     channels: int,
@@ -220,13 +221,18 @@ def test_no_code_changes(
     shared: int,
     zero: int,
     bias: bool,
+    swish: bool,
 ) -> None:
-    """Chains of convolutions, one of their tensors read by somebody else, too."""
+    """Chains of convolutions, with a SiLU behind each or not, one of their tensors read by somebody else, too."""
     net = Convs(2, channels, side, side, zero=zero)
     made, pads, outputs = net.quantize("x"), [kernel // 2] * 4, []
     for index, count in enumerate(filters):
         made = net.conv(made, f"d{index}", count, channels, kernel, kernel, pads=pads, bias=bias)
         channels = count
+        if swish:
+            net.nodes.append(float_node("Sigmoid", made, f"s{index}"))
+            net.nodes.append(float_node("Mul", f"{made} {net.quantize(f's{index}')}", f"m{index}"))
+            made = net.quantize(f"m{index}")
         if depthwise and channels > 1:
             made = net.conv(made, f"e{index}", channels, 1, 3, 3, pads=[1] * 4, group=channels, bias=bias)
         outputs.append(made)
