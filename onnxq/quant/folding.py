@@ -8,6 +8,7 @@ equalisation, https://arxiv.org/abs/1906.04721, section 4.1; https://arxiv.org/a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -67,6 +68,7 @@ class Group:
         readers: Weights that are multiplied, of MatMul, Gemm and Conv.
         pending: Values whose neighbours were not looked at yet.
         products: Products of activations; exactly one factor of each may be divided.
+        heads: Values whose channels are on several axes, in this order: see `folding_heads.py`.
 
     """
 
@@ -77,11 +79,12 @@ class Group:
     readers: list[Constant] = field(default_factory=list)
     pending: list[Value] = field(default_factory=list)
     products: list[Node] = field(default_factory=list)
+    heads: dict[Value, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def values(self) -> dict[Value, int]:
         """All values, and how many positions of a channel follow each other on their channel axis."""
-        return {**dict.fromkeys(self.axes, 1), **self.flattened}
+        return {**dict.fromkeys((*self.axes, *self.heads), 1), **self.flattened}
 
     @property
     def constants(self) -> list[Constant]:
@@ -91,7 +94,7 @@ class Group:
     def copy(self) -> Group:
         """Give a group that can be changed by itself."""
         made = Group(self.channels, dict(self.axes), dict(self.flattened), list(self.sources), list(self.readers))
-        made.pending, made.products = list(self.pending), list(self.products)
+        made.heads, made.pending, made.products = dict(self.heads), list(self.pending), list(self.products)
         return made
 
     def include(self, value: Value | None, axis: int) -> None:
@@ -102,14 +105,24 @@ class Group:
             if self.axes[value] != axis:
                 raise OpenGroupError
             return
-        if not 0 <= axis < len(value.shape) or value.shape[axis] != self.channels:
+        self._check(value, (axis,))
+        self.axes[value] = axis
+        self.pending.append(value)
+
+    def include_apart(self, value: Value, axes: tuple[int, ...]) -> None:
+        """Add a value whose channels are on several axes, and whose neighbours are looked at by who adds it."""
+        self._check(value, axes)
+        self.heads[value] = axes
+
+    def _check(self, value: Value, axes: tuple[int, ...]) -> None:
+        shape = value.shape or ()
+        sizes = [shape[axis] for axis in axes if 0 <= axis < len(shape)]
+        if len(sizes) < len(axes) or math.prod(size for size in sizes if isinstance(size, int)) != self.channels:
+            raise OpenGroupError
+        if not all(isinstance(size, int) for size in sizes) or value.dtype != TensorProto.FLOAT:
             raise OpenGroupError
         if value.is_output or value.producer is None or value.graph.parent is not None:
             raise OpenGroupError
-        if value.dtype != TensorProto.FLOAT:
-            raise OpenGroupError
-        self.axes[value] = axis
-        self.pending.append(value)
 
     def divide(self, node: Node, slot: int, axis: int, absorb: Absorb = "divide") -> None:
         """Let a constant input absorb the factors: it has an element for each channel along `axis`."""

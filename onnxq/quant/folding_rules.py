@@ -11,6 +11,7 @@ from onnxq.ops.family import Site
 from onnxq.ops.integer_domain import clamp_bounds
 from onnxq.ops.scheme import Scheme
 from onnxq.quant.folding import Group, OpenGroupError, linear_reader
+from onnxq.quant.folding_heads import through_heads
 
 UNBOUNDED = 1e38  # exporters write the largest float32 for no bound
 
@@ -78,6 +79,13 @@ def _flatten(group: Group, node: Node, value: Value, axis: int) -> None:
     group.flattened[result] = positions
 
 
+def _reshape(group: Group, node: Node, value: Value, axis: int) -> None:
+    """Channels that are taken apart into heads or put together, or else a map that is flattened."""
+    assert value.shape is not None
+    rule = through_heads if axis == len(value.shape) - 1 else _flatten
+    rule(group, node, value, axis)
+
+
 def _transpose(group: Group, node: Node, value: Value, axis: int) -> None:
     assert value.shape is not None
     order = node.attribute("perm") or list(range(len(value.shape)))[::-1]
@@ -142,6 +150,8 @@ RULES: dict[str, Callable[[Group, Node, Value, int], None]] = {
     **dict.fromkeys(("Mul", "Div"), _multiply),
     "Clip": _clip,
     "ReduceMean": _reduce_mean,
-    **dict.fromkeys(("Flatten", "Reshape"), _flatten),
+    "Flatten": _flatten,
+    "Reshape": _reshape,
+    "MatMul": through_heads,
     "Transpose": _transpose,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from onnxq.ir import Node, Value
 from onnxq.quant.folding import Group, OpenGroupError, linear_reader, reader_axis
@@ -33,31 +33,32 @@ def find_groups(values: Mapping[Value, int]) -> dict[Value, Group]:
     found: dict[Value, Group] = {}
     opened: set[Value] = set()
     for asked, asked_axis in values.items():
-        value, axis = _unflattened(asked, asked_axis)
-        width = value.shape[axis] if value.shape and -len(value.shape) <= axis < len(value.shape) else None
-        if not isinstance(width, int) or width < 2 or value in found or value in opened:
-            continue
-        assert value.shape is not None
-        group = Group(width)
-        try:
-            group.include(value, axis % len(value.shape))
-            settled = _settle(group, opened)
-        except OpenGroupError:
-            opened.update(group.axes)  # whatever divides one of these divides all of them, and ends at the same edge
-            continue
-        if _weights_are_its_own(settled):
-            found.update(dict.fromkeys(settled.values, settled))
+        for value, axis in _starts(asked, asked_axis):
+            width = value.shape[axis] if value.shape and -len(value.shape) <= axis < len(value.shape) else None
+            if not isinstance(width, int) or width < 2 or value in found or value in opened:
+                continue
+            assert value.shape is not None
+            group = Group(width)
+            try:
+                group.include(value, axis % len(value.shape))
+                settled = _settle(group, opened)
+            except OpenGroupError:
+                opened.update(group.axes)  # whatever divides one of these divides all, and ends at the same edge
+                continue
+            if _weights_are_its_own(settled):
+                found.update(dict.fromkeys(settled.values, settled))
+                break
     return found
 
 
-def _unflattened(value: Value, axis: int) -> tuple[Value, int]:
-    """Begin before a Flatten or Reshape: it is the map whose channels are divided."""
+def _starts(value: Value, axis: int) -> Iterator[tuple[Value, int]]:
+    """Give where to begin: the value, or the map that a Flatten or Reshape makes it of, whose channels are divided."""
+    yield value, axis
     maker = value.producer
     if axis == -1 and maker is not None and maker.op_type in ("Flatten", "Reshape") and not maker.domain:
         source = maker.inputs[0]
         if source is not None and source.shape is not None and len(source.shape) > 2:
-            return source, 1
-    return value, axis
+            yield source, 1
 
 
 def _weights_are_its_own(group: Group) -> bool:
@@ -83,7 +84,7 @@ def _settle(group: Group, opened: Collection[Value]) -> Group:
         assert value.producer is not None
         group = _upwards(group, value.producer, value, axis, opened)
     for node in group.products:
-        if sum(source in group.axes for source in node.inputs if source is not None) != 1:
+        if sum(source in group.axes or source in group.heads for source in node.inputs if source is not None) != 1:
             raise OpenGroupError
     return group
 

@@ -93,3 +93,37 @@ def rescale_model(model: Model, seed: int) -> int:
         divide(group, np.exp(random.normal(0, 1.2, group.channels)))
         count += 1
     return count
+
+
+def nothing_changes(nodes: list[tuple], shape: list[int | str], weights: dict[str, np.ndarray]) -> None:
+    """Divide what belongs to `z`, and assert that this changes `z` and no output; their names begin with y."""
+    made = {name for _, _, outputs, *_ in nodes for name in outputs}
+    outputs = sorted(name for name in made if name.startswith("y"))
+    model = build(nodes, shape, weights, outputs=outputs)
+    x = _feed(model)
+    before = run(model, x)
+    value = model.graph.values["z"]
+    group = find_groups({value: _axis_of(model)})[value]
+    divide(group, np.exp(np.random.default_rng(1).normal(0, 1.5, group.channels)))
+    after = run(model.serialize(extra_outputs=[value]), x)
+    assert difference(before, after[:-1]) < 1e-5
+    assert not np.allclose(run(build(nodes, shape, weights, outputs=["z"]), x)[0], after[-1], rtol=0.1)
+
+
+def stays(nodes: list[tuple], shape: list[int | str], weights: dict[str, np.ndarray]) -> None:
+    """Assert that `z` of a sound model cannot be divided."""
+    outputs = ["y", "y2"] if any("y2" in outputs for _, _, outputs, *_ in nodes) else ["y"]
+    model = build(nodes, shape, weights, outputs=outputs)
+    run(model, _feed(model))
+    value = model.graph.values["z"]
+    assert value not in find_groups({value: _axis_of(model)})
+
+
+def _axis_of(model: Model) -> int:
+    reader = next(node for node in model.graph.nodes if node.inputs[0] is model.graph.values["z"])
+    return 1 if reader.op_type == "Conv" else -1
+
+
+def _feed(model: Model) -> dict[str, np.ndarray]:
+    shape = [size if isinstance(size, int) else 3 for size in model.graph.inputs[0].shape]
+    return {"x": np.random.default_rng(7).standard_normal(shape).astype(np.float32)}
