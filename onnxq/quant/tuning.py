@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from onnxq.ir import Model
 from onnxq.quant.alignment import align
+from onnxq.quant.product_scales import join_scales
 from onnxq.quant.sharing import share_conversions
 from onnxq.quant.taps import fold_taps
 from onnxq.quant.upsampling import double_codes
 from onnxq.targets.placement import load_target
 
 PAD_OPSET = 11  # from here on Pad takes codes, and how many as an input; and Resize is the operator that it is today
+MAX_OPSET = 8  # and Max takes a single input, which broadcasts to anything
 
 
 def tune(model: Model, target: str) -> Model:
@@ -27,6 +29,8 @@ def tune(model: Model, target: str) -> Model:
 
     """
     wanted = load_target(target)
+    if wanted.timed and model.opset >= MAX_OPSET:
+        join_scales(model)
     if wanted.timed and any(node.op_type == "Conv" for node in model.graph.walk()):
         share_conversions(model)
         if model.opset >= PAD_OPSET:
