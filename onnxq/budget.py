@@ -12,7 +12,7 @@ from onnxq.errors import CheckFailed, RecipeError
 from onnxq.ir import Model
 from onnxq.judge import Judge
 from onnxq.metric import Metric, load_metric, measure_metric
-from onnxq.moves import Move, is_priced, left_open, moves, saved_time
+from onnxq.moves import Move, is_priced, left_open, moves, predicted_time, saved_time
 from onnxq.quant.decision import FOR_SIZE, Choice, Choices
 from onnxq.quant.plan import node_key
 from onnxq.quant.recipe import MICROSOFT
@@ -23,8 +23,8 @@ from onnxq.shrink import fits_corrected, shrink
 from onnxq.targets.placement import load_target
 from onnxq.trials import Variants
 
-# What `auto` goes for of its own accord, in dB, and the share of the time saved by 8 bit that it gives back for it:
-# below 20 dB a model is of no use, however fast, and above 30 dB hardly any decision changes.
+# What `auto` goes for of its own accord, in dB, and the share of the time saved by 8 bit that it gives back for it, all
+# goals before together: below 20 dB a model is of no use, however fast, and above 30 dB hardly any decision changes.
 GOALS = ((20.0, math.inf), (24.0, 0.6), (27.0, 0.3), (30.0, 0.05))
 WIDER = "8 bit activations miss the goal, and the target has kernels for 16"
 WIDENED = f"gave activations 16 bits: {WIDER}"
@@ -145,20 +145,29 @@ def settle_accuracy(variants: Variants, budget: Budget) -> Settled:
 
 
 def _towards_goals(variants: Variants, ranked: list[Move], found: Found) -> Found:
-    """Go from goal to goal, as far as what that takes is worth it."""
-    saved = saved_time(variants.ready.plan)
-    for goal, share in GOALS if is_priced(variants.ready.plan) else GOALS[:1]:
+    """Go from goal to goal, as far as what is given back by then is worth it."""
+    before = variants.ready.plan
+    for goal, share in GOALS if is_priced(before) else GOALS[:1]:
         if found.sqnr is None or found.sqnr >= goal:
             continue
+        most = math.inf if math.isinf(share) else share * saved_time(before) - _given_back(variants, found.choices)
+        if most <= 0:
+            break
 
         def meets(model: Model, goal: float = goal) -> bool:
             return variants.judge.sqnr(model) >= goal
 
-        most = share if math.isinf(share) else share * saved
         reached = _more_accurate(variants, ranked, meets, found, stages=1, most=most)
-        if reached.met:
-            found = replace(reached, sqnr=goal)
+        if not reached.met:
+            break
+        found = replace(reached, sqnr=goal)
     return found
+
+
+def _given_back(variants: Variants, choices: Choices) -> float:
+    """Give how much longer the model takes with these choices, as a share of its time without."""
+    before, after = variants.ready.plan, variants.settled(choices)[0].plan
+    return predicted_time(after, before.costs) / predicted_time(before, before.costs) - 1
 
 
 def _more_accurate(
