@@ -6,10 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from onnxq.comparison import Contribution
 from onnxq.errors import CheckFailed, RecipeError
 from onnxq.ir import Model
+from onnxq.ir.files import data_path, needs_external_data
 from onnxq.judge import Judge
 from onnxq.metric import Metric, load_metric, measure_metric
 from onnxq.moves import Move, is_priced, left_open, moves, predicted_time, saved_time
@@ -17,9 +19,11 @@ from onnxq.quant.decision import FOR_SIZE, Choice, Choices
 from onnxq.quant.plan import node_key
 from onnxq.quant.recipe import MICROSOFT
 from onnxq.quant.samples import Samples
+from onnxq.quant.session import InMemory
+from onnxq.report import Report
 from onnxq.search import Found, bargains, fewest
 from onnxq.sensitivity import EXACT, counted, sensitivity
-from onnxq.shrink import fits_corrected, shrink
+from onnxq.shrink import fits_corrected, shrink, written_bytes
 from onnxq.targets.placement import load_target
 from onnxq.trials import Variants
 
@@ -30,6 +34,8 @@ WIDER = "8 bit activations miss the goal, and the target has kernels for 16"
 WIDENED = f"gave activations 16 bits: {WIDER}"
 SMALLER = "stored the weights of {} node{} in fewer bits, so that the file is small enough"
 FEW = 3  # nodes run alone where nobody asked for a budget
+SENSITIVE = "Leave sensitive nodes float with --exclude, or give more data."
+SMALL = "Allow a larger file, or ask for less."
 RAISE = "Ask for less, give more data, or leave nodes float with --exclude."
 
 
@@ -199,10 +205,35 @@ def _widened(variants: Variants) -> Choices:
     }
 
 
+def check_budget(report: Report, budget: Budget, target: Path) -> None:
+    """Refuse a result that loses more than the caller allows, or gives NaN or infinity where float does not."""
+    if report.comparison is None:
+        if budget.is_accuracy:
+            what = "SQNR" if budget.min_sqnr is not None else "metric"
+            raise CheckFailed(f"{target} was not written: its {what} cannot be measured", report.notes[-1])
+        return
+    missed = report.comparison.spoilt()
+    missed += report.comparison.missed(min_sqnr=budget.min_sqnr, max_drop=budget.max_drop)
+    if missed:
+        raise CheckFailed(f"{target} was not written: {'; '.join(missed)}", SMALL if budget.max_size else SENSITIVE)
+
+
+def check_size(model: Model, encoded: bytes | None, budget: Budget, target: Path) -> None:
+    """Refuse a result that takes more bytes than the caller allows."""
+    most = budget.max_size
+    data_file = data_path(target).name if needs_external_data(model) else budget.data_file
+    size = 0 if most is None else written_bytes(model, encoded, data_file)
+    if most is not None and size > most:
+        raise CheckFailed(
+            f"{target} was not written: it would have {size:,} bytes, {most:,} are allowed",
+            "Take a recipe with fewer bits, such as weight-int4, or allow a larger file.",
+        )
+
+
 class _Meets:
     """Whether a model meets the budget; remembers what the last one missed."""
 
-    def __init__(self, baseline: bytes, samples: Samples, budget: Budget) -> None:
+    def __init__(self, baseline: Model, samples: Samples, budget: Budget) -> None:
         self._budget = budget
         self._samples = samples
         self._judge = Judge(baseline, samples) if budget.min_sqnr is not None else None
@@ -210,7 +241,7 @@ class _Meets:
         self._float_value = 0.0
         if budget.metric is not None and budget.max_drop is not None:
             self._metric = load_metric(budget.metric)
-            self._float_value = measure_metric(self._metric, baseline, samples, name=budget.metric)
+            self._float_value = measure_metric(self._metric, InMemory(baseline), samples, name=budget.metric)
         self.last = ""
 
     def __call__(self, model: Model) -> bool:
@@ -222,7 +253,7 @@ class _Meets:
                 self.last = f"{reached:.2f} dB at best, {budget.min_sqnr:g} dB asked for"
                 return False
         if self._metric is not None and budget.max_drop is not None and budget.metric is not None:
-            value = measure_metric(self._metric, model.serialize(), self._samples, name=budget.metric)
+            value = measure_metric(self._metric, InMemory(model), self._samples, name=budget.metric)
             if self._float_value - value > budget.max_drop:
                 self.last = f"{budget.metric} falls from {self._float_value:.6g} to {value:.6g} at best"
                 return False

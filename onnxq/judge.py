@@ -14,9 +14,9 @@ import numpy as np
 from onnxq.comparison import with_sqnr
 from onnxq.difference import Difference
 from onnxq.errors import DataError, ModelError
-from onnxq.ir import Model, Value, parse
+from onnxq.ir import Model, Value
 from onnxq.quant.samples import Sample, Samples, few_samples, spread_samples, wrap_samples
-from onnxq.quant.session import SessionError, open_session, run_session
+from onnxq.quant.session import InMemory, SessionError, open_session, run_session
 
 TRIAL_SAMPLES = 24
 SEARCH_SAMPLES = 8  # for variants that are only ranked, or that gain a lot
@@ -47,15 +47,14 @@ class Judge:
 
     """
 
-    def __init__(self, baseline: bytes, samples: Samples) -> None:
-        reference = parse(baseline)
-        self._scores = scores(reference)
-        self._shared = [shared_axes(value, reference.opset) for value in self._scores.values()]
-        self._outputs = len(reference.graph.outputs)
+    def __init__(self, baseline: Model, samples: Samples) -> None:
+        self._scores = scores(baseline)
+        self._shared = [shared_axes(value, baseline.opset) for value in self._scores.values()]
+        self._outputs = len(baseline.graph.outputs)
         self._expected: list[tuple[Any, list[Any]]] = []
         kept = 0
         try:
-            session = open_session(reference.serialize(list(self._scores.values())))
+            session = open_session(InMemory(baseline, list(self._scores.values())))
             for sample in samples:
                 outputs = run_session(session, None, sample)
                 self._expected.append((sample, outputs))
@@ -80,7 +79,7 @@ class Judge:
         taps = [found[name] for name in self._scores if name in found]
         differences = [Difference(lengths=ANY_AXIS) for _ in self._expected[0][1]]
         try:
-            session = open_session(model.serialize(taps))
+            session = open_session(InMemory(model, taps))
             for sample, outputs in self._expected:
                 for place, got in zip(places, run_session(session, None, sample), strict=True):
                     differences[place].add(*(self._relative(place, array) for array in (outputs[place], got)))
@@ -112,12 +111,12 @@ class Split:
     """Samples in two halves, one to fit on and one to judge on; float outputs are computed once, when first needed.
 
     Args:
-        baseline: The float model for onnxruntime.
+        baseline: The float model, which must not change.
         samples: All samples.
 
     """
 
-    def __init__(self, baseline: bytes, samples: Samples) -> None:
+    def __init__(self, baseline: Model, samples: Samples) -> None:
         self.baseline = baseline
         self.samples = samples
 

@@ -15,7 +15,7 @@ from onnxq.judge import Split, scores
 from onnxq.quant.mask_limits import Limited, choose_limits, limit_patch
 from onnxq.quant.masks import DEEPEST, Known, Masked, find_masked
 from onnxq.quant.samples import Samples
-from onnxq.quant.session import SessionError, open_session, run_session
+from onnxq.quant.session import InMemory, SessionError, open_session, run_session
 from onnxq.simplify.known import ARITHMETIC, known_array
 from onnxq.steps import Prepared
 from onnxq.trials import duplicate
@@ -75,7 +75,7 @@ def _look(model: Model, found: Sequence[Masked], samples: Samples) -> None:
     fixed = {term: term.constant.numpy() for term in terms if term.constant is not None}
     fed = [term for term in terms if term not in fixed and term.is_input]
     taps = [term for term in terms if term not in fixed and not term.is_input]
-    session = open_session(model.serialize([tap for tap in taps if not tap.is_output]), optimize="basic")
+    session = open_session(InMemory(model, [tap for tap in taps if not tap.is_output]), optimize="basic")
     seen = 0
     for sample in samples:
         arrays = dict(zip(taps, run_session(session, [tap.name for tap in taps], sample), strict=True))

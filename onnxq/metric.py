@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ def measure_metric(
         DataError: There are no samples, or the metric fails or gives something other than a number.
 
     """
-    label = "the model" if isinstance(model, bytes) else str(model)
+    label = str(model) if isinstance(model, str | Path) else "the model"
     try:
         session = open_session(model)
         names = [output.name for output in session.get_outputs()]

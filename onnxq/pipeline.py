@@ -6,29 +6,29 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from onnxq.budget import Budget, Settled, settle
+from onnxq.budget import Budget, Settled, check_budget, check_size, settle
 from onnxq.correction import corrected
-from onnxq.errors import CheckFailed, DataError, ModelError, NothingToQuantize
-from onnxq.ir import Model, load, parse, save
-from onnxq.ir.files import data_path, needs_external_data
+from onnxq.errors import DataError, ModelError, NothingToQuantize
+from onnxq.ir import Model, load, save
+from onnxq.ir.files import data_path
 from onnxq.judge import Split
 from onnxq.large import carry_out_large, is_large
 from onnxq.layerwise import with_layers
 from onnxq.masking import limit_masks
 from onnxq.metric import compare_metric, load_metric
 from onnxq.observer import Observer, Silent
-from onnxq.quant.collecting import uncollected
+from onnxq.quant.away import put_moments_away, put_weights_away
+from onnxq.quant.collecting import collect, uncollected
 from onnxq.quant.custom import foreign_node
 from onnxq.quant.made_up import runnable_samples
 from onnxq.quant.plan import Plan
 from onnxq.quant.recipe import Recipe
 from onnxq.quant.rewrite import rewrite
 from onnxq.quant.samples import Samples, input_specs
-from onnxq.quant.session import ModelSource
+from onnxq.quant.session import InMemory, ModelSource
 from onnxq.quant.stats import Stats
 from onnxq.report import Report, activations
 from onnxq.sensitivity import sensitivity
-from onnxq.shrink import written_bytes
 from onnxq.steps import (
     Prepared,
     check_target,
@@ -46,8 +46,6 @@ from onnxq.verify import compare
 
 PLAN_HINT = "See every node's reason with `onnxq plan`."
 DATA_HINT = "Add --data, or use the recipe dynamic-int8, which needs none."
-SENSITIVE = "Leave sensitive nodes float with --exclude, or give more data."
-SMALL = "Allow a larger file, or ask for less."
 NO_BUDGET, NO_TIMING = Budget(), Timing()
 FEW_SAMPLES = 2  # that a fast run compares on
 RANDOM_SAMPLES = 4  # without data: enough to time a model and to see that it runs
@@ -162,7 +160,7 @@ def examined(ready: Prepared, given: Samples | None, stats: str | Path | Stats |
     check_plan(ready, with_data=True)
     if is_large(ready.model):
         raise ModelError(f"{ready.path} is too large to run it many times", "Leave --sensitivity out.")
-    split = Split(ready.model.serialize(), given)
+    split = Split(ready.model.copy(), given)
     watch.step("rescale")
     ready = rescale(limit_masks(ready, split), split, watch) if stats is None else ready
     variants = fit(ready, split, given, stats, watch)
@@ -188,13 +186,44 @@ def carry_out(
     if is_large(ready.model):
         large = Quantized(*carry_out_large(ready, given, stats, watch, scratch, detailed=detailed))
         return with_metric(large, budget, ready.model, given, watch)
-    before = ready.model.serialize()
-    probe = given if given is not None else runnable_samples(before, input_specs(ready.model), RANDOM_SAMPLES)
-    split = Split(before, probe)
+    before = ready.model.copy()
+    probe = given if given is not None else runnable_samples(InMemory(before), input_specs(ready.model), RANDOM_SAMPLES)
+    ready, model, report = rewritten(
+        ready, Split(before, probe), given, stats, watch, budget, scratch, detailed=detailed
+    )
+    collect(model)  # what was tried last
+    by_layers, model = model.copy() if detailed else model, stamp(model, ready)
+    watch.step("verify")
+    encoded = model.serialize()
+    probe = probe.limit(FEW_SAMPLES) if ready.fast else probe
+    baseline = InMemory(before if ready.original is None else ready.original)
+    comparison = compare(baseline, encoded, probe, latency=not ready.fast, progress=watch.progress)
+    if detailed:
+        watch.step("layers")
+        comparison = with_layers(comparison, before, by_layers, probe)
+    result = Quantized(model, replace(report, comparison=comparison, samples=probe.description), encoded)
+    return with_metric(result, budget, baseline, given, watch)
+
+
+def rewritten(
+    ready: Prepared,
+    split: Split,
+    given: Samples | None,
+    stats: str | Path | Stats | None,
+    watch: Observer,
+    budget: Budget,
+    scratch: Path,
+    *,
+    detailed: bool,
+) -> tuple[Prepared, Model, Report]:
+    """Settle all choices and carry them out; statistics and variants, the largest things in memory, go with this."""
     if stats is None:
         watch.step("rescale")
         ready = rescale(limit_masks(ready, split), split, watch)
+    put_weights_away(ready.model, split.baseline, scratch)
     variants, settled = fit(ready, split, given, stats, watch), Settled()
+    if stats is None:
+        put_moments_away(variants.stats, scratch)
     if given is not None or budget.is_set:
         watch.step("search")
         settled = settle(variants, budget)
@@ -206,19 +235,8 @@ def carry_out(
     if detailed:
         report = replace(report, activations=activations(ready.plan, qparams, variants.stats))
     model = rewrite(ready.model, ready.plan, qparams, variants.weights)
-    by_layers, model = model.copy() if detailed else model, stamp(model, ready)
     notes = (*report.notes, *settled.notes, *variants.weights.notes())
-    report = replace(report, notes=notes, weights=variants.weights.chosen())
-    watch.step("verify")
-    encoded = model.serialize()
-    probe = probe.limit(FEW_SAMPLES) if ready.fast else probe
-    baseline = before if ready.original is None else ready.original.serialize()
-    comparison = compare(baseline, encoded, probe, latency=not ready.fast, progress=watch.progress)
-    if detailed:
-        watch.step("layers")
-        comparison = with_layers(comparison, parse(before), by_layers, probe)
-    result = Quantized(model, replace(report, comparison=comparison, samples=probe.description), encoded)
-    return with_metric(result, budget, baseline, given, watch)
+    return ready, model, replace(report, notes=notes, weights=variants.weights.chosen())
 
 
 def with_metric(
@@ -263,36 +281,11 @@ def accepted(
     The size that the budget allows is that without the caller's entries, which he has left room for.
     """
     check_budget(result.report, budget, target)
-    check_size(result, budget, target)
+    check_size(result.model, result.encoded, budget, target)
     if accept is not None:
         result.model.metadata.update(accept(result))
         result = result if result.encoded is None else replace(result, encoded=result.model.serialize())
     return result
-
-
-def check_budget(report: Report, budget: Budget, target: Path) -> None:
-    """Refuse a result that loses more than the caller allows, or gives NaN or infinity where float does not."""
-    if report.comparison is None:
-        if budget.is_accuracy:
-            what = "SQNR" if budget.min_sqnr is not None else "metric"
-            raise CheckFailed(f"{target} was not written: its {what} cannot be measured", report.notes[-1])
-        return
-    missed = report.comparison.spoilt()
-    missed += report.comparison.missed(min_sqnr=budget.min_sqnr, max_drop=budget.max_drop)
-    if missed:
-        raise CheckFailed(f"{target} was not written: {'; '.join(missed)}", SMALL if budget.max_size else SENSITIVE)
-
-
-def check_size(result: Quantized, budget: Budget, target: Path) -> None:
-    """Refuse a result that takes more bytes than the caller allows."""
-    most = budget.max_size
-    data_file = data_path(target).name if needs_external_data(result.model) else budget.data_file
-    size = 0 if most is None else written_bytes(result.model, result.encoded, data_file)
-    if most is not None and size > most:
-        raise CheckFailed(
-            f"{target} was not written: it would have {size:,} bytes, {most:,} are allowed",
-            "Take a recipe with fewer bits, such as weight-int4, or allow a larger file.",
-        )
 
 
 def _reasons(plan: Plan) -> str:

@@ -124,6 +124,7 @@ def fit(
     # Before all samples are measured: second moments are the largest thing in memory, and those of a half go first
     tried = Tried() if given is None or stats is not None else try_out(ready, split)
     layers = layers_to_measure(ready.plan)
+    collect(ready.model)
     measured = measure(ready, layers, given, stats, watch)
     ready = reached(ready, measured)
     watch.step("round")
@@ -246,26 +247,29 @@ def try_out(ready: Prepared, split: Split) -> Tried:
     error instead of extremes. Every layer has passed such a test of its own by then; whether it carries to the outputs
     shows only the whole model.
     """
-    layers = layers_to_measure(ready.plan)
     opened = not ready.fast and "auto" in ready.plan.range_methods
-    if split.halves is None or not (layers.values or opened):
+    if split.halves is None or not (layers_to_measure(ready.plan).values or opened):
         return Tried()
+    rounding, gained = _tried_on(ready, split, split.halves[0], opened=opened)
+    other = _gain_the_other_way(ready, split) if gained > LEAST_GAIN else -LEAST_GAIN
+    return Tried(rounding, other > -LEAST_GAIN and (gained + other) / 2 > WORTH_CLIPPING)
+
+
+def _tried_on(ready: Prepared, split: Split, fitting: Samples, *, opened: bool) -> tuple[bool, float]:
+    """Choose on a half, judge on the other; gives whether codes serve it, and what ranges gain in dB if they are open."""
     spare = duplicate(ready)
     layers = layers_to_measure(spare.plan)
-    measured = measure(spare, layers, split.halves[0], None, Silent(), trial=True)
-    nearest, rounding = split.judge.sqnr(_rewritten(ready, measured, Weights())), True
-    best, weights = nearest, Weights()
+    measured = measure(spare, layers, fitting, None, Silent(), trial=True)
+    best, rounding, weights = split.judge.sqnr(_rewritten(ready, measured, Weights())), True, Weights()
     if layers.values:
         spare = reached(spare, measured)
         chosen = Weights(spare.plan, choose_qparams(spare.plan, measured), measured, layers, quick=True)
-        best = split.judge.sqnr(_rewritten(ready, measured, chosen))
-        rounding = best > nearest
-        best, weights = (best, chosen) if rounding else (nearest, weights)
+        gained = split.judge.sqnr(_rewritten(ready, measured, chosen))
+        rounding = gained > best
+        best, weights = (gained, chosen) if rounding else (best, weights)
     if not opened:
-        return Tried(rounding)
-    gained = split.judge.sqnr(_rewritten(by_output_error(ready), measured, weights)) - best
-    other = _gain_the_other_way(ready, split) if gained > LEAST_GAIN else -LEAST_GAIN
-    return Tried(rounding, other > -LEAST_GAIN and (gained + other) / 2 > WORTH_CLIPPING)
+        return rounding, 0.0
+    return rounding, split.judge.sqnr(_rewritten(by_output_error(ready), measured, weights)) - best
 
 
 def _gain_the_other_way(ready: Prepared, split: Split) -> float:

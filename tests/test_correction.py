@@ -46,7 +46,7 @@ def variants_of(tmp_path, kind: str, extra: str = "") -> Variants:
     ready = steps.prepare(load(tmp_path / "m.onnx"), str(tmp_path / "r.toml"), with_data=True)
     samples = [{"x": np.abs(floats(*shape, seed=10 + i)) + 1} for i in range(12)]  # far from zero mean
     wrapped = wrap_samples(samples, input_specs(ready.model))
-    return fit(ready, Split(ready.model.serialize(), wrapped), wrapped, None, Silent())
+    return fit(ready, Split(ready.model.copy(), wrapped), wrapped, None, Silent())
 
 
 @pytest.mark.parametrize("kind", ["conv", "gemm", "matmul"])
@@ -124,6 +124,6 @@ def test_empty_batches_have_no_mean_and_shift_nothing(tmp_path):
     ready = steps.prepare(load(tmp_path / "m.onnx"), str(tmp_path / "r.toml"), with_data=True)
     samples = [{"x": floats(count, *shape[1:], seed=count)} for count in (0, 2, 0, 3)]
     wrapped = wrap_samples(samples, input_specs(ready.model))
-    variants = fit(ready, Split(ready.model.serialize(), wrapped), wrapped, None, Silent())
+    variants = fit(ready, Split(ready.model.copy(), wrapped), wrapped, None, Silent())
     assert not shifts(variants, {}, wrapped)
     assert not channel_means(np.zeros((0, 3)), 1).any()

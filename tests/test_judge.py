@@ -40,7 +40,7 @@ def classifier(weight: np.ndarray, *tail: tuple[str, dict[str, object]], opset: 
 
 def judge_of(data: bytes) -> Judge:
     """A judge on two clear cases."""
-    return Judge(data, wrap_samples([{"x": CERTAIN}], input_specs(parse(data))))
+    return Judge(parse(data), wrap_samples([{"x": CERTAIN}], input_specs(parse(data))))
 
 
 def test_scores_show_what_certain_probabilities_hide() -> None:
@@ -108,7 +108,7 @@ def some(count: int) -> list[dict[str, np.ndarray]]:
 def test_the_halves_take_turns_and_are_made_once(path):
     model = load(path)
     given = some(5)
-    split = Split(model.serialize(), wrap_samples(given, input_specs(model)))
+    split = Split(model.copy(), wrap_samples(given, input_specs(model)))
     fitting, held_out = split.halves
     assert [list(half) for half in (fitting, held_out)] == [[given[0], given[2], given[4]], [given[1], given[3]]]
     assert split.halves[0] is fitting
@@ -118,7 +118,7 @@ def test_the_halves_take_turns_and_are_made_once(path):
 def test_each_half_has_a_judge_of_its_own(path, monkeypatch):
     model = load(path)
     given = some(5)
-    split = Split(model.serialize(), wrap_samples(given, input_specs(model)))
+    split = Split(model.copy(), wrap_samples(given, input_specs(model)))
     monkeypatch.setattr("onnxq.judge.Judge", lambda _, samples: list(samples))
     assert split.judge_of_fitted == [given[0], given[2], given[4]]
     assert split.judge == [given[1], given[3]]
@@ -128,7 +128,7 @@ def test_all_parts_of_the_data_are_judged_on(path, monkeypatch):
     """The first ones of a stream, or of data sorted by class, say nothing about the others."""
     model = load(path)
     given = some(60)
-    split = Split(model.serialize(), wrap_samples(given, input_specs(model)))
+    split = Split(model.copy(), wrap_samples(given, input_specs(model)))
     monkeypatch.setattr("onnxq.judge.Judge", lambda _, samples: list(samples))
     fitting, held_out = split.halves
     places = [*fitting.numbers, *held_out.numbers]
@@ -141,7 +141,7 @@ def test_all_parts_of_the_data_are_judged_on(path, monkeypatch):
 
 def test_one_sample_cannot_be_held_out(path):
     model = load(path)
-    split = Split(model.serialize(), wrap_samples(some(1), input_specs(model)))
+    split = Split(model.copy(), wrap_samples(some(1), input_specs(model)))
     assert split.halves is None
     for half in ("judge", "judge_of_fitted"):
         with pytest.raises(ValueError, match="too few samples"):
@@ -171,7 +171,7 @@ def test_a_label_that_flips_is_no_noise_where_there_are_probabilities() -> None:
     close = np.array([[1.0, 1.001, 0.0], [0.0, 1.0, 1.001]], np.float32)
     flipped = np.array([[1.001, 1.0, 0.0], [0.0, 1.001, 1.0]], np.float32)
     samples = wrap_samples([{"x": CERTAIN}], input_specs(parse(model(close))))
-    assert Judge(model(close), samples).sqnr(parse(model(flipped))) > 50
+    assert Judge(parse(model(close)), samples).sqnr(parse(model(flipped))) > 50
     comparison = compare(model(close), model(flipped), samples, latency=False)
     label, probabilities = comparison.outputs
     assert label.sqnr < 10

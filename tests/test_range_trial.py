@@ -43,7 +43,7 @@ def samples(channel: int, *, size: float = 60.0, only: range = range(12)) -> lis
 
 def tried(path: Path, recipe: Recipe, given: list[dict[str, np.ndarray]]) -> Tried:
     ready = prepare(load(path), recipe, with_data=True)
-    return try_out(ready, Split(ready.model.serialize(), wrap_samples(given, input_specs(ready.model))))
+    return try_out(ready, Split(ready.model.copy(), wrap_samples(given, input_specs(ready.model))))
 
 
 def notes_and_sqnr(

@@ -28,7 +28,7 @@ def towering(tmp_path: Path) -> tuple[Prepared, Split]:
     path.write_bytes(build(nodes, {"x": [None, 16]}, ["y"], {"g": gain, "w": weight}).SerializeToString())
     ready = prepare(load(path), "static-int8", with_data=True)
     samples = wrap_samples([{"x": floats(40, 16, seed=9 + i)} for i in range(12)], input_specs(ready.model))
-    return ready, Split(ready.model.serialize(), samples)
+    return ready, Split(ready.model.copy(), samples)
 
 
 def test_channels_are_measured_once_for_all_ways_then_the_other_way_and_for_the_one_that_is_kept(towering, monkeypatch):

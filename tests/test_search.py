@@ -51,7 +51,7 @@ def chain(tmp_path: Path, spread: list[float], rows: int | None = None, width: i
 def variants_of(path: Path, recipe: str, shape: tuple[int, int] = (16, WIDTH)) -> Variants:
     ready = steps.prepare(load(path), recipe, with_data=True)
     samples = wrap_samples([{"x": floats(*shape, seed=50 + i)} for i in range(6)], input_specs(ready.model))
-    return fit(ready, Split(ready.model.serialize(), samples), samples, None, Silent())
+    return fit(ready, Split(ready.model.copy(), samples), samples, None, Silent())
 
 
 @pytest.fixture

@@ -103,7 +103,7 @@ def test_a_limit_that_cannot_be_met_is_refused_with_the_least_that_can(model, tm
 def variants_of(path: Path, recipe: str = "auto", most: int | None = 30_000) -> Variants:
     ready = steps.prepare(load(path), recipe, with_data=True, most=most)
     given = wrap_samples(samples(), input_specs(ready.model))
-    return fit(ready, Split(ready.model.serialize(), given), given, None, Silent())
+    return fit(ready, Split(ready.model.copy(), given), given, None, Silent())
 
 
 def test_what_a_large_weight_makes_unnecessary_stays_in_8_bit(tmp_path, monkeypatch):
@@ -115,7 +115,7 @@ def test_what_a_large_weight_makes_unnecessary_stays_in_8_bit(tmp_path, monkeypa
     path.write_bytes(build(nodes, {"x": [None, 64]}, ["y2"], weights).SerializeToString())
     ready = steps.prepare(load(path), "weight-int8", with_data=True, most=30_000)
     given = wrap_samples([{"x": floats(16, 64, seed=seed)} for seed in range(4)], input_specs(ready.model))
-    variants = fit(ready, Split(ready.model.serialize(), given), given, None, Silent())
+    variants = fit(ready, Split(ready.model.copy(), given), given, None, Silent())
     monkeypatch.setattr("onnxq.shrink._noise", lambda variants, choices: {"y0": 1e-6, "y1": 2e-6, "y2": 1.0})
     eight = file_bytes(variants, {})
     assert list(shrink(variants, {}, eight - 10_000)) == ["y2"]

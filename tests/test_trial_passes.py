@@ -10,7 +10,7 @@ import onnx
 import pytest
 from helpers import build, floats, node
 
-from onnxq import steps, trials
+from onnxq import pipeline, steps, trials
 from onnxq.errors import DataError
 from onnxq.ir import Model, load
 from onnxq.judge import Split
@@ -18,6 +18,7 @@ from onnxq.observer import Silent
 from onnxq.pipeline import quantize
 from onnxq.quant import collecting
 from onnxq.quant.histogram import Histogram
+from onnxq.quant.moments import LayerMoments
 from onnxq.quant.recipe import load_recipe
 from onnxq.quant.samples import input_specs, wrap_samples
 from onnxq.quant.stats import Moments, Stats
@@ -76,10 +77,37 @@ def test_variants_that_were_tried_do_not_pile_up(model, monkeypatch):
     assert len(made) > 10
 
 
+def test_second_moments_are_in_memory_once_and_no_longer_than_choices_are_made(model, monkeypatch):
+    """They are the largest thing: those of a trial go before the next run, all of them before models are compared."""
+    made: list[weakref.ref[LayerMoments]] = []
+    seen: Counter[str] = Counter()
+
+    def keep(self, *given):
+        before(self, *given)
+        made.append(weakref.ref(self))
+
+    def without(module, name):
+        original = getattr(module, name)
+
+        def call(*given, **settings):
+            seen[name] += len(made)
+            assert not any(moments() for moments in made)
+            return original(*given, **settings)
+
+        monkeypatch.setattr(module, name, call)
+
+    before = LayerMoments.__init__
+    monkeypatch.setattr(LayerMoments, "__init__", keep)
+    without(trials, "_gain_the_other_way")
+    without(pipeline, "compare")
+    quantize(model, samples=[{"x": floats(1, 3, 24, 24, seed=i)} for i in range(SAMPLES)], force=True)
+    assert seen["compare"] > 0
+
+
 def test_a_range_is_searched_for_once_in_each_trial(model, monkeypatch):
     given = [{"x": floats(1, 3, 24, 24, seed=i)} for i in range(SAMPLES)]
     ready = prepare(load(model), load_recipe("auto").setting(ranges="output-error"), with_data=True)
-    split = Split(ready.model.serialize(), wrap_samples(given, input_specs(ready.model)))
+    split = Split(ready.model.copy(), wrap_samples(given, input_specs(ready.model)))
     variants = fit(ready, split, split.samples, None, Silent())
     ranges: Counter[object] = Counter()
     before = steps.scheme_qparams

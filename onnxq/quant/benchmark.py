@@ -24,7 +24,7 @@ from onnxq.quant.native import ORT_ERRORS, SessionError, Settings
 from onnxq.quant.plan import make_plan
 from onnxq.quant.recipe import Recipe
 from onnxq.quant.region import interpolated, kernel_of
-from onnxq.quant.session import is_large, open_session, run_session
+from onnxq.quant.session import InMemory, is_large, open_session, run_session
 from onnxq.quant.tuning import tune
 from onnxq.targets import load_costs
 from onnxq.targets.timings import Kernel, Timings
@@ -81,7 +81,7 @@ def sample_shapes(model: Model, sample: Mapping[str, np.ndarray]) -> dict[str, t
     listed = {value.name for value in model.graph.outputs}
     try:
         extra = [value for value in made if value.name not in listed]
-        source = model if is_large(model) else model.serialize(extra_outputs=extra)
+        source = model if is_large(model) else InMemory(model, extra)
         session = open_session(source, optimize="none", taps=extra)
         results = run_session(session, [value.name for value in made], sample)
     except SessionError:  # what is wrong with the sample is said when it is calibrated on

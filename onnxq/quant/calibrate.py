@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxq.errors import DataError, ModelError
+from onnxq.quant.collecting import give_back
 from onnxq.quant.sample_checks import Sample, conform
 from onnxq.quant.samples import Samples, input_specs
-from onnxq.quant.session import SessionError, is_large, open_session, run_session
+from onnxq.quant.session import InMemory, SessionError, is_large, open_session, run_session
 from onnxq.quant.stats import Kinds, Stats, basic_kinds
 
 if TYPE_CHECKING:
@@ -70,19 +71,25 @@ def calibrate(
             stats.add(name, _floats(name, sample[name]), f"an input of the model, sample {index}")
         if session is not None:
             try:
-                results = run_session(session, list(taps), sample)
+                _add_all(stats, taps, run_session(session, list(taps), sample), index)
             except SessionError as error:
                 raise _run_failed(model, index, sample, error) from error
-            for value in reversed(taps.values()):
-                stats.add(value.name, _floats(value.name, results.pop()), f"{_origin(value)}, sample {index}")
         if run_bodies is not None:
             run_bodies(sample)
         stats.samples += 1
         if progress:
             progress(done, total)
+    del session
+    give_back(model.weight_bytes)
     if not stats.samples:
         raise DataError("there are no samples to calibrate with", "Give at least one; 32 to 200 make good ranges.")
     return stats
+
+
+def _add_all(stats: Stats, taps: dict[str, Value], results: list[Any], index: int) -> None:
+    """Measure what a run gave, and let go of it one by one."""
+    for value in reversed(taps.values()):
+        stats.add(value.name, _floats(value.name, results.pop()), f"{_origin(value)}, sample {index}")
 
 
 def _tapped(model: Model, taps: Mapping[str, Value], threads: int) -> Any:
@@ -90,7 +97,7 @@ def _tapped(model: Model, taps: Mapping[str, Value], threads: int) -> Any:
     listed = {value.name for value in model.graph.outputs}
     extra = [value for name, value in taps.items() if name not in listed]
     try:
-        source = model if is_large(model) else model.serialize(extra_outputs=extra)
+        source = model if is_large(model) else InMemory(model, extra)
         return open_session(source, optimize="basic", threads=threads, reuse_shapes=False, taps=extra)
     except SessionError as error:
         raise ModelError(f"onnxruntime cannot load {model.name}: {error}", "Check the float model.") from error

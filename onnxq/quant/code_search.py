@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -75,6 +75,23 @@ class Damped:
         return cls(damping, Gram(H, gram.mean, gram.rows), Feedback(H))
 
 
+class Measured(Protocol):
+    """The second moments of an input, made anew whenever they are asked for: they are the largest thing here."""
+
+    @property
+    def assumed(self) -> bool:
+        """Whether they are not measured, and all the same."""
+
+    def fitted(self) -> Gram:
+        """Those to make choices on."""
+
+    def held_out(self) -> Gram:
+        """Those to judge them on."""
+
+    def total(self) -> Gram:
+        """All of them."""
+
+
 class Search:
     """The search for one weight; scales are float64 numbers that float32 can hold."""
 
@@ -85,21 +102,23 @@ class Search:
         self.rows, self.layout, self.limit, self.floor, self.covering = rows, layout, limit, floor, covering
         self.nearest = nearest(rows, layout.expand(covering), limit)
 
-    def run(self, fitted: Gram, held_out: Gram, total: Gram) -> RoundedWeight:
+    def run(self, measured: Measured) -> RoundedWeight:
         """Decide how far H is trusted, then choose codes with all of it."""
+        held_out = measured.held_out()
+        fitted = held_out if measured.assumed else measured.fitted()
         plain = self._errors(held_out, self.nearest, self.covering)
         gains = np.zeros(len(self.rows), bool)
         trusted, held = None, plain
         if shows_something(fitted) and held_out.rows:
-            trusted, found = self._trusted(fitted, held_out, self._probe() if len(total.mean) == 1 else self)
+            trusted, found = self._trusted(fitted, held_out, self._probe() if len(fitted.mean) == 1 else self)
             gains, held = self._better(found, plain), np.minimum(found, plain)
         if trusted is None or not gains.any():
             return RoundedWeight(self.nearest.astype(np.int8), self.layout.shaped(self.covering), "nearest")
         damping = trusted.damping
-        if total is not fitted:
-            del trusted  # as large as what takes its place
-            trusted = Damped.of(total, damping)
-        codes, scales = self._solve(trusted, self._starts(total), 1 if self.quick else SWEEPS)
+        if not measured.assumed:
+            del fitted, trusted  # as large as what takes their place
+            trusted = Damped.of(measured.total(), damping)
+        codes, scales = self._solve(trusted, self._starts(trusted.gram), 1 if self.quick else SWEEPS)
         gains &= self._better(self._errors(held_out, codes, scales), plain)
         codes, scales = self._keep(gains, (codes, scales), (self.nearest, self.covering))
         gain = 10 * np.log10(max(plain.sum(), TINY) / max(held.sum(), TINY))
@@ -115,6 +134,7 @@ class Search:
             found = probe.trial(candidate, held_out)
             kept = probe.kept(found, plain)
             best = (kept, candidate, found) if best is None or kept < best[0] else best
+            del candidate  # before there is another
         assert best is not None
         return best[1], best[2] if probe is self else self.trial(best[1], held_out)
 

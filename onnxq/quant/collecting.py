@@ -1,14 +1,16 @@
-"""When Python's collector of cycles runs: not while graphs are all alive, and behind variants that were tried."""
+"""When memory is given back: graphs that were tried, and what the C library keeps of what was freed."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 from onnxq.ir import Model
 
-HEAVY = 8 << 20  # bytes of weights from which on copies are not left lying about
+HEAVY = 8 << 20  # bytes from which on copies of weights, and other memory, are not left lying about
 
 
 def collect(model: Model) -> None:
@@ -18,6 +20,27 @@ def collect(model: Model) -> None:
     """
     if model.weight_bytes >= HEAVY:
         gc.collect()
+        give_back(model.weight_bytes)
+
+
+def give_back(freed: int) -> None:
+    """Give so many bytes that were freed back to the system, where the C library keeps them; not if they are few.
+
+    glibc keeps blocks of up to 32 MB, such as weights of sessions and second moments, in heaps of each thread, where
+    they lie idle while something else takes more.
+    """
+    trim = _trim()
+    if trim is not None and freed >= HEAVY:
+        trim(0)
+
+
+@cache
+def _trim() -> Callable[[int], int] | None:
+    try:
+        found: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    except (OSError, TypeError):  # Windows has no such library
+        return None
+    return found
 
 
 @contextmanager

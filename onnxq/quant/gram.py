@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onnxq.ir.spool import Spool
 from onnxq.quant.blas import single_threaded_blas
 from onnxq.quant.unfold import Unfolding
 
@@ -108,6 +109,12 @@ class Half:
             gram, total = self.sums()
             self.gram, self.total = gram, total
             self.filled = 0
+
+    def put_away(self, spool: Spool) -> None:
+        """Move the larger sum out of memory."""
+        self.flush()
+        self.waiting = self.waiting[:0].copy()
+        self.gram = spool.keep(self.gram)
 
     def sums(self) -> tuple[np.ndarray, np.ndarray]:
         """Give both sums with the rows that wait."""

@@ -72,6 +72,7 @@ def load_native(
     *,
     weights: Mapping[str, ort.OrtValue] | None = None,
     copy: bool = False,
+    copies: Mapping[str, ort.OrtValue] | None = None,
 ) -> ort.InferenceSession:
     """Load a model.
 
@@ -81,6 +82,7 @@ def load_native(
         weights: Initializers that the bytes call external data of the folder `/`: they are used where they are, and
             have to stay there.
         copy: Whether optimisations may look at the elements of those, for which onnxruntime copies them.
+        copies: Initializers that the bytes call external data likewise, to make the same of as if they were inside.
 
     Raises:
         SessionError: onnxruntime cannot load it.
@@ -93,11 +95,13 @@ def load_native(
         # Many such sessions stand open: none is to keep what it used last, or to have threads that wait busily.
         options.enable_cpu_mem_arena = False
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", "/")
         for name, array in weights.items():
             options.add_initializer(name, array)
-        if copy:
-            options.add_external_initializers(list(weights), list(weights.values()))
+    looked_at = copies or (weights if copy else None)
+    if weights or looked_at:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", "/")
+    if looked_at:
+        options.add_external_initializers(list(looked_at), list(looked_at.values()))
     try:
         try:
             return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -9,28 +9,85 @@ channel that gains nothing on those is rounded to nearest.
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from threading import Condition
 from typing import TypeVar
 
 import numpy as np
 
+from onnxq.ir.external import release
 from onnxq.quant.blas import single_threaded_blas
 from onnxq.quant.code_search import RoundedWeight, Search, shows_something
+from onnxq.quant.collecting import give_back
 from onnxq.quant.descent import nearest
 from onnxq.quant.gram import Gram
 from onnxq.quant.moments import LayerMoments
 from onnxq.quant.scales import ScaleLayout, storable
 
+IN_WORK = 1 << 30  # bytes that searches take at the same time, however many processors there are
+COPIES = 8  # of H, damped, ordered and decomposed, that a search holds
 K = TypeVar("K", bound=Hashable)
+Coded = tuple[np.ndarray, np.ndarray]  # codes, and scales that broadcast against them
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A weight as one row for each scale: the kept axes in front as one, the shared axes behind them as one."""
+
+    weight: np.ndarray
+    axes: tuple[int, ...]
+
+    @property
+    def _order(self) -> list[int]:
+        return [axis for axis in range(self.weight.ndim) if axis not in self.axes] + list(self.axes)
+
+    @property
+    def scale_shape(self) -> list[int]:
+        """Shape of scales that broadcast against the weight."""
+        return [1 if axis in self.axes else size for axis, size in enumerate(self.weight.shape)]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of rows, and elements of each."""
+        rows = int(np.prod(self.scale_shape, dtype=np.int64))
+        return rows, int(np.prod([self.weight.shape[axis] for axis in self.axes], dtype=np.int64))
+
+    def array(self) -> np.ndarray:
+        """Give the rows, contiguous."""
+        moved = np.ascontiguousarray(self.weight.transpose(self._order))
+        return moved.reshape(int(np.prod(self.scale_shape, dtype=np.int64)), -1)
+
+    def release(self) -> None:
+        """Let go of the pages of a mapped file that the elements are in."""
+        if self.weight.flags.c_contiguous and self.weight.size:
+            release(self.weight.reshape(-1).view(np.uint8).data)
+
+    def floor(self, minimum: np.ndarray) -> np.ndarray:
+        """Give a least scale for each row."""
+        return np.broadcast_to(minimum.max(axis=self.axes, keepdims=True), self.scale_shape).reshape(-1)
+
+    def restore(self, codes: np.ndarray, scales: np.ndarray) -> Coded:
+        """Bring codes of the rows back into the weight's shape; scales of blocks along the one shared axis, too."""
+        order = self._order
+        moved = codes.reshape([self.weight.shape[axis] for axis in order]).transpose(np.argsort(order))
+        if scales.ndim < 2:
+            return np.ascontiguousarray(moved), scales.reshape(self.scale_shape)
+        kept = [self.weight.shape[axis] for axis in order[:-1]]
+        blocks = scales.reshape(*kept, scales.shape[1]).transpose(np.argsort(order))
+        return np.ascontiguousarray(moved), np.ascontiguousarray(blocks)
 
 
 @dataclass(frozen=True)
 class RoundingJob:
-    """What `choose_codes` is asked for; `readers` are names for the report, `quick` leaves out most of the search."""
+    """What `choose_codes` is asked for; `readers` are names for the report, `quick` leaves out most of the search.
 
-    rows: np.ndarray
+    Of a weight whose elements lie otherwise, rows are made while it is worked on.
+    """
+
+    rows: np.ndarray | Rows
     moments: LayerMoments | None = None
     bits: int = 8
     per_tensor: bool = False
@@ -39,6 +96,12 @@ class RoundingJob:
     noise: float = 0.0
     readers: tuple[str, ...] = ()
     quick: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """About what the search takes in memory."""
+        moments = self.moments
+        return 0 if moments is None else COPIES * 8 * moments.unfolding.columns * moments.block
 
 
 def choose_all(jobs: Mapping[K, RoundingJob], *, threads: int | None = None) -> dict[K, RoundedWeight]:
@@ -50,8 +113,37 @@ def choose_all(jobs: Mapping[K, RoundingJob], *, threads: int | None = None) -> 
 
     """
     workers = threads or os.cpu_count() or 1
+    room = _Room(IN_WORK)
+
+    def choose(job: RoundingJob) -> RoundedWeight:
+        with room.taken(job.bytes):
+            return _choose(job)
+
     with single_threaded_blas(), ThreadPoolExecutor(workers) as pool:
-        return dict(zip(jobs, pool.map(_choose, jobs.values()), strict=True))
+        chosen = dict(zip(jobs, pool.map(choose, jobs.values()), strict=True))
+    give_back(max((job.bytes for job in jobs.values()), default=0))
+    return chosen
+
+
+class _Room:
+    """So many bytes for threads to share; one that wants more than there is gets all of it."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._left, self._freed = size, size, Condition()
+
+    @contextmanager
+    def taken(self, size: int) -> Iterator[None]:
+        """Wait until there is room, and take it."""
+        size = min(size, self._size)
+        with self._freed:
+            self._freed.wait_for(lambda: size <= self._left)
+            self._left -= size
+        try:
+            yield
+        finally:
+            with self._freed:
+                self._left += size
+                self._freed.notify_all()
 
 
 def choose_codes(
@@ -95,30 +187,46 @@ def bias_shift(rows: np.ndarray, rounded: RoundedWeight, moments: LayerMoments) 
 def _choose(job: RoundingJob) -> RoundedWeight:
     if not 2 <= job.bits <= 8:
         raise ValueError(f"codes of {job.bits} bits are not offered")
-    rows = np.asarray(job.rows, np.float64)
+    rows = np.asarray(job.rows.array() if isinstance(job.rows, Rows) else job.rows, np.float64)
+    if isinstance(job.rows, Rows):
+        job.rows.release()
     layout = ScaleLayout(rows.shape, job.per_tensor, job.block_size)
     limit = 2 ** (job.bits - 1) - 1
     floor = layout.floor(job.minimum_scale)
     covering = storable(np.maximum(layout.peak(np.abs(rows)) / limit, floor))
     if job.moments is not None and job.moments.unfolding.n != rows.shape[1]:
         raise ValueError(f"rows of {rows.shape[1]} elements do not fit moments of {job.moments.unfolding.n}")
-    total = _noisy(job.moments.total(), job.noise) if job.moments is not None else None
-    if total is None or not rows.size or not shows_something(total):
+    measured = None if job.moments is None else _Noisy(job.moments, job.noise)
+    if measured is None or not rows.size or not shows_something(measured.total()):
         scales = layout.least_error(rows, covering, limit, floor)
         codes = nearest(rows, layout.expand(scales), limit)
         return RoundedWeight(codes.astype(np.int8), layout.shaped(scales), "weight error")
-    assert job.moments is not None
-    halves = total, total
-    if not job.moments.assumed:
-        halves = _noisy(job.moments.fitted(), job.noise), _noisy(job.moments.held_out(), job.noise)
-    result = Search(rows, layout, limit, floor, covering, quick=job.quick).run(*halves, total)
-    assumed = job.moments.assumed and result.method == "output error"
+    result = Search(rows, layout, limit, floor, covering, quick=job.quick).run(measured)
+    assumed = measured.assumed and result.method == "output error"
     return replace(result, method="assumed inputs", gain=0.0) if assumed else result
 
 
-def _noisy(gram: Gram, noise: float) -> Gram:
-    if not noise:
+@dataclass(frozen=True)
+class _Noisy:
+    """Second moments with the noise of a quantized input."""
+
+    moments: LayerMoments
+    noise: float
+
+    @property
+    def assumed(self) -> bool:
+        return self.moments.assumed
+
+    def fitted(self) -> Gram:
+        return self._with_noise(self.moments.fitted())
+
+    def held_out(self) -> Gram:
+        return self._with_noise(self.moments.held_out())
+
+    def total(self) -> Gram:
+        return self._with_noise(self.moments.total())
+
+    def _with_noise(self, gram: Gram) -> Gram:
+        if self.noise:
+            np.einsum("pbb->pb", gram.matrix)[:] += self.noise  # made for us
         return gram
-    matrix = gram.matrix.copy()
-    np.einsum("pbb->pb", matrix)[:] += noise
-    return Gram(matrix, gram.mean, gram.rows)

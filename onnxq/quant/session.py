@@ -12,12 +12,13 @@ import onnxruntime as ort
 
 from onnxq.errors import ModelError
 from onnxq.ir import Model, Value, load
+from onnxq.quant.in_memory import InMemory, open_in_memory
 from onnxq.quant.native import FATAL, ORT_ERRORS, Optimization, SessionError, Settings, load_native, reason
 from onnxq.quant.streamed import StreamedSession, is_large
 
-__all__ = ["ModelSource", "Session", "SessionError", "is_large", "open_session", "reason", "run_session"]
+__all__ = ["InMemory", "ModelSource", "Session", "SessionError", "is_large", "open_session", "reason", "run_session"]
 
-ModelSource = bytes | str | Path | Model
+ModelSource = bytes | str | Path | Model | InMemory
 
 
 class Session(Protocol):
@@ -44,8 +45,9 @@ def open_session(
     """Load a model.
 
     Args:
-        model: Its bytes or its path; or, to be run in segments with its weights left in their files, as large models
-            are, the loaded model, which must not change as long as the session is in use.
+        model: Its bytes or its path; or the loaded model as `InMemory`; or, to be run in segments with its weights left
+            in their files, as large models are, the loaded model, which must not change as long as the session is in
+            use.
         optimize: Level of graph optimisation.
         threads: Threads for one operator; 0 lets onnxruntime choose.
         reuse_shapes: Keep a memory plan for every combination of input shapes seen. It saves allocations when shapes
@@ -64,7 +66,11 @@ def open_session(
             model = read if is_large(read) else model
     if isinstance(model, Model):
         return StreamedSession(model, settings, taps)
-    session: Session = load_native(model if isinstance(model, bytes) else str(model), settings)
+    session: Session
+    if isinstance(model, InMemory):
+        session = open_in_memory(model, settings)
+    else:
+        session = load_native(model if isinstance(model, bytes) else str(model), settings)
     return session
 
 

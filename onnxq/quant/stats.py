@@ -16,6 +16,7 @@ import numpy as np
 
 from onnxq.errors import DataError
 from onnxq.quant.channels import ChannelStats
+from onnxq.quant.gram import Half
 from onnxq.quant.histogram import CHUNK, Histogram
 from onnxq.quant.moments import InputMoments
 from onnxq.quant.peaks import Peaks
@@ -261,6 +262,13 @@ class Stats:
             assert found is not None
             merged.tensors[name] = found
         return merged
+
+    def halves(self) -> Iterator[Half]:
+        """Visit the second moments, the largest part."""
+        for tensor in self.tensors.values():
+            if InputMoments in tensor:
+                for layer in tensor[InputMoments].layers.values():
+                    yield from layer.halves
 
     def require(self, names: Iterable[str]) -> None:
         """Check that each tensor was measured.

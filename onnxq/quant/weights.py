@@ -18,7 +18,7 @@ from onnxq.quant.nearest import nearest_codes
 from onnxq.quant.plan import Plan, node_key
 from onnxq.quant.priors import prior_moments
 from onnxq.quant.qparams import QParams, quantize_weight
-from onnxq.quant.rounding import RoundingJob, choose_all, choose_codes
+from onnxq.quant.rounding import Coded, RoundingJob, Rows, choose_all, choose_codes
 from onnxq.quant.stats import Stats
 from onnxq.quant.unfold import unfolding_of
 
@@ -42,43 +42,6 @@ class Coding:
 
 
 Key = tuple[Tensor, Coding]  # copies of a model share the tensors of their weights
-Coded = tuple[np.ndarray, np.ndarray]  # codes, and scales that broadcast against them
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A weight as one row for each scale: the kept axes in front as one, the shared axes behind them as one."""
-
-    weight: np.ndarray
-    axes: tuple[int, ...]
-
-    @property
-    def _order(self) -> list[int]:
-        return [axis for axis in range(self.weight.ndim) if axis not in self.axes] + list(self.axes)
-
-    @property
-    def scale_shape(self) -> list[int]:
-        """Shape of scales that broadcast against the weight."""
-        return [1 if axis in self.axes else size for axis, size in enumerate(self.weight.shape)]
-
-    def array(self) -> np.ndarray:
-        """Give the rows, contiguous."""
-        moved = np.ascontiguousarray(self.weight.transpose(self._order))
-        return moved.reshape(int(np.prod(self.scale_shape, dtype=np.int64)), -1)
-
-    def floor(self, minimum: np.ndarray) -> np.ndarray:
-        """Give a least scale for each row."""
-        return np.broadcast_to(minimum.max(axis=self.axes, keepdims=True), self.scale_shape).reshape(-1)
-
-    def restore(self, codes: np.ndarray, scales: np.ndarray) -> Coded:
-        """Bring codes of the rows back into the weight's shape; scales of blocks along the one shared axis, too."""
-        order = self._order
-        moved = codes.reshape([self.weight.shape[axis] for axis in order]).transpose(np.argsort(order))
-        if scales.ndim < 2:
-            return np.ascontiguousarray(moved), scales.reshape(self.scale_shape)
-        kept = [self.weight.shape[axis] for axis in order[:-1]]
-        blocks = scales.reshape(*kept, scales.shape[1]).transpose(np.argsort(order))
-        return np.ascontiguousarray(moved), np.ascontiguousarray(blocks)
 
 
 class Weights:
@@ -163,8 +126,7 @@ class Weights:
         else:
             coded = rows.restore(*_nearest(_finite(rows.array(), weight, reader), floor, coding))
         coded = self.keep(coded[0]), coded[1]
-        if self._spool is not None:
-            weight.constant.release()
+        weight.constant.release()
         if minimum is None:
             self._known[key] = coded
         return coded
@@ -219,7 +181,8 @@ def rounding_jobs(
         moments = layers.moments(stats, *nodes)
         if moments is None and nodes[0].op_type != "Conv":  # nothing is known of its inputs that would gain anything
             continue
-        rows = _finite(Rows(weight.constant.numpy(), coding.axes).array(), weight, nodes[0].label)
+        rows = Rows(_finite(weight.constant.numpy(), weight, nodes[0].label), coding.axes)
+        rows.release()
         noise = max(_noise(node, qparams, plan) for node in nodes)
         jobs[weight.constant, coding] = RoundingJob(
             rows,

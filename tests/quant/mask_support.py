@@ -84,4 +84,4 @@ def ready_for(
     path.write_bytes(proto.SerializeToString())
     ready = prepare(load(path), recipe, with_data=True, **more)
     wrapped = wrap_samples(list(samples), input_specs(ready.model))
-    return ready, Split(ready.model.serialize(), wrapped)
+    return ready, Split(ready.model.copy(), wrapped)

@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import time
 import tracemalloc
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.ir import infer_types, parse
-from onnxq.quant import code_search, descent
+from onnxq.quant import code_search, descent, rounding
 from onnxq.quant.blas import _openblas, single_threaded_blas
 from onnxq.quant.descent import Feedback, damped, descend, errors, nearest
 from onnxq.quant.gram import Gram
@@ -472,3 +473,45 @@ def test_a_half_of_samples_that_is_all_zero_teaches_nothing():
         assert found.method in ("nearest", "output error")
         assert np.isfinite(found.scales).all()
     assert choose_codes(correlated(2)[0, :5], measured(0 * x)).method == "weight error"
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_search_holds_few_matrices_of_second_moments():
+    n = 256
+    moments = measured(correlated(1, n))
+    rows = (np.random.default_rng(0).standard_normal((4, n)) ** 3).astype(np.float32)
+    tracemalloc.start()
+    found = choose_codes(rows, moments, noise=0.01)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.method == "output error"
+    assert peak < (rounding.COPIES + 0.5) * moments.total().matrix.nbytes
+
+
+def test_many_processors_take_no_more_memory(monkeypatch):
+    jobs = {
+        index: RoundingJob(np.random.default_rng(index).standard_normal((4, 32)), measured(correlated(index, 32)))
+        for index in range(8)
+    }
+    expected = choose_all(jobs, threads=4)
+    monkeypatch.setattr(rounding, "IN_WORK", 2 * jobs[0].bytes)
+    working, most = set(), []
+    before = rounding._choose
+
+    def choose(job):
+        working.add(id(job))
+        most.append(len(working))
+        time.sleep(0.01)
+        working.remove(id(job))
+        return before(job)
+
+    monkeypatch.setattr(rounding, "_choose", choose)
+    found = choose_all(jobs, threads=4)
+    assert max(most) == 2
+    assert all((found[index].codes == expected[index].codes).all() for index in jobs)
+    monkeypatch.setattr(rounding, "IN_WORK", 1)  # less than one of them takes
+    most.clear()
+    assert choose_all(jobs, threads=4).keys() == jobs.keys()
+    assert max(most) == 1
