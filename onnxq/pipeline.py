@@ -17,7 +17,7 @@ from onnxq.layerwise import with_layers
 from onnxq.masking import limit_masks
 from onnxq.metric import compare_metric, load_metric
 from onnxq.observer import Observer, Silent
-from onnxq.quant.away import put_moments_away, put_weights_away
+from onnxq.quant.away import let_go, put_moments_away, put_weights_away
 from onnxq.quant.collecting import collect, uncollected
 from onnxq.quant.custom import foreign_node
 from onnxq.quant.made_up import runnable_samples
@@ -230,6 +230,7 @@ def rewritten(
     ready, qparams = variants.settled(settled.choices)
     if given is not None and settled.correct:
         ready = corrected(ready, variants, settled.choices)
+    let_go(variants.ready.model)
     watch.step("rewrite")
     report = replace(planned(ready), sensitivity=settled.sensitivity)
     if detailed:

@@ -66,8 +66,7 @@ class Variants:
         self.stats = stats
         self.weights = weights
         self.split = split
-        self.baseline = split.baseline
-        self.samples = split.samples
+        self.baseline, self.samples = split.baseline, split.samples
         self._ranges: Known = {}
 
     @property
@@ -184,6 +183,7 @@ def rescale(ready: Prepared, split: Split, watch: Observer) -> Prepared:
         if least is None:
             least = split.judge.sqnr(_nearest(duplicate(ready), fitting))
         gained = split.judge.sqnr(_nearest(changed, fitting)) - least
+        del changed  # with weights of its own
         if gained > best + (LEAD if chosen == WAYS[0] else WORTH_RESCALING):
             best, chosen = gained, methods
     if chosen and (best + _rescaling_the_other_way(ready, split, chosen, watch)) / 2 > WORTH_RESCALING:
@@ -193,9 +193,9 @@ def rescale(ready: Prepared, split: Split, watch: Observer) -> Prepared:
 
 def _rescaling_the_other_way(ready: Prepared, split: Split, methods: Sequence[Rescale], watch: Observer) -> float:
     """Give what rescaling gains in dB, fitted on the half to judge on and judged on the half to fit on."""
-    fitting = split.held_out
-    changed = _rescaled(duplicate(ready), methods, _channels(ready, fitting, watch))
-    return split.judge_of_fitted.gain(_nearest(duplicate(ready), fitting), _nearest(changed, fitting))
+    fitting, judge = split.held_out, split.judge_of_fitted
+    measured, before = _channels(ready, fitting, watch), _nearest(duplicate(ready), fitting)
+    return judge.gain(before, _nearest(_rescaled(duplicate(ready), methods, measured), fitting))
 
 
 def _to_rescale(ready: Prepared) -> tuple[list[Node], frozenset[Node]]:

@@ -12,6 +12,7 @@ import pytest
 from helpers import build, floats, node
 from onnx import numpy_helper
 
+import onnxq.quant.in_memory
 import onnxq.quant.session
 from onnxq.budget import Budget
 from onnxq.errors import CheckFailed
@@ -76,7 +77,8 @@ def test_weights_are_rounded_to_nearest_and_ranges_are_those_of_all_samples(mode
 def test_nothing_is_tried_and_the_comparison_is_short(model, recipe, tmp_path, monkeypatch):
     opened = []
     original = onnxq.quant.session.load_native
-    monkeypatch.setattr(onnxq.quant.session, "load_native", lambda *a, **k: opened.append(1) or original(*a, **k))
+    for module in (onnxq.quant.session, onnxq.quant.in_memory):
+        monkeypatch.setattr(module, "load_native", lambda *a, **k: opened.append(1) or original(*a, **k))
     report = quantize(model, recipe, output=tmp_path / "q.onnx", samples=samples(), fast=True, detailed=True)
     assert len(opened) == 3  # the calibration, and both models once
     assert report.comparison.samples == 2

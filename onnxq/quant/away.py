@@ -43,6 +43,11 @@ def put_weights_away(model: Model, source: Model, scratch: Path) -> None:
             for tensor in large:
                 tensor.array = spool.keep(tensor.array)
         give_back(size)
-    for value in source.initializers():
+    let_go(source)
+
+
+def let_go(model: Model) -> None:
+    """Let go of the pages of files that reading a model's weights brought into memory."""
+    for value in model.initializers():
         if value.tensor is not None:
             value.tensor.release()
