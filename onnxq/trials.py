@@ -62,10 +62,7 @@ class Variants:
     """
 
     def __init__(self, ready: Prepared, stats: Stats, weights: Weights, split: Split) -> None:
-        self.ready = ready
-        self.stats = stats
-        self.weights = weights
-        self.split = split
+        self.ready, self.stats, self.weights, self.split = ready, stats, weights, split
         self.baseline, self.samples = split.baseline, split.samples
         self._ranges: Known = {}
 
@@ -256,7 +253,7 @@ def try_out(ready: Prepared, split: Split) -> Tried:
 
 
 def _tried_on(ready: Prepared, split: Split, fitting: Samples, *, opened: bool) -> tuple[bool, float]:
-    """Choose on a half, judge on the other; gives whether codes serve it, and what ranges gain in dB if they are open."""
+    """Choose on a half, judge on the other: give whether codes serve it, and what open ranges gain in dB."""
     spare = duplicate(ready)
     layers = layers_to_measure(spare.plan)
     measured = measure(spare, layers, fitting, None, Silent(), trial=True)
