@@ -12,6 +12,9 @@ from onnx import TensorProto
 
 from onnxq.errors import ModelError
 from onnxq.fusion import FusedNode, Fusion, read_fusion
+from onnxq.ir import parse
+from onnxq.quant.product_scales import join_scales
+from onnxq.quant.recipe import load_recipe
 from tests.helpers import build, floats, node, quantize_in_memory
 
 SCALE = {"s": np.array(0.1, np.float32), "z": np.array(128, np.uint8)}
@@ -39,6 +42,17 @@ def test_static_products() -> None:
     )
     assert found.kernels == {"QuantizeLinear": 1, "MatMulIntegerToFloat": 1}
     assert (found.unfused, found.skipped) == ((), None)
+
+
+def test_the_number_that_products_share_is_no_weight() -> None:
+    nodes = [node("MatMul", "x w", "a", name="m"), node("MatMul", "x v", "b", name="n"), node("Add", "a b", "y")]
+    proto = build(nodes, {"x": ["n", 16]}, weights={"w": floats(16, 8), "v": floats(16, 8, seed=1)})
+    recipe = load_recipe("static-int8").setting(form="integer")
+    made = parse(quantize_in_memory(proto, recipe, [{"x": floats(4, 16)}]).data)
+    assert join_scales(made) == 2
+    found = read_fusion(made.serialize())
+    assert found.kernels == {"MatMulIntegerToFloat": 2, "QuantizeLinear": 1, "DequantizeLinear": 1}
+    assert [group.kernel for group in found.groups] == ["MatMulIntegerToFloat"] * 2
 
 
 def test_dynamic_products() -> None:
