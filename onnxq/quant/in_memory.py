@@ -12,15 +12,19 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import onnxruntime as ort
+from onnx import TensorProto
 
 from onnxq.ir import Model, Tensor, Value
 from onnxq.ir.protos import GRAPH_INITIALIZER
-from onnxq.ir.segment import MAPPABLE, NOWHERE
+from onnxq.ir.segment import NOWHERE
 from onnxq.ir.wire import Chunk, join
 from onnxq.quant.collecting import give_back
 from onnxq.quant.native import Settings, load_native
 
 BESIDE = 1 << 16  # bytes from which on a weight is handed over
+# Those that weights have and NumPy has as well; what other integers stand for, sizes and places, onnxruntime wants to
+# read before weights are handed over
+TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.INT8, TensorProto.UINT8)
 
 
 class InMemory(NamedTuple):
@@ -76,7 +80,7 @@ def encode_apart(model: Model, taps: Sequence[Value] = ()) -> tuple[bytes, dict[
 
 
 def _goes_beside(value: Value) -> bool:
-    """Whether a weight is large, of the main graph, and of a type that NumPy has as well."""
+    """Whether a weight is large, and read in the main graph: what nobody reads there, onnxruntime no longer has."""
     tensor = value.tensor
-    large = tensor is not None and tensor.dtype in MAPPABLE and tensor.nbytes >= BESIDE
-    return large and value.graph.parent is None
+    large = tensor is not None and tensor.dtype in TYPES and tensor.nbytes >= BESIDE
+    return large and any(use.node.graph is value.graph for use in value.uses) and value.graph.parent is None

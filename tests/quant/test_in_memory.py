@@ -82,6 +82,38 @@ def test_weights_of_bodies_and_of_types_that_numpy_lacks_stay_inside(apart):
     same_runs(model, {"x": floats(3, 32), "c": np.array(True)})
 
 
+def test_what_nobody_reads_or_bodies_alone_and_sizes_stay_inside(apart):
+    """An initializer without readers is gone when onnxruntime looks for it, and it looks into axes before."""
+    bodies = {name: graph([node("Add", "a v", f"{name}_o")], {}, [f"{name}_o"], {}) for name in ("t", "e")}
+    proto = build(
+        [
+            node("MatMul", "x w", "a"),
+            node("If", "c", "b", then_branch=bodies["t"], else_branch=bodies["e"]),
+            node("Gather", "b i", "g", axis=1),
+            node("Reshape", "g s", "y"),
+        ],
+        {"x": [3, 32], "c": (onnx.TensorProto.BOOL, [])},
+        weights={
+            "w": floats(32, 32),
+            "v": floats(1, 32),
+            "i": np.arange(16),
+            "s": np.array([3, *[1] * 15, 16]),
+            "unread": floats(32, 32),
+        },
+    )
+    model = parse(proto.SerializeToString())
+    assert list(encode_apart(model)[1]) == ["w"]
+    same_runs(model, {"x": floats(3, 32), "c": np.array(True)})
+
+
+def test_a_model_with_a_weight_that_nobody_reads_is_quantized(tmp_path):
+    weights = {"w": floats(32, 64), "unread": floats(256, 128)}
+    onnx.save(build([node("MatMul", "x w", "y")], {"x": ["n", 32]}, weights=weights), tmp_path / "m.onnx")
+    report = quantize(tmp_path / "m.onnx", samples=[{"x": floats(4, 32, seed=i)} for i in range(4)])
+    assert report.comparison is not None
+    assert report.comparison.worst_sqnr > 30
+
+
 def test_a_weight_may_be_an_input_with_a_default(apart):
     proto = build([node("MatMul", "x w", "y")], {"x": [3, 32], "w": [32, 32]}, weights={"w": floats(32, 32)})
     model = parse(proto.SerializeToString())
