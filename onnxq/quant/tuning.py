@@ -14,7 +14,7 @@ from onnxq.quant.upsampling import double_codes
 from onnxq.targets.placement import load_target
 
 PAD_OPSET = 11  # from here on Pad takes codes, and how many as an input; and Resize is the operator that it is today
-MAX_OPSET = 8  # and Max takes a single input, which broadcasts to anything
+BROADCAST_OPSET = 8  # from here on Max takes a single input, which broadcasts to anything
 
 
 def tune(model: Model, target: str) -> Model:
@@ -29,7 +29,7 @@ def tune(model: Model, target: str) -> Model:
 
     """
     wanted = load_target(target)
-    if wanted.timed and model.opset >= MAX_OPSET:
+    if wanted.timed and model.opset >= BROADCAST_OPSET:
         join_scales(model)
     if wanted.timed and any(node.op_type == "Conv" for node in model.graph.walk()):
         share_conversions(model)
