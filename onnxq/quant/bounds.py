@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from onnxq.ir import Node, Value
+from onnxq.ir import Value
 from onnxq.ops.family import Site
 from onnxq.ops.integer_domain import CLAMPS, MOVERS, clamp_bounds
 from onnxq.ops.scheme import Scheme
@@ -33,16 +33,14 @@ PASSING = (*MOVERS, *POOLS, "Expand", "Gather", "Identity", "Slice", "Tile")
 
 def exact_bounds(value: Value) -> tuple[float, float]:
     """Give the least and the greatest value that a tensor can have, zero among them; infinite where there is none."""
+    low, high = UNKNOWN
     node = value.producer
-    while node is not None and not node.domain and node.op_type in PASSING:
+    while node is not None and not node.domain and node.op_type in (*PASSING, *CLAMPS):
+        bounds = clamp_bounds(Site(node, Scheme(), 1)) if node.op_type in CLAMPS else UNKNOWN
+        if bounds is None:  # computed, or without zero: what it gives may lie outside of what it reads
+            return min(low, 0.0), max(high, 0.0)
+        low, high = max(low, bounds[0]), min(high, bounds[1])
         source = node.inputs[0]
         node = source.producer if source is not None else None
-    low, high = _made_by(node) if node is not None and not node.domain else UNKNOWN
-    return min(low, 0.0), max(high, 0.0)
-
-
-def _made_by(node: Node) -> tuple[float, float]:
-    if node.op_type in CLAMPS and node.inputs[0] is not None:
-        clamp, before = clamp_bounds(Site(node, Scheme(), 1)), exact_bounds(node.inputs[0])
-        return (max(clamp[0], before[0]), min(clamp[1], before[1])) if clamp is not None else UNKNOWN
-    return BOUNDS.get(node.op_type, UNKNOWN)
+    bounds = BOUNDS.get(node.op_type, UNKNOWN) if node is not None and not node.domain else UNKNOWN
+    return min(max(low, bounds[0]), 0.0), max(min(high, bounds[1]), 0.0)

@@ -42,6 +42,12 @@ def test_each_operator_has_its_bounds(op, attributes, bounds):
     assert bounds_of([node(op, "x", "y", **attributes)]) == bounds
 
 
+def test_a_chain_of_clamps_may_be_longer_than_python_calls_go():
+    chain = [node("Relu", f"h{i}", f"h{i + 1}") for i in range(1200)]
+    nodes = [node("HardSigmoid", "x", "h0"), *chain, node("Identity", "h1200", "y")]
+    assert bounds_of(nodes) == (0, 1)
+
+
 def test_clip_takes_its_bounds_from_constants_only():
     limits = {"low": np.float32(-1), "high": np.float32(6)}
     assert bounds_of([node("Clip", "x low high", "y")], **limits) == (-1, 6)
