@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,21 @@ def session(data: bytes, level: Any = NONE, keep: str = "") -> ort.InferenceSess
 def run(data: bytes, feeds: Feeds, level: Any = NONE) -> list[np.ndarray]:
     """All outputs, without any optimisation unless asked for."""
     return list(session(data, level).run(None, dict(feeds)))
+
+
+def changed_alike(
+    proto: onnx.ModelProto, change: Callable[[Model], int], feeds: Feeds, levels: Sequence[Any] = (NONE, ALL)
+) -> tuple[onnx.ModelProto, int]:
+    """Apply what may change no bit of any output, check and compare; give the model and how often it was applied."""
+    model = typed(proto)
+    count = change(model)
+    made = onnx.ModelProto.FromString(model.serialize())
+    onnx.checker.check_model(made, full_check=True)
+    for level in levels:
+        expected = run(proto.SerializeToString(), feeds, level)
+        for before, after in zip(expected, run(made.SerializeToString(), feeds, level), strict=True):
+            np.testing.assert_array_equal(before, after)
+    return made, count
 
 
 def every_node(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

@@ -116,10 +116,8 @@ class Group:
 
     def _check(self, value: Value, axes: tuple[int, ...]) -> None:
         shape = value.shape or ()
-        sizes = [shape[axis] for axis in axes if 0 <= axis < len(shape)]
-        if len(sizes) < len(axes) or math.prod(size for size in sizes if isinstance(size, int)) != self.channels:
-            raise OpenGroupError
-        if not all(isinstance(size, int) for size in sizes) or value.dtype != TensorProto.FLOAT:
+        sizes = [size for axis in axes if 0 <= axis < len(shape) and isinstance(size := shape[axis], int)]
+        if len(sizes) < len(axes) or math.prod(sizes) != self.channels or value.dtype != TensorProto.FLOAT:
             raise OpenGroupError
         if value.is_output or value.producer is None or value.graph.parent is not None:
             raise OpenGroupError

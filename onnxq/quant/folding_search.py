@@ -34,21 +34,27 @@ def find_groups(values: Mapping[Value, int]) -> dict[Value, Group]:
     opened: set[Value] = set()
     for asked, asked_axis in values.items():
         for value, axis in _starts(asked, asked_axis):
-            width = value.shape[axis] if value.shape and -len(value.shape) <= axis < len(value.shape) else None
-            if not isinstance(width, int) or width < 2 or value in found or value in opened:
-                continue
-            assert value.shape is not None
-            group = Group(width)
-            try:
-                group.include(value, axis % len(value.shape))
-                settled = _settle(group, opened)
-            except OpenGroupError:
-                opened.update(group.axes)  # whatever divides one of these divides all, and ends at the same edge
-                continue
-            if _weights_are_its_own(settled):
-                found.update(dict.fromkeys(settled.values, settled))
+            group = _group_of(value, axis, opened) if value not in found else None
+            if group is not None:
+                found.update(dict.fromkeys(group.values, group))
                 break
     return found
+
+
+def _group_of(value: Value, axis: int, opened: set[Value]) -> Group | None:
+    """Put together what is divided with a value; what turns out to be divided with what cannot is noted as opened."""
+    width = value.shape[axis] if value.shape and -len(value.shape) <= axis < len(value.shape) else None
+    if not isinstance(width, int) or width < 2 or value in opened:
+        return None
+    assert value.shape is not None
+    group = Group(width)
+    try:
+        group.include(value, axis % len(value.shape))
+        settled = _settle(group, opened)
+    except OpenGroupError:
+        opened.update(group.axes)  # whatever divides one of these divides all of them, and ends at the same edge
+        return None
+    return settled if _weights_are_its_own(settled) else None
 
 
 def _starts(value: Value, axis: int) -> Iterator[tuple[Value, int]]:

@@ -9,12 +9,22 @@ before, too.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from onnx import TensorProto
 
 from onnxq.ir import Graph, Model, Node, Patch, Tensor, Value, commit
 
 FEWEST = 2  # products of a graph from which on there is anything to share
+
+
+class Scales(NamedTuple):
+    """A Mul of two constant scales, what to name their product, and the product."""
+
+    node: Node
+    name: str
+    total: np.ndarray
 
 
 def join_scales(model: Model) -> int:
@@ -32,19 +42,20 @@ def join_scales(model: Model) -> int:
     return sum(len(products) for _, products in found)
 
 
-def _products(graph: Graph) -> list[tuple[Node, np.ndarray]]:
-    """List the Muls of two constant scales that integer products are multiplied by, and what they come to."""
+def _products(graph: Graph) -> list[Scales]:
+    """List the Muls of two constant scales that integer products are multiplied by."""
     found = []
     for node in graph.nodes:
-        scales = [_number(value) for value in node.inputs] if node.op_type == "Mul" and not node.domain else []
-        kept = [value.constant for value in node.inputs if value is not None and value.constant is not None]
-        alone = len(kept) == 1 and len([scale for scale in scales if scale is not None]) == 1
-        if not alone or kept[0].dtype != TensorProto.FLOAT or not _scales_a_product(node):
+        if node.op_type != "Mul" or node.domain or not _scales_a_product(node):
             continue
-        number = next(scale for scale in scales if scale is not None)
-        total = np.asarray(number * kept[0].numpy(), np.float32)
+        numbers = [number for value in node.inputs if (number := _number(value)) is not None]
+        kept = [value for value in node.inputs if value is not None and value.constant is not None]
+        constant = kept[0].constant if kept else None
+        if len(numbers) != 1 or len(kept) != 1 or constant is None or constant.dtype != TensorProto.FLOAT:
+            continue
+        total = np.asarray(numbers[0] * constant.numpy(), np.float32)
         if (np.abs(total) >= np.finfo(np.float32).tiny).all():  # what is smaller, a processor may take for zero
-            found.append((node, total))
+            found.append(Scales(node, f"{kept[0].name}_total", total))
     return found
 
 
@@ -81,17 +92,16 @@ def _scales_a_product(node: Node) -> bool:
     )
 
 
-def _patches(graph: Graph, products: list[tuple[Node, np.ndarray]]) -> list[Patch]:
+def _patches(graph: Graph, products: list[Scales]) -> list[Patch]:
     patches: list[Patch] = []
     unit: Value | None = None
-    for node, total in products:
+    for node, name, total in products:
         patch = Patch(graph, node, f"multiply both scales of {node.label}")
         if unit is None:
             one = patch.constant(np.array(1, np.float32), "unit_scale")
             code = patch.constant(np.array(1, np.int32), "unit_code")
             unit = patch.op("Max", patch.op("DequantizeLinear", code, one, hint="unit_read"), hint="unit")
-        name = next(value.name for value in node.inputs if value is not None and value.constant is not None)
         patch.rewire(node, 0, unit)
-        patch.rewire(node, 1, patch.constant(total, f"{name}_total"))
+        patch.rewire(node, 1, patch.constant(total, name))
         patches.append(patch)
     return patches

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from helpers import build, floats, node, run, typed
+from helpers import NONE, build, changed_alike, floats, node, typed
 from onnx import TensorProto, helper
 
 from onnxq.pipeline import quantize
@@ -21,14 +21,7 @@ def model(**tables: np.ndarray) -> onnx.ModelProto:
 
 
 def merged(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
-    changed = typed(proto)
-    count = merge_equal(changed)
-    made = onnx.ModelProto.FromString(changed.serialize())
-    onnx.checker.check_model(made, full_check=True)
-    feeds = {"x": floats(32, 32, seed=2)}
-    for before, after in zip(run(proto.SerializeToString(), feeds), run(made.SerializeToString(), feeds), strict=True):
-        np.testing.assert_array_equal(before, after)
-    return made, count
+    return changed_alike(proto, merge_equal, {"x": floats(32, 32, seed=2)}, levels=(NONE,))
 
 
 def test_equal_ones_are_stored_once() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from helpers import ALL, NONE, Quantized, build, count_ops, floats, node, run, typed
+from helpers import Quantized, build, changed_alike, count_ops, floats, node
 from onnx import TensorProto
 
 from onnxq.quant.decision import Plan
@@ -42,16 +42,7 @@ def model(*columns: int, **kept: str) -> onnx.ModelProto:
 
 
 def joined(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
-    changed = typed(proto)
-    count = join_scales(changed)
-    made = onnx.ModelProto.FromString(changed.serialize())
-    onnx.checker.check_model(made, full_check=True)
-    feeds = {"x": floats(7, 32, seed=3)}
-    for level in (NONE, ALL):
-        expected = run(proto.SerializeToString(), feeds, level)
-        for before, after in zip(expected, run(made.SerializeToString(), feeds, level), strict=True):
-            np.testing.assert_array_equal(before, after)
-    return made, count
+    return changed_alike(proto, join_scales, {"x": floats(7, 32, seed=3)})
 
 
 def optimized(proto: onnx.ModelProto):
