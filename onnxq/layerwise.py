@@ -21,6 +21,8 @@ from onnxq.evaluator import Evaluator, Run, Step, arithmetic
 from onnxq.ir import Model, Value, load
 from onnxq.ir.passes import normalise
 from onnxq.quant.samples import few_samples
+from onnxq.quant.sequence_first import SWAPPED
+from onnxq.quant.sequence_rules import FEWEST_AXES
 from onnxq.quant.session import is_large
 
 SAMPLES = 8
@@ -97,16 +99,23 @@ def with_layers(
 
 
 class _Quantized:
-    """The quantized model, run as far as somebody asks for a tensor."""
+    """The quantized model, run as far as somebody asks for a tensor.
+
+    Attributes:
+        names: Those of `wanted` that it has, be it with the first two axes swapped.
+
+    """
 
     def __init__(self, evaluator: Evaluator, wanted: set[str], feeds: Sequence[Mapping[str, np.ndarray]]) -> None:
         known = evaluator.model.graph.values
-        self.names = {name for name in wanted if name in known}
+        self._meant = {name + SWAPPED: name for name in wanted if name not in known and name + SWAPPED in known}
+        self._meant |= {name: name for name in wanted if name in known}
+        self.names = set(self._meant.values())
         self._runs = [evaluator.begin(sample) for sample in feeds]
         self._steps = iter(evaluator.steps)
         self._held: dict[str, list[Any]] = {}
         made = {output for step in evaluator.steps for output in step.node.outputs}
-        for name in sorted(self.names):
+        for name in sorted(self.names & known.keys()):
             if known[name] not in made:  # an initializer, or what a Constant node gives
                 self._held[name] = [run.values[known[name]] for run in self._runs]
 
@@ -117,8 +126,9 @@ class _Quantized:
             for run in self._runs:
                 run.compute(step)
             for value in step.node.outputs:
-                if value is not None and value.name in self.names:
-                    self._held[value.name] = [run.values[value] for run in self._runs]
+                if value is not None and value.name in self._meant:
+                    given, meant = [run.values[value] for run in self._runs], self._meant[value.name]
+                    self._held[meant] = given if meant == value.name else list(map(_swapped, given))
             for run in self._runs:
                 run.release(step)
         return self._held.pop(name)
@@ -264,6 +274,10 @@ class _Fit:
 
 def _arrays(runs: Sequence[Run], value: Value) -> list[Any]:
     return [run.values[value] for run in runs]
+
+
+def _swapped(array: Any) -> Any:
+    return array.swapaxes(0, 1) if isinstance(array, np.ndarray) and array.ndim >= FEWEST_AXES else array
 
 
 def _is_float(array: Any) -> bool:

@@ -119,6 +119,25 @@ def test_the_order_of_the_quantized_model_does_not_matter() -> None:
     assert all(layer.sqnr == math.inf for layer in found.values())
 
 
+def test_values_whose_first_axes_were_swapped_are_compared() -> None:
+    """As `put_sequence_first` does it at the end of a quantization."""
+    shape, weights = ["b", "t", 8], {"w": W, "v": V}
+    plain = build([node("MatMul", "x w", "h"), node("MatMul", "h v", "y")], {"x": shape}, weights=weights)
+    turned = [
+        node("Transpose", "x", "x_sequence_first", perm=[1, 0, 2]),
+        node("MatMul", "x_sequence_first w", "h_sequence_first"),
+        node("Transpose", "h_sequence_first", "h_batch_first", perm=[1, 0, 2]),
+        node("MatMul", "h_batch_first v", "y"),
+    ]
+    changed = (W + floats(8, 6, seed=3, scale=0.01)).astype(np.float32)
+    given = [{"x": floats(2, 3, 8, seed=seed)} for seed in range(3)]
+    found = layers(plain, build(turned, {"x": shape}, weights=weights | {"w": changed}), given)
+    assert list(found) == ["h", "y"]
+    x = np.concatenate([sample["x"].reshape(-1, 8) for sample in given])
+    assert found["h"].own == pytest.approx(decibels(x @ W, x @ W - x @ changed), abs=0.01)
+    assert found["y"].own == math.inf
+
+
 def test_integers_are_passed_on_but_not_listed() -> None:
     nodes = [node("Shape", "x", "s"), node("ConstantOfShape", "s", "z"), node("Add", "x z", "y")]
     assert list(layers(two(nodes), two(nodes))) == ["z", "y"]

@@ -1,4 +1,4 @@
-"""A quantized model in the form that a runtime computes fastest, the same to the bit.
+"""A quantized model in the form that a runtime computes fastest, every node by itself the same to the bit.
 
 It comes last: what is filled up or folded has no counterpart in the float model any more, which trials compare it with.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from onnxq.ir import Model
 from onnxq.quant.alignment import align
 from onnxq.quant.product_scales import join_scales
+from onnxq.quant.sequence_first import put_sequence_first
 from onnxq.quant.sharing import share_conversions
 from onnxq.quant.taps import fold_taps
 from onnxq.quant.upsampling import double_codes
@@ -31,6 +32,7 @@ def tune(model: Model, target: str) -> Model:
     wanted = load_target(target)
     if wanted.timed and model.opset >= BROADCAST_OPSET:
         join_scales(model)
+        put_sequence_first(model)
     if wanted.timed and any(node.op_type == "Conv" for node in model.graph.walk()):
         share_conversions(model)
         if model.opset >= PAD_OPSET:
