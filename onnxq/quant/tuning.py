@@ -8,6 +8,7 @@ from __future__ import annotations
 from onnxq.ir import Model
 from onnxq.quant.alignment import align
 from onnxq.quant.product_scales import join_scales
+from onnxq.quant.saturating import drop_clips
 from onnxq.quant.sequence_first import put_sequence_first
 from onnxq.quant.sharing import share_conversions
 from onnxq.quant.taps import fold_taps
@@ -19,7 +20,7 @@ BROADCAST_OPSET = 8  # from here on Max takes a single input, which broadcasts t
 
 
 def tune(model: Model, target: str) -> Model:
-    """Change a quantized model for a target, where its kernels are known.
+    """Change a quantized model for a target, most of all where its kernels are known.
 
     Args:
         model: A quantized model; it is changed.
@@ -30,6 +31,7 @@ def tune(model: Model, target: str) -> Model:
 
     """
     wanted = load_target(target)
+    drop_clips(model)
     if wanted.timed and model.opset >= BROADCAST_OPSET:
         join_scales(model)
         put_sequence_first(model)
