@@ -32,10 +32,8 @@ from onnxq.quant.stats import Stats
 from onnxq.quant.weights import Weights
 from onnxq.steps import Known, Prepared, choose_qparams, layers_to_measure, look_inside, measure, reached
 
-FOLDED = "rescaled the channels of {} tensors, folded into their neighbours"
 TO_NEAREST = "rounded the weights to nearest: codes chosen on some of the samples gained nothing on the others"
 BY_ERROR = "chose the ranges of activations by the error that they cause at the outputs of the layers that read them"
-DIVIDED = "rescaled the channels of {} tensors by a Mul in front of their readers"
 LEAST_GAIN = 0.2  # dB; less is within what other samples would show
 # dB on average of both halves: other samples go further than any that ranges were chosen on. With 0.2 a MiniLM lost 0.5
 WORTH_CLIPPING = 0.25
@@ -221,11 +219,12 @@ def _rescaled(ready: Prepared, methods: Sequence[Rescale], measured: Stats) -> P
     measured = measured.copy()
     notes = list(ready.notes)
     for method in methods:
+        if method is smooth:
+            method = partial(smooth, opset=ready.model.opset)
         made = method(nodes, measured, stored=stored)
         commit(made.patches)
         made.update(measured)
-        count = sum(len(change.divisors) for change in made.changes)
-        notes += [(DIVIDED if method is smooth else FOLDED).format(count)] if count else []
+        notes += made.said()
     infer_types(ready.model)
     return replace(ready, plan=_planned(ready, ready.model), notes=tuple(notes))
 

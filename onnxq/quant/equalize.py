@@ -15,10 +15,14 @@ from onnxq.ir import ArrayTensor, Node, Patch, Value
 from onnxq.quant.channels import ChannelStats
 from onnxq.quant.folding import Constant, Group, linear_reader, reader_axis
 from onnxq.quant.folding_search import find_groups
+from onnxq.quant.outliers import Range
 from onnxq.quant.rescale import Reading, best, weight_of
 from onnxq.quant.statistic import Statistic
 from onnxq.quant.stats import Extremes, Kinds, Moments, Stats, TensorStats, basic_kinds
 
+FOLDED = "rescaled the channels of {} tensors, folded into their neighbours"
+DIVIDED = "rescaled the channels of {} tensors by a Mul in front of their readers"
+OUTLIERS = "added in float what a few channels of {} tensors have beyond the range of all others"
 LEAST_GAIN = 1.0  # dB; below it the estimate is as often wrong as right
 
 
@@ -32,7 +36,7 @@ class Rescaled:
         exponent: `a` of the factors; None where nothing is divided.
         gain: How much less error the readers' outputs have, in dB, estimated from statistics.
         inserted: Name of the value that the division makes; None where it is free.
-        apart: Channels that the inserted value has zeros for, because they are computed apart in float.
+        bounds: The range that the inserted value is clipped to, where what lies beyond is added in float.
 
     """
 
@@ -41,7 +45,7 @@ class Rescaled:
     exponent: float | None
     gain: float
     inserted: str | None = None
-    apart: tuple[int, ...] = ()
+    bounds: Range | None = None
 
 
 @dataclass
@@ -57,12 +61,21 @@ class Rescaling:
     changes: list[Rescaled] = field(default_factory=list)
     patches: list[Patch] = field(default_factory=list)
 
+    def said(self) -> list[str]:
+        """Say what happens to how many tensors."""
+        counts = {
+            FOLDED: sum(len(change.divisors) for change in self.changes if change.inserted is None),
+            DIVIDED: sum(bool(change.inserted) and change.exponent is not None for change in self.changes),
+            OUTLIERS: sum(change.bounds is not None for change in self.changes),
+        }
+        return [sentence.format(count) for sentence, count in counts.items() if count]
+
     def update(self, stats: Stats) -> None:
         """Bring statistics of the float model up to date, so that no second calibration is needed.
 
-        Extremes, moments and channels follow exactly. What does not follow from them, such as a histogram, is not known
-        any more, and ranges have to be chosen by extremes; a tensor without statistics by channel is left out, so that
-        `Stats.require` asks for it.
+        Extremes, moments and channels follow exactly, but for the moments of what is clipped, which are bounded. What
+        does not follow from them, such as a histogram, is not known any more, and ranges have to be chosen by extremes;
+        a tensor without statistics by channel is left out, so that `Stats.require` asks for it.
         """
         for change in self.changes:
             for name, divisor in change.divisors.items():
@@ -72,7 +85,7 @@ class Rescaling:
                 if change.inserted is not None:
                     stats.tensors[name] = known
                 if ChannelStats in known and known[ChannelStats].channels == len(divisor):
-                    stats.tensors[change.inserted or name] = rescaled_stats(known[ChannelStats], divisor, change.apart)
+                    stats.tensors[change.inserted or name] = rescaled_stats(known[ChannelStats], divisor, change.bounds)
 
 
 def channel_axes(nodes: Iterable[Node]) -> dict[str, int]:
@@ -224,12 +237,15 @@ def constant_array(value: Value) -> np.ndarray:
     return value.constant.numpy().astype(np.float64)
 
 
-def rescaled_stats(channels: ChannelStats, divisor: np.ndarray, apart: Sequence[int] = ()) -> TensorStats:
-    """Give the statistics of a tensor whose channels are divided or set to zero: extremes, moments and channels."""
+def rescaled_stats(channels: ChannelStats, divisor: np.ndarray, bounds: Range | None = None) -> TensorStats:
+    """Give the statistics of a tensor whose channels are divided, and clipped then: extremes, moments and channels."""
     divided = channels.divided(divisor)
-    for part in (divided.high, divided.low):
-        part[np.isfinite(part) & np.isin(np.arange(divided.channels), apart)] = 0
-    divided.total[list(apart)] = divided.squares[list(apart)] = 0
+    if bounds is not None:
+        for part in (divided.high, divided.low):
+            part[np.isfinite(part)] = np.clip(part[np.isfinite(part)], bounds.low, bounds.high)
+        divided.squares = np.minimum(divided.squares, divided.count * max(-float(bounds.low), float(bounds.high)) ** 2)
+        most = np.sqrt(divided.squares * divided.count)
+        divided.total = np.clip(divided.total, -most, most)
     extremes = Extremes(float(divided.low[0].min()), float(divided.high[0].max()))
     count = divided.count * divided.channels
     return TensorStats([extremes, Moments(count, float(divided.total.sum()), float(divided.squares.sum())), divided])

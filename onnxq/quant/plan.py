@@ -12,6 +12,7 @@ from onnxq.ops.scheme import Scheme, SchemeName
 from onnxq.quant.decision import Choice, Choices, Decision, Plan, node_key
 from onnxq.quant.lengths import computing_sizes, deciding_lengths
 from onnxq.quant.logarithms import before_logarithms
+from onnxq.quant.outliers import adds_outliers
 from onnxq.quant.pitfalls import endangering
 from onnxq.quant.placement import check_activations, check_target, place, useless_clamps, useless_residuals
 from onnxq.quant.recipe import Recipe
@@ -61,6 +62,8 @@ def make_plan(
     for node in computing_sizes(model.graph.graphs()):
         if decided[node].form is not None:
             decided[node] = Decision(node, None, "it computes how large something is")
+    for node in filter(adds_outliers, model.graph.walk()):
+        decided[node] = Decision(node, None, "it adds outliers, which is exact in float alone")
     if recipe.scheme.name == "auto":
         _keep_sensitive(decided, model, plan)
     for graph in model.graph.graphs():

@@ -7,6 +7,9 @@ by s, has at the reader's outputs the squared error
   + Σ_k ‖W_k‖² E[clipped part of x_k]²               on data that calibration has not seen: leave one batch out
   + Σ_j E[(D_j x)²]                                  rounding of the weight, D = round(W s)/s - W
 
+Where outliers are added in float (`outliers.py`), a few channels may leave the range of the others: the step Δ is that
+of the others, nothing of those few is lost, and their rows of the weight in 8 bit meet only what lies within the range.
+
 Factors come from the family `s = r^a / ‖W‖^(1-a)` of SmoothQuant (https://arxiv.org/abs/2211.10438, equation 4), with
 the range r of each channel, or with its mean size, which no outlier sets. They undo every rescaling of the channels
 that the model may come with, because `r → c r, ‖W‖ → ‖W‖/c` gives `s → c s`; so does the error, as long as an output
@@ -15,7 +18,7 @@ channel whose size is a matter of choice counts by what its own readers make of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,6 +33,8 @@ WEIGHT_LEVELS = 127
 LARGEST = 1 << 18  # elements of a weight that the error is computed from: whole output channels, evenly taken
 # A channel whose share is below this is treated as if it had this share: it may be silent by chance
 LEAST_SHARE = 1e-4
+# Errors that differ by less are the same but for rounding
+LEAST_DIFFERENCE = 1e-6
 # Beyond this, both signs reach about equally far
 ONE_SIDED = 2.0
 
@@ -42,14 +47,14 @@ class Candidate:
         exponent: `a`; None for no change.
         divisor: `[channels]`, positive.
         without: What the divisor of each channel would have been without the batch that set its range.
-        apart: Channels that are not among those read in 8 bit, but computed apart in float.
+        outliers: Channels of which what lies beyond the range of all others is added in float.
 
     """
 
     exponent: float | None
     divisor: np.ndarray
     without: np.ndarray
-    apart: tuple[int, ...] = ()
+    outliers: tuple[int, ...] = ()
 
 
 class Reading:
@@ -83,7 +88,8 @@ class Reading:
         self._parts: list[tuple[np.ndarray, np.ndarray, float]] = []  # weight, importance of its outputs, share taken
         self.energy = np.zeros(stats.channels)
         for weight, given in zip(weights, importance, strict=True):
-            outputs = self._outputs(weight)
+            mean, variance = (each.reshape(len(weight), -1, 1) for each in (self.mean, self.variance))
+            outputs = self._outputs(weight, mean, variance)[..., 0]
             counts = np.ones_like(outputs) if given is None else given.reshape(outputs.shape)
             counts = counts / max(float((outputs * counts).sum()), np.finfo(np.float64).tiny)
             squares = np.einsum("goip,goip->goi", weight, weight)
@@ -92,62 +98,83 @@ class Reading:
             taken = np.ascontiguousarray(weight[:, ::step], np.float32)
             self._parts.append((taken, counts[:, ::step], weight.shape[1] / taken.shape[1]))
 
-    def _outputs(self, change: np.ndarray) -> np.ndarray:
-        """Mean square of each output `[..., groups, outputs]` of weights; channels correlate by their means alone."""
-        groups = change.shape[-4]
-        mean, variance = self.mean.reshape(groups, -1), self.variance.reshape(groups, -1)
-        spread = np.matmul(np.einsum("...ip,...ip->...i", change, change), variance[:, :, None])
-        shift = np.matmul(change.sum(axis=-1), mean[:, :, None])
-        return np.asarray((spread + np.square(shift))[..., 0])
+    def _outputs(self, change: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
+        """Mean square of each output of weights; channels correlate by their means alone.
 
-    def errors(self, candidates: Sequence[Candidate], weight_share: float) -> np.ndarray:
+        Args:
+            change: `[..., groups, outputs, channels / groups, positions]`.
+            mean: Of the channels, `[..., groups, channels / groups, ways]`: of what each of several ways lets through.
+            variance: The same.
+
+        Returns:
+            `[..., groups, outputs, ways]`.
+
+        """
+        spread = np.matmul(np.einsum("...ip,...ip->...i", change, change), variance)
+        shift = np.matmul(change.sum(axis=-1), mean)
+        return np.asarray(spread + np.square(shift))
+
+    def errors(self, candidates: Sequence[Candidate], weight_share: float, outliers: np.ndarray) -> np.ndarray:
         """Squared error at the outputs, in relation to their signal, of each candidate: the sum over the readers.
 
         Args:
-            candidates: The factors; the same channels are apart in all of them.
+            candidates: The factors.
             weight_share: How much of the error of rounding the weights to nearest counts: less than 1 where better
                 rounding follows.
+            outliers: bool `[candidates, channels, ways]`: ways to let channels leave the range of the others.
 
         Returns:
-            float64 `[candidates]`.
+            float64 `[candidates, ways]`.
 
         """
         divisors = np.stack([candidate.divisor for candidate in candidates])
-        apart = list(candidates[0].apart)
-        total = np.zeros(len(candidates))
+        high, low = self._ranges(divisors, outliers)
+        total = np.zeros(high.shape)
         if not self.in_float:
-            total += self._activation_errors(divisors, np.stack([c.without for c in candidates]), apart)
-        return total + weight_share * sum(self._weight_errors(part, divisors, apart) for part in self._parts)
+            without = np.stack([candidate.without for candidate in candidates])
+            total += self._activation_errors(divisors, without, outliers, high, low)
+        limits = np.maximum(high, -low)[:, None] * divisors[:, :, None]
+        left = np.minimum(1.0, limits / np.sqrt(np.maximum(self.second, np.finfo(np.float64).tiny))[:, None])
+        left = np.where(outliers, left, 1.0)
+        for part in self._parts:
+            total += weight_share * self._weight_errors(part, divisors, left)
+        return total
 
-    def _activation_errors(self, s: np.ndarray, without: np.ndarray, apart: list[int]) -> np.ndarray:
-        greatest, least = self.stats.high[0].copy(), self.stats.low[0].copy()
-        greatest[apart] = least[apart] = 0
-        high = np.maximum((greatest / s).max(axis=1, keepdims=True), 0.0)
-        low = np.minimum((least / s).min(axis=1, keepdims=True), 0.0)
-        step = np.maximum((high - low) / LEVELS, np.finfo(np.float64).tiny)
-        rounding = np.minimum(np.square(s * step) / 12, self.second)
-        rounding[:, apart] = 0
-        above = np.maximum(greatest - high * without, 0)
-        below = np.maximum(low * without - least, 0)
-        clipping = (np.square(above) + np.square(below)) / self.stats.count
-        return np.asarray((self.energy * (rounding + clipping)).sum(axis=1))
+    def _ranges(self, s: np.ndarray, outliers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Give the greatest and the least of what is read, `[candidates, ways]`, zero within."""
+        high, low = (
+            np.where(outliers, 0.0, (extremes[0] / s)[:, :, None]) for extremes in (self.stats.high, self.stats.low)
+        )
+        return np.maximum(high.max(axis=1), 0.0), np.minimum(low.min(axis=1), 0.0)
 
-    def _weight_errors(self, part: tuple[np.ndarray, np.ndarray, float], s: np.ndarray, apart: list[int]) -> np.ndarray:
+    def _activation_errors(
+        self, s: np.ndarray, without: np.ndarray, outliers: np.ndarray, high: np.ndarray, low: np.ndarray
+    ) -> np.ndarray:
+        step = np.maximum((high - low) / LEVELS, np.finfo(np.float64).tiny)[:, None]
+        rounding = np.minimum(np.square(s[:, :, None] * step) / 12, self.second[:, None])
+        above = np.maximum(self.stats.high[0][:, None] - high[:, None] * without[:, :, None], 0)
+        below = np.maximum(low[:, None] * without[:, :, None] - self.stats.low[0][:, None], 0)
+        clipping = np.where(outliers, 0.0, (np.square(above) + np.square(below)) / self.stats.count)
+        return np.asarray(np.einsum("k,ckw->cw", self.energy, rounding + clipping))
+
+    def _weight_errors(self, part: tuple[np.ndarray, np.ndarray, float], s: np.ndarray, left: np.ndarray) -> np.ndarray:
         weight, importance, share = part
-        kept = s.astype(np.float32)
-        kept[:, apart] = 0
+        groups, width = len(weight), weight.shape[2]
+        mean, variance = self.mean[:, None] * left, self.variance[:, None] * np.square(left)
         together = max(1, LARGEST // weight.size)  # small weights by many candidates, large ones by one at a time
         found = []
         for start in range(0, len(s), together):
             chosen = slice(start, start + together)
-            scaled = weight * kept[chosen].reshape(-1, len(weight), 1, weight.shape[2], 1)
+            divisor = s[chosen].reshape(-1, groups, 1, width, 1).astype(np.float32)
+            scaled = weight * divisor
             scale = np.maximum(np.abs(scaled).max(axis=(3, 4), keepdims=True), np.finfo(np.float32).tiny)
             scale /= np.float32(WEIGHT_LEVELS)
             change = np.rint(scaled / scale)
             change *= scale
             change -= scaled
-            change /= s[chosen].reshape(-1, len(weight), 1, weight.shape[2], 1).astype(np.float32)
-            found.append((self._outputs(change) * importance).sum(axis=(1, 2)))
+            change /= divisor
+            moments = (each[chosen].reshape(-1, groups, width, left.shape[2]) for each in (mean, variance))
+            found.append((self._outputs(change, *moments) * importance[..., None]).sum(axis=(1, 2)))
         return share * np.concatenate(found)
 
 
@@ -161,46 +188,49 @@ def weight_of(reader: Constant, array: np.ndarray) -> np.ndarray:
 
 
 def best(
-    readings: Sequence[Reading], weight_share: float, *, even: bool = False, apart: int = 0, pays: float = 0.0
+    readings: Sequence[Reading],
+    weight_share: float,
+    *,
+    even: bool = False,
+    price: float = 0.0,
+    outlier_prices: Mapping[int, float] | None = None,
 ) -> tuple[Candidate, float]:
     """Search the factors for values that are divided together.
 
     Args:
         readings: The values.
-        weight_share: See `Reading.error`.
+        weight_share: See `Reading.errors`.
         even: Whether factors come from the mean size of each channel instead of its range.
-        apart: At most so many channels may be computed apart.
-        pays: dB that each of them has to gain.
+        price: dB that dividing has to gain.
+        outlier_prices: How many channels may leave the range of the others, and dB that this has to gain.
 
     Returns:
-        The best candidate, and how much less its error is than without a change, in dB; 0 for no change.
+        The candidate that gains most beyond its price, and how much less its error is than without a change, in dB;
+        0 for no change.
 
     """
     width = readings[0].stats.channels
     unchanged = Candidate(None, np.ones(width), np.ones(width))
     attempts = [unchanged, *(_even_candidates if even else _candidates)(readings)]
-    outliers = _outliers(readings, apart)
-    chosen, before, least = unchanged, np.inf, np.inf
-    for count in range(len(outliers) + 1):
-        taken = tuple(sorted(outliers[:count]))
-        tried = [replace(candidate, apart=taken) for candidate in attempts] if taken else attempts
-        errors = np.sum([reading.errors(tried, weight_share) for reading in readings], axis=0)
-        if not count:
-            before = least = float(errors[0])
-        goal = least * 10 ** (-(pays if count else 0.0) / 10) * (1 - 1e-6)
-        for attempt, error in zip(tried, errors.tolist(), strict=True):
-            if error < min(least, goal):
-                chosen, least = attempt, error
-    return chosen, float(10 * np.log10(before / least)) if least > 0 else 0.0
+    prices = {0: 0.0, **(outlier_prices or {})}
+    order = _outlier_order(readings, attempts)
+    outliers = order[:, :, None] < np.array(list(prices))
+    errors = np.sum([reading.errors(attempts, weight_share, outliers) for reading in readings], axis=0)
+    if not errors[0, 0] > 0:
+        return unchanged, 0.0
+    paid = np.full(errors.shape, 1 + LEAST_DIFFERENCE) * 10 ** (np.array(list(prices.values())) / 10)
+    paid[1:] *= 10 ** (price / 10)
+    paid[0, 0] = 1.0
+    place, way = np.unravel_index(np.argmin(errors * paid), errors.shape)
+    chosen = replace(attempts[place], outliers=tuple(np.flatnonzero(outliers[place, :, way]).tolist()))
+    return chosen, float(10 * np.log10(errors[0, 0] / errors[place, way])) if errors[place, way] > 0 else 0.0
 
 
-def _outliers(readings: Sequence[Reading], count: int) -> list[int]:
-    """Name the channels that carry most, in this order."""
-    if not count:
-        return []
+def _outlier_order(readings: Sequence[Reading], candidates: Sequence[Candidate]) -> np.ndarray:
+    """Give each channel its place, `[candidates, channels]`, by how far it reaches when divided; 0 reaches furthest."""
     reach = np.max([np.maximum(r.stats.high[0], -r.stats.low[0]) for r in readings], axis=0)
-    carried = reach * np.sqrt(sum(reading.energy for reading in readings))
-    return [int(channel) for channel in np.argsort(-carried, kind="stable")[:count]]
+    divided = reach / np.stack([candidate.divisor for candidate in candidates])
+    return np.argsort(np.argsort(-divided, axis=1, kind="stable"), axis=1)
 
 
 def _even_candidates(readings: Sequence[Reading]) -> Iterator[Candidate]:

@@ -1,11 +1,12 @@
-"""Smooth outlier channels where no producer can take the factors up: one Mul in front of the MatMuls that read a value.
+"""Smooth outlier channels where no producer can take the factors up: in front of the MatMuls that read a value.
 
 Behind GELU, and where a residual connection reads a normalisation too, dividing costs a Mul by a vector: two
-passes over the activation, where an 8-bit MatMul saves many. It is worth it where a few channels carry outliers that
+passes over the activation, where an 8-bit MatMul saves many. It is worth it where some channels carry outliers that
 decide the range of all the others.
 
-Where a single channel towers above the rest, no factor helps: what it takes from the activation's range it puts into
-the weight's. The same Mul then sets the channel to zero, and its product with its row of the weight is added in float.
+Where a few channels tower above the rest, no factor helps: what it takes from the activation's range it puts into
+the weight's. What they have beyond the range of the others is then added in float (`outliers.py`), with a Mul or
+without.
 """
 
 from __future__ import annotations
@@ -16,50 +17,54 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.ir import ArrayTensor, Node, Patch, Value
+from onnxq.quant.channels import ChannelStats
 from onnxq.quant.equalize import Rescaled, Rescaling, measured_inputs, reading_of
 from onnxq.quant.folding import Constant, linear_reader
+from onnxq.quant.outliers import Range, add_outliers, beyond, clip
 from onnxq.quant.rescale import Candidate, best
 from onnxq.quant.stats import Stats
 
-# dB that pay for a Mul
-LEAST_GAIN = 1.0
-# A Mul costs about 10 % of an 8-bit MatMul of 384 columns; with few columns it costs more than the MatMul saves
+# What passes take, divided by what the product takes that reads a value in 8 bit: a Mul so much for all columns of the
+# product together, adding outliers so much for all its channels, and so much more for each outlier. Measured with 1536
+# channels, 384 columns and 144 rows, where the product took 600 microseconds, and the passes about 104, 80 and 4
+MUL_SHARE = 66.0
+OUTLIERS_SHARE, OUTLIER_SHARE = 204.0, 11.0
+# dB that pay for as much time as the product takes
+LEAST_GAIN = 20.0
+# With few columns a Mul costs more than a MatMul in 8 bit saves
 LEAST_COLUMNS = 64
-# Channels of a value that may be computed apart, and dB that pay for a Slice, a Mul and an Add over the output each
-MOST_APART = 2
-APART_GAIN = 1.5
-# Beyond as many output channels as input channels they cost more than the Mul. MiniLM gains 0.8 dB for 3 % of its time
-# with 4.0 here.
-WIDEST = 1.0
+# How many channels may be outliers
+COUNTS = (1, 2, 4, 8)
 
 
 def smooth(
     nodes: Iterable[Node],
     stats: Stats,
     *,
+    opset: int,
     stored: Collection[Node] = (),
     weight_share: float = 1.0,
     least_gain: float = LEAST_GAIN,
     least_columns: int = LEAST_COLUMNS,
-    widest: float = WIDEST,
 ) -> Rescaling:
-    """Choose factors for the inputs of MatMul and Gemm, to be divided by a Mul of their own.
+    """Choose factors and outliers for the inputs of MatMul and Gemm, to be divided by a Mul of their own.
 
     What is free comes first: commit the patches of `equalize` and update the statistics before.
 
     Args:
         nodes: MatMul and Gemm that will read their first input in 8 bit, with one scale for the tensor; Conv is passed
             over.
-        stored: Nodes to pass over, too, because they will compute in float.
         stats: Of their inputs, with `ChannelStats`; values without them are left as they are.
+        opset: Of the model.
+        stored: Nodes to pass over, too, because they will compute in float.
         weight_share: How much of the error of rounding weights to nearest counts: 1, or less where the weights are
             going to be rounded better.
-        least_gain: dB that a change has to gain.
+        least_gain: dB that pay for as much time as the products take that read a value.
         least_columns: Output channels that the readers of a value need to have together.
-        widest: Output channels for each channel of the input up to which channels may be computed apart.
 
     Returns:
-        The changes. The float model computes the same with them, up to rounding in float32.
+        The changes. On what calibration has seen the float model computes the same with them, up to rounding in
+        float32; beyond, what is clipped stays clipped, as in 8 bit.
 
     """
     by_value: dict[Value, list[Constant]] = {}
@@ -71,20 +76,16 @@ def smooth(
     for value, readers in by_value.items():
         if not _pays(readers, least_columns):
             continue
-        candidate, gain = best(
-            [reading_of(stats, value, readers, [None] * len(readers))],
-            weight_share,
-            apart=_most_apart(readers, widest),
-            pays=APART_GAIN,
-        )
-        if (candidate.exponent is not None or candidate.apart) and gain >= least_gain:
-            patch, inserted = _insert(value, readers, candidate)
+        reading = reading_of(stats, value, readers, [None] * len(readers))
+        price, outlier_prices = prices(readers, least_gain)
+        candidate, gain = best([reading], weight_share, price=price, outlier_prices=outlier_prices)
+        if candidate.exponent is not None or candidate.outliers:
+            bounds = _range_of_others(stats[value.name][ChannelStats], candidate) if candidate.outliers else None
+            patch, inserted = _insert(value, readers, candidate, bounds, opset)
             made.patches.append(patch)
             nodes_read = tuple(reader.node for reader in readers)
             divisors = {value.name: candidate.divisor}
-            made.changes.append(
-                Rescaled(divisors, nodes_read, candidate.exponent, gain, inserted.name, candidate.apart)
-            )
+            made.changes.append(Rescaled(divisors, nodes_read, candidate.exponent, gain, inserted.name, bounds))
     return made
 
 
@@ -107,58 +108,56 @@ def _shape(reader: Constant) -> tuple[int, ...]:
     return tensor.shape
 
 
-def _most_apart(readers: Sequence[Constant], widest: float) -> int:
-    """How many channels may be computed apart; it costs two passes over the outputs for each."""
+def prices(readers: Sequence[Constant], least_gain: float) -> tuple[float, dict[int, float]]:
+    """Say what changes of a value have to gain, in dB.
+
+    Args:
+        readers: Those who read it.
+        least_gain: dB that pay for as much time as the products take.
+
+    Returns:
+        What dividing has to gain, and what adding outliers, by their number; none where they cannot be added.
+
+    """
+    price = least_gain * MUL_SHARE / sum(map(_columns, readers))
     if any(len(_shape(reader)) != 2 or reader.node.outputs[0] is None for reader in readers):
-        return 0
-    return MOST_APART if sum(map(_columns, readers)) <= widest * _shape(readers[0])[readers[0].axis] else 0
+        return price, {}
+    channels = _shape(readers[0])[readers[0].axis]
+    counts = [count for count in COUNTS if count < channels]
+    return price, {count: least_gain * (OUTLIERS_SHARE + count * OUTLIER_SHARE) / channels for count in counts}
 
 
-def _insert(value: Value, readers: Sequence[Constant], candidate: Candidate) -> tuple[Patch, Value]:
+def _range_of_others(stats: ChannelStats, candidate: Candidate) -> Range:
+    """Give the extremes of a divided value without its outliers, zero within."""
+    divided = stats.divided(candidate.divisor)
+    others = np.delete(np.stack([divided.low[0], divided.high[0]]), candidate.outliers, axis=1)
+    return Range(np.minimum(others[0].min(), np.float32(0)), np.maximum(others[1].max(), np.float32(0)))
+
+
+def _insert(
+    value: Value, readers: Sequence[Constant], candidate: Candidate, bounds: Range | None, opset: int
+) -> tuple[Patch, Value]:
     patch = Patch(value.graph, readers[0].node, f"smooth the channels of '{value.name}'")
-    kept = (1 / candidate.divisor).astype(np.float32)
-    kept[list(candidate.apart)] = 0
-    divided = patch.op("Mul", value, patch.constant(kept, f"{value.name}_smoothing"), hint=f"{value.name}_smoothed")
-    divided.dtype, divided.shape = TensorProto.FLOAT, value.shape
-    channels = [_slice(patch, value, channel) for channel in candidate.apart]
+    divided = value
+    if candidate.exponent is not None:
+        kept = patch.constant((1 / candidate.divisor).astype(np.float32), f"{value.name}_smoothing")
+        divided = patch.op("Mul", value, kept, hint=f"{value.name}_smoothed")
+    read = divided if bounds is None else clip(patch, divided, bounds, opset, f"{value.name}_without_outliers")
+    for inserted in (divided, read):
+        inserted.dtype, inserted.shape = TensorProto.FLOAT, value.shape
+    outliers = beyond(patch, divided, candidate.outliers, bounds, opset) if bounds is not None else None
     weights: dict[Value, Value] = {}
     for reader in readers:
         old = reader.value
         assert old.constant is not None
-        exact = np.moveaxis(old.constant.numpy(), reader.axis, 0)
-        if old not in weights:
-            scaled = reader.apply(old.constant.numpy().astype(np.float64), candidate.divisor).astype(np.float32)
-            np.moveaxis(scaled, reader.axis, 0)[list(candidate.apart)] = 0
-            weights[old] = patch.constant(ArrayTensor(scaled), f"{old.name}_smoothed")
-        patch.rewire(reader.node, 0, divided)
-        patch.rewire(reader.node, reader.slot, weights[old])
-        if channels:
-            alpha = np.float32(reader.node.attribute("alpha", 1.0) if reader.node.op_type == "Gemm" else 1.0)
-            _add(patch, reader.node, channels, [exact[channel] * alpha for channel in candidate.apart])
-    return patch, divided
-
-
-def _slice(patch: Patch, value: Value, channel: int) -> Value:
-    """Give one channel of a value, `[..., 1]`."""
-    bounds = [
-        patch.constant(np.array([number], np.int64), f"{value.name}_{name}")
-        for name, number in (("start", channel), ("end", channel + 1), ("axis", -1))
-    ]
-    return patch.op("Slice", value, *bounds, hint=f"{value.name}_channel_{channel}")
-
-
-def _add(patch: Patch, node: Node, columns: Sequence[Value], rows: Sequence[np.ndarray]) -> None:
-    """Add the products of a few channels and their rows of the weight to what a node gives, behind its bias."""
-    result = node.outputs[0]
-    assert result is not None
-    after = result.consumers()[0] if len(result.uses) == 1 and not result.is_output else None
-    if node.op_type == "MatMul" and after is not None and after.op_type == "Add" and not after.domain:
-        others = [source for source in after.inputs if source is not result]
-        if len(others) == 1 and others[0] is not None and others[0].constant is not None and after.outputs[0]:
-            patch.rename(result, f"{result.name}_without_outlier")
-            result = after.outputs[0]  # onnxruntime computes the bias with the product, if it follows at once
-    total = result
-    for column, row in zip(columns, rows, strict=True):
-        term = patch.op("Mul", column, patch.constant(row, f"{node.label}_row"), hint=f"{result.name}_apart")
-        total = patch.op("Add", total, term, hint=f"{result.name}_with_outlier")
-    patch.replace(result, total)
+        exact = old.constant.numpy()
+        if candidate.exponent is not None:
+            exact = reader.apply(exact.astype(np.float64), candidate.divisor).astype(np.float32)
+            if old not in weights:
+                weights[old] = patch.constant(ArrayTensor(exact), f"{old.name}_smoothed")
+            patch.rewire(reader.node, reader.slot, weights[old])
+        patch.rewire(reader.node, 0, read)
+        if outliers is not None:
+            rows = np.moveaxis(exact, reader.axis, 0)[list(candidate.outliers)]
+            add_outliers(patch, reader.node, outliers, rows)
+    return patch, read

@@ -10,9 +10,10 @@ import pytest
 from onnxq.ir import Model, commit
 from onnxq.quant.calibrate import calibrate
 from onnxq.quant.channels import ChannelStats
-from onnxq.quant.equalize import channel_kinds, equalize
-from onnxq.quant.rescale import Reading, best
-from onnxq.quant.smooth import smooth
+from onnxq.quant.equalize import Rescaling, channel_kinds, equalize
+from onnxq.quant.folding import linear_reader
+from onnxq.quant.outliers import adds_outliers
+from onnxq.quant.smooth import prices, smooth
 from onnxq.quant.stats import Stats
 from tests.quant.rescale_support import build, difference, run
 
@@ -50,6 +51,10 @@ def readers(model: Model):
     return [node for node in model.graph.nodes if node.op_type in ("MatMul", "Gemm")]
 
 
+def smoothed(model: Model, stats: Stats, **settings) -> Rescaling:
+    return smooth(readers(model), stats, opset=model.opset, **settings)
+
+
 def measure(model: Model, name: str = "z") -> Stats:
     kinds = partial(channel_kinds, {name: -1})
     return calibrate(model, [model.graph.values[name]], samples(), kinds=kinds, threads=1)
@@ -74,7 +79,7 @@ def test_one_mul_serves_all_readers_and_the_float_model_stays():
     reference = run(model, feeds)
     stats = measure(model)
     assert not equalize(readers(model), stats).changes  # the residual cannot undo a division
-    rescaling = smooth(readers(model), stats)
+    rescaling = smoothed(model, stats)
     (change,) = rescaling.changes
     commit(rescaling.patches)
     assert [node.op_type for node in model.graph.nodes] == ["LayerNormalization", "Mul", "MatMul", "Gemm", "Tanh"]
@@ -87,7 +92,7 @@ def test_one_mul_serves_all_readers_and_the_float_model_stays():
 def test_the_layers_gain_what_is_promised():
     model = post_norm(50.0)
     stats = measure(model)
-    rescaling = smooth(readers(model), stats)
+    rescaling = smoothed(model, stats)
     (change,) = rescaling.changes
     before = run(model.serialize(extra_outputs=[model.graph.values["z"]]), samples(1, seed=9)[0])[-1]
     weight = model.graph.values["q"].constant.numpy()
@@ -100,7 +105,7 @@ def test_the_layers_gain_what_is_promised():
 def test_the_new_value_has_statistics_and_a_type():
     model = post_norm(50.0)
     stats = measure(model)
-    rescaling = smooth(readers(model), stats)
+    rescaling = smoothed(model, stats)
     old = stats["z"]
     commit(rescaling.patches)
     rescaling.update(stats)
@@ -118,17 +123,17 @@ def test_the_new_value_has_statistics_and_a_type():
 
 def test_even_channels_do_not_pay_for_a_mul():
     model = post_norm(1.0)
-    assert not smooth(readers(model), measure(model)).patches
+    assert not smoothed(model, measure(model)).patches
 
 
 def test_few_columns_do_not_pay_for_a_mul():
     model = post_norm(50.0, columns=16)
-    assert not smooth(readers(model), measure(model)).patches
+    assert not smoothed(model, measure(model)).patches
 
 
 def test_only_the_readers_that_are_quantized_read_the_divided_value():
     model = post_norm(50.0)
-    commit(smooth(readers(model)[:1], measure(model)).patches)
+    commit(smooth(readers(model)[:1], measure(model), opset=model.opset).patches)
     assert [node.inputs[0].name for node in readers(model)][1] == "z"
 
 
@@ -141,119 +146,154 @@ def test_a_shared_weight_is_not_stored_twice():
         outputs=["y1", "y2"],
     )
     stats = measure(model)
-    assert smooth(readers(model)[:1], stats, least_gain=0.0).patches == []
+    assert smooth(readers(model)[:1], stats, opset=model.opset, least_gain=0.0).patches == []
 
 
 def test_a_value_without_statistics_by_channel_is_left_alone():
     model = post_norm(50.0)
     stats = calibrate(model, [model.graph.values["z"]], samples(), threads=1)
-    assert smooth(readers(model), stats).patches == []
+    assert smoothed(model, stats).patches == []
 
 
-def test_the_exponent_leaves_room_where_batches_disagree():
-    """Channels whose range comes from a single batch get headroom; those that every batch fills are made equal."""
-    random = np.random.default_rng(5)
-    weight = random.standard_normal((1, 64, 16, 1))
-    size = np.exp2(np.arange(16) / 2)
-    steady, spiky = ChannelStats(-1), ChannelStats(-1)
-    for index in range(16):
-        batch = random.uniform(-1, 1, (400, 16))
-        batch[0], batch[1] = 1, -1
-        steady.add((batch * size).astype(np.float32))
-        batch[:2, index] *= 8  # of one channel in each batch
-        spiky.add((batch * size).astype(np.float32))
-    exponents = [best([Reading(stats, [weight], [None])], 0.0)[0].exponent for stats in (steady, spiky)]
-    assert exponents[0] == 1.0
-    assert exponents[1] is None or exponents[1] < 0.9
+def towering(channels: int, columns: int, *, uneven: float = 0.0) -> Model:
+    """An activation whose channel 5 reaches a hundred times further than the others, read by one layer with a bias.
 
-
-def test_a_channel_that_is_always_zero_does_no_harm():
-    stats = ChannelStats(-1)
-    values = np.random.default_rng(6).standard_normal((50, 8)).astype(np.float32) * np.exp2(
-        np.arange(8, dtype=np.float32)
-    )
-    values[:, 2] = 0
-    stats.add(values)
-    stats.add(values / 2)
-    weight = np.random.default_rng(7).standard_normal((1, 4, 8, 1))
-    weight[:, :, 5] = 0  # and one that nobody reads
-    candidate, gain = best([Reading(stats, [weight], [np.ones(4)])], 1.0)
-    assert gain > 0
-    assert np.isfinite(candidate.divisor).all()
-    assert (candidate.divisor > 0).all()
-
-
-def towering(reader: str, **attributes) -> Model:
-    """An activation whose channel 5 reaches a hundred times further than the others, read by one layer with a bias."""
+    Where the others are uneven, too, channel 6 reaches a third as far, and the weight makes three times as much of it.
+    """
     random = np.random.default_rng(0)
-    size = np.ones(WIDTH, np.float32)
-    size[5] = 100
-    weight = random.standard_normal((WIDTH, WIDTH)).astype(np.float32)
-    nodes = [("Mul", ["x", "size"], ["g"]), ("Softsign", ["g"], ["s"]), ("Mul", ["s", "size"], ["z"])]
-    nodes += (
-        [("MatMul", ["z", "w"], ["h"]), ("Add", ["b", "h"], ["y"])]
-        if reader == "MatMul"
-        else [("Gemm", ["z", "w", "b"], ["y"], attributes)]
-    )
+    size = np.exp(uneven * random.standard_normal(channels)).astype(np.float32)
+    makes_up = np.where(np.arange(channels) == 5, 1, 1 / size)[:, None]
+    weight = (random.standard_normal((channels, columns)) * makes_up).astype(np.float32)
+    size[5] = size.max() * 100
+    if uneven:
+        size[6] = size[5] / 3
+        weight[6] = 3 * random.standard_normal(columns)
     return build(
-        [*nodes, ("Tanh", ["z"], ["y2"])],
-        ["n", WIDTH],
-        {"size": size, "w": weight, "b": random.standard_normal(WIDTH).astype(np.float32)},
+        [
+            ("Mul", ["x", "size"], ["g"]),
+            ("Softsign", ["g"], ["s"]),
+            ("Mul", ["s", "size"], ["z"]),
+            ("MatMul", ["z", "w"], ["h"]),
+            ("Add", ["b", "h"], ["y"]),
+            ("Tanh", ["z"], ["y2"]),
+        ],
+        ["n", channels],
+        {"size": size, "w": weight, "b": random.standard_normal(columns).astype(np.float32)},
         outputs=["y", "y2"],
     )
 
 
-@pytest.mark.parametrize(
-    ("reader", "attributes"), [("MatMul", {}), ("Gemm", {}), ("Gemm", {"transB": 1, "alpha": 0.5, "beta": 2.0})]
-)
-def test_a_channel_that_towers_above_the_rest_is_computed_apart(reader, attributes):
-    model = towering(reader, **attributes)
-    feeds = samples(1, seed=9)[0]
+def wide_samples(channels: int, count: int = 10, seed: int = 1) -> list[dict[str, np.ndarray]]:
+    random = np.random.default_rng(seed)
+    return [{"x": random.standard_normal((12, channels)).astype(np.float32)} for _ in range(count)]
+
+
+def measure_wide(model: Model, channels: int, name: str = "z") -> Stats:
+    kinds = partial(channel_kinds, {name: -1})
+    return calibrate(model, [model.graph.values[name]], wide_samples(channels), kinds=kinds, threads=1)
+
+
+def wide(*, uneven: float = 0.0) -> tuple[Model, Stats]:
+    """Outliers are cheap beside the product, and where channels differ, a Mul is."""
+    model = towering(512, 512 if uneven else 64, uneven=uneven)
+    return model, measure_wide(model, 512)
+
+
+def test_a_channel_that_towers_above_the_rest_is_added_in_float():
+    model, stats = wide()
+    feeds = wide_samples(512, 1, seed=9)[0]
     reference = run(model, feeds)
-    stats = measure(model)
-    wide = smooth(readers(model), stats, least_columns=WIDTH)
-    (change,) = wide.changes
-    assert change.apart == (5,)
-    commit(wide.patches)
-    wide.update(stats)
-    kinds = [node.op_type for node in model.graph.nodes]
-    assert kinds.count("Slice") == 1
+    weight = model.graph.values["w"]
+    rescaling = smoothed(model, stats)
+    (change,) = rescaling.changes
+    assert rescaling.said() == ["added in float what a few channels of 1 tensors have beyond the range of all others"]
+    assert change.exponent is None
+    known = stats["z"][ChannelStats]
+    high, low = (np.delete(extremes[0], 5) for extremes in (known.high, known.low))
+    assert change.bounds == (low.min(), high.max())
+    commit(rescaling.patches)
+    product = next(node for node in model.graph.nodes if node.op_type == "MatMul" and not adds_outliers(node))
+    assert product.inputs[0].name == change.inserted
+    assert product.inputs[1] is weight, "nothing is stored twice"
     assert difference(reference, run(model, feeds)) < 1e-5
-    inserted = run(model.serialize(extra_outputs=[model.graph.values[change.inserted]]), feeds)[-1]
-    assert not inserted[:, 5].any()
-    assert stats[change.inserted].max < 3
-    assert stats[change.inserted][ChannelStats].high[0, 5] == 0
 
 
-def test_the_bias_stays_right_behind_its_product():
-    """Onnxruntime computes an Add with the integer product only where it follows at once."""
-    model = towering("MatMul")
-    commit(smooth(readers(model), measure(model), least_columns=WIDTH).patches)
-    product = next(node for node in model.graph.nodes if node.op_type == "MatMul")
-    (bias,) = product.outputs[0].consumers()
-    assert bias.op_type == "Add"
-    assert product.outputs[0].name == "h_without_outlier"  # it is not what the float model calls h
-    assert "b" in [source.name for source in bias.inputs]
+def test_channels_may_be_divided_and_the_furthest_added_in_float():
+    model, stats = wide(uneven=1.0)
+    feeds = wide_samples(512, 1, seed=9)[0]
+    reference = run(model, feeds)
+    rescaling = smoothed(model, stats)
+    (change,) = rescaling.changes
+    assert change.exponent is not None
+    assert change.bounds is not None
+    assert len(rescaling.said()) == 2
+    commit(rescaling.patches)
+    kinds = [node.op_type for node in model.graph.nodes]
+    assert (kinds.count("Mul"), kinds.count("Clip"), kinds.count("Gather")) == (3, 2, 1)
+    assert change.divisors["z"][6] < 0.5, "its row of the weight in float has to follow"
+    assert difference(reference, run(model, feeds)) < 1e-5
 
 
-def test_two_outliers_may_be_apart_but_no_more():
-    random = np.random.default_rng(8)
-    values = random.uniform(-1, 1, (500, 64)) * np.where(np.arange(64) < 3, 200, 1)
-    stats = ChannelStats(-1)
-    for part in np.split(values.astype(np.float32), 5):
-        stats.add(part)
-    reading = Reading(stats, [random.standard_normal((1, 64, 64, 1))], [None])
-    assert best([reading], 1.0)[0].apart == ()
-    few = np.where(np.arange(64) == 2, 0.005, 1)
-    two = Reading(stats.divided(1 / few), [random.standard_normal((1, 64, 64, 1))], [None])
-    assert best([two], 1.0, apart=2, pays=1.5)[0].apart == (0, 1)
+def test_the_layer_gains_what_is_promised_where_outliers_are_added():
+    model, stats = wide()
+    (change,) = smoothed(model, stats).changes
+    z = run(model.serialize(extra_outputs=[model.graph.values["z"]]), wide_samples(512, 1, seed=9)[0])[-1]
+    weight = model.graph.values["w"].constant.numpy()
+    signal = np.square(z.astype(np.float64) @ weight).mean()
+    clipped = np.clip(z, *change.bounds)
+    share = np.square(clipped.astype(np.float64) @ weight).mean() / signal
+    noise = layer_noise(z, weight), layer_noise(clipped, weight) + 10 * np.log10(share)
+    assert change.gain > 10
+    assert noise[0] - noise[1] == pytest.approx(change.gain, abs=1.5)
 
 
-def test_wide_outputs_do_not_pay_for_a_channel_apart():
-    model = post_norm(50.0)
-    stats = measure(model)
-    (change,) = smooth(readers(model), stats).changes
-    assert change.apart == ()
-    weight = model.graph.values["q"].constant.numpy().T.reshape(1, COLUMNS, WIDTH, 1)
-    reading = Reading(stats["z"][ChannelStats], [weight], [None])
-    assert best([reading], 1.0, apart=2, pays=1.5)[0].apart == (3,)  # where it would help
+@pytest.mark.parametrize("uneven", [0.0, 1.0])
+def test_what_is_clipped_has_statistics_and_a_type(uneven):
+    model, stats = wide(uneven=uneven)
+    rescaling = smoothed(model, stats)
+    commit(rescaling.patches)
+    rescaling.update(stats)
+    (change,) = rescaling.changes
+    inserted = model.graph.values[change.inserted]
+    assert (inserted.dtype, inserted.shape) == (model.graph.values["z"].dtype, model.graph.values["z"].shape)
+    known, again = stats[change.inserted], measure_wide(model, 512, change.inserted)[change.inserted]
+    assert (known.min, known.max) == pytest.approx((again.min, again.max), rel=1e-5)
+    assert change.bounds.low <= known.min < known.max <= change.bounds.high
+    np.testing.assert_allclose(known[ChannelStats].high, again[ChannelStats].high, rtol=1e-5)
+    np.testing.assert_allclose(known[ChannelStats].low, again[ChannelStats].low, rtol=1e-5)
+    most = max(-change.bounds.low, change.bounds.high)
+    assert (known[ChannelStats].second_moment >= again[ChannelStats].second_moment * (1 - 1e-5)).all()
+    assert (known[ChannelStats].second_moment <= most**2 * (1 + 1e-5)).all()
+    assert (np.square(known[ChannelStats].mean) <= known[ChannelStats].second_moment * (1 + 1e-9)).all()
+    divided = stats["z"][ChannelStats].divided(change.divisors["z"])
+    within = (divided.high[0] <= change.bounds.high) & (divided.low[0] >= change.bounds.low)
+    assert 504 <= within.sum() < 512
+    exact = again[ChannelStats].mean[within]
+    np.testing.assert_allclose(known[ChannelStats].mean[within], exact, rtol=1e-3, atol=1e-6 * most)
+
+
+@pytest.mark.parametrize(
+    ("channels", "columns", "divided", "added"),
+    [(512, 512, True, True), (512, 64, False, True), (64, 512, True, False), (64, 64, False, False)],
+)
+def test_passes_have_to_be_worth_their_time(channels, columns, divided, added):
+    """Adding outliers goes over the columns, a Mul over the channels: where the product is short, neither pays."""
+    model = towering(channels, columns, uneven=0.5)
+    stats = measure_wide(model, channels)
+    made = [(change.exponent is not None, change.bounds is not None) for change in smoothed(model, stats).changes]
+    assert made == ([(divided, added)] if divided or added else [])
+    (cheap,) = smoothed(model, stats, least_gain=0.5).changes
+    assert cheap.bounds is not None, "if time did not matter"
+
+
+def test_readers_of_one_value_pay_for_a_mul_together_and_each_for_its_outliers():
+    one, two = (prices([linear_reader(n, 0) for n in readers(post_norm(1.0))][:count], 20.0) for count in (1, 2))
+    assert one[0] == pytest.approx(2 * two[0])
+    assert one[1] == two[1]
+    assert list(one[1]) == [1, 2, 4, 8]
+    assert sorted(one[1].values()) == list(one[1].values())
+
+
+def test_some_channels_always_stay():
+    model = build([("Exp", ["x"], ["z"]), ("MatMul", ["z", "w"], ["y"])], ["n", 4], {"w": np.ones((4, 8), np.float32)})
+    assert list(prices([linear_reader(readers(model)[0], 0)], 20.0)[1]) == [1, 2]

@@ -1,0 +1,92 @@
+"""Outliers of a few channels, added in float: what they have beyond the range of all other channels.
+
+A value x is read in 8 bit as if it were clipped to a range [low, high] that no other channel leaves, and
+
+    y = clip(x) W + (x - clip(x)) W
+
+where the second term is zero but for those channels: a product of a few columns with a few rows of the weight. In the
+quantized model the codes do the clipping, so that the Clip goes (`saturating.py`) and nothing is computed but the term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from onnxq.ir import Node, Patch, Value
+
+CLIP_INPUTS_OPSET = 11  # from here on the bounds of Clip are inputs
+
+
+class Range(NamedTuple):
+    """The least and the greatest of all channels that are no outliers, zero within; float32."""
+
+    low: np.float32
+    high: np.float32
+
+
+def clip(patch: Patch, value: Value, bounds: Range, opset: int, hint: str) -> Value:
+    """Clip a value to a range."""
+    if opset < CLIP_INPUTS_OPSET:
+        return patch.op("Clip", value, hint=hint, min=float(bounds.low), max=float(bounds.high))
+    limits = [
+        patch.constant(np.asarray(bound, np.float32), f"{hint}_{name}")
+        for name, bound in zip(("low", "high"), bounds, strict=True)
+    ]
+    return patch.op("Clip", value, *limits, hint=hint)
+
+
+def beyond(patch: Patch, value: Value, channels: Sequence[int], bounds: Range, opset: int) -> Value:
+    """Give what channels have beyond a range.
+
+    Args:
+        patch: Describes the change.
+        value: `[…, K]`.
+        channels: Those that may leave the range.
+        bounds: The range.
+        opset: Of the model.
+
+    Returns:
+        `[…, channels]`.
+
+    """
+    places = patch.constant(np.array(channels, np.int64), f"{value.name}_outlier_channels")
+    some = patch.op("Gather", value, places, hint=f"{value.name}_outliers", axis=-1)
+    return patch.op("Sub", some, clip(patch, some, bounds, opset, f"{some.name}_clipped"), hint=f"{value.name}_beyond")
+
+
+def add_outliers(patch: Patch, node: Node, outliers: Value, rows: np.ndarray) -> None:
+    """Add to what a MatMul or Gemm gives, behind its bias, the product of outliers with their rows of the weight.
+
+    Args:
+        patch: Describes the change.
+        node: The MatMul or Gemm.
+        outliers: `[…, channels]`.
+        rows: float32 `[channels, N]`.
+
+    """
+    result = node.outputs[0]
+    assert result is not None
+    after = result.consumers()[0] if len(result.uses) == 1 and not result.is_output else None
+    if node.op_type == "MatMul" and after is not None and after.op_type == "Add" and not after.domain:
+        others = [source for source in after.inputs if source is not result]
+        if len(others) == 1 and others[0] is not None and others[0].constant is not None and after.outputs[0]:
+            patch.rename(result, f"{result.name}_without_outliers")
+            result = after.outputs[0]  # onnxruntime computes the bias with the product, if it follows at once
+    alpha = np.float32(node.attribute("alpha", 1.0) if node.op_type == "Gemm" else 1.0)
+    weight = patch.constant(np.ascontiguousarray(rows * alpha), f"{node.label}_outlier_rows")
+    term = patch.op("MatMul", outliers, weight, hint=f"{result.name}_of_outliers")
+    patch.replace(result, patch.op("Add", result, term, hint=f"{result.name}_with_outliers"))
+
+
+def adds_outliers(node: Node) -> bool:
+    """Whether a node is the product of what is beyond a range, which has to stay float."""
+    value = node.inputs[0] if node.op_type == "MatMul" and not node.domain and node.inputs else None
+    difference = value.producer if value is not None else None
+    if difference is None or difference.op_type != "Sub" or difference.domain or len(difference.inputs) != 2:
+        return False
+    some, clipped = difference.inputs
+    maker = clipped.producer if clipped is not None else None
+    return maker is not None and maker.op_type == "Clip" and not maker.domain and maker.inputs[0] is some

@@ -1,0 +1,203 @@
+"""Outliers added in float: the float model stays what it is, and plans leave their product alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onnxq.fusion import read_fusion
+from onnxq.ir import Model, Patch, commit, infer_types
+from onnxq.pipeline import quantize
+from onnxq.quant.equalize import OUTLIERS
+from onnxq.quant.outliers import Range, add_outliers, adds_outliers, beyond, clip
+from onnxq.quant.plan import make_plan
+from onnxq.quant.recipe import load_recipe
+from tests.helpers import recipe_of
+from tests.quant.rescale_support import build, difference, run, sqnr
+
+WIDTH, COLUMNS = 32, 40
+SENTENCE = "it adds outliers, which is exact in float alone"
+LAYERS = {
+    "MatMul": [("MatMul", ["z", "w"], ["y"])],
+    "MatMul and bias": [("MatMul", ["z", "w"], ["h"]), ("Add", ["h", "b"], ["y"])],
+    "bias and MatMul": [("MatMul", ["z", "w"], ["h"]), ("Add", ["b", "h"], ["y"])],
+    "MatMul and an Add that is no bias": [("MatMul", ["z", "w"], ["h"]), ("Add", ["h", "h"], ["y"])],
+    "MatMul whose result others read, too": [
+        ("MatMul", ["z", "w"], ["h"]),
+        ("Add", ["h", "b"], ["y"]),
+        ("Neg", ["h"], ["y2"]),
+    ],
+    "Gemm": [("Gemm", ["z", "w", "b"], ["y"])],
+    "Gemm with everything": [("Gemm", ["z", "t", "b"], ["y"], {"transB": 1, "alpha": 0.5, "beta": 2.0})],
+    "several readers": [
+        ("MatMul", ["z", "w"], ["h"]),
+        ("Add", ["h", "b"], ["y"]),
+        ("Gemm", ["z", "t", "b"], ["y2"], {"transB": 1}),
+        ("MatMul", ["z", "w"], ["y3"]),
+        ("Tanh", ["z"], ["y4"]),
+    ],
+}
+
+
+def layer(name: str, opset: int, *, far: Sequence[int] = (3,)) -> Model:
+    """Layers that read `z`, whose channels `far` reach a hundred times further than the others."""
+    random = np.random.default_rng(0)
+    size = np.where(np.isin(np.arange(WIDTH), far), 100, 1).astype(np.float32)
+    nodes = [("Mul", ["x", "size"], ["z"]), *LAYERS[name]]
+    known = {
+        "size": size,
+        "w": random.standard_normal((WIDTH, COLUMNS)).astype(np.float32),
+        "t": random.standard_normal((COLUMNS, WIDTH)).astype(np.float32),
+        "b": random.standard_normal(COLUMNS).astype(np.float32),
+    }
+    read = {source for _, inputs, *_ in nodes for source in inputs}
+    outputs = [made for _, _, (made,), *_ in nodes if made.startswith("y")]
+    weights = {given: array for given, array in known.items() if given in read}
+    return build(nodes, ["n", WIDTH], weights, outputs=outputs, opset=opset)
+
+
+def readers(model: Model):
+    return [n for n in model.graph.nodes if n.op_type in ("MatMul", "Gemm")]
+
+
+def separate(model: Model, channels: Sequence[int], bounds: Range) -> None:
+    """Let all layers read `z` clipped, and add what is beyond."""
+    value = model.graph.values["z"]
+    patch = Patch(model.graph, readers(model)[0], "a test")
+    read = clip(patch, value, bounds, model.opset, "z_clipped")
+    outliers = beyond(patch, value, channels, bounds, model.opset)
+    for node in readers(model):
+        transposed = node.attribute("transB", 0) if node.op_type == "Gemm" else 0
+        weight = node.inputs[1].constant.numpy()
+        patch.rewire(node, 0, read)
+        add_outliers(patch, node, outliers, (weight.T if transposed else weight)[list(channels)])
+    commit([patch])
+    infer_types(model)
+
+
+@pytest.mark.parametrize("opset", [10, 17])
+@pytest.mark.parametrize("name", list(LAYERS))
+@given(
+    channels=st.lists(st.integers(0, WIDTH - 1), min_size=1, max_size=5, unique=True).map(sorted),
+    seed=st.integers(0, 99),
+    signs=st.sampled_from([(-1, 1), (0, 1), (-1, 0)]),
+)
+def test_the_float_model_computes_the_same(name, opset, channels, seed, signs):
+    model = layer(name, opset, far=channels)
+    x = np.random.default_rng(seed).uniform(*signs, (9, WIDTH)).astype(np.float32)
+    reference = run(model, {"x": x})
+    others = np.delete(x, channels, axis=1)
+    low, high = min(others.min(), np.float32(0)), max(others.max(), np.float32(0))
+    count = len(readers(model))
+    separate(model, channels, Range(low, high))
+    onnx.shape_inference.infer_shapes(onnx.ModelProto.FromString(model.serialize()), strict_mode=True)
+    *found, clipped = run(model.serialize(extra_outputs=[model.graph.values["z_clipped"]]), {"x": x})
+    assert difference(reference, found) < 1e-5
+    assert clipped.min() >= low
+    assert clipped.max() <= high
+    assert sum(map(adds_outliers, model.graph.nodes)) == count
+    assert [n.op_type for n in model.graph.nodes].count("Gather") == 1, "all readers share it"
+
+
+@pytest.mark.parametrize("name", ["MatMul and bias", "bias and MatMul"])
+def test_the_bias_stays_right_behind_its_product(name):
+    """Onnxruntime computes an Add with the integer product only where it follows at once."""
+    model = layer(name, 17)
+    separate(model, [3], Range(np.float32(-1), np.float32(1)))
+    product = next(n for n in model.graph.nodes if n.op_type == "MatMul" and not adds_outliers(n))
+    (bias,) = product.outputs[0].consumers()
+    assert bias.op_type == "Add"
+    assert "b" in [source.name for source in bias.inputs]
+    assert product.outputs[0].name == "h_without_outliers", "it is not what the float model calls h"
+    assert model.graph.values["y"].producer.inputs[0].producer is bias
+
+
+def test_a_result_that_others_read_is_complete_before_they_do():
+    model = layer("MatMul whose result others read, too", 17)
+    separate(model, [3], Range(np.float32(-1), np.float32(1)))
+    (bias,) = [n for n in model.graph.nodes if "b" in [source.name for source in n.inputs if source]]
+    assert bias.inputs[0].name == "h"
+    assert bias.inputs[0].producer.inputs[1].producer.op_type == "MatMul"
+
+
+@pytest.mark.parametrize(
+    ("clipped", "kind", "read", "product", "wanted"),
+    [
+        ("x", "Sub", ["x", "c"], ["d", "w"], True),
+        ("x", "Sub", ["c", "x"], ["d", "w"], False),
+        ("x", "Add", ["x", "c"], ["d", "w"], False),
+        ("x", "Sub", ["x", "c"], ["w", "d"], False),
+        ("e", "Sub", ["x", "c"], ["d", "w"], False),
+    ],
+)
+def test_only_what_is_beyond_a_range_is_taken_for_outliers(clipped, kind, read, product, wanted):
+    nodes = [
+        ("Neg", ["x"], ["e"]),
+        ("Clip", [clipped, "low", "high"], ["c"]),
+        (kind, read, ["d"]),
+        ("MatMul", product, ["y"]),
+    ]
+    model = build(nodes, [4, 4], {"w": np.ones((4, 4), np.float32), "low": np.float32(-1), "high": np.float32(1)})
+    assert [adds_outliers(n) for n in model.graph.nodes] == [False, False, False, wanted]
+
+
+@pytest.mark.parametrize("recipe", ["auto", "static-int8", "dynamic-int8", "weight-int8"])
+def test_plans_keep_the_product_float(recipe):
+    model = layer("MatMul and bias", 17)
+    separate(model, [3, 5], Range(np.float32(-1), np.float32(1)))
+    plan = make_plan(model, load_recipe(recipe), with_data=recipe != "dynamic-int8", costs_count=False)
+    products = {adds_outliers(d.node): d for d in plan.decisions if d.node.op_type == "MatMul"}
+    assert (products[True].scheme, products[True].reason) == (None, SENTENCE)
+    assert products[False].scheme is not None, "the layer itself is quantized"
+
+
+def towering(opset: int) -> onnx.ModelProto:
+    """An activation whose channel 5 reaches two hundred times further than the others, and a layer with a bias."""
+    random = np.random.default_rng(0)
+    width = columns = 256
+    size = np.where(np.arange(width) == 5, 200, 1).astype(np.float32)
+    model = build(
+        [
+            ("Mul", ["x", "size"], ["g"]),
+            ("Softsign", ["g"], ["s"]),
+            ("Mul", ["s", "size"], ["z"]),
+            ("MatMul", ["z", "w"], ["h"]),
+            ("Add", ["h", "b"], ["y"]),
+            ("Tanh", ["z"], ["y2"]),
+        ],
+        ["n", 8, width],
+        {
+            "size": size,
+            "w": random.standard_normal((width, columns)).astype(np.float32),
+            "b": random.standard_normal(columns).astype(np.float32),
+        },
+        outputs=["y", "y2"],
+        opset=opset,
+    )
+    return onnx.ModelProto.FromString(model.serialize())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "opset"),
+    [(load_recipe("auto"), 17), (load_recipe("static-int8"), 17), (recipe_of("static-int8", granularity="tensor"), 10)],
+)
+def test_a_quantized_layer_computes_in_integers_and_nothing_is_clipped(tmp_path, recipe, opset):
+    onnx.save(towering(opset), tmp_path / "m.onnx")
+    random = np.random.default_rng(1)
+    samples = [{"x": random.standard_normal((8, 8, 256)).astype(np.float32)} for _ in range(12)]
+    report = quantize(tmp_path / "m.onnx", recipe, output=tmp_path / "q.onnx", samples=samples)
+    made = onnx.load(tmp_path / "q.onnx")
+    assert made.opset_import[0].version == opset
+    assert OUTLIERS.format(1) in report.notes
+    clips = [n.input[0] for n in made.graph.node if n.op_type == "Clip"]
+    assert clips == ["z_outliers"], "the codes end where the other Clip did"
+    found = read_fusion((tmp_path / "q.onnx").read_bytes())
+    assert [found.kernels[name] for name in ("QuantizeLinear", "MatMulIntegerToFloat", "MatMul in float")] == [1, 1, 1]
+    assert found.unfused == ()
+    reference, result = (run((tmp_path / name).read_bytes(), samples[0])[0] for name in ("m.onnx", "q.onnx"))
+    assert sqnr(reference, result) > 30
