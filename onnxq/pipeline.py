@@ -1,4 +1,4 @@
-"""The table of contents: load → normalise → plan → rescale → calibrate → round → rewrite → verify → save → report."""
+"""The contents: load → normalise → plan → even out → rescale → calibrate → round → rewrite → verify → save → report."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from onnxq.budget import Budget, Settled, check_budget, check_size, settle
 from onnxq.correction import corrected
 from onnxq.errors import DataError, ModelError, NothingToQuantize
+from onnxq.evening import even_out
 from onnxq.ir import Model, load, save
 from onnxq.ir.files import data_path
 from onnxq.judge import Split
@@ -162,7 +163,8 @@ def examined(ready: Prepared, given: Samples | None, stats: str | Path | Stats |
         raise ModelError(f"{ready.path} is too large to run it many times", "Leave --sensitivity out.")
     split = Split(ready.model.copy(), given)
     watch.step("rescale")
-    ready = rescale(limit_masks(ready, split), split, watch) if stats is None else ready
+    if stats is None:
+        ready = rescale(even_out(limit_masks(ready, split), split), split, watch)
     variants = fit(ready, split, given, stats, watch)
     watch.step("search")
     return replace(planned(ready), sensitivity=sensitivity(variants))
@@ -219,7 +221,7 @@ def rewritten(
     """Settle all choices and carry them out; statistics and variants, the largest things in memory, go with this."""
     if stats is None:
         watch.step("rescale")
-        ready = rescale(limit_masks(ready, split), split, watch)
+        ready = rescale(even_out(limit_masks(ready, split), split), split, watch)
     put_weights_away(ready.model, split.baseline, scratch)
     variants, settled = fit(ready, split, given, stats, watch), Settled()
     if stats is None:

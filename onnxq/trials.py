@@ -135,14 +135,14 @@ def duplicate(ready: Prepared, choices: Choices | None = None, *, costs_count: b
     collect(ready.model)  # what was tried before
     model = ready.model.copy()
     infer_types(model)
-    return replace(ready, model=model, plan=_planned(ready, model, choices, costs_count=costs_count))
+    return replace(ready, model=model, plan=planned_anew(ready, model, choices, costs_count=costs_count))
 
 
-def _planned(ready: Prepared, model: Model, choices: Choices | None = None, *, costs_count: bool = True) -> Plan:
+def planned_anew(ready: Prepared, model: Model, choices: Choices | None = None, *, costs_count: bool = True) -> Plan:
+    """Plan a model that took the place of another, with the same choices unless there are others."""
     chosen = ready.plan.choices if choices is None else choices
-    plan = ready.plan
-    with_data, costs = plan.with_data, plan.costs
-    return make_plan(model, plan.recipe, with_data=with_data, choices=chosen, costs_count=costs_count, costs=costs)
+    recipe, with_data, costs = ready.plan.recipe, ready.plan.with_data, ready.plan.costs
+    return make_plan(model, recipe, with_data=with_data, choices=chosen, costs_count=costs_count, costs=costs)
 
 
 def rescale(ready: Prepared, split: Split, watch: Observer) -> Prepared:
@@ -176,8 +176,8 @@ def rescale(ready: Prepared, split: Split, watch: Observer) -> Prepared:
         if changed.notes == ready.notes:
             continue
         if least is None:
-            least = split.judge.sqnr(_nearest(duplicate(ready), fitting))
-        gained = split.judge.sqnr(_nearest(changed, fitting)) - least
+            least = split.judge.sqnr(nearest(duplicate(ready), fitting))
+        gained = split.judge.sqnr(nearest(changed, fitting)) - least
         del changed  # with weights of its own
         if gained > best + (LEAD if chosen == WAYS[0] else WORTH_RESCALING):
             best, chosen = gained, methods
@@ -189,11 +189,11 @@ def rescale(ready: Prepared, split: Split, watch: Observer) -> Prepared:
 def _rescaling_the_other_way(ready: Prepared, split: Split, methods: Sequence[Rescale], watch: Observer) -> float:
     """Give what rescaling gains in dB, fitted on the half to judge on and judged on the half to fit on."""
     fitting, judge = split.held_out, split.judge_of_fitted
-    measured, before = _channels(ready, fitting, watch), _nearest(duplicate(ready), fitting)
-    return judge.gain(before, _nearest(_rescaled(duplicate(ready), methods, measured), fitting))
+    measured, before = _channels(ready, fitting, watch), nearest(duplicate(ready), fitting)
+    return judge.gain(before, nearest(_rescaled(duplicate(ready), methods, measured), fitting))
 
 
-def _to_rescale(ready: Prepared) -> tuple[list[Node], frozenset[Node]]:
+def to_rescale(ready: Prepared) -> tuple[list[Node], frozenset[Node]]:
     """Give the nodes whose channels may be divided, and those of them that only store their weights in 8 bit."""
     wanted = [d for d in ready.plan.decisions if d.settings and d.settings.smoothing and d.node.graph.parent is None]
     nodes = [d.node for d in wanted if d.scheme in ("static-int8", "dynamic-int8", "weight-int8")]
@@ -202,7 +202,7 @@ def _to_rescale(ready: Prepared) -> tuple[list[Node], frozenset[Node]]:
 
 def _channels(ready: Prepared, samples: Samples, watch: Observer) -> Stats:
     """Measure the channels of what those nodes read."""
-    nodes, _ = _to_rescale(ready)
+    nodes, _ = to_rescale(ready)
     axes = channel_axes(nodes)
     values = [value for node in nodes if (value := node.inputs[0]) is not None and value.name in axes]
     if not values:
@@ -213,7 +213,7 @@ def _channels(ready: Prepared, samples: Samples, watch: Observer) -> Stats:
 
 def _rescaled(ready: Prepared, methods: Sequence[Rescale], measured: Stats) -> Prepared:
     """Divide channels in one way after the other, by statistics of the model before."""
-    nodes, stored = _to_rescale(ready)
+    nodes, stored = to_rescale(ready)
     if not measured.names:
         return ready
     measured = measured.copy()
@@ -226,7 +226,7 @@ def _rescaled(ready: Prepared, methods: Sequence[Rescale], measured: Stats) -> P
         made.update(measured)
         notes += made.said()
     infer_types(ready.model)
-    return replace(ready, plan=_planned(ready, ready.model), notes=tuple(notes))
+    return replace(ready, plan=planned_anew(ready, ready.model), notes=tuple(notes))
 
 
 class Tried(NamedTuple):
@@ -283,7 +283,7 @@ def by_output_error(ready: Prepared) -> Prepared:
     """Choose the ranges that the recipe leaves open by the error at the outputs of their readers."""
     recipe = ready.plan.recipe.with_ranges("output-error")
     changed = replace(ready, plan=replace(ready.plan, recipe=recipe), notes=(*ready.notes, BY_ERROR))
-    return replace(changed, plan=_planned(changed, changed.model))
+    return replace(changed, plan=planned_anew(changed, changed.model))
 
 
 def _rewritten(ready: Prepared, measured: Stats, weights: Weights) -> Model:
@@ -291,7 +291,7 @@ def _rewritten(ready: Prepared, measured: Stats, weights: Weights) -> Model:
     return rewrite(spare.model, spare.plan, choose_qparams(spare.plan, measured), weights)
 
 
-def _nearest(ready: Prepared, fitting: Samples) -> Model:
+def nearest(ready: Prepared, fitting: Samples) -> Model:
     """Quantize with ranges from a few samples and weights rounded to nearest."""
     kinds = least_kinds(ready.plan)
     measured = calibrate(ready.model, ready.plan.calibrated(), fitting, kinds=kinds, bodies=look_inside)

@@ -35,6 +35,7 @@ ORDER = [
     "trials",
     "masking",
     "correction",
+    "evening",
     "sensitivity",
     "moves",
     "search",

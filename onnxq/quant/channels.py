@@ -114,6 +114,21 @@ class ChannelStats(Statistic):
         made.squares = self.squares / np.square(divisor, dtype=np.float64)
         return made
 
+    def shifted(self, shift: np.ndarray) -> Self:
+        """Give the statistics of the tensor with a number added to each channel.
+
+        Args:
+            shift: float64 `[channels]`.
+
+        """
+        made = type(self)(self.axis)
+        made.count, made.batches = self.count, self.batches
+        made.high = (self.high + shift).astype(np.float32)
+        made.low = (self.low + shift).astype(np.float32)
+        made.total = self.total + shift * self.count
+        made.squares = self.squares + 2 * shift * self.total + np.square(shift) * self.count
+        return made
+
     def joined(self, positions: int) -> Self:
         """Give the statistics of channels that lie as so many neighbours each on the axis: of a flattened map.
 

@@ -6,13 +6,15 @@ weights that read the value undo them. Runs on the normalised float model, befor
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from onnxq.ir import ArrayTensor, Node, Patch, Value
+from onnxq.ir import Node, Patch, Value
+from onnxq.quant.bounded import filled
 from onnxq.quant.channels import ChannelStats
+from onnxq.quant.folded_weights import FoldedWeights, constant_array
 from onnxq.quant.folding import Constant, Group, linear_reader, reader_axis
 from onnxq.quant.folding_search import find_groups
 from onnxq.quant.outliers import Range
@@ -24,6 +26,11 @@ FOLDED = "rescaled the channels of {} tensors, folded into their neighbours"
 DIVIDED = "rescaled the channels of {} tensors by a Mul in front of their readers"
 OUTLIERS = "added in float what a few channels of {} tensors have beyond the range of all others"
 LEAST_GAIN = 1.0  # dB; below it the estimate is as often wrong as right
+
+
+def unbounded(group: Group) -> bool:
+    """Whether no value of a group has an upper bound: then dividing it is free on all samples."""
+    return not group.limits
 
 
 @dataclass(frozen=True)
@@ -118,6 +125,7 @@ def equalize(
     even: bool = False,
     weight_share: float = 1.0,
     least_gain: float = LEAST_GAIN,
+    wanted: Callable[[Group], bool] = unbounded,
 ) -> Rescaling:
     """Choose factors for everything that can be divided for free.
 
@@ -130,19 +138,23 @@ def equalize(
         weight_share: How much of the error of rounding weights to nearest counts: 1, or less where the weights are
             going to be rounded better.
         least_gain: dB that a change has to gain.
+        wanted: Which groups to change.
 
     Returns:
-        The changes. The float model computes the same with them, up to rounding in float32.
+        The changes. The float model computes the same with them, up to rounding in float32, and with groups that have
+        an upper bound, but for channels that go much further than in all samples.
 
     """
     measured = measured_inputs(nodes, stats)
     groups = find_groups({value: reader_axis(node) for node, value in measured.items()})
-    weights = _Weights()
+    weights = FoldedWeights()
     made = Rescaling()
     for group, readings in _readings(groups, measured, stats, frozenset(stored)).items():
-        candidate, gain = best(
-            readings, weight_share, even=even and all(reader.node.op_type == "Conv" for reader in group.readers)
-        )
+        needed = filled(group, stats) if group.limits else None
+        if not wanted(group) or (group.limits and needed is None):
+            continue
+        evenly = even and all(reader.node.op_type == "Conv" for reader in group.readers)
+        candidate, gain = best(readings, weight_share, even=evenly, needed=needed)
         if candidate.exponent is not None and gain >= least_gain:
             divisors = {value.name: np.repeat(candidate.divisor, times) for value, times in group.values.items()}
             nodes_read = tuple(reader.node for reader in group.readers)
@@ -231,12 +243,6 @@ def reading_of(
     return Reading(channels.joined(positions) if positions > 1 else channels, weights, importance, in_float=in_float)
 
 
-def constant_array(value: Value) -> np.ndarray:
-    """Give the elements of a constant, float64."""
-    assert value.constant is not None
-    return value.constant.numpy().astype(np.float64)
-
-
 def rescaled_stats(channels: ChannelStats, divisor: np.ndarray, bounds: Range | None = None) -> TensorStats:
     """Give the statistics of a tensor whose channels are divided, and clipped then: extremes, moments and channels."""
     divided = channels.divided(divisor)
@@ -249,49 +255,3 @@ def rescaled_stats(channels: ChannelStats, divisor: np.ndarray, bounds: Range | 
     extremes = Extremes(float(divided.low[0].min()), float(divided.high[0].max()))
     count = divided.count * divided.channels
     return TensorStats([extremes, Moments(count, float(divided.total.sum()), float(divided.squares.sum())), divided])
-
-
-class _Weights:
-    """Constants while they change: one may absorb the factors of several groups, by its rows and by its columns."""
-
-    def __init__(self) -> None:
-        # By place: the constant there, and what was done to it. Places where the same was done share an array.
-        self._done: dict[tuple[Node, int], tuple[tuple[int, Constant], ...]] = {}
-        self._arrays: dict[tuple[Value, tuple[object, ...]], np.ndarray] = {}
-        self._divisors: list[np.ndarray] = []
-
-    def change(self, constants: Iterable[Constant], divisor: np.ndarray) -> None:
-        """Let constants absorb the factors of a group."""
-        self._divisors.append(divisor)
-        for constant in constants:
-            place = constant.node, constant.slot
-            self._done[place] = (*self._done.get(place, ()), (len(self._divisors) - 1, constant))
-
-    def patches(self) -> list[Patch]:
-        """Put the new constants in place of the old."""
-        patches: list[Patch] = []
-        made: dict[tuple[Value, tuple[object, ...]], Value] = {}
-        for (node, slot), steps in self._done.items():
-            old = steps[0][1].value
-            key = old, _history(steps)
-            patch = Patch(node.graph, node, f"rescale the channels of {node.label}")
-            if key not in made:
-                array = self._array(old, steps).astype(np.float32)
-                made[key] = patch.constant(ArrayTensor(array), f"{old.name}_rescaled")
-            patch.rewire(node, slot, made[key])
-            patches.append(patch)
-        return patches
-
-    def _array(self, value: Value, steps: Sequence[tuple[int, Constant]]) -> np.ndarray:
-        if not steps:
-            return constant_array(value)
-        key = value, _history(steps)
-        if key not in self._arrays:
-            index, constant = steps[-1]
-            self._arrays[key] = constant.apply(self._array(value, steps[:-1]), self._divisors[index])
-        return self._arrays[key]
-
-
-def _history(steps: Iterable[tuple[int, Constant]]) -> tuple[object, ...]:
-    """What was done to a constant, wherever it is read."""
-    return tuple((index, c.axis, c.absorb, c.groups, c.positions) for index, c in steps)

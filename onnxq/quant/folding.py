@@ -69,6 +69,7 @@ class Group:
         pending: Values whose neighbours were not looked at yet.
         products: Products of activations; exactly one factor of each may be divided.
         heads: Values whose channels are on several axes, in this order: see `folding_heads.py`.
+        limits: Values that a Clip keeps at or below a number: a channel may only be divided as far as it stays there.
 
     """
 
@@ -80,6 +81,7 @@ class Group:
     pending: list[Value] = field(default_factory=list)
     products: list[Node] = field(default_factory=list)
     heads: dict[Value, tuple[int, ...]] = field(default_factory=dict)
+    limits: dict[Value, float] = field(default_factory=dict)
 
     @property
     def values(self) -> dict[Value, int]:
@@ -95,6 +97,7 @@ class Group:
         """Give a group that can be changed by itself."""
         made = Group(self.channels, dict(self.axes), dict(self.flattened), list(self.sources), list(self.readers))
         made.heads, made.pending, made.products = dict(self.heads), list(self.pending), list(self.products)
+        made.limits = dict(self.limits)
         return made
 
     def include(self, value: Value | None, axis: int) -> None:

@@ -37,11 +37,13 @@ def _pool(group: Group, node: Node, value: Value, axis: int) -> None:
 
 
 def _clip(group: Group, node: Node, value: Value, axis: int) -> None:
-    """Only a clamp at zero commutes with a factor."""
+    """A clamp at zero commutes with a factor; an upper bound does for channels that stay below it: see `bounded.py`."""
     bounds = clamp_bounds(Site(node, Scheme(), 1))
-    if bounds is None or any(bound and abs(bound) < UNBOUNDED for bound in bounds):
+    if bounds is None or (bounds[0] and bounds[0] > -UNBOUNDED):
         raise OpenGroupError
     _same_place(group, node, value, axis)
+    if bounds[1] < UNBOUNDED and node.outputs[0] is not None:
+        group.limits[node.outputs[0]] = bounds[1]
 
 
 def _reduce_mean(group: Group, node: Node, value: Value, axis: int) -> None:

@@ -28,6 +28,8 @@ from onnxq.quant.folding import Constant
 
 EXPONENTS = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
 MEAN_EXPONENTS = (0.3, 0.5, 0.6, 0.7, 0.8)
+# Of the room below a bound, in octaves: what a channel is enlarged by, and what is left to other samples
+HALF_WAY = 0.5
 LEVELS = 255
 WEIGHT_LEVELS = 127
 LARGEST = 1 << 18  # elements of a weight that the error is computed from: whole output channels, evenly taken
@@ -194,6 +196,7 @@ def best(
     even: bool = False,
     price: float = 0.0,
     outlier_prices: Mapping[int, float] | None = None,
+    needed: np.ndarray | None = None,
 ) -> tuple[Candidate, float]:
     """Search the factors for values that are divided together.
 
@@ -203,6 +206,7 @@ def best(
         even: Whether factors come from the mean size of each channel instead of its range.
         price: dB that dividing has to gain.
         outlier_prices: How many channels may leave the range of the others, and dB that this has to gain.
+        needed: What each channel needs of the room below an upper bound; None where there is none (`bounded.py`).
 
     Returns:
         The candidate that gains most beyond its price, and how much less its error is than without a change, in dB;
@@ -211,7 +215,12 @@ def best(
     """
     width = readings[0].stats.channels
     unchanged = Candidate(None, np.ones(width), np.ones(width))
-    attempts = [unchanged, *(_even_candidates if even else _candidates)(readings)]
+    attempts = [unchanged]
+    if needed is not None:
+        divisor = np.minimum(needed, 1.0) ** HALF_WAY
+        attempts.append(Candidate(HALF_WAY, divisor, divisor))
+    else:
+        attempts += (_even_candidates if even else _candidates)(readings)
     prices = {0: 0.0, **(outlier_prices or {})}
     order = _outlier_order(readings, attempts)
     outliers = order[:, :, None] < np.array(list(prices))

@@ -89,7 +89,7 @@ def rescale_model(model: Model, seed: int) -> int:
     axes = channel_axes(linear(model))
     groups = find_groups({model.graph.values[name]: axis for name, axis in axes.items()})
     count = 0
-    for group in dict.fromkeys(groups.values()):
+    for group in dict.fromkeys(group for group in groups.values() if not group.limits):
         divide(group, np.exp(random.normal(0, 1.2, group.channels)))
         count += 1
     return count

@@ -161,10 +161,10 @@ def test_dividing_a_group_changes_no_output(case):
 
 
 OPEN = {
-    "a bounded Clip": (
-        [CONV1, ("Clip", ["h", "zero", "six"], ["z"]), CONV2],
+    "a Clip from below zero": (
+        [CONV1, ("Clip", ["h", "low", "six"], ["z"]), CONV2],
         IMAGE,
-        CONVS | {"zero": np.float32(0), "six": np.float32(6)},
+        CONVS | {"low": np.float32(-1), "six": np.float32(6)},
     ),
     "GELU": ([FIRST, *ERF, LAST], TOKENS, LINEAR | {"root": np.float32(1.41), "one": ONE}),
     "a function without scale": ([FIRST, ("Tanh", ["h"], ["z"]), LAST], TOKENS, LINEAR),
@@ -208,6 +208,13 @@ OPEN = {
 @pytest.mark.parametrize("case", OPEN)
 def test_an_edge_that_nothing_absorbs_keeps_a_value_as_it_is(case):
     stays(*OPEN[case])
+
+
+def test_an_upper_bound_is_told_by_the_value_that_it_holds_for():
+    nodes = [CONV1, ("Clip", ["h", "zero", "six"], ["z"]), CONV2]
+    model = build(nodes, IMAGE, CONVS | {"zero": np.float32(0), "six": np.float32(6)})
+    value = model.graph.values["z"]
+    assert find_groups({value: 1})[value].limits == {value: 6.0}
 
 
 def test_an_output_of_the_model_is_not_divided():
