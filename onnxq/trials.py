@@ -220,7 +220,8 @@ def _rescaled(ready: Prepared, methods: Sequence[Rescale], measured: Stats) -> P
     notes = list(ready.notes)
     for method in methods:
         if method is smooth:
-            method = partial(smooth, opset=ready.model.opset)
+            at_run_time = {d.node for d in ready.plan.decisions if d.scheme == "dynamic-int8"}
+            method = partial(smooth, opset=ready.model.opset, at_run_time=at_run_time)
         made = method(nodes, measured, stored=stored)
         commit(made.patches)
         made.update(measured)

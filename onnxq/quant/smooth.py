@@ -43,6 +43,7 @@ def smooth(
     *,
     opset: int,
     stored: Collection[Node] = (),
+    at_run_time: Collection[Node] = (),
     weight_share: float = 1.0,
     least_gain: float = LEAST_GAIN,
     least_columns: int = LEAST_COLUMNS,
@@ -57,6 +58,7 @@ def smooth(
         stats: Of their inputs, with `ChannelStats`; values without them are left as they are.
         opset: Of the model.
         stored: Nodes to pass over, too, because they will compute in float.
+        at_run_time: Nodes that find the range of what they read in every run, so that nothing of it may be clipped.
         weight_share: How much of the error of rounding weights to nearest counts: 1, or less where the weights are
             going to be rounded better.
         least_gain: dB that pay for as much time as the products take that read a value.
@@ -78,6 +80,8 @@ def smooth(
             continue
         reading = reading_of(stats, value, readers, [None] * len(readers))
         price, outlier_prices = prices(readers, least_gain)
+        if any(reader.node in at_run_time for reader in readers):
+            outlier_prices = {}
         candidate, gain = best([reading], weight_share, price=price, outlier_prices=outlier_prices)
         if candidate.exponent is not None or candidate.outliers:
             bounds = _range_of_others(stats[value.name][ChannelStats], candidate) if candidate.outliers else None

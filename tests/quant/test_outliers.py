@@ -201,3 +201,16 @@ def test_a_quantized_layer_computes_in_integers_and_nothing_is_clipped(tmp_path,
     assert found.unfused == ()
     reference, result = (run((tmp_path / name).read_bytes(), samples[0])[0] for name in ("m.onnx", "q.onnx"))
     assert sqnr(reference, result) > 30
+
+
+def test_what_is_quantized_at_run_time_is_never_clipped(tmp_path):
+    """Data may go further than any that calibration saw; only static ranges end there."""
+    onnx.save(towering(17), tmp_path / "m.onnx")
+    random = np.random.default_rng(1)
+    samples = [{"x": random.standard_normal((8, 8, 256)).astype(np.float32)} for _ in range(12)]
+    recipe = load_recipe("dynamic-int8")
+    report = quantize(tmp_path / "m.onnx", recipe, output=tmp_path / "q.onnx", samples=samples)
+    kinds = [n.op_type for n in onnx.load(tmp_path / "q.onnx").graph.node]
+    assert "DynamicQuantizeLinear" in kinds
+    assert "Clip" not in kinds
+    assert not any(note.startswith(OUTLIERS[:14]) for note in report.notes)
