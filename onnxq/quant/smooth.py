@@ -31,6 +31,8 @@ MUL_SHARE = 66.0
 OUTLIERS_SHARE, OUTLIER_SHARE = 204.0, 11.0
 # dB that pay for as much time as the product takes
 LEAST_GAIN = 20.0
+# dB that pay for adding outliers in any case: layers of few channels take next to no time, and would be useless without
+ENOUGH_GAIN = 10.0
 # With few columns a Mul costs more than a MatMul in 8 bit saves
 LEAST_COLUMNS = 64
 # How many channels may be outliers
@@ -128,7 +130,8 @@ def prices(readers: Sequence[Constant], least_gain: float) -> tuple[float, dict[
         return price, {}
     channels = _shape(readers[0])[readers[0].axis]
     counts = [count for count in COUNTS if count < channels]
-    return price, {count: least_gain * (OUTLIERS_SHARE + count * OUTLIER_SHARE) / channels for count in counts}
+    shares = {count: (OUTLIERS_SHARE + count * OUTLIER_SHARE) / channels for count in counts}
+    return price, {count: min(least_gain * share, ENOUGH_GAIN) for count, share in shares.items()}
 
 
 def _range_of_others(stats: ChannelStats, candidate: Candidate) -> Range:
