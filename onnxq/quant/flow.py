@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+INFINITE = 1e18  # a capacity that no cut goes through
+
 
 class Flow:
     """A flow network over integers as nodes; 0 is the source, 1 the sink."""

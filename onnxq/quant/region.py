@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from onnxq.ir import Graph, Node, Value
 from onnxq.ops.family import Form
 from onnxq.ops.integer_domain import CLAMPS, TWO_INPUTS
-from onnxq.quant.flow import Flow
+from onnxq.quant.flow import INFINITE, Flow
 from onnxq.quant.upsampling import doublings
 from onnxq.targets import Costs
 from onnxq.targets.timings import Kernel
 
-INFINITE = 1e18
 FLOAT_BONUS = 1.05  # float is more accurate: 8 bit has to gain at least this factor
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 UNKNOWN_SIDE = 56  # what a spatial dimension is taken for that the model leaves open

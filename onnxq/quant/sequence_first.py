@@ -20,11 +20,10 @@ from onnxq.ir import Graph, Model, Node, Patch, Tensor, Value, commit
 from onnxq.ir.graph import Use
 from onnxq.ir.shapes import Shapes
 from onnxq.ir.types import infer_types
-from onnxq.quant.flow import Flow
+from onnxq.quant.flow import INFINITE, Flow
 from onnxq.quant.sequence_rules import FEWEST_AXES, Swappable, swappable
 
 SWAPPED = "_sequence_first"  # behind the name of a value whose first two axes are swapped
-INFINITE = 1e18
 ROWS = 1.0  # what moving whole rows takes, in relation to moving heads, at most: measured at 0.3 to 0.9
 UNKNOWN_SIDE = 64
 HEADS = ([0, 2, 1, 3], [0, 2, 3, 1])  # Transposes that a product can do itself if the first two axes are swapped
@@ -36,7 +35,8 @@ def put_sequence_first(model: Model) -> int:
     """Swap batch and sequence where products of attention then do without a Transpose.
 
     Args:
-        model: A model; it is changed. Its outputs stay the same to the bit.
+        model: A model; it is changed. Its outputs stay the same, to the bit but for what onnxruntime's kernels for
+            products in another layout round otherwise.
 
     Returns:
         How many Transposes products do without; some are added where the layouts meet.

@@ -92,11 +92,6 @@ def _by_one_scale(node: Node, shapes: Shapes) -> Swappable | None:
     return _first(node, shapes)
 
 
-def _whole(node: Node, shapes: Shapes) -> Swappable | None:
-    """Codes and their scale, of everything that there is."""
-    return _first(node, shapes)
-
-
 def _normalised(node: Node, shapes: Shapes) -> Swappable | None:
     """Along the axes behind the first two, with parameters for these alone."""
     rank = _rank(node.inputs[0], shapes)
@@ -183,7 +178,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("Squeeze", "Unsqueeze", *REDUCTIONS), _over(1)),
     **dict.fromkeys(("MatMul", "MatMulInteger"), _product),
     "Concat": _concat,
-    "DynamicQuantizeLinear": _whole,
+    "DynamicQuantizeLinear": _first,  # codes of the whole tensor, and their scale
     "Reshape": _reshape,
     "Slice": _over(3),
     "Transpose": _transpose,

@@ -7,11 +7,10 @@ One thread; the median time of a whole model of four layers, projections of quer
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
+from in_turn import model_times
 from onnx import TensorProto, checker, helper, numpy_helper
 
 from onnxq.ir import parse
@@ -75,21 +74,12 @@ def encoder(heads: int, size: int) -> bytes:
 
 def main() -> None:
     print("batch  places  heads  size  before ms  after ms  ratio")
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
     for batch, places, heads, size in CASES:
         before = encoder(heads, size)
         model = parse(before)
         put_sequence_first(model)
-        sessions = [ort.InferenceSession(each, options) for each in (before, model.serialize())]
         feeds = {"x": np.random.default_rng(1).standard_normal((batch, places, heads * size)).astype(np.float32)}
-        times = np.zeros((RUNS, 2))
-        for run in range(RUNS):
-            for column, session in enumerate(sessions):
-                start = time.perf_counter()
-                session.run(None, feeds)
-                times[run, column] = time.perf_counter() - start
-        first, second = np.median(times, axis=0) * 1e3
+        first, second = (t / 1e3 for t in model_times(before, model.serialize(), feeds, RUNS))
         print(f"{batch:5}{places:8}{heads:7}{size:6}{first:11.2f}{second:10.2f}{second / first:7.2f}")
 
 

@@ -7,10 +7,8 @@ One thread; the median time of QLinearConv alone, the least of the quarters of t
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
-import onnxruntime as ort
+from in_turn import model_times
 from measure_nodes import conv_model
 
 from onnxq.ir import infer_types, parse
@@ -41,23 +39,9 @@ def main() -> None:
         after = tune(model, "cpu").serialize()
         feeds = {"x": np.random.default_rng(1).standard_normal((1, channels, side, side)).astype(np.float32)}
         kernels = [kernel_times(each, feeds)["QLinearConv"] / 1e3 for each in (before, after)]
-        whole = model_times(before, after, feeds)
+        whole = model_times(before, after, feeds, RUNS)
         figures = "".join(f"{a:10.0f} {b:7.0f}{b / a:7.2f}" for a, b in (kernels, whole))
         print(f"{channels:9}{filters:8}{window:7}{side:5}{figures}")
-
-
-def model_times(before: bytes, after: bytes, feeds: dict[str, np.ndarray]) -> list[float]:
-    """Give the median times of both models, run in turn, in microseconds."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    sessions = [ort.InferenceSession(each, options, providers=["CPUExecutionProvider"]) for each in (before, after)]
-    times = np.zeros((RUNS, 2))
-    for run in range(RUNS):
-        for column, session in enumerate(sessions):
-            start = time.perf_counter()
-            session.run(None, feeds)
-            times[run, column] = time.perf_counter() - start
-    return [float(t) * 1e6 for t in np.median(times, axis=0)]
 
 
 if __name__ == "__main__":
