@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from onnxq.anew import duplicate, planned_anew
 from onnxq.correction import shift_biases
 from onnxq.ir import commit
 from onnxq.ir.types import infer_types
@@ -21,7 +22,7 @@ from onnxq.quant.folding import Group
 from onnxq.quant.samples import Samples
 from onnxq.quant.stats import Stats
 from onnxq.steps import Prepared
-from onnxq.trials import WORTH_RESCALING, duplicate, nearest, planned_anew, to_rescale
+from onnxq.trials import WORTH_RESCALING, nearest, to_rescale
 
 CENTRED = "shifted the channels of {} tensors around zero, in the biases of their neighbours"
 ENLARGED = "enlarged channels of {} tensors that stay far below an upper bound, folded into their neighbours"

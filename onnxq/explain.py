@@ -7,6 +7,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from onnxq.anew import reached
 from onnxq.errors import ModelError
 from onnxq.explanation import Attempt, Explanation, Times, Wire
 from onnxq.ir import Model, Node, Value, load
@@ -21,7 +22,7 @@ from onnxq.quant.recipe import Recipe
 from onnxq.quant.region import count, node_times
 from onnxq.quant.row_times import settings_to_try
 from onnxq.report import NodeReport, Report, activations
-from onnxq.steps import Prepared, choose_qparams, layers_to_measure, measure, open_data, prepare, reached
+from onnxq.steps import Prepared, choose_qparams, layers_to_measure, measure, open_data, prepare
 from onnxq.targets import Costs
 from onnxq.timed import Timing, timed
 from onnxq.words import did_you_mean

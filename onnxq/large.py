@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from onnxq.anew import reached
 from onnxq.ir import Model
 from onnxq.ir.spool import Spool
 from onnxq.layerwise import with_layers
@@ -17,7 +18,7 @@ from onnxq.quant.session import is_large
 from onnxq.quant.stats import Stats
 from onnxq.quant.weights import Weights
 from onnxq.report import Report, activations
-from onnxq.steps import Prepared, choose_qparams, measure, reached, stamp
+from onnxq.steps import Prepared, choose_qparams, measure, stamp
 from onnxq.verify import compare
 
 __all__ = ["carry_out_large", "is_large"]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from onnxq.anew import duplicate
 from onnxq.ir import Model, Value, commit
 from onnxq.ir.shapes import Shapes
 from onnxq.ir.sizes import product
@@ -18,7 +19,6 @@ from onnxq.quant.samples import Samples
 from onnxq.quant.session import InMemory, SessionError, open_session, run_session
 from onnxq.simplify.known import ARITHMETIC, known_array
 from onnxq.steps import Prepared
-from onnxq.trials import duplicate
 
 WHY = "what lies deeper costs onnxruntime denormal numbers"
 CODED = "codes that reach deeper leave no steps for scores"

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
+from onnxq.anew import duplicate
 from onnxq.correction import bias_adder, shift_biases
 from onnxq.errors import CheckFailed
 from onnxq.ir import Model, Node, Value
@@ -28,7 +29,7 @@ from onnxq.quant.recipe import load_recipe
 from onnxq.search import shortest
 from onnxq.sensitivity import sensitivity
 from onnxq.steps import stamp
-from onnxq.trials import Variants, duplicate
+from onnxq.trials import Variants
 
 FOUR_BITS = ("MatMul", "Gemm", "Conv", "ConvTranspose")  # whose weights the families store in 4 bit
 SMALLER = "Allow a larger file, or leave less of it float."

@@ -232,16 +232,6 @@ def look_inside(model: Model, taps: Taps) -> Callable[[Mapping[str, Any]], objec
     return lambda sample: evaluator.run(sample, [], taps)
 
 
-def reached(ready: Prepared, stats: Stats) -> Prepared:
-    """Plan anew where no sample has run a body: its nodes have no ranges, so their activations stay float."""
-    missing = {v.graph for v in ready.plan.calibrated() if v.graph.parent is not None and v.name not in stats}
-    if not missing:
-        return ready
-    plan = ready.plan
-    again = decide(ready.model, plan.recipe, with_data=True, choices=plan.choices, unreached=missing, costs=plan.costs)
-    return replace(ready, plan=again)
-
-
 Known = dict[tuple[str, Scheme, tuple[float, float]], QParams]  # by the value, its settings and its bounds
 
 

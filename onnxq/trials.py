@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from onnxq.anew import duplicate, planned_anew, reached
 from onnxq.errors import DataError, ModelError
 from onnxq.ir import Model, Node, Value, commit
 from onnxq.ir.types import infer_types
@@ -22,7 +23,7 @@ from onnxq.quant.calibrate import calibrate
 from onnxq.quant.collecting import collect
 from onnxq.quant.equalize import Rescaling, channel_axes, channel_kinds, equalize
 from onnxq.quant.layers import MeasuredLayers
-from onnxq.quant.plan import Choices, Plan, make_plan
+from onnxq.quant.plan import Choices
 from onnxq.quant.qparams import QParams
 from onnxq.quant.readers import OutputWeights, least_kinds
 from onnxq.quant.rewrite import rewrite
@@ -30,7 +31,7 @@ from onnxq.quant.samples import Samples
 from onnxq.quant.smooth import smooth
 from onnxq.quant.stats import Stats
 from onnxq.quant.weights import Weights
-from onnxq.steps import Known, Prepared, choose_qparams, layers_to_measure, look_inside, measure, reached
+from onnxq.steps import Known, Prepared, choose_qparams, layers_to_measure, look_inside, measure
 
 TO_NEAREST = "rounded the weights to nearest: codes chosen on some of the samples gained nothing on the others"
 BY_ERROR = "chose the ranges of activations by the error that they cause at the outputs of the layers that read them"
@@ -130,21 +131,6 @@ def fit(
     return Variants(ready, measured, weights, split)
 
 
-def duplicate(ready: Prepared, choices: Choices | None = None, *, costs_count: bool = True) -> Prepared:
-    """Give a copy to change, weights shared, planned with other choices where there are any."""
-    collect(ready.model)  # what was tried before
-    model = ready.model.copy()
-    infer_types(model)
-    return replace(ready, model=model, plan=planned_anew(ready, model, choices, costs_count=costs_count))
-
-
-def planned_anew(ready: Prepared, model: Model, choices: Choices | None = None, *, costs_count: bool = True) -> Plan:
-    """Plan a model that took the place of another, with the same choices unless there are others."""
-    chosen = ready.plan.choices if choices is None else choices
-    recipe, with_data, costs = ready.plan.recipe, ready.plan.with_data, ready.plan.costs
-    return make_plan(model, recipe, with_data=with_data, choices=chosen, costs_count=costs_count, costs=costs)
-
-
 def rescale(ready: Prepared, split: Split, watch: Observer) -> Prepared:
     """Divide channels of outliers where that leaves the float function as it is, if the samples show that it pays.
 
@@ -217,7 +203,7 @@ def _rescaled(ready: Prepared, methods: Sequence[Rescale], measured: Stats) -> P
     if not measured.names:
         return ready
     measured = measured.copy()
-    notes = list(ready.notes)
+    notes, clipped = list(ready.notes), dict(ready.plan.clipped)
     for method in methods:
         if method is smooth:
             at_run_time = {d.node for d in ready.plan.decisions if d.scheme == "dynamic-int8"}
@@ -226,7 +212,9 @@ def _rescaled(ready: Prepared, methods: Sequence[Rescale], measured: Stats) -> P
         commit(made.patches)
         made.update(measured)
         notes += made.said()
+        clipped |= made.clipped()
     infer_types(ready.model)
+    ready = replace(ready, plan=replace(ready.plan, clipped=clipped))
     return replace(ready, plan=planned_anew(ready, ready.model), notes=tuple(notes))
 
 

@@ -32,6 +32,7 @@ ORDER = [
     "report",
     "steps",
     "timed",
+    "anew",
     "trials",
     "masking",
     "correction",

@@ -159,7 +159,8 @@ class _Commit:
         maker = new.producer
         fresh = maker in patch.nodes
         movable = maker is not None and new.graph is patch.graph and not new.is_output and not old.is_input
-        if movable and ((old.is_output and old.producer is not None) or (fresh and _is_free(patch, old))):
+        leaving = old.producer is not None and (old.is_output or old.producer in patch.removed)
+        if movable and (leaving or (fresh and _is_free(patch, old))):
             self.take_over(patch, old, new)
             return
         if old.is_output and old.producer is not None:

@@ -95,8 +95,8 @@ class Patch:
         """Let every reader of `old` but this patch's nodes, and the graph where `old` is an output, have `new` instead.
 
         Where a node of this patch makes `new`, or where `old` is an output, the node that makes `new` takes over the
-        old name, so that no reader changes its bytes. A graph input or initializer that is listed as an output stays
-        that output: only its readers change.
+        old name, so that no reader changes its bytes; likewise where the patch removes the node that made `old`. A
+        graph input or initializer that is listed as an output stays that output: only its readers change.
         """
         self.replaced.append((old, new))
 

@@ -11,6 +11,7 @@ from typing import Any
 from onnxq.ir import Node, Value
 from onnxq.ops.family import Form
 from onnxq.ops.scheme import Scheme, SchemeName
+from onnxq.quant.outliers import Clipped
 from onnxq.quant.recipe import Recipe
 from onnxq.targets import Costs, load_costs
 
@@ -72,6 +73,7 @@ class Plan:
         moved: Calibrated values that have the range of another, as a scale of their own with the same number: what
             operators in float only move → the calibrated value that it comes from.
         ranges: The scheme settings that choose each calibrated value's range.
+        clipped: Values that are clipped for nothing but to add outliers in float (`outliers.py`), by name.
         conversions: What conversions between float and 8 bit take by these kernel times, in nanoseconds; 0 where they
             decided nothing.
 
@@ -87,6 +89,7 @@ class Plan:
     same_scale: dict[Value, Value] = field(default_factory=dict)
     moved: dict[Value, Value] = field(default_factory=dict)
     ranges: dict[Value, Scheme] = field(default_factory=dict)
+    clipped: Mapping[str, Clipped] = field(default_factory=dict)
     conversions: float = 0.0
 
     def quantized(self) -> list[Decision]:

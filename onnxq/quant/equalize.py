@@ -17,7 +17,7 @@ from onnxq.quant.channels import ChannelStats
 from onnxq.quant.folded_weights import FoldedWeights, constant_array
 from onnxq.quant.folding import Constant, Group, linear_reader, reader_axis
 from onnxq.quant.folding_search import find_groups
-from onnxq.quant.outliers import Range
+from onnxq.quant.outliers import Clipped, Range
 from onnxq.quant.rescale import Reading, best, weight_of
 from onnxq.quant.statistic import Statistic
 from onnxq.quant.stats import Extremes, Kinds, Moments, Stats, TensorStats, basic_kinds
@@ -44,6 +44,7 @@ class Rescaled:
         gain: How much less error the readers' outputs have, in dB, estimated from statistics.
         inserted: Name of the value that the division makes; None where it is free.
         bounds: The range that the inserted value is clipped to, where what lies beyond is added in float.
+        outliers: The channels that leave it.
 
     """
 
@@ -53,6 +54,7 @@ class Rescaled:
     gain: float
     inserted: str | None = None
     bounds: Range | None = None
+    outliers: tuple[int, ...] = ()
 
 
 @dataclass
@@ -76,6 +78,15 @@ class Rescaling:
             OUTLIERS: sum(change.bounds is not None for change in self.changes),
         }
         return [sentence.format(count) for sentence, count in counts.items() if count]
+
+    def clipped(self) -> dict[str, Clipped]:
+        """Say which values are clipped, and how."""
+        found = {}
+        for change in self.changes:
+            if change.inserted is not None and change.bounds is not None:
+                (divisor,) = change.divisors.values()
+                found[change.inserted] = Clipped(len(divisor), change.outliers, change.bounds)
+        return found
 
     def update(self, stats: Stats) -> None:
         """Bring statistics of the float model up to date, so that no second calibration is needed.

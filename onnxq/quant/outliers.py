@@ -6,6 +6,7 @@ A value x is read in 8 bit as if it were clipped to a range [low, high] that no 
 
 where the second term is zero but for those channels: a product of a few columns with a few rows of the weight. In the
 quantized model the codes do the clipping, so that the Clip goes (`saturating.py`) and nothing is computed but the term.
+Without static codes the other channels are not clipped, and what computes in float after all is y = x W again.
 """
 
 from __future__ import annotations
@@ -25,6 +26,14 @@ class Range(NamedTuple):
 
     low: np.float32
     high: np.float32
+
+
+class Clipped(NamedTuple):
+    """How a value is clipped whose outliers are added: how many channels it has, which they are, where others end."""
+
+    width: int
+    channels: tuple[int, ...]
+    bounds: Range
 
 
 def clip(patch: Patch, value: Value, bounds: Range, opset: int, hint: str) -> Value:
@@ -79,6 +88,62 @@ def add_outliers(patch: Patch, node: Node, outliers: Value, rows: np.ndarray) ->
     weight = patch.constant(np.ascontiguousarray(rows * alpha), f"{node.label}_outlier_rows")
     term = patch.op("MatMul", outliers, weight, hint=f"{result.name}_of_outliers")
     patch.replace(result, patch.op("Add", result, term, hint=f"{result.name}_with_outliers"))
+
+
+def clip_less(read: Value, clipped: Clipped, whole: Sequence[Node], parted: Sequence[Node]) -> Patch:
+    """Let go of a Clip, which costs nothing only where static codes do it, in front of layers that have none.
+
+    Args:
+        read: What `clip` gave.
+        clipped: How it was clipped.
+        whole: Layers that compute in float: they read the value whole, and nothing is added to what they give.
+        parted: Layers with something else in 8 bit, from which outliers stay apart: their channels alone are clipped.
+
+    """
+    maker = read.producer
+    source = maker.inputs[0] if maker is not None else None
+    assert source is not None
+    patch = Patch(read.graph, maker, f"let go of what clips '{source.name}'")
+    for node in whole:
+        found = _sum_with_outliers(node)
+        if found is not None:
+            alone, complete = found.inputs[0], found.outputs[0]
+            assert alone is not None
+            assert complete is not None
+            patch.rewire(node, 0, source)
+            patch.replace(complete, alone)
+            patch.remove(found)
+    if parted:
+        some = _clip_channels(patch, source, clipped)
+        for node in parted:
+            patch.rewire(node, 0, some)
+    return patch
+
+
+def _clip_channels(patch: Patch, value: Value, clipped: Clipped) -> Value:
+    ends = np.full((2, clipped.width), [[-np.inf], [np.inf]], np.float32)
+    ends[:, list(clipped.channels)] = np.array(clipped.bounds)[:, None]
+    low, high = (patch.constant(end, f"{value.name}_{name}") for end, name in zip(ends, ("low", "high"), strict=True))
+    some = patch.op("Max", value, low, hint=f"{value.name}_raised")
+    some = patch.op("Min", some, high, hint=f"{value.name}_limited")
+    some.dtype, some.shape = value.dtype, value.shape
+    return some
+
+
+def _sum_with_outliers(node: Node) -> Node | None:
+    """Give the Add of outliers behind a product, or behind the bias of it."""
+    result = node.outputs[0]
+    while result is not None and len(result.uses) == 1 and not result.is_output:
+        after = result.consumers()[0]
+        if after.op_type != "Add" or after.domain:
+            return None
+        term = after.inputs[1]
+        if after.inputs[0] is result and term is not None and term.producer and adds_outliers(term.producer):
+            return after
+        if not any(source is not None and source.constant for source in after.inputs):
+            return None  # no bias
+        result = after.outputs[0]
+    return None
 
 
 def adds_outliers(node: Node) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from onnxq.ir import Graph, Model, Node, Value
@@ -12,7 +12,7 @@ from onnxq.ops.scheme import Scheme, SchemeName
 from onnxq.quant.decision import Choice, Choices, Decision, Plan, node_key
 from onnxq.quant.lengths import computing_sizes, deciding_lengths
 from onnxq.quant.logarithms import before_logarithms
-from onnxq.quant.outliers import adds_outliers
+from onnxq.quant.outliers import Clipped, adds_outliers
 from onnxq.quant.pitfalls import endangering
 from onnxq.quant.placement import check_activations, check_target, place, useless_clamps, useless_residuals
 from onnxq.quant.recipe import Recipe
@@ -39,6 +39,7 @@ def make_plan(
     costs_count: bool = True,
     unreached: Collection[Graph] = (),
     costs: Costs | None = None,
+    clipped: Mapping[str, Clipped] | None = None,
 ) -> Plan:
     """Decide about every node.
 
@@ -50,10 +51,11 @@ def make_plan(
         costs_count: Whether `auto` keeps nodes float that would not be faster in 8 bit.
         unreached: Bodies that no sample has run: nothing in them has a calibrated range.
         costs: Kernel times; by default those that come with onnxq.
+        clipped: See `Plan`.
 
     """
     recipe = recipe.at_opset(model.opset)
-    plan = Plan(recipe, choices or {}, with_data, costs or load_costs())
+    plan = Plan(recipe, choices or {}, with_data, costs or load_costs(), clipped=clipped or {})
     decided: dict[Node, Decision] = {}
     for node in model.graph.walk():
         decided[node] = _decide(node, plan, model.opset)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from onnxq.ir import Model, Node, Patch, Value, commit
 from onnxq.ops.family import Site, rewrite_site
 from onnxq.quant.captured import copy_for_bodies
+from onnxq.quant.outliers import clip_less
 from onnxq.quant.patches import QuantizingPatch, Shared
 from onnxq.quant.plan import Plan
 from onnxq.quant.qparams import QParams
@@ -26,6 +27,7 @@ def rewrite(model: Model, plan: Plan, qparams: Mapping[Value, QParams], weights:
         The same model.
 
     """
+    commit(_clip_less(plan))
     shared = Shared(plan, qparams, weights or Weights())
     patches: list[Patch] = []
     for decision in plan.decisions:
@@ -46,6 +48,16 @@ def rewrite(model: Model, plan: Plan, qparams: Mapping[Value, QParams], weights:
     for node in (node for patch in patches for node in patch.nodes if node.domain):
         model.opsets.setdefault(node.domain, 1)
     return model
+
+
+def _clip_less(plan: Plan) -> list[Patch]:
+    """Let nodes without static codes read what was clipped for such codes alone."""
+    readers: dict[Value, tuple[list[Node], list[Node]]] = {}
+    for decision in plan.decisions if plan.clipped else ():
+        read = decision.node.inputs[0] if decision.node.inputs else None
+        if read is not None and read.name in plan.clipped and decision.scheme != "static-int8":
+            readers.setdefault(read, ([], []))[decision.scheme is not None].append(decision.node)
+    return [clip_less(read, plan.clipped[read.name], *others) for read, others in readers.items()]
 
 
 def _quantize_output(patch: QuantizingPatch, node: Node, plan: Plan) -> None:

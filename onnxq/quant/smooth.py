@@ -90,8 +90,10 @@ def smooth(
             patch, inserted = _insert(value, readers, candidate, bounds, opset)
             made.patches.append(patch)
             nodes_read = tuple(reader.node for reader in readers)
-            divisors = {value.name: candidate.divisor}
-            made.changes.append(Rescaled(divisors, nodes_read, candidate.exponent, gain, inserted.name, bounds))
+            divisors, outliers = {value.name: candidate.divisor}, candidate.outliers
+            made.changes.append(
+                Rescaled(divisors, nodes_read, candidate.exponent, gain, inserted.name, bounds, outliers)
+            )
     return made
 
 

@@ -173,6 +173,24 @@ def test_new_constants_raise_an_old_ir_version():
     assert run(model.serialize(), {"x": X})[0].tolist() == (X + 1).tolist()
 
 
+@pytest.mark.parametrize("is_output", [True, False])
+def test_what_takes_the_place_of_a_removed_node_takes_over_its_name(is_output):
+    chain = CHAIN if is_output else CHAIN.replace("y = Abs(b)", "c = Abs(b) [s] y = Exp(c)")
+    model = model_of(chain)
+    last = node_of(model.graph, "Abs")
+    taken = last.outputs[0]
+    patch = Patch(model.graph)
+    patch.replace(taken, last.inputs[0])
+    patch.remove(last)
+    commit([patch])
+    assert_consistent(model)
+    neg = node_of(model.graph, "Neg")
+    assert neg.outputs == [taken], "readers, and whoever knows the value, see nothing of it"
+    assert "b" not in model.graph.values
+    expected = -np.maximum(X, 0)
+    assert np.array_equal(run(model.serialize(), {"x": X})[0], expected if is_output else np.exp(expected))
+
+
 def test_contradictions_are_refused():
     model = model_of(CHAIN)
     patch = Patch(model.graph, reason="to see")

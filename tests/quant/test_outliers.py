@@ -10,13 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onnxq.budget import Budget
 from onnxq.fusion import read_fusion
 from onnxq.ir import Model, Patch, commit, infer_types
 from onnxq.pipeline import quantize
+from onnxq.quant.calibrate import calibrate
 from onnxq.quant.equalize import OUTLIERS
-from onnxq.quant.outliers import Range, add_outliers, adds_outliers, beyond, clip
-from onnxq.quant.plan import make_plan
+from onnxq.quant.outliers import Clipped, Range, add_outliers, adds_outliers, beyond, clip
+from onnxq.quant.plan import Choice, make_plan
 from onnxq.quant.recipe import load_recipe
+from onnxq.quant.rewrite import rewrite
+from onnxq.steps import choose_qparams
 from tests.helpers import recipe_of
 from tests.quant.rescale_support import build, difference, run, sqnr
 
@@ -154,6 +158,71 @@ def test_plans_keep_the_product_float(recipe):
     products = {adds_outliers(d.node): d for d in plan.decisions if d.node.op_type == "MatMul"}
     assert (products[True].scheme, products[True].reason) == (None, SENTENCE)
     assert products[False].scheme is not None, "the layer itself is quantized"
+
+
+BOUNDS = Range(np.float32(-1), np.float32(1))
+ALONE = {"y": "h_without_outliers", "y2": "y2_float", "y3": "y3_float"}  # the products themselves, by their outputs
+ROWS = Choice("dynamic-int8", "a test", (("activation_granularity", "row"),))
+
+
+def rewritten(choices: dict[str, Choice]) -> Model:
+    """Several layers that read `z`, all of them static but for these choices."""
+    model = layer("several readers", 17)
+    separate(model, [3], BOUNDS)
+    clipped = {"z_clipped": Clipped(WIDTH, (3,), BOUNDS)}
+    recipe = load_recipe("static-int8")
+    plan = make_plan(model, recipe, with_data=True, choices=choices, costs_count=False, clipped=clipped)
+    near = np.random.default_rng(0).uniform(-1, 1, (99, WIDTH)).astype(np.float32)
+    return rewrite(model, plan, choose_qparams(plan, calibrate(model, plan.calibrated(), [{"x": near}])))
+
+
+@pytest.mark.parametrize("names", [["y"], ["y2"], ["y3"], ["y", "y3"], ["y", "y2", "y3"]])
+@pytest.mark.parametrize(
+    ("choice", "least"), [(Choice("float", "a test"), np.inf), (Choice("weight-int8", "a test"), 40), (ROWS, 30)]
+)
+def test_nothing_but_static_codes_clips_the_other_channels(choice, least, names):
+    """Data may go further than any that calibration saw."""
+    reference, static = layer("several readers", 17), rewritten({})
+    model = rewritten({ALONE[name]: choice for name in names})
+    far = {"x": np.random.default_rng(1).uniform(-5, 5, (9, WIDTH)).astype(np.float32)}
+    expected, others, given = (
+        dict(zip(("y", "y2", "y3", "y4"), run(m, far), strict=True)) for m in (reference, static, model)
+    )
+    for name in given:
+        if name not in names:
+            assert np.array_equal(given[name], others[name]), "other layers stay as they are"
+        elif least == np.inf:
+            assert np.array_equal(given[name], expected[name]), "outliers are nothing of their own any more"
+        else:
+            assert sqnr(expected[name], given[name]) > least > sqnr(expected[name], others[name])
+    kinds = [n.op_type for n in model.graph.nodes]
+    still_added = 3 - len(names) * (choice.scheme == "float")
+    assert sum(map(adds_outliers, model.graph.nodes)) == still_added
+    assert kinds.count("Clip") == (still_added > 0) + (len(names) < 3), "one for outliers, one for static codes"
+    assert kinds.count("Max") == kinds.count("Min") + (choice is ROWS) == (choice.scheme != "float") + (choice is ROWS)
+
+
+@pytest.mark.parametrize("scheme", ["float", "weight-int8"])
+def test_a_clip_of_the_model_itself_stays(scheme):
+    """That it looks like ours does not make it ours."""
+    model = layer("MatMul", 17)
+    separate(model, [3], BOUNDS)
+    far = {"x": np.full((2, WIDTH), 5, np.float32)}
+    reference = run(model, far)
+    plan = make_plan(model, load_recipe("weight-int8"), with_data=False, choices={"y_float": Choice(scheme, "a test")})
+    assert difference(reference, run(rewrite(model, plan, {}), far)) < 0.02
+
+
+def test_a_search_that_returns_a_layer_to_float_lets_go_of_the_clip(tmp_path):
+    onnx.save(towering(17), tmp_path / "m.onnx")
+    random = np.random.default_rng(1)
+    samples = [{"x": random.standard_normal((8, 8, 256)).astype(np.float32)} for _ in range(12)]
+    report = quantize(tmp_path / "m.onnx", output=tmp_path / "q.onnx", samples=samples, budget=Budget(min_sqnr=71.5))
+    assert OUTLIERS.format(1) in report.notes
+    assert report.counts()["weight-int8"] == 1
+    far = {"x": samples[0]["x"] * 3}
+    reference, result = (run((tmp_path / name).read_bytes(), far)[0] for name in ("m.onnx", "q.onnx"))
+    assert sqnr(reference, result) > 65
 
 
 def towering(opset: int) -> onnx.ModelProto:
