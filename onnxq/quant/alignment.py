@@ -14,6 +14,7 @@ import numpy as np
 
 from onnxq.ir import Graph, Model, Patch, Value, commit
 from onnxq.quant.carriers import Carrier, carriers
+from onnxq.quant.columns import folds
 from onnxq.quant.integer_convs import IntegerConv, absorbed, integer_convs, multiple_of
 from onnxq.targets.placement import Target
 
@@ -47,7 +48,8 @@ def _align(graph: Graph, target: Target) -> int:
         by_read.setdefault(conv.read, []).append(conv)
     widths = _widths(convs, between, by_read, target)
     dense = [conv for conv in convs if not conv.depthwise and conv.read not in widths and _worth_a_copy(conv)]
-    added = {conv.read: multiple_of(target.conv_channels, conv.channels) for conv in dense}
+    alone = [conv for conv in dense if folds(conv, target) is None]
+    added = {conv.read: multiple_of(target.conv_channels, conv.channels) for conv in alone}
     work = _Widening(widths, added)
     steps = {conv.node: conv for conv in convs if work.touches(conv)}
     carried = {carrier.node: carrier for carrier in between if carrier.made in widths}

@@ -32,7 +32,7 @@ from onnxq.targets.timings import Kernel, Timings
 RUNS, LEAST_RUNS = 40, 4
 KERNEL_SECONDS = 0.25  # for the runs of one model of one kernel; at least `LEAST_RUNS` are made
 MOST_SECONDS = 30.0  # after that no further kernel is begun
-CONVERSIONS = ("QuantizeLinear", "DequantizeLinear", "Transpose", "ReorderInput", "ReorderOutput")
+CONVERSIONS = ("QuantizeLinear", "DequantizeLinear", "Transpose", "Reshape", "ReorderInput", "ReorderOutput")
 
 
 def benchmark(model: Model, recipe: Recipe, *, with_data: bool, shapes: Mapping[str, tuple[int, ...]]) -> Timings:

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from onnxq.ir import Graph, Node, Value
 from onnxq.ops.family import Form
 from onnxq.ops.integer_domain import CLAMPS, TWO_INPUTS
+from onnxq.quant.columns import NODES, columns_of
 from onnxq.quant.flow import INFINITE, Flow
 from onnxq.quant.upsampling import doublings
-from onnxq.targets import Costs
+from onnxq.targets import UNKNOWN_SIDE, Costs
 from onnxq.targets.timings import Kernel
 
 FLOAT_BONUS = 1.05  # float is more accurate: 8 bit has to gain at least this factor
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
-UNKNOWN_SIDE = 56  # what a spatial dimension is taken for that the model leaves open
 
 
 def integer_region(
@@ -266,7 +266,11 @@ def _kernel_times(node: Node, costs: Costs) -> tuple[float, float]:
     filters, per_group, *window = weight.tensor.shape
     group = int(node.attribute("group", 1))
     pixels = max(count(output, costs.shapes) // max(filters, 1), 1)
-    return costs.conv(per_group * group, filters, math.prod(window), pixels, group)
+    in_float, in_integers = costs.conv(per_group * group, filters, math.prod(window), pixels, group)
+    blocks = columns_of(node, weight.tensor.shape, costs)
+    if blocks is not None:
+        in_integers = in_integers * blocks.share + NODES * costs.borders["node"]
+    return in_float, in_integers
 
 
 def _recurrent_times(node: Node, weight: tuple[int, ...], costs: Costs) -> tuple[float, float]:

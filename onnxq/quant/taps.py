@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnxq.ir import Model, Patch, Value, commit
+from onnxq.quant.columns import folds
 from onnxq.quant.integer_convs import IntegerConv, integer_convs, multiple_of
 from onnxq.targets.placement import Target
 
@@ -35,6 +36,8 @@ def fold_taps(model: Model, target: Target) -> int:
 
 
 def _pays(conv: IntegerConv, target: Target) -> bool:
+    if folds(conv, target) is not None:
+        return False
     shape = conv.codes.shape
     if len(shape) != 4 or shape[3] == 1 or conv.depthwise or conv.node.attribute("auto_pad", "NOTSET") != "NOTSET":
         return False

@@ -5,8 +5,9 @@ It comes last: what is filled up or folded has no counterpart in the float model
 
 from __future__ import annotations
 
-from onnxq.ir import Model
+from onnxq.ir import Model, infer_types
 from onnxq.quant.alignment import align
+from onnxq.quant.columns import fold_columns
 from onnxq.quant.product_scales import join_scales
 from onnxq.quant.saturating import drop_clips
 from onnxq.quant.sequence_first import put_sequence_first
@@ -38,7 +39,9 @@ def tune(model: Model, target: str) -> Model:
     if wanted.timed and any(node.op_type == "Conv" for node in model.graph.walk()):
         share_conversions(model)
         if model.opset >= PAD_OPSET:
+            infer_types(model)  # pairs have come in between
             fold_taps(model, wanted)
             align(model, wanted)
+            fold_columns(model, wanted)
             double_codes(model)
     return model
