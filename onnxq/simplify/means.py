@@ -2,7 +2,8 @@
 
 onnxruntime keeps the channels of such a map in blocks, in which it pools as well; for a ReduceMean it puts them in
 order first: in float an EfficientNet takes 0.96 of the time so (1.31, one thread). And a ReduceMean has no kernel on
-codes: in 8 bit throughout, 1.63 of float's time became 1.26.
+codes: in 8 bit throughout, 1.63 of float's time became 1.26. Where the axes go, a Flatten takes them, which moves
+nothing: a small MobileNetV2 takes 0.986 of the time.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ IN_BLOCKS = (*ELEMENTWISE, "AveragePool", "Conv", "GlobalAveragePool", "MaxPool"
 
 @simplifies(order=70)
 def means(model: Model) -> Iterator[Change]:
-    """Describe one change for each mean over the last two of four axes of what a Conv makes, if the axes stay."""
+    """Describe one change for each mean over the last two of four axes of what a Conv makes."""
     for graph in model.graph.graphs():
         for node in graph.nodes:
             value = node.inputs[0] if node.op_type == "ReduceMean" and not node.domain and node.inputs else None
@@ -38,7 +39,7 @@ def _is_over_places(node: Node, value: Value) -> bool:
     axes = axes_of(node)
     if axes is None or value.dtype != TensorProto.FLOAT or value.shape is None or len(value.shape) != RANK:
         return False
-    return {axis % RANK for axis in axes} == {2, 3} and bool(node.attribute("keepdims", 1))
+    return {axis % RANK for axis in axes} == {2, 3}
 
 
 def _in_blocks(value: Value) -> bool:
@@ -56,6 +57,9 @@ def _written(node: Node, value: Value) -> Patch:
     result = node.outputs[0]
     assert result is not None
     patch = Patch(node.graph, node, "it is over all places")
-    patch.replace(result, patch.op("GlobalAveragePool", value, hint=result.name))
+    mean = patch.op("GlobalAveragePool", value, hint=result.name)
+    if not node.attribute("keepdims", 1):
+        mean = patch.op("Flatten", mean, hint=result.name, axis=1)
+    patch.replace(result, mean)
     named_after(patch, node)
     return patch
