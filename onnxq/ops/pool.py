@@ -25,7 +25,7 @@ def _slide(function: Callable[..., Any], x: Array, windows: Windows) -> Array:
         total: Array | None = None
         for tap in range(count):
             start = tap * dilation
-            part = x[(*ahead, slice(start, start + (output - 1) * stride + 1, stride))]
+            part = x[(*ahead, slice(start, start + output * stride, stride))]
             if total is None:
                 total = part.copy() if count > 1 else part
             else:
@@ -62,7 +62,7 @@ def max_pool(
         raise NotCovered("MaxPool's indices are left to onnx.reference")
     windows = lay_windows(
         x.shape[2:], kernel_shape, strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad,
-        ceil_mode=bool(ceil_mode),
+        ceil_mode=bool(ceil_mode), pool=True,
     )  # fmt: skip
     return np.ascontiguousarray(_slide(np.maximum, padded(x, windows, _lowest(x.dtype)), windows))
 
@@ -82,7 +82,7 @@ def average_pool(
     """Mean of every window of X [N, C, D1, ...]; padding counts only with `count_include_pad`, `ceil_mode`'s never."""
     windows = lay_windows(
         x.shape[2:], kernel_shape, strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad,
-        ceil_mode=bool(ceil_mode),
+        ceil_mode=bool(ceil_mode), pool=True,
     )  # fmt: skip
     total = _slide(np.add, padded(x, windows), windows)
     counts = np.ones((), np.int64)
@@ -111,7 +111,7 @@ def lp_pool(
     """P-norm of every window of X [N, C, D1, ...]."""
     windows = lay_windows(
         x.shape[2:], kernel_shape, strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad,
-        ceil_mode=bool(ceil_mode),
+        ceil_mode=bool(ceil_mode), pool=True,
     )  # fmt: skip
     powers = np.power(np.abs(x), x.dtype.type(p))
     result: Array = np.power(_slide(np.add, padded(powers, windows), windows), x.dtype.type(1 / p))

@@ -44,7 +44,7 @@ class Windows:
         """Where element `tap` of every window lies in the padded tensor."""
         starts = [t * d for t, d in zip(tap, self.dilations, strict=True)]
         return tuple(
-            slice(start, start + (out - 1) * stride + 1, stride)
+            slice(start, start + out * stride, stride)
             for start, out, stride in zip(starts, self.output, self.strides, strict=True)
         )
 
@@ -58,10 +58,13 @@ def lay_windows(
     pads: Sequence[int] | None,
     auto_pad: str,
     ceil_mode: bool = False,
+    pool: bool = False,
 ) -> Windows:
     """Work out padding and number of windows for the spatial shape of an input.
 
-    With `auto_pad`, `pads` count for nothing, as in onnxruntime.
+    With `auto_pad`, `pads` count for nothing, as in onnxruntime. Where a pool's window reaches beyond the padded input
+    by less than a stride, the formula leaves none; onnxruntime and ONNX shape inference divide towards zero and keep
+    one (https://github.com/microsoft/onnxruntime/issues/25234), and so does this. A Conv of that kind does not run.
 
     Raises:
         ModelError: An attribute has the wrong length or a value that makes no sense, or the window is larger than the
@@ -96,7 +99,7 @@ def lay_windows(
             begin[i], end[i] = (small, large) if auto_pad == "SAME_UPPER" else (large, small)
             continue
         room = size + begin[i] + end[i] - span
-        output[i] = (-(-room // stride) if ceil_mode else room // stride) + 1
+        output[i] = (-(-room // stride) if ceil_mode or (pool and room < 0) else room // stride) + 1
         if ceil_mode and (output[i] - 1) * stride >= size + begin[i]:
             output[i] -= 1  # a window that would start in the padding behind the input does not count
     if min(output, default=1) < 0:

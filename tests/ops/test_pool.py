@@ -6,6 +6,7 @@ from float_support import check, evaluate_single, normal, onnxruntime_single, si
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onnxq.errors import ModelError
 from onnxq.evaluator import evaluate
 
 
@@ -39,6 +40,38 @@ def test_max_pool_agrees_with_onnxruntime(case, dilation):
 def test_average_pool_agrees_with_onnxruntime(case, include, opset):
     x, attributes = case
     check("AveragePool", [x], count_include_pad=include, opset=opset, **attributes)
+
+
+@pytest.mark.parametrize("ceil_mode", [0, 1])
+@pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize("pads", [[0, 0], [1, 0], [0, 1], [1, 1]])
+@pytest.mark.parametrize(
+    ("size", "window", "stride"),
+    [
+        (1, 2, 2),
+        (1, 3, 2),
+        (1, 4, 2),
+        (1, 4, 3),
+        (1, 5, 2),
+        (1, 5, 4),
+        (2, 5, 2),
+        (2, 5, 3),
+        (3, 7, 5),
+        (7, 1280, 1280),
+    ],
+)
+def test_a_window_larger_than_its_map_agrees_with_onnxruntime(op_type, size, window, stride, pads, ceil_mode):
+    """By less than a stride there is one window after all, by two there is none, and beyond that it is an error."""
+    x = normal(1, 2, size, 4)
+    attributes = {"kernel_shape": [window, 2], "strides": [stride, 1], "ceil_mode": ceil_mode}
+    attributes["pads"] = [pads[0], 0, pads[1], 0]
+    if window - size - sum(pads) < 2 * stride:
+        check(op_type, [x], opset=19, **attributes)
+        return
+    with pytest.raises(Exception, match="output dimension is negative"):
+        onnxruntime_single(op_type, [x], opset=19, **attributes)
+    with pytest.raises(ModelError, match="does not fit"):
+        evaluate_single(op_type, [x], opset=19, **attributes)
 
 
 @pytest.mark.parametrize("p", [1, 2, 3])

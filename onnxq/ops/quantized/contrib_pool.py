@@ -56,6 +56,7 @@ def q_linear_average_pool(
     windows = whole_windows(
         name, x.shape[2:], kernel_shape,
         strides=strides, dilations=None, pads=pads, auto_pad=auto_pad, ceil_mode=bool(ceil_mode),
+        pool=True,
     )  # fmt: skip
     if windows.kernel == x.shape[2:] and not any((*windows.begin, *windows.end)):
         # onnxruntime takes its global pool here, which adds the zero point after rounding.
