@@ -10,6 +10,7 @@ from onnx import TensorProto
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.ir.graph import Graph, Value
 from onnxq.ir.model import Model
+from onnxq.ir.pools import miscounted
 from onnxq.ir.shapes import Shapes
 from onnxq.ir.sizes import Shape, Size
 
@@ -28,7 +29,7 @@ def infer_types(model: Model) -> None:
     """
     try:
         proto = onnx.ModelProto.FromString(model.skeleton())
-        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        _infer(model, proto)
     except OnnxqError:
         raise
     except Exception as error:  # the binding raises bare RuntimeError subclasses and ValueError alike
@@ -37,11 +38,34 @@ def infer_types(model: Model) -> None:
             f"{model.name}: shape inference failed: {reason[0] if reason else error!r}",
             "Check the model with its exporter.",
         ) from error
-    _read_graph(model.graph, inferred.graph)
     _complete(model, proto)
     for graph in model.graph.graphs():
         _forget(graph)
         _match(graph, model)
+
+
+def _infer(model: Model, proto: onnx.ModelProto) -> None:
+    """Infer types and shapes, and once more with what inference got wrong: it goes on with what is stated."""
+    for _ in range(MOST_ROUNDS):
+        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        wrong = 0
+        for graph, (stated, found) in _scopes(model.graph, proto.graph, inferred.graph):
+            _read_graph(graph, found)
+            for value in miscounted(graph):
+                _state(stated, value)
+                wrong += 1
+        if not wrong:
+            return
+
+
+def _state(proto: onnx.GraphProto, value: Value) -> None:
+    """Put a shape into a graph, over what it states about an output."""
+    for infos in (proto.output, proto.value_info):
+        for info in infos:
+            if info.name == value.name:
+                info.CopyFrom(_stated(value))
+                return
+    proto.value_info.append(_stated(value))
 
 
 def _complete(model: Model, proto: onnx.ModelProto) -> None:
@@ -62,10 +86,9 @@ def _complete(model: Model, proto: onnx.ModelProto) -> None:
         del proto.graph.value_info[:]
         proto.graph.value_info.extend([*others, *map(_stated, found.values())])
         try:
-            inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+            _infer(model, proto)
         except Exception:  # as above: inference contradicts what it has not found before, and no longer helps
             return
-        _read_graph(model.graph, inferred.graph)
 
 
 def _open_shapes(model: Model) -> list[Value]:
@@ -133,13 +156,21 @@ def _read_graph(graph: Graph, proto: onnx.GraphProto) -> None:
         value = graph.values.get(info.name)
         if value is not None and value.tensor is None:
             _read_type(value, info.type)
-    for node, node_proto in zip(graph.nodes, proto.node, strict=True):
-        if not node.bodies:
-            continue
-        for attribute in node_proto.attribute:
-            protos = [*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs]
-            for body, body_proto in zip(node.bodies.get(attribute.name, ()), protos, strict=True):
-                _read_graph(body, body_proto)
+
+
+def _scopes(graph: Graph, *protos: onnx.GraphProto) -> Iterator[tuple[Graph, tuple[onnx.GraphProto, ...]]]:
+    """Go through a graph and its bodies, along with the same of models that were written from it."""
+    yield graph, protos
+    for index, node in enumerate(graph.nodes):
+        for name, bodies in node.bodies.items():
+            for place, body in enumerate(bodies):
+                yield from _scopes(body, *(_body(proto.node[index], name, place) for proto in protos))
+
+
+def _body(node: onnx.NodeProto, name: str, place: int) -> onnx.GraphProto:
+    attribute = next(attribute for attribute in node.attribute if attribute.name == name)
+    bodies: Sequence[onnx.GraphProto] = [attribute.g] if attribute.HasField("g") else attribute.graphs
+    return bodies[place]
 
 
 def _read_type(value: Value, proto: onnx.TypeProto) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.errors import ModelError
+from onnxq.ir.pools import window_count
 
 from .arrays import Array
 
@@ -62,9 +63,7 @@ def lay_windows(
 ) -> Windows:
     """Work out padding and number of windows for the spatial shape of an input.
 
-    With `auto_pad`, `pads` count for nothing, as in onnxruntime. Where a pool's window reaches beyond the padded input
-    by less than a stride, the formula leaves none; onnxruntime and ONNX shape inference divide towards zero and keep
-    one (https://github.com/microsoft/onnxruntime/issues/25234), and so does this. A Conv of that kind does not run.
+    With `auto_pad`, `pads` count for nothing, as in onnxruntime. Windows are counted as `window_count` says.
 
     Raises:
         ModelError: An attribute has the wrong length or a value that makes no sense, or the window is larger than the
@@ -98,10 +97,7 @@ def lay_windows(
             small, large = total // 2, total - total // 2
             begin[i], end[i] = (small, large) if auto_pad == "SAME_UPPER" else (large, small)
             continue
-        room = size + begin[i] + end[i] - span
-        output[i] = (-(-room // stride) if ceil_mode or (pool and room < 0) else room // stride) + 1
-        if ceil_mode and (output[i] - 1) * stride >= size + begin[i]:
-            output[i] -= 1  # a window that would start in the padding behind the input does not count
+        output[i] = window_count(size, span, stride, (begin[i], end[i]), ceil_mode=ceil_mode, pool=pool)
     if min(output, default=1) < 0:
         raise ModelError(f"a window of {reach} does not fit into the padded input {list(shape)}", "Correct `pads`.")
     extra = [
