@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from .arrays import Array, NotCovered
+from .arrays import Array
 from .registry import kernel
 from .windows import Windows, lay_windows, padded
 
@@ -51,20 +51,32 @@ def max_pool(
     storage_order: int = 0,
     strides: Sequence[int] | None = None,
     output_count: int = 1,
-) -> Array:
-    """Largest element of every window of X [N, C, D1, ...].
-
-    Raises:
-        NotCovered: The indices of the maxima are wanted as well.
-
-    """
-    if output_count > 1:
-        raise NotCovered("MaxPool's indices are left to onnx.reference")
+) -> Array | tuple[Array, Array]:
+    """Largest element of every window of X [N, C, D1, ...], and with a second output where in X flattened it stands."""
     windows = lay_windows(
         x.shape[2:], kernel_shape, strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad,
         ceil_mode=bool(ceil_mode), pool=True,
     )  # fmt: skip
-    return np.ascontiguousarray(_slide(np.maximum, padded(x, windows, _lowest(x.dtype)), windows))
+    wide = padded(x, windows, _lowest(x.dtype))
+    if output_count > 1:
+        return _with_places(x, wide, windows, "F" if storage_order else "C")
+    return np.ascontiguousarray(_slide(np.maximum, wide, windows))
+
+
+def _with_places(x: Array, wide: Array, windows: Windows, order: Literal["C", "F"]) -> tuple[Array, Array]:
+    """Give the first maximum of every window and its place; a map's places run in C order or in that of Fortran."""
+    spatial, maps = x.shape[2:], math.prod(x.shape[:2])
+    numbers = np.arange(math.prod(spatial), dtype=np.int64).reshape(spatial, order=order)
+    of_map = padded(numbers[None, None], windows, -1)
+    best = np.full((*x.shape[:2], *windows.output), _lowest(x.dtype), x.dtype)
+    places = np.full(best.shape, -1, np.int64)
+    first = np.arange(maps, dtype=np.int64).reshape(*x.shape[:2], *[1] * len(spatial)) * numbers.size
+    for tap in np.ndindex(*windows.kernel):
+        taken = (slice(None), slice(None), *windows.slices(tap))
+        larger = wide[taken] > best
+        best = np.where(larger, wide[taken], best)
+        places = np.where(larger, of_map[taken] + first, places)
+    return best, places
 
 
 @kernel("AveragePool")
