@@ -13,6 +13,7 @@ from onnxq.quant.saturating import drop_clips
 from onnxq.quant.sequence_first import put_sequence_first
 from onnxq.quant.sharing import share_conversions
 from onnxq.quant.taps import fold_taps
+from onnxq.quant.transposing import ORDERING, move_single_axes
 from onnxq.quant.upsampling import double_codes
 from onnxq.targets.placement import load_target
 
@@ -36,12 +37,16 @@ def tune(model: Model, target: str) -> Model:
     if wanted.timed and model.opset >= BROADCAST_OPSET:
         join_scales(model)
         put_sequence_first(model)
-    if wanted.timed and any(node.op_type == "Conv" for node in model.graph.walk()):
+    kinds = {node.op_type for node in model.graph.walk()} if wanted.timed else set()
+    if "Conv" in kinds:
         share_conversions(model)
-        if model.opset >= PAD_OPSET:
-            infer_types(model)  # pairs have come in between
-            fold_taps(model, wanted)
-            align(model, wanted)
-            fold_columns(model, wanted)
-            double_codes(model)
+    if not kinds.isdisjoint({"Conv", *ORDERING}):
+        infer_types(model)  # pairs have come in between
+    if "Conv" in kinds and model.opset >= PAD_OPSET:
+        fold_taps(model, wanted)
+        align(model, wanted)
+        fold_columns(model, wanted)
+        double_codes(model)
+    if not kinds.isdisjoint(ORDERING):
+        move_single_axes(model)
     return model

@@ -12,11 +12,11 @@ from onnxq.pipeline import quantize
 
 STEPS = [node("Conv", "x w", "a", pads=[1] * 4), node("Conv", "a v", "y", pads=[1] * 4)]
 WEIGHTS = {"w": floats(6, 3, 3, 3), "v": floats(9, 6, 3, 3)}
-SAMPLES = [{"x": floats(1, 3, 20, 20, seed=seed)} for seed in range(4)]
+SAMPLES = [{"x": floats(1, 3, 20, 21, seed=seed)} for seed in range(4)]
 
 
 def made(folder: Path, opset: int, target: str = "cpu") -> onnx.ModelProto:
-    onnx.save(build(STEPS, {"x": [1, 3, 20, 20]}, ["y"], WEIGHTS, opset), folder / "m.onnx")
+    onnx.save(build(STEPS, {"x": [1, 3, 20, 21]}, ["y"], WEIGHTS, opset), folder / "m.onnx")
     recipe = recipe_of("static-int8", granularity="tensor", target=target)
     quantize(folder / "m.onnx", recipe, output=folder / "q.onnx", samples=SAMPLES, fast=True)
     proto = onnx.load(folder / "q.onnx")
