@@ -14,15 +14,17 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
+from measure_columns import conv_parts
 from measure_nodes import clamp, conv_model, conversion_time, elementwise, max_pooling, node_time, ramps, resizing
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.ir import infer_types, parse
+from onnxq.quant.alignment import align
 from onnxq.quant.benchmark import kernel_times
 from onnxq.quant.plan import make_plan
 from onnxq.quant.recipe import load_recipe
 from onnxq.quant.rewrite import rewrite
-from onnxq.quant.tuning import tune
+from onnxq.targets.placement import load_target
 
 POINTWISE = ((8, 32, 128, 512), (8, 32, 128, 512), (7, 28, 112))
 SPATIAL = ((3, 16, 64, 256), (16, 64, 256), (7, 28, 112))
@@ -43,8 +45,8 @@ def measure(
     feeds = {"x": np.random.default_rng(1).standard_normal((1, channels, side, side)).astype(np.float32)}
     floats = kernel_times(conv_model(channels, filters, kernel, side, group, quantized=False), feeds)
     model = parse(conv_model(channels, filters, kernel, side, group, quantized=True))
-    infer_types(model)
-    integers = kernel_times(tune(model, "cpu").serialize(), feeds)
+    align(model, load_target("cpu"))  # types are not inferred: with a width that is open, no columns are folded
+    integers = kernel_times(model.serialize(), feeds)
     # what is behind the float Conv is as large as what the borders are counted on only with as many filters
     reorder = {"Reorder": floats.get("ReorderOutput", 0.0)} if channels == filters else {}
     return [floats["Conv"], integers["QLinearConv"]], dict(integers) | reorder
@@ -70,6 +72,7 @@ def main() -> None:
             borders.append((side * side * (channels + filters), rest))
             print(name, channels, filters, side, [round(t / 1000, 1) for t in pair], file=sys.stderr)
         out += table(name, {"channels": axes[0], "filters": axes[1], "pixels": [s * s for s in axes[2]]}, times)
+    out += conv_parts()
     times = []
     for channels, side in product(*DEPTHWISE):
         pair, _ = measure(channels, channels, 3, side, channels)

@@ -71,8 +71,8 @@ def test_an_addition_is_in_8_bit_where_a_conv_reads_its_float_operand_in_8_bit()
         node("Add", "s b", "r", name="add"),
         node("Conv", "r w3", "y", name="last", pads=[1] * 4),
     ]
-    x = floats(1, 3, 112, 112)
-    made = quantize_in_memory(build(nodes, {"x": [1, 3, 112, 112]}, ["y"], weights), "auto", [{"x": x}])
+    x = floats(1, 3, 112, 113)  # as many columns do not come in blocks, so the first Conv is faster in float
+    made = quantize_in_memory(build(nodes, {"x": [1, 3, 112, 113]}, ["y"], weights), "auto", [{"x": x}])
     assert made.decision("stem").scheme is None
     assert {made.decision(name).scheme for name in ("first", "second", "add", "last")} == {"static-int8"}
     optimized = made.optimized()
@@ -125,7 +125,8 @@ def test_a_pooling_of_floats_keeps_no_conv_out_of_8_bit() -> None:
 
 def test_poolings_between_convs_are_in_8_bit() -> None:
     assert pooled([32, 64, 128], 64) == {
-        "c0": "weight-int8",
+        "c0": "static-int8",
+        "p0": "static-int8",
         "c1": "static-int8",
         "p1": "static-int8",
         "c2": "static-int8",
@@ -227,9 +228,9 @@ def test_the_plan_says_what_conversions_take() -> None:
 def test_a_float_conv_at_a_border_changes_the_layout_once_more() -> None:
     weights = {"w0": floats(16, 3, 3, 3), "w1": floats(64, 16, 3, 3), "w2": floats(64, 64, 3, 3)}
     nodes = [node("Conv", f"{read} w{i}", made, pads=[1] * 4) for i, (read, made) in enumerate(("xa", "ab", "by"))]
-    proto = build(nodes, {"x": [1, 3, 112, 112]}, ["y"], weights)
+    proto = build(nodes, {"x": [1, 3, 112, 113]}, ["y"], weights)
     assert make_plan(typed(proto), load_recipe("auto"), with_data=True).decisions[0].scheme is None
-    read, made = 16 * 112 * 112, 64 * 112 * 112
+    read, made = 16 * 112 * 113, 64 * 112 * 113
     ends = COSTS.border(read, into_integers=True) + COSTS.border(made, into_integers=False)
     assert conversions(proto) == pytest.approx(ends + COSTS.reorder(read))
 
