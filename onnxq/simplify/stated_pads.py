@@ -1,0 +1,54 @@
+"""Padding that is worked out from sizes, `auto_pad`, is stated where the sizes are known.
+
+Whoever folds into a Conv or its neighbours has to know what it pads; models from TensorFlow and CNTK leave that to the
+runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onnxq.ir.graph import Node
+from onnxq.ir.model import Model
+from onnxq.ir.patch import Patch
+from onnxq.ops.windows import lay_windows
+from onnxq.simplify.registry import Change, simplifies
+
+SAYS = "stated the padding of {} window{s}"
+OPERATORS = ("Conv", "MaxPool", "AveragePool")
+
+
+@simplifies(order=16)
+def stated_pads(model: Model) -> Iterator[Change]:
+    """Describe one change for each Conv and pool that pads to keep the size, if that is known."""
+    for graph in model.graph.graphs():
+        for node in graph.nodes:
+            if node.op_type in OPERATORS and not node.domain and len(node.outputs) == 1:
+                pads = _pads(node) if node.attribute("auto_pad", "NOTSET").startswith("SAME") else None
+                if pads is not None:
+                    yield Change(_stated(node, pads), SAYS)
+
+
+def _pads(node: Node) -> list[int] | None:
+    read, weight = node.inputs[0], node.inputs[1] if node.op_type == "Conv" else None
+    shape = read.shape[2:] if read is not None and read.shape is not None else ()
+    stated = weight.shape[2:] if weight is not None and weight.shape is not None else ()
+    kernel = [size for size in node.attribute("kernel_shape", stated) if isinstance(size, int)]
+    sizes = [size for size in shape if isinstance(size, int)]
+    if not sizes or len(sizes) != len(shape) or len(kernel) != len(sizes):
+        return None
+    strides, dilations = (node.attribute(name, [1] * len(sizes)) for name in ("strides", "dilations"))
+    auto_pad = node.attribute("auto_pad")
+    found = lay_windows(sizes, kernel, strides=strides, dilations=dilations, pads=(), auto_pad=auto_pad)
+    return [*found.begin, *found.end]
+
+
+def _stated(node: Node, pads: list[int]) -> Patch:
+    patch = Patch(node.graph, node, "the sizes are known")
+    made = node.outputs[0]
+    assert made is not None
+    attributes = {name: value for name, value in node.attributes().items() if name != "auto_pad"} | {"pads": pads}
+    new = patch.node(node.op_type, node.inputs, outputs=[made.name], name=node.name, **attributes)
+    patch.nodes[0].name = node.name
+    patch.replace(made, new[0])
+    return patch

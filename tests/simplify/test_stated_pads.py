@@ -1,0 +1,61 @@
+"""Padding that a runtime works out from sizes: where it is stated, and where it stays open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from helpers import ALL, build, changed_alike, floats, node, typed
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onnxq.ir import Model
+from onnxq.simplify import simplify
+
+
+def stated(model: Model) -> int:
+    """State the padding in place; give how many nodes say it now."""
+    found = simplify(model, ["stated_pads"])
+    model.graph = found.model.graph
+    return sum("pads" in step.spans and "auto_pad" not in step.spans for step in model.graph.nodes)
+
+
+def window(kind: str, size: list[Any], **attributes: Any) -> Any:
+    reads, weights = ("x w", {"w": floats(4, 2, 3, 2)}) if kind == "Conv" else ("x", {})
+    return build([node(kind, reads, "y", **attributes)], {"x": [1, 2, *size]}, ["y"], weights, 13)
+
+
+@pytest.mark.parametrize("kind", ["Conv", "MaxPool", "AveragePool"])
+@pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
+def test_it_is_stated_where_sizes_are_known(kind: str, mode: str) -> None:
+    proto = window(kind, [9, 8], auto_pad=mode, kernel_shape=[3, 2])
+    _, count = changed_alike(proto, stated, {"x": floats(1, 2, 9, 8)}, [ALL])
+    assert count == 1
+
+
+@pytest.mark.parametrize(
+    ("size", "attributes"),
+    [
+        (["height", 8], {"auto_pad": "SAME_UPPER"}),
+        ([9, 8], {"auto_pad": "VALID"}),
+        ([9, 8], {"pads": [1, 1, 1, 1]}),
+    ],
+)
+def test_others_stay(size: list[Any], attributes: dict[str, Any]) -> None:
+    found = simplify(typed(window("Conv", size, **attributes)), ["stated_pads"])
+    assert found.notes == ()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kind=st.sampled_from(["Conv", "MaxPool", "AveragePool"]),
+    size=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    strides=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    upper=st.booleans(),
+)
+def test_it_is_what_onnxruntime_works_out(
+    kind: str, size: tuple[int, int], strides: tuple[int, int], upper: bool
+) -> None:
+    mode = "SAME_UPPER" if upper else "SAME_LOWER"
+    proto = window(kind, [*size], auto_pad=mode, kernel_shape=[3, 2], strides=[*strides])
+    changed_alike(proto, stated, {"x": floats(1, 2, *size)}, [ALL])
