@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.ir import Model, Node, Patch, Value, commit
+from onnxq.quant.channels_last import channels_first, channels_last
 from onnxq.quant.integer_convs import IntegerConv, integer_convs, multiple_of
 from onnxq.targets import UNKNOWN_SIDE, Costs, load_costs
 from onnxq.targets.placement import Target
@@ -142,14 +143,9 @@ def _patch(conv: IntegerConv, columns: Columns, *, by_pixel: bool) -> Patch:
     name, hint = f"{conv.node.display_name}_blocks", f"{conv.product.name}_blocks"
     product = patch.node("Conv", inputs, outputs=[hint], name=name, **attributes)[0]
     quantized = patch.op("QuantizeLinear", product, *conv.quantize.inputs[1:], hint=f"{conv.made.name}_blocks")
-    last = _channels_last(quantized, conv, patch)
+    last = channels_last(quantized, conv.codes.ndim, patch)
     patch.replace(conv.made, _as_image(last, conv, patch, [made, conv.filters], conv.made.name))
     return patch
-
-
-def _channels_last(codes: Value, conv: IntegerConv, patch: Patch) -> Value:
-    order = [0, *range(2, conv.codes.ndim), 1]
-    return patch.op("Transpose", codes, hint=f"{codes.name}_channels_last", perm=order)
 
 
 def _as_image(last: Value, conv: IntegerConv, patch: Patch, sizes: Sequence[Any], name: str) -> Value:
@@ -157,14 +153,14 @@ def _as_image(last: Value, conv: IntegerConv, patch: Patch, sizes: Sequence[Any]
     axes = conv.codes.ndim
     shape = patch.constant(np.array([*[0] * (axes - 2), *sizes]), f"{name}_sizes")
     rows = patch.op("Reshape", last, shape, hint=f"{name}_rows")
-    return patch.op("Transpose", rows, hint=name, perm=[0, axes - 1, *range(1, axes - 1)])
+    return channels_first(rows, axes, patch, name)
 
 
 def _blocks(conv: IntegerConv, size: int, count: int, patch: Patch, *, by_pixel: bool) -> Value:
     """Put so many blocks of so many columns in the place of columns."""
     codes, axes = conv.read, conv.codes.ndim
     if by_pixel:
-        last = _channels_last(codes, conv, patch)
+        last = channels_last(codes, axes, patch)
     else:
         shape = patch.constant(np.array([*[0] * (axes - 1), count, size]), f"{codes.name}_columns")
         split = patch.op("Reshape", codes, shape, hint=f"{codes.name}_split")

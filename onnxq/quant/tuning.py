@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from onnxq.ir import Model, infer_types
 from onnxq.quant.alignment import align
+from onnxq.quant.channels_last import keep_channels_last
 from onnxq.quant.columns import fold_columns
 from onnxq.quant.product_scales import join_scales
 from onnxq.quant.saturating import drop_clips
@@ -47,6 +48,7 @@ def tune(model: Model, target: str) -> Model:
         align(model, wanted)
         fold_columns(model, wanted)
         double_codes(model)
+        keep_channels_last(model)
     if not kinds.isdisjoint(ORDERING):
         move_single_axes(model)
     return model
