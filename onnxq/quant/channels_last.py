@@ -75,8 +75,16 @@ def _is_added(codes: Value) -> bool:
 
 def _patch(codes: Value, axes: int) -> Patch:
     patch = Patch(codes.graph, codes.producer, "a sum behind it would keep channels first")
-    last = channels_last(codes, axes, patch)
-    same = patch.constant(np.zeros(axes, np.int64), f"{codes.name}_same_sizes")
-    apart = patch.op("Reshape", last, same, hint=f"{codes.name}_apart")
+    apart = _apart(channels_last(codes, axes, patch), codes, axes, patch)
     patch.replace(codes, channels_first(apart, axes, patch, codes.name))
     return patch
+
+
+def _apart(last: Value, codes: Value, axes: int, patch: Patch) -> Value:
+    """Describe what changes nothing without onnxruntime's seeing it: where it knows all sizes, it sees one Reshape."""
+    sizes = np.zeros(axes, np.int64)
+    known = [size for size in codes.shape or () if isinstance(size, int)]
+    if len(known) == axes:
+        last = patch.op("Flatten", last, hint=f"{codes.name}_flat", axis=axes - 1)
+        sizes = np.array([known[0], *known[2:], known[1]])
+    return patch.op("Reshape", last, patch.constant(sizes, f"{codes.name}_sizes"), hint=f"{codes.name}_apart")

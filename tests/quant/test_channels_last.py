@@ -30,7 +30,7 @@ def residual(*sides: int, op_type: str = "Add", **attributes: Any) -> Convs:
 
 def kept(proto: onnx.ModelProto, folder: Path) -> tuple[int, Counter[str], Counter[str]]:
     """Keep channels last; how often, and what onnxruntime makes of it before and behind."""
-    shape = [d.dim_value for d in proto.graph.input[0].type.tensor_type.shape.dim]
+    shape = [d.dim_value or 5 for d in proto.graph.input[0].type.tensor_type.shape.dim]
     made, count = changed_alike(proto, keep_channels_last, {"x": floats(*shape, seed=3)}, [ALL])
     seen = []
     for each in (proto, made):
@@ -39,13 +39,16 @@ def kept(proto: onnx.ModelProto, folder: Path) -> tuple[int, Counter[str], Count
     return count, seen[0], seen[1]
 
 
+@pytest.mark.parametrize("opened", [(), (0,), (0, 2)])
 @pytest.mark.parametrize("sides", [(9,), (6, 7)])
 @pytest.mark.parametrize(("op_type", "attributes"), [("Add", {}), ("Mul", {}), ("Concat", {"axis": 1})])
 def test_every_sum_stays_channels_last(
-    sides: tuple[int, ...], op_type: str, attributes: dict[str, Any], tmp_path: Path
+    opened: tuple[int, ...], sides: tuple[int, ...], op_type: str, attributes: dict[str, Any], tmp_path: Path
 ) -> None:
-    net = residual(*sides, op_type=op_type, **attributes)
-    count, before, after = kept(net.model("b_sum_d"), tmp_path)
+    proto = residual(*sides, op_type=op_type, **attributes).model("b_sum_d")
+    for axis in opened:
+        proto.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = f"n{axis}"
+    count, before, after = kept(proto, tmp_path)
     assert count == 1
     assert before["Transpose"] == 4  # around both Conv
     assert after["Transpose"] == 2
