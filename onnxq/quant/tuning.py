@@ -45,7 +45,8 @@ def tune(model: Model, target: str) -> Model:
         infer_types(model)  # pairs have come in between
     if "Conv" in kinds and model.opset >= PAD_OPSET:
         fold_taps(model, wanted)
-        align(model, wanted)
+        if align(model, wanted):
+            infer_types(model)  # filters have come in
         fold_columns(model, wanted)
         double_codes(model)
         keep_channels_last(model)
