@@ -13,13 +13,14 @@ from onnxq.quant.product_scales import join_scales
 from onnxq.quant.saturating import drop_clips
 from onnxq.quant.sequence_first import put_sequence_first
 from onnxq.quant.sharing import share_conversions
+from onnxq.quant.slopes import spell_slopes
 from onnxq.quant.taps import fold_taps
 from onnxq.quant.transposing import ORDERING, move_single_axes
 from onnxq.quant.upsampling import double_codes
 from onnxq.targets.placement import load_target
 
 PAD_OPSET = 11  # from here on Pad takes codes, and how many as an input; and Resize is the operator that it is today
-BROADCAST_OPSET = 8  # from here on Max takes a single input, which broadcasts to anything
+BROADCAST_OPSET = 8  # from here on Max takes a single input, and broadcasts
 
 
 def tune(model: Model, target: str) -> Model:
@@ -41,7 +42,7 @@ def tune(model: Model, target: str) -> Model:
     kinds = {node.op_type for node in model.graph.walk()} if wanted.timed else set()
     if "Conv" in kinds:
         share_conversions(model)
-    if not kinds.isdisjoint({"Conv", *ORDERING}):
+    if not kinds.isdisjoint({"Conv", "PRelu", *ORDERING}):
         infer_types(model)  # pairs have come in between
     if "Conv" in kinds and model.opset >= PAD_OPSET:
         fold_taps(model, wanted)
@@ -52,4 +53,6 @@ def tune(model: Model, target: str) -> Model:
         keep_channels_last(model)
     if not kinds.isdisjoint(ORDERING):
         move_single_axes(model)
+    if "PRelu" in kinds and model.opset >= BROADCAST_OPSET:
+        spell_slopes(model)
     return model
