@@ -11,7 +11,7 @@ from typing import Any
 
 from onnxq.errors import DataError, ModelError, NothingToQuantize
 from onnxq.evaluator.engine import Evaluator, Taps
-from onnxq.ir import Model, Value, check_output, load
+from onnxq.ir import Model, Value, check_output, commit, load
 from onnxq.ir.files import check_sources, data_path, refuse_source
 from onnxq.ir.opset import make_loadable, raise_opset
 from onnxq.ir.passes import normalise
@@ -25,7 +25,7 @@ from onnxq.quant.calibrate import calibrate
 from onnxq.quant.custom import foreign_node
 from onnxq.quant.equal_constants import merge_equal
 from onnxq.quant.layers import MeasuredLayers
-from onnxq.quant.plan import Plan
+from onnxq.quant.plan import Plan, node_key
 from onnxq.quant.plan import make_plan as decide
 from onnxq.quant.qparams import QParams
 from onnxq.quant.readers import OutputWeights, trial_kinds
@@ -34,12 +34,15 @@ from onnxq.quant.samples import Samples, input_specs, open_samples, wrap_samples
 from onnxq.quant.stats import Kinds, Stats, range_kinds
 from onnxq.quant.stats_file import load_stats
 from onnxq.quant.streamed import LARGE, is_large
+from onnxq.quant.subpixel import as_conv, subpixels
 from onnxq.quant.tuning import tune
 from onnxq.simplify import Simplified, simplify
 from onnxq.targets import Costs
+from onnxq.targets.placement import load_target
 from onnxq.version import __version__
 
 FOUR_BIT_OPSET = 21  # of DequantizeLinear and Cast
+SUBPIXELS = "wrote {} ConvTranspose as Conv and DepthToSpace, which 8 bit has kernels for"
 ROOM = 0.8  # how full a file may be by estimate before it is counted
 
 
@@ -106,6 +109,7 @@ def prepare(
     notes += found.notes
     plan = Plan(chosen, {}, with_data)
     ready = replanned(Prepared(model.path or Path(), source, found.model, plan, notes, fast, found.original), most)
+    ready = in_subpixels(ready, most)
     return replace(ready, notes=(*ready.notes, *chosen.idle_globs(node_labels(ready.model), before)))
 
 
@@ -133,6 +137,31 @@ def replanned(ready: Prepared, most: int | None = None, costs: Costs | None = No
         infer_types(newer)
         plan = decide(newer, recipe, with_data=with_data, costs=costs)
     return replace(ready, model=newer, plan=plan, notes=notes)
+
+
+def in_subpixels(ready: Prepared, most: int | None = None) -> Prepared:
+    """Let each ConvTranspose be a Conv that works in 8 bit then, where that is faster; see `quant.subpixel`."""
+    recipe, model = ready.plan.recipe, ready.model
+    simple = recipe.simplifies and not is_large(model) and foreign_node(model) is None
+    if not (ready.plan.with_data and simple and load_target(recipe.scheme.target).timed):
+        return ready
+    found = subpixels(model.graph, ready.plan.costs)
+    wanted = {node_key(node) for node in found if recipe.scheme_for(node.op_type, node.name)[0].name == "auto"}
+    while wanted:
+        changed = model.copy()
+        infer_types(changed)
+        patches = {node_key(node): as_conv(node) for node in changed.graph.nodes if node_key(node) in wanted}
+        convs = {key: node_key(patch.nodes[0]) for key, patch in patches.items()}
+        commit(patches.values())
+        infer_types(changed)
+        notes = (*ready.notes, SUBPIXELS.format(len(wanted)))
+        again = replanned(replace(ready, model=changed, notes=notes, original=ready.original or model), most)
+        integer = {node_key(decision.node) for decision in again.plan.decisions if decision.scheme == "static-int8"}
+        kept = {key for key in wanted if convs[key] in integer}
+        if kept == wanted:
+            return again
+        wanted = kept  # in float, the others are faster as they were
+    return ready
 
 
 def raised(model: Model, plan: Plan, most: int | None) -> Model:
