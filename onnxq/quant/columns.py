@@ -97,7 +97,8 @@ def fold_columns(model: Model, target: Target) -> int:
     """Turn neighbouring columns into channels where convolutions are faster for it.
 
     Args:
-        model: A quantized model of operator set 13 or later; it is changed. What it computes stays the same to the bit.
+        model: A quantized model of operator set 11 or later whose types are inferred; it is changed. What it computes
+            on codes stays the same to the bit.
         target: Says what kernels take.
 
     Returns:
@@ -197,11 +198,15 @@ def _dequantized(pair: Node, codes: Value, columns: Columns, patch: Patch) -> Va
     """Dequantize codes for all columns that are made at once, the scales of one for each of them."""
     made = pair.outputs[0]
     assert made is not None
-    scales = [None if value is None else _repeated(value, columns, patch) for value in pair.inputs[1:]]
+    each = pair.inputs[0].shape[:1] if pair.inputs[0] is not None and pair.inputs[0].shape is not None else ()
+    scales = [
+        _repeated(value, columns, patch) if value is not None and value.shape == each else value
+        for value in pair.inputs[1:]
+    ]
     return patch.op("DequantizeLinear", codes, *scales, hint=f"{made.name}_blocks", **pair.attributes())
 
 
 def _repeated(value: Value, columns: Columns, patch: Patch) -> Value:
-    if columns.made == 1 or not value.shape:
+    if columns.made == 1:
         return value
     return patch.op("Concat", *[value] * columns.made, hint=f"{value.name}_blocks", axis=0)

@@ -132,6 +132,18 @@ def test_an_add_behind_it_stays_in_8_bit(tmp_path: Path) -> None:
     assert (kinds["QLinearAdd"], kinds["QLinearConv"]) == (1, 3)
 
 
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_one_scale_for_all_filters_stays_one(shape: tuple[int, ...]) -> None:
+    proto = one_conv(16, 1, 3, 3, pads=[1] * 4)
+    for tensor in proto.graph.initializer:
+        if tensor.name in ("a_s", "a_z", "a_t"):
+            one = onnx.numpy_helper.to_array(tensor)[:1].reshape(shape)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(one, tensor.name))
+    made, changed = folded(proto)
+    assert changed == 1
+    assert count_ops(made)["Concat"] == 2  # the weight, and the codes of the bias
+
+
 def test_without_kernel_times_nothing_is_folded() -> None:
     assert fold_columns(typed(one_conv(16, 1, 3, 3, pads=[1] * 4)), load_target("qnn")) == 0
 
