@@ -112,6 +112,12 @@ def test_it_stays_where_it_would_not_work_in_8_bit(options: dict[str, Any], tmp_
     assert [step.op_type for step in ready.model.graph.nodes] == ["Conv", "ConvTranspose", "Relu", "Conv"]
 
 
+def test_it_stays_where_its_codes_would_go_back_to_float_at_once(tmp_path: Path) -> None:
+    onnx.save(decoder("Tanh"), tmp_path / "m.onnx")
+    ready = prepare(load(tmp_path / "m.onnx"), with_data=True)
+    assert [step.op_type for step in ready.model.graph.nodes] == ["Conv", "ConvTranspose", "Relu", "Tanh"]
+
+
 def test_other_targets_and_recipes_leave_it(tmp_path: Path) -> None:
     onnx.save(decoder(), tmp_path / "m.onnx")
     ready = prepare(load(tmp_path / "m.onnx"), "static-int8", with_data=True)
