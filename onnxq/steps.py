@@ -11,7 +11,7 @@ from typing import Any
 
 from onnxq.errors import DataError, ModelError, NothingToQuantize
 from onnxq.evaluator.engine import Evaluator, Taps
-from onnxq.ir import Model, Value, check_output, commit, load
+from onnxq.ir import Model, Value, check_output, load
 from onnxq.ir.files import check_sources, data_path, refuse_source
 from onnxq.ir.opset import make_loadable, raise_opset
 from onnxq.ir.passes import normalise
@@ -34,7 +34,7 @@ from onnxq.quant.samples import Samples, input_specs, open_samples, wrap_samples
 from onnxq.quant.stats import Kinds, Stats, range_kinds
 from onnxq.quant.stats_file import load_stats
 from onnxq.quant.streamed import LARGE, is_large
-from onnxq.quant.subpixel import as_conv, subpixels
+from onnxq.quant.subpixel import subpixels, with_convs, worth_it
 from onnxq.quant.tuning import tune
 from onnxq.simplify import Simplified, simplify
 from onnxq.targets import Costs
@@ -152,19 +152,10 @@ def in_subpixels(ready: Prepared, most: int | None = None) -> Prepared:
     found = subpixels(model.graph, ready.plan.costs)
     wanted = {node_key(node) for node in found if recipe.scheme_for(node.op_type, node.name)[0].name == "auto"}
     while wanted:
-        changed = model.copy()
-        infer_types(changed)
-        patches = {node_key(node): as_conv(node) for node in changed.graph.nodes if node_key(node) in wanted}
-        convs = {key: (patch.nodes[0], patch.replaced[0][0].name) for key, patch in patches.items()}
-        commit(patches.values())
-        infer_types(changed)
+        changed, convs = with_convs(model, wanted)
         notes = (*ready.notes, SUBPIXELS.format(len(wanted)))
         again = replanned(replace(ready, model=changed, notes=notes, original=ready.original or model), most)
-        integer = {node_key(decision.node) for decision in again.plan.decisions if decision.scheme == "static-int8"}
-        reads = {
-            value.name for d in again.plan.decisions if node_key(d.node) in integer for value in d.node.inputs if value
-        }
-        kept = {key for key, (conv, made) in convs.items() if node_key(conv) in integer and made in reads}
+        kept = worth_it(again.plan, convs)
         if kept == wanted:
             return again
         wanted = kept  # in float, the others are faster as they were
