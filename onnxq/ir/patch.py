@@ -119,3 +119,9 @@ class Patch:
     def rename(self, value: Value, hint: str) -> None:
         """Name a value inside the graph freshly after `hint`: one that means something else from now on."""
         self.renamed.append((value, hint))
+
+
+def named_after(patch: Patch, node: Node) -> None:
+    """Give the last node of a patch the name of one that it replaces, by which recipes and people know it."""
+    if node.name:
+        patch.nodes[-1].name = node.name

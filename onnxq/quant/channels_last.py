@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxq.ir import Graph, Model, Node, Patch, Value, commit
-from onnxq.quant.integer_convs import integer_convs
+from onnxq.ir import Graph, Model, Patch, Value, commit
+from onnxq.quant.integer_convs import integer_convs, made_by
 
 JOINING = ("Add", "Mul", "Concat")
 
@@ -50,25 +50,21 @@ def _found(graph: Graph) -> dict[Value, int]:
 
 
 def _is_of_floats(codes: Value) -> bool:
-    maker = codes.producer
-    if maker is None or maker.op_type != "QuantizeLinear" or maker.domain or maker.inputs[0] is None:
+    maker = made_by(codes, "QuantizeLinear")
+    if maker is None or maker.inputs[0] is None:
         return False
     source = maker.inputs[0].producer
     return source is None or not any(_is_of_codes(value) for value in source.inputs)
 
 
 def _is_of_codes(value: Value | None) -> bool:
-    pair = value.producer if value is not None else None
-    codes = pair.inputs[0] if _dequantizes(pair) and pair is not None else None
-    return codes is not None and codes.constant is None
-
-
-def _dequantizes(node: Node | None) -> bool:
-    return node is not None and node.op_type == "DequantizeLinear" and not node.domain
+    pair = made_by(value, "DequantizeLinear")
+    return pair is not None and pair.inputs[0] is not None and pair.inputs[0].constant is None
 
 
 def _is_added(codes: Value) -> bool:
-    floats = [use.node.outputs[0] for use in codes.uses if _dequantizes(use.node)]
+    pairs = [use.node for use in codes.uses if use.node.op_type == "DequantizeLinear" and not use.node.domain]
+    floats = [pair.outputs[0] for pair in pairs]
     sums = [use.node for value in floats if value is not None for use in value.uses if use.node.op_type in JOINING]
     return any(all(_is_of_codes(value) for value in node.inputs) and not node.domain for node in sums)
 

@@ -86,7 +86,7 @@ def integer_conv(node: Node) -> IntegerConv | None:
     if node.op_type != "Conv" or node.domain or node.outputs[0] is None or node.outputs[0].is_output:
         return None
     inputs = [*node.inputs, None][:3]
-    pair, weight, bias = (_maker(value, "DequantizeLinear") for value in inputs)
+    pair, weight, bias = (made_by(value, "DequantizeLinear") for value in inputs)
     quantize = next(iter(node.outputs[0].uses)).node if len(node.outputs[0].uses) == 1 else None
     if pair is None or weight is None or (bias is None) != (inputs[2] is None) or quantize is None:
         return None
@@ -112,7 +112,8 @@ def multiple_of(number: int, count: int) -> int:
     return -(-count // number) * number
 
 
-def _maker(value: Value | None, op_type: str) -> Node | None:
+def made_by(value: Value | None, op_type: str) -> Node | None:
+    """Give the node that makes a value, if it is of this type."""
     maker = value.producer if value is not None else None
     return maker if maker is not None and maker.op_type == op_type and not maker.domain else None
 

@@ -8,6 +8,7 @@ and else max(x, 0) + a (x - max(x, 0)), to the bit: two operators take a fifth o
 from __future__ import annotations
 
 from onnxq.ir import Model, Node, Patch, commit
+from onnxq.ir.patch import named_after
 from onnxq.quant.region import count
 
 LEAST_ELEMENTS = 2048  # fewer take no longer than the nodes that come in
@@ -52,6 +53,6 @@ def _patch(node: Node) -> Patch:
         above = patch.op("Relu", x, hint=f"{made.name}_above")
         below = patch.op("Mul", patch.op("Sub", x, above, hint=f"{made.name}_rest"), slope, hint=f"{made.name}_below")
         result = patch.op("Add", above, below, hint=made.name)
-    patch.nodes[-1].name = node.name or patch.nodes[-1].name
+    named_after(patch, node)
     patch.replace(made, result)
     return patch

@@ -17,6 +17,7 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.ir import ArrayTensor, Graph, Model, Node, Patch, commit, infer_types
+from onnxq.ir.patch import named_after
 from onnxq.ops.integer_domain import CLAMPS
 from onnxq.quant.decision import Plan, node_key
 from onnxq.quant.region import count
@@ -88,10 +89,8 @@ def with_convs(model: Model, wanted: Collection[str]) -> tuple[Model, dict[str, 
 def worth_it(plan: Plan, convs: Mapping[str, tuple[Node, str]]) -> set[str]:
     """Say which of some that are a Conv now work in 8 bit, and give what somebody reads in 8 bit."""
     integer = [decision.node for decision in plan.decisions if decision.scheme == "static-int8"]
-    keys, reads = (
-        {node_key(n) for n in integer},
-        {value.name for n in integer for value in n.inputs if value is not None},
-    )
+    keys = {node_key(node) for node in integer}
+    reads = {value.name for node in integer for value in node.inputs if value is not None}
     return {key for key, (conv, made) in convs.items() if node_key(conv) in keys and made in reads}
 
 
@@ -116,14 +115,14 @@ def as_conv(node: Node) -> Patch:
     pads = [*(axis.before for axis in axes), *(axis.behind for axis in axes)]
     shape = [axis.width for axis in axes]
     hint = f"{made.name}_phases"
-    value = patch.node("Conv", inputs, outputs=[hint], name=node.name, kernel_shape=shape, pads=pads)[0]
-    patch.nodes[-1].name = node.name or patch.nodes[-1].name
+    value = patch.node("Conv", inputs, outputs=[hint], kernel_shape=shape, pads=pads)[0]
+    named_after(patch, node)
     if last is not None:
         limits = last.inputs[1:]
         made = last.outputs[0]
         assert made is not None
         value = patch.op(last.op_type, value, *limits, hint=f"{made.name}_phases", **last.attributes())
-        patch.nodes[-1].name = last.name or patch.nodes[-1].name
+        named_after(patch, last)
     if phases > 1:
         value = patch.op("DepthToSpace", value, hint=made.name, blocksize=axes[0].stride, mode="CRD")
     patch.replace(made, value)

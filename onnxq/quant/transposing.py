@@ -17,7 +17,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from onnxq.ir import Model, Node, Patch, Value, commit
+from onnxq.ir import Model, Node, Patch, commit
+from onnxq.ir.patch import named_after
 from onnxq.targets import UNKNOWN_SIDE
 
 LEAST_ELEMENTS = 4096  # fewer take no longer than the nodes that come in
@@ -65,10 +66,13 @@ def _patch(node: Node) -> Patch | None:
     source, output = (values[0] if values else None for values in (node.inputs, node.outputs))
     if order is None or source is None or output is None or _elements(order.sizes) < LEAST_ELEMENTS:
         return None
+    last = _behind(node)
+    if last is None and node.op_type == "Transpose":
+        return None
     groups = _groups(order)
     first = {group[0]: group for group in groups}
     steps = _moves([first[axis] for axes in order.made for axis in axes if axis in first], groups)
-    shapes = _shapes(order, steps, output) if steps is not None else None
+    shapes = _shapes(order, steps, last) if steps is not None else None
     if steps is None or shapes is None:
         return None
     patch = Patch(node.graph, node, "single axes are moved faster")
@@ -77,23 +81,21 @@ def _patch(node: Node) -> Patch | None:
         hint = f"{output.name}_{number}"
         value = patch.op("Reshape", value, patch.constant(shape, f"{hint}_sizes"), hint=f"{hint}_groups")
         value = patch.op("Transpose", value, hint=hint, perm=[before.index(group) for group in after])
-    last = _behind(node)
     result = last.outputs[0] if last is not None else output
     assert result is not None
     value = patch.op("Reshape", value, patch.constant(shapes[-1], f"{result.name}_sizes"), hint=result.name)
     patch.replace(result, value)
-    patch.nodes[-1].name = (last or node).name or patch.nodes[-1].name
+    named_after(patch, last or node)
     return patch
 
 
-def _shapes(order: _Order, steps: Sequence[Step], output: Value) -> list[np.ndarray] | None:
+def _shapes(order: _Order, steps: Sequence[Step], last: Node | None) -> list[np.ndarray] | None:
     """Give what the Reshapes read: one in front of each step, and one behind the last."""
     found, lies = [], order.read
     for before, after in steps:
         found.append(_shape(order.sizes, lies, before))
         lies = after
-    stated = None if output.producer is None else _behind(output.producer)
-    found.append(_shape(order.sizes, lies, order.made) if stated is None else _followed(stated, order, lies))
+    found.append(_shape(order.sizes, lies, order.made) if last is None else _followed(last, order, lies))
     known = [shape for shape in found if shape is not None]
     return known if len(known) == len(found) else None
 
@@ -141,8 +143,7 @@ def _order(node: Node) -> _Order | None:
         axes = tuple(range(len(sizes)))
         perm = tuple(node.attribute("perm", axes[::-1]))
         order = _Order(sizes, tuple((axis,) for axis in axes), tuple((axis,) for axis in perm))
-        fast = _is_move(perm) or _stays(sizes, perm) >= ROW
-        return None if fast or _behind(node) is None else order
+        return None if _is_move(perm) or _stays(sizes, perm) >= ROW else order
     if len(sizes) != 4:
         return None
     block = int(node.attribute("blocksize"))

@@ -9,13 +9,12 @@ from onnx import TensorProto
 
 from onnxq.ir.graph import Node
 from onnxq.ir.model import Model
-from onnxq.ir.patch import Patch
+from onnxq.ir.patch import Patch, named_after
 from onnxq.quant.region import count
 from onnxq.simplify.functions import NEAR, Known, candidates, cost
 from onnxq.simplify.fused import operators_left
 from onnxq.simplify.regions import ELEMENTWISE, Part, compute, parts, places
 from onnxq.simplify.registry import Change, simplifies
-from onnxq.simplify.writing import named_after
 
 FIRST_OPSET = 7  # before, broadcasting is asked for by attribute; source: onnx operator specification, Add-6
 LEAST_GAIN = 0.9  # of the time that the spelled-out function takes

@@ -10,12 +10,11 @@ import numpy as np
 
 from onnxq.ir.graph import Graph, Node
 from onnxq.ir.model import Model
-from onnxq.ir.patch import Patch
+from onnxq.ir.patch import Patch, named_after
 from onnxq.ops.arrays import Array
 from onnxq.simplify.registry import Change, simplifies
 from onnxq.simplify.rowsearch import find_regions
 from onnxq.simplify.rowwise import MOST_ELEMENTS, Exit, Region, last_axes, pays, replace_region
-from onnxq.simplify.writing import named_after
 
 SAYS = "wrote {} layer normalization{s} as one operator"
 OPSET = 17  # the first with LayerNormalization

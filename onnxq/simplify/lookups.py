@@ -10,11 +10,10 @@ from onnx import TensorProto
 
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
-from onnxq.ir.patch import Patch
+from onnxq.ir.patch import Patch, named_after
 from onnxq.ir.tensor import ArrayTensor, Tensor
 from onnxq.simplify.regions import ELEMENTWISE, Part, compute, parts, places
 from onnxq.simplify.registry import Change, simplifies
-from onnxq.simplify.writing import named_after
 
 SAYS = "computed {} operator{s} on looked-up rows ahead of time, in the table"
 FIRST_OPSET = 7  # before, broadcasting is asked for by attribute; source: onnx operator specification, Add-6

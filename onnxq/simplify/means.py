@@ -14,9 +14,9 @@ from onnx import TensorProto
 
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
-from onnxq.ir.patch import Patch
+from onnxq.ir.patch import Patch, named_after
 from onnxq.simplify.registry import Change, simplifies
-from onnxq.simplify.writing import axes_of, named_after
+from onnxq.simplify.writing import axes_of
 
 SAYS = "wrote {} mean{s} over all places of a map as GlobalAveragePool"
 RANK = 4  # blocks are of maps in two dimensions

@@ -10,10 +10,10 @@ from onnx import TensorProto
 
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
-from onnxq.ir.patch import Patch
+from onnxq.ir.patch import Patch, named_after
 from onnxq.ir.tensor import DeferredTensor, Tensor
 from onnxq.simplify.registry import Change, simplifies
-from onnxq.simplify.writing import named_after, scalar, squeezed
+from onnxq.simplify.writing import scalar, squeezed
 
 SAYS = "wrote {} product{s} with one-hot tensors as Gather"
 CLIP_OPSET = 12  # Clip on integers

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from onnxq.ir.model import Model
-from onnxq.ir.patch import Patch
+from onnxq.ir.patch import Patch, named_after
 from onnxq.simplify.registry import Change, simplifies
-from onnxq.simplify.writing import named_after
 
 SAYS = "wrote {} PRelu with one slope as LeakyRelu"
 

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
-from onnxq.ir.patch import Patch
+from onnxq.ir.patch import Patch, named_after
 from onnxq.simplify.registry import Change, simplifies
-from onnxq.simplify.writing import named_after
 
 SAYS = "wrote {} product{s} with the reciprocal of a root mean square as quotient{s}"
 

@@ -9,12 +9,12 @@ import numpy as np
 
 from onnxq.ir.graph import Graph, Node
 from onnxq.ir.model import Model
+from onnxq.ir.patch import named_after
 from onnxq.ops.arrays import Array
 from onnxq.simplify.registry import Change, simplifies
 from onnxq.simplify.rowsearch import find_regions
 from onnxq.simplify.rowwise import MOST_ELEMENTS, Exit, Region, pays, replace_region
 from onnxq.simplify.softmax_axes import can_turn, wide_behind
-from onnxq.simplify.writing import named_after
 
 SAYS = "wrote {} softmax function{s} as one operator"
 OPSET = 13  # before, Softmax runs over all axes from `axis` on, which is the same for the last one

@@ -14,11 +14,10 @@ import numpy as np
 
 from onnxq.ir.graph import Graph, Node, Value
 from onnxq.ir.model import Model
-from onnxq.ir.patch import Patch
+from onnxq.ir.patch import Patch, named_after
 from onnxq.ir.shapes import Shapes
 from onnxq.simplify.registry import Change, simplifies
 from onnxq.simplify.rowviews import Dims, dims_of
-from onnxq.simplify.writing import named_after
 
 SAYS = "turned {} Softmax to the last axis, where onnxruntime is fast"
 FIRST_OPSET = 13  # before, Softmax works on all axes from its own on

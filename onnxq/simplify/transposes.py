@@ -8,10 +8,9 @@ import numpy as np
 
 from onnxq.ir.graph import Graph, Node, Value
 from onnxq.ir.model import Model
-from onnxq.ir.patch import Patch
+from onnxq.ir.patch import Patch, named_after
 from onnxq.simplify.registry import Change, simplifies
 from onnxq.simplify.rowviews import constant_axes
-from onnxq.simplify.writing import named_after
 
 SAYS = "merged {} Transpose with the one before"
 AXES_AS_INPUT = 13  # of Squeeze and Unsqueeze, from this operator set on; an attribute before

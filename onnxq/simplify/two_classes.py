@@ -14,11 +14,10 @@ from onnx import TensorProto
 
 from onnxq.ir.graph import Graph, Node
 from onnxq.ir.model import Model
-from onnxq.ir.patch import Patch
+from onnxq.ir.patch import Patch, named_after
 from onnxq.ir.shapes import Shapes
 from onnxq.simplify.registry import Change, simplifies
 from onnxq.simplify.rowviews import dims_of
-from onnxq.simplify.writing import named_after
 
 SAYS = "wrote {} Softmax over two classes as Sigmoid of their difference"
 OPSET = 13  # of Split with its sizes as an input

@@ -39,9 +39,3 @@ def axes_of(node: Node) -> list[int] | None:
         return None if tensor is None else [int(axis) for axis in tensor.numpy().reshape(-1)]
     axes = node.attribute("axes")
     return None if axes is None else [int(axis) for axis in axes]
-
-
-def named_after(patch: Patch, node: Node) -> None:
-    """Give the last node of a patch the name of one that it replaces, by which recipes and people know it."""
-    if node.name:
-        patch.nodes[-1].name = node.name
