@@ -1,7 +1,9 @@
-"""How many windows a pool has: with `ceil_mode`, ONNX shape inference counts some that there are not.
+"""How many windows a pool has: ONNX shape inference counts some that there are not.
 
-A window that would start behind the input is left out, by the description of the operators, by PyTorch, and by
-onnxruntime. Inference (onnx 1.23) knows that from operator set 22 on, for a window that fits into the padded input.
+With `ceil_mode`, a window that would start behind the input is left out, by the description of the operators, by
+PyTorch, and by onnxruntime. Inference (onnx 1.23) knows that from operator set 22 on, for a window that fits into the
+padded input.
+Where `pads` stand beside `auto_pad`, it takes the former, and onnxruntime the latter.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from onnxq.ir.graph import Graph, Node, Value
+from onnxq.ir.padding import NOT_SET, auto_pad_of, pads_of
 
 POOLS = ("AveragePool", "LpPool", "MaxPool")
 
@@ -37,12 +40,16 @@ def window_count(size: int, span: int, stride: int, pads: tuple[int, int], *, ce
 def miscounted(graph: Graph) -> Iterator[Value]:
     """Set the shapes of those outputs of pools that inference has got wrong, and give them."""
     for node in graph.nodes:
-        if node.op_type in POOLS and not node.domain and node.attribute("ceil_mode", 0):
+        if node.op_type in POOLS and not node.domain and _is_doubtful(node):
             shape = _pooled(node)
             for output in node.outputs:
                 if shape is not None and output is not None and output.shape is not None and output.shape != shape:
                     output.shape = shape
                     yield output
+
+
+def _is_doubtful(node: Node) -> bool:
+    return bool(node.attribute("ceil_mode", 0)) or (auto_pad_of(node) != NOT_SET and bool(node.attribute("pads")))
 
 
 def _pooled(node: Node) -> tuple[int | str | None, ...] | None:
@@ -52,14 +59,16 @@ def _pooled(node: Node) -> tuple[int | str | None, ...] | None:
     rank = len(given or ()) - 2
     kernel = node.attribute("kernel_shape", [])
     strides, dilations = (node.attribute(name, [1] * rank) for name in ("strides", "dilations"))
-    auto_pad = node.attribute("auto_pad", "NOTSET")
-    pads = node.attribute("pads", [0] * (2 * rank)) if auto_pad == "NOTSET" else [0] * (2 * rank)
+    pads, ceil = pads_of(node, rank), bool(node.attribute("ceil_mode", 0))
     fits = len(kernel) == len(strides) == len(dilations) == rank and len(pads) == 2 * rank and min(strides) > 0
-    if given is None or result is None or len(result) != rank + 2 or not fits or auto_pad.startswith("SAME"):
+    if given is None or result is None or len(result) != rank + 2 or not fits:
         return None
-    sizes = list(result)
+    sizes, same = list(result), auto_pad_of(node).startswith("SAME")
     for axis, size in enumerate(given[2:]):
         if isinstance(size, int):
             span, ends = (kernel[axis] - 1) * dilations[axis] + 1, (pads[axis], pads[axis + rank])
-            sizes[axis + 2] = window_count(size, span, strides[axis], ends, ceil_mode=True, pool=True)
+            if same:
+                sizes[axis + 2] = -(-size // strides[axis])
+            else:
+                sizes[axis + 2] = window_count(size, span, strides[axis], ends, ceil_mode=ceil, pool=True)
     return tuple(sizes) if all(not isinstance(size, int) or size >= 0 for size in sizes) else None

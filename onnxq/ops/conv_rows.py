@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxq.ir import Value
+from onnxq.ir.padding import auto_pad_of, pads_of
 from onnxq.ops import rows
 from onnxq.ops.family import Decline, Form, Rewriter, Site
 
@@ -59,13 +60,9 @@ def windows_of(site: Site) -> Windows:
 
 
 def _pads(site: Site, kernel: tuple[int, ...], strides: list[int], dilations: list[int]) -> list[int]:
-    mode = site.node.attribute("auto_pad", b"NOTSET")
-    mode = mode.decode() if isinstance(mode, bytes) else str(mode)
-    sides = len(kernel)
-    if mode == "NOTSET":
-        return [int(size) for size in site.node.attribute("pads", [0] * 2 * sides)]
-    if mode == "VALID":
-        return [0] * 2 * sides
+    mode = auto_pad_of(site.node)
+    if not mode.startswith("SAME"):
+        return pads_of(site.node, len(kernel))
     if any(stride > 1 for stride in strides):
         raise Decline(f"with a scale for every window it has no form for auto_pad = {mode} and strides")
     total = [(size - 1) * step for size, step in zip(kernel, dilations, strict=True)]

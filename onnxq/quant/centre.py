@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxq.ir import Graph, Node, Value
+from onnxq.ir.padding import auto_pad_of, pads_of
 from onnxq.quant.channels import ChannelStats
 from onnxq.quant.equalize import rescaled_stats
 from onnxq.quant.plan import node_key
@@ -122,9 +123,7 @@ def _taken_off(value: Value, found: Collection[Value | None]) -> bool:
 
 
 def _is_padded(node: Node) -> bool:
-    if node.attribute("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER"):
-        return True
-    return any(node.attribute("pads") or ())
+    return auto_pad_of(node).startswith("SAME") or any(pads_of(node, 0))
 
 
 def _middle(stats: Stats, value: Value) -> np.ndarray | None:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.ir import Model, Node, Patch, Value, commit
+from onnxq.ir.padding import auto_pad_of, pads_of
 from onnxq.quant.channels_last import channels_first, channels_last
 from onnxq.quant.integer_convs import IntegerConv, integer_convs, multiple_of
 from onnxq.targets import UNKNOWN_SIDE, Costs, load_costs
@@ -60,14 +61,14 @@ def columns_of(node: Node, weight: Sequence[int], costs: Costs) -> Columns | Non
     """
     if len(weight) not in (3, 4) or weight[-1] == 1 or int(node.attribute("group", 1)) != 1:
         return None
-    if node.attribute("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or node.attribute("dilations", [1])[-1] != 1:
+    if auto_pad_of(node).startswith("SAME") or node.attribute("dilations", [1])[-1] != 1:
         return None
     read, made = (value.shape if value is not None else None for value in (node.inputs[0], node.outputs[0]))
     stride = int(node.attribute("strides", [1])[-1])
     if not read or not made or not isinstance(read[-1], int) or made[-1] != read[-1] / stride:
         return None
     filters, channels, *window = weight
-    left = int(node.attribute("pads", [0] * 2 * len(window))[len(window) - 1])
+    left = pads_of(node, len(window))[len(window) - 1]
     positions = math.prod(size if isinstance(size, int) else UNKNOWN_SIDE for size in made[2:])
     plain = costs.integer_conv(positions, math.prod(window), multiple_of(4, channels), filters)
     best = None
@@ -137,7 +138,7 @@ def _patch(conv: IntegerConv, columns: Columns, *, by_pixel: bool) -> Patch:
         inputs.append(_dequantized(conv.bias, _repeated(codes, columns, patch), columns, patch))
     attributes = {name: value for name, value in conv.node.attributes().items() if name != "auto_pad"}
     axes = conv.codes.ndim - 2
-    pads = list(attributes.get("pads", [0] * 2 * axes))
+    pads = pads_of(conv.node, axes)
     pads[axes - 1], pads[-1] = columns.before, columns.width - 1 - columns.before
     strides = [*attributes.get("strides", [1] * axes)[:-1], 1]
     attributes |= {"kernel_shape": [*conv.codes.shape[2:-1], columns.width], "pads": pads, "strides": strides}
@@ -175,7 +176,7 @@ def _weight(conv: IntegerConv, columns: Columns, patch: Patch, *, by_pixel: bool
     codes, rank = conv.weight.inputs[0], conv.codes.ndim
     assert codes is not None
     name, (filters, channels, *window) = codes.name, conv.codes.shape
-    left = int(conv.node.attribute("pads", [0] * 2 * len(window))[len(window) - 1])
+    left = pads_of(conv.node, len(window))[len(window) - 1]
     stride, places = columns.read // columns.made, columns.width * columns.read
     shifted = []
     for number in range(columns.made):

@@ -17,6 +17,7 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.ir import ArrayTensor, Graph, Model, Node, Patch, commit, infer_types
+from onnxq.ir.padding import NOT_SET, auto_pad_of, pads_of
 from onnxq.ir.patch import named_after
 from onnxq.ops.integer_domain import CLAMPS
 from onnxq.quant.decision import Plan, node_key
@@ -137,9 +138,9 @@ def _axes(node: Node) -> tuple[Axis, Axis] | None:
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if node.attribute("group", 1) != 1 or (bias is not None and bias.constant is None) or node.outputs[0] is None:
         return None
-    if node.attribute("auto_pad", "NOTSET") != "NOTSET" or node.attribute("output_shape") is not None:
+    if auto_pad_of(node) != NOT_SET or node.attribute("output_shape") is not None:
         return None
-    strides, pads = node.attribute("strides", [1, 1]), node.attribute("pads", [0] * 4)
+    strides, pads = node.attribute("strides", [1, 1]), pads_of(node, 2)
     more, kernel = node.attribute("output_padding", [0, 0]), weight.shape[2:]
     if set(node.attribute("dilations", [1, 1])) != {1} or len(set(strides)) != 1 or min(pads) < 0:
         return None

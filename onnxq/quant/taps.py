@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnxq.ir import Model, Patch, Value, commit
+from onnxq.ir.padding import NOT_SET, auto_pad_of, pads_of
 from onnxq.quant.columns import folds
 from onnxq.quant.integer_convs import IntegerConv, integer_convs, multiple_of
 from onnxq.targets.placement import Target
@@ -39,7 +40,7 @@ def _pays(conv: IntegerConv, target: Target) -> bool:
     if folds(conv, target) is not None:
         return False
     shape = conv.codes.shape
-    if len(shape) != 4 or shape[3] == 1 or conv.depthwise or conv.node.attribute("auto_pad", "NOTSET") != "NOTSET":
+    if len(shape) != 4 or shape[3] == 1 or conv.depthwise or auto_pad_of(conv.node) != NOT_SET:
         return False
     at_once = target.conv_channels
     now, then = multiple_of(at_once, conv.channels) * shape[3], multiple_of(at_once, conv.channels * shape[3])
@@ -49,7 +50,7 @@ def _pays(conv: IntegerConv, target: Target) -> bool:
 def _patch(conv: IntegerConv, target: Target) -> Patch:
     patch = Patch(conv.node.graph, conv.node, f"fold the window of {conv.node.label}")
     filters, channels, height, width = conv.codes.shape
-    top, left, bottom, right = conv.node.attribute("pads", [0, 0, 0, 0])
+    top, left, bottom, right = pads_of(conv.node, 2)
     down, step = conv.node.attribute("dilations", [1, 1])
     copies = multiple_of(target.conv_channels, width) if channels == 1 else width
     weight = np.zeros((filters, copies, channels, height, 1), np.int8)

@@ -14,6 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from onnxq.ir import Node, Tensor
+from onnxq.ir.padding import auto_pad_of, pads_of
 from onnxq.ops.windows import lay_windows
 
 GOLDEN = (5**0.5 - 1) / 2
@@ -150,8 +151,8 @@ def _conv(node: Node, weight: Tensor) -> tuple[int, Unfolding] | None:
         tuple(kernel),
         tuple(node.attribute("strides") or (1,) * rank),
         tuple(node.attribute("dilations") or (1,) * rank),
-        tuple(node.attribute("pads") or (0,) * (2 * rank)),
-        str(node.attribute("auto_pad", "NOTSET")),
+        tuple(pads_of(node, rank)),
+        auto_pad_of(node),
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from onnxq.ir.graph import Node
 from onnxq.ir.model import Model
+from onnxq.ir.padding import auto_pad_of
 from onnxq.ir.patch import Patch
 from onnxq.ops.windows import lay_windows
 from onnxq.simplify.registry import Change, simplifies
@@ -24,7 +25,7 @@ def stated_pads(model: Model) -> Iterator[Change]:
     for graph in model.graph.graphs():
         for node in graph.nodes:
             if node.op_type in OPERATORS and not node.domain and len(node.outputs) == 1:
-                pads = _pads(node) if node.attribute("auto_pad", "NOTSET").startswith("SAME") else None
+                pads = _pads(node) if auto_pad_of(node).startswith("SAME") else None
                 if pads is not None:
                     yield Change(_stated(node, pads), SAYS)
 
@@ -38,7 +39,7 @@ def _pads(node: Node) -> list[int] | None:
     if not sizes or len(sizes) != len(shape) or len(kernel) != len(sizes):
         return None
     strides, dilations = (node.attribute(name, [1] * len(sizes)) for name in ("strides", "dilations"))
-    auto_pad = node.attribute("auto_pad")
+    auto_pad = auto_pad_of(node)
     found = lay_windows(sizes, kernel, strides=strides, dilations=dilations, pads=(), auto_pad=auto_pad)
     return [*found.begin, *found.end]
 

@@ -190,6 +190,8 @@ PADDED = "g (float[1,3,9,9] x) => (float[1,8,n,m] y) {{ p = Pad {mode} (x, pads{
         ([0, 0, -1, 0, 0, 0, 1, 2], "", "", "", False),
         ([0, 1, 0, 0, 0, 0, 0, 0], "", "", "<group = 1>", False),
         ([0, 0, 1, 0, 0, 0, 1, 2], "", "", '<auto_pad = "SAME_UPPER">', False),
+        ([0, 0, 1, 0, 0, 0, 1, 2], "", "", '<auto_pad = "VALID">', True),
+        ([0, 0, 1, 0, 0, 0, 1, 2], "", "", '<auto_pad = "", pads = [1, 1, 0, 0]>', True),
     ],
 )
 def test_zeros_before_a_conv_are_pads_of_its_own(pads, mode, value, attributes, folded):
@@ -202,3 +204,12 @@ def test_zeros_before_a_conv_are_pads_of_its_own(pads, mode, value, attributes, 
     assert ("made 1 Pad part of the Conv behind" in normalised(model)) == folded
     assert ops(model.graph) == (["Conv"] if folded else ["Pad", "Conv"])
     np.testing.assert_allclose(run(model.serialize(), feeds)[0], before, rtol=1e-5)
+
+
+def test_pads_that_count_for_nothing_are_not_folded_in():
+    """No onnxruntime of today loads such a Conv; what it would read is what `auto_pad` says."""
+    weights = {"w": RNG(0).random((8, 3, 3, 3)).astype(np.float32), "pads": np.int64([0, 0, 1, 0, 0, 0, 1, 2])}
+    attributes = '<auto_pad = "VALID", pads = [1, 1, 1, 1]>'
+    model = model_of(PADDED.format(mode="", value="", attributes=attributes), weights)
+    normalised(model)
+    assert [list(node.attribute("pads")) for node in model.graph.nodes] == [[1, 0, 1, 2]]

@@ -11,6 +11,7 @@ import numpy as np
 
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
+from onnxq.ir.padding import auto_pad_of, pads_of
 from onnxq.ir.passes.registry import describes
 from onnxq.ir.patch import Patch
 
@@ -31,7 +32,7 @@ def _fold(conv: Node, padded: Value) -> Patch | None:
     if pad is None or result is None or pad.op_type != "Pad" or pad.domain or pad.graph is not conv.graph:
         return None
     readers = padded.consumers()
-    if padded.is_output or len(readers) != 1 or conv.attribute("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+    if padded.is_output or len(readers) != 1 or auto_pad_of(conv).startswith("SAME"):
         return None
     widths = _zeros(pad)
     if widths is None or pad.inputs[0] is None or len(widths) < 6:
@@ -39,7 +40,7 @@ def _fold(conv: Node, padded: Value) -> Patch | None:
     rank = len(widths) // 2
     if any(widths[axis] or widths[rank + axis] for axis in (0, 1)) or min(widths) < 0:
         return None
-    own = conv.attribute("pads") or [0] * (2 * (rank - 2))
+    own = pads_of(conv, rank - 2)
     around = [*widths[2:rank], *widths[rank + 2 :]]
     attributes = {name: conv.attribute(name) for name in conv.spans if name not in ("pads", "auto_pad")}
     patch = Patch(conv.graph, conv, "the zeros before it are pads of its own")
@@ -48,7 +49,7 @@ def _fold(conv: Node, padded: Value) -> Patch | None:
         [pad.inputs[0], *conv.inputs[1:]],
         outputs=[result.name],
         name=conv.name,
-        pads=[int(a) + int(b) for a, b in zip(own, around, strict=True)],
+        pads=[a + int(b) for a, b in zip(own, around, strict=True)],
         **attributes,
     )
     patch.replace(result, made[0])

@@ -73,12 +73,15 @@ def convolution_windows(
     w: tuple[int, ...],
     group: int,
     kernel_shape: Sequence[int] | None,
-    **attributes: Any,
+    *,
+    pads: Sequence[int] | None,
+    auto_pad: str,
+    **more: Any,
 ) -> Windows:
     """Work out how the filter lies on the input, from shapes and attributes (those of `lay_windows`).
 
     Raises:
-        ModelError: They do not fit together.
+        ModelError: They do not fit together, or pads and auto_pad are both given.
 
     """
     if len(x) not in (3, 4, 5) or len(w) != len(x):
@@ -87,27 +90,24 @@ def convolution_windows(
         raise ModelError(f"{operator}: w of shape {list(w)} in {group} groups does not fit the {x[1]} channels of x")
     if kernel_shape and tuple(kernel_shape) != w[2:]:
         raise ModelError(f"{operator}: kernel_shape {list(kernel_shape)} differs from w of shape {list(w)}")
-    return whole_windows(operator, x[2:], w[2:], **attributes)
+    if auto_pad not in ("", "NOTSET") and any(pads or ()):
+        raise ModelError(f"{operator}: pads {list(pads or ())} and auto_pad {auto_pad} exclude each other")
+    return whole_windows(operator, x[2:], w[2:], pads=pads, auto_pad=auto_pad, **more)
 
 
 def whole_windows(
     operator: str,
     shape: Sequence[int],
     kernel: Sequence[int],
-    *,
-    pads: Sequence[int] | None,
-    auto_pad: str,
-    **more: Any,
+    **attributes: Any,
 ) -> Windows:
     """Lay windows of which there is at least one, on an input that nothing is cut off from.
 
     Raises:
-        ModelError: As `lay_windows`, or there is no window, padding is negative, or pads and auto_pad are both given.
+        ModelError: As `lay_windows`, or there is no window, or padding is negative.
 
     """
-    if auto_pad not in ("", "NOTSET") and any(pads or ()):
-        raise ModelError(f"{operator}: pads {list(pads or ())} and auto_pad {auto_pad} exclude each other")
-    windows = lay_windows(shape, kernel, pads=pads, auto_pad=auto_pad, **more)
+    windows = lay_windows(shape, kernel, **attributes)
     if min((*windows.begin, *windows.end)) < 0:
         raise ModelError(f"{operator}: pads {[*windows.begin, *windows.end]} are negative")
     if min(windows.output) < 1:
