@@ -9,6 +9,7 @@ from onnxq.ir import Model, infer_types
 from onnxq.quant.alignment import align
 from onnxq.quant.channels_last import keep_channels_last
 from onnxq.quant.columns import fold_columns
+from onnxq.quant.differences import join_differences
 from onnxq.quant.product_scales import join_scales
 from onnxq.quant.saturating import drop_clips
 from onnxq.quant.sequence_first import put_sequence_first
@@ -39,6 +40,7 @@ def tune(model: Model, target: str) -> Model:
     if wanted.timed and model.opset >= BROADCAST_OPSET:
         join_scales(model)
         put_sequence_first(model)
+        join_differences(model)
     kinds = {node.op_type for node in model.graph.walk()} if wanted.timed else set()
     if "Conv" in kinds:
         share_conversions(model)
