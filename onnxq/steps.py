@@ -24,6 +24,7 @@ from onnxq.quant.bounds import exact_bounds
 from onnxq.quant.calibrate import calibrate
 from onnxq.quant.custom import foreign_node
 from onnxq.quant.equal_constants import merge_equal
+from onnxq.quant.forms import FORMS
 from onnxq.quant.layers import MeasuredLayers
 from onnxq.quant.plan import Plan, node_key
 from onnxq.quant.plan import make_plan as decide
@@ -34,7 +35,6 @@ from onnxq.quant.samples import Samples, input_specs, open_samples, wrap_samples
 from onnxq.quant.stats import Kinds, Stats, range_kinds
 from onnxq.quant.stats_file import load_stats
 from onnxq.quant.streamed import LARGE, is_large
-from onnxq.quant.subpixel import subpixels, with_convs, worth_it
 from onnxq.quant.tuning import tune
 from onnxq.simplify import Simplified, simplify
 from onnxq.targets import Costs
@@ -42,7 +42,6 @@ from onnxq.targets.placement import load_target
 from onnxq.version import __version__
 
 FOUR_BIT_OPSET = 21  # of DequantizeLinear and Cast
-SUBPIXELS = "wrote {} ConvTranspose as Conv and DepthToSpace, which 8 bit has kernels for"
 ROOM = 0.8  # how full a file may be by estimate before it is counted
 
 
@@ -109,7 +108,7 @@ def prepare(
     notes += found.notes
     plan = Plan(chosen, {}, with_data)
     ready = replanned(Prepared(model.path or Path(), source, found.model, plan, notes, fast, found.original), most)
-    ready = in_subpixels(ready, most)
+    ready = in_other_forms(ready, most)
     return replace(ready, notes=(*ready.notes, *chosen.idle_globs(node_labels(ready.model), before)))
 
 
@@ -139,26 +138,24 @@ def replanned(ready: Prepared, most: int | None = None, costs: Costs | None = No
     return replace(ready, model=newer, plan=plan, notes=notes)
 
 
-def in_subpixels(ready: Prepared, most: int | None = None) -> Prepared:
-    """Let each ConvTranspose be a Conv where that is faster in 8 bit, and somebody reads what it makes in 8 bit, too.
-
-    Else its codes would go back to float at once: a decoder of a VAE lost 11 dB for a quarter of the time. See
-    `quant.subpixel`.
-    """
-    recipe, model = ready.plan.recipe, ready.model
-    simple = recipe.simplifies and not is_large(model) and foreign_node(model) is None
+def in_other_forms(ready: Prepared, most: int | None = None) -> Prepared:
+    """Write layers in forms that are faster in 8 bit, as far as they work in 8 bit then; see `quant.forms`."""
+    recipe = ready.plan.recipe
+    simple = recipe.simplifies and not is_large(ready.model) and foreign_node(ready.model) is None
     if not (ready.plan.with_data and simple and load_target(recipe.scheme.target).timed):
         return ready
-    found = subpixels(model.graph, ready.plan.costs)
-    wanted = {node_key(node) for node in found if recipe.scheme_for(node.op_type, node.name)[0].name == "auto"}
-    while wanted:
-        changed, convs = with_convs(model, wanted)
-        notes = (*ready.notes, SUBPIXELS.format(len(wanted)))
-        again = replanned(replace(ready, model=changed, notes=notes, original=ready.original or model), most)
-        kept = worth_it(again.plan, convs)
-        if kept == wanted:
-            return again
-        wanted = kept  # in float, the others are faster as they were
+    for form in FORMS:
+        found, model = form.find(ready.plan, ready.model), ready.model
+        wanted = {node_key(node) for node in found if recipe.scheme_for(node.op_type, node.name)[0].name == "auto"}
+        while wanted:
+            changed, layers = form.written(model, wanted)
+            notes = (*ready.notes, form.says.format(len(wanted)))
+            again = replanned(replace(ready, model=changed, notes=notes, original=ready.original or model), most)
+            kept = form.worth_it(again.plan, layers)
+            if kept == wanted:
+                ready = again
+                break
+            wanted = kept  # in float, the others are faster as they were
     return ready
 
 

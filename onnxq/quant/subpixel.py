@@ -10,17 +10,16 @@ convolution, https://arxiv.org/abs/1609.05158; that both compute the same, https
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.ir import ArrayTensor, Graph, Model, Node, Patch, commit, infer_types
+from onnxq.ir import ArrayTensor, Graph, Node, Patch
 from onnxq.ir.padding import NOT_SET, auto_pad_of, pads_of
 from onnxq.ir.patch import named_after
 from onnxq.ops.integer_domain import CLAMPS
-from onnxq.quant.decision import Plan, node_key
 from onnxq.quant.region import count
 from onnxq.targets import Costs
 
@@ -65,34 +64,6 @@ def subpixels(graph: Graph, costs: Costs) -> Iterator[Node]:
         blocks, taps = filters * math.prod(axis.stride for axis in axes), math.prod(axis.width for axis in axes)
         if costs.conv(channels, blocks, taps, places, 1)[1] <= LEAST_GAIN * now:
             yield node
-
-
-def with_convs(model: Model, wanted: Collection[str]) -> tuple[Model, dict[str, tuple[Node, str]]]:
-    """Write some as Conv in a copy of a model.
-
-    Args:
-        model: The model.
-        wanted: Those of its main graph, by `node_key`.
-
-    Returns:
-        The copy, types inferred, and for each of them the Conv and the name of what is made of its pixels.
-
-    """
-    changed = model.copy()
-    infer_types(changed)
-    patches = {node_key(node): as_conv(node) for node in changed.graph.nodes if node_key(node) in wanted}
-    convs = {key: (patch.nodes[0], patch.replaced[0][0].name) for key, patch in patches.items()}
-    commit(patches.values())
-    infer_types(changed)
-    return changed, convs
-
-
-def worth_it(plan: Plan, convs: Mapping[str, tuple[Node, str]]) -> set[str]:
-    """Say which of some that are a Conv now work in 8 bit, and give what somebody reads in 8 bit."""
-    integer = [decision.node for decision in plan.decisions if decision.scheme == "static-int8"]
-    keys = {node_key(node) for node in integer}
-    reads = {value.name for node in integer for value in node.inputs if value is not None}
-    return {key for key, (conv, made) in convs.items() if node_key(conv) in keys and made in reads}
 
 
 def as_conv(node: Node) -> Patch:
