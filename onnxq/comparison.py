@@ -20,14 +20,16 @@ class OutputComparison:
         dtype: NumPy name of its elements.
         elements: How many elements were compared.
         equal: Whether every element is the same.
-        sqnr: Signal-to-quantization-noise ratio in dB; infinite for equal outputs, minus infinity where one model
-            gives NaN or infinity and the other does not.
+        sqnr: Signal-to-quantization-noise ratio in dB; infinite for equal outputs, minus infinity where the quantized
+            model gives NaN or infinity and the float one does not, or the float one infinity and the other does not.
         max_abs: Largest absolute difference.
         cosine: Cosine of the angle between both, all samples in one vector; None where one of them is zero.
         agreement: Percentage of equal decisions: for floats of rank 1 to 3 the largest element along the last axis, for
             integers, booleans and strings every element. None where neither makes sense.
         spoilt: How many elements are NaN or infinite in the quantized model only; 0 where some are so in the float
             model, too, which then was not made for such samples.
+        undefined: How many are NaN in the float model, whatever the quantized one makes of them; the other figures
+            leave them out.
 
     """
 
@@ -40,6 +42,7 @@ class OutputComparison:
     cosine: float | None
     agreement: float | None
     spoilt: int = 0
+    undefined: int = 0
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,14 @@ class Comparison:
             f"'{output.name}' holds NaN or infinity {output.spoilt} times, in the float model never"
             for output in self.outputs
             if output.spoilt
+        ]
+
+    def undefined(self) -> list[str]:
+        """Say for every output how often the float model gives NaN itself."""
+        return [
+            f"'{output.name}' is NaN {output.undefined} of {output.elements} times in the float model: left out here"
+            for output in self.outputs
+            if output.undefined
         ]
 
     def missed(

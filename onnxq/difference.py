@@ -23,9 +23,10 @@ class Difference:
         dtype: NumPy name of the elements; empty before the first.
         elements: How many were compared.
         unequal: How many differ.
-        broken: How many are finite in one array only, or infinite with the other sign.
+        broken: How many are finite in one array only, or infinite with the other sign, and not NaN even as expected.
         spoilt: How many are finite as expected, but not as they came.
         unsound: How many are not finite even as expected.
+        undefined: How many are NaN even as expected.
         signal, noise, cross, power: Σ r², Σ (r − q)², Σ rq and Σ q².
 
     """
@@ -34,7 +35,7 @@ class Difference:
         self._classes = classes
         self._lengths = lengths
         self.dtype = ""
-        self.elements = self.unequal = self.broken = self.spoilt = self.unsound = 0
+        self.elements = self.unequal = self.broken = self.spoilt = self.unsound = self.undefined = 0
         self.signal = self.noise = self.cross = self.power = 0.0
         self._max_abs = 0.0
         self._decisions = self._agreed = 0
@@ -86,11 +87,13 @@ class Difference:
         if not exact:
             if self._classes:
                 self._add_classes(r, q)
-            same = (r == q) | (np.isnan(r) & np.isnan(q))
+            undefined = np.isnan(r)
+            same = (r == q) | undefined
             self.unequal += int(r.size - same.sum())
             sound = np.isfinite(r)
             finite = sound & np.isfinite(q)
             self.broken += int((~finite & ~same).sum())
+            self.undefined += int(undefined.sum())
             self.spoilt += int((sound & ~finite).sum())
             self.unsound += int(r.size - sound.sum())
             if not finite.all():
@@ -113,7 +116,7 @@ class Difference:
 
     @property
     def equal(self) -> bool:
-        """Whether every element is the same; two NaNs are."""
+        """Whether every element is the same that is not NaN even as expected."""
         return self.unequal == 0
 
     @property
@@ -129,7 +132,7 @@ class Difference:
 
     @property
     def max_abs(self) -> float:
-        """Largest |r − q|; infinite where only one of the two is finite."""
+        """Largest |r − q|; infinite where only one of the two is finite, and NaN was not expected."""
         return math.inf if self.broken else self._max_abs
 
     @property

@@ -51,7 +51,7 @@ def carry_out_large(
 
     """
     baseline, before = ready.baseline(), ready.model.copy()
-    probe = given if given is not None else runnable_samples(baseline, input_specs(ready.model), SAMPLES)
+    probe = given if given is not None else runnable_samples(ready.model, input_specs(ready.model), SAMPLES)
     watch.step("calibrate")
     measured = measure(ready, MeasuredLayers([]), given, stats, watch)
     ready = reached(ready, measured)

@@ -189,7 +189,7 @@ def carry_out(
         large = Quantized(*carry_out_large(ready, given, stats, watch, scratch, detailed=detailed))
         return with_metric(large, budget, ready.model, given, watch)
     before = ready.model.copy()
-    probe = given if given is not None else runnable_samples(InMemory(before), input_specs(ready.model), RANDOM_SAMPLES)
+    probe = given if given is not None else runnable_samples(ready.model, input_specs(ready.model), RANDOM_SAMPLES)
     ready, model, report = rewritten(
         ready, Split(before, probe), given, stats, watch, budget, scratch, detailed=detailed
     )

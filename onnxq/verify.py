@@ -205,6 +205,7 @@ def _summary(name: str, difference: Difference) -> OutputComparison:
         cosine=difference.cosine,
         agreement=difference.agreement,
         spoilt=0 if difference.unsound else difference.spoilt,
+        undefined=difference.undefined,
     )
 
 

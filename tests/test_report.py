@@ -75,9 +75,11 @@ def test_json(report: Report) -> None:
             "latency": {"float_ms": 2.0, "quantized_ms": 1.0, "ratio": 0.5, "pairs": 100},
             "outputs": [
                 {"name": "y", "dtype": "float32", "elements": 10, "equal": False, "sqnr": 31.25, "max_abs": 0.125,
-                 "cosine": 0.999, "agreement": 97.5, "spoilt": 0},
+                 "cosine": 0.999, "agreement": 97.5, "spoilt": 0,
+                 "undefined": 0},
                 {"name": "z", "dtype": "float32", "elements": 10, "equal": True, "sqnr": None, "max_abs": 0.0,
-                 "cosine": None, "agreement": None, "spoilt": 0},
+                 "cosine": None, "agreement": None, "spoilt": 0,
+                 "undefined": 0},
             ],
             "layers": [],
             "no_layers": None,

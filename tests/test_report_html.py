@@ -153,12 +153,13 @@ def test_what_the_page_says(report: Report) -> None:
 
 def test_a_metric_and_what_is_spoilt_show(report: Report) -> None:
     assert report.comparison is not None
-    outputs = (replace(report.comparison.outputs[0], spoilt=3), *report.comparison.outputs[1:])
+    outputs = (replace(report.comparison.outputs[0], spoilt=3, undefined=2), *report.comparison.outputs[1:])
     metric = MetricComparison("mine:top1", 0.99, 0.97)
     comparison = replace(report.comparison, outputs=outputs, metric=metric, layers=())
     shown = " ".join("".join(Page(replace(report, comparison=comparison, activations=()).to_html()).text).split())
     assert "Metric 0.97 0.02 less than float's 0.99; mine:top1" in shown
     assert "'y' holds NaN or infinity 3 times, in the float model never." in shown
+    assert "'y' is NaN 2 of" in shown
     assert "| mine:top1 | 0.99 | 0.97 | 0.02 less |" in replace(report, comparison=comparison).to_markdown()
 
 

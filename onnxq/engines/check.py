@@ -10,6 +10,7 @@ import numpy as np
 
 from onnxq.difference import arrays
 from onnxq.engines.nodes import NodeByNode
+from onnxq.engines.origin import holds, origin_of
 from onnxq.engines.result import EngineCheck, OutputAgreement
 from onnxq.engines.tolerance import Gap, gap
 from onnxq.errors import DataError, InvalidResult, OnnxqError
@@ -21,6 +22,10 @@ from onnxq.quant.session import SessionError, open_session, run_session
 MOST_EVALUATED = 16  # samples: the evaluator takes some times as long as onnxruntime
 Progress = Callable[[int, int | None], None]
 UNSOUND = "Compare it with its float model: --against FLOAT."
+MADE_UP = (
+    "The sample was made up, and not every model takes any numbers: give --data, or --against FLOAT to see whether "
+    "the float model does the same."
+)
 
 
 def check_engines(
@@ -50,7 +55,7 @@ def check_engines(
         InvalidResult: onnxruntime does not load or run the model, or it gives NaN or infinity (see `blame`).
 
     """
-    runs = _Runs(model, blame)
+    runs = _Runs(model, blame, MADE_UP if getattr(samples, "made_up", False) else UNSOUND)
     total = getattr(samples, "count", None)
     count = 0
     for sample in samples:
@@ -66,9 +71,10 @@ def check_engines(
 class _Runs:
     """The three runs of every sample, added up."""
 
-    def __init__(self, model: Path | bytes, blame: type[OnnxqError]) -> None:
+    def __init__(self, model: Path | bytes, blame: type[OnnxqError], hint: str) -> None:
         self.label = "the model" if isinstance(model, bytes) else str(model)
         self.blame = blame
+        self.hint = hint
         try:
             self.optimised = open_session(model)
             self.plain = open_session(model, optimize="none")
@@ -93,8 +99,10 @@ class _Runs:
         except SessionError as error:
             raise self._refused(error) from error
         for name, result in zip(self.names, fast, strict=True):
-            if any(array.dtype.kind == "f" and not np.isfinite(array).all() for array in arrays(result)):
-                raise self.blame(f"{self.label} gives NaN or infinity in output '{name}', sample {index}", UNSOUND)
+            if holds(result, _is_wrong):
+                where = origin_of(self.evaluator, feeds, name)
+                message = f"{self.label} gives NaN or infinity in output '{name}', sample {index}{where}"
+                raise self.blame(message, self.hint)
         for one, other, total in zip(theirs, fast, self.against_optimised, strict=True):
             total.add(one, gap(one, other))
         ours = self._evaluate(feeds, index) if index < MOST_EVALUATED else None
@@ -126,10 +134,15 @@ class _Runs:
 
     def _look(self, feeds: dict[str, np.ndarray], index: int) -> dict[str, Any] | None:
         try:
-            return self.nodes.look(feeds, index)
+            outputs = self.nodes.look(feeds, index)
         except SessionError as error:
             self.hidden = f"onnxruntime does not show the tensors inside {self.label}: {error}"
-        return None
+            return None
+        if self.nodes.of_nan is not None:
+            node, tensor = self.nodes.of_nan
+            where = origin_of(self.evaluator, feeds, tensor)
+            raise self.blame(f"{self.label}: {node} reads NaN in tensor '{tensor}', sample {index}{where}", self.hint)
+        return outputs
 
     def result(self, samples: int) -> EngineCheck:
         """Give what was found."""
@@ -154,6 +167,10 @@ class _Runs:
             within=self.within,
             notes=tuple(notes),
         )
+
+
+def _is_wrong(array: np.ndarray) -> bool:
+    return not np.isfinite(array).all()
 
 
 class _Sum:

@@ -58,7 +58,8 @@ class Parting:
         sample: Number of the sample.
         max_abs: Largest absolute difference.
         differing: Share of elements that differ.
-        is_step: Whether the node rounds, compares or picks, so that small differences become whole steps.
+        is_step: Whether the node rounds, compares or picks, so that small differences become whole steps, or makes them
+            of the last bits of what it reads, as where a sum cancels.
 
     """
 

@@ -185,7 +185,7 @@ def measure(
         normalise(baseline)  # as for the build: onnxruntime refuses some float models as they come
         source = baseline if is_large(baseline) else baseline.serialize()
         if samples is None:
-            samples = runnable_samples(source, input_specs(baseline), RANDOM_SAMPLES)
+            samples = runnable_samples(baseline, input_specs(baseline), RANDOM_SAMPLES)
         progress = (observer or Silent()).progress
         comparison = compare(source, quantized, samples, latency=False, progress=progress, blame=blame)
         if entry.metric is not None:

@@ -143,7 +143,7 @@ def _floats(name: str, array: np.ndarray) -> np.ndarray:
 
 def _origin(value: Value) -> str:
     node = value.producer
-    return f"after {node.op_type} node {node.label}" if node is not None else "in the model"
+    return f"after {node.op_type} node {node.display_name}" if node is not None else "in the model"
 
 
 def _run_failed(model: Model, index: int, sample: Sample, error: SessionError) -> DataError:

@@ -67,7 +67,9 @@ class Samples(Iterable[Sample]):
         """
         if n < 1:
             raise DataError(f"{n} samples are asked for", "Ask for at least 1.")
-        return Samples(self._sources, self.inputs, self._origin, n if self._most is None else min(n, self._most))
+        limited = Samples(self._sources, self.inputs, self._origin, n if self._most is None else min(n, self._most))
+        limited.made_up = self.made_up
+        return limited
 
     @property
     def count(self) -> int | None:

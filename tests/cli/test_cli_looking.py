@@ -145,7 +145,8 @@ def test_verify_alone_names_the_node_on_which_the_engines_disagree(cli, folder: 
     monkeypatch.setattr(schedule, "find_kernel", wrong)
     code, out, err = cli("verify", "two.onnx")
     assert code == 1
-    assert "two.onnx: Neg node the Neg that makes 'y' differs in tensor 'y' by up to" in err
+    assert "two.onnx: Neg node y differs in tensor 'y' by up to" in err
+    assert "give --data, and report it if it is so there, too" in err
     assert "1 of 2 nodes give the same in both engines" in out
     result = json.loads(cli("verify", "two.onnx", "--format", "json").out)
     assert (result["passed"], result["engines"]["culprits"][0]["tensor"]) == (False, "y")
@@ -169,10 +170,30 @@ def test_verify_finds_a_scale_that_is_zero_and_notes_what_is_odd(cli, folder: Pa
 
 
 def test_verify_alone_finds_what_is_not_finite(cli, folder: Path) -> None:
-    save("log.onnx", [helper.make_node("Log", ["x"], ["y"])], {"x": [1, 64]}, {})
-    result = cli("verify", "log.onnx")
+    nodes = [helper.make_node("Sub", ["x", "x"], ["z"]), helper.make_node("Div", ["z", "z"], ["y"])]
+    save("nan.onnx", nodes, {"x": [1, 64]}, {})
+    result = cli("verify", "nan.onnx")
     assert result.code == 1
-    assert "gives NaN or infinity in output 'y', sample 0" in result.err
+    assert "gives NaN or infinity in output 'y', sample 0, first behind Div node y (tensor 'y')" in result.err
+    assert "The sample was made up, and not every model takes any numbers: give --data" in result.err
+    np.savez("x.npz", x=np.ones((1, 64), np.float32))
+    result = cli("verify", "nan.onnx", "-d", "x.npz")
+    assert result.code == 1
+    assert "hint: Compare it with its float model: --against FLOAT." in result.err
+
+
+def test_numbers_are_made_up_that_a_logarithm_takes(cli, folder: Path) -> None:
+    save("log.onnx", [helper.make_node("Log", ["x"], ["y"])], {"x": [1, 64]}, {})
+    assert cli("verify", "log.onnx").code == 0
+
+
+def test_nan_of_the_float_model_is_not_blamed_on_the_other(cli, folder: Path) -> None:
+    nodes = [helper.make_node("Sub", ["x", "x"], ["z"]), helper.make_node("Div", ["x", "z"], ["y"])]
+    save("nan.onnx", nodes, {"x": [1, 4]}, {})
+    np.savez("x.npz", x=np.zeros((1, 4), np.float32))
+    result = cli("verify", "nan.onnx", "--against", "nan.onnx", "-d", "x.npz", "--min-sqnr", "20")
+    assert result.code == 0
+    assert "'y' is NaN 4 of 4 times in the float model: left out here" in result.out
 
 
 def test_verify_finds_a_model_that_is_not_well_formed(cli, folder: Path) -> None:

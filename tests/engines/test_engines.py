@@ -297,3 +297,45 @@ def test_a_sum_that_cancels_is_compared_by_what_it_sums(
     feeds = [{"x": np.concatenate([half := floats(3, 4), np.nextafter(-half, F(0))], axis=1)}]
     mutate(monkeypatch, "ReduceMean", lambda mean: mean + F(off))
     assert [culprit.op_type for culprit in check(proto, feeds).culprits] == culprits
+
+
+def test_nan_is_traced_to_the_node_that_makes_it_of_infinity() -> None:
+    """A mask of -inf is no fault; a row of nothing else is."""
+    nodes = [node("Where", "m x inf", "s"), node("Softmax", "s", "p"), node("Neg", "p", "n"), node("Abs", "n", "y")]
+    proto = build(nodes, {"m": (TensorProto.BOOL, [3, 8]), "x": [3, 8]}, ["y"], {"inf": np.array(-np.inf, F)})
+    kept = np.arange(24).reshape(3, 8) < 16
+    where = r"in output 'y', sample 1, first behind Softmax node n_p \(tensor 'p'\)"
+    with pytest.raises(InvalidResult, match=where):
+        check(proto, [{"m": kept | True, "x": floats(3, 8)}, {"m": kept, "x": floats(3, 8)}])
+
+
+def test_codes_of_nan_are_said_to_be_of_nan() -> None:
+    nodes = [node("Log", "x", "l"), node("DynamicQuantizeLinear", "l", "q s z"), node("Cast", "q", "y", to=1)]
+    where = r"DynamicQuantizeLinear node n_q reads NaN in tensor 'l', sample 0, first behind Log node n_l"
+    with pytest.raises(InvalidResult, match=where):
+        check(build(nodes, {"x": [3, 8]}))
+
+
+def test_a_node_that_makes_differences_of_the_last_bits_is_no_culprit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a channel that is the same everywhere nothing but rounding is left, and that is enlarged."""
+    nodes = [node("InstanceNormalization", "x one none", "h", epsilon=1e-12), node("Mul", "h k", "y")]
+    weights = {"one": np.ones(3, F), "none": np.zeros(3, F), "k": np.array(100, F)}
+    proto = build(nodes, {"x": [1, 3, 5]}, ["y"], weights)
+    feeds = {"x": np.broadcast_to(floats(1, 3, 1), (1, 3, 5)).copy()}
+    mutate(monkeypatch, "InstanceNormalization", lambda y: y + F(0.05))
+    found = check(proto, [feeds])
+    assert (found.culprits, found.objection) == ((), "")
+    assert "node n_h makes differences of the last bits of what it reads" in found.notes[0]
+    feeds = {"x": floats(1, 3, 5)}
+    assert [culprit.node for culprit in check(proto, [feeds]).culprits] == ["n_h"]
+
+
+def test_what_cancels_has_no_more_digits_than_it_was_added_up_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    mutate(monkeypatch, "Relu", lambda y: y * F(1 + 2e-7))
+    nodes = [node("Relu", "x", "r"), node("Sub", "r k", "s"), node("Neg", "s", "y")]
+    x = np.abs(floats(3, 8)) + F(1)
+    proto = build(nodes, {"x": [3, 8]}, ["y"], {"k": x * F(1 + 1e-4)})
+    found = check(proto, [{"x": x}])
+    assert (found.culprits, found.within, found.objection) == ((), False, "")
+    assert found.parting is not None
+    assert (found.parting.node, found.parting.is_step) == ("n_s", True)

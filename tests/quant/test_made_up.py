@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-from helpers import build, node
+from helpers import build, floats, node, run, typed
 from onnx import TensorProto
 
 from onnxq.errors import DataError
-from onnxq.ir import infer_types, parse
 from onnxq.quant.made_up import random_samples, runnable_samples
 from onnxq.quant.samples import InputSpec, input_specs
 
@@ -38,10 +37,8 @@ def test_random_samples_are_seeded_and_sized_sensibly():
 
 
 def made_up_shapes(nodes, inputs, weights) -> dict[str, tuple[int, ...]]:
-    encoded = build(nodes, inputs, weights=weights).SerializeToString()
-    model = parse(encoded)
-    infer_types(model)
-    samples = runnable_samples(encoded, input_specs(model), 2)
+    model = typed(build(nodes, inputs, weights=weights))
+    samples = runnable_samples(model, input_specs(model), 2)
     assert len(list(samples)) == 2
     return {name: array.shape for name, array in next(iter(samples)).items()}
 
@@ -84,3 +81,72 @@ def test_small_sizes_are_tried_before_the_largest():
 def test_without_a_size_that_runs_the_usual_ones_are_given():
     nodes = [node("Reshape", "x shape", "y")]
     assert made_up_shapes(nodes, {"x": ["n", 32]}, {"shape": np.array([5, 32])}) == {"x": (1, 32)}
+
+
+def attention(mask: dict, nodes: list, weights: dict):
+    """A Softmax of scores under a mask: scores that are made of ids, and what they attend to."""
+    first = [node("Gather", "table ids", "q"), node("Transpose", "q", "k", perm=[0, 2, 1]), node("MatMul", "q k", "s")]
+    last = [node("Softmax", "m", "p"), node("MatMul", "p q", "y")]
+    weights = {"table": floats(2, 8), "inf": np.array(-np.inf, np.float32), **weights}
+    return build(first + nodes + last, {"ids": (TensorProto.INT64, ["b", "n"]), **mask}, ["y"], weights)
+
+
+LOWEST = np.array(np.finfo(np.float32).min)
+SQUARE, ROW = ["b", 4, 4], ["b", 1, 4]
+CAUSAL = [node("Add", "s causal", "s2")]
+MASKS = {
+    "a bool for what is kept": (TensorProto.BOOL, SQUARE, [node("Where", "mask s inf", "m")]),
+    "a bool for what is masked": (TensorProto.BOOL, SQUARE, [node("Where", "mask inf s", "m")]),
+    "kept, behind a causal mask": (TensorProto.BOOL, ROW, [*CAUSAL, node("Where", "mask s2 inf", "m")]),
+    "masked, behind a causal mask": (TensorProto.BOOL, ROW, [*CAUSAL, node("Where", "mask inf s2", "m")]),
+    "integers": (
+        TensorProto.INT64,
+        ROW,
+        [*CAUSAL, node("Equal", "mask zero", "none"), node("Where", "none inf s2", "m")],
+    ),
+    "floats": (
+        TensorProto.FLOAT,
+        ROW,
+        [*CAUSAL, node("Sub", "one mask", "i"), node("Mul", "i lowest", "a"), node("Add", "s2 a", "m")],
+    ),
+    "logarithms": (TensorProto.FLOAT, SQUARE, [node("Log", "mask", "l"), node("Add", "s l", "m")]),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_leaves_something_to_attend_to(name: str) -> None:
+    dtype, shape, nodes = MASKS[name]
+    causal = np.triu(np.full((4, 4), -np.inf, np.float32), 1)
+    weights = {"zero": np.array(0), "one": np.array(1, np.float32), "lowest": LOWEST, "causal": causal}
+    proto = attention({"mask": (dtype, shape)}, nodes, weights)
+    proto.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 4
+    model = typed(proto)
+    usual = list(random_samples(input_specs(model), 8))
+    made = list(runnable_samples(model, input_specs(model), 8))
+    data = proto.SerializeToString()
+    assert not all(np.isfinite(run(data, sample)[0]).all() for sample in usual)
+    assert all(np.isfinite(run(data, sample)[0]).all() for sample in made)
+    assert all(np.array_equal(one["ids"], other["ids"]) for one, other in zip(usual, made, strict=True))
+    assert len({sample["mask"].tobytes() for sample in made}) > 1
+
+
+def test_nothing_to_attend_to_shows_behind_codes_too() -> None:
+    """Codes of NaN are numbers like others: the outputs alone say nothing."""
+    proto = attention({"mask": (TensorProto.BOOL, ["b", 1, 1])}, [node("Where", "mask s inf", "m")], {})
+    proto.graph.node[-1].output[0] = proto.graph.node[-1].name = "z"
+    proto.graph.node.append(node("DynamicQuantizeLinear", "z", "y scale zero"))
+    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.UINT8
+    model = typed(proto)
+    assert all(sample["mask"].all() for sample in runnable_samples(model, input_specs(model), 8))
+
+
+def test_the_usual_numbers_are_given_where_none_are_sound() -> None:
+    model = typed(build([node("Sub", "x x", "z"), node("Div", "z z", "y")], {"x": [1, 4]}))
+    usual = list(random_samples(input_specs(model), 2))
+    for one, other in zip(runnable_samples(model, input_specs(model), 2), usual, strict=True):
+        np.testing.assert_array_equal(one["x"], other["x"])
+
+
+def test_fewer_made_up_samples_are_made_up() -> None:
+    samples = random_samples([InputSpec("x", TensorProto.FLOAT, (1, 2))], 4)
+    assert samples.limit(2).made_up
