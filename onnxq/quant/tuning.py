@@ -9,6 +9,7 @@ from onnxq.ir import Model, infer_types
 from onnxq.quant.alignment import align
 from onnxq.quant.channels_last import keep_channels_last
 from onnxq.quant.columns import fold_columns
+from onnxq.quant.coordinates import put_coordinates_first
 from onnxq.quant.differences import join_differences
 from onnxq.quant.product_scales import join_scales
 from onnxq.quant.saturating import drop_clips
@@ -55,6 +56,8 @@ def tune(model: Model, target: str) -> Model:
         keep_channels_last(model)
     if not kinds.isdisjoint(ORDERING):
         move_single_axes(model)
+    if "Conv" in kinds:
+        put_coordinates_first(model)
     if "PRelu" in kinds and model.opset >= BROADCAST_OPSET:
         spell_slopes(model)
     return model
