@@ -37,12 +37,13 @@ def model(kind: str, rows: int) -> ModelProto:
         ],
         "scores": [helper.make_node("Softmax", ["x"], ["y"], axis=-1)],
     }[kind]
+    read = {name for step in steps for name in step.input}
     graph = helper.make_graph(
         steps,
         kind,
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, rows, 4 if kind == "boxes" else 2))],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+        [numpy_helper.from_array(weights[name], name) for name in sorted(read & set(weights))],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
