@@ -161,6 +161,11 @@ def _as_image(last: Value, conv: IntegerConv, patch: Patch, sizes: Sequence[Any]
 def _blocks(conv: IntegerConv, size: int, count: int, patch: Patch, *, by_pixel: bool) -> Value:
     """Put so many blocks of so many columns in the place of columns."""
     codes, axes = conv.read, conv.codes.ndim
+    sides = conv.activation.shape[2:-1] if conv.activation.shape is not None else ()
+    if conv.channels == 1 and all(isinstance(side, int) for side in sides):  # then first and last are the same
+        sizes = patch.constant(np.array([0, *sides, count, size]), f"{codes.name}_blocks_sizes")
+        rows = patch.op("Reshape", codes, sizes, hint=f"{codes.name}_blocks_rows")
+        return channels_first(rows, axes, patch, f"{codes.name}_blocks")
     if by_pixel:
         last = channels_last(codes, axes, patch)
     else:
