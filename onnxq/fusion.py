@@ -111,6 +111,12 @@ def _kernels(optimised: Model) -> dict[str, int]:
     return dict(Counter(names).most_common())
 
 
+def quantized_already(model: Model) -> str:
+    """Say which operators of quantized models a model has, and how many of each; nothing where it has none."""
+    found = Counter(node.op_type for node in model.graph.walk() if node.op_type in CONVERSIONS or _is_integer(node))
+    return ", ".join(f"{operator} {count}" for operator, count in found.most_common(3))
+
+
 def _is_integer(node: Node) -> bool:
     if node.op_type in CONVERSIONS:
         return False

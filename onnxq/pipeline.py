@@ -10,6 +10,7 @@ from onnxq.budget import Budget, Settled, check_budget, check_size, settle
 from onnxq.correction import corrected
 from onnxq.errors import DataError, ModelError, NothingToQuantize
 from onnxq.evening import even_out
+from onnxq.fusion import quantized_already
 from onnxq.ir import Model, load, save
 from onnxq.ir.files import data_path
 from onnxq.judge import Split
@@ -259,7 +260,9 @@ def check_plan(ready: Prepared, *, with_data: bool) -> None:
     plan = ready.plan
     if not plan.quantized():
         idle = plan.recipe.idle_globs(node_labels(ready.model))
-        hint = f"{idle[0][0].upper()}{idle[0][1:]}: see their names with `onnxq plan`." if idle else PLAN_HINT
+        before = quantized_already(ready.model)
+        hint = f"It is quantized already ({before}): give the float model." if before else PLAN_HINT
+        hint = f"{idle[0][0].upper()}{idle[0][1:]}: see their names with `onnxq plan`." if idle else hint
         raise NothingToQuantize(f"no node of {ready.path} can be quantized: {_reasons(plan)}", hint)
     if plan.calibrated() and not with_data:
         raise DataError(f"recipe {plan.recipe.name} needs data to calibrate with", DATA_HINT)

@@ -14,13 +14,14 @@ from types import FrameType
 from onnxq.errors import ExitCode, OnnxqError
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell reports for a program whose reader went away
-TERMINATED = 143  # 128 + SIGTERM, what a shell reports for a program that it ended
+# What a shell reports for a program that ended, or whose terminal was closed: 128 and the signal
+ENDED = {signal.SIGTERM: "terminated", **({signal.SIGHUP: "terminal closed"} if hasattr(signal, "SIGHUP") else {})}
 DISK = "Check that the disk has room, and that you may read and write there."
 PACKAGES = ("onnxq", "onnx", "onnxruntime", "numpy", "ml_dtypes", "protobuf", "typer", "rich")
 
 
 class _Interrupts:
-    """Remembers Ctrl-C and SIGTERM: an extension module that is interrupted may turn it into an error of its own."""
+    """Remembers a signal: an extension module that is interrupted by one may turn it into an error of its own."""
 
     def __init__(self) -> None:
         self.seen: int | None = None
@@ -31,7 +32,7 @@ class _Interrupts:
 
     @contextmanager
     def watched(self, *, to_the_end: bool) -> Iterator[None]:
-        """Watch for Ctrl-C and SIGTERM, unless somebody else does or they are ignored, as in a background job.
+        """Watch for Ctrl-C, SIGTERM and SIGHUP, unless somebody else does or they are ignored, as in a background job.
 
         Args:
             to_the_end: The process ends behind this: what is done is done, and a Ctrl-C while the interpreter ends
@@ -40,7 +41,7 @@ class _Interrupts:
         """
         defaults: dict[int, object] = {signal.SIGINT: signal.default_int_handler}
         if to_the_end:  # else the process is somebody else's, who wants it to end, not the command alone
-            defaults[signal.SIGTERM] = signal.SIG_DFL
+            defaults |= dict.fromkeys(ENDED, signal.SIG_DFL)
         if threading.current_thread() is not threading.main_thread():
             defaults = {}
         watched = {number: default for number, default in defaults.items() if signal.getsignal(number) is default}
@@ -121,6 +122,7 @@ def _invoke(arguments: list[str]) -> int:
         if not message or message.startswith("Usage: "):  # a command is missing: the help says which there are
             sys.stderr.write(f"{message}\n" if message else "")  # empty where typer has printed it
             return int(ExitCode.ERROR)
+        message = message.replace(": Value error, ", ": ")
         _say(message[:1].lower() + message[1:].rstrip("."), f"See `{path} --help`.")
         return int(ExitCode.ERROR)
     return int(ExitCode.OK)
@@ -140,11 +142,11 @@ def _interrupted(number: int | None, *, at_once: bool) -> int:
     CPython ends with the signal instead of the exit code where the interrupt hit code that `exec` ran from a string, as
     `dataclasses` does. All temporary files are gone by now: the exception has passed through their owners.
     """
-    ended = number == signal.SIGTERM
+    ended = {int(each): word for each, word in ENDED.items()}
     with suppress(OSError):
-        sys.stderr.write("terminated\n" if ended else "interrupted\n")
+        sys.stderr.write(f"{ended.get(number or 0, 'interrupted')}\n")
         sys.stderr.flush()
-    code = TERMINATED if ended else int(ExitCode.INTERRUPTED)
+    code = 128 + number if number in ended else int(ExitCode.INTERRUPTED)
     if at_once:
         os._exit(code)
     return code

@@ -185,9 +185,11 @@ def check_form(path: Path, model: IrModel) -> None:
     """Refuse a file that the ONNX checker or ours objects to; what is only odd is said on stderr."""
     from onnxq.cli.terminal import note
     from onnxq.errors import CheckFailed
+    from onnxq.project.provenance import external_files
     from onnxq.verify import check_wellformed
     from onnxq.wellformed import find_defects
 
+    external_files(path, model)  # the checker has other words for one that is missing
     objection = check_wellformed(path)
     if objection:
         raise CheckFailed(f"{path} is no valid ONNX model: {objection}", "Export or quantize it again.")

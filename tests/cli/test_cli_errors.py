@@ -78,7 +78,7 @@ CASES = {
     "no number": ("quantize digits_cnn.onnx --min-sqnr high", "invalid value for '--min-sqnr'"),
     "no finite number": ("quantize digits_cnn.onnx --min-sqnr nan", "--min-sqnr is nan, not a finite number"),
     "no samples wanted": ("quantize digits_cnn.onnx --samples 0", "invalid value for '--samples'"),
-    "unknown format": ("plan digits_cnn.onnx --format yaml", "invalid value for '--format'"),
+    "unknown format": ("plan digits_cnn.onnx --format yaml", "invalid value for '--format': 'yaml' is not one of"),
     "too many arguments": ("inspect digits_cnn.onnx another.onnx", "another.onnx"),
     "calibrate without data": ("calibrate digits_cnn.onnx -o s.npz", "missing option '--data'"),
 }

@@ -46,7 +46,12 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
     ids=["quantize", "calibrate"],
 )
 @pytest.mark.parametrize(
-    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 143, "terminated\n")]
+    ("number", "code", "word"),
+    [
+        (signal.SIGINT, 130, "interrupted\n"),
+        (signal.SIGTERM, 143, "terminated\n"),
+        (signal.SIGHUP, 129, "terminal closed\n"),
+    ],
 )
 def test_a_signal_during_calibration(folder: Path, arguments: str, number: int, code: int, word: str) -> None:
     (folder / "slow.py").write_text(SLOW_DATA)

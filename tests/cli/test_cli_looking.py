@@ -279,3 +279,28 @@ def test_recipes(cli) -> None:
     assert all(f"  {name} " in out for name in recipe_names())
     for name in recipe_names():
         assert tomllib.loads(cli("recipes", name).out)["name"] == name
+
+
+@pytest.mark.parametrize("command", ["verify", "quantize", "plan"])
+def test_external_data_that_is_missing(cli, folder: Path, command: str) -> None:
+    save(
+        "m.onnx", [helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": [1, 64]}, {"w": np.ones((64, 64), np.float32)}
+    )
+    onnx.save(onnx.load("m.onnx"), "e.onnx", save_as_external_data=True, location="e.data", size_threshold=0)
+    Path("e.data").unlink()
+    code, _, err = cli(command, "e.onnx")
+    if command != "plan":  # which reads no weights
+        assert code == 2
+        assert "tensor 'w' needs the file " in err
+        assert "Put the external data file beside the model." in err
+
+
+def test_a_model_that_others_have_quantized_is_said_to_be_one(cli, folder: Path, quantized: Path) -> None:
+    proto = onnx.load(quantized)
+    del proto.metadata_props[:]
+    onnx.save(proto, "theirs.onnx")
+    code, _, err = cli("quantize", "theirs.onnx", "-o", "again.onnx")
+    assert code == 1
+    assert "no node of theirs.onnx can be quantized" in err
+    assert "hint: It is quantized already (DequantizeLinear " in err
+    assert "give the float model." in err
