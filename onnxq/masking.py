@@ -52,7 +52,8 @@ def limit_masks(ready: Prepared, split: Split) -> Prepared:
     # Scores from which an output comes at once are what variants are judged by
     found = find_masked(model.graph, model.opset, known, scores(model).values())
     for masked in found:
-        masked.coded = masked.scores.name in coded
+        read = masked.softmax.inputs[0]
+        masked.coded = not coded.isdisjoint(value.name for value in (read, masked.scores) if value is not None)
     found = [masked for masked in found if recipe.simplifies or masked.coded]
     if not found:
         return ready

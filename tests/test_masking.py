@@ -332,3 +332,48 @@ def test_outputs_are_the_same_on_other_inputs(seed, scale, depth, share, form, t
     changed = limit_masks(ready, split)
     largest = float(np.abs(run(ready.model.serialize(), (other := sample(77)))[0]).max())
     assert worst(ready, changed, other) <= 1e-6 * max(1.0, largest)
+
+
+WINDOWS = 4
+WINDOWED = [
+    node("Reshape", "s apart", "pictures"),
+    node("Add", "pictures m", "masked"),
+    node("Reshape", "masked together", "x"),
+]
+
+
+def windowed(rows: int) -> dict[str, np.ndarray]:
+    """A mask for each window of a picture, added to scores with one axis more; the first window has nothing to hide."""
+    mask = np.zeros((1, WINDOWS, 1, LENGTH, LENGTH), np.float32)
+    mask[:, 1:, :, : LENGTH // 2, LENGTH // 2 :] = -100
+    shapes = {"apart": (1, WINDOWS, HEADS, LENGTH, LENGTH), "together": (WINDOWS, HEADS, LENGTH * LENGTH // rows, rows)}
+    return {"m": mask, **{name: np.array(sizes) for name, sizes in shapes.items()}}
+
+
+def test_a_mask_for_every_window_is_limited_behind_a_reshape(tmp_path: Path) -> None:
+    samples = [feeds(seed, batch=WINDOWS) for seed in range(6)]
+    ready, split = ready_for(attention(WINDOWED, windowed(LENGTH)), samples, tmp_path)
+    changed = limit_masks(ready, split)
+    limited = constants(changed)["m_limited"]
+    assert (limited[:, 0] == 0).all()
+    assert -80 < limited.min() < -30
+    assert ops(changed) == ops(ready)
+    assert worst(ready, changed, feeds(99, batch=WINDOWS)) < 1e-6
+
+
+def test_scores_are_limited_where_the_softmax_reads_them(tmp_path: Path) -> None:
+    samples = [feeds(seed, 12, batch=WINDOWS) for seed in range(6)]
+    weights = windowed(LENGTH)
+    weights["m"][:, 1:] = np.where(np.tri(LENGTH, k=-3) + CAUSAL > 0, np.float32(-1e9), np.float32(0))
+    ready, split = ready_for(attention(WINDOWED, weights), samples, tmp_path)
+    changed = limit_masks(ready, split)
+    assert "limited the scores of 1 Softmax node" in changed.notes[-1]
+    assert worst(ready, changed, feeds(99, 12, batch=WINDOWS)) < 1e-5
+
+
+def test_other_rows_behind_a_reshape_are_left_alone(tmp_path: Path) -> None:
+    samples = [feeds(seed, batch=WINDOWS) for seed in range(6)]
+    rows = [node("Reshape", "p whole", "safe")]
+    weights = windowed(LENGTH * 2) | {"whole": np.array([WINDOWS, HEADS, LENGTH, LENGTH])}
+    ready, split = ready_for(attention(WINDOWED, weights, behind=rows), samples, tmp_path)
+    assert limit_masks(ready, split) is ready

@@ -97,7 +97,8 @@ def limit_patch(limited: Limited, opset: int) -> Patch:
 
 
 def _score_patch(masked: Masked, opset: int) -> Patch:
-    scores = masked.scores
+    scores = masked.softmax.inputs[0]
+    assert scores is not None
     patch = Patch(scores.graph, masked.softmax, f"limit the scores '{scores.name}'")
     greatest = reduce_max(patch, scores, -1, opset, f"{scores.name}_greatest")
     lowest = patch.constant(np.array(-DEEPEST, np.float32), "deepest")

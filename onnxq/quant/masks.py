@@ -79,7 +79,8 @@ class Masked:
 
     Attributes:
         softmax: The node.
-        scores: What it reads.
+        scores: What it reads, or what that is a Reshape of which leaves rows as they are: a mask may be added to
+            scores with one axis more, as for the windows of a picture.
         terms: Values to look at: what is added up, or `scores` themselves behind a Where.
         slot: Which input of a Where is the number; None for a sum.
         number: That number.
@@ -199,12 +200,13 @@ def find_masked(graph: Graph, opset: int, known: Known, besides: Collection[Valu
     """
     found = []
     for node in graph.nodes:
-        scores = node.inputs[0] if node.op_type == "Softmax" and not node.domain else None
-        if scores is None or scores in besides or not _is_own(scores) or scores.dtype != TensorProto.FLOAT:
+        read = node.inputs[0] if node.op_type == "Softmax" and not node.domain else None
+        if read is None or read in besides or not _is_own(read) or read.dtype != TensorProto.FLOAT:
             continue
-        rank = len(scores.shape) if scores.shape is not None else 0
+        rank = len(read.shape) if read.shape is not None else 0
         if node.attribute("axis", -1 if opset >= 13 else 1) not in (-1, rank - 1):
             continue
+        scores = _before_reshape(read)
         terms = _terms(scores)
         if 1 < len(terms) <= MOST_TERMS and len(terms) == len(set(terms)):
             found.append(Masked(node, scores, tuple(terms)))
@@ -213,6 +215,16 @@ def find_masked(graph: Graph, opset: int, known: Known, besides: Collection[Valu
             awaited = any(reader.op_type == "IsNaN" for out in node.outputs if out for reader in out.consumers())
             found.append(Masked(node, scores, (scores,), *choice, awaited and choice[1] == -np.inf))
     return found
+
+
+def _before_reshape(value: Value) -> Value:
+    """Give what a value is a Reshape of that leaves the last axis, and so every row, as it is."""
+    node = value.producer
+    source = node.inputs[0] if node is not None and node.op_type == "Reshape" and not node.domain else None
+    if source is None or not _is_own(source) or not source.shape or not value.shape:
+        return value
+    last = source.shape[-1]
+    return _before_reshape(source) if isinstance(last, int) and last == value.shape[-1] else value
 
 
 def _choice(scores: Value, known: Known) -> tuple[int, float] | None:
