@@ -36,13 +36,14 @@ RANDOM_SIZE, RANDOM_CHANNELS, RANDOM_PIXELS = 16, 3, 64
 
 @dataclass(frozen=True)
 class Fill:
-    """What open dimensions are taken for, all but the first axis, which is 1.
+    """What open dimensions are taken for, first axes apart.
 
     Attributes:
         size: Of an axis; channels of images excepted.
         pixels: The same for inputs of rank 4 and 5.
         batched: Whether the first open axis of every input is 1, too: the batch of a state need not be its first axis.
         past: Size of dimensions that are named so, or whose input is, as keys and values of earlier tokens are.
+        first: Size of first axes: 1 for a batch, more for rows that another input names by their numbers.
 
     """
 
@@ -50,6 +51,7 @@ class Fill:
     pixels: int = RANDOM_PIXELS
     batched: bool = False
     past: int | None = None
+    first: int = 1
 
 
 # Windows of audio and sides of pictures come in powers of two; 160 and 16000 are 10 ms and 1 s of audio at 16 kHz.
@@ -59,6 +61,7 @@ FILLS = (
     Fill(past=0),
     Fill(past=RANDOM_SIZE),
     Fill(batched=True),
+    Fill(first=RANDOM_SIZE),
     *(Fill(size, size, batched) for size in SIZES for batched in (False, True)),
 )
 
@@ -204,7 +207,7 @@ def _size(spec: InputSpec, axis: int, fill: Fill, sizes: dict[str, int]) -> int:
     if size is not None:
         return size
     if axis == 0:
-        size = 1
+        size = fill.first
     elif fill.past is not None and isinstance(dim, str) and _is_earlier(dim, spec.name):
         size = fill.past
     elif fill.batched and all(spec.fixed(earlier) is not None for earlier in range(axis)):

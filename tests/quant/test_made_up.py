@@ -57,6 +57,13 @@ def test_the_batch_of_a_state_is_not_its_first_axis():
     assert made_up_shapes(nodes, inputs, {}) == {"x": (1, 16, 8), "h": (2, 1, 8)}
 
 
+def test_rows_that_another_input_names_by_number_are_more_than_one():
+    """A graph of nodes and edges: the numbers at both ends of an edge are 0 or 1."""
+    nodes = [node("Gather", "x edges", "g"), node("MatMul", "g w", "y")]
+    inputs = {"x": ["nodes", 4], "edges": (TensorProto.INT64, [2, "edge"])}
+    assert made_up_shapes(nodes, inputs, {"w": floats(4, 4)}) == {"x": (16, 4), "edges": (2, 16)}
+
+
 def test_a_mask_covers_what_is_past_and_what_is_new():
     nodes = [node("Concat", "past x", "all", axis=2), node("Mul", "all mask", "y")]
     inputs = {"x": [1, 4, "seq", 8], "past": [1, 4, "past", 8], "mask": [1, 1, "past + seq", 1]}
