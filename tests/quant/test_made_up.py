@@ -157,3 +157,10 @@ def test_the_usual_numbers_are_given_where_none_are_sound() -> None:
 def test_fewer_made_up_samples_are_made_up() -> None:
     samples = random_samples([InputSpec("x", TensorProto.FLOAT, (1, 2))], 4)
     assert samples.limit(2).made_up
+
+
+def test_masks_of_large_models_are_looked_at_in_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    proto = attention({"mask": (TensorProto.BOOL, ["b", 1, 1])}, [node("Where", "mask s inf", "m")], {})
+    model = typed(proto)
+    monkeypatch.setattr("onnxq.quant.made_up.is_large", lambda _: True)
+    assert all(sample["mask"].all() for sample in runnable_samples(model, input_specs(model), 8))
