@@ -13,7 +13,8 @@ from onnx import TensorProto
 from onnxq.ops.family import Decline, Form, Rewriter, Site, plans, rewrites
 
 # They only move values: onnxruntime drops the pairs around them when both sides have one scale.
-MOVERS = ("DepthToSpace", "Flatten", "Reshape", "Split", "Squeeze", "Transpose", "Unsqueeze")
+MOVERS = ("DepthToSpace", "Flatten", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
+TAKING = ("Slice", "Split")  # those of them whose outputs are a part of the input: it may go further than they do
 # QLinearAdd, QLinearMul, QLinearConcat, QLinearAveragePool, QLinearGlobalAveragePool, QLinearLeakyRelu,
 # QLinearSigmoid
 ONE_INPUT = ("AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid")
@@ -28,8 +29,11 @@ def plan_mover(site: Site) -> Form:
     site.float_input(0)
     if site.node.op_type == "MaxPool" and site.opset < 12:
         raise Decline("MaxPool works on 8 bit from opset 12 on")
-    if len(site.node.outputs) > 1:
+    if len(site.node.outputs) > 1 and site.node.op_type != "Split":
         raise Decline("it has several outputs")
+    unread = [value for value in site.node.outputs if value is None or not (value.uses or value.is_output)]
+    if site.node.op_type == "Split" and unread:
+        raise Decline("nobody reads one of its outputs, and onnxruntime splits floats then")
     return _keeping_scale(site, "moves 8-bit values")
 
 

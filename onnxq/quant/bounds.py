@@ -28,7 +28,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
 }
 # What they give are values of their first input, or means of such and zeros
 POOLS = ("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool")
-PASSING = (*MOVERS, *POOLS, "Expand", "Gather", "Identity", "Slice", "Tile")
+PASSING = (*MOVERS, *POOLS, "Expand", "Gather", "Identity", "Tile")
 
 
 def exact_bounds(value: Value) -> tuple[float, float]:

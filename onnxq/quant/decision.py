@@ -68,6 +68,7 @@ class Plan:
         decisions: One for each node, bodies included, in graph order.
         outputs: Values that are read through a Q/DQ pair by everybody, by the node whose output they quantize. Behind
             an absorbed Relu or Clip, the value is the clamp's output and the node the Conv before it.
+        others: What else such a node gives that is read so: the further outputs of a Split.
         absorbed: Clamps that go, because the saturation of their output's codes does what they do.
         same_scale: Values that share the scale of another: output of a node that moves values → its input.
         moved: Calibrated values that have the range of another, as a scale of their own with the same number: what
@@ -85,6 +86,7 @@ class Plan:
     costs: Costs = field(default_factory=load_costs)
     decisions: list[Decision] = field(default_factory=list)
     outputs: dict[Node, Value] = field(default_factory=dict)
+    others: dict[Node, tuple[Value, ...]] = field(default_factory=dict)
     absorbed: dict[Node, Node] = field(default_factory=dict)
     same_scale: dict[Value, Value] = field(default_factory=dict)
     moved: dict[Value, Value] = field(default_factory=dict)
@@ -95,6 +97,15 @@ class Plan:
     def quantized(self) -> list[Decision]:
         """The decisions that change something."""
         return [decision for decision in self.decisions if decision.scheme]
+
+    def pairs_behind(self, node: Node) -> tuple[Value, ...]:
+        """The values that everybody reads through a Q/DQ pair because of a node."""
+        return (self.outputs[node], *self.others.get(node, ())) if node in self.outputs else ()
+
+    @cached_property
+    def paired(self) -> frozenset[Value]:
+        """The values that everybody reads through a Q/DQ pair, once all is decided."""
+        return frozenset(value for node in self.outputs for value in self.pairs_behind(node))
 
     @cached_property
     def in_integers(self) -> frozenset[Node]:

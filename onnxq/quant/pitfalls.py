@@ -98,10 +98,10 @@ def product_to_keep_float(value: Value, plan: Plan) -> Node | None:
         return None
     if node.inputs[1] is None or node.inputs[1].constant is None:
         return None
-    pairs, source = frozenset(plan.outputs.values()), node.inputs[0]
-    while source is not None and source not in pairs and source.producer and _passes(source.producer, PASSED):
+    source = node.inputs[0]
+    while source is not None and source not in plan.paired and source.producer and _passes(source.producer, PASSED):
         source = source.producer.inputs[0]
-    return node if source in pairs else None
+    return node if source in plan.paired else None
 
 
 def _passes(node: Node, operators: Iterable[str]) -> bool:

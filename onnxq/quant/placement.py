@@ -17,7 +17,7 @@ from onnxq.targets.placement import Target
 
 WEIGHTED = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 DATA_FIRST = ("Clip", "Resize", "Pad")  # their other float inputs are settings
-SAME_SCALE = ("MaxPool", "Gather", "Slice", "Expand", "Tile", *MOVERS)
+SAME_SCALE = ("MaxPool", "Gather", "Expand", "Tile", *MOVERS)
 
 
 def settle(scheme: Scheme, op_type: str, target: Target) -> Scheme:

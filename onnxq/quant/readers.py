@@ -32,9 +32,8 @@ class OutputWeights:
         self._otherwise = otherwise
         self._by_name: dict[str, tuple[np.ndarray, int]] = {}
         static = {decision.node for decision in plan.decisions if decision.scheme == "static-int8"}
-        outputs = set(plan.outputs.values())
         for value in plan.calibrated():
-            everybody = value in outputs
+            everybody = value in plan.paired
             readers = list(dict.fromkeys(use.node for use in value.uses if everybody or use.node in static))
             found = _weights(value, readers, seen=everybody and value.is_output)
             if found is not None:

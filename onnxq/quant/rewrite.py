@@ -39,8 +39,8 @@ def rewrite(model: Model, plan: Plan, qparams: Mapping[Value, QParams], weights:
                 patch.read_pairs(decision.node, decision.form)
             else:
                 rewrite_site(Site(decision.node, decision.settings, model.opset), patch)
-            if decision.node in plan.outputs:
-                _quantize_output(patch, decision.node, plan)
+            for value in plan.pairs_behind(decision.node):
+                _quantize_output(patch, decision.node, value, plan)
         patches.append(patch)
     patches = [*shared.outer.values(), *patches]
     commit(patches)
@@ -60,8 +60,7 @@ def _clip_less(plan: Plan) -> list[Patch]:
     return [clip_less(read, plan.clipped[read.name], *others) for read, others in readers.items()]
 
 
-def _quantize_output(patch: QuantizingPatch, node: Node, plan: Plan) -> None:
-    value = plan.outputs[node]
+def _quantize_output(patch: QuantizingPatch, node: Node, value: Value, plan: Plan) -> None:
     produced = patch.produced or (node.outputs[0] if value.producer in plan.absorbed else value)
     assert produced is not None
     patch.quantize_output(value, produced)

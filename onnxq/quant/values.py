@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from onnxq.ir import Node, Value
-from onnxq.ops.integer_domain import MOVERS
+from onnxq.ops.integer_domain import MOVERS, TAKING
 from onnxq.quant.bounds import exact_bounds
 from onnxq.quant.decision import Plan
 
@@ -23,11 +23,14 @@ def collect_values(plan: Plan) -> None:
             assert value is not None
             plan.ranges.setdefault(value, settings)
         if form.output:
-            value = plan.outputs.setdefault(node, next(output for output in node.outputs if output is not None))
-            plan.ranges.setdefault(value, settings)
+            made = [output for output in node.outputs if output is not None]
+            first = plan.outputs.setdefault(node, made[0])
+            plan.others[node] = tuple(made[1:])
             source = node.inputs[0]
-            if form.same_scale and source is not None:
-                plan.same_scale[value] = source
+            for value in (first, *made[1:]):
+                plan.ranges.setdefault(value, settings)
+                if form.same_scale and source is not None:
+                    plan.same_scale[value] = source
     _join_scales(plan)
     _follow_moves(plan)
 
@@ -64,6 +67,8 @@ def _alone_behind(value: Value, reader: Node, plan: Plan) -> Value | None:
             return None
         if value not in plan.same_scale or value.producer is None:
             return value
+        if len(value.producer.outputs) > 1:  # others read other parts of what is taken apart
+            return None
         reader = value.producer
         value = plan.same_scale[value]
 
@@ -85,7 +90,7 @@ def _follow_moves(plan: Plan) -> None:
 def _moved_from(value: Value, known: Collection[Value]) -> Value:
     """Give the first of the calibrated values that all of a value is moved from; itself where there is none."""
     found, node = value, value.producer
-    while node is not None and not node.domain and node.op_type in (*MOVERS, "MaxPool") and node.op_type != "Split":
+    while node is not None and not node.domain and node.op_type in (*MOVERS, "MaxPool") and node.op_type not in TAKING:
         source = node.inputs[0]
         if source is None:
             break

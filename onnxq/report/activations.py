@@ -82,7 +82,7 @@ def activations(plan: Plan, qparams: Mapping[Value, QParams], stats: Stats) -> t
         if decision.form is None or decision.scheme != "static-int8":
             continue
         node = decision.node
-        touched = [node.inputs[slot] for slot in decision.form.activations] + [plan.outputs.get(node)]
+        touched = [node.inputs[slot] for slot in decision.form.activations] + [*plan.pairs_behind(node)]
         for value in touched:
             if value is not None:
                 nodes.setdefault(plan.scale_owner(value), []).append(node.display_name)

@@ -19,6 +19,9 @@ W = {
     "axes": np.array([0]),
     "scales": np.array([1, 1, 2, 2], np.float32),
     "none": np.array([], np.float32),
+    "halves": np.array([4, 4]),
+    "parts": np.array([2, 2, 2, 2]),
+    **{name: np.array([number]) for name, number in {"from": 1, "to": 5, "over": 2}.items()},
 }
 # A node between Conv c (and d) and Conv y; its result is m, of rank 4 and 8 channels (16 for Concat).
 BETWEEN = {
@@ -38,6 +41,13 @@ BETWEEN = {
     "Add": [node("Add", "c d", "m")],
     "Mul": [node("Mul", "c d", "m")],
     "Concat": [node("Concat", "c d", "k", axis=2), node("MaxPool", "k", "m", kernel_shape=[2, 2])],
+    "Slice": [node("Slice", "c from to over", "m")],
+    "Split": [node("Split", "c halves", "k l", axis=1), node("Concat", "l k", "m", axis=1)],
+    "Split_and_rest": [
+        node("Split", "c parts", "k l n o", axis=1),
+        node("Mul", "k l", "p"),
+        node("Concat", "n o p l", "m", axis=1),
+    ],
     "Split_of_one": [node("Split", "c", "m", axis=1, num_outputs=1)],
     "DepthToSpace": [node("DepthToSpace", "c", "m", blocksize=2)],
     "chain": [
@@ -52,7 +62,7 @@ TWO_CONVS = {"Add", "Mul", "Concat"}
 def between(name: str, *, relu: bool = False) -> onnx.ModelProto:
     first = [node("Conv", "x w", "a"), node("Relu", "a", "c")] if relu else [node("Conv", "x w", "c")]
     second = [node("Conv", "x w2", "d")] if name in TWO_CONVS else []
-    opset = 18 if name.startswith("Split") else 17
+    opset = 18 if name == "Split_of_one" else 17
     nodes = [*first, *second, *BETWEEN[name], node("Conv", "m v2" if name == "DepthToSpace" else "m v", "y")]
     used = {given for n in nodes for given in n.input}
     weights = {key: value for key, value in W.items() if key in used}
@@ -74,7 +84,7 @@ def test_between_convolutions_it_stays_in_integers(name, relu):
     assert fused["QuantizeLinear"] == fused["DequantizeLinear"] == 1, f"only at the borders: {fused}"
 
 
-@pytest.mark.parametrize("name", ["MaxPool", "Reshape", "Transpose", "Resize", "DepthToSpace"])
+@pytest.mark.parametrize("name", ["MaxPool", "Reshape", "Transpose", "Resize", "DepthToSpace", "Slice"])
 def test_what_moves_values_keeps_their_scale(name):
     x = {"x": floats(*X)}
     made = quantize_in_memory(between(name), "static-int8", [x])
@@ -89,7 +99,7 @@ def test_between_float_neighbours_it_stays_float(name):
     nodes = [node("Tanh", "x", "c"), node("Tanh", "x", "d"), *BETWEEN[name], node("Tanh", "m", "y")]
     used = {given for one in nodes for given in one.input}
     weights = {key: value for key, value in W.items() if key in used}
-    proto = build(nodes, {"x": [1, 8, 6, 6]}, ["y"], weights, 18 if name.startswith("Split") else 17)
+    proto = build(nodes, {"x": [1, 8, 6, 6]}, ["y"], weights, 18 if name == "Split_of_one" else 17)
     made = quantize_in_memory(proto, "static-int8", [{"x": floats(1, 8, 6, 6)}])
     assert made.data == made.source
     assert {d.reason for d in made.plan.decisions if d.node.op_type != "Tanh"} == {FLOAT_NEIGHBOURS}
@@ -167,3 +177,32 @@ def test_resize_that_extrapolates_stays_float():
     made = quantize_in_memory(build(nodes, {"x": X}, ["y"], weights), "static-int8", [x])
     assert made.decision("n_m").reason == "it extrapolates to a value outside of the input's range"
     assert made.sqnr(x) > 25
+
+
+@pytest.mark.parametrize("opset", [12, 13, 18])
+def test_a_split_shares_its_scale_with_all_its_parts(opset):
+    nodes = [
+        node("Conv", "x w", "c"),
+        node("Split", "c halves" if opset > 12 else "c", "k l", axis=1),
+        node("Conv", "k u", "y"),
+        node("Tanh", "l", "z"),
+    ]
+    weights = {"w": W["w"], "u": floats(4, 4, 1, 1, seed=2), **({"halves": W["halves"]} if opset > 12 else {})}
+    x = {"x": floats(*X)}
+    made = quantize_in_memory(build(nodes, {"x": X}, ["y", "z"], weights, opset), "static-int8", [x])
+    assert made.decision("n_k").scheme == "static-int8"
+    assert [value.name for value in made.plan.calibrated()] == ["x", "c", "y"]
+    whole, *parts = made.run_taps(x, "c_quantized", "k_quantized", "l_quantized")
+    assert np.array_equal(whole, np.concatenate(parts, axis=1))
+    assert made.sqnr(x, ALL) > 30
+    assert made.optimized()["Split"] == 1
+    assert made.optimized()["QuantizeLinear"] == 1, "what is split are codes"
+
+
+def test_a_split_with_a_part_that_nobody_reads_stays_float():
+    nodes = [node("Conv", "x w", "c"), node("Split", "c halves", "k l", axis=1), node("Conv", "k u", "y")]
+    weights = {"w": W["w"], "u": floats(4, 4, 1, 1, seed=2), "halves": W["halves"]}
+    x = {"x": floats(*X)}
+    made = quantize_in_memory(build(nodes, {"x": X}, ["y"], weights), "static-int8", [x])
+    assert made.decision("n_k").reason == "nobody reads one of its outputs, and onnxruntime splits floats then"
+    assert made.sqnr(x, ALL) > 30
