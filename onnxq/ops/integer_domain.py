@@ -15,9 +15,9 @@ from onnxq.ops.family import Decline, Form, Rewriter, Site, plans, rewrites
 # They only move values: onnxruntime drops the pairs around them when both sides have one scale.
 MOVERS = ("DepthToSpace", "Flatten", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 TAKING = ("Slice", "Split")  # those of them whose outputs are a part of the input: it may go further than they do
-# QLinearAdd, QLinearMul, QLinearConcat, QLinearAveragePool, QLinearGlobalAveragePool, QLinearLeakyRelu,
-# QLinearSigmoid
-ONE_INPUT = ("AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid")
+# QLinearAdd, QLinearMul, QLinearConcat, QLinearGlobalAveragePool, QLinearLeakyRelu, QLinearSigmoid; an AveragePool is
+# apart, in `mean_pools.py`
+ONE_INPUT = ("GlobalAveragePool", "LeakyRelu", "Sigmoid")
 TWO_INPUTS = ("Add", "Mul")
 # Clamps that the saturation of QuantizeLinear does as well.
 CLAMPS = ("Relu", "Clip")

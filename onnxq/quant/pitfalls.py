@@ -69,17 +69,21 @@ def endangering(graph: Graph, candidates: Iterable[Node]) -> dict[Node, str]:
 
 
 def pool_to_keep_float(value: Value, plan: Plan) -> Node | None:
-    """Find the float MaxPool in front of which onnxruntime would move the QuantizeLinear of a value.
+    """Find the float pool that onnxruntime would compute in 8 bit because a value is quantized, and take longer for.
 
-    It does so where nobody else reads what is pooled (1.31, `qdq_propagation.cc`), also across nodes that move values.
-    Then it pools codes, for which it has no fast kernel unless a QLinearConv has made them: a network of a millisecond
-    became twice as slow. It moves nothing across a Max, be it one of a single input, which only copies.
+    It moves a QuantizeLinear in front of a MaxPool that nobody else reads (1.31, `qdq_propagation.cc`), also across
+    nodes that move values. Then it pools codes, for which it has no fast kernel unless a QLinearConv has made them: a
+    network of a millisecond became twice as slow. An AveragePool between DequantizeLinear and QuantizeLinear becomes
+    QLinearAveragePool, which takes ten times as long as in float. It sees nothing beyond a Max, be it one of a single
+    input, which only copies.
     """
     pool = value.producer
     while pool is not None and _passes(pool, MOVERS):
         pool = _alone_before(pool)
-    if pool is None or not _passes(pool, ("MaxPool",)) or pool in plan.outputs:
+    if pool is None or not _passes(pool, ("MaxPool", "AveragePool")) or pool in plan.outputs:
         return None
+    if pool.op_type == "AveragePool":
+        return pool if _moved_from_codes(pool.inputs[0], plan) else None
     maker = pool.inputs[0].producer if pool.inputs[0] is not None else None
     return None if maker is not None and plan.absorbed.get(maker, maker) in plan.outputs else pool
 
@@ -98,10 +102,14 @@ def product_to_keep_float(value: Value, plan: Plan) -> Node | None:
         return None
     if node.inputs[1] is None or node.inputs[1].constant is None:
         return None
-    source = node.inputs[0]
+    return node if _moved_from_codes(node.inputs[0], plan) else None
+
+
+def _moved_from_codes(source: Value | None, plan: Plan) -> bool:
+    """Whether a value is read through a Q/DQ pair, or moved from one that is."""
     while source is not None and source not in plan.paired and source.producer and _passes(source.producer, PASSED):
         source = source.producer.inputs[0]
-    return node if source in plan.paired else None
+    return source in plan.paired
 
 
 def _passes(node: Node, operators: Iterable[str]) -> bool:

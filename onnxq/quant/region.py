@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from onnxq.ir import Graph, Node, Value
 from onnxq.ops.family import Form
 from onnxq.ops.integer_domain import CLAMPS, TWO_INPUTS
+from onnxq.ops.mean_pools import averaging_window
 from onnxq.quant.columns import NODES, columns_of
 from onnxq.quant.flow import INFINITE, Flow
 from onnxq.quant.upsampling import doublings
@@ -260,6 +261,11 @@ def _kernel_times(node: Node, costs: Costs) -> tuple[float, float]:
     if node.op_type == "Resize":
         kind = "Resize" if doublings(node) else "Resize_other"
         return costs.elementwise(kind, count(output, costs.shapes))
+    averaged = averaging_window(node)
+    if averaged is not None:
+        channels, taps = averaged[0], math.prod(averaged[1])
+        as_conv = costs.conv(channels, channels, taps, max(count(output, costs.shapes) // channels, 1), channels)[1]
+        return costs.elementwise(node.op_type, elements)[0], as_conv
     if node.op_type != "Conv" or weight is None or weight.tensor is None:
         made = count(output, costs.shapes) if node.op_type in TWO_INPUTS else 1  # a gate may come first, and is small
         return costs.elementwise(node.op_type, max(elements, made))

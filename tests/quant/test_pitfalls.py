@@ -134,6 +134,21 @@ def test_a_float_pool_stays_float_in_front_of_codes(more, reads):
     assert kind[pool.input[0]] == "Conv", "and not the codes of it"
 
 
+@pytest.mark.parametrize("behind", [(), (node("Transpose", "p", "t", perm=[0, 1, 3, 2]),)], ids=["pool", "mover"])
+def test_an_average_that_is_to_be_float_is_not_taken_of_codes(behind):
+    nodes = [
+        node("Conv", "x w", "c", pads=[1] * 4),
+        node("AveragePool", "c", "p", name="pool", kernel_shape=[3, 3], pads=[1] * 4),
+        *behind,
+        node("Conv", "t v" if behind else "p v", "y", pads=[1] * 4),
+    ]
+    proto = build(nodes, {"x": [1, 64, 16, 16]}, ["y"], {name: floats(64, 64, 3, 3, seed=3) for name in "wv"})
+    made = quantize_in_memory(proto, "auto", [{"x": floats(1, 64, 16, 16)}])
+    assert made.decision("pool").scheme is None
+    assert made.optimized()["QLinearConv"] == 2
+    assert made.optimized()["AveragePool"] == 1
+
+
 def test_a_pool_of_codes_needs_no_keeping():
     recipe = load_recipe("static-int8")
     made = quantize_in_memory(behind_a_pool(), recipe, [{"x": floats(1, 3, 64, 66)}])
