@@ -152,7 +152,7 @@ def check_finite(array: np.ndarray, what: str, where: str) -> None:
     kind = "NaN" if np.isnan(array[position]) else "infinity"
     raise DataError(
         f"{what} holds {kind} at {[int(i) for i in position]} in {where}",
-        "Ranges cannot be measured from it: remove the sample or mend its data.",
+        "Nothing can be measured from it: remove the sample or mend its data.",
     )
 
 
