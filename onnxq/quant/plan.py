@@ -17,7 +17,7 @@ from onnxq.quant.pitfalls import endangering
 from onnxq.quant.placement import check_activations, check_target, place, useless_clamps, useless_residuals
 from onnxq.quant.recipe import Recipe
 from onnxq.quant.region import FLOAT_BONUS, integer_region, node_times
-from onnxq.quant.row_times import settings_to_try
+from onnxq.quant.row_times import one_row, settings_to_try
 from onnxq.quant.values import collect_values
 from onnxq.targets import Costs, load_costs
 from onnxq.targets.placement import load_target
@@ -102,7 +102,8 @@ def schemes_to_try(node: Node, scheme: Scheme, *, with_data: bool) -> tuple[Sche
         return (scheme.name,)
     if node.op_type == "ConvTranspose" and scheme.target == "cpu":
         return ("weight-int8",)  # onnxruntime has no integer kernel for it: Q/DQ would only cost
-    names = AUTO_WITH_DATA if with_data else AUTO_WITHOUT_DATA
+    fixed = with_data and not (one_row(node) and load_target(scheme.target).timed)
+    names = AUTO_WITH_DATA if fixed else AUTO_WITHOUT_DATA
     run_time = load_target(scheme.target).run_time
     return names if run_time else tuple(name for name in names if name != "dynamic-int8")
 

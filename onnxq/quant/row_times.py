@@ -56,11 +56,25 @@ def rows_pay(node: Node, costs: Costs) -> bool:
     return taken is not None and taken <= MOST_OF_FLOAT * node_times(node, costs)[0]
 
 
+def one_row(node: Node) -> bool:
+    """Whether a MatMul reads a single row of each sample, as where a model is given one token at a time.
+
+    A scale found at run time is then one for this row, as accurate as can be, and takes no longer than a fixed one.
+    """
+    read = node.inputs[0] if node.op_type == "MatMul" and not node.domain and len(node.inputs) > 1 else None
+    shape = read.shape if read is not None and read.tensor is None else None
+    return shape is not None and len(shape) > 2 and all(size == 1 for size in shape[1:-1])
+
+
 def settings_to_try(
     node: Node, scheme: Scheme, names: tuple[SchemeName, ...], costs: Costs | None = None
 ) -> Iterator[Scheme]:
-    """Set each scheme in turn; where `auto` may choose, rows that pay come before a scale for the whole activation."""
+    """Set each scheme in turn; where `auto` may choose, rows that pay come before a scale for the whole activation.
+
+    That is the same where there is one row.
+    """
     ours = scheme.name == scheme.activation_granularity == "auto" and load_target(scheme.target).timed
+    ours = ours and not one_row(node)
     for name in names:
         if name == "dynamic-int8" and ours and costs is not None and rows_pay(node, costs):
             yield replace(scheme, name=name, activation_granularity="row")

@@ -330,3 +330,25 @@ def test_ranges_are_found_at_run_time_only_where_that_is_faster(rows, inner, col
     assert ("8 bit would not be faster here" in decision.reason) == (scheme == "weight-int8")
     (decision,) = make_plan(model, recipe_of("dynamic-int8"), with_data=False).decisions
     assert decision.scheme == "dynamic-int8"
+
+
+@pytest.mark.parametrize(
+    ("shape", "scheme"),
+    [
+        (["batch", 1, 256], "dynamic-int8"),
+        ([1, 1, 1, 256], "dynamic-int8"),
+        (["batch", 8, 256], "static-int8"),
+        (["batch", "tokens", 256], "static-int8"),
+        (["batch", 256], "static-int8"),
+    ],
+)
+def test_a_product_of_one_row_gets_its_scale_at_run_time_with_data_too(shape: list, scheme: str) -> None:
+    proto = build([node("MatMul", "x w", "y")], {"x": shape}, ["y"], {"w": floats(256, 512)})
+    plan = make_plan(typed(proto), recipe_of("auto"), with_data=True)
+    (decision,) = plan.decisions
+    assert decision.scheme == scheme
+    assert decision.settings is not None
+    assert decision.settings.activation_granularity != "row"
+    for target in ("openvino", "qnn"):
+        (other,) = make_plan(typed(proto), recipe_of("auto", target=target), with_data=True).decisions
+        assert other.scheme == "static-int8"
