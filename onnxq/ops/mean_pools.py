@@ -12,6 +12,7 @@ import math
 import numpy as np
 
 from onnxq.ir import Node
+from onnxq.ir.padding import auto_pad_of, pads_of
 from onnxq.ops.family import Form, Rewriter, Site, plans, rewrites
 from onnxq.ops.integer_domain import plan_elementwise, rewrite_passive
 
@@ -22,11 +23,11 @@ def averaging_window(node: Node) -> tuple[int, tuple[int, ...]] | None:
     """Give channels and window of an AveragePool that is a Conv of equal weights; None where it is none."""
     read = node.inputs[0] if node.op_type == "AveragePool" and not node.domain and node.inputs else None
     channels = read.shape[1] if read is not None and read.shape is not None and len(read.shape) in RANKS else None
-    padded = any(node.attribute("pads", ())) and not node.attribute("count_include_pad", 0)
+    padded = any(pads_of(node, 2)) and not node.attribute("count_include_pad", 0)
     dilated = any(step != 1 for step in node.attribute("dilations", ()))
     if not isinstance(channels, int) or channels < 1 or padded or dilated or node.attribute("ceil_mode", 0):
         return None
-    if node.attribute("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+    if auto_pad_of(node).startswith("SAME"):
         return None
     return channels, tuple(int(size) for size in node.attribute("kernel_shape"))
 
@@ -48,7 +49,8 @@ def rewrite_average_pool(site: Site, patch: Rewriter) -> None:
     size = math.prod(window)
     codes, scale = np.ones((channels, 1, *window), np.int8), np.array(1 / size, np.float32)
     weight = patch.linear_weight(codes, scale, 0, f"{site.output.name}_mean")
-    kept = {name: list(given) for name in ("strides", "pads") if (given := site.node.attribute(name, ()))}
+    pads, strides = pads_of(site.node, len(window)), site.node.attribute("strides", [1] * len(window))
     read = patch.dequantized(site.value(0))
-    made = patch.op("Conv", read, weight, hint=site.output.name, kernel_shape=list(window), group=channels, **kept)
+    places = {"kernel_shape": list(window), "strides": list(strides), "pads": pads}
+    made = patch.op("Conv", read, weight, hint=site.output.name, group=channels, **places)
     patch.replace(site.output, made)

@@ -76,3 +76,9 @@ def test_the_codes_are_those_of_the_pool():
     before, zero, after, to = (float(made.weights[name]) for name in names)
     means = ((codes[0].astype(np.float64) - zero) * before).reshape(1, 16, 6, 2, 6, 2).mean(axis=(3, 5))
     assert np.abs(np.clip(np.rint(means / after + to), 0, 255) - codes[1]).max() <= 1
+
+
+def test_pads_beside_valid_count_for_nothing():
+    valid = WINDOW | {"auto_pad": "VALID", "pads": [1] * 4}
+    (pool,) = (one for one in typed(pooled(valid)).graph.nodes if one.op_type == "AveragePool")
+    assert averaging_window(pool) == (16, (2, 2))
