@@ -25,11 +25,14 @@ ONNXQ = [sys.executable, "-m", "onnxq"]
 
 
 @pytest.fixture(autouse=True)
-def heard_interrupts() -> Iterator[None]:
-    """Let children hear SIGINT where the tests run as a background job, which ignores it and hands that on."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def heard_signals() -> Iterator[None]:
+    """Let children hear what the tests may ignore and hand on: SIGINT as a background job, SIGHUP under nohup."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
