@@ -222,5 +222,6 @@ def test_shuffled_channels_stay_float() -> None:
     weights = {"w": W["w"], "u": W["v"], **sizes}
     x = {"x": floats(*X)}
     made = quantize_in_memory(build(nodes, {"x": X}, ["y"], weights), "static-int8", [x])
-    assert made.decision("n_t").reason.startswith("it shuffles channels")
+    reason = "it shuffles channels, which lie last in 8 bit, and onnxruntime moves their codes one by one"
+    assert made.decision("n_t").reason == reason
     assert made.sqnr(x, ALL) > 30
