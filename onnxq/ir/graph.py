@@ -67,6 +67,11 @@ class Value:
         """The elements, where nothing can replace them at run time: an initializer that is no graph input."""
         return None if self.is_input else self.tensor
 
+    @property
+    def only_use(self) -> Use | None:
+        """The one place that reads the value; None where there are others or none, or where it is an output."""
+        return next(iter(self.uses)) if len(self.uses) == 1 and not self.is_output else None
+
     def consumers(self) -> list[Node]:
         """The nodes that read the value, each once, in graph order of their first use."""
         return list(dict.fromkeys(use.node for use in self.uses))

@@ -21,6 +21,7 @@ ONE_INPUT = ("GlobalAveragePool", "LeakyRelu", "Sigmoid")
 TWO_INPUTS = ("Add", "Mul")
 # Clamps that the saturation of QuantizeLinear does as well.
 CLAMPS = ("Relu", "Clip")
+SHUFFLE = [0, 2, 1, 3, 4]  # exchanges groups of channels and what is in them, in front of places that stay
 
 
 @plans("MaxPool", *MOVERS, when="static-int8")
@@ -31,7 +32,7 @@ def plan_mover(site: Site) -> Form:
         raise Decline("MaxPool works on 8 bit from opset 12 on")
     if len(site.node.outputs) > 1 and site.node.op_type != "Split":
         raise Decline("it has several outputs")
-    if site.node.op_type == "Transpose" and _shuffles(site.node.attribute("perm")):
+    if site.node.op_type == "Transpose" and list(site.node.attribute("perm") or ()) == SHUFFLE:
         raise Decline("it shuffles channels, which lie last in 8 bit, and onnxruntime moves their codes one by one")
     unread = [value for value in site.node.outputs if value is None or not (value.uses or value.is_output)]
     if site.node.op_type == "Split" and unread:
@@ -48,11 +49,6 @@ def plan_resize(site: Site) -> Form:
     if site.node.attribute("coordinate_transformation_mode") == "tf_crop_and_resize":
         raise Decline("it extrapolates to a value outside of the input's range")
     return _keeping_scale(site, "repeats 8-bit values")
-
-
-def _shuffles(perm: Sequence[int] | None) -> bool:
-    """Whether a Transpose exchanges groups of channels and what is in them, in front of places that stay."""
-    return perm is not None and list(perm[:3]) == [0, 2, 1] and list(perm[3:]) == [3, 4]
 
 
 @plans(*ONE_INPUT, *TWO_INPUTS, when="static-int8")

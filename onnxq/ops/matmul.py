@@ -116,9 +116,10 @@ def _is_matrix(value: Value) -> bool:
 
 def _alone(value: Value, op_type: str) -> Node | None:
     """Give the operator that alone reads a value, beside it and of this type."""
-    if len(value.uses) != 1 or value.is_output:
+    use = value.only_use
+    if use is None:
         return None
-    after = next(iter(value.uses)).node
+    after = use.node
     if after.op_type != op_type or after.domain or after.graph is not value.graph or after.outputs[0] is None:
         return None
     return after

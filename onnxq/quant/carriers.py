@@ -59,9 +59,10 @@ def carriers(graph: Graph, convs: Iterable[IntegerConv]) -> list[Carrier]:
 
 def _carrier(node: Node) -> Carrier | None:
     made = node.outputs[0]
-    if node.op_type not in ALIKE or node.domain or made is None or made.is_output or len(made.uses) != 1:
+    use = made.only_use if made is not None else None
+    if node.op_type not in ALIKE or node.domain or made is None or use is None:
         return None
-    quantize = next(iter(made.uses)).node
+    quantize = use.node
     codes = quantize.outputs[0]
     if quantize.op_type != "QuantizeLinear" or quantize.domain or codes is None or not unsigned(quantize):
         return None

@@ -71,17 +71,14 @@ class _Region:
 
     def entering(self) -> list[Value]:
         """What the nodes read that others make."""
-        made = {value for node in self.nodes for value in node.outputs}
-        return [value for value in self.last if value not in made]
+        inside = set(self.nodes)
+        return [value for value in self.last if value.producer not in inside]
 
     def leaving(self) -> list[Value]:
         """What the nodes make that others read."""
-        inside, made = set(self.nodes), {value for node in self.nodes for value in node.outputs}
-        return [
-            value
-            for value in self.last
-            if value in made and (value.is_output or any(use.node not in inside for use in value.uses))
-        ]
+        inside = set(self.nodes)
+        made = [value for value in self.last if value.producer in inside]
+        return [value for value in made if value.is_output or any(use.node not in inside for use in value.uses)]
 
     @property
     def saved(self) -> float:

@@ -13,6 +13,7 @@ from onnx import TensorProto
 
 from onnxq.ir import Model, Node, Patch, Value, commit
 from onnxq.ir.patch import named_after
+from onnxq.quant.integer_convs import made_by
 
 DIFFERENCES = np.array([[1, -1], [-1, 1]], np.float32)
 
@@ -40,11 +41,15 @@ def join_differences(model: Model) -> int:
 
 def _rows(joined: Node) -> Value | None:
     """Give the rows [a, b] of which a Concat joins a - b and b - a; None where it joins something else."""
-    ahead, behind = (_difference(joined, slot) for slot in (0, 1)) if _is(joined, "Concat", 2) else (None, None)
-    if ahead is None or behind is None or ahead != behind[::-1] or ahead[0].producer is None:
+    if joined.op_type != "Concat" or joined.domain or len(joined.inputs) != 2:
         return None
-    split, made = ahead[0].producer, joined.outputs[0]
-    if not _is(split, "Split", 2) or split.outputs != list(ahead) or made is None or made.dtype != TensorProto.FLOAT:
+    ahead, behind = (_difference(value) for value in joined.inputs)
+    if ahead is None or behind is None or ahead != behind[::-1]:
+        return None
+    split, made = made_by(ahead[0], "Split"), joined.outputs[0]
+    if split is None or split.outputs != ahead or len(split.inputs) != 2:
+        return None
+    if made is None or made.dtype != TensorProto.FLOAT:
         return None
     rows, sizes = split.inputs
     whole = sizes is not None and sizes.constant is not None and sizes.constant.numpy().tolist() == [1, 1]
@@ -52,18 +57,10 @@ def _rows(joined: Node) -> Value | None:
     return rows if whole and last and split.graph is joined.graph else None
 
 
-def _difference(joined: Node, slot: int) -> tuple[Value, Value] | None:
-    """Give what a difference is taken of that nobody but a Concat reads."""
-    value = joined.inputs[slot]
-    maker = value.producer if value is not None else None
-    if value is None or maker is None or not _is(maker, "Sub", 2) or len(value.uses) > 1 or value.is_output:
-        return None
-    first, second = maker.inputs
-    return (first, second) if first is not None and second is not None else None
-
-
-def _is(node: Node, op_type: str, inputs: int) -> bool:
-    return node.op_type == op_type and not node.domain and len(node.inputs) == inputs
+def _difference(value: Value | None) -> list[Value | None] | None:
+    """Give what a difference is taken of that nobody but the Concat reads."""
+    maker = made_by(value, "Sub")
+    return maker.inputs if maker is not None and value is not None and value.only_use is not None else None
 
 
 def _patch(joined: Node, rows: Value) -> Patch:

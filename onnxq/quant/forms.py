@@ -56,8 +56,11 @@ class Form:
         integer = [decision.node for decision in plan.decisions if decision.scheme == "static-int8"]
         keys = {node_key(node) for node in integer}
         reads = {value.name for node in integer for value in node.inputs if value is not None}
-        wanted = reads if self.read_in_8_bit else {one.made for one in layers.values()}
-        return {key for key, one in layers.items() if node_key(one.layer) in keys and one.made in wanted}
+        return {
+            key
+            for key, one in layers.items()
+            if node_key(one.layer) in keys and (one.made in reads or not self.read_in_8_bit)
+        }
 
 
 FORMS = (

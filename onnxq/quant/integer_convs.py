@@ -83,13 +83,14 @@ def integer_conv(node: Node) -> IntegerConv | None:
 
     Groups of more than one channel have no fast kernel whatever their size, so they are left out, too.
     """
-    if node.op_type != "Conv" or node.domain or node.outputs[0] is None or node.outputs[0].is_output:
+    if node.op_type != "Conv" or node.domain or node.outputs[0] is None:
         return None
     inputs = [*node.inputs, None][:3]
     pair, weight, bias = (made_by(value, "DequantizeLinear") for value in inputs)
-    quantize = next(iter(node.outputs[0].uses)).node if len(node.outputs[0].uses) == 1 else None
-    if pair is None or weight is None or (bias is None) != (inputs[2] is None) or quantize is None:
+    use = node.outputs[0].only_use
+    if pair is None or weight is None or (bias is None) != (inputs[2] is None) or use is None:
         return None
+    quantize = use.node
     if quantize.op_type != "QuantizeLinear" or quantize.domain or inputs[0] is None:
         return None
     read, made, codes = pair.inputs[0], quantize.outputs[0], _constant(weight, 0)

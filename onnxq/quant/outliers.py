@@ -78,7 +78,8 @@ def add_outliers(patch: Patch, node: Node, outliers: Value, rows: np.ndarray) ->
     """
     result = node.outputs[0]
     assert result is not None
-    after = result.consumers()[0] if len(result.uses) == 1 and not result.is_output else None
+    use = result.only_use
+    after = use.node if use is not None else None
     if node.op_type == "MatMul" and after is not None and after.op_type == "Add" and not after.domain:
         others = [source for source in after.inputs if source is not result]
         if len(others) == 1 and others[0] is not None and others[0].constant is not None and after.outputs[0]:
@@ -133,8 +134,8 @@ def _clip_channels(patch: Patch, value: Value, clipped: Clipped) -> Value:
 def _sum_with_outliers(node: Node) -> Node | None:
     """Give the Add of outliers behind a product, or behind the bias of it."""
     result = node.outputs[0]
-    while result is not None and len(result.uses) == 1 and not result.is_output:
-        after = result.consumers()[0]
+    while result is not None and (use := result.only_use) is not None:
+        after = use.node
         if after.op_type != "Add" or after.domain:
             return None
         term = after.inputs[1]

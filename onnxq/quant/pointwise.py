@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.ir import Node, Patch, Value
+from onnxq.ir import Node, Patch
 from onnxq.ir.padding import pads_of
 from onnxq.ir.patch import named_after
 from onnxq.quant.decision import Plan
@@ -61,8 +61,8 @@ def _is_pointwise(node: Node) -> bool:
 
 def _channels_last(node: Node) -> Node | None:
     """Give the Transpose that alone reads what a node makes, if it puts channels last and leaves all else in order."""
-    made: Value | None = node.outputs[0]
-    use = next(iter(made.uses)) if made is not None and len(made.uses) == 1 and not made.is_output else None
+    made = node.outputs[0]
+    use = made.only_use if made is not None else None
     last = use.node if use is not None and use.node.graph is node.graph else None
     if last is None or last.op_type != "Transpose" or last.domain or last.outputs[0] is None:
         return None

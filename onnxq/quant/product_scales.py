@@ -78,9 +78,10 @@ def _scalar(value: Value | None) -> Tensor | None:
 def _scales_a_product(node: Node) -> bool:
     """Whether nobody reads a Mul of scales but the Mul behind a MatMulInteger and its Cast."""
     result = node.outputs[0]
-    if result is None or result.is_output or len(result.uses) != 1:
+    use = result.only_use if result is not None else None
+    if use is None:
         return False
-    after = next(iter(result.uses)).node
+    after = use.node
     cast = next((v.producer for v in after.inputs if v is not None and v is not result), None)
     total = cast.inputs[0] if cast is not None and cast.op_type == "Cast" else None
     return (

@@ -144,7 +144,7 @@ def _weights(array: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
 
 def _clamp(node: Node) -> Node | None:
     made = node.outputs[0]
-    use = next(iter(made.uses)) if made is not None and len(made.uses) == 1 and not made.is_output else None
+    use = made.only_use if made is not None else None
     if use is None or use.slot or use.node.op_type not in CLAMPS or use.node.domain or use.node.graph is not node.graph:
         return None
     constant = all(value is None or value.constant is not None for value in use.node.inputs[1:])

@@ -106,9 +106,9 @@ def _behind(node: Node) -> Node | None:
     So the axes of a Transpose, which are split again where two have been joined, must not be seen.
     """
     output = node.outputs[0]
-    if node.op_type != "Transpose" or output is None or output.is_output or len(output.uses) != 1:
+    use = output.only_use if output is not None else None
+    if node.op_type != "Transpose" or use is None:
         return None
-    (use,) = output.uses
     shape = use.node.inputs[1] if use.node.op_type == "Reshape" and not use.node.domain and not use.slot else None
     plain = shape is not None and shape.constant is not None and not use.node.attribute("allowzero", 0)
     return use.node if plain else None

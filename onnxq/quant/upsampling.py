@@ -73,7 +73,8 @@ def _patch(graph: Graph, node: Node) -> Patch | None:
         return None
     read, made = node.inputs[0], node.outputs[0]
     pair = read.producer if read is not None else None
-    after = made.consumers()[0] if made is not None and len(made.uses) == 1 and not made.is_output else None
+    use = made.only_use if made is not None else None
+    after = use.node if use is not None else None
     if (
         read is None
         or made is None

@@ -52,7 +52,7 @@ def _join_scales(plan: Plan) -> None:
         for value in reads:
             source = _alone_behind(value, node, plan)
             maker = makers.get(source) if source is not None else None
-            if source is None or maker is None or maker.op_type not in ROUNDING or source in plan.same_scale:
+            if source is None or maker is None or maker.op_type not in ROUNDING:
                 continue
             # A clamp that codes do by saturating needs the range that ends where it does
             clamped = source.producer is not maker

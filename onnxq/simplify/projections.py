@@ -128,10 +128,8 @@ def _column_axis(product: Node) -> int:
 
 def _only_reader(value: Value) -> Node | None:
     """Give the one node that reads a value as its data, in the same scope."""
-    if value.is_output or len(value.uses) != 1:
-        return None
-    use = next(iter(value.uses))
-    return use.node if not use.node.domain and use.node.graph is value.graph else None
+    use = value.only_use
+    return use.node if use is not None and not use.node.domain and use.node.graph is value.graph else None
 
 
 def _reshaped(chain: Chain, node: Node) -> Chain | None:

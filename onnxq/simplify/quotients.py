@@ -40,10 +40,8 @@ def quotients(model: Model) -> Iterator[Change]:
 def _only_reader(node: Node) -> Node | None:
     """Give the one node of the same graph that reads what a node makes."""
     value = node.outputs[0]
-    if value is None or value.is_output or len(value.uses) != 1:
-        return None
-    reader = value.consumers()[0]
-    return reader if reader.graph is node.graph and not reader.domain else None
+    use = value.only_use if value is not None else None
+    return use.node if use is not None and use.node.graph is node.graph and not use.node.domain else None
 
 
 def _squared(root: Value) -> Value | None:

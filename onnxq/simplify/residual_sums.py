@@ -31,8 +31,7 @@ def _is_residual(node: Node) -> bool:
     """Whether a node adds two activations for a LayerNormalization, and for nothing else."""
     if node.op_type != "Add" or node.domain or len(node.inputs) != 2 or node.outputs[0] is None:
         return False
-    output = node.outputs[0]
-    if output.is_output or len(output.uses) != 1 or any(v is None or v.constant is not None for v in node.inputs):
+    reader = node.outputs[0].only_use
+    if reader is None or any(v is None or v.constant is not None for v in node.inputs):
         return False
-    reader = next(iter(output.uses))
     return reader.node.op_type == "LayerNormalization" and not reader.node.domain and reader.slot == 0
