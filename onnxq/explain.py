@@ -24,7 +24,7 @@ from onnxq.quant.row_times import settings_to_try
 from onnxq.report import NodeReport, Report, activations
 from onnxq.steps import Prepared, choose_qparams, layers_to_measure, measure, open_data, prepare
 from onnxq.targets import Costs
-from onnxq.timed import Timing, timed
+from onnxq.timed import Timing, sized, timed
 from onnxq.words import did_you_mean
 
 
@@ -68,7 +68,7 @@ def explain(
         watch.step("plan")
         ready = prepare(source, recipe, with_data=bool(data) or stats is not None, exclude=exclude, only=only)
         given = open_data(ready.model, data, None, sample_limit)
-        ready = timed(ready, given, timing, watch)
+        ready = timed(sized(ready, given if stats is None else None), given, timing, watch)
         found = _explained(ready, chosen(ready, pattern, before))
         if (given is None and stats is None) or not ready.plan.quantized():
             return tuple(found)

@@ -41,7 +41,7 @@ from onnxq.steps import (
     refuse_own_output,
     stamp,
 )
-from onnxq.timed import Timing, timed
+from onnxq.timed import Timing, sized, timed
 from onnxq.trials import fit, rescale
 from onnxq.unrun import carry_out_unrun
 from onnxq.verify import compare
@@ -112,6 +112,7 @@ def quantize(
         source = load_float(model, watch, target, timing, force=force, reads=(*data, stats, recipe), plan=dry_run)
         ready = prepare(source, recipe, with_data=with_data, exclude=exclude, only=only, fast=fast, most=most)
         given = open_data(ready.model, data, samples, sample_limit)
+        ready = sized(ready, given if stats is None else None, most)
         ready = timed(ready, given, timing, watch, most)
         check_plan(ready, with_data=with_data or dry_run)
         if dry_run:

@@ -24,9 +24,8 @@ from onnxq.quant.bounds import exact_bounds
 from onnxq.quant.calibrate import calibrate
 from onnxq.quant.custom import foreign_node
 from onnxq.quant.equal_constants import merge_equal
-from onnxq.quant.forms import FORMS
 from onnxq.quant.layers import MeasuredLayers
-from onnxq.quant.plan import Plan, node_key
+from onnxq.quant.plan import Plan
 from onnxq.quant.plan import make_plan as decide
 from onnxq.quant.qparams import QParams
 from onnxq.quant.readers import OutputWeights, trial_kinds
@@ -38,7 +37,6 @@ from onnxq.quant.streamed import LARGE, is_large
 from onnxq.quant.tuning import tune
 from onnxq.simplify import Simplified, simplify
 from onnxq.targets import Costs
-from onnxq.targets.placement import load_target
 from onnxq.version import __version__
 
 FOUR_BIT_OPSET = 21  # of DequantizeLinear and Cast
@@ -108,7 +106,6 @@ def prepare(
     notes += found.notes
     plan = Plan(chosen, {}, with_data)
     ready = replanned(Prepared(model.path or Path(), source, found.model, plan, notes, fast, found.original), most)
-    ready = in_other_forms(ready, most)
     return replace(ready, notes=(*ready.notes, *chosen.idle_globs(node_labels(ready.model), before)))
 
 
@@ -136,27 +133,6 @@ def replanned(ready: Prepared, most: int | None = None, costs: Costs | None = No
         infer_types(newer)
         plan = decide(newer, recipe, with_data=with_data, costs=costs)
     return replace(ready, model=newer, plan=plan, notes=notes)
-
-
-def in_other_forms(ready: Prepared, most: int | None = None) -> Prepared:
-    """Write layers in forms that are faster in 8 bit, as far as they work in 8 bit then; see `quant.forms`."""
-    recipe = ready.plan.recipe
-    simple = recipe.simplifies and not is_large(ready.model) and foreign_node(ready.model) is None
-    if not (ready.plan.with_data and simple and load_target(recipe.scheme.target).timed):
-        return ready
-    for form in FORMS:
-        found, model = form.find(ready.plan, ready.model), ready.model
-        wanted = {node_key(node) for node in found if recipe.scheme_for(node.op_type, node.name)[0].name == "auto"}
-        while wanted:
-            changed, layers = form.written(model, wanted)
-            notes = (*ready.notes, form.says.format(len(wanted)))
-            again = replanned(replace(ready, model=changed, notes=notes, original=ready.original or model), most)
-            kept = form.worth_it(again.plan, layers)
-            if kept == wanted:
-                ready = again
-                break
-            wanted = kept  # in float, the others are faster as they were
-    return ready
 
 
 def raised(model: Model, plan: Plan, most: int | None) -> Model:

@@ -47,6 +47,7 @@ def calibrate(
     from onnxq.errors import NothingToQuantize
     from onnxq.ir import check_output, load
     from onnxq.quant.stats_file import fingerprint, save_stats
+    from onnxq.timed import in_other_forms
 
     check_output(output, force=force, reads=(model, *data, recipe))
     use_custom_ops(custom_ops)
@@ -55,6 +56,7 @@ def calibrate(
         source = load(model)
         observer.step("plan")
         ready = steps.prepare(source, chosen_recipe(recipe, target), with_data=True, exclude=exclude, only=only)
+        ready = in_other_forms(ready)
         if not ready.plan.calibrated():
             raise NothingToQuantize(
                 f"recipe {ready.plan.recipe.name} needs no ranges of {model}",

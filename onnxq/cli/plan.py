@@ -40,7 +40,8 @@ def plan(
 ) -> None:
     """Show what every node would become, or why it stays float.
 
-    Nothing is written, and nothing is run but for --sensitivity.
+    Nothing is written, and nothing is run but the first sample where the model
+    leaves sizes open, and for --sensitivity.
 
     Whether data or statistics are given decides between static and dynamic. They are opened, but not read through.
     """
@@ -49,7 +50,7 @@ def plan(
     from onnxq.cli.write import write_plan
     from onnxq.ir import load
     from onnxq.quant.stats_file import load_stats
-    from onnxq.timed import Timing, timed
+    from onnxq.timed import Timing, sized, timed
 
     with TerminalObserver() as observer:
         observer.step("load")
@@ -58,7 +59,7 @@ def plan(
         with_data = bool(data) or stats is not None
         ready = steps.prepare(source, chosen_recipe(recipe, target), with_data=with_data, exclude=exclude, only=only)
         given = steps.open_data(ready.model, data, None, None)
-        ready = timed(ready, given, Timing(path=timings), observer)
+        ready = timed(sized(ready, given if stats is None else None), given, Timing(path=timings), observer)
         if stats is not None:
             load_stats(stats, expected=ready.source)
         if sensitivity:

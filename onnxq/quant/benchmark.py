@@ -19,7 +19,7 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxq.ir import Model, Value, infer_types, parse
+from onnxq.ir import Model, Patch, Value, commit, infer_types, parse
 from onnxq.quant.native import ORT_ERRORS, SessionError, Settings
 from onnxq.quant.plan import make_plan
 from onnxq.quant.recipe import Recipe
@@ -78,15 +78,24 @@ def sample_shapes(model: Model, sample: Mapping[str, np.ndarray]) -> dict[str, t
     made = [value for value in values if value.producer is not None and value.dtype == TensorProto.FLOAT]
     if not made:  # onnxruntime takes no names for all names
         return shapes
-    listed = {value.name for value in model.graph.outputs}
+    measured, taps = _with_shapes(model, [value.name for value in made])
     try:
-        extra = [value for value in made if value.name not in listed]
-        source = model if is_large(model) else InMemory(model, extra)
-        session = open_session(source, optimize="none", taps=extra)
-        results = run_session(session, [value.name for value in made], sample)
+        session = open_session(
+            measured if is_large(model) else InMemory(measured, taps), optimize="none", reuse_shapes=False, taps=taps
+        )
+        results = run_session(session, [tap.name for tap in taps], sample)
     except SessionError:  # what is wrong with the sample is said when it is calibrated on
         return shapes
-    return shapes | {value.name: array.shape for value, array in zip(made, results, strict=True)}
+    return shapes | {value.name: tuple(map(int, sizes)) for value, sizes in zip(made, results, strict=True)}
+
+
+def _with_shapes(model: Model, names: Iterable[str]) -> tuple[Model, list[Value]]:
+    """Copy a model, and let it give the shapes of these tensors, for all tensors at once can be larger than memory."""
+    copy = model.copy()
+    patch = Patch(copy.graph, reason="shapes")
+    taps = [patch.op("Shape", copy.graph.values[name], hint=f"{name}.shape") for name in names]
+    commit([patch])
+    return copy, taps
 
 
 def _is_open(value: Value) -> bool:

@@ -16,6 +16,7 @@ from onnxq.quant.plan import make_plan
 from onnxq.quant.pointwise import as_product, pointwise
 from onnxq.quant.recipe import load_recipe
 from onnxq.steps import prepare
+from onnxq.timed import in_other_forms
 
 LAST = {"perm": [0, 2, 3, 1]}
 SAYS = "wrote 1 Conv in front of a Transpose as MatMul, which gives floats in 8 bit"
@@ -34,7 +35,7 @@ def head(behind: list[onnx.NodeProto] | None = None, output: str = "y", **attrib
 
 
 def kinds(path: Path, *args: Any, **options: Any) -> list[str]:
-    return [step.op_type for step in prepare(load(path), *args, **options).model.graph.nodes]
+    return [step.op_type for step in in_other_forms(prepare(load(path), *args, **options)).model.graph.nodes]
 
 
 @pytest.mark.parametrize(("rank", "bias"), [(3, True), (4, False), (5, True)])
@@ -75,7 +76,7 @@ def test_others_are_not_listed(proto: onnx.ModelProto) -> None:
 
 def test_it_writes_floats_where_it_works_in_8_bit(tmp_path: Path) -> None:
     onnx.save(head(), tmp_path / "m.onnx")
-    ready = prepare(load(tmp_path / "m.onnx"), with_data=True)
+    ready = in_other_forms(prepare(load(tmp_path / "m.onnx"), with_data=True))
     assert [step.op_type for step in ready.model.graph.nodes] == ["Conv", "Relu", "Transpose", "MatMul", "Add", "Tanh"]
     assert {d.node.op_type for d in ready.plan.decisions if d.scheme == "static-int8"} >= {"Conv", "MatMul"}
     assert SAYS in ready.notes

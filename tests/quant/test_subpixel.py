@@ -17,6 +17,7 @@ from onnxq.pipeline import quantize
 from onnxq.quant.subpixel import as_conv, subpixels
 from onnxq.steps import prepare
 from onnxq.targets import load_costs
+from onnxq.timed import in_other_forms
 
 TWICE: dict[str, Any] = {"strides": [2, 2], "pads": [1] * 4}
 COSTS = load_costs()
@@ -95,7 +96,7 @@ def test_both_compute_the_same(kernel: int, stride: int, front: int, more: int, 
 
 def test_a_relu_is_done_before_pixels_are_put_side_by_side(tmp_path: Path) -> None:
     onnx.save(decoder(), tmp_path / "m.onnx")
-    ready = prepare(load(tmp_path / "m.onnx"), with_data=True)
+    ready = in_other_forms(prepare(load(tmp_path / "m.onnx"), with_data=True))
     assert [step.op_type for step in ready.model.graph.nodes] == ["Conv", "Conv", "Relu", "DepthToSpace", "Conv"]
     assert all(decision.scheme == "static-int8" for decision in ready.plan.decisions)
     assert "wrote 1 ConvTranspose as Conv and DepthToSpace, which 8 bit has kernels for" in ready.notes
@@ -108,19 +109,19 @@ def test_a_relu_is_done_before_pixels_are_put_side_by_side(tmp_path: Path) -> No
 )
 def test_it_stays_where_it_would_not_work_in_8_bit(options: dict[str, Any], tmp_path: Path) -> None:
     onnx.save(decoder(), tmp_path / "m.onnx")
-    ready = prepare(load(tmp_path / "m.onnx"), **options)
+    ready = in_other_forms(prepare(load(tmp_path / "m.onnx"), **options))
     assert [step.op_type for step in ready.model.graph.nodes] == ["Conv", "ConvTranspose", "Relu", "Conv"]
 
 
 def test_it_stays_where_its_codes_would_go_back_to_float_at_once(tmp_path: Path) -> None:
     onnx.save(decoder("Tanh"), tmp_path / "m.onnx")
-    ready = prepare(load(tmp_path / "m.onnx"), with_data=True)
+    ready = in_other_forms(prepare(load(tmp_path / "m.onnx"), with_data=True))
     assert [step.op_type for step in ready.model.graph.nodes] == ["Conv", "ConvTranspose", "Relu", "Tanh"]
 
 
 def test_other_targets_and_recipes_leave_it(tmp_path: Path) -> None:
     onnx.save(decoder(), tmp_path / "m.onnx")
-    ready = prepare(load(tmp_path / "m.onnx"), "static-int8", with_data=True)
+    ready = in_other_forms(prepare(load(tmp_path / "m.onnx"), "static-int8", with_data=True))
     assert [step.op_type for step in ready.model.graph.nodes] == ["Conv", "ConvTranspose", "Relu", "Conv"]
 
 
