@@ -8,7 +8,7 @@ into the bias and into what the following layers see, so that one run over the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from onnxq.evaluator import Evaluator, Run, Step, arithmetic
 from onnxq.ir import Model, Node, Patch, Value, commit
 from onnxq.quant.decision import Choices, Plan
 from onnxq.quant.plan import node_key
-from onnxq.quant.samples import Samples, few_samples
+from onnxq.quant.samples import Sample, Samples, few_samples
 from onnxq.steps import Prepared
 from onnxq.trials import LEAST_GAIN, Variants
 
@@ -28,7 +28,7 @@ Shifts = Mapping[str, np.ndarray]  # what to add to a bias, by the first output 
 
 CORRECTED = "corrected the biases of {} nodes by the mean errors of their outputs"
 MOST_SAMPLES = 24
-MOST_ELEMENTS = 1 << 20  # of the inputs of all samples together: they are in memory at the same time
+MOST_BYTES = 1 << 29  # of the tensors of all samples together: they are in memory at the same time, in both models
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,21 @@ def shifts(variants: Variants, choices: Choices, samples: Samples) -> Shifts:
     ready, _ = variants.settled(choices)
     quantized = variants.model(choices)
     found = {place.given: place for place in places(ready.plan, quantized)}
-    feeds = few_samples(samples, MOST_SAMPLES, MOST_ELEMENTS)
+    both = Evaluator(ready.model.copy()), Evaluator(quantized)
+    feeds = side_by_side(both, samples)
     with arithmetic():
-        return _SideBySide(Evaluator(ready.model.copy()), Evaluator(quantized), feeds, found).run()
+        return _SideBySide(*both, feeds, found).run()
+
+
+def side_by_side(both: Iterable[Evaluator], samples: Samples) -> list[Sample]:
+    """Take as many samples as fit into memory together, judged by the first of them; one at least.
+
+    Of inputs that say little about what becomes of them, as the numbers of words, that is seen only in a run.
+    """
+    (first,) = few_samples(samples.limit(1), 1)
+    taken = sum(evaluator.peak_bytes(first) for evaluator in both)
+    share = MOST_BYTES / max(taken, 1)  # how many of this size
+    return few_samples(samples, MOST_SAMPLES, share * sum(array.size for array in first.values()))
 
 
 def places(plan: Plan, quantized: Model) -> list[Place]:

@@ -118,6 +118,27 @@ class Evaluator:
         run.begin(self._schedule, {} if feeds is None else self._check_feeds(feeds))
         return run
 
+    def peak_bytes(self, feeds: Mapping[str, Any]) -> int:
+        """Run the model once to see how many bytes its live tensors take at most, constants left out.
+
+        Args:
+            feeds: As `run` takes them.
+
+        Raises:
+            DataError: As `run`.
+            ModelError: As `run`.
+
+        """
+        most, constants = 0, self._schedule.constants
+        with arithmetic():
+            run = self.begin(feeds)
+            for step in self.steps:
+                run.compute(step)
+                live = (array for value, array in run.values.items() if value not in constants)
+                most = max(most, sum(getattr(array, "nbytes", 0) for array in live))
+                run.release(step)
+        return most
+
     def _needed(self, targets: set[Value]) -> list[Step]:
         """Give the steps that the targets, values of the main graph, depend on."""
         chosen = []
