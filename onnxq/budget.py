@@ -29,7 +29,8 @@ from onnxq.trials import Variants
 
 # What `auto` goes for of its own accord, in dB, and the share of the time saved by 8 bit that it gives back for it, all
 # goals before together: below 20 dB a model is of no use, however fast, and above 30 dB hardly any decision changes.
-GOALS = ((20.0, math.inf), (24.0, 0.6), (27.0, 0.3), (30.0, 0.05))
+ENOUGH = 30.0
+GOALS = ((20.0, math.inf), (24.0, 0.6), (27.0, 0.3), (ENOUGH, 0.05))
 WIDER = "8 bit activations miss the goal, and the target has kernels for 16"
 WIDENED = f"gave activations 16 bits: {WIDER}"
 SMALLER = "stored the weights of {} node{} in fewer bits, so that the file is small enough"
@@ -112,7 +113,7 @@ def settle(variants: Variants, budget: Budget) -> Settled:
         return settled
     choices = shrink(variants, settled.choices, budget.max_size, budget.data_file)
     if budget.metric is not None and choices != settled.choices:
-        meets = _Meets(variants.baseline, variants.samples, budget)
+        meets = Meets(variants.baseline, variants.samples, budget)
         if not meets(variants.model(choices)):
             raise CheckFailed(f"no choice of nodes that is small enough meets the budget: {meets.last}", RAISE)
     correct = fits_corrected(variants, choices, budget.max_size, budget.data_file)
@@ -130,7 +131,7 @@ def settle_accuracy(variants: Variants, budget: Budget) -> Settled:
     """
     if not any(left_open(variants.ready.plan, decision) for decision in counted(variants.ready.plan)):
         if budget.metric is not None:  # an SQNR is held against the budget at the end
-            meets = _Meets(variants.baseline, variants.samples, budget)
+            meets = Meets(variants.baseline, variants.samples, budget)
             if not meets(variants.model({})):
                 raise CheckFailed(f"the recipe leaves no node open, and misses the budget: {meets.last}", RAISE)
         return Settled()
@@ -138,7 +139,7 @@ def settle_accuracy(variants: Variants, budget: Budget) -> Settled:
     ranked = moves(variants.ready.plan, contributions, variants.ready.model.opset)
     found = bargains(variants, ranked if is_priced(variants.ready.plan) else [])  # no price, no bargain
     if budget.is_accuracy:
-        meets = _Meets(variants.baseline, variants.samples, budget)
+        meets = Meets(variants.baseline, variants.samples, budget)
         if not meets(variants.model(found.choices)):
             found = _more_accurate(variants, ranked, meets, found)
         if not found.met:
@@ -230,8 +231,12 @@ def check_size(model: Model, encoded: bytes | None, budget: Budget, target: Path
         )
 
 
-class _Meets:
-    """Whether a model meets the budget; remembers what the last one missed."""
+class Meets:
+    """Whether a model meets the budget; remembers what the last one missed.
+
+    The limit is one for the outputs. Scores in front of a Softmax, by which clear cases are told from others, are held
+    against it, too, but against no more than `ENOUGH`, above which hardly any decision changes.
+    """
 
     def __init__(self, baseline: Model, samples: Samples, budget: Budget) -> None:
         self._budget = budget
@@ -248,9 +253,11 @@ class _Meets:
         """Tell, and keep the reason where not."""
         budget = self._budget
         if self._judge is not None and budget.min_sqnr is not None:
-            reached = self._judge.sqnr(model)
-            if reached < budget.min_sqnr:
-                self.last = f"{reached:.2f} dB at best, {budget.min_sqnr:g} dB asked for"
+            reached, scores = self._judge.worst(model)
+            enough = min(budget.min_sqnr, ENOUGH)
+            if reached < budget.min_sqnr or scores < enough:
+                behind = f", {scores:.2f} dB in front of a Softmax or Sigmoid" if scores < enough else ""
+                self.last = f"{reached:.2f} dB{behind} at best, {budget.min_sqnr:g} dB asked for"
                 return False
         if self._metric is not None and budget.max_drop is not None and budget.metric is not None:
             value = measure_metric(self._metric, InMemory(model), self._samples, name=budget.metric)

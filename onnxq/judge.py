@@ -99,12 +99,21 @@ class Judge:
 
     def sqnr(self, model: Model) -> float:
         """Give the signal-to-quantization-noise ratio of the worst output or of the worst scores in dB."""
-        worst = float(self.noise(model).max(initial=0.0))
-        return float("inf") if worst == 0 else -10 * float(np.log10(worst))
+        return min(self.worst(model))
+
+    def worst(self, model: Model) -> tuple[float, float]:
+        """Give the signal-to-quantization-noise ratio of the worst output and that of the worst scores in dB."""
+        noise = self.noise(model)
+        return _decibels(noise[: self._outputs]), _decibels(noise[self._outputs :])
 
     def gain(self, before: Model, after: Model) -> float:
         """Give how much nearer to float the second of two models is, in dB."""
         return self.sqnr(after) - self.sqnr(before)
+
+
+def _decibels(noise: np.ndarray) -> float:
+    worst = float(noise.max(initial=0.0))
+    return float("inf") if worst == 0 else -10 * float(np.log10(worst))
 
 
 class Split:

@@ -10,6 +10,7 @@ import pytest
 from helpers import build, floats, node
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxq.budget import Budget, Meets
 from onnxq.ir import load, parse
 from onnxq.judge import TRIAL_SAMPLES, Judge, Split, scores, shared_axes
 from onnxq.pipeline import quantize
@@ -51,6 +52,26 @@ def test_scores_show_what_certain_probabilities_hide() -> None:
     assert noise[0] < 1e-20
     np.testing.assert_allclose(noise[1], 0.01, rtol=1e-4)  # a tenth of the scores
     np.testing.assert_allclose(judge.sqnr(worse), 20, atol=1e-3)
+
+
+def test_a_limit_is_one_for_outputs_and_as_far_as_it_decides_anything_for_scores() -> None:
+    softmax = ("Softmax", {"axis": -1})
+    data = parse(classifier(WEIGHT, softmax))
+    samples = wrap_samples([{"x": CERTAIN}], input_specs(data))
+
+    def missed(factor: float, limit: float) -> str:
+        meets = Meets(data, samples, Budget(min_sqnr=limit))
+        model = parse(classifier(WEIGHT * np.float32(factor), softmax))
+        return "" if meets(model) else meets.last
+
+    assert missed(0.9, 15) == ""
+    assert missed(0.9, 25).endswith(" dB, 20.00 dB in front of a Softmax or Sigmoid at best, 25 dB asked for")
+    assert missed(0.99, 25) == missed(0.99, 50) == ""  # 40 dB, of which a probability shows nothing
+    neutral = ("Identity", {})
+    plain = parse(classifier(WEIGHT, neutral))
+    meets = Meets(plain, samples, Budget(min_sqnr=50))
+    assert not meets(parse(classifier(WEIGHT * np.float32(0.99), neutral)))
+    assert meets.last == "40.00 dB at best, 50 dB asked for"
 
 
 def test_a_softmax_does_not_see_a_shift_and_a_sigmoid_does() -> None:
