@@ -13,6 +13,7 @@ from onnxq.ir.model import Model
 from onnxq.ir.pools import miscounted
 from onnxq.ir.shapes import Shapes
 from onnxq.ir.sizes import Shape, Size
+from onnxq.ir.stand_ins import with_stand_ins
 
 MOST_ROUNDS = 8  # of inference, where some of an unusual model's shapes are found in another way
 
@@ -28,7 +29,7 @@ def infer_types(model: Model) -> None:
 
     """
     try:
-        proto = onnx.ModelProto.FromString(model.skeleton())
+        proto = with_stand_ins(onnx.ModelProto.FromString(model.skeleton()))
         _infer(model, proto)
     except OnnxqError:
         raise
