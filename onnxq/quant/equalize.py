@@ -18,7 +18,7 @@ from onnxq.quant.folded_weights import FoldedWeights, constant_array
 from onnxq.quant.folding import Constant, Group, linear_reader, reader_axis
 from onnxq.quant.folding_search import find_groups
 from onnxq.quant.outliers import Clipped, Range
-from onnxq.quant.rescale import Reading, best, weight_of
+from onnxq.quant.rescale import LEAST_SHARE, Reading, best, weight_of
 from onnxq.quant.statistic import Statistic
 from onnxq.quant.stats import Extremes, Kinds, Moments, Stats, TensorStats, basic_kinds
 
@@ -136,6 +136,7 @@ def equalize(
     even: bool = False,
     weight_share: float = 1.0,
     least_gain: float = LEAST_GAIN,
+    least_share: float = LEAST_SHARE,
     wanted: Callable[[Group], bool] = unbounded,
 ) -> Rescaling:
     """Choose factors for everything that can be divided for free.
@@ -149,6 +150,7 @@ def equalize(
         weight_share: How much of the error of rounding weights to nearest counts: 1, or less where the weights are
             going to be rounded better.
         least_gain: dB that a change has to gain.
+        least_share: See `best`.
         wanted: Which groups to change.
 
     Returns:
@@ -165,7 +167,7 @@ def equalize(
         if not wanted(group) or (group.limits and needed is None):
             continue
         evenly = even and all(reader.node.op_type == "Conv" for reader in group.readers)
-        candidate, gain = best(readings, weight_share, even=evenly, needed=needed)
+        candidate, gain = best(readings, weight_share, even=evenly, needed=needed, least_share=least_share)
         if candidate.exponent is not None and gain >= least_gain:
             divisors = {value.name: np.repeat(candidate.divisor, times) for value, times in group.values.items()}
             nodes_read = tuple(reader.node for reader in group.readers)

@@ -197,6 +197,7 @@ def best(
     price: float = 0.0,
     outlier_prices: Mapping[int, float] | None = None,
     needed: np.ndarray | None = None,
+    least_share: float = LEAST_SHARE,
 ) -> tuple[Candidate, float]:
     """Search the factors for values that are divided together.
 
@@ -207,6 +208,7 @@ def best(
         price: dB that dividing has to gain.
         outlier_prices: How many channels may leave the range of the others, and dB that this has to gain.
         needed: What each channel needs of the room below an upper bound; None where there is none (`bounded.py`).
+        least_share: What a channel is taken to carry at least, of what the greatest does.
 
     Returns:
         The candidate that gains most beyond its price, and how much less its error is than without a change, in dB;
@@ -220,7 +222,7 @@ def best(
         divisor = np.minimum(needed, 1.0) ** HALF_WAY
         attempts.append(Candidate(HALF_WAY, divisor, divisor))
     else:
-        attempts += (_even_candidates if even else _candidates)(readings)
+        attempts += (_even_candidates if even else _candidates)(readings, least_share)
     prices = {0: 0.0, **(outlier_prices or {})}
     order = _outlier_order(readings, attempts)
     outliers = order[:, :, None] < np.array(list(prices))
@@ -242,25 +244,25 @@ def _outlier_order(readings: Sequence[Reading], candidates: Sequence[Candidate])
     return np.argsort(np.argsort(-divided, axis=1, kind="stable"), axis=1)
 
 
-def _even_candidates(readings: Sequence[Reading]) -> Iterator[Candidate]:
+def _even_candidates(readings: Sequence[Reading], least_share: float) -> Iterator[Candidate]:
     """Give factors from the mean size of each channel: no batch sets it, so none is clipped that goes further."""
     norm = np.sqrt(sum(reading.energy for reading in readings))
     size = np.sqrt(sum(reading.second for reading in readings))
     carried = size * norm
     if not carried.max() > 0:
         return
-    norm = np.maximum(norm, norm.max() * LEAST_SHARE**2)
-    size = np.maximum(size, carried.max() * LEAST_SHARE / norm)
+    norm = np.maximum(norm, norm.max() * least_share**2)
+    size = np.maximum(size, carried.max() * least_share / norm)
     for exponent in MEAN_EXPONENTS:
         divisor = size**exponent / norm ** (1 - exponent)
         yield Candidate(exponent, divisor, divisor)
 
 
-def _candidates(readings: Sequence[Reading]) -> Iterator[Candidate]:
+def _candidates(readings: Sequence[Reading], least_share: float) -> Iterator[Candidate]:
     norm = np.sqrt(sum(reading.energy for reading in readings))
     if not norm.max() > 0:
         return
-    norm = np.maximum(norm, norm.max() * LEAST_SHARE**2)
+    norm = np.maximum(norm, norm.max() * least_share**2)
     for weight in _side_weights(readings):
         # Of several values each counts by what its channels carry, seen from the readers
         sides = [np.maximum(r.stats.high, -r.stats.low * np.float32(weight)).astype(np.float64) for r in readings]
@@ -268,7 +270,7 @@ def _candidates(readings: Sequence[Reading]) -> Iterator[Candidate]:
         carried = reach * norm
         if not carried.max() > 0:
             continue
-        first, second = np.maximum(reach, carried.max() * LEAST_SHARE / norm)
+        first, second = np.maximum(reach, carried.max() * least_share / norm)
         exponents = np.array(EXPONENTS)[:, None]
         divided = norm ** (1 - exponents)
         divisors, without = first**exponents / divided, second**exponents / divided
