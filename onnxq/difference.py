@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from onnxq.quant.blas import single_threaded_blas
+
 CLASS_RANKS = (1, 2, 3)  # class scores: [classes], [batch, classes], [batch, tokens or boxes, classes]
 
 
@@ -100,10 +102,11 @@ class Difference:
                 r, q = r[finite], q[finite]
         r, q = r.reshape(-1), q.reshape(-1)
         off = r - q
-        self.signal += float(r @ r)
-        self.noise += float(off @ off)
-        self.cross += float(r @ q)
-        self.power += float(q @ q)
+        with single_threaded_blas():
+            self.signal += float(r @ r)
+            self.noise += float(off @ off)
+            self.cross += float(r @ q)
+            self.power += float(q @ q)
         self._max_abs = max(self._max_abs, float(np.abs(off).max(initial=0.0)))
 
     def _add_classes(self, r: np.ndarray, q: np.ndarray) -> None:

@@ -20,6 +20,7 @@ from onnxq.errors import DataError, ModelError
 from onnxq.evaluator import Evaluator, Run, Step, arithmetic
 from onnxq.ir import Model, Value, load
 from onnxq.ir.passes import normalise
+from onnxq.quant.blas import single_threaded_blas
 from onnxq.quant.samples import few_samples
 from onnxq.quant.sequence_first import SWAPPED
 from onnxq.quant.sequence_rules import FEWEST_AXES
@@ -235,7 +236,8 @@ def _squares(f: np.ndarray, q: np.ndarray) -> tuple[float, float]:
     """Give Σ f² and Σ (f − q)²."""
     exact = f.astype(np.float64).reshape(-1)
     off = exact - q.reshape(-1)
-    return float(exact @ exact), float(off @ off)
+    with single_threaded_blas():
+        return float(exact @ exact), float(off @ off)
 
 
 class _Fit:

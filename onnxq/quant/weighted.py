@@ -14,6 +14,7 @@ from typing import Self
 
 import numpy as np
 
+from onnxq.quant.blas import single_threaded_blas
 from onnxq.quant.histogram import CHUNK, Histogram
 
 GREATEST = 1 << 16  # weight of the channel that counts most
@@ -73,9 +74,10 @@ class WeightedHistogram(Histogram):
             if not spread.size or height % len(self.weights):
                 spread = self._spread_weights(start, len(block), min(length, CHUNK))
             flat = block.reshape(-1)
-            for begin in range(0, flat.size, CHUNK):  # one, unless a run is longer than a chunk
-                chunk = flat[begin : begin + CHUNK]
-                self._count_chunk(chunk, spread[: chunk.size], inverse)
+            with single_threaded_blas():
+                for begin in range(0, flat.size, CHUNK):  # one, unless a run is longer than a chunk
+                    chunk = flat[begin : begin + CHUNK]
+                    self._count_chunk(chunk, spread[: chunk.size], inverse)
 
     def _spread_weights(self, first: int, runs: int, length: int) -> np.ndarray:
         """Give the weight of every element of so many runs, float64: those of the channels in turn."""
