@@ -229,6 +229,11 @@ class Stats:
         """Names of the tensors, sorted."""
         return sorted(self.tensors)
 
+    def begin(self, name: str) -> None:
+        """Make the empty statistics of a tensor, unless there are some."""
+        if name not in self.tensors:
+            self.tensors[name] = TensorStats(self._kinds(name))
+
     def add(self, name: str, values: np.ndarray, origin: str = "") -> None:
         """Take in a batch of tensor `name`.
 
@@ -241,9 +246,8 @@ class Stats:
             DataError: It holds NaN or infinity.
 
         """
+        self.begin(name)
         try:
-            if name not in self.tensors:
-                self.tensors[name] = TensorStats(self._kinds(name))
             self.tensors[name].add(values)
         except NotFiniteError as error:
             where = f" ({origin})" if origin else ""

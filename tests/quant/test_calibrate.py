@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import onnx
 import pytest
+from helpers import build, floats, node, typed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
@@ -224,3 +227,18 @@ def test_inputs_that_have_an_initializer_are_not_asked_for():
     )
     assert input_specs(model) == [InputSpec("x", TensorProto.FLOAT, ("n", 3))]
     assert calibrate(model, values(model, "y"), random_samples(input_specs(model), 2)).samples == 2
+
+
+def test_statistics_are_the_same_whatever_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = {"k": floats(8, 4, 3, 3), "w": floats(8, 8, 1, 1, seed=1)}
+    steps = [node("Conv", "x k", "c", pads=[1] * 4), node("Relu", "c", "r"), node("Conv", "r w", "y")]
+    model = typed(build(steps, {"x": [1, 4, 16, 16]}, ["y"], weights))
+    values = [value for value in model.graph.values.values() if value.tensor is None]
+    found = []
+    for processors in (1, 5):
+        monkeypatch.setattr(os, "cpu_count", lambda processors=processors: processors)
+        found.append(calibrate(model, values, [{"x": floats(1, 4, 16, 16, seed=seed)} for seed in range(3)]))
+    assert list(found[0].tensors) == list(found[1].tensors) == ["x", "y", "r", "c"]
+    for name in found[0].names:
+        one, other = (stats[name].histogram.arrays() for stats in found)
+        assert all(np.array_equal(one[key], other[key]) for key in one)
