@@ -14,7 +14,7 @@ from onnxq.errors import DataError, ModelError
 from onnxq.quant.collecting import give_back
 from onnxq.quant.sample_checks import Sample, conform
 from onnxq.quant.samples import Samples, input_specs
-from onnxq.quant.session import InMemory, SessionError, is_large, open_session, run_session
+from onnxq.quant.session import InMemory, Session, SessionError, is_large, open_session, run_session
 from onnxq.quant.stats import Kinds, Stats, basic_kinds
 
 if TYPE_CHECKING:
@@ -74,10 +74,7 @@ def calibrate(
             for name in fed:
                 stats.add(name, _floats(name, sample[name]), f"an input of the model, sample {index}")
             if session is not None:
-                try:
-                    _add_all(pool, stats, taps, run_session(session, list(taps), sample), index)
-                except SessionError as error:
-                    raise _run_failed(model, index, sample, error) from error
+                _add_all(pool, stats, taps, _run(session, model, taps, sample, index), index)
             if run_bodies is not None:
                 run_bodies(sample)
             stats.samples += 1
@@ -88,6 +85,13 @@ def calibrate(
     if not stats.samples:
         raise DataError("there are no samples to calibrate with", "Give at least one; 32 to 200 make good ranges.")
     return stats
+
+
+def _run(session: Session, model: Model, taps: Iterable[str], sample: Sample, index: int) -> list[Any]:
+    try:
+        return run_session(session, list(taps), sample)
+    except SessionError as error:
+        raise _run_failed(model, index, sample, error) from error
 
 
 def _add_all(pool: Executor, stats: Stats, taps: dict[str, Value], results: list[Any], index: int) -> None:
