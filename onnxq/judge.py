@@ -18,8 +18,11 @@ from onnxq.ir import Model, Value
 from onnxq.quant.samples import Sample, Samples, few_samples, spread_samples, wrap_samples
 from onnxq.quant.session import InMemory, SessionError, open_session, run_session
 
-TRIAL_SAMPLES = 24
-SEARCH_SAMPLES = 8  # for variants that are only ranked, or that gain a lot
+TRIAL_SAMPLES, FEW_TRIALS = 24, 8  # and what is left of them where a run of the model takes long
+SEARCH_SAMPLES, FEW_SEARCHES = 8, 4  # for variants that are only ranked, or that gain a lot
+# Nanoseconds of a run by the table of kernel times, twice as many on a slower processor, from which on fewer are taken:
+# hundreds of runs are most of what a segmenter or a detector of large pictures takes to be quantized
+LONG_RUN = 5e7
 MOST_ELEMENTS = 1 << 26  # of the inputs of all samples together: they are in memory at the same time
 KEPT_BYTES = 256 << 20  # of float outputs
 FLATTENING = ("Softmax", "LogSoftmax", "Sigmoid")
@@ -122,16 +125,19 @@ class Split:
     Args:
         baseline: The float model, which must not change.
         samples: All samples.
+        run_time: What the float model takes for a sample, in nanoseconds by the table: the same on every machine.
 
     """
 
-    def __init__(self, baseline: Model, samples: Samples) -> None:
+    def __init__(self, baseline: Model, samples: Samples, run_time: float = 0.0) -> None:
         self.baseline = baseline
         self.samples = samples
+        self._share = LONG_RUN / max(run_time, LONG_RUN)
 
     @cached_property
     def _few(self) -> dict[int, Sample]:
-        return spread_samples(self.samples, TRIAL_SAMPLES, MOST_ELEMENTS, 2)
+        most = max(int(TRIAL_SAMPLES * self._share), FEW_TRIALS)
+        return spread_samples(self.samples, most, MOST_ELEMENTS, 2)
 
     @cached_property
     def halves(self) -> tuple[Samples, Samples] | None:
@@ -157,7 +163,8 @@ class Split:
     @cached_property
     def quick_judge(self) -> Judge:
         """The float outputs on a few of all samples."""
-        return Judge(self.baseline, wrap_samples(few_samples(self._few.values(), SEARCH_SAMPLES), self.samples.inputs))
+        most = max(int(SEARCH_SAMPLES * self._share), FEW_SEARCHES)
+        return Judge(self.baseline, wrap_samples(few_samples(self._few.values(), most), self.samples.inputs))
 
     @property
     def held_out(self) -> Samples:

@@ -18,6 +18,7 @@ from onnxq.large import carry_out_large, is_large
 from onnxq.layerwise import with_layers
 from onnxq.masking import limit_masks
 from onnxq.metric import compare_metric, load_metric
+from onnxq.moves import float_time
 from onnxq.observer import Observer, Silent
 from onnxq.quant.away import let_go, put_moments_away, put_weights_away
 from onnxq.quant.collecting import collect, uncollected
@@ -163,7 +164,7 @@ def examined(ready: Prepared, given: Samples | None, stats: str | Path | Stats |
     check_plan(ready, with_data=True)
     if is_large(ready.model):
         raise ModelError(f"{ready.path} is too large to run it many times", "Leave --sensitivity out.")
-    split = Split(ready.model.copy(), given)
+    split = Split(ready.model.copy(), given, float_time(ready.plan))
     watch.step("rescale")
     if stats is None:
         ready = rescale(even_out(limit_masks(ready, split), split), split, watch)
@@ -192,9 +193,8 @@ def carry_out(
         return with_metric(large, budget, ready.model, given, watch)
     before = ready.model.copy()
     probe = given if given is not None else runnable_samples(ready.model, input_specs(ready.model), RANDOM_SAMPLES)
-    ready, model, report = rewritten(
-        ready, Split(before, probe), given, stats, watch, budget, scratch, detailed=detailed
-    )
+    split = Split(before, probe, float_time(ready.plan))
+    ready, model, report = rewritten(ready, split, given, stats, watch, budget, scratch, detailed=detailed)
     collect(model)  # what was tried last
     by_layers, model = model.copy() if detailed else model, stamp(model, ready)
     watch.step("verify")

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.budget import Budget, Meets
 from onnxq.ir import load, parse
-from onnxq.judge import TRIAL_SAMPLES, Judge, Split, scores, shared_axes
+from onnxq.judge import LONG_RUN, TRIAL_SAMPLES, Judge, Split, scores, shared_axes
 from onnxq.pipeline import quantize
 from onnxq.quant.samples import input_specs, wrap_samples
 from onnxq.verify import compare
@@ -158,6 +158,17 @@ def test_all_parts_of_the_data_are_judged_on(path, monkeypatch):
     judged_quickly = [next(i for i in range(60) if (given[i]["x"] == one["x"]).all()) for one in split.quick_judge]
     for part in (places, judged_quickly):
         assert np.histogram(part, bins=4, range=(0, 60))[0].min() >= len(part) // 4 - 1
+
+
+@pytest.mark.parametrize(
+    ("run_time", "trials", "searched"), [(0, 24, 8), (LONG_RUN, 24, 8), (1.5 * LONG_RUN, 16, 5), (100 * LONG_RUN, 8, 4)]
+)
+def test_fewer_samples_are_tried_on_where_a_run_takes_long(path, monkeypatch, run_time, trials, searched):
+    model = load(path)
+    split = Split(model.copy(), wrap_samples(some(60), input_specs(model)), run_time)
+    monkeypatch.setattr("onnxq.judge.Judge", lambda _, samples: list(samples))
+    assert sum(map(len, map(list, split.halves))) == trials
+    assert len(split.quick_judge) == searched
 
 
 def test_one_sample_cannot_be_held_out(path):
