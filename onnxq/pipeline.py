@@ -21,6 +21,7 @@ from onnxq.metric import compare_metric, load_metric
 from onnxq.moves import float_time
 from onnxq.observer import Observer, Silent
 from onnxq.quant.away import let_go, put_moments_away, put_weights_away
+from onnxq.quant.blas import single_threaded_blas
 from onnxq.quant.collecting import collect, uncollected
 from onnxq.quant.custom import foreign_node
 from onnxq.quant.made_up import runnable_samples
@@ -108,7 +109,7 @@ def quantize(
 
     """
     watch, target = observer or Silent(), Path(output or default_output(Path(model)))
-    with uncollected():
+    with uncollected(), single_threaded_blas():
         with_data, most = bool(data) or samples is not None or stats is not None, budget.max_size
         source = load_float(model, watch, target, timing, force=force, reads=(*data, stats, recipe), plan=dry_run)
         ready = prepare(source, recipe, with_data=with_data, exclude=exclude, only=only, fast=fast, most=most)
@@ -185,8 +186,7 @@ def carry_out(
 ) -> Quantized:
     """Calibrate, rewrite, and compare the result with the float model; nothing is written that has a name."""
     check_metric(budget, given)
-    foreign = foreign_node(ready.model)
-    if foreign is not None:
+    if (foreign := foreign_node(ready.model)) is not None:
         return Quantized(*carry_out_unrun(ready, foreign, stats, watch, with_data=given is not None))
     if is_large(ready.model):
         large = Quantized(*carry_out_large(ready, given, stats, watch, scratch, detailed=detailed))
