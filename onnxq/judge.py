@@ -19,6 +19,7 @@ from onnxq.quant.samples import Sample, Samples, few_samples, spread_samples, wr
 from onnxq.quant.session import InMemory, SessionError, open_session, run_session
 
 TRIAL_SAMPLES, FEW_TRIALS = 24, 8  # and what is left of them where a run of the model takes long
+FOLDS = 4  # of those samples
 SEARCH_SAMPLES, FEW_SEARCHES = 8, 4  # for variants that are only ranked, or that gain a lot
 # Nanoseconds of a run by the table of kernel times, twice as many on a slower processor, from which on fewer are taken:
 # hundreds of runs are most of what a segmenter or a detector of large pictures takes to be quantized
@@ -107,14 +108,15 @@ class Judge:
     def worst(self, model: Model) -> tuple[float, float]:
         """Give the signal-to-quantization-noise ratio of the worst output and that of the worst scores in dB."""
         noise = self.noise(model)
-        return _decibels(noise[: self._outputs]), _decibels(noise[self._outputs :])
+        return decibels(noise[: self._outputs]), decibels(noise[self._outputs :])
 
     def gain(self, before: Model, after: Model) -> float:
         """Give how much nearer to float the second of two models is, in dB."""
         return self.sqnr(after) - self.sqnr(before)
 
 
-def _decibels(noise: np.ndarray) -> float:
+def decibels(noise: np.ndarray) -> float:
+    """Give the signal-to-quantization-noise ratio of the worst of some errors by their sizes, in dB."""
     worst = float(noise.max(initial=0.0))
     return float("inf") if worst == 0 else -10 * float(np.log10(worst))
 
@@ -144,11 +146,19 @@ class Split:
         """Some samples in two sets, in turn: to fit on, and to judge on; None where there are too few."""
         if len(self._few) < 2:
             return None
+        first, second = self._sets(2)
+        return first, second
+
+    def folds(self) -> list[Samples]:
+        """Some samples in a few sets, in turn: each to judge on what is chosen on all others; at least two."""
+        return self._sets(min(FOLDS, len(self._few)))
+
+    def _sets(self, count: int) -> list[Samples]:
         samples, places = list(self._few.values()), list(self._few)
-        halves = wrap_samples(samples[0::2], self.samples.inputs), wrap_samples(samples[1::2], self.samples.inputs)
-        for first, half in enumerate(halves):
-            half.numbers = places[first::2]
-        return halves
+        sets = [wrap_samples(samples[first::count], self.samples.inputs) for first in range(count)]
+        for first, found in enumerate(sets):
+            found.numbers = places[first::count]
+        return sets
 
     @cached_property
     def judge(self) -> Judge:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from onnxq.anew import duplicate, planned_anew, reached
 from onnxq.errors import DataError, ModelError
 from onnxq.ir import Model, Node, Value, commit
 from onnxq.ir.types import infer_types
-from onnxq.judge import Judge, Split
+from onnxq.judge import Judge, Split, decibels
 from onnxq.observer import Observer, Silent
 from onnxq.quant.calibrate import calibrate
 from onnxq.quant.collecting import collect
@@ -36,8 +36,7 @@ from onnxq.steps import Known, Prepared, choose_qparams, layers_to_measure, look
 TO_NEAREST = "rounded the weights to nearest: codes chosen on some of the samples gained nothing on the others"
 BY_ERROR = "chose the ranges of activations by the error that they cause at the outputs of the layers that read them"
 LEAST_GAIN = 0.2  # dB; less is within what other samples would show
-# dB on average of both halves: other samples go further than any that ranges were chosen on. With 0.2 a MiniLM lost 0.5
-WORTH_CLIPPING = 0.25
+WORTH_CLIPPING = 0.1  # dB on samples that chose nothing about the ranges
 Rescale = Callable[..., Rescaling]
 EVEN: Rescale = partial(equalize, even=True)
 # The cheapest and safest first: what comes later has to gain
@@ -227,46 +226,47 @@ class Tried(NamedTuple):
 
 
 def try_out(ready: Prepared, split: Split) -> Tried:
-    """Tell whether what is chosen on one half of the samples serves the other half better than what is simpler.
+    """Tell whether what is chosen on some of the samples serves others better than what is simpler.
 
     Those are codes of weights instead of rounding to nearest, and where the recipe leaves them open, ranges by output
     error instead of extremes. Every layer has passed such a test of its own by then; whether it carries to the outputs
     shows only the whole model.
     """
     opened = not ready.fast and "auto" in ready.plan.range_methods
-    if split.halves is None or not (layers_to_measure(ready.plan).values or opened):
+    if split.halves is None:
         return Tried()
-    rounding, gained = _tried_on(ready, split, split.halves[0], opened=opened)
-    other = _gain_the_other_way(ready, split) if gained > LEAST_GAIN else -LEAST_GAIN
-    return Tried(rounding, other > -LEAST_GAIN and (gained + other) / 2 > WORTH_CLIPPING)
+    rounding = _codes_serve_others(ready, split) if layers_to_measure(ready.plan).values else True
+    return Tried(rounding, opened and _gain_of_ranges(ready, split) > WORTH_CLIPPING)
 
 
-def _tried_on(ready: Prepared, split: Split, fitting: Samples, *, opened: bool) -> tuple[bool, float]:
-    """Choose on a half, judge on the other: give whether codes serve it, and what open ranges gain in dB."""
-    spare = duplicate(ready)
+def _codes_serve_others(ready: Prepared, split: Split) -> bool:
+    """Choose codes on a half of the samples, and judge them on the other."""
+    spare, fitting = duplicate(ready), split.halves[0] if split.halves is not None else split.samples
     layers = layers_to_measure(spare.plan)
     measured = measure(spare, layers, fitting, None, Silent(), trial=True)
-    best, rounding, weights = split.judge.sqnr(_rewritten(ready, measured, Weights())), True, Weights()
-    if layers.values:
-        spare = reached(spare, measured)
-        chosen = Weights(spare.plan, choose_qparams(spare.plan, measured), measured, layers, quick=True)
-        gained = split.judge.sqnr(_rewritten(ready, measured, chosen))
-        rounding = gained > best
-        best, weights = (gained, chosen) if rounding else (best, weights)
-    if not opened:
-        return rounding, 0.0
-    return rounding, split.judge.sqnr(_rewritten(by_output_error(ready), measured, weights)) - best
+    simple = split.judge.sqnr(_rewritten(ready, measured, Weights()))
+    spare = reached(spare, measured)
+    chosen = Weights(spare.plan, choose_qparams(spare.plan, measured), measured, layers, quick=True)
+    return split.judge.sqnr(_rewritten(ready, measured, chosen)) > simple
 
 
-def _gain_the_other_way(ready: Prepared, split: Split) -> float:
-    """Give what ranges by output error gain in dB, fitted on the half to judge on and judged on the half to fit on.
+def _gain_of_ranges(ready: Prepared, split: Split) -> float:
+    """Give what ranges by output error gain in dB on samples that they were not chosen on, weights rounded to nearest.
 
-    Where a few samples go much further than all others, the half that they are in decides: fitted on them, a narrower
-    range can only gain on the others; fitted on the others and judged on them, it clips what they need.
+    Every fold of the samples is judged with ranges that all others chose, and the errors of all folds are added up, so
+    that one sample that goes much further than all others counts what it would count among them. Ranges of half of the
+    samples would not do: they are narrower than those of all, and clip more.
     """
-    measured = measure(ready, MeasuredLayers(()), split.held_out, None, Silent(), trial=True)
-    before, after = (_rewritten(each, measured, Weights()) for each in (ready, by_output_error(ready)))
-    return split.judge_of_fitted.gain(before, after)
+    folds = split.folds()
+    measured = [measure(ready, MeasuredLayers(()), fold, None, Silent(), trial=True) for fold in folds]
+    before: list[np.ndarray] = []
+    after: list[np.ndarray] = []
+    for index, fold in enumerate(folds):
+        others = reduce(Stats.merge, measured[:index] + measured[index + 1 :])
+        judge = Judge(split.baseline, fold)
+        for each, noise in ((ready, before), (by_output_error(ready), after)):
+            noise.append(judge.noise(_rewritten(each, others, Weights())))
+    return decibels(np.sum(after, axis=0)) - decibels(np.sum(before, axis=0))
 
 
 def by_output_error(ready: Prepared) -> Prepared:

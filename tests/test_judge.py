@@ -126,6 +126,20 @@ def some(count: int) -> list[dict[str, np.ndarray]]:
     return [{"x": floats(16, 64, seed=10 + i)} for i in range(count)]
 
 
+def test_every_sample_is_in_one_fold_under_its_number(path):
+    model = load(path)
+    for count, sizes in ((9, [3, 2, 2, 2]), (3, [1, 1, 1])):
+        split = Split(model.copy(), wrap_samples(given := some(count), input_specs(model)))
+        folds = split.folds()
+        assert [len(list(fold)) for fold in folds] == sizes
+        assert [fold.numbers for fold in folds] == [
+            list(range(count))[first :: len(sizes)] for first in range(len(sizes))
+        ]
+        for fold in folds:
+            for number, sample in zip(fold.numbers, fold, strict=True):
+                np.testing.assert_array_equal(sample["x"], given[number]["x"])
+
+
 def test_the_halves_take_turns_and_are_made_once(path):
     model = load(path)
     given = some(5)
@@ -189,7 +203,7 @@ def test_rescaling_rounding_and_correction_share_the_float_outputs(path, tmp_pat
     recipe = tmp_path / "r.toml"
     recipe.write_text('scheme = "static-int8"\n')
     quantize(path, recipe, output=tmp_path / "q.onnx", samples=some(6))
-    assert len(made) == len(set(made)) == 2, "one for each half, which are tried in each other's place"
+    assert len(made) == len(set(made)) == 6, "one for each half, tried in each other's place, and for each fold"
     assert asked.count(made[0]) >= 6  # at least two for each of the three steps
     assert asked.count(made[1]) == 2  # a rescaling the other way, before and after
 

@@ -75,34 +75,25 @@ def test_outliers_that_matter_are_kept(model):
     assert sqnr == pytest.approx(notes_and_sqnr(model, OPEN.setting(ranges="minmax"), given)[1], abs=1)
 
 
-def test_held_out_samples_have_the_last_word(model):
-    """One half of the samples has outliers that nobody reads, the other half some that matter."""
-    given = samples(0, size=20.0, only=range(0, 12, 2))
-    assert tried(model, OPEN, given).ranges
-    for index in range(1, 12, 2):
-        given[index]["x"][7, 1] = 20.0
-    assert not tried(model, OPEN, given).ranges
-
-
-def test_what_gains_one_way_must_not_lose_the_other(model):
-    """All samples have outliers that nobody reads; then those to judge on seem to need no greater values."""
+def test_a_sample_that_goes_further_is_judged_by_ranges_of_the_others(model):
+    """Half of the samples need what the others clip, and are no part of what chose it when they are judged."""
     given = samples(0, size=20.0)
     assert tried(model, OPEN, given).ranges
-    for even, odd in zip(given[0::2], given[1::2], strict=True):
-        odd["x"][7, 0] = 6.0
-        even["x"][:9, 1] = 6.0
+    for sample in given[::4]:  # one fold
+        sample["x"][:, 1] *= 8
     assert not tried(model, OPEN, given).ranges
 
 
-@pytest.mark.parametrize(("other", "kept"), [(0.0, False), (0.15, False), (0.4, True), (-0.3, False)])
-def test_both_halves_together_have_to_gain_what_clipping_may_cost(model, monkeypatch, other, kept):
-    """Samples of later go further than any of those: a MiniLM lost 0.5 dB for a gain of 0.2 on either half."""
-    given = samples(0)
+@pytest.mark.parametrize(
+    ("after", "kept"), [([1, 1, 1, 1], False), ([0.5, 0.5, 0.5, 2.6], False), ([0.5, 0.5, 0.5, 2.4], True)]
+)
+def test_errors_of_all_folds_are_added_up(model, monkeypatch, after, kept):
+    """What three folds gain does not count where the fourth loses more. By halves, a net for wake words lost 9 dB."""
     recipe = OPEN.setting(rounding="nearest")
-    judged = iter([30.0, 30.25])
-    monkeypatch.setattr(Judge, "sqnr", lambda self, model: next(judged))
-    monkeypatch.setattr(Judge, "gain", lambda self, before, after: other)
-    assert tried(model, recipe, given).ranges == kept
+    noises = iter([float(each) for pair in zip([1, 1, 1, 1], after, strict=True) for each in pair])
+    monkeypatch.setattr(Judge, "noise", lambda self, model: np.array([next(noises), 0.0]))
+    assert tried(model, recipe, samples(0)).ranges == kept
+    assert next(noises, None) is None
 
 
 def test_nothing_is_tried_on_one_sample_or_with_statistics_or_fast(model, tmp_path):
