@@ -32,7 +32,7 @@ MEAN_EXPONENTS = (0.3, 0.5, 0.6, 0.7, 0.8)
 HALF_WAY = 0.5
 LEVELS = 255
 WEIGHT_LEVELS = 127
-LARGEST = 1 << 16  # elements of a weight that the error is computed from: whole output channels, evenly taken
+LARGEST = 1 << 18  # elements of a weight that the error is computed from: whole output channels, evenly taken
 # A channel whose share is below this is treated as if it had this share: it may be silent by chance
 LEAST_SHARE = 1e-4
 # Errors that differ by less are the same but for rounding
