@@ -29,8 +29,8 @@ from onnxq.trials import Variants
 
 # What `auto` goes for of its own accord, in dB, and the share of the time saved by 8 bit that it gives back for it, all
 # goals before together: below 20 dB a model is of no use, however fast, and above 30 dB hardly any decision changes.
-ENOUGH = 30.0
-GOALS = ((20.0, math.inf), (24.0, 0.6), (27.0, 0.3), (ENOUGH, 0.05))
+LAST_GOAL = 30.0
+GOALS = ((20.0, math.inf), (24.0, 0.6), (27.0, 0.3), (LAST_GOAL, 0.05))
 WIDER = "8 bit activations miss the goal, and the target has kernels for 16"
 WIDENED = f"gave activations 16 bits: {WIDER}"
 SMALLER = "stored the weights of {} node{} in fewer bits, so that the file is small enough"
@@ -235,7 +235,7 @@ class Meets:
     """Whether a model meets the budget; remembers what the last one missed.
 
     The limit is one for the outputs. Scores in front of a Softmax, by which clear cases are told from others, are held
-    against it, too, but against no more than `ENOUGH`, above which hardly any decision changes.
+    against it, too, but against no more than `LAST_GOAL`, above which hardly any decision changes.
     """
 
     def __init__(self, baseline: Model, samples: Samples, budget: Budget) -> None:
@@ -254,7 +254,7 @@ class Meets:
         budget = self._budget
         if self._judge is not None and budget.min_sqnr is not None:
             reached, scores = self._judge.worst(model)
-            enough = min(budget.min_sqnr, ENOUGH)
+            enough = min(budget.min_sqnr, LAST_GOAL)
             if reached < budget.min_sqnr or scores < enough:
                 behind = f", {scores:.2f} dB in front of a Softmax or Sigmoid" if scores < enough else ""
                 self.last = f"{reached:.2f} dB{behind} at best, {budget.min_sqnr:g} dB asked for"

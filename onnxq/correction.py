@@ -102,7 +102,7 @@ def side_by_side(both: Iterable[Evaluator], samples: Samples) -> list[Sample]:
 
     Of inputs that say little about what becomes of them, as the numbers of words, that is seen only in a run.
     """
-    (first,) = few_samples(samples.limit(1), 1)
+    first = next(iter(samples))
     taken = sum(evaluator.peak_bytes(first) for evaluator in both)
     share = MOST_BYTES / max(taken, 1)  # how many of this size
     return few_samples(samples, MOST_SAMPLES, share * sum(array.size for array in first.values()))

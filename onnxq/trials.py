@@ -235,13 +235,13 @@ def try_out(ready: Prepared, split: Split) -> Tried:
     opened = not ready.fast and "auto" in ready.plan.range_methods
     if split.halves is None:
         return Tried()
-    rounding = _codes_serve_others(ready, split) if layers_to_measure(ready.plan).values else True
+    rounding = not layers_to_measure(ready.plan).values or _codes_serve_others(ready, split, split.halves[0])
     return Tried(rounding, opened and _gain_of_ranges(ready, split) > WORTH_CLIPPING)
 
 
-def _codes_serve_others(ready: Prepared, split: Split) -> bool:
+def _codes_serve_others(ready: Prepared, split: Split, fitting: Samples) -> bool:
     """Choose codes on a half of the samples, and judge them on the other."""
-    spare, fitting = duplicate(ready), split.halves[0] if split.halves is not None else split.samples
+    spare = duplicate(ready)
     layers = layers_to_measure(spare.plan)
     measured = measure(spare, layers, fitting, None, Silent(), trial=True)
     simple = split.judge.sqnr(_rewritten(ready, measured, Weights()))
@@ -259,14 +259,14 @@ def _gain_of_ranges(ready: Prepared, split: Split) -> float:
     """
     folds = split.folds()
     measured = [measure(ready, MeasuredLayers(()), fold, None, Silent(), trial=True) for fold in folds]
-    before: list[np.ndarray] = []
-    after: list[np.ndarray] = []
+    ways: tuple[tuple[Prepared, list[np.ndarray]], ...] = (ready, []), (by_output_error(ready), [])
     for index, fold in enumerate(folds):
         others = reduce(Stats.merge, measured[:index] + measured[index + 1 :])
         judge = Judge(split.baseline, fold)
-        for each, noise in ((ready, before), (by_output_error(ready), after)):
+        for each, noise in ways:
             noise.append(judge.noise(_rewritten(each, others, Weights())))
-    return decibels(np.sum(after, axis=0)) - decibels(np.sum(before, axis=0))
+    before, after = (decibels(np.sum(noise, axis=0)) for _, noise in ways)
+    return after - before
 
 
 def by_output_error(ready: Prepared) -> Prepared:

@@ -50,8 +50,10 @@ def _pads(node: Node) -> list[int] | None:
     found = lay_windows(
         sizes, kernel, strides=strides, dilations=dilations, pads=given, auto_pad=auto_pad, ceil_mode=ceil, pool=pool
     )
-    if min(found.output) < 1 or auto_pad.startswith("SAME"):
-        return [*found.begin, *found.end] if auto_pad.startswith("SAME") else None
+    if auto_pad.startswith("SAME"):
+        return [*found.begin, *found.end]
+    if min(found.output) < 1:
+        return None
     ends = [
         max(0, (count - 1) * stride + (wide - 1) * step + 1 - size - begin)
         for count, stride, wide, step, size, begin in zip(

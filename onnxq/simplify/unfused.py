@@ -100,7 +100,7 @@ def _embed_layer_normalization(patch: Patch, node: Node) -> bool:
     """Y = LayerNormalization(words + positions + segments), the number of tokens that are not masked, and the sum."""
     made = _made(node, 0, 1, 2)
     ids, segments, words, places, kinds, gamma, beta, mask, positions = (_input(node, slot) for slot in range(9))
-    if made is None or made[0] is None or None in (ids, words, places, gamma, beta) or (made[1] and mask is None):
+    if made is None or made[0] is None or beta is None or (made[1] and mask is None):
         return False
     if ids is None or words is None or places is None or gamma is None:
         return False
@@ -131,17 +131,9 @@ def _positions(patch: Patch, value: Value, axis: int, name: str) -> Value:
 def _attention(patch: Patch, node: Node) -> bool:
     """Softmax(Q Kᵀ · scale + mask) V, without what was computed for earlier tokens."""
     value, weight, bias, mask, past, more = (_input(node, slot) for slot in range(6))
-    made, matrix = _made(node, 0), None if weight is None or weight.constant is None else weight.constant
+    made, matrix = _made(node, 0), None if weight is None else weight.constant
     heads = int(node.attribute("num_heads", 0))
-    if (
-        made is None
-        or made[0] is None
-        or value is None
-        or matrix is None
-        or len(matrix.shape) != 2
-        or past
-        or not heads
-    ):
+    if made is None or made[0] is None or value is None or matrix is None or len(matrix.shape) != 2:
         return False
     third = matrix.shape[1] // 3
     sizes = [int(size) for size in node.attribute("qkv_hidden_sizes", (third, third, third))]
