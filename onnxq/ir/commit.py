@@ -83,6 +83,12 @@ class _Commit:
         for value in patch.constants:
             patch.graph.values[value.name] = patch.graph.initializers[value.name] = value
             self.suspects.append(value)
+        for value in patch.inputs:
+            patch.graph.values[value.name] = value
+            patch.graph.inputs.append(value)
+        for value in patch.shown:
+            value.is_output = True
+            patch.graph.outputs.append(value)
         self.place(patch, self.scope(patch.graph))
         for value in patch.dropped_inputs:
             if value.tensor is None:

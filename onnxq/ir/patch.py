@@ -37,6 +37,8 @@ class Patch:
         self.frozen: list[tuple[Value, Tensor]] = []
         self.dropped_inputs: list[Value] = []
         self.renamed: list[tuple[Value, str]] = []
+        self.inputs: list[Value] = []
+        self.shown: list[Value] = []
 
     def constant(self, array: np.ndarray | Tensor, hint: str) -> Value:
         """Add an initializer, named `hint` or freshly after it."""
@@ -45,6 +47,13 @@ class Patch:
         value.tensor = tensor
         value.dtype, value.shape = tensor.dtype, tensor.shape
         self.constants.append(value)
+        return value
+
+    def input(self, dtype: int, shape: tuple[int | str | None, ...], hint: str) -> Value:
+        """Add an input to the graph, which runs have to give."""
+        value = Value(self.graph.names.fresh(hint), self.graph)
+        value.is_input, value.dtype, value.shape = True, dtype, shape
+        self.inputs.append(value)
         return value
 
     def node(
@@ -115,6 +124,10 @@ class Patch:
     def drop_input(self, value: Value) -> None:
         """Take an initializer off the inputs of the graph, so that it is a constant."""
         self.dropped_inputs.append(value)
+
+    def show(self, value: Value) -> None:
+        """List a value as an output of the graph too, so that runs give it and nothing that makes it goes."""
+        self.shown.append(value)
 
     def rename(self, value: Value, hint: str) -> None:
         """Name a value inside the graph freshly after `hint`: one that means something else from now on."""

@@ -121,6 +121,22 @@ def test_what_loses_its_last_reader_goes():
     assert list(model.graph.initializers) == ["b"]
 
 
+def test_an_input_takes_the_place_of_what_is_shown_instead():
+    model = model_of(CHAIN)
+    a = value_of(model.graph, "a")
+    patch = Patch(model.graph)
+    given_ = patch.input(onnx.TensorProto.FLOAT, (2, None), "a")
+    patch.show(a)
+    patch.rewire(node_of(model.graph, "Neg"), 0, given_)
+    commit([patch])
+    assert_consistent(model)
+    assert [value.name for value in model.graph.inputs] == ["x", given_.name]
+    assert [value.name for value in model.graph.outputs] == ["y", "a"]
+    y, shown = run(model.serialize(), {"x": X, given_.name: X + 1})
+    assert y.tolist() == np.abs(X + 1).tolist()
+    assert shown.tolist() == X.clip(0).tolist()
+
+
 def test_freeze_one_output_of_several():
     model = model_of(
         "g (float[2,4] x) => (float[2,4] y) { l, r = Split <axis: int = 0> (w) a = Mul(x, l) y = Mul(a, r) }",
