@@ -3,46 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from onnxq.errors import CheckFailed
-
-INDICES = ("int32", "int64", "bool")  # what labels, places and counts come as; pixels come as other integers
-
-
-@dataclass(frozen=True)
-class OutputComparison:
-    """How one output of the quantized model differs from the float one, over all samples.
-
-    Attributes:
-        name: Name of the output.
-        dtype: NumPy name of its elements.
-        elements: How many elements were compared.
-        equal: Whether every element is the same.
-        sqnr: Signal-to-quantization-noise ratio in dB; infinite for equal outputs, minus infinity where the quantized
-            model gives NaN or infinity and the float one does not, or the float one infinity and the other does not.
-        max_abs: Largest absolute difference.
-        cosine: Cosine of the angle between both, all samples in one vector; None where one of them is zero.
-        agreement: Percentage of equal decisions: for floats of rank 1 to 3 the largest element along the last axis, for
-            integers, booleans and strings every element. None where neither makes sense.
-        spoilt: How many elements are NaN or infinite in the quantized model only; 0 where some are so in the float
-            model, too, which then was not made for such samples.
-        undefined: How many are NaN in the float model, whatever the quantized one makes of them; the other figures
-            leave them out.
-
-    """
-
-    name: str
-    dtype: str
-    elements: int
-    equal: bool
-    sqnr: float
-    max_abs: float
-    cosine: float | None
-    agreement: float | None
-    spoilt: int = 0
-    undefined: int = 0
+from onnxq.outputs import MISSED, SelectionComparison, sqnr_missed, with_sqnr
+from onnxq.outputs import OutputComparison as OutputComparison
 
 
 @dataclass(frozen=True)
@@ -148,6 +113,7 @@ class Comparison:
         layers: One for each tensor that both models hold, in graph order; empty where nobody asked.
         no_layers: Why there are none, where somebody asked.
         metric: None where nobody asked.
+        selection: What the outputs hold of what is picked by scores; None where nothing is.
 
     """
 
@@ -157,6 +123,7 @@ class Comparison:
     layers: tuple[LayerComparison, ...] = ()
     no_layers: str | None = None
     metric: MetricComparison | None = None
+    selection: SelectionComparison | None = None
 
     def worst_layers(self, most: int) -> list[LayerComparison]:
         """The layers that add most to the error by themselves, without those that add nothing."""
@@ -165,13 +132,25 @@ class Comparison:
 
     @property
     def worst_sqnr(self) -> float:
-        """The least signal-to-quantization-noise ratio of any output in dB."""
+        """The least signal-to-quantization-noise ratio in dB of any output, or of what is picked from for one."""
         return min((output.sqnr for output in self.measured()), default=math.inf)
 
     def measured(self) -> list[OutputComparison]:
-        """Outputs whose SQNR means something: labels and counts have none, unless there is nothing else."""
-        dtypes = [output.dtype for output in self.outputs]
-        return [output for output, counts in zip(self.outputs, with_sqnr(dtypes), strict=True) if counts]
+        """Outputs whose SQNR means something, and what is picked from for them.
+
+        Labels and counts have none, unless there is nothing else.
+        """
+        picks = self.selection.picks if self.selection is not None else ()
+        found = [output for output in self.outputs if output.name not in picks] + self._read()
+        counts = with_sqnr([output.dtype for output in found])
+        return [output for output, counted in zip(found, counts, strict=True) if counted]
+
+    def _read(self) -> list[OutputComparison]:
+        return list(self.selection.read) if self.selection is not None else []
+
+    def selected(self) -> list[str]:
+        """Say which outputs hold what is picked by scores, and how much of that is the same."""
+        return [] if self.selection is None else self.selection.said()
 
     def spoilt(self) -> list[str]:
         """Say for every output where only the quantized model gives NaN or infinity how often it does."""
@@ -217,8 +196,13 @@ class Comparison:
             f"output '{output.name}' {sentence}"
             for output in self.outputs
             for name, limit in limits.items()
-            if limit is not None and (sentence := _MISSED[name](output, limit))
+            if limit is not None and (sentence := MISSED[name](output, limit))
             if name != "min_sqnr" or output in self.measured()
+        ]
+        found += [
+            f"'{read.name}', from which outputs are picked, {sentence}"
+            for read in self._read()
+            if min_sqnr is not None and read in self.measured() and (sentence := sqnr_missed(read, min_sqnr))
         ]
         if min_agreement is not None and all(output.agreement is None for output in self.outputs):
             raise CheckFailed("no output has classes whose agreement could be measured", "Use --min-sqnr instead.")
@@ -229,47 +213,3 @@ class Comparison:
                 by = self.metric.drop - max_drop
                 found.append(f"{self.metric.name} fell by {self.metric.drop:.4g}, {by:.4g} more than {max_drop:g}")
         return found
-
-
-def with_sqnr(dtypes: Sequence[str]) -> list[bool]:
-    """Tell which outputs an SQNR says something about: beside others not labels, which are as far apart as they may."""
-    counts = [dtype not in INDICES for dtype in dtypes]
-    return counts if any(counts) else [True] * len(dtypes)
-
-
-def _sqnr_missed(output: OutputComparison, limit: float) -> str:
-    if output.sqnr >= limit:
-        return ""
-    return f"has {output.sqnr:.2f} dB, {limit - output.sqnr:.2f} dB below the {limit:g} dB asked for"
-
-
-def _max_abs_missed(output: OutputComparison, limit: float) -> str:
-    if output.max_abs <= limit:
-        return ""
-    return f"is off by up to {output.max_abs:.4g}, {output.max_abs - limit:.4g} above {limit:g}"
-
-
-def _agreement_missed(output: OutputComparison, limit: float) -> str:
-    if output.agreement is None or output.agreement >= limit:
-        return ""
-    return f"agrees in {output.agreement:.2f} %, {limit - output.agreement:.2f} points below {limit:g} %"
-
-
-def _cosine_missed(output: OutputComparison, limit: float) -> str:
-    if output.equal or output.dtype == "string":
-        return ""
-    if output.max_abs == math.inf:
-        return f"has no cosine, where {limit:g} is asked for: only one of the models gives NaN or infinity"
-    if output.cosine is None:
-        return f"has no cosine, where {limit:g} is asked for: one of the models gives nothing but zeros"
-    if output.cosine >= limit:
-        return ""
-    return f"has a cosine of {output.cosine:.6f}, {limit - output.cosine:.3g} below {limit:g}"
-
-
-_MISSED: dict[str, Callable[[OutputComparison, float], str]] = {
-    "min_sqnr": _sqnr_missed,
-    "max_abs": _max_abs_missed,
-    "min_agreement": _agreement_missed,
-    "min_cosine": _cosine_missed,
-}

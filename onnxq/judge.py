@@ -1,22 +1,25 @@
 """How far quantized models are from the float one on a few samples.
 
 Besides the outputs, the scores in front of a final Softmax or Sigmoid are measured: where all samples are clear cases,
-probabilities are 0 and 1 whatever the scores lose, and it shows only on others.
+probabilities are 0 and 1 whatever the scores lose, and it shows only on others. Where outputs hold what is picked by
+scores, boxes for example, all models pick what the float one does, and what is picked from is measured like an output.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnxq.comparison import with_sqnr
 from onnxq.difference import Difference
 from onnxq.errors import DataError, ModelError
 from onnxq.ir import Model, Value
+from onnxq.outputs import with_sqnr
 from onnxq.quant.samples import Sample, Samples, few_samples, spread_samples, wrap_samples
 from onnxq.quant.session import InMemory, SessionError, open_session, run_session
+from onnxq.selection import find_selection, follow
 
 TRIAL_SAMPLES, FEW_TRIALS = 24, 8  # and what is left of them where a run of the model takes long
 FOLDS = 4  # of those samples
@@ -42,6 +45,14 @@ BETWEEN = (
 ANY_AXIS = range(8)
 
 
+class _Expected(NamedTuple):
+    """What the float model makes of a sample: what is measured, and by name what it picks."""
+
+    sample: Sample
+    arrays: list[Any]
+    picked: dict[str, np.ndarray]
+
+
 class Judge:
     """Measures how far quantized models are from the float one, whose outputs are computed once.
 
@@ -52,17 +63,23 @@ class Judge:
     """
 
     def __init__(self, baseline: Model, samples: Samples) -> None:
-        self._scores = scores(baseline)
+        values = baseline.graph.values
+        self._selection = find_selection(baseline)
+        self._scores = scores(baseline, self._selection.read)
         self._shared = [shared_axes(value, baseline.opset) for value in self._scores.values()]
-        self._outputs = len(baseline.graph.outputs)
-        self._expected: list[tuple[Any, list[Any]]] = []
+        self._measured = [*(output.name for output in baseline.graph.outputs), *self._selection.read]
+        self._outputs = len(self._measured)
+        measured = [*self._measured, *(value.name for value in self._scores.values())]
+        names = list(dict.fromkeys([*measured, *self._selection.picked]))
+        self._expected: list[_Expected] = []
         kept = 0
         try:
-            session = open_session(InMemory(baseline, list(self._scores.values())))
+            session = open_session(InMemory(baseline, [values[name] for name in names if not values[name].is_output]))
             for sample in samples:
-                outputs = run_session(session, None, sample)
-                self._expected.append((sample, outputs))
-                kept += sum(output.nbytes for output in outputs if isinstance(output, np.ndarray))
+                outputs = dict(zip(names, run_session(session, names, sample), strict=True))
+                kept += sum(output.nbytes for output in outputs.values() if isinstance(output, np.ndarray))
+                arrays = [outputs[name] for name in measured]
+                self._expected.append(_Expected(sample, arrays, self._selection.of(outputs)))
                 if kept > KEPT_BYTES:
                     break
         except SessionError as error:
@@ -73,26 +90,53 @@ class Judge:
             raise DataError("there are no samples to judge a model on", "Give at least one.")
 
     def noise(self, model: Model) -> np.ndarray:
-        """Give the squared error of every output, then of the scores, by their squared size, float64.
+        """Give the squared error of every output and of what is picked from, then of the scores, by their squared size.
 
-        It is infinite where a model does not run, and 0 for scores that the model does not have any more, and for
+        It is infinite where a model does not run, and 0 for values that the model does not have any more, and for
         labels and counts beside other outputs: how often they agree is another matter.
         """
-        found = scores(model)
-        places = [*range(self._outputs), *(self._outputs + i for i, name in enumerate(self._scores) if name in found)]
-        taps = [found[name] for name in self._scores if name in found]
-        differences = [Difference(lengths=ANY_AXIS) for _ in self._expected[0][1]]
+        found = scores(model, self._selection.read)
+        names = [name if name in model.graph.values else None for name in self._measured]
+        names += [found[name].name if name in found else None for name in self._scores]
+        wanted = list(dict.fromkeys(name for name in names if name is not None))
+        differences = [Difference(lengths=ANY_AXIS) for _ in names]
         try:
-            session = open_session(InMemory(model, taps))
-            for sample, outputs in self._expected:
-                for place, got in zip(places, run_session(session, None, sample), strict=True):
-                    differences[place].add(*(self._relative(place, array) for array in (outputs[place], got)))
+            run = self._runner(model, wanted)
+            for expected in self._expected:
+                got = dict(zip(wanted, run(expected), strict=True))
+                for place, name in enumerate(names):
+                    if name is not None:
+                        pair = (self._relative(place, array) for array in (expected.arrays[place], got[name]))
+                        differences[place].add(*pair)
         except SessionError:
             return np.full(len(differences), np.inf)
-        counts = with_sqnr([str(getattr(output, "dtype", "")) for output in self._expected[0][1][: self._outputs]])
-        counts += [True] * len(self._scores)
         noise = [10 ** (-difference.sqnr / 10) for difference in differences]
-        return np.array([each if counted else 0.0 for each, counted in zip(noise, counts, strict=True)])
+        return np.array([each if counted else 0.0 for each, counted in zip(noise, self._counts(), strict=True)])
+
+    def _runner(self, model: Model, wanted: list[str]) -> Callable[[_Expected], list[Any]]:
+        """Open a model, told what to pick where anything is picked."""
+        values = model.graph.values
+        picked = self._expected[0].picked
+        if not picked:
+            session = open_session(InMemory(model, [values[name] for name in wanted if not values[name].is_output]))
+            return lambda expected: run_session(session, wanted, expected.sample)
+        following, fed = follow(model, picked, wanted)
+        told = open_session(InMemory(following))
+
+        def run(expected: _Expected) -> list[Any]:
+            picks = {given: expected.picked[name] for name, given in fed.items()}
+            return run_session(told, wanted, {**expected.sample, **picks})
+
+        return run
+
+    def _counts(self) -> list[bool]:
+        """Tell what counts: not labels beside others, and not what is picked, which would be compared with others."""
+        dtypes = [str(getattr(array, "dtype", "")) for array in self._expected[0].arrays[: self._outputs]]
+        counts = [
+            counted and name not in self._selection.picked
+            for name, counted in zip(self._measured, with_sqnr(dtypes), strict=True)
+        ]
+        return counts + [True] * len(self._scores)
 
     def _relative(self, place: int, array: Any) -> Any:
         """Take from scores what a Softmax does not see: the mean."""
@@ -187,10 +231,11 @@ class Split:
         return self.halves[which]
 
 
-def scores(model: Model) -> dict[str, Value]:
-    """Find what stands in front of the Softmax or Sigmoid that an output comes from, by the name of the output."""
+def scores(model: Model, read: Sequence[str] = ()) -> dict[str, Value]:
+    """Find what stands in front of the Softmax or Sigmoid that outputs come from, or other values, by their names."""
     found: dict[str, Value] = {}
-    for output in model.graph.outputs:
+    values = model.graph.values
+    for output in [*model.graph.outputs, *(values[name] for name in read if name in values)]:
         node = output.producer
         while node is not None and not node.domain and node.op_type in BETWEEN and node.inputs[0] is not None:
             node = node.inputs[0].producer

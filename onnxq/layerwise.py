@@ -14,26 +14,23 @@ from typing import Any
 
 import numpy as np
 
+from onnxq.channel_factors import channel_factors
 from onnxq.comparison import Comparison, LayerComparison
 from onnxq.difference import Difference
 from onnxq.errors import DataError, ModelError
 from onnxq.evaluator import Evaluator, Run, Step, arithmetic
 from onnxq.ir import Model, Value, load
 from onnxq.ir.passes import normalise
-from onnxq.quant.blas import single_threaded_blas
 from onnxq.quant.samples import few_samples
 from onnxq.quant.sequence_first import SWAPPED
 from onnxq.quant.sequence_rules import FEWEST_AXES
 from onnxq.quant.session import is_large
+from onnxq.selection import find_selection
 
 SAMPLES = 8
 LARGE_SAMPLES = 2  # each takes seconds for every gigabyte of weights
 MOST_ELEMENTS = 1 << 18  # of the inputs of all samples together: they are in memory at the same time
 Progress = Callable[[int, int | None], None]
-
-# Channels multiplied by constants: the tensor is off by more than a tenth of its size (20 dB), and one factor for each
-# channel, least squares over at least four elements, explains all of that but a thirtieth (15 dB). Rounding does not.
-LEAST_SHARE, MOST_LEFT, LEAST_ELEMENTS = 1e-2, 1 / 30, 4
 
 
 def compare_layers(
@@ -50,6 +47,8 @@ def compare_layers(
     signal is Σ r², and the noise Σ (r − q)² in all, Σ (f − q)² of the node's own, and Σ (r − f)² inherited, each summed
     in float64 over all samples. Where the quantized model does not hold a tensor, because it has fused the nodes around
     it, f stands in for it, and the error is that of the next tensor that both hold.
+
+    What the float model picks, places of boxes for example, the quantized one goes on from, too.
 
     Where the quantized model was made with channels rescaled, q is multiplied by the factor of each channel that brings
     it closest to f; outputs of the graph never are.
@@ -111,6 +110,7 @@ class _Quantized:
         known = evaluator.model.graph.values
         self._meant = {name + SWAPPED: name for name in wanted if name not in known and name + SWAPPED in known}
         self._meant |= {name: name for name in wanted if name in known}
+        self._values = known
         self.names = set(self._meant.values())
         self._runs = [evaluator.begin(sample) for sample in feeds]
         self._steps = iter(evaluator.steps)
@@ -134,6 +134,11 @@ class _Quantized:
                 run.release(step)
         return self._held.pop(name)
 
+    def put(self, name: str, arrays: Sequence[Any]) -> None:
+        """Go on from other tensors than those that `take` gave."""
+        for run, array in zip(self._runs, arrays, strict=True):
+            run.values[self._values[name]] = array
+
 
 class _SideBySide:
     """All runs of all samples."""
@@ -142,6 +147,7 @@ class _SideBySide:
         self.steps = reference.steps
         made = {value.name for step in self.steps for value in step.node.outputs if value is not None}
         self.quantized = _Quantized(result, made, feeds)
+        self.picked = find_selection(reference.model).picked
         self.float_runs = [reference.begin(sample) for sample in feeds]
         self.mixed_runs = [reference.begin(sample) for sample in feeds]
 
@@ -164,6 +170,11 @@ class _SideBySide:
         """Put the quantized model's tensor in place of what the float operator made of its inputs."""
         given = self.quantized.take(value.name)
         expected, exact = _arrays(self.float_runs, value), _arrays(self.mixed_runs, value)
+        if value.name in self.picked:  # what follows is compared for the same boxes
+            self.quantized.put(value.name, expected)
+            for run, array in zip(self.mixed_runs, expected, strict=True):
+                run.values[value] = array
+            return None
         if not all(_alike(q, f) for q, f in zip(given, exact, strict=True)):
             return None
         factor = None if value.is_output or not _is_float(given[0]) else channel_factors(exact, given)
@@ -198,80 +209,6 @@ def _layer(
         max_abs=total.max_abs,
         rescaled=rescaled,
     )
-
-
-def channel_factors(exact: Sequence[np.ndarray], given: Sequence[np.ndarray]) -> np.ndarray | None:
-    """Find the positive factors by which the channels of a tensor were multiplied, along whatever axis fits best.
-
-    For a channel with f of `exact` and q of `given`, least squares give the factor Σ fq / Σ q², and leave the noise
-    Σ f² − (Σ fq)² / Σ q².
-
-    Args:
-        exact: Float arrays of one rank, one for each sample.
-        given: The same as the quantized model holds them.
-
-    Returns:
-        What to multiply `given` by, float64 with 1 along all axes but one, or None where factors explain little of
-        the difference, or there is little to explain.
-
-    """
-    pairs = list(zip(exact, given, strict=True))
-    if not exact[0].ndim or not all(np.isfinite(array).all() for pair in pairs for array in pair):
-        return None
-    signal, plain = np.sum([_squares(f, q) for f, q in pairs], axis=0)
-    if plain <= LEAST_SHARE * signal:
-        return None
-    fits = [_Fit(exact[0], axis) for axis, size in enumerate(exact[0].shape) if size > 1]
-    for one, other in pairs:
-        f, q = one.astype(np.float64), other.astype(np.float64)
-        products = f * q, q * q, f * f
-        for fit in fits:
-            fit.add(*products)
-    found = [(fit.left(), fit) for fit in fits if fit.elements >= LEAST_ELEMENTS * fit.channels]
-    left, best = min(found, key=lambda item: item[0], default=(np.inf, None))
-    return best.factors() if best is not None and left <= MOST_LEFT * plain else None
-
-
-def _squares(f: np.ndarray, q: np.ndarray) -> tuple[float, float]:
-    """Give Σ f² and Σ (f − q)²."""
-    exact = f.astype(np.float64).reshape(-1)
-    off = exact - q.reshape(-1)
-    with single_threaded_blas():
-        return float(exact @ exact), float(off @ off)
-
-
-class _Fit:
-    """Least squares for one factor for each channel along an axis: Σ fq, Σ q² and Σ f² of the channels."""
-
-    def __init__(self, first: np.ndarray, axis: int) -> None:
-        self.channels = first.shape[axis]
-        self.elements = 0
-        self._axis, self._rank = axis, first.ndim
-        self._others = tuple(other for other in range(first.ndim) if other != axis)
-        self._cross, self._power, self._signal = np.zeros((3, self.channels))
-
-    def add(self, cross: np.ndarray, power: np.ndarray, signal: np.ndarray) -> None:
-        """Add fq, q² and f² of a sample; an axis whose size changes is none of channels."""
-        if cross.shape[self._axis] != self.channels:
-            self.elements = -np.iinfo(np.int64).max
-            return
-        self._cross += cross.sum(axis=self._others)
-        self._power += power.sum(axis=self._others)
-        self._signal += signal.sum(axis=self._others)
-        self.elements += cross.size
-
-    def _factors(self) -> np.ndarray:
-        sound = (self._power > 0) & (self._cross > 0)
-        return np.divide(self._cross, self._power, out=np.ones(self.channels), where=sound)
-
-    def left(self) -> float:
-        """Give the squared difference that is left with the factors."""
-        factors = self._factors()
-        return float((self._signal - 2 * factors * self._cross + factors**2 * self._power).sum())
-
-    def factors(self) -> np.ndarray:
-        """Give the factors with a 1 for every other axis."""
-        return self._factors().reshape([self.channels if at == self._axis else 1 for at in range(self._rank)])
 
 
 def _arrays(runs: Sequence[Run], value: Value) -> list[Any]:

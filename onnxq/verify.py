@@ -17,6 +17,7 @@ import onnxruntime as ort
 from onnxq.comparison import Comparison, Latency, OutputComparison
 from onnxq.difference import Difference, open_axes
 from onnxq.errors import DataError, InvalidResult, ModelError, OnnxqError
+from onnxq.followed import ANY_AXIS, Followed, followed
 from onnxq.ir import Tensor, load
 from onnxq.ir.consistency import first_line, objection
 from onnxq.quant.custom import refusal_hint
@@ -47,7 +48,8 @@ def compare(
     """Run both models on every sample, one sample in memory at a time, and measure how the outputs differ.
 
     With signal r (float) and output q (quantized), summed in float64 over all elements of all samples, an output has
-    SQNR = 10·log10(Σ r² / Σ (r − q)²) dB and cosine = Σ rq / √(Σ r² Σ q²).
+    SQNR = 10·log10(Σ r² / Σ (r − q)²) dB and cosine = Σ rq / √(Σ r² Σ q²). Where an output holds what is picked by
+    scores, q is that of a quantized model which is told what to pick; see `onnxq.selection`.
 
     Args:
         float_model: The float model: its bytes, its path, or loaded. Initializers listed
@@ -67,7 +69,8 @@ def compare(
     pair = _Pair(float_model, quantized, blame)
     _check_interface(pair.reference, pair.result, blame)
     names = [output.name for output in pair.reference.get_outputs()]
-    differences = [Difference(lengths=open_axes(output.shape)) for output in pair.reference.get_outputs()]
+    told = followed(float_model, quantized)
+    differences = _differences(pair.reference, told)
     total = getattr(samples, "count", None)
     first: Sample | None = None
     count = 0
@@ -81,6 +84,8 @@ def compare(
             problem = difference.add(expected, got)
             if problem:
                 raise blame(f"output '{name}' of the quantized model {problem}, sample {count}", OTHER_MODEL)
+        if told is not None:
+            told.add(feeds)
         count += 1
         if progress:
             progress(count, total if isinstance(total, int) else None)
@@ -88,7 +93,17 @@ def compare(
         raise DataError("there are no samples to compare the models on", "Give at least one.")
     timed = _measure_latency(pair, first) if latency and pair.in_memory else None
     outputs = tuple(_summary(name, difference) for name, difference in zip(names, differences, strict=True))
-    return Comparison(outputs, count, timed)
+    outputs, selection = told.figures(outputs) if told is not None else (outputs, None)
+    return Comparison(outputs, count, timed, selection=selection)
+
+
+def _differences(reference: Any, told: Followed | None) -> list[Difference]:
+    """Begin a sum for each output; how many boxes there are differs even where the model does not say so."""
+    picked = told.selection.outputs if told is not None else ()
+    return [
+        Difference(lengths=ANY_AXIS if output.name in picked else open_axes(output.shape))
+        for output in reference.get_outputs()
+    ]
 
 
 class _Pair:

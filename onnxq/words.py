@@ -66,6 +66,11 @@ def shortened(names: Sequence[str], most: int) -> list[str]:
     return [p if len(p) <= most else f"{p[: most - 1 - behind]}…{p[-behind:]}" for p in parts]
 
 
+def listed(items: Sequence[str]) -> str:
+    """Write items one after the other: `a, b and c`."""
+    return " and ".join(item for item in (", ".join(items[:-1]), *items[-1:]) if item)
+
+
 def did_you_mean(word: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.4) -> str:
     """Ask whether what is known under a similar name was meant, in a sentence; empty where nothing is similar.
 

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onnxq.channel_factors import channel_factors
 from onnxq.comparison import Comparison, LayerComparison
 from onnxq.errors import DataError
 from onnxq.evaluator.engine import Evaluator
 from onnxq.ir import parse
-from onnxq.layerwise import MOST_ELEMENTS, channel_factors, compare_layers, with_layers
+from onnxq.layerwise import MOST_ELEMENTS, compare_layers, with_layers
 from tests.helpers import build, floats, node, quantize_in_memory
 
 W, V = floats(8, 6, seed=1), floats(6, 5, seed=2)

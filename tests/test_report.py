@@ -81,6 +81,7 @@ def test_json(report: Report) -> None:
                  "cosine": None, "agreement": None, "spoilt": 0,
                  "undefined": 0},
             ],
+            "selection": None,
             "layers": [],
             "no_layers": None,
             "metric": None,

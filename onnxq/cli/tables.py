@@ -94,6 +94,8 @@ def comparison_tables(comparison: Comparison, samples: str | None) -> Iterator[R
             (f"and {len(comparison.outputs) - MOST_OUTPUTS} more", decibels(comparison.worst_sqnr), "", "worst of all")
         )
     yield columns(("output", "SQNR", "largest error", "agreement"), rows, right=(1, 2, 3))
+    for sentence in comparison.selected():
+        yield Padding(Text(printable(sentence), style="dim"), (0, 0, 0, INDENT))
     for sentence in comparison.undefined():
         yield Padding(Text(printable(sentence), style="yellow"), (0, 0, 0, INDENT))
     if samples:

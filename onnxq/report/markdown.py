@@ -70,7 +70,9 @@ def _result(report: Report) -> str:
     ]
     written = f"Written to {_code(str(report.output))}, compared on {_plain(report.samples or '')}.\n"
     head = ("output", "SQNR", "largest error", "agreement")
-    return "\n".join([written, _table(("", "float", "quantized", "ratio"), rows), _table(head, outputs)])
+    parts = [written, _table(("", "float", "quantized", "ratio"), rows), _table(head, outputs)]
+    parts += ["".join(f"* {_plain(sentence)}\n" for sentence in report.comparison.selected())]
+    return "\n".join(part for part in parts if part)
 
 
 def _sensitivity(report: Report) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxq.comparison import Comparison
 from onnxq.engines import EngineCheck
+from onnxq.outputs import SelectionComparison
 from onnxq.version import __version__
 
 if TYPE_CHECKING:
@@ -53,10 +54,15 @@ def comparison_dict(comparison: Comparison, samples: str | None) -> dict[str, An
         "worst_sqnr": _finite(comparison.worst_sqnr),
         "latency": latency,
         "outputs": [record_dict(output) for output in comparison.outputs],
+        "selection": None if comparison.selection is None else _selection_dict(comparison.selection),
         "layers": [record_dict(layer) for layer in comparison.layers],
         "no_layers": comparison.no_layers,
         "metric": None if comparison.metric is None else asdict(comparison.metric) | {"drop": comparison.metric.drop},
     }
+
+
+def _selection_dict(selection: SelectionComparison) -> dict[str, Any]:
+    return record_dict(selection) | {"read": [record_dict(read) for read in selection.read]}
 
 
 def engines_dict(check: EngineCheck) -> dict[str, Any]:
