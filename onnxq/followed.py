@@ -51,7 +51,7 @@ class Followed:
         outputs = [name for name in selection.outputs if name not in selection.picked]
         self._differences = {name: Difference(lengths=ANY_AXIS) for name in (*outputs, *self._read)}
         self._names = list(dict.fromkeys((*self._differences, *selection.picked)))
-        self._same = self._most = 0
+        self._counts: dict[str, list[int]] = {}
         self._told: tuple[Session, dict[str, str]] | None = None
         self._failed = False
         values = reference.graph.values
@@ -83,7 +83,8 @@ class Followed:
         for name, expected in picked.items():
             if self.selection.picked[name] in operators and expected.dtype.name in INDICES:
                 same, most = agreement(self.selection.picked[name], expected, np.asarray(got[name]))
-                self._same, self._most = self._same + same, self._most + most
+                counts = self._counts.setdefault(name, [0, 0])
+                counts[0], counts[1] = counts[0] + same, counts[1] + most
 
     @property
     def operators(self) -> tuple[str, ...]:
@@ -98,7 +99,8 @@ class Followed:
         """Give figures of outputs that mean something, out of those of models that pick for themselves."""
         if self._failed:
             return outputs, None
-        agreed = 100.0 * self._same / self._most if self._most else None
+        # Of several stages the worst: proposals are many, and near to those that are picked in their place
+        agreed = min((100.0 * same / most for same, most in self._counts.values() if most), default=None)
         known = [replace(o, agreement=agreed) if o.name in self.selection.outputs else o for o in outputs]
         known = [
             replace(output, sqnr=d.sqnr, max_abs=d.max_abs, cosine=d.cosine)

@@ -54,7 +54,8 @@ class SelectionComparison:
         outputs: Names of the outputs that depend on it. Their SQNR, largest error and cosine are those of a quantized
             model that is told what the float one picks.
         picks: Those of them that say themselves what is picked, and cannot be told.
-        agreement: Percentage of what is picked that both models pick; None where nothing is.
+        agreement: Percentage of what is picked that both models pick, in the stage where that is least; None where
+            nothing is.
         read: How the values differ that are picked from; they count beside the outputs where an SQNR is asked for.
 
     """
