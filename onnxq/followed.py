@@ -18,15 +18,15 @@ ANY_AXIS = range(8)
 
 
 def followed(float_model: ModelSource, quantized: ModelSource) -> Followed | None:
-    """Prepare the comparison of two models; None where nothing is picked, or where they are large or pick otherwise."""
+    """Prepare the comparison of two models; None for large ones, and where nothing is picked under a name of both."""
     reference, result = _whole(float_model), _whole(quantized)
     selection = find_selection(reference) if reference is not None else None
     if reference is None or result is None or not selection:
         return None
     known = result.graph.values
-    both = all(name in known and known[name].producer is not None for name in selection.picked)
+    picked = {name: kind for name, kind in selection.picked.items() if name in known and known[name].producer}
     try:
-        return Followed(reference, result, selection) if both else None
+        return Followed(reference, result, selection._replace(picked=picked)) if picked else None
     except SessionError:  # values between its nodes cannot be listed as outputs
         return None
 

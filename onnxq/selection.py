@@ -71,7 +71,7 @@ def find_selection(model: Model) -> Selection:
     A NonMaxSuppression always counts. Other picks do where computed values are gathered by them and not put back in
     their places: experts that are chosen for every word change what is computed there, not the order of the words.
     """
-    nodes = model.graph.nodes
+    nodes = _needed(model)
     computed = _behind(nodes, (node for node in nodes if node.op_type in PRODUCTS or node.bodies))
     pickers = [node for node in nodes if _is_picker(node) and any(_made_by(value, computed) for value in reads(node))]
     if not (any(_suppresses(node) for node in pickers) or any(_takes(node, nodes, computed) for node in pickers)):
@@ -133,6 +133,17 @@ def agreement(operator: str, expected: np.ndarray, got: np.ndarray) -> tuple[int
     if expected.shape != got.shape:
         return 0, max(expected.size, got.size)
     return int((expected == got).sum()), expected.size
+
+
+def _needed(model: Model) -> list[Node]:
+    """Give the nodes of the main graph that an output needs, in order."""
+    wanted = set(model.graph.outputs)
+    found = []
+    for node in reversed(model.graph.nodes):
+        if any(value in wanted for value in node.outputs if value is not None):
+            found.append(node)
+            wanted.update(reads(node))
+    return found[::-1]
 
 
 def _is_picker(node: Node) -> bool:

@@ -20,6 +20,7 @@ from onnxq.pipeline import quantize
 from onnxq.quant.samples import input_specs, wrap_samples
 from onnxq.quant.session import InMemory, open_session, run_session
 from onnxq.report import comparison_dict
+from onnxq.report.markdown import markdown
 from onnxq.selection import NOTHING, agreement, find_selection, follow
 from onnxq.verify import compare
 
@@ -305,6 +306,18 @@ def test_places_alone_are_held_to_what_they_are_picked_from() -> None:
     assert replace(found, selection=None).missed(min_sqnr=40) != []
 
 
+def test_what_no_output_needs_is_not_picked() -> None:
+    """Simplifying has removed it from the quantized model."""
+    unread = [node("ReduceMax", "y", "m", axes=[1], keepdims=1), node("TopK", "m one", "u us", axis=1)]
+    takes = node("GatherElements", "y i", "z", axis=1)
+    model = gathered(TOP, takes, *unread, outputs={"z": FLOAT}, one=np.int64([1]))
+    found = find_selection(model)
+    assert (dict(found.picked), list(found.read)) == ({"i": "TopK"}, ["y"])
+    plain = gathered(TOP, takes, outputs={"z": FLOAT})
+    sample = {"x": floats(4, 8, seed=4), "ids": np.zeros((4, 8), np.int64)}
+    assert compare(model.serialize(), plain.serialize(), [sample], latency=False).selection is not None
+
+
 def test_models_that_pick_by_other_names_are_compared_as_they_are() -> None:
     nodes, weights = network()
     renamed = [onnx.NodeProto.FromString(each.SerializeToString()) for each in PICKED_BY_SUPPRESSION]
@@ -338,6 +351,7 @@ def test_a_detector_is_quantized(path: Path, tmp_path: Path, given: str) -> None
     assert report.comparison is not None
     assert report.comparison.selection is not None
     assert report.comparison.worst_sqnr >= 15
+    assert "what NonMaxSuppression picks" in markdown(report)
     made = load(target)
     (suppression,) = [node for node in made.graph.nodes if node.op_type == "NonMaxSuppression"]
     for value in suppression.inputs[:2]:
