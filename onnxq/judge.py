@@ -7,7 +7,7 @@ scores, boxes for example, all models pick what the float one does, and what is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -23,6 +23,8 @@ from onnxq.selection import find_selection, follow
 
 TRIAL_SAMPLES, FEW_TRIALS = 24, 8  # and what is left of them where a run of the model takes long
 FOLDS = 4  # of those samples
+MORE = 4  # times as many samples are in folds where a run is short
+REST = 72  # samples besides, of which tensors are measured and nothing is judged
 SEARCH_SAMPLES, FEW_SEARCHES = 8, 4  # for variants that are only ranked, or that gain a lot
 # Nanoseconds of a run by the table of kernel times, twice as many on a slower processor, from which on fewer are taken:
 # hundreds of runs are most of what a segmenter or a detector of large pictures takes to be quantized
@@ -178,7 +180,8 @@ class Split:
     def __init__(self, baseline: Model, samples: Samples, run_time: float = 0.0) -> None:
         self.baseline = baseline
         self.samples = samples
-        self._share = LONG_RUN / max(run_time, LONG_RUN)
+        self._room = LONG_RUN / max(run_time, LONG_RUN / MORE)
+        self._share = min(self._room, 1.0)
 
     @cached_property
     def _few(self) -> dict[int, Sample]:
@@ -190,15 +193,30 @@ class Split:
         """Some samples in two sets, in turn: to fit on, and to judge on; None where there are too few."""
         if len(self._few) < 2:
             return None
-        first, second = self._sets(2)
+        first, second = self._sets(self._few, 2)
         return first, second
 
-    def folds(self) -> list[Samples]:
-        """Some samples in a few sets, in turn: each to judge on what is chosen on all others; at least two."""
-        return self._sets(min(FOLDS, len(self._few)))
+    def folds(self) -> tuple[list[Samples], Samples | None]:
+        """Give samples in a few sets, in turn, each to judge on what is chosen on all others; at least two.
 
-    def _sets(self, count: int) -> list[Samples]:
-        samples, places = list(self._few.values()), list(self._few)
+        There are more than in the halves where a run is short: gains differ much from sample to sample. Besides, some
+        are given that are in no set, evenly taken, to measure and not to judge on; None where there are none.
+        """
+        taken = spread_samples(self.samples, max(int(TRIAL_SAMPLES * self._room), FEW_TRIALS), MOST_ELEMENTS, 2)
+        left = [place for place in range(self.samples.count or 0) if place not in taken]
+        count = min(len(left), max(int(REST * self._share), 1))
+        chosen = {left[index * len(left) // count] for index in range(count)}
+
+        def read() -> Iterator[Sample]:
+            return (sample for place, sample in enumerate(self.samples) if place in chosen)
+
+        rest = wrap_samples(read, self.samples.inputs) if chosen else None
+        if rest is not None:
+            rest.numbers = sorted(chosen)
+        return self._sets(taken, min(FOLDS, len(taken))), rest
+
+    def _sets(self, taken: Mapping[int, Sample], count: int) -> list[Samples]:
+        samples, places = list(taken.values()), list(taken)
         sets = [wrap_samples(samples[first::count], self.samples.inputs) for first in range(count)]
         for first, found in enumerate(sets):
             found.numbers = places[first::count]

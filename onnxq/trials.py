@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,12 +17,11 @@ from onnxq.anew import duplicate, planned_anew, reached
 from onnxq.errors import DataError, ModelError
 from onnxq.ir import Model, Node, Value, commit
 from onnxq.ir.types import infer_types
-from onnxq.judge import Judge, Split, decibels
+from onnxq.judge import Judge, Split
 from onnxq.observer import Observer, Silent
 from onnxq.quant.calibrate import calibrate
 from onnxq.quant.collecting import collect
 from onnxq.quant.equalize import Rescaling, channel_axes, channel_kinds, equalize
-from onnxq.quant.layers import MeasuredLayers
 from onnxq.quant.plan import Choices
 from onnxq.quant.qparams import QParams
 from onnxq.quant.readers import OutputWeights, least_kinds
@@ -31,12 +30,11 @@ from onnxq.quant.samples import Samples
 from onnxq.quant.smooth import smooth
 from onnxq.quant.stats import Stats
 from onnxq.quant.weights import Weights
+from onnxq.range_trial import PLAIN, Ranges, best_ranges, rewritten, with_ranges
 from onnxq.steps import Known, Prepared, choose_qparams, layers_to_measure, look_inside, measure
 
 TO_NEAREST = "rounded the weights to nearest: codes chosen on some of the samples gained nothing on the others"
-BY_ERROR = "chose the ranges of activations by the error that they cause at the outputs of the layers that read them"
 LEAST_GAIN = 0.2  # dB; less is within what other samples would show
-WORTH_CLIPPING = 0.1  # dB on samples that chose nothing about the ranges
 Rescale = Callable[..., Rescaling]
 EVEN: Rescale = partial(equalize, even=True)
 # The cheapest and safest first: what comes later has to gain
@@ -123,8 +121,7 @@ def fit(
     measured = measure(ready, layers, given, stats, watch)
     ready = reached(ready, measured)
     watch.step("round")
-    if tried.ranges:
-        ready = reached(by_output_error(ready), measured)
+    ready = reached(with_ranges(ready, tried.ranges), measured)
     weights = Weights(remark=TO_NEAREST)
     if tried.rounding:
         weights = Weights(ready.plan, choose_qparams(ready.plan, measured), measured, layers)
@@ -219,24 +216,24 @@ def _rescaled(ready: Prepared, methods: Sequence[Rescale], measured: Stats) -> P
 
 
 class Tried(NamedTuple):
-    """What held-out samples say: whether chosen codes serve them, and whether ranges by output error do."""
+    """What held-out samples say: whether chosen codes serve them, and which ranges do."""
 
     rounding: bool = True
-    ranges: bool = False
+    ranges: Ranges = PLAIN
 
 
 def try_out(ready: Prepared, split: Split) -> Tried:
     """Tell whether what is chosen on some of the samples serves others better than what is simpler.
 
     Those are codes of weights instead of rounding to nearest, and where the recipe leaves them open, ranges by output
-    error instead of extremes. Every layer has passed such a test of its own by then; whether it carries to the outputs
-    shows only the whole model.
+    error instead of extremes, and headroom beyond either. Every layer has passed such a test of its own by then;
+    whether it carries to the outputs shows only the whole model.
     """
     opened = not ready.fast and "auto" in ready.plan.range_methods
     if split.halves is None:
         return Tried()
     rounding = not layers_to_measure(ready.plan).values or _codes_serve_others(ready, split, split.halves[0])
-    return Tried(rounding, opened and _gain_of_ranges(ready, split) > WORTH_CLIPPING)
+    return Tried(rounding, best_ranges(ready, split) if opened else PLAIN)
 
 
 def _codes_serve_others(ready: Prepared, split: Split, fitting: Samples) -> bool:
@@ -244,41 +241,10 @@ def _codes_serve_others(ready: Prepared, split: Split, fitting: Samples) -> bool
     spare = duplicate(ready)
     layers = layers_to_measure(spare.plan)
     measured = measure(spare, layers, fitting, None, Silent(), trial=True)
-    simple = split.judge.sqnr(_rewritten(ready, measured, Weights()))
+    simple = split.judge.sqnr(rewritten(ready, measured, Weights()))
     spare = reached(spare, measured)
     chosen = Weights(spare.plan, choose_qparams(spare.plan, measured), measured, layers, quick=True)
-    return split.judge.sqnr(_rewritten(ready, measured, chosen)) > simple
-
-
-def _gain_of_ranges(ready: Prepared, split: Split) -> float:
-    """Give what ranges by output error gain in dB on samples that they were not chosen on, weights rounded to nearest.
-
-    Every fold of the samples is judged with ranges that all others chose, and the errors of all folds are added up, so
-    that one sample that goes much further than all others counts what it would count among them. Ranges of half of the
-    samples would not do: they are narrower than those of all, and clip more.
-    """
-    folds = split.folds()
-    measured = [measure(ready, MeasuredLayers(()), fold, None, Silent(), trial=True) for fold in folds]
-    ways: tuple[tuple[Prepared, list[np.ndarray]], ...] = (ready, []), (by_output_error(ready), [])
-    for index, fold in enumerate(folds):
-        others = reduce(Stats.merge, measured[:index] + measured[index + 1 :])
-        judge = Judge(split.baseline, fold)
-        for each, noise in ways:
-            noise.append(judge.noise(_rewritten(each, others, Weights())))
-    before, after = (decibels(np.sum(noise, axis=0)) for _, noise in ways)
-    return after - before
-
-
-def by_output_error(ready: Prepared) -> Prepared:
-    """Choose the ranges that the recipe leaves open by the error at the outputs of their readers."""
-    recipe = ready.plan.recipe.with_ranges("output-error")
-    changed = replace(ready, plan=replace(ready.plan, recipe=recipe), notes=(*ready.notes, BY_ERROR))
-    return replace(changed, plan=planned_anew(changed, changed.model))
-
-
-def _rewritten(ready: Prepared, measured: Stats, weights: Weights) -> Model:
-    spare = reached(duplicate(ready), measured)
-    return rewrite(spare.model, spare.plan, choose_qparams(spare.plan, measured), weights)
+    return split.judge.sqnr(rewritten(ready, measured, chosen)) > simple
 
 
 def nearest(ready: Prepared, fitting: Samples) -> Model:

@@ -37,6 +37,7 @@ ORDER = [
     "steps",
     "timed",
     "anew",
+    "range_trial",
     "trials",
     "masking",
     "correction",

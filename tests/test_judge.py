@@ -130,7 +130,8 @@ def test_every_sample_is_in_one_fold_under_its_number(path):
     model = load(path)
     for count, sizes in ((9, [3, 2, 2, 2]), (3, [1, 1, 1])):
         split = Split(model.copy(), wrap_samples(given := some(count), input_specs(model)))
-        folds = split.folds()
+        folds, rest = split.folds()
+        assert rest is None
         assert [len(list(fold)) for fold in folds] == sizes
         assert [fold.numbers for fold in folds] == [
             list(range(count))[first :: len(sizes)] for first in range(len(sizes))
@@ -138,6 +139,20 @@ def test_every_sample_is_in_one_fold_under_its_number(path):
         for fold in folds:
             for number, sample in zip(fold.numbers, fold, strict=True):
                 np.testing.assert_array_equal(sample["x"], given[number]["x"])
+
+
+@pytest.mark.parametrize(("run_time", "judged", "besides"), [(0, 96, 72), (LONG_RUN, 24, 72), (10 * LONG_RUN, 8, 7)])
+def test_what_is_in_no_fold_is_measured_besides_as_long_as_runs_are_short(path, run_time, judged, besides):
+    model = load(path)
+    split = Split(model.copy(), wrap_samples(given := some(300), input_specs(model)), run_time)
+    folds, rest = split.folds()
+    assert sum(len(list(fold)) for fold in folds) == judged
+    assert len(rest.numbers) == besides
+    assert not {number for fold in folds for number in fold.numbers} & set(rest.numbers)
+    for _ in range(2):  # it is read anew each time
+        for number, sample in zip(rest.numbers, rest, strict=True):
+            np.testing.assert_array_equal(sample["x"], given[number]["x"])
+    assert max(rest.numbers) > 250
 
 
 def test_the_halves_take_turns_and_are_made_once(path):

@@ -98,7 +98,7 @@ def test_second_moments_are_in_memory_once_and_no_longer_than_choices_are_made(m
 
     before = LayerMoments.__init__
     monkeypatch.setattr(LayerMoments, "__init__", keep)
-    without(trials, "_gain_of_ranges")
+    without(trials, "best_ranges")
     without(pipeline, "compare")
     quantize(model, samples=[{"x": floats(1, 3, 24, 24, seed=i)} for i in range(SAMPLES)], force=True)
     assert seen["compare"] > 0

@@ -42,6 +42,8 @@ class Scheme:
         integer_conv: Whether `dynamic-int8` may turn a Conv into ConvInteger.
         ranges: How the range of an activation is chosen from its statistics; `auto` is from the least to the greatest
             value, or by the error at the outputs of its readers where samples show that it gains.
+        headroom: What both ends of a range are multiplied by, where samples differ in how far they go: room for others.
+            With `ranges = "auto"`, what samples show to be best comes on top.
         percentile: For `ranges = "percentile"`: how much of the distribution the range covers, in percent.
         reduce_range: Whether weights get 7 bits where products of 8 could saturate on an x86 processor without VNNI.
         smoothing: Whether channels of outliers may be rescaled, which leaves the float function as it is.
@@ -63,6 +65,7 @@ class Scheme:
     bias: Literal["int32", "float"] = "int32"
     integer_conv: bool = False
     ranges: RangesSetting = "auto"
+    headroom: float = 1.0
     percentile: float = 99.999
     rounding: Literal["nearest", "output-error"] = "output-error"
     reduce_range: bool = False

@@ -11,7 +11,7 @@ from onnxq.ops.scheme import Scheme
 from onnxq.quant.bounds import UNKNOWN
 from onnxq.quant.decision import Plan
 from onnxq.quant.qparams import QParams, activation_qparams
-from onnxq.quant.ranges import choose_range, widened
+from onnxq.quant.ranges import choose_range, widened, with_headroom
 from onnxq.quant.stats import TensorStats
 
 FINEST = 128  # steps of an average for one of what it averages: QLinearGlobalAveragePool refuses 256 and more
@@ -29,6 +29,7 @@ def scheme_qparams(stats: TensorStats, scheme: Scheme, bounds: tuple[float, floa
     low, high = choose_range(stats, method, percentile=scheme.percentile, bits=scheme.bits, symmetric=scheme.symmetric)
     if scheme.ranges in ("auto", "output-error"):
         low, high = widened(stats, low, high, bits=scheme.bits)
+    low, high = with_headroom(stats, low, high, scheme.headroom)
     if scheme.symmetric:
         reach = max(-bounds[0], bounds[1])
         bounds = -reach, reach

@@ -39,6 +39,7 @@ MOST_CELLS = 1024
 CLIPPED = 4.0
 FEWEST = 8  # samples from which on their peaks say something about others
 TAIL, LEAST_TAIL = 6, 3  # one in six samples, and at least three, show how peaks go on
+ALIKE = 4  # samples whose peaks are the same: that is no chance
 WIDTHS = np.linspace(1.0, 2.0, 41)
 # Coarse search: halving in half octaves down to 1/64 of the extreme; then twice a finer grid around the best
 COARSE = np.exp2(-np.arange(13) / 2)
@@ -109,6 +110,30 @@ def widened(stats: TensorStats, low: float, high: float, *, bits: int = 8) -> tu
     below = _end(peaks, peaks.below, -low, high, bits)
     above = _end(peaks, peaks.above, high, -low, bits)
     return float(np.float32(-below)), float(np.float32(above))
+
+
+def with_headroom(stats: TensorStats, low: float, high: float, factor: float) -> tuple[float, float]:
+    """Give both ends of a range room for other samples, but for an end that several samples reach alike.
+
+    There the data end, as pictures do at white: no sample will go further, and codes that hit what pixels can be would
+    hit it no more.
+
+    Args:
+        stats: Of the tensor; without `Peaks` both ends get room.
+        low: Its lower end, at most 0.
+        high: Its upper end, at least 0.
+        factor: What an end is multiplied by, at least 1.
+
+    """
+    if factor == 1:
+        return low, high
+    below, above = (stats[Peaks].below, stats[Peaks].above) if Peaks in stats else (None, None)
+    low, high = (end if _alike(peaks) else end * factor for end, peaks in ((low, below), (high, above)))
+    return float(np.float32(low)), float(np.float32(high))
+
+
+def _alike(sorted_peaks: np.ndarray | None) -> bool:
+    return sorted_peaks is not None and len(sorted_peaks) >= ALIKE and sorted_peaks[ALIKE - 1] == sorted_peaks[0]
 
 
 def _end(peaks: Peaks, sorted_peaks: np.ndarray, end: float, opposite: float, bits: int) -> float:

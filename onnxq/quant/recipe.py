@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from importlib.resources import files
@@ -20,6 +20,10 @@ from onnxq.words import did_you_mean
 MICROSOFT = "com.microsoft"
 FAST = {"rounding": "nearest", "smoothing": False, "bias_correction": False, "return_to_float": False}
 ONLY_MICROSOFT = ("LSTM",)  # operators whose one form that computes in 8 bit is of that domain
+NUMBERS: dict[str, tuple[Callable[[float], bool], str, str]] = {
+    "headroom": (lambda value: 1 <= value <= 4, "a factor from 1 to 4", "1.1"),
+    "percentile": (lambda value: 50 < value <= 100, "a percentage above 50 and at most 100", "99.99"),
+}
 LISTS = ("exclude", "only", "allow")  # keys that hold lists of strings
 
 
@@ -116,12 +120,22 @@ class Recipe:
             return self
         return self.setting(domain=MICROSOFT)
 
-    def with_ranges(self, method: str) -> Recipe:
-        """Say what `ranges = "auto"` stands for, in the scheme and in the rules."""
-        settled = {("ranges", "auto"): ("ranges", method)}
-        rules = (replace(r, settings=tuple(settled.get(item, item) for item in r.settings)) for r in self.rules)
+    def with_ranges(self, method: str, headroom: float = 1.0) -> Recipe:
+        """Say what `ranges = "auto"` stands for, in the scheme and in the rules, and what headroom they get besides."""
+        opened = self.scheme.ranges == "auto"
+        rules = []
+        for rule in self.rules:
+            own = dict(rule.settings)
+            room = own.get("headroom", self.scheme.headroom)
+            follows = own.get("ranges", self.scheme.ranges) == "auto"
+            if follows and own.keys() & {"ranges", "headroom"}:
+                own |= {"headroom": room * headroom} if headroom != 1 else {}
+                own |= {"ranges": method} if "ranges" in own else {}
+            elif opened and "ranges" in own and headroom != 1:
+                own["headroom"] = room  # not what the scheme is going to say
+            rules.append(replace(rule, settings=tuple(own.items())))
         chosen = replace(self, rules=tuple(rules))
-        return chosen.setting(ranges=method) if self.scheme.ranges == "auto" else chosen
+        return chosen.setting(ranges=method, headroom=self.scheme.headroom * headroom) if opened else chosen
 
     def for_target(self, name: str) -> Recipe:
         """Choose the runtime that the model is for; raises RecipeError if there is none of that name."""
@@ -268,11 +282,9 @@ def _checked(key: str, value: Any, kind: Any, label: str) -> Any:
             raise RecipeError(f"recipe {label}: 'target' must be a string", "Put the name in quotes.")
         return load_target(value).name
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if not 50.0 < value <= 100.0:
-            raise RecipeError(
-                f"recipe {label}: '{key}' is a percentage above 50 and at most 100, not {value}",
-                "Use for example 99.99.",
-            )
+        sound, what, example = NUMBERS[key]
+        if not sound(value):
+            raise RecipeError(f"recipe {label}: '{key}' is {what}, not {value}", f"Use for example {example}.")
         return float(value)
     if kind is not bool or not isinstance(value, bool):
         raise RecipeError(

@@ -10,7 +10,7 @@ import pytest
 from onnxq.ops.scheme import Scheme
 from onnxq.quant.activations import scheme_qparams
 from onnxq.quant.peaks import KEPT, Peaks
-from onnxq.quant.ranges import widened
+from onnxq.quant.ranges import widened, with_headroom
 from onnxq.quant.stats import Extremes, Histogram, Moments, Stats, TensorStats
 from onnxq.quant.stats_file import load_stats, save_stats
 
@@ -96,3 +96,27 @@ def test_only_a_range_that_is_left_open_is_widened_and_never_beyond_what_its_mak
     assert exact == pytest.approx(stats.max / 255)
     assert scheme_qparams(stats, Scheme("static-int8"))[0] > 1.1 * exact
     assert scheme_qparams(stats, Scheme("static-int8"), (0.0, stats.max))[0] == exact
+
+
+@pytest.mark.parametrize("method", ["minmax", "output-error", "mse", "percentile", "auto"])
+def test_headroom_is_what_both_ends_are_multiplied_by(method):
+    stats = TensorStats.of(*(np.append(b, -b) for b in batches(64, 64, 0.5)))
+    tight, roomy = (scheme_qparams(stats, Scheme("static-int8", ranges=method, headroom=room)) for room in (1.0, 1.5))
+    assert roomy[0] == pytest.approx(1.5 * tight[0], rel=1e-6)
+    assert abs(int(roomy[1]) - int(tight[1])) <= 1
+    assert scheme_qparams(stats, Scheme("static-int8", ranges="minmax", headroom=1.5), (stats.min, stats.max)) == (
+        scheme_qparams(stats, Scheme("static-int8", ranges="minmax"), (stats.min, stats.max))
+    )
+
+
+def test_an_end_that_samples_reach_alike_gets_no_headroom():
+    """Pictures end at white: with other steps, codes would hit none of the values that pixels have."""
+    stats = TensorStats.of(*(np.append(-b, np.float32(0.25)) for b in batches(64, 64, 0.5)))
+    low, high = with_headroom(stats, stats.min, stats.max, 1.2)
+    assert low == pytest.approx(1.2 * stats.min)
+    assert high == stats.max
+    few = TensorStats.of(*(np.full(4, 2.0, np.float32) for _ in range(3)))  # which may be chance
+    assert with_headroom(few, 0.0, 2.0, 1.2) == (0.0, pytest.approx(2.4))
+    bare = TensorStats([Extremes()])
+    bare.add(np.ones(4, np.float32))
+    assert with_headroom(bare, 0.0, 1.0, 1.2) == (0.0, pytest.approx(1.2))

@@ -1,0 +1,107 @@
+"""Ranges of activations that a recipe leaves open: the way is taken that serves samples that had no part in it best.
+
+Ranges go from the least to the greatest value, or are those of least error at the outputs of the readers, and either
+way may have headroom beyond. Every one of a few folds of samples is judged with ranges of all others. Gains are
+averaged over the folds in dB: one sample that goes much further than all others speaks for its own fold only, where by
+the sum of all errors it would decide for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import NamedTuple
+
+import numpy as np
+
+from onnxq.anew import duplicate, planned_anew, reached
+from onnxq.ir import Model
+from onnxq.judge import Judge, Split
+from onnxq.observer import Silent
+from onnxq.ops.scheme import RangesSetting
+from onnxq.quant.layers import MeasuredLayers
+from onnxq.quant.rewrite import rewrite
+from onnxq.quant.samples import Samples
+from onnxq.quant.stats import Stats
+from onnxq.quant.weights import Weights
+from onnxq.steps import Prepared, choose_qparams, measure
+
+BY_ERROR = "chose the ranges of activations by the error that they cause at the outputs of the layers that read them"
+ROOMIER = "left {:.0f} % of headroom beyond the ranges of activations, for what other samples bring"
+WORTH_CHANGING = 0.1  # dB on samples that chose nothing about the ranges
+DOUBT = 0.5  # standard errors of a gain over the folds that are taken off
+METHODS: tuple[RangesSetting, ...] = ("auto", "output-error")
+HEADROOMS = (1.0, 1.1, 1.2)
+MOST = 100.0  # dB either way, beyond which nothing is gained or lost
+
+
+class Ranges(NamedTuple):
+    """A way to choose the ranges that a recipe leaves open.
+
+    Attributes:
+        method: As in recipes; `auto` is from the least to the greatest value.
+        headroom: As in recipes.
+
+    """
+
+    method: RangesSetting
+    headroom: float
+
+
+WAYS = tuple(Ranges(method, headroom) for method in METHODS for headroom in HEADROOMS)
+PLAIN = WAYS[0]
+
+
+def best_ranges(ready: Prepared, split: Split) -> Ranges:
+    """Choose the way that gains most on samples that had no part in the ranges, weights rounded to nearest.
+
+    Args:
+        ready: The float model and its plan.
+        split: At least two samples.
+
+    Returns:
+        `PLAIN` where no other way gains much.
+
+    """
+    variants = [with_ranges(ready, way) for way in WAYS]
+    found = np.array([_judged(variants, judge, others) for judge, others in _folds(variants[-1], split)])
+    gains = np.clip(found, -MOST, MOST) - np.clip(found[:, :1], -MOST, MOST)
+    sure = gains.mean(axis=0) - DOUBT * gains.std(axis=0, ddof=1) / np.sqrt(len(gains))
+    best = int(np.argmax(sure))
+    return WAYS[best] if sure[best] >= WORTH_CHANGING else PLAIN
+
+
+def _folds(ready: Prepared, split: Split) -> Iterator[tuple[Judge, Stats]]:
+    """Give the float outputs of every fold, and what is measured of all other samples, with ranges by output error."""
+
+    def measured(samples: Samples) -> Stats:
+        return measure(ready, MeasuredLayers(()), samples, None, Silent(), trial=True)
+
+    folds, rest = split.folds()
+    known = [measured(fold) for fold in folds]
+    besides = [measured(rest)] if rest is not None else []
+    for index, fold in enumerate(folds):
+        yield Judge(split.baseline, fold), reduce(Stats.merge, besides + known[:index] + known[index + 1 :])
+
+
+def _judged(variants: Sequence[Prepared], judge: Judge, others: Stats) -> list[float]:
+    """Give the signal-to-quantization-noise ratio of the worst output of each variant in dB."""
+    return [judge.sqnr(rewritten(ready, others, Weights())) for ready in variants]
+
+
+def with_ranges(ready: Prepared, ranges: Ranges) -> Prepared:
+    """Choose the ranges that the recipe leaves open in this way."""
+    if ranges == PLAIN:
+        return ready
+    notes = [BY_ERROR] if ranges.method == "output-error" else []
+    notes += [ROOMIER.format(100 * (ranges.headroom - 1))] if ranges.headroom > 1 else []
+    recipe = ready.plan.recipe.with_ranges(*ranges)
+    changed = replace(ready, plan=replace(ready.plan, recipe=recipe), notes=(*ready.notes, *notes))
+    return replace(changed, plan=planned_anew(changed, changed.model))
+
+
+def rewritten(ready: Prepared, measured: Stats, weights: Weights) -> Model:
+    """Quantize a copy with ranges from these statistics."""
+    spare = reached(duplicate(ready), measured)
+    return rewrite(spare.model, spare.plan, choose_qparams(spare.plan, measured), weights)
