@@ -124,7 +124,8 @@ def test_a_large_model_gives_the_bytes_of_a_small_one(recipe, external, tmp_path
         monkeypatch.setattr(streamed, "LARGE", limit)
         chosen = tmp_path / "r.toml"
         chosen.write_text(
-            f'name = "r"\ndescription = "r"\nscheme = "{recipe}"\nrounding = "nearest"\nsmoothing = false\n',
+            f'name = "r"\ndescription = "r"\nscheme = "{recipe}"\nranges = "minmax"\nrounding = "nearest"\n'
+            "smoothing = false\n",  # nothing is tried on a large model
             encoding="utf-8",
         )
         out = tmp_path / f"{name}.onnx"
