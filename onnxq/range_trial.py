@@ -34,6 +34,7 @@ DOUBT = 0.5  # standard errors of a gain over the folds that are taken off
 METHODS: tuple[RangesSetting, ...] = ("auto", "output-error")
 HEADROOMS = (1.0, 1.1, 1.2)
 MOST = 100.0  # dB either way, beyond which nothing is gained or lost
+ENOUGH = 50.0  # dB, from which on what would be gained is of no use, and as often chance
 
 
 class Ranges(NamedTuple):
@@ -61,7 +62,7 @@ def best_ranges(ready: Prepared, split: Split) -> Ranges:
         split: At least two samples.
 
     Returns:
-        `PLAIN` where no other way gains much.
+        `PLAIN` where no other way gains much, or nothing has to be gained.
 
     """
     variants = [with_ranges(ready, way) for way in WAYS]
@@ -69,7 +70,7 @@ def best_ranges(ready: Prepared, split: Split) -> Ranges:
     gains = np.clip(found, -MOST, MOST) - np.clip(found[:, :1], -MOST, MOST)
     sure = gains.mean(axis=0) - DOUBT * gains.std(axis=0, ddof=1) / np.sqrt(len(gains))
     best = int(np.argmax(sure))
-    return WAYS[best] if sure[best] >= WORTH_CHANGING else PLAIN
+    return WAYS[best] if sure[best] >= WORTH_CHANGING and found[:, 0].mean() < ENOUGH else PLAIN
 
 
 def _folds(ready: Prepared, split: Split) -> Iterator[tuple[Judge, Stats]]:

@@ -118,6 +118,14 @@ def test_gains_of_all_folds_are_averaged_and_doubted(model, monkeypatch, gains, 
     assert next(scores, None) is None
 
 
+@pytest.mark.parametrize(("plain", "best"), [(49.0, 1), (50.0, 0), (np.inf, 0)])
+def test_what_is_accurate_already_stays_as_it_is(model, monkeypatch, plain, best):
+    """Of 5 networks above 45 dB, 4 lost by what gained in the trial."""
+    scores = iter([plain, plain + 3, *[0] * (len(WAYS) - 2)] * 4)
+    monkeypatch.setattr(Judge, "sqnr", lambda self, model: next(scores))
+    assert tried(model, OPEN.setting(rounding="nearest"), samples(0)).ranges == WAYS[best]
+
+
 def test_a_model_that_does_not_run_with_other_ranges_keeps_its_own(model, monkeypatch):
     scores = iter([30.0, *[-np.inf] * (len(WAYS) - 1)] * 4)
     monkeypatch.setattr(Judge, "sqnr", lambda self, model: next(scores))
