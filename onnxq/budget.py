@@ -21,7 +21,7 @@ from onnxq.quant.recipe import MICROSOFT
 from onnxq.quant.samples import Samples
 from onnxq.quant.session import InMemory
 from onnxq.report import Report
-from onnxq.search import Found, bargains, fewest
+from onnxq.search import Found, bargains, fewest, keep_small_weights
 from onnxq.sensitivity import EXACT, counted, sensitivity
 from onnxq.shrink import fits_corrected, shrink, written_bytes
 from onnxq.targets.placement import load_target
@@ -148,6 +148,7 @@ def settle_accuracy(variants: Variants, budget: Budget) -> Settled:
             raise CheckFailed(f"only the float model meets the budget: {meets.last}", RAISE)
     else:
         found = _towards_goals(variants, ranked, found)
+        found = found if budget.max_size is not None else keep_small_weights(variants, ranked, found)
     return Settled(found.choices, contributions)
 
 

@@ -17,12 +17,15 @@ from typing import TypeVar
 from onnxq.ir import Model
 from onnxq.moves import Move, Way, affordable, bought, predicted_time, rank, way_at
 from onnxq.quant.decision import Choice, Choices, node_key
+from onnxq.steps import expected_bytes, spared_bytes
 from onnxq.trials import Variants
 
 T = TypeVar("T")
 
 # A bargain: dB that a node has to gain, dB for the whole time (0.9 for a hundredth of it), the most that it may take
 LEAST_GAIN, GAIN_FOR_TIME, MOST_FOR_ONE = 1.0, 90.0, 0.03
+# The same in bytes of the file, of a weight that is only stored in 8 bit, and takes no time in float
+LEAST_FOR_BYTES, GAIN_FOR_BYTES = 0.1, 10.0
 GAINS = 4  # bargains tried
 KEPT_GAIN = 0.5  # of what was expected of one
 ENOUGH = 50.0  # dB, from which on time is worth more than accuracy: agreement is complete long before
@@ -85,6 +88,30 @@ def bargains(variants: Variants, ranked: Sequence[Move]) -> Found:
                 break
         noise += remaining - move.noise
     return Found(choices, met=True, sqnr=best)
+
+
+def keep_small_weights(variants: Variants, ranked: Sequence[Move], found: Found) -> Found:
+    """Keep weights in float that are only stored in 8 bit, where that gains much for few bytes and takes no time.
+
+    The table of a vocabulary of characters, for example: what its rounding does is in everything behind.
+    """
+    noise = math.fsum(move.noise for move in ranked) or 1.0
+    expected = {move.key: decibels_without(move.noise / noise) for move in ranked if move.key not in found.choices}
+    plan, everything = variants.ready.plan, expected_bytes(variants.ready.model, variants.ready.plan)
+    stored = [decision.node for decision in plan.decisions if decision.scheme == "weight-int8"]
+    shares = {node_key(node): spared_bytes(node) / (everything or 1) for node in stored}
+    least = {
+        key: max(LEAST_FOR_BYTES, GAIN_FOR_BYTES * share) for key, share in shares.items() if share <= MOST_FOR_ONE
+    }
+    worth = [move for move in ranked if move.key in expected.keys() & least and expected[move.key] >= least[move.key]]
+    choices = dict(found.choices)
+    best = variants.judge.sqnr(variants.model(choices)) if worth else ENOUGH
+    for move in sorted(worth, key=lambda move: (-move.noise, move.key))[:GAINS]:
+        attempt = {**choices, move.key: _kept(move)}
+        reached = variants.judge.sqnr(variants.model(attempt)) if best < ENOUGH else best
+        if reached >= best + KEPT_GAIN * expected[move.key]:
+            best, choices = reached, attempt
+    return replace(found, choices=choices)
 
 
 def _gain(move: Move, way: Way, noise: float) -> float:

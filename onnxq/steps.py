@@ -11,7 +11,7 @@ from typing import Any
 
 from onnxq.errors import DataError, ModelError, NothingToQuantize
 from onnxq.evaluator.engine import Evaluator, Taps
-from onnxq.ir import Model, Value, check_output, load
+from onnxq.ir import Model, Node, Value, check_output, load
 from onnxq.ir.files import check_sources, data_path, refuse_source
 from onnxq.ir.opset import make_loadable, raise_opset
 from onnxq.ir.passes import normalise
@@ -145,8 +145,17 @@ def raised(model: Model, plan: Plan, most: int | None) -> Model:
 
 def expected_bytes(model: Model, plan: Plan) -> int:
     """Give about what the weights take in the quantized model: a quarter of those that quantized nodes read."""
-    read = dict.fromkeys(value for d in plan.quantized() for value in d.node.inputs if value and value.constant)
-    return model.weight_bytes - sum(value.constant.nbytes * 3 // 4 for value in read if value.constant)
+    read = {value: None for d in plan.quantized() for value in d.node.inputs if value is not None}
+    return model.weight_bytes - sum(_spared(value) for value in read)
+
+
+def spared_bytes(node: Node) -> int:
+    """Give about how many bytes it spares to store the weights of a node in 8 bit."""
+    return sum(_spared(value) for value in node.inputs if value is not None)
+
+
+def _spared(value: Value) -> int:
+    return value.constant.nbytes * 3 // 4 if value.constant is not None else 0
 
 
 def refuse_own_output(model: Model) -> None:

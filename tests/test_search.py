@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from helpers import build, floats, node
+from onnx import TensorProto
 
 from onnxq import steps
 from onnxq.budget import Budget, settle
@@ -336,3 +337,39 @@ def test_scales_by_block_come_before_float_where_they_are_allowed(tmp_path, allo
     quantize(path, recipe, output=output, samples=samples, budget=Budget(reached + 4))
     operators = {n.op_type for n in load(output).graph.nodes}
     assert ("MatMulNBits" in operators) == bool(allow)
+
+
+def looking_up(tmp_path: Path, rows: int) -> Path:
+    """A table of numbers of all sizes, which 8 bit suit badly, and three products."""
+    width = 256
+    weights = {
+        "table": floats(rows, width) ** 5,
+        **{f"w{index}": floats(width, width, seed=index + 1) / 16 for index in range(3)},
+    }
+    nodes = [node("Gather", "table ids", "e"), node("MatMul", "e w0", "h0", name="first"), node("Tanh", "h0", "t0")]
+    nodes += [node("MatMul", "t0 w1", "h1"), node("Tanh", "h1", "t1"), node("MatMul", "t1 w2", "y")]
+    path = tmp_path / "m.onnx"
+    path.write_bytes(build(nodes, {"ids": (TensorProto.INT64, [16])}, ["y"], weights).SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("rows", "limits", "recipe", "kept"),
+    [
+        (8, {}, "", True),
+        (256, {}, "", False),  # which is a fifth of the file
+        (8, {"budget": Budget(max_size=10**6)}, "", False),
+        (8, {}, "return_to_float = false", False),
+    ],
+)
+def test_a_small_table_stays_in_float_where_its_rounding_is_much_of_the_error(tmp_path, rows, limits, recipe, kept):
+    path, chosen = looking_up(tmp_path, rows), tmp_path / "r.toml"
+    chosen.write_text(f'scheme = "auto"\nsimplify = false\nsmoothing = false\n{recipe}\n')
+    random = np.random.default_rng(5)
+    samples = [{"ids": random.integers(0, rows, 16)} for _ in range(8)]
+    report = quantize(path, chosen, samples=samples, exclude=["first"], output=tmp_path / "y.onnx", **limits)
+    table = next(n for n in load(tmp_path / "y.onnx").graph.nodes if n.op_type == "Gather").inputs[0]
+    assert (str(table.constant.numpy().dtype) == "float32") == kept
+    assert (report.comparison.worst_sqnr > 35) == kept
+    decision = next(d for d in report.nodes if d.op_type == "Gather")
+    assert decision.reason.startswith("kept float: in 8 bit it made") == kept
