@@ -163,6 +163,7 @@ def test_what_is_left_open_is_settled_in_rules_too():
         ("", "output-error", 1.5 * 1.2),
         ('ranges = "mse"', "mse", 1.5),  # the recipe's own headroom, nothing of what others get
         ("headroom = 2", "output-error", 2 * 1.2),
+        ("headroom = 3.9", "output-error", 4),  # which a recipe may say
         ('ranges = "auto"\nheadroom = 2', "output-error", 2 * 1.2),
         ('ranges = "mse"\nheadroom = 2', "mse", 2.0),
     ],

@@ -20,8 +20,9 @@ from onnxq.words import did_you_mean
 MICROSOFT = "com.microsoft"
 FAST = {"rounding": "nearest", "smoothing": False, "bias_correction": False, "return_to_float": False}
 ONLY_MICROSOFT = ("LSTM",)  # operators whose one form that computes in 8 bit is of that domain
+MOST_HEADROOM = 4
 NUMBERS: dict[str, tuple[Callable[[float], bool], str, str]] = {
-    "headroom": (lambda value: 1 <= value <= 4, "a factor from 1 to 4", "1.1"),
+    "headroom": (lambda value: 1 <= value <= MOST_HEADROOM, f"a factor from 1 to {MOST_HEADROOM}", "1.1"),
     "percentile": (lambda value: 50 < value <= 100, "a percentage above 50 and at most 100", "99.99"),
 }
 LISTS = ("exclude", "only", "allow")  # keys that hold lists of strings
@@ -129,13 +130,14 @@ class Recipe:
             room = own.get("headroom", self.scheme.headroom)
             follows = own.get("ranges", self.scheme.ranges) == "auto"
             if follows and own.keys() & {"ranges", "headroom"}:
-                own |= {"headroom": room * headroom} if headroom != 1 else {}
+                own |= {"headroom": min(room * headroom, MOST_HEADROOM)} if headroom != 1 else {}
                 own |= {"ranges": method} if "ranges" in own else {}
             elif opened and "ranges" in own and headroom != 1:
                 own["headroom"] = room  # not what the scheme is going to say
             rules.append(replace(rule, settings=tuple(own.items())))
         chosen = replace(self, rules=tuple(rules))
-        return chosen.setting(ranges=method, headroom=self.scheme.headroom * headroom) if opened else chosen
+        most = min(self.scheme.headroom * headroom, MOST_HEADROOM)
+        return chosen.setting(ranges=method, headroom=most) if opened else chosen
 
     def for_target(self, name: str) -> Recipe:
         """Choose the runtime that the model is for; raises RecipeError if there is none of that name."""

@@ -40,7 +40,7 @@ def test_a_life(cli, project: Path) -> None:
     head, first, second = squeezed(out)
     assert head == "model result"
     assert first.startswith("digits_cnn.int8.onnx built ")
-    assert " kB, 0.27 of float's; " in first
+    assert " kB, 0.28 of float's; " in first
     assert first.endswith(" dB")
     assert second.startswith("second.int8.onnx built ")
 
