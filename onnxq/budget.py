@@ -148,7 +148,8 @@ def settle_accuracy(variants: Variants, budget: Budget) -> Settled:
             raise CheckFailed(f"only the float model meets the budget: {meets.last}", RAISE)
     else:
         found = _towards_goals(variants, ranked, found)
-        found = found if budget.max_size is not None else keep_small_weights(variants, ranked, found)
+        if budget.max_size is None:
+            found = keep_small_weights(variants, ranked, found)
     return Settled(found.choices, contributions)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from onnxq.quant.blas import single_threaded_blas
 
+ANY_AXIS = range(8)  # `lengths` of what may be of another size in every sample and in either model
 CLASS_RANKS = (1, 2, 3)  # class scores: [classes], [batch, classes], [batch, tokens or boxes, classes]
 
 

@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.difference import Difference
+from onnxq.difference import ANY_AXIS, Difference
 from onnxq.ir import Model, load, parse
 from onnxq.outputs import INDICES, OutputComparison, SelectionComparison
 from onnxq.quant.session import InMemory, ModelSource, Session, SessionError, is_large, open_session, run_session
 from onnxq.selection import SUPPRESSION, THRESHOLDS, Selection, agreement, find_selection, follow
-
-ANY_AXIS = range(8)
 
 
 def followed(float_model: ModelSource, quantized: ModelSource) -> Followed | None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnxq.difference import Difference
+from onnxq.difference import ANY_AXIS, Difference
 from onnxq.errors import DataError, ModelError
 from onnxq.ir import Model, Value
 from onnxq.outputs import with_sqnr
@@ -31,6 +31,8 @@ SEARCH_SAMPLES, FEW_SEARCHES = 8, 4  # for variants that are only ranked, or tha
 LONG_RUN = 5e7
 MOST_ELEMENTS = 1 << 26  # of the inputs of all samples together: they are in memory at the same time
 KEPT_BYTES = 256 << 20  # of float outputs
+# dB, from which on nothing is given for more: agreement is complete long before, and what a trial gains is often chance
+ENOUGH = 50.0
 FLATTENING = ("Softmax", "LogSoftmax", "Sigmoid")
 # What may stand between those and the output: it moves values, or codes them
 BETWEEN = (
@@ -43,8 +45,6 @@ BETWEEN = (
     "QuantizeLinear",
     "DequantizeLinear",
 )
-
-ANY_AXIS = range(8)
 
 
 class _Expected(NamedTuple):
@@ -185,8 +185,10 @@ class Split:
 
     @cached_property
     def _few(self) -> dict[int, Sample]:
-        most = max(int(TRIAL_SAMPLES * self._share), FEW_TRIALS)
-        return spread_samples(self.samples, most, MOST_ELEMENTS, 2)
+        return self._spread(self._share)
+
+    def _spread(self, share: float) -> dict[int, Sample]:
+        return spread_samples(self.samples, max(int(TRIAL_SAMPLES * share), FEW_TRIALS), MOST_ELEMENTS, 2)
 
     @cached_property
     def halves(self) -> tuple[Samples, Samples] | None:
@@ -202,7 +204,7 @@ class Split:
         There are more than in the halves where a run is short: gains differ much from sample to sample. Besides, some
         are given that are in no set, evenly taken, to measure and not to judge on; None where there are none.
         """
-        taken = spread_samples(self.samples, max(int(TRIAL_SAMPLES * self._room), FEW_TRIALS), MOST_ELEMENTS, 2)
+        taken = self._few if self._room == self._share else self._spread(self._room)
         left = [place for place in range(self.samples.count or 0) if place not in taken]
         count = min(len(left), max(int(REST * self._share), 1))
         chosen = {left[index * len(left) // count] for index in range(count)}

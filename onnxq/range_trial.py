@@ -17,7 +17,7 @@ import numpy as np
 
 from onnxq.anew import duplicate, planned_anew, reached
 from onnxq.ir import Model
-from onnxq.judge import Judge, Split
+from onnxq.judge import ENOUGH, Judge, Split
 from onnxq.observer import Silent
 from onnxq.ops.scheme import RangesSetting
 from onnxq.quant.layers import MeasuredLayers
@@ -34,7 +34,6 @@ DOUBT = 0.5  # standard errors of a gain over the folds that are taken off
 METHODS: tuple[RangesSetting, ...] = ("auto", "output-error")
 HEADROOMS = (1.0, 1.1, 1.2)
 MOST = 100.0  # dB either way, beyond which nothing is gained or lost
-ENOUGH = 50.0  # dB, from which on what would be gained is of no use, and as often chance
 
 
 class Ranges(NamedTuple):

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from onnxq.ir import Model
+from onnxq.judge import ENOUGH
 from onnxq.moves import Move, Way, affordable, bought, predicted_time, rank, way_at
 from onnxq.quant.decision import Choice, Choices, node_key
 from onnxq.steps import expected_bytes, spared_bytes
@@ -28,7 +29,6 @@ LEAST_GAIN, GAIN_FOR_TIME, MOST_FOR_ONE = 1.0, 90.0, 0.03
 LEAST_FOR_BYTES, GAIN_FOR_BYTES = 0.1, 10.0
 GAINS = 4  # bargains tried
 KEPT_GAIN = 0.5  # of what was expected of one
-ENOUGH = 50.0  # dB, from which on time is worth more than accuracy: agreement is complete long before
 
 
 @dataclass(frozen=True)
@@ -95,21 +95,22 @@ def keep_small_weights(variants: Variants, ranked: Sequence[Move], found: Found)
 
     The table of a vocabulary of characters, for example: what its rounding does is in everything behind.
     """
-    noise = math.fsum(move.noise for move in ranked) or 1.0
-    expected = {move.key: decibels_without(move.noise / noise) for move in ranked if move.key not in found.choices}
-    plan, everything = variants.ready.plan, expected_bytes(variants.ready.model, variants.ready.plan)
-    stored = [decision.node for decision in plan.decisions if decision.scheme == "weight-int8"]
-    shares = {node_key(node): spared_bytes(node) / (everything or 1) for node in stored}
-    least = {
-        key: max(LEAST_FOR_BYTES, GAIN_FOR_BYTES * share) for key, share in shares.items() if share <= MOST_FOR_ONE
-    }
-    worth = [move for move in ranked if move.key in expected.keys() & least and expected[move.key] >= least[move.key]]
-    choices = dict(found.choices)
+    plan, choices = variants.ready.plan, dict(found.choices)
+    noise, everything = math.fsum(move.noise for move in ranked) or 1.0, expected_bytes(variants.ready.model, plan) or 1
+    nodes = {node_key(decision.node): decision.node for decision in plan.decisions}
+    worth = []
+    for move in ranked:
+        gain, share = decibels_without(move.noise / noise), spared_bytes(nodes[move.key]) / everything
+        small = share <= MOST_FOR_ONE and not move.computes and move.key not in choices
+        if small and gain >= max(LEAST_FOR_BYTES, GAIN_FOR_BYTES * share):
+            worth.append((move, gain))
     best = variants.judge.sqnr(variants.model(choices)) if worth else ENOUGH
-    for move in sorted(worth, key=lambda move: (-move.noise, move.key))[:GAINS]:
+    for move, gain in worth[:GAINS]:
+        if best >= ENOUGH:
+            break
         attempt = {**choices, move.key: _kept(move)}
-        reached = variants.judge.sqnr(variants.model(attempt)) if best < ENOUGH else best
-        if reached >= best + KEPT_GAIN * expected[move.key]:
+        reached = variants.judge.sqnr(variants.model(attempt))
+        if reached >= best + KEPT_GAIN * gain:
             best, choices = reached, attempt
     return replace(found, choices=choices)
 

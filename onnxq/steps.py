@@ -145,7 +145,7 @@ def raised(model: Model, plan: Plan, most: int | None) -> Model:
 
 def expected_bytes(model: Model, plan: Plan) -> int:
     """Give about what the weights take in the quantized model: a quarter of those that quantized nodes read."""
-    read = {value: None for d in plan.quantized() for value in d.node.inputs if value is not None}
+    read = {value for d in plan.quantized() for value in d.node.inputs if value is not None}
     return model.weight_bytes - sum(_spared(value) for value in read)
 
 

@@ -15,9 +15,9 @@ import numpy as np
 import onnxruntime as ort
 
 from onnxq.comparison import Comparison, Latency, OutputComparison
-from onnxq.difference import Difference, open_axes
+from onnxq.difference import ANY_AXIS, Difference, open_axes
 from onnxq.errors import DataError, InvalidResult, ModelError, OnnxqError
-from onnxq.followed import ANY_AXIS, Followed, followed
+from onnxq.followed import Followed, followed
 from onnxq.ir import Tensor, load
 from onnxq.ir.consistency import first_line, objection
 from onnxq.quant.custom import refusal_hint

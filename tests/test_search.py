@@ -15,13 +15,13 @@ from onnxq import steps
 from onnxq.budget import Budget, settle
 from onnxq.errors import CheckFailed, RecipeError
 from onnxq.ir import load
-from onnxq.judge import Judge, Split
+from onnxq.judge import ENOUGH, Judge, Split
 from onnxq.moves import Move, Way, affordable, moves
 from onnxq.observer import Silent
 from onnxq.pipeline import quantize
 from onnxq.quant.decision import Choice
 from onnxq.quant.samples import input_specs, wrap_samples
-from onnxq.search import ENOUGH, bargains, decibels_without, fewest, shortest
+from onnxq.search import bargains, decibels_without, fewest, shortest
 from onnxq.sensitivity import sensitivity
 from onnxq.trials import Variants, fit
 
