@@ -27,9 +27,9 @@ def conv_bias(model: Model) -> Iterator[Change]:
         for node in graph.nodes:
             if node.op_type not in ("Conv", "ConvTranspose") or node.domain:
                 continue
-            path = _path(node)
+            path = channel_path(node, ("Add", "Sub"))
             add = path[-1].consumers()[0] if path else None
-            bias = _bias(node)
+            bias = bias_of(node)
             if add is None or bias is None or (change := _added(add, path[-1], len(bias))) is None:
                 continue
             patch = Patch(graph, node, "the constant is the same all over a channel")
@@ -43,15 +43,15 @@ def conv_bias(model: Model) -> Iterator[Change]:
             yield Change(patch, SAYS)
 
 
-def _path(conv: Node) -> list[Value]:
-    """Give what stands between a convolution and an addition that alone reads it; nothing where there is none."""
+def channel_path(conv: Node, until: tuple[str, ...]) -> list[Value]:
+    """Give what stands between a convolution and an operator that alone reads it; nothing where there is none."""
     value, path = conv.outputs[0], list[Value]()
     while value is not None and len(value.uses) == 1 and not value.is_output and value.shape is not None:
         path.append(value)
         reader = value.consumers()[0]
         if reader.domain or reader.graph is not conv.graph:
             return []
-        if reader.op_type in ("Add", "Sub"):
+        if reader.op_type in until:
             return path
         axes = axes_of(reader) if reader.op_type in ("Squeeze", "Unsqueeze") else None
         if not axes or min(axes) < 2:  # channels are axis 1, and stay that
@@ -60,7 +60,7 @@ def _path(conv: Node) -> list[Value]:
     return []
 
 
-def _bias(conv: Node) -> np.ndarray | None:
+def bias_of(conv: Node) -> np.ndarray | None:
     """Give the bias in float64, one element for each channel, zeros where there is none."""
     weight = conv.inputs[1].constant if conv.inputs[1] is not None else None
     if weight is None or weight.dtype != TensorProto.FLOAT or len(weight.shape) < 3:
@@ -77,14 +77,19 @@ def _bias(conv: Node) -> np.ndarray | None:
 def _added(node: Node, value: Value, channels: int) -> np.ndarray | None:
     """Give what a node adds to every channel of a value, in float64; None where it does something else."""
     other = node.inputs[1] if node.inputs[0] is value else node.inputs[0]
-    stored = other.constant if other is not None else None
-    rank = len(value.shape or ())
-    if stored is None or stored.dtype != TensorProto.FLOAT or len(stored.shape) > rank:
-        return None
     if node.op_type == "Sub" and node.inputs[0] is not value:
         return None
-    shape = (*[1] * (rank - len(stored.shape)), *stored.shape)
-    if any(size != 1 for axis, size in enumerate(shape) if axis != 1) or shape[1] not in (1, channels):
+    array = by_channel(other, len(value.shape or ()), channels)
+    return -array if array is not None and node.op_type == "Sub" else array
+
+
+def by_channel(other: Value | None, rank: int, channels: int, axis: int = 1) -> np.ndarray | None:
+    """Give a constant that is the same all over each channel, in float64; None where it is something else."""
+    stored = other.constant if other is not None else None
+    if stored is None or stored.dtype != TensorProto.FLOAT or len(stored.shape) > rank:
         return None
-    array = np.broadcast_to(stored.numpy().astype(np.float64).reshape(-1), (channels,))
-    return -array if node.op_type == "Sub" else array
+    shape = (*[1] * (rank - len(stored.shape)), *stored.shape)
+    axis %= rank
+    if any(size != 1 for at, size in enumerate(shape) if at != axis) or shape[axis] not in (1, channels):
+        return None
+    return np.broadcast_to(stored.numpy().astype(np.float64).reshape(-1), (channels,))
