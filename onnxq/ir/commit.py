@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from onnxq.ir.carried import uncarry
 from onnxq.ir.graph import Graph, Node, Use, Value
 from onnxq.ir.order import CycleError, in_order, reads
 from onnxq.ir.patch import Patch
@@ -98,6 +99,8 @@ class _Commit:
                 value.graph.infos.pop(value.name, None)
         for node, index, new in patch.rewired:
             self.rewire(node, index, new)
+        for node, index in patch.uncarried:
+            self.suspects += uncarry(node, index, self.rewire)
         for value, tensor in patch.frozen:
             self.freeze(value, tensor)
         for old, new in patch.replaced:

@@ -39,6 +39,7 @@ class Patch:
         self.renamed: list[tuple[Value, str]] = []
         self.inputs: list[Value] = []
         self.shown: list[Value] = []
+        self.uncarried: list[tuple[Node, int]] = []
 
     def constant(self, array: np.ndarray | Tensor, hint: str) -> Value:
         """Add an initializer, named `hint` or freshly after it."""
@@ -124,6 +125,10 @@ class Patch:
     def drop_input(self, value: Value) -> None:
         """Take an initializer off the inputs of the graph, so that it is a constant."""
         self.dropped_inputs.append(value)
+
+    def uncarry(self, node: Node, index: int) -> None:
+        """Take a state that stays as it is away from a Loop, whose body reads it from outside; the last ones first."""
+        self.uncarried.append((node, index))
 
     def show(self, value: Value) -> None:
         """List a value as an output of the graph too, so that runs give it and nothing that makes it goes."""
