@@ -1,4 +1,4 @@
-"""Plans made anew: for a copy to change, for other choices, for bodies that no sample has run."""
+"""Plans made anew, for a copy to change, for other choices, for bodies that no sample has run, and carried out."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from onnxq.ir import Graph, Model
 from onnxq.ir.types import infer_types
 from onnxq.quant.collecting import collect
 from onnxq.quant.plan import Choices, Plan, make_plan
+from onnxq.quant.rewrite import rewrite
 from onnxq.quant.stats import Stats
-from onnxq.steps import Prepared
+from onnxq.quant.weights import Weights
+from onnxq.steps import Prepared, choose_qparams
 
 
 def duplicate(ready: Prepared, choices: Choices | None = None, *, costs_count: bool = True) -> Prepared:
@@ -49,3 +51,9 @@ def reached(ready: Prepared, stats: Stats) -> Prepared:
     if not missing:
         return ready
     return replace(ready, plan=planned_anew(ready, ready.model, unreached=missing))
+
+
+def carried_out(ready: Prepared, stats: Stats, weights: Weights | None = None) -> Model:
+    """Quantize a model, which is changed, with ranges from these statistics, weights to nearest if there are none."""
+    ready = reached(ready, stats)
+    return rewrite(ready.model, ready.plan, choose_qparams(ready.plan, stats), weights)

@@ -15,17 +15,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from onnxq.anew import duplicate, planned_anew, reached
-from onnxq.ir import Model
+from onnxq.anew import carried_out, duplicate, planned_anew
 from onnxq.judge import ENOUGH, Judge, Split
 from onnxq.observer import Silent
 from onnxq.ops.scheme import RangesSetting
 from onnxq.quant.layers import MeasuredLayers
-from onnxq.quant.rewrite import rewrite
 from onnxq.quant.samples import Samples
 from onnxq.quant.stats import Stats
-from onnxq.quant.weights import Weights
-from onnxq.steps import Prepared, choose_qparams, measure
+from onnxq.steps import Prepared, measure
 
 BY_ERROR = "chose the ranges of activations by the error that they cause at the outputs of the layers that read them"
 ROOMIER = "left {:.0f} % of headroom beyond the ranges of activations, for what other samples bring"
@@ -87,7 +84,7 @@ def _folds(ready: Prepared, split: Split) -> Iterator[tuple[Judge, Stats]]:
 
 def _judged(variants: Sequence[Prepared], judge: Judge, others: Stats) -> list[float]:
     """Give the signal-to-quantization-noise ratio of the worst output of each variant in dB."""
-    return [judge.sqnr(rewritten(ready, others, Weights())) for ready in variants]
+    return [judge.sqnr(carried_out(duplicate(ready), others)) for ready in variants]
 
 
 def with_ranges(ready: Prepared, ranges: Ranges) -> Prepared:
@@ -99,9 +96,3 @@ def with_ranges(ready: Prepared, ranges: Ranges) -> Prepared:
     recipe = ready.plan.recipe.with_ranges(*ranges)
     changed = replace(ready, plan=replace(ready.plan, recipe=recipe), notes=(*ready.notes, *notes))
     return replace(changed, plan=planned_anew(changed, changed.model))
-
-
-def rewritten(ready: Prepared, measured: Stats, weights: Weights) -> Model:
-    """Quantize a copy with ranges from these statistics."""
-    spare = reached(duplicate(ready), measured)
-    return rewrite(spare.model, spare.plan, choose_qparams(spare.plan, measured), weights)

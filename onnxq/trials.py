@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from onnxq.anew import duplicate, planned_anew, reached
+from onnxq.anew import carried_out, duplicate, planned_anew, reached
 from onnxq.errors import DataError, ModelError
 from onnxq.ir import Model, Node, Value, commit
 from onnxq.ir.types import infer_types
@@ -30,7 +30,7 @@ from onnxq.quant.samples import Samples
 from onnxq.quant.smooth import smooth
 from onnxq.quant.stats import Stats
 from onnxq.quant.weights import Weights
-from onnxq.range_trial import PLAIN, Ranges, best_ranges, rewritten, with_ranges
+from onnxq.range_trial import PLAIN, Ranges, best_ranges, with_ranges
 from onnxq.steps import Known, Prepared, choose_qparams, layers_to_measure, look_inside, measure
 
 TO_NEAREST = "rounded the weights to nearest: codes chosen on some of the samples gained nothing on the others"
@@ -241,15 +241,14 @@ def _codes_serve_others(ready: Prepared, split: Split, fitting: Samples) -> bool
     spare = duplicate(ready)
     layers = layers_to_measure(spare.plan)
     measured = measure(spare, layers, fitting, None, Silent(), trial=True)
-    simple = split.judge.sqnr(rewritten(ready, measured, Weights()))
+    simple = split.judge.sqnr(carried_out(duplicate(ready), measured))
     spare = reached(spare, measured)
     chosen = Weights(spare.plan, choose_qparams(spare.plan, measured), measured, layers, quick=True)
-    return split.judge.sqnr(rewritten(ready, measured, chosen)) > simple
+    return split.judge.sqnr(carried_out(duplicate(ready), measured, chosen)) > simple
 
 
 def nearest(ready: Prepared, fitting: Samples) -> Model:
     """Quantize with ranges from a few samples and weights rounded to nearest."""
     kinds = least_kinds(ready.plan)
     measured = calibrate(ready.model, ready.plan.calibrated(), fitting, kinds=kinds, bodies=look_inside)
-    ready = reached(ready, measured)
-    return rewrite(ready.model, ready.plan, choose_qparams(ready.plan, measured))
+    return carried_out(ready, measured)
