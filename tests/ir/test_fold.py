@@ -31,6 +31,9 @@ FOLDS = {
     "slice in steps": ("k = Slice(w, one, ends, zero, two)", RNG(0).random((9, 4))),
     "slice backwards": ("k = Slice(w, last, first, zero, back)", RNG(0).random((4, 4))),
     "constant of shape": ("a = ConstantOfShape(four) k = Add(w, a)", RNG(0).random((4, 4))),
+    "split": ("a, b = Split <axis = 0> (w) k = Sub(b, a)", RNG(0).random((8, 4))),
+    "split unevenly": ("a, k, b = Split <axis = -1> (w, sizes)", RNG(0).random((4, 7))),
+    "split, one part of which is read": ("a, b, c = Split <axis = 1> (w) k = Neg(b)", RNG(0).random((4, 12))),
     "gates in another order": (
         "a = Slice(w, zero, one, zero) b = Slice(w, one, ends, zero) k = Concat <axis = 0> (b, a)",
         RNG(0).random((4, 4)),
@@ -53,6 +56,7 @@ def test_constants_are_seen_through(body, weight):
         "first": np.int64([-(2**63) + 1]),
         "back": np.int64([-1]),
         "four": np.int64([4]),
+        "sizes": np.int64([1, 4, 2]),
     }
     if body.startswith("k = Reshape"):
         weights["shape"] = np.int64([4, -1])

@@ -34,6 +34,15 @@ def fold_constants(model: Model) -> Iterator[Patch]:
     aliases: dict[Value, Value] = {}
     for graph in model.graph.graphs():
         for node in graph.nodes:
+            if node.op_type == "Split" and not node.domain:
+                parts = _split(node, known)
+                if parts:
+                    known.update(parts)
+                    patch = Patch(graph, node, "its inputs are constants")
+                    for part, tensor in parts.items():
+                        patch.freeze(part, tensor)
+                    yield patch
+                continue
             result = _fold(node, known, model.opset)
             output, source = (node.outputs[0], node.inputs[0]) if node.outputs and node.inputs else (None, None)
             if result is None or output is None:
@@ -74,13 +83,43 @@ def _fold(node: Node, known: dict[Value, Tensor], opset: int) -> Tensor | None:
             return np.asarray(compute([tensor.numpy() for tensor in inputs], node, opset))
 
     try:
-        array = result()
+        return _kept(result)
     except (KeyError, ValueError, IndexError, TypeError):
         return None  # such a node is for the runtime to judge
-    tensor = ArrayTensor(array)
-    if tensor.nbytes <= KEEP_BELOW:
-        return tensor
-    return DeferredTensor(tensor.dtype, tensor.shape, result)
+
+
+def _kept(compute: Callable[[], np.ndarray]) -> Tensor:
+    """Give a result that is computed again whenever it is needed where it is large."""
+    tensor = ArrayTensor(compute())
+    return tensor if tensor.nbytes <= KEEP_BELOW else DeferredTensor(tensor.dtype, tensor.shape, compute)
+
+
+def _split(node: Node, known: dict[Value, Tensor]) -> dict[Value, Tensor]:
+    """Give the parts that a Split cuts a constant into; none where it is not one, or sizes are not known."""
+    tensors = [None if value is None else known.get(value, value.constant) for value in node.inputs]
+    data, sizes = tensors[0], node.attribute("split")
+    if data is None or None in tensors or data.dtype == TensorProto.STRING:
+        return {}
+    axis, count = int(node.attribute("axis", 0)), len(node.outputs)
+    if not -len(data.shape) <= axis < len(data.shape):
+        return {}
+    length = data.shape[axis]
+    if len(tensors) > 1 and tensors[1] is not None:
+        sizes = tensors[1].numpy().tolist()
+    elif sizes is None:
+        chunk = -(-length // count)  # the last part is smaller where they cannot all be the same
+        sizes = [min(chunk, length - chunk * at) for at in range(count)]
+    if len(sizes) != count or sum(sizes) != length or min(sizes) < 0:
+        return {}
+    ends = np.cumsum(sizes).tolist()
+    cuts = [
+        (slice(None),) * (axis % len(data.shape)) + (slice(end - n, end),) for n, end in zip(sizes, ends, strict=True)
+    ]
+    return {
+        value: _kept(lambda cut=cut: data.numpy()[cut])  # type: ignore[misc]
+        for value, cut in zip(node.outputs, cuts, strict=True)
+        if value is not None
+    }
 
 
 def _allowed(node: Node, inputs: list[Tensor]) -> bool:
