@@ -16,7 +16,7 @@ from onnxq.ops.arrays import Array
 from onnxq.ops.registry import find_kernel
 from onnxq.simplify.known import known_array
 from onnxq.simplify.rowviews import CASTS, VIEWS, Traced, aligned, axes_of, dims_of, view
-from onnxq.simplify.rowwise import REDUCTIONS, Region, Step
+from onnxq.simplify.rowwise import POOLS, REDUCTIONS, Region, Step
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
 FIRST_OPSET = 7  # before, operators broadcast where an attribute says so; source: onnx operator specification, Add-6
@@ -145,7 +145,7 @@ def _elementwise(node: Node, output: Value, region: Region) -> Step | None:
 def _reduction(node: Node, output: Value, region: Region) -> Step | None:
     source = node.inputs[0]
     traced = region.traced.get(source) if source is not None else None
-    kernel = find_kernel(node.op_type, "", AXES_AS_INPUT)
+    kernel = find_kernel(POOLS.get(node.op_type, node.op_type), "", AXES_AS_INPUT)
     rank = len(region.shape)
     if source is None or traced is None or kernel is None or len(traced.layout) != rank:
         return None

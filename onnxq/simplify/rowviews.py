@@ -74,6 +74,8 @@ def axes_of(node: Node, rank: int | None) -> tuple[int, ...] | None:
     """Give the axes that a reduction of a tensor of known rank reduces, ascending; None where that is not certain."""
     if rank is None:
         return None
+    if node.op_type.startswith("Global"):
+        return tuple(range(2, rank))
     axes = constant_axes(node, 1)
     if axes is None and len(node.inputs) > 1 and node.inputs[1] is not None:
         return None

@@ -26,9 +26,12 @@ MOST_ELEMENTS = 1 << 20  # of one value in a trial run
 LEAST_TURNED = 16  # elements: from here on two Transpose and the operator take less time than what is spelled out
 UNKNOWN = 6  # length of an axis in a trial run where it is not known
 
-REDUCTIONS = frozenset(
-    ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceSum")
-) | frozenset(("ReduceSumSquare",))
+# tf2onnx writes a mean over all axes but the first two as GlobalAveragePool, over the features of a sequence, too
+POOLS = {"GlobalAveragePool": "ReduceMean", "GlobalMaxPool": "ReduceMax"}
+REDUCTIONS = frozenset((
+    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceSum",
+    "ReduceSumSquare", *POOLS,
+))  # fmt: skip
 
 
 @dataclass(frozen=True)

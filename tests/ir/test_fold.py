@@ -217,3 +217,34 @@ def test_pads_that_count_for_nothing_are_not_folded_in():
     model = model_of(PADDED.format(mode="", value="", attributes=attributes), weights)
     normalised(model)
     assert [list(node.attribute("pads")) for node in model.graph.nodes] == [[1, 0, 1, 2]]
+
+
+ALONG = (
+    "{ p = Pad(x, pads) u = Unsqueeze(p, axes) t = Transpose <perm = PERM> (u) y = Conv <pads = [0, 1, 0, 0]> (t, w)"
+)
+
+
+@pytest.mark.parametrize(
+    ("pads", "perm", "more", "folded"),
+    [
+        ([0, 4, 0, 0, 1, 0], "[0, 3, 1, 2]", "}", [0, 5, 0, 1]),
+        ([0, 4, 0, 0, 1, 0], "[0, 3, 2, 1]", "}", [4, 1, 1, 0]),
+        ([0, 0, 1, 0, 0, 0], "[0, 3, 1, 2]", "}", None),  # channels
+        ([1, 4, 0, 0, 1, 0], "[0, 3, 1, 2]", "}", None),  # another sample
+        ([0, 4, 0, 0, 1, 0], "[0, 3, 1, 2]", "z = Flatten(u) }", None),
+        ([0, 4, 0, 0, 1, 0], "[0, 3, 1, 2]", "z = Flatten(p) }", None),
+    ],
+)
+def test_axes_may_move_between_the_zeros_and_the_conv(pads, perm, more, folded):
+    kernel = (5, 1) if perm == "[0, 3, 2, 1]" else (1, 5)
+    weights = {"w": RNG(0).random((8, 3 + pads[2], *kernel)).astype(np.float32), "pads": np.int64(pads)}
+    results = "float[n,8,h,m] y, float[a,b] z" if "z" in more else "float[n,8,h,m] y"
+    body = ALONG.replace("PERM", perm) + more
+    model = model_of(f"g (float[2,9,3] x) => ({results}) {body}", weights | {"axes": np.int64([1])})
+    feeds = {"x": RNG(1).random((2, 9, 3)).astype(np.float32)}
+    before = run(model.serialize(), feeds)
+    normalised(model)
+    assert ("Pad" in ops(model.graph)) == (folded is None)
+    assert list(node_of(model.graph, "Conv").attribute("pads")) == (folded or [0, 1, 0, 0])
+    for got, expected in zip(run(model.serialize(), feeds), before, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5)

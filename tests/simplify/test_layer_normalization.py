@@ -100,6 +100,11 @@ SPELLINGS = {
         " k = Cast <to = 1> (j) m = Div(t, k) c = Sub(x, m) s = Mul(c, c) u = ReduceMean <axes = [2]> (s) l = Mul(u, k)"
         f" p = Sub(k, unit) v = Div(l, p) {TAIL}",
     ),
+    "means as pools, the shift of the mean apart": (
+        13,
+        "m = GlobalAveragePool(x) c = Sub(x, m) s = Mul(c, c) v = GlobalAveragePool(s) ve = Add(v, eps) d = Sqrt(ve)"
+        " r = Reciprocal(d) f = Mul(r, g) h = Mul(x, f) o = Neg(m) i = Mul(o, f) j = Add(i, b) y = Add(h, j)",
+    ),
     "in a wider shape": (
         13,
         f"{HEAD} s = Mul(c, c) u = ReduceMean <axes = [2]> (s) h = Shape(x) v = Expand(u, h) {TAIL}",
