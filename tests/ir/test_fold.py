@@ -34,6 +34,7 @@ FOLDS = {
     "split": ("a, b = Split <axis = 0> (w) k = Sub(b, a)", RNG(0).random((8, 4))),
     "split unevenly": ("a, k, b = Split <axis = -1> (w, sizes)", RNG(0).random((4, 7))),
     "split, one part of which is read": ("a, b, c = Split <axis = 1> (w) k = Neg(b)", RNG(0).random((4, 12))),
+    "expand": ("a = Shape(w) b = Slice(w, zero, one, zero) c = Expand(b, a) k = Add(w, c)", RNG(0).random((4, 4))),
     "gates in another order": (
         "a = Slice(w, zero, one, zero) b = Slice(w, one, ends, zero) k = Concat <axis = 0> (b, a)",
         RNG(0).random((4, 4)),
@@ -80,6 +81,31 @@ def test_a_weight_under_several_names_stays_one():
     assert [node.inputs[1].name for node in model.graph.nodes] == ["w", "w", "w"]
     assert list(model.graph.initializers) == ["w"]
     np.testing.assert_array_equal(run(model.serialize(), {"x": X})[0], before)
+
+
+def test_a_bias_of_zeros_as_pytorch_exports_it_without_optimisation_is_seen_through():
+    """Its type is that of another value, its length that of the weight; BatchNormalization was not folded behind it."""
+    text = (
+        "g (float[1,2,4] x) => (float[1,600,2] y) "
+        "{ a = CastLike(none, x) b = Shape <end = 1> (w) c = Expand(b, one) d = Expand(a, c) "
+        "h = Conv(x, w, d) y = BatchNormalization(h, s, s, s, s) }"
+    )
+    weights = {"w": RNG(0).random((600, 2, 3)), "s": RNG(1).random(600) + 0.5, "none": np.zeros(())}
+    weights = {name: array.astype(np.float32) for name, array in weights.items()} | {"one": np.int64([1])}
+    model = model_of(text, weights)
+    before = run(model.serialize(), {"x": X.reshape(1, 2, 4)})[0]
+    said = ["stated the type of 1 CastLike", "computed 4 operators on constants beforehand"]
+    assert normalised(model) == [*said, "folded 1 BatchNormalization into the layer before"]
+    assert ops(model.graph) == ["Conv"]
+    np.testing.assert_allclose(run(model.serialize(), {"x": X.reshape(1, 2, 4)})[0], before, rtol=1e-5, atol=1e-6)
+
+
+def test_a_constant_expanded_far_stays_small():
+    weights = {"w": np.ones((1, 1), np.float32), "shape": np.int64([1000, 1000]), "empty": np.int64([0])}
+    text = "{ k = Expand(w, shape) y = Mul(x, k) l = Expand(w, empty) z = Mul(l, l) }"
+    model = model_of(f"g (float[1000,1000] x) => (float[1000,1000] y, float[1,0] z) {text}", weights)
+    normalised(model)
+    assert ops(model.graph)[:2] == ["Expand", "Mul"]
 
 
 def test_half_weights_become_float_and_eight_bit_ones_stay():
@@ -207,7 +233,7 @@ def test_zeros_before_a_conv_are_pads_of_its_own(pads, mode, value, attributes, 
     before = run(model.serialize(), feeds)[0]
     assert ("made 1 Pad part of the Conv behind" in normalised(model)) == folded
     assert ops(model.graph) == (["Conv"] if folded else ["Pad", "Conv"])
-    np.testing.assert_allclose(run(model.serialize(), feeds)[0], before, rtol=1e-5)
+    np.testing.assert_allclose(run(model.serialize(), feeds)[0], before, rtol=1e-5, atol=1e-6)
 
 
 def test_pads_that_count_for_nothing_are_not_folded_in():

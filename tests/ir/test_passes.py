@@ -23,6 +23,7 @@ def test_passes_are_found_by_walking_the_folder():
         "name_values",
         "drop_initializer_inputs",
         "lift_constants",
+        "state_types",
         "carried_constants",
         "widen_floats",
         "fold_constants",

@@ -22,6 +22,7 @@ BYTES = 8  # of the largest element
 KEEP_BELOW = 1 << 20  # bytes of a result that is kept; a larger one is computed again when it is needed
 GROWTH = 2  # how many times the bytes of its inputs a result may take: float16 weights become float32, int8 ones stay
 FREE = 1024  # bytes that every result may take
+FREE_VECTOR = 1 << 16  # bytes of one that has a single axis: a bias of zeros for every channel
 
 # (inputs, node, opset) → output; KeyError, ValueError or IndexError where the node is not of the simple kind
 Compute = Callable[[Sequence[np.ndarray], Node, int], np.ndarray]
@@ -142,6 +143,13 @@ def _allowed(node: Node, inputs: list[Tensor]) -> bool:
         return _fits(ArrayTensor(np.zeros(1), target).nbytes * first.size, inputs)
     if node.op_type == "ConstantOfShape":
         return first.size < FREE and math.prod(int(size) for size in first.numpy()) * BYTES <= FREE
+    if node.op_type == "Expand":
+        sizes = inputs[1].numpy().tolist() if inputs[1].size < FREE else []
+        vector = len(first.shape) < 2 and len(sizes) == 1
+        result = (
+            math.prod(np.broadcast_shapes(first.shape, sizes)) * BYTES if min(sizes, default=0) > 0 else FREE_VECTOR
+        )
+        return (vector and result <= FREE_VECTOR) or _fits(result, inputs)
     if node.op_type == "Gather":
         return _fits(inputs[1].size * first.nbytes // max(first.shape[node.attribute("axis", 0)], 1), inputs)
     return True
@@ -213,6 +221,14 @@ def _slice(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
     return data[tuple(parts)]
 
 
+def _expand(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
+    return np.array(np.broadcast_to(inputs[0], np.broadcast_shapes(inputs[0].shape, inputs[1].tolist())))
+
+
+def _shape(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
+    return np.array(inputs[0].shape[node.attribute("start", 0) : node.attribute("end")], np.int64)
+
+
 def _constant_of_shape(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
     value = node.attribute("value")
     element = np.zeros(1, np.float32) if value is None else np.asarray(value)
@@ -243,6 +259,8 @@ COMPUTE: dict[str, Compute] = {
     "Cast": _cast,
     "Concat": _concat,
     "ConstantOfShape": _constant_of_shape,
+    "Expand": _expand,
+    "Shape": _shape,
     "Gather": _gather,
     "Slice": _slice,
     "Add": _elementwise(np.add),
