@@ -19,6 +19,7 @@ RNG = np.random.default_rng
 def test_passes_are_found_by_walking_the_folder():
     assert [item.name for item in find_passes()] == [
         "inline_functions",
+        "drop_traces",
         "name_nodes",
         "name_values",
         "drop_initializer_inputs",
@@ -242,3 +243,29 @@ def test_infinite_results_are_not_folded():
     weights = batchnorm_weights(3) | {"w": np.ones((3, 3, 1, 1), np.float32), "v": np.float32([1, -1, 1])}
     model = model_of(f"g (float[1,3,4,4] x) => (float[1,3,4,4] y) {{ {CONV} }}", weights)
     assert normalised(model) == []
+
+
+# -- what exporters note ------------------------------------------------------------------------------------------
+
+
+def test_what_pytorch_notes_of_the_source_is_left_out_in_bodies_too():
+    text = """g (bool c, float[2,4] x) => (float[2,4] y) {
+        h = Relu(x) y = If(c) <then_branch = t () => (a) { a = Neg(h) }, else_branch = e () => (b) { b = Abs(h) }>
+    }"""
+    proto = text_model(text)
+    relu, branch = proto.graph.node
+    inner = branch.attribute[0].g.node[0]
+    for node in (relu, inner):
+        notes = {"namespace": "net.act", "pkg.torch.onnx.stack_trace": 'File "/home/me/net.py", line 1', "mine": "kept"}
+        for key, value in (notes | {"pkg.torch.onnx.fx_node": "%relu", "pkg.torch.onnx.class_hierarchy": "[]"}).items():
+            node.metadata_props.add(key=key, value=value)
+        node.doc_string = "kept as well"
+    model = parse(proto.SerializeToString())
+    assert normalised(model) == ["left out what PyTorch noted of the source of 2 nodes"]
+    relu, branch = onnx.load_from_string(model.serialize()).graph.node
+    for node in (relu, branch.attribute[0].g.node[0]):
+        assert [(entry.key, entry.value) for entry in node.metadata_props] == [
+            ("namespace", "net.act"),
+            ("mine", "kept"),
+        ]
+        assert node.doc_string == "kept as well"
