@@ -127,6 +127,17 @@ def _chosen(condition: Size, left: Size, right: Size) -> Size | None:
     return None if condition.known is None else left if condition.number else right
 
 
+def _one_of(choose: Callable[[list[int]], int]) -> Callable[..., Size | None]:
+    """Make a rule for the largest or smallest, which tells where all are the same or numbers."""
+
+    def rule(*sizes: Size) -> Size | None:
+        if len(set(sizes)) == 1:
+            return sizes[0]
+        return Size(choose([size.number for size in sizes])) if all(size.known is not None for size in sizes) else None
+
+    return rule
+
+
 CONTENTS: dict[str, Content] = {
     "Add": _elementwise(_plus(1)),
     "Cast": _cast_content,
@@ -136,6 +147,8 @@ CONTENTS: dict[str, Content] = {
     "Equal": _elementwise(_equal),
     "Gather": _gather_content,
     "Identity": _same_content,
+    "Max": _elementwise(_one_of(max)),
+    "Min": _elementwise(_one_of(min)),
     "Mul": _elementwise(Size.__mul__),
     "ReduceProd": _product_content,
     "Reshape": _same_content,

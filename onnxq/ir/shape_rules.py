@@ -47,7 +47,8 @@ def _asked(shape: Shape, target: Shape, axis: int) -> Size | None:
     """Give the size that a Reshape makes of one element of its target; None where that may be another when it is 0.
 
     A 0 means the size that the input has there. A computed size is sure to be meant if the input's is then 0 too, if
-    there is none, or if all other sizes are numbers, as the number of elements has to stay.
+    there is none, or if all other sizes are numbers, as the number of elements has to stay. Where the input has a
+    number there, another size would have to be 0 as well: no samples of empty sequences are not reckoned with.
     """
     size = target[axis]
     if size.known is not None:
@@ -58,7 +59,9 @@ def _asked(shape: Shape, target: Shape, axis: int) -> Size | None:
     decided = rest.known is not None and all(other.number > 0 for other in target) and product(shape) == product(target)
     never = {symbol for other in target[len(shape) :] for symbol in other.symbols}  # 0 would be an error
     copied = set(shape[axis].symbols) if axis < len(shape) and shape[axis].known != 0 else set()
-    return size if decided or set(size.symbols) <= never or set(size.symbols) <= copied else None
+    alone = all(other.number > 0 for other in target) and not set(size.symbols) & set(rest.symbols)
+    missing = axis < len(shape) and (shape[axis].known or 0) > 0 and set(size.symbols) <= set(product(shape).symbols)
+    return size if decided or (alone and missing) or set(size.symbols) <= never or set(size.symbols) <= copied else None
 
 
 def _split(shapes: Shapes, node: Node, output: Value, given: Given) -> Shape | None:
