@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from onnxq.ir.graph import Value
 
-ENDLESS = 10**9  # an end of Slice that no axis reaches: exporters write the largest int32 or int64, tf2onnx this
+ENDLESS = (1 << 31) - 1  # an end of Slice that no axis reaches: exporters write the largest int32 or int64
 TOO_MANY = 1 << 42  # elements that no tensor has
 LONGEST = 400  # characters of a symbol that is made of others: beyond, a new one is cheaper
 

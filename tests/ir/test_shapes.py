@@ -135,7 +135,6 @@ CONTENTS = {
         ],
         (N, M, Size(2), Size(4)),
     ),
-    "up to a billion": ([node("Slice", "x axis0 billion axis1", "cut"), node("Shape", "cut", "y")], (N, M)),
     "the larger of the same": ([node("Max", "s s", "y")], (N, M)),
     "the smaller of numbers": (
         [node("Concat", "ones ones", "c", axis=0), node("Min", "c minus ones", "y")],
@@ -146,7 +145,6 @@ CONTENTS = {
 WEIGHTS = {
     "minus": I64([-1]), "ones": I64([1]), "open": I64([-1]), "axis0": I64([0]), "axis1": I64([1]),
     "turned": I64([1, 0]), "axis2": I64([2]), "eight": floats(1, 8), "rows": I64([-1, 8]), "heads": I64([2, 4]),
-    "billion": I64([10**9]),
 }  # fmt: skip
 
 
