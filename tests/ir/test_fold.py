@@ -35,6 +35,15 @@ FOLDS = {
     "split unevenly": ("a, k, b = Split <axis = -1> (w, sizes)", RNG(0).random((4, 7))),
     "split, one part of which is read": ("a, b, c = Split <axis = 1> (w) k = Neg(b)", RNG(0).random((4, 12))),
     "expand": ("a = Shape(w) b = Slice(w, zero, one, zero) c = Expand(b, a) k = Add(w, c)", RNG(0).random((4, 4))),
+    "weight normalisation": (
+        "a = ReduceL2 <axes = [1], keepdims = 1> (w) b = Div(w, a) k = Mul(b, a)",
+        RNG(0).random((4, 4)) + 1,
+    ),
+    "weight normalisation, spelled out": (
+        "a = Abs(w) b = Pow(a, a) c = ReduceSum(b, one) d = Sqrt(c) e = ReduceSumSquare <axes = [0]> (b) f = Div(b, d) "
+        "k = Div(f, e)",
+        RNG(0).random((4, 4)) + 1,
+    ),
     "gates in another order": (
         "a = Slice(w, zero, one, zero) b = Slice(w, one, ends, zero) k = Concat <axis = 0> (b, a)",
         RNG(0).random((4, 4)),

@@ -23,6 +23,7 @@ def test_passes_are_found_by_walking_the_folder():
         "name_nodes",
         "name_values",
         "drop_initializer_inputs",
+        "unread_initializers",
         "lift_constants",
         "state_types",
         "image_scalers",
@@ -139,6 +140,20 @@ def test_sparse_constants_stay():
     model = parse(proto.SerializeToString())
     assert normalised(model) == []
     assert model.serialize() == proto.SerializeToString()
+
+
+def test_initializers_that_nothing_reads_are_left_out():
+    """A float weight that an exporter had left behind stayed at full size, and let the others count as small ones."""
+    text = """g (bool c, float[2,4] x) => (float[2,4] y, float[300] given) {
+        y = If(c) <then_branch = t () => (a) { a = Add(x, read) }, else_branch = e () => (b) { b = Abs(x) }>
+    }"""
+    weights = {"read": np.ones(4), "unread": np.ones(500), "given": np.ones(300), "small": np.ones(2)}
+    proto = text_model(text, {k: v.astype(np.float32) for k, v in weights.items()})
+    left = onnx.numpy_helper.from_array(np.ones(256, np.float32), "inner")
+    proto.graph.node[0].attribute[0].g.initializer.append(left)
+    model = parse(proto.SerializeToString())
+    assert normalised(model) == ["left out 2 initializers that nothing reads"]
+    assert [value.name for value in model.initializers()] == ["read", "given", "small"]
 
 
 # -- BatchNormalization -------------------------------------------------------------------------------------------

@@ -134,6 +134,8 @@ def _allowed(node: Node, inputs: list[Tensor]) -> bool:
             return False
         same = all(tensor.dtype == first.dtype for tensor in inputs)
         return same and first.dtype in FLOATS and _fits(size * first.nbytes // max(first.size, 1), inputs)
+    if node.op_type in SUMS:
+        return first.dtype in FLOATS
     if node.op_type == "Cast":
         target = node.attribute("to", 0)
         if {first.dtype, target} <= INDICES:
@@ -239,6 +241,19 @@ def _cast(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
     return inputs[0].astype(onnx.helper.tensor_dtype_to_np_dtype(node.attribute("to")))
 
 
+def _summed(function: Callable[[np.ndarray], np.ndarray], then: Callable[[Any], Any] = np.asarray) -> Compute:
+    """Add up a function of the elements in float64, as a weight's norm is computed in the graph."""
+
+    def compute(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
+        axes = _axes(inputs, node) or None
+        if axes is None and node.attribute("noop_with_empty_axes", 0):
+            raise ValueError("nothing to add up")
+        total = function(inputs[0].astype(np.float64)).sum(axis=axes, keepdims=bool(node.attribute("keepdims", 1)))
+        return np.asarray(then(total), inputs[0].dtype)
+
+    return compute
+
+
 def _elementwise(function: Callable[..., Any]) -> Compute:
     def compute(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
         if opset < BROADCASTING_OPSET:
@@ -249,7 +264,8 @@ def _elementwise(function: Callable[..., Any]) -> Compute:
 
 
 BROADCASTING_OPSET = 7  # before, broadcasting is asked for by attribute; source: onnx operator specification, Add-6
-ARITHMETIC = frozenset(("Add", "Sub", "Mul", "Div", "Sqrt", "Neg"))
+ARITHMETIC = frozenset(("Add", "Sub", "Mul", "Div", "Sqrt", "Neg", "Abs", "Pow"))
+SUMS = frozenset(("ReduceSum", "ReduceSumSquare", "ReduceL2"))
 COMPUTE: dict[str, Compute] = {
     "Transpose": _transpose,
     "Reshape": _reshape,
@@ -269,4 +285,9 @@ COMPUTE: dict[str, Compute] = {
     "Div": _elementwise(np.divide),
     "Sqrt": _elementwise(np.sqrt),
     "Neg": _elementwise(np.negative),
+    "Abs": _elementwise(np.abs),
+    "Pow": _elementwise(np.power),
+    "ReduceSum": _summed(np.asarray),
+    "ReduceSumSquare": _summed(np.square),
+    "ReduceL2": _summed(np.square, np.sqrt),
 }
