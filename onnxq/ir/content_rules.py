@@ -114,7 +114,11 @@ def _plus(sign: int) -> Callable[[Size, Size], Size | None]:
 
 
 def _quotient(left: Size, right: Size) -> Size | None:
-    return left.divided(right) if left.number >= 0 and right.number > 0 else None
+    if left.number < 0 or right.number <= 0:
+        return None
+    if left.known is not None and right.known is not None:  # halves of an odd size: what is left over goes
+        return Size(left.number // right.number)
+    return left.divided(right)
 
 
 def _equal(left: Size, right: Size) -> Size | None:

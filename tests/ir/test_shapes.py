@@ -140,11 +140,14 @@ CONTENTS = {
         [node("Concat", "ones ones", "c", axis=0), node("Min", "c minus ones", "y")],
         (Size(-1), Size(-1)),
     ),
+    "half of an odd number": ([node("Div", "seven twos", "y")], (Size(3),)),
+    "half of a size": ([node("Div", "s twos", "y")], None),
     "the larger of others": ([node("Max", "s ones", "y")], None),
 }
 WEIGHTS = {
     "minus": I64([-1]), "ones": I64([1]), "open": I64([-1]), "axis0": I64([0]), "axis1": I64([1]),
     "turned": I64([1, 0]), "axis2": I64([2]), "eight": floats(1, 8), "rows": I64([-1, 8]), "heads": I64([2, 4]),
+    "seven": I64([7]), "twos": I64([2]),
 }  # fmt: skip
 
 

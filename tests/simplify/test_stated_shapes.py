@@ -256,3 +256,28 @@ def test_random_chains_give_the_same(steps, feeds):
         for one, other in zip(expected, run(after, sample), strict=True):
             assert one.shape == other.shape
             np.testing.assert_array_equal(one, other)
+
+
+def test_halves_of_channels_are_counted_like_torch_chunk_does():
+    """A shuffle of channels, whose first half is `x[:, : (c + 1) / 2]`: a ShuffleNet was asked for sizes in each block."""
+    nodes = [
+        node("Shape", "x", "s"),
+        node("Gather", "s i1", "c", axis=0),
+        node("Add", "c i1", "more"),
+        node("Div", "more two", "half"),
+        node("Slice", "x axis0 half i1", "left"),
+        node("Shape", "left", "t"),
+        node("Gather", "t i1", "d", axis=0),
+        node("Concat", "rest two d", "target", axis=0),
+        node("Concat", "left left", "whole", axis=1),
+        node("Reshape", "whole target", "y"),
+    ]
+    weights = {"i1": I64([1]), "two": I64([2]), "axis0": I64([0]), "rest": I64([-1])}
+    proto = build(nodes, {"x": ["n", 4]}, weights=weights)
+    found = simplified(proto)
+    assert written(found.model) == [
+        "left = Slice(x, [0], [2], [1])",
+        "whole = Concat(left, left, axis=1)",
+        "y = Reshape(whole, [-1, 2, 2])",
+    ]
+    assert_same(proto, found, [{"x": floats(3, 4)}])
