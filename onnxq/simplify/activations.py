@@ -20,6 +20,7 @@ FIRST_OPSET = 7  # before, broadcasting is asked for by attribute; source: onnx 
 LEAST_GAIN = 0.9  # of the time that the spelled-out function takes
 NODE = 500  # nanoseconds that one more node takes, however small its tensor
 FUSE_WITH = ("Conv", "Gemm")  # what a Relu or Clip behind them is part of, in float and in 8 bit
+CODED = ("Conv", "ConvTranspose")  # what they make is in codes where they compute in 8 bit
 
 FINE = 2.0 ** -np.arange(7, 24)
 FAR = 2.0 ** np.arange(4.5, 40)
@@ -72,8 +73,9 @@ def recognised(found: Sequence[Part], opset: int) -> tuple[Part, Known] | tuple[
             if not known:
                 continue
             values = compute(part.nodes, {part.entry: GRID}, opset)[part.value]
-            left = operators_left(part, opset)
-            known = [k for k in known if _pays(k, left, count(part.entry)) and _agrees(GRID, values, k)]
+            coded = part.entry.producer is not None and part.entry.producer.op_type in CODED
+            left = operators_left(part, opset, codes=coded)
+            known = [k for k in known if _pays(k, left, count(part.entry), coded) and _agrees(GRID, values, k)]
             if known:
                 return part, min(known, key=lambda k: k.nanoseconds)
     except (KeyError, ValueError, TypeError, IndexError):  # an operator in a form that no kernel here takes
@@ -81,10 +83,11 @@ def recognised(found: Sequence[Part], opset: int) -> tuple[Part, Known] | tuple[
     return None, None
 
 
-def _pays(known: Known, left: Sequence[str], elements: int) -> bool:
+def _pays(known: Known, left: Sequence[str], elements: int, coded: bool) -> bool:
     """Whether a function takes less time than the operators that onnxruntime leaves of its spelling."""
-    saved = cost(left) * LEAST_GAIN - known.nanoseconds
-    return saved > 0 and saved * elements > NODE * (len(known.operators) - len(left))
+    operators = known.behind_codes or known.operators if coded else known.operators
+    saved = cost(left) * LEAST_GAIN - cost(operators)
+    return saved > 0 and saved * elements > NODE * (len(operators) - len(left))
 
 
 def _is_plain(values: object, points: np.ndarray) -> bool:

@@ -44,6 +44,7 @@ class Known:
         operators: What onnxruntime makes of what is written.
         write: Writes that.
         opset: First operator set that has the operators.
+        behind_codes: What it makes of that behind a DequantizeLinear, if something else.
 
     """
 
@@ -52,6 +53,7 @@ class Known:
     operators: tuple[str, ...]
     write: Write
     opset: int = 6
+    behind_codes: tuple[str, ...] = ()
     _kept: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, repr=False)
 
     @property
@@ -178,7 +180,7 @@ FIXED = (
     Known("Tanh", np.tanh, ("Tanh",), _operator("Tanh")),
     Known("Softsign", lambda x: x / (1 + np.abs(x)), ("Softsign",), _operator("Softsign")),
     Known("HardSwish", lambda x: x * _ramp(1 / 6, 0.5, x), ("HardSigmoid", "Mul"), _write_hard_swish),
-    Known("SiLU", partial(_silu, 1.0), ("QuickGelu",), partial(_write_silu, 1.0)),
+    Known("SiLU", partial(_silu, 1.0), ("QuickGelu",), partial(_write_silu, 1.0), behind_codes=("Sigmoid", "Mul")),
     Known(
         "Mish",
         lambda x: x * np.tanh(softplus(x)),

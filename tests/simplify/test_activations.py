@@ -287,3 +287,22 @@ def test_candidates_agree_with_themselves():
         values = known.on(activations.FEW)
         assert known.name in {item.name for item in candidates(activations.FEW, values)}
         assert len(activations.GRID) == len(known.on(activations.GRID))
+
+
+GELU_FUSED = ("a = Div v 1.4142135381698608", "b = Erf a", "c = Add b 1", "d = Mul v c", "e = Mul d 0.5", "y = Floor e")
+
+
+@pytest.mark.parametrize(("before", "gelu"), [("Conv", True), ("MatMul", False)])
+def test_what_is_fused_behind_floats_only_is_written_behind_a_convolution(before, gelu):
+    """In 8 bit, Div and Mul read codes by a DequantizeLinear each, and a Gelu of ConvNeXt stayed five operators."""
+    weight = floats(3, 3, 1) if before == "Conv" else floats(3, 3)
+    proto = spelled(f"v = {before} x w", *GELU_FUSED, weights={"w": weight}, shape=("n", 3, 3))
+    found = simplified(proto)
+    assert any(line == "e = Gelu(v, approximate=none)" for line in written(found.model)) == gelu
+    assert_same(proto, found, [{"x": floats(2, 3, 3)}], rtol=1e-6)
+
+
+def test_silu_behind_a_convolution_stays_two_operators():
+    steps = ("v = Conv x w", "s = Sigmoid v", "y = Mul v s")
+    proto = spelled(*steps, weights={"w": floats(3, 3, 1)}, shape=("n", 3, 3))
+    assert simplified(proto).notes == ()

@@ -259,7 +259,7 @@ def test_random_chains_give_the_same(steps, feeds):
 
 
 def test_halves_of_channels_are_counted_like_torch_chunk_does():
-    """A shuffle of channels, whose first half is `x[:, : (c + 1) / 2]`: a ShuffleNet was asked for sizes in each block."""
+    """A shuffle of channels, whose first half is `x[:, : (c + 1) / 2]`: each block of a ShuffleNet asked for sizes."""
     nodes = [
         node("Shape", "x", "s"),
         node("Gather", "s i1", "c", axis=0),
