@@ -109,9 +109,9 @@ def _expand(shapes: Shapes, node: Node, output: Value, given: Given) -> Shape | 
 def _concat(shapes: Shapes, node: Node, output: Value, given: Given) -> Shape | None:
     first = list(given[0] or ())
     axis = node.attribute("axis", 1) % len(first)
-    parts = [None if shape is None else shape[axis].known for shape in given]
-    known = [part for part in parts if part is not None]
-    first[axis] = Size(sum(known)) if len(known) == len(parts) else fresh(output, axis)
+    known = [shape[axis].number for shape in given if shape is not None and shape[axis].known is not None]
+    if len(given) > 1:
+        first[axis] = Size(sum(known)) if len(known) == len(given) else fresh(output, axis)
     return tuple(first)
 
 
@@ -248,6 +248,12 @@ def _pool(shapes: Shapes, node: Node, output: Value, given: Given) -> Shape | No
     return (*shape[:2], *(ONE if whole else fresh(output, axis) for axis in range(2, len(shape))))
 
 
+def _pad(shapes: Shapes, node: Node, output: Value, given: Given) -> Shape | None:
+    shape, pads = given[0] or (), shapes.numbers(node.inputs[1]) if len(node.inputs) > 1 else node.attribute("pads")
+    pads = pads if pads is not None and len(pads) == 2 * len(shape) else [1] * 2 * len(shape)
+    return tuple(fresh(output, axis) if any(pads[axis :: len(shape)]) else size for axis, size in enumerate(shape))
+
+
 UNARY = (
     "Abs", "BatchNormalization", "Cast", "Ceil", "Celu", "Clip", "Cos", "CumSum", "DequantizeLinear", "Dropout", "Elu",
     "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "InstanceNormalization", "IsInf", "IsNaN",
@@ -279,6 +285,7 @@ RULES: dict[str, Rule] = {
     "GlobalMaxPool": _pool,
     "MatMul": _matmul,
     "MaxPool": _pool,
+    "Pad": _pad,
     "Range": _range,
     "Reshape": _reshape,
     "ScatterElements": _same,

@@ -43,8 +43,7 @@ def known_array(
         return value.constant.numpy() if value.constant.nbytes <= MOST_BYTES else None
     numbers = shapes.numbers(value)
     if numbers is not None:
-        rank = len(shapes.of(value) or (None,))
-        return np.array(numbers, np.int64).reshape(() if rank == 0 else (-1,))
+        return np.array(numbers, np.int64).reshape(() if shapes.of(value) == () else (-1,))
     node = value.producer
     if node is None or node.domain or depth == 0 or node.op_type not in operators or node.outputs[0] is not value:
         return None

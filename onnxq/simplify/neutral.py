@@ -114,6 +114,15 @@ def _cast(node: Node, shapes: Shapes) -> Value | None:
     return value if value is not None and value.dtype == node.attribute("to") else None
 
 
+def _pad(node: Node, shapes: Shapes) -> Value | None:
+    pads = shapes.numbers(node.inputs[1]) if len(node.inputs) > 1 else node.attribute("pads")
+    return node.inputs[0] if pads is not None and not any(pads) else None
+
+
+def _concat(node: Node, shapes: Shapes) -> Value | None:
+    return node.inputs[0] if len(node.inputs) == 1 else None
+
+
 def _clip(node: Node, shapes: Shapes) -> Value | None:
     if "min" in node.spans or "max" in node.spans:
         return None
@@ -150,10 +159,12 @@ RULES: dict[str, Callable[[Node, Shapes], Value | None]] = {
     "Add": _with(0, either=True),
     "Cast": _cast,
     "Clip": _clip,
+    "Concat": _concat,
     "Div": _with(1),
     "Max": _with(-np.inf, either=True),
     "Min": _with(np.inf, either=True),
     "Mul": _with(1, either=True),
+    "Pad": _pad,
     "Pow": _with(1),
     "Slice": _slice,
     "Sub": _with(0),

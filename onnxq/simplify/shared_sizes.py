@@ -13,13 +13,15 @@ from collections.abc import Hashable, Iterator
 import numpy as np
 import onnx
 
+from onnxq.ir.content_rules import MOST_CONTENT
 from onnxq.ir.graph import Graph, Node, Value
 from onnxq.ir.model import Model
 from onnxq.ir.patch import Patch
 from onnxq.ir.schemas import RANDOM
-from onnxq.ir.shapes import Shapes
-from onnxq.ir.sizes import Shape
+from onnxq.ir.shapes import INTEGERS, Shapes
+from onnxq.ir.sizes import Shape, product
 from onnxq.ir.tensor import ArrayTensor
+from onnxq.simplify.known import ARITHMETIC, known_array
 from onnxq.simplify.registry import Change, simplifies
 
 SAYS = "left out {} operator{s} that computed from sizes what is there already"
@@ -28,6 +30,7 @@ ASKED = "let {} Shape read an input of the same sizes"
 SIZES = frozenset(("Shape", "Size"))
 MAKERS = SIZES | {"ConstantOfShape", "EyeLike", "Range"}  # without any of them, nothing is computed from sizes
 APART = RANDOM | {"DequantizeLinear", "Dropout", "DynamicQuantizeLinear", "QuantizeLinear"}
+PLACED = ARITHMETIC | {"Mod", "Slice", "Transpose"}  # with which paddings are computed: PyTorch writes them in pairs
 SMALL = 1024  # bytes of a constant that is compared by what is in it
 
 
@@ -104,10 +107,16 @@ class _Sizes:
         """Give the elements of a node's output where they are numbers."""
         output = node.outputs[0]
         numbers, shape = self._shapes.numbers(output), self._shapes.of(output)
-        if numbers is None or shape is None or output is None or output.dtype is None:
+        if shape is None or output is None or output.dtype is None:
             return None
         dtype = onnx.helper.tensor_dtype_to_np_dtype(output.dtype)
-        return np.array(numbers, dtype).reshape([size.number for size in shape])
+        if numbers is not None:
+            return np.array(numbers, dtype).reshape([size.number for size in shape])
+        if output.dtype not in INTEGERS or product(shape).known is None or product(shape).number > MOST_CONTENT:
+            return None
+        array = known_array(output, self._shapes, operators=PLACED)
+        sizes = tuple(size.number for size in shape)
+        return array if array is not None and (array.dtype, array.shape) == (dtype, sizes) else None
 
     def _computed(self, node: Node) -> Hashable:
         """Give what is the same for nodes that compute the same: sizes, or operator, attributes and inputs."""

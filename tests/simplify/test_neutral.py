@@ -35,6 +35,8 @@ NEUTRAL = {
     "all of it": ([("Slice", "r s e a", {})], {"s": I64([0, -END]), "e": I64([END, 4]), "a": I64([0, 1])}),
     "as it is": ([("Reshape", "r c", {})], {"c": I64([-1, 4])}),
     "expand": ([("Expand", "r c", {})], {"c": I64([1, 4])}),
+    "padded by nothing": ([("Pad", "r c", {})], {"c": I64([0, 0, 0, 0])}),
+    "joined with nothing": ([("Concat", "r", {"axis": 0})], {}),
 }
 
 
@@ -73,6 +75,9 @@ STAY = {
     "backwards": ([("Slice", "r s e a t", {})], {"s": I64([-1]), "e": I64([-99]), "a": I64([1]), "t": I64([-1])}),
     "other shape": ([("Reshape", "r c", {})], {"c": I64([-1, 2])}),
     "expanded": ([("Expand", "r c", {})], {"c": I64([2, 1, 4])}),
+    "padded": ([("Pad", "r c", {})], {"c": I64([0, 0, 0, 1])}),
+    "cropped": ([("Pad", "r c", {})], {"c": I64([1, 0, -1, 0])}),
+    "joined": ([("Concat", "r r", {"axis": 0})], {}),
 }
 
 

@@ -202,3 +202,29 @@ def test_a_size_as_a_number_of_elements():
     found = simplified(proto, "shared_sizes")
     assert written(found.model)[-2:] == ["a = Range(0, count, 1)", "y = Add(a, a)"]
     assert_same(proto, found, [{"x": floats(n, m)} for n, m in SIZES])
+
+
+def test_pads_of_known_sizes_are_constants():
+    """PyTorch writes pads in pairs, the last axis first, and turns them around: here of windows that fit."""
+    nodes = [
+        node("Shape", "x", "s"),
+        node("Gather", "s i1", "width"),
+        node("Mod", "width four", "over"),
+        node("Unsqueeze", "over axis", "end"),
+        node("Concat", "none end", "pairs", axis=0),
+        node("Reshape", "pairs two", "rows"),
+        node("Slice", "rows last low axis last", "turned"),
+        node("Transpose", "turned", "sides", perm=[1, 0]),
+        node("Reshape", "sides last", "pads"),
+        node("Pad", "x pads", "padded"),
+        node("Neg", "padded", "y"),
+    ]
+    known = {
+        "four": I64(4), "none": I64([0, 0, 0]), "two": I64([-1, 2]), "last": I64([-1]),
+        "low": I64([-np.iinfo(np.int64).max]),
+    }  # fmt: skip
+    for width, left in ((8, ["y = Neg(x)"]), (7, ["padded = Pad(x, [0, 0, 3, 0])", "y = Neg(padded)"])):
+        proto = model(nodes, inputs={"x": ["n", width]}, **known)
+        found = simplified(proto, "neutral", "shared_sizes")
+        assert written(found.model) == left
+        assert_same(proto, found, [{"x": floats(3, width)}])
