@@ -1,9 +1,10 @@
 """A product whose columns are taken apart again, as queries, keys and values are: one product for each part.
 
-Exporters write `MatMul, Add, Reshape, Transpose, Split, Squeeze`, or `Split` right behind the product, or `Gather` in
-its place. Split copies what the product has just written, and in 8 bit that is a quarter of the product's own time:
-`[128, 256]` times `[256, 768]` with attention behind it takes 262 µs on one thread of onnxruntime 1.31, and 240 µs in
-three products, which read the same codes. In float it is the other way round, 402 and 432 µs.
+Exporters write `MatMul, Add, Reshape, Transpose, Split, Squeeze`, or `Split` right behind the product, or a `Gather`
+or `Slice` for each part in its place. Split copies what the product has just written, and in 8 bit that is a quarter
+of the product's own time: `[128, 256]` times `[256, 768]` with attention behind it takes 262 µs on one thread of
+onnxruntime 1.31, and 240 µs in three products, which read the same codes. In float it is the other way round, 402 and
+432 µs.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def _reshaped(chain: Chain, node: Node) -> Chain | None:
     """Follow the columns through a Reshape that leaves the rows whole."""
     before, after, output = chain.end.shape, node.outputs[0].shape if node.outputs[0] else None, node.outputs[0]
     target = node.inputs[1].constant if node.inputs[1] is not None else None
-    if before is None or after is None or output is None or node.attribute("allowzero", 0):
+    if before is None or after is None or output is None or _means_zero(node):
         return None
     columns, rows = chain.tail[0], len(before) - 1
     if after[:rows] == before[:rows] and None not in before[:rows] and len(after) > rows:
@@ -152,6 +153,12 @@ def _reshaped(chain: Chain, node: Node) -> Chain | None:
         usable = lead.count(-1) <= 1 and 0 not in lead[rows:]
         return replace(chain, end=output, lead=lead, tail=tail) if usable else None
     return None
+
+
+def _means_zero(node: Node) -> bool:
+    """Whether a 0 in the target of a Reshape is a size; PyTorch says so to every Reshape, most of which have none."""
+    target = node.inputs[1].constant if node.inputs[1] is not None else None
+    return bool(node.attribute("allowzero", 0)) and (target is None or 0 in target.numpy())
 
 
 def _filled(sizes: Sequence[int | str | None], columns: int) -> tuple[int, ...] | None:
@@ -172,6 +179,8 @@ def _parts(chain: Chain) -> list[Part]:
         found = _split(chain, readers[0])
     elif {node.op_type for node in readers} == {"Gather"}:
         found = [_gathered(chain, node) for node in readers]
+    elif {node.op_type for node in readers} == {"Slice"}:
+        found = [_sliced(chain, node) for node in readers]
     else:
         return []
     parts = [part for part in found if part is not None]
@@ -226,6 +235,19 @@ def _gathered(chain: Chain, node: Node) -> Part | None:
     axis = node.attribute("axis", 0) % len(chain.end.shape or (0,))
     whole = _source_axis(chain, axis) - chain.first
     return Part(axis, int(index.numpy()) % chain.tail[whole], 1, node.outputs[0], squeezed=True) if whole >= 0 else None
+
+
+def _sliced(chain: Chain, node: Node) -> Part | None:
+    stated = [None if value is None else value.constant for value in (*node.inputs[1:], None)]
+    bounds = [tensor.numpy().reshape(-1).tolist() for tensor in stated if tensor is not None]
+    if [len(numbers) for numbers in bounds] not in ([1] * 3, [1] * 4) or bounds[3:] not in ([], [[1]]):
+        return None
+    axis = bounds[2][0] % len(chain.end.shape or (0,))
+    whole = _source_axis(chain, axis) - chain.first
+    if whole < 0 or node.outputs[0] is None:
+        return None
+    start, end, _ = slice(bounds[0][0], bounds[1][0]).indices(chain.tail[whole])
+    return _squeezed(Part(axis, start, end - start, node.outputs[0], squeezed=False)) if end > start else None
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------

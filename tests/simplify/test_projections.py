@@ -24,6 +24,7 @@ BIASED = [node("MatMul", "x w", "p"), node("Add", "b p", "a")]
 AXES = {"s5": ints(2, 5, 3, 4, 16), "s0": ints(0, 0, 3, 4, -1), "ones": ints(1, 1, 1), "ax0": ints(0), "ax2": ints(2)}
 AXES |= {"thirds": ints(64, 64, 64), "uneven": ints(128, 64), "s4": ints(0, 0, 4, 48), "of48": ints(16, 16, 16)}
 AXES |= {f"i{i}": np.array(i, np.int64) for i in range(3)} | {"s3": ints(2, 5, N), "flat": ints(-1, C)}
+AXES |= {f"at{i}": ints(i) for i in (0, 1, 2, 3, 999)} | {"one": ints(1), "half": ints(96), "last": ints(-1)}
 SQUEEZED = [node("Squeeze", f"h{i} ax0", f"y{i}") for i in range(3)]
 CASES = {
     "nanogpt": [
@@ -46,6 +47,14 @@ CASES = {
         node("Transpose", "r", "t", perm=[2, 0, 3, 1, 4]),
         *[node("Gather", f"t i{i}", f"y{i}", axis=0) for i in range(3)],
     ],
+    "timm_dynamo": [
+        *BIASED,
+        node("Reshape", "a s5", "r", allowzero=1),
+        node("Transpose", "r", "t", perm=[2, 0, 3, 1, 4]),
+        *[node("Slice", f"t at{i} at{i + 1} ax0 one", f"h{i}") for i in range(3)],
+        *SQUEEZED,
+    ],
+    "sliced": [*BIASED, node("Slice", "a at0 half last", "y0"), node("Slice", "a half at999 last", "y1")],
     "gpt2": [*BIASED, node("Split", "a thirds", "y0 y1 y2", axis=2)],
     "gpt2_gemm": [
         node("Reshape", "x flat", "f"),
@@ -76,10 +85,10 @@ def products(found) -> int:
 def test_every_part_has_a_product_of_its_own(case, shape):
     proto = model(CASES[case], shape)
     found = simplify(typed(proto), only=["projections"])
-    assert products(found) == (2 if case in ("multi_query", "unused_part") else 3)
+    assert products(found) == (2 if case in ("multi_query", "unused_part", "sliced") else 3)
     left = count_ops(onnx.ModelProto.FromString(found.model.serialize()))
-    assert not left.keys() & {"Split", "Gather", "Squeeze"}
-    assert left["Transpose"] == (3 if case in ("nanogpt", "timm") else 0)
+    assert not left.keys() & {"Split", "Gather", "Slice", "Squeeze"}
+    assert left["Transpose"] == (3 if case in ("nanogpt", "timm", "timm_dynamo") else 0)
     for got, expected in zip(
         run(found.model.serialize(), {"x": X}), run(proto.SerializeToString(), {"x": X}), strict=True
     ):
@@ -94,9 +103,10 @@ def test_every_part_has_a_product_of_its_own(case, shape):
         [*BIASED, node("Split", "a", "y0 y1", axis=0)],
         [*BIASED, node("Relu", "a", "r"), node("Split", "r thirds", "y0 y1 y2", axis=2)],
         [*BIASED, node("Reshape", "a s5", "r"), node("Gather", "r i0", "y0", axis=2), node("Relu", "r", "y1")],
+        [*BIASED, *[node("Slice", f"a at{i} at999 last at2", f"y{i}") for i in (0, 1)]],
         [node("MatMul", "x w", "p"), node("Split", "p thirds", "y0 y1 y2", axis=2), node("MatMul", "x w", "y3")],
     ],
-    ids=["sum_read", "product_read", "rows_split", "function_between", "whole_read", "tied_weight"],
+    ids=["sum_read", "product_read", "rows_split", "function_between", "whole_read", "every_other", "tied_weight"],
 )
 def test_what_is_read_in_other_ways_stays_whole(nodes):
     assert simplify(typed(model(nodes)), only=["projections"]).original is None
