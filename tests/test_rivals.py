@@ -197,7 +197,8 @@ def test_row_08_names_that_are_taken_are_left_alone(mode: str, suffix: str, tmp_
     nodes = [node("MatMul", "x w", "h"), node("Relu", "h", "r"), node("MatMul", "r v", "p")]
     last = "p"
     for index, name in enumerate(taken):
-        nodes.append(node("Mul", f"{last} {name}", f"y{index}"))
+        # right behind a product or another factor, they would go into that
+        nodes += [node("Abs", last, f"t{index}"), node("Mul", f"t{index} {name}", f"y{index}")]
         last = f"y{index}"
     weights = {"w": floats(32, 32, seed=1), "v": floats(32, 24, seed=2), **taken}
     proto = build(nodes, {"x": [None, 32]}, [last], weights)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from onnx import TensorProto
 
 from onnxq.ops.family import Decline, Form, Rewriter, Site, plans, rewrites
+from onnxq.targets.placement import load_target
 
 # They only move values: onnxruntime drops the pairs around them when both sides have one scale.
 MOVERS = ("DepthToSpace", "Flatten", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
@@ -19,8 +20,9 @@ TAKING = ("Slice", "Split")  # those of them whose outputs are a part of the inp
 # apart, in `mean_pools.py`
 ONE_INPUT = ("GlobalAveragePool", "LeakyRelu", "Sigmoid")
 TWO_INPUTS = ("Add", "Mul")
-# Clamps that the saturation of QuantizeLinear does as well.
+# Clamps that the saturation of QuantizeLinear does as well, or a Clip of codes where others read what they clamp.
 CLAMPS = ("Relu", "Clip")
+CLIP_OF_CODES = 12  # the operator set from which on Clip takes 8 bit
 SHUFFLE = [0, 2, 1, 3, 4]  # exchanges groups of channels and what is in them, in front of places that stay
 
 
@@ -38,6 +40,23 @@ def plan_mover(site: Site) -> Form:
     if site.node.op_type == "Split" and unread:
         raise Decline("nobody reads one of its outputs, and onnxruntime splits floats then")
     return _keeping_scale(site, "moves 8-bit values")
+
+
+@plans(*CLAMPS, when="static-int8")
+def plan_clamp(site: Site) -> Form:
+    """Accept a Relu or Clip of what others read as well, or of what was moved: its codes are clamped by themselves."""
+    source = site.float_input(0)
+    maker = source.producer
+    moved = maker is not None and not maker.domain and maker.op_type in ("MaxPool", *MOVERS)
+    if not (moved or source.is_output or len(source.uses) > 1):
+        raise Decline("it stays float where its neighbours are float")
+    if clamp_bounds(site) is None:
+        raise Decline("its bounds are computed, or zero is not between them")
+    if not load_target(site.scheme.target).timed or site.scheme.activations not in ("uint8", "int8"):
+        raise Decline("its codes are clamped in 8 bit for onnxruntime alone")
+    if site.opset < CLIP_OF_CODES:
+        raise Decline(f"Clip works on 8 bit from opset {CLIP_OF_CODES} on")
+    return _keeping_scale(site, "clamps 8-bit values")
 
 
 @plans("Resize", when="static-int8")
@@ -91,7 +110,7 @@ def _activations(site: Site, slots: Sequence[int]) -> None:
         raise Decline("one of its inputs is a constant, and only activations are put into 8 bit here")
 
 
-@rewrites("MaxPool", "Resize", "Concat", *MOVERS, *ONE_INPUT, *TWO_INPUTS, when="static-int8")
+@rewrites("MaxPool", "Resize", "Concat", *MOVERS, *CLAMPS, *ONE_INPUT, *TWO_INPUTS, when="static-int8")
 def rewrite_passive(site: Site, patch: Rewriter) -> None:
     """Read the inputs through Q/DQ pairs, most of which their makers have already; the output gets its own."""
     for slot, value in enumerate(site.node.inputs):

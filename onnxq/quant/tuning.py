@@ -6,8 +6,10 @@ It comes last: what is filled up or folded has no counterpart in the float model
 from __future__ import annotations
 
 from onnxq.ir import Model, infer_types
+from onnxq.ops.integer_domain import CLAMPS, CLIP_OF_CODES
 from onnxq.quant.alignment import align
 from onnxq.quant.channels_last import keep_channels_last
+from onnxq.quant.clamping import clamp_codes
 from onnxq.quant.columns import fold_columns
 from onnxq.quant.coordinates import put_coordinates_first
 from onnxq.quant.differences import join_differences
@@ -54,6 +56,8 @@ def tune(model: Model, target: str) -> Model:
         fold_columns(model, wanted)
         double_codes(model)
         keep_channels_last(model)
+    if not kinds.isdisjoint(CLAMPS) and model.opset >= CLIP_OF_CODES:
+        clamp_codes(model)
     if not kinds.isdisjoint(ORDERING):
         move_single_axes(model)
     if "Conv" in kinds:

@@ -176,12 +176,21 @@ def test_a_clip_of_an_old_opset_is_absorbed():
     assert made.sqnr(x) > 25
 
 
+OTHERS_READ = {
+    "second_reader": {"extra": [node("GlobalMaxPool", "c", "z")], "outputs": ["y", "z"]},
+    "graph_output": {"outputs": ["y", "c"]},
+}
 KEPT = {
-    "second_reader": ([RELU], {"extra": [node("GlobalMaxPool", "c", "z")], "outputs": ["y", "z"]}),
-    "graph_output": ([RELU], {"outputs": ["y", "c"]}),
     "excludes_zero": ([node("Clip", "c half six", "r")], {}),
     "computed": ([node("Clip", "c low six", "r")], {"inputs": {"low": []}}),
 }
+
+
+@pytest.mark.parametrize("options", OTHERS_READ.values(), ids=OTHERS_READ)
+def test_a_clamp_of_what_others_read_stays_and_clamps_codes(options):
+    made = clamped(RELU, **options)
+    assert made.ops["Relu"] == 1
+    assert made.decision("n_r").reason == "clamps 8-bit values"
 
 
 @pytest.mark.parametrize("case", KEPT.values(), ids=KEPT)
