@@ -147,12 +147,22 @@ def _with(number: float, *, either: bool = False) -> Callable[[Node, Shapes], Va
     return rule
 
 
-def _is_all(value: Value, number: float) -> bool:
-    tensor = value.constant
+def _is_all(value: Value | None, number: float) -> bool:
+    """Whether a value is one number everywhere: a constant, or what is spread or chosen of such constants.
+
+    PyTorch's exporter writes the mask of a model that has none so, as `True` expanded to the size of the scores.
+    """
+    tensor, node = (value.constant, value.producer) if value is not None else (None, None)
+    if node is not None and not node.domain and node.op_type in MOVES_NOTHING:
+        return _is_all(node.inputs[0], number)
+    if node is not None and not node.domain and node.op_type == "Where":
+        return any(
+            _is_all(node.inputs[0], taken) and _is_all(node.inputs[2 - taken], number) for taken in (True, False)
+        )
     if tensor is None or tensor.size > MOST or not tensor.size:
         return False
     array = tensor.numpy()
-    return array.dtype.kind in "fiu" and bool((array == number).all())
+    return array.dtype.kind in "biuf" and bool((array == number).all())
 
 
 RULES: dict[str, Callable[[Node, Shapes], Value | None]] = {

@@ -181,3 +181,25 @@ def test_sizes_multiply_and_divide():
     assert n.divided(m) is None
     assert Size(6).divided(Size(4)) is None
     assert Size(6).divided(Size(0)) is None
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_mask_of_nothing_goes(taken):
+    """As PyTorch's newer exporter writes attention without a mask: one of every score, expanded to the batch."""
+    nodes = [
+        node("Relu", "x", "r"),
+        node("Shape", "x", "rows", end=1),
+        node("Concat", "rows four", "to", axis=0),
+        node("Expand", "all to", "spread"),
+        node("Where", "spread none lowest" if taken else "spread lowest none", "mask"),
+        node("Add", "r mask", "masked"),
+        node("Neg", "masked", "y"),
+    ]
+    lowest = np.finfo(np.float32).min
+    weights = {"four": I64([4]), "all": np.full((1, 4), taken), "none": np.float32(0), "lowest": np.float32(lowest)}
+    proto = build(nodes, {"x": ["n", 4]}, weights=weights, opset=18)
+    found = simplified(proto, "neutral", "unread")
+    assert written(found.model) == ["r = Relu(x)", "y = Neg(r)"]
+    assert_same(proto, found, [X])
+    weights["all"] = np.array([[taken, taken, not taken, taken]])
+    assert simplified(build(nodes, {"x": ["n", 4]}, weights=weights, opset=18), "neutral", "unread").notes == ()
