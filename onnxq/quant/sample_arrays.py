@@ -5,7 +5,9 @@ How an array in a file is cut into samples (`Cut`):
 * rank of the input plus one: a stack, one sample per entry of the first axis;
 * the input's own rank: batched along its first axis. Where the model fixes the batch at B, samples are batches of B and
   the rows left over are dropped (`Source.dropped` says how many); where it is dynamic, one row is one sample, `[1, …]`;
-* a scalar for a scalar input, or any array for an input of unknown rank: the whole array is one sample.
+* a scalar for a scalar input, or any array for an input of unknown rank: the whole array is one sample;
+* arrays of different numbers of rows, of inputs whose first axes the model gives different names: four texts and one
+  picture are one sample.
 """
 
 from __future__ import annotations
@@ -116,6 +118,8 @@ def _arrange(
                 "Save plain numeric arrays: rows of different lengths go into separate files of a folder.",
             )
         cuts[spec.name] = make_cut(column.shape, spec, label)
+    if _is_one_sample(cuts, inputs):
+        cuts = dict.fromkeys(cuts, Cut(1, step=0))
     counts = {name: cut.count for name, cut in cuts.items()}
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{count} for '{name}' {list(columns[name].shape)}" for name, count in counts.items())
@@ -137,6 +141,17 @@ def _arrange(
     dropped = max((cut.dropped for cut in cuts.values()), default=0)
     rows = max((cut.step for cut in cuts.values() if not cut.stack), default=1)
     return Source(label, read, next(iter(counts.values()), 0), dropped, max(rows, 1), read_labels)
+
+
+def _is_one_sample(cuts: Mapping[str, Cut], inputs: Sequence[InputSpec]) -> bool:
+    """Whether rows are no samples: their numbers differ, and only where the model names what is counted differently."""
+    counted: dict[str, set[int]] = {}
+    for spec in inputs:
+        axis = spec.shape[0] if spec.shape else None
+        if not isinstance(axis, str) or cuts[spec.name].stack or not cuts[spec.name].step:
+            return False
+        counted.setdefault(axis, set()).add(cuts[spec.name].count)
+    return len(set().union(*counted.values())) > 1 and all(len(counts) == 1 for counts in counted.values())
 
 
 def unreadable(label: str, error: BaseException) -> DataError:

@@ -230,6 +230,26 @@ def test_numbers_of_samples_must_agree(tmp_path):
     assert "disagree in the number of samples: 3 for 'ids' [3, 7], 4 for 'mask' [4, 7]" in message
 
 
+def test_axes_of_different_names_are_no_samples(tmp_path):
+    """Four texts and one picture are one sample; where both are as many, each row is one."""
+    text, picture = (
+        InputSpec("text", TensorProto.INT64, ("texts", "n")),
+        InputSpec("picture", TensorProto.FLOAT, ("pictures", 2)),
+    )
+    path = save(tmp_path / "a.npz", text=np.ones((4, 7), np.int64), picture=np.ones((1, 2), np.float32))
+    (sample,) = open_samples([path], [text, picture])
+    assert {name: array.shape for name, array in sample.items()} == {"text": (4, 7), "picture": (1, 2)}
+    path = save(tmp_path / "b.npz", text=np.ones((3, 7), np.int64), picture=np.ones((3, 2), np.float32))
+    assert [sample["text"].shape for sample in open_samples([path], [text, picture])] == [(1, 7)] * 3
+    more = InputSpec("more", TensorProto.INT64, ("texts", "m"))
+    path = save(
+        tmp_path / "c.npz", text=np.ones((4, 7), np.int64), more=np.ones((3, 7), np.int64), picture=np.ones((1, 2))
+    )
+    assert "disagree" in refusal(path, inputs=[text, more, picture]).message
+    path = save(tmp_path / "d.npz", text=np.ones((2, 4, 7), np.int64), picture=np.ones((1, 2)))
+    assert "disagree" in refusal(path, inputs=[text, picture]).message
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300])
 def test_values_that_are_not_finite(tmp_path, bad):
     data = np.zeros((3, 2, 3))
