@@ -45,7 +45,7 @@ def _fold(norm: Node) -> Patch | None:
         return None
     before = source.producer
     scale_of = SCALES.get(before.op_type) if not before.domain and before.graph is norm.graph else None
-    factors = _scale_and_shift(norm)
+    factors = scale_and_shift(norm)
     if scale_of is None or factors is None or source.is_output or len(source.uses) != 1 or any(norm.outputs[1:]):
         return None
     weight = before.inputs[1]
@@ -69,7 +69,7 @@ def _fold(norm: Node) -> Patch | None:
     return patch
 
 
-def _scale_and_shift(norm: Node) -> tuple[np.ndarray, np.ndarray] | None:
+def scale_and_shift(norm: Node) -> tuple[np.ndarray, np.ndarray] | None:
     """Give s = γ/√(σ² + ε) and β − μs in float64, or None for training forms and parameters that are no constants."""
     if norm.attribute("training_mode", 0) or not norm.attribute("spatial", 1):
         return None
