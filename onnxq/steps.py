@@ -13,7 +13,7 @@ from onnxq.errors import DataError, ModelError, NothingToQuantize
 from onnxq.evaluator.engine import Evaluator, Taps
 from onnxq.ir import Model, Node, Value, check_output, load
 from onnxq.ir.files import check_sources, data_path, refuse_source
-from onnxq.ir.opset import make_loadable, raise_opset
+from onnxq.ir.opset import MIN_OPSET, make_loadable, raise_opset
 from onnxq.ir.passes import normalise
 from onnxq.ir.types import infer_types
 from onnxq.ir.widened import store_narrow
@@ -102,6 +102,9 @@ def prepare(
     notes = tuple(normalise(model))
     infer_types(model)
     notes += make_loadable(model)
+    if model.opset < MIN_OPSET:
+        with suppress(ModelError):  # then onnxruntime says what it does not know of it
+            model, notes = _newer(model, raise_opset(model, MIN_OPSET), notes)
     found = simplified(model, chosen)
     notes += found.notes
     plan = Plan(chosen, {}, with_data)
@@ -127,12 +130,18 @@ def replanned(ready: Prepared, most: int | None = None, costs: Costs | None = No
     model, notes, recipe, with_data = ready.model, ready.notes, ready.plan.recipe, ready.plan.with_data
     plan = decide(model, recipe, with_data=with_data, costs=costs)
     newer = raised(model, plan, most)
-    if newer is not model:
-        notes += (f"opset raised from {model.opset} to {newer.opset}",)
-        notes += tuple(normalise(newer))
-        infer_types(newer)
-        plan = decide(newer, recipe, with_data=with_data, costs=costs)
-    return replace(ready, model=newer, plan=plan, notes=notes)
+    while newer is not model:  # a newer model may say more of its shapes, and more is quantized then
+        model, notes = _newer(model, newer, notes)
+        plan = decide(model, recipe, with_data=with_data, costs=costs)
+        newer = raised(model, plan, most)
+    return replace(ready, model=model, plan=plan, notes=notes)
+
+
+def _newer(model: Model, newer: Model, notes: tuple[str, ...]) -> tuple[Model, tuple[str, ...]]:
+    """Make a model of a newer operator set ready, and add to the notes what was done."""
+    notes += (f"opset raised from {model.opset} to {newer.opset}", *normalise(newer))
+    infer_types(newer)
+    return newer, notes
 
 
 def raised(model: Model, plan: Plan, most: int | None) -> Model:

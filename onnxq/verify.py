@@ -67,7 +67,7 @@ def compare(
 
     """
     pair = _Pair(float_model, quantized, blame)
-    _check_interface(pair.reference, pair.result, blame)
+    pair.check(samples)
     names = [output.name for output in pair.reference.get_outputs()]
     told = followed(float_model, quantized)
     differences = _differences(pair.reference, told)
@@ -79,7 +79,7 @@ def compare(
     for sample in samples:
         feeds = dict(sample)
         first = feeds if first is None else first
-        results = pair.run(feeds, count, MADE_UP if getattr(samples, "made_up", False) else UNPREPARED)
+        results = pair.run(feeds, count, _hint(samples))
         for name, difference, expected, got in zip(names, differences, *results, strict=True):
             problem = difference.add(expected, got)
             if problem:
@@ -118,29 +118,54 @@ class _Pair:
         except SessionError as error:
             label = _label(float_model, "the float model")
             raise ModelError(f"onnxruntime cannot load {label}: {error}", "Check the float model first.") from error
+        self.result: Any = None
+        self.refusal: OnnxqError | None = None
         try:
             self.result = other.result()
         except SessionError as error:
             label = _label(quantized, "the quantized model")
-            raise blame(f"onnxruntime cannot load {label}: {error}", refusal_hint(error)) from error
+            self.refusal = blame(f"onnxruntime cannot load {label}: {error}", refusal_hint(error))
+            self.refusal.__cause__ = error
 
     @property
     def in_memory(self) -> bool:
         """Whether both models run whole, as users run them."""
         return isinstance(self.reference, ort.InferenceSession) and isinstance(self.result, ort.InferenceSession)
 
-    def run(self, feeds: Sample, index: int, hint: str) -> tuple[list[Any], list[Any]]:
-        """Run both at the same time; `hint` is for samples that the float model refuses."""
-        other = self.pool.submit(run_session, self.result, None, feeds)
+    def check(self, samples: Iterable[Mapping[str, np.ndarray]]) -> None:
+        """Refuse a quantized model that is another one, or that does not load although the float one runs.
+
+        Shapes that contradict each other are found when a model is loaded or when it is run, by operator.
+        """
+        if self.refusal is None:
+            _check_interface(self.reference, self.result, self.blame)
+            return
+        for sample in samples:
+            self.expected(dict(sample), 0, _hint(samples))
+            break
+        raise self.refusal
+
+    def expected(self, feeds: Sample, index: int, hint: str) -> list[Any]:
+        """Run the float model; `hint` is for samples that it refuses."""
         try:
-            expected = run_session(self.reference, None, feeds)
+            return run_session(self.reference, None, feeds)
         except SessionError as error:
             raise DataError(f"onnxruntime cannot run the float model on sample {index}: {error}", hint) from error
+
+    def run(self, feeds: Sample, index: int, hint: str) -> tuple[list[Any], list[Any]]:
+        """Run both at the same time."""
+        other = self.pool.submit(run_session, self.result, None, feeds)
+        expected = self.expected(feeds, index, hint)
         try:
             return expected, other.result()
         except SessionError as error:
             message = f"onnxruntime cannot run the quantized model on sample {index}: {error}"
             raise self.blame(message, refusal_hint(error)) from error
+
+
+def _hint(samples: object) -> str:
+    """Say what to do about samples that the float model refuses."""
+    return MADE_UP if getattr(samples, "made_up", False) else UNPREPARED
 
 
 def _check_interface(reference: Any, result: Any, blame: type[OnnxqError]) -> None:

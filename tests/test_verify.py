@@ -209,6 +209,12 @@ def test_a_quantized_model_that_does_not_load_is_to_blame(blame: type[InvalidRes
     assert len(caught.value.message.splitlines()) == 1
 
 
+def test_a_float_model_that_does_not_run_is_to_blame_where_the_quantized_one_does_not_even_load() -> None:
+    """onnxruntime takes a Gemm of shapes that do not fit, up to opset 12, and no MatMulInteger."""
+    with pytest.raises(DataError, match="cannot run the float model on sample 0"):
+        compare(model(), b"nonsense", [{"x": np.zeros((1, 5), F)}])
+
+
 def test_samples_that_the_float_model_refuses_are_to_blame() -> None:
     with pytest.raises(DataError, match="cannot run the float model on sample 0"):
         compare(model(), model(), [{"x": np.zeros((1, 5), F)}])

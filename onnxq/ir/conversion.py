@@ -9,8 +9,11 @@ import onnx
 from onnxq.ir.commit import commit
 from onnxq.ir.graph import Node
 from onnxq.ir.model import Model
-from onnxq.ir.patch import Patch
+from onnxq.ir.patch import Patch, named_after
+from onnxq.ir.types import infer_types
 
+BROADCAST_OPSET = 7  # before, broadcasting is asked for by attribute; source: onnx operator specification, Add-6
+BROADCASTING = ("Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Equal", "Greater", "Less")
 HARDMAX_OPSET = 13  # before, Hardmax works on the input flattened at `axis`
 RESIZE_OPSET = 11  # before, Resize and Upsample map coordinates asymmetrically; afterwards by half pixels by default
 GROUP_NORM_OPSET = 21  # before, GroupNormalization has a scale for each group; afterwards for each channel
@@ -24,6 +27,9 @@ def prepare(model: Model, minimum: int) -> None:
 
     """
     patches: list[Patch] = []
+    if model.opset < BROADCAST_OPSET <= minimum:
+        infer_types(model)
+        patches += [patch for node in model.graph.walk() if (patch := _aligned(node)) is not None]
     for node in model.graph.walk():
         if node.domain:
             continue
@@ -32,6 +38,39 @@ def prepare(model: Model, minimum: int) -> None:
         if node.op_type == "Hardmax" and model.opset < HARDMAX_OPSET <= minimum:
             patches.append(_flatten_hardmax(node))
     commit(patches)
+
+
+def _aligned(node: Node) -> Patch | None:
+    """Give the second input of a node axes of size 1 behind its own, so that it stays where it was.
+
+    The converter adds as many as there are behind `axis`, those that the input has itself not taken off, and none to
+    the slopes of a PRelu, which were a number a channel.
+
+    Raises:
+        ValueError: How many axes it takes is not known.
+
+    """
+    stated = node.op_type in BROADCASTING and node.attribute("broadcast", 0) and node.attribute("axis") is not None
+    if node.domain or not (stated or node.op_type == "PRelu"):
+        return None
+    data, other, result = node.inputs[0], node.inputs[1], node.outputs[0]
+    if data is None or other is None or result is None or data.shape is None or other.shape is None:
+        raise ValueError(f"the axes that node {node.label} repeats its second input along are not known")
+    behind, rank = 0, len(data.shape)
+    if any(size != 1 for size in other.shape):
+        axis = 1 if node.op_type == "PRelu" and len(other.shape) == 1 else int(node.attribute("axis", -1))
+        axis = axis if axis >= -1 else axis + rank  # -1 is the old default: the last axes
+        behind = max(rank - axis - len(other.shape), 0) if axis >= 0 else 0
+    if not behind and not stated:
+        return None
+    patch = Patch(node.graph, node, "its second input is repeated along axes behind")
+    if behind:
+        axes = [len(other.shape) + place for place in range(behind)]
+        other = patch.op("Unsqueeze", other, hint=f"{other.name}_aligned", axes=axes)
+    made = patch.op(node.op_type, data, other, hint=result.name)
+    named_after(patch, node)
+    patch.replace(result, made)
+    return patch
 
 
 def _flatten_hardmax(node: Node) -> Patch:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import onnx
 import onnx.version_converter
 
@@ -16,8 +18,10 @@ from onnxq.ir.tensor import Tensor
 # The newest that onnxruntime loads: 1.31.1 says "max supported IR version: 13" and guarantees released opsets up to 26.
 MAX_OPSET = 26
 MAX_IR = 13
+MIN_OPSET = 7  # the oldest that it guarantees; of older ones it has kernels for few operators
 # (opset, lowest IR version that may announce it); source: onnx.helper.find_min_ir_version_for
 IR_OF_OPSET = ((25, 13), (24, 12), (23, 11), (21, 10), (19, 9), (15, 8), (13, 7), (12, 7), (11, 6), (10, 5), (9, 4))
+ASSERTION = re.compile(r"^.*: Assertion `.*` failed: ")  # of the converter, with the line of its source
 EXPORT_OLDER = "Export it again with an older opset."
 LISTED_INITIALIZERS_IR = 3  # up to here every initializer has to be an input too, which new constants are not
 
@@ -63,7 +67,8 @@ def raise_opset(model: Model, minimum: int) -> Model:
     except OnnxqError as error:
         raise _failure(model, minimum, error.message) from error
     except Exception as error:  # the binding raises bare RuntimeError, IndexError and ValueError alike
-        raise _failure(model, minimum, (str(error).strip().splitlines() or [repr(error)])[0]) from error
+        said = (str(error).strip().splitlines() or [repr(error)])[0]
+        raise _failure(model, minimum, ASSERTION.sub("", said)) from error
     _check_interface(model, converted, minimum)
     return converted
 
