@@ -1,0 +1,71 @@
+"""Gemm nodes between a Reshape to two axes and one back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import build, floats, node
+from support import assert_same, simplified, written
+
+I64 = np.int64
+SAYS = "wrote 1 Gemm of flattened rows as product of the tensor itself"
+WEIGHTS = {
+    "w": floats(64, 96, seed=1), "wt": floats(96, 64, seed=1), "b": floats(96, seed=2), "rows": floats(1, 96, seed=2),
+    "one": I64([1]), "flat": I64([-1, 64]), "end": I64([96]), "lead": I64([0]),
+    "two": I64([2]), "seven": I64([-1, 7, 96]),
+    "small": floats(64, 32), "end32": I64([32]), "some": I64([-1, 32]), "w32": floats(32, 96),
+}  # fmt: skip
+FEEDS = [{"x": floats(2, 5, 64)}, {"x": floats(1, 1, 64)}]
+
+
+def flattened(*changed: str, outputs=("y",), axes=("b", "t", 64), **attributes):
+    """A linear layer as GPT-2 has it, some of its lines in another way."""
+    lines = {
+        "s": "Shape x", "ahead": "Slice s lead two", "to": "Concat ahead end", "f": "Reshape x flat",
+        "g": "Gemm f w b", "back": "Reshape g to", "y": "Neg back",
+    } | dict(line.split(" = ") for line in changed)  # fmt: skip
+    more = {"Concat": {"axis": 0}, "Gemm": attributes}
+    calls = {made: call.split() for made, call in lines.items()}
+    nodes = [node(call[0], " ".join(call[1:]), made, **more.get(call[0], {})) for made, call in calls.items()]
+    read = {name for made in nodes for name in made.input}
+    weights = {name: array for name, array in WEIGHTS.items() if name in read}
+    return build(nodes, {"x": list(axes)}, outputs, weights)
+
+
+@pytest.mark.parametrize(
+    ("changed", "attributes", "weight"),
+    [((), {}, "w"), (("g = Gemm f wt b",), {"transB": 1}, "wt_transposed"), (("g = Gemm f w",), {}, "w")],
+)
+def test_a_linear_layer(changed, attributes, weight):
+    proto = flattened(*changed, **attributes)
+    found = simplified(proto, "flattened", "unread")
+    assert found.notes[0] == SAYS
+    product = "back" if changed == ("g = Gemm f w",) else "back_product"
+    added = [] if product == "back" else [f"back = Add({product}, b[96])"]
+    assert written(found.model) == [f"{product} = MatMul(x, {weight}[64, 96])", *added, "y = Neg(back)"]
+    assert_same(proto, found, FEEDS, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changed", "attributes"),
+    [
+        (("back = Reshape g seven",), {}),
+        (("g = Gemm f w rows",), {}),
+        (("g = Gemm f small", "to = Concat ahead end32"), {}),
+        (("f = Reshape x some", "g = Gemm f w32 b", "back = Reshape g seven"), {}),
+        ((), {"alpha": 0.5}),
+        ((), {"beta": 2.0}),
+        (("back = Relu g", "y = Reshape back to"), {}),  # something stands between
+    ],
+)
+def test_what_stays(changed, attributes):
+    assert SAYS not in simplified(flattened(*changed, **attributes), "flattened").notes
+
+
+def test_outputs_stay():
+    assert simplified(flattened(outputs=("y", "g")), "flattened").notes == ()
+
+
+def test_rows_that_are_two_axes_already_stay():
+    proto = flattened("to = Concat ahead end", "ahead = Slice s lead one", axes=("b", 64))
+    assert SAYS not in simplified(proto, "flattened").notes
