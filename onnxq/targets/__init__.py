@@ -16,6 +16,7 @@ from onnxq.targets.timings import Kernel, Timings
 
 UNKNOWN_SIDE = 56  # what a spatial dimension is taken for that the model leaves open
 FEWEST_CHANNELS = 3  # of the table of windows
+GROUPS = 16  # side by side in the table of them
 AXES = ("channels", "filters", "pixels", "rows", "inner", "columns", "batch", "hidden")  # of the tables, in this order
 
 
@@ -69,10 +70,13 @@ class Costs:
         if kernel == 1:
             in_float, in_integers = self._interpolate("pointwise", shape)
             return in_float * group, in_integers * group
+        if group > 1:  # a kernel that computes several groups is started once, and each is a small product
+            times = self._interpolate("grouped", (round(math.sqrt(shape[0] * shape[1])), pixels))
+            return times[0] * group / GROUPS * kernel / 9, times[1] * group / GROUPS * kernel / 9
         in_float = self._interpolate("spatial", shape)[0]
         # integer kernels take channels by four
         in_integers = self._interpolate("spatial", (max(shape[0], FEWEST_CHANNELS), *shape[1:]))[1]
-        return in_float * group * kernel / 9, in_integers * group * kernel / 9
+        return in_float * kernel / 9, in_integers * kernel / 9
 
     def integer_conv(self, positions: int, taps: int, channels: int, filters: int) -> float:
         """Give the time of an integer Conv by its parts. Right to a tenth in relation to other forms of the same Conv.

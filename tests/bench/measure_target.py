@@ -24,12 +24,14 @@ from onnxq.quant.benchmark import kernel_times
 from onnxq.quant.plan import make_plan
 from onnxq.quant.recipe import load_recipe
 from onnxq.quant.rewrite import rewrite
+from onnxq.targets import GROUPS
 from onnxq.targets.placement import load_target
 
 POINTWISE = ((8, 32, 128, 512), (8, 32, 128, 512), (7, 28, 112))
 SPATIAL = ((3, 16, 64, 256), (16, 64, 256), (7, 28, 112))
 MATMUL = ((1, 4, 16, 64, 256), (64, 256, 1024), (64, 256, 1024))
 DEPTHWISE = ((16, 64, 256), (7, 28, 112, 224))
+GROUPED = ((2, 4, 8, 16, 32, 64), (4, 8, 16, 32))
 RECURRENT = ((1, 8), (16, 32, 64, 128, 256))
 STEPS = 64
 ELEMENTWISE_NOTE = "# nanoseconds per element of the first input, or that a Resize gives: float, integer"
@@ -79,6 +81,12 @@ def main() -> None:
         times.append(pair)
         print("depthwise", channels, side, [round(t / 1000, 1) for t in pair], file=sys.stderr)
     out += table("depthwise", {"channels": DEPTHWISE[0], "pixels": [s * s for s in DEPTHWISE[1]]}, times)
+    times = []
+    for channels, side in product(*GROUPED):
+        pair, _ = measure(channels * GROUPS, channels * GROUPS, 3, side, GROUPS)
+        times.append(pair)
+        print("grouped", channels, side, [round(t / 1000, 1) for t in pair], file=sys.stderr)
+    out += table("grouped", {"channels": GROUPED[0], "pixels": [s * s for s in GROUPED[1]]}, times)
     times = [matmul(*point) for point in product(*MATMUL)]
     out += table("matmul", {"rows": MATMUL[0], "inner": MATMUL[1], "columns": MATMUL[2]}, times)
     times, starts = [], []

@@ -59,6 +59,12 @@ def test_a_conv_of_many_channels_works_in_8_bit_and_one_of_few_in_float() -> Non
     assert schemes(conv(3, 64, 3, 112)) == {"Conv": "weight-int8"}
 
 
+def test_groups_side_by_side_are_started_once() -> None:
+    """A RegNet's groups of 8 are small products for float, and stayed there for what 46 kernels take to start."""
+    assert schemes(conv(368, 368, 3, 4, group=46)) == {"Conv": "static-int8"}
+    assert schemes(conv(128, 128, 3, 32, group=32)) == {"Conv": "weight-int8"}
+
+
 def test_an_addition_is_in_8_bit_where_a_conv_reads_its_float_operand_in_8_bit() -> None:
     """Else onnxruntime converts to float and back, and adds a pair around the Transpose in between."""
     rng = np.random.default_rng(0)
