@@ -14,6 +14,7 @@ import numpy as np
 
 from onnxq.ir import Model, Node, Patch, Value
 from onnxq.ir.shapes import Shapes
+from onnxq.ir.sizes import product
 from onnxq.ir.tensor import DeferredTensor, Tensor
 from onnxq.simplify.registry import Change, simplifies
 
@@ -26,6 +27,7 @@ class Flattened(NamedTuple):
 
     source: Value
     gemm: Node
+    back: Node
     output: Value
     weight: Value
     bias: Value | None
@@ -39,14 +41,21 @@ def flattened(model: Model) -> Iterator[Change]:
     shapes = Shapes(graph, model.opset) if found else None
     for each in found:
         assert shapes is not None
-        if not _come_back(each, shapes):
+        target = _come_back(each, shapes)
+        at_once = target is None and _is_square(each, shapes)
+        if target is None and not at_once:
             continue
         patch = Patch(graph, each.gemm, "its rows are flattened for it alone")
-        name = each.output.name
-        weight = each.weight
+        name, source, weight = each.output.name, each.source, each.weight
+        if target:
+            joined = patch.constant(np.array(target, np.int64), f"{name}_joined_axes")
+            source = patch.op("Reshape", source, joined, hint=f"{name}_joined")
+        elif at_once:
+            zeros = {"allowzero": 1} if each.back.attribute("allowzero", 0) else {}
+            source = patch.op("Reshape", source, each.back.inputs[1], hint=f"{name}_joined", **zeros)
         if each.gemm.attribute("transB", 0):
             weight = patch.constant(_turned(weight), f"{weight.name}_transposed")
-        result = patch.op("MatMul", each.source, weight, hint=name if each.bias is None else f"{name}_product")
+        result = patch.op("MatMul", source, weight, hint=name if each.bias is None else f"{name}_product")
         if each.gemm.name:
             patch.nodes[-1].name = each.gemm.name
         if each.bias is not None:
@@ -69,7 +78,7 @@ def _flattened(node: Node) -> Flattened | None:
     if bias is not None and (bias.constant is None or len(bias.constant.shape) > 1):
         return None
     made = use.node.outputs[0]
-    return None if made is None else Flattened(source, node, made, weight, bias)
+    return None if made is None else Flattened(source, node, use.node, made, weight, bias)
 
 
 def _reshaped(node: Node | None, gemm: Node) -> Value | None:
@@ -85,10 +94,25 @@ def _turned(weight: Value) -> Tensor:
     return DeferredTensor(tensor.dtype, tensor.shape[::-1], lambda: np.ascontiguousarray(tensor.numpy().T))
 
 
-def _come_back(each: Flattened, shapes: Shapes) -> bool:
-    """Whether all axes but the last are the same in front of the first Reshape and behind the second."""
+def _come_back(each: Flattened, shapes: Shapes) -> list[int] | None:
+    """Give the target of a Reshape that joins the last axes alone, where all before them are the same again behind.
+
+    It is empty where there is one such axis; None is for sizes that are not proved to be the same.
+    """
     before, after = shapes.of(each.source), shapes.of(each.output)
-    if before is None or after is None or len(before) < 3:
+    if before is None or after is None or not 3 <= len(after) <= len(before):
+        return None
+    lead = len(after) - 1
+    rows, columns = product(before[lead:]), after[-1]
+    if min(rows.number, columns.number) < LEAST or rows.symbols + columns.symbols or before[:lead] != after[:lead]:
+        return None
+    return [] if len(before) == len(after) else [0] * lead + [rows.number]
+
+
+def _is_square(each: Flattened, shapes: Shapes) -> bool:
+    """Whether what the second Reshape is told fits in front of the product, too: its rows stay in their order."""
+    after, told = shapes.of(each.output), shapes.content(each.back.inputs[1])
+    if after is None or told is None or len(after) < 3 or any(size.number == 0 for size in told):
         return False
-    ends = (before[-1].number, after[-1].number)
-    return min(ends) >= LEAST and not before[-1].symbols + after[-1].symbols and before[:-1] == after[:-1]
+    weight = each.weight.constant
+    return weight is not None and min(weight.shape) >= LEAST and (after[-1].known,) * 2 == tuple(weight.shape)

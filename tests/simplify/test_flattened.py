@@ -46,6 +46,44 @@ def test_a_linear_layer(changed, attributes, weight):
     assert_same(proto, found, FEEDS, rtol=1e-6)
 
 
+def test_heads_are_joined_on_the_way():
+    """The newer exporter joins them with all rows at once."""
+    proto = flattened(axes=("b", "t", 4, 16))
+    found = simplified(proto, "flattened", "unread")
+    assert found.notes[0] == SAYS
+    assert written(found.model) == [
+        "back_joined = Reshape(x, [0, 0, 64])",
+        "back_product = MatMul(back_joined, w[64, 96])",
+        "back = Add(back_product, b[96])",
+        "y = Neg(back)",
+    ]
+    assert_same(proto, found, [{"x": floats(2, 5, 4, 16)}, {"x": floats(1, 1, 4, 16)}], rtol=1e-6)
+
+
+def test_rows_are_parted_before_a_square_product():
+    """Where a mask could be of a larger batch, nothing proves that sizes are the same again; rows keep their order."""
+    nodes = [
+        node("Shape", "z", "ahead"),
+        node("Concat", "ahead flat1", "to", axis=0),
+        node("Reshape", "x flat", "f"),
+        node("Gemm", "f square b64", "g"),
+        node("Reshape", "g to", "back", allowzero=1),
+        node("Neg", "back", "y"),
+    ]
+    weights = {"flat": I64([-1, 64]), "flat1": I64([64]), "square": floats(64, 64, seed=3), "b64": floats(64, seed=4)}
+    proto = build(nodes, {"x": ["b", "t", 4, 16], "z": ["c", "u"]}, weights=weights)
+    found = simplified(proto, "flattened", "unread")
+    assert found.notes[0] == SAYS
+    assert written(found.model)[2:] == [
+        "back_joined = Reshape(x, to, allowzero=1)",
+        "back_product = MatMul(back_joined, square[64, 64])",
+        "back = Add(back_product, b64[64])",
+        "y = Neg(back)",
+    ]
+    feeds = [{"x": floats(2, 6, 4, 16), "z": floats(*shape)} for shape in ((2, 6), (3, 4))]
+    assert_same(proto, found, feeds, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("changed", "attributes"),
     [
