@@ -22,6 +22,7 @@ from onnxq.ops.scheme import RangesSetting
 from onnxq.quant.layers import MeasuredLayers
 from onnxq.quant.samples import Samples
 from onnxq.quant.stats import Stats
+from onnxq.quant.weights import Weights
 from onnxq.steps import Prepared, measure
 
 BY_ERROR = "chose the ranges of activations by the error that they cause at the outputs of the layers that read them"
@@ -61,8 +62,8 @@ def best_ranges(ready: Prepared, split: Split) -> Ranges:
         `PLAIN` where no other way gains much, or nothing has to be gained.
 
     """
-    variants = [with_ranges(ready, way) for way in WAYS]
-    found = np.array([_judged(variants, judge, others) for judge, others in _folds(variants[-1], split)])
+    variants, weights = [with_ranges(ready, way) for way in WAYS], Weights()
+    found = np.array([_judged(variants, judge, others, weights) for judge, others in _folds(variants[-1], split)])
     gains = np.clip(found, -MOST, MOST) - np.clip(found[:, :1], -MOST, MOST)
     sure = gains.mean(axis=0) - DOUBT * gains.std(axis=0, ddof=1) / np.sqrt(len(gains))
     best = int(np.argmax(sure))
@@ -82,9 +83,9 @@ def _folds(ready: Prepared, split: Split) -> Iterator[tuple[Judge, Stats]]:
         yield Judge(split.baseline, fold), reduce(Stats.merge, besides + known[:index] + known[index + 1 :])
 
 
-def _judged(variants: Sequence[Prepared], judge: Judge, others: Stats) -> list[float]:
+def _judged(variants: Sequence[Prepared], judge: Judge, others: Stats, weights: Weights) -> list[float]:
     """Give the signal-to-quantization-noise ratio of the worst output of each variant in dB."""
-    return [judge.sqnr(carried_out(duplicate(ready), others)) for ready in variants]
+    return [judge.sqnr(carried_out(duplicate(ready), others, weights)) for ready in variants]
 
 
 def with_ranges(ready: Prepared, ranges: Ranges) -> Prepared:

@@ -108,8 +108,18 @@ class Weights:
         """
         assert weight.constant is not None
         key = (weight.constant, coding)
-        if minimum is None and key in self._known:
-            return self._known[key]
+        if minimum is not None and coding.bits < 8:  # what is searched for with a floor could be another even above it
+            return self._coded(weight, coding, minimum, reader)
+        if key not in self._known:
+            self._known[key] = self._coded(weight, coding, None, reader)
+        coded = self._known[key]
+        if minimum is None or _above(coded, minimum, coding):
+            return coded
+        return self._coded(weight, coding, minimum, reader)
+
+    def _coded(self, weight: Value, coding: Coding, minimum: np.ndarray | None, reader: str) -> Coded:
+        assert weight.constant is not None
+        key = (weight.constant, coding)
         chosen = (weight.constant, replace(coding, bits=8)) if coding.bits == 7 else key
         large = weight.constant.nbytes >= SPOOLED and coding.bits >= 7 and not coding.block_size
         if self._spool is not None and large and chosen not in self._rounded:
@@ -125,11 +135,8 @@ class Weights:
             coded = rows.restore(rounded.codes, rounded.scales)
         else:
             coded = rows.restore(*_nearest(_finite(rows.array(), weight, reader), floor, coding))
-        coded = self.keep(coded[0]), coded[1]
         weight.constant.release()
-        if minimum is None:
-            self._known[key] = coded
-        return coded
+        return self.keep(coded[0]), coded[1]
 
     def _spooled(self, weight: Value, coding: Coding, minimum: np.ndarray | None, reader: str, spool: Spool) -> Coded:
         assert weight.constant is not None
@@ -137,8 +144,6 @@ class Weights:
         weight.constant.release()
         if coded is None:
             raise _unsound(weight, reader)
-        if minimum is None:
-            self._known[weight.constant, coding] = coded
         return coded
 
     def chosen(self) -> tuple[ChosenWeight, ...]:
@@ -231,6 +236,17 @@ def _unsound(weight: Value, reader: str) -> ModelError:
         f"'{weight.name}', read by {reader}: the weight holds NaN or infinity",
         "Export the model again from sound weights.",
     )
+
+
+def _above(coded: Coded, minimum: np.ndarray, coding: Coding) -> bool:
+    """Whether codes of 8 bit that were made without a least scale are those that are made with it.
+
+    Channels of zeros have a scale of their own without one, the least with it.
+    """
+    codes, scales = coded
+    if coding.block_size or not codes.any(axis=coding.axes).all():
+        return False
+    return bool((scales > minimum.max(axis=coding.axes, keepdims=True)).all())
 
 
 def _nearest(rows: np.ndarray, floor: np.ndarray | None, coding: Coding) -> Coded:

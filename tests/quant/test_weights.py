@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from helpers import build, floats, node, quantize_in_memory, recipe_of, typed
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxq.errors import ModelError
@@ -121,3 +121,29 @@ def test_a_weight_that_is_read_in_different_groups_is_served_by_what_is_known_be
     (job,) = rounding_jobs(plan, {}, stats, layers).values()
     assert len(job.readers) == 2
     assert job.moments.assumed
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 99),
+    axes=st.sampled_from([(1,), (0,), (0, 1)]),
+    factor=st.sampled_from([0.01, 0.5, 1.0, 1.5]),
+    zeros=st.booleans(),
+)
+def test_what_is_remembered_without_a_least_scale_is_what_is_made_with_it(seed, axes, factor, zeros):
+    weight = floats(6, 5, seed=seed)
+    if zeros:
+        weight[2], weight[:, 3] = 0, 0
+    model = typed(build([node("MatMul", "x w", "y")], {"x": [2, 6]}, ["y"], {"w": weight}))
+    value, coding = model.graph.values["w"], Coding(axes)
+    plain = Weights().codes(value, coding, None, "n_y")
+    minimum = np.median(plain[1]) * np.float32(factor) * np.ones_like(plain[1])
+    expected = Weights().codes(value, coding, minimum, "n_y")
+    weights = Weights()
+    weights.codes(value, coding, None, "n_y")
+    for again in (weights.codes(value, coding, minimum, "n_y"), weights.codes(value, coding, minimum, "n_y")):
+        for made, wanted in zip(again, expected, strict=True):
+            np.testing.assert_array_equal(made, wanted)
+    floor = np.where(weight.any(axis=axes, keepdims=True), np.maximum(plain[1], minimum), minimum)
+    np.testing.assert_array_equal(expected[1], floor)
+    np.testing.assert_array_equal(expected[0], np.rint(weight / np.where(floor, floor, 1)))
