@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from onnxq.ir.graph import Node, Value
-from onnxq.ir.sizes import ONE, Shape, Size, broadcast, cut, fresh, product, takes_all
+from onnxq.ir.sizes import ONE, Shape, Size, broadcast, cut, fresh, padded, product, takes_all
 
 if TYPE_CHECKING:
     from onnxq.ir.shapes import Shapes
@@ -250,8 +250,7 @@ def _pool(shapes: Shapes, node: Node, output: Value, given: Given) -> Shape | No
 
 def _pad(shapes: Shapes, node: Node, output: Value, given: Given) -> Shape | None:
     shape, pads = given[0] or (), shapes.numbers(node.inputs[1]) if len(node.inputs) > 1 else node.attribute("pads")
-    pads = pads if pads is not None and len(pads) == 2 * len(shape) else [1] * 2 * len(shape)
-    return tuple(fresh(output, axis) if any(pads[axis :: len(shape)]) else size for axis, size in enumerate(shape))
+    return padded(shape, None if any(node.inputs[3:]) else pads, output)  # axes may stand there
 
 
 UNARY = (

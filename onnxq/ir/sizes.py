@@ -117,3 +117,13 @@ def takes_all(start: int, end: int, size: Size, others: Shape) -> bool:
         return end >= size.number
     rest = product(others).known
     return end >= ENDLESS or (rest is not None and rest > 0 and end * rest >= TOO_MANY)
+
+
+def padded(shape: Shape, pads: Sequence[int] | None, output: Value) -> Shape:
+    """Give sizes with so many more in front of all axes, then behind; new ones where either is not known."""
+    if pads is None or len(pads) != 2 * len(shape):
+        return tuple(fresh(output, axis) for axis in range(len(shape)))
+    more = [sum(pads[axis :: len(shape)]) for axis in range(len(shape))]
+    grown = [size if not number else Size(size.number + number) for size, number in zip(shape, more, strict=True)]
+    unknown = [number != 0 and size.known is None for size, number in zip(shape, more, strict=True)]
+    return tuple(fresh(output, axis) if unknown[axis] else size for axis, size in enumerate(grown))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import build, floats, node
+from helpers import build, floats, node, typed
 from onnx import TensorProto
 
 from onnxq.ir import infer_types, parse
+from onnxq.ir.shapes import Shapes
 
 
 def shapes_of(nodes, inputs, weights) -> dict[str, tuple[int | str | None, ...] | None]:
@@ -70,3 +71,28 @@ def test_parts_of_what_is_found_are_known(given, sizes):
 def test_what_nothing_tells_stays_open():
     inputs = {"x": ["n", 32], "target": (TensorProto.INT64, ["r"])}
     assert shapes_of([node("Reshape", "x target", "z")], inputs, {})["z"] is None
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        ("x pads", ["x:0", "3", "7", "z:3"]),
+        ("x plain", ["x:0", "3", "5", "x:3"]),
+        ("x moved", ["x:0", "3", "5", "x:3"]),
+        ("x unknown", ["z:0", "z:1", "z:2", "z:3"]),
+        ("x pads - axes", ["z:0", "z:1", "z:2", "z:3"]),
+    ],
+)
+def test_pads_are_counted_on_the_axes_that_they_are_for(inputs, expected):
+    """From opset 18 on, axes can stand beside them, in any order."""
+    weights = {"pads": ids(0, 0, 2, 1, 0, 0, 0, 0), "plain": ids(*[0] * 8), "moved": ids(0, 0, 1, 0, 0, 0, -1, 0)}
+    weights |= {"axes": ids(3, 2, 1, 0)}
+    read = inputs.split()
+    feeds = {"x": ["n", 3, 5, "s"]} | ({"unknown": (TensorProto.INT64, [8])} if "unknown" in read else {})
+    used = {name: array for name, array in weights.items() if name in read}
+    model = typed(build([node("Pad", inputs, "z"), node("Neg", "z", "y")], feeds, ["y"], used, opset=18))
+    (z,) = (value for value in model.graph.values.values() if value.name == "z")
+    z.shape = None  # as inference leaves it where it knows less
+    found = Shapes(model.graph, 18).of(z)
+    assert found is not None
+    assert [str(size.known or size.symbols[0]) for size in found] == expected
