@@ -14,6 +14,7 @@ from onnxq.ops.family import Site
 from onnxq.ops.integer_domain import CLAMPS, clamp_bounds
 from onnxq.ops.quantized.linear import quantize_linear
 from onnxq.ops.scheme import Scheme
+from onnxq.quant.pitfalls import scale_and_zero
 
 
 def clamp_codes(model: Model) -> int:
@@ -45,10 +46,12 @@ def _patch(graph: Graph, node: Node) -> Patch | None:
     if before is None or after is None or before.op_type != "DequantizeLinear" or after.op_type != "QuantizeLinear":
         return None
     bounds, codes, result = clamp_bounds(Site(node, Scheme(), 1)), before.inputs[0], after.outputs[0]
-    numbers = _numbers(after)
-    if bounds is None or codes is None or result is None or numbers is None or numbers != _numbers(before):
+    numbers, others = scale_and_zero(after), scale_and_zero(before)
+    if bounds is None or codes is None or result is None or numbers is None or others is None:
         return None
-    scale, zero = np.asarray(numbers[0]), np.asarray(numbers[1])
+    scale, zero = numbers
+    if numbers != others or zero.dtype != others[1].dtype or zero.dtype not in (np.uint8, np.int8):
+        return None
     patch = Patch(graph, node, f"clamp the codes of {node.label}")
     ends, limits = quantize_linear(np.array(bounds, np.float32), scale, zero), np.iinfo(zero.dtype)
     least, most = (
@@ -59,14 +62,3 @@ def _patch(graph: Graph, node: Node) -> Patch | None:
     made_codes = patch.node("Clip", inputs, outputs=[result.name])[0] if least or most else codes
     patch.replace(result, made_codes)
     return patch
-
-
-def _numbers(node: Node) -> tuple[np.generic, np.generic, np.dtype] | None:
-    """Give scale, zero point and type of codes of a conversion of 8 bit that has one of each, all constant."""
-    constants = [value.constant if value is not None else None for value in node.inputs[1:3]]
-    if len(constants) != 2 or node.attribute("precision", 0):
-        return None
-    scale, zero = (constant.numpy().reshape(-1) if constant is not None else np.empty(0) for constant in constants)
-    if scale.size != 1 or zero.size != 1 or scale.dtype != np.float32 or zero.dtype not in (np.uint8, np.int8):
-        return None
-    return scale[0], zero[0], zero.dtype

@@ -14,6 +14,7 @@ from onnxq.ops.family import Site
 from onnxq.ops.integer_domain import clamp_bounds
 from onnxq.ops.quantized.linear import quantize_linear
 from onnxq.ops.scheme import Scheme
+from onnxq.quant.pitfalls import scale_and_zero
 
 # onnxruntime computes a Clip together with these
 FUSED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add")
@@ -56,11 +57,8 @@ def _without_effect(node: Node, source: Value, result: Value) -> bool:
 
 def _ends_within(reader: Node, ends: np.ndarray) -> bool:
     """Whether a reader quantizes, and gives what lies beyond two numbers the codes that these get."""
-    constants = [value.constant if value is not None else None for value in reader.inputs[1:3]]
-    if reader.op_type != "QuantizeLinear" or len(constants) != 2 or reader.attribute("precision", 0):
+    found = scale_and_zero(reader) if reader.op_type == "QuantizeLinear" else None
+    if found is None:
         return False
-    scale, zero = (constant.numpy() if constant is not None and constant.size == 1 else None for constant in constants)
-    if scale is None or zero is None or scale.dtype != np.float32 or zero.dtype.kind not in "iu":
-        return False
-    codes = [quantize_linear(each, scale.reshape(()), zero.reshape(())) for each in (ends, FURTHEST)]
+    codes = [quantize_linear(each, *found) for each in (ends, FURTHEST)]
     return bool((codes[0] == codes[1]).all())
