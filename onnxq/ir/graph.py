@@ -72,6 +72,11 @@ class Value:
         """The one place that reads the value; None where there are others or none, or where it is an output."""
         return next(iter(self.uses)) if len(self.uses) == 1 and not self.is_output else None
 
+    def sole_maker(self, beside: Node) -> Node | None:
+        """The operator of ONNX in the graph of a node that makes the value; None where not one place alone reads it."""
+        maker = self.producer if self.only_use is not None else None
+        return maker if maker is not None and maker.graph is beside.graph and not maker.domain else None
+
     def consumers(self) -> list[Node]:
         """The nodes that read the value, each once, in graph order of their first use."""
         return list(dict.fromkeys(use.node for use in self.uses))

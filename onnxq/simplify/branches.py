@@ -83,10 +83,8 @@ def _pair(node: Node) -> tuple[Node, Node] | None:
 
 
 def _maker(value: Value | None, reader: Node) -> Node | None:
-    made = None if value is None else value.producer
-    if value is None or made is None or value.is_output or len(value.uses) != 1 or made.graph is not reader.graph:
-        return None
-    return made if made.op_type in ("Conv", "BatchNormalization") and not made.domain else None
+    made = None if value is None else value.sole_maker(reader)
+    return made if made is not None and made.op_type in ("Conv", "BatchNormalization") else None
 
 
 def _joined(node: Node, left: Node, right: Node) -> Branch | None:

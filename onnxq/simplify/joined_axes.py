@@ -46,10 +46,9 @@ def _around(node: Node) -> tuple[Node, Node, Node] | None:
         return None
     source, output = node.inputs[0], node.outputs[0]
     join = source.producer if source is not None else None
-    if output is None or output.is_output or len(output.uses) != 1:
-        return None
-    split = next(iter(output.uses)).node
-    if join is None or not (_reshapes(join, node.graph) and _reshapes(split, node.graph)):
+    use = output.only_use if output is not None else None
+    split = use.node if use is not None else None
+    if join is None or split is None or not (_reshapes(join, node.graph) and _reshapes(split, node.graph)):
         return None
     return join, node, split
 

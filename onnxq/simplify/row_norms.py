@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.ir.graph import Node, Value
+from onnxq.ir.graph import Node
 from onnxq.ir.model import Model
 from onnxq.ir.passes.fold_batchnorm import scale_and_shift
 from onnxq.ir.patch import Patch
@@ -35,20 +35,13 @@ def row_norms(model: Model) -> Iterator[Change]:
 def _product(norm: Node) -> Node | None:
     """Give the MatMul whose rows are normalised; None where somebody else reads them or columns do not stay columns."""
     flat = norm.inputs[0]
-    shaped = _only_maker(flat, norm)
+    shaped = flat.sole_maker(norm) if flat is not None else None
     rows = shaped.inputs[0] if shaped is not None and shaped.op_type in ("Flatten", "Reshape") else None
-    product = _only_maker(rows, norm)
+    product = rows.sole_maker(norm) if rows is not None else None
     if flat is None or rows is None or product is None or product.op_type != "MatMul":
         return None
     before, after = rows.shape or (), flat.shape or ()
     return product if len(after) == 2 and len(before) > 1 and before[-1] == after[-1] == _columns(product) else None
-
-
-def _only_maker(value: Value | None, reader: Node) -> Node | None:
-    maker = None if value is None else value.producer
-    if value is None or maker is None or value.is_output or len(value.uses) != 1:
-        return None
-    return maker if maker.graph is reader.graph and not maker.domain else None
 
 
 def _columns(product: Node) -> int | None:
