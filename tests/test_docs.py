@@ -123,7 +123,7 @@ def test_the_readme_shows_verify_and_explain() -> None:
 
 def shape(table: str) -> list[str]:
     """The lines of a table without the figures, which depend on the machine."""
-    lines = [" ".join(re.sub(r"\d[\d.]*", "#", line).split()) for line in table.splitlines()]
+    lines = [" ".join(re.sub(r"\d[\d.]*(e[+-]\d+)?", "#", line).split()) for line in table.splitlines()]
     return [line for line in lines if line]
 
 
