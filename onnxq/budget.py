@@ -66,6 +66,8 @@ class Budget:
                 raise RecipeError(f"{option} is {limit}, not a finite number", "Give a number.")
         if (self.metric is None) != (self.max_drop is None):
             raise RecipeError("a metric and how far it may fall belong together", "Give both --metric and --max-drop.")
+        if self.max_size is not None and self.max_size < 1:
+            raise RecipeError(f"--max-size is {self.max_size}, which no file meets", "Give a number of bytes above 0.")
 
     @property
     def is_set(self) -> bool:

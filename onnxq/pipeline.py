@@ -47,6 +47,7 @@ from onnxq.timed import Timing, sized, timed
 from onnxq.trials import fit, rescale
 from onnxq.unrun import carry_out_unrun
 from onnxq.verify import compare
+from onnxq.words import one_or_more
 
 PLAN_HINT = "See every node's reason with `onnxq plan`."
 DATA_HINT = "Add --data, or use the recipe dynamic-int8, which needs none."
@@ -69,11 +70,11 @@ def quantize(
     recipe: str | Path | Recipe = "auto",
     *,
     output: str | Path | None = None,
-    data: Sequence[str | Path] = (),
+    data: str | Path | Sequence[str | Path] = (),
     samples: object = None,
     stats: str | Path | Stats | None = None,
-    exclude: Sequence[str] = (),
-    only: Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    only: str | Sequence[str] = (),
     budget: Budget = NO_BUDGET,
     timing: Timing = NO_TIMING,
     sample_limit: int | None = None,
@@ -91,11 +92,11 @@ def quantize(
         model: Path of a float ONNX model.
         recipe: Name of a recipe, path of a TOML file, or a `Recipe`.
         output: Where to write; `MODEL.int8.onnx` beside the input by default.
-        data: Calibration data: `.npz` files, folders, `package.module:function`.
+        data: Calibration data, one or several: `.npz` files, folders, `package.module:function`.
         samples: Instead of `data`: an iterable of `{input name: array}`, or a function that gives one.
         stats: Instead of a calibration run: statistics of an earlier one.
-        exclude: Globs of nodes to leave float.
-        only: Globs of nodes to quantize.
+        exclude: A glob of nodes to leave float, or several.
+        only: A glob of nodes to quantize, or several.
         budget: What the result may lose and take; see `onnxq.budget`.
         timing: Kernel times to decide by; see `onnxq.timed`.
         sample_limit: Use no more samples.
@@ -110,7 +111,8 @@ def quantize(
     """
     watch, target = observer or Silent(), Path(output or default_output(Path(model)))
     with uncollected(), single_threaded_blas():
-        with_data, most = bool(data) or samples is not None or stats is not None, budget.max_size
+        data, most = one_or_more(data), budget.max_size
+        with_data = bool(data) or samples is not None or stats is not None
         source = load_float(model, watch, target, timing, force=force, reads=(*data, stats, recipe), plan=dry_run)
         ready = prepare(source, recipe, with_data=with_data, exclude=exclude, only=only, fast=fast, most=most)
         given = open_data(ready.model, data, samples, sample_limit)
@@ -278,10 +280,7 @@ def check_metric(budget: Budget, given: Samples | None) -> None:
 
 
 def accepted(
-    result: Quantized,
-    budget: Budget,
-    target: Path,
-    accept: Callable[[Quantized], Mapping[str, str]] | None,
+    result: Quantized, budget: Budget, target: Path, accept: Callable[[Quantized], Mapping[str, str]] | None
 ) -> Quantized:
     """Hold a result against the budget, ask the caller about it, and put what he has to say into its metadata.
 

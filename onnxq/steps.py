@@ -77,8 +77,8 @@ def prepare(
     recipe: str | Path | Recipe = "auto",
     *,
     with_data: bool,
-    exclude: Sequence[str] = (),
-    only: Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    only: str | Sequence[str] = (),
     fast: bool = False,
     most: int | None = None,
 ) -> Prepared:
@@ -88,8 +88,8 @@ def prepare(
         model: The model; it is changed, or another takes its place.
         recipe: Name of a recipe, path of a TOML file, or a `Recipe`.
         with_data: Whether there are samples or statistics.
-        exclude: Globs of nodes to leave float.
-        only: Globs of nodes to quantize.
+        exclude: A glob of nodes to leave float, or several.
+        only: A glob of nodes to quantize, or several.
         fast: Whether to leave out all that takes trials.
         most: Bytes that the file may have; where that could ask for weights of 4 bit, the opset that knows them is
             raised to if the model can be converted.

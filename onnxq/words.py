@@ -6,6 +6,10 @@ import difflib
 import math
 import re
 from collections.abc import Iterable, Sequence
+from os import PathLike
+from typing import TypeVar
+
+Named = TypeVar("Named", bound=str | PathLike[str])
 
 FLOAT = "float"
 UNITS = {"B": 1, "kB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
@@ -69,6 +73,11 @@ def shortened(names: Sequence[str], most: int) -> list[str]:
 def listed(items: Sequence[str]) -> str:
     """Write items one after the other: `a, b and c`."""
     return " and ".join(item for item in (", ".join(items[:-1]), *items[-1:]) if item)
+
+
+def one_or_more(given: Named | Iterable[Named]) -> tuple[Named, ...]:
+    """Take a single name or path for a list of one: a string would do as a list, too, of its letters."""
+    return (given,) if isinstance(given, (str, PathLike)) else tuple(given)
 
 
 def did_you_mean(word: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.4) -> str:

@@ -224,6 +224,7 @@ def test_a_tap_inside_a_node_that_runs_elsewhere_is_refused():
         ({}, "input 'x' of the model is missing"),
         ({"x": F([1]), "z": F([1])}, "the model has no input 'z'"),
         ({"x": np.array([1.0])}, "input 'x' of the model is float32, not float64"),
+        ({"x": [1.0]}, "input 'x' of the model is a tensor, not a list"),
     ],
 )
 def test_feeds_that_do_not_fit_are_refused(feeds, message):

@@ -211,3 +211,13 @@ def test_products_of_numpy_take_one_thread(tmp_path: Path) -> None:
         assert get() == 2
     finally:
         put(before)
+
+
+def test_a_single_name_needs_no_list(tmp_path: Path) -> None:
+    """A string is a sequence of letters, each of which would be a glob or a file."""
+    report = quantize(SAMPLES / "digits_cnn.onnx", output=tmp_path / "o.onnx", data=CALIBRATION, exclude="Gemm")
+    assert report.reasons()["--exclude Gemm leaves it float"] == 2
+    assert not [note for note in report.notes if "no node matches" in note]
+    listed = quantize(SAMPLES / "digits_cnn.onnx", output=tmp_path / "p.onnx", data=[CALIBRATION], exclude=["Gemm"])
+    assert (tmp_path / "o.onnx").read_bytes() == (tmp_path / "p.onnx").read_bytes()
+    assert listed.reasons() == report.reasons()

@@ -182,3 +182,9 @@ def test_sizes(text, size):
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(RecipeError, match="--max-size cannot be"):
         parsed_size(text)
+
+
+def test_a_limit_that_no_file_meets_is_refused():
+    for limit in (0, -4):
+        with pytest.raises(RecipeError, match=f"--max-size is {limit}, which no file meets"):
+            Budget(max_size=limit)

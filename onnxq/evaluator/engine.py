@@ -156,7 +156,12 @@ class Evaluator:
                 raise DataError(f"{self.model.name} has no input '{name}'", f"Its inputs are: {', '.join(names)}.")
             array = np.asarray(data) if isinstance(data, (np.generic, int, float, bool)) else data
             expected = self._types.get(name)
-            if isinstance(array, np.ndarray) and expected is not None and array.dtype != expected:
+            if expected is not None and not isinstance(array, np.ndarray):
+                raise DataError(
+                    f"input '{name}' of {self.model.name} is a tensor, not a {type(array).__name__}",
+                    f"Make an array of {expected} of it.",
+                )
+            if expected is not None and array.dtype != expected:
                 raise DataError(
                     f"input '{name}' of {self.model.name} is {expected}, not {array.dtype}",
                     f"Convert the array to {expected}.",

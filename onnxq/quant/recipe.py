@@ -15,7 +15,7 @@ from onnxq.errors import RecipeError
 from onnxq.ops.scheme import Scheme
 from onnxq.quant.placement import settle
 from onnxq.targets.placement import load_target
-from onnxq.words import did_you_mean
+from onnxq.words import did_you_mean, one_or_more
 
 MICROSOFT = "com.microsoft"
 FAST = {"rounding": "nearest", "smoothing": False, "bias_correction": False, "return_to_float": False}
@@ -109,8 +109,9 @@ class Recipe:
         gone = {glob for _, glob in idle if any(fnmatchcase(label, glob) for label in before)}
         return [f"no node {'is left that ' if glob in gone else ''}matches --{key} {glob}" for key, glob in idle]
 
-    def selecting(self, exclude: Iterable[str] = (), only: Iterable[str] = ()) -> Recipe:
+    def selecting(self, exclude: str | Iterable[str] = (), only: str | Iterable[str] = ()) -> Recipe:
         """Add the globs of `--exclude` and `--only`, which match node names or operator types."""
+        exclude, only = one_or_more(exclude), one_or_more(only)
         return replace(self, exclude=(*self.exclude, *exclude), only=(*self.only, *only))
 
     def at_opset(self, opset: int) -> Recipe:

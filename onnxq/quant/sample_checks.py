@@ -63,7 +63,12 @@ def check_names(names: Iterable[str], inputs: Sequence[InputSpec], where: str) -
 
     """
     wanted = [spec.name for spec in inputs]
-    given = [name for name in names if not is_label(name, inputs)]
+    given = []
+    for name in names:
+        if not isinstance(name, str):
+            raise DataError(f"{where} has {name!r} for the name of an array", "Names are strings, those of the inputs.")
+        if not is_label(name, inputs):
+            given.append(name)
     for name in given:
         if name not in wanted:
             guess = did_you_mean(name, wanted, cutoff=0.6)

@@ -19,6 +19,7 @@ from onnxq.quant.sample_arrays import Source, read_npy, read_npz
 from onnxq.quant.sample_checks import InputSpec, Sample, conform, input_specs
 from onnxq.quant.sample_labels import Labels, read_labels
 from onnxq.quant.sample_readers import read_folder, read_iterable
+from onnxq.words import one_or_more
 
 __all__ = [
     "InputSpec",
@@ -57,6 +58,7 @@ class Samples(Iterable[Sample]):
         self._sources = tuple(sources)
         self._origin = origin
         self._most = most
+        self._seen: int | None = None  # how many the last pass over all of them gave
 
     def limit(self, n: int) -> Samples:
         """Give the first `n` samples.
@@ -94,12 +96,22 @@ class Samples(Iterable[Sample]):
         for source in self._sources:
             for index, raw in enumerate(source.read()):
                 if seen == self._most:
-                    return
+                    return self._passed(seen)
                 where = source.label if source.count == 1 else f"{source.label}, sample {index}"
                 yield conform(raw, self.inputs, where)
                 seen += 1
+        return self._passed(seen)
+
+    def _passed(self, seen: int) -> None:
+        """Refuse data that end elsewhere than before: what was chosen by their places would be chosen by others."""
+        if self._seen is not None and seen != self._seen:
+            raise DataError(
+                f"{self._origin} gave {_plural(self._seen, 'sample')} before, and {seen} now",
+                "They are read several times: what gives them has to give the same ones each time.",
+            )
         if not seen:
             raise _no_samples(self._origin)
+        self._seen = seen
 
     def labels(self) -> Labels:
         """Give what the data say about the samples: the arrays whose names start with `_`.
@@ -121,13 +133,13 @@ class Samples(Iterable[Sample]):
         return None if None in counts else sum(c for c in counts if c is not None)
 
 
-def open_samples(sources: Sequence[str | Path], inputs: Sequence[InputSpec]) -> Samples:
+def open_samples(sources: str | Path | Sequence[str | Path], inputs: Sequence[InputSpec]) -> Samples:
     """Open the data that a user names; several sources are read one after another.
 
     Args:
-        sources: Each an `.npz` or `.npy` file, a folder of them, an ONNX `test_data_set_*` folder or one that contains
-            such folders, or `package.module:function`, a callable that gives an iterable of `{input name: array}` or
-            such an iterable itself (the current folder is searched for the module).
+        sources: One or several, each an `.npz` or `.npy` file, a folder of them, an ONNX `test_data_set_*` folder or
+            one that contains such folders, or `package.module:function`, a callable that gives an iterable of
+            `{input name: array}` or such an iterable itself (the current folder is searched for the module).
         inputs: What the model wants, from `input_specs`.
 
     Raises:
@@ -136,6 +148,7 @@ def open_samples(sources: Sequence[str | Path], inputs: Sequence[InputSpec]) -> 
 
     """
     opened: list[Source] = []
+    sources = one_or_more(sources)
     for source in sources:
         opened += _open(str(source), inputs)
     samples = Samples(opened, inputs, ", ".join(_short(str(source)) for source in sources))
@@ -161,8 +174,11 @@ def wrap_samples(
         return source
     if callable(source):
         return Samples([read_iterable(source, description)], inputs, description)
-    if not isinstance(source, Iterable) or isinstance(source, (str, bytes, Mapping)):
-        raise DataError(f"{description} is {type(source).__name__}, not an iterable of samples", "Give a list of them.")
+    if not isinstance(source, Iterable) or isinstance(source, str | bytes | Mapping):
+        raise DataError(
+            f"{description} is {type(source).__name__}, not an iterable of samples",
+            "Give files as data." if isinstance(source, str | Path) else "Give a list of them.",
+        )
     if iter(source) is source:
         raise DataError(
             f"{description} is an iterator that can be read only once",

@@ -283,7 +283,8 @@ class Stats:
         """
         missing = [name for name in names if name not in self.tensors]
         if missing:
+            more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise DataError(
-                f"the statistics lack {len(missing)} tensors, the first is '{missing[0]}'",
+                f"the statistics lack '{missing[0]}'{more}",
                 "Calibrate again with this model and this recipe.",
             )

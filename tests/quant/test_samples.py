@@ -358,3 +358,39 @@ def test_few_samples_are_spread_over_all(total, limit, size, most):
 def test_as_many_samples_as_are_needed_are_taken_however_large_they_are():
     samples = [{"image": numbers(100)}] * 9
     assert len(spread_samples(samples, 8, 150, 2)) == 2
+
+
+def test_names_of_arrays_are_strings():
+    with pytest.raises(DataError, match="Python has 1 for the name of an array"):
+        list(wrap_samples([{1: [1, 2, 3]}], [IDS]))
+
+
+def test_files_are_no_samples_but_data():
+    with pytest.raises(DataError) as error:
+        wrap_samples("calib.npz", [IDS])
+    assert error.value.hint == "Give files as data."
+
+
+def test_one_file_needs_no_list(tmp_path):
+    path = save(tmp_path / "a.npz", ids=np.ones((5, 3), np.int64))
+    for one in (path, str(path)):
+        assert open_samples(one, [IDS]).description == "5 samples from a.npz"
+
+
+@pytest.mark.parametrize("limit", [None, 8])
+def test_data_that_are_fewer_when_they_are_read_again(limit):
+    """What was chosen by the places of samples in a first pass would be others in the second."""
+    counts = iter([7, 7, 4, 0])
+    samples = wrap_samples(lambda: ({"ids": [[1, 2, 3]]} for _ in range(next(counts))), [IDS], "mine:samples")
+    samples = samples if limit is None else samples.limit(limit)
+    assert [len(list(samples)), len(list(samples))] == [7, 7]
+    for count in (4, 0):
+        with pytest.raises(DataError, match=f"mine:samples gave 7 samples before, and {count} now"):
+            list(samples)
+
+
+def test_a_part_of_the_samples_may_be_read():
+    samples = wrap_samples(lambda: ({"ids": [[1, 2, 3]]} for _ in range(7)), [IDS])
+    next(iter(samples))
+    assert len(list(samples.limit(3))) == 3
+    assert len(list(samples)) == 7
