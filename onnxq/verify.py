@@ -21,6 +21,7 @@ from onnxq.followed import Followed, followed
 from onnxq.ir import Tensor, load
 from onnxq.ir.consistency import first_line, objection
 from onnxq.quant.custom import refusal_hint
+from onnxq.quant.native import check_path
 from onnxq.quant.sample_checks import Sample
 from onnxq.quant.session import ModelSource, SessionError, open_session, run_session
 from onnxq.quant.streamed import LARGE
@@ -255,7 +256,11 @@ def check_wellformed(path: Path) -> str | None:
     Returns:
         What it objects to, on one line; None where the model is well formed.
 
+    Raises:
+        ModelError: The path is no UTF-8, which the checker wants.
+
     """
+    check_path(str(path))
     try:
         return _check_without_weights(path) if path.stat().st_size > LARGE else objection(str(path))
     except (OSError, ValueError, RuntimeError) as error:

@@ -25,7 +25,7 @@ def check_options(given: Mapping[str, object], against: Path | None, data: list[
     if against is None:
         for name, value in given.items():
             if value is not None:
-                option = "--" + name.replace("_", "-")
+                option = "--no-layers" if value is False else "--" + name.replace("_", "-")
                 raise RecipeError(f"{option} needs a float model to compare with", "Add --against FLOAT.")
     for name, value in given.items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -71,8 +71,8 @@ def _compare(
     from onnxq.quant.session import ModelSource, is_large
     from onnxq.verify import compare
 
-    function = load_metric(metric) if metric is not None else None
     with TerminalObserver() as observer:
+        function = load_metric(metric) if metric is not None else None
         observer.step("load")
         quantized, baseline = load(path), load(against)
         check_form(path, quantized)

@@ -184,12 +184,15 @@ def _check_alone(path: Path, data: list[str], limit: int | None) -> tuple[Engine
 def check_form(path: Path, model: IrModel) -> None:
     """Refuse a file that the ONNX checker or ours objects to; what is only odd is said on stderr."""
     from onnxq.cli.terminal import note
-    from onnxq.errors import CheckFailed
+    from onnxq.errors import CheckFailed, ModelError
     from onnxq.project.provenance import external_files
     from onnxq.verify import check_wellformed
     from onnxq.wellformed import find_defects
 
-    external_files(path, model)  # the checker has other words for one that is missing
+    try:
+        external_files(path, model)  # the checker has other words for one that is missing
+    except ModelError as error:
+        raise CheckFailed(f"{path} is not well formed: {error.message}", error.hint) from error
     objection = check_wellformed(path)
     if objection:
         raise CheckFailed(f"{path} is no valid ONNX model: {objection}", "Export or quantize it again.")

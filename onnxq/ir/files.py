@@ -126,7 +126,7 @@ def refuse_source(path: Path, reads: Iterable[object], *, what: str = "a file", 
 def _same_file(one: Path, other: Path) -> bool:
     try:
         return one.is_file() and one.samefile(other)
-    except OSError:  # the other is not there
+    except OSError:  # one of them is not there
         return False
 
 
@@ -149,11 +149,11 @@ def check_sources(model: Model, path: Path) -> None:
         OutputError: As the message says.
 
     """
-    if model.path is not None and path.exists() and path.samefile(model.path):
+    if model.path is not None and _same_file(path, model.path):
         return
-    sources = {v.tensor.file for v in model.initializers() if isinstance(v.tensor, StoredTensor)} - {None}
+    sources = {v.tensor.file for v in model.initializers() if isinstance(v.tensor, StoredTensor)}
     for target in (path, data_path(path)):
-        if target.exists() and any(source is not None and target.samefile(source) for source in sources):
+        if any(source is not None and _same_file(source, target) for source in sources):
             raise OutputError(f"{target} holds the weights of {model.name}", "Choose another place with --output.")
 
 

@@ -172,8 +172,9 @@ class StoredTensor(Tensor):
             ) from None
         size = path.stat().st_size
         if length != self.nbytes or offset < 0 or offset + length > size:
+            found = f"which has {size}" if length == self.nbytes else f"where it is said to have {length}"
             raise ModelError(
-                f"tensor '{self.name}' needs bytes {offset} to {offset + self.nbytes} of {path}, which has {size}",
+                f"tensor '{self.name}' needs bytes {offset} to {offset + self.nbytes} of {path}, {found}",
                 "The external data does not belong to this model, or is incomplete: fetch it again.",
             )
         if not length:

@@ -10,6 +10,8 @@ from typing import Literal
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
+from onnxq.errors import ModelError
+
 Optimization = Literal["none", "basic", "extended", "all"]
 _LEVELS = {
     "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
@@ -28,6 +30,19 @@ ORT_ERRORS: tuple[type[Exception], ...] = (
     RuntimeError,
     ValueError,
 )
+
+
+def check_path(path: str) -> None:
+    """Refuse a path that onnx and onnxruntime cannot be told, which take UTF-8 alone.
+
+    Raises:
+        ModelError: It holds other bytes.
+
+    """
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise ModelError(f"{path}: onnxruntime opens no file whose path is not UTF-8", "Rename it.") from error
 
 
 class SessionError(Exception):
@@ -89,8 +104,11 @@ def load_native(
 
     Raises:
         SessionError: onnxruntime cannot load it.
+        ModelError: Its path is no UTF-8.
 
     """
+    if isinstance(model, str):
+        check_path(model)
     options = settings.options()
     if weights:
         # Packed weights would be copies, too. Where only the second call below is made, all of them are.

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import onnxruntime as ort
 
-from onnxq.errors import ModelError
 from onnxq.ir import Model, Value, load
 from onnxq.quant.in_memory import InMemory, open_in_memory
 from onnxq.quant.native import FATAL, ORT_ERRORS, Optimization, SessionError, Settings, load_native, reason
@@ -61,9 +59,8 @@ def open_session(
     """
     settings = Settings(optimize, threads, reuse_shapes)
     if isinstance(model, str | Path):
-        with suppress(ModelError):  # onnxruntime has its own words for what is no model
-            read = load(model)
-            model = read if is_large(read) else model
+        read = load(model)
+        model = read if is_large(read) else model
     if isinstance(model, Model):
         return StreamedSession(model, settings, taps)
     session: Session

@@ -39,7 +39,8 @@ def write_report(report: Report, path: Path, *, force: bool = False) -> None:
     content = FACES[path.suffix](report)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(content, encoding="utf-8")
+        # names of files need not be UTF-8
+        temporary.write_text(content, encoding="utf-8", errors="backslashreplace")
         temporary.replace(path)
     except OSError as error:
         raise OutputError(f"{path} cannot be written ({error.strerror})", "Choose another place.") from error

@@ -87,6 +87,16 @@ def test_a_check_that_says_no_is_1(cli, project: Path) -> None:
     assert "digits_cnn.int8.onnx: when it was built, output 'logits' is off by " in out
 
 
+def test_a_model_that_is_no_model_any_more(cli, project: Path) -> None:
+    assert cli("quantize").code == 0
+    path = Path("digits_cnn.int8.onnx")
+    path.write_bytes(path.read_bytes()[:1000])
+    code, out, err = cli("verify")
+    assert code == 2
+    assert "failed is not a readable ONNX model: " in squeezed(out)[1]
+    assert "onnxruntime" not in err
+
+
 def test_json(cli, project: Path) -> None:
     Path("second.onnx").unlink()
     code, out, _ = cli("quantize", "--format", "json")

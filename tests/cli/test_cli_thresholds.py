@@ -102,3 +102,10 @@ def test_a_metric_needs_a_float_model(cli, quantized: Path) -> None:
     code, _, err = cli("verify", "q.onnx", "-d", "d.npz", "--metric", "own:accuracy")
     assert code == 2
     assert "--metric needs a float model to compare with" in err
+
+
+def test_layers_need_a_float_model_whether_shown_or_not(cli, quantized: Path) -> None:
+    for option in ("--layers", "--no-layers"):
+        code, _, err = cli("verify", "q.onnx", option)
+        assert code == 2
+        assert err.startswith(f"error: {option} needs a float model")

@@ -173,6 +173,21 @@ def test_data_out_of_bounds_is_refused(external, more):
         model.graph.initializers["w"].tensor.numpy()
 
 
+def test_a_length_that_is_not_the_tensors_own_is_named(external):
+    model = with_location(external, "weights.bin", length=12)
+    with pytest.raises(ModelError, match=r"weights.bin, where it is said to have 12$"):
+        model.graph.initializers["w"].tensor.numpy()
+
+
+def test_weights_that_are_missing_do_not_hide_behind_an_output_that_is_there(external, tmp_path):
+    model = load(external)
+    (external.parent / "weights.bin").unlink()
+    (tmp_path / "o.onnx").touch()
+    files.check_sources(model, tmp_path / "o.onnx")
+    with pytest.raises(ModelError, match=r"'\w+' needs the file"):
+        save(model, tmp_path / "o.onnx", force=True)
+
+
 def test_hard_link_to_elsewhere_is_refused(external, tmp_path):
     os.link(external.parent / "weights.bin", tmp_path / "elsewhere.bin")
     with pytest.raises(ModelError, match="hard link"):
