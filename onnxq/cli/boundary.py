@@ -131,9 +131,10 @@ def _invoke(arguments: list[str]) -> int:
 def _say(message: str, hint: str) -> None:
     from onnxq.cli.terminal import say
 
-    say("error", message, "bold red")
-    if hint:
-        say("hint", hint, "cyan")
+    with suppress(OSError):  # stderr is full or gone, and the exit code is all that is left to say it with
+        say("error", message, "bold red")
+        if hint:
+            say("hint", hint, "cyan")
 
 
 def _interrupted(number: int | None, *, at_once: bool) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import redirect_stdout
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ STEPS = {
     "benchmark": "timing kernels",
     "rescale": "measuring channels",
     "calibrate": "calibrating",
+    "search": "choosing what stays float",
     "round": "rounding weights",
     "rewrite": "rewriting",
     "verify": "comparing with the float model",
@@ -64,13 +66,18 @@ def note(message: str) -> None:
 
 
 class TerminalObserver:
-    """Shows the step at work and how far it is, on a terminal; elsewhere it is silent. It is gone when all is done."""
+    """Shows the step at work and how far it is, on a terminal; elsewhere it is silent. It is gone when all is done.
+
+    What a user's function prints meanwhile, which gives data or measures, is talk as well: stdout is for the product.
+    """
 
     def __init__(self) -> None:
+        self._talk = redirect_stdout(sys.stderr)
         self._progress: Progress | None = None
         self._task: TaskID | None = None
 
     def __enter__(self) -> TerminalObserver:
+        self._talk.__enter__()
         console = stderr()
         if console.is_terminal and not console.is_dumb_terminal:
             from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
@@ -92,6 +99,7 @@ class TerminalObserver:
     ) -> None:
         if self._progress is not None:
             self._progress.stop()
+        self._talk.__exit__(kind, error, trace)
 
     def step(self, name: str) -> None:
         """Show the step that begins instead of the one before."""

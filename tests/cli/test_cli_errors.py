@@ -1,6 +1,8 @@
 """Whatever goes wrong: a sentence and a hint on stderr, the right exit code, nothing on stdout, no file left behind."""
 
+import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -13,6 +15,7 @@ import pytest
 
 import onnxq.cli.boundary as boundary
 from onnxq import pipeline
+from onnxq.cli.terminal import STEPS
 from onnxq.errors import InvalidResult
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
@@ -225,6 +228,12 @@ def test_a_stdout_that_takes_nothing() -> None:
     assert "Exception ignored" not in done.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+def test_a_stderr_that_takes_nothing() -> None:
+    with open("/dev/full", "wb") as full:
+        assert subprocess.run([*ONNXQ[:-1], "nothing"], stderr=full, stdout=subprocess.PIPE).returncode == 2
+
+
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_a_closed_stdout_or_stderr_does_no_harm(tmp_path: Path, closed: str) -> None:
     model, output = SAMPLES / "digits_cnn.onnx", tmp_path / "q.onnx"
@@ -278,6 +287,38 @@ def test_a_path_that_is_not_text(cli, folder: Path) -> None:
     result = cli("quantize", os.fsdecode(b"\xff.onnx"))
     assert result.code == 2
     assert "does not exist" in result.err
+
+
+def test_a_file_whose_name_is_not_text(cli, folder: Path) -> None:
+    """Its bytes can be read; onnx and onnxruntime take no such path."""
+    name = os.fsdecode(b"\xff.onnx")
+    Path("digits_cnn.onnx").rename(name)
+    assert cli("quantize", name, "--report", "r.md", "--recipe", "weight-int8").code == 0
+    assert "\\udcff.onnx" in Path("r.md").read_text(encoding="utf-8")
+    output = os.fsdecode(b"\xff.int8.onnx")
+    assert cli("inspect", output).code == 0
+    result = cli("verify", output)
+    assert (result.code, result.out) == (2, "")
+    assert "opens no file whose path is not UTF-8" in result.err
+
+
+@pytest.mark.parametrize("command", ["quantize digits_cnn.onnx -o new.onnx", "verify digits_cnn.onnx"])
+def test_what_a_user_prints_is_no_product(cli, folder: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    Path("chatty.py").write_text(
+        "import numpy as np\nprint('imported')\n"
+        "def samples():\n    print('called')\n    return [{'image': np.ones((1, 1, 8, 8), np.float32)}]\n"
+    )
+    monkeypatch.delitem(sys.modules, "chatty", raising=False)
+    result = cli(*command.split(), "-d", "chatty:samples", "--format", "json")
+    assert json.loads(result.out)["schema"] == 1
+    assert result.err.splitlines()[:2] == ["imported", "called"]
+
+
+def test_the_step_at_work_is_named_in_words() -> None:
+    """Every step that the code announces."""
+    package = Path(boundary.__file__).parents[1]
+    told = {step for file in package.rglob("*.py") for step in re.findall(r'\.step\("(\w+)"\)', file.read_text())}
+    assert told == set(STEPS)
 
 
 def test_the_first_import_stands_inside_the_boundary() -> None:
