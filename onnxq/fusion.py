@@ -31,6 +31,7 @@ MOVERS = (
 )
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 FLOAT_OUTPUT = ("MatMul", "Gemm")
+FLOAT_BETWEEN = ("QuickGelu",)  # of codes, but written to be computed in float: `ops/silu.py`
 FUSED_BEHIND = ("QuantizeLinear", "Cast", "Mul", "Add", "Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid")
 MERGED = "merged"
 
@@ -136,6 +137,8 @@ def _is_quantized(node: Node) -> bool:
     if any(_codes(value) is not None for value in dequantized):
         return True
     if not dequantized or not all(value in dequantized or _is_setting(value) for value in read):
+        return False
+    if node.op_type in FLOAT_BETWEEN:
         return False
     readers = [use.node.op_type for value in node.outputs if value is not None for use in value.uses]
     return node.op_type in FLOAT_OUTPUT or (bool(readers) and set(readers) == {"QuantizeLinear"})

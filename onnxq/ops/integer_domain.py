@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from onnx import TensorProto
 
 from onnxq.ops.family import Decline, Form, Rewriter, Site, plans, rewrites
+from onnxq.ops.silu import plan_silu, rewrite_silu
 from onnxq.targets.placement import load_target
 
 # They only move values: onnxruntime drops the pairs around them when both sides have one scale.
@@ -72,7 +73,10 @@ def plan_resize(site: Site) -> Form:
 
 @plans(*ONE_INPUT, *TWO_INPUTS, when="static-int8")
 def plan_elementwise(site: Site) -> Form:
-    """Accept an operator with an integer kernel of its own."""
+    """Accept an operator with an integer kernel of its own, and a SiLU."""
+    silu = plan_silu(site)
+    if silu is not None:
+        return silu
     slots = tuple(range(2 if site.node.op_type in TWO_INPUTS else 1))
     _activations(site, slots)
     return Form(
@@ -113,6 +117,8 @@ def _activations(site: Site, slots: Sequence[int]) -> None:
 @rewrites("MaxPool", "Resize", "Concat", *MOVERS, *CLAMPS, *ONE_INPUT, *TWO_INPUTS, when="static-int8")
 def rewrite_passive(site: Site, patch: Rewriter) -> None:
     """Read the inputs through Q/DQ pairs, most of which their makers have already; the output gets its own."""
+    if rewrite_silu(site, patch):
+        return
     for slot, value in enumerate(site.node.inputs):
         if value is not None and value.tensor is None and (slot == 0 or site.node.op_type in (*TWO_INPUTS, "Concat")):
             pair = patch.dequantized(value)

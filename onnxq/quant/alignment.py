@@ -171,7 +171,7 @@ class _Widening:
             reads = [self.wide[codes], *value.producer.inputs[1:]]
             inputs.append(patch.op("DequantizeLinear", *reads, hint=f"{value.name}_wide"))
         name, hint = f"{node.display_name}_wide", f"{node.label}_wide"
-        result = patch.node(node.op_type, inputs, outputs=[hint], name=name, **node.attributes())[0]
+        result = patch.node(node.op_type, inputs, outputs=[hint], name=name, domain=node.domain, **node.attributes())[0]
         reads = [result, *carrier.quantize.inputs[1:]]
         self.wide[carrier.made] = patch.op("QuantizeLinear", *reads, hint=f"{carrier.made.name}_wide")
         return patch

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from onnxq.ir import Graph, Node, Value
 from onnxq.quant.integer_convs import IntegerConv, unsigned
 
-ALIKE = ("Add", "AveragePool", "GlobalAveragePool", "LeakyRelu", "MaxPool", "Mul", "Sigmoid")
+ALIKE = {
+    *(("", name) for name in ("Add", "AveragePool", "GlobalAveragePool", "LeakyRelu", "MaxPool", "Mul", "Sigmoid")),
+    ("com.microsoft", "QuickGelu"),
+}
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ def carriers(graph: Graph, convs: Iterable[IntegerConv]) -> list[Carrier]:
 def _carrier(node: Node) -> Carrier | None:
     made = node.outputs[0]
     use = made.only_use if made is not None else None
-    if node.op_type not in ALIKE or node.domain or made is None or use is None:
+    if (node.domain, node.op_type) not in ALIKE or made is None or use is None:
         return None
     quantize = use.node
     codes = quantize.outputs[0]

@@ -17,8 +17,10 @@ from onnxq.ir import Graph, Node, Value
 from onnxq.ops.family import Form
 from onnxq.ops.integer_domain import CLAMPS, TWO_INPUTS
 from onnxq.ops.mean_pools import averaging_window
+from onnxq.ops.silu import gated_by
 from onnxq.quant.columns import NODES, columns_of
 from onnxq.quant.flow import INFINITE, Flow
+from onnxq.quant.gates import gate_times
 from onnxq.quant.upsampling import doublings
 from onnxq.targets import UNKNOWN_SIDE, Costs
 from onnxq.targets.timings import Kernel
@@ -173,7 +175,9 @@ def _is_conv(node: Node) -> bool:
 
 
 def _reader(node: Node, slot: int, places: Mapping[Node, int], forms: Mapping[Node, Form]) -> int:
-    form = forms.get(node)
+    form, product = forms.get(node), gated_by(node)
+    if form is None and product is not None and product in forms:  # the two operators of a SiLU are one
+        return places[product]
     return places[node] if form is not None and slot in form.activations else 1
 
 
@@ -258,11 +262,12 @@ def _kernel_times(node: Node, costs: Costs) -> tuple[float, float]:
         columns = max(int(output.shape[-1]) if output.shape and isinstance(output.shape[-1], int) else 1, 1)
         inner = max(weight.tensor.size // columns, 1)
         return costs.matmul(max(elements // inner, 1), inner, columns)
+    if (gate := gate_times(node, [count(value, costs.shapes) for value in node.inputs if value], costs)) is not None:
+        return gate
     if node.op_type == "Resize":
         kind = "Resize" if doublings(node) else "Resize_other"
         return costs.elementwise(kind, count(output, costs.shapes))
-    averaged = averaging_window(node)
-    if averaged is not None:
+    if (averaged := averaging_window(node)) is not None:
         channels, taps = averaged[0], math.prod(averaged[1])
         as_conv = costs.conv(channels, channels, taps, max(count(output, costs.shapes) // channels, 1), channels)[1]
         return costs.elementwise(node.op_type, elements)[0], as_conv

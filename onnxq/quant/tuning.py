@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from onnxq.ir import Model, infer_types
 from onnxq.ops.integer_domain import CLAMPS, CLIP_OF_CODES
+from onnxq.ops.silu import MICROSOFT
 from onnxq.quant.alignment import align
 from onnxq.quant.channels_last import keep_channels_last
 from onnxq.quant.clamping import clamp_codes
@@ -17,6 +18,7 @@ from onnxq.quant.product_scales import join_scales
 from onnxq.quant.saturating import drop_clips
 from onnxq.quant.sequence_first import put_sequence_first
 from onnxq.quant.sharing import share_conversions
+from onnxq.quant.silu import write_silu
 from onnxq.quant.slopes import spell_slopes
 from onnxq.quant.taps import fold_taps
 from onnxq.quant.transposing import ORDERING, move_single_axes
@@ -44,6 +46,8 @@ def tune(model: Model, target: str) -> Model:
         join_scales(model)
         put_sequence_first(model)
         join_differences(model)
+    if wanted.timed and MICROSOFT in wanted.domains:
+        write_silu(model)
     kinds = {node.op_type for node in model.graph.walk()} if wanted.timed else set()
     if "Conv" in kinds:
         share_conversions(model)

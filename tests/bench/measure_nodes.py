@@ -226,3 +226,30 @@ def ramps(product: list[float]) -> dict[str, list[float]]:
         "HardSigmoid": [round(max(behind - product[0], 0.0), 4), round(total, 4)],
         "HardSwish": [behind, round(total + product[1], 4)],
     }
+
+
+def silu() -> list[float]:
+    """Give the cost of `x Sigmoid(x)` per element: one operator in float, and a conversion on either side besides."""
+    shape = [1, 64, 112, 112]
+    constants = {"s": np.float32(0.05), "z": np.uint8(128)}
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["a"]),
+        helper.make_node("QuickGelu", ["a"], ["m"], domain="com.microsoft", alpha=1.0),
+        helper.make_node("QuantizeLinear", ["m", "s", "z"], ["r"]),
+        helper.make_node("DequantizeLinear", ["r", "s", "z"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "silu",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    feeds = {"x": np.random.default_rng(2).standard_normal(shape).astype(np.float32)}
+    times = kernel_times(model.SerializeToString(), feeds)
+    conversions = (times["QuantizeLinear"] + times["DequantizeLinear"]) / 2  # there are two of each
+    elements = float(np.prod(shape))
+    return [round(times["QuickGelu"] / elements, 4), round((times["QuickGelu"] + conversions) / elements, 4)]

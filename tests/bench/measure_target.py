@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 from measure_columns import conv_parts
-from measure_nodes import clamp, conv_model, conversion_time, elementwise, max_pooling, node_time, ramps, resizing
+from measure_nodes import clamp, conv_model, conversion_time, elementwise, max_pooling, node_time, ramps, resizing, silu
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.ir import infer_types, parse
@@ -111,6 +111,7 @@ def main() -> None:
     kinds = ("Add", "Mul", "Concat", "AveragePool", "LeakyRelu", "Sigmoid")
     times_of = {kind: elementwise(kind) for kind in kinds}
     out += [f"{kind} = {pair}" for kind, pair in (times_of | ramps(times_of["Mul"])).items()]
+    out.append(f"SiLU = {silu()}")
     out.append(f"MaxPool = {max_pooling()}")
     out += [f"Resize_{mode} = {resizing(mode)}" for mode in ("nearest", "linear")]
     out += ["", "[clamps]", CLAMPS_NOTE, *(f"{kind} = {clamp(kind)}" for kind in ("Relu", "Clip"))]

@@ -32,7 +32,6 @@ BETWEEN = {
     "GlobalAveragePool": [node("GlobalAveragePool", "c", "m")],
     "LeakyRelu": [node("LeakyRelu", "c", "m", alpha=0.1)],
     "Sigmoid": [node("Sigmoid", "c", "m")],
-    "SiLU": [node("Sigmoid", "c", "g"), node("Mul", "c g", "m")],
     "Reshape": [node("Reshape", "c flat", "m")],
     "Transpose": [node("Transpose", "c", "m", perm=[0, 1, 3, 2])],
     "Flatten": [node("Flatten", "c", "f", axis=1), node("Reshape", "f shape", "m")],

@@ -22,6 +22,7 @@ from onnxq.quant.alignment import align
 from onnxq.quant.decision import Plan
 from onnxq.quant.plan import make_plan
 from onnxq.quant.recipe import load_recipe
+from onnxq.quant.silu import write_silu
 from onnxq.targets.placement import load_target
 
 CPU = load_target("cpu")
@@ -134,9 +135,11 @@ def gated(channels: int, inner: str, *, squeeze: bool = False, extra: bool = Fal
             float_node("QuantizeLinear", "h part none", "h_q"),
             float_node("DequantizeLinear", "h_q part none", "h_d"),
         ]
-    else:
+    elif inner != "SiLU":
         net.nodes.append(float_node(inner, made, "h"))
         net.quantize("h")
+    else:
+        net.nodes.append(float_node("Sigmoid", made, "h_d"))
     net.nodes.append(float_node("Mul", f"{made} h_d", "m"))
     made = net.conv(net.quantize("m"), "b", channels, 1, 3, 3, group=channels, pads=[1] * 4)
     if squeeze:
@@ -159,6 +162,15 @@ def test_what_treats_channels_alike_carries_those_that_are_added(inner: str, squ
     ops = count_ops(made)
     assert (ops["Slice"], ops["Pad"]) == (0, 0)
     assert ops["QuantizeLinear"] == count_ops(gated(72, inner, squeeze=squeeze))["QuantizeLinear"]
+
+
+def test_a_silu_in_one_operator_carries_them() -> None:
+    model = typed(gated(72, "SiLU", squeeze=True))
+    assert write_silu(model) == 1
+    made, _ = aligned(onnx.ModelProto.FromString(model.serialize()))
+    shapes = shapes_of(made)
+    assert (shapes["a"], shapes["b"], shapes["c"]) == ((80, 16, 1, 1), (80, 1, 3, 3), (24, 80, 1, 1))
+    assert (count_ops(made)["QuickGelu"], count_ops(made)["Slice"], count_ops(made)["Pad"]) == (1, 0, 0)
 
 
 def test_it_does_not_where_somebody_else_reads_what_is_carried() -> None:
