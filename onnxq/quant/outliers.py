@@ -79,7 +79,7 @@ def add_outliers(patch: Patch, node: Node, outliers: Value, rows: np.ndarray) ->
     result = node.outputs[0]
     assert result is not None
     use = result.only_use
-    after = use.node if use is not None else None
+    after = use.node if use is not None and use.node.graph is node.graph else None
     if node.op_type == "MatMul" and after is not None and after.op_type == "Add" and not after.domain:
         others = [source for source in after.inputs if source is not result]
         if len(others) == 1 and others[0] is not None and others[0].constant is not None and after.outputs[0]:

@@ -246,7 +246,7 @@ def _absorbable(clamp: Node, decided: dict[Node, Decision], recipe: Recipe) -> b
     if clamp.op_type not in CLAMPS or clamp.domain or recipe.excluded_by(clamp.op_type, clamp.name) is not None:
         return False
     source = clamp.inputs[0] if clamp.inputs else None
-    if source is None or source.producer is None or len(source.uses) != 1 or source.is_output:
+    if source is None or source.producer is None or source.only_use is None or source.graph is not clamp.graph:
         return False
     maker = decided.get(source.producer)
     if maker is None or maker.form is None or not maker.form.output or maker.form.same_scale:

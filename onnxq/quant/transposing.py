@@ -107,7 +107,7 @@ def _behind(node: Node) -> Node | None:
     """
     output = node.outputs[0]
     use = output.only_use if output is not None else None
-    if node.op_type != "Transpose" or use is None:
+    if node.op_type != "Transpose" or use is None or use.node.graph is not node.graph:
         return None
     shape = use.node.inputs[1] if use.node.op_type == "Reshape" and not use.node.domain and not use.slot else None
     plain = shape is not None and shape.constant is not None and not use.node.attribute("allowzero", 0)

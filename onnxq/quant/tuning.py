@@ -9,6 +9,7 @@ from onnxq.ir import Model, infer_types
 from onnxq.ops.integer_domain import CLAMPS, CLIP_OF_CODES
 from onnxq.ops.silu import MICROSOFT
 from onnxq.quant.alignment import align
+from onnxq.quant.captured import copy_for_bodies
 from onnxq.quant.channels_last import keep_channels_last
 from onnxq.quant.clamping import clamp_codes
 from onnxq.quant.columns import fold_columns
@@ -68,4 +69,5 @@ def tune(model: Model, target: str) -> Model:
         put_coordinates_first(model)
     if "PRelu" in kinds and model.opset >= BROADCAST_OPSET:
         spell_slopes(model)
+    copy_for_bodies(model)  # what stood between a conversion and a body may have gone
     return model

@@ -165,6 +165,44 @@ def looping(count: int = 3) -> onnx.ModelProto:
     return assemble(nodes, {"x": [4, 64]}, {"y": 2, "all": 3}, weights)
 
 
+CHAINS = {
+    "a clamp of the Conv before it": (["Conv"], ["Relu", "Conv"]),
+    "a clamp of codes": (["Conv", "MaxPool", "Relu"], ["Conv"]),
+    "a clamp that goes": (["Conv", "Relu", "MaxPool", "Clip"], ["Conv"]),
+    "an upsampling": (["Conv", "Resize"], ["Conv"]),
+}
+OPERATORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Conv": ("{} w b", {"pads": [1] * 4}),
+    "MaxPool": ("{}", {"kernel_shape": [3, 3], "pads": [1] * 4}),
+    "Clip": ("{} low", {}),
+    "Resize": ("{} none twice", {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}),
+}
+
+
+def chain(before: list[str], inside: list[str]) -> onnx.ModelProto:
+    """Operators one behind another, the last ones in a branch of an If, which alone reads the others."""
+    made = []
+    for number, op_type in enumerate([*before, *inside]):
+        inputs, attributes = OPERATORS.get(op_type, ("{}", {}))
+        made.append(node(op_type, inputs.format(f"v{number}"), f"v{number + 1}", **attributes))
+    results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * 4) for name in (*made[-1].output, "n")]
+    then = helper.make_graph(made[len(before) :], "then", [], results[:1])
+    other = helper.make_graph([node("Neg", "v0", "n")], "other", [], results[1:])
+    weights = {"w": floats(16, 16, 3, 3, seed=8), "b": floats(16, seed=9), "low": F(-0.5), "twice": F([1, 1, 2, 2])}
+    used = {name: array for name, array in weights.items() if any(name in one.input for one in made)}
+    used |= {"none": F([])} if "Resize" in before else {}
+    choice = node("If", "taken", "y", then_branch=then, else_branch=other)
+    return assemble([*made[: len(before)], choice], {"v0": [1, 16, 12, 12], "taken": (BOOL, [])}, {"y": 4}, used)
+
+
+@pytest.mark.parametrize("recipe", ["static-int8", "auto"])
+@pytest.mark.parametrize("parts", CHAINS.values(), ids=CHAINS)
+def test_what_only_a_body_reads_of_a_chain(tmp_path: Path, parts: tuple[list[str], list[str]], recipe: str) -> None:
+    """What is written as one node elsewhere stays apart where a body begins in between."""
+    samples = [{"v0": floats(1, 16, 12, 12, seed=seed), "taken": np.array(bool(seed))} for seed in range(4)]
+    assert convert(chain(*parts), tmp_path, samples, static=True, recipe=recipe)[1] > 25
+
+
 @BOTH
 def test_a_loop_with_a_state_and_captured_values(tmp_path: Path, static: bool) -> None:
     samples = [{"x": floats(4, 64, seed=i)} for i in range(6)]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from onnxq.budget import Budget
 from onnxq.fusion import read_fusion
-from onnxq.ir import Model, Patch, commit, infer_types
+from onnxq.ir import Model, Patch, commit, infer_types, parse
 from onnxq.pipeline import quantize
 from onnxq.quant.calibrate import calibrate
 from onnxq.quant.equalize import OUTLIERS
@@ -119,6 +119,30 @@ def test_the_bias_stays_right_behind_its_product(name):
     assert "b" in [source.name for source in bias.inputs]
     assert product.outputs[0].name == "h_without_outliers", "it is not what the float model calls h"
     assert model.graph.values["y"].producer.inputs[0].producer is bias
+
+
+def test_a_bias_in_a_body_is_left_there():
+    """What a body computes cannot take the place of a result outside."""
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[n,32] z, bool taken) => (float[n,40] y)
+    <float[32,40] w, float[40] b> {
+        h = MatMul (z, w)
+        y = If (taken) <then_branch = t () => (float[n,40] p) { p = Add (h, b) },
+                        else_branch = e () => (float[n,40] q) { q = Neg (b) }>
+    }"""
+    proto = onnx.parser.parse_model(text)
+    random = np.random.default_rng(0)
+    arrays = {"w": random.standard_normal((WIDTH, COLUMNS)), "b": random.standard_normal(COLUMNS)}
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(
+        onnx.numpy_helper.from_array(array.astype(np.float32), name) for name, array in arrays.items()
+    )
+    model = parse(proto.SerializeToString())
+    infer_types(model)
+    before = model.serialize()
+    separate(model, (3,), (-1.0, 1.0))
+    z = random.uniform(-1, 1, (5, WIDTH)).astype(np.float32) * np.where(np.arange(WIDTH) == 3, 100, 1)
+    feeds = {"z": z.astype(np.float32), "taken": np.array(True)}
+    np.testing.assert_allclose(run(model.serialize(), feeds)[0], run(before, feeds)[0], rtol=1e-4, atol=1e-4)
 
 
 def test_a_result_that_others_read_is_complete_before_they_do():

@@ -45,6 +45,20 @@ def test_pixels_of_a_picture_are_moved_by_two_axes(kind: int) -> None:
     assert [step.op_type for step in made.graph.node] == [*["Reshape", "Transpose"] * 2, "Reshape"]
 
 
+def test_what_a_body_takes_apart_stays() -> None:
+    apart = onnx.helper.make_graph([node("Reshape", "t s", "a")], "then", [], [typed_output("a")])
+    other = onnx.helper.make_graph([node("Reshape", "x s", "e")], "other", [], [typed_output("e")])
+    choice = node("If", "taken", "y", then_branch=apart, else_branch=other)
+    inputs = {"x": [1, 3, 2, 2, 32, 32], "taken": (TensorProto.BOOL, [])}
+    weights = {"s": np.array([1, 3, 64, 64])}
+    proto = build([node("Transpose", "x", "t", perm=PIXELS), choice], inputs, ["y"], weights, 13)
+    assert move_single_axes(typed(proto)) == 0
+
+
+def typed_output(name: str) -> onnx.ValueInfoProto:
+    return onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * 4)
+
+
 def test_onnxruntime_does_not_join_them_again(tmp_path: Any) -> None:
     model = typed(transposed([1, 3, 2, 2, 32, 32], PIXELS, 1, 3, 64, 64))
     assert move_single_axes(model) == 1
