@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from onnxq.ir import Graph, Node, Value
-from onnxq.quant.integer_convs import IntegerConv, unsigned
+from onnxq.quant.conversions import unsigned
+from onnxq.quant.integer_convs import IntegerConv
 
 ALIKE = {
     *(("", name) for name in ("Add", "AveragePool", "GlobalAveragePool", "LeakyRelu", "MaxPool", "Mul", "Sigmoid")),

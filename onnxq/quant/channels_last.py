@@ -13,7 +13,8 @@ from __future__ import annotations
 import numpy as np
 
 from onnxq.ir import Graph, Model, Patch, Value, commit
-from onnxq.quant.integer_convs import integer_convs, made_by
+from onnxq.quant.conversions import made_by
+from onnxq.quant.integer_convs import integer_convs
 
 JOINING = ("Add", "Mul", "Concat")
 

@@ -14,7 +14,7 @@ from onnxq.ops.family import Site
 from onnxq.ops.integer_domain import CLAMPS, clamp_bounds
 from onnxq.ops.quantized.linear import quantize_linear
 from onnxq.ops.scheme import Scheme
-from onnxq.quant.pitfalls import scale_and_zero
+from onnxq.quant.conversions import between_conversions, scale_and_zero
 
 
 def clamp_codes(model: Model) -> int:
@@ -37,14 +37,10 @@ def clamp_codes(model: Model) -> int:
 
 
 def _patch(graph: Graph, node: Node) -> Patch | None:
-    if node.op_type not in CLAMPS or node.domain or not node.inputs:
+    conversions = between_conversions(node) if node.op_type in CLAMPS and not node.domain else None
+    if conversions is None:
         return None
-    read, made = node.inputs[0], node.outputs[0]
-    before = read.producer if read is not None else None
-    use = made.only_use if made is not None else None
-    after = use.node if use is not None and use.slot == 0 else None
-    if before is None or after is None or before.op_type != "DequantizeLinear" or after.op_type != "QuantizeLinear":
-        return None
+    before, after = conversions
     bounds, codes, result = clamp_bounds(Site(node, Scheme(), 1)), before.inputs[0], after.outputs[0]
     numbers, others = scale_and_zero(after), scale_and_zero(before)
     if bounds is None or codes is None or result is None or numbers is None or others is None:

@@ -13,7 +13,7 @@ from onnx import TensorProto
 
 from onnxq.ir import Model, Node, Patch, Value, commit
 from onnxq.ir.patch import named_after
-from onnxq.quant.integer_convs import made_by
+from onnxq.quant.conversions import made_by
 
 DIFFERENCES = np.array([[1, -1], [-1, 1]], np.float32)
 

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import TensorProto
 
 from onnxq.ir import Graph, Node, Value
+from onnxq.quant.conversions import made_by, unsigned
 
 
 @dataclass(frozen=True)
@@ -113,22 +113,9 @@ def multiple_of(number: int, count: int) -> int:
     return -(-count // number) * number
 
 
-def made_by(value: Value | None, op_type: str) -> Node | None:
-    """Give the node that makes a value, if it is of this type."""
-    maker = value.producer if value is not None else None
-    return maker if maker is not None and maker.op_type == op_type and not maker.domain else None
-
-
 def _constant(node: Node, slot: int) -> np.ndarray | None:
     value = node.inputs[slot] if slot < len(node.inputs) else None
     return value.constant.numpy() if value is not None and value.constant is not None else None
-
-
-def unsigned(node: Node) -> bool:
-    """Whether a QuantizeLinear or DequantizeLinear has codes of uint8, and one zero point."""
-    zero = node.inputs[2] if len(node.inputs) > 2 else None
-    constant = zero.constant if zero is not None else None
-    return constant is not None and constant.dtype == TensorProto.UINT8 and constant.size == 1
 
 
 def absorbed(codes: Value, by_read: Mapping[Value, list[IntegerConv]], others: Collection[Node] = ()) -> bool:

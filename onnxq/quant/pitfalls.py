@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
 from onnxq.ir import Graph, Node, Value
 from onnxq.ops.integer_domain import CLAMPS, MOVERS
+from onnxq.quant.conversions import one_scale
 from onnxq.quant.decision import Plan
 
 SCALING = ("QuantizeLinear", "DequantizeLinear")
@@ -38,23 +37,6 @@ def layout_sensitive(node: Node) -> bool:
         overhanging = node.attribute("ceil_mode", 0) and node.attribute("count_include_pad", 0)
         return bool(node.attribute("dilations") is not None or overhanging)
     return node.op_type == "CenterCropPad"
-
-
-def one_scale(node: Node) -> bool:
-    """Whether a QuantizeLinear or DequantizeLinear has a constant scale for the whole tensor."""
-    scale = node.inputs[1] if len(node.inputs) > 1 else None
-    return scale is not None and scale.constant is not None and scale.constant.size == 1
-
-
-def scale_and_zero(node: Node) -> tuple[np.ndarray, np.ndarray] | None:
-    """Give float32 scale and integer zero point of a conversion that has one of each, both constant, as scalars."""
-    constants = [value.constant if value is not None else None for value in node.inputs[1:3]]
-    if len(constants) != 2 or node.attribute("precision", 0):
-        return None
-    scale, zero = (constant.numpy() if constant is not None and constant.size == 1 else None for constant in constants)
-    if scale is None or zero is None or scale.dtype != np.float32 or zero.dtype.kind not in "iu":
-        return None
-    return scale.reshape(()), zero.reshape(())
 
 
 def endangering(graph: Graph, candidates: Iterable[Node]) -> dict[Node, str]:

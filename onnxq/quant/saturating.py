@@ -14,7 +14,7 @@ from onnxq.ops.family import Site
 from onnxq.ops.integer_domain import clamp_bounds
 from onnxq.ops.quantized.linear import quantize_linear
 from onnxq.ops.scheme import Scheme
-from onnxq.quant.pitfalls import scale_and_zero
+from onnxq.quant.conversions import scale_and_zero
 
 # onnxruntime computes a Clip together with these
 FUSED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add")

@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from onnxq.ir import Graph, Model, Node, Patch, commit
-from onnxq.quant.pitfalls import one_scale
+from onnxq.quant.conversions import between_conversions, one_scale
 
 # Of output i with factor f these all take input floor(i / f): https://onnx.ai/onnx/operators/onnx__Resize.html
 REPEATING = {
@@ -69,21 +69,11 @@ def double_codes(model: Model) -> int:
 
 def _patch(graph: Graph, node: Node) -> Patch | None:
     times = doublings(node)
-    if not times:
-        return None
+    conversions = between_conversions(node) if times else None
     read, made = node.inputs[0], node.outputs[0]
-    pair = read.producer if read is not None else None
-    use = made.only_use if made is not None else None
-    after = use.node if use is not None else None
-    if (
-        read is None
-        or made is None
-        or not _is_plain(pair, "DequantizeLinear")
-        or not _is_plain(after, "QuantizeLinear")
-    ):
+    if conversions is None or read is None or made is None or not all(map(_is_plain, conversions)):
         return None
-    assert pair is not None
-    assert after is not None
+    pair, after = conversions
     codes, result = pair.inputs[0], after.outputs[0]
     channels = next((v.shape[1] for v in (read, made) if v.shape and isinstance(v.shape[1], int)), None)
     if codes is None or result is None or result.is_output or channels is None or after.graph is not graph:
@@ -104,8 +94,6 @@ def _patch(graph: Graph, node: Node) -> Patch | None:
     return patch
 
 
-def _is_plain(node: Node | None, op_type: str) -> bool:
-    """Whether a node is a conversion of the standard, with a constant scale for the whole tensor."""
-    if node is None or node.op_type != op_type or node.domain or len(node.inputs) != 3 or node.spans:
-        return False
-    return one_scale(node)
+def _is_plain(conversion: Node) -> bool:
+    """Whether a conversion is one of the standard, with a constant scale for the whole tensor and no attributes."""
+    return not conversion.domain and len(conversion.inputs) == 3 and not conversion.spans and one_scale(conversion)

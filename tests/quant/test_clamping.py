@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from helpers import build, changed_alike, count_ops, node, typed
+from helpers import build, changed_alike, count_ops, graph, node, typed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,3 +69,12 @@ def test_what_is_not_the_same_stays():
     assert unchanged([*PAIR, RELU, *BEHIND], ["y", "c"]), "others read the floats"
     assert unchanged([node("Relu", "x", "c"), *BEHIND]), "it reads floats"
     assert unchanged([*PAIR, CLIP, *BEHIND], low=np.float32(1)), "zero is not within its bounds"
+
+
+def test_what_a_body_quantizes_stays():
+    then = graph([*BEHIND], {}, ["y"], {})
+    other = graph([node("Neg", "x", "e")], {}, ["e"], {})
+    choice = node("If", "taken", "o", then_branch=then, else_branch=other)
+    inputs = {"x": [1, 64], "taken": (onnx.TensorProto.BOOL, [])}
+    weights = {name: FIXED[name] for name in "sz"}
+    assert clamp_codes(typed(build([*PAIR, RELU, choice], inputs, ["o"], weights, 17))) == 0
