@@ -113,6 +113,14 @@ def test_the_picture_of_the_house_has_every_room() -> None:
         assert not missing, folder
 
 
+def test_the_steps_are_where_their_table_says() -> None:
+    places = [
+        place for row in re.findall(r"^\|.*\| (.*) \|$", DOCS, re.MULTILINE) for place in re.findall("`(.+?)`", row)
+    ]
+    assert len(places) > 10
+    assert not [place for place in places if not (PACKAGE / place).exists()]
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_file_fits_in_300_lines(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 300

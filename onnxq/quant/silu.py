@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from onnxq.ir import Graph, Model, Patch, commit
 from onnxq.ops.silu import MICROSOFT, silu_slot
-from onnxq.quant.integer_convs import made_by
+from onnxq.quant.conversions import made_by
 
 
 def write_silu(model: Model) -> int:
