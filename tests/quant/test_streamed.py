@@ -168,7 +168,7 @@ def test_what_does_not_load_is_a_sentence(tmp_path, tiny):
     with pytest.raises(SessionError, match="nonsense"):
         open_session(loaded(proto))
     (tmp_path / "m.onnx").write_bytes(b"nothing")
-    with pytest.raises(SessionError):
+    with pytest.raises(ModelError, match="is not a readable ONNX model"):
         open_session(tmp_path / "m.onnx")
     save(parse(blocks().SerializeToString()), tmp_path / "e.onnx", external_data=True)
     (tmp_path / "e.onnx.data").unlink()
