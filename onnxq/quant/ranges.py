@@ -13,8 +13,7 @@ closed form from cumulative sums, and a quantization cell `[a, b)` that is round
 Of n samples, one more exceeds the greatest value of them all with a chance of 1 in n + 1, in every tensor anew. Where
 the tensor is small and its peaks differ much from sample to sample, that outweighs what a finer grid saves: one picture
 in thirty that clips decides the error of them all. Where the tensor is large or its peaks are alike, a wider range only
-makes the grid coarser. `widened` finds the least expected sum of both. The greatest peaks are taken as exponential: by
-how much they exceed any threshold has the same mean.
+makes the grid coarser. `widened` finds the least expected sum of both (`onnxq.quant.tails`).
 """
 
 from __future__ import annotations
@@ -25,8 +24,9 @@ import numpy as np
 
 from onnxq.errors import RecipeError
 from onnxq.quant.histogram import Histogram
-from onnxq.quant.peaks import KEPT, Peaks
+from onnxq.quant.peaks import Peaks
 from onnxq.quant.stats import TensorStats
+from onnxq.quant.tails import FEWEST, exponential, spread_of
 from onnxq.quant.weighted import WeightedHistogram
 
 RangeMethod = Literal["minmax", "percentile", "mse", "output-error"]
@@ -37,8 +37,6 @@ DEFAULT_PERCENTILE = 99.999
 MOST_CELLS = 1024
 # What the square of a clipped value counts at the outputs, where that of a rounded one counts 1: see docs/accuracy.md
 CLIPPED = 4.0
-FEWEST = 8  # samples from which on their peaks say something about others
-TAIL, LEAST_TAIL = 6, 3  # one in six samples, and at least three, show how peaks go on
 ALIKE = 4  # samples whose peaks are the same: that is no chance
 WIDTHS = np.linspace(1.0, 2.0, 41)
 # Coarse search: halving in half octaves down to 1/64 of the extreme; then twice a finer grid around the best
@@ -95,6 +93,9 @@ def choose_range(
 def widened(stats: TensorStats, low: float, high: float, *, bits: int = 8) -> tuple[float, float]:
     """Widen a range by what other samples are expected to need, each end that covers all that was seen.
 
+    Where samples differ by factors, it is widened even if the least error on seen ones is inside of it: that cuts off a
+    little of the samples that went furthest, and others go further by half.
+
     Args:
         stats: Of the tensor; without `Peaks` the range stays as it is.
         low: Its lower end, at most 0.
@@ -138,15 +139,25 @@ def _alike(sorted_peaks: np.ndarray | None) -> bool:
 
 def _end(peaks: Peaks, sorted_peaks: np.ndarray, end: float, opposite: float, bits: int) -> float:
     """Give one end of least expected error for a batch: rounding in its elements, clipping where it exceeds the end."""
-    count = min(max(peaks.batches // TAIL, LEAST_TAIL), KEPT - 1)
-    threshold = float(sorted_peaks[count])
-    excess = float(sorted_peaks[:count].mean(dtype=np.float64)) - threshold
-    if end < sorted_peaks[0] or end <= 0 or excess <= 0:  # where seen values are clipped, somebody has weighed that
+    highest = float(sorted_peaks[0])
+    if end <= 0 or highest <= 0:
+        return end
+
+    def least(ends: np.ndarray, beyond: np.ndarray) -> float:
+        rounding = peaks.elements / peaks.batches * ((ends + opposite) / (2**bits - 1)) ** 2 / 12
+        return float(ends[int(np.argmin(rounding + CLIPPED * beyond))])
+
+    spread = spread_of(sorted_peaks, peaks.batches)
+    if spread is not None:
+        ends = WIDTHS * max(end, highest)
+        far = least(ends, spread.beyond(ends))
+        if far > ends[0]:
+            return far
+    if end < highest:  # where seen values are clipped, somebody has weighed that
         return end
     ends = WIDTHS * end
-    rounding = peaks.elements / peaks.batches * ((ends + opposite) / (2**bits - 1)) ** 2 / 12
-    exceeding = count / peaks.batches * np.exp((threshold - ends) / excess)
-    return float(ends[int(np.argmin(rounding + CLIPPED * exceeding * 2 * excess**2))])
+    beyond = exponential(peaks, sorted_peaks, ends)
+    return end if beyond is None else least(ends, beyond)
 
 
 def expected_error(stats: TensorStats, lo: float, hi: float, *, bits: int = 8) -> float:
