@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import onnx
 
+# The operator set from which on Add, Mul and their like broadcast by themselves; before, an attribute asks for it, and
+# says along which axis: https://onnx.ai/onnx/operators/onnx__Add.html, versions 6 and 7
+BROADCASTING = 7
 # Operators of `ai.onnx` that give something else at every run
 RANDOM = frozenset(
     ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")

@@ -10,13 +10,13 @@ from onnx import TensorProto
 from onnxq.ir.graph import Node
 from onnxq.ir.model import Model
 from onnxq.ir.patch import Patch, named_after
+from onnxq.ir.schemas import BROADCASTING
 from onnxq.quant.region import count
 from onnxq.simplify.functions import NEAR, Known, candidates, cost
 from onnxq.simplify.fused import operators_left
 from onnxq.simplify.regions import ELEMENTWISE, Part, compute, parts, places
 from onnxq.simplify.registry import Change, simplifies
 
-FIRST_OPSET = 7  # before, broadcasting is asked for by attribute; source: onnx operator specification, Add-6
 LEAST_GAIN = 0.9  # of the time that the spelled-out function takes
 NODE = 500  # nanoseconds that one more node takes, however small its tensor
 FUSE_WITH = ("Conv", "Gemm")  # what a Relu or Clip behind them is part of, in float and in 8 bit
@@ -35,7 +35,7 @@ def activations(model: Model) -> Iterator[Change]:
 
     A part is recognised by its values, in float64, on `GRID`: within 1e-6 of the function, or of what float32 rounds.
     """
-    if model.opset < FIRST_OPSET:
+    if model.opset < BROADCASTING:
         return
     for graph in model.graph.graphs():
         place, taken = places(graph), set[Node]()

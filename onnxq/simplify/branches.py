@@ -18,12 +18,12 @@ from onnxq.ir.model import Model
 from onnxq.ir.padding import NOT_SET, auto_pad_of, pads_of
 from onnxq.ir.passes.fold_batchnorm import scale_and_shift
 from onnxq.ir.patch import Patch, named_after
+from onnxq.ir.schemas import BROADCASTING
 from onnxq.ir.tensor import ArrayTensor
 from onnxq.simplify.conv_bias import bias_of
 from onnxq.simplify.registry import Change, simplifies
 
 SAYS = "added up {} pair{s} of branches over one input in one convolution"
-FIRST_OPSET = 7  # before, broadcasting is asked for by attribute; source: onnx operator specification, Add-6
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Branch:
 @simplifies(order=48)
 def branches(model: Model) -> Iterator[Change]:
     """Describe one change for each sum or difference of two branches that nothing else reads."""
-    if model.opset < FIRST_OPSET:
+    if model.opset < BROADCASTING:
         return
     for graph in model.graph.graphs():
         taken: set[Node] = set()

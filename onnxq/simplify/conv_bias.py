@@ -10,18 +10,18 @@ from onnx import TensorProto
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
 from onnxq.ir.patch import Patch
+from onnxq.ir.schemas import BROADCASTING
 from onnxq.ir.tensor import ArrayTensor
 from onnxq.simplify.registry import Change, simplifies
 from onnxq.simplify.writing import axes_of
 
 SAYS = "added {} constant{s} behind a convolution to its bias"
-FIRST_OPSET = 7  # before, broadcasting is asked for by attribute; source: onnx operator specification, Add-6
 
 
 @simplifies(order=50)
 def conv_bias(model: Model) -> Iterator[Change]:
     """Describe the new biases; a Squeeze or Unsqueeze of axes behind the channels may stand between."""
-    if model.opset < FIRST_OPSET:
+    if model.opset < BROADCASTING:
         return
     for graph in model.graph.graphs():
         for node in graph.nodes:

@@ -16,12 +16,12 @@ from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
 from onnxq.ir.passes.fold_batchnorm import SCALES
 from onnxq.ir.patch import Patch
+from onnxq.ir.schemas import BROADCASTING
 from onnxq.ir.tensor import ArrayTensor
 from onnxq.simplify.conv_bias import bias_of, by_channel, channel_path
 from onnxq.simplify.registry import Change, simplifies
 
 SAYS = "made {} constant factor{s} behind a layer part of its weight"
-FIRST_OPSET = 7  # before, broadcasting is asked for by attribute; source: onnx operator specification, Mul-6
 
 
 class Layer(NamedTuple):
@@ -42,7 +42,7 @@ class Layer(NamedTuple):
 @simplifies(order=51)
 def factors(model: Model) -> Iterator[Change]:
     """Describe one change for each Mul or Div by a constant behind a layer that nobody else reads."""
-    if model.opset < FIRST_OPSET:
+    if model.opset < BROADCASTING:
         return
     for graph in model.graph.graphs():
         for node in graph.nodes:

@@ -11,12 +11,12 @@ from onnx import TensorProto
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
 from onnxq.ir.patch import Patch, named_after
+from onnxq.ir.schemas import BROADCASTING
 from onnxq.ir.tensor import ArrayTensor, Tensor
 from onnxq.simplify.regions import ELEMENTWISE, Part, compute, parts, places
 from onnxq.simplify.registry import Change, simplifies
 
 SAYS = "computed {} operator{s} on looked-up rows ahead of time, in the table"
-FIRST_OPSET = 7  # before, broadcasting is asked for by attribute; source: onnx operator specification, Add-6
 GROWTH = 2  # how many times the elements of the old table the new one may have
 FREE = 1 << 16  # elements that every table may have
 MOST_BYTES = 256 << 20  # of a table that is computed anew
@@ -30,7 +30,7 @@ def lookups(model: Model) -> Iterator[Change]:
     elementwise operators with constants that lie along a row, and products of the last axis with a constant matrix.
     f(T) is computed in float64 and rounded to float32 once.
     """
-    if model.opset < FIRST_OPSET:
+    if model.opset < BROADCASTING:
         return
     for graph in model.graph.graphs():
         place, taken = places(graph), set[Node]()

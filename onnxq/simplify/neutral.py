@@ -9,11 +9,11 @@ import numpy as np
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
 from onnxq.ir.patch import Patch
+from onnxq.ir.schemas import BROADCASTING
 from onnxq.ir.shape_rules import slices
 from onnxq.ir.shapes import Shapes
 from onnxq.simplify.registry import Change, simplifies
 
-FIRST_OPSET = 7  # before, broadcasting is asked for by attribute; source: onnx operator specification, Add-6
 MOVES_NOTHING = ("Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")  # elements keep their order
 MOST = 1 << 16  # elements of a constant that are looked at
 SAYS = "left out {} operator{s} without effect"
@@ -25,7 +25,7 @@ def neutral(model: Model) -> Iterator[Change]:
 
     Shapes count as equal where they are the same numbers, and the same sizes followed from `Shape` (see `Shapes`).
     """
-    if model.opset < FIRST_OPSET:
+    if model.opset < BROADCASTING:
         return
     graph = model.graph
     shapes = Shapes(graph, model.opset)

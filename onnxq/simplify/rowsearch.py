@@ -11,6 +11,7 @@ from onnx import TensorProto
 
 from onnxq.evaluator.schedule import bind
 from onnxq.ir.graph import Graph, Node, Value
+from onnxq.ir.schemas import BROADCASTING
 from onnxq.ir.shapes import Shapes
 from onnxq.ops.arrays import Array
 from onnxq.ops.registry import find_kernel
@@ -19,7 +20,6 @@ from onnxq.simplify.rowviews import CASTS, VIEWS, Traced, aligned, axes_of, dims
 from onnxq.simplify.rowwise import POOLS, REDUCTIONS, Region, Step
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
-FIRST_OPSET = 7  # before, operators broadcast where an attribute says so; source: onnx operator specification, Add-6
 AXES_AS_INPUT = 18  # from this operator set on the kernels of all reductions take axes as an input
 MOST_NODES = 64  # longest spelling seen in exports: 30 nodes
 ELEMENTWISE = frozenset((
@@ -39,7 +39,7 @@ def find_regions(graph: Graph, opset: int) -> Iterator[Region]:
 
     A region's entry is what the reduction reads, or what the operator before reads.
     """
-    if opset < FIRST_OPSET:
+    if opset < BROADCASTING:
         return
     reductions = [node for node in graph.nodes if node.op_type in REDUCTIONS and not node.domain and node.inputs[0]]
     if not reductions:

@@ -9,8 +9,7 @@ import numpy as np
 from onnxq.ir.model import Model
 from onnxq.ir.passes.registry import describes
 from onnxq.ir.patch import Patch
-
-FIRST_OPSET = 7  # before, broadcasting is asked for by attribute; source: onnx operator specification, Add-6
+from onnxq.ir.schemas import BROADCASTING
 
 
 @describes(order=33, says="wrote {} ImageScaler{s} as Mul and Add")
@@ -18,7 +17,7 @@ def image_scalers(model: Model) -> Iterator[Patch]:
     """Describe the nodes: y = scale · x + bias, with a bias for each channel; without it, opsets cannot be raised."""
     for node in model.graph.walk():
         data, output = (node.inputs[0], node.outputs[0]) if node.inputs and node.outputs else (None, None)
-        if node.op_type != "ImageScaler" or node.domain or data is None or output is None or model.opset < FIRST_OPSET:
+        if node.op_type != "ImageScaler" or node.domain or data is None or output is None or model.opset < BROADCASTING:
             continue
         scale = np.array(node.attribute("scale", 1.0), np.float32)
         bias = np.array(node.attribute("bias", [0.0]), np.float32).reshape(-1, 1, 1)
