@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import build, floats, node
+from helpers import floats, node
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from support import assert_same, simplified, written
+from support import PICTURES, assert_same, conv_with, convolutions_with_a_constant, simplified, written
 
 SAID = ("added 1 constant behind a convolution to its bias",)
-FEEDS = [{"x": floats(2, 3, 5, 5, seed=3)}]
-
-
-def proto_of(nodes, weights, outputs=("y",), conv="x w"):
-    made = [node("Conv", conv, "c"), *nodes]
-    return build(made, {"x": ["n", 3, 5, 5]}, outputs, {"w": floats(4, 3, 5, 1), **weights})
 
 
 def test_a_constant_becomes_the_bias():
-    proto = proto_of(
+    proto = conv_with(
         [node("Add", "c k", "a"), node("Relu", "a", "y")], {"k": np.float32([1, -2, 3, 0.5]).reshape(4, 1, 1)}
     )
     found = simplified(proto, "conv_bias")
@@ -28,17 +21,17 @@ def test_a_constant_becomes_the_bias():
         "y = Relu(c_with_bias)",
     ]
     assert found.notes == SAID
-    assert_same(proto, found, FEEDS, rtol=1e-6)
+    assert_same(proto, found, PICTURES, rtol=1e-6)
 
 
 def test_axes_behind_the_channels_may_go_in_between():
     nodes = [node("Squeeze", "c axes", "s"), node("Sub", "s k", "y")]
-    proto = proto_of(nodes, {"axes": np.int64([2]), "k": floats(1, 4, 1), "b": floats(4, seed=5)}, conv="x w b")
+    proto = conv_with(nodes, {"axes": np.int64([2]), "k": floats(1, 4, 1)}, conv="x w b")
     found = simplified(proto, "conv_bias")
     assert [item.op_type for item in found.model.graph.nodes] == ["Conv", "Squeeze"]
     assert [value.name for value in found.model.graph.outputs] == ["y"]
     assert found.notes == SAID
-    assert_same(proto, found, FEEDS, rtol=1e-6)
+    assert_same(proto, found, PICTURES, rtol=1e-6)
 
 
 STAY = {
@@ -58,26 +51,19 @@ STAY = {
 @pytest.mark.parametrize("case", STAY)
 def test_what_is_no_bias_stays(case):
     nodes, weights = STAY[case]
-    assert simplified(proto_of(nodes, weights), "conv_bias").notes == ()
+    assert simplified(conv_with(nodes, weights), "conv_bias").notes == ()
 
 
 def test_other_readers_keep_what_they_read():
     nodes = [node("Add", "c k", "y"), node("Relu", "c", "z")]
-    assert simplified(proto_of(nodes, {"k": floats(4, 1, 1)}, ("y", "z")), "conv_bias").notes == ()
-    assert simplified(proto_of(nodes[:1], {"k": floats(4, 1, 1)}, ("y", "c")), "conv_bias").notes == ()
+    assert simplified(conv_with(nodes, {"k": floats(4, 1, 1)}, ("y", "z")), "conv_bias").notes == ()
+    assert simplified(conv_with(nodes[:1], {"k": floats(4, 1, 1)}, ("y", "c")), "conv_bias").notes == ()
 
 
-@given(st.integers(1, 3), st.integers(1, 4), st.booleans(), st.booleans(), st.sampled_from(["Add", "Sub"]))
+@given(convolutions_with_a_constant("Add", "Sub"))
 @settings(max_examples=25, deadline=None)
-def test_groups_scalars_and_transposed_convolutions(group, channels, transposed, scalar, op_type):
-    shape = (2 * group, channels, 3) if transposed else (channels * group, 2, 3)
-    constant = floats(1, 1, seed=9) if scalar else floats(channels * group, 1, seed=9)
-    nodes = [
-        node("ConvTranspose" if transposed else "Conv", "x w b", "c", group=group),
-        node(op_type, "c k", "y"),
-    ]
-    weights = {"w": floats(*shape), "b": floats(channels * group, seed=2), "k": constant}
-    proto = build(nodes, {"x": ["n", 2 * group, 7]}, weights=weights)
+def test_groups_scalars_and_transposed_convolutions(made):
+    proto, feeds = made
     found = simplified(proto, "conv_bias")
     assert found.notes == SAID
-    assert_same(proto, found, [{"x": floats(2, 2 * group, 7, seed=4)}], rtol=1e-6)
+    assert_same(proto, found, [feeds], rtol=1e-6)

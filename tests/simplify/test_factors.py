@@ -6,17 +6,10 @@ import numpy as np
 import pytest
 from helpers import build, floats, node
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from support import assert_same, simplified, written
+from support import PICTURES, assert_same, conv_with, convolutions_with_a_constant, simplified, written
 
 SAID = ("made 1 constant factor behind a layer part of its weight",)
-FEEDS = [{"x": floats(2, 3, 5, 5, seed=3)}]
 ROWS = [{"x": floats(2, 3, 5, seed=3)}]
-
-
-def conv_with(nodes, weights, outputs=("y",), conv="x w b"):
-    given = {"w": floats(4, 3, 5, 1), "b": floats(4, seed=5), **weights}
-    return build([node("Conv", conv, "c"), *nodes], {"x": ["n", 3, 5, 5]}, outputs, given)
 
 
 def product_with(nodes, weights, outputs=("y",)):
@@ -32,11 +25,11 @@ def test_a_normalisation_spelled_out_behind_a_conv1d_is_part_of_it():
         node("Relu", "r", "y"),
     ]
     weights = {"axes": np.int64([2]), **{name: floats(1, 4, 1, seed=at) for at, name in enumerate("kft")}}
-    proto = conv_with(nodes, weights, conv="x w")
+    proto = conv_with(nodes, weights)
     found = simplified(proto, "conv_bias", "factors")
     assert [item.op_type for item in found.model.graph.nodes] == ["Conv", "Squeeze", "Relu"]
     assert found.notes == ("added 2 constants behind a convolution to its bias", *SAID)
-    assert_same(proto, found, FEEDS, rtol=1e-6)
+    assert_same(proto, found, PICTURES, rtol=1e-6)
 
 
 def test_a_factor_behind_a_product_and_its_bias_is_part_of_both():
@@ -77,7 +70,7 @@ PRODUCTS = {
 
 @pytest.mark.parametrize("case", CONVS)
 def test_what_is_no_factor_of_channels_stays_behind_a_conv(case):
-    assert simplified(conv_with(*CONVS[case]), "factors").notes == ()
+    assert simplified(conv_with(*CONVS[case], conv="x w b"), "factors").notes == ()
 
 
 @pytest.mark.parametrize("case", PRODUCTS)
@@ -91,17 +84,10 @@ def test_shared_weights_and_other_readers_keep_theirs():
     assert simplified(product_with(nodes[:1], {"f": floats(4)}, ("y", "p")), "factors").notes == ()
 
 
-@given(st.integers(1, 3), st.integers(1, 4), st.booleans(), st.booleans(), st.sampled_from(["Mul", "Div"]))
+@given(convolutions_with_a_constant("Mul", "Div"))
 @settings(max_examples=25, deadline=None)
-def test_groups_scalars_and_transposed_convolutions(group, channels, transposed, scalar, op_type):
-    shape = (2 * group, channels, 3) if transposed else (channels * group, 2, 3)
-    constant = floats(1, 1, seed=9) if scalar else floats(channels * group, 1, seed=9)
-    nodes = [
-        node("ConvTranspose" if transposed else "Conv", "x w b", "c", group=group),
-        node(op_type, "c k", "y"),
-    ]
-    weights = {"w": floats(*shape), "b": floats(channels * group, seed=2), "k": constant}
-    proto = build(nodes, {"x": ["n", 2 * group, 7]}, weights=weights)
+def test_groups_scalars_and_transposed_convolutions(made):
+    proto, feeds = made
     found = simplified(proto, "factors")
     assert found.notes == SAID
-    assert_same(proto, found, [{"x": floats(2, 2 * group, 7, seed=4)}], rtol=1e-6)
+    assert_same(proto, found, [feeds], rtol=1e-6)
