@@ -45,7 +45,7 @@ from onnxq.steps import (
 )
 from onnxq.timed import Timing, sized, timed
 from onnxq.trials import fit, rescale
-from onnxq.unrun import carry_out_unrun
+from onnxq.unrun import carry_out_unrun, check_runs
 from onnxq.verify import compare
 from onnxq.words import one_or_more
 
@@ -165,6 +165,7 @@ def examined(ready: Prepared, given: Samples | None, stats: str | Path | Stats |
     if given is None:
         raise DataError("what a node adds to the error shows on data only", "Add --data.")
     check_plan(ready, with_data=True)
+    check_runs(ready.model)
     if is_large(ready.model):
         raise ModelError(f"{ready.path} is too large to run it many times", "Leave --sensitivity out.")
     split = Split(ready.model.copy(), given, float_time(ready.plan))

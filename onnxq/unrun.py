@@ -9,6 +9,7 @@ from onnxq.errors import InvalidResult, ModelError
 from onnxq.ir import Model, Node
 from onnxq.ir.consistency import objection, problems
 from onnxq.observer import Observer
+from onnxq.quant.custom import foreign_node
 from onnxq.quant.layers import MeasuredLayers
 from onnxq.quant.rewrite import rewrite
 from onnxq.quant.stats import Stats
@@ -17,6 +18,22 @@ from onnxq.report import Report
 from onnxq.steps import Prepared, choose_qparams, measure, stamp
 
 GIVE_LIBRARY = "Give the library of its custom operators with --custom-ops, or leave out the data for a dynamic model."
+
+
+def check_runs(model: Model) -> None:
+    """Refuse to run a model on data that has a node which onnxruntime does not know.
+
+    Raises:
+        ModelError: It has one, which the sentence names.
+
+    """
+    foreign = foreign_node(model)
+    if foreign is not None:
+        raise ModelError(f"onnxruntime cannot run {model.name} on the data: it has no {_label(foreign)}", GIVE_LIBRARY)
+
+
+def _label(foreign: Node) -> str:
+    return f"operator {foreign.op_type} of domain {foreign.domain} (node {foreign.label})"
 
 
 def carry_out_unrun(
@@ -39,9 +56,8 @@ def carry_out_unrun(
         InvalidResult: The result is not well formed.
 
     """
-    label = f"operator {foreign.op_type} of domain {foreign.domain} (node {foreign.label})"
     if with_data and stats is None:
-        raise ModelError(f"onnxruntime cannot run {ready.model.name} on the data: it has no {label}", GIVE_LIBRARY)
+        check_runs(ready.model)
     wrong = _objection(ready.model, ready.model.serialize())
     if wrong is not None:
         raise ModelError(f"{ready.model.name} is not well formed: {wrong}", "Export the model again.")
@@ -49,7 +65,7 @@ def carry_out_unrun(
     qparams = choose_qparams(ready.plan, measured)
     weights = Weights(ready.plan, qparams, measured)
     watch.step("rewrite")
-    note = f"not run and not compared with the float model, only checked for form: onnxruntime has no {label}"
+    note = f"not run and not compared with the float model, only checked for form: onnxruntime has no {_label(foreign)}"
     report = replace(Report.planned(ready.plan, source=ready.path, notes=ready.notes), notes=(*ready.notes, note))
     model = stamp(rewrite(ready.model, ready.plan, qparams, weights), ready)
     watch.step("verify")

@@ -75,6 +75,11 @@ def listed(items: Sequence[str]) -> str:
     return " and ".join(item for item in (", ".join(items[:-1]), *items[-1:]) if item)
 
 
+def counted(count: int, noun: str) -> str:
+    """Write a number of things: `1 sample`, `2 samples`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def one_or_more(given: Named | Iterable[Named]) -> tuple[Named, ...]:
     """Take a single name or path for a list of one: a string would do as a list, too, of its letters."""
     return (given,) if isinstance(given, (str, PathLike)) else tuple(given)

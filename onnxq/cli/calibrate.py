@@ -48,6 +48,7 @@ def calibrate(
     from onnxq.ir import check_output, load
     from onnxq.quant.stats_file import fingerprint, save_stats
     from onnxq.timed import in_other_forms
+    from onnxq.words import counted
 
     check_output(output, force=force, reads=(model, *data, recipe))
     use_custom_ops(custom_ops)
@@ -67,4 +68,4 @@ def calibrate(
         stats = steps.measure(ready, steps.layers_to_measure(ready.plan), given, None, observer)
         observer.step("save")
         save_stats(output, stats, fingerprint(ready.source, stats.names), force=force)
-    note(f"{output}: {len(stats.names)} tensors measured on {stats.samples} samples")
+    note(f"{output}: {counted(len(stats.names), 'tensor')} measured on {counted(stats.samples, 'sample')}")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from onnxq.cli.options import (
+    CustomOps,
     Data,
     Exclude,
     Format,
@@ -20,6 +21,7 @@ from onnxq.cli.options import (
     Target,
     TimingsFile,
     chosen_recipe,
+    use_custom_ops,
 )
 
 NodeName = Annotated[
@@ -43,6 +45,7 @@ def explain(
     only: Only = [],  # noqa: B006
     samples: SampleLimit = None,
     timings: TimingsFile = None,
+    custom_ops: CustomOps = [],  # noqa: B006
     output_format: OutputFormat = Format.TEXT,
 ) -> None:
     """Say why single nodes become what they become.
@@ -59,6 +62,7 @@ def explain(
     from onnxq.report import SCHEMA, to_json
     from onnxq.timed import Timing
 
+    use_custom_ops(custom_ops)
     with TerminalObserver() as observer:
         found = explained(
             model,

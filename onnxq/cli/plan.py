@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from onnxq.cli.options import (
+    CustomOps,
     Data,
     Exclude,
     Format,
@@ -18,6 +19,7 @@ from onnxq.cli.options import (
     Target,
     TimingsFile,
     chosen_recipe,
+    use_custom_ops,
 )
 
 Sensitivity = Annotated[
@@ -35,6 +37,7 @@ def plan(
     exclude: Exclude = [],  # noqa: B006
     only: Only = [],  # noqa: B006
     timings: TimingsFile = None,
+    custom_ops: CustomOps = [],  # noqa: B006
     sensitivity: Sensitivity = False,
     output_format: OutputFormat = Format.TEXT,
 ) -> None:
@@ -52,6 +55,7 @@ def plan(
     from onnxq.quant.stats_file import load_stats
     from onnxq.timed import Timing, sized, timed
 
+    use_custom_ops(custom_ops)
     with TerminalObserver() as observer:
         observer.step("load")
         source = load(model)

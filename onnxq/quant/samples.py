@@ -19,7 +19,7 @@ from onnxq.quant.sample_arrays import Source, read_npy, read_npz
 from onnxq.quant.sample_checks import InputSpec, Sample, conform, input_specs
 from onnxq.quant.sample_labels import Labels, read_labels
 from onnxq.quant.sample_readers import read_folder, read_iterable
-from onnxq.words import one_or_more
+from onnxq.words import counted, one_or_more
 
 __all__ = [
     "InputSpec",
@@ -84,11 +84,11 @@ class Samples(Iterable[Sample]):
         """One line for the report: how many samples, from where."""
         total, count = self._total(), self.count
         if total is None:
-            amount = "samples" if self._most is None else f"up to {_plural(self._most, 'sample')}"
+            amount = "samples" if self._most is None else f"up to {counted(self._most, 'sample')}"
         else:
-            amount = _plural(total, "sample") if count == total else f"the first {count} of {total} samples"
+            amount = counted(total, "sample") if count == total else f"the first {count} of {total} samples"
         dropped = sum(source.dropped for source in self._sources)
-        note = f" ({_plural(dropped, 'row')} left over by the model's fixed batch)" if dropped else ""
+        note = f" ({counted(dropped, 'row')} left over by the model's fixed batch)" if dropped else ""
         return f"{amount} from {self._origin}{note}"
 
     def __iter__(self) -> Iterator[Sample]:
@@ -106,7 +106,7 @@ class Samples(Iterable[Sample]):
         """Refuse data that end elsewhere than before: what was chosen by their places would be chosen by others."""
         if self._seen is not None and seen != self._seen:
             raise DataError(
-                f"{self._origin} gave {_plural(self._seen, 'sample')} before, and {seen} now",
+                f"{self._origin} gave {counted(self._seen, 'sample')} before, and {seen} now",
                 "They are read several times: what gives them has to give the same ones each time.",
             )
         if not seen:
@@ -255,7 +255,3 @@ def _no_samples(origin: str) -> DataError:
 
 def _short(source: str) -> str:
     return source if CALLABLE.fullmatch(source) else Path(source).name or source
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -13,6 +13,7 @@ from helpers import F, floats, graph, node
 from onnx import TensorProto, helper
 
 from onnxq.budget import Budget
+from onnxq.cli import main
 from onnxq.errors import CheckFailed, ModelError
 from onnxq.ir import load
 from onnxq.pipeline import quantize
@@ -88,6 +89,18 @@ def test_a_malformed_model_is_not_called_ours(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
     with pytest.raises(ModelError, match=r"is not well formed: .*Gemm"):
         quantize(tmp_path / "m.onnx", "weight-int8")
+
+
+@pytest.mark.parametrize("command", ["plan {} --sensitivity", "explain {} *"])
+def test_commands_that_ask_for_the_library_take_it(source: Path, capsys, command: str) -> None:
+    np.savez(source.parent / "d.npz", x=floats(4, 64))
+    asked = [*command.format(source).split(), "-d", str(source.parent / "d.npz")]
+    assert main(asked) == 2
+    said = capsys.readouterr().err
+    assert "it has no operator Odd of domain strange" in said
+    assert "hint: Give the library of its custom operators with --custom-ops" in said
+    assert main([*asked, "--custom-ops", "nothing.so"]) == 2
+    assert "the library of custom operators nothing.so does not exist" in capsys.readouterr().err
 
 
 def test_data_need_the_library(source: Path) -> None:
