@@ -12,7 +12,7 @@ from onnxq.comparison import Contribution
 from onnxq.errors import CheckFailed, RecipeError
 from onnxq.ir import Model
 from onnxq.ir.files import data_path, needs_external_data
-from onnxq.judge import Judge
+from onnxq.judge import ENOUGH, Judge
 from onnxq.metric import Metric, load_metric, measure_metric
 from onnxq.moves import Move, is_priced, left_open, moves, predicted_time, saved_time
 from onnxq.quant.decision import FOR_SIZE, Choice, Choices
@@ -157,7 +157,9 @@ def settle_accuracy(variants: Variants, budget: Budget) -> Settled:
 
 def _towards_goals(variants: Variants, ranked: list[Move], found: Found) -> Found:
     """Go from goal to goal, as far as what is given back by then is worth it."""
-    before = variants.ready.plan
+    before, judge = variants.ready.plan, variants.split.goal_judge
+    if judge is not variants.judge and found.sqnr is not None and found.sqnr < ENOUGH:
+        found = replace(found, sqnr=judge.sqnr(variants.model(found.choices)))
     for goal, share in GOALS if is_priced(before) else GOALS[:1]:
         if found.sqnr is None or found.sqnr >= goal:
             continue
@@ -166,7 +168,7 @@ def _towards_goals(variants: Variants, ranked: list[Move], found: Found) -> Foun
             break
 
         def meets(model: Model, goal: float = goal) -> bool:
-            return variants.judge.sqnr(model) >= goal
+            return judge.sqnr(model) >= goal
 
         reached = _more_accurate(variants, ranked, meets, found, stages=1, most=most)
         if not reached.met:

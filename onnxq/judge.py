@@ -33,6 +33,7 @@ MOST_ELEMENTS = 1 << 26  # of the inputs of all samples together: they are in me
 KEPT_BYTES = 256 << 20  # of float outputs
 # dB, from which on nothing is given for more: agreement is complete long before, and what a trial gains is often chance
 ENOUGH = 50.0
+MOST = 100.0  # dB either way, beyond which nothing is gained or lost
 FLATTENING = ("Softmax", "LogSoftmax", "Sigmoid")
 # What may stand between those and the output: it moves values, or codes them
 BETWEEN = (
@@ -97,23 +98,28 @@ class Judge:
         It is infinite where a model does not run, and 0 for values that the model does not have any more, and for
         labels and counts beside other outputs: how often they agree is another matter.
         """
+        noise: np.ndarray = self._noise(model, 1)[0]
+        return noise
+
+    def _noise(self, model: Model, sets: int) -> np.ndarray:
+        """Give the same for so many sets of samples, taken in turn: `[sets, values]`."""
         found = scores(model, self._selection.read)
         names = [name if name in model.graph.values else None for name in self._measured]
         names += [found[name].name if name in found else None for name in self._scores]
         wanted = list(dict.fromkeys(name for name in names if name is not None))
-        differences = [Difference(lengths=ANY_AXIS) for _ in names]
+        differences = [[Difference(lengths=ANY_AXIS) for _ in names] for _ in range(sets)]
         try:
             run = self._runner(model, wanted)
-            for expected in self._expected:
+            for index, expected in enumerate(self._expected):
                 got = dict(zip(wanted, run(expected), strict=True))
                 for place, name in enumerate(names):
                     if name is not None:
                         pair = (self._relative(place, array) for array in (expected.arrays[place], got[name]))
-                        differences[place].add(*pair)
+                        differences[index % sets][place].add(*pair)
         except SessionError:
-            return np.full(len(differences), np.inf)
-        noise = [10 ** (-difference.sqnr / 10) for difference in differences]
-        return np.array([each if counted else 0.0 for each, counted in zip(noise, self._counts(), strict=True)])
+            return np.full((sets, len(names)), np.inf)
+        noise = np.array([[10 ** (-difference.sqnr / 10) for difference in each] for each in differences])
+        return np.where(self._counts(), noise, 0.0)
 
     def _runner(self, model: Model, wanted: list[str]) -> Callable[[_Expected], list[Any]]:
         """Open a model, told what to pick where anything is picked."""
@@ -156,9 +162,18 @@ class Judge:
         noise = self.noise(model)
         return decibels(noise[: self._outputs]), decibels(noise[self._outputs :])
 
+    def typical(self, model: Model) -> float:
+        """Give the ratio of single samples in dB, the mean over them, of the worst output or of the worst scores.
+
+        It says better than `sqnr` what a change does: where sizes differ much, that is about the largest of a few.
+        """
+        noise = self._noise(model, len(self._expected))
+        ratios = -10 * np.log10(np.clip(noise, 10 ** (-MOST / 10), 10 ** (MOST / 10)))
+        return float(ratios.mean(axis=0).min(initial=MOST))
+
     def gain(self, before: Model, after: Model) -> float:
-        """Give how much nearer to float the second of two models is, in dB."""
-        return self.sqnr(after) - self.sqnr(before)
+        """Give how much nearer to float the second of two models is, in dB, of a typical sample."""
+        return self.typical(after) - self.typical(before)
 
 
 def decibels(noise: np.ndarray) -> float:
@@ -182,6 +197,7 @@ class Split:
         self.samples = samples
         self._room = LONG_RUN / max(run_time, LONG_RUN / MORE)
         self._share = min(self._room, 1.0)
+        self._searched = max(int(SEARCH_SAMPLES * self._share), FEW_SEARCHES)
 
     @cached_property
     def _few(self) -> dict[int, Sample]:
@@ -237,8 +253,15 @@ class Split:
     @cached_property
     def quick_judge(self) -> Judge:
         """The float outputs on a few of all samples."""
-        most = max(int(SEARCH_SAMPLES * self._share), FEW_SEARCHES)
-        return Judge(self.baseline, wrap_samples(few_samples(self._few.values(), most), self.samples.inputs))
+        few = few_samples(self._few.values(), self._searched)
+        return Judge(self.baseline, wrap_samples(few, self.samples.inputs))
+
+    @cached_property
+    def goal_judge(self) -> Judge:
+        """The float outputs on all samples that are tried on: where one is much larger, it decides what a few say."""
+        if len(self._few) <= self._searched:
+            return self.quick_judge
+        return Judge(self.baseline, wrap_samples(list(self._few.values()), self.samples.inputs))
 
     @property
     def held_out(self) -> Samples:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onnxq.anew import carried_out, duplicate, planned_anew
-from onnxq.judge import ENOUGH, Judge, Split
+from onnxq.judge import ENOUGH, MOST, Judge, Split
 from onnxq.observer import Silent
 from onnxq.ops.scheme import RangesSetting
 from onnxq.quant.layers import MeasuredLayers
@@ -31,7 +31,6 @@ WORTH_CHANGING = 0.1  # dB on samples that chose nothing about the ranges
 DOUBT = 0.5  # standard errors of a gain over the folds that are taken off
 METHODS: tuple[RangesSetting, ...] = ("auto", "output-error")
 HEADROOMS = (1.0, 1.1, 1.2)
-MOST = 100.0  # dB either way, beyond which nothing is gained or lost
 
 
 class Ranges(NamedTuple):

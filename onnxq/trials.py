@@ -159,8 +159,8 @@ def rescale(ready: Prepared, split: Split, watch: Observer) -> Prepared:
         if changed.notes == ready.notes:
             continue
         if least is None:
-            least = split.judge.sqnr(nearest(duplicate(ready), fitting))
-        gained = split.judge.sqnr(nearest(changed, fitting)) - least
+            least = split.judge.typical(nearest(duplicate(ready), fitting))
+        gained = split.judge.typical(nearest(changed, fitting)) - least
         del changed  # with weights of its own
         if gained > best + (LEAD if chosen == WAYS[0] else WORTH_RESCALING):
             best, chosen = gained, methods

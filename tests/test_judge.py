@@ -198,6 +198,31 @@ def test_fewer_samples_are_tried_on_where_a_run_takes_long(path, monkeypatch, ru
     monkeypatch.setattr("onnxq.judge.Judge", lambda _, samples: list(samples))
     assert sum(map(len, map(list, split.halves))) == trials
     assert len(split.quick_judge) == searched
+    assert len(split.goal_judge) == trials
+
+
+def test_goals_are_judged_by_what_the_search_is_where_there_are_no_more_samples(path):
+    model = load(path)
+    split = Split(model.copy(), wrap_samples(some(6), input_specs(model)))
+    assert split.goal_judge is split.quick_judge
+
+
+def test_one_large_sample_does_not_decide_about_a_change() -> None:
+    """A MobileOne lost a rescaling that gains 3 dB on most pictures, 24 of which one was larger than all others."""
+    neutral = ("Identity", {})
+    data, shifted, scaled = (
+        parse(classifier(WEIGHT * np.float32(factor), neutral, shift=shift))
+        for factor, shift in ((1.0, 0.0), (1.0, 0.4), (0.99, 0.0))
+    )
+    sizes = [1.0, 1.0, 1.0, 1.0, 1000.0]
+    judge = Judge(data, wrap_samples([{"x": CERTAIN * np.float32(size)} for size in sizes], input_specs(data)))
+    alone = [10 * np.log10(2 * (40 * size) ** 2 / (6 * 0.4**2)) for size in sizes]
+    np.testing.assert_allclose(judge.typical(shifted), np.mean(alone), atol=0.01)  # float32
+    np.testing.assert_allclose(judge.typical(scaled), 40, atol=1e-3)
+    assert judge.sqnr(shifted) > judge.sqnr(scaled) + 30
+    assert judge.gain(shifted, scaled) == judge.typical(scaled) - judge.typical(shifted)
+    assert judge.typical(data) == 100
+    assert judge.gain(data, data) == 0
 
 
 def test_one_sample_cannot_be_held_out(path):
@@ -212,9 +237,9 @@ def test_one_sample_cannot_be_held_out(path):
 
 def test_rescaling_rounding_and_correction_share_the_float_outputs(path, tmp_path, monkeypatch):
     made, asked = [], []
-    begin, sqnr = Judge.__init__, Judge.sqnr
+    begin, noise = Judge.__init__, Judge._noise
     monkeypatch.setattr(Judge, "__init__", lambda self, *args: (made.append(self), begin(self, *args))[1])
-    monkeypatch.setattr(Judge, "sqnr", lambda self, model: (asked.append(self), sqnr(self, model))[1])
+    monkeypatch.setattr(Judge, "_noise", lambda self, *args: (asked.append(self), noise(self, *args))[1])
     recipe = tmp_path / "r.toml"
     recipe.write_text('scheme = "static-int8"\n')
     quantize(path, recipe, output=tmp_path / "q.onnx", samples=some(6))

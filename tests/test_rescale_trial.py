@@ -11,7 +11,7 @@ from helpers import build, floats, node, run
 
 from onnxq import trials
 from onnxq.ir import load
-from onnxq.judge import Split
+from onnxq.judge import Judge, Split
 from onnxq.observer import Silent
 from onnxq.pipeline import quantize
 from onnxq.quant.equalize import channel_kinds
@@ -72,6 +72,12 @@ def test_a_way_has_to_gain_with_the_halves_in_each_others_place(towering, monkey
     assert rescale(ready, split, Silent()).notes != ready.notes, (
         "what gains much in one place may gain nothing in the other"
     )
+
+
+def test_ways_are_judged_by_typical_samples(towering, monkeypatch):
+    ready, split = towering
+    monkeypatch.setattr(Judge, "sqnr", lambda *_: pytest.fail("the largest sample would decide"))
+    assert rescale(ready, split, Silent()).notes != ready.notes
 
 
 def test_a_channel_that_is_silent_on_random_numbers_may_be_loud_on_others(tmp_path):

@@ -12,7 +12,7 @@ from helpers import build, floats, node
 from onnx import TensorProto
 
 from onnxq import steps
-from onnxq.budget import Budget, settle
+from onnxq.budget import Budget, _towards_goals, settle
 from onnxq.errors import CheckFailed, RecipeError
 from onnxq.ir import load
 from onnxq.judge import ENOUGH, Judge, Split
@@ -21,7 +21,7 @@ from onnxq.observer import Silent
 from onnxq.pipeline import quantize
 from onnxq.quant.decision import Choice
 from onnxq.quant.samples import input_specs, wrap_samples
-from onnxq.search import bargains, decibels_without, fewest, shortest
+from onnxq.search import Found, bargains, decibels_without, fewest, shortest
 from onnxq.sensitivity import sensitivity
 from onnxq.trials import Variants, fit
 
@@ -284,6 +284,24 @@ def test_a_model_of_no_use_is_not_what_auto_gives(tmp_path, monkeypatch):
     bare, aimed, unpaid = reached.values()
     assert bare == unpaid < 18
     assert aimed >= 20
+
+
+@pytest.mark.parametrize(("few", "all_tried", "asked"), [(40.0, 15.0, 1), (15.0, 40.0, 0), (ENOUGH, 15.0, 0)])
+def test_goals_are_held_against_all_samples_that_are_tried_on(monkeypatch, few, all_tried, asked):
+    """Of a few pictures, one that is larger than the others decides: 9.5 dB by eight where all 24 say 16.8."""
+    searched = []
+    judges = [SimpleNamespace(sqnr=lambda _, sqnr=sqnr: sqnr) for sqnr in (few, all_tried)]
+    variants = SimpleNamespace(
+        ready=SimpleNamespace(plan=None),
+        judge=judges[0],
+        split=SimpleNamespace(goal_judge=judges[1]),
+        model=lambda choices: choices,
+    )
+    missed = Found({}, met=False)
+    monkeypatch.setattr("onnxq.budget.is_priced", lambda plan: False)
+    monkeypatch.setattr("onnxq.budget._more_accurate", lambda *args, **_: (searched.append(args), missed)[1])
+    _towards_goals(variants, [], Found({}, met=True, sqnr=few))
+    assert len(searched) == asked
 
 
 def test_half_a_limit_is_refused():
