@@ -6,6 +6,7 @@ import weakref
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from helpers import build, floats, node
@@ -20,6 +21,7 @@ from onnxq.quant import collecting
 from onnxq.quant.histogram import Histogram
 from onnxq.quant.moments import LayerMoments
 from onnxq.quant.recipe import load_recipe
+from onnxq.quant.rewrite import rewrite
 from onnxq.quant.samples import input_specs, wrap_samples
 from onnxq.quant.stats import Moments, Stats
 from onnxq.quant.weighted import WeightedHistogram
@@ -149,3 +151,24 @@ def test_a_sample_of_a_half_is_named_as_the_data_count_it(tmp_path):
     given = [{"x": floats(1, 3, 8, 8, seed=i) * (500 if i == 4 else 0.1)} for i in range(8)]
     with pytest.raises(DataError, match="sample 4"):
         quantize(path, "static-int8", samples=given, force=True)
+
+
+@pytest.mark.parametrize("width", [8, 32])
+def test_a_copy_that_is_judged_has_the_codes_that_are_written(tmp_path, width, monkeypatch):
+    """Codes are known by the weight that they were chosen for, which a copy has to share however small it is."""
+    weights = {"w": floats(width, width, seed=1) / 4, "v": floats(width, width, seed=2) / 4}
+    nodes = [node("MatMul", "x w", "h"), node("Relu", "h", "r"), node("MatMul", "r v", "y")]
+    onnx.save(build(nodes, {"x": [16, width]}, ["y"], weights), tmp_path / "m.onnx")
+    ready = prepare(load(tmp_path / "m.onnx"), load_recipe("static-int8").setting(smoothing=False), with_data=True)
+    given = wrap_samples([{"x": floats(16, width, seed=10 + i)} for i in range(12)], input_specs(ready.model))
+    monkeypatch.setattr(trials, "_codes_serve_others", lambda *given: True)
+    variants = fit(ready, Split(ready.model.copy(), given), given, None, Silent())
+    assert variants.weights.chosen()
+    judged = variants.model({})
+    again, qparams = variants.settled({})
+    codes = {value.name: value.constant.numpy().copy() for value in judged.initializers() if value.constant is not None}
+    written = rewrite(again.model, again.plan, qparams, variants.weights)
+    assert codes.keys() == {value.name for value in written.initializers()}
+    for value in written.initializers():
+        assert value.constant is not None
+        np.testing.assert_array_equal(value.constant.numpy(), codes[value.name], err_msg=value.name)

@@ -217,6 +217,8 @@ class Model:
         model = Model(memoryview(skeleton), self.path)
         model.source = self.source
         model.read_skeleton(skeleton, weights)
+        for mine, its in zip(self.initializers(), model.initializers(), strict=True):
+            its.tensor = mine.tensor  # small ones, too: codes that were chosen for a weight are found by it
         return model
 
 
