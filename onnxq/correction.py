@@ -27,7 +27,7 @@ from onnxq.trials import LEAST_GAIN, Variants
 Shifts = Mapping[str, np.ndarray]  # what to add to a bias, by the first output of the node that adds it
 
 CORRECTED = "corrected the biases of {} nodes by the mean errors of their outputs"
-MOST_SAMPLES = 24
+SAMPLES, MOST_SAMPLES = 24, 96  # and up to how many where a run of the model is short
 MOST_BYTES = 1 << 29  # of the tensors of all samples together: they are in memory at the same time, in both models
 
 
@@ -92,20 +92,28 @@ def shifts(variants: Variants, choices: Choices, samples: Samples) -> Shifts:
     quantized = variants.model(choices)
     found = {place.given: place for place in places(ready.plan, quantized)}
     both = Evaluator(ready.model.copy()), Evaluator(quantized)
-    feeds = side_by_side(both, samples)
+    feeds = side_by_side(both, samples, int(SAMPLES * variants.split.room))
     with arithmetic():
         return _SideBySide(*both, feeds, found).run()
 
 
-def side_by_side(both: Iterable[Evaluator], samples: Samples) -> list[Sample]:
+def side_by_side(both: Iterable[Evaluator], samples: Samples, room: int) -> list[Sample]:
     """Take as many samples as fit into memory together, judged by the first of them; one at least.
 
     Of inputs that say little about what becomes of them, as the numbers of words, that is seen only in a run.
+
+    Args:
+        both: What will run side by side.
+        samples: Where to take them from.
+        room: How many there is time for; between `SAMPLES` and `MOST_SAMPLES` are taken.
+
     """
     first = next(iter(samples))
     taken = sum(evaluator.peak_bytes(first) for evaluator in both)
     share = MOST_BYTES / max(taken, 1)  # how many of this size
-    return few_samples(samples, MOST_SAMPLES, share * sum(array.size for array in first.values()))
+    return few_samples(
+        samples, min(max(room, SAMPLES), MOST_SAMPLES), share * sum(array.size for array in first.values())
+    )
 
 
 def places(plan: Plan, quantized: Model) -> list[Place]:

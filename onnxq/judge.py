@@ -36,16 +36,7 @@ ENOUGH = 50.0
 MOST = 100.0  # dB either way, beyond which nothing is gained or lost
 FLATTENING = ("Softmax", "LogSoftmax", "Sigmoid")
 # What may stand between those and the output: it moves values, or codes them
-BETWEEN = (
-    "Identity",
-    "Reshape",
-    "Flatten",
-    "Squeeze",
-    "Unsqueeze",
-    "Transpose",
-    "QuantizeLinear",
-    "DequantizeLinear",
-)
+BETWEEN = ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "QuantizeLinear", "DequantizeLinear")
 
 
 class _Expected(NamedTuple):
@@ -190,13 +181,16 @@ class Split:
         samples: All samples.
         run_time: What the float model takes for a sample, in nanoseconds by the table: the same on every machine.
 
+    Attributes:
+        room: How many times as many samples as usual there is time for, `MORE` at most.
+
     """
 
     def __init__(self, baseline: Model, samples: Samples, run_time: float = 0.0) -> None:
         self.baseline = baseline
         self.samples = samples
-        self._room = LONG_RUN / max(run_time, LONG_RUN / MORE)
-        self._share = min(self._room, 1.0)
+        self.room = LONG_RUN / max(run_time, LONG_RUN / MORE)
+        self._share = min(self.room, 1.0)
         self._searched = max(int(SEARCH_SAMPLES * self._share), FEW_SEARCHES)
 
     @cached_property
@@ -220,7 +214,7 @@ class Split:
         There are more than in the halves where a run is short: gains differ much from sample to sample. Besides, some
         are given that are in no set, evenly taken, to measure and not to judge on; None where there are none.
         """
-        taken = self._few if self._room == self._share else self._spread(self._room)
+        taken = self._few if self.room == self._share else self._spread(self.room)
         left = [place for place in range(self.samples.count or 0) if place not in taken]
         count = min(len(left), max(int(REST * self._share), 1))
         chosen = {left[index * len(left) // count] for index in range(count)}

@@ -134,8 +134,24 @@ def test_as_many_samples_are_taken_as_fit_into_memory(monkeypatch):
     nodes = [node("Conv", "x w", "h", pads=[1, 1, 1, 1]), node("Relu", "h", "y")]
     evaluator = Evaluator(build(nodes, {"x": [1, 3, 240, 320]}, ["y"], {"w": floats(4, 3, 3, 3)}))
     samples = wrap_samples([{"x": floats(1, 3, 240, 320, seed=i)} for i in range(24)], input_specs(evaluator.model))
-    assert len(side_by_side([evaluator, evaluator], samples)) == 24
+    assert len(side_by_side([evaluator, evaluator], samples, 0)) == 24
     monkeypatch.setattr(correction, "MOST_BYTES", 10 * evaluator.peak_bytes(next(iter(samples))))
-    assert len(side_by_side([evaluator, evaluator], samples)) == 5
+    assert len(side_by_side([evaluator, evaluator], samples, 0)) == 5
     monkeypatch.setattr(correction, "MOST_BYTES", 1)
-    assert len(side_by_side([evaluator], samples)) == 1
+    assert len(side_by_side([evaluator], samples, 0)) == 1
+
+
+@pytest.mark.parametrize(("run_time", "expected"), [(0.0, 96), (25e6, 48), (40e6, 30), (50e6, 24), (1e9, 24)])
+def test_more_samples_are_taken_where_a_run_is_short(tmp_path, run_time, expected, monkeypatch):
+    nodes, weights, shape = network("conv")
+    (tmp_path / "m.onnx").write_bytes(build(nodes, {"x": shape}, ["y"], weights).SerializeToString())
+    (tmp_path / "r.toml").write_text(NEAREST)
+    ready = steps.prepare(load(tmp_path / "m.onnx"), str(tmp_path / "r.toml"), with_data=True)
+    given = wrap_samples([{"x": floats(*shape, seed=i)} for i in range(60)], input_specs(ready.model))
+    variants = fit(ready, Split(ready.model.copy(), given, run_time), given, None, Silent())
+    taken = []
+    monkeypatch.setattr(
+        correction, "few_samples", lambda samples, limit, most: taken.append(limit) or [next(iter(samples))]
+    )
+    assert shifts(variants, {}, given)
+    assert taken == [expected]
