@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import onnx
-import pytest
 from helpers import build, floats, node, typed
 
 from onnxq.quant.region import node_times
@@ -31,36 +30,6 @@ def gated(*before: onnx.NodeProto, behind: str = "Conv", swapped: bool = False) 
 
 def times(proto: onnx.ModelProto, name: str = "gate") -> tuple[float, float]:
     return node_times(next(each for each in typed(proto).graph.nodes if each.name == name), COSTS)
-
-
-@pytest.mark.parametrize("swapped", [False, True])
-@pytest.mark.parametrize(
-    "before",
-    [
-        [],
-        [node("HardSwish", "c", "h")],
-        [node("Sigmoid", "c", "s"), node("Mul", "c s", "h")],
-        [node("Tanh", "c", "t"), node("Add", "t c", "h")],
-    ],
-    ids=["alone", "HardSwish", "SiLU", "sum"],
-)
-def test_a_float_gate_between_convolutions_undoes_blocks_and_makes_them_anew(before, swapped) -> None:
-    in_float, in_integers = COSTS.elementwise("Mul", MAP)
-    assert times(gated(*before, swapped=swapped)) == pytest.approx((in_float + 2 * COSTS.reorder(MAP), in_integers))
-
-
-def test_it_does_not_where_no_convolution_stands() -> None:
-    in_float, in_integers = COSTS.elementwise("Mul", MAP)
-    assert times(gated(behind="Relu")) == pytest.approx((in_float + COSTS.reorder(MAP), in_integers))
-    moved = gated(node("Softsign", "c", "h"), behind="Relu")
-    assert times(moved) == pytest.approx((in_float, in_integers))
-
-
-def test_a_product_of_two_maps_stays_in_blocks() -> None:
-    nodes = [node("Conv", "x w", "c"), node("Conv", "x v", "d"), node("Mul", "c d", "m", name="gate")]
-    weights = {"w": floats(64, 64, 1, 1), "v": floats(64, 64, 1, 1, seed=1)}
-    proto = build([*nodes, node("Conv", "m w", "y")], {"x": [1, 64, 28, 28]}, ["y"], weights)
-    assert times(proto) == COSTS.elementwise("Mul", MAP)
 
 
 def test_a_silu_is_one_kernel() -> None:
