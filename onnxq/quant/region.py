@@ -17,10 +17,9 @@ from onnxq.ir import Graph, Node, Value
 from onnxq.ops.family import Form
 from onnxq.ops.integer_domain import CLAMPS, TWO_INPUTS
 from onnxq.ops.mean_pools import averaging_window
-from onnxq.ops.silu import gated_by
+from onnxq.ops.silu import gated_by, silu_slot
 from onnxq.quant.columns import NODES, columns_of
 from onnxq.quant.flow import INFINITE, Flow
-from onnxq.quant.gates import gate_times
 from onnxq.quant.upsampling import doublings
 from onnxq.targets import UNKNOWN_SIDE, Costs
 from onnxq.targets.timings import Kernel
@@ -262,8 +261,8 @@ def _kernel_times(node: Node, costs: Costs) -> tuple[float, float]:
         columns = max(int(output.shape[-1]) if output.shape and isinstance(output.shape[-1], int) else 1, 1)
         inner = max(weight.tensor.size // columns, 1)
         return costs.matmul(max(elements // inner, 1), inner, columns)
-    if (gate := gate_times(node, [count(value, costs.shapes) for value in node.inputs if value], costs)) is not None:
-        return gate
+    if gated_by(node) is not None:  # the Mul behind it computes both at once
+        return 0.0, 0.0
     if node.op_type == "Resize":
         kind = "Resize" if doublings(node) else "Resize_other"
         return costs.elementwise(kind, count(output, costs.shapes))
@@ -273,7 +272,7 @@ def _kernel_times(node: Node, costs: Costs) -> tuple[float, float]:
         return costs.elementwise(node.op_type, elements)[0], as_conv
     if node.op_type != "Conv" or weight is None or weight.tensor is None:
         made = count(output, costs.shapes) if node.op_type in TWO_INPUTS else 1  # a gate may come first, and is small
-        return costs.elementwise(node.op_type, max(elements, made))
+        return costs.elementwise("SiLU" if silu_slot(node) is not None else node.op_type, max(elements, made))
     filters, per_group, *window = weight.tensor.shape
     group = int(node.attribute("group", 1))
     pixels = max(count(output, costs.shapes) // max(filters, 1), 1)

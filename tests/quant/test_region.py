@@ -274,3 +274,14 @@ def test_a_product_smaller_than_the_table_takes_no_longer_than_its_edge(rows, in
 
 def test_a_convolution_of_one_pixel_takes_less_than_one_of_many():
     assert load_costs().conv(512, 128, 1, 1, 1)[0] < load_costs().conv(512, 128, 1, 49, 1)[0] / 2
+
+
+def test_a_silu_is_one_kernel() -> None:
+    gate = [node("Sigmoid", "c", "s", name="sigmoid"), node("Mul", "s c", "h", name="silu")]
+    nodes = [node("Conv", "x w", "c"), *gate, node("Conv", "h w", "y")]
+    graph = typed(build(nodes, {"x": [1, 64, 28, 28]}, ["y"], {"w": floats(64, 64, 1, 1)})).graph
+    times = {each.name: node_times(each, COSTS) for each in graph.nodes}
+    elements = 64 * 28 * 28
+    assert times["sigmoid"] == (0, 0)
+    assert times["silu"] == COSTS.elementwise("SiLU", elements)
+    assert times["silu"][0] < COSTS.elementwise("Sigmoid", elements)[0] + COSTS.elementwise("Mul", elements)[0]
