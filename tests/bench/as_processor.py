@@ -65,7 +65,7 @@ def main() -> int:
         print("this machine cannot trap CPUID, or has no C compiler; emulate the processor instead", file=sys.stderr)
         return 2
     command = given.args if given.command else [sys.executable, *given.args]
-    os.execvpe(command[0], command, environment(given.family))
+    return os.execvpe(command[0], command, environment(given.family))
 
 
 if __name__ == "__main__":
