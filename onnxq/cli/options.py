@@ -41,7 +41,8 @@ Target = Annotated[
     typer.Option(
         "--target",
         metavar="NAME",
-        help="The runtime that the model is for: cpu (default), generic, openvino, qnn or tensorrt.",
+        help="The runtime that the model is for: cpu (default), a family of processors (cpu-avx2, cpu-vnni, cpu-arm64, "
+        "cpu-armv8, or native for the one at hand), generic, openvino, qnn or tensorrt.",
         show_default=False,
     ),
 ]

@@ -11,6 +11,7 @@ from onnxq.ops.bias import integer_bias, minimum_scale
 from onnxq.ops.family import Decline, Form, Rewriter, Site, plans, rewrites
 from onnxq.ops.integer_domain import clamp_bounds
 from onnxq.ops.integer_products import add_bias, rewrite_integer_gemm, rewrite_integer_matmul, weight_slot
+from onnxq.targets.placement import load_target
 
 # -- plans ----------------------------------------------------------------------------------------------------------
 
@@ -73,7 +74,8 @@ def rewrite_static_matmul(site: Site, patch: Rewriter) -> None:
         c = integer_bias(patch, bias, patch.activation_scale(data), vector, f"{site.output.name}_bias")
         _give(site, patch, after.outputs[0], patch.op("Gemm", a, b, c, hint=after.outputs[0].name))
         return
-    if site.scheme.target == "cpu" and rank == 2 and _is_matrix(data) and _alone(site.output, "Add") is not None:
+    stays_float = load_target(site.scheme.target).sums_stay_float and _alone(site.output, "Add") is not None
+    if stays_float and rank == 2 and _is_matrix(data):
         # onnxruntime would make one float Gemm of product and sum; of a Gemm of its own it makes QGemm.
         _give(site, patch, site.output, patch.op("Gemm", a, b, hint=site.output.name))
         return
@@ -98,7 +100,8 @@ def _keep_clamp_apart(site: Site, patch: Rewriter, output: Value, product: Value
     """
     clamp = _alone(output, "Relu") or _alone(output, "Clip")
     clamped = clamp.outputs[0] if clamp is not None else None
-    if clamp is None or clamped is None or site.scheme.target != "cpu" or patch.output_quantized:
+    stays_float = load_target(site.scheme.target).clamps_stay_float
+    if clamp is None or clamped is None or not stays_float or patch.output_quantized:
         return
     bounds = clamp_bounds(Site(clamp, site.scheme, site.opset))
     if bounds is None or clamped.is_output or len(clamped.uses) != 1 or patch.is_quantized(clamped):

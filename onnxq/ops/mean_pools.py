@@ -15,6 +15,7 @@ from onnxq.ir import Node
 from onnxq.ir.padding import auto_pad_of, pads_of
 from onnxq.ops.family import Form, Rewriter, Site, plans, rewrites
 from onnxq.ops.integer_domain import plan_elementwise, rewrite_passive
+from onnxq.targets.placement import load_target
 
 RANKS = (3, 4)  # of what QLinearConv has a depthwise kernel for
 
@@ -41,7 +42,8 @@ def plan_average_pool(site: Site) -> Form:
 @rewrites("AveragePool", when="static-int8")
 def rewrite_average_pool(site: Site, patch: Rewriter) -> None:
     """Write the Conv where it is one for onnxruntime, and Q/DQ pairs around the operator elsewhere."""
-    found = averaging_window(site.node) if site.scheme.target == "cpu" and site.scheme.activations == "uint8" else None
+    as_conv = load_target(site.scheme.target).means_as_convs and site.scheme.activations == "uint8"
+    found = averaging_window(site.node) if as_conv else None
     if found is None:
         rewrite_passive(site, patch)
         return

@@ -13,6 +13,7 @@ import numpy as np
 
 from onnxq.ir import Node, Value
 from onnxq.ops.family import Decline, Form, Rewriter, Site, plans, rewrites
+from onnxq.targets.placement import load_target
 
 TOP = 255  # greatest code of uint8, in steps of 1 / TOP the only one that is 1
 SLOPE, MIDDLE = 1 / 6, 0.5  # of the HardSigmoid in a HardSwish: https://onnx.ai/onnx/operators/onnx__HardSwish.html
@@ -35,7 +36,7 @@ def plan_hard_swish(site: Site) -> Form:
 
 def _form(site: Site, sentence: str) -> Form:
     site.float_input(0)
-    if site.scheme.target != "cpu":
+    if not load_target(site.scheme.target).ramps_as_sums:
         raise Decline("only onnxruntime is known to be faster with it as a sum of codes")
     if site.scheme.activations != "uint8":
         raise Decline(f"the codes that clamp it are uint8, not {site.scheme.activations}")

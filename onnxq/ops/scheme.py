@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from onnxq.targets import DEFAULT
+
 SchemeName = Literal["float", "auto", "dynamic-int8", "static-int8", "weight-int8", "weight-int4"]
 Granularity = Literal["channel", "tensor"]
 WrittenForm = Literal["cast-mul", "qdq", "matmulnbits", "integer"]
@@ -54,7 +56,7 @@ class Scheme:
     """
 
     name: SchemeName = "auto"
-    target: str = "cpu"
+    target: str = DEFAULT
     granularity: Granularity = "channel"
     form: WrittenForm = "cast-mul"
     activations: ActivationType = "uint8"

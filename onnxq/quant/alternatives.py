@@ -105,7 +105,7 @@ def by_blocks(node: Node, recipe: Recipe, opset: int) -> Choice | None:
         return None
     scheme, _ = recipe.scheme_for(node.op_type, node.name)
     settings = (("form", "matmulnbits" if allowed else "qdq"), *BLOCKED)
-    if scheme.name != "auto" or scheme.target != "cpu":
+    if scheme.name != "auto" or not load_target(scheme.target).blocks_fused:
         return None
     try:
         form = form_of(node, replace(scheme, name="weight-int8", **dict(settings)), opset)

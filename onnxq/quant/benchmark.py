@@ -26,7 +26,7 @@ from onnxq.quant.recipe import Recipe
 from onnxq.quant.region import interpolated, kernel_of
 from onnxq.quant.session import InMemory, is_large, open_session, run_session
 from onnxq.quant.tuning import tune
-from onnxq.targets import load_costs
+from onnxq.targets import DEFAULT, load_costs
 from onnxq.targets.timings import Kernel, Timings
 
 RUNS, LEAST_RUNS = 40, 4
@@ -48,14 +48,15 @@ def benchmark(model: Model, recipe: Recipe, *, with_data: bool, shapes: Mapping[
         Times of each shape once, the longest kernels by the table first; those that time was left for.
 
     """
-    table = load_costs()
+    target = recipe.scheme.target
+    table = load_costs(target)
     found = kernels_of(model, recipe, with_data=with_data, shapes=shapes)
     known = {kernel: interpolated(kernel, table) for kernel in found}
     measured, until = dict[Kernel, tuple[int, int]](), time.monotonic() + MOST_SECONDS
     for kernel in sorted(known, key=lambda kernel: (-known[kernel][0], str(kernel))):
         if time.monotonic() > until:
             break
-        times = kernel_pair(kernel)
+        times = kernel_pair(kernel, target)
         if times is not None:
             measured[kernel] = times
     ratios = [times[0] / known[kernel][0] for kernel, times in measured.items()]
@@ -102,15 +103,15 @@ def _is_open(value: Value) -> bool:
     return value.shape is None or not all(isinstance(size, int) for size in value.shape)
 
 
-def kernel_pair(kernel: Kernel) -> tuple[int, int] | None:
-    """Give the nanoseconds of a kernel in float and in 8 bit; None where onnxruntime does not run it."""
+def kernel_pair(kernel: Kernel, target: str = DEFAULT) -> tuple[int, int] | None:
+    """Give the nanoseconds of a kernel as a target has it, in float and in 8 bit; None where onnxruntime cannot."""
     feeds = {"x": np.random.default_rng(1).standard_normal(kernel.input).astype(np.float32)}
     times = []
     try:
         for quantized in (False, True):
             made = parse(kernel_model(kernel, quantized=quantized))
             infer_types(made)
-            found = kernel_times(tune(made, "cpu").serialize(), feeds, KERNEL_SECONDS)
+            found = kernel_times(tune(made, target).serialize(), feeds, KERNEL_SECONDS)
             times.append(round(sum(took for kind, took in found.items() if kind not in CONVERSIONS)))
     except ORT_ERRORS:
         return None

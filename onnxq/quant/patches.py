@@ -16,7 +16,7 @@ from onnxq.ops.saturation import SAFE_BITS, could_saturate
 from onnxq.ops.scales import unfolded
 from onnxq.ops.scheme import Scheme
 from onnxq.quant.activations import array_qparams
-from onnxq.quant.pitfalls import pool_to_keep_float, product_to_keep_float
+from onnxq.quant.pitfalls import computed_in_codes
 from onnxq.quant.plan import Plan
 from onnxq.quant.qparams import CODE_TYPES, TINY, QParams
 from onnxq.quant.weights import Coding, Weights
@@ -288,7 +288,7 @@ class QuantizingPatch(Patch):
             scale, zero = (np.asarray(number).reshape(()) for number in self._shared.qparams[owner])
             scales = self.constant(scale.astype(np.float32), f"{owner.name}_scale")
             zeros = self.constant(zero, f"{owner.name}_zero_point")
-            if scheme.target == "cpu" and (pool_to_keep_float(value, plan) or product_to_keep_float(value, plan)):
+            if computed_in_codes(value, plan, scheme.target):
                 read = self.op("Max", source, hint=f"{value.name}_kept")
             inputs = (read, scales, zeros)
             return self._quantizing("QuantizeLinear", inputs, f"{value.name}_quantized", scheme), scales, zeros

@@ -17,6 +17,7 @@ from onnxq.ir import Graph, Node, Value
 from onnxq.ops.integer_domain import CLAMPS, MOVERS
 from onnxq.quant.conversions import one_scale
 from onnxq.quant.decision import Plan
+from onnxq.targets.placement import load_target
 
 SCALING = ("QuantizeLinear", "DequantizeLinear")
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm")
@@ -61,6 +62,13 @@ def endangering(graph: Graph, candidates: Iterable[Node]) -> dict[Node, str]:
         if culprit is not None and (culprit is node or node.op_type not in BARRIERS):
             culprits.update((value, culprit) for value in node.inputs if value is not None)
     return found
+
+
+def computed_in_codes(value: Value, plan: Plan, target: str) -> bool:
+    """Whether a target would compute in 8 bit what a value is made by and the plan leaves float."""
+    if not load_target(target).moves_pairs:
+        return False
+    return pool_to_keep_float(value, plan) is not None or product_to_keep_float(value, plan) is not None
 
 
 def pool_to_keep_float(value: Value, plan: Plan) -> Node | None:

@@ -13,7 +13,7 @@ from onnxq.ir import Node, Value
 from onnxq.ops.family import Decline, Form, Site, plan_site
 from onnxq.ops.integer_domain import CLAMPS, MOVERS
 from onnxq.ops.scheme import Scheme
-from onnxq.targets.placement import Target
+from onnxq.targets.placement import Target, load_target
 
 WEIGHTED = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 DATA_FIRST = ("Clip", "Resize", "Pad")  # their other float inputs are settings
@@ -61,8 +61,8 @@ def check_activations(scheme: Scheme, opset: int) -> None:
     if scheme.name == "static-int8" and scheme.activation_granularity == "row":
         raise Decline("a scale for every row is computed at run time, which static-int8 is not")
     # It states the type on the nodes that it moves, and then changes the type of their zero point to uint8.
-    broken = (scheme.target, scheme.activations, scheme.domain) == ("cpu", "int8", "ai.onnx") and opset >= 21
-    if scheme.name == "static-int8" and broken:
+    broken = (scheme.activations, scheme.domain) == ("int8", "ai.onnx") and opset >= 21
+    if scheme.name == "static-int8" and broken and not load_target(scheme.target).signed_from_21:
         raise Decline('onnxruntime fails on int8 activations from opset 21 on, unless domain = "com.microsoft"')
 
 

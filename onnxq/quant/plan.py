@@ -55,7 +55,7 @@ def make_plan(
 
     """
     recipe = recipe.at_opset(model.opset)
-    plan = Plan(recipe, choices or {}, with_data, costs or load_costs(), clipped=clipped or {})
+    plan = Plan(recipe, choices or {}, with_data, costs or load_costs(recipe.scheme.target), clipped=clipped or {})
     decided: dict[Node, Decision] = {}
     for node in model.graph.walk():
         decided[node] = _decide(node, plan, model.opset)
@@ -100,7 +100,7 @@ def schemes_to_try(node: Node, scheme: Scheme, *, with_data: bool) -> tuple[Sche
     """Name the schemes that are tried for a node, in order: `auto` stands for several."""
     if scheme.name != "auto":
         return (scheme.name,)
-    if node.op_type == "ConvTranspose" and scheme.target == "cpu":
+    if node.op_type == "ConvTranspose" and not load_target(scheme.target).transposed_convs:
         return ("weight-int8",)  # onnxruntime has no integer kernel for it: Q/DQ would only cost
     fixed = with_data and not (one_row(node) and load_target(scheme.target).timed)
     names = AUTO_WITH_DATA if fixed else AUTO_WITHOUT_DATA

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, fields
 from functools import cache
-from importlib.resources import files
 from typing import Any, Literal
 
-from onnxq.errors import RecipeError
-from onnxq.words import did_you_mean
+from onnxq.targets.tables import read_target, resolved, target_names
+
+__all__ = ["Target", "load_target", "target_names"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,17 @@ class Target:
         conv_filters: To multiples of so many channels out are filled up those that are not.
         conv_least: Fewer channels out than these are filled up, too.
         depthwise: The same for a depthwise Conv, in and out alike.
+        saturates: Whether products of uint8 activations and int8 weights of all 8 bits can saturate on a processor that
+            the target is for.
+        ramps_as_sums: Whether HardSigmoid and HardSwish are faster as sums of codes.
+        means_as_convs: Whether an AveragePool of codes is faster as a depthwise Conv of equal weights.
+        transposed_convs: Whether it has an integer kernel for ConvTranspose.
+        sums_stay_float: Whether it makes a float Gemm of a MatMul between Q/DQ pairs and the Add behind it.
+        clamps_stay_float: Whether a Relu or Clip behind a product between Q/DQ pairs keeps the product in float.
+        moves_pairs: Whether it moves Q/DQ pairs across operators planned in float, which then compute in 8 bit.
+        blocks_fused: Whether it has a fast kernel for 8-bit weights with a scale for each block, and makes it of
+            DequantizeLinear and MatMul, too.
+        signed_from_21: Whether it loads int8 activations in models of operator set 21 or later.
 
     """
 
@@ -66,27 +76,33 @@ class Target:
     conv_filters: int
     conv_least: int
     depthwise: int
+    saturates: bool = False
+    ramps_as_sums: bool = False
+    means_as_convs: bool = False
+    transposed_convs: bool = True
+    sums_stay_float: bool = False
+    clamps_stay_float: bool = False
+    moves_pairs: bool = False
+    blocks_fused: bool = False
+    signed_from_21: bool = True
 
 
-def target_names() -> list[str]:
-    """List the targets that come with onnxq."""
-    names = [path.name for path in files(__package__).iterdir()]
-    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
-
-
-@cache
 def load_target(name: str) -> Target:
     """Read what a target asks for.
+
+    Args:
+        name: Of a target; `native` gives the family of the processor at hand, under its own name.
 
     Raises:
         RecipeError: There is none of that name.
 
     """
-    names = target_names()
-    if name not in names:
-        hint = did_you_mean(name, names) or f"Choose one of {', '.join(names)}."
-        raise RecipeError(f"there is no target named '{name}'", hint)
-    table: dict[str, Any] = tomllib.loads((files(__package__) / f"{name}.toml").read_text("utf-8"))["placement"]
+    return _loaded(resolved(name))
+
+
+@cache
+def _loaded(name: str) -> Target:
+    table: dict[str, Any] = read_target(name)["placement"]
     table = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
-    assert table.keys() == {field.name for field in fields(Target)} - {"name"}, name
+    assert table.keys() <= {field.name for field in fields(Target)} - {"name"}, name
     return Target(name=name, **table)

@@ -16,9 +16,21 @@ from onnxq.quant.native import Settings, load_native
 from onnxq.quant.plan import make_plan
 from onnxq.quant.recipe import load_recipe, parse_recipe
 from onnxq.targets import load_costs
+from onnxq.targets.host import host_family
 from onnxq.targets.placement import load_target, target_names
 
-TARGETS = ["cpu", "generic", "openvino", "qnn", "tensorrt"]
+TARGETS = [
+    "cpu",
+    "cpu-arm64",
+    "cpu-armv8",
+    "cpu-avx2",
+    "cpu-vnni",
+    "generic",
+    "native",
+    "openvino",
+    "qnn",
+    "tensorrt",
+]
 WEIGHTS = {
     "w": floats(8, 3, 3, 3, scale=0.3),
     "b": floats(8, seed=1),
@@ -224,14 +236,19 @@ def test_the_targets_that_come_with_onnxq():
     assert target_names() == TARGETS
     for name in TARGETS:
         target = load_target(name)
-        assert target.name == name
+        assert target.name == (host_family() if name == "native" else name)
         assert target.description
-        assert target.timed == (name == "cpu")
+        assert target.timed == (name == "native" or name.startswith("cpu"))
     assert load_costs().borders
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("tensor-rt", "Did you mean 'tensorrt'?"), ("zzz", "Choose one of cpu, generic,")]
+    ("name", "hint"),
+    [
+        ("tensor-rt", "Did you mean 'tensorrt'?"),
+        ("cpu-avx", "Did you mean 'cpu-avx2'?"),
+        ("zzz", "Choose one of cpu, cpu-arm64,"),
+    ],
 )
 def test_an_unknown_target_names_the_nearest(name, hint):
     for attempt in (lambda: load_recipe("auto").for_target(name), lambda: parse_recipe(f"target = '{name}'", "r")):

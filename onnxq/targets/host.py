@@ -1,0 +1,56 @@
+"""The processor at hand: which of the families of targets it belongs to."""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+
+ARM64 = ("aarch64", "arm64")
+DOT_PRODUCT = "asimddp"  # what Linux calls it
+WIDTH = 32
+
+
+@cache
+def host_saturates() -> bool:
+    """Return whether onnxruntime adds two products of uint8 and int8 in 16 bits on this processor, which saturates."""
+    inner = WIDTH
+    weight = numpy_helper.from_array(np.full((inner, WIDTH), 127, np.int8), "w")
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", ["x", "w"], ["y"])],
+        "probe",
+        [helper.make_tensor_value_info("x", TensorProto.UINT8, [WIDTH, inner])],
+        [helper.make_tensor_value_info("y", TensorProto.INT32, [WIDTH, WIDTH])],
+        [weight],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    found = session.run(None, {"x": np.full((WIDTH, inner), 255, np.uint8)})[0]
+    return bool((np.asarray(found) != 255 * 127 * inner).any())
+
+
+@cache
+def host_family() -> str:
+    """Return the target of the processor at hand: by its kind, and by whether its integer products saturate.
+
+    An x86-64 processor whose products are exact is taken for one with VNNI, an Arm processor that does not say what it
+    has for one with dot products, as all of Apple's have them.
+    """
+    if platform.machine().lower() in ARM64:
+        return "cpu-arm64" if _has_dot_products(Path("/proc/cpuinfo")) else "cpu-armv8"
+    return "cpu-avx2" if host_saturates() else "cpu-vnni"
+
+
+def _has_dot_products(info: Path) -> bool:
+    try:
+        lines = info.read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return True
+    features = [line.partition(":")[2].split() for line in lines if line.startswith("Features")]
+    return not features or any(DOT_PRODUCT in names for names in features)

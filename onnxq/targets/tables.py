@@ -1,0 +1,59 @@
+"""The TOML files of targets: which there are, and what each says together with the one that it is based on."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from onnxq.errors import RecipeError
+from onnxq.targets.host import host_family
+from onnxq.words import did_you_mean
+
+NATIVE = "native"  # the family of the processor at hand
+
+
+def stored_targets() -> list[str]:
+    """List the targets that have a file, sorted."""
+    names = [path.name for path in files(__package__).iterdir()]
+    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
+
+
+def target_names() -> list[str]:
+    """List all names of targets, sorted: those with a file, and `native`."""
+    return sorted([*stored_targets(), NATIVE])
+
+
+def resolved(name: str) -> str:
+    """Return the name of the file of a target: of `native`, that of the family of the processor at hand.
+
+    Raises:
+        RecipeError: There is no target of that name.
+
+    """
+    names = target_names()
+    if name not in names:
+        hint = did_you_mean(name, names) or f"Choose one of {', '.join(names)}."
+        raise RecipeError(f"there is no target named '{name}'", hint)
+    return host_family() if name == NATIVE else name
+
+
+@cache
+def read_target(name: str) -> dict[str, Any]:
+    """Read the file of a target; what it does not say, the file that `base` names says.
+
+    Args:
+        name: Of a file, without its ending.
+
+    Returns:
+        Tables by name. Keys of `placement` and `provenance` are inherited one by one, other tables as a whole.
+
+    """
+    table = tomllib.loads((files(__package__) / f"{name}.toml").read_text("utf-8"))
+    base = read_target(table["base"]) if "base" in table else {}
+    merged = base | table
+    for key in ("placement", "provenance"):
+        if key in base and key in table:
+            merged[key] = base[key] | table[key]
+    return merged
