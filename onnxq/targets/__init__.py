@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxq.targets.mixed import AXES, mixed
 from onnxq.targets.tables import read_target, resolved
 from onnxq.targets.timings import Kernel, Timings
 
@@ -17,7 +18,6 @@ DEFAULT = "cpu"  # the target where none is asked for
 UNKNOWN_SIDE = 56  # what a spatial dimension is taken for that the model leaves open
 FEWEST_CHANNELS = 3  # of the table of windows
 GROUPS = 16  # side by side in the table of them
-AXES = ("channels", "filters", "pixels", "rows", "inner", "columns", "batch", "hidden")  # of the tables, in this order
 
 
 class Costs:
@@ -46,7 +46,9 @@ class Costs:
         self.timings = timings
         self.shapes = shapes or {}
         self.scale = timings.scale if timings is not None else 1.0
-        self.borders: dict[str, float] = {kind: time * self.scale for kind, time in table["borders"].items()}
+        self.borders: dict[str, float] = {
+            kind: time * self.scale for kind, time in table["borders"].items() if kind != "source"
+        }
 
     def measured(self, kernel: Kernel | None) -> tuple[float, float] | None:
         """Give the times of a kernel that was measured on its own."""
@@ -97,6 +99,16 @@ class Costs:
         """Give the time of a product `[rows, inner] @ [inner, columns]` with float output in float and in 8 bit."""
         return self._interpolate("matmul", (rows, inner, columns))
 
+    def unsigned_matmul(self, rows: int, inner: int, columns: int) -> float:
+        """Give the time of the same product in 8 bit whose weights are uint8 with zero point 128."""
+        return self._interpolate("matmul", (rows, inner, columns), "unsigned")[1]
+
+    def unsigned_conv(self, channels: int, filters: int, kernel: int, pixels: int) -> float:
+        """Give the time of a Conv of one group in 8 bit whose weights are uint8 with zero point 128; as `conv`."""
+        name = "pointwise" if kernel == 1 else "spatial"
+        shape = (max(channels, 1 if kernel == 1 else FEWEST_CHANNELS), max(filters, 1), pixels)
+        return self._interpolate(name, shape, "unsigned")[1] * (1 if kernel == 1 else kernel / 9)
+
     def recurrent(self, steps: int, batch: int, inputs: int, hidden: int, gates: int) -> tuple[float, float]:
         """Give the time of a recurrent layer in float and in 8 bit.
 
@@ -138,13 +150,13 @@ class Costs:
         """Give the time of the conversion to float alone, which onnxruntime repeats for every reader."""
         return self.borders["DequantizeLinear"] * elements + self.borders["node"]
 
-    def _interpolate(self, name: str, point: tuple[int, ...]) -> tuple[float, float]:
+    def _interpolate(self, name: str, point: tuple[int, ...], integers: str = "integer") -> tuple[float, float]:
         """Interpolate linearly in the logarithms of sizes and times; outside the table its edges are continued.
 
         What is smaller than the table takes no longer than at its edge, and no less than the least of all its times:
         there sizes hardly matter, and slopes along several axes add up to nonsense.
         """
-        axes, times = _grid(self.table, name)
+        axes, times = _grid(self.table, name, integers)
         place = [math.log2(max(size, 1)) for size in point]
         edge = [max(position, float(axis[0])) for position, axis in zip(place, axes, strict=True)]
         total = _continued(axes, times, place)
@@ -166,11 +178,11 @@ def _continued(axes: list[np.ndarray], times: np.ndarray, place: list[float]) ->
     return total
 
 
-def _grid(table: dict[str, Any], name: str) -> tuple[list[np.ndarray], np.ndarray]:
+def _grid(table: dict[str, Any], name: str, integers: str) -> tuple[list[np.ndarray], np.ndarray]:
     entry = table[name]
     axes = [np.log2(np.asarray(entry[key], np.float64)) for key in AXES if key in entry]
     shape = [len(axis) for axis in axes]
-    times = np.stack([np.asarray(entry[key], np.float64).reshape(shape) for key in ("float", "integer")], axis=-1)
+    times = np.stack([np.asarray(entry[key], np.float64).reshape(shape) for key in ("float", integers)], axis=-1)
     return axes, np.log2(times)
 
 
@@ -188,4 +200,9 @@ def load_costs(target: str = DEFAULT) -> Costs:
 @cache
 def _loaded(name: str) -> Costs:
     table = read_target(name)
-    return Costs(table) if "borders" in table else _loaded(DEFAULT)
+    if "borders" in table:
+        return Costs(table)
+    if "mix" not in table:
+        return _loaded(DEFAULT)
+    shares = table["mix"]
+    return Costs(mixed({family: read_target(family) for family in shares}, shares))

@@ -47,13 +47,10 @@ def read_target(name: str) -> dict[str, Any]:
         name: Of a file, without its ending.
 
     Returns:
-        Tables by name. Keys of `placement` and `provenance` are inherited one by one, other tables as a whole.
+        Tables by name. Keys of `placement` are inherited one by one, tables of kernel times as a whole; `mix` is not.
 
     """
     table = tomllib.loads((files(__package__) / f"{name}.toml").read_text("utf-8"))
     base = read_target(table["base"]) if "base" in table else {}
-    merged = base | table
-    for key in ("placement", "provenance"):
-        if key in base and key in table:
-            merged[key] = base[key] | table[key]
-    return merged
+    placement = base.get("placement", {}) | table["placement"]
+    return {key: value for key, value in base.items() if key != "mix"} | table | {"placement": placement}

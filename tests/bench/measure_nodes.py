@@ -7,19 +7,38 @@ import time
 import numpy as np
 import onnx
 import onnxruntime as ort
+from kernel_turns import least_times, turns
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxq.quant.benchmark import kernel_times
+from onnxq.ir import Model, infer_types, parse
+from onnxq.quant.tuning import tune
 
-TURNS = 5
 RUNS = 40
+SHAPE = (1, 64, 40, 40)  # a map that stays in the cache of a core, as most of a network do
 POOLED = {"kernel_shape": [2, 2], "strides": [2, 2]}
 WHERE = {"nearest": "asymmetric", "linear": "half_pixel"}
 CLAMPED = ((32, 128, 1, 28, 1), (128, 32, 1, 28, 1), (64, 64, 3, 56, 64), (16, 64, 3, 28, 1))
 
 
-def conv_model(channels: int, filters: int, kernel: int, side: int, group: int, *, quantized: bool) -> bytes:
-    """A Conv in the middle of two Relus, in float or with Q/DQ pairs around it."""
+def weight_codes(weight: np.ndarray, bits: int = 8, *, unsigned: bool = False) -> np.ndarray:
+    """Return codes of a weight of standard normal numbers: int8, or uint8 with zero point 128."""
+    top = 2 ** (bits - 1) - 1
+    codes = np.clip(np.rint(weight * top / 2.5), -top, top)
+    return (codes + 128).astype(np.uint8) if unsigned else codes.astype(np.int8)
+
+
+def conv_model(
+    channels: int,
+    filters: int,
+    kernel: int,
+    side: int,
+    group: int,
+    *,
+    quantized: bool,
+    bits: int = 8,
+    unsigned: bool = False,
+) -> bytes:
+    """A Conv, in float or with Q/DQ pairs around it."""
     random = np.random.default_rng(0)
     weight = random.standard_normal((filters, channels // group, kernel, kernel)).astype(np.float32)
     bias = np.zeros(filters, np.float32)
@@ -29,9 +48,9 @@ def conv_model(channels: int, filters: int, kernel: int, side: int, group: int, 
     if quantized:
         scales = np.full(filters, 0.02, np.float32)
         constants |= {
-            "w8": np.clip(np.rint(weight / 0.02), -127, 127).astype(np.int8),
+            "w8": weight_codes(weight, bits, unsigned=unsigned),
             "ws": scales,
-            "wz": np.zeros(filters, np.int8),
+            "wz": np.full(filters, 128, np.uint8) if unsigned else np.zeros(filters, np.int8),
             "b32": bias.astype(np.int32),
             "bs": scales * one,
         }
@@ -102,7 +121,7 @@ def chain_time(steps: list[list[tuple[str, list[str], dict[str, object]]]]) -> f
 
 def elementwise(kind: str) -> list[float]:
     """Give the cost of an operator without weights per element, in float and between Q/DQ pairs."""
-    shape, two = [1, 64, 112, 112], kind in ("Add", "Mul", "Concat")
+    shape, two = list(SHAPE), kind in ("Add", "Mul", "Concat")
     attributes = {"Concat": {"axis": 1}, "AveragePool": POOLED}
     constants = {"scale": np.array(0.05, np.float32), "zero": np.array(128, np.uint8)}
     inputs = ["x", "z"] if two else ["x"]
@@ -126,7 +145,7 @@ def elementwise(kind: str) -> list[float]:
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
         feeds = {name: np.random.default_rng(2).standard_normal(shape).astype(np.float32) for name in inputs}
-        times = kernel_times(model.SerializeToString(), feeds)
+        times = least_times(model.SerializeToString(), feeds)
         compute = [time for op, time in times.items() if op not in ("QuantizeLinear", "DequantizeLinear", "Transpose")]
         costs.append(round(float(sum(compute) / np.prod(shape)), 4))
     return costs
@@ -134,13 +153,15 @@ def elementwise(kind: str) -> list[float]:
 
 def max_pooling() -> list[float]:
     """Give the cost of a MaxPool behind a Conv per element; only of codes that a Conv has made it is fast."""
-    return [
-        round(time / (64 * 56**2), 4) for time in behind_conv(helper.make_node("MaxPool", ["before"], ["y"], **POOLED))
-    ]
+    node = helper.make_node("MaxPool", ["before"], ["y"], **POOLED)
+    return [round(time / (64 * 56**2), 4) for time in behind_conv(node)]
 
 
 def resizing(mode: str) -> list[float]:
-    """Give the cost of a Resize to twice the size behind a Conv per element that it gives: codes lie channels last."""
+    """Give the cost of a Resize to twice the size behind a Conv per element that it gives, as onnxq writes it.
+
+    In 8 bit with the changes of layout around it, and without conversions.
+    """
     node = helper.make_node(
         "Resize",
         ["before", "", "twice"],
@@ -149,26 +170,95 @@ def resizing(mode: str) -> list[float]:
         coordinate_transformation_mode=WHERE[mode],
         nearest_mode="floor",
     )
-    return [round(time / (64 * 56**2 * 4), 4) for time in behind_conv(node, twice=np.array([1, 1, 2, 2], np.float32))]
-
-
-def behind_conv(node: onnx.NodeProto, **constants: np.ndarray) -> list[float]:
-    """Give the time of a node that reads what a Conv of 64 channels makes, in float and between Q/DQ pairs."""
-    feeds, taken = {"x": np.random.default_rng(1).standard_normal((1, 64, 56, 56)).astype(np.float32)}, []
+    feeds, made = {"x": np.random.default_rng(1).standard_normal((1, 64, 56, 56)).astype(np.float32)}, 64 * 56**2 * 4
+    costs = []
     for quantized in (False, True):
-        proto = onnx.load_from_string(conv_model(64, 64, 1, 56, 1, quantized=quantized))
-        proto.graph.node[-1].output[0] = "before"
-        proto.graph.node.append(node)
-        proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+        models = [conv_model(64, 64, 1, 56, 1, quantized=quantized)]
+        constants = {"twice": np.array([1, 1, 2, 2], np.float32)}
+        models.append(followed(models[0], node, quantized=quantized, **constants))
         if quantized:
-            proto.graph.node[-1].output[0] = "made"
-            proto.graph.node.append(helper.make_node("QuantizeLinear", ["made", "scale", "zero"], ["codes"]))
-            proto.graph.node.append(helper.make_node("DequantizeLinear", ["codes", "scale", "zero"], ["y"]))
-        proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, None))
-        found = [kernel_times(proto.SerializeToString(), feeds) for _ in range(TURNS)]
-        names = (node.op_type, "Upsample")  # as a Resize in float is called in blocks of channels
-        taken.append(min(time for times in found for kind, time in times.items() if any(n in kind for n in names)))
-    return taken
+            models = [bytes(tune(_typed(model), "cpu").serialize()) for model in models]
+        without, behind = (
+            sum(time for kind, time in found.items() if kind not in ("QuantizeLinear", "DequantizeLinear"))
+            for found in turns(models, feeds)
+        )
+        costs.append(round((behind - without) / made, 4))
+    return costs
+
+
+def _typed(model: bytes) -> Model:
+    parsed = parse(model)
+    infer_types(parsed)
+    return parsed
+
+
+def followed(model: bytes, node: onnx.NodeProto, *, quantized: bool, **constants: np.ndarray) -> bytes:
+    """Let a node read `before`, which the Conv of a model then gives, and give `y`, between Q/DQ pairs if need be."""
+    proto = onnx.load_from_string(model)
+    proto.graph.node[-1].output[0] = "before"
+    proto.graph.node.append(node)
+    proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+    if quantized:
+        proto.graph.node[-1].output[0] = "made"
+        proto.graph.node.append(helper.make_node("QuantizeLinear", ["made", "scale", "zero"], ["codes"]))
+        proto.graph.node.append(helper.make_node("DequantizeLinear", ["codes", "scale", "zero"], ["y"]))
+    proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, None))
+    return bytes(proto.SerializeToString())
+
+
+def behind_conv(node: onnx.NodeProto) -> list[float]:
+    """Give the time of a node that reads what a Conv of 64 channels makes, in float and between Q/DQ pairs."""
+    feeds = {"x": np.random.default_rng(1).standard_normal((1, 64, 56, 56)).astype(np.float32)}
+    models = [
+        followed(conv_model(64, 64, 1, 56, 1, quantized=quantized), node, quantized=quantized)
+        for quantized in (False, True)
+    ]
+    return [sum(time for kind, time in found.items() if node.op_type in kind) for found in turns(models, feeds)]
+
+
+def float_times() -> dict[str, float]:
+    """Give the time of operators that compute in float per element: of the output, or that a ReduceMean reads."""
+    shape = [1, 128, 768]
+    constants = {"other": np.full(shape, 1.5, np.float32), "scale": np.ones(768, np.float32)}
+    constants |= {"zeros": np.zeros(768, np.float32), "axis": np.array([-1], np.int64), "two": np.float32(2)}
+    constants |= {"rows": np.arange(128)[None], "table": np.ones((4096, 768), np.float32)}
+    constants |= {"yes": np.ones(shape, np.bool_)}
+    second: dict[str, tuple[list[str], dict[str, object]]] = {
+        **dict.fromkeys(("Softmax", "Erf", "Gelu", "Tanh", "Exp", "Sqrt", "Relu", "Neg", "Reciprocal"), ([], {})),
+        **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Max"), (["other"], {})),
+        "Pow": (["two"], {}),
+        "LayerNormalization": (["scale", "zeros"], {}),
+        "ReduceMean": ([], {"axes": [-1]}),
+        "Transpose": ([], {"perm": [0, 2, 1]}),
+    }
+    times = {}
+    for kind, (reads, attributes) in second.items():
+        times[kind] = _float_time(helper.make_node(kind, ["x", *reads], ["y"], **attributes), shape, constants)
+    times["Gather"] = _float_time(helper.make_node("Gather", ["table", "rows"], ["y"]), shape, constants)
+    times["Where"] = _float_time(helper.make_node("Where", ["yes", "x", "other"], ["y"]), shape, constants)
+    return times
+
+
+def _float_time(node: onnx.NodeProto, shape: list[int], constants: dict[str, np.ndarray]) -> float:
+    used = {name: array for name, array in constants.items() if name in node.input}
+    data = {name: used.pop(name) for name in ("rows", "yes") if name in used}  # else onnxruntime computes it at load
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)] if "x" in node.input else []
+    inputs += [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in data.items()
+    ]
+    graph = helper.make_graph(
+        [node],
+        "one",
+        inputs,
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(array, name) for name, array in used.items()],
+    )
+    opset = 17 if node.op_type == "ReduceMean" else 20
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    feeds = data | ({"x": np.random.default_rng(2).standard_normal(shape).astype(np.float32)} if inputs else {})
+    feeds = {name: array for name, array in feeds.items() if name in node.input}
+    found = least_times(bytes(model.SerializeToString()), feeds)
+    return round(sum(found.values()) / float(np.prod(shape)), 4)
 
 
 def clamp(kind: str) -> float:
@@ -188,7 +278,7 @@ def clamp(kind: str) -> float:
             proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
             proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, None))
             feeds = {"x": np.random.default_rng(1).standard_normal((1, channels, side, side)).astype(np.float32)}
-            times.append(min(kernel_times(proto.SerializeToString(), feeds)["Conv"] for _ in range(TURNS)))
+            times.append(least_times(proto.SerializeToString(), feeds)["Conv"])
         added.append((times[1] - times[0]) / (filters * side**2))
     return round(max(float(np.median(added)), 0.0), 4)
 
@@ -200,7 +290,7 @@ def ramps(product: list[float]) -> dict[str, list[float]]:
         product: Of a Mul, which is one of the two operators that a HardSwish is.
 
     """
-    shape = [1, 64, 112, 112]
+    shape = list(SHAPE)
     constants = {"s": np.float32(0.05), "z": np.uint8(128), "t": np.float32(0.05 / 6), "code": np.uint8(255)}
     constants |= {"half": np.float32(0.5 / 255), "o": np.uint8(0), "one": np.float32(1 / 255)}
     nodes = [
@@ -220,7 +310,7 @@ def ramps(product: list[float]) -> dict[str, list[float]]:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     feeds = {"x": np.random.default_rng(2).standard_normal(shape).astype(np.float32)}
-    total = kernel_times(model.SerializeToString(), feeds)["QLinearAdd"] / float(np.prod(shape))
+    total = least_times(model.SerializeToString(), feeds)["QLinearAdd"] / float(np.prod(shape))
     behind = clamp("HardSwish")
     return {
         "HardSigmoid": [round(max(behind - product[0], 0.0), 4), round(total, 4)],
@@ -230,7 +320,7 @@ def ramps(product: list[float]) -> dict[str, list[float]]:
 
 def silu() -> list[float]:
     """Give the cost of `x Sigmoid(x)` per element: one operator in float, and a conversion on either side besides."""
-    shape = [1, 64, 112, 112]
+    shape = list(SHAPE)
     constants = {"s": np.float32(0.05), "z": np.uint8(128)}
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
@@ -249,7 +339,7 @@ def silu() -> list[float]:
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     feeds = {"x": np.random.default_rng(2).standard_normal(shape).astype(np.float32)}
-    times = kernel_times(model.SerializeToString(), feeds)
+    times = least_times(model.SerializeToString(), feeds)
     conversions = (times["QuantizeLinear"] + times["DequantizeLinear"]) / 2  # there are two of each
     elements = float(np.prod(shape))
     return [round(times["QuickGelu"] / elements, 4), round((times["QuickGelu"] + conversions) / elements, 4)]

@@ -1,26 +1,46 @@
-"""Measure what onnxruntime's float and integer convolutions cost on this machine, and write the table of a target.
+"""Measure what onnxruntime's kernels take on this processor, and write all tables of a family into its file.
 
-    python tests/bench/measure_target.py onnxq/targets/cpu.toml
+    chrt -f 50 taskset -c 1 python tests/bench/measure_target.py onnxq/targets/cpu-vnni.toml --processor "AMD Zen 4"
+    … --only matmul recurrent          # these tables; the others of the file stay
 
-One thread; kernel times come from onnxruntime's profiler, the fastest quarter of the runs, so that neither the borders
-around a kernel nor other work on the machine is counted. Times are nanoseconds.
+One thread; kernel times come from onnxruntime's profiler, forms of one kernel in turn, the fastest quarter of the runs
+and the least of three rounds, so that neither the borders around a kernel nor other work on the machine is counted.
+`chrt` and `taskset` keep others from the core. Times are nanoseconds. All tables take some five minutes. A family that
+is not at hand but that this processor can do: `python tests/bench/as_processor.py avx2 tests/bench/measure_target.py …`
 """
 
 from __future__ import annotations
 
+import argparse
+import datetime
+import re
 import sys
+from collections.abc import Callable
+from functools import cache
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
+from kernel_turns import least_times, turns
 from measure_columns import conv_parts
-from measure_nodes import clamp, conv_model, conversion_time, elementwise, max_pooling, node_time, ramps, resizing, silu
+from measure_nodes import (
+    clamp,
+    conv_model,
+    conversion_time,
+    elementwise,
+    float_times,
+    max_pooling,
+    node_time,
+    ramps,
+    resizing,
+    silu,
+    weight_codes,
+)
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.ir import infer_types, parse
 from onnxq.quant.alignment import align
-from onnxq.quant.benchmark import kernel_times
 from onnxq.quant.plan import make_plan
 from onnxq.quant.recipe import load_recipe
 from onnxq.quant.rewrite import rewrite
@@ -33,89 +53,156 @@ MATMUL = ((1, 4, 16, 64, 256), (64, 256, 1024), (64, 256, 1024))
 DEPTHWISE = ((16, 64, 256), (7, 28, 112, 224))
 GROUPED = ((2, 4, 8, 16, 32, 64), (4, 8, 16, 32))
 RECURRENT = ((1, 8), (16, 32, 64, 128, 256))
+BORDERED = ((32, 28), (32, 112), (128, 28), (128, 112))  # channels and sides of the Convs between borders
 STEPS = 64
-ELEMENTWISE_NOTE = "# nanoseconds per element of the first input, or that a Resize gives: float, integer"
-CLAMPS_NOTE = (
-    "# nanoseconds per element behind a float Conv: its kernel does a Relu on the way, and a Clip in a pass of its own"
-)
+FORMS = ("float", "integer", "unsigned")
+Times = dict[str, float]
 
 
-def measure(
-    channels: int, filters: int, kernel: int, side: int, group: int = 1
-) -> tuple[list[float], dict[str, float]]:
-    """Give `[float ns, integer ns]` of one Conv, and the cost of the borders of the integer one in ns per element."""
+def measure(channels: int, filters: int, kernel: int, side: int, group: int = 1, *, forms: int = 3) -> list[float]:
+    """Give the nanoseconds of one Conv: in float, in 8 bit with int8 weights, and with uint8 weights."""
     feeds = {"x": np.random.default_rng(1).standard_normal((1, channels, side, side)).astype(np.float32)}
-    floats = kernel_times(conv_model(channels, filters, kernel, side, group, quantized=False), feeds)
-    model = parse(conv_model(channels, filters, kernel, side, group, quantized=True))
-    align(model, load_target("cpu"))  # types are not inferred: with a width that is open, no columns are folded
-    integers = kernel_times(model.serialize(), feeds)
-    # what is behind the float Conv is as large as what the borders are counted on only with as many filters
-    reorder = {"Reorder": floats.get("ReorderOutput", 0.0)} if channels == filters else {}
-    return [floats["Conv"], integers["QLinearConv"]], dict(integers) | reorder
+    models = [conv_model(channels, filters, kernel, side, group, quantized=False)]
+    for unsigned in (False, True)[: forms - 1]:
+        model = parse(conv_model(channels, filters, kernel, side, group, quantized=True, unsigned=unsigned))
+        align(model, load_target("cpu"))  # types are not inferred: with a width that is open, no columns are folded
+        models.append(model.serialize())
+    found = turns(models, feeds)
+    times = [found[0]["Conv"], *(each["QLinearConv"] for each in found[1:])]
+    print(channels, filters, kernel, side, group, [round(t / 1000, 1) for t in times], file=sys.stderr)
+    return times
+
+
+def pointwise() -> list[str]:
+    """Measure Convs of windows of one element."""
+    times = [measure(channels, filters, 1, side) for channels, filters, side in product(*POINTWISE)]
+    return table({"channels": POINTWISE[0], "filters": POINTWISE[1], "pixels": squares(POINTWISE[2])}, times)
+
+
+def spatial() -> list[str]:
+    """Measure Convs of windows of 3 x 3."""
+    times = [measure(channels, filters, 3, side) for channels, filters, side in product(*SPATIAL)]
+    return table({"channels": SPATIAL[0], "filters": SPATIAL[1], "pixels": squares(SPATIAL[2])}, times)
+
+
+def depthwise() -> list[str]:
+    """Measure depthwise Convs of windows of 3 x 3."""
+    times = [measure(channels, channels, 3, side, channels, forms=2) for channels, side in product(*DEPTHWISE)]
+    return table({"channels": DEPTHWISE[0], "pixels": squares(DEPTHWISE[1])}, times)
+
+
+def grouped() -> list[str]:
+    """Measure Convs of several groups."""
+    times = [
+        measure(channels * GROUPS, channels * GROUPS, 3, side, GROUPS, forms=2) for channels, side in product(*GROUPED)
+    ]
+    note = f"# {GROUPS} groups of so many channels and filters, windows of 3 x 3"
+    return [note, *table({"channels": GROUPED[0], "pixels": squares(GROUPED[1])}, times)]
+
+
+def products() -> list[str]:
+    """Measure products with float output."""
+    times = [matmul(*point) for point in product(*MATMUL)]
+    return table({"rows": MATMUL[0], "inner": MATMUL[1], "columns": MATMUL[2]}, times)
+
+
+def layers() -> list[str]:
+    """Measure a step of recurrent layers, and what 8 bit takes besides."""
+    found = [recurrent(*point) for point in product(*RECURRENT)]
+    lines = table({"batch": RECURRENT[0], "hidden": RECURRENT[1]}, [pair for pair, _ in found])
+    start = max(float(np.median([start for _, start in found])), 0.0)
+    return [*lines, f"start = {start:.0f}  # nanoseconds more for 8 bit, however few the steps"]
+
+
+def borders() -> list[str]:
+    """Measure conversions and changes of layout."""
+    costs: dict[str, list[float]] = {kind: [] for kind in ("QuantizeLinear", "DequantizeLinear", "Transpose")}
+    reorders = []
+    for channels, side in BORDERED:
+        feeds = {"x": np.random.default_rng(1).standard_normal((1, channels, side, side)).astype(np.float32)}
+        models = [conv_model(channels, channels, 1, side, 1, quantized=quantized) for quantized in (False, True)]
+        floats, integers = turns(models, feeds)
+        for kind, taken in costs.items():
+            taken.append(integers[kind] / (channels * side**2 * (2 if kind == "Transpose" else 1)))
+        reorders.append(floats.get("ReorderOutput", 0.0) / (channels * side**2))
+    node, conversion = node_time(), conversion_time()
+    sentence = f"for a conversion and the changes of layout on both sides of it: {conversion / node:.1f} nodes"
+    return [
+        "# nanoseconds per element; Transpose is the change of layout around an integer Conv, Reorder around a float",
+        *(f"{kind} = {np.median(taken):.4f}" for kind, taken in costs.items()),
+        f"Reorder = {np.median(reorders):.4f}",
+        f"node = {node:.0f}  # nanoseconds for one more node, however small its tensor",
+        f"conversion = {conversion:.0f}  # {sentence}",
+    ]
+
+
+@cache
+def mul() -> tuple[float, float]:
+    """Give the times of a Mul per element."""
+    in_float, in_integers = elementwise("Mul")
+    return in_float, in_integers
+
+
+def elements() -> list[str]:
+    """Measure operators without weights."""
+    kinds = ("Add", "Concat", "AveragePool", "LeakyRelu", "Sigmoid")
+    times = {kind: elementwise(kind) for kind in kinds} | {"Mul": list(mul())} | ramps(list(mul()))
+    times |= {"MaxPool": max_pooling(), "Resize": resizing("nearest"), "Resize_other": resizing("linear")}
+    times |= {"SiLU": silu()}
+    note = "# nanoseconds per element of the first input, or that a Resize gives: float, integer"
+    return [note, *(f"{kind} = {pair}" for kind, pair in times.items())]
+
+
+def clamps() -> list[str]:
+    """Measure what a clamp takes that is computed with a Conv."""
+    note = "# nanoseconds per element behind a float Conv: its kernel does a Relu on the way, a Clip in its own pass"
+    return [note, *(f"{kind} = {clamp(kind)}" for kind in ("Relu", "Clip"))]
+
+
+def floats() -> list[str]:
+    """Measure operators that compute in float."""
+    note = "# nanoseconds per element of the output, of what computes in float: for predictions of whole models only"
+    return [note, *(f"{kind} = {time}" for kind, time in float_times().items())]
+
+
+TABLES: dict[str, Callable[[], list[str]]] = {
+    "pointwise": pointwise,
+    "spatial": spatial,
+    "integer_conv": lambda: conv_parts()[1:-1],
+    "depthwise": depthwise,
+    "grouped": grouped,
+    "matmul": products,
+    "recurrent": layers,
+    "borders": borders,
+    "rows": lambda: row_table()[1:],
+    "elementwise": elements,
+    "clamps": clamps,
+    "floats": floats,
+}
 
 
 def main() -> None:
-    target = Path(sys.argv[1])
-    placement = target.read_text().partition("[placement]")[2].partition("[pointwise]")[0]  # written by hand
-    out = [
-        f"# Kernel times of onnxruntime {ort.__version__}, CPU, one thread, x86-64 with VNNI; nanoseconds.",
-        "# Made by: python tests/bench/measure_target.py onnxq/targets/cpu.toml",
-        "",
-        f"[placement]{placement.rstrip()}",
-        "",
-    ]
-    borders: list[tuple[int, dict[str, float]]] = []
-    for name, axes in (("pointwise", POINTWISE), ("spatial", SPATIAL)):
-        kernel = 1 if name == "pointwise" else 3
-        times = []
-        for channels, filters, side in product(*axes):
-            pair, rest = measure(channels, filters, kernel, side)
-            times.append(pair)
-            borders.append((side * side * (channels + filters), rest))
-            print(name, channels, filters, side, [round(t / 1000, 1) for t in pair], file=sys.stderr)
-        out += table(name, {"channels": axes[0], "filters": axes[1], "pixels": [s * s for s in axes[2]]}, times)
-    out += conv_parts()
-    times = []
-    for channels, side in product(*DEPTHWISE):
-        pair, _ = measure(channels, channels, 3, side, channels)
-        times.append(pair)
-        print("depthwise", channels, side, [round(t / 1000, 1) for t in pair], file=sys.stderr)
-    out += table("depthwise", {"channels": DEPTHWISE[0], "pixels": [s * s for s in DEPTHWISE[1]]}, times)
-    times = []
-    for channels, side in product(*GROUPED):
-        pair, _ = measure(channels * GROUPS, channels * GROUPS, 3, side, GROUPS)
-        times.append(pair)
-        print("grouped", channels, side, [round(t / 1000, 1) for t in pair], file=sys.stderr)
-    out += table("grouped", {"channels": GROUPED[0], "pixels": [s * s for s in GROUPED[1]]}, times)
-    times = [matmul(*point) for point in product(*MATMUL)]
-    out += table("matmul", {"rows": MATMUL[0], "inner": MATMUL[1], "columns": MATMUL[2]}, times)
-    times, starts = [], []
-    for point in product(*RECURRENT):
-        pair, start = recurrent(*point)
-        times.append(pair)
-        starts.append(start)
-        print("recurrent", *point, [round(t) for t in pair], round(start), file=sys.stderr)
-    out += table("recurrent", {"batch": RECURRENT[0], "hidden": RECURRENT[1]}, times)
-    out.insert(-1, f"start = {np.median(starts):.0f}  # nanoseconds more for 8 bit, however few the steps")
-    around = "Transpose is the change of layout around an integer Conv, Reorder around a float one"
-    out += ["[borders]", f"# nanoseconds per element; {around}"]
-    large = [(size, rest) for size, rest in borders if size > 100_000]
-    for kind in ("QuantizeLinear", "DequantizeLinear", "Transpose", "Reorder"):
-        costs = [rest[kind] / (size / 2 * (2 if kind == "Transpose" else 1)) for size, rest in large if rest.get(kind)]
-        out.append(f"{kind} = {np.median(costs) if costs else 0.0:.4f}")
-    node, conversion = node_time(), conversion_time()
-    out.append(f"node = {node:.0f}  # nanoseconds for one more node, however small its tensor")
-    sentence = f"for a conversion and the changes of layout on both sides of it: {conversion / node:.1f} nodes"
-    out.append(f"conversion = {conversion:.0f}  # {sentence}")
-    out += ["", *row_table(), "", "[elementwise]", ELEMENTWISE_NOTE]
-    kinds = ("Add", "Mul", "Concat", "AveragePool", "LeakyRelu", "Sigmoid")
-    times_of = {kind: elementwise(kind) for kind in kinds}
-    out += [f"{kind} = {pair}" for kind, pair in (times_of | ramps(times_of["Mul"])).items()]
-    out.append(f"SiLU = {silu()}")
-    out.append(f"MaxPool = {max_pooling()}")
-    out += [f"Resize_{mode} = {resizing(mode)}" for mode in ("nearest", "linear")]
-    out += ["", "[clamps]", CLAMPS_NOTE, *(f"{kind} = {clamp(kind)}" for kind in ("Relu", "Clip"))]
-    target.write_text("\n".join(out) + "\n")
+    """Measure the tables that were asked for, and put them into the file."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("file", type=Path, help="onnxq/targets/NAME.toml; what it says of placement stays")
+    parser.add_argument("--processor", required=True, help="the model, and what of it is masked")
+    parser.add_argument("--only", nargs="+", choices=TABLES, default=list(TABLES))
+    given = parser.parse_args()
+    for name in given.only:
+        made = datetime.datetime.now(tz=datetime.UTC).date()
+        source = f'source = "measured on {given.processor}, onnxruntime {ort.__version__}, {made}"'
+        lines = [f"[{name}]", source, *TABLES[name]()]
+        text = given.file.read_text()
+        section = re.compile(rf"^\[{name}\]\n.*?(?=^\[|\Z)", re.MULTILINE | re.DOTALL)
+        body = "\n".join(line for line in lines if line)
+        left = section.sub("", text).rstrip()
+        given.file.write_text(f"{left}\n\n{body}\n")
+        print(name, "done", file=sys.stderr)
+
+
+def squares(sides: tuple[int, ...]) -> list[int]:
+    """Give the areas of squares."""
+    return [side * side for side in sides]
 
 
 def recurrent(batch: int, hidden: int) -> tuple[list[float], float]:
@@ -147,25 +234,26 @@ def recurrent(batch: int, hidden: int) -> tuple[list[float], float]:
             )
             opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
             model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-            times[row, column] = kernel_times(model.SerializeToString(), {"x": x})[kind]
+            times[row, column] = least_times(model.SerializeToString(), {"x": x})[kind]
     step = (times[:, 1] - times[:, 0]) / STEPS
     starts = times[:, 0] - step
     return [float(t) for t in step], float(starts[1] - starts[0])
 
 
-def matmul(rows: int, inner: int, columns: int) -> list[float]:
-    """Give `[float ns, integer ns]` of a MatMul with a constant weight and a float output."""
+def matmul(rows: int, inner: int, columns: int, bits: int = 8) -> list[float]:
+    """Give the nanoseconds of a MatMul with a constant weight and a float output, in the forms of `FORMS`."""
     random = np.random.default_rng(0)
     weight = random.standard_normal((inner, columns)).astype(np.float32)
-    times = []
-    for quantized in (False, True):
-        if quantized:
+    models = []
+    for form in FORMS:
+        if form != "float":
+            unsigned = form == "unsigned"
             constants = {
                 "scale": np.array(0.05, np.float32),
                 "zero": np.array(128, np.uint8),
-                "w8": np.clip(np.rint(weight / 0.02), -127, 127).astype(np.int8),
+                "w8": weight_codes(weight, bits, unsigned=unsigned),
                 "ws": np.full(columns, 0.02, np.float32),
-                "wz": np.zeros(columns, np.int8),
+                "wz": np.full(columns, 128, np.uint8) if unsigned else np.zeros(columns, np.int8),
             }
             nodes = [
                 helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["xq"]),
@@ -184,9 +272,10 @@ def matmul(rows: int, inner: int, columns: int) -> list[float]:
             [numpy_helper.from_array(a, n) for n, a in constants.items()],
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        feeds = {"x": random.standard_normal((rows, inner)).astype(np.float32)}
-        found = kernel_times(model.SerializeToString(), feeds)
-        times.append(found["MatMulIntegerToFloat" if quantized else "MatMul"])
+        models.append(model.SerializeToString())
+    found = turns(models, {"x": random.standard_normal((rows, inner)).astype(np.float32)})
+    times = [found[0]["MatMul"], *(each["MatMulIntegerToFloat"] for each in found[1:])]
+    print("matmul", rows, inner, columns, [round(t / 1000, 1) for t in times], file=sys.stderr)
     return times
 
 
@@ -207,7 +296,7 @@ def row_model(op_type: str, shape: list[int], weight: tuple[int, ...], *, rows: 
     return bytes(rewrite(model, make_plan(model, recipe, with_data=False), {}).serialize())
 
 
-def row_table(runs: int = 5) -> list[str]:
+def row_table() -> list[str]:
     """Give what a scale for every row takes besides the product: by element of what is read, made, and in a window."""
     random = np.random.default_rng(1)
 
@@ -215,9 +304,9 @@ def row_table(runs: int = 5) -> list[str]:
         """Time around a product and its conversion to 8 bit; the least of several measurements."""
         feeds, skipped = {"x": random.standard_normal(shape).astype(np.float32)}, ("MatMulInteger", "Transpose")
         model = row_model(op_type, shape, weight, rows=True)
-        found = [kernel_times(model, feeds) for _ in range(runs)]
-        kept = {kind for kind in found[0] if kind not in skipped and (op_type == "Conv" or kind != "QuantizeLinear")}
-        return sum(min(times[kind] for times in found) for kind in kept)
+        found = least_times(model, feeds)
+        kept = {kind for kind in found if kind not in skipped and (op_type == "Conv" or kind != "QuantizeLinear")}
+        return sum(found[kind] for kind in kept)
 
     rows, inner, columns, positions = 256, (1024, 64), (64, 1024), 5
     sizes = [[rows * k, rows * n] for k, n in zip(inner, columns, strict=True)]
@@ -231,11 +320,11 @@ def row_table(runs: int = 5) -> list[str]:
     return [*lines, *(f"{key} = {value:.4f}" for key, value in (("read", read), ("made", made), ("window", window)))]
 
 
-def table(name: str, axes: dict[str, object], times: list[list[float]]) -> list[str]:
-    """Write one table: its axes, and the times with the last axis running fastest."""
-    lines = [f"[{name}]"] + [f"{key} = {list(values)}" for key, values in axes.items()]
-    lines += [f"{key} = {[round(pair[i]) for pair in times]}" for i, key in enumerate(("float", "integer"))]
-    return [*lines, ""]
+def table(axes: dict[str, object], times: list[list[float]]) -> list[str]:
+    """Write the axes of a table, and the times with the last axis running fastest."""
+    lines = [f"{key} = {list(values)}" for key, values in axes.items()]
+    found = zip(FORMS, zip(*times, strict=True), strict=False)
+    return lines + [f"{form} = {[round(time) for time in column]}" for form, column in found]
 
 
 if __name__ == "__main__":

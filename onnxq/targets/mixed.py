@@ -1,0 +1,52 @@
+"""Kernel times of several families weighed into one table, by which a plan is good on each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+AXES = ("channels", "filters", "pixels", "rows", "inner", "columns", "batch", "hidden")  # of the tables, in this order
+UNIT = ("pointwise", "spatial", "matmul")  # whose float times are the unit of a family
+OTHER = (0.08, 0.02)  # of an operator that a table of elementwise operators leaves out: it moves values
+
+
+def mixed(tables: Mapping[str, Mapping[str, Any]], shares: Mapping[str, float]) -> dict[str, Any]:
+    """Return the weighted sum of tables of kernel times.
+
+    A family's times count in units of the geometric mean of its float times, so that a slow clock has no more say than
+    a fast one. A cut that is the least by the sum of times is the least by the sum of families' times.
+
+    Args:
+        tables: By family; all go over the same sizes.
+        shares: By family.
+
+    """
+    names, total = list(shares), sum(shares.values())
+    units = {name: _unit(tables[name]) for name in names}
+    weights = {name: shares[name] / total * units[names[0]] / units[name] for name in names}
+    parts = [(tables[name], weights[name]) for name in names]
+    made: dict[str, Any] = {}
+    for section, first in tables[names[0]].items():
+        if isinstance(first, Mapping) and "source" in first:
+            made[section] = _section([(table[section], weight) for table, weight in parts])
+    return made
+
+
+def _section(parts: list[tuple[Mapping[str, Any], float]]) -> dict[str, Any]:
+    keys = list(dict.fromkeys(key for table, _ in parts for key in table if key != "source"))
+    made: dict[str, Any] = {}
+    for key in keys:
+        if key in AXES and "float" in keys:
+            made[key] = parts[0][0][key]
+            assert all(table[key] == made[key] for table, _ in parts), key
+            continue
+        values = np.array([table.get(key, OTHER) for table, _ in parts], np.float64)
+        made[key] = np.tensordot([weight for _, weight in parts], values, 1).tolist()
+    return made
+
+
+def _unit(table: Mapping[str, Any]) -> float:
+    floats = np.concatenate([np.asarray(table[name]["float"], np.float64) for name in UNIT])
+    return float(np.exp(np.log(floats).mean()))

@@ -1,0 +1,102 @@
+"""Kernel times as tables: what every family has, where it comes from, and how families are weighed into one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onnxq.targets import Costs, load_costs
+from onnxq.targets.mixed import AXES, mixed
+from onnxq.targets.tables import read_target, stored_targets
+
+FAMILIES = [name for name in stored_targets() if "pointwise" in read_target(name)]
+GRIDS = ("pointwise", "spatial", "depthwise", "grouped", "matmul", "recurrent")
+OTHERS = ("integer_conv", "borders", "rows", "elementwise", "clamps", "floats")
+
+
+def tables(name: str) -> dict[str, dict[str, Any]]:
+    return {key: table for key, table in read_target(name).items() if isinstance(table, dict) and "source" in table}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_table_of_a_family_says_where_it_comes_from(name: str) -> None:
+    found = tables(name)
+    assert {*GRIDS, *OTHERS} <= found.keys()
+    for section, table in found.items():
+        kind, _, source = table["source"].partition(" ")
+        assert kind in ("measured", "estimated"), section
+        assert "onnxruntime" in source if kind == "measured" else "estimate_arm.py" in source
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_grid_has_a_positive_time_for_every_combination_of_sizes(name: str) -> None:
+    for section in GRIDS:
+        table = tables(name)[section]
+        sizes = math.prod(len(table[axis]) for axis in AXES if axis in table)
+        columns = [table[key] for key in ("float", "integer", "unsigned") if key in table]
+        assert len(columns) == (3 if section in ("pointwise", "spatial", "matmul") else 2)
+        for times in columns:
+            assert len(times) == sizes, section
+            assert min(times) > 0, section
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_know_the_same_operators(name: str) -> None:
+    for section in OTHERS:
+        assert tables(name)[section].keys() == tables("cpu-vnni")[section].keys()
+
+
+def test_products_of_uint8_weights_take_longer_where_x86_adds_two_products_at_a_time() -> None:
+    """On AVX2 a fifth to a half longer, on VNNI three times as long, on Arm with dot products as long."""
+    ratios = {
+        name: load_costs(name).unsigned_matmul(128, 768, 768) / load_costs(name).matmul(128, 768, 768)[1]
+        for name in ("cpu-avx2", "cpu-vnni", "cpu-arm64")
+    }
+    assert 1.2 < ratios["cpu-avx2"] < 1.5
+    assert 2 < ratios["cpu-vnni"] < 4
+    assert ratios["cpu-arm64"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "low", "high"),
+    [((64, 64, 1, 784, 1), 0.6, 0.85), ((64, 64, 9, 784, 1), 0.45, 0.65), ((64, 64, 9, 3136, 64), 1.5, 2.4)],
+    ids=["pointwise", "spatial", "depthwise"],
+)
+def test_convolutions_on_avx2_are_as_measured_on_zen_3(shape: tuple[int, ...], low: float, high: float) -> None:
+    in_float, in_integers = load_costs("cpu-avx2").conv(*shape)
+    assert low < in_integers / in_float < high
+
+
+def test_a_mix_of_one_family_is_its_table() -> None:
+    found = mixed({"a": read_target("cpu-avx2")}, {"a": 2.0})
+    for section, table in tables("cpu-avx2").items():
+        for key, value in table.items():
+            if key != "source":
+                assert np.array_equal(found[section][key], value), (section, key)
+
+
+def test_a_slow_clock_does_not_count_for_more() -> None:
+    fast, slow = tables("cpu-avx2"), tables("cpu-avx2")
+    for section, table in fast.items():
+        kept = {"source", *(AXES if "float" in table else ())}
+        slow[section] = {key: value if key in kept else (np.array(value) * 5).tolist() for key, value in table.items()}
+    for section, table in mixed({"fast": fast, "slow": slow}, {"fast": 1, "slow": 3}).items():
+        for key, value in table.items():
+            np.testing.assert_allclose(value, fast[section][key], rtol=1e-12)
+
+
+def test_a_mix_lies_between_its_families() -> None:
+    names = ("cpu-avx2", "cpu-vnni")
+    both = Costs(mixed({name: read_target(name) for name in names}, dict.fromkeys(names, 1.0)))
+    for shape in ((64, 64, 1, 784, 1), (128, 32, 9, 784, 1), (256, 256, 9, 784, 256)):
+        ratios = [times[1] / times[0] for times in (load_costs(name).conv(*shape) for name in names)]
+        mean = both.conv(*shape)[1] / both.conv(*shape)[0]
+        assert min(ratios) <= mean <= max(ratios)
+
+
+def test_the_default_is_a_mix_of_families_with_tables() -> None:
+    assert read_target("cpu")["mix"].keys() <= set(FAMILIES)
+    assert "pointwise" not in read_target("cpu")
