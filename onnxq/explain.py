@@ -10,6 +10,7 @@ from pathlib import Path
 from onnxq.anew import reached
 from onnxq.errors import ModelError
 from onnxq.explanation import Attempt, Explanation, Times, Wire
+from onnxq.hazards import planned_hazards
 from onnxq.ir import Model, Node, Value, load
 from onnxq.observer import Observer, Silent
 from onnxq.ops.family import Decline, dtype_name
@@ -140,6 +141,7 @@ def _explanation(ready: Prepared, decision: Decision, became: dict[Node, NodeRep
         times=_times(node, ready.plan.costs) if scheme.name == "auto" and _static(attempts) else None,
         inputs=tuple(_input(value, became) for value in node.inputs),
         outputs=tuple(_output(value, became) for value in node.outputs if value is not None),
+        hazards=planned_hazards(node, decision.settings),
     )
 
 

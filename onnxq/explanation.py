@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from onnxq.comparison import Contribution, LayerComparison
+from onnxq.hazards import Hazard
 from onnxq.report import Activation, NodeReport, record_dict
 
 
@@ -78,6 +79,7 @@ class Explanation:
         contribution: What it adds to the error of the model's outputs, where that was measured.
         activations: What was measured of the activations that it holds in codes; empty without data.
         layers: The errors of its outputs; empty without data.
+        hazards: What versions of onnxruntime make of what it becomes.
 
     """
 
@@ -91,6 +93,7 @@ class Explanation:
     contribution: Contribution | None = None
     activations: tuple[Activation, ...] = ()
     layers: tuple[LayerComparison, ...] = ()
+    hazards: tuple[Hazard, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Give plain data for JSON: numbers that are not finite are null."""
@@ -105,4 +108,5 @@ class Explanation:
             "contribution": None if self.contribution is None else record_dict(self.contribution),
             "activations": [record_dict(activation) for activation in self.activations],
             "layers": [record_dict(layer) for layer in self.layers],
+            "hazards": [hazard.as_dict() for hazard in self.hazards],
         }

@@ -31,7 +31,7 @@ from onnxq.quant.rewrite import rewrite
 from onnxq.quant.samples import Samples, input_specs
 from onnxq.quant.session import InMemory, ModelSource
 from onnxq.quant.stats import Stats
-from onnxq.report import Report, activations
+from onnxq.report import Report, activations, with_hazards
 from onnxq.sensitivity import sensitivity
 from onnxq.steps import (
     Prepared,
@@ -152,7 +152,7 @@ def written(result: Quantized, target: Path, watch: Observer, *, force: bool, ex
     """Write a quantized model, and say in the report where."""
     watch.step("save")
     files = save(result.model, target, force=force, external_data=external_data, encoded=result.encoded)
-    return replace(result.report, output=target, files=tuple(files))
+    return with_hazards(replace(result.report, output=target, files=tuple(files)), result.model)
 
 
 def planned(ready: Prepared) -> Report:

@@ -32,6 +32,7 @@ ORDER = [
     "channel_factors",
     "layerwise",
     "saturation",
+    "hazards",
     "fusion",
     "report",
     "steps",

@@ -61,6 +61,7 @@ def _grounds(one: Explanation) -> list[tuple[Cell, ...]]:
     if one.contribution is not None:
         how = "run alone" if one.contribution.exact else "estimated"
         rows.append(("adds", f"{100 * one.contribution.share:.1f} % of the outputs' error ({how})"))
+    rows += [("runtime", printable(hazard.advice)) for hazard in one.hazards]
     return rows
 
 

@@ -28,7 +28,8 @@ def inspect(model: AnyModel, output_format: OutputFormat = Format.TEXT) -> None:
     facts = examine(model)
     runtime = _runtime(model) if facts.quantized or facts.conversions else None
     if output_format is Format.JSON:
-        more = {"fusion": None, "saturation": None} if runtime is None else runtime.as_dict()
+        nothing = {"fusion": None, "saturation": None, "hazards": None, "min_onnxruntime": None}
+        more = nothing if runtime is None else runtime.as_dict()
         sys.stdout.write(to_json({"schema": SCHEMA, **facts.as_dict(), **more}))
         return
     from onnxq.cli.tables import inspection_tables

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from onnxq.cli.tables import columns
-from onnxq.errors import ModelError
+from onnxq.errors import ModelError, OnnxqError
 from onnxq.fusion import Fusion, read_fusion
-from onnxq.ir import Model
+from onnxq.hazards import Finding, find_hazards, least_onnxruntime
+from onnxq.ir import Model, infer_types
 from onnxq.quant.session import is_large
 from onnxq.saturation import LayerSaturation, processor_saturates, read_saturation
 from onnxq.words import printable
@@ -29,12 +31,16 @@ class Runtime:
         fusion: The kernels.
         saturating: Layers whose products could saturate on a processor without VNNI.
         saturates: Whether this processor is one; None where that is not known.
+        hazards: What versions of onnxruntime make of the model that its file does not say.
+        least: By architecture, the first onnxruntime from which on the model loads, runs and gives right results.
 
     """
 
     fusion: Fusion
     saturating: tuple[LayerSaturation, ...]
     saturates: bool | None
+    hazards: tuple[Finding, ...] = ()
+    least: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Give it as plain data for JSON."""
@@ -44,7 +50,12 @@ class Runtime:
             "skipped": self.fusion.skipped,
         }
         layers = [asdict(layer) for layer in self.saturating]
-        return {"fusion": fusion, "saturation": {"this_processor": self.saturates, "layers": layers}}
+        return {
+            "fusion": fusion,
+            "saturation": {"this_processor": self.saturates, "layers": layers},
+            "hazards": [finding.as_dict() for finding in self.hazards],
+            "min_onnxruntime": self.least,
+        }
 
 
 def look(path: Path, model: Model) -> Runtime:
@@ -53,7 +64,11 @@ def look(path: Path, model: Model) -> Runtime:
         fusion = read_fusion(path)
     except ModelError as error:
         fusion = Fusion({}, (), error.message)
-    return Runtime(fusion, () if is_large(model) else read_saturation(model), processor_saturates())
+    with suppress(OnnxqError):  # shapes that stay unknown leave hazards that depend on them possible
+        infer_types(model)
+    hazards = find_hazards(model)
+    saturating = () if is_large(model) else read_saturation(model)
+    return Runtime(fusion, saturating, processor_saturates(), hazards, least_onnxruntime(model, hazards))
 
 
 def runtime_tables(runtime: Runtime) -> Iterator[RenderableType]:
@@ -77,11 +92,22 @@ def runtime_tables(runtime: Runtime) -> Iterator[RenderableType]:
         yield ""
         yield Text(
             f"  products in {count} layer{'s' if count > 1 else ''} could saturate on this processor, which has no "
-            f"VNNI: {printable(_names(runtime.saturating))}. Quantize with --reduce-range.",
+            f"VNNI: {printable(_names([layer.node for layer in runtime.saturating]))}. Quantize with --reduce-range.",
             style="yellow",
         )
+    yield from _hazard_lines(runtime.hazards)
 
 
-def _names(layers: tuple[LayerSaturation, ...], most: int = 5) -> str:
-    names = ", ".join(layer.node for layer in layers[:most])
-    return names if len(layers) <= most else f"{names} and {len(layers) - most} more"
+def _hazard_lines(hazards: tuple[Finding, ...]) -> Iterator[RenderableType]:
+    """Lay out hazards: those here stand out from those of other versions and processors."""
+    for finding in hazards:
+        row = finding.hazard
+        where = f"{row.scope}, as here" if finding.here else row.scope
+        sentence = f"{where}: {row.sentence} ({_names(finding.nodes)}). {row.remedy}"
+        yield ""
+        yield Text(f"  {printable(sentence)}", style="yellow" if finding.here else "dim")
+
+
+def _names(nodes: Sequence[str], most: int = 5) -> str:
+    names = ", ".join(nodes[:most])
+    return names if len(nodes) <= most else f"{names} and {len(nodes) - most} more"

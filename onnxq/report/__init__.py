@@ -1,6 +1,7 @@
 """What a run did: one object behind the table on the terminal, JSON, Markdown and the HTML page."""
 
 from onnxq.report.activations import Activation, activations
+from onnxq.report.hazards import with_hazards
 from onnxq.report.model import NodeReport, Report, model_bytes
 from onnxq.report.plain import SCHEMA, comparison_dict, record_dict, to_json
 from onnxq.report.write import check_report_path, write_report
@@ -19,5 +20,6 @@ __all__ = [
     "model_bytes",
     "record_dict",
     "to_json",
+    "with_hazards",
     "write_report",
 ]

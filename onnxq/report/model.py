@@ -61,6 +61,8 @@ class Report:
         sensitivity: What each quantized node adds to the error of the outputs; empty where nobody measured it.
         weights: How the codes of weights were chosen; empty where all were rounded to nearest.
         timings: Kernel times that decided; None where those that come with onnxq did.
+        min_onnxruntime: By architecture, the first onnxruntime from which on the model loads, runs and gives right
+            results; None where nothing was written.
 
     """
 
@@ -80,6 +82,7 @@ class Report:
     sensitivity: tuple[Contribution, ...] = ()
     weights: tuple[ChosenWeight, ...] = ()
     timings: Timings | None = None
+    min_onnxruntime: dict[str, str] | None = None
 
     @classmethod
     def planned(cls, plan: Plan, *, source: Path, notes: Sequence[str] = ()) -> Report:

@@ -93,6 +93,8 @@ def test_verify_in_json(cli, quantized: Path) -> None:
         "comparison",
         "fusion",
         "saturation",
+        "hazards",
+        "min_onnxruntime",
     }
     assert (result["passed"], len(result["missed"]), result["comparison"]["samples"]) == (False, 1, 100)
 

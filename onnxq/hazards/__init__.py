@@ -1,0 +1,16 @@
+"""What versions of onnxruntime make of a quantized model that its file does not say: hazards, as a table of data."""
+
+from onnxq.hazards.found import Finding, find_hazards, least_onnxruntime
+from onnxq.hazards.planned import planned_hazards
+from onnxq.hazards.processor import local_processor
+from onnxq.hazards.table import Hazard, load_hazards
+
+__all__ = [
+    "Finding",
+    "Hazard",
+    "find_hazards",
+    "least_onnxruntime",
+    "load_hazards",
+    "local_processor",
+    "planned_hazards",
+]

@@ -1,0 +1,16 @@
+"""What a report says about versions of onnxruntime."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from onnxq.hazards import find_hazards, least_onnxruntime
+from onnxq.ir import Model
+from onnxq.report.model import Report
+
+
+def with_hazards(report: Report, model: Model) -> Report:
+    """Return a report that also says which onnxruntime the model needs, and what the one installed makes of it."""
+    findings = find_hazards(model)
+    notes = tuple(finding.hazard.advice for finding in findings if finding.here)
+    return replace(report, notes=(*report.notes, *notes), min_onnxruntime=least_onnxruntime(model, findings))
