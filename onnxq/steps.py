@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from onnxq.errors import DataError, ModelError, NothingToQuantize
-from onnxq.evaluator.engine import Evaluator, Taps
 from onnxq.ir import Model, Node, Value, check_output, load
 from onnxq.ir.files import check_sources, data_path, refuse_source
 from onnxq.ir.opset import MIN_OPSET, make_loadable, raise_opset
 from onnxq.ir.passes import normalise
+from onnxq.ir.segment import LARGE, is_large
 from onnxq.ir.types import infer_types
 from onnxq.ir.widened import store_narrow
 from onnxq.observer import Observer
@@ -33,7 +33,6 @@ from onnxq.quant.recipe import Recipe, load_recipe
 from onnxq.quant.samples import Samples, input_specs, open_samples, wrap_samples
 from onnxq.quant.stats import Kinds, Stats, range_kinds
 from onnxq.quant.stats_file import load_stats
-from onnxq.quant.streamed import LARGE, is_large
 from onnxq.quant.tuning import tune
 from onnxq.simplify import Simplified, simplify
 from onnxq.targets import Costs
@@ -241,13 +240,7 @@ def measure(
         kinds = trial_kinds(ready.plan, layers)
     elif "output-error" in methods or not is_large(ready.model):  # for statistics that are kept, whatever the recipe
         kinds = OutputWeights(ready.plan, layers.kinds).kinds
-    return calibrate(ready.model, values, samples, progress=watch.progress, kinds=kinds, bodies=look_inside)
-
-
-def look_inside(model: Model, taps: Taps) -> Callable[[Mapping[str, Any]], object]:
-    """Make our evaluator ready to run a model for what stands inside its bodies: see `calibrate`."""
-    evaluator = Evaluator(model)
-    return lambda sample: evaluator.run(sample, [], taps)
+    return calibrate(ready.model, values, samples, progress=watch.progress, kinds=kinds)
 
 
 Known = dict[tuple[str, Scheme, tuple[float, float]], QParams]  # by the value, its settings and its bounds

@@ -13,13 +13,13 @@ from onnxq.errors import DataError, OutputError
 from onnxq.ir import Model, check_output
 from onnxq.ir.atomic import write_together
 from onnxq.ir.files import data_path
+from onnxq.ir.segment import is_large
 from onnxq.observer import Observer
 from onnxq.quant.benchmark import benchmark, kernels_of, sample_shapes
 from onnxq.quant.custom import foreign_node
 from onnxq.quant.decision import node_key
 from onnxq.quant.forms import FORMS
 from onnxq.quant.samples import Samples
-from onnxq.quant.streamed import is_large
 from onnxq.steps import Prepared, replanned
 from onnxq.targets import Costs, load_costs
 from onnxq.targets.placement import load_target

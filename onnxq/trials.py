@@ -31,7 +31,7 @@ from onnxq.quant.smooth import smooth
 from onnxq.quant.stats import Stats
 from onnxq.quant.weights import Weights
 from onnxq.range_trial import PLAIN, Ranges, best_ranges, with_ranges
-from onnxq.steps import Known, Prepared, choose_qparams, layers_to_measure, look_inside, measure
+from onnxq.steps import Known, Prepared, choose_qparams, layers_to_measure, measure
 
 TO_NEAREST = "rounded the weights to nearest: codes chosen on some of the samples gained nothing on the others"
 LEAST_GAIN = 0.2  # dB; less is within what other samples would show
@@ -250,5 +250,5 @@ def _codes_serve_others(ready: Prepared, split: Split, fitting: Samples) -> bool
 def nearest(ready: Prepared, fitting: Samples) -> Model:
     """Quantize with ranges from a few samples and weights rounded to nearest."""
     kinds = least_kinds(ready.plan)
-    measured = calibrate(ready.model, ready.plan.calibrated(), fitting, kinds=kinds, bodies=look_inside)
+    measured = calibrate(ready.model, ready.plan.calibrated(), fitting, kinds=kinds)
     return carried_out(ready, measured)

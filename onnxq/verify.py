@@ -20,11 +20,11 @@ from onnxq.errors import DataError, InvalidResult, ModelError, OnnxqError
 from onnxq.followed import Followed, followed
 from onnxq.ir import Tensor, load
 from onnxq.ir.consistency import first_line, objection
+from onnxq.ir.segment import LARGE
 from onnxq.quant.custom import refusal_hint
 from onnxq.quant.native import check_path
 from onnxq.quant.sample_checks import Sample
 from onnxq.quant.session import ModelSource, SessionError, open_session, run_session
-from onnxq.quant.streamed import LARGE
 
 __all__ = ["Comparison", "Latency", "OutputComparison", "check_wellformed", "compare"]
 

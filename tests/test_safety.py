@@ -20,7 +20,7 @@ from helpers import build, floats, node
 from onnxq import pipeline
 from onnxq.cli import main
 from onnxq.errors import OutputError
-from onnxq.ir import atomic, load, save
+from onnxq.ir import atomic, load, save, segment
 from onnxq.quant import streamed
 
 SAMPLES = Path(__file__).parents[1] / "sample_models"
@@ -42,7 +42,7 @@ def start(*arguments: object, limit: int | None = None) -> subprocess.Popen[str]
 def size(request, monkeypatch):
     """Let the model be small, or large."""
     if request.param == "in segments":
-        monkeypatch.setattr(streamed, "LARGE", 0)
+        monkeypatch.setattr(segment, "LARGE", 0)
         monkeypatch.setattr(streamed, "BESIDE", 256)
         monkeypatch.setattr("onnxq.ir.spool.SPOOLED", 256)
         monkeypatch.setattr("onnxq.quant.weights.SPOOLED", 256)
@@ -200,7 +200,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, limit):
 
 
 def test_a_full_disk_under_a_large_model_is_a_sentence(source, tmp_path, capsys, monkeypatch):
-    for module in (streamed, None):
+    for module in (segment, None):
         if module:
             monkeypatch.setattr(module, "LARGE", 0)
         monkeypatch.setattr("onnxq.ir.spool.SPOOLED", 256)

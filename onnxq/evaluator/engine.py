@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from onnxq.errors import DataError, ModelError
 from onnxq.evaluator.blas import one_blas_thread
 from onnxq.evaluator.run import Run, element_type
 from onnxq.evaluator.schedule import Schedule, Step, prepare
+from onnxq.evaluator.wide import widened
 from onnxq.ir import Graph, Model, Value, load, parse
 
 Taps = Mapping[str | Value, Callable[[Any], None]]
@@ -45,15 +46,17 @@ class Evaluator:
 
     Args:
         model: Path of an ONNX file, a loaded `Model`, or a `ModelProto` with its weights inside.
+        wide: Compute with float64 wherever the model says float32; feeds may be of either, and outputs and taps are
+            float64. Results then differ from processor to processor by 1e-16 of a number, not by 6e-8; see `wide`.
 
     Raises:
         ModelError: The file is no valid model, or a function cannot be inlined.
 
     """
 
-    def __init__(self, model: str | Path | Model | onnx.ModelProto) -> None:
+    def __init__(self, model: str | Path | Model | onnx.ModelProto, *, wide: bool = False) -> None:
         self.model = _inlined(_read(model))
-        self._schedule = prepare(self.model.graph, self.model)
+        self._schedule = prepare(self.model.graph, self.model, wide=wide)
         self._scopes = set(_scopes(self._schedule))
         self._types = {name: element_type(info) for name, info in self.model.graph.infos.items()}
 
@@ -98,6 +101,14 @@ class Evaluator:
             for step in steps:
                 run.step(step)
         return {name: run.values[graph.values[name]] for name in wanted}
+
+    def has_kernels(self, values: Iterable[str | Value]) -> bool:
+        """Tell whether every node that these values depend on, of the model at any depth, has a kernel of ours."""
+        try:
+            own = self._find_taps(dict.fromkeys(values, _ignore))
+        except DataError:  # inside a body that runs in `onnx.reference`
+            return False
+        return all(step.has_kernel for step in self._needed(set(map(_in_main_graph, own))))
 
     @property
     def steps(self) -> Sequence[Step]:
@@ -161,6 +172,9 @@ class Evaluator:
                     f"input '{name}' of {self.model.name} is a tensor, not a {type(array).__name__}",
                     f"Make an array of {expected} of it.",
                 )
+            if self._schedule.wide:
+                array = widened(array)
+                expected = np.dtype(np.float64) if expected == np.float32 else expected
             if expected is not None and array.dtype != expected:
                 raise DataError(
                     f"input '{name}' of {self.model.name} is {expected}, not {array.dtype}",
@@ -195,6 +209,10 @@ class Evaluator:
                 f"tensor '{value.name}' cannot be tapped: node {owner.label} ({owner.op_type}) runs in onnx.reference",
                 "Tap the node's outputs instead.",
             )
+
+
+def _ignore(array: Any) -> None:
+    """Take a tensor that nothing is to be done with."""
 
 
 def _in_main_graph(value: Value) -> Value:

@@ -12,11 +12,12 @@ import numpy as np
 import onnx
 
 from onnxq.evaluator.fallback import Fallback
+from onnxq.evaluator.wide import wide_call, widened_constants
 from onnxq.ir import Graph, Model, Node, Tensor, Value
 from onnxq.ir.graph import GRAPH_SPARSE
+from onnxq.ir.segment import is_large
 from onnxq.ir.wire import fields
 from onnxq.ops.registry import Kernel, find_kernel
-from onnxq.quant.streamed import is_large
 
 OUTPUT_COUNT = "output_count"
 """Keyword by which a kernel asks how many outputs the node has; no ONNX attribute has this name."""
@@ -34,6 +35,7 @@ class Step:
         reads: Every value that has to be there: the inputs and what the bodies read from the scopes around them.
         dead: Values of this graph that nothing reads after this node.
         mapped: Of a large model: weights that it reads, whose pages are let go of behind it.
+        wide: Whether float64 takes the place of float32.
 
     """
 
@@ -44,6 +46,13 @@ class Step:
     reads: list[Value]
     dead: list[Value] = field(default_factory=list)
     mapped: list[Tensor] = field(default_factory=list)
+    wide: bool = False
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether the node has a kernel of ours, and every node of its bodies."""
+        inner = (step for body in self.bodies.values() for step in body.steps)
+        return self.call is not None and all(step.has_kernel for step in inner)
 
 
 @dataclass(eq=False)
@@ -55,6 +64,7 @@ class Schedule:
         constants: Initializers, and outputs of Constant nodes, which are evaluated here once.
         steps: The other nodes.
         inputs: Values of the graph's inputs, in order.
+        wide: Whether float64 takes the place of float32.
 
     """
 
@@ -62,15 +72,16 @@ class Schedule:
     constants: dict[Value, Any]
     steps: list[Step]
     inputs: list[Value]
+    wide: bool = False
 
 
-def prepare(graph: Graph, model: Model) -> Schedule:
+def prepare(graph: Graph, model: Model, *, wide: bool = False) -> Schedule:
     """Work out the schedule of a graph and of every body inside it; its nodes are in topological order."""
     large = is_large(model)
     constants = _initializers(graph, in_place=large)
     steps: list[Step] = []
     for node in graph.nodes:
-        step = _prepare_step(node, model)
+        step = _prepare_step(node, model, wide=wide)
         if node.op_type == "Constant" and not node.domain and step.call is not None and node.outputs[0] is not None:
             constants[node.outputs[0]] = np.asarray(step.call())
         else:
@@ -78,10 +89,12 @@ def prepare(graph: Graph, model: Model) -> Schedule:
             if large:
                 step.mapped = [value.tensor for value in step.reads if value.tensor is not None]
     _mark_dead(graph, steps)
-    return Schedule(graph, constants, steps, list(graph.inputs))
+    if wide:
+        constants = widened_constants(constants, model)
+    return Schedule(graph, constants, steps, list(graph.inputs), wide)
 
 
-def _prepare_step(node: Node, model: Model) -> Step:
+def _prepare_step(node: Node, model: Model, *, wide: bool) -> Step:
     opset = model.opsets.get(node.domain, 1)
     reads = list(dict.fromkeys(_reads(node)))
     captured = [value for value in reads if value not in node.inputs]
@@ -91,9 +104,9 @@ def _prepare_step(node: Node, model: Model) -> Step:
     if kernel is not None:
         accepted = bind(kernel, node)
         if accepted is not None:
-            call = accepted
-            bodies = {name: prepare(graphs[0], model) for name, graphs in node.bodies.items()}
-    return Step(node, call, Fallback(node, model, captured), bodies, reads)
+            call = wide_call(node, kernel, accepted) if wide else accepted
+            bodies = {name: prepare(graphs[0], model, wide=wide) for name, graphs in node.bodies.items()}
+    return Step(node, call, Fallback(node, model, captured), bodies, reads, wide=wide)
 
 
 def bind(kernel: Kernel, node: Node) -> Callable[..., Any] | None:

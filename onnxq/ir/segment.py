@@ -24,6 +24,7 @@ from onnxq.ir.protos import (
 from onnxq.ir.tensor import Tensor
 from onnxq.ir.wire import Chunk, bytes_field, fields, join, message_field
 
+LARGE = 512 << 20  # bytes of weights from which on a model is not held in memory whole
 NOWHERE = "dev/null"
 # Element types that NumPy has as well, so that a mapped array serves a runtime as it is
 MAPPABLE = frozenset(
@@ -32,6 +33,11 @@ MAPPABLE = frozenset(
     | {TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64}
 )
 CAST_GROWTH = 5  # a weight in 8 bit that is cast to float32 takes four times its bytes beside its own
+
+
+def is_large(model: Model) -> bool:
+    """Whether a model is worked on in parts, its weights left in their files."""
+    return model.weight_bytes > LARGE
 
 
 @dataclass

@@ -48,7 +48,7 @@ ERFC_CHEBYSHEV = (
 
 
 def _in_chunks(function: Callable[[Array, Array], None], x: Array) -> Array:
-    """Apply `function(part of x, part of the result)` to a float32 tensor, chunk by chunk, on all threads.
+    """Apply `function(part of x, part of the result)` to a tensor, chunk by chunk, on all threads.
 
     A chain of in-place steps over one chunk runs in the cache; over the whole tensor each step would go to memory.
     """
@@ -111,15 +111,16 @@ def _gelu_part(x: Array, out: Array) -> None:
 
 
 def _gelu_tanh_part(x: Array, out: Array) -> None:
+    number = x.dtype.type
     np.multiply(x, x, out=out)
-    out *= np.float32(0.044715)
-    out += np.float32(1)
+    out *= number(0.044715)
+    out += number(1)
     out *= x
-    out *= np.float32(math.sqrt(2 / math.pi))
+    out *= number(math.sqrt(2 / math.pi))
     np.tanh(out, out=out)
-    out += np.float32(1)
+    out += number(1)
     out *= x
-    out *= np.float32(0.5)
+    out *= number(0.5)
 
 
 @kernel("Gelu", since=20)
@@ -127,7 +128,7 @@ def gelu(x: Array, *, approximate: str = "none") -> Array:
     """x/2 (1 + erf(x / √2)), or its form with tanh."""
     if x.dtype == np.float64:
         if approximate == "tanh":
-            return np.asarray(0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
+            return _in_chunks(_gelu_tanh_part, x)
         return np.asarray(0.5 * x * (1 + erf(x * math.sqrt(0.5))))
     part = _gelu_tanh_part if approximate == "tanh" else _gelu_part
     return _through_float32(part, x)

@@ -10,9 +10,10 @@ import numpy as np
 import onnxruntime as ort
 
 from onnxq.ir import Model, Value, load
+from onnxq.ir.segment import is_large
 from onnxq.quant.in_memory import InMemory, open_in_memory
 from onnxq.quant.native import FATAL, ORT_ERRORS, Optimization, SessionError, Settings, load_native, reason
-from onnxq.quant.streamed import StreamedSession, is_large
+from onnxq.quant.streamed import StreamedSession
 
 __all__ = ["InMemory", "ModelSource", "Session", "SessionError", "is_large", "open_session", "reason", "run_session"]
 

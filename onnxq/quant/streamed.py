@@ -19,14 +19,8 @@ from onnxq.ir import DeferredTensor, Model, Value, infer_types
 from onnxq.ir.segment import Segment, cut, encode_segment
 from onnxq.quant.native import SessionError, Settings, load_native
 
-LARGE = 512 << 20  # bytes of weights from which on a model is not held in memory whole
 SEGMENT = 128 << 20  # bytes of weights that are in memory at a time
 BESIDE = 1 << 20  # bytes from which on a weight stays in its file
-
-
-def is_large(model: Model) -> bool:
-    """Whether a model is worked on in parts, its weights left in their files."""
-    return model.weight_bytes > LARGE
 
 
 @dataclass(frozen=True)
