@@ -33,6 +33,7 @@ TARGETS = Path(__file__).parents[2] / "onnxq" / "targets"
 SAME = "cpu-avx2"  # whose operators without products are as wide
 FLOAT_SHARE, INTEGER_SHARE = 0.75, 0.6  # of the peak; integers also pack the activation and add up its rows
 START = 3000.0  # nanoseconds that the profiler shows for the smallest kernel
+BESIDE = 800.0  # more for one of integers, by what the smallest take on x86-64: sums of rows, scales, memory for codes
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ def gemm(core: Core, rows: int, inner: int, columns: int, *, start: float = STAR
     in_integers = products / (core.clock * core.integers * INTEGER_SHARE)
     made = rows * columns * 0.12 * core.others + rows * inner * 0.05 * core.others
     read = inner * columns / core.bytes
-    return start + max(in_float, 4 * read), start + max(in_integers, read) + made
+    beside = BESIDE * core.others if start else 0.0
+    return start + max(in_float, 4 * read), start + beside + max(in_integers, read) + made
 
 
 def conv(core: Core, channels: int, filters: int, window: int, pixels: int) -> tuple[float, float]:
@@ -87,7 +89,8 @@ def conv(core: Core, channels: int, filters: int, window: int, pixels: int) -> t
 def depthwise(core: Core, channels: int, pixels: int) -> tuple[float, float]:
     """Return the same of nine products an element: FMLA in float; in 8 bit two widening steps for as many lanes."""
     steps = channels * pixels * 9 / (4 * core.clock * core.floats / 4)
-    return START + steps / FLOAT_SHARE, START + steps / INTEGER_SHARE + channels * pixels * 0.15 * core.others
+    made = BESIDE * core.others + channels * pixels * 0.15 * core.others
+    return START + steps / FLOAT_SHARE, START + steps / INTEGER_SHARE + made
 
 
 def recurrent(core: Core, batch: int, hidden: int) -> tuple[float, float]:
@@ -118,8 +121,10 @@ def grids(core: Core, like: dict[str, Any]) -> dict[str, list[tuple[float, float
 
 
 def _grouped(core: Core, channels: int, pixels: int) -> tuple[float, float]:
-    one = conv(core, channels, channels, 9, pixels)
-    return START + GROUPS * (one[0] - START + 300), START + GROUPS * (one[1] - START + 300)
+    in_float, in_integers = conv(core, channels, channels, 9, pixels)
+    beside = BESIDE * core.others
+    in_integers = START + beside + GROUPS * (in_integers - START - beside + 300)
+    return START + GROUPS * (in_float - START + 300), in_integers
 
 
 def written(core: Core, like: dict[str, Any]) -> str:
