@@ -1,21 +1,18 @@
-"""Which layers of a quantized model could saturate on an x86 without VNNI, and whether this processor is one."""
+"""Which layers of a quantized model could saturate on an x86 without VNNI."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from onnxq.ir import Model, Node, Value
 from onnxq.ops.saturation import inner_rows, saturating_pairs
 
-CPU_INFO = Path("/proc/cpuinfo")
-VNNI = frozenset({"avx512_vnni", "avx_vnni"})
-# Operators on codes: where the weight is. Sources: the specifications of ONNX and onnxruntime's ContribOperators.md
+# Operators on codes: where the weight is. Sources: the specifications of ONNX and onnxruntime's ContribOperators.md.
+# ConvInteger takes its filters for the left matrix, and of int8 times anything all kernels are exact
 WEIGHT_SLOTS = {
     "MatMulInteger": 1,
-    "ConvInteger": 1,
     "QLinearConv": 3,
     "QLinearMatMul": 3,
     "QGemm": 3,
@@ -41,26 +38,6 @@ class LayerSaturation:
     op_type: str
     pairs: int
     total: int
-
-
-def processor_saturates(cpu_info: Path = CPU_INFO) -> bool | None:
-    """Whether this processor's 8-bit products can saturate: an x86 without VNNI.
-
-    Args:
-        cpu_info: Where Linux describes the processor.
-
-    Returns:
-        None where that cannot be read, or does not describe an x86.
-
-    """
-    try:
-        text = cpu_info.read_text("utf-8", errors="replace")
-    except OSError:
-        return None
-    flags = next((line.partition(":")[2].split() for line in text.splitlines() if line.startswith("flags")), None)
-    if flags is None or "ssse3" not in flags:
-        return None
-    return VNNI.isdisjoint(flags)
 
 
 def read_saturation(model: Model) -> tuple[LayerSaturation, ...]:

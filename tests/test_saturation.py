@@ -1,4 +1,4 @@
-"""Layers that could saturate, the processors on which they do, and weights that cannot."""
+"""Layers that could saturate, and weights that cannot."""
 
 from __future__ import annotations
 
@@ -13,31 +13,8 @@ from onnxq.ir.spool import Spool
 from onnxq.ops.saturation import inner_rows, saturating_pairs
 from onnxq.quant.nearest import nearest_codes
 from onnxq.quant.qparams import quantize_weight
-from onnxq.saturation import LayerSaturation, processor_saturates, read_saturation
+from onnxq.saturation import LayerSaturation, read_saturation
 from tests.helpers import Quantized, build, floats, node, quantize_in_memory
-
-FLAGS = "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu sse2 ssse3 avx2 {}\n\nprocessor\t: 1\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (FLAGS.format(""), True),
-        (FLAGS.format("avx512bw"), True),
-        (FLAGS.format("avx512_vnni"), False),
-        (FLAGS.format("avx_vnni"), False),
-        ("processor\t: 0\nFeatures\t: fp asimd asimddp\n", None),
-        ("processor\t: 0\nflags\t\t: something else\n", None),
-        ("", None),
-    ],
-)
-def test_the_processor(tmp_path: Path, text: str, expected: bool | None) -> None:
-    (tmp_path / "cpuinfo").write_text(text)
-    assert processor_saturates(tmp_path / "cpuinfo") is expected
-
-
-def test_a_processor_that_cannot_be_asked(tmp_path: Path) -> None:
-    assert processor_saturates(tmp_path / "nowhere") is None
 
 
 def wide(rows: int, columns: int, seed: int) -> np.ndarray:
@@ -136,6 +113,13 @@ def test_what_a_layer_says(tmp_path: Path) -> None:
 def test_unsigned_weights_cannot_saturate() -> None:
     nodes = [node("DynamicQuantizeLinear", "x", "q s z"), node("MatMulInteger", "q w z", "y")]
     made = build(nodes, {"x": ["n", 4]}, {"y": onnx.TensorProto.INT32}, {"w": np.full((4, 2), 255, np.uint8)})
+    assert read_saturation(parse(made.SerializeToString())) == ()
+
+
+def test_filters_of_a_conv_integer_cannot_saturate() -> None:
+    nodes = [node("DynamicQuantizeLinear", "x", "q s z"), node("ConvInteger", "q w z", "y")]
+    weights = {"w": np.full((2, 4, 3, 3), 127, np.int8)}
+    made = build(nodes, {"x": [1, 4, 5, 5]}, {"y": onnx.TensorProto.INT32}, weights)
     assert read_saturation(parse(made.SerializeToString())) == ()
 
 

@@ -17,7 +17,8 @@ from onnxq.fusion import Fusion, read_fusion
 from onnxq.hazards import Finding, find_hazards, least_onnxruntime
 from onnxq.ir import Model, infer_types
 from onnxq.quant.session import is_large
-from onnxq.saturation import LayerSaturation, processor_saturates, read_saturation
+from onnxq.saturation import LayerSaturation, read_saturation
+from onnxq.targets.host import host_saturates
 from onnxq.words import printable
 
 MOST_UNFUSED = 12
@@ -30,7 +31,7 @@ class Runtime:
     Attributes:
         fusion: The kernels.
         saturating: Layers whose products could saturate on a processor without VNNI.
-        saturates: Whether this processor is one; None where that is not known.
+        saturates: Whether this processor is one.
         hazards: What versions of onnxruntime make of the model that its file does not say.
         least: By architecture, the first onnxruntime from which on the model loads, runs and gives right results.
 
@@ -38,7 +39,7 @@ class Runtime:
 
     fusion: Fusion
     saturating: tuple[LayerSaturation, ...]
-    saturates: bool | None
+    saturates: bool
     hazards: tuple[Finding, ...] = ()
     least: dict[str, str] = field(default_factory=dict)
 
@@ -68,7 +69,7 @@ def look(path: Path, model: Model) -> Runtime:
         infer_types(model)
     hazards = find_hazards(model)
     saturating = () if is_large(model) else read_saturation(model)
-    return Runtime(fusion, saturating, processor_saturates(), hazards, least_onnxruntime(model, hazards))
+    return Runtime(fusion, saturating, host_saturates(), hazards, least_onnxruntime(model, hazards))
 
 
 def runtime_tables(runtime: Runtime) -> Iterator[RenderableType]:

@@ -16,6 +16,7 @@ from onnxq.evaluator.run import Run, element_type
 from onnxq.evaluator.schedule import Schedule, Step, prepare
 from onnxq.evaluator.wide import widened
 from onnxq.ir import Graph, Model, Value, load, parse
+from onnxq.ops.quantized import Arithmetic
 
 Taps = Mapping[str | Value, Callable[[Any], None]]
 """What to look at while a model runs: a tensor's name, or its value, and the function that is given its array."""
@@ -46,6 +47,7 @@ class Evaluator:
 
     Args:
         model: Path of an ONNX file, a loaded `Model`, or a `ModelProto` with its weights inside.
+        arithmetic: How products of uint8 and int8 are computed: exactly, or as x86 processors without VNNI do.
         wide: Compute with float64 wherever the model says float32; feeds may be of either, and outputs and taps are
             float64. Results then differ from processor to processor by 1e-16 of a number, not by 6e-8; see `wide`.
 
@@ -54,7 +56,14 @@ class Evaluator:
 
     """
 
-    def __init__(self, model: str | Path | Model | onnx.ModelProto, *, wide: bool = False) -> None:
+    def __init__(
+        self,
+        model: str | Path | Model | onnx.ModelProto,
+        arithmetic: Arithmetic = "exact",
+        *,
+        wide: bool = False,
+    ) -> None:
+        self.arithmetic = arithmetic
         self.model = _inlined(_read(model))
         self._schedule = prepare(self.model.graph, self.model, wide=wide)
         self._scopes = set(_scopes(self._schedule))
@@ -93,7 +102,7 @@ class Evaluator:
                     f"{self.model.name} has no tensor '{name}' in its main graph", "Check the names in `outputs`."
                 )
         found = self._find_taps(taps or {})
-        run = Run(found, {graph.values[name] for name in wanted})
+        run = Run(found, {graph.values[name] for name in wanted}, self.arithmetic)
         arrays = self._check_feeds(feeds)
         steps = self._schedule.steps if outputs is None else self._needed({*run.keep, *map(_in_main_graph, found)})
         with arithmetic():
@@ -125,7 +134,7 @@ class Evaluator:
             DataError: As `run`.
 
         """
-        run = Run({}, set())
+        run = Run({}, set(), self.arithmetic)
         run.begin(self._schedule, {} if feeds is None else self._check_feeds(feeds))
         return run
 

@@ -14,6 +14,7 @@ from onnxq.evaluator.schedule import Schedule, Step
 from onnxq.evaluator.wide import narrowed, widened
 from onnxq.ir import Value
 from onnxq.ops.arrays import NotCovered
+from onnxq.ops.quantized import Arithmetic, integer_arithmetic
 
 MISSING: Any = object()
 """Stands for an output that a kernel did not give; None is the value of an empty optional."""
@@ -25,16 +26,20 @@ class Run:
     Args:
         taps: Functions to call with tensors as they are computed.
         keep: Values that are not dropped when nothing reads them any more.
+        arithmetic: How integer products are computed.
 
     Attributes:
         values: The tensors.
 
     """
 
-    def __init__(self, taps: Mapping[Value, Callable[[Any], None]], keep: set[Value]) -> None:
+    def __init__(
+        self, taps: Mapping[Value, Callable[[Any], None]], keep: set[Value], arithmetic: Arithmetic = "exact"
+    ) -> None:
         self.values: dict[Value, Any] = {}
         self._taps = taps
         self.keep = keep
+        self._arithmetic = arithmetic
 
     def begin(self, schedule: Schedule, inputs: Mapping[Value, Any]) -> None:
         """Put in place what a graph starts from."""
@@ -78,7 +83,8 @@ class Run:
             bodies = {name: _Body(self, body) for name, body in step.bodies.items()}
             inputs = [None if value is None else values[value] for value in step.node.inputs]
             try:
-                results = step.call(*inputs, **bodies)
+                with integer_arithmetic(self._arithmetic):
+                    results = step.call(*inputs, **bodies)
                 return results if isinstance(results, tuple) else (results,)
             except NotCovered:
                 pass  # the kernel leaves this case to the fallback below

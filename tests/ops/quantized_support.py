@@ -8,6 +8,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxq.ops.quantized import host_arithmetic, integer_arithmetic
 from onnxq.ops.registry import find_kernel
 
 IR_VERSION = {10: 5, 11: 6, 12: 7, 13: 7, 18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11, 24: 12, 25: 13, 26: 13}
@@ -87,10 +88,12 @@ def run_onnxruntime(op_type, inputs, output_dtypes, **settings):
     return node_session(op_type, inputs, output_dtypes, any_shape=False, **settings).run(None, feeds_of(inputs))
 
 
-def run_kernel(op_type, inputs, *, version=21, domain="", **attributes):
+def run_kernel(op_type, inputs, *, version=21, domain="", arithmetic=None, **attributes):
+    """Run our kernel, with integer products as onnxruntime has them on this processor if nothing else is asked for."""
     kernel = find_kernel(op_type, domain, 1 if domain else version)
     assert kernel is not None, op_type
-    result = kernel(*inputs, **attributes)
+    with integer_arithmetic(arithmetic or host_arithmetic()):
+        result = kernel(*inputs, **attributes)
     return list(result) if isinstance(result, tuple) else [result]
 
 

@@ -22,14 +22,18 @@ from .dynamic import dynamic_quantize_linear
 from .integer import mat_mul_integer
 from .linear import dequantize_linear, quantize_linear
 from .qlinear import q_linear_conv, q_linear_mat_mul
+from .saturating import Arithmetic, host_arithmetic, integer_arithmetic
 
 __all__ = [
+    "Arithmetic",
     "conv_integer",
     "dequantize_linear",
     "dynamic_quantize_linear",
     "dynamic_quantize_lstm",
     "dynamic_quantize_mat_mul",
     "gather_block_quantized",
+    "host_arithmetic",
+    "integer_arithmetic",
     "mat_mul_integer",
     "mat_mul_integer_to_float",
     "mat_mul_n_bits",

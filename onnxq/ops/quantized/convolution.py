@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from onnxq.errors import ModelError
 from onnxq.ops.registry import kernel
 from onnxq.ops.windows import Windows, lay_windows
 
+from ._columns import columns_view
 from ._requantize import scalar
 from ._types import FLOAT32, INT32, Array
 from .integer import BLOCK, EXACT, check_8_bit, magnitude, shifted
+from .saturating_conv import subtract_lost_by_filters
 
 
 @kernel("ConvInteger", since=10)
@@ -32,7 +33,9 @@ def conv_integer(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Array:
-    """Convolve (x - x_zero_point) with (w - w_zero_point) exactly, summed in int32 that wraps. Padding counts as zero.
+    """Convolve (x - x_zero_point) with (w - w_zero_point), summed in int32 that wraps. Padding counts as zero.
+
+    The sums are exact, unless `integer_arithmetic` says that they saturate.
 
     Args:
         x: [N, C, D1..Dn] with n = 1, 2 or 3; uint8 or int8.
@@ -64,7 +67,9 @@ def conv_integer(
     )  # fmt: skip
     xz = None if x_zero_point is None else scalar("ConvInteger", "x_zero_point", x_zero_point)
     wz = None if w_zero_point is None else channel_parameter("ConvInteger", "w_zero_point", w_zero_point, w.shape[0])
-    return integer_convolution(x, w, xz, wz, windows, group)
+    total = integer_convolution(x, w, xz, wz, windows, group)
+    subtract_lost_by_filters(x, w, xz, windows, group, total)
+    return total
 
 
 def convolution_windows(
@@ -150,7 +155,7 @@ def integer_convolution(x: Array, w: Array, xz: Array | None, wz: Array | None, 
         (x.shape[1], *(d + b + e for d, b, e in zip(x.shape[2:], windows.begin, windows.end, strict=True))), FLOAT32
     )
     inside = tuple(slice(b, b + d) for b, d in zip(windows.begin, x.shape[2:], strict=True))
-    view = _view(padded, windows, group)
+    view = columns_view(padded, windows, group)
     for sample, sums in zip(x, total, strict=True):
         padded[(slice(None), *inside)] = shifted(sample, xz)
         if weight.shape[1:2] == (1,) and x.shape[1] == group and weight.shape[2] <= depth:
@@ -158,20 +163,6 @@ def integer_convolution(x: Array, w: Array, xz: Array | None, wz: Array | None, 
         else:
             _blocks(view, weight, depth, sums.reshape(group, -1, *windows.output))
     return total
-
-
-def _view(padded: Array, windows: Windows, group: int) -> Array:
-    """Show [C, ...] as [group, C / group, k1..kn, o1..on] without copying."""
-    channel, *spatial = padded.strides
-    channels = padded.shape[0] // group
-    taps = [s * d for s, d in zip(spatial, windows.dilations, strict=True)]
-    steps = [s * d for s, d in zip(spatial, windows.strides, strict=True)]
-    return as_strided(
-        padded,
-        shape=(group, channels, *windows.kernel, *windows.output),
-        strides=(channel * channels, channel, *taps, *steps),
-        writeable=False,
-    )
 
 
 def _depthwise(view: Array, weight: Array, sums: Array) -> None:

@@ -1,4 +1,4 @@
-"""MatMulInteger, and the exact integer matrix product that the other quantized products use.
+"""MatMulInteger, and the integer matrix product that the other quantized products use.
 
 NumPy has no BLAS for integers, so the product goes through float32 BLAS in slices of the inner dimension short enough
 that no sum passes 2**24, below which float32 holds every integer. The slices are added as int32, which wraps as the
@@ -13,6 +13,7 @@ from onnxq.errors import ModelError
 from onnxq.ops.registry import kernel
 
 from ._types import FLOAT32, INT8, INT32, UINT8, Array
+from .saturating import saturates, subtract_lost
 
 EXACT = 1 << 24
 """float32 holds every integer up to this magnitude."""
@@ -26,7 +27,9 @@ LONGEST = 1 << 12
 
 @kernel("MatMulInteger", since=10)
 def mat_mul_integer(A: Array, B: Array, a_zero_point: Array | None = None, b_zero_point: Array | None = None) -> Array:
-    """Multiply (A - a_zero_point) by (B - b_zero_point) exactly, summed in int32 that wraps.
+    """Multiply (A - a_zero_point) by (B - b_zero_point), summed in int32 that wraps.
+
+    The sums are exact, unless `integer_arithmetic` says that they saturate.
 
     Args:
         A: [..., M, K] or [K]; uint8 or int8.
@@ -100,7 +103,7 @@ def _line_parameter(operator: str, name: str, value: Array, shape: tuple[int, ..
 
 
 def integer_product(operator: str, a: Array, b: Array, za: Array | None, zb: Array | None) -> Array:
-    """Give (a - za) @ (b - zb) as int32, exact but for the wrap at 32 bits.
+    """Give (a - za) @ (b - zb) as int32: exact but for the wrap at 32 bits, unless `integer_arithmetic` says otherwise.
 
     Args:
         operator: Name for messages.
@@ -165,6 +168,8 @@ def _accumulate(a: Array, b: Array, za: Array | None, zb: Array | None, total: A
                 left = shifted(a[m : m + rows, k : k + inner], _part(za, 0, m, rows))
                 part = total[m : m + rows, n : n + columns]
                 np.add(part, np.matmul(left, right).astype(INT32), out=part)
+    if saturates(a, b):
+        subtract_lost(a, b, total)
 
 
 def _part(zero: Array | None, axis: int, start: int, length: int) -> Array | None:

@@ -14,6 +14,7 @@ from ._types import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT32, Array
 from .convolution import channel_parameter, convolution_windows, integer_convolution
 from .integer import check_8_bit, column_parameter, integer_product, row_parameter
 from .linear import dequantize_linear, quantize_linear
+from .saturating_conv import subtract_lost_by_input
 
 
 @kernel("QLinearMatMul", since=10)
@@ -31,8 +32,9 @@ def q_linear_mat_mul(
 
         y = saturate(round_half_even(float32(sum) * (a_scale * b_scale / y_scale)) + y_zero_point)
 
-    where sum is the exact int32 product of (a - a_zero_point) and (b - b_zero_point). Scales of other types than
-    float32 are converted to it first. float8 operands (opset 21) are dequantized, multiplied in float32 and quantized.
+    where sum is the int32 product of (a - a_zero_point) and (b - b_zero_point), exact unless `integer_arithmetic` says
+    that it saturates. Scales of other types than float32 are converted to it first. float8 operands (opset 21) are
+    dequantized, multiplied in float32 and quantized.
 
     Args:
         a: [..., M, K] or [K]; uint8, int8 or float8.
@@ -134,7 +136,7 @@ def q_linear_conv(
 
         y = saturate(round_half_even(float32(sum + B) * (x_scale * w_scale / y_scale)) + y_zero_point)
 
-    where sum is the exact int32 convolution of (x - x_zero_point) with (w - w_zero_point); padding counts as zero.
+    where sum is the int32 convolution of (x - x_zero_point) with (w - w_zero_point); padding counts as zero.
 
     Inputs: x [N, C, D1..Dn] with n = 1, 2 or 3 and w [M, C / group, k1..kn], uint8 or int8; w_scale and w_zero_point
     scalar or [M], the other parameters scalar; scales float32, zero points of the type of their tensor, y_zero_point
@@ -162,7 +164,9 @@ def q_linear_conv(
     _same_shape(name, "w", np.asarray(w_scale), w_zero_point)
     sw = channel_parameter(name, "w_scale", np.asarray(w_scale, FLOAT32), w.shape[0])
     zw = channel_parameter(name, "w_zero_point", w_zero_point, w.shape[0])
-    total = integer_convolution(x, w, scalar(name, "x_zero_point", x_zero_point), zw, windows, group)
+    xz = scalar(name, "x_zero_point", x_zero_point)
+    total = integer_convolution(x, w, xz, zw, windows, group)
+    subtract_lost_by_input(x, w, xz, windows, group, total)
     spread = (-1, *(1,) * (x.ndim - 2))
     if B is not None:
         np.add(total, _bias(np.asarray(B), w.shape[0]).reshape(spread), out=total)
