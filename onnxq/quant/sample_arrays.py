@@ -82,12 +82,12 @@ def make_cut(shape: tuple[int, ...], spec: InputSpec, where: str) -> Cut:
     if rank is None or (rank == 0 and not shape):
         return Cut(1, step=0)
     if len(shape) == rank + 1:
-        check_shape(shape[1:], spec, where)
+        check_shape(shape[1:], spec, where, behind=1)
         return Cut(shape[0], stack=True)
     if len(shape) != rank:
         check_shape(shape, spec, where)
     step = spec.fixed(0) or 1
-    check_shape((step, *shape[1:]), spec, where)
+    check_shape((step, *shape[1:]), spec, where, batched=True)
     if 0 < shape[0] < step:
         raise DataError(
             f"input '{spec.name}' takes batches of {step} ({spec}), {where} has {shape[0]} rows {list(shape)}",

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto
 
 from onnxq.errors import DataError
+from onnxq.ops.family import dtype_name
+from onnxq.quant.sample_layouts import layout_hint
 from onnxq.words import did_you_mean
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class InputSpec:
         return size if isinstance(size, int) and size > 0 else None
 
     def __str__(self) -> str:
-        kind = "" if self.dtype is None else TensorProto.DataType.Name(self.dtype).lower()
+        kind = "" if self.dtype is None else dtype_name(self.dtype)
         dims = "" if self.shape is None else "[" + ", ".join("?" if d is None else str(d) for d in self.shape) + "]"
         return f"{kind}{dims}"
 
@@ -90,8 +91,8 @@ def is_label(name: str, inputs: Sequence[InputSpec]) -> bool:
     return name.startswith("_") and all(spec.name != name for spec in inputs)
 
 
-def check_shape(shape: tuple[int, ...], spec: InputSpec, where: str) -> None:
-    """Refuse one sample's shape that the model cannot take.
+def check_shape(shape: tuple[int, ...], spec: InputSpec, where: str, *, behind: int = 0, batched: bool = False) -> None:
+    """Refuse one sample's shape that the model cannot take; `behind` and `batched` are for `layout_hint`.
 
     Raises:
         DataError: The rank or a fixed dimension differs.
@@ -99,17 +100,21 @@ def check_shape(shape: tuple[int, ...], spec: InputSpec, where: str) -> None:
     """
     if spec.shape is None:
         return
+    if len(shape) == len(spec.shape) and all(spec.fixed(axis) in (None, size) for axis, size in enumerate(shape)):
+        return
+    wanted = [spec.fixed(axis) for axis in range(len(spec.shape))]
+    advice = layout_hint(shape, wanted, behind=behind, batched=batched)
     if len(shape) != len(spec.shape):
         raise DataError(
             f"input '{spec.name}' has rank {len(spec.shape)} ({spec}), {where} gives rank {len(shape)} {list(shape)}",
-            "A sample has the input's own rank; in a file, one leading dimension more is a stack of samples.",
+            advice or "A sample has the input's own rank; in a file, one leading dimension more is a stack of samples.",
         )
     for axis, size in enumerate(shape):
         fixed = spec.fixed(axis)
         if fixed is not None and size != fixed:
             raise DataError(
                 f"input '{spec.name}' has {fixed} in dimension {axis} ({spec}), {where} gives {size} {list(shape)}",
-                "Prepare the data the way the model's own inputs are prepared.",
+                advice or "Prepare the data the way the model's own inputs are prepared.",
             )
 
 

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from onnxq.errors import DataError
 from onnxq.quant.imports import CALLED
+from onnxq.quant.sample_advice import empty_folder
 from onnxq.quant.sample_arrays import UNREADABLE, Source, read_npy, read_npz
 from onnxq.quant.sample_checks import InputSpec
 
@@ -40,10 +41,7 @@ def read_folder(folder: Path, inputs: Sequence[InputSpec]) -> list[Source]:
     elif arrays:
         sources.append(read_npy({f.stem: f for f in arrays}, inputs, str(folder)))
     if not sources:
-        raise DataError(
-            f"the folder {folder} has no samples",
-            "Put .npz or .npy files in it, or ONNX test_data_set_* folders with input_0.pb, input_1.pb, …",
-        )
+        raise empty_folder(folder, found, inputs)
     return sources
 
 

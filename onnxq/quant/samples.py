@@ -15,6 +15,7 @@ import numpy as np
 
 from onnxq.errors import DataError
 from onnxq.quant.imports import CALLABLE, import_named
+from onnxq.quant.sample_advice import other_data, refuse_file_of_code, refuse_single_array
 from onnxq.quant.sample_arrays import Source, read_npy, read_npz
 from onnxq.quant.sample_checks import InputSpec, Sample, conform, input_specs
 from onnxq.quant.sample_labels import Labels, read_labels
@@ -32,6 +33,7 @@ __all__ = [
     "wrap_samples",
 ]
 
+PYTHON = "Python"  # what samples are from that a caller gives
 Given = TypeVar("Given", bound=Mapping[str, np.ndarray])
 
 
@@ -98,6 +100,7 @@ class Samples(Iterable[Sample]):
                 if seen == self._most:
                     return self._passed(seen)
                 where = source.label if source.count == 1 else f"{source.label}, sample {index}"
+                where = f"samples[{index}]" if source.label == PYTHON else where
                 yield conform(raw, self.inputs, where)
                 seen += 1
         return self._passed(seen)
@@ -160,7 +163,7 @@ def open_samples(sources: str | Path | Sequence[str | Path], inputs: Sequence[In
 def wrap_samples(
     source: Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]],
     inputs: Sequence[InputSpec],
-    description: str = "Python",
+    description: str = PYTHON,
 ) -> Samples:
     """Check samples that Python code gives: a list, any object that can be iterated again, or a function.
 
@@ -237,12 +240,11 @@ def _open(source: str, inputs: Sequence[InputSpec]) -> list[Source]:
     if present and path.suffix == ".npz":
         return [read_npz(path, inputs)]
     if present and path.suffix == ".npy":
-        names = [spec.name for spec in inputs]
-        return [read_npy({names[0] if len(names) == 1 else path.stem: path}, inputs, path.name)]
+        refuse_single_array(source, inputs)
+        return [read_npy({inputs[0].name: path}, inputs, path.name)]
     if present:
-        raise DataError(
-            f"{source} is neither .npz nor .npy nor a folder", "Save the samples with numpy.savez(file, input=array)."
-        )
+        raise other_data(path, inputs)
+    refuse_file_of_code(source)
     if CALLABLE.fullmatch(source):
         given = import_named(source)
         return list(wrap_samples(given, inputs, source)._sources)

@@ -211,14 +211,14 @@ def test_unknown_and_missing_names(tmp_path):
     assert error.message == "a.npz has 'images', which is no input of the model"
     assert "Did you mean 'image'?" in error.hint
     error = refusal(save(tmp_path / "b.npz", _y=numbers(2)))
-    assert error.message == "b.npz has no array for input 'image' (float[batch, 2, 3])"
+    assert error.message == "b.npz has no array for input 'image' (float32[batch, 2, 3])"
     labelled = open_samples([save(tmp_path / "c.npz", _y=numbers(9), image=numbers(2, 2, 3))], [IMAGE])
     assert [list(s) for s in labelled] == [["image"]] * 2
 
 
 def test_rank_and_fixed_dimensions(tmp_path):
     error = refusal(save(tmp_path / "a.npz", image=numbers(6)))
-    assert error.message == "input 'image' has rank 3 (float[batch, 2, 3]), a.npz gives rank 1 [6]"
+    assert error.message == "input 'image' has rank 3 (float32[batch, 2, 3]), a.npz gives rank 1 [6]"
     error = refusal(save(tmp_path / "b.npz", image=numbers(5, 2, 4)))
     assert "input 'image' has 3 in dimension 2" in error.message
     assert "b.npz gives 4" in error.message
@@ -305,7 +305,7 @@ def test_files_that_cannot_be_read(tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     for path, words in {
-        text: "is neither .npz nor .npy nor a folder",
+        text: "is text, and onnxq reads arrays",
         junk: "junk.npz cannot be read",
         short: "ends early",
         pickled: "pickled array of Python objects",
@@ -361,7 +361,7 @@ def test_as_many_samples_as_are_needed_are_taken_however_large_they_are():
 
 
 def test_names_of_arrays_are_strings():
-    with pytest.raises(DataError, match="Python has 1 for the name of an array"):
+    with pytest.raises(DataError, match=r"samples\[0\] has 1 for the name of an array"):
         list(wrap_samples([{1: [1, 2, 3]}], [IDS]))
 
 

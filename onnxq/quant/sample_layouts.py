@@ -1,0 +1,85 @@
+"""Arrays whose sizes fit an input in another order of axes, as pictures with their channels last do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import permutations
+
+Dimensions = Sequence[int | None]
+MOST_AXES = 6  # of which all orders are tried: 720
+
+
+def order_of_axes(shape: Sequence[int], wanted: Dimensions, *, keep_first: bool) -> tuple[int, ...] | None:
+    """Return the order for `transpose` that makes an array fit; None where none does, or sizes that are known are few.
+
+    One axis moved, the others in their order, goes before all else: channels that are last and should be first.
+
+    Args:
+        shape: Of the array, of as many axes as are wanted.
+        wanted: The sizes that the input has; None for one that may be any.
+        keep_first: Whether the first axis counts samples and has to stay.
+
+    """
+    rank = len(shape)
+    if rank != len(wanted) or not 2 <= rank <= MOST_AXES:
+        return None
+    fitting = [order for order in permutations(range(rank)) if _fits([shape[axis] for axis in order], wanted)]
+    fitting = [order for order in fitting if not keep_first or order[0] == 0]
+    return min(fitting, key=_cost, default=None)
+
+
+def _fits(shape: Sequence[int], wanted: Dimensions) -> bool:
+    return all(size is None or size == given for given, size in zip(shape, wanted, strict=True))
+
+
+def _cost(order: tuple[int, ...]) -> tuple[int, ...]:
+    """Rank orders: the fewest axes to move, the first where it is, channels from or to the end rather than others."""
+    last = len(order) - 1
+    rising = list(order) == sorted(order)
+    one_moved = any(_rises([axis for axis in order if axis != moved]) for moved in order)
+    from_end = order.index(last) < last and _rises([axis for axis in order if axis != last])
+    to_end = order[last] < last and _rises(order[:last])
+    return 0 if rising else 1 if one_moved else 2, int(order[0] != 0), int(not (from_end or to_end)), *order
+
+
+def _rises(axes: Sequence[int]) -> bool:
+    return list(axes) == sorted(axes)
+
+
+def layout_hint(shape: Sequence[int], wanted: Dimensions, *, behind: int = 0, batched: bool = False) -> str:
+    """Return the sentence that says how to transpose an array; empty where that would not help.
+
+    Args:
+        shape: Of one sample.
+        wanted: What the input has.
+        behind: How many axes the array has in front of a sample's: 1 for a stack.
+        batched: Whether the first axis counts samples.
+
+    """
+    order = order_of_axes(shape, wanted, keep_first=batched)
+    if order is not None and list(order) != sorted(order):
+        axes = [*range(behind), *(axis + behind for axis in order)]
+        return f"The sizes fit in another order of axes{_names(order)}: array.transpose({_numbers(axes)})."
+    return _missing_axis(shape, wanted, behind) if len(shape) == len(wanted) - 1 else ""
+
+
+def _missing_axis(shape: Sequence[int], wanted: Dimensions, behind: int) -> str:
+    """Return the sentence for an array that would fit with one axis of size 1 more."""
+    for axis, size in enumerate(wanted):
+        if size in (None, 1) and _fits([*shape[:axis], 1, *shape[axis:]], wanted):
+            return f"An axis of size 1 is missing: numpy.expand_dims(array, {axis + behind})."
+    inner = order_of_axes(shape, wanted[1:], keep_first=False) if wanted[0] in (None, 1) else None
+    if inner is None or behind:
+        return ""
+    return f"The batch axis is missing, and the others are in another order: array.transpose({_numbers(inner)})[None]."
+
+
+def _numbers(axes: Sequence[int]) -> str:
+    return ", ".join(str(axis) for axis in axes)
+
+
+def _names(order: tuple[int, ...]) -> str:
+    """Name layouts that people know."""
+    known = {(0, 3, 1, 2): ("NHWC", "NCHW"), (0, 2, 3, 1): ("NCHW", "NHWC"), (2, 0, 1): ("HWC", "CHW")}
+    found = known.get(order)
+    return f" ({found[0]} was given for {found[1]})" if found else ""
