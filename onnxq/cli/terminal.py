@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import redirect_stdout
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -37,13 +37,26 @@ STEPS = {
 
 def stdout() -> Console:
     """Give the console for the product; colours only on a terminal, and none with NO_COLOR."""
-    console = Console(highlight=False, emoji=False, markup=False)
-    return console if console.is_terminal else Console(highlight=False, emoji=False, markup=False, width=FILE_WIDTH)
+    return _console(sys.stdout) if _is_terminal(sys.stdout) else _console(sys.stdout, FILE_WIDTH)
 
 
 def stderr() -> Console:
     """Give the console for talk."""
-    return Console(stderr=True, highlight=False, emoji=False, markup=False)
+    return _console(sys.stderr)
+
+
+def _console(stream: TextIO, width: int | None = None) -> Console:
+    """Make a console that takes for a terminal what is one: FORCE_COLOR writes no escape codes into a file or a log."""
+    return Console(
+        file=stream, force_terminal=_is_terminal(stream), highlight=False, emoji=False, markup=False, width=width
+    )
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    try:
+        return stream.isatty()
+    except ValueError:  # closed
+        return False
 
 
 def show(*renderables: RenderableType) -> None:

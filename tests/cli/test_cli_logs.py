@@ -1,0 +1,65 @@
+"""No escape code in a log, whatever the environment says; colours on a terminal alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxq.cli.terminal import FILE_WIDTH
+from tests.helpers import build, floats, node
+
+COMMANDS = ("inspect m.onnx", "quantize m.onnx -f -d d.npz", "quantize nowhere.onnx", "--help")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    weights = {"w": floats(64, 64)}
+    onnx.save(build([node("MatMul", "x w", "y", name="product")], {"x": ["n", 64]}, weights=weights), "m.onnx")
+    np.savez("d.npz", x=floats(8, 64, seed=1))
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("variable", ["FORCE_COLOR", "TTY_COMPATIBLE", "CLICOLOR_FORCE"])
+def test_no_escape_code_goes_into_a_log_whatever_the_environment_says(here: Path, command: str, variable: str) -> None:
+    environment = {**os.environ, variable: "1", "TERM": "xterm-256color"}
+    done = subprocess.run([sys.executable, "-m", "onnxq", *command.split()], capture_output=True, env=environment)
+    assert b"\x1b" not in done.stdout + done.stderr
+    assert done.stdout or done.stderr
+    assert max(len(line) for line in (done.stdout + done.stderr).splitlines()) <= FILE_WIDTH
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_a_terminal_has_colours_and_none_with_no_color(here: Path) -> None:
+    import pty
+
+    def shown(**extra: str) -> bytes:
+        mine, theirs = pty.openpty()
+        environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
+        environment |= {"TERM": "xterm-256color", **extra}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "onnxq", "inspect", "m.onnx"], stdout=theirs, stderr=theirs, env=environment
+        )
+        os.close(theirs)
+        said = b""
+        while True:
+            try:
+                part = os.read(mine, 65536)
+            except OSError:
+                break
+            if not part:
+                break
+            said += part
+        process.wait()
+        os.close(mine)
+        return said
+
+    assert b"\x1b[1m" in shown()
+    assert b"\x1b[32m" not in shown(NO_COLOR="1")
