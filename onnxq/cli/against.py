@@ -14,6 +14,7 @@ from onnxq.cli.options import Format
 if TYPE_CHECKING:
     from onnxq.cli.runtime import Runtime
     from onnxq.comparison import Comparison
+    from onnxq.ir import Model
 
 MOST_MISSED = 5  # sentences on stderr; the rest is counted
 
@@ -79,6 +80,7 @@ def _compare(
         made_from = quantized.metadata.get("onnxq_source_sha256")
         if made_from is not None and made_from != baseline.sha256:
             note(f"{path} says that it was made from another file than {against}")
+        warn_of_swapped(path, quantized, against, baseline)
         samples = choose_samples(baseline, data, limit)
         listed = normalise(baseline, needs=("drop_initializer_inputs",))  # or onnxruntime would not fold constants
         source: ModelSource = baseline.serialize() if listed else against
@@ -96,6 +98,26 @@ def _compare(
             normalise(baseline)
             comparison = layerwise.with_layers(comparison, baseline, quantized, samples)
         return comparison, samples.description, look(path, quantized)
+
+
+def warn_of_swapped(path: Path, model: Model, against: Path, baseline: Model) -> None:
+    """Say on stderr that the model is float and the one that it is compared with is quantized."""
+    from onnxq.cli.terminal import say
+    from onnxq.fusion import quantized_already
+
+    found = quantized_already(baseline)
+    if found and not quantized_already(model) and not _stored(model):
+        message = f"{path} is not quantized, and {against} is ({found}): the quantized model goes first"
+        say("warning", f"{message}. Write `onnxq verify {against} --against {path}`.", "bold yellow")
+
+
+def _stored(model: Model) -> bool:
+    """Whether a model holds weights in few bits, which an operator of float models gives their type."""
+    from onnx import TensorProto
+
+    small = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4)
+    weights = (value for value in model.initializers() if value.tensor is not None and value.tensor.dtype in small)
+    return any(use.node.op_type == "Cast" for value in weights for use in value.uses)
 
 
 def _write(

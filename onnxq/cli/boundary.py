@@ -117,13 +117,13 @@ def _invoke(arguments: list[str]) -> int:
         # Wrong arguments. The class has moved between versions of typer; what it offers has not.
         if not hasattr(error, "format_message") or getattr(error, "exit_code", None) != ExitCode.ERROR:
             raise
-        path = getattr(getattr(error, "ctx", None), "command_path", "onnxq")
         message = str(error.format_message()).strip()
         if not message or message.startswith("Usage: "):  # a command is missing: the help says which there are
             sys.stderr.write(f"{message}\n" if message else "")  # empty where typer has printed it
             return int(ExitCode.ERROR)
-        message = message.replace(": Value error, ", ": ")
-        _say(message[:1].lower() + message[1:].rstrip("."), f"See `{path} --help`.")
+        from onnxq.cli.usage import usage_error
+
+        _say(*usage_error(error, arguments))
         return int(ExitCode.ERROR)
     return int(ExitCode.OK)
 

@@ -180,9 +180,12 @@ def _check(path: Path | None, others: Sequence[Path | None], *, force: bool) -> 
 
 
 def _write(result: Report, path: Path | None, output_format: Format, *, dry_run: bool, force: bool) -> None:
+    from onnxq.cli.terminal import note
     from onnxq.cli.write import write_plan, write_report
     from onnxq.report import write_report as save_report
 
     if path is not None:
         save_report(result, path, force=force)
+    if result.output is not None and result.output.suffix != ".onnx":
+        note(f"{result.output} is an ONNX model: most tools look for the ending .onnx")
     (write_plan if dry_run else write_report)(result, output_format)

@@ -83,6 +83,8 @@ def check_output(path: Path, *, force: bool, reads: Iterable[object] = (), optio
 
     """
     elsewhere = f"Choose another place with {option}."
+    if path.name == "-":
+        raise OutputError("files are not written to stdout", f"Name a file with {option}.")
     try:
         path.lstat()
     except FileNotFoundError:

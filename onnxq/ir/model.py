@@ -242,6 +242,8 @@ def load(path: str | Path) -> Model:
                 raise ModelError(f"{path} is empty", "Give an ONNX model.")
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except FileNotFoundError:
+        if path.name == "-":
+            raise ModelError("a model is not read from stdin", "Save it to a file first, and give its path.") from None
         raise ModelError(f"{path} does not exist", "Check the path of the model.") from None
     except IsADirectoryError:
         found = foreign_folder(path)

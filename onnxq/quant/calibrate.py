@@ -15,6 +15,7 @@ from onnxq.quant.collecting import give_back
 from onnxq.quant.float_runs import MOST_THREADS, float_runs, in_order
 from onnxq.quant.sample_checks import Sample, conform
 from onnxq.quant.samples import Samples, input_specs
+from onnxq.quant.spoilt import blaming_weights
 from onnxq.quant.stats import Kinds, Stats, basic_kinds
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def calibrate(
 
     Raises:
         DataError: A sample does not fit the model or makes it fail, a value is not finite, or there are no samples.
-        ModelError: Neither onnxruntime nor the evaluator can run the model.
+        ModelError: Neither onnxruntime nor the evaluator can run the model, or a weight is not finite.
         ValueError: A value is an initializer or no float tensor: the caller's mistake.
 
     """
@@ -61,7 +62,7 @@ def calibrate(
     runs = float_runs(model, list(taps.values()), looks, threads) if taps or looks else None
     if progress:
         progress(0, total)
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS)) as pool:
+    with blaming_weights(model), ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS)) as pool:
         for done, (index, sample, results) in enumerate(in_order(runs, _checked(samples, model)), 1):
             for name in fed:
                 stats.add(name, _floats(name, sample[name]), f"an input of the model, sample {index}")

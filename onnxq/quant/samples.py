@@ -244,6 +244,8 @@ def _open(source: str, inputs: Sequence[InputSpec]) -> list[Source]:
         return [read_npy({inputs[0].name: path}, inputs, path.name)]
     if present:
         raise other_data(path, inputs)
+    if source == "-":
+        raise DataError("data are not read from stdin", "Save them to a file first: they are read several times.")
     refuse_file_of_code(source)
     if CALLABLE.fullmatch(source):
         given = import_named(source)

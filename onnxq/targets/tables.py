@@ -34,7 +34,7 @@ def resolved(name: str) -> str:
     """
     names = target_names()
     if name not in names:
-        hint = did_you_mean(name, names) or f"Choose one of {', '.join(names)}."
+        hint = f"{did_you_mean(name, names, cutoff=0.7)} Choose one of {', '.join(names)}.".lstrip()
         raise RecipeError(f"there is no target named '{name}'", hint)
     return host_family() if name == NATIVE else name
 

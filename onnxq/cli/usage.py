@@ -1,0 +1,179 @@
+"""Wrong arguments, in words: what is wrong, what was meant perhaps, and where the help is."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from onnxq.words import listed
+
+# What other tools call things: for commands a sentence, for options the option here
+COMMANDS = {
+    "version": "Write `onnxq --version`.",
+    "help": "Write `onnxq --help`, or `onnxq COMMAND --help`.",
+    "init": 'Write an onnxq.toml with [[models]] and float = "MODEL.onnx"; then `onnxq quantize` builds them.',
+    **dict.fromkeys(("compare", "diff", "eval", "evaluate", "test", "validate", "benchmark", "run"), "verify"),
+    **dict.fromkeys(("convert", "compress", "build", "optimize", "optimise", "quant", "export"), "quantize"),
+    **dict.fromkeys(("info", "show", "summary", "print", "view", "list", "ls", "stats"), "inspect"),
+    **dict.fromkeys(("lint", "status"), "check"),
+    **dict.fromkeys(("recipe", "presets", "configs"), "recipes"),
+    **dict.fromkeys(("calibration", "collect"), "calibrate"),
+}
+OPTIONS = {
+    **dict.fromkeys(("--input", "--in", "--images", "--dataset", "--calib", "--calibration", "--inputs"), "--data"),
+    **dict.fromkeys(("--save", "--dest", "--destination", "--to"), "--output"),
+    **dict.fromkeys(("--overwrite", "--replace", "--yes", "-y"), "--force"),
+    **dict.fromkeys(("--num-samples", "--limit", "--count", "-n", "--n"), "--samples"),
+    **dict.fromkeys(("--ignore", "--skip", "--exclude-nodes", "--nodes-to-exclude"), "--exclude"),
+    **dict.fromkeys(("--include", "--nodes-to-quantize"), "--only"),
+    **dict.fromkeys(("--device", "--provider", "--backend", "--platform", "--hardware", "-t"), "--target"),
+    **dict.fromkeys(("--bits", "--precision", "--dtype", "--scheme", "--preset", "--mode", "--type"), "--recipe"),
+    **dict.fromkeys(("--json",), "--format"),
+    **dict.fromkeys(("--threshold", "--sqnr", "--snr", "--tolerance", "--min-snr"), "--min-sqnr"),
+    **dict.fromkeys(("--reference", "--float", "--baseline", "--original", "--with"), "--against"),
+    **dict.fromkeys(("--html", "--markdown", "--log"), "--report"),
+    **dict.fromkeys(("--quick", "--no-search"), "--fast"),
+    **dict.fromkeys(("--7bit", "--reduce"), "--reduce-range"),
+}
+NUMBERS = {"integer": "no whole number", "number": "no number"}
+BOUNDS = {"greater than or equal to": "at least", "less than or equal to": "at most"}
+ALIKE = 0.78
+MOST = 3
+MOST_NAMES = 4
+
+
+def usage_error(error: Any, arguments: Sequence[str]) -> tuple[str, str]:
+    """Return message and hint for what typer refused.
+
+    Args:
+        error: Its exception; the class has moved between versions, what it offers has not.
+        arguments: Of the command line, without the program.
+
+    """
+    context = getattr(error, "ctx", None)
+    command = _command(context, arguments)
+    see = f"See `{_path(context, command, arguments)} --help`."
+    kind = type(error).__name__
+    if kind == "NoSuchOption":
+        name = str(error.option_name)
+        return f"no such option: {name}", f"{_options(name, command)} {see}".lstrip()
+    message = str(error.format_message()).strip().replace(": Value error, ", ": ")
+    message = message[:1].lower() + message[1:].rstrip(".")
+    if message.startswith("no such command"):
+        name = next((word for word in arguments if not word.startswith("-")), "")
+        return f"no such command '{name}'", f"{_commands(name, context)} {see}".lstrip()
+    if message.startswith("got unexpected extra argument"):
+        extra = list(getattr(context, "args", None) or _extra(message))
+        return f"there is no place for {_short(extra)}", f"{_many(extra, command)} {see}".lstrip()
+    if message.startswith("invalid value for"):
+        return _plain_value(message, arguments), see
+    return message, see
+
+
+def _command(context: Any, arguments: Sequence[str]) -> Any:
+    """Return the command that the arguments are for; None where there is none."""
+    found = getattr(context, "command", None)
+    if found is not None and not hasattr(found, "commands"):
+        return found
+    if found is None:
+        from onnxq.cli.app import command
+
+        found = command()
+    known = found.commands
+    return next((known[word] for word in arguments if word in known), None)
+
+
+def _path(context: Any, command: Any, arguments: Sequence[str]) -> str:
+    path = getattr(context, "command_path", None) or "onnxq"
+    return f"{path} {command.name}" if command is not None and path == "onnxq" else str(path)
+
+
+def _names(command: Any) -> list[str]:
+    parameters = [] if command is None else [p for p in command.params if p.param_type_name == "option"]
+    return [name for parameter in parameters for name in parameter.opts if name.startswith("--")]
+
+
+def _options(name: str, command: Any) -> str:
+    """Say which options were meant perhaps: what others call so, a part of the name, or one spelt alike."""
+    known = _names(command)
+    if not known:
+        return "Options stand behind a command, as in `onnxq quantize MODEL --data DATA`."
+    meant = OPTIONS.get(name)
+    if meant in known:
+        return f"Did you mean {_form(str(meant), name)}?"
+    words = set(re.split(r"[-_]+", name.strip("-").lower()))
+    found = difflib.get_close_matches(name, known, n=1, cutoff=ALIKE)
+    found += [other for other in known if other.strip("-") in words or other.strip("-").startswith(name.strip("-"))]
+    found += [str(OPTIONS[f"--{word}"]) for word in sorted(words) if OPTIONS.get(f"--{word}") in known]
+    unique = list(dict.fromkeys(found))[:MOST] if len(name) > len("--x") else []
+    return f"Did you mean {' or '.join(unique)}?" if unique else ""
+
+
+def _form(option: str, name: str) -> str:
+    return f"{option} json" if name == "--json" else option
+
+
+def _commands(name: str, context: Any) -> str:
+    """Say which command was meant perhaps."""
+    if name.endswith((".onnx", ".pb", ".pt", ".tflite")) or (name and Path(name).is_file()):
+        return f"Write `onnxq quantize {name}`."
+    known = sorted(getattr(getattr(context, "command", None), "commands", ()))
+    meant = COMMANDS.get(name, "") if name not in known else ""
+    if meant in known:
+        return f"Did you mean '{meant}'?"
+    if meant:
+        return meant
+    near = difflib.get_close_matches(name, [*known, "version", "help"], n=1, cutoff=0.6)
+    if near and near[0] not in known:
+        return COMMANDS[near[0]]
+    return f"Did you mean '{near[0]}'?" if near else f"Commands are {listed(known)}."
+
+
+def _extra(message: str) -> list[str]:
+    return message.partition("(")[2].rpartition(")")[0].partition("(")[2].split() or message.split()[-1:]
+
+
+def _short(names: Sequence[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:MOST_NAMES])
+    return shown if len(names) <= MOST_NAMES else f"{shown} and {len(names) - MOST_NAMES} more arguments"
+
+
+def _many(extra: Sequence[str], command: Any) -> str:
+    """Say where arguments belong that are too many: what a shell made of a glob, mostly."""
+    known = _names(command)
+    if any(Path(name).suffix in (".npz", ".npy") for name in extra) and "--data" in known:
+        return "Repeat --data for every file, as in -d a.npz -d b.npz, or give the folder that they are in."
+    if any(Path(name).suffix == ".onnx" for name in extra):
+        if "--against" in known:
+            return "Give the float model with --against."
+        if "--output" in known:
+            return "One model at a time: name the output with --output, or list several models in onnxq.toml."
+        return "One model at a time."
+    return ""
+
+
+def _plain_value(message: str, arguments: Sequence[str]) -> str:
+    """Put the words of the parser that checks numbers into ours, with the value that was given."""
+    head, _, rest = message.partition(": ")
+    option = re.search(r"'([^']+)'", head)
+    value = _value(option[1], arguments) if option else None
+    kind = re.match(r"Input should be a valid (integer|number)", rest)
+    if kind and value is not None:
+        return f"{head}: '{value}' is {NUMBERS[kind[1]]}"
+    bound = re.match(r"Input should be (greater than or equal to|less than or equal to) (\S+)", rest)
+    if bound:
+        return f"{head}: it has to be {BOUNDS[bound[1]]} {bound[2]}"
+    return message
+
+
+def _value(option: str, arguments: Sequence[str]) -> str | None:
+    """Return what was given for an option, in either form."""
+    for index, word in enumerate(arguments):
+        if word == option and index + 1 < len(arguments):
+            return arguments[index + 1]
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+    return None

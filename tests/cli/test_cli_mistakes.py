@@ -1,0 +1,125 @@
+"""Mistakes of somebody new: each is named, with what was meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxq.errors import DataError, ModelError
+from onnxq.quant.calibrate import calibrate
+from tests.helpers import build, floats, node, typed
+
+HELP = "See `onnxq quantize --help`."
+# what was typed → (a part of the message, a part of the hint)
+MISTAKES: dict[str, tuple[str, str]] = {
+    "quantize m.onnx --min-sqnr forty": ("invalid value for '--min-sqnr': 'forty' is no number", HELP),
+    "quantize m.onnx --samples=3.5": ("invalid value for '--samples': '3.5' is no whole number", HELP),
+    "quantize m.onnx --samples 0": ("invalid value for '--samples': it has to be at least 1", HELP),
+    "verify m.onnx --min-agreement 300": ("it has to be at most 100", "See `onnxq verify --help`."),
+    "quantize m.onnx -d": ("option '-d' requires an argument", HELP),
+    "quantize m.onnx --fast=yes": ("option '--fast' does not take a value", HELP),
+    "quantize m.onnx --dat x": ("no such option: --dat", f"Did you mean --data? {HELP}"),
+    "quantize m.onnx --calibration-data x": ("no such option: --calibration-data", "Did you mean --data?"),
+    "quantize m.onnx --ouput x": ("no such option: --ouput", "Did you mean --output?"),
+    "quantize m.onnx --overwrite": ("no such option: --overwrite", "Did you mean --force?"),
+    "quantize m.onnx --num-samples 3": ("no such option: --num-samples", "Did you mean --samples?"),
+    "quantize m.onnx --device gpu": ("no such option: --device", "Did you mean --target?"),
+    "quantize m.onnx --bits 4": ("no such option: --bits", "Did you mean --recipe?"),
+    "quantize m.onnx --json": ("no such option: --json", "Did you mean --format json?"),
+    "verify m.onnx --baseline f.onnx": ("no such option: --baseline", "Did you mean --against?"),
+    "inspect m.onnx --overwrite": ("no such option: --overwrite", "See `onnxq inspect --help`."),
+    "quantize m.onnx --batch-size 3": ("no such option: --batch-size", HELP),
+    "quantize m.onnx --zzz": ("no such option: --zzz", HELP),
+    "-d x": ("no such option: -d", "Options stand behind a command"),
+    "version": ("no such command 'version'", "Write `onnxq --version`."),
+    "verison": ("no such command 'verison'", "Write `onnxq --version`."),
+    "help": ("no such command 'help'", "Write `onnxq --help`"),
+    "quantise m.onnx": ("no such command 'quantise'", "Did you mean 'quantize'?"),
+    "convert m.onnx": ("no such command 'convert'", "Did you mean 'quantize'?"),
+    "info m.onnx": ("no such command 'info'", "Did you mean 'inspect'?"),
+    "m.onnx": ("no such command 'm.onnx'", "Write `onnxq quantize m.onnx`."),
+    "frobnicate": ("no such command 'frobnicate'", "Commands are calibrate, check, "),
+    "quantize m.onnx -d a.npz b.npz c.npz": ("there is no place for 'b.npz', 'c.npz'", "as in -d a.npz -d b.npz"),
+    "quantize m.onnx q.onnx": ("there is no place for 'q.onnx'", "name the output with --output"),
+    "plan m.onnx a b c d e f": ("'a', 'b', 'c', 'd' and 2 more arguments", "See `onnxq plan --help`."),
+    "quantize -": ("a model is not read from stdin", "Save it to a file first"),
+    "quantize m.onnx -d -": ("data are not read from stdin", "Save them to a file first"),
+    "quantize m.onnx -o -": ("files are not written to stdout", "Name a file with --output."),
+    "calibrate m.onnx -d d.npz -o -": ("files are not written to stdout", "Name a file with --output."),
+    "quantize m.onnx --target gpu": ("there is no target named 'gpu'", "Choose one of cpu, "),
+    "quantize m.onnx --target opnvino": ("there is no target named 'opnvino'", "Did you mean 'openvino'? Choose one"),
+}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    weights = {"w": floats(64, 64)}
+    onnx.save(build([node("MatMul", "x w", "y", name="product")], {"x": ["n", 64]}, weights=weights), "m.onnx")
+    np.savez("d.npz", x=floats(8, 64, seed=1))
+    return tmp_path
+
+
+@pytest.mark.parametrize("typed_in", MISTAKES)
+def test_a_mistake_is_named_with_what_was_meant(cli, here: Path, typed_in: str) -> None:
+    message, hint = MISTAKES[typed_in]
+    before = set(here.rglob("*"))
+    result = cli(*typed_in.split())
+    assert (result.code, result.out) == (2, "")
+    first, second = result.err.splitlines()
+    assert first.startswith("error: ")
+    assert message in first
+    assert second.startswith("hint: ")
+    assert hint in second
+    assert set(here.rglob("*")) == before
+
+
+def test_no_hint_is_made_up_for_what_is_like_nothing(cli, here: Path) -> None:
+    assert "Did you mean" not in cli("quantize", "m.onnx", "--batch-size", "3").err
+    assert "Did you mean" not in cli("quantize", "m.onnx", "--target", "gpu").err
+
+
+def test_an_odd_ending_is_noted(cli, here: Path) -> None:
+    result = cli("quantize", "m.onnx", "-r", "weight-int8", "-o", "x.txt")
+    assert (result.code, result.err) == (0, "x.txt is an ONNX model: most tools look for the ending .onnx\n")
+    assert cli("quantize", "m.onnx", "-r", "weight-int8", "-o", "x.onnx").err == ""
+
+
+def test_models_that_are_swapped_are_noticed(cli, here: Path) -> None:
+    assert cli("quantize", "m.onnx", "-r", "dynamic-int8", "-o", "q.onnx").code == 0
+    result = cli("verify", "m.onnx", "--against", "q.onnx", "-d", "d.npz")
+    assert "warning: m.onnx is not quantized, and q.onnx is (" in result.err
+    assert "Write `onnxq verify q.onnx --against m.onnx`." in result.err
+    for right in (("q.onnx", "m.onnx"), ("q.onnx", "q.onnx"), ("m.onnx", "m.onnx")):
+        assert "warning" not in cli("verify", right[0], "--against", right[1], "-d", "d.npz").err
+
+
+def test_weights_that_are_only_stored_in_8_bit_count_as_quantized(cli, here: Path) -> None:
+    assert cli("quantize", "m.onnx", "-r", "weight-int8", "-o", "w.onnx").code == 0
+    assert cli("quantize", "m.onnx", "-r", "dynamic-int8", "-o", "q.onnx").code == 0
+    assert "warning" not in cli("verify", "w.onnx", "--against", "q.onnx", "-d", "d.npz").err
+
+
+@pytest.mark.parametrize(("wrong", "what"), [(np.nan, "NaN"), (np.inf, "infinity")])
+def test_a_weight_that_is_not_finite_is_named_in_place_of_samples(wrong: float, what: str) -> None:
+    weight = floats(4, 4)
+    weight[1, 1] = wrong
+    nodes = [node("MatMul", "x w", "h", name="product"), node("Relu", "h", "y")]
+    model = typed(build(nodes, {"x": ["n", 4]}, weights={"w": weight}))
+    value = model.graph.find("h")
+    assert value is not None
+    with pytest.raises(ModelError, match=rf"weight 'w' \(read by product\) holds {what}") as caught:
+        calibrate(model, [value], [{"x": np.ones((1, 4), np.float32)}])
+    assert "sound weights" in caught.value.hint
+
+
+def test_samples_stay_to_blame_where_a_mask_holds_infinity() -> None:
+    nodes = [node("Log", "x", "h", name="log"), node("Add", "h m", "y")]
+    model = typed(build(nodes, {"x": ["n", 4]}, weights={"m": np.array([0, 0, 0, -np.inf], np.float32)}))
+    value = model.graph.find("h")
+    assert value is not None
+    with pytest.raises(DataError, match="tensor 'h' holds NaN"):
+        calibrate(model, [value], [{"x": -np.ones((1, 4), np.float32)}])
