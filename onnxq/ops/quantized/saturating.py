@@ -42,6 +42,9 @@ CHUNK = 1 << 16
 SUMS = 1 << 17
 """Columns times rows worked on at once: 512 KiB."""
 
+SPARSE = 8
+"""Of so many columns, one has pairs where single columns are taken off rather than all of them."""
+
 KEPT = 1 << 21
 """Bytes of memory that a thread keeps at most: fresh memory from the system costs as much as a pass over it."""
 
@@ -137,15 +140,20 @@ class Lost:
         pairs, length = self._pairs, codes.shape[1]
         if pairs is None or not length:
             return
+        few = SPARSE * pairs.place.size < len(total)
+        place = pairs.place
+        if not few:  # behind the sums, there is a row of zeros
+            place = np.full(len(total), place.size)
+            place[pairs.columns] = pairs.place
         rows = min(length, max(SUMS // pairs.place.size, 32))
         buffers = _Buffers(pairs, rows)
         for start in range(0, length, rows):
             part = slice(start, start + rows)
-            lost = _excess(pairs, codes[:, part].astype(np.uint16, order="C"), buffers)[pairs.place]
-            if len(lost) == len(total):
-                _subtract(total[:, part], lost)
-            else:
+            lost = _excess(pairs, codes[:, part].astype(np.uint16, order="C"), buffers)[place]
+            if few:
                 total[pairs.columns, part] -= lost
+            else:
+                _subtract(total[:, part], lost)
 
 
 def _subtract(target: Array, values: Array) -> None:
@@ -187,17 +195,18 @@ def _candidates(weights: Array, highest: Array) -> tuple[Array, Array, Array]:
     above = np.minimum(LARGEST // np.maximum(most, 1) // 2, 127).astype(INT8)
     below = np.maximum(-((-SMALLEST // np.maximum(most, 1) + 2) // 2), -128).astype(INT8)
     step = max(1, SLAB // (2 * width))
-    positive, negative = [], []
+    found, signs = [], []
     for start in range(0, len(most), step):
         half = np.right_shift(weights[2 * start : 2 * min(start + step, len(most))], 1)
         sums = np.add(half[0::2], half[1::2], out=half[0::2])
-        positive.append(np.flatnonzero(sums >= above[start : start + step]) + start * width)
-        negative.append(np.flatnonzero(sums <= below[start : start + step]) + start * width)
-    found = np.concatenate([*positive, *negative])
-    sign = np.ones(found.size, INT32)
-    sign[sum(part.size for part in positive) :] = -1
-    pair = found // width
-    return pair, found - pair * width, sign
+        near = sums >= above[start : start + step]
+        near |= sums <= below[start : start + step]
+        places = np.flatnonzero(near)
+        signs.append(np.sign(sums.ravel()[places]))
+        found.append(places + start * width)
+    places = np.concatenate(found)
+    pair = places // width
+    return pair, places - pair * width, np.concatenate(signs).astype(INT32)
 
 
 def _rounds(column: Array) -> tuple[Array, Array, Array, Array]:
@@ -231,7 +240,7 @@ class _Buffers:
 
     def __init__(self, pairs: _Pairs, rows: int) -> None:
         self.pairs = min(max(1, CHUNK // rows), pairs.first.size)
-        chunk, sums = self.pairs * rows, pairs.place.size * rows
+        chunk, sums = self.pairs * rows, (pairs.place.size + 1) * rows
         size = 4 * (sums + chunk) + 2 * 3 * chunk
         kept: Array | None = getattr(_LOCAL, "buffer", None)
         memory = kept if kept is not None and kept.size >= size else np.empty(size, UINT8)
@@ -255,9 +264,14 @@ class _Buffers:
 
 
 def _excess(pairs: _Pairs, codes: Array, buffers: _Buffers) -> Array:
-    """Sum what the pairs have beyond their limits, with their signs: int32 [columns, M], for codes uint16 [K, M]."""
+    """Sum what the pairs have beyond their limits, with their signs, for codes uint16 [K, M].
+
+    Returns:
+        int32 [columns + 1, M], in the order of rounds, and zeros last.
+
+    """
     rows = codes.shape[1]
-    sums = buffers.zeros(pairs.place.size, rows)
+    sums = buffers.zeros(pairs.place.size + 1, rows)
     for start in range(0, pairs.first.size, buffers.pairs):
         part = slice(start, min(start + buffers.pairs, pairs.first.size))
         total, other, limit, wide = buffers.take(part.stop - start, rows)
