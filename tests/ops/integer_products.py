@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx
 from helpers import F, build, every_node, floats, node, quantize_in_memory
+from saturating_product import product_here
+
+FULL = {"target": "cpu-vnni"}  # weights of all 8 bits, whose products may saturate on other processors
+Product = Callable[[np.ndarray, int, np.ndarray], np.ndarray]
 
 
 def quantize_activation(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
@@ -22,19 +28,29 @@ def quantize_matrix(w: np.ndarray, axis: int | tuple[int, ...]) -> tuple[np.ndar
     return np.rint(w / scale).astype(np.int64), scale
 
 
-def dynamic_product(a: np.ndarray, b: np.ndarray, weight: int, alpha: float = 1.0) -> np.ndarray:
-    """What the integer form of `alpha * a @ b` gives, with input `weight` the constant one."""
+def dynamic_product(
+    a: np.ndarray, b: np.ndarray, weight: int, alpha: float = 1.0, product: Product = product_here
+) -> np.ndarray:
+    """What the integer form of `alpha * a @ b` gives, with input `weight` the constant one.
+
+    Of int8 times uint8, as with the constant on the left, all kernels are exact.
+    """
     w, w_scale = quantize_matrix((a, b)[weight], -1 if weight == 0 else -2)
     x, x_scale, zero = quantize_activation((a, b)[1 - weight])
     w_scale = w_scale * F(alpha)
     if weight == 0:
         total = (w @ (x - zero)).astype(F)
         return total * w_scale * x_scale if w_scale.size > 1 else total * (x_scale * w_scale)
-    return ((x - zero) @ w).astype(F) * (x_scale * w_scale)
+    return product(x, zero, w).astype(F) * (x_scale * w_scale)
+
+
+def exact_product(codes: np.ndarray, zero: int, weights: np.ndarray) -> np.ndarray:
+    """(codes - zero) @ weights."""
+    return (codes - zero) @ weights
 
 
 def dynamic(proto: onnx.ModelProto):
-    made = quantize_in_memory(proto)
+    made = quantize_in_memory(proto, **FULL)
     assert {n.domain for n in every_node(made.proto.graph)} <= {"", "ai.onnx"}, "standard operators only"
     assert {w.dtype for w in made.weights.values() if w.size > 64} <= {np.dtype(np.int8), np.dtype(np.uint8)}
     return made

@@ -6,16 +6,26 @@ import itertools
 
 import numpy as np
 
+from onnxq.targets.host import host_saturates
+
 SMALLEST, LARGEST = -(1 << 15), (1 << 15) - 1
 
 
 def saturating_product(codes: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Unsigned [M, K] times signed [K, N]: pairs of neighbours along K are added in 16 bits, pairs in 64."""
+    """Unsigned [..., M, K] times signed [..., K, N]: pairs of neighbours along K are added in 16 bits, pairs in 64."""
     a, b = np.asarray(codes, np.int64), np.asarray(weights, np.int64)
-    total = np.zeros((len(a), b.shape[1]), np.int64)
-    for k in range(0, len(b), 2):
-        total += np.clip(a[:, k : k + 2] @ b[k : k + 2], SMALLEST, LARGEST)
+    total = a[..., :0] @ b[..., :0, :]
+    for k in range(0, b.shape[-2], 2):
+        total += np.clip(a[..., k : k + 2] @ b[..., k : k + 2, :], SMALLEST, LARGEST)
     return total
+
+
+def product_here(codes: np.ndarray, zero: int, weights: np.ndarray) -> np.ndarray:
+    """(codes - zero) @ weights as onnxruntime computes it on this processor, of uint8 and int8."""
+    a, b = np.asarray(codes, np.int64), np.asarray(weights, np.int64)
+    if not host_saturates():
+        return (a - zero) @ b
+    return saturating_product(a, b) - zero * b.sum(axis=-2, keepdims=True)
 
 
 def with_zero_points(codes: np.ndarray, weights: np.ndarray, raw: np.ndarray, zero: int, weight_zero=0) -> np.ndarray:

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers import ALL, F, build, floats, node, quantize_in_memory, recipe_of, sqnr
-from integer_products import BIASES, SHAPES, gemm, quantize_matrix
+from integer_products import BIASES, FULL, SHAPES, gemm, quantize_matrix
+from saturating_product import product_here
 
 from onnxq.quant.recipe import Rule
 
@@ -16,7 +17,7 @@ ONE_KERNEL = {"QuantizeLinear": 1, "DequantizeLinear": 1, "MatMulIntegerToFloat"
 
 
 def integer(proto, samples, **settings):
-    return quantize_in_memory(proto, "static-int8", samples, form="integer", **settings)
+    return quantize_in_memory(proto, "static-int8", samples, form="integer", **FULL | settings)
 
 
 def static_product(a: np.ndarray, w: np.ndarray, alpha: float = 1.0) -> np.ndarray:
@@ -24,9 +25,9 @@ def static_product(a: np.ndarray, w: np.ndarray, alpha: float = 1.0) -> np.ndarr
     low, high = min(a.min(), 0), max(a.max(), 0)
     scale = F((F(high) - F(low)) / F(255))
     zero = np.rint(-F(low) / scale)
-    x = np.clip(np.rint(a / scale) + zero, 0, 255).astype(np.int64) - int(zero)
+    x = np.clip(np.rint(a / scale) + zero, 0, 255).astype(np.int64)
     codes, w_scale = quantize_matrix(w, -2)
-    return (x @ codes).astype(F) * (scale * (w_scale * F(alpha)))
+    return product_here(x, int(zero), codes).astype(F) * (scale * (w_scale * F(alpha)))
 
 
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)

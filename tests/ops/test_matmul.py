@@ -6,8 +6,17 @@ import numpy as np
 import onnx
 import pytest
 from helpers import ALL, F, build, floats, graph, node, quantize_in_memory, sqnr
-from integer_products import SHAPES, dynamic, dynamic_product, quantize_activation, quantize_matrix
+from integer_products import (
+    FULL,
+    SHAPES,
+    dynamic,
+    dynamic_product,
+    exact_product,
+    quantize_activation,
+    quantize_matrix,
+)
 from onnx import TensorProto, helper
+from saturating_product import product_here
 
 
 @pytest.mark.parametrize("weight", [0, 1], ids=["weight_left", "weight_right"])
@@ -19,8 +28,9 @@ def test_dynamic_matmul_is_integer_arithmetic_to_the_bit(shapes, weight):
     made = dynamic(build([node("MatMul", " ".join(given), "y")], {"x": [None] * x.ndim}, ["y"], {"w": constant}))
     (y,) = made.run({"x": x})
     np.testing.assert_array_equal(y, dynamic_product(a, b, weight), strict=True)
-    assert sqnr(a @ b, y) > 30  # two 8-bit factors of normal numbers, with min-max ranges: about 38 dB
-    assert sqnr(a @ b, made.run({"x": x}, ALL)[0]) > 30
+    assert sqnr(y, made.run({"x": x}, ALL)[0]) > 100  # the same integers
+    # two 8-bit factors of normal numbers, with min-max ranges: about 38 dB
+    assert sqnr(a @ b, dynamic_product(a, b, weight, product=exact_product)) > 30
     assert made.ops == {"DynamicQuantizeLinear": 1, "MatMulInteger": 1, "Cast": 1, "Mul": 2}
 
 
@@ -50,10 +60,12 @@ def test_dynamic_matmul_runs_as_one_integer_kernel():
 
 def test_dynamic_matmul_with_one_scale_for_the_whole_weight():
     x, w = floats(4, 6), floats(6, 7, seed=1)
-    made = quantize_in_memory(build([node("MatMul", "x w", "y")], {"x": [4, 6]}, ["y"], {"w": w}), granularity="tensor")
+    made = quantize_in_memory(
+        build([node("MatMul", "x w", "y")], {"x": [4, 6]}, ["y"], {"w": w}), granularity="tensor", **FULL
+    )
     codes, scale = quantize_matrix(w.reshape(-1, 1), 0)
     q, x_scale, zero = quantize_activation(x)
-    expected = ((q - zero) @ codes.reshape(w.shape)).astype(F) * (x_scale * scale.item())
+    expected = product_here(q, zero, codes.reshape(w.shape)).astype(F) * (x_scale * scale.item())
     np.testing.assert_array_equal(made.run({"x": x})[0], expected)
     assert made.weights["w_scale"].shape == ()
 
@@ -128,7 +140,7 @@ def test_a_weight_that_several_nodes_read_is_stored_once():
 
 def test_a_weight_that_is_an_output_as_well_stays_exact():
     w, x = floats(6, 7), floats(4, 6)
-    made = quantize_in_memory(build([node("MatMul", "x w", "y")], {"x": [4, 6]}, ["y", "w"], {"w": w}))
+    made = quantize_in_memory(build([node("MatMul", "x w", "y")], {"x": [4, 6]}, ["y", "w"], {"w": w}), **FULL)
     y, same = made.run({"x": x})
     np.testing.assert_array_equal(same, w)
     np.testing.assert_array_equal(y, dynamic_product(x, w, 1))
@@ -150,11 +162,13 @@ def test_tied_square_weights_of_matmul_and_transposed_gemm():
     )
     made = dynamic(proto)
     x = floats(4, 16, seed=5)
-    expected = x
+    expected = exact = x
     for transposed in (True, False, True, False):
-        expected = dynamic_product(expected, w.T.copy() if transposed else w, 1)
+        matrix = w.T.copy() if transposed else w
+        expected = dynamic_product(expected, matrix, 1)
+        exact = dynamic_product(exact, matrix, 1, product=exact_product)
     np.testing.assert_array_equal(made.run({"x": x})[0], expected)
-    assert made.sqnr({"x": x}) > 25  # four products in a row
+    assert sqnr(made.float_run({"x": x})[0], exact) > 25  # four products in a row
     assert sum(array.shape == (16, 16) for array in made.weights.values()) == 2, "the weight and its transpose"
 
 
@@ -185,7 +199,7 @@ def if_model(inside: bool) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
 def test_bodies_of_if_are_quantized(inside):
     """Other quantizers leave bodies alone without saying so, and their file grows."""
     proto, w = if_model(inside)
-    made = quantize_in_memory(proto)
+    made = quantize_in_memory(proto, **FULL)
     assert made.ops["MatMulInteger"] == 3
     assert made.ops["DynamicQuantizeLinear"] == 2, "one in each branch"
     x = floats(4, 6, seed=3)
@@ -208,7 +222,7 @@ def test_an_outer_weight_that_both_branches_read_does_not_make_the_file_grow():
         ["y"],
         {"w": w},
     )
-    made = quantize_in_memory(proto)
+    made = quantize_in_memory(proto, **FULL)
     assert len(made.data) < 0.5 * len(made.source)
     x = floats(4, 64, seed=3)
     for c in (True, False):

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 from helpers import ALL, F, build, floats, node, quantize_in_memory, sqnr
-from integer_products import BIASES, K, M, N, dynamic_product, gemm
+from integer_products import BIASES, FULL, K, M, N, dynamic_product, gemm
 
 
 @pytest.mark.parametrize("weight", [0, 1], ids=["weight_left", "weight_right"])
@@ -19,7 +19,7 @@ def test_dynamic_gemm_is_integer_arithmetic_to_the_bit(weight, trans_a, trans_b,
     for (kind, shape), computed, beta in itertools.product(BIASES.items(), [False, True], [0.0, 0.5, 1.0, 3.0]):
         bias = None if shape is None else np.asarray(floats(*shape, seed=3) * 4, F)
         proto, feeds, a, b = gemm(weight, trans_a, trans_b, bias, computed, alpha=alpha, beta=beta)
-        made = quantize_in_memory(proto)
+        made = quantize_in_memory(proto, **FULL)
         expected = dynamic_product(a, b, weight, alpha)
         if bias is not None and beta:
             expected = expected + (bias * F(beta) if beta != 1 else bias)
@@ -39,7 +39,7 @@ def test_dynamic_gemm_shares_the_codes_before_it_transposes_them():
         ["y"],
         {"w1": w1, "w2": w2},
     )
-    made = quantize_in_memory(proto)
+    made = quantize_in_memory(proto, **FULL)
     assert made.ops["DynamicQuantizeLinear"] == 1
     x = floats(K, M, seed=3)
     xt = x.T.copy()

@@ -8,9 +8,11 @@ import pytest
 from helpers import ALL, NONE, F, build, floats, node, quantize_in_memory, recipe_of, session, sqnr, typed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from integer_products import BIASES, SHAPES, gemm, quantize_matrix
+from integer_products import BIASES, FULL, SHAPES, Product, exact_product, gemm, quantize_matrix
+from saturating_product import product_here
 
-from onnxq import evaluate
+from onnxq.evaluator import Evaluator
+from onnxq.ops.quantized import host_arithmetic
 from onnxq.ops.rows import LEAST
 from onnxq.quant.plan import make_plan
 
@@ -25,16 +27,28 @@ def quantize_rows(x: np.ndarray, axis: int, *, unsigned: bool = False) -> tuple[
     return np.clip(np.rint(x * (F(steps) / maxima)), low, low + 255).astype(np.int64), maxima, steps
 
 
-def row_product(a: np.ndarray, b: np.ndarray, weight: int, *, alpha: float = 1.0, unsigned: bool = False) -> np.ndarray:
-    """What the form with a scale for every row gives for `alpha * a @ b`, with input `weight` the constant one."""
+def row_product(
+    a: np.ndarray,
+    b: np.ndarray,
+    weight: int,
+    *,
+    alpha: float = 1.0,
+    unsigned: bool = False,
+    product: Product = product_here,
+) -> np.ndarray:
+    """What the form with a scale for every row gives for `alpha * a @ b`, with input `weight` the constant one.
+
+    Codes are written as uint8, with 128 for zero unless they are unsigned anyway.
+    """
     w, w_scale = quantize_matrix((a, b)[weight], -1 if weight == 0 else -2)
     x, maxima, steps = quantize_rows((a, b)[1 - weight], -2 if weight == 0 else -1, unsigned=unsigned)
-    total = (w @ x if weight == 0 else x @ w).astype(F)
+    zero = 0 if unsigned else 128
+    total = (w @ x if weight == 0 else product(x + zero, zero, w)).astype(F)
     return total * (w_scale * F(alpha) / F(steps)) * maxima
 
 
 def rows(proto: onnx.ModelProto):
-    return quantize_in_memory(proto, **ROW)
+    return quantize_in_memory(proto, **ROW, **FULL)
 
 
 @pytest.mark.parametrize("weight", [0, 1], ids=["weight_left", "weight_right"])
@@ -48,8 +62,10 @@ def test_matmul_is_integer_arithmetic_to_the_bit(shapes, weight):
     np.testing.assert_array_equal(made.run({"x": x})[0], expected, strict=True)
     # one more pair of factors may be swapped by an optimisation: a last bit, no more
     np.testing.assert_allclose(made.run({"x": x}, ALL)[0], expected, rtol=1e-6)
-    np.testing.assert_array_equal(evaluate(made.proto, {"x": x})["y"], expected, strict=True)
-    assert sqnr(a @ b, expected) > 34  # two factors of 8 bits and normal numbers
+    evaluator = Evaluator(made.proto, host_arithmetic())
+    np.testing.assert_array_equal(evaluator.run({"x": x})["y"], expected, strict=True)
+    # two factors of 8 bits and normal numbers
+    assert sqnr(a @ b, row_product(a, b, weight, product=exact_product)) > 34
 
 
 @pytest.mark.parametrize("shape", BIASES.values(), ids=BIASES)
@@ -96,14 +112,13 @@ def test_the_result_of_a_row_does_not_depend_on_the_others(count, seed, exponent
 @settings(max_examples=40, deadline=None)
 def test_rows_of_any_magnitude_are_as_accurate_as_each_other(exponents, seed):
     x = floats(6, 24, seed=seed) * np.exp2(np.array(exponents, F))[:, None]
-    got = quantize_in_memory(build([node("MatMul", "x w", "y")], {"x": [6, 24]}, ["y"], {"w": MATRIX}), **ROW).run(
-        {"x": x}
-    )[0]
+    made = quantize_in_memory(build([node("MatMul", "x w", "y")], {"x": [6, 24]}, ["y"], {"w": MATRIX}), **ROW)
+    got = made.run({"x": x})[0]
+    weight = made.weights["w_quantized"] * (made.weights["w_scale_by_127"] * F(127))
     for row in range(6):
-        w, scale = quantize_matrix(MATRIX, 0)
         # the weight as quantized: at most half a step off in each of the 24 elements of the row
-        limit = 0.5 / 127 * np.abs(x[row]).max() * np.abs(w * scale).sum(axis=0) * 1.001
-        assert (np.abs(x[row] @ (w * scale) - got[row]) <= limit + 1e-6 * np.abs(got[row])).all()
+        limit = 0.5 / 127 * np.abs(x[row]).max() * np.abs(weight).sum(axis=0) * 1.001
+        assert (np.abs(x[row] @ weight - got[row]) <= limit + 1e-6 * np.abs(got[row])).all()
 
 
 @pytest.mark.parametrize("level", [NONE, ALL])
@@ -111,7 +126,7 @@ def test_a_row_of_zeros_gives_zeros_and_leaves_the_others_alone(level):
     x = floats(4, 24)
     x[1] = 0
     x[2] *= F(1e-38)  # below the least range
-    made = quantize_in_memory(build([node("MatMul", "x w", "y")], {"x": [4, 24]}, ["y"], {"w": MATRIX}), **ROW)
+    made = rows(build([node("MatMul", "x w", "y")], {"x": [4, 24]}, ["y"], {"w": MATRIX}))
     (y,) = made.run({"x": x}, level)
     np.testing.assert_array_equal(y[1:3], 0)
     np.testing.assert_allclose(y[[0, 3]], row_product(x, MATRIX, 1)[[0, 3]], rtol=1e-6)
@@ -159,9 +174,10 @@ def test_every_operator_set_has_the_form(opset):
 def test_onnxruntime_multiplies_integers_and_fuses_nothing_wrongly():
     """The weight's scales go into the product, those of the rows stay outside."""
     x = floats(5, 24) * np.exp2(np.arange(5, dtype=F) * 4)[:, None]
-    optimized = MADE.optimized()
+    made = quantize_in_memory(PRODUCT, **ROW)
+    optimized = made.optimized()
     assert (optimized["MatMulIntegerToFloat"], optimized["MatMulInteger"], optimized["Cast"]) == (1, 0, 0)
-    for row, expected in zip(MADE.run({"x": x}, ALL)[0], MADE.float_run({"x": x})[0], strict=True):
+    for row, expected in zip(made.run({"x": x}, ALL)[0], made.float_run({"x": x})[0], strict=True):
         assert sqnr(expected, row) > 30
 
 
