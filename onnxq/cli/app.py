@@ -8,6 +8,7 @@ import typer
 
 from onnxq.cli.calibrate import calibrate
 from onnxq.cli.check import check
+from onnxq.cli.completion import install, show
 from onnxq.cli.explain import explain
 from onnxq.cli.inspect import inspect
 from onnxq.cli.plan import plan
@@ -50,6 +51,18 @@ def _no_type(ctx: object) -> None:
 def _options(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+    show_completion: Annotated[
+        bool,
+        typer.Option(
+            "--show-completion", help="Print a completion script for this shell.", callback=show, is_eager=True
+        ),
+    ] = False,
+    install_completion: Annotated[
+        bool,
+        typer.Option(
+            "--install-completion", help="Install completion for this shell.", callback=install, is_eager=True
+        ),
     ] = False,
 ) -> None:
     """Options that stand before a command."""

@@ -107,9 +107,13 @@ def _invoke(arguments: list[str]) -> int:
     import typer
 
     from onnxq.cli.app import command
+    from onnxq.cli.completion import answer
 
+    built = command()
+    if answer(built):
+        return int(ExitCode.OK)
     try:
-        with command().make_context("onnxq", arguments) as context:
+        with built.make_context("onnxq", arguments) as context:
             context.command.invoke(context)
     except typer.Exit as end:
         return end.exit_code

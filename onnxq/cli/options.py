@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from onnxq.cli.completion import recipes, targets
+
 if TYPE_CHECKING:
     from onnxq.quant.recipe import Recipe
 
@@ -34,7 +36,13 @@ TestData = Annotated[
 ]
 RecipeName = Annotated[
     str,
-    typer.Option("--recipe", "-r", metavar="RECIPE", help="Name of a recipe, or a .toml file. See `onnxq recipes`."),
+    typer.Option(
+        "--recipe",
+        "-r",
+        metavar="RECIPE",
+        help="Name of a recipe, or a .toml file. See `onnxq recipes`.",
+        autocompletion=recipes,
+    ),
 ]
 Target = Annotated[
     str | None,
@@ -44,6 +52,7 @@ Target = Annotated[
         help="The runtime that the model is for: cpu (default), a family of processors (cpu-avx2, cpu-vnni, cpu-arm64, "
         "cpu-armv8, or native for the one at hand), generic, openvino, qnn or tensorrt.",
         show_default=False,
+        autocompletion=targets,
     ),
 ]
 Exclude = Annotated[

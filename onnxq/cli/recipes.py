@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
-Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Print this recipe as TOML.", show_default=False)]
+from onnxq.cli import completion
+
+Name = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME", help="Print this recipe as TOML.", show_default=False, autocompletion=completion.recipes
+    ),
+]
 
 
 def recipes(name: Name = None) -> None:
