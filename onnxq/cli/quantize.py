@@ -182,10 +182,28 @@ def _check(path: Path | None, others: Sequence[Path | None], *, force: bool) -> 
 def _write(result: Report, path: Path | None, output_format: Format, *, dry_run: bool, force: bool) -> None:
     from onnxq.cli.terminal import note
     from onnxq.cli.write import write_plan, write_report
+    from onnxq.errors import OutputError
     from onnxq.report import write_report as save_report
 
     if path is not None:
-        save_report(result, path, force=force)
+        try:
+            save_report(result, path, force=force)
+        except OutputError as error:
+            done = f"; the model {result.output} is written" if result.output is not None else ""
+            raise OutputError(f"{error.message}{done}", error.hint) from error
     if result.output is not None and result.output.suffix != ".onnx":
         note(f"{result.output} is an ONNX model: most tools look for the ending .onnx")
+    if result.comparison is not None and result.comparison.undefined():
+        _warn_of_spoilt(result.source)
     (write_plan if dry_run else write_report)(result, output_format)
+
+
+def _warn_of_spoilt(path: Path) -> None:
+    """Name a weight that makes outputs of the float model NaN."""
+    from onnxq.cli.terminal import say
+    from onnxq.ir import load
+    from onnxq.quant.spoilt import SOUND, spoilt_sentence
+
+    sentence = spoilt_sentence(load(path))
+    if sentence:
+        say("warning", f"{path}: {sentence}. {SOUND}", "bold yellow")

@@ -170,6 +170,7 @@ def _check_alone(path: Path, data: list[str], limit: int | None) -> tuple[Engine
     from onnxq.engines import check_engines
     from onnxq.errors import CheckFailed
     from onnxq.ir import load
+    from onnxq.quant.spoilt import blaming_weights
 
     with TerminalObserver() as observer:
         observer.step("load")
@@ -177,7 +178,8 @@ def _check_alone(path: Path, data: list[str], limit: int | None) -> tuple[Engine
         check_form(path, model)
         samples = choose_samples(model, data, limit)
         observer.step("run")
-        check = check_engines(path, samples, progress=observer.progress, blame=CheckFailed)
+        with blaming_weights(model, CheckFailed, CheckFailed):
+            check = check_engines(path, samples, progress=observer.progress, blame=CheckFailed)
         return check, samples.description, look(path, model)
 
 

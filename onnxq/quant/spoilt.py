@@ -8,10 +8,12 @@ from contextlib import contextmanager
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.errors import DataError, ModelError
+from onnxq.errors import DataError, ModelError, OnnxqError
 from onnxq.ir import Model, Value
 
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+MOST_READERS = 3
+SOUND = "Export the model again from sound weights: every sample meets it."
 WEIGHTED = ("Conv", "ConvTranspose", "MatMul", "Gemm", "LSTM", "GRU", "RNN", "BatchNormalization")
 
 
@@ -28,22 +30,35 @@ def spoilt_weight(model: Model) -> tuple[Value, str] | None:
     return None
 
 
+def spoilt_sentence(model: Model) -> str:
+    """Return the sentence that names a weight that is not finite; empty where all are."""
+    found = spoilt_weight(model)
+    if found is None:
+        return ""
+    value, what = found
+    readers = ", ".join(node.display_name for node in value.consumers()[:MOST_READERS])
+    return f"weight '{value.name}'{f' (read by {readers})' if readers else ''} holds {what}"
+
+
 @contextmanager
-def blaming_weights(model: Model) -> Iterator[None]:
+def blaming_weights(
+    model: Model, refusal: type[OnnxqError] = DataError, kind: type[OnnxqError] = ModelError
+) -> Iterator[None]:
     """Name a weight that is not finite in place of the samples that met it first.
 
+    Args:
+        model: The model that runs.
+        refusal: What is raised where a value is not finite.
+        kind: What to raise in its place.
+
     Raises:
-        ModelError: A weight is not finite, and data were refused.
+        OnnxqError: Of `kind`: a weight is not finite.
 
     """
     try:
         yield
-    except DataError as error:
-        found = spoilt_weight(model)
-        if found is None:
+    except refusal as error:
+        sentence = spoilt_sentence(model) if "NaN" in error.message or "infinity" in error.message else ""
+        if not sentence:
             raise
-        value, what = found
-        readers = ", ".join(node.display_name for node in value.consumers()[:3])
-        where = f" (read by {readers})" if readers else ""
-        message = f"weight '{value.name}'{where} holds {what}"
-        raise ModelError(message, "Export the model again from sound weights: every sample meets it.") from error
+        raise kind(sentence, SOUND) from error

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxq.errors import DataError, ModelError
+from onnxq.errors import DataError, ModelError, OutputError
 from onnxq.quant.calibrate import calibrate
 from tests.helpers import build, floats, node, typed
 
@@ -123,3 +123,33 @@ def test_samples_stay_to_blame_where_a_mask_holds_infinity() -> None:
     assert value is not None
     with pytest.raises(DataError, match="tensor 'h' holds NaN"):
         calibrate(model, [value], [{"x": -np.ones((1, 4), np.float32)}])
+
+
+def test_a_report_that_cannot_be_written_leaves_the_model_and_says_so(cli, here: Path, monkeypatch) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise OutputError("r.json cannot be written (No space left on device)", "Make room.")
+
+    monkeypatch.setattr("onnxq.report.write_report", full)
+    result = cli("quantize", "m.onnx", "-r", "weight-int8", "-o", "q.onnx", "--report", "r.json")
+    assert (result.code, result.out) == (2, "")
+    message = "error: r.json cannot be written (No space left on device); the model q.onnx is written\n"
+    assert result.err == f"{message}hint: Make room.\n"
+    assert Path("q.onnx").exists()
+
+
+def test_a_weight_that_is_not_finite_is_named_by_quantize_and_verify(cli, here: Path) -> None:
+    weight = floats(64, 64)
+    weight[1, 1] = np.nan
+    onnx.save(build([node("MatMul", "x w", "y", name="product")], {"x": ["n", 64]}, weights={"w": weight}), "nan.onnx")
+    sentence = "weight 'w' (read by product) holds NaN"
+    result = cli("quantize", "nan.onnx", "-d", "d.npz")
+    assert (result.code, result.out) == (2, "")
+    assert "the weight holds NaN or infinity" in result.err
+    result = cli("verify", "nan.onnx")
+    assert (result.code, f"error: {sentence}" in result.err) == (1, True)
+    with_bias = [node("MatMul", "x w", "h", name="product"), node("Add", "h b", "y", name="sum")]
+    bias = np.full(64, np.nan, np.float32)
+    onnx.save(build(with_bias, {"x": ["n", 64]}, weights={"w": floats(64, 64), "b": bias}), "bias.onnx")
+    result = cli("quantize", "bias.onnx", "-r", "weight-int8")
+    assert result.code == 0
+    assert "warning: bias.onnx: weight 'b' (read by sum) holds NaN. Export the model again" in result.err
