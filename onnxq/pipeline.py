@@ -242,6 +242,7 @@ def rewritten(
     report = replace(planned(ready), sensitivity=settled.sensitivity)
     if detailed:
         report = replace(report, activations=activations(ready.plan, qparams, variants.stats))
+    variants.weights.begin_notes()
     model = rewrite(ready.model, ready.plan, qparams, variants.weights)
     notes = (*report.notes, *settled.notes, *variants.weights.notes())
     return ready, model, replace(report, notes=notes, weights=variants.weights.chosen())

@@ -61,7 +61,7 @@ def best_ranges(ready: Prepared, split: Split) -> Ranges:
         `PLAIN` where no other way gains much, or nothing has to be gained.
 
     """
-    variants, weights = [with_ranges(ready, way) for way in WAYS], Weights()
+    variants, weights = [with_ranges(ready, way) for way in WAYS], Weights(exact=True)
     found = np.array([_judged(variants, judge, others, weights) for judge, others in _folds(variants[-1], split)])
     gains = np.clip(found, -MOST, MOST) - np.clip(found[:, :1], -MOST, MOST)
     sure = gains.mean(axis=0) - DOUBT * gains.std(axis=0, ddof=1) / np.sqrt(len(gains))

@@ -251,4 +251,4 @@ def nearest(ready: Prepared, fitting: Samples) -> Model:
     """Quantize with ranges from a few samples and weights rounded to nearest."""
     kinds = least_kinds(ready.plan)
     measured = calibrate(ready.model, ready.plan.calibrated(), fitting, kinds=kinds)
-    return carried_out(ready, measured)
+    return carried_out(ready, measured, Weights(exact=True))

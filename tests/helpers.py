@@ -32,6 +32,23 @@ def floats(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
     return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(F)
 
 
+def unlike(weight: np.ndarray, axis: int = -2) -> np.ndarray:
+    """The same magnitudes, with unlike signs along the axis that a product sums over.
+
+    Two products of neighbours then cannot leave 16 bits on any processor, and codes use all of their 8.
+    """
+    shape = [-1 if number == axis % weight.ndim else 1 for number in range(weight.ndim)]
+    signs = np.where(np.arange(weight.shape[axis]) % 2, F(-1), F(1)).reshape(shape)
+    return np.abs(weight) * signs
+
+
+def unlike_kernel(weight: np.ndarray) -> np.ndarray:
+    """As `unlike`, of a Conv: kernels sum over positions, and over the channels within each."""
+    inner = np.moveaxis(weight, 1, -1)
+    signs = np.where(np.arange(inner[0].size) % 2, F(-1), F(1)).reshape(1, *inner.shape[1:])
+    return np.ascontiguousarray(np.moveaxis(np.abs(inner) * signs, -1, 1))
+
+
 def node(op_type: str, inputs: str, outputs: str, *, name: str | None = None, **attributes: Any) -> onnx.NodeProto:
     """A node from space-separated tensor names (`-` for an absent input), named after its first output."""
     reads = ["" if given == "-" else given for given in inputs.split()]

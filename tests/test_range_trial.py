@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import build, floats, node
+from helpers import build, floats, node, unlike
 
 from onnxq.ir import load
 from onnxq.judge import Judge, Split
@@ -27,7 +27,7 @@ OPEN = load_recipe("static-int8").setting(smoothing=False, bias_correction=False
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A product that does not read the first of 8 channels."""
-    weight = floats(8, 6)
+    weight = unlike(floats(8, 6))
     weight[0] = 0
     path = tmp_path / "m.onnx"
     onnx.save(build([node("MatMul", "x w", "y")], {"x": ["N", 8]}, ["y"], {"w": weight}), path)
@@ -72,8 +72,8 @@ def test_outliers_that_matter_are_kept(model):
     given = samples(1)
     assert tried(model, OPEN, given).ranges.method == "auto"
     noted, sqnr = notes_and_sqnr(model, OPEN, given)
-    assert not noted  # and there is room for greater ones
-    assert sqnr == pytest.approx(notes_and_sqnr(model, OPEN.setting(ranges="minmax"), given)[1], abs=1)
+    assert not noted  # and there is room for greater ones: a fifth, which costs 20 log10(1.2) = 1.6 dB
+    assert sqnr == pytest.approx(notes_and_sqnr(model, OPEN.setting(ranges="minmax"), given)[1], abs=1.6)
 
 
 def test_a_sample_that_goes_further_is_judged_by_ranges_of_the_others(model):

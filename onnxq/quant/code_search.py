@@ -7,10 +7,11 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from onnxq.quant.descent import Feedback, damped, descend, nearest
+from onnxq.quant.descent import Feedback, damped, descend, nearest, part_of
 from onnxq.quant.gram import Gram
 from onnxq.quant.qparams import TINY
-from onnxq.quant.scales import ScaleLayout, storable
+from onnxq.quant.saturation_limits import PairLimits
+from onnxq.quant.scales import ScaleLayout, code_bounds, storable
 
 # Tried on the first half of the samples, judged on the second. Few samples want more: MiniLM gains 2.7 dB from 0.0001
 # to 0.1, super-resolution with its many pixels loses 5.
@@ -96,11 +97,20 @@ class Search:
     """The search for one weight; scales are float64 numbers that float32 can hold."""
 
     def __init__(
-        self, rows: np.ndarray, layout: ScaleLayout, limit: int, floor: np.ndarray, covering: np.ndarray, *, quick: bool
+        self,
+        rows: np.ndarray,
+        layout: ScaleLayout,
+        limit: int,
+        floor: np.ndarray,
+        covering: np.ndarray,
+        *,
+        quick: bool,
+        pairs: PairLimits | None = None,
     ) -> None:
-        self.quick = quick
+        self.quick, self.pairs = quick, pairs
         self.rows, self.layout, self.limit, self.floor, self.covering = rows, layout, limit, floor, covering
-        self.nearest = nearest(rows, layout.expand(covering), limit)
+        steps = layout.expand(covering)
+        self.nearest = nearest(rows, steps, code_bounds(rows, steps, limit, pairs))
 
     def run(self, measured: Measured) -> RoundedWeight:
         """Decide how far H is trusted, then choose codes with all of it."""
@@ -155,7 +165,8 @@ class Search:
         taken = np.arange(PROBED) * len(self.rows) // PROBED
         floor, covering = (a[taken] if len(a) > 1 else a for a in (self.floor, self.covering))
         layout = ScaleLayout((PROBED, self.layout.n), self.layout.per_tensor, self.layout.block_size)
-        return Search(self.rows[taken], layout, self.limit, floor, covering, quick=self.quick)
+        pairs = None if self.pairs is None else self.pairs.taken(taken, len(self.rows))
+        return Search(self.rows[taken], layout, self.limit, floor, covering, quick=self.quick, pairs=pairs)
 
     def _errors(self, gram: Gram, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
         return gram.errors(codes * self.layout.expand(scales) - self.rows)
@@ -183,7 +194,8 @@ class Search:
         """Choose codes from several starting scales, then refit the scales of the best and go down once more."""
         judged, feedback = trusted.gram, trusted.feedback
         weights = judged.join(feedback.weights[:, None])
-        predicted = self.layout.least_predicted(self.rows, weights, self.covering, self.limit)
+        reach = None if self.pairs is None else self.pairs.reach(self.rows)
+        predicted = self.layout.least_predicted(self.rows, weights, self.covering, self.limit, reach)
         best: tuple[np.ndarray, np.ndarray] | None = None
         least = np.full(len(self.rows), np.inf)
         for factor in starts:
@@ -207,19 +219,24 @@ class Search:
         self, judged: Gram, feedback: Feedback | None, scales: np.ndarray, sweeps: int, codes: np.ndarray | None = None
     ) -> np.ndarray:
         """Error feedback unless codes are given, then coordinate descent, some channels of each group at a time."""
-        weight, steps = (self._columns(judged, a) for a in (self.rows, self.layout.expand(scales)))
+        expanded = self.layout.expand(scales)
+        low, high = code_bounds(self.rows, expanded, self.limit, self.pairs)
+        if isinstance(low, np.ndarray) and isinstance(high, np.ndarray):
+            low, high = self._columns(judged, low), self._columns(judged, high)
+        weight, steps = (self._columns(judged, a) for a in (self.rows, expanded))
         steps = np.where(steps > 0, steps, 1.0)  # of columns that only fill up a block
         start = None if codes is None else self._columns(judged, codes)
         result = np.empty_like(weight)
         width = max(SLAB // max(weight.shape[0] * weight.shape[1], 1), 1)
         for first in range(0, weight.shape[2], width):
             part = np.s_[:, :, first : first + width]
+            bounds = part_of((low, high), part)
             if start is None:
                 assert feedback is not None
-                chosen = feedback.round(weight[part], steps[part], self.limit)
+                chosen = feedback.round(weight[part], steps[part], bounds)
             else:
-                chosen = start[part]
-            result[part] = descend(weight[part], chosen, steps[part], judged.matrix, self.limit, sweeps)
+                chosen = np.clip(start[part], *bounds)
+            result[part] = descend(weight[part], chosen, steps[part], judged.matrix, bounds, sweeps)
         return judged.join(result.transpose(0, 2, 1))
 
     @staticmethod

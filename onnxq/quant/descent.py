@@ -10,8 +10,11 @@ https://arxiv.org/abs/2309.01885 (`descend`).
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+Bounds = tuple[float | np.ndarray, float | np.ndarray]  # least and greatest code: of all, or of each element
 STRIP = 32  # columns handled one by one before a matrix product brings the rest up to date
 LEAST = 1e-6  # damping of a problem whose inputs are all but zero, relative to the mean of all problems
 
@@ -27,11 +30,17 @@ def damped(H: np.ndarray, damping: float) -> np.ndarray:
     return result
 
 
-def nearest(weight: np.ndarray, steps: np.ndarray, limit: int) -> np.ndarray:
-    """Round each element by itself, to codes from `-limit` to `limit`."""
+def part_of(bounds: Bounds, index: Any) -> Bounds:
+    """Return the bounds of some of the elements."""
+    low, high = bounds
+    return (low[index] if isinstance(low, np.ndarray) else low), (high[index] if isinstance(high, np.ndarray) else high)
+
+
+def nearest(weight: np.ndarray, steps: np.ndarray, bounds: Bounds) -> np.ndarray:
+    """Round each element by itself, to codes within bounds."""
     codes: np.ndarray = weight / steps
     np.rint(codes, out=codes)
-    return np.clip(codes, -limit, limit, out=codes)
+    return np.clip(codes, *bounds, out=codes)
 
 
 def errors(weight: np.ndarray, codes: np.ndarray, steps: np.ndarray, H: np.ndarray) -> np.ndarray:
@@ -68,9 +77,10 @@ class Feedback:
         self.weights = np.empty_like(diagonal)
         np.put_along_axis(self.weights, self.order, np.einsum("pbb->pb", self.factor) ** 2, axis=1)
 
-    def round(self, weight: np.ndarray, steps: np.ndarray, limit: int) -> np.ndarray:
-        """Give codes for `weight [problems, columns, channels]` and steps of the same shape."""
+    def round(self, weight: np.ndarray, steps: np.ndarray, bounds: Bounds) -> np.ndarray:
+        """Return codes for `weight [problems, columns, channels]`, steps of that shape, and bounds of it or for all."""
         weight, steps = (a[self._problem, self.order] for a in (weight, steps))
+        bounds = part_of(bounds, (self._problem, self.order))
         owed, codes = np.zeros_like(weight), np.empty_like(weight)
         columns = weight.shape[1]
         for start in range(0, columns, STRIP):
@@ -84,7 +94,7 @@ class Feedback:
                 np.subtract(wanted, code, out=code)
                 code /= step
                 np.rint(code, out=code)
-                np.clip(code, -limit, limit, out=code)
+                np.clip(code, *part_of(bounds, np.s_[:, start + j]), out=code)
                 change[:, j] = code * step - wanted
                 strip[:, j + 1 :] += corner[:, j + 1 :, j, None] * change[:, j, None]
             owed[:, stop:] += self.factor[:, stop:, start:stop] @ change
@@ -94,7 +104,7 @@ class Feedback:
 
 
 def descend(
-    weight: np.ndarray, codes: np.ndarray, steps: np.ndarray, H: np.ndarray, limit: int, sweeps: int
+    weight: np.ndarray, codes: np.ndarray, steps: np.ndarray, H: np.ndarray, bounds: Bounds, sweeps: int
 ) -> np.ndarray:
     """Set one code after the other to the best integer for all others as they are; the error never grows.
 
@@ -103,7 +113,7 @@ def descend(
         codes: Where to start, the same shape.
         steps: What one code step is worth, the same shape.
         H: `[problems, columns, columns]`.
-        limit: Codes go from `-limit` to `limit`.
+        bounds: Least and greatest code, for all or in the shape of the weight.
         sweeps: Passes over all columns at most; it stops early when nothing moves.
 
     Returns:
@@ -114,6 +124,8 @@ def descend(
         return codes.copy()
     # A row for each channel: what moves in one strip is few channels, whose slopes lie together then
     weight, codes, steps = (np.ascontiguousarray(a.transpose(0, 2, 1)) for a in (weight, codes, steps))
+    low, high = (np.ascontiguousarray(b.transpose(0, 2, 1)) if isinstance(b, np.ndarray) else b for b in bounds)
+    bounds = low, high
     slope = (codes * steps - weight) @ H
     diagonal = np.einsum("pbb->pb", H)[:, None]
     inverse = np.divide(1.0, diagonal, out=np.zeros_like(diagonal), where=diagonal > 0)
@@ -122,7 +134,8 @@ def descend(
         moved = False
         for start in range(0, columns, STRIP):
             strip = slice(start, min(start + STRIP, columns))
-            wanted = _best(codes[..., strip], slope[..., strip], inverse[..., strip], steps[..., strip], limit)
+            within = part_of(bounds, np.s_[..., strip])
+            wanted = _best(codes[..., strip], slope[..., strip], inverse[..., strip], steps[..., strip], within)
             # As long as no code of a channel moves, its slopes stay: a channel in which none wants to stays as it is
             moving = np.flatnonzero((wanted != codes[..., strip]).any(axis=(0, 2)))
             if moving.size:
@@ -135,7 +148,7 @@ def descend(
                     inverse[..., strip],
                     H[:, strip, strip],
                     wanted[:, moving],
-                    limit,
+                    part_of(bounds, np.s_[:, moving, strip]),
                 )
                 codes[:, moving, strip] = found
                 slope[:, moving] += ((found - before) * step) @ H[:, strip]
@@ -151,7 +164,7 @@ def _in_turn(
     inverse: np.ndarray,
     H: np.ndarray,
     wanted: np.ndarray,
-    limit: int,
+    bounds: Bounds,
 ) -> np.ndarray:
     """Set the codes of a strip, in each channel one column after the other, with the slopes that those before leave.
 
@@ -164,13 +177,15 @@ def _in_turn(
         inverse: One over the diagonal of H, `[problems, 1, columns]`.
         H: `[problems, columns, columns]`.
         wanted: See above.
-        limit: Codes go from `-limit` to `limit`.
+        bounds: Least and greatest code, for all or in the shape of the codes.
 
     """
     shape, width = codes.shape, codes.shape[2]
     result = codes.reshape(-1, width).copy()
     problem = np.repeat(np.arange(shape[0]), shape[1])
     codes, slope, steps, wanted = (a.reshape(-1, width) for a in (result, slope, steps, wanted))
+    low, high = (b.reshape(-1, width) if isinstance(b, np.ndarray) else b for b in bounds)
+    bounds = low, high
     column, left = np.arange(width), np.arange(len(result))
     ahead = wanted != codes
     while True:
@@ -179,18 +194,19 @@ def _in_turn(
         if not left.size:
             return result.reshape(shape)
         codes, slope, steps, wanted, ahead = (a[going] for a in (codes, slope, steps, wanted, ahead))
+        bounds = part_of(bounds, going)
         row, first = np.arange(len(left)), ahead.argmax(axis=1)
         change = (wanted[row, first] - codes[row, first]) * steps[row, first]
         result[left, first] = codes[row, first] = wanted[row, first]
         slope += H[problem, first] * change[:, None]
-        wanted = _best(codes, slope, inverse[problem, 0], steps, limit)
+        wanted = _best(codes, slope, inverse[problem, 0], steps, bounds)
         ahead = (wanted != codes) & (column > first[:, None])
 
 
-def _best(codes: np.ndarray, slope: np.ndarray, inverse: np.ndarray, steps: np.ndarray, limit: int) -> np.ndarray:
+def _best(codes: np.ndarray, slope: np.ndarray, inverse: np.ndarray, steps: np.ndarray, bounds: Bounds) -> np.ndarray:
     """Give the best integer for each code with all others as they are."""
     best: np.ndarray = slope * inverse
     best /= steps
     np.subtract(codes, best, out=best)
     np.rint(best, out=best)
-    return np.clip(best, -limit, limit, out=best)
+    return np.clip(best, *bounds, out=best)

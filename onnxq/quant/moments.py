@@ -32,6 +32,7 @@ class LayerMoments:
 
     Attributes:
         assumed: Whether H is not measured, so that nothing can be judged by it.
+        high: Greatest value of each column, float32; -inf while unknown.
 
     """
 
@@ -40,11 +41,14 @@ class LayerMoments:
     def __init__(self, unfolding: Unfolding, block: int) -> None:
         self.unfolding, self.block = unfolding, block
         self.items = 0
+        self.high = np.full(unfolding.columns, -np.inf, np.float32)
         self.halves = (Half(unfolding, block), Half(unfolding, block))
 
     def add(self, values: np.ndarray) -> None:
         """Take in a batch."""
         for rows in self.unfolding.rows(values, ROWS_PER_ITEM):
+            if rows.size:
+                np.maximum(self.high, rows.reshape(-1, rows.shape[-1]).max(axis=0), out=self.high)
             if not self.items and len(rows):
                 middle = (rows.shape[1] + 1) // 2
                 self.halves[0].add(rows[0, :middle])
@@ -66,6 +70,7 @@ class LayerMoments:
             raise ValueError("second moments of different shapes cannot be merged")
         made = LayerMoments(self.unfolding, self.block)
         made.items = self.items + other.items
+        made.high = np.maximum(self.high, other.high)
         for half, one, two in zip(made.halves, self.halves, other.halves, strict=True):
             (gram, total), (more, further) = one.sums(), two.sums()
             half.gram, half.total, half.rows = gram + more, total + further, one.rows + two.rows
@@ -124,15 +129,17 @@ class InputMoments(Statistic):
             "layers": np.array([_encode(layer) for layer in layers], np.int64).reshape(len(layers), -1),
             "grams": np.concatenate([empty, *(gram.reshape(-1) for gram, _ in sums)]),
             "totals": np.concatenate([empty, *(total for _, total in sums)]),
+            "highs": np.concatenate([empty.astype(np.float32), *(layer.high for layer in layers)]),
         }
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
         """Take the state."""
-        grams, totals = arrays["grams"], arrays["totals"]
+        grams, totals, highs = arrays["grams"], arrays["totals"], arrays["highs"]
         layers = []
         for row in arrays["layers"]:
             layer = _decode([int(number) for number in row])
+            layer.high, highs = highs[: layer.high.size].copy(), highs[layer.high.size :]
             for half in layer.halves:
                 half.gram, grams = grams[: half.gram.size].reshape(half.gram.shape).copy(), grams[half.gram.size :]
                 half.total, totals = totals[: half.total.size].copy(), totals[half.total.size :]

@@ -19,6 +19,7 @@ from onnxq.quant.activations import array_qparams
 from onnxq.quant.pitfalls import computed_in_codes
 from onnxq.quant.plan import Plan
 from onnxq.quant.qparams import CODE_TYPES, TINY, QParams
+from onnxq.quant.saturation_limits import summed_pairs
 from onnxq.quant.weights import Coding, Weights
 
 LARGEST = 1e30  # of a scale that is no longer that of its codes: what onnxruntime divides it by leaves it finite
@@ -197,7 +198,12 @@ class QuantizingPatch(Patch):
         rank = len(weight.constant.shape)
         axes = tuple(range(rank)) if scheme.granularity == "tensor" else tuple(sorted(axis % rank for axis in reduce))
         weights = self._shared.weights
-        coding = Coding(axes, scheme.weight_bits, block_size)
+        coding = Coding(
+            axes,
+            scheme.weight_bits,
+            block_size,
+            None if self.anchor is None else summed_pairs(self.anchor, weight, scheme),
+        )
         coded = weights.codes(weight, coding, minimum, self._label)
         node = self.anchor if scheme.reduce_range else None
         if node is not None and weight in node.inputs[1:2] and could_saturate(node, coded[0], scheme):

@@ -25,7 +25,8 @@ from onnxq.quant.collecting import give_back
 from onnxq.quant.descent import nearest
 from onnxq.quant.gram import Gram
 from onnxq.quant.moments import LayerMoments
-from onnxq.quant.scales import ScaleLayout, storable
+from onnxq.quant.saturation_limits import PairLimits
+from onnxq.quant.scales import ScaleLayout, code_bounds, storable
 
 IN_WORK = 1 << 30  # bytes that searches take at the same time, however many processors there are
 COPIES = 8  # of H, damped, ordered and decomposed, that a search holds
@@ -82,7 +83,8 @@ class Rows:
 
 @dataclass(frozen=True)
 class RoundingJob:
-    """What `choose_codes` is asked for; `readers` are names for the report, `quick` leaves out most of the search.
+    """What `choose_codes` is asked for; `readers` are names for the report, `quick` leaves out most of the search,
+    and `pairs` keeps products of neighbours within 16 bits.
 
     Of a weight whose elements lie otherwise, rows are made while it is worked on.
     """
@@ -96,6 +98,7 @@ class RoundingJob:
     noise: float = 0.0
     readers: tuple[str, ...] = ()
     quick: bool = False
+    pairs: PairLimits | None = None
 
     @property
     def bytes(self) -> int:
@@ -193,15 +196,19 @@ def _choose(job: RoundingJob) -> RoundedWeight:
     layout = ScaleLayout(rows.shape, job.per_tensor, job.block_size)
     limit = 2 ** (job.bits - 1) - 1
     floor = layout.floor(job.minimum_scale)
-    covering = storable(np.maximum(layout.peak(np.abs(rows)) / limit, floor))
+    covering = np.maximum(layout.peak(np.abs(rows)) / limit, floor)
+    if job.pairs is not None:
+        covering = np.maximum(covering, layout.floor(job.pairs.covering(rows)))
+    covering = storable(covering)
     if job.moments is not None and job.moments.unfolding.n != rows.shape[1]:
         raise ValueError(f"rows of {rows.shape[1]} elements do not fit moments of {job.moments.unfolding.n}")
     measured = None if job.moments is None else _Noisy(job.moments, job.noise)
     if measured is None or not rows.size or not shows_something(measured.total()):
-        scales = layout.least_error(rows, covering, limit, floor)
-        codes = nearest(rows, layout.expand(scales), limit)
+        scales = layout.least_error(rows, covering, limit, floor, job.pairs)
+        steps = layout.expand(scales)
+        codes = nearest(rows, steps, code_bounds(rows, steps, limit, job.pairs))
         return RoundedWeight(codes.astype(np.int8), layout.shaped(scales), "weight error")
-    result = Search(rows, layout, limit, floor, covering, quick=job.quick).run(measured)
+    result = Search(rows, layout, limit, floor, covering, quick=job.quick, pairs=job.pairs).run(measured)
     assumed = measured.assumed and result.method == "output error"
     return replace(result, method="assumed inputs", gain=0.0) if assumed else result
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxq.quant.descent import nearest
+from onnxq.quant.descent import Bounds, nearest
 from onnxq.quant.qparams import TINY
+from onnxq.quant.saturation_limits import PairLimits
 
 CANDIDATES = 40
 DEPTH, DEPTH_BELOW_8_BITS = (
@@ -81,7 +82,14 @@ class ScaleLayout:
             return np.asarray(operation.reduce(elements, axis=None)).reshape(1, 1)
         return np.asarray(operation.reduceat(elements, np.arange(0, self.n, self.block), axis=1))
 
-    def least_predicted(self, rows: np.ndarray, weights: np.ndarray, covering: np.ndarray, limit: int) -> np.ndarray:
+    def least_predicted(
+        self,
+        rows: np.ndarray,
+        weights: np.ndarray,
+        covering: np.ndarray,
+        limit: int,
+        reach: np.ndarray | None = None,
+    ) -> np.ndarray:
         """Give the scales of least error to be expected after error feedback.
 
         An element under scale s is left with `s² / 12` on average, a clipped one with the square of its distance from
@@ -92,13 +100,16 @@ class ScaleLayout:
             weights: Cost of a squared error in each column, `[groups, n]`: `Feedback.weights`.
             covering: Scales that clip nothing.
             limit: Greatest code.
+            reach: The scale below which each element is clipped, where that is not its size over `limit` alone.
 
         """
         factors = _factors(limit)
-        magnitude = np.abs(rows) / self.expand(covering * limit)
+        magnitude = np.abs(rows) / self.expand(covering * limit) if reach is None else reach / self.expand(covering)
         channel, column = np.nonzero(magnitude > factors[-1])
         magnitude = magnitude[channel, column]
         weight = weights[channel // max(self.channels // len(weights), 1), column]
+        if reach is not None:  # what a scale leaves of a code that its neighbour limits
+            weight = weight * np.square(rows[channel, column] / (reach[channel, column] * limit))
         # The first candidate that clips the element; it is clipped by all that follow
         first = CANDIDATES - np.searchsorted(factors[::-1], magnitude)
         place = (0 if self.per_tensor else channel * self.blocks + column // self.block) * CANDIDATES + first
@@ -113,7 +124,9 @@ class ScaleLayout:
         chosen = (costs <= costs.min(axis=-1, keepdims=True) * (1 + TIE)).argmax(axis=-1)
         return storable(covering * factors[chosen])
 
-    def least_error(self, rows: np.ndarray, covering: np.ndarray, limit: int, floor: np.ndarray) -> np.ndarray:
+    def least_error(
+        self, rows: np.ndarray, covering: np.ndarray, limit: int, floor: np.ndarray, pairs: PairLimits | None = None
+    ) -> np.ndarray:
         """Give the scales of least squared error when elements are rounded to nearest, the larger one at a tie."""
         candidates = storable(np.maximum(covering * _factors(limit)[:, None, None], floor))
         costs = np.zeros(candidates.shape)
@@ -122,11 +135,19 @@ class ScaleLayout:
             part = rows[start : start + height]
             own = slice(None) if self.per_tensor else slice(start, start + height)
             layout = ScaleLayout(part.shape, self.per_tensor, self.block_size)
+            within = None if pairs is None else pairs.taken(np.arange(start, start + len(part)), self.channels)
             for index, scales in enumerate(candidates[:, own]):
                 steps = layout.expand(scales)
-                costs[index, own] += layout.total(np.square(nearest(part, steps, limit) * steps - part))
+                costs[index, own] += layout.total(
+                    np.square(nearest(part, steps, code_bounds(part, steps, limit, within)) * steps - part)
+                )
         chosen = (costs <= costs.min(axis=0) * (1 + TIE)).argmax(axis=0)
         return np.asarray(np.take_along_axis(candidates, chosen[None], axis=0)[0])
+
+
+def code_bounds(rows: np.ndarray, steps: np.ndarray, limit: int, pairs: PairLimits | None) -> Bounds:
+    """Return the least and the greatest code: of all elements, or of each where neighbours limit one another."""
+    return (-limit, limit) if pairs is None else pairs.bounds(rows, steps)
 
 
 def _factors(limit: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,15 +14,24 @@ from onnxq.ops.scheme import Scheme
 from onnxq.quant.chosen import ChosenWeight, chosen_weight, summary
 from onnxq.quant.code_search import RoundedWeight
 from onnxq.quant.layers import MeasuredLayers
+from onnxq.quant.moments import LayerMoments
 from onnxq.quant.nearest import nearest_codes
 from onnxq.quant.plan import Plan, node_key
 from onnxq.quant.priors import prior_moments
 from onnxq.quant.qparams import QParams, quantize_weight
 from onnxq.quant.rounding import Coded, RoundingJob, Rows, choose_all, choose_codes
+from onnxq.quant.saturation_limits import (
+    PairLimits,
+    Summed,
+    largest_codes,
+    pair_limits,
+    summed_pairs,
+)
 from onnxq.quant.stats import Stats
 from onnxq.quant.unfold import unfolding_of
 
 MOST_NAMES = 8  # in a note
+LIMITED = "limited neighbouring codes of {}, whose products would saturate on processors without VNNI"
 
 
 @dataclass(frozen=True)
@@ -33,12 +42,15 @@ class Coding:
         axes: Axes that share a scale, ascending.
         bits: Width of the codes; 7 for codes of at most 63, chosen anew where those of 8 were chosen.
         block_size: So many elements along the one axis share a scale; 0 for all of them.
+        summed: How an integer kernel sums over it whose products of two neighbours must not leave 16 bits; None where
+            nothing limits the codes of neighbours.
 
     """
 
     axes: tuple[int, ...]
     bits: int = 8
     block_size: int = 0
+    summed: Summed | None = None
 
 
 Key = tuple[Tensor, Coding]  # copies of a model share the tensors of their weights
@@ -55,9 +67,12 @@ class Weights:
         spool: Where to keep codes of large weights; in memory without it.
         remark: What there is to say about all of them.
         quick: Leave out most of the search for codes, where only a trial is made.
+        exact: Let codes be such that products of neighbours saturate on some processors, where a trial runs on exact
+            arithmetic and is about something else.
 
     Attributes:
         reduced: Nodes whose weights were given 7 bits, by name, in order.
+        limited: How many pairs of neighbouring codes of a node's weight could have saturated and were limited, by name.
 
     Raises:
         ModelError: A weight holds NaN or infinity.
@@ -73,8 +88,9 @@ class Weights:
         spool: Spool | None = None,
         remark: str = "",
         quick: bool = False,
+        exact: bool = False,
     ) -> None:
-        self._spool, self._remark = spool, remark
+        self._spool, self._remark, self._exact = spool, remark, exact
         self._jobs: dict[Key, RoundingJob] = {}
         if plan is not None:
             jobs = rounding_jobs(plan, qparams or {}, stats or Stats(), layers or MeasuredLayers([]))
@@ -82,6 +98,13 @@ class Weights:
         self._rounded: dict[Key, RoundedWeight] = choose_all(self._jobs) if self._jobs else {}
         self._known: dict[Key, Coded] = {}
         self.reduced: dict[str, None] = {}
+        self.limited: dict[str, int] = {}
+        self._saturating: dict[Key, int] = {}
+
+    def begin_notes(self) -> None:
+        """Forget which nodes asked for codes so far: variants that were tried are not to be reported."""
+        self.reduced.clear()
+        self.limited.clear()
 
     def learn(self, plan: Plan, qparams: Mapping[Value, QParams], stats: Stats, layers: MeasuredLayers) -> None:
         """Choose codes of 4 bit that another plan asks for; those of 8 bit stay as they are."""
@@ -107,40 +130,58 @@ class Weights:
 
         """
         assert weight.constant is not None
+        coding = replace(coding, summed=None) if self._exact else coding
         key = (weight.constant, coding)
         if minimum is not None and coding.bits < 8:  # what is searched for with a floor could be another even above it
             return self._coded(weight, coding, minimum, reader)
         if key not in self._known:
             self._known[key] = self._coded(weight, coding, None, reader)
         coded = self._known[key]
-        if minimum is None or _above(coded, minimum, coding):
-            return coded
-        return self._coded(weight, coding, minimum, reader)
+        if minimum is not None and not _above(coded, minimum, coding):
+            coded = self._coded(weight, coding, minimum, reader)
+        if self._saturating.get(key):
+            self.limited[reader] = self._saturating[key]
+        return coded
 
     def _coded(self, weight: Value, coding: Coding, minimum: np.ndarray | None, reader: str) -> Coded:
         assert weight.constant is not None
         key = (weight.constant, coding)
-        chosen = (weight.constant, replace(coding, bits=8)) if coding.bits == 7 else key
+        chosen = self._chosen_as(key)
         large = weight.constant.nbytes >= SPOOLED and coding.bits >= 7 and not coding.block_size
         if self._spool is not None and large and chosen not in self._rounded:
             return self._spooled(weight, coding, minimum, reader, self._spool)
         rows = Rows(weight.constant.numpy(), coding.axes)
         floor = None if minimum is None else rows.floor(minimum)
+        job = self._jobs.get(key)
+        pairs = _pairs(weight.constant, coding) if job is None else job.pairs
+        if pairs is not None and key not in self._saturating:
+            self._saturating[key] = pairs.limited(_finite(rows.array(), weight, reader))
         if chosen in self._rounded:
             rounded = self._rounded[chosen]
             # rare, and only channels below the floor get coarser
             if chosen != key or (floor is not None and (rounded.scales < floor).any()):
                 job = replace(self._jobs[chosen], minimum_scale=floor, bits=coding.bits)
+                if chosen[1].summed != coding.summed:
+                    job = replace(job, pairs=pairs)
                 rounded = choose_all({key: job})[key]
             coded = rows.restore(rounded.codes, rounded.scales)
         else:
-            coded = rows.restore(*_nearest(_finite(rows.array(), weight, reader), floor, coding))
+            coded = rows.restore(*_nearest(_finite(rows.array(), weight, reader), floor, coding, pairs))
         weight.constant.release()
         return self.keep(coded[0]), coded[1]
 
+    def _chosen_as(self, key: Key) -> Key:
+        """Find the coding for which the codes of a weight were searched, if not the one that is asked for."""
+        tensor, coding = key
+        plain = replace(coding, bits=8 if coding.bits == 7 else coding.bits, summed=None)
+        searched = (k for k in self._rounded if k[0] is tensor and replace(k[1], summed=None) == plain)
+        return key if key in self._rounded else next(searched, key)
+
     def _spooled(self, weight: Value, coding: Coding, minimum: np.ndarray | None, reader: str, spool: Spool) -> Coded:
         assert weight.constant is not None
-        coded = nearest_codes(weight.constant.numpy(), coding.axes, minimum, spool, 2 ** (coding.bits - 1) - 1)
+        summed = coding.summed if coding.bits == 8 else None
+        limit = 2 ** (coding.bits - 1) - 1
+        coded = nearest_codes(weight.constant.numpy(), coding.axes, minimum, spool, limit, summed)
         weight.constant.release()
         if coded is None:
             raise _unsound(weight, reader)
@@ -153,6 +194,9 @@ class Weights:
     def notes(self) -> tuple[str, ...]:
         """Say how the codes were chosen, and what the weights got other than the usual 8 bits."""
         found = summary(self.chosen()) + ((self._remark,) if self._remark else ())
+        count = len(self.limited)
+        if count:
+            found = (*found, LIMITED.format("1 weight" if count == 1 else f"{count} weights"))
         if not self.reduced:
             return found
         names = list(self.reduced)
@@ -196,6 +240,7 @@ def rounding_jobs(
             block_size=coding.block_size or None,
             noise=noise,
             readers=tuple(node.name or node_key(node) for node in nodes),
+            pairs=_pairs(weight.constant, coding, _largest(nodes, moments, qparams, plan, coding)),
         )
     return jobs
 
@@ -204,7 +249,28 @@ def _coding(node: Node, weight: Value, settings: Scheme) -> Coding:
     """Tell how the node's family codes its weight."""
     axes = _shared_axes(node, weight)
     blocked = settings.name.startswith("weight-") and node.op_type in ("MatMul", "Gemm")
-    return Coding(axes, settings.weight_bits, settings.block_size if blocked else 0)
+    block_size = settings.block_size if blocked else 0
+    return Coding(axes, settings.weight_bits, block_size, summed_pairs(node, weight, settings))
+
+
+def _largest(
+    nodes: Sequence[Node],
+    moments: LayerMoments | None,
+    qparams: Mapping[Value, QParams],
+    plan: Plan,
+    coding: Coding,
+) -> np.ndarray | None:
+    """Return the largest activation codes that samples show in each column; None where they are not known."""
+    if coding.summed is None or not coding.summed.calibrated or moments is None or moments.assumed:
+        return None
+    found = []
+    for node in nodes:
+        data = node.inputs[0]
+        if data is None or data not in plan.ranges:
+            return None
+        scale, zero_point = qparams[plan.scale_owner(data)]
+        found.append(largest_codes(moments.high, float(scale), int(zero_point)))
+    return np.asarray(np.max(found, axis=0))
 
 
 def _shared_axes(node: Node, weight: Value) -> tuple[int, ...]:
@@ -249,15 +315,25 @@ def _above(coded: Coded, minimum: np.ndarray, coding: Coding) -> bool:
     return bool((scales > minimum.max(axis=coding.axes, keepdims=True)).all())
 
 
-def _nearest(rows: np.ndarray, floor: np.ndarray | None, coding: Coding) -> Coded:
+def _pairs(weight: Tensor, coding: Coding, largest: np.ndarray | None = None) -> PairLimits | None:
+    """Find the neighbours whose products must not leave 16 bits; None where any may."""
+    if coding.summed is None or coding.bits < 8:
+        return None
+    return pair_limits(weight.shape, coding.axes, coding.summed, largest)
+
+
+def _nearest(rows: np.ndarray, floor: np.ndarray | None, coding: Coding, pairs: PairLimits | None = None) -> Coded:
     """Round to nearest with the scale that covers a row's largest element; with that of least error if it has few."""
     if coding.block_size or coding.bits < 7:
         found = choose_codes(rows, None, bits=coding.bits, block_size=coding.block_size or None)
         return found.codes, found.scales
     codes, scales, _ = quantize_weight(rows, 0, f"int{coding.bits}")
+    least = scales
+    if pairs is not None:
+        least = np.maximum(scales, pairs.covering(rows).astype(np.float32))
     if floor is not None:
         # A channel of zeros has scale 1, with which its bias would be rounded to multiples of the activation's scale.
-        scales = np.where(rows.any(axis=1), np.maximum(scales, floor), floor)
-        coarse = scales == floor
-        codes[coarse] = np.rint(rows[coarse] / scales[coarse, None]).astype(codes.dtype)
-    return codes, scales
+        least = np.where(rows.any(axis=1), np.maximum(least, floor), floor)
+    coarse = least > scales
+    codes[coarse] = np.rint(rows[coarse] / least[coarse, None]).astype(codes.dtype)
+    return codes, least

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import ALL, F, build, floats, node, quantize_in_memory
+from helpers import ALL, F, build, floats, node, quantize_in_memory, unlike
 from integer_products import SHAPES, quantize_matrix
 
 
@@ -12,6 +12,7 @@ from integer_products import SHAPES, quantize_matrix
 @pytest.mark.parametrize("shapes", [s for s in SHAPES.values() if len(s[1]) == 2 or s[1][0] == 3])
 def test_static_matmul_keeps_its_output_in_float(shapes, granularity):
     a, w = (floats(*shape, seed=seed) for seed, shape in enumerate(shapes))
+    w = unlike(w)
     proto = build([node("MatMul", "x w", "y")], {"x": [None] * a.ndim}, ["y"], {"w": w})
     made = quantize_in_memory(proto, "static-int8", [{"x": a}], granularity=granularity)
     assert made.ops == {"QuantizeLinear": 1, "DequantizeLinear": 2, "MatMul": 1}
@@ -28,7 +29,7 @@ def test_static_matmul_keeps_its_output_in_float(shapes, granularity):
 
 def test_static_matmul_runs_as_one_integer_kernel():
     x = floats(8, 32)
-    proto = build([node("MatMul", "x w", "y")], {"x": [8, 32]}, ["y"], {"w": floats(32, 16, seed=1)})
+    proto = build([node("MatMul", "x w", "y")], {"x": [8, 32]}, ["y"], {"w": unlike(floats(32, 16, seed=1))})
     made = quantize_in_memory(proto, "static-int8", [{"x": x}])
     assert made.optimized() == {"QuantizeLinear": 1, "MatMulIntegerToFloat": 1}
     assert made.sqnr({"x": x}, ALL) > 30
@@ -46,7 +47,7 @@ def test_static_matmul_runs_as_one_integer_kernel():
 )
 def test_a_bias_behind_a_product_does_not_bring_it_back_into_float(shape, kernels, terms):
     """onnxruntime makes a float Gemm of MatMul and Add where the shapes are fixed, which takes five times as long."""
-    x, w, b = floats(*[size or 8 for size in shape]), floats(32, 16, seed=1), floats(16, seed=2)
+    x, w, b = floats(*[size or 8 for size in shape]), unlike(floats(32, 16, seed=1)), floats(16, seed=2)
     nodes = [node("MatMul", "x w", "p"), node("Add", terms, "y")]
     made = quantize_in_memory(build(nodes, {"x": shape}, ["y"], {"w": w, "b": b}), "static-int8", [{"x": x}])
     assert made.optimized() == kernels
@@ -55,7 +56,7 @@ def test_a_bias_behind_a_product_does_not_bring_it_back_into_float(shape, kernel
 
 @pytest.mark.parametrize("rows", [8, None])
 def test_a_residual_behind_a_product_of_matrices_does_not_bring_it_back_into_float(rows):
-    x, w = floats(8, 32), floats(32, 32, seed=1)
+    x, w = floats(8, 32), unlike(floats(32, 32, seed=1))
     nodes = [node("MatMul", "x w", "p"), node("Add", "x p", "y")]
     made = quantize_in_memory(build(nodes, {"x": [rows, 32]}, ["y"], {"w": w}), "static-int8", [{"x": x}])
     assert made.optimized() == {"QuantizeLinear": 1, "QGemm": 1, "Add": 1}
@@ -76,7 +77,7 @@ def test_a_clamp_behind_a_product_does_not_bring_it_back_into_float(product, ker
     bounds = {} if clamp == "Relu" else {"min": 0.0, "max": 6.0} if opset < 11 else {"inputs": "low high"}
     inputs = f"{'g' if ' ' in product else 'p'} {bounds.pop('inputs', '')}".strip()
     nodes += [node(clamp, inputs, "r", **bounds), node("Sqrt", "r", "y")]
-    weights = {"w": floats(32, 16, seed=1), "b": b, "low": np.array(0, F), "high": np.array(6, F)}
+    weights = {"w": unlike(floats(32, 16, seed=1)), "b": b, "low": np.array(0, F), "high": np.array(6, F)}
     proto = build(nodes, {"x": [8, 32]}, ["y"], weights, opset=opset)
     granularity = "tensor" if opset < 13 else "channel"  # DequantizeLinear has an axis from 13 on
     made = quantize_in_memory(proto, "static-int8", [{"x": x}], granularity=granularity)
@@ -87,14 +88,14 @@ def test_a_clamp_behind_a_product_does_not_bring_it_back_into_float(product, ker
 def test_a_clamp_that_a_quantized_product_reads_stays_and_vanishes():
     x, b = floats(8, 32), floats(16, seed=2)
     nodes = [node("Gemm", "x w b", "g"), node("Relu", "g", "r"), node("Gemm", "r v b", "y")]
-    weights = {"w": floats(32, 16, seed=1), "v": floats(16, 16, seed=3), "b": b}
+    weights = {"w": unlike(floats(32, 16, seed=1)), "v": unlike(floats(16, 16, seed=3)), "b": b}
     made = quantize_in_memory(build(nodes, {"x": [8, 32]}, ["y"], weights), "static-int8", [{"x": x}])
     assert made.ops["Relu"] == 1
     assert made.optimized() == {"QuantizeLinear": 1, "QGemm": 2}
 
 
 def test_tied_square_weights_in_the_static_form():
-    w, x = floats(16, 16), floats(4, 16, seed=5)
+    w, x = unlike(floats(16, 16)), floats(4, 16, seed=5)
     proto = build(
         [node("Gemm", "x w", "a", transB=1), node("MatMul", "a w", "b"), node("MatMul", "b w", "y")],
         {"x": [4, 16]},
@@ -137,7 +138,7 @@ def test_stored_weights_are_a_quarter_of_the_size(made_of, form):
 
 
 def test_stored_weights_share_one_scale_where_asked():
-    w = floats(32, 32)
+    w = unlike(floats(32, 32))
     proto = build([node("MatMul", "x w", "y")], {"x": [4, 32]}, ["y"], {"w": w})
     made = quantize_in_memory(proto, "weight-int8", granularity="tensor")
     assert made.weights["w_scale"] == np.abs(w).max() / F(127)
@@ -145,7 +146,7 @@ def test_stored_weights_share_one_scale_where_asked():
 
 
 def test_a_stored_weight_with_several_readers_is_stored_once():
-    w = floats(32, 32)
+    w = unlike(floats(32, 32))
     nodes = [node("MatMul", "x w", "a"), node("MatMul", "a w", "b"), node("Gemm", "b w", "y")]
     made = quantize_in_memory(build(nodes, {"x": [4, 32]}, ["y"], {"w": w}), "weight-int8")
     assert made.ops == {"Cast": 1, "Mul": 1, "MatMul": 2, "Gemm": 1}

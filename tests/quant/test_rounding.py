@@ -65,16 +65,16 @@ def change(found, rows):
 def test_coordinate_descent_never_increases_the_error_and_ends_where_no_single_step_helps(seed, problems, n, limit):
     H, weight = problem(seed, problems, n)
     steps = np.broadcast_to(np.abs(weight).max(axis=1, keepdims=True) / limit, weight.shape)
-    codes = nearest(weight, steps, limit)
+    codes = nearest(weight, steps, (-limit, limit))
     before = errors(weight, codes, steps, H)
     for _ in range(4):
-        codes = descend(weight, codes, steps, H, limit, 1)
+        codes = descend(weight, codes, steps, H, (-limit, limit), 1)
         after = errors(weight, codes, steps, H)
         assert (after <= before * (1 + 1e-9) + 1e-12 * np.abs(before).max()).all()
         before = after
     assert np.abs(codes).max() <= limit
     np.testing.assert_array_equal(codes, np.rint(codes))
-    settled = descend(weight, codes, steps, H, limit, 200)
+    settled = descend(weight, codes, steps, H, (-limit, limit), 200)
     least = errors(weight, settled, steps, H)
     for column in range(n):
         for step in (-1, 1):
@@ -88,25 +88,25 @@ def test_coordinate_descent_never_increases_the_error_and_ends_where_no_single_s
 def test_coordinate_descent_takes_one_column_after_the_other(seed, problems, n, limit):
     H, weight = problem(seed, problems, n)
     steps = np.broadcast_to(np.abs(weight).max(axis=1, keepdims=True) / limit, weight.shape)
-    codes = nearest(weight, steps, limit)
+    codes = nearest(weight, steps, (-limit, limit))
     expected = codes.copy()
     for p, column in np.ndindex(problems, n):  # by definition, with all slopes computed anew for each
         slope = H[p, column] @ (expected[p] * steps[p] - weight[p])
         best = expected[p, column] - slope / H[p, column, column] / steps[p, column]
         expected[p, column] = np.clip(np.rint(best), -limit, limit)
-    np.testing.assert_array_equal(descend(weight, codes, steps, H, limit, 1), expected)
+    np.testing.assert_array_equal(descend(weight, codes, steps, H, (-limit, limit), 1), expected)
 
 
 def test_coordinate_descent_leaves_channels_alone_that_have_settled(monkeypatch):
     H, weight = problem(1, columns=70, channels=20)
     steps = np.broadcast_to(np.abs(weight).max(axis=1, keepdims=True) / 127, weight.shape)
-    settled = descend(weight, nearest(weight, steps, 127), steps, H, 127, 200)
+    settled = descend(weight, nearest(weight, steps, (-127, 127)), steps, H, (-127, 127), 200)
     seen, work = [], descent._in_turn
     monkeypatch.setattr(descent, "_in_turn", lambda codes, *others: [seen.append(codes.shape), work(codes, *others)][1])
-    np.testing.assert_array_equal(descend(weight, settled, steps, H, 127, 4), settled)
+    np.testing.assert_array_equal(descend(weight, settled, steps, H, (-127, 127), 4), settled)
     assert not seen
     settled[0, 40, 7] += 3
-    descend(weight, settled, steps, H, 127, 1)
+    descend(weight, settled, steps, H, (-127, 127), 1)
     assert {shape[1] for shape in seen} == {1}
 
 
@@ -124,7 +124,7 @@ def test_error_feedback_is_gptq_by_its_definition(seed, n):
         code = np.clip(np.rint(left[i] / steps[0, 0]), -7, 7)
         expected[order[i]] = code
         left[i + 1 :] -= np.outer(U[i, i + 1 :], (left[i] - code * steps[0, 0]) / U[i, i])
-    np.testing.assert_array_equal(feedback.round(weight, steps, 7)[0], expected)
+    np.testing.assert_array_equal(feedback.round(weight, steps, (-7, 7))[0], expected)
     np.testing.assert_allclose(feedback.weights[0][order], np.diagonal(U) ** -2.0, rtol=1e-6)
 
 
@@ -195,7 +195,7 @@ def test_no_choice_is_worse_than_nearest_on_held_out_samples(seed, bits, kind):
     assert found.scales.shape == {"channel": (6,), "tensor": (1,), "block": (6, 3)}[kind]
     layout = ScaleLayout(rows.shape, kind == "tensor", 8 if kind == "block" else None)
     covering = storable(layout.peak(np.abs(rows)) / limit)
-    plain = nearest(rows, layout.expand(covering), limit) * layout.expand(covering)
+    plain = nearest(rows, layout.expand(covering), (-limit, limit)) * layout.expand(covering)
     held = moments.held_out()
     ours, theirs = held.errors(change(found, rows)), held.errors(plain - rows)
     if kind == "tensor":
