@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onnxq.hazards.finders import FINDERS, Found
+from onnxq.hazards.processor import this_processor
 from onnxq.hazards.table import Hazard, Version, first_version, load_hazards, version_of
 from onnxq.ir import Model
 
@@ -42,13 +43,11 @@ def find_hazards(
     Args:
         model: A quantized model; no weight is read.
         version: Of onnxruntime; the one installed by default.
-        processor: As `local_processor` describes it; the one at hand by default.
+        processor: As `this_processor` describes it; the one at hand by default.
 
     """
-    from onnxq.hazards.processor import local_processor
-
     known = _installed() if version is None else version_of(version)
-    local = local_processor() if processor is None else processor
+    local = this_processor() if processor is None else processor
     sites: dict[str, list[Found]] = {}
     found = []
     for row in load_hazards():

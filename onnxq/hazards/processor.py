@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import platform
+from functools import cache
 from pathlib import Path
+
+from onnxq.targets.host import host_saturates
 
 CPU_INFO = Path("/proc/cpuinfo")
 # What the table of hazards calls a processor, and what people read
@@ -35,6 +38,13 @@ def local_processor(cpu_info: Path = CPU_INFO, machine: str = "") -> frozenset[s
     if architecture == "x86-64":
         found |= {name for flag, name in FLAGS.items() if flag in _flags(cpu_info)}
     return frozenset(found)
+
+
+@cache
+def this_processor() -> frozenset[str]:
+    """Return the same of the processor at hand, as far as onnxruntime uses it: where its products saturate, no VNNI."""
+    found = local_processor()
+    return frozenset({"x86-64"}) if "x86-64" in found and host_saturates() else found
 
 
 def _flags(cpu_info: Path) -> frozenset[str]:
