@@ -2,7 +2,7 @@
 
 from onnxq.hazards.found import Finding, find_hazards, least_onnxruntime
 from onnxq.hazards.planned import planned_hazards
-from onnxq.hazards.processor import local_processor
+from onnxq.hazards.processor import this_processor
 from onnxq.hazards.table import Hazard, load_hazards
 
 __all__ = [
@@ -11,6 +11,6 @@ __all__ = [
     "find_hazards",
     "least_onnxruntime",
     "load_hazards",
-    "local_processor",
     "planned_hazards",
+    "this_processor",
 ]

@@ -62,7 +62,7 @@ class Hazard:
         )
 
     def on_processor(self, processor: frozenset[str]) -> bool:
-        """Whether a processor has it, as `local_processor` describes one."""
+        """Whether a processor has it, as `this_processor` describes one."""
         return (not self.processors or not processor.isdisjoint(self.processors)) and processor.isdisjoint(self.unless)
 
     def holds(self, facts: dict[str, Fact]) -> bool:

@@ -11,8 +11,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxq.hazards import find_hazards, least_onnxruntime, load_hazards, local_processor
+from onnxq.hazards import find_hazards, least_onnxruntime, load_hazards, processor
 from onnxq.hazards.finders import FINDERS
+from onnxq.hazards.processor import local_processor, this_processor
 from onnxq.hazards.table import first_version, version_of
 from onnxq.ir import infer_types, parse
 from onnxq.ir.opset import MAX_IR, MAX_OPSET
@@ -429,6 +430,20 @@ def test_the_processor_is_read_from_linux(tmp_path: Path) -> None:
     assert local_processor(tmp_path / "nowhere", "x86_64") == AVX2
     assert local_processor(info, "aarch64") == ARM
     assert local_processor(info, "riscv64") == frozenset()
+
+
+@pytest.mark.parametrize(("saturates", "expected"), [(True, AVX2), (False, AMX)])
+def test_a_processor_whose_products_saturate_has_no_vnni_for_onnxruntime(
+    monkeypatch: pytest.MonkeyPatch, saturates: bool, expected: frozenset[str]
+) -> None:
+    """As under a virtual machine that hides it."""
+    monkeypatch.setattr(processor, "local_processor", lambda: AMX)
+    monkeypatch.setattr(processor, "host_saturates", lambda: saturates)
+    this_processor.cache_clear()
+    try:
+        assert this_processor() == expected
+    finally:
+        this_processor.cache_clear()
 
 
 def test_a_scope_is_written_for_people() -> None:
