@@ -150,7 +150,9 @@ def single(context: typer.Context, models: list[Path]) -> Path:
 
     refuse_config(context)
     if len(models) > 1:
-        raise ProjectError(f"{len(models)} models are given", "Give one, or --project to verify those of the project.")
+        pair = f"Write `onnxq verify {models[0]} --against {models[1]}` to compare two; " if len(models) == 2 else ""
+        more = "--project verifies those of the project."
+        raise ProjectError(f"{len(models)} models are given", f"{pair}{more}" if pair else f"Give one; {more}")
     return models[0]
 
 

@@ -10,7 +10,9 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
+from onnxq.errors import ModelError
 from onnxq.ir.wire import LENGTH_DELIMITED, VARINT, WireError, fields
+from onnxq.words import did_you_mean
 
 
 class Format(NamedTuple):
@@ -91,6 +93,28 @@ def foreign_folder(folder: Path) -> Format | None:
     if (folder / "Manifest.json").is_file() and (folder / "Data").is_dir():
         return CORE_ML
     return None
+
+
+def similar_model(path: Path) -> str:
+    """Ask whether a model in the same folder was meant."""
+    try:
+        names = sorted(found.name for found in path.parent.iterdir() if found.suffix == ".onnx")
+    except (OSError, ValueError):
+        return ""
+    made = f"{path.stem}.int8.onnx"  # what quantizing gives, not what it takes
+    names = [name for name in names if name != made]
+    same = [name for name in names if path.name.lower() in (name.lower(), name.lower().removesuffix(".onnx"))]
+    return did_you_mean(path.name, names, cutoff=0.75) if not same else f"Did you mean '{same[0]}'?"
+
+
+def unreadable_model(data: bytes | memoryview, path: Path | None, label: str, reason: str) -> ModelError:
+    """Make the error for bytes that are no ONNX model: name what they are, where something tells it."""
+    found = foreign_format(memoryview(data), path)
+    if found is not None:
+        hint = found.hint.replace("FILE", label) if path else found.hint
+        return ModelError(f"{label} is not a readable ONNX model: it is {found.what}", hint)
+    hint = "The file is truncated, damaged, or something else: fetch or export it again."
+    return ModelError(f"{label} is not a readable ONNX model: {reason}", hint)
 
 
 def _archive(data: memoryview, path: Path | None) -> Format:

@@ -11,7 +11,7 @@ from pathlib import Path
 from onnxq.errors import ModelError
 from onnxq.ir.encode import EncodeTensor, encode_graph, encode_tensor
 from onnxq.ir.external import release
-from onnxq.ir.formats import foreign_folder, foreign_format
+from onnxq.ir.formats import foreign_folder, similar_model, unreadable_model
 from onnxq.ir.graph import Value
 from onnxq.ir.lfs import pointer_error
 from onnxq.ir.names import Names
@@ -244,7 +244,7 @@ def load(path: str | Path) -> Model:
     except FileNotFoundError:
         if path.name == "-":
             raise ModelError("a model is not read from stdin", "Save it to a file first, and give its path.") from None
-        raise ModelError(f"{path} does not exist", "Check the path of the model.") from None
+        raise ModelError(f"{path} does not exist", similar_model(path) or "Check the path of the model.") from None
     except IsADirectoryError:
         found = foreign_folder(path)
         if found is not None:
@@ -261,22 +261,13 @@ def parse(data: bytes | memoryview, path: Path | None = None) -> Model:
     try:
         model = Model(memoryview(data), path)
     except WireError as error:
-        raise pointer_error(data, label, ModelError, "model") or _unreadable(data, path, label, str(error)) from error
+        pointer = pointer_error(data, label, ModelError, "model")
+        raise pointer or unreadable_model(data, path, label, str(error)) from error
     except ModelError as error:
         raise ModelError(f"{label}: {error.message}", error.hint) from error
     if not model.opsets and model.graph.nodes:
         raise ModelError(f"{label} is not a readable ONNX model: it imports no operator set", "Export the model again.")
     return model
-
-
-def _unreadable(data: bytes | memoryview, path: Path | None, label: str, reason: str) -> ModelError:
-    """Make the error for bytes that are no ONNX model: name what they are, where something tells it."""
-    found = foreign_format(memoryview(data), path)
-    if found is not None:
-        hint = found.hint.replace("FILE", label) if path else found.hint
-        return ModelError(f"{label} is not a readable ONNX model: it is {found.what}", hint)
-    hint = "The file is truncated, damaged, or something else: fetch or export it again."
-    return ModelError(f"{label} is not a readable ONNX model: {reason}", hint)
 
 
 def _opset(data: memoryview) -> tuple[str, int]:

@@ -203,9 +203,9 @@ def load_recipe(source: str | Path) -> Recipe:
         return parse_recipe((_folder() / f"{text}.toml").read_text("utf-8"), text)
     path = Path(source)
     if path.suffix != ".toml":
-        raise RecipeError(
-            f"there is no recipe named '{text}'", f"Choose one of {', '.join(recipe_names())}, or give a .toml file."
-        )
+        near = did_you_mean(text, recipe_names(), cutoff=0.5)
+        hint = f"{near} Choose one of {', '.join(recipe_names())}, or give a .toml file.".lstrip()
+        raise RecipeError(f"there is no recipe named '{text}'", hint)
     try:
         content = path.read_text("utf-8")
     except UnicodeDecodeError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from onnxq.errors import DataError
 from onnxq.quant.sample_checks import InputSpec
-from onnxq.words import counted, listed
+from onnxq.words import counted, did_you_mean, listed
 
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 SOUNDS = (".wav", ".flac", ".mp3", ".ogg")
@@ -57,6 +57,37 @@ def empty_folder(folder: Path, found: Sequence[Path], inputs: Sequence[InputSpec
     return DataError(
         f"the folder {folder} has no samples in .npz or .npy{files}", f"Save samples: {saving(inputs)}{tests}"
     )
+
+
+def missing_data(source: str) -> DataError:
+    """Make the error for data that are not there, with what was meant perhaps."""
+    path = Path(source)
+    near = did_you_mean(path.name, _beside(path), cutoff=0.75)
+    code = Path(source.rstrip(":") + ".py")
+    whole, _, name = source.rpartition(".")
+    if "://" in source:
+        hint = "Fetch it first: data are read from files."
+    elif "," in source and all(Path(part.strip()).exists() for part in source.split(",")):
+        hint = f"Repeat --data for every file: {' '.join(f'-d {part.strip()}' for part in source.split(','))}."
+    elif any(sign in source for sign in "*?["):
+        hint = "No file matches it: give the folder that the files are in, or repeat --data for each."
+    elif source.startswith("~"):
+        hint = "The shell replaces ~ at the beginning of a word without quotes only: write $HOME."
+    elif code.is_file():
+        hint = f"Write {code.stem}:FUNCTION for a function of {code}."
+    elif whole and name.isidentifier() and Path(f"{whole}.py").is_file():
+        hint = f"Write {whole}:{name} for a function of {whole}.py."
+    else:
+        hint = near or "Give an .npz file, a folder, or package.module:function."
+    return DataError(f"{source} does not exist", hint)
+
+
+def _beside(path: Path) -> list[str]:
+    """List the names in the folder that a path is in."""
+    try:
+        return [found.name for found in path.parent.iterdir()]
+    except OSError:
+        return []
 
 
 def refuse_single_array(source: str, inputs: Sequence[InputSpec]) -> None:

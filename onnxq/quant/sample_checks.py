@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from onnxq.words import did_you_mean
 if TYPE_CHECKING:
     from onnxq.ir import Model
 
+NAMELESS = re.compile(r"arr_\d+")  # what NumPy calls an array that has no name
 Sample = dict[str, np.ndarray]
 
 
@@ -73,6 +75,8 @@ def check_names(names: Iterable[str], inputs: Sequence[InputSpec], where: str) -
     for name in given:
         if name not in wanted:
             guess = did_you_mean(name, wanted, cutoff=0.6)
+            if NAMELESS.fullmatch(name):
+                guess = "It was saved without a name: write numpy.savez(file, NAME=array)."
             raise DataError(
                 f"{where} has '{name}', which is no input of the model",
                 f"{guess} The model's inputs are {_listing(wanted)}; a name that starts with _ is ignored.".lstrip(),

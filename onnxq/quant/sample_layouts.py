@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import permutations
 
@@ -60,7 +61,23 @@ def layout_hint(shape: Sequence[int], wanted: Dimensions, *, behind: int = 0, ba
     if order is not None and list(order) != sorted(order):
         axes = [*range(behind), *(axis + behind for axis in order)]
         return f"The sizes fit in another order of axes{_names(order)}: array.transpose({_numbers(axes)})."
-    return _missing_axis(shape, wanted, behind) if len(shape) == len(wanted) - 1 else ""
+    missing = _missing_axis(shape, wanted, behind) if len(shape) == len(wanted) - 1 else ""
+    return missing or _reshaped(shape, wanted, behind)
+
+
+def _reshaped(shape: Sequence[int], wanted: Dimensions, behind: int) -> str:
+    """Return the sentence for rows that were flattened, and for axes of size 1 that are too many or too few."""
+    inner = wanted[1:]
+    if behind or not wanted or len(shape) == len(wanted) or any(size is None for size in inner):
+        return ""
+    sizes = [size for size in inner if size is not None]
+    flat = len(shape) == 2 and shape[1] == math.prod(sizes)
+    kept = [size for size in shape if size != 1]
+    real = [size for size in sizes if size != 1]
+    same = kept == real or kept[1:] == real
+    if not (flat or same) or (wanted[0] is not None and math.prod(shape) % max(math.prod(sizes) * wanted[0], 1)):
+        return ""
+    return f"The numbers fit in another shape: array.reshape({_numbers([-1, *sizes])})."
 
 
 def _missing_axis(shape: Sequence[int], wanted: Dimensions, behind: int) -> str:

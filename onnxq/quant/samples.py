@@ -15,7 +15,7 @@ import numpy as np
 
 from onnxq.errors import DataError
 from onnxq.quant.imports import CALLABLE, import_named
-from onnxq.quant.sample_advice import other_data, refuse_file_of_code, refuse_single_array
+from onnxq.quant.sample_advice import missing_data, other_data, refuse_file_of_code, refuse_single_array
 from onnxq.quant.sample_arrays import Source, read_npy, read_npz
 from onnxq.quant.sample_checks import InputSpec, Sample, conform, input_specs
 from onnxq.quant.sample_labels import Labels, read_labels
@@ -250,7 +250,7 @@ def _open(source: str, inputs: Sequence[InputSpec]) -> list[Source]:
     if CALLABLE.fullmatch(source):
         given = import_named(source)
         return list(wrap_samples(given, inputs, source)._sources)
-    raise DataError(f"{source} does not exist", "Give an .npz file, a folder, or package.module:function.")
+    raise missing_data(source)
 
 
 def _no_samples(origin: str) -> DataError:

@@ -156,3 +156,19 @@ def test_folders_are_named_alike(tmp_path: Path, make: Callable[[Path], None], w
     with pytest.raises(ModelError, match=what) as caught:
         load(tmp_path)
     assert way in caught.value.hint
+
+
+def test_a_name_that_is_nearly_right_is_named(tmp_path: Path) -> None:
+    for name in ("classifier.onnx", "second.int8.onnx", "notes.md"):
+        (tmp_path / name).touch()
+    for given, hint in {
+        "clasifier.onnx": "Did you mean 'classifier.onnx'?",
+        "Classifier.ONNX": "Did you mean 'classifier.onnx'?",
+        "classifier": "Did you mean 'classifier.onnx'?",
+        "second.onnx": "Check the path of the model.",  # what was made of it is something else
+        "detector.onnx": "Check the path of the model.",
+        "nowhere/classifier.onnx": "Check the path of the model.",
+    }.items():
+        with pytest.raises(ModelError) as caught:
+            load(tmp_path / given)
+        assert caught.value.hint == hint, given

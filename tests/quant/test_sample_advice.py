@@ -63,6 +63,15 @@ def refused(source: str, inputs: Sequence[InputSpec] = ONE) -> tuple[str, str]:
         ("photos", "the folder photos has no samples in .npz or .npy: it holds 2 .jpg and 1 .md files", "data_0=array"),
         ("nothing", "has no samples in .npz or .npy: it is empty", "data_0=array"),
         ("nested", "has no samples in .npz or .npy: it holds 1 folder", "test_data_set_*"),
+        ("photo", "photo does not exist", "Did you mean 'photos'?"),
+        ("mydata", "mydata does not exist", "Write mydata:FUNCTION for a function of mydata.py."),
+        ("mydata:", "mydata: does not exist", "Write mydata:FUNCTION"),
+        ("mydata.photos", "mydata.photos does not exist", "Write mydata:photos for a function of mydata.py."),
+        ("x.npy,s.txt", "x.npy,s.txt does not exist", "for every file: -d x.npy -d s.txt."),
+        ("*.npz", "*.npz does not exist", "No file matches it"),
+        ("~/d.npz", "~/d.npz does not exist", "write $HOME"),
+        ("https://example.com/d.npz", "does not exist", "Fetch it first"),
+        ("nowhere/d.npz", "nowhere/d.npz does not exist", "Give an .npz file, a folder"),
     ],
 )
 def test_what_cannot_be_read_is_named_with_what_to_do(source: str, message: str, hint: str) -> None:
@@ -104,3 +113,11 @@ def test_a_sample_without_its_batch_axis_is_told_so() -> None:
 def test_types_have_the_names_of_numpy() -> None:
     assert str(ONE[0]) == "float32[n, 3, 8, 8]"
     assert str(THREE[0]) == "int64[n, t]"
+
+
+def test_an_array_without_a_name_is_told_how_to_get_one() -> None:
+    np.savez("arr.npz", np.zeros((1, 3, 8, 8)))
+    message, hint = refused("arr.npz")
+    assert message == "arr.npz has 'arr_0', which is no input of the model"
+    assert hint.startswith("It was saved without a name: write numpy.savez(file, NAME=array).")
+    assert "The model's inputs are 'data_0'" in hint
