@@ -27,6 +27,7 @@ from onnxq.quant.equal_constants import merge_equal
 from onnxq.quant.layers import MeasuredLayers
 from onnxq.quant.plan import Plan
 from onnxq.quant.plan import make_plan as decide
+from onnxq.quant.portable import portable_costs
 from onnxq.quant.qparams import QParams
 from onnxq.quant.readers import OutputWeights, trial_kinds
 from onnxq.quant.recipe import Recipe, load_recipe
@@ -108,7 +109,20 @@ def prepare(
     notes += found.notes
     plan = Plan(chosen, {}, with_data)
     ready = replanned(Prepared(model.path or Path(), source, found.model, plan, notes, fast, found.original), most)
+    ready = _portable(ready, most)
     return replace(ready, notes=(*ready.notes, *chosen.idle_globs(node_labels(ready.model), before)))
+
+
+def _portable(ready: Prepared, most: int | None) -> Prepared:
+    """Plan for all families of processors that the target is for, where `auto` may choose."""
+    if ready.plan.recipe.scheme.name != "auto" or is_large(ready.model):
+        return ready
+
+    def plan_by(costs: Costs) -> Plan:
+        return decide(ready.model, ready.plan.recipe, with_data=ready.plan.with_data, costs=costs)
+
+    costs = portable_costs(ready.plan, plan_by)
+    return ready if costs is ready.plan.costs else replanned(ready, most, costs)
 
 
 def node_labels(model: Model) -> set[str]:

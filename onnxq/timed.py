@@ -21,7 +21,7 @@ from onnxq.quant.decision import node_key
 from onnxq.quant.forms import FORMS
 from onnxq.quant.samples import Samples
 from onnxq.steps import Prepared, replanned
-from onnxq.targets import Costs, load_costs
+from onnxq.targets import Costs
 from onnxq.targets.placement import load_target
 from onnxq.targets.timings import load_timings
 
@@ -70,7 +70,7 @@ def sized(ready: Prepared, given: Samples | None, most: int | None = None) -> Pr
         return in_other_forms(ready, most)
 
     def costs_of(model: Model) -> Costs:
-        return Costs(load_costs(recipe.scheme.target).table, shapes=sample_shapes(model, sample))
+        return Costs(ready.plan.costs.table, shapes=sample_shapes(model, sample))
 
     costs = costs_of(ready.model)
     return in_other_forms(replanned(ready, most, costs) if costs.shapes else ready, most, costs_of)
@@ -153,7 +153,7 @@ def timed(ready: Prepared, given: Samples | None, timing: Timing, watch: Observe
     else:
         assert timing.path is not None
         found = load_timings(timing.path)
-    again = replanned(ready, most, Costs(load_costs(recipe.scheme.target).table, found, shapes))
+    again = replanned(ready, most, Costs(ready.plan.costs.table, found, shapes))
     kernels = kernels_of(ready.model, recipe, with_data=ready.plan.with_data, shapes=shapes)
     if kernels and not any(kernel in found.kernels for kernel in kernels):
         again = replace(again, notes=(*again.notes, UNKNOWN))

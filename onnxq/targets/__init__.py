@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cache
-from itertools import product
 from typing import Any
 
 import numpy as np
 
-from onnxq.targets.mixed import AXES, mixed
+from onnxq.targets.grid import continued, logarithms
+from onnxq.targets.mixed import mixed
 from onnxq.targets.tables import read_target, resolved
 from onnxq.targets.timings import Kernel, Timings
 
@@ -156,34 +156,13 @@ class Costs:
         What is smaller than the table takes no longer than at its edge, and no less than the least of all its times:
         there sizes hardly matter, and slopes along several axes add up to nonsense.
         """
-        axes, times = _grid(self.table, name, integers)
+        axes, times = logarithms(self.table[name], ("float", integers))
         place = [math.log2(max(size, 1)) for size in point]
         edge = [max(position, float(axis[0])) for position, axis in zip(place, axes, strict=True)]
-        total = _continued(axes, times, place)
+        total = continued(axes, times, place)
         if edge != place:
-            total = np.maximum(np.minimum(total, _continued(axes, times, edge)), times.reshape(-1, 2).min(axis=0))
+            total = np.maximum(np.minimum(total, continued(axes, times, edge)), times.reshape(-1, 2).min(axis=0))
         return self.scale * float(2.0 ** total[0]), self.scale * float(2.0 ** total[1])
-
-
-def _continued(axes: list[np.ndarray], times: np.ndarray, place: list[float]) -> np.ndarray:
-    lows, weights = [], []
-    for axis, position in zip(axes, place, strict=True):
-        low = min(max(int(np.searchsorted(axis, position)) - 1, 0), len(axis) - 2)
-        lows.append(low)
-        weights.append((position - axis[low]) / (axis[low + 1] - axis[low]))
-    total = np.zeros(2)
-    for corner in product((0, 1), repeat=len(axes)):
-        weight = math.prod(w if bit else 1 - w for bit, w in zip(corner, weights, strict=True))
-        total += weight * times[tuple(low + bit for low, bit in zip(lows, corner, strict=True))]
-    return total
-
-
-def _grid(table: dict[str, Any], name: str, integers: str) -> tuple[list[np.ndarray], np.ndarray]:
-    entry = table[name]
-    axes = [np.log2(np.asarray(entry[key], np.float64)) for key in AXES if key in entry]
-    shape = [len(axis) for axis in axes]
-    times = np.stack([np.asarray(entry[key], np.float64).reshape(shape) for key in ("float", integers)], axis=-1)
-    return axes, np.log2(times)
 
 
 def load_costs(target: str = DEFAULT) -> Costs:
@@ -202,7 +181,23 @@ def _loaded(name: str) -> Costs:
     table = read_target(name)
     if "borders" in table:
         return Costs(table)
-    if "mix" not in table:
-        return _loaded(DEFAULT)
-    shares = table["mix"]
-    return Costs(mixed({family: read_target(family) for family in shares}, shares))
+    mixes = load_mixes(name)
+    return mixes[0] if mixes else _loaded(DEFAULT)
+
+
+@cache
+def load_mixes(name: str) -> tuple[Costs, ...]:
+    """Read the mixes of families' kernel times by which a target is planned, the usual one first; () if by one."""
+    shares = read_target(resolved(name)).get("mix", {}).get("shares", ())
+    return tuple(Costs(mixed({family: read_target(family) for family in mix}, mix)) for mix in shares)
+
+
+def families_of(name: str) -> tuple[str, ...]:
+    """Return the families of processors that a target is for: of a family, itself."""
+    name = resolved(name)
+    return tuple(read_target(name).get("mix", {}).get("families", (name,)))
+
+
+def is_estimated(family: str) -> bool:
+    """Return whether the kernel times of a family are derived and not measured."""
+    return str(read_target(family)["matmul"]["source"]).startswith("estimated")

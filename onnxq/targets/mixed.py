@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-AXES = ("channels", "filters", "pixels", "rows", "inner", "columns", "batch", "hidden")  # of the tables, in this order
+from onnxq.targets.grid import joined_axes, resampled
+
 UNIT = ("pointwise", "spatial", "matmul")  # whose float times are the unit of a family
 OTHER = (0.08, 0.02)  # of an operator that a table of elementwise operators leaves out: it moves values
 
@@ -19,7 +20,7 @@ def mixed(tables: Mapping[str, Mapping[str, Any]], shares: Mapping[str, float]) 
     a fast one. A cut that is the least by the sum of times is the least by the sum of families' times.
 
     Args:
-        tables: By family; all go over the same sizes.
+        tables: By family; where they go over different sizes, the mix goes over all of them.
         shares: By family.
 
     """
@@ -35,13 +36,11 @@ def mixed(tables: Mapping[str, Mapping[str, Any]], shares: Mapping[str, float]) 
 
 
 def _section(parts: list[tuple[Mapping[str, Any], float]]) -> dict[str, Any]:
-    keys = list(dict.fromkeys(key for table, _ in parts for key in table if key != "source"))
-    made: dict[str, Any] = {}
+    axes = joined_axes([table for table, _ in parts])
+    parts = [(resampled(table, axes), weight) for table, weight in parts]
+    keys = dict.fromkeys(key for table, _ in parts for key in table if key != "source" and key not in axes)
+    made: dict[str, Any] = dict(axes)
     for key in keys:
-        if key in AXES and "float" in keys:
-            made[key] = parts[0][0][key]
-            assert all(table[key] == made[key] for table, _ in parts), key
-            continue
         values = np.array([table.get(key, OTHER) for table, _ in parts], np.float64)
         made[key] = np.tensordot([weight for _, weight in parts], values, 1).tolist()
     return made

@@ -1,7 +1,7 @@
 """What a plan for all processors costs on each: predicted latency by that of float and of the own plan of a family.
 
-    python tests/bench/bench_families.py MODEL.onnx …                 # shares of onnxq/targets/cpu.toml
-    python tests/bench/bench_families.py --search MODEL.onnx …        # shares with the least regret in the worst case
+    python tests/bench/bench_families.py MODEL.onnx …                 # as they are planned now
+    python tests/bench/bench_families.py --search MODEL.onnx …        # first, shares of the least worst regret
 
 A line for each model and family: the latency of the portable plan, that of the plan by the family's own table, and the
 regret, the first by the second. Plans are those of `auto` with data, before anything is calibrated or searched.
@@ -19,12 +19,13 @@ import numpy as np
 from onnxq.ir import load
 from onnxq.quant.latency import predicted_latency
 from onnxq.quant.plan import Plan, make_plan
+from onnxq.quant.portable import ESTIMATED
 from onnxq.steps import Prepared, prepare
-from onnxq.targets import Costs, load_costs
+from onnxq.targets import Costs, families_of, is_estimated, load_costs
 from onnxq.targets.mixed import mixed
 from onnxq.targets.tables import read_target
 
-FAMILIES = ("cpu-avx2", "cpu-vnni", "cpu-arm64")
+FAMILIES = families_of("cpu")
 STEPS = 10  # shares are tried in tenths
 
 
@@ -38,9 +39,8 @@ def own_latencies(ready: Prepared) -> dict[str, float]:
     return {family: predicted_latency(plan_by(ready, load_costs(family)), family) for family in FAMILIES}
 
 
-def regrets(ready: Prepared, own: Mapping[str, float], shares: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-    """Return the latency of the portable plan on each family, and that by the family's own plan's."""
-    plan = plan_by(ready, Costs(mixed({name: read_target(name) for name in shares}, shares)))
+def regrets(plan: Plan, own: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    """Return the latency of a plan on each family, and that by the family's own plan's."""
     found = {family: predicted_latency(plan, family) for family in FAMILIES}
     return {family: (latency, latency / own[family]) for family, latency in found.items()}
 
@@ -56,8 +56,11 @@ def best_shares(models: Sequence[Prepared], owns: Sequence[Mapping[str, float]])
     """Return the shares whose worst regret over models and families is least, of equal ones the least mean."""
     tried = []
     for shares in shares_to_try():
+        costs = Costs(mixed({name: read_target(name) for name in shares}, shares))
         found = [
-            pair[1] for ready, own in zip(models, owns, strict=True) for pair in regrets(ready, own, shares).values()
+            1 + (regret - 1) * (ESTIMATED if is_estimated(family) else 1)
+            for ready, own in zip(models, owns, strict=True)
+            for family, (_, regret) in regrets(plan_by(ready, costs), own).items()
         ]
         tried.append((round(max(found), 3), round(float(np.mean(found)), 4), shares))
         print(f"worst {max(found):.3f}  mean {np.mean(found):.4f}  {shares}", flush=True)
@@ -72,10 +75,10 @@ def main() -> None:
     given = parser.parse_args()
     models = [prepare(load(path), with_data=True) for path in given.models]
     owns = [own_latencies(ready) for ready in models]
-    shares = best_shares(models, owns) if given.search else read_target("cpu")["mix"]
-    print(f"shares {shares}")
+    if given.search:
+        print(f"best {best_shares(models, owns)}")
     for path, ready, own in zip(given.models, models, owns, strict=True):
-        for family, (latency, regret) in regrets(ready, own, shares).items():
+        for family, (latency, regret) in regrets(ready.plan, own).items():
             print(f"{path.stem:<24} {family:<10} portable {latency:.2f}  own {own[family]:.2f}  regret {regret:.3f}")
 
 

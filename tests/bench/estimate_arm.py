@@ -12,8 +12,8 @@ kernels are those of onnxruntime 1.32 in `core/mlas/lib/aarch64`:
 A product takes what its instructions take, divided by the share of the peak that such kernels reach, what its weights
 take from memory (one row reads each once), and a start; integers also what turns sums into codes. A Conv in float makes
 a matrix of its windows first. What has no products (conversions, sums, pools) is 128 bits wide in onnxruntime on x86-64
-with AVX2, too, or nearly: its times by that table, by the clock and the width of the core. Ratios, which alone decide,
-are those of onnxruntime's own kernels to perhaps a third.
+with AVX2, too, or nearly: its times by that table, by the clock and the width of the core; and so are the parts of an
+integer Conv. Ratios, which alone decide, are those of onnxruntime's own kernels to perhaps a third.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from onnxq.targets import AXES, GROUPS
+from onnxq.targets import GROUPS
+from onnxq.targets.grid import axes_of
 
 TARGETS = Path(__file__).parents[2] / "onnxq" / "targets"
 SAME = "cpu-avx2"  # whose operators without products are as wide
@@ -100,11 +101,6 @@ def recurrent(core: Core, batch: int, hidden: int) -> tuple[float, float]:
     return 150 + in_float + gates, 250 + in_integers + gates
 
 
-def axes_of(table: dict[str, Any]) -> dict[str, list[int]]:
-    """Return the sizes that a table goes over."""
-    return {key: value for key, value in table.items() if key in AXES}
-
-
 def grids(core: Core, like: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:
     """Return the times of all tables over sizes, on the axes of another target."""
 
@@ -138,11 +134,7 @@ def written(core: Core, like: dict[str, Any]) -> str:
         if "unsigned" in like[name]:
             lines.append(f"unsigned = {[round(pair[1] * core.unsigned) for pair in times]}")
         lines += ["start = 1000"] * (name == "recurrent")
-    per_product = 1 / (core.clock * core.integers * INTEGER_SHARE)
-    sixteen = 4 * 16 * per_product
-    lines += ["", "[integer_conv]", source, "start = 5000", f"position = {64 * 0.12 * core.others:.4g}", "tap = 1"]
-    lines += ["channels = 0.1", f"filters = {sixteen:.4g}"]
-    for name in ("borders", "rows", "elementwise", "clamps", "floats"):
+    for name in ("integer_conv", "borders", "rows", "elementwise", "clamps", "floats"):
         scaled = [_scaled(key, value, core) for key, value in like[name].items() if key != "source"]
         lines += ["", f"[{name}]", source, *scaled]
     return "\n".join(lines).strip() + "\n"

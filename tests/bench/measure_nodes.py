@@ -14,9 +14,9 @@ from onnxq.ir import Model, infer_types, parse
 from onnxq.quant.tuning import tune
 
 RUNS = 40
+BESIDE = ("Conv", "Linear", "Reorder")  # of operators between Convs: conversions, and what Convs take themselves
 SHAPE = (1, 64, 40, 40)  # a map that stays in the cache of a core, as most of a network do
 POOLED = {"kernel_shape": [2, 2], "strides": [2, 2]}
-WHERE = {"nearest": "asymmetric", "linear": "half_pixel"}
 CLAMPED = ((32, 128, 1, 28, 1), (128, 32, 1, 28, 1), (64, 64, 3, 56, 64), (16, 64, 3, 28, 1))
 
 
@@ -157,33 +157,59 @@ def max_pooling() -> list[float]:
     return [round(time / (64 * 56**2), 4) for time in behind_conv(node)]
 
 
-def resizing(mode: str) -> list[float]:
-    """Give the cost of a Resize to twice the size behind a Conv per element that it gives, as onnxq writes it.
+def resizing(factor: int) -> list[float]:
+    """Give the cost of a Resize between Convs per element that it gives, as onnxq writes it.
 
-    In 8 bit with the changes of layout around it, and without conversions.
+    In 8 bit with the changes of layout around it, which the Convs alone do not need.
     """
     node = helper.make_node(
         "Resize",
-        ["before", "", "twice"],
+        ["before", "", "factors"],
         ["y"],
-        mode=mode,
-        coordinate_transformation_mode=WHERE[mode],
+        mode="nearest",
+        coordinate_transformation_mode="asymmetric",
         nearest_mode="floor",
     )
-    feeds, made = {"x": np.random.default_rng(1).standard_normal((1, 64, 56, 56)).astype(np.float32)}, 64 * 56**2 * 4
+    feeds, made = (
+        {"x": np.random.default_rng(1).standard_normal((1, 64, 56, 56)).astype(np.float32)},
+        64 * (56 * factor) ** 2,
+    )
+    last = (
+        {"v": np.ones((8, 64, 1, 1), np.float32)},
+        {"v": np.ones((8, 64, 1, 1), np.int8), "v_scale": np.float32(0.02)},
+    )
     costs = []
     for quantized in (False, True):
-        models = [conv_model(64, 64, 1, 56, 1, quantized=quantized)]
-        constants = {"twice": np.array([1, 1, 2, 2], np.float32)}
-        models.append(followed(models[0], node, quantized=quantized, **constants))
+        first = conv_model(64, 64, 1, 56, 1, quantized=quantized)
+        resized = followed(first, node, quantized=quantized, factors=np.array([1, 1, factor, factor], np.float32))
+        models = [_read_by_conv(model, last[quantized], quantized=quantized) for model in (first, resized)]
         if quantized:
             models = [bytes(tune(_typed(model), "cpu").serialize()) for model in models]
         without, behind = (
-            sum(time for kind, time in found.items() if kind not in ("QuantizeLinear", "DequantizeLinear"))
+            sum(time for kind, time in found.items() if not any(n in kind for n in BESIDE))
             for found in turns(models, feeds)
         )
         costs.append(round((behind - without) / made, 4))
     return costs
+
+
+def _read_by_conv(model: bytes, constants: dict[str, np.ndarray], *, quantized: bool) -> bytes:
+    """Let a Conv of few filters read what a model gives."""
+    proto = onnx.load_from_string(model)
+    proto.graph.node[-1].output[0] = "last"
+    if quantized:
+        proto.graph.node.append(helper.make_node("DequantizeLinear", ["v", "v_scale"], ["w_last"]))
+    proto.graph.node.append(
+        helper.make_node("Conv", ["last", "w_last" if quantized else "v"], ["r" if quantized else "y"])
+    )
+    if quantized:
+        proto.graph.node.append(helper.make_node("QuantizeLinear", ["r", "scale", "zero"], ["rq"]))
+        proto.graph.node.append(helper.make_node("DequantizeLinear", ["rq", "scale", "zero"], ["y"]))
+    proto.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()
+    )
+    proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, None))
+    return bytes(proto.SerializeToString())
 
 
 def _typed(model: bytes) -> Model:

@@ -47,10 +47,10 @@ from onnxq.quant.rewrite import rewrite
 from onnxq.targets import GROUPS
 from onnxq.targets.placement import load_target
 
-POINTWISE = ((8, 32, 128, 512), (8, 32, 128, 512), (7, 28, 112))
-SPATIAL = ((3, 16, 64, 256), (16, 64, 256), (7, 28, 112))
+POINTWISE = ((8, 16, 32, 64, 128, 512), (8, 16, 32, 64, 128, 512), (7, 28, 112))
+SPATIAL = ((3, 8, 16, 32, 64, 256), (8, 16, 32, 64, 256), (7, 28, 112))
 MATMUL = ((1, 4, 16, 64, 256), (64, 256, 1024), (64, 256, 1024))
-DEPTHWISE = ((16, 64, 256), (7, 28, 112, 224))
+DEPTHWISE = ((16, 32, 64, 128, 256), (7, 14, 28, 56, 112, 224))
 GROUPED = ((2, 4, 8, 16, 32, 64), (4, 8, 16, 32))
 RECURRENT = ((1, 8), (16, 32, 64, 128, 256))
 BORDERED = ((32, 28), (32, 112), (128, 28), (128, 112))  # channels and sides of the Convs between borders
@@ -147,7 +147,7 @@ def elements() -> list[str]:
     """Measure operators without weights."""
     kinds = ("Add", "Concat", "AveragePool", "LeakyRelu", "Sigmoid")
     times = {kind: elementwise(kind) for kind in kinds} | {"Mul": list(mul())} | ramps(list(mul()))
-    times |= {"MaxPool": max_pooling(), "Resize": resizing("nearest"), "Resize_other": resizing("linear")}
+    times |= {"MaxPool": max_pooling(), "Resize": resizing(2), "Resize_other": resizing(3)}
     times |= {"SiLU": silu()}
     note = "# nanoseconds per element of the first input, or that a Resize gives: float, integer"
     return [note, *(f"{kind} = {pair}" for kind, pair in times.items())]

@@ -108,7 +108,7 @@ def test_alternatives_take_less_time_than_float_the_fastest_first():
 
 
 def test_a_conv_by_rows_costs_by_its_windows():
-    costs = load_costs()
+    costs = load_costs("cpu-vnni")
     conv = layer("Conv", "k", [1, 256, 512])
     in_float, in_integers = node_times(conv, costs)
     assert in_integers < row_time(conv, costs) < 0.5 * in_float  # measured: 0.43

@@ -42,8 +42,8 @@ def test_the_cut_is_the_least_of_all(data):
     assert cut_cost(edges, side) == least
 
 
-def schemes(proto: onnx.ModelProto, recipe: str = "auto") -> dict[str, str | None]:
-    plan = make_plan(typed(proto), load_recipe(recipe), with_data=True)
+def schemes(proto: onnx.ModelProto, recipe: str = "auto", target: str = "cpu") -> dict[str, str | None]:
+    plan = make_plan(typed(proto), load_recipe(recipe).for_target(target), with_data=True)
     return {decision.node.op_type: decision.scheme for decision in plan.decisions}
 
 
@@ -61,7 +61,9 @@ def test_a_conv_of_many_channels_works_in_8_bit_and_one_of_few_in_float() -> Non
 
 def test_groups_side_by_side_are_started_once() -> None:
     """A RegNet's groups of 8 are small products for float, and stayed there for what 46 kernels take to start."""
-    assert schemes(conv(368, 368, 3, 4, group=46)) == {"Conv": "static-int8"}
+    eights = conv(368, 368, 3, 4, group=46)
+    assert schemes(eights, target="cpu-vnni") == {"Conv": "static-int8"}
+    assert schemes(eights, target="cpu-avx2") == {"Conv": "weight-int8"}  # where float computes blocks of 8 channels
     assert schemes(conv(128, 128, 3, 32, group=32)) == {"Conv": "weight-int8"}
 
 
@@ -78,7 +80,8 @@ def test_an_addition_is_in_8_bit_where_a_conv_reads_its_float_operand_in_8_bit()
         node("Conv", "r w3", "y", name="last", pads=[1] * 4),
     ]
     x = floats(1, 3, 112, 113)  # as many columns do not come in blocks, so the first Conv is faster in float
-    made = quantize_in_memory(build(nodes, {"x": [1, 3, 112, 113]}, ["y"], weights), "auto", [{"x": x}])
+    proto = build(nodes, {"x": [1, 3, 112, 113]}, ["y"], weights)
+    made = quantize_in_memory(proto, "auto", [{"x": x}], target="cpu-vnni")
     assert made.decision("stem").scheme is None
     assert {made.decision(name).scheme for name in ("first", "second", "add", "last")} == {"static-int8"}
     optimized = made.optimized()
@@ -144,7 +147,7 @@ def test_a_float_conv_takes_the_time_of_its_clamp_too(clamp: str, extra: float) 
     inputs = "c lo hi" if clamp == "Clip" else "c"
     nodes = [node("Conv", "x w", "c"), node(clamp, inputs, "r"), node("Conv", "r v", "d"), node("Relu", "x", "y")]
     constants = {"w": floats(32, 16, 1, 1), "v": floats(8, 32, 1, 1), "lo": np.float32(0), "hi": np.float32(6)}
-    model, costs = typed(build(nodes, {"x": [1, 16, 14, 14]}, ["d", "y"], constants)), load_costs()
+    model, costs = typed(build(nodes, {"x": [1, 16, 14, 14]}, ["d", "y"], constants)), load_costs("cpu-vnni")
     alone, behind, _, free = model.graph.nodes
     in_float, in_integers = costs.conv(16, 32, 1, 196, 1)
     added = extra * costs.clamp(clamp, 32 * 196)
@@ -190,7 +193,7 @@ def swishing(channels: int, side: int, *, one: bool, squeezed: bool = False) -> 
 @pytest.mark.parametrize("squeezed", [False, True])
 def test_wide_convolutions_with_a_hard_swish_between_stay_in_8_bit(one: bool, squeezed: bool) -> None:
     proto, x = swishing(240, 14, one=one, squeezed=squeezed), {"x": floats(1, 3, 14, 14)}
-    made = quantize_in_memory(proto, "auto", [x])
+    made = quantize_in_memory(proto, "auto", [x], target="cpu-vnni")
     inner = [d for d in made.plan.decisions if d.node.op_type != "Conv" and d.node.name[-1] in "12"]
     assert {d.scheme for d in inner} == {"static-int8"}
     assert made.sqnr(x, ALL) > 25
@@ -235,10 +238,14 @@ def test_a_float_conv_at_a_border_changes_the_layout_once_more() -> None:
     weights = {"w0": floats(16, 3, 3, 3), "w1": floats(64, 16, 3, 3), "w2": floats(64, 64, 3, 3)}
     nodes = [node("Conv", f"{read} w{i}", made, pads=[1] * 4) for i, (read, made) in enumerate(("xa", "ab", "by"))]
     proto = build(nodes, {"x": [1, 3, 112, 113]}, ["y"], weights)
-    assert make_plan(typed(proto), load_recipe("auto"), with_data=True).decisions[0].scheme is None
+    plan, costs = (
+        make_plan(typed(proto), load_recipe("auto").for_target("cpu-vnni"), with_data=True),
+        load_costs("cpu-vnni"),
+    )
+    assert plan.decisions[0].scheme is None
     read, made = 16 * 112 * 113, 64 * 112 * 113
-    ends = COSTS.border(read, into_integers=True) + COSTS.border(made, into_integers=False)
-    assert conversions(proto) == pytest.approx(ends + COSTS.reorder(read))
+    ends = costs.border(read, into_integers=True) + costs.border(made, into_integers=False)
+    assert plan.conversions == pytest.approx(ends + costs.reorder(read))
 
 
 @pytest.mark.parametrize("kernel", [1, 9])

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxq.targets import Costs, load_costs
-from onnxq.targets.mixed import AXES, mixed
+from onnxq.targets import Costs, families_of, load_costs, load_mixes
+from onnxq.targets.grid import AXES, axes_of, resampled
+from onnxq.targets.mixed import mixed
 from onnxq.targets.tables import read_target, stored_targets
 
 FAMILIES = [name for name in stored_targets() if "pointwise" in read_target(name)]
@@ -98,5 +99,15 @@ def test_a_mix_lies_between_its_families() -> None:
 
 
 def test_the_default_is_a_mix_of_families_with_tables() -> None:
-    assert read_target("cpu")["mix"].keys() <= set(FAMILIES)
+    assert set(families_of("cpu")) < set(FAMILIES)
+    assert len(load_mixes("cpu")) == len(read_target("cpu")["mix"]["shares"])
+    assert load_costs("cpu") is load_mixes("cpu")[0]
     assert "pointwise" not in read_target("cpu")
+
+
+def test_a_table_over_more_sizes_is_the_same_function_of_sizes() -> None:
+    table = tables("cpu-vnni")
+    axes = axes_of(table["pointwise"]) | {"channels": [8, 16, 32, 50, 128, 512], "pixels": [49, 100, 784, 12544]}
+    finer = Costs({**table, "pointwise": resampled(table["pointwise"], axes)})
+    for shape in ((8, 8, 1, 49, 1), (20, 40, 1, 300, 1), (64, 64, 1, 784, 1), (300, 500, 1, 9000, 1)):
+        assert finer.conv(*shape) == pytest.approx(load_costs("cpu-vnni").conv(*shape), rel=1e-12)
