@@ -20,6 +20,7 @@ from onnxq.quant.calibrate import calibrate
 from onnxq.quant.plan import Decision, Plan, make_plan
 from onnxq.quant.recipe import Recipe, load_recipe
 from onnxq.quant.rewrite import rewrite
+from onnxq.targets.host import host_saturates
 
 F = np.float32
 Feeds = Mapping[str, np.ndarray]
@@ -108,20 +109,31 @@ def typed(proto: onnx.ModelProto) -> Model:
     return model
 
 
-def session(data: bytes, level: Any = NONE, keep: str = "") -> ort.InferenceSession:
-    """A quiet session on one thread; `keep` is where to write the optimised model."""
+def session(data: bytes, level: Any = NONE, keep: str = "", *, exact: bool = False) -> ort.InferenceSession:
+    """A quiet session on one thread.
+
+    Args:
+        data: The model.
+        level: Of optimisation.
+        keep: Where to write the optimised model.
+        exact: Compute integer products exactly where this processor's kernels saturate: onnxruntime then makes uint8 of
+            int8 weights. For models that are made for other processors.
+
+    """
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = level
     options.intra_op_num_threads = 1
     if keep:
         options.optimized_model_filepath = keep
+    if exact and host_saturates():
+        options.add_session_config_entry("session.x64quantprecision", "1")
     return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
 
-def run(data: bytes, feeds: Feeds, level: Any = NONE) -> list[np.ndarray]:
-    """All outputs, without any optimisation unless asked for."""
-    return list(session(data, level).run(None, dict(feeds)))
+def run(data: bytes, feeds: Feeds, level: Any = NONE, *, exact: bool = False) -> list[np.ndarray]:
+    """All outputs, without any optimisation unless asked for; see `session`."""
+    return list(session(data, level, exact=exact).run(None, dict(feeds)))
 
 
 def changed_alike(
@@ -176,8 +188,8 @@ class Quantized:
     def decision(self, name: str) -> Decision:
         return next(d for d in self.plan.decisions if d.node.name == name)
 
-    def run(self, feeds: Feeds, level: Any = NONE) -> list[np.ndarray]:
-        return run(self.data, feeds, level)
+    def run(self, feeds: Feeds, level: Any = NONE, *, exact: bool = False) -> list[np.ndarray]:
+        return run(self.data, feeds, level, exact=exact)
 
     def float_run(self, feeds: Feeds) -> list[np.ndarray]:
         return run(self.source, feeds)
@@ -189,9 +201,9 @@ class Quantized:
         proto.graph.output.extend(helper.make_tensor_value_info(n, TensorProto.UINT8, None) for n in names)
         return run(proto.SerializeToString(), feeds)
 
-    def sqnr(self, feeds: Feeds, level: Any = NONE) -> float:
+    def sqnr(self, feeds: Feeds, level: Any = NONE, *, exact: bool = False) -> float:
         """Worst signal-to-noise ratio of all outputs, in dB."""
-        pairs = zip(self.float_run(feeds), self.run(feeds, level), strict=True)
+        pairs = zip(self.float_run(feeds), self.run(feeds, level, exact=exact), strict=True)
         return min(sqnr(expected, got) for expected, got in pairs)
 
     def optimized_proto(self) -> onnx.ModelProto:

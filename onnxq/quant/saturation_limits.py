@@ -26,6 +26,7 @@ MOST_SUM = 32767  # of two products in 16 bits
 ROUNDING = 1  # what is left of it for the rounding of scales to float32
 FULL = 255  # the largest code of an activation of 8 bits
 MOST_CODE = 127
+KERNELS = ("uint8", "int8")  # activations that integer kernels take; x86 makes uint8 of int8 when it loads a model
 HEADROOM = 1.2  # other samples go further: by so much of the distance between the zero point and the largest code
 
 
@@ -274,7 +275,11 @@ def summed_pairs(node: Node, weight: Value, scheme: Scheme) -> Summed | None:
     constant = weight.constant
     if constant is None or scheme.reduce_range or not load_target(scheme.target).saturates:
         return None
-    if scheme.name not in ("static-int8", "dynamic-int8") or scheme.weight_bits != 8 or scheme.activations != "uint8":
+    if (
+        scheme.name not in ("static-int8", "dynamic-int8")
+        or scheme.weight_bits != 8
+        or scheme.activations not in KERNELS
+    ):
         return None
     static = scheme.name == "static-int8"
     if node.op_type == "Conv" and weight in node.inputs[1:2]:

@@ -269,7 +269,8 @@ def _largest(
         if data is None or data not in plan.ranges:
             return None
         scale, zero_point = qparams[plan.scale_owner(data)]
-        found.append(largest_codes(moments.high, float(scale), int(zero_point)))
+        raised = 128 if zero_point.dtype == np.int8 else 0  # onnxruntime makes uint8 of int8
+        found.append(largest_codes(moments.high, float(scale), int(zero_point) + raised))
     return np.asarray(np.max(found, axis=0))
 
 

@@ -30,5 +30,5 @@ def test_an_average_of_next_to_nothing_gets_steps_that_onnxruntime_takes(
     feeds = [{"x": floats(1, 8, 9, 9, seed=seed)} for seed in range(2)]
     recipe = onnxq.load_recipe("static-int8").for_target(target)
     onnxq.quantize(tmp_path / "m.onnx", recipe, samples=feeds, output=tmp_path / "q.onnx")
-    made = run((tmp_path / "q.onnx").read_bytes(), feeds[0], ALL)
+    made = run((tmp_path / "q.onnx").read_bytes(), feeds[0], ALL, exact=target == "generic")
     assert np.abs(made[0].reshape(-1) - weights["b"]).max() < 0.1

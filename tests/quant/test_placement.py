@@ -7,11 +7,25 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import ALL, Quantized, build, floats, node, quantize_in_memory, recipe_of, typed
+from helpers import (
+    ALL,
+    Quantized,
+    build,
+    floats,
+    node,
+    quantize_in_memory,
+    recipe_of,
+    sqnr,
+    typed,
+    unlike,
+    unlike_kernel,
+)
 from onnx import TensorProto, helper
 
 from onnxq import evaluate
 from onnxq.errors import RecipeError
+from onnxq.evaluator import Evaluator
+from onnxq.ops.quantized import host_arithmetic
 from onnxq.quant.native import Settings, load_native
 from onnxq.quant.plan import make_plan
 from onnxq.quant.recipe import load_recipe, parse_recipe
@@ -126,9 +140,12 @@ def test_placement(target):
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_target_runs_here_too(target):
     made = quantized(target)
+    evaluator = Evaluator(made.proto, host_arithmetic())
+    foreign = not load_target(target).saturates  # its codes may leave 16 bits on a processor that it is not meant for
     for feeds in FEEDS[:2]:
-        assert min(made.sqnr(feeds), made.sqnr(feeds, ALL)) > 25
-        np.testing.assert_allclose(evaluate(made.proto, feeds)["y"], made.run(feeds)[0], atol=1e-3)
+        assert sqnr(made.float_run(feeds)[0], evaluate(made.proto, feeds)["y"]) > 25
+        assert made.sqnr(feeds, ALL, exact=foreign) > 25
+        np.testing.assert_allclose(evaluator.run(feeds)["y"], made.run(feeds)[0], atol=1e-3)
     assert {one.domain for one in made.proto.opset_import} == {""}
 
 
@@ -220,7 +237,8 @@ def test_tables_are_only_looked_up_where_the_runtime_can():
 
 
 def test_signed_activations_of_another_runtime_load_here_from_opset_21_on():
-    weights = {"w": floats(8, 3, 1, 1), "v": floats(64, 4, seed=1), "shape": np.array([2, 8, 64])}
+    w, v = unlike_kernel(floats(8, 3, 1, 1)), unlike(floats(64, 4, seed=1))
+    weights = {"w": w, "v": v, "shape": np.array([2, 8, 64])}
     nodes = [node("Conv", "x w", "c"), node("Reshape", "c shape", "h"), node("MatMul", "h v", "y")]
     source = build(nodes, {"x": [2, 3, 8, 8]}, ["y"], weights, 21)
     made = quantize_in_memory(source, recipe_of("auto", target="generic", activations="int8"), FEEDS)
