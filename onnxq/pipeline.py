@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from onnxq.budget import Budget, Settled, check_budget, check_size, settle
 from onnxq.correction import corrected
 from onnxq.errors import DataError, ModelError, NothingToQuantize
 from onnxq.evening import even_out
+from onnxq.families import LATENCIES, family_figures, predicted_latencies
 from onnxq.fusion import quantized_already
 from onnxq.ir import Model, load, save
 from onnxq.ir.files import data_path
@@ -199,6 +201,8 @@ def carry_out(
     split = Split(before, probe, float_time(ready.plan))
     ready, model, report = rewritten(ready, split, given, stats, watch, budget, scratch, detailed=detailed)
     collect(model)  # what was tried last
+    if report.latencies:
+        model.metadata[LATENCIES] = json.dumps({name: round(time, 2) for name, time in report.latencies.items()})
     by_layers, model = model.copy() if detailed else model, stamp(model, ready)
     watch.step("verify")
     encoded = model.serialize()
@@ -208,8 +212,10 @@ def carry_out(
     if detailed:
         watch.step("layers")
         comparison = with_layers(comparison, before, by_layers, probe)
-    result = Quantized(model, replace(report, comparison=comparison, samples=probe.description), encoded)
-    return with_metric(result, budget, baseline, given, watch)
+    target = ready.plan.recipe.scheme.target
+    families = family_figures(target, baseline, encoded, probe, comparison.worst_sqnr, report.latencies)
+    report = replace(report, comparison=comparison, samples=probe.description, families=families)
+    return with_metric(Quantized(model, report, encoded), budget, baseline, given, watch)
 
 
 def rewritten(
@@ -242,10 +248,11 @@ def rewritten(
     report = replace(planned(ready), sensitivity=settled.sensitivity)
     if detailed:
         report = replace(report, activations=activations(ready.plan, qparams, variants.stats))
+    latencies = predicted_latencies(ready.plan)
     variants.weights.begin_notes()
     model = rewrite(ready.model, ready.plan, qparams, variants.weights)
     notes = (*report.notes, *settled.notes, *variants.weights.notes())
-    return ready, model, replace(report, notes=notes, weights=variants.weights.chosen())
+    return ready, model, replace(report, notes=notes, weights=variants.weights.chosen(), latencies=latencies)
 
 
 def with_metric(

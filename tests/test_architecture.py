@@ -32,6 +32,7 @@ ORDER = [
     "channel_factors",
     "layerwise",
     "saturation",
+    "families",
     "hazards",
     "fusion",
     "report",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from onnxq.cli.options import Format
 if TYPE_CHECKING:
     from onnxq.cli.runtime import Runtime
     from onnxq.comparison import Comparison
+    from onnxq.families import FamilyFigures
     from onnxq.ir import Model
 
 MOST_MISSED = 5  # sentences on stderr; the rest is counted
@@ -46,26 +47,52 @@ def verify_against(
     metric: str | None,
     layers: bool | None,
     output_format: Format,
+    target: str | None = None,
 ) -> None:
-    """Compare two models, show how, and say which thresholds are missed."""
+    """Compare two models, show how, and say which thresholds are missed: on this processor, or on those of a target."""
     from onnxq.errors import CheckFailed
+    from onnxq.targets.placement import load_target
 
-    comparison, description, runtime = _compare(model, against, data, limit, metric, with_layers=layers is not False)
-    missed = comparison.missed(**limits)
-    _write(model, against, (comparison, description, runtime), missed, output_format, every_layer=bool(layers))
+    if target is not None:
+        load_target(target)  # refuses unknown names before any work
+    found = _compare(model, against, data, limit, metric, target, with_layers=layers is not False)
+    missed = found[0].missed(**limits)
+    if target is not None:
+        missed += _missed_there(found[3], limits["min_sqnr"])
+    _write(model, against, found, missed, output_format, every_layer=bool(layers))
     if missed:
         more = f"; and {len(missed) - MOST_MISSED} more" if len(missed) > MOST_MISSED else ""
         raise CheckFailed(f"{model}: {'; '.join(missed[:MOST_MISSED])}{more}", "")
 
 
+def _missed_there(families: Sequence[FamilyFigures], least: float | None) -> list[str]:
+    """Say on which families the SQNR is less than it is to be, or is not known."""
+    if least is None:
+        return []
+    return [
+        f"SQNR on {family.family} is "
+        + ("not known" if family.sqnr is None else f"{family.sqnr:.1f} dB, not {least:g}")
+        for family in families
+        if family.sqnr is None or family.sqnr < least
+    ]
+
+
 def _compare(
-    path: Path, against: Path, data: list[str], limit: int | None, metric: str | None, *, with_layers: bool
-) -> tuple[Comparison, str, Runtime]:
+    path: Path,
+    against: Path,
+    data: list[str],
+    limit: int | None,
+    metric: str | None,
+    target: str | None,
+    *,
+    with_layers: bool,
+) -> tuple[Comparison, str, Runtime, tuple[FamilyFigures, ...]]:
     from onnxq import layerwise
     from onnxq.cli.runtime import look
     from onnxq.cli.terminal import TerminalObserver, note
     from onnxq.cli.verify import check_form, choose_samples
     from onnxq.errors import CheckFailed
+    from onnxq.families import family_figures, recorded_latencies, recorded_target
     from onnxq.ir import load
     from onnxq.ir.passes import normalise
     from onnxq.metric import compare_metric, load_metric
@@ -97,7 +124,13 @@ def _compare(
             observer.step("layers")
             normalise(baseline)
             comparison = layerwise.with_layers(comparison, baseline, quantized, samples)
-        return comparison, samples.description, look(path, quantized)
+        families: tuple[FamilyFigures, ...] = ()
+        if not is_large(quantized):
+            observer.step("families")
+            asked = target or recorded_target(quantized)
+            compared = (source, quantized.serialize(), samples, comparison.worst_sqnr, recorded_latencies(quantized))
+            families = family_figures(asked, *compared)
+        return comparison, samples.description, look(path, quantized), families
 
 
 def warn_of_swapped(path: Path, model: Model, against: Path, baseline: Model) -> None:
@@ -123,7 +156,7 @@ def _stored(model: Model) -> bool:
 def _write(
     model: Path,
     against: Path,
-    found: tuple[Comparison, str, Runtime],
+    found: tuple[Comparison, str, Runtime, tuple[FamilyFigures, ...]],
     missed: list[str],
     output_format: Format,
     *,
@@ -131,19 +164,23 @@ def _write(
 ) -> None:
     from onnxq.cli.layer_tables import layer_tables
     from onnxq.cli.runtime import runtime_tables
-    from onnxq.cli.tables import comparison_tables, latency_table, metric_table
+    from onnxq.cli.tables import comparison_tables, family_tables, latency_table, metric_table
     from onnxq.cli.terminal import show
     from onnxq.report import SCHEMA, comparison_dict, to_json
+    from onnxq.report.plain import record_dict
 
-    comparison, description, runtime = found
+    comparison, description, runtime, families = found
     if output_format is Format.JSON:
         result = {"model": str(model), "against": str(against), "passed": not missed, "missed": missed}
-        compared = {"comparison": comparison_dict(comparison, description)}
+        compared: dict[str, object] = {"comparison": comparison_dict(comparison, description)}
+        compared["families"] = [record_dict(family) for family in families]
         sys.stdout.write(to_json({"schema": SCHEMA, **result, **compared, **runtime.as_dict()}))
         return
     show(*comparison_tables(comparison, description), "", *latency_table(comparison))
     if comparison.metric is not None:
         show("", metric_table(comparison.metric))
+    if families:
+        show("", *family_tables(families, comparison.latency))
     tables = list(runtime_tables(runtime))
     if tables:
         show("", *tables)

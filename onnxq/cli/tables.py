@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from onnxq.cli.terminal import TIE
-from onnxq.comparison import Comparison, Contribution, MetricComparison
+from onnxq.comparison import Comparison, Contribution, Latency, MetricComparison
+from onnxq.families import FamilyFigures
 from onnxq.inspect import Inspection
 from onnxq.report import Report
 from onnxq.words import FLOAT, decibels, drop_change, milliseconds, printable, size, size_change
@@ -23,6 +24,8 @@ MOST_REASONS = 12  # lines; the rest is counted
 MOST_OUTPUTS = 20
 MOST_CONTRIBUTIONS = 15
 INDENT, GAP = 2, 3
+FAR_OFF = 0.25  # between a measured latency and the predicted one
+LEAST_MS = 1.0  # of a run in float: shorter ones waver by as much
 LAST_COLUMN = 24  # the least that a sentence needs
 
 
@@ -80,6 +83,9 @@ def report_tables(report: Report) -> Iterator[RenderableType]:
         if report.comparison.metric is not None:
             yield metric_table(report.comparison.metric)
             yield ""
+    if report.families:
+        yield from family_tables(report.families, report.comparison.latency if report.comparison is not None else None)
+        yield ""
     yield from node_tables(report)
 
 
@@ -103,6 +109,30 @@ def comparison_tables(comparison: Comparison, samples: str | None) -> Iterator[R
         if "random numbers" in samples:
             advice = "random numbers show that the model runs, not how accurate it is: give --data for that"
             yield Padding(Text(advice, style="yellow"), (0, 0, 0, INDENT))
+
+
+def family_tables(families: Sequence[FamilyFigures], measured: Latency | None) -> Iterator[RenderableType]:
+    """Lay out what the model is on each family of processors, and say so where this one differs from its prediction."""
+    rows: list[tuple[Cell, ...]] = []
+    for family in families:
+        sqnr = "not known" if family.sqnr is None else decibels(family.sqnr)
+        latency = "" if family.latency is None else f"{family.latency:.2f} of float's"
+        rows.append((family.family, sqnr, latency, "this processor" if family.here else ""))
+    yield columns(("processors", "SQNR", "predicted latency", ""), rows, right=(1,))
+    sentence = mispredicted(families, measured)
+    if sentence:
+        yield Padding(Text(sentence, style="yellow"), (0, 0, 0, INDENT))
+
+
+def mispredicted(families: Sequence[FamilyFigures], measured: Latency | None) -> str:
+    """Say that the latency measured here is another one than the predicted; nothing where it is about the same."""
+    here = next((family.latency for family in families if family.here), None)
+    if here is None or measured is None or measured.float_ms < LEAST_MS or abs(measured.ratio / here - 1) <= FAR_OFF:
+        return ""
+    return (
+        f"measured here: {measured.ratio:.2f} of float's, predicted {here:.2f}; "
+        "--target native --benchmark decides by times measured on this processor"
+    )
 
 
 def latency_table(comparison: Comparison) -> Iterator[RenderableType]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from onnxq.cli.completion import targets
 from onnxq.cli.options import (
     Config,
     CustomOps,
@@ -85,6 +86,16 @@ Layers = Annotated[
         show_default=False,
     ),
 ]
+FamilyTarget = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        metavar="NAME",
+        help="Hold --min-sqnr against what the model is on processors of this target, too.",
+        show_default=False,
+        autocompletion=targets,
+    ),
+]
 RANDOM_SAMPLES = 8
 ENGINES = "Report it with the model: one of the two engines has a mistake, or the operator is defined vaguely."
 MADE_UP = (
@@ -105,6 +116,7 @@ def verify(
     metric: MetricName = None,
     max_drop: MaxDrop = None,
     layers: Layers = None,
+    target: FamilyTarget = None,
     custom_ops: CustomOps = [],  # noqa: B006
     output_format: OutputFormat = Format.TEXT,
     project: OfProject = False,
@@ -136,11 +148,11 @@ def verify(
         "min_cosine": min_cosine,
         "max_drop": max_drop,
     }
-    check_options({**limits, "metric": metric, "layers": layers}, against, data)
+    check_options({**limits, "metric": metric, "layers": layers, "target": target}, against, data)
     if against is None:
         verify_alone(model, data, samples, output_format)
     else:
-        verify_against(model, against, data, samples, limits, metric, layers, output_format)
+        verify_against(model, against, data, samples, limits, metric, layers, output_format, target)
 
 
 def single(context: typer.Context, models: list[Path]) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as native
@@ -59,6 +59,7 @@ class Settings:
         reuse_shapes: Keep a memory plan for every combination of input shapes seen. It saves allocations when shapes
             repeat, and grows without bound when they do not.
         save_to: Where to write the optimised model, if anywhere.
+        without: Names of optimisations to leave out.
 
     """
 
@@ -66,6 +67,7 @@ class Settings:
     threads: int = 0
     reuse_shapes: bool = True
     save_to: str = ""
+    without: tuple[str, ...] = ()
 
     def options(self) -> ort.SessionOptions:
         """Make options for onnxruntime."""
@@ -121,14 +123,17 @@ def load_native(
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", "/")
     if looked_at:
         options.add_external_initializers(list(looked_at), list(looked_at.values()))
+    given: dict[str, Any] = {"providers": ["CPUExecutionProvider"]}
+    if settings.without:
+        given["disabled_optimizers"] = list(settings.without)
     try:
         try:
-            return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+            return ort.InferenceSession(model, options, **given)
         except ORT_ERRORS as error:
             if MISMATCH not in str(error):
                 raise
             options.add_session_config_entry("session.qdqisint8allowed", "1")
-            return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+            return ort.InferenceSession(model, options, **given)
     except ORT_ERRORS as error:
         raise SessionError(reason(error)) from error
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from onnxq.comparison import Comparison, Contribution
+from onnxq.families import FamilyFigures
 from onnxq.ir import Graph
 from onnxq.ir.stored import StoredTensor
 from onnxq.quant.chosen import ChosenWeight
@@ -61,6 +62,8 @@ class Report:
         sensitivity: What each quantized node adds to the error of the outputs; empty where nobody measured it.
         weights: How the codes of weights were chosen; empty where all were rounded to nearest.
         timings: Kernel times that decided; None where those that come with onnxq did.
+        latencies: Predicted latency in that of float, by family of processors.
+        families: SQNR and predicted latency on each family of processors; empty where nothing ran.
         min_onnxruntime: By architecture, the first onnxruntime from which on the model loads, runs and gives right
             results; None where nothing was written.
 
@@ -82,6 +85,8 @@ class Report:
     sensitivity: tuple[Contribution, ...] = ()
     weights: tuple[ChosenWeight, ...] = ()
     timings: Timings | None = None
+    latencies: Mapping[str, float] = field(default_factory=dict)
+    families: tuple[FamilyFigures, ...] = ()
     min_onnxruntime: dict[str, str] | None = None
 
     @classmethod

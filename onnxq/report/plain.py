@@ -42,6 +42,7 @@ def report_dict(report: Report) -> dict[str, Any]:
         "sensitivity": [record_dict(contribution) for contribution in report.sensitivity],
         "weights": [record_dict(weight) for weight in report.weights],
         "timings": None if report.timings is None else report.timings.as_dict(),
+        "families": [record_dict(family) for family in report.families],
         "min_onnxruntime": report.min_onnxruntime,
     }
 

@@ -1,0 +1,193 @@
+"""What a quantized model is on each family of processors: how far it is from float there, and how fast.
+
+Integer products are exact on most processors, so one measurement holds for all of those. Where products of the
+very file could saturate, the graph that onnxruntime makes of it runs in the evaluator with such processors' arithmetic.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from onnxq.difference import ANY_AXIS, Difference
+from onnxq.errors import OnnxqError
+from onnxq.evaluator import Evaluator
+from onnxq.ir import Model, parse
+from onnxq.ops.quantized import Arithmetic
+from onnxq.quant.latency import predicted_latency
+from onnxq.quant.native import SessionError, Settings, load_native
+from onnxq.quant.plan import Plan
+from onnxq.quant.recipe import parse_recipe
+from onnxq.quant.session import ModelSource, open_session, run_session
+from onnxq.saturation import read_saturation
+from onnxq.targets.host import host_family, host_saturates
+from onnxq.targets.placement import load_target
+from onnxq.targets.tables import read_target, resolved
+
+LATENCIES = "onnxq_latencies"  # metadata: predicted latency in that of float, by family
+# Of float operators into those of com.microsoft, which the evaluator has no kernels for
+FLOAT_FUSIONS = (
+    "AttentionFusion",
+    "BiasGeluFusion",
+    "BiasSoftmaxFusion",
+    "ConvActivationFusion",
+    "ConvAddActivationFusion",
+    "EmbedLayerNormFusion",
+    "FastGeluFusion",
+    "GeluFusionL2",
+    "GemmActivationFusion",
+    "LayerNormFusionL2",
+    "MatMulActivationFusion",
+    "MatMulScaleFusion",
+    "MatmulTransposeFusion",
+    "QuickGeluFusion",
+    "SimplifiedLayerNormFusion",
+    "SkipLayerNormFusion",
+)
+SAMPLES = 4  # that are evaluated where products could saturate
+PORTABLE = "cpu"  # the target whose families are shown for each of them
+
+
+@dataclass(frozen=True)
+class FamilyFigures:
+    """What is known of a quantized model on one family of processors.
+
+    Attributes:
+        family: The target of that name.
+        sqnr: Worst SQNR of all outputs there, in dB; None where it could not be evaluated.
+        latency: Predicted latency in that of float; None where no plan is known.
+        saturates: Whether integer products that could saturate there were computed so.
+        here: Whether the processor at hand is of the family.
+
+    """
+
+    family: str
+    sqnr: float | None
+    latency: float | None = None
+    saturates: bool = False
+    here: bool = False
+
+
+def families_of(target: str) -> tuple[str, ...]:
+    """List the families of processors that models of a target run on; none where kernel times are unknown."""
+    name = resolved(target)
+    families = tuple(read_target(PORTABLE)["mix"]["families"])
+    if name == PORTABLE or name in families:
+        return families
+    return (name,) if load_target(name).timed else ()
+
+
+def recorded_target(model: Model) -> str:
+    """Return the target that a model was written for, by its metadata; the default one where it does not say."""
+    recipe = model.metadata.get("onnxq_recipe")
+    try:
+        return PORTABLE if recipe is None else parse_recipe(recipe, "metadata").scheme.target
+    except OnnxqError:
+        return PORTABLE
+
+
+def recorded_latencies(model: Model) -> dict[str, float]:
+    """Return the latencies that were predicted when a model was written, by family."""
+    try:
+        found = json.loads(model.metadata.get(LATENCIES, "{}"))
+    except ValueError:
+        return {}
+    numbers = found.items() if isinstance(found, dict) else ()
+    return {name: float(time) for name, time in numbers if isinstance(time, int | float)}
+
+
+def predicted_latencies(plan: Plan) -> dict[str, float]:
+    """Return the predicted latency of a plan in that of float, for each family of its target.
+
+    Args:
+        plan: A finished plan, before it is carried out.
+
+    """
+    return {name: predicted_latency(plan, name) for name in families_of(plan.recipe.scheme.target)}
+
+
+def family_figures(
+    target: str,
+    float_model: ModelSource,
+    quantized: bytes,
+    samples: Iterable[Mapping[str, np.ndarray]],
+    measured: float,
+    latencies: Mapping[str, float],
+) -> tuple[FamilyFigures, ...]:
+    """Find what a quantized model is on each family of a target.
+
+    Args:
+        target: Whose families are asked about.
+        float_model: The float model.
+        quantized: The quantized model.
+        samples: `{input name: array}`; where products could saturate, the first few tell how much that loses.
+        measured: Worst SQNR of all outputs, as measured in onnxruntime on the processor at hand, in dB.
+        latencies: Predicted ones by family.
+
+    """
+    could = bool(read_saturation(parse(quantized)))
+    change = _lost(float_model, quantized, samples) if could else 0.0
+    made = []
+    for name in families_of(target):
+        saturates = could and load_target(name).saturates
+        sqnr: float | None = measured
+        if saturates != (could and host_saturates()):
+            sqnr = None if change is None else measured - change if saturates else measured + change
+        here = name == host_family()
+        made.append(FamilyFigures(name, sqnr, latencies.get(name), saturates, here))
+    return tuple(made)
+
+
+def _lost(float_model: ModelSource, quantized: bytes, samples: Iterable[Mapping[str, np.ndarray]]) -> float | None:
+    """Return how many dB saturation takes off the worst output of the first few samples; None where that is unknown."""
+    exact = evaluated_sqnr(float_model, quantized, samples, "exact")
+    saturated = evaluated_sqnr(float_model, quantized, samples, "saturating")
+    if exact is None or saturated is None:
+        return None
+    return 0.0 if exact == saturated else exact - saturated
+
+
+def evaluated_sqnr(
+    float_model: ModelSource,
+    quantized: bytes,
+    samples: Iterable[Mapping[str, np.ndarray]],
+    arithmetic: Arithmetic,
+) -> float | None:
+    """Return the worst SQNR of all outputs with a processor's arithmetic, in dB.
+
+    Args:
+        float_model: The float model.
+        quantized: The quantized model.
+        samples: `{input name: array}`; the first few are run.
+        arithmetic: Of integer products.
+
+    Returns:
+        None where onnxruntime makes operators of the model that the evaluator does not know.
+
+    """
+    try:
+        reference, evaluator = open_session(float_model, threads=1), Evaluator(_optimized(quantized), arithmetic)
+        differences: list[Difference] = []
+        for sample in islice(iter(samples), SAMPLES):
+            expected = run_session(reference, None, dict(sample))
+            got = list(evaluator.run(dict(sample)).values())
+            differences = differences or [Difference(lengths=ANY_AXIS) for _ in expected]
+            for difference, one, other in zip(differences, expected, got, strict=True):
+                difference.add(one, np.asarray(other))
+    except (OnnxqError, SessionError):
+        return None
+    return min((difference.sqnr for difference in differences if difference.sqnr is not None), default=None)
+
+
+def _optimized(quantized: bytes) -> Model:
+    """Return the graph that onnxruntime makes of a model, with its integer kernels."""
+    with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
+        path = Path(folder) / "optimized.onnx"
+        load_native(quantized, Settings("extended", save_to=str(path), without=FLOAT_FUSIONS))
+        return parse(path.read_bytes())
