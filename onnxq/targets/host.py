@@ -7,8 +7,6 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
-from onnx import TensorProto, helper, numpy_helper
 
 ARM64 = ("aarch64", "arm64")
 DOT_PRODUCT = "asimddp"  # what Linux calls it
@@ -18,6 +16,9 @@ WIDTH = 32
 @cache
 def host_saturates() -> bool:
     """Return whether onnxruntime adds two products of uint8 and int8 in 16 bits on this processor, which saturates."""
+    import onnxruntime as ort  # names of targets do without it
+    from onnx import TensorProto, helper, numpy_helper
+
     inner = WIDTH
     weight = numpy_helper.from_array(np.full((inner, WIDTH), 127, np.int8), "w")
     graph = helper.make_graph(
