@@ -91,7 +91,7 @@ def shifts(variants: Variants, choices: Choices, samples: Samples) -> Shifts:
     ready, _ = variants.settled(choices)
     quantized = variants.model(choices)
     found = {place.given: place for place in places(ready.plan, quantized)}
-    both = Evaluator(ready.model.copy()), Evaluator(quantized)
+    both = Evaluator(ready.model.copy(), wide=True), Evaluator(quantized, wide=True)
     feeds = side_by_side(both, samples, int(SAMPLES * variants.split.room))
     with arithmetic():
         return _SideBySide(*both, feeds, found).run()

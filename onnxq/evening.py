@@ -39,7 +39,7 @@ def even_out(ready: Prepared, split: Split) -> Prepared:
     ways = [way for way in WAYS if _applies(way, ready)]
     gains: dict[Way, list[float]] = {way: [] for way in ways}
     for fitting, judge in zip(split.halves, (split.judge, split.judge_of_fitted), strict=True) if ways else ():
-        measured, before = _channels(ready, fitting), judge.sqnr(nearest(duplicate(ready), fitting))
+        measured, before = _channels(ready, fitting, trial=True), judge.sqnr(nearest(duplicate(ready), fitting))
         for way in list(gains):
             changed = way(duplicate(ready), measured.copy())
             gained = 0.0 if changed.notes == ready.notes else judge.sqnr(nearest(changed, fitting)) - before
@@ -55,12 +55,12 @@ def even_out(ready: Prepared, split: Split) -> Prepared:
     return best(ready, _channels(ready, split.samples))
 
 
-def _channels(ready: Prepared, samples: Samples) -> Stats:
-    """Measure the channels of what is shifted and of what Conv read."""
+def _channels(ready: Prepared, samples: Samples, *, trial: bool = False) -> Stats:
+    """Measure the channels of what is shifted and of what Conv read; roughly for a trial."""
     values = shiftable(ready.model.graph)
     axes = channel_axes(to_rescale(ready)[0]) | {value.name: 1 for value in values}
     taken = [ready.model.graph.values[name] for name in axes]
-    return calibrate(ready.model, taken, samples, kinds=lambda name: (ChannelStats(axes[name]),))
+    return calibrate(ready.model, taken, samples, kinds=lambda name: (ChannelStats(axes[name]),), trial=trial)
 
 
 def _centre(ready: Prepared, measured: Stats) -> Prepared:

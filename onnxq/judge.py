@@ -19,6 +19,7 @@ from onnxq.ir import Model, Value
 from onnxq.outputs import with_sqnr
 from onnxq.quant.samples import Sample, Samples, few_samples, spread_samples, wrap_samples
 from onnxq.quant.session import InMemory, SessionError, open_session, run_session
+from onnxq.resolution import resolved
 from onnxq.selection import find_selection, follow
 
 TRIAL_SAMPLES, FEW_TRIALS = 24, 8  # and what is left of them where a run of the model takes long
@@ -117,10 +118,11 @@ class Judge:
         values = model.graph.values
         picked = self._expected[0].picked
         if not picked:
-            session = open_session(InMemory(model, [values[name] for name in wanted if not values[name].is_output]))
+            taps = [values[name] for name in wanted if not values[name].is_output]
+            session = open_session(InMemory(model, taps), exact=True)
             return lambda expected: run_session(session, wanted, expected.sample)
         following, fed = follow(model, picked, wanted)
-        told = open_session(InMemory(following))
+        told = open_session(InMemory(following), exact=True)
 
         def run(expected: _Expected) -> list[Any]:
             picks = {given: expected.picked[name] for name, given in fed.items()}
@@ -145,8 +147,8 @@ class Judge:
         return array - array.mean(axis=tuple(range(array.ndim)[slice(*axes)]), keepdims=True)
 
     def sqnr(self, model: Model) -> float:
-        """Give the signal-to-quantization-noise ratio of the worst output or of the worst scores in dB."""
-        return min(self.worst(model))
+        """Give the signal-to-quantization-noise ratio of the worst output or of the worst scores in dB, `resolved`."""
+        return resolved(min(self.worst(model)))
 
     def worst(self, model: Model) -> tuple[float, float]:
         """Give the signal-to-quantization-noise ratio of the worst output and that of the worst scores in dB."""
@@ -154,13 +156,13 @@ class Judge:
         return decibels(noise[: self._outputs]), decibels(noise[self._outputs :])
 
     def typical(self, model: Model) -> float:
-        """Give the ratio of single samples in dB, the mean over them, of the worst output or of the worst scores.
+        """Give the mean of the ratios of single samples in dB, of the worst output or of the worst scores, `resolved`.
 
         It says better than `sqnr` what a change does: where sizes differ much, that is about the largest of a few.
         """
         noise = self._noise(model, len(self._expected))
         ratios = -10 * np.log10(np.clip(noise, 10 ** (-MOST / 10), 10 ** (MOST / 10)))
-        return float(ratios.mean(axis=0).min(initial=MOST))
+        return resolved(float(ratios.mean(axis=0).min(initial=MOST)))
 
     def gain(self, before: Model, after: Model) -> float:
         """Give how much nearer to float the second of two models is, in dB, of a typical sample."""

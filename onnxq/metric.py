@@ -67,7 +67,7 @@ def measure_metric(
     """
     label = str(model) if isinstance(model, str | Path) else "the model"
     try:
-        session = open_session(model)
+        session = open_session(model, exact=True)
         names = [output.name for output in session.get_outputs()]
         outputs: dict[str, list[Any]] = {output: [] for output in names}
         for count, sample in enumerate(samples, 1):

@@ -23,6 +23,7 @@ from onnxq.quant.layers import MeasuredLayers
 from onnxq.quant.samples import Samples
 from onnxq.quant.stats import Stats
 from onnxq.quant.weights import Weights
+from onnxq.resolution import resolved
 from onnxq.steps import Prepared, measure
 
 BY_ERROR = "chose the ranges of activations by the error that they cause at the outputs of the layers that read them"
@@ -65,7 +66,8 @@ def best_ranges(ready: Prepared, split: Split) -> Ranges:
     found = np.array([_judged(variants, judge, others, weights) for judge, others in _folds(variants[-1], split)])
     gains = np.clip(found, -MOST, MOST) - np.clip(found[:, :1], -MOST, MOST)
     sure = gains.mean(axis=0) - DOUBT * gains.std(axis=0, ddof=1) / np.sqrt(len(gains))
-    best = int(np.argmax(sure))
+    sure = np.array([resolved(float(gain)) for gain in sure])
+    best = int(np.argmax(sure))  # the first, which is the simplest, of those that are equal
     return WAYS[best] if sure[best] >= WORTH_CHANGING and found[:, 0].mean() < ENOUGH else PLAIN
 
 

@@ -19,6 +19,7 @@ from onnxq.ir import Model
 from onnxq.layerwise import compare_layers
 from onnxq.quant.decision import Choice, Choices, Decision, Plan
 from onnxq.quant.plan import node_key
+from onnxq.resolution import resolved, resolved_noise
 from onnxq.trials import Variants
 
 ALL_ALONE = 20  # up to so many nodes each is run alone
@@ -48,7 +49,8 @@ def sensitivity(variants: Variants, *, exact: int = EXACT, all_alone: int = ALL_
 
     def alone(index: int) -> float:
         if index not in measured:
-            measured[index] = float(variants.noise(only(plan, nodes[index]), costs_count=False).max(initial=0.0))
+            noise = variants.noise(only(plan, nodes[index]), costs_count=False)
+            measured[index] = resolved_noise(float(noise.max(initial=0.0)))
         return measured[index]
 
     if len(nodes) <= all_alone:
@@ -92,7 +94,9 @@ def _own(variants: Variants, keys: Sequence[str]) -> list[float]:
         layers = compare_layers(reference, variants.model({}), variants.samples, limit=PASS_SAMPLES)
     except ModelError:  # the evaluator does not know an operator: all nodes count as if they made the same error
         return [1.0] * len(keys)
-    known: Mapping[str, float] = {layer.tensor: 10 ** (-layer.own / 10) for layer in layers if layer.own > -math.inf}
+    known: Mapping[str, float] = {
+        layer.tensor: 10 ** (-resolved(layer.own) / 10) for layer in layers if layer.own > -math.inf
+    }
     return [known.get(key, 0.0) for key in keys]
 
 

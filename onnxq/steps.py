@@ -254,7 +254,8 @@ def measure(
         kinds = trial_kinds(ready.plan, layers)
     elif "output-error" in methods or not is_large(ready.model):  # for statistics that are kept, whatever the recipe
         kinds = OutputWeights(ready.plan, layers.kinds).kinds
-    return calibrate(ready.model, values, samples, progress=watch.progress, kinds=kinds)
+    roughly = trial and not layers.values  # codes of weights are chosen on second moments, bit by bit
+    return calibrate(ready.model, values, samples, progress=watch.progress, kinds=kinds, trial=roughly)
 
 
 Known = dict[tuple[str, Scheme, tuple[float, float]], QParams]  # by the value, its settings and its bounds

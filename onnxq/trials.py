@@ -149,7 +149,7 @@ def rescale(ready: Prepared, split: Split, watch: Observer) -> Prepared:
     if split.halves is None:
         return ready
     fitting = split.halves[0]
-    measured = _channels(ready, fitting, watch)
+    measured = _channels(ready, fitting, watch, trial=True)
     least: float | None = None
     best, chosen = 0.0, None
     for methods in WAYS:
@@ -172,7 +172,7 @@ def rescale(ready: Prepared, split: Split, watch: Observer) -> Prepared:
 def _rescaling_the_other_way(ready: Prepared, split: Split, methods: Sequence[Rescale], watch: Observer) -> float:
     """Give what rescaling gains in dB, fitted on the half to judge on and judged on the half to fit on."""
     fitting, judge = split.held_out, split.judge_of_fitted
-    measured, before = _channels(ready, fitting, watch), nearest(duplicate(ready), fitting)
+    measured, before = _channels(ready, fitting, watch, trial=True), nearest(duplicate(ready), fitting)
     return judge.gain(before, nearest(_rescaled(duplicate(ready), methods, measured), fitting))
 
 
@@ -183,15 +183,15 @@ def to_rescale(ready: Prepared) -> tuple[list[Node], frozenset[Node]]:
     return nodes, frozenset(d.node for d in wanted if d.scheme == "weight-int8")
 
 
-def _channels(ready: Prepared, samples: Samples, watch: Observer) -> Stats:
-    """Measure the channels of what those nodes read."""
+def _channels(ready: Prepared, samples: Samples, watch: Observer, *, trial: bool = False) -> Stats:
+    """Measure the channels of what those nodes read; roughly for a trial."""
     nodes, _ = to_rescale(ready)
     axes = channel_axes(nodes)
     values = [value for node in nodes if (value := node.inputs[0]) is not None and value.name in axes]
     if not values:
         return Stats()
     kinds = partial(channel_kinds, axes, basics=lambda name: ())  # ranges are chosen by others, measured afterwards
-    return calibrate(ready.model, values, samples, progress=watch.progress, kinds=kinds)
+    return calibrate(ready.model, values, samples, progress=watch.progress, kinds=kinds, trial=trial)
 
 
 def _rescaled(ready: Prepared, methods: Sequence[Rescale], measured: Stats) -> Prepared:
@@ -250,5 +250,5 @@ def _codes_serve_others(ready: Prepared, split: Split, fitting: Samples) -> bool
 def nearest(ready: Prepared, fitting: Samples) -> Model:
     """Quantize with ranges from a few samples and weights rounded to nearest."""
     kinds = least_kinds(ready.plan)
-    measured = calibrate(ready.model, ready.plan.calibrated(), fitting, kinds=kinds)
+    measured = calibrate(ready.model, ready.plan.calibrated(), fitting, kinds=kinds, trial=True)
     return carried_out(ready, measured, Weights(exact=True))

@@ -25,6 +25,7 @@ ORDER = [
     "outputs",
     "comparison",
     "selection",
+    "resolution",
     "judge",
     "metric",
     "followed",

@@ -15,6 +15,7 @@ from onnxq.ir import load, parse
 from onnxq.judge import LONG_RUN, TRIAL_SAMPLES, Judge, Split, scores, shared_axes
 from onnxq.pipeline import quantize
 from onnxq.quant.samples import input_specs, wrap_samples
+from onnxq.resolution import RESOLUTION, resolved, resolved_noise
 from onnxq.verify import compare
 
 WEIGHT = np.array([[40.0, 0.0, 0.0], [0.0, 40.0, 0.0]], np.float32)
@@ -51,7 +52,7 @@ def test_scores_show_what_certain_probabilities_hide() -> None:
     noise = judge.noise(worse)
     assert noise[0] < 1e-20
     np.testing.assert_allclose(noise[1], 0.01, rtol=1e-4)  # a tenth of the scores
-    np.testing.assert_allclose(judge.sqnr(worse), 20, atol=1e-3)
+    np.testing.assert_allclose(judge.sqnr(worse), 20, atol=RESOLUTION + 1e-3)
 
 
 def test_a_limit_is_one_for_outputs_and_as_far_as_it_decides_anything_for_scores() -> None:
@@ -217,8 +218,8 @@ def test_one_large_sample_does_not_decide_about_a_change() -> None:
     sizes = [1.0, 1.0, 1.0, 1.0, 1000.0]
     judge = Judge(data, wrap_samples([{"x": CERTAIN * np.float32(size)} for size in sizes], input_specs(data)))
     alone = [10 * np.log10(2 * (40 * size) ** 2 / (6 * 0.4**2)) for size in sizes]
-    np.testing.assert_allclose(judge.typical(shifted), np.mean(alone), atol=0.01)  # float32
-    np.testing.assert_allclose(judge.typical(scaled), 40, atol=1e-3)
+    np.testing.assert_allclose(judge.typical(shifted), np.mean(alone), atol=0.01 + RESOLUTION)  # float32
+    np.testing.assert_allclose(judge.typical(scaled), 40, atol=RESOLUTION + 1e-3)
     assert judge.sqnr(shifted) > judge.sqnr(scaled) + 30
     assert judge.gain(shifted, scaled) == judge.typical(scaled) - judge.typical(shifted)
     assert judge.typical(data) == 100
@@ -264,3 +265,20 @@ def test_a_label_that_flips_is_no_noise_where_there_are_probabilities() -> None:
     assert comparison.worst_sqnr == probabilities.sqnr > 50
     assert comparison.missed(min_sqnr=50) == []
     assert len(replace(comparison, outputs=(label,)).missed(min_sqnr=50)) == 1
+
+
+def test_ratios_are_rounded_down_to_what_tells_variants_apart_on_every_processor() -> None:
+    assert resolved(39.9999) == pytest.approx(39.99)
+    assert resolved(40.00002) == resolved(40.0) == pytest.approx(40)
+    assert resolved(-0.001) == pytest.approx(-0.01)
+    assert resolved(float("inf")) == float("inf")
+    assert resolved_noise(1.00001e-4) == resolved_noise(1.0003e-4) == pytest.approx(10**-3.999)
+    assert resolved_noise(0.0) == 0
+    assert resolved_noise(float("inf")) == float("inf")
+
+
+def test_ratios_of_a_judge_lie_on_that_grid() -> None:
+    judge = judge_of(classifier(WEIGHT, ("Relu", {})))
+    off = parse(classifier(WEIGHT * np.float32(0.93), ("Relu", {})))
+    for ratio in (judge.sqnr(off), judge.typical(off)):
+        assert ratio / RESOLUTION == pytest.approx(round(ratio / RESOLUTION), abs=1e-6)

@@ -14,7 +14,6 @@ from onnxq.errors import DataError, ModelError
 from onnxq.evaluator.blas import one_blas_thread
 from onnxq.evaluator.run import Run, element_type
 from onnxq.evaluator.schedule import Schedule, Step, prepare
-from onnxq.evaluator.wide import widened
 from onnxq.ir import Graph, Model, Value, load, parse
 from onnxq.ops.quantized import Arithmetic
 
@@ -48,8 +47,8 @@ class Evaluator:
     Args:
         model: Path of an ONNX file, a loaded `Model`, or a `ModelProto` with its weights inside.
         arithmetic: How products of uint8 and int8 are computed: exactly, or as x86 processors without VNNI do.
-        wide: Compute with float64 wherever the model says float32; feeds may be of either, and outputs and taps are
-            float64. Results then differ from processor to processor by 1e-16 of a number, not by 6e-8; see `wide`.
+        wide: Compute sums and functions in float64 and round them once, so that results are the same on every
+            processor; see `onnxq.evaluator.wide`.
 
     Raises:
         ModelError: The file is no valid model, or a function cannot be inlined.
@@ -181,9 +180,6 @@ class Evaluator:
                     f"input '{name}' of {self.model.name} is a tensor, not a {type(array).__name__}",
                     f"Make an array of {expected} of it.",
                 )
-            if self._schedule.wide:
-                array = widened(array)
-                expected = np.dtype(np.float64) if expected == np.float32 else expected
             if expected is not None and array.dtype != expected:
                 raise DataError(
                     f"input '{name}' of {self.model.name} is {expected}, not {array.dtype}",

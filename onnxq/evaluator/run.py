@@ -11,7 +11,6 @@ import onnx
 
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.evaluator.schedule import Schedule, Step
-from onnxq.evaluator.wide import narrowed, widened
 from onnxq.ir import Value
 from onnxq.ops.arrays import NotCovered
 from onnxq.ops.quantized import Arithmetic, integer_arithmetic
@@ -91,8 +90,6 @@ class Run:
             except (ValueError, TypeError, IndexError, ArithmeticError, AttributeError) as error:
                 raise ModelError(f"it failed: {error}", "Check the number, shapes and types of its inputs.") from error
         try:
-            if step.wide:
-                return tuple(map(widened, step.fallback.run({value: narrowed(values[value]) for value in step.reads})))
             return step.fallback.run(values)
         except Exception as error:  # onnx.reference raises errors of every kind, and runs foreign code
             reason = str(error).strip().splitlines()
@@ -135,8 +132,7 @@ class _Body:
         info = onnx.ValueInfoProto() if span is None else onnx.ValueInfoProto.FromString(bytes(span))
         dims = [max(d.dim_value, 0) for d in info.type.tensor_type.shape.dim]
         dtype = None if span is None else element_type(span)
-        empty = np.empty((0, *dims), np.float32 if dtype is None else dtype)
-        return widened(empty) if self._schedule.wide else empty
+        return np.empty((0, *dims), np.float32 if dtype is None else dtype)
 
 
 def _at_node(error: OnnxqError, step: Step) -> OnnxqError:

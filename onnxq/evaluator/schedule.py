@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from onnxq.evaluator.fallback import Fallback
-from onnxq.evaluator.wide import wide_call, widened_constants
+from onnxq.evaluator.wide import is_the_same, wide_call
 from onnxq.ir import Graph, Model, Node, Tensor, Value
 from onnxq.ir.graph import GRAPH_SPARSE
 from onnxq.ir.segment import is_large
@@ -35,7 +35,6 @@ class Step:
         reads: Every value that has to be there: the inputs and what the bodies read from the scopes around them.
         dead: Values of this graph that nothing reads after this node.
         mapped: Of a large model: weights that it reads, whose pages are let go of behind it.
-        wide: Whether float64 takes the place of float32.
 
     """
 
@@ -46,7 +45,6 @@ class Step:
     reads: list[Value]
     dead: list[Value] = field(default_factory=list)
     mapped: list[Tensor] = field(default_factory=list)
-    wide: bool = False
 
     @property
     def has_kernel(self) -> bool:
@@ -64,7 +62,6 @@ class Schedule:
         constants: Initializers, and outputs of Constant nodes, which are evaluated here once.
         steps: The other nodes.
         inputs: Values of the graph's inputs, in order.
-        wide: Whether float64 takes the place of float32.
 
     """
 
@@ -72,16 +69,22 @@ class Schedule:
     constants: dict[Value, Any]
     steps: list[Step]
     inputs: list[Value]
-    wide: bool = False
 
 
 def prepare(graph: Graph, model: Model, *, wide: bool = False) -> Schedule:
-    """Work out the schedule of a graph and of every body inside it; its nodes are in topological order."""
+    """Work out the schedule of a graph and of every body inside it; its nodes are in topological order.
+
+    Args:
+        graph: The graph.
+        model: The model it belongs to.
+        wide: Whether sums and functions are computed in float64; see `onnxq.evaluator.wide`.
+
+    """
     large = is_large(model)
     constants = _initializers(graph, in_place=large)
     steps: list[Step] = []
     for node in graph.nodes:
-        step = _prepare_step(node, model, wide=wide)
+        step = _prepare_step(node, model, constants if wide else None)
         if node.op_type == "Constant" and not node.domain and step.call is not None and node.outputs[0] is not None:
             constants[node.outputs[0]] = np.asarray(step.call())
         else:
@@ -89,12 +92,10 @@ def prepare(graph: Graph, model: Model, *, wide: bool = False) -> Schedule:
             if large:
                 step.mapped = [value.tensor for value in step.reads if value.tensor is not None]
     _mark_dead(graph, steps)
-    if wide:
-        constants = widened_constants(constants, model)
-    return Schedule(graph, constants, steps, list(graph.inputs), wide)
+    return Schedule(graph, constants, steps, list(graph.inputs))
 
 
-def _prepare_step(node: Node, model: Model, *, wide: bool) -> Step:
+def _prepare_step(node: Node, model: Model, constants: Mapping[Value, Any] | None) -> Step:
     opset = model.opsets.get(node.domain, 1)
     reads = list(dict.fromkeys(_reads(node)))
     captured = [value for value in reads if value not in node.inputs]
@@ -104,9 +105,11 @@ def _prepare_step(node: Node, model: Model, *, wide: bool) -> Step:
     if kernel is not None:
         accepted = bind(kernel, node)
         if accepted is not None:
-            call = wide_call(node, kernel, accepted) if wide else accepted
+            call, wide = accepted, constants is not None
+            if constants is not None and not is_the_same(node, kernel):
+                call = wide_call(node, accepted, constants, model)
             bodies = {name: prepare(graphs[0], model, wide=wide) for name, graphs in node.bodies.items()}
-    return Step(node, call, Fallback(node, model, captured), bodies, reads, wide=wide)
+    return Step(node, call, Fallback(node, model, captured), bodies, reads)
 
 
 def bind(kernel: Kernel, node: Node) -> Callable[..., Any] | None:

@@ -1,97 +1,97 @@
-"""float64 in place of float32: what differs from processor to processor is then too small to decide anything.
+"""Sums and functions in float64, rounded to float32 once, so that every processor gives the same numbers.
 
-BLAS and NumPy add in another order, and round functions another way, on every processor. In float32 that is the last
-bit, 6e-8 of a number, which shows in ranges, second moments and codes of weights. In float64 it is 1e-16.
-
-Some operators jump: where a float32 number is just a whole one, or two are equal, float64 may be 1e-16 beside it.
-They read what is rounded to float32, which makes equal again what float32 would have made equal. So do operators of
-quantized models, which are defined on float32, and those whose arithmetic is exact on every processor: of an error in
-what they read, rounding leaves as much on average as there was.
+BLAS and NumPy add in another order on each processor, and compute exp or tanh in another way: the last bits of float32
+differ, by 6e-8 of a number. Of float64 it is 1e-16, and rounded to float32 it shows in one of some 10^8 numbers. What
+is exact but for one rounding, as a sum of two numbers or a quotient, is the same everywhere in float32 already; so are
+operators that move, compare or count, and those of quantized models, which are defined on float32.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto
 
 from onnxq.ir import Model, Node, Value
 from onnxq.ops.registry import Kernel
 
-JUMPING = frozenset((
-    "ArgMax", "ArgMin", "CastLike", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Hardmax", "IsInf", "IsNaN",
-    "Less", "LessOrEqual", "Mod", "NonZero", "Range", "Round", "Sign", "TopK",
+MOVING = frozenset((
+    "Cast", "CastLike", "Compress", "Concat", "Constant", "ConstantOfShape", "DepthToSpace", "Dropout", "Expand",
+    "EyeLike", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "NonZero", "OneHot", "Pad", "Reshape",
+    "ReverseSequence", "Scatter", "Shape", "Size", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose",
+    "Trilu", "Unsqueeze", "Where",
 ))  # fmt: skip
-EXACT = frozenset(("Erf",))  # sums and products of single elements, one after the other
+COMPARING = frozenset((
+    "ArgMax", "ArgMin", "Equal", "GlobalMaxPool", "Greater", "GreaterOrEqual", "Hardmax", "IsInf", "IsNaN", "Less",
+    "LessOrEqual", "Max", "MaxPool", "Min", "ReduceMax", "ReduceMin", "Relu", "Sign", "TopK",
+))  # fmt: skip
+# Each step rounds one operation of single elements, in an order that is written down in the kernel
+ROUNDED_ONCE = frozenset((
+    "Abs", "Add", "AveragePool", "BatchNormalization", "Ceil", "Clip", "Div", "Erf", "Floor", "HardSigmoid",
+    "HardSwish", "LeakyRelu", "Mean", "Mod", "Mul", "Neg", "PRelu", "Range", "Reciprocal", "Resize", "Round", "Shrink",
+    "Softsign", "Sqrt", "Sub", "Sum", "ThresholdedRelu", "Upsample",
+))  # fmt: skip
+THE_SAME = MOVING | COMPARING | ROUNDED_ONCE
 QUANTIZED = "onnxq.ops.quantized."  # modules of kernels that are defined on float32
-FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
-KEPT_BYTES = 128 << 20  # of weights in float32, beyond which none of them is kept in float64
+KEPT_BYTES = 128 << 20  # of weights, beyond which none of them is kept in float64 as well
 
 
 def widened(value: Any) -> Any:
     """Return float64 in place of a float32 array, or of those in a sequence; anything else as it is."""
-    if isinstance(value, list):
-        return [widened(item) for item in value]
-    is_single = isinstance(value, np.ndarray | np.generic) and value.dtype == np.float32
-    return value.astype(np.float64) if is_single else value
+    return _as(np.float32, np.float64, value)
 
 
 def narrowed(value: Any) -> Any:
     """Return float32 in place of a float64 array, or of those in a sequence; anything else as it is."""
+    return _as(np.float64, np.float32, value)
+
+
+def _as(old: type, new: type, value: Any) -> Any:
     if isinstance(value, list):
-        return [narrowed(item) for item in value]
-    is_double = isinstance(value, np.ndarray) and value.dtype == np.float64
-    return value.astype(np.float32) if is_double else value
+        return [_as(old, new, item) for item in value]
+    return value.astype(new) if isinstance(value, np.ndarray | np.generic) and value.dtype == old else value
 
 
-def widened_constants(constants: Mapping[Value, Any], model: Model) -> dict[Value, Any]:
-    """Return constants in float64, but for tables of which rows are taken and those of a model that would take much.
-
-    The kernels in a run in float64 take those as they are.
-    """
-    much = model.weight_bytes > KEPT_BYTES
-
-    def kept(value: Value) -> bool:
-        return not much and not (value.uses and all(use.node.op_type == "Gather" for use in value.uses))
-
-    return {value: widened(array) if kept(value) else array for value, array in constants.items()}
-
-
-def reads_float32(node: Node, kernel: Kernel) -> bool:
-    """Tell whether a node computes with float32 where other nodes compute with float64."""
-    if kernel.__module__.startswith(QUANTIZED):
+def is_the_same(node: Node, kernel: Kernel) -> bool:
+    """Tell whether a node gives the same float32 on every processor as it is."""
+    if node.bodies or kernel.__module__.startswith(QUANTIZED):
         return True
-    if node.op_type == "Cast":
-        return _target(node) not in FLOATS
     if node.op_type == "Gelu":
         return str(node.attribute("approximate", "none")) == "none"
-    return not node.domain and (node.op_type in JUMPING or node.op_type in EXACT)
+    return not node.domain and (node.op_type in THE_SAME or (node.op_type == "Conv" and _is_simple(node)))
 
 
-def wide_call(node: Node, kernel: Kernel, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the kernel of a node, its attributes bound, for a run in float64."""
-    if node.op_type == "Cast" and not node.domain and _target(node) in FLOATS:
-        return lambda x: widened(call(x)) if x.dtype.kind != "f" else x.astype(np.float64, copy=False)
-    if node.op_type == "Gather":
-        return lambda *inputs: widened(call(*inputs))
-    if not reads_float32(node, kernel):
-        return lambda *inputs, **bodies: _each(widened, call(*map(widened, inputs), **bodies))
-    doubles = [value is not None and value.dtype == TensorProto.DOUBLE for value in node.inputs]
-
-    def narrow(*inputs: Any) -> Any:
-        given = (x if double else narrowed(x) for x, double in zip(inputs, doubles, strict=True))
-        return _each(widened, call(*given))
-
-    return narrow
+def _is_simple(node: Node) -> bool:
+    """Tell whether a Conv is depthwise, a sum of shifted products, or of one tap, which is summed in float64 anyway."""
+    weight = node.inputs[1].constant if node.inputs[1] is not None else None
+    if weight is None or len(weight.shape) < 3:
+        return False
+    return math.prod(weight.shape[2:]) == 1 or (weight.shape[1] == 1 and int(node.attribute("group", 1)) > 1)
 
 
-def _each(function: Callable[[Any], Any], results: Any) -> Any:
-    return tuple(map(function, results)) if isinstance(results, tuple) else function(results)
+def wide_call(node: Node, call: Callable[..., Any], constants: Mapping[Value, Any], model: Model) -> Callable[..., Any]:
+    """Return the kernel of a node, its attributes bound, for a run in float64; weights are converted once."""
+    kept: dict[int, Any] = {}
+    if model.weight_bytes <= KEPT_BYTES:
+        kept = {
+            slot: widened(constants[value])
+            for slot, value in enumerate(node.inputs)
+            if value is not None and value in constants
+        }
+
+    def run(*inputs: Any) -> Any:
+        single = any(_is_single(x) for x in inputs)
+        results = call(*(kept[slot] if slot in kept else widened(x) for slot, x in enumerate(inputs)))
+        if not single:  # a model of float64
+            return results
+        return tuple(map(narrowed, results)) if isinstance(results, tuple) else narrowed(results)
+
+    return run
 
 
-def _target(node: Node) -> int:
-    """Give the element type that a Cast makes; before opset 6 it is a name."""
-    to = node.attribute("to", TensorProto.UNDEFINED)
-    return int(TensorProto.DataType.Value(to.upper())) if isinstance(to, str) else int(to)
+def _is_single(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(_is_single(item) for item in value)
+    return isinstance(value, np.ndarray | np.generic) and value.dtype == np.float32

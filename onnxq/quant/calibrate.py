@@ -34,11 +34,12 @@ def calibrate(
     progress: Progress | None = None,
     threads: int = 0,
     kinds: Kinds = basic_kinds,
+    trial: bool = False,
 ) -> Stats:
     """Measure values of the float model over all samples.
 
-    The model runs in float64, so that what is measured is the same on every processor, whatever the order in which it
-    adds; `float_runs` says where it runs in onnxruntime. A few samples are in memory at a time, with their values.
+    The evaluator runs the model, with sums and functions in float64, so that what is measured is the same on every
+    processor; `float_runs` says when onnxruntime runs it. A few samples are in memory at a time, with their values.
 
     Args:
         model: The float model.
@@ -48,6 +49,8 @@ def calibrate(
         progress: Called with the number of samples done and the total (None while unknown), first with 0.
         threads: Most samples that run at a time, and threads for onnxruntime; 0 for as many as there are processors.
         kinds: Makes the statistics to collect for a tensor of that name.
+        trial: Run onnxruntime, in a fraction of the time: for what is judged, at a resolution that the last bits of
+            float32 do not reach, and not kept.
 
     Raises:
         DataError: A sample does not fit the model or makes it fail, a value is not finite, or there are no samples.
@@ -59,7 +62,7 @@ def calibrate(
     total = samples.count if isinstance(samples, Samples) else len(samples) if isinstance(samples, Sequence) else None
     stats = Stats(kinds)
     looks: dict[str | Value, Callable[[Any], None]] = {value: _look(stats, value) for value in inner}
-    runs = float_runs(model, list(taps.values()), looks, threads) if taps or looks else None
+    runs = float_runs(model, list(taps.values()), looks, threads, trial=trial) if taps or looks else None
     if progress:
         progress(0, total)
     with blaming_weights(model), ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS)) as pool:

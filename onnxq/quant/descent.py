@@ -67,7 +67,8 @@ class Feedback:
 
     def __init__(self, H: np.ndarray) -> None:
         diagonal = np.einsum("pbb->pb", H)
-        self.order = np.argsort(-diagonal, axis=1, kind="stable")
+        # Columns that see the same numbers in another order differ in the last bits of float64, not of float32
+        self.order = np.argsort(-diagonal.astype(np.float32), axis=1, kind="stable")
         backwards = self.order[:, ::-1]
         # Whole rows at a time, of the transposed matrix, too: ten times faster than element by element
         self._problem = np.arange(len(H))[:, None]

@@ -94,7 +94,7 @@ class Reading:
             outputs = self._outputs(weight, mean, variance)[..., 0]
             counts = np.ones_like(outputs) if given is None else given.reshape(outputs.shape)
             counts = counts / max(float((outputs * counts).sum()), np.finfo(np.float64).tiny)
-            squares = np.einsum("goip,goip->goi", weight, weight)
+            squares = _squares(weight)
             self.energy += np.matmul(counts[:, None], squares).reshape(-1)
             step = max(1, -(-weight.size // LARGEST))
             taken = np.ascontiguousarray(weight[:, ::step], np.float32)
@@ -112,8 +112,8 @@ class Reading:
             `[..., groups, outputs, ways]`.
 
         """
-        spread = np.matmul(np.einsum("...ip,...ip->...i", change, change), variance)
-        shift = np.matmul(change.sum(axis=-1), mean)
+        spread = np.matmul(_squares(change), variance)
+        shift = np.matmul(change.sum(axis=-1, dtype=np.float64), mean)
         return np.asarray(spread + np.square(shift))
 
     def errors(self, candidates: Sequence[Candidate], weight_share: float, outliers: np.ndarray) -> np.ndarray:
@@ -178,6 +178,13 @@ class Reading:
             moments = (each[chosen].reshape(-1, groups, width, left.shape[2]) for each in (mean, variance))
             found.append((self._outputs(change, *moments) * importance[..., None]).sum(axis=(1, 2)))
         return share * np.concatenate(found)
+
+
+def _squares(weight: np.ndarray) -> np.ndarray:
+    """Add up the squares of all positions, in float64: candidates lie nearer to each other than float32's last bits."""
+    if weight.shape[-1] == 1:
+        return np.asarray(np.square(weight[..., 0], dtype=np.float64))
+    return np.asarray(np.einsum("...p,...p->...", weight, weight, dtype=np.float64))
 
 
 def weight_of(reader: Constant, array: np.ndarray) -> np.ndarray:

@@ -40,6 +40,7 @@ def open_session(
     threads: int = 0,
     reuse_shapes: bool = True,
     taps: Sequence[Value] = (),
+    exact: bool = False,
 ) -> Session:
     """Load a model.
 
@@ -52,13 +53,14 @@ def open_session(
         reuse_shapes: Keep a memory plan for every combination of input shapes seen. It saves allocations when shapes
             repeat, and grows without bound when they do not.
         taps: Of a loaded model: values of the main graph that runs can give besides the outputs.
+        exact: Compute products of integers exactly, on processors that saturate, too: to judge a model, not to time it.
 
     Raises:
         SessionError: onnxruntime cannot load it.
         ModelError: The model cannot be read.
 
     """
-    settings = Settings(optimize, threads, reuse_shapes)
+    settings = Settings(optimize, threads, reuse_shapes, exact=exact)
     if isinstance(model, str | Path):
         read = load(model)
         model = read if is_large(read) else model

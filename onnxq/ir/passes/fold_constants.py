@@ -286,7 +286,7 @@ COMPUTE: dict[str, Compute] = {
     "Sqrt": _elementwise(np.sqrt),
     "Neg": _elementwise(np.negative),
     "Abs": _elementwise(np.abs),
-    "Pow": _elementwise(np.power),
+    "Pow": _elementwise(lambda x, y: np.power(x, y, dtype=np.float64) if x.dtype == np.float32 else np.power(x, y)),
     "ReduceSum": _summed(np.asarray),
     "ReduceSumSquare": _summed(np.square),
     "ReduceL2": _summed(np.square, np.sqrt),

@@ -1,0 +1,86 @@
+"""Whether the same command writes the same bytes on every processor: models quantized natively and masked.
+
+    python tests/bench/bench_same_bytes.py                              # the five sample models
+    python tests/bench/bench_same_bytes.py --models FOLDER --data FOLDER NAME…
+
+With folders: `MODELS/NAME.onnx` and `DATA/NAME.npz`, or `NAME_calib.npz`. Families are those of `as_processor.py`. Exit
+code 1 where bytes differ. Times are seconds of processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from as_processor import available, environment
+
+SAMPLES = Path(__file__).parents[2] / "sample_models"
+NATIVE = "native"
+FAMILIES = (NATIVE, "avx2", "sse41")
+
+
+def digest(model: Path, data: Path, family: str, options: Sequence[str] = (), threads: int | None = None) -> str:
+    """Quantize a model as if on a processor of a family, in a process of its own; return the SHA-256 of the file.
+
+    Raises:
+        subprocess.CalledProcessError: `onnxq quantize` fails.
+
+    """
+    made = dict(os.environ) if family == NATIVE else environment(family)
+    if threads is not None:
+        made["OMP_NUM_THREADS"] = made["OPENBLAS_NUM_THREADS"] = str(threads)
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "quantized.onnx"
+        command = [sys.executable, "-m", "onnxq", "quantize", str(model), "--data", str(data), "--output", str(output)]
+        subprocess.run([*command, *options], env=made, check=True, capture_output=True)
+        return hashlib.sha256(output.read_bytes()).hexdigest()
+
+
+def _found(models: Path, data: Path, names: Sequence[str]) -> Iterator[tuple[Path, Path]]:
+    for name in names:
+        given = [data / f"{name}.npz", data / f"{name}_calib.npz"]
+        yield models / f"{name}.onnx", next((path for path in given if path.exists()), given[0])
+
+
+def _row(model: Path, data: Path, families: Sequence[str], options: Sequence[str]) -> bool:
+    """Print the digests of one model; whether they are equal."""
+    digests, times = [], []
+    for family in families:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        digests.append(digest(model, data, family, options))
+        times.append(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before)
+    same = len(set(digests)) == 1
+    columns = (f"{digest[:12]} {time:6.1f} s" for digest, time in zip(digests, times, strict=True))
+    print(f"{model.stem:20}{'  '.join(columns)}  {'the same' if same else 'DIFFERENT'}", flush=True)
+    return same
+
+
+def main() -> int:
+    """Quantize every model on every family."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--models", type=Path, default=SAMPLES)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--families", default=",".join(FAMILIES))
+    parser.add_argument("--options", default="", help="further options of `onnxq quantize`")
+    given = parser.parse_args()
+    families = [family for family in given.families.split(",") if family == NATIVE or available(family)]
+    print(f"{'':20}{'  '.join(f'{family:21}' for family in families)}")
+    if given.data is None:
+        pairs = [(path, SAMPLES / "digits_calibration.npz") for path in sorted(SAMPLES.glob("*.onnx"))]
+        pairs = [pair for pair in pairs if not given.names or pair[0].stem in given.names]
+    else:
+        pairs = list(_found(given.models, given.data, given.names))
+    same = [_row(model, data, families, given.options.split()) for model, data in pairs]
+    return 0 if all(same) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+"""The same command writes the same bytes on every processor, whatever the number of threads and the seed of hashes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "bench"))
+
+from as_processor import available
+from bench_same_bytes import NATIVE, SAMPLES, digest
+
+DATA = SAMPLES / "digits_calibration.npz"
+FAMILIES = [family for family in ("avx2", "sse41") if available(family)]
+
+
+@pytest.mark.skipif(not FAMILIES, reason="this machine cannot trap CPUID")
+@pytest.mark.parametrize("name", ["digits_cnn", "digits_lstm"])
+def test_processors_write_the_same_bytes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "1")
+    found = {family: digest(SAMPLES / f"{name}.onnx", DATA, family) for family in (NATIVE, *FAMILIES)}
+    assert len(set(found.values())) == 1, found
+
+
+def test_the_number_of_threads_changes_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for threads, seed in ((1, "1"), (3, "2")):
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        found.append(digest(SAMPLES / "digits_if.onnx", DATA, NATIVE, threads=threads))
+    assert found[0] == found[1]
