@@ -26,7 +26,7 @@ NATIVE = "native"
 FAMILIES = (NATIVE, "avx2", "sse41")
 
 
-def digest(model: Path, data: Path, family: str, options: Sequence[str] = (), threads: int | None = None) -> str:
+def digest(model: Path, data: Path, family: str, options: Sequence[str] = ()) -> str:
     """Quantize a model as if on a processor of a family, in a process of its own; return the SHA-256 of the file.
 
     Raises:
@@ -34,8 +34,6 @@ def digest(model: Path, data: Path, family: str, options: Sequence[str] = (), th
 
     """
     made = dict(os.environ) if family == NATIVE else environment(family)
-    if threads is not None:
-        made["OMP_NUM_THREADS"] = made["OPENBLAS_NUM_THREADS"] = str(threads)
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "quantized.onnx"
         command = [sys.executable, "-m", "onnxq", "quantize", str(model), "--data", str(data), "--output", str(output)]
