@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, parser
 
 from onnxq.evaluator import Evaluator
 from onnxq.evaluator.wide import COMPARING, MOVING, ROUNDED_ONCE
+from onnxq.ops.registry import _KERNELS, find_kernel, load_families
 
 F = np.float32
 
@@ -98,6 +99,15 @@ def test_quantized_operators_give_the_very_codes_of_float32() -> None:
     assert {name: array.tolist() for name, array in wide.items()} == {n: a.tolist() for n, a in narrow.items()}
 
 
+def test_products_with_stored_weights_sum_in_float64() -> None:
+    random = np.random.default_rng(2)
+    codes, scales = random.integers(0, 256, (8, 10, 32), np.uint8), random.random((8, 10), F)
+    x = normal(4, 320)
+    found = find_kernel("MatMulNBits", "com.microsoft", 1)(x, codes, scales, K=320, N=8, bits=8, block_size=32)
+    weight = ((codes.astype(F) - 128) * scales[..., None]).reshape(8, 320)
+    assert found.tolist() == (x.astype(float) @ weight.T.astype(float)).astype(F).tolist()
+
+
 def test_bodies_compute_so_too() -> None:
     text = """
     (int64 trips, float[1, 300] start, float[300, 300] w) => (float[1, 300] last) {
@@ -124,8 +134,6 @@ def test_a_model_of_float64_stays_one() -> None:
 
 
 def test_operators_taken_to_be_the_same_everywhere_have_kernels() -> None:
-    from onnxq.ops.registry import _KERNELS, load_families
-
     load_families()
     known = {op_type for domain, op_type in _KERNELS if not domain}
     assert {name for name in MOVING | COMPARING | ROUNDED_ONCE if name not in known} == set()

@@ -74,7 +74,8 @@ def mat_mul_n_bits(
     zero = _zero_points(zero_points, a, N, blocks, bits)
     group = np.arange(K) // block_size if g_idx is None else _groups(np.asarray(g_idx), K, blocks)
     codes = packed.reshape(N, blocks, -1)
-    flat = a.reshape(-1, K).astype(FLOAT32)
+    # Sums are in float64 and rounded once: in float32 BLAS makes other last bits of them on every processor
+    flat = a.reshape(-1, K).astype(np.float64)
     y = np.empty((flat.shape[0], N), FLOAT32)
     step = max(1, BLOCK // max(1, K))
     with np.errstate(all="ignore"):
@@ -82,7 +83,7 @@ def mat_mul_n_bits(
             rows = slice(n, n + step)
             weight = unpack_bits(codes[rows], bits, block_size).reshape(-1, blocks * block_size)[:, :K]
             weight = (weight.astype(FLOAT32) - zero[rows][:, group]) * scale[rows][:, group]
-            y[:, rows] = flat @ weight.T
+            y[:, rows] = flat @ weight.T.astype(np.float64)
         offset = bias_of(NAME, bias, N, a.dtype)
         if offset is not None:
             y += offset.astype(FLOAT32)
