@@ -3,7 +3,8 @@
     python tests/bench/bench_same_bytes.py                              # the five sample models
     python tests/bench/bench_same_bytes.py --models FOLDER --data FOLDER NAME…
 
-With folders: `MODELS/NAME.onnx` and `DATA/NAME.npz`, or `NAME_calib.npz`. Families are those of `as_processor.py`. Exit
+With folders: `MODELS/NAME.onnx` and `DATA/NAME.npz`, or `NAME_calib.npz`; `NAME:OTHER` where data have
+another name. Families are those of `as_processor.py`. Exit
 code 1 where bytes differ. Times are seconds of processor time.
 """
 
@@ -42,8 +43,9 @@ def digest(model: Path, data: Path, family: str, options: Sequence[str] = ()) ->
 
 
 def _found(models: Path, data: Path, names: Sequence[str]) -> Iterator[tuple[Path, Path]]:
-    for name in names:
-        given = [data / f"{name}.npz", data / f"{name}_calib.npz"]
+    for each in names:
+        name, _, other = each.partition(":")
+        given = [data / f"{other or name}.npz", data / f"{other or name}_calib.npz"]
         yield models / f"{name}.onnx", next((path for path in given if path.exists()), given[0])
 
 
