@@ -95,7 +95,7 @@ def test_an_lstm_that_computes_in_float(settings: dict, attributes: dict, reason
     [
         ("cpu", 64, None, "dynamic-int8"),
         ("cpu", 128, 1, "dynamic-int8"),
-        ("cpu", 64, 1, "weight-int8"),  # two kernels of a microsecond: what is around them decides
+        ("cpu", 48, 1, "weight-int8"),  # two kernels of a microsecond: what is around them decides
         ("cpu", 16, 100, "weight-int8"),
         ("generic", 128, None, "weight-int8"),
     ],
