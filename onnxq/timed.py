@@ -136,7 +136,11 @@ def timed(ready: Prepared, given: Samples | None, timing: Timing, watch: Observe
     if not timing.benchmark and timing.path is None:
         return ready
     recipe = ready.plan.recipe
-    if not load_target(recipe.scheme.target).timed:
+    target = load_target(recipe.scheme.target)
+    if timing.benchmark and not target.at_hand:
+        wrong = f"kernels of the target {target.name} are not those of onnxruntime on this machine"
+        raise DataError(wrong, "Leave --benchmark out: onnxq has times that were measured there.")
+    if not target.timed:
         raise DataError(f"kernel times say nothing about the target {recipe.scheme.target}", "Leave them out.")
     if ready.plan.quantized() and AUTO not in _schemes(ready):
         raise DataError(

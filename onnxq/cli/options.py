@@ -50,7 +50,8 @@ Target = Annotated[
         "--target",
         metavar="NAME",
         help="The runtime that the model is for: cpu (default), a family of processors (cpu-avx2, cpu-vnni, cpu-arm64, "
-        "cpu-armv8, or native for the one at hand), generic, openvino, qnn or tensorrt.",
+        "cpu-armv8, or native for the one at hand), web (onnxruntime-web in a browser), generic, openvino, qnn or "
+        "tensorrt.",
         show_default=False,
         autocompletion=targets,
     ),

@@ -51,6 +51,7 @@ class Target:
         blocks_fused: Whether it has a fast kernel for 8-bit weights with a scale for each block, and makes it of
             DequantizeLinear and MatMul, too.
         signed_from_21: Whether it loads int8 activations in models of operator set 21 or later.
+        at_hand: Whether its kernels are those of onnxruntime on a processor, which can be timed here.
 
     """
 
@@ -85,6 +86,7 @@ class Target:
     moves_pairs: bool = False
     blocks_fused: bool = False
     signed_from_21: bool = True
+    at_hand: bool = True
 
 
 def load_target(name: str) -> Target:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import onnx
-import onnxruntime as ort
-from kernel_turns import least_times, turns
+from kernel_turns import Measuring, least_times, turns
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.ir import Model, infer_types, parse
@@ -106,17 +103,7 @@ def chain_time(steps: list[list[tuple[str, list[str], dict[str, object]]]]) -> f
         [numpy_helper.from_array(constants[name], name) for name in sorted({name for _, c, _ in flat for name in c})],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    feeds = {"v0": np.ones((1, 8, 2, 2), np.float32)}
-    times = []
-    for _ in range(RUNS):
-        start = time.perf_counter_ns()
-        session.run(None, feeds)
-        times.append(time.perf_counter_ns() - start)
-    return min(times)
+    return Measuring.engine.run_time(model.SerializeToString(), {"v0": np.ones((1, 8, 2, 2), np.float32)}, RUNS)
 
 
 def elementwise(kind: str) -> list[float]:
@@ -184,7 +171,7 @@ def resizing(factor: int) -> list[float]:
         resized = followed(first, node, quantized=quantized, factors=np.array([1, 1, factor, factor], np.float32))
         models = [_read_by_conv(model, last[quantized], quantized=quantized) for model in (first, resized)]
         if quantized:
-            models = [bytes(tune(_typed(model), "cpu").serialize()) for model in models]
+            models = [bytes(tune(_typed(model), Measuring.engine.target).serialize()) for model in models]
         without, behind = (
             sum(time for kind, time in found.items() if not any(n in kind for n in BESIDE))
             for found in turns(models, feeds)

@@ -2,6 +2,7 @@
 
     chrt -f 50 taskset -c 1 python tests/bench/measure_target.py onnxq/targets/cpu-vnni.toml --processor "AMD Zen 4"
     … --only matmul recurrent          # these tables; the others of the file stay
+    python tests/bench/measure_target.py onnxq/targets/web.toml --web --processor "AMD Zen 4"    # in onnxruntime-web
 
 One thread; kernel times come from onnxruntime's profiler, forms of one kernel in turn, the fastest quarter of the runs
 and the least of three rounds, so that neither the borders around a kernel nor other work on the machine is counted.
@@ -21,8 +22,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
-from kernel_turns import least_times, turns
+from kernel_turns import Measuring, least_times, turns
 from measure_columns import conv_parts
 from measure_nodes import (
     clamp,
@@ -38,6 +38,7 @@ from measure_nodes import (
     weight_codes,
 )
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime_web import WebEngine
 
 from onnxq.ir import infer_types, parse
 from onnxq.quant.alignment import align
@@ -65,7 +66,8 @@ def measure(channels: int, filters: int, kernel: int, side: int, group: int = 1,
     models = [conv_model(channels, filters, kernel, side, group, quantized=False)]
     for unsigned in (False, True)[: forms - 1]:
         model = parse(conv_model(channels, filters, kernel, side, group, quantized=True, unsigned=unsigned))
-        align(model, load_target("cpu"))  # types are not inferred: with a width that is open, no columns are folded
+        # types are not inferred: with a width that is open, no columns are folded
+        align(model, load_target(Measuring.engine.target))
         models.append(model.serialize())
     found = turns(models, feeds)
     times = [found[0]["Conv"], *(each["QLinearConv"] for each in found[1:])]
@@ -75,20 +77,23 @@ def measure(channels: int, filters: int, kernel: int, side: int, group: int = 1,
 
 def pointwise() -> list[str]:
     """Measure Convs of windows of one element."""
-    times = [measure(channels, filters, 1, side) for channels, filters, side in product(*POINTWISE)]
-    return table({"channels": POINTWISE[0], "filters": POINTWISE[1], "pixels": squares(POINTWISE[2])}, times)
+    axes = (*POINTWISE[:2], sides(POINTWISE[2]))
+    times = [measure(channels, filters, 1, side) for channels, filters, side in product(*axes)]
+    return table({"channels": axes[0], "filters": axes[1], "pixels": squares(axes[2])}, times)
 
 
 def spatial() -> list[str]:
     """Measure Convs of windows of 3 x 3."""
-    times = [measure(channels, filters, 3, side) for channels, filters, side in product(*SPATIAL)]
-    return table({"channels": SPATIAL[0], "filters": SPATIAL[1], "pixels": squares(SPATIAL[2])}, times)
+    axes = (*SPATIAL[:2], sides(SPATIAL[2]))
+    times = [measure(channels, filters, 3, side) for channels, filters, side in product(*axes)]
+    return table({"channels": axes[0], "filters": axes[1], "pixels": squares(axes[2])}, times)
 
 
 def depthwise() -> list[str]:
     """Measure depthwise Convs of windows of 3 x 3."""
-    times = [measure(channels, channels, 3, side, channels, forms=2) for channels, side in product(*DEPTHWISE)]
-    return table({"channels": DEPTHWISE[0], "pixels": squares(DEPTHWISE[1])}, times)
+    axes = (DEPTHWISE[0], sides(DEPTHWISE[1]))
+    times = [measure(channels, channels, 3, side, channels, forms=2) for channels, side in product(*axes)]
+    return table({"channels": axes[0], "pixels": squares(axes[1])}, times)
 
 
 def grouped() -> list[str]:
@@ -186,11 +191,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("file", type=Path, help="onnxq/targets/NAME.toml; what it says of placement stays")
     parser.add_argument("--processor", required=True, help="the model, and what of it is masked")
+    parser.add_argument("--web", action="store_true", help="measure onnxruntime-web in Node: onnxruntime_web.py")
     parser.add_argument("--only", nargs="+", choices=TABLES, default=list(TABLES))
     given = parser.parse_args()
+    if given.web:
+        Measuring.engine = WebEngine()
     for name in given.only:
         made = datetime.datetime.now(tz=datetime.UTC).date()
-        source = f'source = "measured on {given.processor}, onnxruntime {ort.__version__}, {made}"'
+        source = f'source = "measured on {given.processor}, {Measuring.engine.describe()}, {made}"'
         lines = [f"[{name}]", source, *TABLES[name]()]
         text = given.file.read_text()
         section = re.compile(rf"^\[{name}\]\n.*?(?=^\[|\Z)", re.MULTILINE | re.DOTALL)
@@ -198,6 +206,11 @@ def main() -> None:
         left = section.sub("", text).rstrip()
         given.file.write_text(f"{left}\n\n{body}\n")
         print(name, "done", file=sys.stderr)
+
+
+def sides(usual: tuple[int, ...]) -> tuple[int, ...]:
+    """Give the sides of maps that Convs are measured on."""
+    return (*Measuring.engine.small, *usual)
 
 
 def squares(sides: tuple[int, ...]) -> list[int]:

@@ -44,6 +44,7 @@ TARGETS = [
     "openvino",
     "qnn",
     "tensorrt",
+    "web",
 ]
 WEIGHTS = {
     "w": floats(8, 3, 3, 3, scale=0.3),
@@ -256,7 +257,7 @@ def test_the_targets_that_come_with_onnxq():
         target = load_target(name)
         assert target.name == (host_family() if name == "native" else name)
         assert target.description
-        assert target.timed == (name == "native" or name.startswith("cpu"))
+        assert target.timed == (name == "native" or name == "web" or name.startswith("cpu"))
     assert load_costs().borders
 
 
