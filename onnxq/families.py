@@ -92,6 +92,13 @@ def recorded_target(model: Model) -> str:
         return PORTABLE
 
 
+def record_latencies(model: Model, latencies: Mapping[str, float]) -> None:
+    """Write predicted latencies, by family in that of float, into the metadata of a model: as many bytes for any."""
+    if latencies:
+        pairs = ", ".join(f"{json.dumps(name)}: {time:.2f}" for name, time in latencies.items())
+        model.metadata[LATENCIES] = f"{{{pairs}}}"
+
+
 def recorded_latencies(model: Model) -> dict[str, float]:
     """Return the latencies that were predicted when a model was written, by family."""
     try:

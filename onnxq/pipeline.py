@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from onnxq.budget import Budget, Settled, check_budget, check_size, settle
 from onnxq.correction import corrected
 from onnxq.errors import DataError, ModelError, NothingToQuantize
 from onnxq.evening import even_out
-from onnxq.families import LATENCIES, family_figures, predicted_latencies
+from onnxq.families import family_figures, predicted_latencies, record_latencies
 from onnxq.fusion import quantized_already
 from onnxq.ir import Model, load, save
 from onnxq.ir.files import data_path
@@ -201,8 +200,7 @@ def carry_out(
     split = Split(before, probe, float_time(ready.plan))
     ready, model, report = rewritten(ready, split, given, stats, watch, budget, scratch, detailed=detailed)
     collect(model)  # what was tried last
-    if report.latencies:
-        model.metadata[LATENCIES] = json.dumps({name: round(time, 2) for name, time in report.latencies.items()})
+    record_latencies(model, report.latencies)
     by_layers, model = model.copy() if detailed else model, stamp(model, ready)
     watch.step("verify")
     encoded = model.serialize()

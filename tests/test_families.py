@@ -82,7 +82,7 @@ def test_what_was_predicted_is_in_the_model(wide) -> None:
     assert report.output is not None
     model = load(report.output)
     assert recorded_target(model) == "cpu"
-    assert recorded_latencies(model) == {f.family: round(f.latency, 2) for f in report.families}
+    assert recorded_latencies(model) == {f.family: float(f"{f.latency:.2f}") for f in report.families}
 
 
 @pytest.mark.parametrize("written", ["[1]", "no JSON", '{"cpu-avx2": "fast"}'])

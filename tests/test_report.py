@@ -94,6 +94,7 @@ def test_json(report: Report) -> None:
         "returned": [],
         "sensitivity": [],
         "timings": None,
+        "families": [],
         "min_onnxruntime": None,
         "weights": [],
         "activations": [],

@@ -29,6 +29,7 @@ STEPS = {
     "rewrite": "rewriting",
     "verify": "comparing with the float model",
     "metric": "measuring the metric",
+    "families": "comparing families of processors",
     "layers": "comparing layers",
     "save": "writing",
     "run": "running",

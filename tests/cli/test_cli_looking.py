@@ -1,6 +1,7 @@
 """`plan`, `verify`, `inspect` and `recipes`: commands that write nothing."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -94,6 +95,7 @@ def test_verify_in_json(cli, quantized: Path) -> None:
         "fusion",
         "saturation",
         "hazards",
+        "families",
         "min_onnxruntime",
     }
     assert (result["passed"], len(result["missed"]), result["comparison"]["samples"]) == (False, 1, 100)
@@ -131,12 +133,14 @@ def test_verify_alone(cli, quantized: Path) -> None:
     assert code == 0
     first, *rest = out.splitlines()
     assert first == "q.onnx is well formed, loads in onnxruntime and runs: 8 samples from random numbers (seed 0)"
-    assert "  30 of 30 nodes give the same in both engines on the same inputs" in "\n".join(rest)
+    said = re.search(r"^  (\d+) of \1 nodes give the same in both engines on the same inputs", "\n".join(rest), re.M)
+    assert said is not None
     asked = ("-d", "digits_calibration.npz", "--samples", 9, "--format", "json")
     result = json.loads(cli("verify", "q.onnx", *asked).out)
     assert (result["passed"], result["samples"], result["comparison"]) == (True, 9, None)
     engines = result["engines"]
-    assert (engines["nodes"], engines["culprits"], engines["ties"]) == (30, [], 0)
+    assert (engines["nodes"], engines["culprits"], engines["ties"]) == (int(said[1]), [], 0)
+    assert engines["nodes"] > 20
     assert [output["name"] for output in engines["outputs"]] == ["logits"]
 
 
