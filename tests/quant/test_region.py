@@ -112,7 +112,7 @@ def test_a_clamp_behind_an_addition_is_absorbed_by_its_codes(clamp: str) -> None
     assert made.sqnr({"x": x}, ALL) > 30
 
 
-def pooled(channels: list[int], side: int) -> dict[str, str | None]:
+def pooled(channels: list[int], side: int, target: str = "cpu") -> dict[str, str | None]:
     """What Conv, Relu and MaxPool become, one after another."""
     nodes, weights = [], {}
     for index, (before, filters) in enumerate(itertools.pairwise([3, *channels])):
@@ -123,7 +123,7 @@ def pooled(channels: list[int], side: int) -> dict[str, str | None]:
             node("MaxPool", f"r{index}", f"p{index}", kernel_shape=[2, 2], strides=[2, 2]),
         ]
     made = build(nodes, {"x": [1, 3, side, side]}, [f"p{len(channels) - 1}"], weights)
-    plan = make_plan(typed(made), load_recipe("auto"), with_data=True)
+    plan = make_plan(typed(made), load_recipe("auto").for_target(target), with_data=True)
     return {d.node.outputs[0].name: d.scheme for d in plan.decisions if d.node.op_type != "Relu" and d.scheme}
 
 
@@ -133,7 +133,7 @@ def test_a_pooling_of_floats_keeps_no_conv_out_of_8_bit() -> None:
 
 
 def test_poolings_between_convs_are_in_8_bit() -> None:
-    assert pooled([32, 64, 128], 64) == {
+    assert pooled([32, 64, 128], 64, "cpu-vnni") == {
         "c0": "static-int8",
         "p0": "static-int8",
         "c1": "static-int8",
