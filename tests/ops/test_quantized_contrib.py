@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -23,6 +25,11 @@ def whole(rng, shape, dtype):
 
 def scale(rng):
     return F(2.0 ** rng.integers(-6, 3)) if rng.integers(2) else F(np.exp(rng.uniform(-5, 1)))
+
+
+# Arm64 multiplies and adds in one operation (MlasMultiplyAddFloat32x4 of mlas), which rounds once where x86 rounds
+# twice: 105 of 205,732 codes are one off on a Cortex-A76
+FUSED = 1e-3 if platform.machine().lower() in ("aarch64", "arm64") else 0
 
 
 def compare(op_type, inputs, dtype, **attributes):
@@ -68,7 +75,7 @@ def test_binary(op_type, dtype, size, capsys):
         inputs += [whole(rng, b, dtype), scale(rng), whole(rng, (), dtype), scale(rng), whole(rng, (), dtype)]
         return compare(op_type, inputs, dtype)
 
-    add_up(f"{op_type} {np.dtype(dtype)}", size, capsys, call)
+    add_up(f"{op_type} {np.dtype(dtype)}", size, capsys, call, FUSED if op_type == "QLinearAdd" else 0)
 
 
 @pytest.mark.parametrize("size", SIZES)
