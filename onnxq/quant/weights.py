@@ -92,8 +92,6 @@ class Weights:
     ) -> None:
         self._spool, self._remark, self._exact = spool, remark, exact
         self._jobs: dict[Key, RoundingJob] = {}
-        decisions = () if plan is None else plan.decisions
-        self._searches = any(d.settings is not None and d.settings.rounding == "output-error" for d in decisions)
         if plan is not None:
             jobs = rounding_jobs(plan, qparams or {}, stats or Stats(), layers or MeasuredLayers([]))
             self._jobs = {key: replace(job, quick=quick) for key, job in jobs.items()}
@@ -167,11 +165,6 @@ class Weights:
                     job = replace(job, pairs=pairs)
                 rounded = choose_all({key: job})[key]
             coded = rows.restore(rounded.codes, rounded.scales)
-        elif self._searches and key in self._saturating and self._saturating[key]:
-            # Nothing is known of its inputs; yet of scales that clip some pairs, one leaves the least error
-            limited = RoundingJob(_finite(rows.array(), weight, reader), minimum_scale=floor, pairs=pairs)
-            found = choose_all({key: limited})[key]
-            coded = rows.restore(found.codes, found.scales)
         else:
             coded = rows.restore(*_nearest(_finite(rows.array(), weight, reader), floor, coding, pairs))
         weight.constant.release()
