@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -26,9 +26,10 @@ from onnxq.quant.plan import Plan
 from onnxq.quant.recipe import parse_recipe
 from onnxq.quant.session import ModelSource, open_session, run_session
 from onnxq.saturation import read_saturation
+from onnxq.targets import DEFAULT, families_of
 from onnxq.targets.host import host_family, host_saturates
 from onnxq.targets.placement import load_target
-from onnxq.targets.tables import read_target, resolved
+from onnxq.targets.tables import resolved
 
 LATENCIES = "onnxq_latencies"  # metadata: predicted latency in that of float, by family
 # Of float operators into those of com.microsoft, which the evaluator has no kernels for
@@ -51,7 +52,6 @@ FLOAT_FUSIONS = (
     "SkipLayerNormFusion",
 )
 SAMPLES = 4  # that are evaluated where products could saturate
-PORTABLE = "cpu"  # the target whose families are shown for each of them
 
 
 @dataclass(frozen=True)
@@ -74,22 +74,21 @@ class FamilyFigures:
     here: bool = False
 
 
-def families_of(target: str) -> tuple[str, ...]:
-    """List the families of processors that models of a target run on; none where kernel times are unknown."""
-    name = resolved(target)
-    families = tuple(read_target(PORTABLE)["mix"]["families"])
-    if name == PORTABLE or name in families:
-        return families
-    return (name,) if load_target(name).timed else ()
+def shown_families(target: str) -> tuple[str, ...]:
+    """List the families that figures of a target's models are shown for; none where kernel times are unknown."""
+    name, portable = resolved(target), families_of(DEFAULT)
+    if name == DEFAULT or name in portable:
+        return portable
+    return families_of(name) if load_target(name).timed else ()
 
 
 def recorded_target(model: Model) -> str:
     """Return the target that a model was written for, by its metadata; the default one where it does not say."""
     recipe = model.metadata.get("onnxq_recipe")
     try:
-        return PORTABLE if recipe is None else parse_recipe(recipe, "metadata").scheme.target
+        return DEFAULT if recipe is None else parse_recipe(recipe, "metadata").scheme.target
     except OnnxqError:
-        return PORTABLE
+        return DEFAULT
 
 
 def record_latencies(model: Model, latencies: Mapping[str, float]) -> None:
@@ -116,13 +115,13 @@ def predicted_latencies(plan: Plan) -> dict[str, float]:
         plan: A finished plan, before it is carried out.
 
     """
-    return {name: predicted_latency(plan, name) for name in families_of(plan.recipe.scheme.target)}
+    return {name: predicted_latency(plan, name) for name in shown_families(plan.recipe.scheme.target)}
 
 
 def family_figures(
     target: str,
     float_model: ModelSource,
-    quantized: bytes,
+    quantized: Model,
     samples: Iterable[Mapping[str, np.ndarray]],
     measured: float,
     latencies: Mapping[str, float],
@@ -138,58 +137,61 @@ def family_figures(
         latencies: Predicted ones by family.
 
     """
-    could = bool(read_saturation(parse(quantized)))
-    change = _lost(float_model, quantized, samples) if could else 0.0
+    shown = shown_families(target)
+    could = bool(shown) and bool(read_saturation(quantized))
+    saturates = {name: could and load_target(name).saturates for name in shown}
+    saturates_here = could and host_saturates()
+    differ = any(there != saturates_here for there in saturates.values())
+    lost = _lost(float_model, quantized.serialize(), samples) if differ else 0.0
     made = []
-    for name in families_of(target):
-        saturates = could and load_target(name).saturates
+    for name, there in saturates.items():
         sqnr: float | None = measured
-        if saturates != (could and host_saturates()):
-            sqnr = None if change is None else measured - change if saturates else measured + change
-        here = name == host_family()
-        made.append(FamilyFigures(name, sqnr, latencies.get(name), saturates, here))
+        if there != saturates_here:
+            sqnr = None if lost is None else measured - lost if there else measured + lost
+        made.append(FamilyFigures(name, sqnr, latencies.get(name), there, name == host_family()))
     return tuple(made)
 
 
 def _lost(float_model: ModelSource, quantized: bytes, samples: Iterable[Mapping[str, np.ndarray]]) -> float | None:
     """Return how many dB saturation takes off the worst output of the first few samples; None where that is unknown."""
-    exact = evaluated_sqnr(float_model, quantized, samples, "exact")
-    saturated = evaluated_sqnr(float_model, quantized, samples, "saturating")
+    exact, saturated = evaluated_sqnrs(float_model, quantized, samples, ("exact", "saturating"))
     if exact is None or saturated is None:
         return None
     return 0.0 if exact == saturated else exact - saturated
 
 
-def evaluated_sqnr(
+def evaluated_sqnrs(
     float_model: ModelSource,
     quantized: bytes,
     samples: Iterable[Mapping[str, np.ndarray]],
-    arithmetic: Arithmetic,
-) -> float | None:
-    """Return the worst SQNR of all outputs with a processor's arithmetic, in dB.
+    arithmetics: Sequence[Arithmetic],
+) -> list[float | None]:
+    """Return the worst SQNR of all outputs with the arithmetic of processors, in dB, for each that is asked for.
 
     Args:
         float_model: The float model.
         quantized: The quantized model.
         samples: `{input name: array}`; the first few are run.
-        arithmetic: Of integer products.
+        arithmetics: Of integer products.
 
     Returns:
-        None where onnxruntime makes operators of the model that the evaluator does not know.
+        None for each where onnxruntime makes operators of the model that the evaluator does not know.
 
     """
+    differences: list[list[Difference]] = [[] for _ in arithmetics]
     try:
-        reference, evaluator = open_session(float_model, threads=1), Evaluator(_optimized(quantized), arithmetic)
-        differences: list[Difference] = []
+        reference, optimized = open_session(float_model, threads=1), _optimized(quantized)
+        evaluators = [Evaluator(optimized, arithmetic) for arithmetic in arithmetics]
         for sample in islice(iter(samples), SAMPLES):
             expected = run_session(reference, None, dict(sample))
-            got = list(evaluator.run(dict(sample)).values())
-            differences = differences or [Difference(lengths=ANY_AXIS) for _ in expected]
-            for difference, one, other in zip(differences, expected, got, strict=True):
-                difference.add(one, np.asarray(other))
+            for evaluator, sums in zip(evaluators, differences, strict=True):
+                sums += [Difference(lengths=ANY_AXIS) for _ in expected[len(sums) :]]
+                got = evaluator.run(dict(sample)).values()
+                for difference, one, other in zip(sums, expected, got, strict=True):
+                    difference.add(one, np.asarray(other))
     except (OnnxqError, SessionError):
-        return None
-    return min((difference.sqnr for difference in differences if difference.sqnr is not None), default=None)
+        return [None] * len(arithmetics)
+    return [min((each.sqnr for each in sums if each.sqnr is not None), default=None) for sums in differences]
 
 
 def _optimized(quantized: bytes) -> Model:

@@ -211,7 +211,7 @@ def carry_out(
         watch.step("layers")
         comparison = with_layers(comparison, before, by_layers, probe)
     target = ready.plan.recipe.scheme.target
-    families = family_figures(target, baseline, encoded, probe, comparison.worst_sqnr, report.latencies)
+    families = family_figures(target, baseline, model, probe, comparison.worst_sqnr, report.latencies)
     report = replace(report, comparison=comparison, samples=probe.description, families=families)
     return with_metric(Quantized(model, report, encoded), budget, baseline, given, watch)
 

@@ -19,7 +19,7 @@ from onnx import TensorProto
 from onnxq.anew import duplicate
 from onnxq.correction import bias_adder, shift_biases
 from onnxq.errors import CheckFailed
-from onnxq.families import families_of, record_latencies
+from onnxq.families import record_latencies, shown_families
 from onnxq.ir import Model, Node, Value
 from onnxq.ir.files import external_chunks
 from onnxq.ir.wire import length
@@ -118,7 +118,7 @@ def file_bytes(
 ) -> int:
     """Give the size of the model that some choices lead to, with its weights in a file of that name or inside."""
     model = variants.model(choices, change)
-    record_latencies(model, dict.fromkeys(families_of(variants.ready.plan.recipe.scheme.target), 1.0))
+    record_latencies(model, dict.fromkeys(shown_families(variants.ready.plan.recipe.scheme.target), 1.0))
     return written_bytes(stamp(model, variants.ready), None, data_file)
 
 

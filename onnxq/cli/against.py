@@ -128,7 +128,7 @@ def _compare(
         if not is_large(quantized):
             observer.step("families")
             asked = target or recorded_target(quantized)
-            compared = (source, quantized.serialize(), samples, comparison.worst_sqnr, recorded_latencies(quantized))
+            compared = (source, quantized, samples, comparison.worst_sqnr, recorded_latencies(quantized))
             families = family_figures(asked, *compared)
         return comparison, samples.description, look(path, quantized), families
 
