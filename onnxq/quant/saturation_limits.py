@@ -93,10 +93,8 @@ class PairLimits:
         magnitude = np.abs(rows, dtype=np.float64)
         least = np.zeros(len(rows))
         for p in self._pairs(rows):
-            sums = (p.a * magnitude[:, p.first] + p.b * magnitude[:, p.second]) / (
-                MOST_SUM - ROUNDING - (p.a + p.b) / 2
-            )
-            np.maximum(least, np.where(p.one_sign, sums, 0).max(axis=1, initial=0), out=least)
+            scales = _least_scales(p.a, magnitude[:, p.first], p.b, magnitude[:, p.second])
+            np.maximum(least, np.where(p.one_sign, scales, 0).max(axis=1, initial=0), out=least)
         return least
 
     def reach(self, rows: np.ndarray) -> np.ndarray:
@@ -168,7 +166,7 @@ class PairLimits:
         largest = self.largest if len(self.largest) == 1 else self.largest[self._groups(len(rows))]
         for pairing in self.pairings:
             first, second = pairing[:, 0], pairing[:, 1]
-            one_sign = np.sign(rows[:, first]) * np.sign(rows[:, second]) > 0
+            one_sign = _of_one_sign(rows[:, first], rows[:, second])
             yield _Pairs(first, second, largest[:, first], largest[:, second], one_sign)
 
     def _groups(self, rows: int) -> np.ndarray:
@@ -197,15 +195,7 @@ def pair_limits(
     order = [axis for axis in range(len(shape)) if axis not in axes] + list(axes)
     column = np.empty(numbers.size, np.int64)
     column[numbers.transpose(order).reshape(-1)] = np.arange(numbers.size)
-    if summed.kernel == "conv":
-        sequences = np.moveaxis(numbers, summed.axis, -1).reshape(one[0], -1)
-        odd = bool(shape[summed.axis] % 2)
-    else:
-        moved = np.moveaxis(numbers, summed.axis, -1)
-        sequences, odd = moved.reshape(-1, shape[summed.axis]), False
-    starts = (0, 1) if odd else (0,)
-    even = [sequences[:, start : start + (sequences.shape[1] - start) // 2 * 2] for start in starts]
-    pairings = [column[cut].reshape(-1, 2) for cut in even]
+    pairings = [column[np.stack(pair, axis=-1)].reshape(-1, 2) for pair in _neighbours(numbers, summed)]
     groups = summed.group if len(axes) < len(shape) else 1
     full = np.full((1, numbers.size), float(FULL))
     measured = full if largest is None or numbers.size * groups != largest.size else largest.reshape(groups, -1)
@@ -224,25 +214,34 @@ def least_pair_scales(weight: np.ndarray, axes: tuple[int, ...], summed: Summed)
         float64 of the weight's rank with 1 along `axes`; 0 where any scale will do.
 
     """
-    moved = np.moveaxis(weight, summed.axis, -1)
-    kept = [size if axis not in axes else 1 for axis, size in enumerate(weight.shape)]
-    odd = summed.kernel == "conv" and weight.shape[summed.axis] % 2 == 1
-    rows = moved.reshape(len(moved), -1) if summed.kernel == "conv" else moved
-    least = np.zeros(kept)
-    for start in (0, 1) if odd else (0,):
-        end = start + (rows.shape[-1] - start) // 2 * 2
-        first, second = rows[..., start:end:2], rows[..., start + 1 : end : 2]
-        sums = FULL * np.abs(first, dtype=np.float64) + FULL * np.abs(second, dtype=np.float64)
-        most = np.where(np.sign(first) * np.sign(second) > 0, sums / (MOST_SUM - ROUNDING - FULL), 0).max(
-            axis=-1, initial=0
-        )
-        most = most.reshape(
-            [size if axis != summed.axis else 1 for axis, size in enumerate(weight.shape)]
-            if summed.kernel == "product"
-            else [len(most), *[1] * (weight.ndim - 1)]
-        )
+    least = np.zeros([size if axis not in axes else 1 for axis, size in enumerate(weight.shape)])
+    for first, second in _neighbours(weight, summed):
+        scales = _least_scales(FULL, np.abs(first, dtype=np.float64), FULL, np.abs(second, dtype=np.float64))
+        most = np.where(_of_one_sign(first, second), scales, 0).max(axis=-1, initial=0)
+        conv = summed.kernel == "conv"
+        most = most.reshape(-1, *[1] * (weight.ndim - 1)) if conv else np.expand_dims(most, summed.axis)
         np.maximum(least, most.max(axis=axes, keepdims=True), out=least)
     return least
+
+
+def _neighbours(elements: np.ndarray, summed: Summed) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Give the elements of a weight that may be multiplied side by side: first ones and second ones, `[..., pairs]`."""
+    sequences = np.moveaxis(elements, summed.axis, -1)
+    odd = summed.kernel == "conv" and elements.shape[summed.axis] % 2 == 1
+    if summed.kernel == "conv":
+        sequences = sequences.reshape(len(sequences), -1)
+    for start in (0, 1) if odd else (0,):
+        end = start + (sequences.shape[-1] - start) // 2 * 2
+        yield sequences[..., start:end:2], sequences[..., start + 1 : end : 2]
+
+
+def _of_one_sign(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    return np.asarray(np.sign(first) * np.sign(second) > 0)  # a product of the weights themselves could underflow
+
+
+def _least_scales(a: np.ndarray | float, first: np.ndarray, b: np.ndarray | float, second: np.ndarray) -> np.ndarray:
+    """Return the scales at which two magnitudes saturate beside the codes `a` and `b`, however both are rounded."""
+    return np.asarray((a * first + b * second) / (MOST_SUM - ROUNDING - (a + b) / 2))
 
 
 def largest_codes(high: np.ndarray, scale: float, zero_point: int) -> np.ndarray:
