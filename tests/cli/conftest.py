@@ -7,7 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import onnx
 import pytest
+from helpers import build, floats, node
 
 from onnxq.cli import main
 from onnxq.pipeline import quantize
@@ -42,6 +45,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("digits_cnn.onnx", "digits_calibration.npz"):
         shutil.copy(SAMPLES / name, tmp_path)
     monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with one product, `m.onnx`, and its data, `d.npz`."""
+    monkeypatch.chdir(tmp_path)
+    weights = {"w": floats(64, 64)}
+    onnx.save(build([node("MatMul", "x w", "y", name="product")], {"x": ["n", 64]}, weights=weights), "m.onnx")
+    np.savez("d.npz", x=floats(8, 64, seed=1))
     return tmp_path
 
 

@@ -7,23 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
 
 from onnxq.cli.terminal import FILE_WIDTH
-from tests.helpers import build, floats, node
 
 COMMANDS = ("inspect m.onnx", "quantize m.onnx -f -d d.npz", "quantize nowhere.onnx", "--help")
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    weights = {"w": floats(64, 64)}
-    onnx.save(build([node("MatMul", "x w", "y", name="product")], {"x": ["n", 64]}, weights=weights), "m.onnx")
-    np.savez("d.npz", x=floats(8, 64, seed=1))
-    return tmp_path
 
 
 @pytest.mark.parametrize("command", COMMANDS)

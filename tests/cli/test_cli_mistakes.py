@@ -62,15 +62,6 @@ MISTAKES: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    weights = {"w": floats(64, 64)}
-    onnx.save(build([node("MatMul", "x w", "y", name="product")], {"x": ["n", 64]}, weights=weights), "m.onnx")
-    np.savez("d.npz", x=floats(8, 64, seed=1))
-    return tmp_path
-
-
 @pytest.mark.parametrize("typed_in", MISTAKES)
 def test_a_mistake_is_named_with_what_was_meant(cli, here: Path, typed_in: str) -> None:
     message, hint = MISTAKES[typed_in]
