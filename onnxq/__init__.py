@@ -19,65 +19,94 @@ from onnxq.errors import (
 from onnxq.version import __version__
 
 if TYPE_CHECKING:
-    from onnxq.budget import Budget
+    from onnxq.calibration.stats import Stats
+    from onnxq.data.samples import Samples, open_samples
     from onnxq.evaluator import evaluate
-    from onnxq.fusion import read_fusion
+    from onnxq.explanation.explain import explain
+    from onnxq.explanation.inspect import Inspection, inspect
+    from onnxq.explanation.records import Explanation
     from onnxq.ir import Model, load, save
-    from onnxq.layerwise import compare_layers
-    from onnxq.metric import measure_metric
-    from onnxq.pipeline import quantize
-    from onnxq.quant.custom import register_custom_ops
-    from onnxq.quant.recipe import Recipe, load_recipe, recipe_names
-    from onnxq.quant.samples import Samples, open_samples
+    from onnxq.pipeline.plan import plan
+    from onnxq.pipeline.quantize import Quantized, quantize
+    from onnxq.planning.recipe import Recipe, load_recipe, recipe_names
+    from onnxq.progress import STEPS, Observer, Progress
     from onnxq.report import Report
-    from onnxq.steps import prepare
-    from onnxq.verify import Comparison, compare
+    from onnxq.runtime.custom_ops import register_custom_ops
+    from onnxq.search.budget import Budget
+    from onnxq.stages.kernel_timing import Timing
+    from onnxq.stages.prepare import prepare
+    from onnxq.verification.compare import Comparison, compare
+    from onnxq.verification.layerwise import compare_layers
+    from onnxq.verification.ort_graph import read_fusion
+    from onnxq.verification.user_metric import measure_metric
 
 _LAZY = {
-    "Budget": "onnxq.budget",
-    "Comparison": "onnxq.verify",
+    "Budget": "onnxq.search.budget",
+    "Comparison": "onnxq.verification.compare",
+    "Explanation": "onnxq.explanation.records",
+    "Inspection": "onnxq.explanation.inspect",
     "Model": "onnxq.ir",
-    "Recipe": "onnxq.quant.recipe",
+    "Observer": "onnxq.progress",
+    "Progress": "onnxq.progress",
+    "Quantized": "onnxq.pipeline.quantize",
+    "Recipe": "onnxq.planning.recipe",
     "Report": "onnxq.report",
-    "Samples": "onnxq.quant.samples",
-    "compare": "onnxq.verify",
-    "compare_layers": "onnxq.layerwise",
+    "STEPS": "onnxq.progress",
+    "Samples": "onnxq.data.samples",
+    "Stats": "onnxq.calibration.stats",
+    "Timing": "onnxq.stages.kernel_timing",
+    "compare": "onnxq.verification.compare",
+    "compare_layers": "onnxq.verification.layerwise",
     "evaluate": "onnxq.evaluator",
+    "explain": "onnxq.explanation.explain",
+    "inspect": "onnxq.explanation.inspect",
     "load": "onnxq.ir",
-    "load_recipe": "onnxq.quant.recipe",
-    "measure_metric": "onnxq.metric",
-    "open_samples": "onnxq.quant.samples",
-    "prepare": "onnxq.steps",
-    "quantize": "onnxq.pipeline",
-    "read_fusion": "onnxq.fusion",
-    "recipe_names": "onnxq.quant.recipe",
-    "register_custom_ops": "onnxq.quant.custom",
+    "load_recipe": "onnxq.planning.recipe",
+    "measure_metric": "onnxq.verification.user_metric",
+    "open_samples": "onnxq.data.samples",
+    "plan": "onnxq.pipeline.plan",
+    "prepare": "onnxq.stages.prepare",
+    "quantize": "onnxq.pipeline.quantize",
+    "read_fusion": "onnxq.verification.ort_graph",
+    "recipe_names": "onnxq.planning.recipe",
+    "register_custom_ops": "onnxq.runtime.custom_ops",
     "save": "onnxq.ir",
 }
 
 __all__ = [
+    "STEPS",
     "Budget",
     "CheckFailed",
     "Comparison",
     "DataError",
+    "Explanation",
+    "Inspection",
     "InvalidResult",
     "Model",
     "ModelError",
     "NothingToQuantize",
+    "Observer",
     "OnnxqError",
     "OutputError",
+    "Progress",
+    "Quantized",
     "Recipe",
     "RecipeError",
     "Report",
     "Samples",
+    "Stats",
+    "Timing",
     "__version__",
     "compare",
     "compare_layers",
     "evaluate",
+    "explain",
+    "inspect",
     "load",
     "load_recipe",
     "measure_metric",
     "open_samples",
+    "plan",
     "prepare",
     "quantize",
     "read_fusion",
@@ -87,10 +116,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'onnxq' has no attribute '{name}'")
-    return getattr(import_module(_LAZY[name]), name)
+if not TYPE_CHECKING:  # or a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LAZY:
+            raise AttributeError(f"module 'onnxq' has no attribute '{name}'")
+        return getattr(import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -12,6 +12,8 @@
 
 The library raises these and never prints; only `onnxq.cli` prints and exits. The first line says what is wrong,
 `hint` says what to do.
+
+Tests: `tests/cli/test_cli_errors.py`.
 """
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
-"""The version of onnxq, without importing anything else."""
+"""The version of onnxq, without importing anything else.
+
+Tests: `tests/cli/test_cli_quantize.py`.
+"""
 
 __version__ = "0.1.0"

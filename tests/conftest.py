@@ -1,7 +1,18 @@
 """Its place puts this folder on the path, so that tests in every folder below find `helpers`."""
 
+import math
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+from onnxq.cli import terminal
 
 # How fast examples are made says how busy the machine is, not whether the code is right.
 settings.register_profile("patient", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("patient")
+
+
+@pytest.fixture(autouse=True)
+def _no_lines_about_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no run, however slow the machine, leave lines about its steps: tests of those ask for them."""
+    monkeypatch.setattr(terminal, "PATIENCE", math.inf)

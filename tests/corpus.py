@@ -26,7 +26,7 @@ from onnx import helper, numpy_helper
 from test_evaluate_nodes import collect, plain
 from verdict import COARSENESS, FINER, LEAST_SQNR, SETTINGS, Broken, Verdict, judge
 
-from onnxq.ops.registry import load_families
+from onnxq.ops.kernels.registry import load_families
 
 FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data"
 NEWEST = 26  # what onnxruntime loads; most cases are stamped newer without using anything new

@@ -14,12 +14,12 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
+from onnxq.calibration.activation_qparams import scheme_qparams
+from onnxq.calibration.calibrate import calibrate
 from onnxq.ir import Model, infer_types, parse
-from onnxq.quant.activations import scheme_qparams
-from onnxq.quant.calibrate import calibrate
-from onnxq.quant.plan import Decision, Plan, make_plan
-from onnxq.quant.recipe import Recipe, load_recipe
-from onnxq.quant.rewrite import rewrite
+from onnxq.lowering.rewrite import rewrite
+from onnxq.planning.planner import Decision, Plan, make_plan
+from onnxq.planning.recipe import Recipe, load_recipe
 from onnxq.targets.host import host_saturates
 
 F = np.float32

@@ -2,126 +2,127 @@
 
 import ast
 import re
-from fnmatch import fnmatchcase
+from collections import Counter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "onnxq"
+TESTS = PACKAGE.parent / "tests"
 DOCS = (PACKAGE.parent / "docs" / "architecture.md").read_text("utf-8")
+# A package imports only from those before it.
 ORDER = [
-    "errors",
-    "words",
-    "observer",
-    "ir",
-    "targets",
-    "ops",
-    "evaluator",
-    "quant",
-    "wellformed",
-    "simplify",
-    "difference",
-    "engines",
-    "outputs",
-    "comparison",
-    "selection",
-    "resolution",
-    "judge",
-    "metric",
-    "followed",
-    "verify",
-    "channel_factors",
-    "layerwise",
-    "saturation",
-    "families",
-    "hazards",
-    "fusion",
-    "report",
-    "steps",
-    "timed",
-    "anew",
-    "range_trial",
-    "trials",
-    "masking",
-    "correction",
-    "evening",
-    "sensitivity",
-    "moves",
-    "search",
-    "shrink",
-    "budget",
-    "large",
-    "unrun",
-    "pipeline",
-    "inspect",
-    "explanation",
-    "explain",
-    "project",
-    "cli",
+    *("version", "errors", "text", "progress"),
+    *("ir", "targets", "ops", "runtime", "evaluator", "data", "simplify", "optimize", "planning", "calibration"),
+    *("rescaling", "rounding", "lowering", "verification", "hazards", "report", "stages", "search", "pipeline"),
+    *("explanation", "project", "cli"),
 ]
+ROOT_MODULES = {"__init__", "__main__", "version", "errors", "text", "progress"}
+MOST_FILES = 26  # of a package without its sub-packages
+MOST_LINES = 0.2  # share of all lines
 FILES = sorted(PACKAGE.rglob("*.py"))
+PACKAGES = sorted({path.parent for path in FILES})
 
 
-def room(module: str) -> int | None:
+def name_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in FILES}
+
+
+def place(module: str) -> int | None:
     """Place of an `onnxq.x…` module in the order; None for the package itself."""
     parts = module.split(".")
     return ORDER.index(parts[1]) if len(parts) > 1 and parts[1] in ORDER else None
 
 
-def imports(path: Path) -> list[str]:
-    found = []
+def imports(path: Path) -> set[str]:
+    """Modules of onnxq that a file imports, anywhere in it and for types only, too."""
+    found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.append(node.module)
-            found += [f"{node.module}.{alias.name}" for alias in node.names]
-    return [name for name in found if name.startswith("onnxq.")]
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES else node.module for name in names}
+    return {name for name in found if name in MODULES} - {name_of(path)}
+
+
+def test_a_package_imports_only_from_those_before_it() -> None:
+    for path in FILES:
+        own = place(name_of(path))
+        if own is not None:
+            later = [name for name in imports(path) if (other := place(name)) is not None and other > own]
+            assert not later, f"{path.relative_to(PACKAGE)} imports {later}"
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    graph = {name: imports(path) for name, path in MODULES.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_every_package_has_its_place() -> None:
+    floor = {path.stem if path.suffix else path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"}
+    assert floor - {"__init__", "__main__", "py"} == set(ORDER)
+    assert {path.stem for path in PACKAGE.glob("*.py")} == ROOT_MODULES
+
+
+def test_no_package_outgrows_the_others() -> None:
+    lines = Counter[str]()
+    for path in FILES:
+        lines[path.relative_to(PACKAGE).parts[0]] += path.read_text().count("\n")
+    assert max(lines.values()) <= MOST_LINES * lines.total(), lines.most_common(1)
+    assert not [folder for folder in PACKAGES if len(list(folder.glob("*.py"))) > MOST_FILES]
+
+
+@pytest.mark.parametrize("folder", [folder for folder in PACKAGES if folder != PACKAGE], ids=lambda path: path.name)
+def test_a_package_says_what_belongs_in_it_and_what_does_not(folder: Path) -> None:
+    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    assert len(re.findall(r"[.](?:\s|$)", text)) >= 2, folder
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_module_imports_only_from_those_before_it(path: Path) -> None:
-    relative = path.relative_to(PACKAGE.parent).with_suffix("")
-    own = room(".".join(relative.parts))
-    if own is None:
+def test_a_module_has_a_test_of_its_name_or_names_its_test(path: Path) -> None:
+    if path.stem in ("__init__", "__main__") or path.parent == PACKAGE:
         return
-    later = [name for name in imports(path) if (other := room(name)) is not None and other > own]
-    assert not later, f"{relative} imports {later}"
+    mirrored = TESTS / path.relative_to(PACKAGE).parts[0] / f"test_{path.stem}.py"
+    named = re.findall(r"^Tests: `(\S+)`\.$", ast.get_docstring(ast.parse(path.read_text())) or "", re.MULTILINE)
+    assert mirrored.exists() or (named and (TESTS.parent / named[0]).exists())
 
 
 def test_the_order_of_the_docs_is_this_one() -> None:
-    found = re.search(r"^`(errors → .*? → cli)`", DOCS, re.MULTILINE | re.DOTALL)
+    found = re.search(r"^`(version → .*? → cli)`", DOCS, re.MULTILINE | re.DOTALL)
     assert found
     assert found[1].replace("\n", " ").split(" → ") == ORDER
 
 
-def test_the_picture_of_the_house_has_every_room() -> None:
-    """Every room of the ground floor, every file of `ir/` and `quant/`, and nothing that is not there."""
-    picture = DOCS.partition("onnxq/\n")[2].partition("```")[0]
-    floor = {p.name + "/" * p.is_dir() for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
-    drawn = set(re.findall(r"(?<![\w/.])(?:\w+/(?=\s)|\w+\.py\b)", picture))
-    assert not floor - {"__init__.py", "__main__.py"} - drawn
-    files = re.findall(r"(?<![\w/])[\w*]+\.py\b", picture)
-    known = {path.name for path in FILES}
-    assert not [name for name in files if not any(fnmatchcase(other, name) for other in known)]
-    for folder in ("ir", "quant"):
-        section = re.search(rf"^  {folder}/.*?(?=^  \w)", picture, re.MULTILINE | re.DOTALL)
-        assert section
-        inside = re.findall(r"[\w*]+\.py\b", section[0])
-        missing = [
-            path.name
-            for path in (PACKAGE / folder).glob("*.py")
-            if path.name != "__init__.py" and not any(fnmatchcase(path.name, name) for name in inside)
-        ]
-        assert not missing, folder
+def test_the_docs_describe_every_package() -> None:
+    described = set(re.findall(r"^\| `(\w+)/` \|", DOCS, re.MULTILINE))
+    assert described == {name for name in ORDER if (PACKAGE / name).is_dir()}
 
 
-def test_the_steps_are_where_their_table_says() -> None:
-    places = [
-        place for row in re.findall(r"^\|.*\| (.*) \|$", DOCS, re.MULTILINE) for place in re.findall("`(.+?)`", row)
+def test_paths_in_the_docs_exist() -> None:
+    paths = re.findall(r"`((?:\w+/)+(?:[\w-]+\.(?:py|toml))?)`", DOCS)
+    assert len(paths) > 40
+    assert not [
+        path
+        for path in paths
+        if not any((root / path).exists() for root in (PACKAGE, PACKAGE.parent)) and "MODULE" not in path
     ]
-    assert len(places) > 10
-    assert not [place for place in places if not (PACKAGE / place).exists()]
+
+
+def test_the_steps_of_the_docs_are_those_of_the_pipeline() -> None:
+    """The chain stands in the docs and in the docstring of the pipeline."""
+    chain = re.search(r"^```\n(load → .*?)\n```", DOCS, re.MULTILINE)
+    assert chain
+    docstring = ast.get_docstring(ast.parse((PACKAGE / "pipeline" / "quantize.py").read_text())) or ""
+    assert chain[1] in " ".join(docstring.split())
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -18,10 +18,10 @@ import onnxq
 from onnxq.cli import main
 from onnxq.cli.app import COMMANDS, command
 from onnxq.errors import ExitCode
+from onnxq.planning.recipe import load_recipe, parse_recipe, recipe_names
 from onnxq.project.check import Rule
 from onnxq.project.entry import Thresholds
 from onnxq.project.file import KEYS, parse_project
-from onnxq.quant.recipe import load_recipe, parse_recipe, recipe_names
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -44,7 +44,7 @@ def section(text: str, title: str) -> str:
 
 @pytest.mark.parametrize("name", [function.__name__ for function in COMMANDS])
 def test_every_command_and_option_is_described(name: str) -> None:
-    described = section(CLI, f"`onnxq {name}")
+    described = CLI.partition("\n## ")[0] + section(CLI, f"`onnxq {name}")  # what all commands have stands in front
     for parameter in parameters(name):
         for option in parameter.opts:
             if option.startswith("--"):
@@ -208,8 +208,9 @@ def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (code,) = (content for language, content in BLOCKS if language == "python")
     monkeypatch.chdir(tmp_path)
     Path("model.onnx").write_bytes((ROOT / "sample_models" / "digits_cnn.onnx").read_bytes())
-    images = np.load(ROOT / "sample_models" / "digits_calibration.npz")["image"][:8, None]
-    exec(compile(code, "README.md", "exec"), {"images": images})
+    images = np.load(ROOT / "sample_models" / "digits_calibration.npz")["image"][:8]
+    np.savez("images.npz", image=images)
+    exec(compile(code, "README.md", "exec"), {})
     assert Path("small.onnx").exists()
 
 

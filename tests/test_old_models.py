@@ -8,14 +8,15 @@ import pytest
 from helpers import floats, node, run
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxq import steps
 from onnxq.cli import main
 from onnxq.ir import infer_types, load
 from onnxq.ir.passes import normalise
-from onnxq.pipeline import quantize
-from onnxq.quant.plan import Plan
-from onnxq.quant.plan import make_plan as decide
-from onnxq.quant.recipe import load_recipe
+from onnxq.pipeline.quantize import quantize
+from onnxq.planning.planner import Plan
+from onnxq.planning.planner import make_plan as decide
+from onnxq.planning.recipe import load_recipe
+from onnxq.stages.prepare import replan_with_costs
+from onnxq.stages.prepared import Prepared
 
 
 def old(path, nodes, weights, shape, size, opset=6):
@@ -66,12 +67,12 @@ def test_what_a_plan_needs_is_asked_again_of_the_newer_model(tmp_path, monkeypat
     infer_types(model)
     stored = load_recipe("weight-int8")
     monkeypatch.setattr(
-        steps, "decide", lambda m, recipe, **given: decide(m, stored if m.opset == 6 else recipe, **given)
+        "onnxq.stages.prepare.decide", lambda m, recipe, **given: decide(m, stored if m.opset == 6 else recipe, **given)
     )
-    ready = steps.replanned(steps.Prepared(tmp_path, "", model, Plan(load_recipe("auto"), {}, with_data=False), ()))
-    assert ready.model.opset == ready.plan.opset == 11
-    assert "opset raised from 6 to 7" in ready.notes
-    assert "opset raised from 7 to 11" in ready.notes
+    prepared = replan_with_costs(Prepared(tmp_path, "", model, Plan(load_recipe("auto"), {}, with_data=False), ()))
+    assert prepared.model.opset == prepared.plan.opset == 11
+    assert "opset raised from 6 to 7" in prepared.notes
+    assert "opset raised from 7 to 11" in prepared.notes
 
 
 def test_a_model_that_cannot_be_raised_is_refused_with_what_to_do(tmp_path, capsys):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,15 +10,13 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from onnxruntime_web import Session, Web, WebError, missing
 
 import onnxq
 from onnxq.errors import DataError
+from onnxq.stages.kernel_timing import Timing
 from onnxq.targets import load_costs
-from onnxq.targets.placement import load_target
-from onnxq.timed import Timing
-
-sys.path.insert(0, str(Path(__file__).parent / "bench"))
-from onnxruntime_web import Session, Web, WebError, missing
+from onnxq.targets.target import load_target
 
 SAMPLES = Path(__file__).parents[1] / "sample_models"
 MODELS = ["digits_attention", "digits_cnn", "digits_depthwise", "digits_lstm"]

@@ -22,19 +22,19 @@ from onnx import TensorProto, helper, numpy_helper
 from verdict import quickly
 
 import onnxq
+from onnxq.calibration.calibrate import calibrate
+from onnxq.calibration.im2col import Unfolding
+from onnxq.calibration.ranges import choose_range
+from onnxq.calibration.second_moments import LayerMoments
+from onnxq.calibration.stats_file import fingerprint, save_stats
 from onnxq.errors import CheckFailed, DataError, ModelError, NothingToQuantize, OnnxqError, RecipeError
 from onnxq.ir import load
-from onnxq.quant.calibrate import calibrate
-from onnxq.quant.collecting import uncollected
-from onnxq.quant.moments import LayerMoments
-from onnxq.quant.plan import make_plan
-from onnxq.quant.ranges import choose_range
-from onnxq.quant.recipe import load_recipe, parse_recipe
-from onnxq.quant.rewrite import rewrite
-from onnxq.quant.rounding import choose_codes
-from onnxq.quant.stats_file import fingerprint, save_stats
-from onnxq.quant.unfold import Unfolding
-from onnxq.steps import prepare
+from onnxq.lowering.rewrite import rewrite
+from onnxq.planning.planner import make_plan
+from onnxq.planning.recipe import load_recipe, parse_recipe
+from onnxq.rounding.jobs import solve_codes
+from onnxq.runtime.memory import gc_disabled
+from onnxq.stages.prepare import prepare
 
 
 @pytest.fixture(autouse=True)
@@ -258,7 +258,7 @@ def test_row_11_error_feedback_feeds_errors_back(bits: int) -> None:
     weight, moments = floats(40, 96, seed=7), LayerMoments(Unfolding(96), 96)
     for item in correlated(1).reshape(32, 64, 96):
         moments.add(item)
-    chosen = choose_codes(weight, moments, bits=bits)
+    chosen = solve_codes(weight, moments, bits=bits)
     limit = 2 ** (bits - 1) - 1
     step = np.abs(weight).max(axis=1, keepdims=True) / limit
     x = correlated(2)
@@ -277,7 +277,7 @@ def test_row_12_the_codes_that_were_chosen_are_the_ones_in_the_file(tmp_path: Pa
     moments = LayerMoments(Unfolding(96), 96)
     for sample in samples:
         moments.add(sample["x"])
-    expected = choose_codes(weight.T, moments)
+    expected = solve_codes(weight.T, moments)
     assert expected.method == "output error"
     np.testing.assert_array_equal(codes, expected.codes.T)
 
@@ -286,7 +286,7 @@ def test_row_12_the_codes_that_were_chosen_are_the_ones_in_the_file(tmp_path: Pa
 def test_row_13_any_number_of_blocks_is_fine(n: int, block: int) -> None:
     """An odd number of blocks in a row crashes the packing of zero points: width 384 in blocks of 128."""
     weight = floats(5, n, seed=7)
-    found = choose_codes(weight, None, bits=4, block_size=block)
+    found = solve_codes(weight, None, bits=4, block_size=block)
     blocks = -(-n // block)
     assert found.scales.shape == (5, blocks)
     steps = np.repeat(found.scales, block, axis=1)[:, :n]
@@ -426,9 +426,9 @@ def test_row_18_statistics_of_another_model_are_refused(tmp_path: Path) -> None:
     """A calibration cache of model A serves model B without a word: 0.3 dB."""
     for name, k in (("a", 32), ("b", 16)):
         (tmp_path / f"{name}.onnx").write_bytes(matmul(k).SerializeToString())
-    ready = prepare(load(tmp_path / "a.onnx"), "static-int8", with_data=True)
-    stats = calibrate(ready.model, ready.plan.calibrated(), [{"x": floats(4, 32)}])
-    save_stats(tmp_path / "a.npz", stats, fingerprint(ready.source, stats.names))
+    prepared = prepare(load(tmp_path / "a.onnx"), "static-int8", with_data=True)
+    stats = calibrate(prepared.model, prepared.plan.calibrated(), [{"x": floats(4, 32)}])
+    save_stats(tmp_path / "a.npz", stats, fingerprint(prepared.source, stats.names))
     with pytest.raises(DataError, match="another model"):
         onnxq.quantize(tmp_path / "b.onnx", "static-int8", stats=tmp_path / "a.npz")
     assert onnxq.quantize(tmp_path / "a.onnx", "static-int8", stats=tmp_path / "a.npz").output is not None
@@ -472,7 +472,7 @@ def test_row_20_time_is_linear_in_the_graph() -> None:
         best = np.inf
         for _ in range(3):
             model = typed(proto)
-            with uncollected():  # as the pipeline runs it: what other tests left behind would be scanned as well
+            with gc_disabled():  # as the pipeline runs it: what other tests left behind would be scanned as well
                 started = time.process_time()
                 rewrite(model, make_plan(model, load_recipe("dynamic-int8"), with_data=False), {})
                 best = min(best, time.process_time() - started)

@@ -17,11 +17,12 @@ import onnx
 import pytest
 from helpers import build, floats, node
 
-from onnxq import pipeline
 from onnxq.cli import main
 from onnxq.errors import OutputError
-from onnxq.ir import atomic, load, save, segment
-from onnxq.quant import streamed
+from onnxq.ir import load, save, segment
+from onnxq.ir.storage import atomic_write
+from onnxq.pipeline import quantize as pipeline
+from onnxq.runtime import segmented
 
 SAMPLES = Path(__file__).parents[1] / "sample_models"
 ONNXQ = [sys.executable, "-m", "onnxq"]
@@ -43,9 +44,9 @@ def size(request, monkeypatch):
     """Let the model be small, or large."""
     if request.param == "in segments":
         monkeypatch.setattr(segment, "LARGE", 0)
-        monkeypatch.setattr(streamed, "BESIDE", 256)
-        monkeypatch.setattr("onnxq.ir.spool.SPOOLED", 256)
-        monkeypatch.setattr("onnxq.quant.weights.SPOOLED", 256)
+        monkeypatch.setattr(segmented, "BESIDE", 256)
+        monkeypatch.setattr("onnxq.ir.storage.scratch_file.SPOOLED", 256)
+        monkeypatch.setattr("onnxq.rounding.weights.SPOOLED", 256)
     return request.param
 
 
@@ -203,8 +204,8 @@ def test_a_full_disk_under_a_large_model_is_a_sentence(source, tmp_path, capsys,
     for module in (segment, None):
         if module:
             monkeypatch.setattr(module, "LARGE", 0)
-        monkeypatch.setattr("onnxq.ir.spool.SPOOLED", 256)
-        monkeypatch.setattr("onnxq.quant.weights.SPOOLED", 256)
+        monkeypatch.setattr("onnxq.ir.storage.scratch_file.SPOOLED", 256)
+        monkeypatch.setattr("onnxq.rounding.weights.SPOOLED", 256)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
@@ -282,10 +283,10 @@ def test_a_file_in_use_is_not_cleaned_up(tmp_path):
     dead.wait()
     used = tmp_path / f".o.onnx.{dead.pid}.tmp"
     with used.open("wb") as file:
-        atomic.lock(file)
-        atomic.clean_up(tmp_path / "o.onnx")
+        atomic_write.lock(file)
+        atomic_write.clean_up(tmp_path / "o.onnx")
         assert used.exists()
-    atomic.clean_up(tmp_path / "o.onnx")
+    atomic_write.clean_up(tmp_path / "o.onnx")
     assert not used.exists()
 
 

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "bench"))
-
 from as_processor import available
 from bench_same_bytes import NATIVE, SAMPLES, digest
 

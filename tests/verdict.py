@@ -14,11 +14,11 @@ import onnx
 from helpers import ALL, NONE, recipe_of, session
 
 import onnxq
-import onnxq.verify
-from onnxq.difference import arrays
+import onnxq.verification.compare
 from onnxq.errors import InvalidResult, NothingToQuantize, OnnxqError
 from onnxq.ir import load
-from onnxq.quant.custom import foreign_node
+from onnxq.runtime.custom_ops import foreign_node
+from onnxq.verification.error_stats import arrays
 
 # 8 bits over the range of normal numbers make noise of about 40 dB, 36 with integer weights besides; a few layers in a
 # row, and values that all but cancel, take up to 20 more.
@@ -102,7 +102,7 @@ def judge(
 
 def quickly() -> Any:
     """Time no pairs of runs: latency is not what is judged here."""
-    return patch.multiple(onnxq.verify, WARM_UPS=1, LEAST_PAIRS=1, MOST_PAIRS=1)
+    return patch.multiple(onnxq.verification.compare, WARM_UPS=1, LEAST_PAIRS=1, MOST_PAIRS=1)
 
 
 def _check_file(source: Path, target: Path) -> None:
@@ -110,8 +110,8 @@ def _check_file(source: Path, target: Path) -> None:
 
     A model with an operator that onnxruntime has not is quantized without being run: there, the source loads as little.
     """
-    problem = onnxq.verify.check_wellformed(target)
-    if problem and not onnxq.verify.check_wellformed(source):
+    problem = onnxq.verification.compare.check_wellformed(target)
+    if problem and not onnxq.verification.compare.check_wellformed(source):
         raise Broken(f"the checker objects: {problem}")
     for level in (NONE, ALL):
         try:
@@ -137,7 +137,7 @@ def _check_figures(
     if finite is None:  # the float model does not run on these samples, or there are none
         return np.inf
     try:
-        comparison = onnxq.verify.compare(source, target, samples, latency=False)
+        comparison = onnxq.verification.compare.compare(source, target, samples, latency=False)
     except OnnxqError as error:
         raise Broken(f"does not run: {error.message}") from error
     reached = [np.inf]

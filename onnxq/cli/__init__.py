@@ -1,4 +1,7 @@
-"""The command line: the only part of onnxq that prints and that decides how the process ends."""
+"""The command line: the only part of onnxq that prints and that decides how the process ends.
+
+What the commands do is in the packages before.
+"""
 
 from __future__ import annotations
 

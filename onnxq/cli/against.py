@@ -1,4 +1,7 @@
-"""`onnxq verify --against`: both models side by side, and what the thresholds say."""
+"""`onnxq verify --against`: both models side by side, and what the thresholds say.
+
+Tests: `tests/cli/test_cli_looking.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ from onnxq.cli.options import Format
 
 if TYPE_CHECKING:
     from onnxq.cli.runtime import Runtime
-    from onnxq.comparison import Comparison
-    from onnxq.families import FamilyFigures
     from onnxq.ir import Model
+    from onnxq.verification.families import FamilyFigures
+    from onnxq.verification.records import Comparison
 
 MOST_MISSED = 5  # sentences on stderr; the rest is counted
 
@@ -51,7 +54,7 @@ def verify_against(
 ) -> None:
     """Compare two models, show how, and say which thresholds are missed: on this processor, or on those of a target."""
     from onnxq.errors import CheckFailed
-    from onnxq.targets.placement import load_target
+    from onnxq.targets.target import load_target
 
     if target is not None:
         load_target(target)  # refuses unknown names before any work
@@ -87,17 +90,17 @@ def _compare(
     *,
     with_layers: bool,
 ) -> tuple[Comparison, str, Runtime, tuple[FamilyFigures, ...]]:
-    from onnxq import layerwise
     from onnxq.cli.runtime import look
     from onnxq.cli.terminal import TerminalObserver, note
-    from onnxq.cli.verify import check_form, choose_samples
+    from onnxq.cli.verify_inputs import check_form, choose_samples
     from onnxq.errors import CheckFailed
-    from onnxq.families import family_figures, recorded_latencies, recorded_target
     from onnxq.ir import load
     from onnxq.ir.passes import normalise
-    from onnxq.metric import compare_metric, load_metric
-    from onnxq.quant.session import ModelSource, is_large
-    from onnxq.verify import compare
+    from onnxq.runtime.session import ModelSource, is_large
+    from onnxq.verification import layerwise
+    from onnxq.verification.compare import compare
+    from onnxq.verification.families import family_figures, recorded_latencies, recorded_target
+    from onnxq.verification.user_metric import compare_metric, load_metric
 
     with TerminalObserver() as observer:
         function = load_metric(metric) if metric is not None else None
@@ -136,7 +139,7 @@ def _compare(
 def warn_of_swapped(path: Path, model: Model, against: Path, baseline: Model) -> None:
     """Say on stderr that the model is float and the one that it is compared with is quantized."""
     from onnxq.cli.terminal import say
-    from onnxq.fusion import quantized_already
+    from onnxq.verification.ort_graph import quantized_already
 
     found = quantized_already(baseline)
     if found and not quantized_already(model) and not _stored(model):
@@ -167,7 +170,7 @@ def _write(
     from onnxq.cli.tables import comparison_tables, family_tables, latency_table, metric_table
     from onnxq.cli.terminal import show
     from onnxq.report import SCHEMA, comparison_dict, to_json
-    from onnxq.report.plain import record_dict
+    from onnxq.report.as_json import record_dict
 
     comparison, description, runtime, families = found
     if output_format is Format.JSON:

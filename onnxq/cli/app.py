@@ -1,7 +1,13 @@
-"""The commands, put together. Importing this must stay cheap: onnx, onnxruntime and NumPy wait inside the commands."""
+"""The commands, put together. Importing this must stay cheap: onnx, onnxruntime and NumPy wait inside the commands.
+
+Tests: `tests/cli/test_cli_help.py`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, signature
 from typing import Annotated, Any
 
 import typer
@@ -14,9 +20,21 @@ from onnxq.cli.inspect import inspect
 from onnxq.cli.plan import plan
 from onnxq.cli.quantize import quantize
 from onnxq.cli.recipes import recipes
+from onnxq.cli.terminal import Voice, note, speak
 from onnxq.cli.verify import verify
+from onnxq.errors import RecipeError
 
 COMMANDS = (quantize, plan, explain, calibrate, verify, check, inspect, recipes)
+Quiet = Annotated[
+    bool,
+    typer.Option(
+        "--quiet", "-q", help="Say nothing but warnings and errors; print no tables, only what --format json asks for."
+    ),
+]
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", "-v", help="Say on stderr what runs where, and leave a line for each step."),
+]
 EPILOG = (
     "Exit codes: 0 fine, 1 the check said no, 2 could not do it (bad model, data or arguments), 3 a bug of onnxq, "
     "130 interrupted."
@@ -37,11 +55,43 @@ def command() -> Any:
     )
     app.callback()(_options)
     for function in COMMANDS:
-        app.command()(function)
+        app.command()(_with_voice(function))
     built: Any = typer.main.get_command(app)
     for parameter in (p for one in built.commands.values() for p in one.params if p.param_type_name == "argument"):
         parameter.display_type_rich = _no_type
     return built
+
+
+def _with_voice(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a command with the options that every command has: how much it says besides its product."""
+
+    @wraps(function)
+    def run(*arguments: Any, quiet: bool = False, verbose: bool = False, **options: Any) -> None:
+        if quiet and verbose:
+            raise RecipeError("--quiet and --verbose are opposites", "Leave one of them out.")
+        speak(Voice.QUIET if quiet else Voice.VERBOSE if verbose else Voice.USUAL)
+        if verbose:
+            note(surroundings())
+        function(*arguments, **options)
+
+    given = signature(function, eval_str=True)
+    more = {"quiet": Quiet, "verbose": Verbose}
+    added = [Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=kind) for name, kind in more.items()]
+    run.__annotations__ = {name: one.annotation for name, one in given.parameters.items()} | more | {"return": None}
+    run.__signature__ = given.replace(parameters=[*given.parameters.values(), *added])  # type: ignore[attr-defined]
+    return run
+
+
+def surroundings() -> str:
+    """Say what runs where, in one line."""
+    import platform
+    from importlib.metadata import version
+
+    from onnxq.targets.host import processor_words
+    from onnxq.version import __version__
+
+    system = f"Python {platform.python_version()} on {processor_words()}"
+    return f"onnxq {__version__}, onnxruntime {version('onnxruntime')}, {system}"
 
 
 def _no_type(ctx: object) -> None:

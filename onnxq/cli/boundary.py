@@ -1,4 +1,7 @@
-"""The one place where errors become words and exit codes."""
+"""The one place where errors become words and exit codes.
+
+Tests: `tests/cli/test_cli_errors.py`.
+"""
 
 from __future__ import annotations
 

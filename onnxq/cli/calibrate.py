@@ -1,4 +1,7 @@
-"""`onnxq calibrate`: statistics once, for many runs of `onnxq quantize`."""
+"""`onnxq calibrate`: statistics once, for many runs of `onnxq quantize`.
+
+Tests: `tests/cli/test_cli_help.py`.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +45,15 @@ def calibrate(
 
     The statistics serve this model alone, and every recipe that needs the ranges of no other tensors.
     """
-    from onnxq import steps
+    from onnxq.calibration.stats_file import fingerprint, save_stats
     from onnxq.cli.terminal import TerminalObserver, note
     from onnxq.errors import NothingToQuantize
     from onnxq.ir import check_output, load
-    from onnxq.quant.stats_file import fingerprint, save_stats
-    from onnxq.timed import in_other_forms
-    from onnxq.words import counted
+    from onnxq.stages.files import open_data
+    from onnxq.stages.measure import layers_needing_moments, measure
+    from onnxq.stages.prepare import prepare
+    from onnxq.stages.substitution import substitute_layers
+    from onnxq.text import counted
 
     check_output(output, force=force, reads=(model, *data, recipe))
     use_custom_ops(custom_ops)
@@ -56,16 +61,16 @@ def calibrate(
         observer.step("load")
         source = load(model)
         observer.step("plan")
-        ready = steps.prepare(source, chosen_recipe(recipe, target), with_data=True, exclude=exclude, only=only)
-        ready = in_other_forms(ready)
-        if not ready.plan.calibrated():
+        prepared = prepare(source, chosen_recipe(recipe, target), with_data=True, exclude=exclude, only=only)
+        prepared = substitute_layers(prepared)
+        if not prepared.plan.calibrated():
             raise NothingToQuantize(
-                f"recipe {ready.plan.recipe.name} needs no ranges of {model}",
+                f"recipe {prepared.plan.recipe.name} needs no ranges of {model}",
                 "See every node's reason with `onnxq plan`.",
             )
-        given = steps.open_data(ready.model, data, None, samples)
+        given = open_data(prepared.model, data, None, samples)
         observer.step("calibrate")
-        stats = steps.measure(ready, steps.layers_to_measure(ready.plan), given, None, observer)
+        stats = measure(prepared, layers_needing_moments(prepared.plan), given, None, observer)
         observer.step("save")
-        save_stats(output, stats, fingerprint(ready.source, stats.names), force=force)
+        save_stats(output, stats, fingerprint(prepared.source, stats.names), force=force)
     note(f"{output}: {counted(len(stats.names), 'tensor')} measured on {counted(stats.samples, 'sample')}")

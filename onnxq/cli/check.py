@@ -1,4 +1,7 @@
-"""`onnxq check`: what is wrong with the models of a repository, without running them."""
+"""`onnxq check`: what is wrong with the models of a repository, without running them.
+
+Tests: `tests/cli/test_cli_help.py`.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def check(
     from onnxq.errors import ExitCode, ModelError
     from onnxq.project.entry import select
     from onnxq.project.file import find_project, load_project
-    from onnxq.words import printable
+    from onnxq.text import printable
 
     found = config or find_project()
     project = load_project(found) if found is not None or not files else None

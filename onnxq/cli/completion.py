@@ -2,6 +2,8 @@
 
 typer writes the scripts and reads what a shell asks; onnxq runs its command line in a way of its own, so that this is
 called from here. Files are completed by the shell itself, wherever nothing else is.
+
+Tests: `tests/cli/test_cli_completion.py`.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ def install(wanted: bool) -> None:
 
 def recipes(incomplete: str) -> list[str]:
     """List the recipes that begin so."""
-    from onnxq.quant.recipe import recipe_names
+    from onnxq.planning.recipe import recipe_names
 
     return [name for name in recipe_names() if name.startswith(incomplete)]
 

@@ -1,4 +1,7 @@
-"""What two engines make of one model, for a terminal."""
+"""What two engines make of one model, for a terminal.
+
+Tests: `tests/cli/test_cli_looking.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from onnxq.cli.tables import INDENT, MOST_OUTPUTS, columns
-from onnxq.engines import EngineCheck, OutputAgreement
-from onnxq.words import printable
+from onnxq.text import printable
+from onnxq.verification.engines import EngineCheck, OutputAgreement
 
 MOST_CULPRITS = 12
 

@@ -1,4 +1,7 @@
-"""`onnxq explain`: all there is to say about single nodes."""
+"""`onnxq explain`: all there is to say about single nodes.
+
+Tests: `tests/cli/test_cli_explain.py`.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +61,9 @@ def explain(
     """
     from onnxq.cli.explanation import explanation_tables
     from onnxq.cli.terminal import TerminalObserver, show
-    from onnxq.explain import explain as explained
+    from onnxq.explanation.explain import explain as explained
     from onnxq.report import SCHEMA, to_json
-    from onnxq.timed import Timing
+    from onnxq.stages.kernel_timing import Timing
 
     use_custom_ops(custom_ops)
     with TerminalObserver() as observer:

@@ -1,4 +1,7 @@
-"""Explanations of nodes, laid out for a terminal."""
+"""Explanations of nodes, laid out for a terminal.
+
+Tests: `tests/cli/test_cli_looking.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 from onnxq.cli.tables import Cell, columns
-from onnxq.explanation import Explanation, Times, Wire
+from onnxq.explanation.records import Explanation, Times, Wire
 from onnxq.report import Activation, NodeReport
-from onnxq.words import FLOAT, decibels, noise, printable
+from onnxq.text import FLOAT, decibels, noise, printable
 
 MOST_READERS = 4
 INDENT = 2

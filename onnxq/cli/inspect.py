@@ -1,4 +1,7 @@
-"""`onnxq inspect`: what is in a model."""
+"""`onnxq inspect`: what is in a model.
+
+Tests: `tests/cli/test_cli_help.py`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def inspect(model: AnyModel, output_format: OutputFormat = Format.TEXT) -> None:
     Of a quantized model, also say which kernels onnxruntime makes of it.
     """
     from onnxq.cli.terminal import show
-    from onnxq.inspect import inspect as examine
+    from onnxq.explanation.inspect import inspect as examine
     from onnxq.report import SCHEMA, to_json
 
     facts = examine(model)

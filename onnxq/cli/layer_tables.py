@@ -1,4 +1,7 @@
-"""Layers as a table for a terminal."""
+"""Layers as a table for a terminal.
+
+Tests: `tests/cli/test_cli_looking.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from onnxq.cli.tables import columns
-from onnxq.comparison import Comparison, LayerComparison
-from onnxq.words import noise, printable
+from onnxq.text import noise, printable
+from onnxq.verification.records import Comparison, LayerComparison
 
 MOST_LAYERS = 12
 

@@ -1,4 +1,7 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share.
+
+Tests: `tests/cli/test_cli_target.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import typer
 from onnxq.cli.completion import recipes, targets
 
 if TYPE_CHECKING:
-    from onnxq.quant.recipe import Recipe
+    from onnxq.planning.recipe import Recipe
 
 
 class Format(StrEnum):
@@ -153,7 +156,7 @@ Config = Annotated[
 def use_custom_ops(libraries: list[Path]) -> None:
     """Let onnxruntime know the operators of the libraries that `--custom-ops` names."""
     if libraries:
-        from onnxq.quant.custom import register_custom_ops
+        from onnxq.runtime.custom_ops import register_custom_ops
 
         for library in libraries:
             register_custom_ops(library)
@@ -162,7 +165,7 @@ def use_custom_ops(libraries: list[Path]) -> None:
 def parsed_size(text: str | None) -> int | None:
     """Read the value of `--max-size`: a number of bytes, or one with a unit."""
     from onnxq.errors import RecipeError
-    from onnxq.words import UNITS, parse_size
+    from onnxq.text import UNITS, parse_size
 
     if text is None:
         return None
@@ -177,7 +180,7 @@ def parsed_size(text: str | None) -> int | None:
 
 def chosen_recipe(recipe: str, target: str | None, *, reduce_range: bool = False) -> str | Recipe:
     """Give the recipe with what options change of it; its bare name where they change nothing."""
-    from onnxq.quant.recipe import load_recipe
+    from onnxq.planning.recipe import load_recipe
 
     if target is None and not reduce_range:
         return recipe

@@ -1,4 +1,7 @@
-"""`onnxq plan`: every node with its decision."""
+"""`onnxq plan`: every node with its decision.
+
+Tests: `tests/cli/test_cli_help.py`.
+"""
 
 from __future__ import annotations
 
@@ -48,26 +51,22 @@ def plan(
 
     Whether data or statistics are given decides between static and dynamic. They are opened, but not read through.
     """
-    from onnxq import pipeline, steps
     from onnxq.cli.terminal import TerminalObserver
     from onnxq.cli.write import write_plan
-    from onnxq.ir import load
-    from onnxq.quant.stats_file import load_stats
-    from onnxq.timed import Timing, sized, timed
+    from onnxq.pipeline.plan import plan as planned
+    from onnxq.stages.kernel_timing import Timing
 
     use_custom_ops(custom_ops)
     with TerminalObserver() as observer:
-        observer.step("load")
-        source = load(model)
-        observer.step("plan")
-        with_data = bool(data) or stats is not None
-        ready = steps.prepare(source, chosen_recipe(recipe, target), with_data=with_data, exclude=exclude, only=only)
-        given = steps.open_data(ready.model, data, None, None)
-        ready = timed(sized(ready, given if stats is None else None), given, Timing(path=timings), observer)
-        if stats is not None:
-            load_stats(stats, expected=ready.source)
-        if sensitivity:
-            report = pipeline.examined(ready, given, stats, observer)
-        else:
-            report = pipeline.planned(ready)
+        report = planned(
+            model,
+            chosen_recipe(recipe, target),
+            data=data,
+            stats=stats,
+            exclude=exclude,
+            only=only,
+            timing=Timing(path=timings),
+            sensitivity=sensitivity,
+            observer=observer,
+        )
     write_plan(report, output_format)

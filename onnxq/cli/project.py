@@ -1,4 +1,7 @@
-"""What `onnxq quantize` and `onnxq verify` do with the models of a project."""
+"""What `onnxq quantize` and `onnxq verify` do with the models of a project.
+
+Tests: `tests/cli/test_cli_project.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from onnxq.cli.options import Format
-from onnxq.cli.terminal import STEPS, TerminalObserver, note
+from onnxq.cli.terminal import TerminalObserver, note
 
 if TYPE_CHECKING:
-    from onnxq.comparison import Comparison
     from onnxq.errors import OnnxqError
     from onnxq.project.build import Built
     from onnxq.project.entry import Entry, Project
+    from onnxq.verification.records import Comparison
+
+
+GENERAL = ("quiet", "verbose")  # parameters that every command has
 
 
 class Verified(NamedTuple):
@@ -26,22 +32,6 @@ class Verified(NamedTuple):
     comparison: Comparison | None
     data: str
     error: OnnxqError | None
-
-
-class NumberedObserver:
-    """Tells another observer's user which of several models is at work."""
-
-    def __init__(self, observer: TerminalObserver) -> None:
-        self._observer = observer
-        self.label = ""
-
-    def step(self, name: str) -> None:
-        """Name the model and the step."""
-        self._observer.step(f"{self.label}: {STEPS.get(name, name)}")
-
-    def progress(self, done: int, total: int | None) -> None:
-        """Pass it on."""
-        self._observer.progress(done, total)
 
 
 def refuse_options(context: typer.Context, allowed: Collection[str]) -> None:
@@ -57,7 +47,8 @@ def refuse_options(context: typer.Context, allowed: Collection[str]) -> None:
     """
     from onnxq.errors import ProjectError
 
-    given = [p for p in context.command.params if p.name not in allowed and _was_given(context, p.name)]
+    general = (*allowed, *GENERAL)
+    given = [p for p in context.command.params if p.name not in general and _was_given(context, p.name)]
     if given:
         raise ProjectError(
             f"{max(given[0].opts, key=len)} is about one MODEL, and none is named",
@@ -101,11 +92,10 @@ def build_project(context: typer.Context, config: Path | None, output_format: Fo
 
     project = open_project(config)
     done: list[Built] = []
-    with TerminalObserver() as observer:
-        watch = NumberedObserver(observer)
+    with TerminalObserver("reading the project") as observer:
         for number, entry in enumerate(project.entries, 1):
-            watch.label = f"{number} of {len(project.entries)}, {entry.source}"
-            done += build([entry], force=force, observer=watch)
+            observer.label = f"{number} of {len(project.entries)}, {entry.source}"
+            done += build([entry], force=force, observer=observer)
     if output_format is Format.JSON:
         _write_json(project, [_built_dict(built) for built in done])
     else:
@@ -127,16 +117,15 @@ def verify_project(context: typer.Context, config: Path | None, files: Sequence[
     from onnxq.project.build import measure, refuse
 
     done: list[Verified] = []
-    with TerminalObserver() as observer:
-        watch = NumberedObserver(observer)
+    with TerminalObserver("reading the project") as observer:
         for number, entry in enumerate(entries, 1):
-            watch.label = f"{number} of {len(entries)}, {entry.quantized}"
+            observer.label = f"{number} of {len(entries)}, {entry.quantized}"
             comparison, data = None, ""
             try:
                 if not entry.quantized.exists():
                     raise CheckFailed(f"{entry.quantized} does not exist", "Build it with `onnxq quantize`.")
-                watch.step("verify")
-                comparison, data = measure(entry, entry.quantized, watch)
+                observer.step("verify")
+                comparison, data = measure(entry, entry.quantized, observer)
                 refuse(entry, comparison)
                 done.append(Verified(entry, comparison, data, None))
             except OnnxqError as error:
@@ -151,7 +140,7 @@ def verify_project(context: typer.Context, config: Path | None, files: Sequence[
 def _row(entry: Entry, state: str, words: str) -> tuple[Any, ...]:
     from rich.text import Text
 
-    from onnxq.words import printable
+    from onnxq.text import printable
 
     colour = {"failed": "bold red", "up to date": "dim"}.get(state, "green")
     return printable(str(entry.quantized)), Text(state, style=colour), words
@@ -165,7 +154,7 @@ def _show(rows: Sequence[tuple[Any, ...]]) -> None:
 
 
 def _built_words(built: Built) -> str:
-    from onnxq.words import decibels, size
+    from onnxq.text import decibels, size
 
     if built.error is not None:
         return _why(built.entry, built.error)
@@ -178,7 +167,7 @@ def _built_words(built: Built) -> str:
 
 
 def _verified_words(verified: Verified) -> str:
-    from onnxq.words import decibels
+    from onnxq.text import decibels
 
     comparison = verified.comparison
     if verified.error is not None or comparison is None:

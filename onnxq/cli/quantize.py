@@ -1,4 +1,7 @@
-"""`onnxq quantize`: the main job."""
+"""`onnxq quantize`: the main job.
+
+Tests: `tests/cli/test_cli_quantize.py`.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ Model = Annotated[
     ),
 ]
 if TYPE_CHECKING:
-    from onnxq.quant.recipe import Recipe
+    from onnxq.planning.recipe import Recipe
     from onnxq.report import Report
 
 Output = Annotated[
@@ -132,8 +135,8 @@ def quantize(
         return build_project(context, config, output_format, force=force)
     refuse_config(context)
     use_custom_ops(custom_ops)
-    from onnxq.budget import Budget
-    from onnxq.timed import Timing
+    from onnxq.search.budget import Budget
+    from onnxq.stages.kernel_timing import Timing
 
     _check(report, (model, output, timings), force=force)
     result = _run(
@@ -158,14 +161,12 @@ def quantize(
 
 def _run(model: Path, recipe: str | Recipe, **options: Any) -> Report:
     """Quantize with a watch."""
-    from onnxq import pipeline
     from onnxq.cli.terminal import TerminalObserver
-    from onnxq.cli.timing import Stopwatch
+    from onnxq.pipeline import quantize as pipeline
 
     with TerminalObserver() as observer:
-        watch = Stopwatch(observer)
-        result = pipeline.quantize(model, recipe, observer=watch, **options)
-        return replace(result, seconds=watch.seconds())
+        result = pipeline.quantize(model, recipe, observer=observer, **options)
+        return replace(result, seconds=observer.seconds())
 
 
 def _check(path: Path | None, others: Sequence[Path | None], *, force: bool) -> None:
@@ -200,9 +201,9 @@ def _write(result: Report, path: Path | None, output_format: Format, *, dry_run:
 
 def _warn_of_spoilt(path: Path) -> None:
     """Name a weight that makes outputs of the float model NaN."""
+    from onnxq.calibration.nonfinite_weights import SOUND, spoilt_sentence
     from onnxq.cli.terminal import say
     from onnxq.ir import load
-    from onnxq.quant.spoilt import SOUND, spoilt_sentence
 
     sentence = spoilt_sentence(load(path))
     if sentence:

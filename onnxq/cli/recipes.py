@@ -1,4 +1,7 @@
-"""`onnxq recipes`: what there is, and a file to start from."""
+"""`onnxq recipes`: what there is, and a file to start from.
+
+Tests: `tests/cli/test_cli_help.py`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ Name = Annotated[
 
 def recipes(name: Name = None) -> None:
     """List the recipes, or print one as TOML to start your own from."""
-    from onnxq.quant.recipe import load_recipe, recipe_names
+    from onnxq.planning.recipe import load_recipe, recipe_names
 
     if name is not None:
         sys.stdout.write(load_recipe(name).to_toml())

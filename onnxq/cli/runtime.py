@@ -1,4 +1,7 @@
-"""What onnxruntime makes of a quantized model, for `verify` and `inspect`."""
+"""What onnxruntime makes of a quantized model, for `verify` and `inspect`.
+
+Tests: `tests/cli/test_cli_runtime.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ from rich.text import Text
 
 from onnxq.cli.tables import columns
 from onnxq.errors import ModelError, OnnxqError
-from onnxq.fusion import Fusion, read_fusion
 from onnxq.hazards import Finding, find_hazards, least_onnxruntime
 from onnxq.ir import Model, infer_types
-from onnxq.quant.session import is_large
-from onnxq.saturation import LayerSaturation, read_saturation
+from onnxq.runtime.session import is_large
 from onnxq.targets.host import host_saturates
-from onnxq.words import printable
+from onnxq.text import printable
+from onnxq.verification.int8_saturation import LayerSaturation, read_saturation
+from onnxq.verification.ort_graph import Fusion, read_fusion
 
 MOST_UNFUSED = 12
 

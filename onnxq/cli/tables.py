@@ -1,4 +1,7 @@
-"""Reports as compact tables for a terminal."""
+"""Reports as compact tables for a terminal.
+
+Tests: `tests/cli/test_cli_tables.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from onnxq.cli.terminal import TIE
-from onnxq.comparison import Comparison, Contribution, Latency, MetricComparison
-from onnxq.families import FamilyFigures
-from onnxq.inspect import Inspection
+from onnxq.explanation.inspect import Inspection
 from onnxq.report import Report
-from onnxq.words import FLOAT, decibels, drop_change, milliseconds, printable, size, size_change
+from onnxq.text import FLOAT, decibels, format_drop, milliseconds, printable, size, size_change
+from onnxq.verification.families import FamilyFigures
+from onnxq.verification.records import Comparison, Contribution, Latency, MetricComparison
 
 Cell = str | Text
 MOST_REASONS = 12  # lines; the rest is counted
@@ -143,7 +146,7 @@ def latency_table(comparison: Comparison) -> Iterator[RenderableType]:
 
 def metric_table(metric: MetricComparison) -> RenderableType:
     """Lay out what a metric says about both models."""
-    row = (metric.name, f"{metric.float_value:.6g}", f"{metric.quantized_value:.6g}", drop_change(metric.drop))
+    row = (metric.name, f"{metric.float_value:.6g}", f"{metric.quantized_value:.6g}", format_drop(metric.drop))
     return columns(("metric", "float", "quantized", ""), [row], right=(1, 2))
 
 

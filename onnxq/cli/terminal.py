@@ -1,39 +1,51 @@
-"""What goes where: the product to stdout, talk and progress to stderr."""
+"""What goes where: the product to stdout, talk and progress to stderr.
+
+Tests: `tests/cli/test_cli_logs.py`.
+"""
 
 from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
+from contextvars import ContextVar
+from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from onnxq.words import printable
+from onnxq.progress import Progress
+from onnxq.text import counted, duration, printable
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from onnxq.cli.progress_bar import Bar
 
 # Columns where stdout is no terminal: nothing is cut or wrapped, so that lines can be searched
 FILE_WIDTH = 500
+PATIENCE = 2.0  # seconds; shorter runs leave no lines about their steps
 TIE = "\ue000"  # a space at which no line is broken; Rich breaks at every other one
-STEPS = {
-    "load": "reading the model",
-    "plan": "planning",
-    "benchmark": "timing kernels",
-    "rescale": "measuring channels",
-    "calibrate": "calibrating",
-    "search": "choosing what stays float",
-    "round": "rounding weights",
-    "rewrite": "rewriting",
-    "verify": "comparing with the float model",
-    "metric": "measuring the metric",
-    "families": "comparing families of processors",
-    "layers": "comparing layers",
-    "save": "writing",
-    "run": "running",
-}
+
+
+class Voice(Enum):
+    """How much is said on stderr besides warnings and errors."""
+
+    QUIET = "quiet"  # nothing
+    USUAL = "usual"  # a bar on a terminal, elsewhere a line for each step
+    VERBOSE = "verbose"  # a line for each step on a terminal, too
+
+
+_VOICE: ContextVar[Voice] = ContextVar("onnxq_voice", default=Voice.USUAL)
+
+
+def voice() -> Voice:
+    """Return how much the command was asked to say."""
+    return _VOICE.get()
+
+
+def speak(wanted: Voice) -> None:
+    """Say so much from now on."""
+    _VOICE.set(wanted)
 
 
 def stdout() -> Console:
@@ -61,7 +73,9 @@ def _is_terminal(stream: TextIO) -> bool:
 
 
 def show(*renderables: RenderableType) -> None:
-    """Print to stdout, without blanks at the ends of lines."""
+    """Print to stdout, without blanks at the ends of lines, unless nothing but warnings and errors is wanted."""
+    if voice() is Voice.QUIET:
+        return
     console = stdout()
     with console.capture() as capture:
         for renderable in renderables:
@@ -75,56 +89,72 @@ def say(label: str, message: str, style: str) -> None:
 
 
 def note(message: str) -> None:
-    """Print one line of talk to stderr."""
+    """Print one line of talk to stderr, unless nothing but warnings and errors is wanted."""
+    if voice() is Voice.QUIET:
+        return
     stderr().print(Text(printable(message), style="dim"), soft_wrap=True)
 
 
-class TerminalObserver:
-    """Shows the step at work and how far it is, on a terminal; elsewhere it is silent. It is gone when all is done.
+class TerminalObserver(Progress):
+    """Shows the step at work and how far the run is: a bar on a terminal, elsewhere a line as each step ends.
 
     What a user's function prints meanwhile, which gives data or measures, is talk as well: stdout is for the product.
+
+    Args:
+        label: What is at work, where there are several models; whoever has several says so when one is done, and steps
+            leave no lines.
+
     """
 
-    def __init__(self) -> None:
+    def __init__(self, label: str = "") -> None:
+        super().__init__()
+        self.label = label
         self._talk = redirect_stdout(sys.stderr)
-        self._progress: Progress | None = None
-        self._task: TaskID | None = None
+        self._bar: Bar | None = None
+        self._lines: list[str] = []  # about steps that are over, not written yet
 
     def __enter__(self) -> TerminalObserver:
         self._talk.__enter__()
         console = stderr()
-        if console.is_terminal and not console.is_dumb_terminal:
-            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+        if voice() is not Voice.QUIET and console.is_terminal and not console.is_dumb_terminal:
+            from onnxq.cli.progress_bar import Bar
 
-            self._progress = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                TextColumn("{task.fields[count]}"),
-                TimeRemainingColumn(compact=True),
-                console=console,
-                transient=True,
-            )
-            self._progress.start()
+            self._bar = Bar(self, console)
+            self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        if self._bar is not None:
+            self._bar.stop()
         self._talk.__exit__(kind, error, trace)
+        if kind is None and self.name and not self.label:
+            self._leave_line()
+            if self._is_long():
+                note(f"done in {duration(self._taken())}")
 
     def step(self, name: str) -> None:
-        """Show the step that begins instead of the one before."""
-        if self._progress is None:
-            return
-        if self._task is not None:
-            self._progress.remove_task(self._task)
-        self._task = self._progress.add_task(STEPS.get(name, name), total=None, count="")
+        """Leave a line of the step that is over, where lines are wanted."""
+        self._leave_line()
+        super().step(name)
 
-    def progress(self, done: int, total: int | None) -> None:
-        """Show how far the step is."""
-        if self._progress is not None and self._task is not None:
-            count = f"{done} samples" if total is None else f"{done} of {total} samples"
-            self._progress.update(self._task, completed=done, total=total, count=count)
+    def _leave_line(self) -> None:
+        """Keep a line about the step that is over; what is kept is written once the run turns out to be a long one."""
+        wanted = voice() is Voice.VERBOSE or self._bar is None
+        if not self.name or self.label or not wanted:
+            return
+        sentence, unit = self.words
+        count = f"{counted(self.done, unit)}, " if self.done and unit else ""
+        _, seconds = self.seconds()[-1]
+        self._lines.append(f"{sentence}: {count}{duration(seconds)}")
+        if self._is_long():
+            for line in self._lines:
+                note(line)
+            self._lines.clear()
+
+    def _is_long(self) -> bool:
+        return voice() is Voice.VERBOSE or self._taken() >= PATIENCE
+
+    def _taken(self) -> float:
+        return sum(seconds for _, seconds in self.seconds())

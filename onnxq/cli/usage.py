@@ -1,4 +1,7 @@
-"""Wrong arguments, in words: what is wrong, what was meant perhaps, and where the help is."""
+"""Wrong arguments, in words: what is wrong, what was meant perhaps, and where the help is.
+
+Tests: `tests/cli/test_cli_errors.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from onnxq.words import listed
+from onnxq.text import join_words
 
 # What other tools call things: for commands a sentence, for options the option here
 COMMANDS = {
@@ -129,7 +132,7 @@ def _commands(name: str, context: Any) -> str:
     near = difflib.get_close_matches(name, [*known, "version", "help"], n=1, cutoff=0.6)
     if near and near[0] not in known:
         return COMMANDS[near[0]]
-    return f"Did you mean '{near[0]}'?" if near else f"Commands are {listed(known)}."
+    return f"Did you mean '{near[0]}'?" if near else f"Commands are {join_words(known)}."
 
 
 def _extra(message: str) -> list[str]:

@@ -1,4 +1,7 @@
-"""`onnxq verify`: whether a quantized model still does what the float one does."""
+"""`onnxq verify`: whether a quantized model still does what the float one does.
+
+Tests: `tests/cli/test_cli_help.py`.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,8 @@ from onnxq.cli.options import (
 
 if TYPE_CHECKING:
     from onnxq.cli.runtime import Runtime
-    from onnxq.engines import EngineCheck
-    from onnxq.ir import Model as IrModel
-    from onnxq.quant.samples import Samples
+    from onnxq.verification.engines import EngineCheck
+from onnxq.cli.verify_inputs import check_form, choose_samples
 
 Quantized = Annotated[
     list[Path],
@@ -96,7 +98,6 @@ FamilyTarget = Annotated[
         autocompletion=targets,
     ),
 ]
-RANDOM_SAMPLES = 8
 ENGINES = "Report it with the model: one of the two engines has a mistake, or the operator is defined vaguely."
 MADE_UP = (
     "Numbers at random may be far from what the model is made for: give --data, and report it if it is so there, too."
@@ -179,12 +180,12 @@ def verify_alone(path: Path, data: list[str], limit: int | None, output_format: 
 
 
 def _check_alone(path: Path, data: list[str], limit: int | None) -> tuple[EngineCheck, str, Runtime]:
+    from onnxq.calibration.nonfinite_weights import blaming_weights
     from onnxq.cli.runtime import look
     from onnxq.cli.terminal import TerminalObserver
-    from onnxq.engines import check_engines
     from onnxq.errors import CheckFailed
     from onnxq.ir import load
-    from onnxq.quant.spoilt import blaming_weights
+    from onnxq.verification.engines import check_engines
 
     with TerminalObserver() as observer:
         observer.step("load")
@@ -197,49 +198,11 @@ def _check_alone(path: Path, data: list[str], limit: int | None) -> tuple[Engine
         return check, samples.description, look(path, model)
 
 
-def check_form(path: Path, model: IrModel) -> None:
-    """Refuse a file that the ONNX checker or ours objects to; what is only odd is said on stderr."""
-    from onnxq.cli.terminal import note
-    from onnxq.errors import CheckFailed, ModelError
-    from onnxq.project.provenance import external_files
-    from onnxq.verify import check_wellformed
-    from onnxq.wellformed import find_defects
-
-    try:
-        external_files(path, model)  # the checker has other words for one that is missing
-    except ModelError as error:
-        raise CheckFailed(f"{path} is not well formed: {error.message}", error.hint) from error
-    objection = check_wellformed(path)
-    if objection:
-        raise CheckFailed(f"{path} is no valid ONNX model: {objection}", "Export or quantize it again.")
-    defects = find_defects(model)
-    errors = [defect.sentence for defect in defects if defect.is_error]
-    if errors:
-        more = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
-        raise CheckFailed(f"{path} is not well formed: {errors[0]}{more}", "Export or quantize it again.")
-    for defect in defects:
-        note(f"{path}: {defect.sentence}")
-
-
-def choose_samples(model: IrModel, data: list[str], limit: int | None) -> Samples:
-    """Open the data, or make up random samples where there are none."""
-    from onnxq import steps
-    from onnxq.ir import infer_types
-    from onnxq.quant.made_up import runnable_samples
-    from onnxq.quant.samples import input_specs
-
-    infer_types(model)
-    given = steps.open_data(model, data, None, limit)
-    if given is not None:
-        return given
-    return runnable_samples(model, input_specs(model), RANDOM_SAMPLES)
-
-
 def _write_alone(model: Path, check: EngineCheck, description: str, runtime: Runtime, output_format: Format) -> None:
     from onnxq.cli.engine_tables import engine_tables
     from onnxq.cli.runtime import runtime_tables
     from onnxq.cli.terminal import show
-    from onnxq.report.plain import SCHEMA, engines_dict, to_json
+    from onnxq.report.as_json import SCHEMA, engines_dict, to_json
 
     missed = [check.objection] if check.objection else []
     if output_format is Format.JSON:

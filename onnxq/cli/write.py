@@ -1,4 +1,7 @@
-"""Reports to stdout, in the format asked for."""
+"""Reports to stdout, in the format asked for.
+
+Tests: `tests/cli/test_cli_looking.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The reference evaluator: our own schedule over our own kernels, `onnx.reference` for what has none."""
+"""The reference evaluator: our own schedule over our own kernels, `onnx.reference` for what has none.
+
+Kernels of single operators are in `ops`; runs in onnxruntime are in `runtime`.
+"""
 
 from onnxq.evaluator.engine import Evaluator, Taps, arithmetic, evaluate
 from onnxq.evaluator.run import Run

@@ -4,6 +4,8 @@ OpenBLAS wakes all its threads for products far too small to gain from them, and
 loop. On a machine that has other work a product of 0.7 ms then takes up to 70 ms (measured: a convolutional network in
 5.0 s instead of 0.15 s on two busy cores). NumPy has no switch for it, so the functions of the library it ships with
 are called directly, as threadpoolctl does. A NumPy on another BLAS keeps that one's threads.
+
+Tests: `tests/evaluator/test_evaluate.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Run a model in NumPy, one node after the other: read any tensor at any depth."""
+"""Run a model in NumPy, one node after the other: read any tensor at any depth.
+
+Tests: `tests/verification/test_layerwise.py`.
+"""
 
 from __future__ import annotations
 

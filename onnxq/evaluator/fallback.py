@@ -1,4 +1,7 @@
-"""One node at a time in `onnx.reference`, for operators that onnxq has no kernel for."""
+"""One node at a time in `onnx.reference`, for operators that onnxq has no kernel for.
+
+Tests: `tests/cli/test_cli_looking.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One run of a schedule, node after node, nothing kept longer than it is read."""
+"""One run of a schedule, node after node, nothing kept longer than it is read.
+
+Tests: `tests/verification/test_layerwise.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import onnx
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.evaluator.schedule import Schedule, Step
 from onnxq.ir import Value
-from onnxq.ops.arrays import NotCovered
+from onnxq.ops.kernels.arrays import NotCovered
 from onnxq.ops.quantized import Arithmetic, integer_arithmetic
 
 MISSING: Any = object()
@@ -116,7 +119,7 @@ class Run:
 
 
 class _Body:
-    """A body as the kernels of control flow see it: see `onnxq.ops.control.Body`."""
+    """A body as the kernels of control flow see it: see `onnxq.ops.kernels.control.Body`."""
 
     def __init__(self, run: Run, schedule: Schedule) -> None:
         self._run = run

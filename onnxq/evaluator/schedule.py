@@ -1,4 +1,7 @@
-"""What an evaluation does, worked out once: for every node its function, what it reads, and what dies behind it."""
+"""What an evaluation does, worked out once: for every node its function, what it reads, and what dies behind it.
+
+Tests: `tests/cli/test_cli_looking.py`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from onnxq.ir import Graph, Model, Node, Tensor, Value
 from onnxq.ir.graph import GRAPH_SPARSE
 from onnxq.ir.segment import is_large
 from onnxq.ir.wire import fields
-from onnxq.ops.registry import Kernel, find_kernel
+from onnxq.ops.kernels.registry import Kernel, find_kernel
 
 OUTPUT_COUNT = "output_count"
 """Keyword by which a kernel asks how many outputs the node has; no ONNX attribute has this name."""

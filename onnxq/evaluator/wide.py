@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.ir import Model, Node, Value
-from onnxq.ops.registry import Kernel
+from onnxq.ops.kernels.registry import Kernel
 
 MOVING = frozenset((
     "Cast", "CastLike", "Compress", "Concat", "Constant", "ConstantOfShape", "DepthToSpace", "Dropout", "Expand",

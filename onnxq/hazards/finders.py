@@ -1,4 +1,7 @@
-"""Nodes of a quantized model that hazards may be about, with the facts that rows of the table ask for."""
+"""Nodes of a quantized model that hazards may be about, with the facts that rows of the table ask for.
+
+Tests: `tests/hazards/test_hazards.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The hazards that apply to a quantized model, and the oldest onnxruntime that it needs."""
+"""The hazards that apply to a quantized model, and the oldest onnxruntime that it needs.
+
+Tests: `tests/hazards/test_hazards.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,14 @@
-"""The hazards of what a plan promises: of one node, before anything is written."""
+"""The hazards of what a plan promises: of one node, before anything is written.
+
+Tests: `tests/hazards/test_hazards.py`.
+"""
 
 from __future__ import annotations
 
 from onnxq.hazards.finders import is_plain
 from onnxq.hazards.table import Fact, Hazard, load_hazards
 from onnxq.ir import Node
-from onnxq.ops.scheme import Scheme
+from onnxq.ops.forms.scheme import Scheme
 
 
 def planned_hazards(node: Node, scheme: Scheme | None) -> tuple[Hazard, ...]:

@@ -1,4 +1,7 @@
-"""The processor at hand, as far as kernels of onnxruntime depend on it."""
+"""The processor at hand, as far as kernels of onnxruntime depend on it.
+
+Tests: `tests/hazards/test_hazards.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The table of hazards, `versions.toml`, as records."""
+"""The table of hazards, `versions.toml`, as records.
+
+Tests: `tests/hazards/test_hazards.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from onnxq.hazards.processor import NAMES
-from onnxq.words import listed
+from onnxq.text import join_words
 
 Version = tuple[int, int]
 Fact = int | str | bool | None
@@ -96,7 +99,7 @@ class Hazard:
             versions = f" {self.since} and newer"
         else:
             versions = f" {self.until} and older" if self.until else ""
-        places = listed([NAMES[name] for name in self.processors])
+        places = join_words([NAMES[name] for name in self.processors])
         return f"onnxruntime{versions}{f' on {places}' if places else ''}"
 
 

@@ -1,11 +1,14 @@
-"""Write graphs and nodes back: bytes that nothing changed go out as they came, as views of the file."""
+"""Write graphs and nodes back: bytes that nothing changed go out as they came, as views of the file.
+
+Tests: `tests/test_safety.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from onnxq.ir.graph import Graph, Node, Value
-from onnxq.ir.protos import (
+from onnxq.ir.proto_fields import (
     ATTRIBUTE_GRAPH,
     ATTRIBUTE_GRAPHS,
     GRAPH_INITIALIZER,
@@ -105,7 +108,7 @@ def _without_tail(values: list[Value | None]) -> list[Value | None]:
     return values[:count]
 
 
-def encode_value(graph: Graph, value: Value) -> Chunk:
+def encode_value(graph: Graph, value: Value) -> bytes | memoryview:
     """Write a ValueInfoProto: as the file has it, or the name with the element type and shape that are known."""
     return graph.infos[value.name] if value.name in graph.infos else encode_type(value)
 
@@ -128,10 +131,16 @@ def _dimension(size: int | str | None) -> bytes:
     return bytes_field(2, size) if size else b""
 
 
-def _split_others(graph: Graph) -> tuple[list[Chunk], list[Chunk]]:
+def join_others(graph: Graph) -> list[memoryview]:
+    """Return the fields that are passed through, in the order in which they are written."""
+    before, after = _split_others(graph)
+    return before + after
+
+
+def _split_others(graph: Graph) -> tuple[list[memoryview], list[memoryview]]:
     """Fields passed through, split into those below and above the initializers' number: name before, doc behind."""
-    before: list[Chunk] = []
-    after: list[Chunk] = []
+    before: list[memoryview] = []
+    after: list[memoryview] = []
     for span in graph.others:
         (before if span[0] >> 3 < GRAPH_INITIALIZER and span[0] < 0x80 else after).append(span)
     return before, after

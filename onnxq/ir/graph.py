@@ -14,9 +14,9 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from onnxq.errors import ModelError
 from onnxq.ir.names import Names
-from onnxq.ir.protos import ATTRIBUTE_TENSOR
-from onnxq.ir.protos import GRAPH_SPARSE as GRAPH_SPARSE
-from onnxq.ir.stored import StoredTensor
+from onnxq.ir.proto_fields import ATTRIBUTE_TENSOR
+from onnxq.ir.proto_fields import GRAPH_SPARSE as GRAPH_SPARSE
+from onnxq.ir.stored_tensor import StoredTensor
 from onnxq.ir.tensor import Tensor
 from onnxq.ir.wire import LENGTH_DELIMITED, fields
 
@@ -143,6 +143,13 @@ class Node:
         """Whether the node has graphs of its own."""
         return bool(self.bodies)
 
+    def copy(self, graph: Graph) -> Node:
+        """Return a node without bodies with the same attributes for another graph; it reads and makes nothing yet."""
+        copied = Node(self.op_type, self.domain, self.name, graph)
+        copied.encoded, copied.changed = self.encoded, self.changed
+        copied.spans, copied._attributes = dict(self.spans), dict(self._attributes)
+        return copied
+
     def attribute(self, name: str, default: Any = None) -> Any:
         """Give an attribute as Python or NumPy data (strings decoded, tensors as arrays), or `default` if absent."""
         if name not in self.spans:
@@ -199,6 +206,7 @@ class Graph:
         inputs, outputs, nodes: In file order; `inputs` includes initializers that are listed as inputs.
         values: Everything that this scope defines, by name.
         dirty: Whether a patch changed it or a body inside it.
+        revision: Of the main graph: how many changes were noted, in it or in bodies.
 
     """
 
@@ -220,6 +228,7 @@ class Graph:
         self.infos: dict[str, memoryview] = {}  # encoded ValueInfoProto of inputs and outputs and of stated types
         self.others: list[memoryview] = []  # whole fields that onnxq passes through
         self.dirty = False
+        self.revision = 0
 
     def walk(self) -> Iterator[Node]:
         """Visit every node, bodies right behind the node they belong to."""
@@ -260,3 +269,7 @@ class Graph:
             if graph.owner is not None:
                 graph.owner.changed = True
             graph = graph.parent
+        main = self
+        while main.parent is not None:
+            main = main.parent
+        main.revision += 1

@@ -1,4 +1,7 @@
-"""A model: its file mapped into memory, its graph as objects over the bytes, and the way back to a file."""
+"""A model: its file mapped into memory, its graph as objects over the bytes, and the way back to a file.
+
+Tests: `tests/ir/test_opset.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from onnxq.errors import ModelError
+from onnxq.ir.clone import can_be_cloned, clone_graph
 from onnxq.ir.encode import EncodeTensor, encode_graph, encode_tensor
-from onnxq.ir.external import release
-from onnxq.ir.formats import foreign_folder, similar_model, unreadable_model
-from onnxq.ir.graph import Value
-from onnxq.ir.lfs import pointer_error
+from onnxq.ir.graph import Graph, Value
 from onnxq.ir.names import Names
 from onnxq.ir.parse import parse_graph
-from onnxq.ir.protos import GRAPH_INITIALIZER
-from onnxq.ir.protos import MODEL_FUNCTIONS as FUNCTIONS
-from onnxq.ir.protos import MODEL_GRAPH as GRAPH
-from onnxq.ir.protos import MODEL_IR_VERSION as IR_VERSION
-from onnxq.ir.protos import MODEL_METADATA as METADATA
-from onnxq.ir.protos import MODEL_OPSET_IMPORT as OPSET_IMPORT
-from onnxq.ir.stored import StoredTensor
+from onnxq.ir.proto_fields import GRAPH_INITIALIZER
+from onnxq.ir.proto_fields import MODEL_FUNCTIONS as FUNCTIONS
+from onnxq.ir.proto_fields import MODEL_GRAPH as GRAPH
+from onnxq.ir.proto_fields import MODEL_IR_VERSION as IR_VERSION
+from onnxq.ir.proto_fields import MODEL_METADATA as METADATA
+from onnxq.ir.proto_fields import MODEL_OPSET_IMPORT as OPSET_IMPORT
+from onnxq.ir.storage.external import release
+from onnxq.ir.storage.formats import foreign_folder, similar_model, unreadable_model
+from onnxq.ir.storage.lfs import pointer_error
+from onnxq.ir.stored_tensor import StoredTensor
 from onnxq.ir.tensor import Tensor
 from onnxq.ir.wire import (
     LENGTH_DELIMITED,
@@ -55,12 +59,14 @@ class Model:
         graph: The main graph.
         metadata: Key-value pairs of `metadata_props`.
         has_functions: Whether it has model-local functions.
+        typed: The graph whose types were inferred, its revision and the operator sets then; None before.
 
     """
 
     def __init__(self, data: memoryview, path: Path | None) -> None:
         self.source = data
         self.path = path
+        self.typed: tuple[Graph, int, dict[str, int]] | None = None
         self.read(data)
 
     def read(self, data: memoryview) -> None:
@@ -212,7 +218,9 @@ class Model:
                 value.graph.mark_dirty()
 
     def copy(self) -> Model:
-        """Give a model of its own with the same content; the weights are shared, not copied."""
+        """Return a model of its own with the same content; the weights are shared, not copied."""
+        if can_be_cloned(self.graph):
+            return self._clone()
         weights: list[Tensor] = []
         skeleton = self.skeleton(weights)
         model = Model(memoryview(skeleton), self.path)
@@ -221,6 +229,25 @@ class Model:
         for mine, its in zip(self.initializers(), model.initializers(), strict=True):
             its.tensor = mine.tensor  # small ones, too: codes that were chosen for a weight are found by it
         return model
+
+    def _clone(self) -> Model:
+        """Copy the graph object by object: a tenth of the time of writing and reading it; see `clone_graph`."""
+        made = Model.__new__(Model)
+        made.source, made.data, made.path = self.source, self.data, self.path
+        made.opsets, made.metadata, made.has_functions = dict(self.opsets), dict(self.metadata), self.has_functions
+        made.ir_version = max(self.ir_version, 4) if self.graph.dirty else self.ir_version
+        made._loaded = self._loaded
+        made.graph = clone_graph(self.graph)
+        made.typed = (made.graph, made.graph.revision, made.opsets.copy()) if self.is_typed else None
+        return made
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether types were inferred, and nothing has changed since."""
+        if self.typed is None:
+            return False
+        graph, revision, opsets = self.typed
+        return graph is self.graph and revision == graph.revision and opsets == self.opsets
 
 
 def load(path: str | Path) -> Model:

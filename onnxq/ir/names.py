@@ -1,4 +1,7 @@
-"""Names that are taken, and fresh ones."""
+"""Names that are taken, and fresh ones.
+
+Tests: `tests/ir/test_graph.py`.
+"""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ import onnx
 import onnx.version_converter
 
 from onnxq.errors import ModelError, OnnxqError
-from onnxq.ir.conversion import prepare, repair
 from onnxq.ir.graph import Node
 from onnxq.ir.model import Model
+from onnxq.ir.opset_fixes import prepare, repair
 from onnxq.ir.passes.inline_functions import inline_functions
 from onnxq.ir.schemas import same_meaning
 from onnxq.ir.tensor import Tensor

@@ -1,4 +1,7 @@
-"""Read a GraphProto into objects: values defined, wires connected, bodies inside, nodes in topological order."""
+"""Read a GraphProto into objects: values defined, wires connected, bodies inside, nodes in topological order.
+
+Tests: `tests/ir/test_graph.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,7 @@ from pathlib import Path
 from onnxq.errors import ModelError
 from onnxq.ir.graph import MAX_DEPTH, STANDARD_DOMAINS, Graph, Node, Use, Value
 from onnxq.ir.names import Names
-from onnxq.ir.order import CycleError, in_order
-from onnxq.ir.protos import (
+from onnxq.ir.proto_fields import (
     ATTRIBUTE_GRAPH,
     ATTRIBUTE_GRAPHS,
     GRAPH_INITIALIZER,
@@ -25,7 +27,8 @@ from onnxq.ir.protos import (
     NODE_OP_TYPE,
     NODE_OUTPUT,
 )
-from onnxq.ir.stored import StoredTensor
+from onnxq.ir.stored_tensor import StoredTensor
+from onnxq.ir.topological_order import CycleError, in_order
 from onnxq.ir.wire import LENGTH_DELIMITED, WireError, fields, text
 
 EXPORT_AGAIN = "Export the model again."

@@ -1,6 +1,8 @@
 """A change, described as a `Patch`: nodes and constants to insert, values to replace, wires to move, and why.
 
 Nothing in the graph changes before `onnxq.ir.commit`.
+
+Tests: `tests/simplify/test_pass_manager.py`.
 """
 
 from __future__ import annotations

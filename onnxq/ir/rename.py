@@ -1,4 +1,7 @@
-"""New names for values: the one change that leaves every wire where it is."""
+"""New names for values: the one change that leaves every wire where it is.
+
+Tests: `tests/ir/test_commit.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What there is to know of operators by their names, and what the onnx package knows of them in operator sets."""
+"""What there is to know of operators by their names, and what the onnx package knows of them in operator sets.
+
+Tests: `tests/ir/test_opset.py`.
+"""
 
 from __future__ import annotations
 

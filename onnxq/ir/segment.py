@@ -1,4 +1,7 @@
-"""A model cut into parts that run one after the other, so that the weights of one part at a time are in memory."""
+"""A model cut into parts that run one after the other, so that the weights of one part at a time are in memory.
+
+Tests: `tests/runtime/test_segmented.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,7 @@ from onnx import TensorProto
 from onnxq.ir.encode import encode_node, encode_type, encode_value
 from onnxq.ir.graph import Graph, Node, Value
 from onnxq.ir.model import Model
-from onnxq.ir.order import reads
-from onnxq.ir.protos import (
+from onnxq.ir.proto_fields import (
     GRAPH_INITIALIZER,
     GRAPH_INPUT,
     GRAPH_NAME,
@@ -22,6 +24,7 @@ from onnxq.ir.protos import (
     MODEL_GRAPH,
 )
 from onnxq.ir.tensor import Tensor
+from onnxq.ir.topological_order import reads
 from onnxq.ir.wire import Chunk, bytes_field, fields, join, message_field
 
 LARGE = 512 << 20  # bytes of weights from which on a model is not held in memory whole

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from onnxq.ir.external import release
-from onnxq.ir.protos import DATA_LOCATION, DATA_TYPE, DIMS, EXTERNAL_DATA, NAME, RAW_DATA
+from onnxq.ir.proto_fields import DATA_LOCATION, DATA_TYPE, DIMS, EXTERNAL_DATA, NAME, RAW_DATA
+from onnxq.ir.storage.external import release
 from onnxq.ir.wire import (
     Chunk,
     Pending,

@@ -2,6 +2,8 @@
 
 Working on spans of the file, not on parsed messages, keeps weights on disk and lets every part of a model that no patch
 touches keep its exact bytes. Source: https://protobuf.dev/programming-guides/encoding.
+
+Tests: `tests/ir/test_formats.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
-"""Operator families: one file a family, with its kernels, its quantized forms and its refusals."""
+"""Operator families: one file a family, with its kernels, its quantized forms and its refusals.
+
+`ops.kernels` and `ops.quantized` compute, `ops.forms` plans and rewrites. `planning` decides which node gets which
+form.
+"""
 
 from __future__ import annotations
 
-from .quantized import (
+from onnxq.ops.quantized import (
     conv_integer,
     dequantize_linear,
     dynamic_quantize_linear,

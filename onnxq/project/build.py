@@ -1,4 +1,7 @@
-"""Build the models of a project that are out of date, and measure what the built ones lose."""
+"""Build the models of a project that are out of date, and measure what the built ones lose.
+
+Tests: `tests/project/test_project_build.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +12,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from onnxq.budget import Budget
-from onnxq.comparison import Comparison
+from onnxq.data.samples import input_specs
+from onnxq.data.synthetic import synthetic_samples
 from onnxq.errors import CheckFailed, InvalidResult, OnnxqError
 from onnxq.ir import Model, infer_types, load
-from onnxq.ir.files import data_path, needs_external_data
 from onnxq.ir.passes import normalise
-from onnxq.ir.protos import MODEL_METADATA
+from onnxq.ir.proto_fields import MODEL_METADATA
+from onnxq.ir.storage.files import data_path, needs_external_data
 from onnxq.ir.wire import entry_field
-from onnxq.large import is_large
-from onnxq.metric import compare_metric
-from onnxq.observer import Observer, Silent
-from onnxq.pipeline import Quantized, quantize
+from onnxq.pipeline.large_model import is_large
+from onnxq.pipeline.quantize import Quantized, quantize
+from onnxq.progress import Observer, Silent
 from onnxq.project.check import check_entry
 from onnxq.project.entry import Entry
 from onnxq.project.provenance import chosen_recipe, gather, record
-from onnxq.quant.custom import register_custom_ops
-from onnxq.quant.made_up import runnable_samples
-from onnxq.quant.samples import input_specs
 from onnxq.report import Report
-from onnxq.shrink import written_bytes
-from onnxq.steps import open_data
-from onnxq.verify import compare
+from onnxq.runtime.custom_ops import register_custom_ops
+from onnxq.search.budget import Budget
+from onnxq.search.size_search import written_bytes
+from onnxq.stages.files import open_data
+from onnxq.verification.compare import compare
+from onnxq.verification.records import Comparison
+from onnxq.verification.user_metric import compare_metric
 
 GIVE_LIBRARY = "Name the library of its custom operators under 'custom-ops'."
 REBUILD = frozenset({"missing", "unreadable", "malformed", "altered", "stale"})
@@ -173,8 +176,8 @@ def measure(
         The comparison, with the metric if there is one, and what it was measured on.
 
     Raises:
-        OnnxqError: As `onnxq.verify.compare`, with `blame` where the quantized model is at fault, and as
-            `onnxq.metric.compare_metric`.
+        OnnxqError: As `onnxq.verification.compare.compare`, with `blame` where the quantized model is at fault, and as
+            `onnxq.verification.user_metric.compare_metric`.
 
     """
     baseline = load(entry.source)
@@ -185,7 +188,7 @@ def measure(
         normalise(baseline)  # as for the build: onnxruntime refuses some float models as they come
         source = baseline if is_large(baseline) else baseline.serialize()
         if samples is None:
-            samples = runnable_samples(baseline, input_specs(baseline), RANDOM_SAMPLES)
+            samples = synthetic_samples(baseline, input_specs(baseline), RANDOM_SAMPLES)
         progress = (observer or Silent()).progress
         comparison = compare(source, quantized, samples, latency=False, progress=progress, blame=blame)
         if entry.metric is not None:

@@ -1,4 +1,7 @@
-"""Static checks of models, fast enough to run before every commit: nothing is run, and onnxruntime is not imported."""
+"""Static checks of models, fast enough to run before every commit: nothing is run, and onnxruntime is not imported.
+
+Tests: `tests/project/test_project_check.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from typing import Literal
 
 from onnxq.errors import CheckFailed, OnnxqError
 from onnxq.ir import Model, Value, load
-from onnxq.ir.consistency import objection
+from onnxq.ir.invariants import objection
 from onnxq.ir.model import STRIP_ABOVE
-from onnxq.ir.protos import DATA_TYPE, DIMS, GRAPH_INITIALIZER, NAME
+from onnxq.ir.proto_fields import DATA_TYPE, DIMS, GRAPH_INITIALIZER, NAME
 from onnxq.ir.wire import Chunk, bytes_field, integer_field, join
 from onnxq.project.entry import Entry, Project, select
 from onnxq.project.provenance import INPUTS, changes, external_files, gather, recorded_comparison, was_altered
-from onnxq.wellformed import find_defects
+from onnxq.verification.wellformed import find_defects
 
 BUILD = "build it with `onnxq quantize`"
 

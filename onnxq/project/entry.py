@@ -1,4 +1,7 @@
-"""The models of a repository, how each is made, and what it has to reach."""
+"""The models of a repository, how each is made, and what it has to reach.
+
+Tests: `tests/project/test_project_file.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Project files: `onnxq.toml`, or `[tool.onnxq]` in `pyproject.toml`. An unknown key is an error."""
+"""Project files: `onnxq.toml`, or `[tool.onnxq]` in `pyproject.toml`. An unknown key is an error.
+
+Tests: `tests/project/test_project_file.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any
 
 from onnxq.errors import ProjectError
 from onnxq.project.entry import Entry, Project, Thresholds
-from onnxq.words import UNITS, did_you_mean, parse_size
+from onnxq.text import UNITS, did_you_mean, parse_size
 
 FILE, PYPROJECT = "onnxq.toml", "pyproject.toml"
 START = 'Start with the two lines [[models]] and float = "PATH.onnx".'

@@ -2,6 +2,8 @@
 
 The record is JSON under the key `onnxq_inputs`: SHA-256 of the float model, its external data, the recipe and the data,
 the options, the version of onnxq, and SHA-256 of what was written. `onnxq_measured` holds the figures of every output.
+
+Tests: `tests/project/test_project_check.py`.
 """
 
 from __future__ import annotations
@@ -14,15 +16,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from onnxq.comparison import Comparison, MetricComparison, OutputComparison
 from onnxq.errors import DataError
 from onnxq.ir import Model, StoredTensor
-from onnxq.ir.external import external_path
-from onnxq.ir.lfs import POINTER, pointer_error
-from onnxq.ir.protos import MODEL_METADATA
+from onnxq.ir.proto_fields import MODEL_METADATA
+from onnxq.ir.storage.external import external_path
+from onnxq.ir.storage.lfs import POINTER, pointer_error
 from onnxq.ir.wire import fields
+from onnxq.planning.recipe import Recipe, load_recipe
 from onnxq.project.entry import Entry
-from onnxq.quant.recipe import Recipe, load_recipe
+from onnxq.verification.records import Comparison, MetricComparison, OutputComparison
 from onnxq.version import __version__
 
 INPUTS, MEASURED = "onnxq_inputs", "onnxq_measured"

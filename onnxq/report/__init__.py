@@ -1,11 +1,15 @@
-"""What a run did: one object behind the table on the terminal, JSON, Markdown and the HTML page."""
+"""What a run did: one object behind the table on the terminal, JSON, Markdown and the HTML page.
+
+What is measured is in `verification`; tables on the terminal are in `cli`.
+"""
 
 from onnxq.report.activations import Activation, activations
+from onnxq.report.as_json import SCHEMA, comparison_dict, record_dict, to_json
 from onnxq.report.hazards import with_hazards
-from onnxq.report.model import NodeReport, Report, model_bytes
-from onnxq.report.plain import SCHEMA, comparison_dict, record_dict, to_json
+from onnxq.report.model import Report
+from onnxq.report.records import NodeReport, ReportData, model_bytes
 from onnxq.report.write import check_report_path, write_report
-from onnxq.words import FLOAT, decibels
+from onnxq.text import FLOAT, decibels
 
 __all__ = [
     "FLOAT",
@@ -13,6 +17,7 @@ __all__ = [
     "Activation",
     "NodeReport",
     "Report",
+    "ReportData",
     "activations",
     "check_report_path",
     "comparison_dict",

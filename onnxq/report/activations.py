@@ -1,4 +1,7 @@
-"""What was measured of activations, and the grid of codes that was laid over each."""
+"""What was measured of activations, and the grid of codes that was laid over each.
+
+Tests: `tests/report/test_report_activations.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onnxq.calibration.histogram import Histogram
+from onnxq.calibration.qparams import QParams
+from onnxq.calibration.ranges import expected_error
+from onnxq.calibration.stats import Stats, TensorStats
 from onnxq.ir import Value
-from onnxq.quant.histogram import Histogram
-from onnxq.quant.plan import Plan
-from onnxq.quant.qparams import QParams
-from onnxq.quant.ranges import expected_error
-from onnxq.quant.stats import Stats, TensorStats
+from onnxq.planning.planner import Plan
 
 PERCENTILES = (0.1, 1.0, 50.0, 99.0, 99.9)
 MOST_BINS = 128

@@ -2,6 +2,8 @@
 
 Text stays text, so it can be searched and read aloud; colours are CSS variables of the page, so that they follow its
 light or dark scheme.
+
+Tests: `tests/report/test_report_html.py`.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from onnxq.comparison import LayerComparison
 from onnxq.report.activations import Activation
-from onnxq.words import printable, shortened
+from onnxq.text import printable, truncate
+from onnxq.verification.records import LayerComparison
 
 # What a chart is drawn in, and the variable of the page that takes its place
 INK, RULE, SOFT = "#101112", "#202122", "#303132"
@@ -89,7 +91,7 @@ def error_chart(layers: Sequence[LayerComparison]) -> str | None:
             axes.set_ylim(top=FLOAT_NOISE)
         axes.margins(x=0.02)
         if len(layers) <= MOST_NAMES:
-            names = shortened([printable(layer.node) for layer in layers], 20)
+            names = truncate([printable(layer.node) for layer in layers], 20)
             axes.set_xticks(places, names, rotation=40, ha="right", rotation_mode="anchor")
         else:
             axes.locator_params(axis="x", integer=True)
@@ -104,7 +106,7 @@ def bar_chart(names: Sequence[str], values: Sequence[float], label: str, title: 
         axes = figure.subplots()
         bars = axes.barh(np.arange(len(names)), values, color=OWN, height=0.68)
         axes.bar_label(bars, [f"{value:.3g} %" for value in values], padding=4, color=INK)
-        axes.set_yticks(np.arange(len(names)), shortened([printable(name) for name in names], 42))
+        axes.set_yticks(np.arange(len(names)), truncate([printable(name) for name in names], 42))
         axes.invert_yaxis()
         axes.set_xlabel(label)
         axes.grid(visible=False, axis="y")

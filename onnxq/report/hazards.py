@@ -1,4 +1,7 @@
-"""What a report says about versions of onnxruntime."""
+"""What a report says about versions of onnxruntime.
+
+Tests: `tests/report/test_report_layers.py`.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Matplotlib draws the charts, Jinja2 fills `page.html.j2`; both come with the extra `report` and are imported when a page
 is asked for. The same report gives the same bytes.
+
+Tests: `tests/report/test_report_html.py`.
 """
 
 from __future__ import annotations
@@ -15,14 +17,15 @@ from importlib.resources import files
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from onnxq.comparison import Contribution, LayerComparison
 from onnxq.errors import OutputError
 from onnxq.report.activations import Activation
+from onnxq.targets.host import processor_name
+from onnxq.text import FLOAT, decibels, format_drop, milliseconds, noise, printable, size, size_change
+from onnxq.verification.records import Contribution, LayerComparison
 from onnxq.version import __version__
-from onnxq.words import FLOAT, decibels, drop_change, milliseconds, noise, printable, size, size_change
 
 if TYPE_CHECKING:
-    from onnxq.report.model import Report
+    from onnxq.report.records import ReportData
 
 NEEDED = {"matplotlib": "Matplotlib", "jinja2": "Jinja2"}
 MOST_HISTOGRAMS = 6
@@ -31,7 +34,7 @@ MOST_BARS = 20
 
 FILTERS = {
     "decibels": decibels,
-    "drop": drop_change,
+    "drop": format_drop,
     "figure": lambda value, digits=4: _figure(value, digits),
     "ms": milliseconds,
     "name": printable,
@@ -54,7 +57,7 @@ def check_extra() -> None:
         )
 
 
-def html(report: Report) -> str:
+def html(report: ReportData) -> str:
     """Write a report as one HTML file.
 
     Raises:
@@ -81,12 +84,31 @@ def html(report: Report) -> str:
         rows=_rows(report),
         change=None if report.output_bytes is None else size_change(report.source_bytes, report.output_bytes),
         versions=_versions(),
+        processor=processor_name(),
+        verdict=verdict(report),
         float_name=FLOAT,
         infinity=math.inf,
     )
 
 
-def _charts(report: Report) -> dict[str, str | None]:
+def verdict(report: ReportData) -> str:
+    """Say in one sentence what a run gained and lost; empty where nothing was compared."""
+    compared = report.comparison
+    if report.output_bytes is None or compared is None:
+        return ""
+    parts = [size_change(report.source_bytes, report.output_bytes)]
+    if compared.latency is not None:
+        parts.append(f"{compared.latency.ratio:.2f} of float's time")
+    worst = compared.worst_sqnr
+    lost = (
+        "equal outputs"
+        if worst == math.inf
+        else f"an error of {_figure(100 * 10 ** (-worst / 20), 2)} % at the worst output"
+    )
+    return f"The quantized model is {' and takes '.join(parts)}, with {lost}."
+
+
+def _charts(report: ReportData) -> dict[str, str | None]:
     from onnxq.report.charts import FLOAT_NOISE, bar_chart, error_chart
 
     layers = report.comparison.layers if report.comparison is not None else ()
@@ -116,13 +138,13 @@ def _by_share(contributions: Sequence[Contribution]) -> list[Contribution]:
     return sorted(contributions, key=lambda contribution: (-contribution.share, contribution.tensor))
 
 
-def _histograms(report: Report) -> list[tuple[Activation, str]]:
+def _histograms(report: ReportData) -> list[tuple[Activation, str]]:
     from onnxq.report.charts import histogram_chart
 
     return [(activation, histogram_chart(activation)) for activation in worst_activations(report)]
 
 
-def worst_activations(report: Report, most: int = MOST_HISTOGRAMS) -> list[Activation]:
+def worst_activations(report: ReportData, most: int = MOST_HISTOGRAMS) -> list[Activation]:
     """Choose the activations to show: those of the worst layers, then the coarsest.
 
     The worst layers are those that add most to the outputs' error, or where nobody measured that, the ones with the
@@ -137,7 +159,7 @@ def worst_activations(report: Report, most: int = MOST_HISTOGRAMS) -> list[Activ
     return sorted(coarsest, key=lambda a: min((ranks.get(node, last) for node in a.nodes), default=last))[:most]
 
 
-def _rows(report: Report) -> list[dict[str, Any]]:
+def _rows(report: ReportData) -> list[dict[str, Any]]:
     """Give every node with the error of its first compared output."""
     layers: dict[str, LayerComparison] = {}
     for layer in report.comparison.layers if report.comparison is not None else ():

@@ -1,4 +1,7 @@
-"""A report as Markdown, for pull requests."""
+"""A report as Markdown, for pull requests.
+
+Tests: `tests/runtime/test_custom_ops.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,21 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from onnxq.words import FLOAT, decibels, drop_change, noise, printable
+from onnxq.text import FLOAT, decibels, format_drop, noise, printable
 
 if TYPE_CHECKING:
-    from onnxq.comparison import Comparison
-    from onnxq.report.model import Report
+    from onnxq.report.records import ReportData
+    from onnxq.verification.records import Comparison
 
 MOST_LAYERS = 40
 
 
-def markdown(report: Report) -> str:
+def markdown(report: ReportData) -> str:
     """Write a report as Markdown."""
     sections = [
         f"# {_plain(report.source.name)}, recipe {_plain(report.recipe)}\n",
         _result(report),
+        _families(report),
         _sensitivity(report),
         _layers(report.comparison),
         "## Nodes\n",
@@ -37,12 +41,12 @@ def markdown(report: Report) -> str:
     return "\n".join(section for section in sections if section)
 
 
-def _listed(report: Report, scheme: str) -> str:
+def _listed(report: ReportData, scheme: str) -> str:
     operators = report.operators(None if scheme == FLOAT else scheme)
     return ", ".join(f"{_plain(op)} {n}" for op, n in operators.items())
 
 
-def _result(report: Report) -> str:
+def _result(report: ReportData) -> str:
     if report.output is None or report.output_bytes is None:
         return "A plan: nothing was written.\n"
     ratio = f"{report.output_bytes / report.source_bytes:.2f} of it" if report.source_bytes else ""
@@ -62,7 +66,7 @@ def _result(report: Report) -> str:
         )
     metric = report.comparison.metric
     if metric is not None:
-        values = f"{metric.float_value:.6g}", f"{metric.quantized_value:.6g}", drop_change(metric.drop)
+        values = f"{metric.float_value:.6g}", f"{metric.quantized_value:.6g}", format_drop(metric.drop)
         rows.append((_plain(metric.name), *values))
     outputs = [
         (_code(o.name), decibels(o.sqnr), f"{o.max_abs:.4g}", "" if o.agreement is None else f"{o.agreement:.2f} %")
@@ -75,7 +79,23 @@ def _result(report: Report) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _sensitivity(report: Report) -> str:
+def _families(report: ReportData) -> str:
+    """Say what the model is on each family of processors."""
+    if not report.families:
+        return ""
+    rows = [
+        (
+            family.family + (" (this processor)" if family.here else ""),
+            "not known" if family.sqnr is None else decibels(family.sqnr),
+            "not known" if family.latency is None else f"{family.latency:.2f} of float's",
+            "8-bit products saturate there" if family.saturates else "",
+        )
+        for family in report.families
+    ]
+    return "\n".join(["## Processors\n", _table(("family", "SQNR", "predicted latency", ""), rows)])
+
+
+def _sensitivity(report: ReportData) -> str:
     """Say which nodes add most to the error of the outputs."""
     if not report.sensitivity:
         return ""

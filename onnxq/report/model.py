@@ -1,133 +1,22 @@
-"""What a run did, as one object: the command line renders it, and it goes to a file as JSON, Markdown or HTML."""
+"""What a run did, as one object: the command line renders it, and it goes to a file as JSON, Markdown or HTML.
+
+Tests: `tests/report/test_report_layers.py`.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from onnxq.comparison import Comparison, Contribution
-from onnxq.families import FamilyFigures
-from onnxq.ir import Graph
-from onnxq.ir.stored import StoredTensor
-from onnxq.quant.chosen import ChosenWeight
-from onnxq.quant.decision import FOR_SIZE
-from onnxq.quant.plan import Plan, node_key
-from onnxq.report.activations import Activation
+from onnxq.report.as_json import report_dict, to_json
 from onnxq.report.html import html
 from onnxq.report.markdown import markdown
-from onnxq.report.plain import report_dict, to_json
-from onnxq.targets.timings import Timings
-from onnxq.words import FLOAT
+from onnxq.report.records import ReportData
 
 
 @dataclass(frozen=True)
-class NodeReport:
-    """What happened to one node.
-
-    Attributes:
-        name: Its name, or the name of its first output where it has none.
-        op_type: Operator, with its domain where that is not ai.onnx.
-        scheme: What it became, or None where it stayed float.
-        reason: The sentence that says so.
-
-    """
-
-    name: str
-    op_type: str
-    scheme: str | None
-    reason: str
-
-
-@dataclass(frozen=True)
-class Report:
-    """What was planned, and what came of it.
-
-    Attributes:
-        source: The float model.
-        source_bytes: Its size, external data included.
-        recipe: Name of the recipe.
-        nodes: Every node of the normalised model, in graph order.
-        notes: What normalising did, a sentence each.
-        output: The quantized model; None where nothing was written.
-        files: Every file that was written, the model first.
-        comparison: Float against quantized; None where nothing ran.
-        samples: What both ran on, for example `100 samples from calib.npz`.
-        seconds: Time that every step took, in order.
-        rules: The recipe in full, as TOML.
-        activations: What was measured of each calibrated activation; empty where nobody asked.
-        returned: Names of the nodes that a search returned to float for the sake of accuracy.
-        sensitivity: What each quantized node adds to the error of the outputs; empty where nobody measured it.
-        weights: How the codes of weights were chosen; empty where all were rounded to nearest.
-        timings: Kernel times that decided; None where those that come with onnxq did.
-        latencies: Predicted latency in that of float, by family of processors.
-        families: SQNR and predicted latency on each family of processors; empty where nothing ran.
-        min_onnxruntime: By architecture, the first onnxruntime from which on the model loads, runs and gives right
-            results; None where nothing was written.
-
-    """
-
-    source: Path
-    source_bytes: int
-    recipe: str
-    nodes: tuple[NodeReport, ...]
-    notes: tuple[str, ...] = ()
-    output: Path | None = None
-    files: tuple[Path, ...] = ()
-    comparison: Comparison | None = None
-    samples: str | None = None
-    seconds: tuple[tuple[str, float], ...] = ()
-    rules: str = ""
-    activations: tuple[Activation, ...] = ()
-    returned: tuple[str, ...] = ()
-    sensitivity: tuple[Contribution, ...] = ()
-    weights: tuple[ChosenWeight, ...] = ()
-    timings: Timings | None = None
-    latencies: Mapping[str, float] = field(default_factory=dict)
-    families: tuple[FamilyFigures, ...] = ()
-    min_onnxruntime: dict[str, str] | None = None
-
-    @classmethod
-    def planned(cls, plan: Plan, *, source: Path, notes: Sequence[str] = ()) -> Report:
-        """Begin a report with a plan for the model at `source`."""
-        nodes = tuple(
-            NodeReport(
-                name=d.node.display_name,
-                op_type=d.node.operator,
-                scheme=d.scheme,
-                reason=d.reason,
-            )
-            for d in plan.decisions
-        )
-        graph = plan.decisions[0].node.graph if plan.decisions else None
-        size, recipe, times = model_bytes(source, graph), plan.recipe, plan.costs.timings
-        for_accuracy = [(key, choice.scheme) for key, choice in plan.choices.items() if choice.reason != FOR_SIZE]
-        chosen = {key for key, scheme in for_accuracy if scheme != "static-int8"}
-        returned = tuple(d.node.display_name for d in plan.decisions if node_key(d.node) in chosen)
-        return cls(
-            source, size, recipe.name, nodes, tuple(notes), rules=recipe.to_toml(), returned=returned, timings=times
-        )
-
-    @property
-    def output_bytes(self) -> int | None:
-        """Size of the files that were written; None where nothing was."""
-        return sum(file.stat().st_size for file in self.files) if self.files else None
-
-    def counts(self) -> dict[str, int]:
-        """Number of nodes by scheme, the most frequent first, `float` last."""
-        counted = Counter(node.scheme for node in self.nodes if node.scheme is not None)
-        left = len(self.nodes) - counted.total()
-        return dict(counted.most_common()) | ({FLOAT: left} if left else {})
-
-    def operators(self, scheme: str | None) -> dict[str, int]:
-        """Number of nodes that got a scheme by operator, the most frequent first."""
-        return dict(Counter(node.op_type for node in self.nodes if node.scheme == scheme).most_common())
-
-    def reasons(self) -> dict[str, int]:
-        """Number of nodes that stayed float by reason, the most frequent first."""
-        return dict(Counter(node.reason for node in self.nodes if node.scheme is None).most_common())
+class Report(ReportData):
+    """What was planned, and what came of it. The attributes are those of `ReportData`."""
 
     def as_dict(self) -> dict[str, Any]:
         """Give the report as plain data for JSON: numbers that are not finite are null."""
@@ -144,23 +33,3 @@ class Report:
     def to_html(self) -> str:
         """Write the report as one HTML file; raises OutputError where the extra `report` is not installed."""
         return html(self)
-
-
-def model_bytes(path: Path, graph: Graph | None) -> int:
-    """Size of a model's file and of the external data that its initializers point to.
-
-    Args:
-        path: The model.
-        graph: Any graph of it; None where it has no nodes, hence nothing external that matters.
-
-    """
-    while graph is not None and graph.parent is not None:
-        graph = graph.parent
-    locations = {
-        value.tensor.external.get("location", "")
-        for scope in (graph.graphs() if graph is not None else ())
-        for value in scope.initializers.values()
-        if isinstance(value.tensor, StoredTensor) and value.tensor.is_external
-    }
-    files = [path, *(path.parent / location for location in locations)]
-    return sum(file.stat().st_size for file in files if file.is_file())

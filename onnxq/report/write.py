@@ -1,4 +1,7 @@
-"""A report to a file."""
+"""A report to a file.
+
+Tests: `tests/report/test_report_layers.py`.
+"""
 
 from __future__ import annotations
 

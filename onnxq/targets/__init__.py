@@ -1,4 +1,7 @@
-"""What a runtime's kernels cost, as data with sources: TOML tables made by `tests/bench/measure_target.py`."""
+"""What a runtime's kernels cost, as data with sources: TOML tables made by `tests/bench/measure_target.py`.
+
+What a plan makes of these times is in `planning`.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,7 @@ class Costs:
     ) -> None:
         self.table = table
         self.timings = timings
+        self._known: dict[tuple[str, tuple[int, ...], str], tuple[float, float]] = {}
         self.shapes = shapes or {}
         self.scale = timings.scale if timings is not None else 1.0
         self.borders: dict[str, float] = {
@@ -151,6 +155,13 @@ class Costs:
         return self.borders["DequantizeLinear"] * elements + self.borders["node"]
 
     def _interpolate(self, name: str, point: tuple[int, ...], integers: str = "integer") -> tuple[float, float]:
+        """Interpolate, once for each kernel: every plan asks for the same ones."""
+        key = name, point, integers
+        if key not in self._known:
+            self._known[key] = self._interpolated(*key)
+        return self._known[key]
+
+    def _interpolated(self, name: str, point: tuple[int, ...], integers: str) -> tuple[float, float]:
         """Interpolate linearly in the logarithms of sizes and times; outside the table its edges are continued.
 
         What is smaller than the table takes no longer than at its edge, and no less than the least of all its times:

@@ -1,4 +1,7 @@
-"""Times over sizes: tables that are interpolated, and brought to other sizes."""
+"""Times over sizes: tables that are interpolated, and brought to other sizes.
+
+Tests: `tests/targets/test_costs.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The processor at hand: which of the families of targets it belongs to."""
+"""The processor at hand: which of the families of targets it belongs to.
+
+Tests: `tests/targets/test_targets.py`.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +49,28 @@ def host_family() -> str:
     if platform.machine().lower() in ARM64:
         return "cpu-arm64" if _has_dot_products(Path("/proc/cpuinfo")) else "cpu-armv8"
     return "cpu-avx2" if host_saturates() else "cpu-vnni"
+
+
+@cache
+def processor_name(info: Path = Path("/proc/cpuinfo")) -> str:
+    """Return what the processor at hand calls itself, such as `AMD EPYC 9654`; its architecture where it does not say.
+
+    Args:
+        info: Where Linux describes the processor.
+
+    """
+    try:
+        lines = info.read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = {key.strip(): " ".join(value.split()) for key, _, value in (line.partition(":") for line in lines)}
+    return named.get("model name") or named.get("Model") or platform.processor() or platform.machine() or "unknown"
+
+
+def processor_words() -> str:
+    """Describe the processor at hand for people: its name, and whether it has what integer kernels need."""
+    extra = {"cpu-vnni": "with VNNI", "cpu-avx2": "no VNNI", "cpu-arm64": "with dot products"}.get(host_family(), "")
+    return ", ".join(filter(None, (processor_name(), extra)))
 
 
 def _has_dot_products(info: Path) -> bool:

@@ -1,4 +1,7 @@
-"""Kernel times of several families weighed into one table, by which a plan is good on each of them."""
+"""Kernel times of several families weighed into one table, by which a plan is good on each of them.
+
+Tests: `tests/targets/test_costs.py`.
+"""
 
 from __future__ import annotations
 

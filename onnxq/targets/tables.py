@@ -1,4 +1,7 @@
-"""The TOML files of targets: which there are, and what each says together with the one that it is based on."""
+"""The TOML files of targets: which there are, and what each says together with the one that it is based on.
+
+Tests: `tests/targets/test_costs.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,16 @@ from typing import Any
 
 from onnxq.errors import RecipeError
 from onnxq.targets.host import host_family
-from onnxq.words import did_you_mean
+from onnxq.text import did_you_mean
 
 NATIVE = "native"  # the family of the processor at hand
 
 
-def stored_targets() -> list[str]:
-    """List the targets that have a file, sorted."""
+@cache
+def stored_targets() -> tuple[str, ...]:
+    """Return the names of the targets that have a file, sorted; the folder is read once."""
     names = [path.name for path in files(__package__).iterdir()]
-    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
+    return tuple(sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml")))
 
 
 def target_names() -> list[str]:
@@ -32,11 +36,13 @@ def resolved(name: str) -> str:
         RecipeError: There is no target of that name.
 
     """
-    names = target_names()
-    if name not in names:
+    if name == NATIVE:
+        return host_family()
+    if name not in stored_targets():
+        names = target_names()
         hint = f"{did_you_mean(name, names, cutoff=0.7)} Choose one of {', '.join(names)}.".lstrip()
         raise RecipeError(f"there is no target named '{name}'", hint)
-    return host_family() if name == NATIVE else name
+    return name
 
 
 @cache

@@ -1,4 +1,7 @@
-"""Kernel times of single shapes, measured where a model is quantized; kept in a file, they decide the same anywhere."""
+"""Kernel times of single shapes, measured where a model is quantized; kept in a file, they decide the same anywhere.
+
+Tests: `tests/planning/test_benchmark.py`.
+"""
 
 from __future__ import annotations
 

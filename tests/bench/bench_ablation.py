@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import onnxq
-from onnxq.ir.types import infer_types
-from onnxq.quant.recipe import Recipe, load_recipe
-from onnxq.quant.samples import input_specs, open_samples
-from onnxq.verify import compare
+from onnxq.data.samples import input_specs, open_samples
+from onnxq.ir.shape_inference.types import infer_types
+from onnxq.planning.recipe import Recipe, load_recipe
+from onnxq.verification.compare import compare
 
 DEFAULT = Path(__file__).parents[2] / "../shared/arena"
 JUDGED = 48  # samples

@@ -14,7 +14,7 @@ from in_turn import model_times
 from onnx import TensorProto, checker, helper, numpy_helper
 
 from onnxq.ir import parse
-from onnxq.quant.sequence_first import put_sequence_first
+from onnxq.optimize.sequence_first import put_sequence_first
 
 CASES = (  # samples, places, heads, channels of a head
     (1, 16, 12, 32),

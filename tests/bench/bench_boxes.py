@@ -12,8 +12,8 @@ from in_turn import model_times
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxq.ir import infer_types, parse
-from onnxq.quant.coordinates import put_coordinates_first
-from onnxq.quant.differences import join_differences
+from onnxq.optimize.coordinates_first import put_coordinates_first
+from onnxq.optimize.pairwise_difference import join_differences
 from onnxq.simplify import simplify
 
 ROWS = (1000, 4420, 17640)

@@ -61,10 +61,10 @@ def measure(model_path: str, folder: str) -> dict[str, float]:
     """Calibrate every float value in this process and give peak memory in bytes and seconds."""
     import resource
 
+    from onnxq.calibration.calibrate import calibrate
+    from onnxq.data.samples import input_specs, open_samples
     from onnxq.ir import load
-    from onnxq.ir.types import infer_types
-    from onnxq.quant.calibrate import calibrate
-    from onnxq.quant.samples import input_specs, open_samples
+    from onnxq.ir.shape_inference.types import infer_types
 
     model = load(model_path)
     infer_types(model)

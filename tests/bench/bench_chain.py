@@ -18,7 +18,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxq.pipeline import quantize
+from onnxq.pipeline.quantize import quantize
 
 SIZE = 16
 

@@ -12,8 +12,8 @@ from in_turn import model_times
 from measure_nodes import conv_model
 
 from onnxq.ir import infer_types, parse
-from onnxq.quant.benchmark import kernel_times
-from onnxq.quant.tuning import tune
+from onnxq.optimize.optimize import optimize_for_target
+from onnxq.planning.benchmark import kernel_times
 
 CASES = (  # channels, filters, window, side, groups
     (32, 9, 3, 224, 1),
@@ -36,7 +36,7 @@ def main() -> None:
         before = conv_model(channels, filters, window, side, groups, quantized=True)
         model = parse(before)
         infer_types(model)
-        after = tune(model, "cpu").serialize()
+        after = optimize_for_target(model, "cpu").serialize()
         feeds = {"x": np.random.default_rng(1).standard_normal((1, channels, side, side)).astype(np.float32)}
         kernels = [kernel_times(each, feeds)["QLinearConv"] / 1e3 for each in (before, after)]
         whole = model_times(before, after, feeds, RUNS)

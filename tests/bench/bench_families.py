@@ -17,10 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from onnxq.ir import load
-from onnxq.quant.latency import predicted_latency
-from onnxq.quant.plan import Plan, make_plan
-from onnxq.quant.portable import ESTIMATED
-from onnxq.steps import Prepared, prepare
+from onnxq.planning.latency import predicted_latency
+from onnxq.planning.planner import Plan, make_plan
+from onnxq.planning.portable import ESTIMATED
+from onnxq.stages.prepare import prepare
+from onnxq.stages.prepared import Prepared
 from onnxq.targets import Costs, families_of, is_estimated, load_costs
 from onnxq.targets.mixed import mixed
 from onnxq.targets.tables import read_target
@@ -29,14 +30,14 @@ FAMILIES = families_of("cpu")
 STEPS = 10  # shares are tried in tenths
 
 
-def plan_by(ready: Prepared, costs: Costs) -> Plan:
+def plan_by(prepared: Prepared, costs: Costs) -> Plan:
     """Return the plan of a model by kernel times."""
-    return make_plan(ready.model, ready.plan.recipe, with_data=True, costs=costs)
+    return make_plan(prepared.model, prepared.plan.recipe, with_data=True, costs=costs)
 
 
-def own_latencies(ready: Prepared) -> dict[str, float]:
+def own_latencies(prepared: Prepared) -> dict[str, float]:
     """Return the latency of each family's own plan there."""
-    return {family: predicted_latency(plan_by(ready, load_costs(family)), family) for family in FAMILIES}
+    return {family: predicted_latency(plan_by(prepared, load_costs(family)), family) for family in FAMILIES}
 
 
 def regrets(plan: Plan, own: Mapping[str, float]) -> dict[str, tuple[float, float]]:
@@ -59,8 +60,8 @@ def best_shares(models: Sequence[Prepared], owns: Sequence[Mapping[str, float]])
         costs = Costs(mixed({name: read_target(name) for name in shares}, shares))
         found = [
             1 + (regret - 1) * (ESTIMATED if is_estimated(family) else 1)
-            for ready, own in zip(models, owns, strict=True)
-            for family, (_, regret) in regrets(plan_by(ready, costs), own).items()
+            for prepared, own in zip(models, owns, strict=True)
+            for family, (_, regret) in regrets(plan_by(prepared, costs), own).items()
         ]
         tried.append((round(max(found), 3), round(float(np.mean(found)), 4), shares))
         print(f"worst {max(found):.3f}  mean {np.mean(found):.4f}  {shares}", flush=True)
@@ -74,11 +75,11 @@ def main() -> None:
     parser.add_argument("--search", action="store_true")
     given = parser.parse_args()
     models = [prepare(load(path), with_data=True) for path in given.models]
-    owns = [own_latencies(ready) for ready in models]
+    owns = [own_latencies(prepared) for prepared in models]
     if given.search:
         print(f"best {best_shares(models, owns)}")
-    for path, ready, own in zip(given.models, models, owns, strict=True):
-        for family, (latency, regret) in regrets(ready.plan, own).items():
+    for path, prepared, own in zip(given.models, models, owns, strict=True):
+        for family, (latency, regret) in regrets(prepared.plan, own).items():
             print(f"{path.stem:<24} {family:<10} portable {latency:.2f}  own {own[family]:.2f}  regret {regret:.3f}")
 
 

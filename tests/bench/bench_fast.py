@@ -17,8 +17,8 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from onnxq.data.samples import input_specs, open_samples
 from onnxq.ir import infer_types, load
-from onnxq.quant.samples import input_specs, open_samples
 
 FACTOR, SECONDS, TURNS = 1.5, 3.0, 3
 

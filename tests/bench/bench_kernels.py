@@ -18,7 +18,7 @@ import numpy as np
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from quantized_support import IR_VERSION, code, session
 
 from onnxq import ops
@@ -69,13 +69,13 @@ def extra_memory(function) -> int:
     peak, done = 0, threading.Event()
     before = resident()
 
-    def watch():
+    def observer():
         nonlocal peak
         while not done.is_set():
             peak = max(peak, resident())
             time.sleep(0.0005)
 
-    watcher = threading.Thread(target=watch)
+    watcher = threading.Thread(target=observer)
     watcher.start()
     result = function()
     peak = max(peak, resident())

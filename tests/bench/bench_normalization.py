@@ -13,14 +13,15 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "simplify"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 import time
 
 import numpy as np
 from helpers import ALL, floats, session
 from spelled_support import model_of
 
-from onnxq.simplify import rowwise, simplify
+from onnxq.simplify import simplify
+from onnxq.simplify.regions import reduction_region
 
 RUNS = 60
 LIMIT = 1.1
@@ -48,10 +49,10 @@ def seconds(models: list[bytes], x: np.ndarray) -> list[float]:
 
 
 def main() -> int:
-    least, rowwise.LEAST_TURNED = rowwise.LEAST_TURNED, 2  # to see what it spares
+    least, reduction_region.LEAST_TURNED = reduction_region.LEAST_TURNED, 2  # to see what it spares
     slower = 0
     print(f"{'function':20} {'shape':18} {'axis':>4} {'us':>7} {'after':>7} {'ratio':>6}")
-    for name, body in (("layer_normalization", NORMALIZED), ("softmax", SOFTMAX)):
+    for name, body in (("fuse_layer_normalization", NORMALIZED), ("fuse_softmax", SOFTMAX)):
         for shape in SHAPES:
             axis = 1
             lengths = [size if place == axis else 1 for place, size in enumerate(shape)]
@@ -61,7 +62,7 @@ def main() -> int:
             model = model_of(text, weights, 11)
             spelled = model.serialize()
             before, after = seconds(
-                [spelled, simplify(model, [name, "softmax_axes"]).model.serialize()], floats(*shape)
+                [spelled, simplify(model, [name, "softmax_last_axis"]).model.serialize()], floats(*shape)
             )
             print(f"{name:20} {dims:18} {axis:4} {before * 1e6:7.0f} {after * 1e6:7.0f} {after / before:6.2f}")
             slower += after > LIMIT * before and shape[axis] >= least

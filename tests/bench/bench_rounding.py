@@ -16,15 +16,15 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
+from onnxq.calibration.calibrate import calibrate
+from onnxq.calibration.data_free_moments import prior_moments
+from onnxq.calibration.im2col import rows_as_weight, unfolding_of, weight_rows
+from onnxq.calibration.layer_moments import MeasuredLayers
+from onnxq.calibration.qparams import quantize_weight
+from onnxq.data.samples import input_specs, open_samples
 from onnxq.ir import infer_types, load
 from onnxq.ir.passes import normalise
-from onnxq.quant.calibrate import calibrate
-from onnxq.quant.layers import MeasuredLayers
-from onnxq.quant.priors import prior_moments
-from onnxq.quant.qparams import quantize_weight
-from onnxq.quant.rounding import RoundingJob, choose_all
-from onnxq.quant.samples import input_specs, open_samples
-from onnxq.quant.unfold import rows_as_weight, unfolding_of, weight_rows
+from onnxq.rounding.jobs import RoundingJob, solve_all
 
 ARENA = Path(__file__).parents[2] / "../shared/arena"
 TASKS = {
@@ -76,7 +76,7 @@ def rounded(task, methods=METHODS, bits=8):
                 "measured": lambda node: measured.moments(stats, node),
             }[method]
             jobs = {node: RoundingJob(weight, moments(node), bits) for node, (_, weight) in found.items()}
-            rows = {node: result.dequantized() for node, result in choose_all(jobs).items()}
+            rows = {node: result.dequantized() for node, result in solve_all(jobs).items()}
         spent = time.perf_counter() - start
         proto = onnx.load_from_string(original)
         stored = {tensor.name: tensor for tensor in proto.graph.initializer}

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
+from onnxq.data.samples import input_specs, open_samples
 from onnxq.ir import load
-from onnxq.pipeline import quantize
-from onnxq.quant.samples import input_specs, open_samples
-from onnxq.quant.session import open_session, run_session
-from onnxq.steps import prepare
-from onnxq.verify import compare
+from onnxq.pipeline.quantize import quantize
+from onnxq.runtime.session import open_session, run_session
+from onnxq.stages.prepare import prepare
+from onnxq.verification.compare import compare
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 
@@ -39,9 +39,9 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 target = Path(folder) / "out.onnx"
                 quantize(source, output=target, data=[SAMPLES / "digits_calibration.npz"] if mode == "static" else [])
-                ready = prepare(load(source), with_data=False)
-                test = open_samples([SAMPLES / "digits_test.npz"], input_specs(ready.model))
-                found = compare(ready.model.serialize(), target, test)
+                prepared = prepare(load(source), with_data=False)
+                test = open_samples([SAMPLES / "digits_test.npz"], input_specs(prepared.model))
+                found = compare(prepared.model.serialize(), target, test)
                 assert found.latency is not None
                 size = target.stat().st_size / source.stat().st_size
                 print(

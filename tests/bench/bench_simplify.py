@@ -3,7 +3,7 @@
     python tests/bench/bench_simplify.py
 
 Prints nanoseconds an element of every operator that a spelled-out function may consist of, beside the figure that
-`onnxq.simplify.functions` decides by, and how long spelled-out functions take before and after, as a ratio; then small
+`simplify.known_functions` decides by, and how long spelled-out functions take before and after, as a ratio; then small
 transformers with and without the arithmetic about sizes that exporters write into every layer. CPU time of
 one thread, so that other work on the machine hardly matters. The exit code is 1 where a function became slower.
 """
@@ -20,12 +20,12 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "simplify"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from exported_support import WORDS, bert_like, gpt_like
 from support import simplified
-from test_activations import CASES, STAY, spelled
+from test_fuse_activations import CASES, STAY, spelled
 
-from onnxq.simplify.functions import NANOSECONDS
+from onnxq.simplify.known_functions import NANOSECONDS
 
 SHAPE = (1, 512, 512)
 X = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
@@ -75,14 +75,14 @@ def main() -> int:
     slower = 0
     for name, steps in [*((name, steps) for name, (steps, _) in CASES.items()), *STAY.items()]:
         proto = spelled(*steps, shape=SHAPE)
-        before, after = seconds(proto.SerializeToString(), simplified(proto, "activations").model.serialize())
+        before, after = seconds(proto.SerializeToString(), simplified(proto, "fuse_activations").model.serialize())
         slower += after > 1.05 * before
         print(f"{name:40} {before * 1e3:7.3f} {after / before:7.2f}")
     print(f"\n{'six layers':40} {'ms':>7} {'after':>7}")
     ids = np.arange(12).reshape(1, 12) % WORDS
     for model, feeds in ((gpt_like, {"ids": ids}), (bert_like, {"ids": ids, "attention": np.ones_like(ids)})):
         proto = model(layers=6)
-        after_all = simplified(proto, "stated_shapes", "shared_sizes").model.serialize()
+        after_all = simplified(proto, "fold_shape_computations", "share_shape_computations").model.serialize()
         before, after = seconds(proto.SerializeToString(), after_all, feeds=feeds)
         slower += after > 1.05 * before
         print(f"{model.__name__:40} {before * 1e3:7.3f} {after / before:7.2f}")

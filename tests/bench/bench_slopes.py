@@ -12,7 +12,7 @@ from in_turn import model_times
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.ir import infer_types, parse
-from onnxq.quant.slopes import spell_slopes
+from onnxq.optimize.prelu import spell_slopes
 
 SHAPES = ((1, 16, 128, 128), (1, 64, 32, 32), (1, 128, 16, 16), (1, 192, 8, 8), (8, 512))
 RUNS = 60

@@ -12,7 +12,7 @@ from in_turn import model_times
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.ir import infer_types, parse
-from onnxq.quant.transposing import move_single_axes
+from onnxq.optimize.row_transposes import move_single_axes
 
 CASES = (  # operator, shape, attributes
     ("Transpose", (1, 1, 3, 3, 224, 224), {"perm": (0, 1, 4, 2, 5, 3)}),

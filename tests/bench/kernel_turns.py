@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import onnxruntime as ort
 
-from onnxq.quant.benchmark import kernel_times
+from onnxq.planning.benchmark import kernel_times
 
 ROUNDS = 3
 SECONDS = 0.1  # for the runs of one model in one round

@@ -20,7 +20,7 @@ PARTS = ("start", "position", "tap", "channels", "filters")
 NOTE = """\
 # A Conv on codes by its parts, nanoseconds: for each position of the output and 64 filters, for
 # each place of a window among these, for each four channels of a place, and for each 16 filters of these. By {count}
-# shapes, missed by {typical:.0f} % (median), at most {most:.0f} %. Used as ratios only: onnxq/quant/columns.py"""
+# shapes, missed by {typical:.0f} % (median), at most {most:.0f} %. Used as ratios only: optimize/fold_columns.py"""
 
 
 def conv_parts() -> list[str]:

@@ -8,7 +8,7 @@ from kernel_turns import Measuring, least_times, turns
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.ir import Model, infer_types, parse
-from onnxq.quant.tuning import tune
+from onnxq.optimize.optimize import optimize_for_target
 
 RUNS = 40
 BESIDE = ("Conv", "Linear", "Reorder")  # of operators between Convs: conversions, and what Convs take themselves
@@ -171,7 +171,9 @@ def resizing(factor: int) -> list[float]:
         resized = followed(first, node, quantized=quantized, factors=np.array([1, 1, factor, factor], np.float32))
         models = [_read_by_conv(model, last[quantized], quantized=quantized) for model in (first, resized)]
         if quantized:
-            models = [bytes(tune(_typed(model), Measuring.engine.target).serialize()) for model in models]
+            models = [
+                bytes(optimize_for_target(_typed(model), Measuring.engine.target).serialize()) for model in models
+            ]
         without, behind = (
             sum(time for kind, time in found.items() if not any(n in kind for n in BESIDE))
             for found in turns(models, feeds)

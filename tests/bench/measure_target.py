@@ -41,12 +41,12 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime_web import WebEngine
 
 from onnxq.ir import infer_types, parse
-from onnxq.quant.alignment import align
-from onnxq.quant.plan import make_plan
-from onnxq.quant.recipe import load_recipe
-from onnxq.quant.rewrite import rewrite
+from onnxq.lowering.rewrite import rewrite
+from onnxq.optimize.pad_channels import align
+from onnxq.planning.planner import make_plan
+from onnxq.planning.recipe import load_recipe
 from onnxq.targets import GROUPS
-from onnxq.targets.placement import load_target
+from onnxq.targets.target import load_target
 
 POINTWISE = ((8, 16, 32, 64, 128, 512), (8, 16, 32, 64, 128, 512), (7, 28, 112))
 SPATIAL = ((3, 8, 16, 32, 64, 256), (8, 16, 32, 64, 256), (7, 28, 112))

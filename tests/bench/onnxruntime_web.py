@@ -208,7 +208,7 @@ def kernel_times(
 ) -> dict[str, float]:
     """Time each kernel type of a model in nanoseconds, summed over the nodes of that type in one run.
 
-    The fastest quarter of the runs counts, as in `onnxq.quant.benchmark.kernel_times`; the first `warm` ones do not.
+    The fastest quarter of the runs counts, as in `onnxq.planning.benchmark.kernel_times`; the first `warm` ones do not.
     Of each node, `profiling` nanoseconds are taken off.
     """
     session = web.load(model, profile=True)

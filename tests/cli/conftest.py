@@ -13,7 +13,7 @@ import pytest
 from helpers import build, floats, node
 
 from onnxq.cli import main
-from onnxq.pipeline import quantize
+from onnxq.pipeline.quantize import quantize
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 

@@ -13,7 +13,7 @@ import pytest
 
 from onnxq.cli import completion
 from onnxq.cli.app import COMMANDS
-from onnxq.quant.recipe import recipe_names
+from onnxq.planning.recipe import recipe_names
 from onnxq.targets.tables import target_names
 
 ONNXQ = [sys.executable, "-m", "onnxq"]

@@ -14,9 +14,9 @@ import onnx
 import pytest
 
 import onnxq.cli.boundary as boundary
-from onnxq import pipeline
-from onnxq.cli.terminal import STEPS
 from onnxq.errors import InvalidResult
+from onnxq.pipeline import quantize as pipeline
+from onnxq.progress import STEPS
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 ONNXQ = [sys.executable, "-m", "onnxq", "recipes", "auto"]

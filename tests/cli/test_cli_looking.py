@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.evaluator import schedule
-from onnxq.quant.recipe import recipe_names
+from onnxq.planning.recipe import recipe_names
 
 STATIC = ("digits_cnn.onnx", "-d", "digits_calibration.npz")
 

@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 import pytest
 
+from onnxq.calibration.calibrate import calibrate
 from onnxq.errors import DataError, ModelError, OutputError
-from onnxq.quant.calibrate import calibrate
 from tests.helpers import build, floats, node, typed
 
 HELP = "See `onnxq quantize --help`."

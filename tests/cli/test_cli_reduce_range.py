@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from onnxq.ir import load
-from onnxq.saturation import read_saturation
+from onnxq.verification.int8_saturation import read_saturation
 
 
 def test_no_layer_can_saturate(cli, folder: Path) -> None:

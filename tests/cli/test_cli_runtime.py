@@ -9,9 +9,9 @@ import onnx
 import pytest
 
 from onnxq.cli.runtime import Runtime
-from onnxq.fusion import Fusion
-from onnxq.saturation import LayerSaturation
 from onnxq.targets.host import host_saturates
+from onnxq.verification.int8_saturation import LayerSaturation
+from onnxq.verification.ort_graph import Fusion
 from tests.helpers import build, node
 
 STATIC = ("digits_cnn.onnx", "-d", "digits_calibration.npz")

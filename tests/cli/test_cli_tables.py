@@ -7,9 +7,9 @@ from rich.console import Console
 
 from onnxq.cli import terminal
 from onnxq.cli.tables import columns, inspection_tables, plan_tables, report_tables, size
-from onnxq.comparison import Comparison, Latency, OutputComparison
-from onnxq.inspect import inspect
+from onnxq.explanation.inspect import inspect
 from onnxq.report import NodeReport, Report
+from onnxq.verification.records import Comparison, Latency, OutputComparison
 
 REASON = "a sentence that is far too long for the one line of a narrow terminal"
 LONG = "/features/features.1/conv/conv.0/conv.0.0/Conv"

@@ -9,7 +9,7 @@ import pytest
 
 from onnxq.cli.options import Target
 from onnxq.ir import load
-from onnxq.targets.placement import target_names
+from onnxq.targets.target import target_names
 
 DATA = ("-d", "digits_calibration.npz", "--samples", 8)
 

@@ -367,9 +367,9 @@ def output(made: onnx.ModelProto, level: int | None = None, *, optimised: bool =
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if level is not None:
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", str(level))
-    ready = ort.InferenceSession(made.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    shape = ready.get_inputs()[0].shape
-    return np.asarray(ready.run(None, {"x": floats(*shape, seed=3)})[0])
+    prepared = ort.InferenceSession(made.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    shape = prepared.get_inputs()[0].shape
+    return np.asarray(prepared.run(None, {"x": floats(*shape, seed=3)})[0])
 
 
 @pytest.mark.parametrize("made", FORMS, ids=range(len(FORMS)))

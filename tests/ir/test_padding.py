@@ -11,14 +11,14 @@ import pytest
 from helpers import NONE, build, floats, node, quantize_in_memory, run, sqnr, typed
 
 from onnxq import evaluate
-from onnxq.ir.padding import auto_pad_of, pads_of
-from onnxq.pipeline import quantize
+from onnxq.ir.shape_inference.padding import auto_pad_of, pads_of
+from onnxq.pipeline.quantize import quantize
 
 STATED = [1, 0, 2, 1]
 
 
 @pytest.mark.parametrize(
-    ("attributes", "says", "pads"),
+    ("attributes", "note", "pads"),
     [
         ({}, "NOTSET", [0] * 4),
         ({"pads": STATED}, "NOTSET", STATED),
@@ -28,12 +28,12 @@ STATED = [1, 0, 2, 1]
         ({"pads": STATED, "auto_pad": "SAME_UPPER"}, "SAME_UPPER", [0] * 4),
     ],
 )
-def test_pads_that_count(attributes: dict[str, Any], says: str, pads: list[int]) -> None:
+def test_pads_that_count(attributes: dict[str, Any], note: str, pads: list[int]) -> None:
     model = typed(
         build([node("Conv", "x w", "y", **attributes)], {"x": [1, 3, 9, 9]}, ["y"], {"w": floats(4, 3, 3, 3)})
     )
     conv = model.graph.nodes[0]
-    assert (auto_pad_of(conv), pads_of(conv, 2)) == (says, pads)
+    assert (auto_pad_of(conv), pads_of(conv, 2)) == (note, pads)
 
 
 @pytest.mark.parametrize("ceil_mode", [0, 1])

@@ -13,8 +13,9 @@ import pytest
 from ir_support import ROOT, assert_consistent, run, text_model
 
 from onnxq.errors import ModelError, OutputError
-from onnxq.ir import Patch, atomic, check_output, commit, files, load, parse, save
+from onnxq.ir import Patch, check_output, commit, load, parse, save
 from onnxq.ir.passes import normalise
+from onnxq.ir.storage import atomic_write, files
 
 LARGE = np.arange(64 * 64, dtype=np.float32).reshape(64, 64) / 4096
 FEEDS = {"x": np.ones((2, 64), np.float32)}
@@ -230,7 +231,7 @@ def test_failing_write_keeps_the_old_file_and_leaves_nothing(embedded, monkeypat
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     where = {
-        "write": (atomic, "_write_chunk"),
+        "write": (atomic_write, "_write_chunk"),
         "fsync": (os, "fsync"),
         "replace": (type(embedded), "replace"),
     }[fails]
@@ -249,7 +250,7 @@ def test_interrupt_leaves_nothing(embedded, monkeypatch):
         raise KeyboardInterrupt
 
     model = load(embedded)
-    monkeypatch.setattr(atomic, "_write_chunk", interrupted)
+    monkeypatch.setattr(atomic_write, "_write_chunk", interrupted)
     with pytest.raises(KeyboardInterrupt):
         save(model, embedded.with_name("new.onnx"))
     assert [p.name for p in embedded.parent.iterdir()] == ["model.onnx"]

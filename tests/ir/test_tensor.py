@@ -13,7 +13,7 @@ from onnx import TensorProto, numpy_helper
 
 from onnxq.errors import ModelError
 from onnxq.ir import ArrayTensor, DeferredTensor, Patch, StoredTensor, commit, parse
-from onnxq.ir.external import release
+from onnxq.ir.storage.external import release
 from onnxq.ir.wire import join
 
 ARRAYS = {

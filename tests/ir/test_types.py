@@ -8,7 +8,7 @@ from helpers import build, floats, node, typed
 from onnx import TensorProto
 
 from onnxq.ir import infer_types, parse
-from onnxq.ir.shapes import Shapes
+from onnxq.ir.shape_inference.symbolic import Shapes
 
 
 def shapes_of(nodes, inputs, weights) -> dict[str, tuple[int | str | None, ...] | None]:

@@ -8,8 +8,8 @@ from float_support import check, evaluate_single, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxq.ops.activation import erf, gelu, sigmoid
-from onnxq.ops.softmax import softmax
+from onnxq.ops.kernels.activation import erf, gelu, sigmoid
+from onnxq.ops.kernels.softmax import softmax
 
 SPECIAL = np.array([0.0, -0.0, 1e-30, -1e-30, 0.5, -0.5, 3.9, -4.1, 20, -20, 88, -88, np.inf, -np.inf], np.float32)
 PLAIN = {

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from helpers import Quantized, build, floats, node, quantize_in_memory, typed
 
-from onnxq.quant.tuning import tune
+from onnxq.optimize.optimize import optimize_for_target
 
 X = [1, 4, 8, 8]
 
@@ -43,7 +43,7 @@ def test_a_branch_that_clamps_what_others_read_stays_in_8_bit(changes):
     made = in_codes(proto)
     assert made.decision("clamp").reason == "clamps 8-bit values"
     before = made.run({"x": floats(*X, seed=9)})[0]
-    tuned = onnx.ModelProto.FromString(tune(typed(made.proto), "cpu").serialize())
+    tuned = onnx.ModelProto.FromString(optimize_for_target(typed(made.proto), "cpu").serialize())
     after = Quantized(made.source, tuned.SerializeToString(), made.plan)
     assert after.ops["Clip"] == 1
     assert after.ops["Relu"] == 0

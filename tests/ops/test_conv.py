@@ -8,7 +8,7 @@ import pytest
 from helpers import ALL, F, build, floats, node, quantize_in_memory, recipe_of, run, sqnr, typed, unlike_kernel
 
 from onnxq.errors import ModelError
-from onnxq.quant.plan import make_plan
+from onnxq.planning.planner import make_plan
 
 GEOMETRY = {
     "1d": ([2, 3, 20], [6, 3, 5], {}),
@@ -126,7 +126,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(place, bad):
     weights[place].flat[0] = bad
     proto = build([node("Conv", "x w b", "y")], {"x": [1, 3, 8, 8]}, ["y"], weights)
     plan = make_plan(model := typed(proto), recipe_of("static-int8"), with_data=True)
-    from onnxq.quant.rewrite import rewrite
+    from onnxq.lowering.rewrite import rewrite
 
     with pytest.raises(ModelError, match=f"'{place}'.*NaN or infinity"):
         rewrite(model, plan, {value: (F(0.1), np.uint8(128)) for value in plan.calibrated()})

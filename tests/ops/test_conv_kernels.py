@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxq.errors import ModelError
-from onnxq.ops.conv_kernels import conv
+from onnxq.ops.kernels.conv import conv
 
 small = st.integers(1, 3)
 

@@ -11,7 +11,7 @@ from helpers import ALL, F, build, floats, node, quantize_in_memory, recipe_of, 
 from integer_products import BIASES, FULL, SHAPES, gemm, quantize_matrix
 from saturating_product import product_here
 
-from onnxq.quant.recipe import Rule
+from onnxq.planning.recipe import Rule
 
 ONE_KERNEL = {"QuantizeLinear": 1, "DequantizeLinear": 1, "MatMulIntegerToFloat": 1}
 

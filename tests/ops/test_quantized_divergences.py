@@ -11,7 +11,7 @@ import pytest
 
 from onnxq import ops
 from onnxq.errors import ModelError
-from onnxq.ops.registry import find_kernel
+from onnxq.ops.kernels.registry import find_kernel
 
 F = np.float32
 PAGE = Path(__file__).parents[2] / "docs/operators.md"

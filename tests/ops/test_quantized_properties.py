@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from onnxq import ops
+from onnxq.ops.kernels.registry import find_kernel
 from onnxq.ops.quantized import _layout, _parallel
-from onnxq.ops.registry import find_kernel
 
 F = np.float32
 FLOATS = st.floats(-1e6, 1e6, width=32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from as_processor import available, environment
 from helpers import build, node
 from quantized_support import run_kernel
 from saturating_cases import OPERATORS, codes, counts, geometry, zero
@@ -18,9 +20,6 @@ from saturating_product import saturating_convolution, saturating_product, with_
 from onnxq.evaluator import Evaluator, evaluate
 from onnxq.ops.quantized import integer_arithmetic, mat_mul_integer, saturating
 from onnxq.targets.host import host_saturates
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
-from as_processor import available, environment
 
 U8, S8 = np.uint8, np.int8
 ALL = np.stack(np.meshgrid(np.arange(-128, 128), np.arange(-128, 128))).reshape(2, -1).astype(S8)
@@ -158,8 +157,13 @@ def test_a_processor_that_saturates_gives_the_same(family, outputs, capsys):
     if family == "native":
         found = dict(counts(outputs))
     elif available(family):
-        command = [sys.executable, str(Path(__file__).with_name("saturating_cases.py")), str(outputs)]
-        done = subprocess.run(command, env=environment(family), stdout=subprocess.PIPE, check=True)
+        command = [sys.executable, str(Path(__file__).parents[1] / "support" / "saturating_cases.py"), str(outputs)]
+        done = subprocess.run(
+            command,
+            env={**environment(family), "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdout=subprocess.PIPE,
+            check=True,
+        )
         found = json.loads(done.stdout)
     else:
         pytest.skip("this processor is exact, and cannot be masked as one that saturates")

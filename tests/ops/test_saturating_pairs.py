@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxq.ops.saturation import MOST, SAFE_BITS, inner_rows, saturating_pairs
+from onnxq.ops.forms.saturating_pairs import MOST, SAFE_BITS, inner_rows, saturating_pairs
 
 CODES = st.integers(-128, 127)
 
@@ -45,7 +45,7 @@ def test_neighbours_are_first_and_second_third_and_fourth(rows: np.ndarray) -> N
 def test_blocks_do_not_change_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = np.random.default_rng(0).integers(-128, 128, (2, 23, 5)).astype(np.int8)
     whole = saturating_pairs(rows)
-    monkeypatch.setattr("onnxq.ops.saturation.SLAB", 11)
+    monkeypatch.setattr("onnxq.ops.forms.saturating_pairs.SLAB", 11)
     assert saturating_pairs(rows) == whole > 0
 
 

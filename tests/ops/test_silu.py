@@ -8,12 +8,12 @@ import pytest
 from helpers import ALL, NONE, build, count_ops, floats, node, quantize_in_memory, run, session, typed
 from onnx import TensorProto, helper
 
-from onnxq.engines.check import check_engines
-from onnxq.fusion import read_fusion
 from onnxq.ir import parse
-from onnxq.ops.silu import quick_gelu
-from onnxq.quant.silu import write_silu
-from onnxq.quant.tuning import tune
+from onnxq.ops.forms.silu import quick_gelu
+from onnxq.optimize.optimize import optimize_for_target
+from onnxq.optimize.quick_gelu import write_silu
+from onnxq.verification.engines.check import check_engines
+from onnxq.verification.ort_graph import read_fusion
 
 X = [1, 4, 8, 8]
 W = {"w": floats(8, 4, 3, 3, scale=0.3), "v": floats(4, 8, 1, 1, seed=2)}
@@ -42,7 +42,7 @@ def test_between_convolutions_it_reads_codes_and_gives_codes(swapped, relu):
 def test_onnxruntime_keeps_channels_last_and_one_kernel(tmp_path):
     made = quantize_in_memory(between(*SILU), "static-int8", [{"x": floats(*X)}])
     model = parse(made.data)
-    tune(model, "cpu")
+    optimize_for_target(model, "cpu")
     session(model.serialize(), ALL, keep=str(tmp_path / "o.onnx"))
     ops = count_ops(onnx.load(tmp_path / "o.onnx"))
     assert (ops["QLinearConv"], ops["QuickGelu"], ops["Sigmoid"], ops["Mul"]) == (2, 1, 0, 0)

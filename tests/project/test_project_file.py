@@ -6,7 +6,7 @@ import pytest
 from onnxq.errors import ExitCode, ProjectError
 from onnxq.project.entry import EXTERNAL_SUFFIXES, Entry, Thresholds
 from onnxq.project.file import find_project, load_project
-from onnxq.steps import default_output
+from onnxq.stages.files import default_output
 
 WHOLE = """
 [defaults]

@@ -12,14 +12,14 @@ import pytest
 from corpus import Case, cases
 from helpers import run, session
 
+from onnxq.data.samples import input_specs
+from onnxq.data.synthetic import random_samples
 from onnxq.errors import OnnxqError
 from onnxq.evaluator import Evaluator
 from onnxq.ir import Model, infer_types, load, parse
 from onnxq.ir.opset import make_loadable
 from onnxq.ir.passes import normalise
-from onnxq.quant.custom import foreign_node
-from onnxq.quant.made_up import random_samples
-from onnxq.quant.samples import input_specs
+from onnxq.runtime.custom_ops import foreign_node
 from onnxq.simplify import Simplified, simplify
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ MODELS = [*sorted((ROOT / "sample_models").glob("*.onnx")), *sorted((ROOT / "../
 RELATIVE = 1e-5  # to the largest element of an output
 
 
-def ready(model: Model) -> Simplified | None:
+def prepared(model: Model) -> Simplified | None:
     """Simplify a model as the pipeline does; None where onnxq refuses it, or nothing is found."""
     try:
         normalise(model)
@@ -70,7 +70,7 @@ def compared(chosen: list[Case]) -> tuple[list[str], int]:
     for case in chosen:
         try:
             proto, feeds = case.make()
-            found = ready(parse(proto.SerializeToString()))
+            found = prepared(parse(proto.SerializeToString()))
         except OnnxqError:
             continue
         if found is None:
@@ -106,7 +106,7 @@ def test_all_models_of_onnx_compute_the_same():
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_whole_models_compute_the_same(path):
-    found = ready(load(path))
+    found = prepared(load(path))
     if found is None:
         return
     onnx.checker.check_model(onnx.ModelProto.FromString(found.model.serialize()))

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from onnxq.errors import RecipeError
-from onnxq.quant.recipe import load_recipe
+from onnxq.planning.recipe import load_recipe
 from onnxq.targets import DEFAULT, host, load_costs
-from onnxq.targets.placement import load_target, target_names
 from onnxq.targets.tables import read_target, resolved, stored_targets
+from onnxq.targets.target import load_target, target_names
 
 PACKAGE = Path(__file__).parents[2] / "onnxq"
 FAMILIES = [name for name in stored_targets() if name.startswith("cpu-")]

@@ -1,4 +1,7 @@
-"""Initializers that are listed as graph inputs, as IR version 3 demanded, become constants."""
+"""Initializers that are listed as graph inputs, as IR version 3 demanded, become constants.
+
+Tests: `tests/ir/test_passes.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from onnxq.ir.patch import Patch
 FIRST_IR_WITHOUT_LISTING = 4  # source: onnx/docs/IR.md, "initializer" of graphs
 
 
-@describes(order=20, says="took {} initializer{s} off the inputs of the graph")
+@describes(order=50, note="took {} initializer{s} off the inputs of the graph")
 def drop_initializer_inputs(model: Model) -> Iterator[Patch]:
     """Describe the drops.
 

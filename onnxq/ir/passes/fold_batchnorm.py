@@ -1,4 +1,7 @@
-"""BatchNormalization behind a Conv, ConvTranspose or Gemm becomes part of its weight and bias."""
+"""BatchNormalization behind a Conv, ConvTranspose or Gemm becomes part of its weight and bias.
+
+Tests: `tests/ir/test_passes.py`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ FIRST_INFERENCE_OPSET = 7  # before, training is the default; source: onnx opera
 Scale = Callable[[np.ndarray, np.ndarray, Node], np.ndarray | None]
 
 
-@describes(order=50, says="folded {} BatchNormalization into the layer before")
+@describes(order=140, note="folded {} BatchNormalization into the layer before")
 def fold_batchnorm(model: Model) -> Iterator[Patch]:
     """Describe the folds.
 

@@ -1,4 +1,7 @@
-"""Cheap operators between a constant and its reader are computed once, so that the reader sees a constant."""
+"""Cheap operators between a constant and its reader are computed once, so that the reader sees a constant.
+
+Tests: `tests/ir/test_passes.py`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ FREE_VECTOR = 1 << 16  # bytes of one that has a single axis: a bias of zeros fo
 Compute = Callable[[Sequence[np.ndarray], Node, int], np.ndarray]
 
 
-@describes(order=40, says="computed {} operator{s} on constants beforehand")
+@describes(order=130, note="computed {} operator{s} on constants beforehand")
 def fold_constants(model: Model) -> Iterator[Patch]:
     """Describe the folds, chains of operators included. Results never take much more bytes than what they come from."""
     known: dict[Value, Tensor] = {}

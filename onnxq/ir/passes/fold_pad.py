@@ -1,6 +1,8 @@
 """Zeros that a Pad puts around the picture before a Conv become pads of the Conv.
 
 onnxruntime does so for a Conv in float only, and exporters of networks with asymmetric padding write every one like it.
+
+Tests: `tests/ir/test_passes.py`.
 """
 
 from __future__ import annotations
@@ -11,14 +13,14 @@ import numpy as np
 
 from onnxq.ir.graph import Node
 from onnxq.ir.model import Model
-from onnxq.ir.padding import auto_pad_of, pads_of
 from onnxq.ir.passes.registry import describes
 from onnxq.ir.patch import Patch
+from onnxq.ir.shape_inference.padding import auto_pad_of, pads_of
 
 Width = tuple[int, int]  # zeros before and behind an axis
 
 
-@describes(order=60, says="made {} Pad{s} part of the Conv behind")
+@describes(order=150, note="made {} Pad{s} part of the Conv behind")
 def fold_pad(model: Model) -> Iterator[Patch]:
     """Describe the folds: each Conv behind a Pad, which goes with its last reader."""
     for graph in model.graph.graphs():

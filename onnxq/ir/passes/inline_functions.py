@@ -1,4 +1,7 @@
-"""Calls of model-local functions are replaced by what the functions do."""
+"""Calls of model-local functions are replaced by what the functions do.
+
+Tests: `tests/ir/test_passes.py`.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
                 yield from _nodes(body.node)
 
 
-@rebuilds(order=10, says="inlined {} model-local function{s}")
+@rebuilds(order=10, note="inlined {} model-local function{s}")
 def inline_functions(model: Model) -> int:
     """Inline every function, nested ones too, and give how many there were.
 

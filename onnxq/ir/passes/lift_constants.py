@@ -1,4 +1,7 @@
-"""Constant nodes become initializers of the same name, in bodies too, so that weights inside them can be quantized."""
+"""Constant nodes become initializers of the same name, in bodies too, so that weights inside them can be quantized.
+
+Tests: `tests/ir/test_passes.py`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ NUMBERS = {"value_float": np.float32, "value_floats": np.float32, "value_int": n
 STRINGS = ("value_string", "value_strings")
 
 
-@describes(order=30, says="lifted {} Constant node{s} to initializers")
+@describes(order=70, note="lifted {} Constant node{s} to initializers")
 def lift_constants(model: Model) -> Iterator[Patch]:
     """Describe the lifts; the elements stay where they are in the file."""
     found = False

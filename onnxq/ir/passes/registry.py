@@ -1,4 +1,7 @@
-"""Where passes announce themselves, and the runner that holds each one to its promise."""
+"""Where passes announce themselves, and the runner that holds each one to its promise.
+
+Tests: `tests/ir/test_passes.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from functools import cache
 
 from onnxq.errors import InvalidResult
 from onnxq.ir.commit import commit
-from onnxq.ir.consistency import problems
+from onnxq.ir.invariants import problems
 from onnxq.ir.model import Model
 from onnxq.ir.patch import Patch
 
@@ -25,21 +28,21 @@ class Pass:
     Attributes:
         name: Name of its module.
         order: Passes run in ascending order.
-        says: What it did, for the report; `{}` stands for how often, `{s}` for the plural's s.
+        note: What it did, for the report; `{}` stands for how often, `{s}` for the plural's s.
         run: Changes the model and gives how often it did.
 
     """
 
     name: str
     order: int
-    says: str
+    note: str
     run: Rebuild
 
 
 _PASSES: dict[str, Pass] = {}
 
 
-def describes(*, order: int, says: str) -> Callable[[Describe], Describe]:
+def describes(*, order: int, note: str) -> Callable[[Describe], Describe]:
     """Register a pass that describes one patch for each change; the runner commits them at once."""
 
     def register(function: Describe) -> Describe:
@@ -48,25 +51,25 @@ def describes(*, order: int, says: str) -> Callable[[Describe], Describe]:
             commit(patches)
             return len(patches)
 
-        _add(function.__module__, order, says, run)
+        _add(function.__module__, order, note, run)
         return function
 
     return register
 
 
-def rebuilds(*, order: int, says: str) -> Callable[[Rebuild], Rebuild]:
+def rebuilds(*, order: int, note: str) -> Callable[[Rebuild], Rebuild]:
     """Register a pass that gives the model new content and says how many changes that was."""
 
     def register(function: Rebuild) -> Rebuild:
-        _add(function.__module__, order, says, function)
+        _add(function.__module__, order, note, function)
         return function
 
     return register
 
 
-def _add(module: str, order: int, says: str, run: Rebuild) -> None:
+def _add(module: str, order: int, note: str, run: Rebuild) -> None:
     name = module.rpartition(".")[2]
-    _PASSES[name] = Pass(name, order, says, run)
+    _PASSES[name] = Pass(name, order, note, run)
 
 
 @cache
@@ -107,5 +110,5 @@ def normalise(model: Model, needs: Collection[str] | None = None) -> list[str]:
             broken = next(problems(model), None)
             if broken is not None:
                 raise InvalidResult(f"the pass {item.name} broke {model.name}: {broken}", "Report this model.")
-            done.append(item.says.format(count, s="" if count == 1 else "s"))
+            done.append(item.note.format(count, s="" if count == 1 else "s"))
     return done

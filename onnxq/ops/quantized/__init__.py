@@ -1,8 +1,11 @@
-"""The quantized operators of ai.onnx and com.microsoft as NumPy functions, to the bit."""
+"""The quantized operators of ai.onnx and com.microsoft as NumPy functions, to the bit.
+
+Float operators are in `ops.kernels`.
+"""
 
 from __future__ import annotations
 
-from .contrib_elementwise import (
+from onnxq.ops.quantized.contrib_elementwise import (
     q_linear_add,
     q_linear_concat,
     q_linear_leaky_relu,
@@ -11,18 +14,18 @@ from .contrib_elementwise import (
     q_linear_softmax,
     q_linear_where,
 )
-from .contrib_gather import gather_block_quantized
-from .contrib_linear import microsoft_dequantize_linear, microsoft_quantize_linear
-from .contrib_lstm import dynamic_quantize_lstm
-from .contrib_matmul import dynamic_quantize_mat_mul, mat_mul_integer_to_float, q_gemm
-from .contrib_nbits import mat_mul_n_bits
-from .contrib_pool import q_linear_average_pool, q_linear_global_average_pool
-from .convolution import conv_integer
-from .dynamic import dynamic_quantize_linear
-from .integer import mat_mul_integer
-from .linear import dequantize_linear, quantize_linear
-from .qlinear import q_linear_conv, q_linear_mat_mul
-from .saturating import Arithmetic, host_arithmetic, integer_arithmetic
+from onnxq.ops.quantized.contrib_gather import gather_block_quantized
+from onnxq.ops.quantized.contrib_linear import microsoft_dequantize_linear, microsoft_quantize_linear
+from onnxq.ops.quantized.contrib_lstm import dynamic_quantize_lstm
+from onnxq.ops.quantized.contrib_matmul import dynamic_quantize_mat_mul, mat_mul_integer_to_float, q_gemm
+from onnxq.ops.quantized.contrib_nbits import mat_mul_n_bits
+from onnxq.ops.quantized.contrib_pool import q_linear_average_pool, q_linear_global_average_pool
+from onnxq.ops.quantized.convolution import conv_integer
+from onnxq.ops.quantized.dynamic import dynamic_quantize_linear
+from onnxq.ops.quantized.integer import mat_mul_integer
+from onnxq.ops.quantized.linear import dequantize_linear, quantize_linear
+from onnxq.ops.quantized.qlinear import q_linear_conv, q_linear_mat_mul
+from onnxq.ops.quantized.saturating import Arithmetic, host_arithmetic, integer_arithmetic
 
 __all__ = [
     "Arithmetic",

@@ -9,6 +9,8 @@ tests/ops.
 Rounding and clamping may change places, for the bounds are integers. So the quotient is rounded first, by adding
 1.5 * 2**23, and clamped as an integer: the bits of float32 numbers keep their order when they are read as int32, as
 long as the negative ones only have to be below all others. One pass clamps both ends, where `fmax` and `fmin` take two.
+
+Tests: `tests/ops/test_quantized_mutants.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ._types import FLOAT32, FLOAT64, Array, DType
+from onnxq.ops.quantized._types import FLOAT32, FLOAT64, Array, DType
 
 ROUNDER = np.float32(3 << 22)
 """1.5 * 2**23: added to a float32 of magnitude below 2**22 it rounds half to even; the low bits are the integer."""

@@ -1,12 +1,14 @@
-"""The columns of a convolution: what each output reads, shown without copying."""
+"""The columns of a convolution: what each output reads, shown without copying.
+
+Tests: `tests/ops/test_quantized_mutants.py`.
+"""
 
 from __future__ import annotations
 
 from numpy.lib.stride_tricks import as_strided
 
-from onnxq.ops.windows import Windows
-
-from ._types import Array
+from onnxq.ops.kernels.windows import Windows
+from onnxq.ops.quantized._types import Array
 
 
 def columns_view(padded: Array, windows: Windows, group: int) -> Array:

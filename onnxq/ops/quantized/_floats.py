@@ -1,13 +1,16 @@
-"""QuantizeLinear to float8, float6 and float4: divide, add the zero point, saturate, and cast as ml_dtypes does."""
+"""QuantizeLinear to float8, float6 and float4: divide, add the zero point, saturate, and cast as ml_dtypes does.
+
+Tests: `tests/ops/test_quantized_basics.py`.
+"""
 
 from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
 
-from ._layout import Expander, Layout
-from ._parallel import spread
-from ._types import FLOAT8, FLOAT32, Array, DType
+from onnxq.ops.quantized._layout import Expander, Layout
+from onnxq.ops.quantized._parallel import spread
+from onnxq.ops.quantized._types import FLOAT8, FLOAT32, Array, DType
 
 
 def quantize_floats(

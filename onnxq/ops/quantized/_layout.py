@@ -2,6 +2,8 @@
 
 Per tensor, per axis and blocked quantization are one case: the tensor is seen as (outer, axis, inner) and the
 parameters as (1 or outer, ceil(axis / block), 1 or inner). Source: "quantization granularity" in QuantizeLinear 21.
+
+Tests: `tests/ops/test_quantized_properties.py`.
 """
 
 from __future__ import annotations
@@ -14,8 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onnxq.errors import ModelError
-
-from ._types import Array, DType
+from onnxq.ops.quantized._types import Array, DType
 
 CHUNK = 1 << 17
 """Elements worked on at once: 512 KiB of float32, so that every pass but the first reads the second-level cache."""

@@ -1,4 +1,7 @@
-"""Threads for element-wise work: NumPy releases the GIL in its loops, so a second thread helps once data are large."""
+"""Threads for element-wise work: NumPy releases the GIL in its loops, so a second thread helps once data are large.
+
+Tests: `tests/ops/test_quantized_properties.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """From int32 sums back to 8 bits: y = saturate(round_half_even(float32(sum) * multiplier) + zero_point).
 
 The multiplier is a_scale * b_scale / y_scale, computed in float32 in this order, as onnxruntime's CPU kernels do.
+
+Tests: `tests/ops/test_quantized_mutants.py`.
 """
 
 from __future__ import annotations
@@ -10,11 +12,10 @@ import math
 import numpy as np
 
 from onnxq.errors import ModelError
-
-from . import _arithmetic as arithmetic
-from ._layout import Expander, Layout, scratch
-from ._parallel import spread
-from ._types import FLOAT32, INT8, INTEGER_RANGE, UINT8, Array, DType
+from onnxq.ops.quantized import _arithmetic as arithmetic
+from onnxq.ops.quantized._layout import Expander, Layout, scratch
+from onnxq.ops.quantized._parallel import spread
+from onnxq.ops.quantized._types import FLOAT32, INT8, INTEGER_RANGE, UINT8, Array, DType
 
 
 def scalar(operator: str, name: str, value: Array | None) -> Array:

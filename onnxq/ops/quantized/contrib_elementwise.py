@@ -2,6 +2,8 @@
 
 Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md for the meaning; the order of the
 float32 steps was found by comparing with onnxruntime 1.31 (see docs/operators.md).
+
+Tests: `tests/ops/test_quantized_mutants.py`.
 """
 
 from __future__ import annotations
@@ -9,11 +11,19 @@ from __future__ import annotations
 import numpy as np
 
 from onnxq.errors import ModelError
-from onnxq.ops.registry import kernel
-
-from ._layout import resolve_axis
-from ._requantize import look_up, quantized_table, real_values, requantized_table, rounded, scalar, scale_of, zero_of
-from ._types import FLOAT32, FLOAT64, INTEGER_RANGE, UINT8, Array
+from onnxq.ops.kernels.registry import kernel
+from onnxq.ops.quantized._layout import resolve_axis
+from onnxq.ops.quantized._requantize import (
+    look_up,
+    quantized_table,
+    real_values,
+    requantized_table,
+    rounded,
+    scalar,
+    scale_of,
+    zero_of,
+)
+from onnxq.ops.quantized._types import FLOAT32, FLOAT64, INTEGER_RANGE, UINT8, Array
 
 MICROSOFT = "com.microsoft"
 

@@ -1,4 +1,7 @@
-"""com.microsoft GatherBlockQuantized: look rows up in a quantized table, and dequantize only those."""
+"""com.microsoft GatherBlockQuantized: look rows up in a quantized table, and dequantize only those.
+
+Tests: `tests/ops/test_quantized_mutants.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,10 @@ import ml_dtypes
 import numpy as np
 
 from onnxq.errors import ModelError
-from onnxq.ops.registry import kernel
-
-from ._layout import resolve_axis
-from ._types import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, UINT8, Array
-from .contrib_nbits import unpack_bits
+from onnxq.ops.kernels.registry import kernel
+from onnxq.ops.quantized._layout import resolve_axis
+from onnxq.ops.quantized._types import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, UINT8, Array
+from onnxq.ops.quantized.contrib_nbits import unpack_bits
 
 _FOUR_BITS = {np.dtype(ml_dtypes.uint4), np.dtype(ml_dtypes.int4)}
 _FLOATS = FLOAT8 | {np.dtype(ml_dtypes.float4_e2m1fn)}

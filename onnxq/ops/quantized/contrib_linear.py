@@ -1,4 +1,7 @@
-"""com.microsoft QuantizeLinear and DequantizeLinear: the operators of ai.onnx with another rule for the axis."""
+"""com.microsoft QuantizeLinear and DequantizeLinear: the operators of ai.onnx with another rule for the axis.
+
+Tests: `tests/ops/test_quantized_mutants.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,9 @@ import ml_dtypes
 import numpy as np
 
 from onnxq.errors import ModelError
-from onnxq.ops.registry import kernel
-
-from ._types import FLOAT16, FLOAT32, INT8, INT32, UINT8, Array
-from .linear import dequantize_linear, quantize_linear
+from onnxq.ops.kernels.registry import kernel
+from onnxq.ops.quantized._types import FLOAT16, FLOAT32, INT8, INT32, UINT8, Array
+from onnxq.ops.quantized.linear import dequantize_linear, quantize_linear
 
 Semantics: TypeAlias = Literal["onnxruntime", "spec"]
 

@@ -1,6 +1,8 @@
 """com.microsoft DynamicQuantizeLSTM: an LSTM whose inputs and hidden states are quantized as they come.
 
 Equations: https://onnx.ai/onnx/operators/onnx__LSTM.html; what is quantized when: ContribOperators.md of onnxruntime.
+
+Tests: `tests/ops/test_quantized_mutants.py`.
 """
 
 from __future__ import annotations
@@ -12,10 +14,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from onnxq.errors import ModelError
-from onnxq.ops.registry import kernel
-
-from ._types import FLOAT32, Array
-from .contrib_matmul import dynamic_quantize_mat_mul
+from onnxq.ops.kernels.registry import kernel
+from onnxq.ops.quantized._types import FLOAT32, Array
+from onnxq.ops.quantized.contrib_matmul import dynamic_quantize_mat_mul
 
 NAME = "DynamicQuantizeLSTM"
 Activation: TypeAlias = Callable[[Array], Array]

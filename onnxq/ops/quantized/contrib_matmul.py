@@ -1,6 +1,8 @@
 """com.microsoft matrix products: QGemm, MatMulIntegerToFloat, DynamicQuantizeMatMul.
 
 Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md.
+
+Tests: `tests/ops/test_stored_weights.py`.
 """
 
 from __future__ import annotations
@@ -8,12 +10,11 @@ from __future__ import annotations
 import numpy as np
 
 from onnxq.errors import ModelError
-from onnxq.ops.registry import kernel
-
-from ._requantize import requantize, scalar, scale_of
-from ._types import FLOAT32, INT32, Array, DType
-from .dynamic import dynamic_quantize_linear
-from .integer import check_8_bit, column_parameter, integer_product
+from onnxq.ops.kernels.registry import kernel
+from onnxq.ops.quantized._requantize import requantize, scalar, scale_of
+from onnxq.ops.quantized._types import FLOAT32, INT32, Array, DType
+from onnxq.ops.quantized.dynamic import dynamic_quantize_linear
+from onnxq.ops.quantized.integer import check_8_bit, column_parameter, integer_product
 
 MICROSOFT = "com.microsoft"
 

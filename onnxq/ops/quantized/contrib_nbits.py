@@ -1,6 +1,8 @@
 """com.microsoft MatMulNBits: a matrix product with blockwise quantized, bit-packed weights.
 
 Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md.
+
+Tests: `tests/ops/test_stored_weights.py`.
 """
 
 from __future__ import annotations
@@ -10,11 +12,10 @@ import math
 import numpy as np
 
 from onnxq.errors import ModelError
-from onnxq.ops.registry import kernel
-
-from ._types import BFLOAT16, FLOAT16, FLOAT32, UINT8, Array
-from .contrib_matmul import bias_of
-from .integer import BLOCK
+from onnxq.ops.kernels.registry import kernel
+from onnxq.ops.quantized._types import BFLOAT16, FLOAT16, FLOAT32, UINT8, Array
+from onnxq.ops.quantized.contrib_matmul import bias_of
+from onnxq.ops.quantized.integer import BLOCK
 
 NAME = "MatMulNBits"
 

@@ -1,4 +1,7 @@
-"""com.microsoft QLinearAveragePool and QLinearGlobalAveragePool."""
+"""com.microsoft QLinearAveragePool and QLinearGlobalAveragePool.
+
+Tests: `tests/ops/test_quantized_mutants.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxq.errors import ModelError
-from onnxq.ops.registry import kernel
-from onnxq.ops.windows import Windows, padded
-
-from ._requantize import look_up, quantized_table, real_values, rounded, scale_of, zero_of
-from ._types import FLOAT32, INT32, Array
-from .convolution import whole_windows
+from onnxq.ops.kernels.registry import kernel
+from onnxq.ops.kernels.windows import Windows, padded
+from onnxq.ops.quantized._requantize import look_up, quantized_table, real_values, rounded, scale_of, zero_of
+from onnxq.ops.quantized._types import FLOAT32, INT32, Array
+from onnxq.ops.quantized.convolution import whole_windows
 
 
 @kernel("QLinearAveragePool", domain="com.microsoft")

@@ -1,4 +1,7 @@
-"""ConvInteger, and the exact integer convolution that QLinearConv uses, in 1 to 3 spatial dimensions."""
+"""ConvInteger, and the exact integer convolution that QLinearConv uses, in 1 to 3 spatial dimensions.
+
+Tests: `tests/ops/test_quantized_mutants.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,13 @@ from typing import Any
 import numpy as np
 
 from onnxq.errors import ModelError
-from onnxq.ops.registry import kernel
-from onnxq.ops.windows import Windows, lay_windows
-
-from ._columns import columns_view
-from ._requantize import scalar
-from ._types import FLOAT32, INT32, Array
-from .integer import BLOCK, EXACT, check_8_bit, magnitude, shifted
-from .saturating_conv import subtract_lost_by_filters
+from onnxq.ops.kernels.registry import kernel
+from onnxq.ops.kernels.windows import Windows, lay_windows
+from onnxq.ops.quantized._columns import columns_view
+from onnxq.ops.quantized._requantize import scalar
+from onnxq.ops.quantized._types import FLOAT32, INT32, Array
+from onnxq.ops.quantized.integer import BLOCK, EXACT, check_8_bit, magnitude, shifted
+from onnxq.ops.quantized.saturating_conv import subtract_lost_by_filters
 
 
 @kernel("ConvInteger", since=10)

@@ -1,4 +1,7 @@
-"""DynamicQuantizeLinear: scale and zero point from the tensor itself."""
+"""DynamicQuantizeLinear: scale and zero point from the tensor itself.
+
+Tests: `tests/ops/test_quantized_mutants.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,11 @@ import math
 import numpy as np
 
 from onnxq.errors import ModelError
-from onnxq.ops.registry import kernel
-
-from . import _arithmetic as arithmetic
-from ._layout import CHUNK, scratch
-from ._parallel import spread
-from ._types import FLOAT32, UINT8, Array
+from onnxq.ops.kernels.registry import kernel
+from onnxq.ops.quantized import _arithmetic as arithmetic
+from onnxq.ops.quantized._layout import CHUNK, scratch
+from onnxq.ops.quantized._parallel import spread
+from onnxq.ops.quantized._types import FLOAT32, UINT8, Array
 
 _ZERO, _TOP = np.float32(0), np.float32(255)
 

@@ -3,6 +3,8 @@
 NumPy has no BLAS for integers, so the product goes through float32 BLAS in slices of the inner dimension short enough
 that no sum passes 2**24, below which float32 holds every integer. The slices are added as int32, which wraps as the
 engines do.
+
+Tests: `tests/ops/test_quantized_mutants.py`.
 """
 
 from __future__ import annotations
@@ -10,10 +12,9 @@ from __future__ import annotations
 import numpy as np
 
 from onnxq.errors import ModelError
-from onnxq.ops.registry import kernel
-
-from ._types import FLOAT32, INT8, INT32, UINT8, Array
-from .saturating import saturates, subtract_lost
+from onnxq.ops.kernels.registry import kernel
+from onnxq.ops.quantized._types import FLOAT32, INT8, INT32, UINT8, Array
+from onnxq.ops.quantized.saturating import saturates, subtract_lost
 
 EXACT = 1 << 24
 """float32 holds every integer up to this magnitude."""

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 
 from onnxq.errors import ModelError
-from onnxq.ops.registry import kernel
-
-from . import _arithmetic as arithmetic
-from ._floats import quantize_floats
-from ._layout import Expander, Layout, resolve, scratch
-from ._parallel import spread
-from ._types import (
+from onnxq.ops.kernels.registry import kernel
+from onnxq.ops.quantized import _arithmetic as arithmetic
+from onnxq.ops.quantized._floats import quantize_floats
+from onnxq.ops.quantized._layout import Expander, Layout, resolve, scratch
+from onnxq.ops.quantized._parallel import spread
+from onnxq.ops.quantized._types import (
     BFLOAT16,
     E8M0,
     FLOAT16,

@@ -1,4 +1,7 @@
-"""QLinearMatMul and QLinearConv: quantized in, quantized out."""
+"""QLinearMatMul and QLinearConv: quantized in, quantized out.
+
+Tests: `tests/ops/test_quantized_mutants.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxq.errors import ModelError
-from onnxq.ops.registry import kernel
-
-from ._requantize import requantize, scalar, scale_of
-from ._types import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT32, Array
-from .convolution import channel_parameter, convolution_windows, integer_convolution
-from .integer import check_8_bit, column_parameter, integer_product, row_parameter
-from .linear import dequantize_linear, quantize_linear
-from .saturating_conv import subtract_lost_by_input
+from onnxq.ops.kernels.registry import kernel
+from onnxq.ops.quantized._requantize import requantize, scalar, scale_of
+from onnxq.ops.quantized._types import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT32, Array
+from onnxq.ops.quantized.convolution import channel_parameter, convolution_windows, integer_convolution
+from onnxq.ops.quantized.integer import check_8_bit, column_parameter, integer_product, row_parameter
+from onnxq.ops.quantized.linear import dequantize_linear, quantize_linear
+from onnxq.ops.quantized.saturating_conv import subtract_lost_by_input
 
 
 @kernel("QLinearMatMul", since=10)

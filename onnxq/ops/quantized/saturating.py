@@ -13,6 +13,8 @@ ConvSymKernelAvx2.S and those for AVX-512; held against onnxruntime 1.32 in test
 Only two weights of one sign can leave 16 bits, and only those whose magnitudes add up to more than 128. So the exact
 sum is computed first, and what saturation takes off it is summed over the pairs that can saturate with the largest
 codes that are there.
+
+Tests: `tests/ops/test_quantized_saturating.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ._types import INT8, INT32, UINT8, Array
+from onnxq.ops.quantized._types import INT8, INT32, UINT8, Array
 
 Arithmetic: TypeAlias = Literal["exact", "saturating"]
 

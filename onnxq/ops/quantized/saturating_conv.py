@@ -5,6 +5,8 @@ kernel positions outside and input channels inside; its depthwise kernel, for on
 group, adds in 32 bits. ConvInteger takes the filters for the left matrix, and its inner dimension runs over input
 channels outside. Padding counts as the zero point's code. Sources: `ReorderFilter` and `Compute` in qlinearconv.cc,
 conv_integer.cc and convsym.cpp of onnxruntime.
+
+Tests: `tests/ops/test_quantized_mutants.py`.
 """
 
 from __future__ import annotations
@@ -14,12 +16,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from onnxq.ops.windows import Windows
-
-from ._columns import columns_view
-from ._types import Array
-from .integer import BLOCK
-from .saturating import Lost, saturates
+from onnxq.ops.kernels.windows import Windows
+from onnxq.ops.quantized._columns import columns_view
+from onnxq.ops.quantized._types import Array
+from onnxq.ops.quantized.integer import BLOCK
+from onnxq.ops.quantized.saturating import Lost, saturates
 
 
 def subtract_lost_by_input(x: Array, w: Array, xz: Array | None, windows: Windows, group: int, total: Array) -> None:

@@ -1,0 +1,72 @@
+"""Scale and zero point of an activation, from its statistics and the settings of whoever quantizes it.
+
+Tests: `tests/calibration/test_sample_extremes.py`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxq.calibration.qparams import QParams, activation_qparams
+from onnxq.calibration.ranges import add_headroom, choose_range, extrapolate_range
+from onnxq.calibration.stats import TensorStats
+from onnxq.errors import ModelError
+from onnxq.ir import Value
+from onnxq.ops.forms.integer_domain import CLAMPS, MOVERS
+from onnxq.ops.forms.scheme import Scheme
+from onnxq.planning.decision import Plan
+from onnxq.planning.static_bounds import UNKNOWN
+
+FINEST = 128  # steps of an average for one of what it averages: QLinearGlobalAveragePool refuses 256 and more
+PASSED = (*MOVERS, *CLAMPS, "Identity")  # what onnxruntime leaves out between an average and its codes, or moves
+
+
+def scheme_qparams(stats: TensorStats, scheme: Scheme, bounds: tuple[float, float] = UNKNOWN) -> QParams:
+    """Choose the range as the scheme says, and spread the codes of its activation type over it.
+
+    A choice that is still open is the range from the least to the greatest value, widened as far as other samples are
+    expected to need it; so is one by output error where it covers all that was seen. The range ends at the bounds of
+    what makes the tensor: rounding in float32 may go beyond, and an absorbed Clip clamps where the codes end.
+    """
+    method = "minmax" if scheme.ranges == "auto" else scheme.ranges
+    low, high = choose_range(stats, method, percentile=scheme.percentile, bits=scheme.bits, symmetric=scheme.symmetric)
+    if scheme.ranges in ("auto", "output-error"):
+        low, high = extrapolate_range(stats, low, high, bits=scheme.bits)
+    low, high = add_headroom(stats, low, high, scheme.headroom)
+    if scheme.symmetric:
+        reach = max(-bounds[0], bounds[1])
+        bounds = -reach, reach
+    low, high = max(low, bounds[0]), min(high, bounds[1])
+    return activation_qparams(low, high, scheme.activations, symmetric=scheme.symmetric)
+
+
+def array_qparams(array: np.ndarray, scheme: Scheme) -> QParams:
+    """Give scale and zero point of a constant that is coded as activations are, its range covered.
+
+    Raises:
+        ModelError: It holds NaN or infinity.
+
+    """
+    low, high = float(array.min(initial=0)), float(array.max(initial=0))
+    if not np.isfinite([low, high]).all():
+        raise ModelError("a constant holds NaN or infinity", "Export the model again from sound weights.")
+    return activation_qparams(low, high, scheme.activations, symmetric=scheme.symmetric)
+
+
+def coarsened(plan: Plan, qparams: dict[Value, QParams]) -> dict[Value, QParams]:
+    """Give averages over whole channels no steps that are too fine for onnxruntime beside those of what they average.
+
+    Such an average is next to nothing, as behind an InstanceNormalization: its steps count what float32 rounded.
+    """
+    found = dict(qparams)
+    for value in qparams:
+        node = plan.range_owner(value).producer
+        while node is not None and node.op_type in PASSED and not node.domain and node.inputs[0] is not None:
+            node = node.inputs[0].producer
+        if node is None or node.op_type != "GlobalAveragePool" or node.domain or node.inputs[0] is None:
+            continue
+        source = found.get(plan.scale_owner(node.inputs[0]))
+        if source is not None:
+            scale, zero = found[value]
+            found[value] = max(scale, np.float32(source[0] / np.float32(FINEST))), zero
+    return found

@@ -1,0 +1,136 @@
+"""Sums of `x xᵀ` over rows, and what they tell about a layer: errors and shifts of its output.
+
+For a layer `x Wᵀ` whose weight changes by `D`, the squared error of the output summed over all rows is `tr(D H Dᵀ)`
+with `H = XᵀX` (https://arxiv.org/abs/2208.11580, section 3): with H at hand, no choice of scales or codes needs another
+run of the model. H is full, or of blocks of neighbouring columns on the diagonal, down to blocks of one.
+
+Tests: `tests/rounding/test_saturation_limits.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxq.calibration.im2col import Unfolding
+from onnxq.ir.storage.scratch_file import Spool
+from onnxq.runtime.blas_threads import single_threaded_blas
+
+CHUNK_ELEMENTS = 1 << 18  # of rows that wait to be multiplied: 1 MB, or an eighth of H where that is more
+CHUNK_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class Gram:
+    """Mean of `x xᵀ` and of `x` over rows.
+
+    Attributes:
+        matrix: float64 `[groups * blocks, b, b]`, symmetric; the columns of a group are cut into blocks of `b`, the
+            last one filled up with zeros.
+        mean: float64 `[groups, n]`.
+        rows: How many rows were seen.
+
+    """
+
+    matrix: np.ndarray
+    mean: np.ndarray
+    rows: int
+
+    @property
+    def n(self) -> int:
+        """Elements that one output channel reads."""
+        return int(self.mean.shape[1])
+
+    def errors(self, difference: np.ndarray) -> np.ndarray:
+        """Mean squared error of each output channel.
+
+        Args:
+            difference: What is added to the weight, `[channels, n]`, channels in the order of the groups.
+
+        Returns:
+            float64 `[channels]`: the diagonal of `D H Dᵀ`.
+
+        """
+        blocks = self.split(difference)
+        per_block = np.einsum("pmb,pmb->pm", np.matmul(blocks, self.matrix), blocks)
+        return np.asarray(per_block.reshape(len(self.mean), -1, blocks.shape[1]).sum(axis=1).reshape(-1))
+
+    def shift(self, difference: np.ndarray) -> np.ndarray:
+        """Mean change of each output channel, float64 `[channels]`: what a bias has to give back."""
+        groups = len(self.mean)
+        cut = np.asarray(difference, np.float64).reshape(groups, -1, self.n)
+        return np.asarray(np.einsum("gmn,gn->gm", cut, self.mean).reshape(-1))
+
+    def split(self, rows: np.ndarray) -> np.ndarray:
+        """Cut `[channels, n]` as H is cut: float64 `[groups * blocks, channels of a group, b]`."""
+        groups, size = len(self.mean), self.matrix.shape[1]
+        blocks = len(self.matrix) // groups
+        cut = np.zeros((groups, len(rows) // groups, blocks * size))
+        cut[:, :, : self.n] = rows.reshape(groups, -1, self.n)
+        cut = cut.reshape(groups, -1, blocks, size).transpose(0, 2, 1, 3)
+        return np.ascontiguousarray(cut).reshape(groups * blocks, -1, size)
+
+    def join(self, blocks: np.ndarray) -> np.ndarray:
+        """Undo `split`."""
+        groups, size = len(self.mean), self.matrix.shape[1]
+        cut = blocks.reshape(groups, -1, blocks.shape[1], size).transpose(0, 2, 1, 3)
+        return np.ascontiguousarray(cut.reshape(groups * blocks.shape[1], -1)[:, : self.n])
+
+
+class Half:
+    """Sums over the rows of one half. Rows wait until a fixed number is there, so that batching changes no bit."""
+
+    def __init__(self, unfolding: Unfolding, block: int) -> None:
+        groups, self.size = unfolding.groups, block
+        self.groups = groups
+        self.blocks = -(-unfolding.n // block)
+        self.gram = np.zeros((groups * self.blocks, block, block))
+        self.total = np.zeros(unfolding.columns)
+        self.rows = 0
+        self.chunk = min(max(CHUNK_ELEMENTS // unfolding.columns, block // 4, 16), CHUNK_ROWS)
+        self.waiting = np.zeros((unfolding.columns, 0), np.float32)  # by column, as windows of pictures come
+        self.filled = 0
+
+    def add(self, rows: np.ndarray) -> None:
+        """Take in float32 rows `[rows, columns]`."""
+        self.rows += len(rows)
+        while len(rows):
+            if not self.waiting.size:
+                self.waiting = np.empty((rows.shape[1], self.chunk), np.float32)
+            part = rows[: self.chunk - self.filled]
+            self.waiting[:, self.filled : self.filled + len(part)] = part.T
+            self.filled += len(part)
+            rows = rows[len(part) :]
+            if self.filled == self.chunk:
+                self.flush()
+
+    def flush(self) -> None:
+        """Multiply the rows that wait."""
+        if self.filled:
+            gram, total = self.sums()
+            self.gram, self.total = gram, total
+            self.filled = 0
+
+    def put_away(self, spool: Spool) -> None:
+        """Move the larger sum out of memory."""
+        self.flush()
+        self.waiting = self.waiting[:, :0].copy()
+        self.gram = spool.keep(self.gram)
+
+    def sums(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return both sums with the rows that wait."""
+        if not self.filled:
+            return self.gram, self.total
+        waiting = self.waiting[:, : self.filled].astype(np.float64)
+        total = self.total + waiting.sum(axis=1)
+        cut = waiting.reshape(self.groups, -1, self.filled)
+        if self.blocks * self.size != cut.shape[1]:
+            cut = np.pad(cut, ((0, 0), (0, self.blocks * self.size - cut.shape[1]), (0, 0)))
+        if self.size == 1:
+            return self.gram + np.square(cut).sum(axis=2).reshape(self.gram.shape), total
+        cut = cut.reshape(-1, self.size, self.filled)
+        with single_threaded_blas():
+            gram = np.matmul(cut, cut.transpose(0, 2, 1))
+        gram += self.gram
+        return gram, total

@@ -1,0 +1,103 @@
+"""Which layers' second moments a calibration takes along, and where they are found afterwards.
+
+Tests: `tests/calibration/test_second_moments.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from onnx import TensorProto
+
+from onnxq.calibration.im2col import Unfolding, unfolding_of
+from onnxq.calibration.second_moments import InputMoments, LayerMoments
+from onnxq.calibration.statistic import Statistic
+from onnxq.calibration.stats import StatisticFactory, Stats, basic_kinds
+from onnxq.ir import Node, Value
+
+# The most columns of a group for which H is full, and the columns of a block beyond; the first that fits the memory.
+# 2304 columns are 256 channels of 3 × 3, and 42 MB for each half of H.
+SIZES = ((2304, 256), (1152, 256), (576, 256), (288, 256), (128, 128), (64, 64), (32, 32), (9, 9), (1, 1))
+MEMORY = 768 << 20  # bytes for all H of a model
+
+
+class MeasuredLayers:
+    """The layers whose second moments a calibration is to take along, in the same pass as the ranges.
+
+    `calibrate(model, [*plan.calibrated(), *layers.values], samples, kinds=layers.kinds)` measures, and
+    `layers.moments(stats, node)` finds what was measured.
+
+    Args:
+        nodes: Candidates; those are taken that are a MatMul, Gemm or Conv with a constant weight and
+            a float32 activation.
+        memory: Bytes that all H together may take; the larger ones become block-diagonal until they fit.
+
+    """
+
+    def __init__(self, nodes: Iterable[Node], *, memory: int = MEMORY) -> None:
+        self._inputs: dict[Node, tuple[Value, Unfolding]] = {}
+        for node in nodes:
+            found = unfolding_of(node)
+            value = node.inputs[found[0]] if found else None
+            if found is None or value is None or value.tensor is not None:
+                continue
+            if value.dtype == TensorProto.FLOAT:
+                self._inputs[node] = value, found[1]
+        self._by_name: dict[str, dict[Unfolding, int]] = {}
+        for full, block in SIZES:
+            for value, unfolding in self._inputs.values():
+                self._by_name.setdefault(value.name, {})[unfolding] = block_columns(unfolding, full, block)
+            if self.bytes <= memory:
+                break
+
+    @property
+    def bytes(self) -> int:
+        """What all H take, both halves."""
+        return sum(
+            2 * 8 * unfolding.columns * block for ways in self._by_name.values() for unfolding, block in ways.items()
+        )
+
+    @property
+    def values(self) -> list[Value]:
+        """The values to measure, each once."""
+        return list(dict.fromkeys(value for value, _ in self._inputs.values()))
+
+    def kinds(self, name: str, basics: StatisticFactory = basic_kinds) -> Sequence[Statistic]:
+        """Make what is measured of a tensor: the basic statistics, and the moments that layers want of it."""
+        ways = self._by_name.get(name)
+        if ways is None:
+            return basics(name)
+        return *basics(name), InputMoments(LayerMoments(unfolding, block) for unfolding, block in ways.items())
+
+    def moments(self, stats: Stats, *nodes: Node) -> LayerMoments | None:
+        """Give the moments of what nodes read that share a weight; None where one of them was not measured.
+
+        Nor are there any where one weight is read in different groups.
+        """
+        result: LayerMoments | None = None
+        for node in nodes:
+            value, unfolding = self._inputs.get(node, (None, None))
+            if value is None or unfolding is None or value.name not in stats:
+                return None
+            if InputMoments not in stats[value.name]:
+                return None
+            layer = stats[value.name][InputMoments].layers.get(unfolding)
+            if layer is None or not layer.items or (result is not None and result.form != layer.form):
+                return None
+            result = layer if result is None else result.merge(layer)
+        return result
+
+
+def block_columns(unfolding: Unfolding, full: int, block: int) -> int:
+    """Choose the columns of a block of H: a whole group, whole input channels of it, or one column.
+
+    Args:
+        unfolding: How the layer reads.
+        full: The most columns for which H is full.
+        block: About how many columns a block has otherwise.
+
+    """
+    if unfolding.n <= full:
+        return unfolding.n
+    channels = block // unfolding.positions
+    return channels * unfolding.positions if channels else 1

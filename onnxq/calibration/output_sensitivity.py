@@ -1,0 +1,104 @@
+"""What an error of an activation does at the outputs of the layers that read its 8-bit codes.
+
+Tests: `tests/calibration/test_weighted_histogram.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import numpy as np
+
+from onnxq.calibration.histogram import Histogram
+from onnxq.calibration.im2col import unfolding_of, weight_rows
+from onnxq.calibration.layer_moments import MeasuredLayers
+from onnxq.calibration.statistic import Statistic
+from onnxq.calibration.stats import StatisticFactory, basic_kinds, range_kinds
+from onnxq.calibration.weighted_histogram import WeightedHistogram, channel_weights
+from onnxq.ir import Node, Value
+from onnxq.planning.planner import Plan
+
+
+class OutputSensitivity:
+    """The weights with which histograms are to count the channels of what a plan quantizes.
+
+    Args:
+        plan: The decisions.
+        besides: What else to measure of a tensor.
+        otherwise: What to measure where no reader tells channels apart.
+
+    """
+
+    def __init__(
+        self, plan: Plan, besides: StatisticFactory = basic_kinds, otherwise: StatisticFactory = lambda name: ()
+    ) -> None:
+        self._besides = besides
+        self._otherwise = otherwise
+        self._by_name: dict[str, tuple[np.ndarray, int]] = {}
+        static = {decision.node for decision in plan.decisions if decision.scheme == "static-int8"}
+        for value in plan.calibrated():
+            everybody = value in plan.paired
+            readers = list(dict.fromkeys(use.node for use in value.uses if everybody or use.node in static))
+            found = _weights(value, readers, seen=everybody and value.is_output)
+            if found is not None:
+                self._by_name[value.name] = found
+
+    def kinds(self, name: str) -> Sequence[Statistic]:
+        """Make the empty statistics of a tensor, with such a histogram where its readers tell channels apart."""
+        found = self._by_name.get(name)
+        return (*self._besides(name), *(self._otherwise(name) if found is None else (WeightedHistogram(*found),)))
+
+
+def minimal_statistics(plan: Plan) -> StatisticFactory:
+    """Tell what ranges are chosen by while those that the recipe leaves open go from least to greatest value."""
+    return range_kinds if plan.range_methods <= {"minmax", "auto"} else basic_kinds
+
+
+def trial_statistics(plan: Plan, layers: MeasuredLayers) -> StatisticFactory:
+    """Tell what ranges and codes of a trial are chosen by, those by output error among them, and nothing besides.
+
+    Reports and files want more, but of no trial; measuring it takes longer than many a model runs.
+    """
+    methods = plan.range_methods
+    if methods <= {"minmax", "auto", "output-error"}:
+        besides = partial(layers.kinds, basics=range_kinds)
+        return OutputSensitivity(plan, besides, lambda name: (Histogram(),)).kinds if methods - {"minmax"} else besides
+    return OutputSensitivity(plan, layers.kinds).kinds
+
+
+def _weights(value: Value, readers: Iterable[Node], *, seen: bool) -> tuple[np.ndarray, int] | None:
+    """Give the weights of a value's channels, and their axis; None where no reader tells channels apart."""
+    known = [channel_energies(node, value) for node in readers]
+    found = [energies for energies in known if energies is not None]
+    axes = {axis if axis >= 0 or value.shape is None else axis + len(value.shape) for axis, _ in found}
+    if len(axes) != 1 or len({len(energies) for _, energies in found}) != 1:
+        return None
+    alike = np.ones_like(found[0][1])  # for whoever reads it otherwise
+    return channel_weights([e for _, e in found] + [alike] * (seen + known.count(None))), axes.pop()
+
+
+def channel_energies(node: Node, value: Value) -> tuple[int, np.ndarray] | None:
+    """Give what a squared error of every channel of an input adds to the squared error of a layer's outputs.
+
+    Args:
+        node: A reader.
+        value: What it reads.
+
+    Returns:
+        The axis of the channels, and for each the sum of the squares of what it is multiplied with, float64
+        `[channels]`; None where the node is no MatMul, Gemm or Conv of the value with a constant weight.
+
+    """
+    found = unfolding_of(node)
+    if found is None or node.inputs[found[0]] is not value:
+        return None
+    slot, unfolding = found
+    weight = node.inputs[1 - slot]
+    assert weight is not None
+    assert weight.constant is not None
+    rows = weight_rows(node, weight.constant.numpy())
+    rows = rows.reshape(unfolding.groups, -1, rows.shape[1] // unfolding.positions, unfolding.positions)
+    energies = np.einsum("goip,goip->gi", rows, rows, dtype=np.float64)
+    weight.constant.release()
+    return unfolding.axis, energies.reshape(-1)

@@ -1,0 +1,261 @@
+"""Choose an activation's range from its statistics: all of it, all but the rarest values, or the least error.
+
+The error is that of the values themselves or, with a histogram that counts each channel by what its readers make of it
+(`weighted_histogram`), the one that it causes at their outputs. There, what is clipped counts more than what is
+rounded: rounding errors are independent of one another and add up by their squares, while neighbouring values beyond
+the range are clipped together, and in the same direction.
+
+The squared error of a candidate is computed from the histogram in O(levels), whatever the number of values: inside a
+bin the density is taken as uniform, so the number, sum and sum of squares of all values below any point follow in
+closed form from cumulative sums, and a quantization cell `[a, b)` that is rounded to `g` costs
+`S2 - 2 g S1 + g**2 S0`.
+
+Of n samples, one more exceeds the greatest value of them all with a chance of 1 in n + 1, in every tensor anew. Where
+the tensor is small and its peaks differ much from sample to sample, that outweighs what a finer grid saves: one picture
+in thirty that clips decides the error of them all. Where the tensor is large or its peaks are alike, a wider range only
+makes the grid coarser. `extrapolate_range` finds the least expected sum of both (`onnxq.calibration.tail_model`).
+
+Tests: `tests/calibration/test_tail_model.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import numpy as np
+
+from onnxq.calibration.histogram import Histogram
+from onnxq.calibration.sample_extremes import SampleExtremes
+from onnxq.calibration.stats import TensorStats
+from onnxq.calibration.tail_model import FEWEST, exponential_tail, fit_lognormal
+from onnxq.calibration.weighted_histogram import WeightedHistogram
+from onnxq.errors import RecipeError
+
+RangeMethod = Literal["minmax", "percentile", "mse", "output-error"]
+RANGE_METHODS: tuple[RangeMethod, ...] = get_args(RangeMethod)
+# What onnxruntime's and TensorRT's calibrators use
+DEFAULT_PERCENTILE = 99.999
+# Beyond this many levels a cell is narrower than a bin, and its error is s**2 / 12 by the uniform density
+MOST_CELLS = 1024
+# What the square of a clipped value counts at the outputs, where that of a rounded one counts 1: see docs/accuracy.md
+CLIPPED = 4.0
+ALIKE = 4  # samples whose peaks are the same: that is no chance
+WIDTHS = np.linspace(1.0, 2.0, 41)
+# Coarse search: halving in half octaves down to 1/64 of the extreme; then twice a finer grid around the best
+COARSE = np.exp2(-np.arange(13) / 2)
+FINE = np.arange(-3, 4) / 8
+
+
+def choose_range(
+    stats: TensorStats,
+    method: RangeMethod = "minmax",
+    *,
+    percentile: float = DEFAULT_PERCENTILE,
+    bits: int = 8,
+    symmetric: bool = False,
+) -> tuple[float, float]:
+    """Choose the range of real values that a tensor's codes shall cover.
+
+    Args:
+        stats: Extremes and histogram of the tensor.
+        method: `minmax` covers every value; `percentile` leaves out at most `(100 - percentile) / 2` percent of the
+            values on each side, as onnxruntime's calibrator does; `mse` minimises the expected squared error of
+            quantization with `bits`, over both ends at once; `output-error` the one at the outputs of the readers,
+            where the statistics tell channels apart.
+        percentile: Percent of values to cover, above 50 and at most 100.
+        bits: Width of the codes, 2 to 16.
+        symmetric: The codes will be symmetric around zero, so the range is.
+
+    Returns:
+        `(lo, hi)` with `lo <= 0 <= hi`, within the tensor's extremes (or their mirror image, when symmetric);
+        `(0, 0)` for a tensor that is all zero or was never seen.
+
+    Raises:
+        RecipeError: The method is unknown, or `percentile` or `bits` is out of range.
+
+    """
+    if method not in RANGE_METHODS:
+        raise RecipeError(f"there is no range method '{method}'", f"Choose one of {', '.join(RANGE_METHODS)}.")
+    if not 50 < percentile <= 100 or not 2 <= bits <= 16:
+        raise RecipeError(
+            f"percentile {percentile} with {bits} bits is out of range", "Percentile: above 50 to 100; bits: 2 to 16."
+        )
+    low, high = min(stats.min, 0.0), max(stats.max, 0.0)
+    if method == "percentile":
+        low, high = _percentile(stats, percentile, low, high)
+    if symmetric:
+        high = max(-low, high)
+        low = -high
+    if method in ("mse", "output-error") and high > low:
+        density = _output_density(stats) if method == "output-error" else _Density(stats, stats.histogram)
+        low, high = _least_error(density, low, high, 2**bits - 1 if symmetric else 2**bits, symmetric)
+    return float(np.float32(low)), float(np.float32(high))
+
+
+def extrapolate_range(stats: TensorStats, low: float, high: float, *, bits: int = 8) -> tuple[float, float]:
+    """Widen a range by what other samples are expected to need, each end that covers all that was seen.
+
+    Where samples differ by factors, it is widened even if the least error on seen ones is inside of it: that cuts off a
+    little of the samples that went furthest, and others go further by half.
+
+    Args:
+        stats: Of the tensor; without `SampleExtremes` the range stays as it is.
+        low: Its lower end, at most 0.
+        high: Its upper end, at least 0.
+        bits: Width of the codes.
+
+    """
+    if SampleExtremes not in stats:
+        return low, high
+    peaks = stats[SampleExtremes]
+    if peaks.batches < FEWEST or high <= low:
+        return low, high
+    below = _end(peaks, peaks.below, -low, high, bits)
+    above = _end(peaks, peaks.above, high, -low, bits)
+    return float(np.float32(-below)), float(np.float32(above))
+
+
+def add_headroom(stats: TensorStats, low: float, high: float, factor: float) -> tuple[float, float]:
+    """Give both ends of a range room for other samples, but for an end that several samples reach alike.
+
+    There the data end, as pictures do at white: no sample will go further, and codes that hit what pixels can be would
+    hit it no more.
+
+    Args:
+        stats: Of the tensor; without `SampleExtremes` both ends get room.
+        low: Its lower end, at most 0.
+        high: Its upper end, at least 0.
+        factor: What an end is multiplied by, at least 1.
+
+    """
+    if factor == 1:
+        return low, high
+    below, above = (
+        (stats[SampleExtremes].below, stats[SampleExtremes].above) if SampleExtremes in stats else (None, None)
+    )
+    low, high = (end if _alike(peaks) else end * factor for end, peaks in ((low, below), (high, above)))
+    return float(np.float32(low)), float(np.float32(high))
+
+
+def _alike(sorted_peaks: np.ndarray | None) -> bool:
+    return sorted_peaks is not None and len(sorted_peaks) >= ALIKE and sorted_peaks[ALIKE - 1] == sorted_peaks[0]
+
+
+def _end(peaks: SampleExtremes, sorted_peaks: np.ndarray, end: float, opposite: float, bits: int) -> float:
+    """Give one end of least expected error for a batch: rounding in its elements, clipping where it exceeds the end."""
+    highest = float(sorted_peaks[0])
+    if end <= 0 or highest <= 0:
+        return end
+
+    def least(ends: np.ndarray, beyond: np.ndarray) -> float:
+        rounding = peaks.elements / peaks.batches * ((ends + opposite) / (2**bits - 1)) ** 2 / 12
+        return float(ends[int(np.argmin(rounding + CLIPPED * beyond))])
+
+    spread = fit_lognormal(sorted_peaks, peaks.batches)
+    if spread is not None:
+        ends = WIDTHS * max(end, highest)
+        far = least(ends, spread.beyond(ends))
+        if far > ends[0]:
+            return far
+    if end < highest:  # where seen values are clipped, somebody has weighed that
+        return end
+    ends = WIDTHS * end
+    beyond = exponential_tail(peaks, sorted_peaks, ends)
+    return end if beyond is None else least(ends, beyond)
+
+
+def expected_error(stats: TensorStats, lo: float, hi: float, *, bits: int = 8) -> float:
+    """Estimate the mean squared error of quantizing the tensor with the range `(lo, hi)`, in squared units.
+
+    Clipping and rounding are both counted; values that are exactly zero cost nothing.
+    """
+    if not stats.count or lo == hi:
+        return stats.second_moment
+    return float(_Density(stats, stats.histogram).errors(np.array([lo]), np.array([hi]), 2**bits)[0]) / stats.count
+
+
+def _percentile(stats: TensorStats, percentile: float, low: float, high: float) -> tuple[float, float]:
+    histogram = stats.histogram
+    allowed = int(stats.count * (100.0 - percentile) / 200.0)
+    edges = histogram.edges(low, high)
+    below = np.cumsum(histogram.counts)
+    above = np.cumsum(histogram.counts[::-1])
+    first = int(np.searchsorted(below, allowed, side="right"))
+    last = len(edges) - 2 - int(np.searchsorted(above, allowed, side="right"))
+    if last < first:  # fewer values than are left out on both sides together
+        return low, high
+    return min(float(edges[first]), 0.0), max(float(edges[last + 1]), 0.0)
+
+
+def _output_density(stats: TensorStats) -> _Density:
+    return _Density(stats, stats[WeightedHistogram if WeightedHistogram in stats else Histogram], CLIPPED)
+
+
+def _least_error(density: _Density, low: float, high: float, levels: int, symmetric: bool) -> tuple[float, float]:
+    """Search the shrink factors of both ends, coarse to fine; the full range is among the candidates."""
+    best = np.array([1.0, 1.0])
+    steps = [COARSE, np.exp2(FINE), np.exp2(FINE / 8)]
+    for factors in steps:
+        down = np.minimum(best[0] * factors, 1.0) if low < 0 else best[:1]
+        up = np.minimum(best[1] * factors, 1.0) if high > 0 else best[1:]
+        pairs = np.stack([up, up]) if symmetric else np.stack(np.meshgrid(down, up)).reshape(2, -1)
+        pairs = np.concatenate(
+            [best[:, None], pairs], axis=1
+        )  # ties go to what was found before: argmin takes the first
+        errors = density.errors(pairs[0] * low, pairs[1] * high, levels)
+        best = pairs[:, int(np.argmin(errors))]
+    return float(best[0] * low), float(best[1] * high)
+
+
+class _Density:
+    """Cumulative count, sum and sum of squares of a tensor's nonzero values, at any point.
+
+    Args:
+        stats: The tensor's extremes.
+        histogram: Its values.
+        clipped: What the squared error of a clipped value counts.
+
+    """
+
+    def __init__(self, stats: TensorStats, histogram: Histogram, clipped: float = 1.0) -> None:
+        self.clipped = clipped
+        self.edges = histogram.edges(stats.min, stats.max)
+        self.first, self.width = histogram.first, histogram.width
+        self.counts = histogram.counts.astype(np.float64)
+        self.counts[-histogram.first] -= histogram.zeros
+        left, right = self.edges[:-1], self.edges[1:]
+        bins = np.stack([np.ones_like(left), (left + right) / 2, (left**2 + left * right + right**2) / 3]) * self.counts
+        self.cumulative = np.concatenate([np.zeros((3, 1)), np.cumsum(bins, axis=1)], axis=1)
+        self.spans = np.maximum(right - left, np.finfo(np.float64).tiny)
+
+    def below(self, points: np.ndarray) -> np.ndarray:
+        """Give count, sum and sum of squares of the values below each point: shape `(3, *points.shape)`."""
+        index = np.clip(points / self.width, -len(self.counts), len(self.counts)).astype(np.int64) - self.first
+        index = np.clip(index, 0, len(self.counts) - 1)
+        left = self.edges[index]
+        inside = np.clip(points, left, self.edges[index + 1])
+        mass = self.counts[index] * ((inside - left) / self.spans[index])
+        powers = np.stack([np.ones_like(inside), (left + inside) / 2, (left**2 + left * inside + inside**2) / 3])
+        return np.asarray(self.cumulative[:, index] + mass * powers)
+
+    def errors(self, low: np.ndarray, high: np.ndarray, levels: int) -> np.ndarray:
+        """Give the total squared error of each candidate range, with the zero point rounded as it will be."""
+        scale = (high - low) / (levels - 1)
+        zero = np.clip(np.rint(-low / scale), 0, levels - 1)
+        ends = np.stack([-zero * scale, (levels - 1 - zero) * scale])
+        sums = self.below(ends)
+        beyond = self._clipping(ends, sums)
+        if levels > MOST_CELLS:
+            return np.asarray((sums[0, 1] - sums[0, 0]) * scale**2 / 12 + self.clipped * beyond)
+        grid = (np.arange(levels) - zero[:, None]) * scale[:, None]
+        sums = self.below(grid[:, :-1] + scale[:, None] / 2)
+        total = np.broadcast_to(self.cumulative[:, -1, None, None], (3, len(low), 1))
+        s0, s1, s2 = np.diff(sums, axis=2, prepend=0.0, append=total)
+        within = (s2 - 2 * grid * s1 + grid**2 * s0).sum(axis=1)
+        return np.asarray(within + (self.clipped - 1.0) * beyond)
+
+    def _clipping(self, ends: np.ndarray, sums: np.ndarray) -> np.ndarray:
+        """Give the squared error of all values beyond the least and the greatest code."""
+        total = self.cumulative[:, -1, None]
+        parts = zip(ends, (sums[:, 0], total - sums[:, 1]), strict=True)
+        return np.asarray(sum(np.maximum(s2 - 2 * end * s1 + end**2 * s0, 0) for end, (s0, s1, s2) in parts))

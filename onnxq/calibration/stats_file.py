@@ -1,0 +1,144 @@
+"""Statistics on disk: one `.npz` without pickled objects, with a fingerprint of the model they belong to.
+
+Tests: `tests/calibration/test_stats.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from onnxq.calibration.stats import KINDS, Stats, TensorStats
+from onnxq.errors import DataError, OutputError
+
+FORMAT = "onnxq statistics 3"
+FORMAT_KEY, FINGERPRINT_KEY, NAMES_KEY, SAMPLES_KEY = "format", "fingerprint", "names", "samples"
+
+
+def fingerprint(model_sha256: str, names: Iterable[str]) -> str:
+    """Identify a model together with the tensors that were measured: a SHA-256, in hexadecimal."""
+    digest = hashlib.sha256(model_sha256.encode())
+    for name in sorted(names):
+        digest.update(b"\0" + name.encode())
+    return digest.hexdigest()
+
+
+def save_stats(path: str | Path, stats: Stats, fingerprint: str, *, force: bool = False) -> None:
+    """Write statistics; the same statistics give the same bytes.
+
+    Each state array is stored flat for all tensors in a row (`extremes.range`); beside it are its shapes
+    (`extremes.range.shapes`, a row for each tensor) and which tensors have it (`extremes.range.owners`).
+
+    Args:
+        path: File to write, atomically.
+        stats: What to save.
+        fingerprint: From `fingerprint`.
+        force: Replace a file that exists.
+
+    Raises:
+        OutputError: The file exists already, or cannot be written.
+
+    """
+    path = Path(path)
+    if path.exists() and not force:
+        raise OutputError(f"{path} exists already", "Use --force to replace it, or choose another place.")
+    columns: dict[str, np.ndarray] = {
+        FORMAT_KEY: np.array(FORMAT),
+        FINGERPRINT_KEY: np.array(fingerprint),
+        NAMES_KEY: np.array(stats.names, dtype=np.str_),
+        SAMPLES_KEY: np.array(stats.samples, np.int64),
+    }
+    columns |= _pack([stats[name] for name in stats.names])
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **columns)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written ({error.strerror})", "Choose another place.") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_stats(path: str | Path, expected: str | None = None) -> tuple[Stats, str]:
+    """Read what `save_stats` wrote.
+
+    Args:
+        path: File to read.
+        expected: SHA-256 of the model that the statistics must belong to; None leaves the check to the caller.
+
+    Returns:
+        The statistics and their fingerprint.
+
+    Raises:
+        DataError: The file is missing, damaged, no statistics, or belongs to another model.
+
+    """
+    try:
+        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            columns = {key: archive[key] for key in archive.files}
+        if str(columns[FORMAT_KEY]) != FORMAT:
+            raise DataError(
+                f"{path} has format '{columns[FORMAT_KEY]}'", f"This onnxq reads '{FORMAT}': calibrate again."
+            )
+        names = [str(name) for name in columns[NAMES_KEY]]
+        stats = Stats()
+        stats.samples = int(columns[SAMPLES_KEY])
+        stats.tensors = dict(zip(names, _unpack(columns, len(names)), strict=True))
+        found = str(columns[FINGERPRINT_KEY])
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist", "Make it with `onnxq calibrate`.") from None
+    except (
+        OSError,
+        EOFError,
+        KeyError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = f"it has no array {reason}" if isinstance(error, KeyError) else reason
+        raise DataError(f"{path} holds no statistics: {reason}", "Make it with `onnxq calibrate`.") from error
+    if expected is not None and found != fingerprint(expected, names):
+        raise DataError(
+            f"the statistics in {path} belong to another model", "Calibrate this model: ranges of another are wrong."
+        )
+    return stats, found
+
+
+def _pack(tensors: list[TensorStats]) -> dict[str, np.ndarray]:
+    owners: dict[str, list[int]] = {}
+    states: dict[str, list[np.ndarray]] = {}
+    for index, tensor in enumerate(tensors):
+        for part in tensor:
+            for field, array in part.arrays().items():
+                owners.setdefault(f"{part.key}.{field}", []).append(index)
+                states.setdefault(f"{part.key}.{field}", []).append(array)
+    packed = {}
+    for key, arrays in states.items():
+        packed[key] = np.concatenate([array.reshape(-1) for array in arrays])
+        packed[f"{key}.shapes"] = np.array([array.shape for array in arrays], np.int64)
+        packed[f"{key}.owners"] = np.array(owners[key], np.int64)
+    return packed
+
+
+def _unpack(columns: dict[str, np.ndarray], count: int) -> list[TensorStats]:
+    states: list[dict[str, dict[str, np.ndarray]]] = [{} for _ in range(count)]
+    for key in columns:
+        if key.endswith(".owners"):
+            kind, field = key.removesuffix(".owners").split(".")
+            flat, shapes = columns[f"{kind}.{field}"], columns[f"{kind}.{field}.shapes"]
+            pieces = np.split(flat, np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1])
+            for owner, shape, piece in zip(columns[key], shapes, pieces, strict=True):
+                states[owner].setdefault(kind, {})[field] = piece.reshape(tuple(shape))
+    return [TensorStats(KINDS[kind].from_arrays(arrays) for kind, arrays in state.items()) for state in states]

@@ -1,0 +1,4 @@
+"""Samples: sources, validation, labels and synthetic inputs.
+
+Statistics of samples are in `calibration`.
+"""

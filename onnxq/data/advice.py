@@ -1,0 +1,144 @@
+"""What to do about data that onnxq does not read: the errors say it with the model's own inputs."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from onnxq.data.validation import InputSpec
+from onnxq.errors import DataError
+from onnxq.text import counted, did_you_mean, join_words
+
+PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+SOUNDS = (".wav", ".flac", ".mp3", ".ogg")
+TEXTS = (".txt", ".json", ".jsonl", ".csv", ".tsv", ".md")
+CODE = re.compile(r"(?P<file>.+)\.py:(?P<name>[A-Za-z_][\w.]*)")
+MOST_INPUTS = 4
+MOST_KINDS = 3
+
+
+def saving(inputs: Sequence[InputSpec]) -> str:
+    """Return the line of Python that saves samples of a model's inputs, with their types."""
+    shown = inputs[:MOST_INPUTS]
+    more = ", …" if len(inputs) > MOST_INPUTS else ""
+    # a name that is no word of Python goes in by a dictionary
+    if all(spec.name.isidentifier() for spec in inputs):
+        arrays = ", ".join(f"{spec.name}=array" for spec in shown) + more
+    else:
+        arrays = "**{" + ", ".join(f"{spec.name!r}: array" for spec in shown) + more + "}"
+    types = ", ".join(f"{spec.name} is {spec}" for spec in shown if str(spec))
+    return f"numpy.savez('data.npz', {arrays}){f', where {types}' if types else ''}"
+
+
+def other_data(path: Path, inputs: Sequence[InputSpec]) -> DataError:
+    """Make the error for a file that holds no arrays."""
+    if path.suffix == ".py":
+        return _code(path)
+    if path.suffix == ".onnx":
+        return DataError(f"{path} is a model, not data", f"Save samples: {saving(inputs)}.")
+    if path.suffix == ".pb":
+        return DataError(f"{path} is a single tensor", "Give the folder that it is in: test_data_set_0 or the like.")
+    kind = _kind(path.suffix.lower())
+    what = f"{path} is {kind}, and onnxq reads arrays" if kind else f"{path} is neither .npz nor .npy nor a folder"
+    return DataError(what, f"Save samples as the model takes them: {saving(inputs)}.")
+
+
+def empty_folder(folder: Path, found: Sequence[Path], inputs: Sequence[InputSpec]) -> DataError:
+    """Make the error for a folder without arrays, and say what is in it instead."""
+    kinds = Counter(file.suffix or "other" for file in found if file.is_file())
+    names = [f"{count} {suffix}" for suffix, count in kinds.most_common(MOST_KINDS)]
+    files = f": it holds {join_words(names)} {'file' if kinds.total() == 1 else 'files'}" if names else ": it is empty"
+    if not names and found:
+        files = f": it holds {counted(len(found), 'folder')}"
+    tests = "; or give ONNX test_data_set_* folders with input_0.pb, input_1.pb, …"
+    return DataError(
+        f"the folder {folder} has no samples in .npz or .npy{files}", f"Save samples: {saving(inputs)}{tests}"
+    )
+
+
+def missing_data(source: str) -> DataError:
+    """Make the error for data that are not there, with what was meant perhaps."""
+    path = Path(source)
+    near = did_you_mean(path.name, _beside(path), cutoff=0.75)
+    code = Path(source.rstrip(":") + ".py")
+    whole, _, name = source.rpartition(".")
+    if "://" in source:
+        hint = "Fetch it first: data are read from files."
+    elif "," in source and all(Path(part.strip()).exists() for part in source.split(",")):
+        hint = f"Repeat --data for every file: {' '.join(f'-d {part.strip()}' for part in source.split(','))}."
+    elif any(sign in source for sign in "*?["):
+        hint = "No file matches it: give the folder that the files are in, or repeat --data for each."
+    elif source.startswith("~"):
+        hint = "The shell replaces ~ at the beginning of a word without quotes only: write $HOME."
+    elif code.is_file():
+        hint = f"Write {code.stem}:FUNCTION for a function of {code}."
+    elif whole and name.isidentifier() and Path(f"{whole}.py").is_file():
+        hint = f"Write {whole}:{name} for a function of {whole}.py."
+    else:
+        hint = near or "Give an .npz file, a folder, or package.module:function."
+    return DataError(f"{source} does not exist", hint)
+
+
+def _beside(path: Path) -> list[str]:
+    """List the names in the folder that a path is in."""
+    try:
+        return [found.name for found in path.parent.iterdir()]
+    except OSError:
+        return []
+
+
+def refuse_single_array(source: str, inputs: Sequence[InputSpec]) -> None:
+    """Refuse one `.npy` for a model with several inputs.
+
+    Raises:
+        DataError: The model does not have exactly one input.
+
+    """
+    if len(inputs) != 1:
+        raise DataError(
+            f"{source} holds one array, and the model has {counted(len(inputs), 'input')}",
+            f"Save them together: {saving(inputs)}.",
+        )
+
+
+def refuse_file_of_code(source: str) -> None:
+    """Refuse `file.py:function`, which is not how a module is named.
+
+    Raises:
+        DataError: It is of that form.
+
+    """
+    found = CODE.fullmatch(source)
+    if found is None:
+        return
+    file, name = Path(found["file"] + ".py"), found["name"]
+    module = ".".join(part for part in file.with_suffix("").parts if part not in (".", "/"))
+    if not file.exists():
+        raise DataError(f"{source}: {file} does not exist", f"Write {module}:{name} for a function of a module.")
+    if file.is_absolute() or ".." in file.parts:
+        hint = f"Go to {file.parent}, or put it on PYTHONPATH, and write {file.stem}:{name}."
+        raise DataError(f"{source} names a file, not a module", hint)
+    raise DataError(f"{source} names a file, not a module", f"Write {module}:{name}.")
+
+
+def _code(path: Path) -> DataError:
+    """Make the error for a file of Python without a function behind it; it is read, not run."""
+    names: list[str] = []
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (SyntaxError, ValueError, OSError) as error:
+        return DataError(f"{path} is Python code with a mistake: {error}", "Correct it, and write MODULE:FUNCTION.")
+    names = [made.name for made in body if isinstance(made, ast.FunctionDef) and not made.name.startswith("_")]
+    module = ".".join(part for part in path.with_suffix("").parts if part not in (".", "/"))
+    if not names:
+        return DataError(f"{path} is Python code without a function", f"Write one, and give {module}:FUNCTION.")
+    forms = " or ".join(f"{module}:{name}" for name in names[:MOST_INPUTS])
+    return DataError(f"{path} is Python code: the name of a function belongs behind it", f"Write {forms}.")
+
+
+def _kind(suffix: str) -> str:
+    kinds = (("a picture", PICTURES), ("a sound", SOUNDS), ("text", TEXTS))
+    return next((name for name, suffixes in kinds if suffix in suffixes), "")

@@ -1,0 +1,259 @@
+"""Samples in `.npz` and `.npy` files, streamed: headers when opened, rows when asked for.
+
+How an array in a file is cut into samples (`Cut`):
+
+* rank of the input plus one: a stack, one sample per entry of the first axis;
+* the input's own rank: batched along its first axis. Where the model fixes the batch at B, samples are batches of B and
+  the rows left over are dropped (`Source.dropped` says how many); where it is dynamic, one row is one sample, `[1, …]`;
+* a scalar for a scalar input, or any array for an input of unknown rank: the whole array is one sample;
+* arrays of different numbers of rows, of inputs whose first axes the model gives different names: four texts and one
+  picture are one sample.
+
+Tests: `tests/data/test_synthetic.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from onnxq.data.validation import InputSpec, check_names, check_shape, is_label
+from onnxq.errors import DataError
+from onnxq.ir.storage.lfs import POINTER, pointer_error
+
+UNREADABLE = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Samples of one file or callable, read anew each time.
+
+    Attributes:
+        label: Names it in messages.
+        read: Starts over and gives raw samples one by one.
+        count: How many there are; None while unknown.
+        dropped: Rows left over by cutting fixed batches.
+        rows: Rows of the file's arrays that make one sample.
+        read_labels: Gives the arrays of a file that are no inputs; where it is None, they come with the samples.
+
+    """
+
+    label: str
+    read: Callable[[], Iterator[Mapping[str, Any]]]
+    count: int | None = None
+    dropped: int = 0
+    rows: int = 1
+    read_labels: Callable[[], Mapping[str, np.ndarray]] | None = None
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How one array becomes samples: `step` rows each, `count` times; a stack loses its first axis; `step` 0: whole."""
+
+    count: int
+    step: int = 1
+    stack: bool = False
+    dropped: int = 0
+
+
+@dataclass(frozen=True)
+class Column:
+    """One array of a file: its header, and a function that streams blocks of rows (all of it for 0 rows)."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    blocks: Callable[[int, ExitStack], Iterator[np.ndarray]]
+
+
+def make_cut(shape: tuple[int, ...], spec: InputSpec, where: str) -> Cut:
+    """Decide how an array of `shape` is cut into samples of `spec`; the module's docstring has the rule.
+
+    Raises:
+        DataError: Its rank or a fixed dimension fits neither a stack nor a batch, or it is smaller than one batch.
+
+    """
+    rank = None if spec.shape is None else len(spec.shape)
+    if rank is None or (rank == 0 and not shape):
+        return Cut(1, step=0)
+    if len(shape) == rank + 1:
+        check_shape(shape[1:], spec, where, behind=1)
+        return Cut(shape[0], stack=True)
+    if len(shape) != rank:
+        check_shape(shape, spec, where)
+    step = spec.fixed(0) or 1
+    check_shape((step, *shape[1:]), spec, where, batched=True)
+    if 0 < shape[0] < step:
+        raise DataError(
+            f"input '{spec.name}' takes batches of {step} ({spec}), {where} has {shape[0]} rows {list(shape)}",
+            f"Give at least {step} rows.",
+        )
+    return Cut(shape[0] // step, step, dropped=shape[0] % step)
+
+
+def _arrange(
+    columns: Mapping[str, Column],
+    inputs: Sequence[InputSpec],
+    label: str,
+    read_labels: Callable[[], Mapping[str, np.ndarray]],
+) -> Source:
+    """Make one source of arrays that belong together.
+
+    Raises:
+        DataError: Names, shapes or numbers of samples do not fit.
+
+    """
+    check_names(columns, inputs, label)
+    cuts = {}
+    for spec in inputs:
+        column = columns[spec.name]
+        if column.dtype.hasobject:
+            raise DataError(
+                f"input '{spec.name}' in {label} is a pickled array of Python objects, which is not loaded",
+                "Save plain numeric arrays: rows of different lengths go into separate files of a folder.",
+            )
+        cuts[spec.name] = make_cut(column.shape, spec, label)
+    if _is_one_sample(cuts, inputs):
+        cuts = dict.fromkeys(cuts, Cut(1, step=0))
+    counts = {name: cut.count for name, cut in cuts.items()}
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{count} for '{name}' {list(columns[name].shape)}" for name, count in counts.items())
+        raise DataError(
+            f"the arrays in {label} disagree in the number of samples: {listed}",
+            "Give every input the same number of rows; a stack (one leading dimension more) leaves no doubt.",
+        )
+
+    def read() -> Iterator[Mapping[str, np.ndarray]]:
+        with ExitStack() as files:
+            streams = [columns[name].blocks(cut.step, files) for name, cut in cuts.items()]
+            for _ in range(next(iter(counts.values()), 0)):
+                try:
+                    blocks = [next(stream) for stream in streams]
+                except UNREADABLE as error:
+                    raise unreadable(label, error) from error
+                yield {n: b[0] if c.stack else b for (n, c), b in zip(cuts.items(), blocks, strict=True)}
+
+    dropped = max((cut.dropped for cut in cuts.values()), default=0)
+    rows = max((cut.step for cut in cuts.values() if not cut.stack), default=1)
+    return Source(label, read, next(iter(counts.values()), 0), dropped, max(rows, 1), read_labels)
+
+
+def _is_one_sample(cuts: Mapping[str, Cut], inputs: Sequence[InputSpec]) -> bool:
+    """Whether rows are no samples: their numbers differ, and only where the model names what is counted differently."""
+    counted: dict[str, set[int]] = {}
+    for spec in inputs:
+        axis = spec.shape[0] if spec.shape else None
+        if not isinstance(axis, str) or cuts[spec.name].stack or not cuts[spec.name].step:
+            return False
+        counted.setdefault(axis, set()).add(cuts[spec.name].count)
+    return len(set().union(*counted.values())) > 1 and all(len(counts) == 1 for counts in counted.values())
+
+
+def unreadable(label: str, error: BaseException) -> DataError:
+    """Say that a file cannot be read."""
+    if isinstance(error, OSError) and error.strerror:
+        return DataError(f"{label} cannot be read: {error.strerror}", "Check its name and permissions.")
+    pointer = None
+    with suppress(OSError), open(label, "rb") as file:
+        pointer = pointer_error(file.read(len(POINTER)), label, DataError, "data")
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    return pointer or DataError(f"{label} cannot be read: {reason}", "Save it again with numpy.savez or numpy.save.")
+
+
+def read_npz(path: Path, inputs: Sequence[InputSpec]) -> Source:
+    """Open an `.npz`: headers now, rows as they are asked for, compressed or not.
+
+    Raises:
+        DataError: It cannot be read, or does not fit the model.
+
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {n.removesuffix(".npy"): n for n in archive.namelist() if n.endswith(".npy")}
+            names = check_names(members, inputs, path.name)
+            columns = {name: _member(path, archive, members[name]) for name in names}
+    except UNREADABLE as error:
+        raise unreadable(str(path), error) from error
+
+    def read_labels() -> Mapping[str, np.ndarray]:
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                return {name: file[name] for name in members if is_label(name, inputs)}
+        except UNREADABLE as error:
+            raise unreadable(str(path), error) from error
+
+    return _arrange(columns, inputs, path.name, read_labels)
+
+
+def _member(path: Path, archive: zipfile.ZipFile, member: str) -> Column:
+    with archive.open(member) as file:
+        shape, fortran, dtype = _header(file)
+
+    def blocks(step: int, files: ExitStack) -> Iterator[np.ndarray]:
+        stream = files.enter_context(files.enter_context(zipfile.ZipFile(path)).open(member))
+        if fortran or step == 0 or not shape:  # column-major rows are scattered: this array is read whole
+            yield from _cut(np.lib.format.read_array(stream, allow_pickle=False), step)
+            return
+        _header(stream)
+        block = (step, *shape[1:])
+        for _ in range(shape[0] // step):
+            data = bytearray(stream.read(math.prod(block) * dtype.itemsize))
+            if len(data) != math.prod(block) * dtype.itemsize:
+                raise EOFError(f"'{member}' ends early")
+            yield np.frombuffer(data, dtype).reshape(block)
+
+    return Column(shape, dtype, blocks)
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(file)
+    if version == (2, 0):
+        return np.lib.format.read_array_header_2_0(file)
+    raise ValueError(f"its .npy format version is {version[0]}.{version[1]}, which numeric arrays never need")
+
+
+def _cut(array: np.ndarray, step: int) -> Iterator[np.ndarray]:
+    if step == 0:
+        yield array
+        return
+    for start in range(0, len(array) - step + 1, step):
+        yield array[start : start + step]
+
+
+def read_npy(paths: Mapping[str, Path], inputs: Sequence[InputSpec], label: str) -> Source:
+    """Open `.npy` files that belong together, one for each input; they are memory-mapped.
+
+    Raises:
+        DataError: One cannot be read, or does not fit the model.
+
+    """
+
+    def column(path: Path) -> Column:
+        try:
+            with path.open("rb") as file:
+                shape, _, dtype = _header(file)
+        except UNREADABLE as error:
+            raise unreadable(str(path), error) from error
+
+        def blocks(step: int, files: ExitStack) -> Iterator[np.ndarray]:
+            for block in _cut(np.load(path, mmap_mode="r" if shape else None, allow_pickle=False), step):
+                yield np.array(block)
+
+        return Column(shape, dtype, blocks)
+
+    def read_labels() -> Mapping[str, np.ndarray]:
+        try:
+            return {name: np.load(p, allow_pickle=False) for name, p in paths.items() if is_label(name, inputs)}
+        except UNREADABLE as error:
+            raise unreadable(label, error) from error
+
+    return _arrange({name: column(path) for name, path in paths.items()}, inputs, label, read_labels)

@@ -1,0 +1,127 @@
+"""Samples in folders, ONNX test data sets and Python callables; the array files have `onnxq.data.npz`.
+
+Tests: `tests/data/test_samples.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from onnxq.data.advice import empty_folder
+from onnxq.data.npz import UNREADABLE, Source, read_npy, read_npz
+from onnxq.data.user_function import CALLED
+from onnxq.data.validation import InputSpec
+from onnxq.errors import DataError
+
+
+def read_folder(folder: Path, inputs: Sequence[InputSpec]) -> list[Source]:
+    """Open a folder: ONNX test data sets, or `.npz` and `.npy` files in natural order.
+
+    Every `.npz` is opened as if it were given alone. A `.npy` is the data of the only input; where the model has
+    several inputs, the files are named like them (`input_ids.npy`) and belong together.
+
+    Raises:
+        DataError: The folder holds nothing of the kind, or a file does not fit the model.
+
+    """
+    found = sorted(folder.iterdir(), key=natural_order)
+    if (folder / "input_0.pb").is_file():
+        return [read_test_data(folder, inputs)]
+    sets = [f for f in found if f.name.startswith("test_data_set_") and (f / "input_0.pb").is_file()]
+    if sets:
+        return [read_test_data(f, inputs) for f in sets]
+    arrays = [f for f in found if f.suffix == ".npy"]
+    sources = [read_npz(f, inputs) for f in found if f.suffix == ".npz"]
+    if arrays and len(inputs) == 1:
+        sources += [read_npy({inputs[0].name: f}, inputs, f.name) for f in arrays]
+    elif arrays:
+        sources.append(read_npy({f.stem: f for f in arrays}, inputs, str(folder)))
+    if not sources:
+        raise empty_folder(folder, found, inputs)
+    return sources
+
+
+def natural_order(path: Path) -> list[tuple[int, str]]:
+    """Sort key that puts `sample_2` before `sample_10`."""
+    return [(int(p), "") if p.isdecimal() else (-1, p) for p in re.split(r"(\d+)", path.name) if p] + [(-2, path.name)]
+
+
+def read_test_data(folder: Path, inputs: Sequence[InputSpec]) -> Source:
+    """Open one ONNX test data set: `input_0.pb`, `input_1.pb`, …, each a TensorProto, together one sample.
+
+    Tensors go to the inputs that they are named after; where the names are not exactly the inputs', by their numbers.
+
+    Raises:
+        DataError: When read: a file is no TensorProto, or there are more files than inputs.
+
+    """
+    files: list[Path] = []
+    while (folder / f"input_{len(files)}.pb").is_file():
+        files.append(folder / f"input_{len(files)}.pb")
+
+    def read() -> Iterator[Mapping[str, np.ndarray]]:
+        tensors = [_test_tensor(file) for file in files]
+        names = [spec.name for spec in inputs]
+        if sorted(t.name for t in tensors) == sorted(names):
+            names = [t.name for t in tensors]
+        if len(tensors) > len(names):
+            raise DataError(
+                f"{folder} holds {len(tensors)} inputs, the model takes {len(names)}", "Is this the model's own data?"
+            )
+        yield {name: onnx.numpy_helper.to_array(t) for name, t in zip(names, tensors, strict=False)}
+
+    return Source(folder.name, read, 1)
+
+
+def _test_tensor(file: Path) -> onnx.TensorProto:
+    try:
+        tensor = onnx.load_tensor(file)
+        onnx.numpy_helper.to_array(tensor)
+    except (*UNREADABLE, DecodeError, TypeError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise DataError(f"{file} is no tensor: {reason}", "Only tensor inputs (TensorProto) can be sampled.") from error
+    return tensor
+
+
+def read_iterable(give: Callable[[], Iterable[Any]], label: str) -> Source:
+    """Make a source of a function that gives an iterable of `{input name: array}`; it is called for each pass.
+
+    Raises:
+        DataError: When read: the function or its iterable fails, or gives something other than mappings.
+
+    """
+
+    def read() -> Iterator[Mapping[str, Any]]:
+        try:
+            stream = iter(give())
+        except CALLED as error:  # whatever the user's code raises is the user's to read
+            raise _failed(label, error) from error
+        while True:
+            try:
+                sample = next(stream)
+            except StopIteration:
+                return
+            except CALLED as error:
+                raise _failed(label, error) from error
+            if not isinstance(sample, Mapping):
+                raise DataError(
+                    f"{label} gives {type(sample).__name__} instead of a mapping",
+                    "Each sample is a dictionary {input name: array}.",
+                )
+            yield sample
+
+    return Source(label, read)
+
+
+def _failed(label: str, error: BaseException) -> DataError:
+    if isinstance(error, DataError):
+        return error
+    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    return DataError(f"{label} failed: {text}", "It must be callable without arguments and give samples.")

@@ -1,0 +1,261 @@
+"""Samples for calibration and verification: one class whatever they come from, checked as they stream by.
+
+`Samples` starts anew with every `iter()` and holds one sample at a time. The forms of data and how arrays are cut into
+samples are described in `onnxq.data.npz`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from onnxq.data.advice import missing_data, other_data, refuse_file_of_code, refuse_single_array
+from onnxq.data.labels import Labels, read_labels
+from onnxq.data.npz import Source, read_npy, read_npz
+from onnxq.data.readers import read_folder, read_iterable
+from onnxq.data.user_function import CALLABLE, import_named
+from onnxq.data.validation import InputSpec, Sample, conform, input_specs
+from onnxq.errors import DataError
+from onnxq.text import as_list, counted
+
+__all__ = [
+    "InputSpec",
+    "Sample",
+    "Samples",
+    "few_samples",
+    "input_specs",
+    "open_samples",
+    "spread_samples",
+    "wrap_samples",
+]
+
+PYTHON = "Python"  # what samples are from that a caller gives
+Given = TypeVar("Given", bound=Mapping[str, np.ndarray])
+
+
+class Samples(Iterable[Sample]):
+    """A stream of checked samples that can be read any number of times.
+
+    Iterating gives `{input name: array}` with exactly the model's dtypes, and raises DataError, naming the input, the
+    file and the sample, for data that do not fit or when there is no sample at all.
+
+    Attributes:
+        inputs: What the model wants.
+        count: Number of samples; None while unknown.
+        description: One line for the report: how many samples, from where.
+        made_up: Whether the numbers are random ones of ours.
+        numbers: Where the samples stand in the data, for messages; None where they are the first ones.
+
+    """
+
+    made_up = False
+    numbers: Sequence[int] | None = None
+
+    def __init__(self, sources: Sequence[Source], inputs: Sequence[InputSpec], origin: str, most: int | None = None):
+        self.inputs = tuple(inputs)
+        self._sources = tuple(sources)
+        self._origin = origin
+        self._most = most
+        self._seen: int | None = None  # how many the last pass over all of them gave
+
+    def limit(self, n: int) -> Samples:
+        """Give the first `n` samples.
+
+        Raises:
+            DataError: `n` is below 1.
+
+        """
+        if n < 1:
+            raise DataError(f"{n} samples are asked for", "Ask for at least 1.")
+        limited = Samples(self._sources, self.inputs, self._origin, n if self._most is None else min(n, self._most))
+        limited.made_up = self.made_up
+        return limited
+
+    @property
+    def count(self) -> int | None:
+        """Number of samples; None while unknown."""
+        total = self._total()
+        return total if total is None or self._most is None else min(total, self._most)
+
+    @property
+    def description(self) -> str:
+        """One line for the report: how many samples, from where."""
+        total, count = self._total(), self.count
+        if total is None:
+            amount = "samples" if self._most is None else f"up to {counted(self._most, 'sample')}"
+        else:
+            amount = counted(total, "sample") if count == total else f"the first {count} of {total} samples"
+        dropped = sum(source.dropped for source in self._sources)
+        note = f" ({counted(dropped, 'row')} left over by the model's fixed batch)" if dropped else ""
+        return f"{amount} from {self._origin}{note}"
+
+    def __iter__(self) -> Iterator[Sample]:
+        seen = 0
+        for source in self._sources:
+            for index, raw in enumerate(source.read()):
+                if seen == self._most:
+                    return self._passed(seen)
+                where = source.label if source.count == 1 else f"{source.label}, sample {index}"
+                where = f"samples[{index}]" if source.label == PYTHON else where
+                yield conform(raw, self.inputs, where)
+                seen += 1
+        return self._passed(seen)
+
+    def _passed(self, seen: int) -> None:
+        """Refuse data that end elsewhere than before: what was chosen by their places would be chosen by others."""
+        if self._seen is not None and seen != self._seen:
+            raise DataError(
+                f"{self._origin} gave {counted(self._seen, 'sample')} before, and {seen} now",
+                "They are read several times: what gives them has to give the same ones each time.",
+            )
+        if not seen:
+            raise _no_samples(self._origin)
+        self._seen = seen
+
+    def labels(self) -> Labels:
+        """Give what the data say about the samples: the arrays whose names start with `_`.
+
+        Returns:
+            For each name a list in the order of the data: the whole array of a file as it stands there, and from a
+            Python function the array of each sample. Where an array has a row for each sample (for each row of the
+            model's batches), only the rows of the samples in use are given.
+
+        Raises:
+            DataError: A file cannot be read, or only some of its samples are used and an array in it has another
+                number of rows than there are samples.
+
+        """
+        return read_labels(self._sources, self.inputs, self._most)
+
+    def _total(self) -> int | None:
+        counts = [source.count for source in self._sources]
+        return None if None in counts else sum(c for c in counts if c is not None)
+
+
+def open_samples(sources: str | Path | Sequence[str | Path], inputs: Sequence[InputSpec]) -> Samples:
+    """Open the data that a user names; several sources are read one after another.
+
+    Args:
+        sources: One or several, each an `.npz` or `.npy` file, a folder of them, an ONNX `test_data_set_*` folder or
+            one that contains such folders, or `package.module:function`, a callable that gives an iterable of
+            `{input name: array}` or such an iterable itself (the current folder is searched for the module).
+        inputs: What the model wants, from `input_specs`.
+
+    Raises:
+        DataError: A source is missing, unreadable, empty, or its headers show that it does not fit the model. Values
+            are checked when they are read.
+
+    """
+    opened: list[Source] = []
+    sources = as_list(sources)
+    for source in sources:
+        opened += _open(str(source), inputs)
+    samples = Samples(opened, inputs, ", ".join(_short(str(source)) for source in sources))
+    if samples.count == 0:
+        raise _no_samples(", ".join(str(source) for source in sources) or "an empty list of sources")
+    return samples
+
+
+def wrap_samples(
+    source: Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]],
+    inputs: Sequence[InputSpec],
+    description: str = PYTHON,
+) -> Samples:
+    """Check samples that Python code gives: a list, any object that can be iterated again, or a function.
+
+    Each item is one sample of exactly the inputs' ranks.
+
+    Raises:
+        DataError: `source` is an iterator that can be read only once, or no iterable at all.
+
+    """
+    if isinstance(source, Samples):
+        return source
+    if callable(source):
+        return Samples([read_iterable(source, description)], inputs, description)
+    if not isinstance(source, Iterable) or isinstance(source, str | bytes | Mapping):
+        raise DataError(
+            f"{description} is {type(source).__name__}, not an iterable of samples",
+            "Give files as data." if isinstance(source, str | Path) else "Give a list of them.",
+        )
+    if iter(source) is source:
+        raise DataError(
+            f"{description} is an iterator that can be read only once",
+            "Samples are read several times: give a list, or the function that makes the iterator.",
+        )
+    read = read_iterable(lambda: source, description)
+    count = len(source) if isinstance(source, Sequence) else None
+    return Samples([Source(read.label, read.read, count)], inputs, description)
+
+
+def few_samples(samples: Iterable[Given], limit: int, most_elements: float = math.inf) -> list[Given]:
+    """Take a few samples to hold side by side; see `spread_samples`."""
+    return list(spread_samples(samples, limit, most_elements).values())
+
+
+def spread_samples(
+    samples: Iterable[Given], limit: int, most_elements: float = math.inf, least: int = 1
+) -> dict[int, Given]:
+    """Take samples evenly from the first to the last, by their place: data are often in some order.
+
+    All are read once, and no more than twice as many are held on the way.
+
+    Args:
+        samples: Where to take them from.
+        limit: How many at most.
+        most_elements: How many elements their arrays may have together.
+        least: How many to take all the same if there are so many.
+
+    """
+    limit = max(limit, least, 1)
+    taken: list[tuple[int, Given]] = []
+    step = 1  # every so many-th sample is taken, more than are needed, and then every second of them
+    for index, sample in enumerate(samples):
+        if index % step:
+            continue
+        taken.append((index, sample))
+        while len(taken) >= 2 * max(least, 1) and (len(taken) >= 2 * limit or _elements(taken) > 2 * most_elements):
+            taken, step = taken[::2], 2 * step
+    room = int(len(taken) * min(1.0, most_elements / max(_elements(taken), 1)))
+    count = min(len(taken), limit, max(room, least, 1))
+    return dict(taken[index * len(taken) // count] for index in range(count))
+
+
+def _elements(samples: Iterable[tuple[int, Mapping[str, np.ndarray]]]) -> int:
+    return sum(np.size(array) for _, sample in samples for array in sample.values())
+
+
+def _open(source: str, inputs: Sequence[InputSpec]) -> list[Source]:
+    path = Path(source)
+    try:
+        if path.is_dir():
+            return read_folder(path, inputs)
+        present = path.exists()
+    except OSError as error:
+        raise DataError(f"{source} cannot be read ({error.strerror})", "Check its name and permissions.") from error
+    if present and path.suffix == ".npz":
+        return [read_npz(path, inputs)]
+    if present and path.suffix == ".npy":
+        refuse_single_array(source, inputs)
+        return [read_npy({inputs[0].name: path}, inputs, path.name)]
+    if present:
+        raise other_data(path, inputs)
+    if source == "-":
+        raise DataError("data are not read from stdin", "Save them to a file first: they are read several times.")
+    refuse_file_of_code(source)
+    if CALLABLE.fullmatch(source):
+        given = import_named(source)
+        return list(wrap_samples(given, inputs, source)._sources)
+    raise missing_data(source)
+
+
+def _no_samples(origin: str) -> DataError:
+    return DataError(f"there are no samples in {origin}", "Give at least one; 32 to 200 make good ranges.")
+
+
+def _short(source: str) -> str:
+    return source if CALLABLE.fullmatch(source) else Path(source).name or source

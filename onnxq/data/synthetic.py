@@ -1,0 +1,239 @@
+"""Samples made up for a model that comes without data, of sizes and numbers that it takes: found by trying.
+
+Numbers at random may mask everything: a row of scores with nothing to attend to gives NaN, which says nothing about a
+model. Whether 1 stands for what is masked or for what is not, no model states; so masks that leave the first places,
+and masks that hide the last, are tried for one input after the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import TensorProto
+
+from onnxq.data.npz import Source
+from onnxq.data.samples import InputSpec, Sample, Samples
+from onnxq.errors import DataError
+from onnxq.ir import Model, Value
+from onnxq.runtime.session import InMemory, Session, SessionError, is_large, open_session, run_session
+
+__all__ = ["random_samples", "synthetic_samples"]
+
+# Other numbers than those at random: 1 up to some place of the last axis and 0 behind it, the other way round, or
+# floats from 0 to 1
+FIRST, LAST, EVEN = "first", "last", "even"
+MOST_TRIED, MOST_FLOATS = 24, 4  # of other numbers, and inputs of floats that get some
+MOST_ELEMENTS = 1 << 22  # of what a Softmax makes: of pictures it may not fit into memory beside others
+BOOL = np.dtype(bool)
+
+# Sizes for open dimensions of random samples: small, and divisible by the 32 that many vision models shrink by
+RANDOM_SIZE, RANDOM_CHANNELS, RANDOM_PIXELS = 16, 3, 64
+
+
+@dataclass(frozen=True)
+class InputFill:
+    """What open dimensions are taken for, first axes apart.
+
+    Attributes:
+        size: Of an axis; channels of images excepted.
+        pixels: The same for inputs of rank 4 and 5.
+        batched: Whether the first open axis of every input is 1, too: the batch of a state need not be its first axis.
+        past: Size of dimensions that are named so, or whose input is, as keys and values of earlier tokens are.
+        first: Size of first axes: 1 for a batch, more for rows that another input names by their numbers.
+
+    """
+
+    size: int = RANDOM_SIZE
+    pixels: int = RANDOM_PIXELS
+    batched: bool = False
+    past: int | None = None
+    first: int = 1
+
+
+# Windows of audio and sides of pictures come in powers of two; 160 and 16000 are 10 ms and 1 s of audio at 16 kHz.
+# What takes 1 only takes the least time; the largest come last, because a model may take minutes before it refuses them
+SIZES = (64, 128, 256, 512, 1024, 32, 224, 640, 160, 1, 4096, 16000)
+FILLS = (
+    InputFill(past=0),
+    InputFill(past=RANDOM_SIZE),
+    InputFill(batched=True),
+    InputFill(first=RANDOM_SIZE),
+    *(InputFill(size, size, batched) for size in SIZES for batched in (False, True)),
+)
+
+
+def random_samples(
+    inputs: Sequence[InputSpec],
+    count: int,
+    seed: int = 0,
+    fill: InputFill | None = None,
+    numbers: Mapping[str, str] | None = None,
+) -> Samples:
+    """Make up samples for a model that comes without data: fit for timing and for checks, not for calibration.
+
+    Floats are standard normal, integers 0 or 1 (right for masks, safe as ids), booleans are drawn evenly. Dynamic
+    dimensions: 1 for the first axis, 3 channels and 64 pixels for rank 4 and 5, 16 otherwise; one symbolic name has one
+    size, and a name that is a sum, such as `past + 1`, that of its terms. Sample `i` depends on `seed` and `i` alone.
+
+    Args:
+        inputs: What the model wants.
+        count: How many.
+        seed: Of the random numbers.
+        fill: Other sizes for open dimensions.
+        numbers: Other numbers for some inputs, by name: FIRST, LAST or EVEN.
+
+    Raises:
+        DataError: An input's dtype or rank is unknown, or it is not numeric.
+
+    """
+    shapes, other = _shapes(inputs, fill or InputFill()), numbers or {}
+    for spec in inputs:
+        if spec.numpy_dtype is None or spec.numpy_dtype.kind not in "fiub":
+            raise DataError(f"input '{spec.name}' ({spec}) cannot be made up at random", "Give data for the model.")
+
+    def read() -> Iterator[Sample]:
+        for index in range(count):
+            random = np.random.default_rng([seed, index])
+            yield {s.name: _random_array(random, s, shapes[s.name], other.get(s.name)) for s in inputs}
+
+    samples = Samples([Source("random data", read, count)], inputs, f"random numbers (seed {seed})")
+    samples.made_up = True
+    return samples
+
+
+def synthetic_samples(model: Model, inputs: Sequence[InputSpec], count: int) -> Samples:
+    """Make up samples of sizes that a model takes, and of numbers that do not make NaN of it.
+
+    Those of the usual sizes are given where it takes none that is tried, and those of the usual numbers where others
+    give NaN as well.
+
+    Args:
+        model: The model, types inferred.
+        inputs: Its inputs.
+        count: How many samples.
+
+    Raises:
+        DataError: As `random_samples`.
+
+    """
+    usual = random_samples(inputs, count)
+    shapes = [_shapes(inputs, fill) for fill in (InputFill(), *FILLS)]
+    fills = [InputFill(), *(fill for index, fill in enumerate(FILLS, 1) if shapes[index] not in shapes[:index])]
+    masked = _may_be_masked(inputs)
+    taps = [value for value in _attention(model) if masked]
+    source = model if is_large(model) else InMemory(model, taps)
+    try:
+        session = open_session(source, taps=taps)
+    except SessionError:
+        return usual  # the comparison says why
+    outputs = [output.name for output in model.graph.outputs]
+    for fill in fills:
+        made = random_samples(inputs, count, fill=fill)
+        try:
+            run_session(session, outputs, next(iter(made)))
+        except SessionError:
+            continue
+        tried = count if masked else 1
+        return _sound_samples(session, [*outputs, *(tap.name for tap in taps)], made, fill, tried)
+    return usual
+
+
+def _may_be_masked(inputs: Sequence[InputSpec]) -> bool:
+    """Whether one of the inputs may be a mask: a single one of floats is what the model is about."""
+    return len(inputs) > 1 or any(spec.numpy_dtype is not None and spec.numpy_dtype.kind != "f" for spec in inputs)
+
+
+def _attention(model: Model) -> Iterator[Value]:
+    """List what Softmax nodes make, where a row without anything to attend to shows even if codes hide it later on."""
+    for node in model.graph.nodes:
+        made = node.outputs[0] if node.op_type == "Softmax" and not node.domain else None
+        if made is None or made.dtype != TensorProto.FLOAT or made.is_output or made.shape is None:
+            continue
+        if math.prod(size for size in made.shape if isinstance(size, int)) <= MOST_ELEMENTS:
+            yield made
+
+
+def _sound_samples(session: Session, names: Sequence[str], usual: Samples, fill: InputFill, tried: int) -> Samples:
+    """Give samples of these sizes of which a model makes neither NaN nor infinity, as far as it is tried."""
+    if _is_sound(session, names, usual.limit(tried)):
+        return usual
+    for numbers in itertools.islice(_other_numbers(usual.inputs), MOST_TRIED):
+        samples = random_samples(usual.inputs, usual.count or 1, fill=fill, numbers=numbers)
+        if _is_sound(session, names, samples.limit(tried)):
+            return samples
+    return usual
+
+
+def _is_sound(session: Session, names: Sequence[str], samples: Iterable[Sample]) -> bool:
+    try:
+        results = (array for sample in samples for array in run_session(session, names, sample))
+        return all(np.isfinite(array).all() for array in results if getattr(array, "dtype", BOOL).kind == "f")
+    except SessionError:
+        return False
+
+
+def _other_numbers(inputs: Sequence[InputSpec]) -> Iterator[dict[str, str]]:
+    """List what else to try: first for single inputs, then for all, then for pairs; those of integers come first."""
+    floats = [spec.name for spec in inputs if spec.numpy_dtype is not None and spec.numpy_dtype.kind == "f"]
+    flags = [spec.name for spec in inputs if spec.name not in floats]
+    for names, kinds in ((flags, (FIRST, LAST)), (floats[:MOST_FLOATS], (FIRST, LAST, EVEN))):
+        yield from ({name: kind} for name in names for kind in kinds)
+        yield from (dict.fromkeys(names, kind) for kind in kinds if len(names) > 1)
+    for pair in itertools.combinations(flags, 2):
+        yield from (dict(zip(pair, kinds, strict=True)) for kinds in itertools.product((FIRST, LAST), repeat=2))
+
+
+def _shapes(inputs: Sequence[InputSpec], fill: InputFill) -> dict[str, tuple[int, ...]]:
+    sizes: dict[str, int] = {}
+    shapes: dict[str, list[int]] = {}
+    for spec in inputs:
+        if spec.shape is None:
+            raise DataError(f"input '{spec.name}' has no known rank to make up data for", "Give data for the model.")
+        shapes[spec.name] = [_size(spec, axis, fill, sizes) for axis in range(len(spec.shape))]
+    for spec in inputs:
+        for axis, dim in enumerate(spec.shape or ()):
+            terms = [term.strip() for term in dim.split("+")] if isinstance(dim, str) else []
+            if len(terms) > 1 and all(term in sizes or term.isdigit() for term in terms):
+                shapes[spec.name][axis] = sum(int(term) if term.isdigit() else sizes[term] for term in terms)
+    return {name: tuple(shape) for name, shape in shapes.items()}
+
+
+def _size(spec: InputSpec, axis: int, fill: InputFill, sizes: dict[str, int]) -> int:
+    size, dim, dims = spec.fixed(axis), spec.shape[axis] if spec.shape else None, spec.shape or ()
+    if size is not None:
+        return size
+    if axis == 0:
+        size = fill.first
+    elif fill.past is not None and isinstance(dim, str) and _is_earlier(dim, spec.name):
+        size = fill.past
+    elif fill.batched and all(spec.fixed(earlier) is not None for earlier in range(axis)):
+        size = 1
+    elif len(dims) in (4, 5):
+        size = RANDOM_CHANNELS if axis == 1 else fill.pixels
+    else:
+        size = fill.size
+    return sizes.setdefault(dim, size) if isinstance(dim, str) else size
+
+
+def _is_earlier(dim: str, name: str) -> bool:
+    """Whether a size is that of earlier tokens: exporters name the input so, if not its dimension."""
+    return "past" in dim.lower() or "past" in name.lower() or "cache" in name.lower()
+
+
+def _random_array(
+    random: np.random.Generator, spec: InputSpec, shape: tuple[int, ...], numbers: str | None
+) -> np.ndarray:
+    dtype = spec.numpy_dtype
+    assert dtype is not None  # random_samples refused it
+    drawn = random.standard_normal(shape) if dtype.kind == "f" else random.integers(0, 2, shape)
+    if numbers == EVEN:
+        drawn = random.random(shape)
+    elif numbers is not None:
+        size = shape[-1] if shape else 1
+        is_first = np.arange(size) < random.integers(1, size + 1) if size else np.zeros(0)
+        drawn = np.broadcast_to(is_first == (numbers == FIRST), shape) if shape else is_first[0] == (numbers == FIRST)
+    return np.asarray(drawn).astype(dtype)

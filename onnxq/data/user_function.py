@@ -1,0 +1,46 @@
+"""What a user names as `package.module:function`.
+
+Tests: `tests/data/test_samples.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from onnxq.errors import DataError
+
+# What code of the user's may raise: whoever writes a script may leave it by sys.exit, which would end the command.
+CALLED = (Exception, SystemExit)
+CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+def import_named(source: str) -> Any:
+    """Import `package.module:function`; the current folder is searched for the module, too.
+
+    Raises:
+        DataError: The module cannot be imported, or does not have the name.
+
+    """
+    module_name, _, attribute = source.partition(":")
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        found = importlib.import_module(module_name)
+    except CALLED as error:  # a user's module may raise anything while it is imported
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise DataError(
+            f"{source} cannot be imported: {text}", "The module is looked for here and on PYTHONPATH."
+        ) from error
+    finally:
+        if here in sys.path:
+            sys.path.remove(here)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            where = getattr(found, "__file__", None) or module_name
+            raise DataError(f"{source}: there is no '{part}' in {where}", "Check the name of the function.")
+        found = getattr(found, part)
+    return found

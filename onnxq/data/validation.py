@@ -1,0 +1,211 @@
+"""Does a sample fit the model? Names, rank, fixed dimensions, dtype, finite numbers; and the casts that are safe.
+
+Tests: `tests/data/test_advice.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+
+from onnxq.data.layouts import layout_hint
+from onnxq.errors import DataError
+from onnxq.ops.forms.family import dtype_name
+from onnxq.text import did_you_mean
+
+if TYPE_CHECKING:
+    from onnxq.ir import Model
+
+NAMELESS = re.compile(r"arr_\d+")  # what NumPy calls an array that has no name
+Sample = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What a model wants for one of its inputs.
+
+    Attributes:
+        name: Name of the input.
+        dtype: A value of `onnx.TensorProto.DataType`; None while unknown.
+        shape: An integer, a symbolic name or None for each dimension; None while the rank is unknown.
+
+    """
+
+    name: str
+    dtype: int | None
+    shape: tuple[int | str | None, ...] | None
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any] | None:
+        """The NumPy dtype to feed; None while unknown."""
+        return None if self.dtype is None else np.dtype(onnx.helper.tensor_dtype_to_np_dtype(self.dtype))
+
+    def fixed(self, axis: int) -> int | None:
+        """Size of dimension `axis` where the model fixes it (exporters write 0 for a size they don't know)."""
+        size = self.shape[axis] if self.shape else None
+        return size if isinstance(size, int) and size > 0 else None
+
+    def __str__(self) -> str:
+        kind = "" if self.dtype is None else dtype_name(self.dtype)
+        dims = "" if self.shape is None else "[" + ", ".join("?" if d is None else str(d) for d in self.shape) + "]"
+        return f"{kind}{dims}"
+
+
+def input_specs(model: Model) -> list[InputSpec]:
+    """List the inputs that a caller must feed: graph inputs that have no initializer."""
+    return [InputSpec(v.name, v.dtype, v.shape) for v in model.graph.inputs if v.tensor is None]
+
+
+def check_names(names: Iterable[str], inputs: Sequence[InputSpec], where: str) -> list[str]:
+    """Give the names that are inputs, dropping those that start with `_`.
+
+    Raises:
+        DataError: A name is no input of the model, or an input is missing.
+
+    """
+    wanted = [spec.name for spec in inputs]
+    given = []
+    for name in names:
+        if not isinstance(name, str):
+            raise DataError(f"{where} has {name!r} for the name of an array", "Names are strings, those of the inputs.")
+        if not is_label(name, inputs):
+            given.append(name)
+    for name in given:
+        if name not in wanted:
+            guess = did_you_mean(name, wanted, cutoff=0.6)
+            if NAMELESS.fullmatch(name):
+                guess = "It was saved without a name: write numpy.savez(file, NAME=array)."
+            raise DataError(
+                f"{where} has '{name}', which is no input of the model",
+                f"{guess} The model's inputs are {_listing(wanted)}; a name that starts with _ is ignored.".lstrip(),
+            )
+    for spec in inputs:
+        if spec.name not in given:
+            raise DataError(
+                f"{where} has no array for input '{spec.name}' ({spec})",
+                f"Every sample needs {_listing(wanted)}; this one has {_listing(given) if given else 'none'}.",
+            )
+    return given
+
+
+def is_label(name: str, inputs: Sequence[InputSpec]) -> bool:
+    """Whether an array says something about the samples that no input of the model takes."""
+    return name.startswith("_") and all(spec.name != name for spec in inputs)
+
+
+def check_shape(shape: tuple[int, ...], spec: InputSpec, where: str, *, behind: int = 0, batched: bool = False) -> None:
+    """Refuse one sample's shape that the model cannot take; `behind` and `batched` are for `layout_hint`.
+
+    Raises:
+        DataError: The rank or a fixed dimension differs.
+
+    """
+    if spec.shape is None:
+        return
+    if len(shape) == len(spec.shape) and all(spec.fixed(axis) in (None, size) for axis, size in enumerate(shape)):
+        return
+    wanted = [spec.fixed(axis) for axis in range(len(spec.shape))]
+    advice = layout_hint(shape, wanted, behind=behind, batched=batched)
+    if len(shape) != len(spec.shape):
+        raise DataError(
+            f"input '{spec.name}' has rank {len(spec.shape)} ({spec}), {where} gives rank {len(shape)} {list(shape)}",
+            advice or "A sample has the input's own rank; in a file, one leading dimension more is a stack of samples.",
+        )
+    for axis, size in enumerate(shape):
+        fixed = spec.fixed(axis)
+        if fixed is not None and size != fixed:
+            raise DataError(
+                f"input '{spec.name}' has {fixed} in dimension {axis} ({spec}), {where} gives {size} {list(shape)}",
+                advice or "Prepare the data the way the model's own inputs are prepared.",
+            )
+
+
+def conform(raw: Mapping[str, Any], inputs: Sequence[InputSpec], where: str) -> Sample:
+    """Turn raw arrays into a sample that onnxruntime takes.
+
+    Casts that are done: between float widths; integers and booleans to another integer type when every value fits;
+    integers and booleans to a float type that holds every value of theirs (uint8 → float32, not int64 → float32);
+    0 and 1 to boolean. Everything else is refused: a float fed to an integer input is nearly always a mistake.
+
+    Args:
+        raw: One sample, arrays or what NumPy makes arrays of. It may hold further names that start with `_`.
+        inputs: What the model wants.
+        where: Names the sample in messages, such as `calib.npz, sample 3`.
+
+    Returns:
+        A C-contiguous array of exactly the wanted dtype for each input, in the order of `inputs`.
+
+    Raises:
+        DataError: A name, rank, fixed dimension or dtype is wrong, or a float is NaN or infinite.
+
+    """
+    check_names(raw, inputs, where)
+    sample = {}
+    for spec in inputs:
+        array = np.asarray(raw[spec.name])
+        check_shape(array.shape, spec, where)
+        array = _cast(array, spec, where)
+        if array.dtype.kind == "f":
+            check_finite(array, f"input '{spec.name}'", where)
+        sample[spec.name] = array if array.flags.c_contiguous else array.copy(order="C")
+    return sample
+
+
+def check_finite(array: np.ndarray, what: str, where: str) -> None:
+    """Refuse NaN and infinity.
+
+    Raises:
+        DataError: Names `what`, the index of the first bad element and `where`.
+
+    """
+    if np.isfinite(array).all():
+        return
+    position = np.unravel_index(int(np.argmin(np.isfinite(array))), array.shape)
+    kind = "NaN" if np.isnan(array[position]) else "infinity"
+    raise DataError(
+        f"{what} holds {kind} at {[int(i) for i in position]} in {where}",
+        "Nothing can be measured from it: remove the sample or mend its data.",
+    )
+
+
+def _cast(array: np.ndarray, spec: InputSpec, where: str) -> np.ndarray:
+    want = spec.numpy_dtype
+    if array.dtype.hasobject and want != np.dtype(object):
+        raise DataError(
+            f"input '{spec.name}' in {where} is an array of Python objects",
+            "Give a plain numeric array: rows of different lengths go into separate samples.",
+        )
+    if want is None or array.dtype == want:
+        return array
+    have, kinds = array.dtype, (array.dtype.kind, want.kind)
+    if kinds == ("U", "O"):
+        return array.astype(object)
+    if kinds == ("f", "f"):
+        with np.errstate(over="ignore"):  # a value too large becomes infinity, which check_finite names
+            return array.astype(want)
+    if kinds[0] in "iub" and kinds[1] == "f" and np.can_cast(have, want, "safe"):
+        return array.astype(want)
+    if kinds[0] in "iub" and kinds[1] in "iub":
+        low, high = (0, 1) if want.kind == "b" else (np.iinfo(want).min, np.iinfo(want).max)
+        outside = (array < low) | (array > high) if have.kind != "b" else np.zeros(array.shape, bool)
+        if outside.any():
+            raise DataError(
+                f"input '{spec.name}' takes {want.name}, {where} gives {have.name} with the value "
+                f"{array[outside][0]}, which does not fit",
+                "Check that this is the array the input wants.",
+            )
+        return array.astype(want)
+    raise DataError(
+        f"input '{spec.name}' takes {want.name}, {where} gives {have.name}",
+        f"Convert it with .astype('{want.name}') if the numbers mean what the model wants.",
+    )
+
+
+def _listing(names: Sequence[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:8])
+    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"

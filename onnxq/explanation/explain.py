@@ -1,0 +1,229 @@
+"""All there is to say about single nodes: what was decided, by which rule, on what grounds, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from onnxq.errors import ModelError
+from onnxq.explanation.records import Attempt, Explanation, Times, Wire
+from onnxq.hazards import planned_hazards
+from onnxq.ir import Model, Node, Value, load
+from onnxq.ops.forms.family import NotQuantizable, dtype_name
+from onnxq.ops.forms.scheme import Scheme
+from onnxq.pipeline.quantize import NO_TIMING, plan_report, quantize_prepared
+from onnxq.planning.cost_model import node_times
+from onnxq.planning.decision import Decision, Plan
+from onnxq.planning.planner import form_of, schemes_to_try
+from onnxq.planning.recipe import Recipe
+from onnxq.planning.row_costs import settings_to_try
+from onnxq.progress import Observer, Silent
+from onnxq.report import NodeReport, Report, activations
+from onnxq.runtime.memory import gc_disabled
+from onnxq.stages.files import open_data
+from onnxq.stages.kernel_timing import Timing, replan_with_sample_shapes, replan_with_timings
+from onnxq.stages.measure import choose_qparams, layers_needing_moments, measure
+from onnxq.stages.prepare import prepare
+from onnxq.stages.prepared import Prepared
+from onnxq.stages.replan import exclude_unreached_bodies
+from onnxq.targets import Costs
+from onnxq.targets.assumed_shapes import count
+from onnxq.text import did_you_mean
+
+
+def explain(
+    model: str | Path,
+    pattern: str,
+    recipe: str | Path | Recipe = "auto",
+    *,
+    data: Sequence[str | Path] = (),
+    stats: str | Path | None = None,
+    exclude: Sequence[str] = (),
+    only: Sequence[str] = (),
+    sample_limit: int | None = None,
+    timing: Timing = NO_TIMING,
+    observer: Observer | None = None,
+) -> tuple[Explanation, ...]:
+    """Explain the nodes that a pattern names; nothing is written.
+
+    Args:
+        model: Path of a float ONNX model.
+        pattern: Name of a node, name of a tensor that a node makes, or a glob over names of nodes.
+        recipe: As for `quantize`.
+        data: Calibration data: the model is quantized in memory, and the errors of the nodes' outputs are measured.
+        stats: Statistics of an earlier calibration: enough for ranges, without errors.
+        exclude: Globs of nodes to leave float.
+        only: Globs of nodes to quantize.
+        sample_limit: Use no more samples.
+        timing: Kernel times to decide by; see `onnxq.stages.kernel_timing`.
+        observer: Told about each step.
+
+    Raises:
+        ModelError: No node fits the pattern; the hint names one that is called nearly so.
+        OnnxqError: As for `quantize`.
+
+    """
+    observer = observer or Silent()
+    with gc_disabled():
+        observer.step("load")
+        source = load(model)
+        before = _names(source)
+        observer.step("plan")
+        prepared = prepare(source, recipe, with_data=bool(data) or stats is not None, exclude=exclude, only=only)
+        given = open_data(prepared.model, data, None, sample_limit)
+        prepared = replan_with_timings(
+            replan_with_sample_shapes(prepared, given if stats is None else None), given, timing, observer
+        )
+        found = _explained(prepared, chosen(prepared, pattern, before))
+        if (given is None and stats is None) or not prepared.plan.quantized():
+            return tuple(found)
+        if given is None:
+            observer.step("calibrate")
+            measured = measure(prepared, layers_needing_moments(prepared.plan), None, stats, observer)
+            prepared = exclude_unreached_bodies(prepared, measured)
+            ranges = activations(prepared.plan, choose_qparams(prepared.plan, measured), measured)
+            report = replace(plan_report(prepared), activations=ranges)
+        else:
+            report = quantize_prepared(prepared, given, stats, observer, detailed=True).report
+    return tuple(_with_figures(one, report) for one in found)
+
+
+def chosen(prepared: Prepared, pattern: str, before: Iterable[str] = ()) -> list[Decision]:
+    """Find the decisions about the nodes that a pattern names: an exact name first, then a tensor, then a glob.
+
+    Args:
+        prepared: A plan.
+        pattern: See `explain`.
+        before: Names of nodes and tensors of the model as it was read, to tell what normalising took away.
+
+    Raises:
+        ModelError: There is none.
+
+    """
+    decisions = prepared.plan.decisions
+    made = [{value.name for value in decision.node.outputs if value is not None} for decision in decisions]
+    found = (
+        [d for d in decisions if d.node.display_name == pattern]
+        or [d for d, tensors in zip(decisions, made, strict=True) if pattern in tensors]
+        or [d for d in decisions if fnmatchcase(d.node.display_name, pattern)]
+    )
+    if found:
+        return found
+    if pattern in set(before):
+        raise ModelError(
+            f"'{pattern}' is gone before anything is quantized: {'; '.join(prepared.notes) or 'nobody reads it'}",
+            "Ask for the node that took it in; `onnxq plan` lists all of them.",
+        )
+    known = dict.fromkeys([*(d.node.display_name for d in decisions), *sorted(set().union(*made))])
+    raise ModelError(
+        f"no node of {prepared.path} is called '{pattern}' or makes a tensor of that name",
+        did_you_mean(pattern, known, most=3, cutoff=0.5) or "`onnxq plan` lists all nodes.",
+    )
+
+
+def _names(model: Model) -> set[str]:
+    nodes = list(model.graph.walk())
+    return {node.name for node in nodes} | {value.name for node in nodes for value in node.outputs if value} - {""}
+
+
+def _explained(prepared: Prepared, decisions: Sequence[Decision]) -> list[Explanation]:
+    reports = plan_report(prepared).nodes
+    became = {decision.node: report for decision, report in zip(prepared.plan.decisions, reports, strict=True)}
+    return [_explanation(prepared, decision, became) for decision in decisions]
+
+
+def _explanation(prepared: Prepared, decision: Decision, became: dict[Node, NodeReport]) -> Explanation:
+    node = decision.node
+    scheme, rule = prepared.plan.recipe.scheme_for(node.op_type, node.name)
+    followed = scheme.name == "float" or node in prepared.plan.absorbed  # nothing was tried
+    attempts = () if followed else _attempts(node, scheme, prepared.model.opset, prepared.plan)
+    return Explanation(
+        node=became[node],
+        rule=rule,
+        asked=scheme.name,
+        attempts=attempts,
+        times=_times(node, prepared.plan.costs) if scheme.name == "auto" and _static(attempts) else None,
+        inputs=tuple(_input(value, became) for value in node.inputs),
+        outputs=tuple(_output(value, became) for value in node.outputs if value is not None),
+        hazards=planned_hazards(node, decision.settings),
+    )
+
+
+def _attempts(node: Node, scheme: Scheme, opset: int, plan: Plan) -> tuple[Attempt, ...]:
+    made = []
+    names = schemes_to_try(node, scheme, with_data=plan.with_data)
+    for settings in settings_to_try(node, scheme, names, plan.costs):
+        try:
+            form = form_of(node, settings, opset)
+        except NotQuantizable as refusal:
+            made.append(Attempt(settings.name, False, refusal.reason))
+            continue
+        made.append(Attempt(settings.name, True, form.sentence))
+        break
+    return tuple(made)
+
+
+def _static(attempts: Sequence[Attempt]) -> bool:
+    return any(attempt.scheme == "static-int8" and attempt.accepted for attempt in attempts)
+
+
+def _times(node: Node, costs: Costs) -> Times:
+    """Read the tables that `auto` decides by."""
+    in_float, in_integers = node_times(node, costs)
+    first, output = node.inputs[0], node.outputs[0]
+    assert first is not None
+    assert output is not None
+    shapes = [costs.shapes.get(value.name, value.shape) for value in (first, output)]
+    sizes = [size for shape in shapes for size in (shape or (None,))]
+    return Times(
+        in_float=in_float / 1e3,
+        in_integers=in_integers / 1e3,
+        conversion_in=costs.border(count(first, costs.shapes), into_integers=True) / 1e3,
+        conversion_out=costs.border(count(output, costs.shapes), into_integers=False) / 1e3,
+        guessed=any(not isinstance(size, int) for size in sizes),
+    )
+
+
+def _input(value: Value | None, became: dict[Node, NodeReport]) -> Wire:
+    if value is None:
+        return Wire(None, "", "left out", ())
+    if value.tensor is not None:
+        return Wire(value.name, _kind(value), "constant" if value.constant else "input of the graph with a default", ())
+    if value.producer is None:
+        return Wire(value.name, _kind(value), "input of the graph", ())
+    return Wire(value.name, _kind(value), "", (became[value.producer],))
+
+
+def _output(value: Value, became: dict[Node, NodeReport]) -> Wire:
+    readers = tuple(became[node] for node in value.consumers())
+    return Wire(value.name, _kind(value), "output of the graph" if value.is_output else "", readers)
+
+
+def _kind(value: Value) -> str:
+    name = "unknown" if value.dtype is None else dtype_name(value.dtype)
+    if value.tensor is not None:
+        name = dtype_name(value.tensor.dtype)
+    shape = value.tensor.shape if value.tensor is not None else value.shape
+    return name if shape is None else f"{name}[{', '.join('?' if size is None else str(size) for size in shape)}]"
+
+
+def _with_figures(one: Explanation, report: Report) -> Explanation:
+    """Add what a run has shown, and let what its search has changed take the place of the plan."""
+    became = {node.name: node for node in report.nodes}
+    name, tensors = one.node.name, {wire.tensor for wire in one.outputs}
+    layers = report.comparison.layers if report.comparison is not None else ()
+    return replace(
+        one,
+        node=became.get(name, one.node),
+        inputs=tuple(_settled(wire, became) for wire in one.inputs),
+        outputs=tuple(_settled(wire, became) for wire in one.outputs),
+        contribution=next((found for found in report.sensitivity if found.tensor in tensors), None),
+        activations=tuple(activation for activation in report.activations if name in activation.nodes),
+        layers=tuple(layer for layer in layers if layer.node == name),
+    )
+
+
+def _settled(wire: Wire, became: dict[str, NodeReport]) -> Wire:
+    return replace(wire, nodes=tuple(became.get(node.name, node) for node in wire.nodes))

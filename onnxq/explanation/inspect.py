@@ -1,0 +1,174 @@
+"""What is in a model: operators, bytes by dtype, and how much of it is quantized. No weight is read.
+
+Tests: `tests/lowering/test_qdq_pairs.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import TensorProto
+
+from onnxq.ir import Model, Node, Tensor, Value, load
+from onnxq.ops.forms.family import dtype_name
+from onnxq.report import model_bytes
+
+# Operators that take or give codes; sources: onnx/defs/quantization and onnxruntime's ContribOperators.md
+CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+INTEGER_OPERATORS = frozenset({"MatMulInteger", "ConvInteger", "MatMulNBits", "QGemm"})
+INTEGER_PREFIXES = ("QLinear", "DynamicQuantize", "MatMulInteger", "QAttention", "QEmbed")
+FLOAT_OUTPUT = frozenset({"MatMul", "Gemm"})
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Facts about a model.
+
+    Attributes:
+        path: Its file.
+        file_bytes: Size with external data.
+        ir_version, opsets: As in ModelProto; the domain of standard operators is `ai.onnx`.
+        inputs, outputs: `(name, dtype and shape)`; inputs that have an initializer are left out.
+        operators: Number of nodes by operator, bodies included, the most frequent first.
+        weights: `(number of constants, bytes)` by dtype, the largest first.
+        quantized: Number of nodes that compute on codes, conversions aside.
+        conversions: Number of nodes that convert between float and codes.
+        made_by: What onnxq recorded about how it made the model; empty for others.
+
+    """
+
+    path: Path
+    file_bytes: int
+    ir_version: int
+    opsets: dict[str, int]
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    operators: dict[str, int]
+    weights: dict[str, tuple[int, int]]
+    quantized: int
+    conversions: int
+    made_by: dict[str, str]
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes, bodies included."""
+        return sum(self.operators.values())
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all constants."""
+        return sum(size for _, size in self.weights.values())
+
+    @property
+    def small_share(self) -> float:
+        """Share of the weight bytes that are held in 8 bits or fewer an element, 0 to 1."""
+        small = sum(size for name, (_, size) in self.weights.items() if _is_small(name))
+        return small / self.weight_bytes if self.weight_bytes else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give the facts as plain data for JSON."""
+        return {
+            "path": str(self.path),
+            "bytes": self.file_bytes,
+            "ir_version": self.ir_version,
+            "opsets": self.opsets,
+            "inputs": [{"name": name, "type": kind} for name, kind in self.inputs],
+            "outputs": [{"name": name, "type": kind} for name, kind in self.outputs],
+            "operators": self.operators,
+            "weights": {name: {"tensors": count, "bytes": size} for name, (count, size) in self.weights.items()},
+            "weight_bytes": self.weight_bytes,
+            "share_in_8_bits": round(self.small_share, 4),
+            "nodes": self.nodes,
+            "nodes_quantized": self.quantized,
+            "nodes_converting": self.conversions,
+            "made_by_onnxq": self.made_by,
+        }
+
+
+def inspect(path: str | Path) -> Inspection:
+    """Look into a model file.
+
+    Raises:
+        ModelError: There is no such file, or it is no readable ONNX model.
+
+    """
+    model = load(path)
+    nodes = list(model.graph.walk())
+    operators = Counter(node.operator for node in nodes)
+    weights: dict[str, tuple[int, int]] = {}
+    for tensor in _constants(model, nodes):
+        name = dtype_name(tensor.dtype)
+        count, size = weights.get(name, (0, 0))
+        weights[name] = (count + 1, size + tensor.nbytes)
+    return Inspection(
+        path=Path(path),
+        file_bytes=model_bytes(Path(path), model.graph),
+        ir_version=model.ir_version,
+        opsets={domain or "ai.onnx": version for domain, version in model.opsets.items()},
+        inputs=tuple((v.name, _describe(model, v)) for v in model.graph.inputs if v.tensor is None),
+        outputs=tuple((v.name, _describe(model, v)) for v in model.graph.outputs),
+        operators=dict(sorted(operators.items(), key=lambda item: (-item[1], item[0]))),
+        weights=dict(sorted(weights.items(), key=lambda item: -item[1][1])),
+        quantized=sum(_is_quantized(node) for node in nodes),
+        conversions=sum(node.op_type in CONVERSIONS for node in nodes),
+        made_by={key: value for key, value in model.metadata.items() if key.startswith("onnxq_")},
+    )
+
+
+def _constants(model: Model, nodes: list[Node]) -> Iterator[Tensor]:
+    for value in model.initializers():
+        if value.tensor is not None:
+            yield value.tensor
+    for node in nodes:
+        tensor = node.tensor_attribute("value") if node.op_type == "Constant" else None
+        if tensor is not None:
+            yield tensor
+
+
+def _is_quantized(node: Node) -> bool:
+    """Whether a node computes on codes: by itself, or once onnxruntime has fused the conversions around it.
+
+    It fuses what reads nothing but dequantized values (a float bias aside) and is quantized again at once; MatMul and
+    Gemm may give floats. Source: QDQ selectors in onnxruntime/core/optimizer/qdq_transformer.
+    """
+    if node.op_type in CONVERSIONS:
+        return False
+    if node.op_type in INTEGER_OPERATORS or node.op_type.startswith(INTEGER_PREFIXES):
+        return True
+    producers = [value.producer for value in node.inputs[:2] if value is not None and value.tensor is None]
+    if not producers or any(maker is None or maker.op_type != "DequantizeLinear" for maker in producers):
+        return False
+    if node.op_type in FLOAT_OUTPUT:
+        return len(producers) == 2
+    readers = [use.node for value in node.outputs if value is not None for use in value.uses]
+    return bool(readers) and all(reader.op_type == "QuantizeLinear" for reader in readers)
+
+
+def _describe(model: Model, value: Value) -> str:
+    """Write the stated type of an input or output, which needs no inference."""
+    stated = model.graph.infos.get(value.name)
+    if stated is None:
+        return "unknown"
+    kind = onnx.ValueInfoProto.FromString(bytes(stated)).type
+    if not kind.HasField("tensor_type"):
+        return (kind.WhichOneof("value") or "unknown").removesuffix("_type")
+    dims = [str(d.dim_value) if d.HasField("dim_value") else d.dim_param or "?" for d in kind.tensor_type.shape.dim]
+    return dtype_name(kind.tensor_type.elem_type) + (
+        f"[{', '.join(dims)}]" if kind.tensor_type.HasField("shape") else ""
+    )
+
+
+def _is_small(name: str) -> bool:
+    return name == "bool" or name.lower() in _SMALL
+
+
+_SMALL = frozenset(
+    name.lower()
+    for name in TensorProto.DataType.keys()  # noqa: SIM118  (a protobuf enum is no mapping)
+    if name.startswith(("INT8", "UINT8", "INT4", "UINT4", "INT2", "UINT2", "FLOAT8", "FLOAT6", "FLOAT4"))
+)

@@ -1,0 +1,82 @@
+"""Whether a graph keeps its promises: wires known at both ends, names that resolve, nodes in topological order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from onnxq.ir.graph import Graph, Node, Use, Value
+from onnxq.ir.model import Model
+from onnxq.ir.topological_order import reads
+
+
+def objection(model: bytes | str) -> str | None:
+    """Ask the ONNX checker about an encoded model, or about the file of that path.
+
+    Returns:
+        The first line of what it objects to; None where the model is well formed.
+
+    """
+    try:
+        onnx.checker.check_model(model)
+    except (onnx.checker.ValidationError, DecodeError, OSError, ValueError, RuntimeError) as error:
+        return first_line(error)
+    return None
+
+
+def first_line(error: Exception) -> str:
+    """Give the first line of an error's message, or its type where it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def problems(model: Model) -> Iterator[str]:
+    """Give a sentence for every broken promise; none for a sound model. The cost is linear in nodes and wires."""
+    expected: dict[Value, dict[Use, None]] = {}
+    for graph in model.graph.graphs():
+        yield from _table_problems(graph)
+        seen: set[Node] = set()
+        for node in graph.nodes:
+            yield from _node_problems(graph, node, seen, expected)
+            seen.add(node)
+        for value in graph.outputs:
+            if graph.find(value.name) is not value or not value.is_output:
+                yield f"output '{value.name}' of graph '{graph.name}' is not what its name says"
+    for graph in model.graph.graphs():
+        for value in graph.values.values():
+            if set(value.uses) != set(expected.get(value, ())):
+                yield f"'{value.name}' knows {len(value.uses)} of its {len(expected.get(value, ()))} readers"
+
+
+def _table_problems(graph: Graph) -> Iterator[str]:
+    for name, value in graph.values.items():
+        if name != value.name or value.graph is not graph:
+            yield f"'{value.name}' is listed as '{name}' in graph '{graph.name}'"
+        if value.tensor is not None and (graph.initializers.get(name) is not value or value.producer is not None):
+            yield f"the constant '{name}' is no initializer, or a node makes it too"
+        if value.producer is not None and value not in value.producer.outputs:
+            yield f"'{name}' is not made by the node it names, {value.producer.label}"
+    for name, value in graph.initializers.items():
+        if graph.values.get(name) is not value or value.tensor is None:
+            yield f"initializer '{name}' is unknown to graph '{graph.name}'"
+    for value in graph.inputs:
+        if graph.values.get(value.name) is not value or not value.is_input:
+            yield f"input '{value.name}' is unknown to graph '{graph.name}'"
+
+
+def _node_problems(graph: Graph, node: Node, seen: set[Node], expected: dict[Value, dict[Use, None]]) -> Iterator[str]:
+    if node.graph is not graph:
+        yield f"node {node.label} stands in another graph than it says"
+    for slot, value in enumerate(node.inputs):
+        if value is None:
+            continue
+        expected.setdefault(value, {})[Use(node, slot)] = None
+        if graph.find(value.name) is not value:
+            yield f"node {node.label} reads '{value.name}', which nothing defines there"
+    for value in reads(node):
+        if value.producer is not None and value.graph is graph and value.producer not in seen:
+            yield f"node {node.label} stands before {value.producer.label}, whose result it needs"
+    for output in node.outputs:
+        if output is not None and (output.producer is not node or graph.values.get(output.name) is not output):
+            yield f"output '{output.name}' of node {node.label} belongs to another node"

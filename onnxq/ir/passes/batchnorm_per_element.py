@@ -1,0 +1,29 @@
+"""BatchNormalization with numbers for every element (`spatial = 0`) is the usual one where channels are elements.
+
+Tests: `tests/ir/test_passes.py`.
+"""
+
+from __future__ import annotations
+
+from onnxq.ir.graph import Node
+from onnxq.ir.model import Model
+from onnxq.ir.passes.registry import rebuilds
+
+
+@rebuilds(order=120, note="took {} BatchNormalization for every element as one for every channel")
+def spatial_norms(model: Model) -> int:
+    """Leave the attribute out where it makes no difference: MXNet writes it behind a Gemm, and opset 9 lacks it."""
+    nodes = [node for node in model.graph.walk() if _has_rows(node)]
+    for node in nodes:
+        del node.spans["spatial"]
+        node.changed = True
+        node.graph.mark_dirty()
+    return len(nodes)
+
+
+def _has_rows(node: Node) -> bool:
+    """Whether scale, bias, mean and variance have one axis, as those of an input [batch, channels] have."""
+    if node.op_type != "BatchNormalization" or node.domain or node.attribute("spatial", 1) != 0:
+        return False
+    constants = [value.constant if value is not None else None for value in node.inputs[1:]]
+    return len(constants) == 4 and all(tensor is not None and len(tensor.shape) == 1 for tensor in constants)

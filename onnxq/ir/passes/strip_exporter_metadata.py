@@ -1,0 +1,42 @@
+"""What PyTorch's exporter notes of the Python source of every node goes: up to half of a small model in 8 bit.
+
+Tests: `tests/ir/test_passes.py`.
+"""
+
+from __future__ import annotations
+
+from onnxq.ir.graph import Node
+from onnxq.ir.model import Model
+from onnxq.ir.parse import first_text
+from onnxq.ir.passes.registry import rebuilds
+from onnxq.ir.proto_fields import NODE_METADATA
+from onnxq.ir.wire import LENGTH_DELIMITED, fields
+
+# Lines of source with their paths, the call that was traced, and names of classes, which `namespace` says too, and that
+# stays, with the names of modules; source: torch/onnx/_internal/exporter/_core.py
+TRACES = frozenset(f"pkg.torch.onnx.{name}" for name in ("stack_trace", "fx_node", "class_hierarchy"))
+
+
+@rebuilds(order=20, note="left out what PyTorch noted of the source of {} node{s}")
+def drop_traces(model: Model) -> int:
+    """Write the nodes without those notes, and count the nodes that had some."""
+    nodes = [node for node in model.graph.walk() if _drop(node)]
+    for node in nodes:
+        node.graph.mark_dirty()
+    return len(nodes)
+
+
+def _drop(node: Node) -> bool:
+    """Leave the notes out of what is kept of a node; tell whether there were any."""
+    data = node.encoded
+    if data is None:
+        return False
+    kept, found = list[memoryview](), False
+    for number, wire_type, start, payload, end in fields(data):
+        noted = number == NODE_METADATA and wire_type == LENGTH_DELIMITED and first_text(data[payload:end]) in TRACES
+        found = found or noted
+        if not noted:
+            kept.append(data[start:end])
+    if found:
+        node.encoded = memoryview(b"".join(kept))
+    return found

@@ -1,0 +1,26 @@
+"""Nodes of one graph that share a name are told apart: onnxruntime refuses a model with two of one name.
+
+Tests: `tests/ir/test_passes.py`.
+"""
+
+from __future__ import annotations
+
+from onnxq.ir.model import Model
+from onnxq.ir.passes.registry import rebuilds
+
+
+@rebuilds(order=30, note="renamed {} node{s} that had the name of another")
+def name_nodes(model: Model) -> int:
+    """Give every node but the first of a name a fresh one; nodes without a name keep none."""
+    renamed = 0
+    for graph in model.graph.graphs():
+        seen: set[str] = set()
+        for node in graph.nodes:
+            if node.name in seen:
+                node.name = graph.names.fresh(node.name)
+                node.changed = True
+                graph.mark_dirty()
+                renamed += 1
+            if node.name:
+                seen.add(node.name)
+    return renamed

@@ -1,0 +1,63 @@
+"""Types behind fused operators of onnxruntime, which shape inference knows nothing of.
+
+For inference alone, such an operator is written as one of ONNX whose first output is of the same type and shape; nodes
+keep their places. Inputs and attributes: ContribOperators.md of onnxruntime.
+
+Tests: `tests/ir/test_types.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import onnx
+from onnx import helper
+
+MICROSOFT = "com.microsoft"
+# The first output is as large as an input
+LIKE_INPUT: Mapping[str, int] = {
+    **dict.fromkeys(("BiasAdd", "BiasGelu", "FastGelu", "Gelu", "QuickGelu"), 0),
+    **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization"), 0),
+    "RotaryEmbedding": 0,
+}
+# The same for attention whose queries, keys and values are apart: heads of values are as wide as those of queries
+LIKE_QUERIES = ("MultiHeadAttention", "GroupQueryAttention", "DecoderMaskedMultiHeadAttention")
+OF_ONNX = ("SimplifiedLayerNormalization",)  # onnxruntime registers it in ai.onnx as well
+
+
+def with_stand_ins(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Write fused operators as others of the same types; the model is changed, and no longer computes the same."""
+    _replace(proto.graph, {})
+    return proto
+
+
+def _replace(graph: onnx.GraphProto, outer: Mapping[str, tuple[int, ...]]) -> None:
+    known = {**outer, **{tensor.name: tuple(tensor.dims) for tensor in graph.initializer}}
+    for node in graph.node:
+        for body in _bodies(node):
+            _replace(body, known)
+        if node.domain == MICROSOFT or (node.op_type in OF_ONNX and not node.domain):
+            _stand_in(node, known)
+
+
+def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _stand_in(node: onnx.NodeProto, known: Mapping[str, tuple[int, ...]]) -> None:
+    given = list(node.input)
+    inputs, op_type = None, "Identity"
+    if node.op_type in LIKE_INPUT:
+        inputs = given[:1]
+    elif node.op_type == "Attention" and not any(each.name == "qkv_hidden_sizes" for each in node.attribute):
+        weight = known.get(given[1], ())
+        inputs = given[:1] if len(weight) == 2 and weight[1] == 3 * weight[0] else None
+    elif node.op_type in LIKE_QUERIES and all(given[1:3]) and len(given) > 2:
+        inputs = given[:1]
+    elif node.op_type == "EmbedLayerNormalization":
+        inputs, op_type = [given[2], given[0]], "Gather"
+    if inputs is not None:
+        node.CopyFrom(helper.make_node(op_type, inputs, list(node.output)[:1], name=node.name))

@@ -1,0 +1,76 @@
+"""External data files: found inside the model's folder only, mapped rather than read.
+
+Tests: `tests/ir/test_tensor.py`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+
+from onnxq.errors import ModelError
+
+
+def external_path(folder: Path | None, location: str, tensor: str) -> Path:
+    """Resolve an external data path, refusing whatever is not a plain file inside the model's folder.
+
+    Raises:
+        ModelError: The path leaves the folder, by `..`, by a symbolic or a hard link, or is no readable plain file.
+
+    """
+    hint = "Use a model whose external data lies in its own folder."
+    if folder is None or not location or "\0" in location:
+        raise ModelError(f"tensor '{tensor}' has external data without a location it could be at", hint)
+    base = folder.resolve()
+    path = (base / location).resolve()
+    if os.path.isabs(location) or not path.is_relative_to(base):
+        raise ModelError(f"tensor '{tensor}' points outside the model's folder: {location}", hint)
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise ModelError(
+            f"tensor '{tensor}' needs the file {path}, which cannot be read ({error.strerror})",
+            "Put the external data file beside the model.",
+        ) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise ModelError(f"tensor '{tensor}' needs {path}, which is no regular file", hint)
+    if status.st_nlink > 1:
+        raise ModelError(
+            f"tensor '{tensor}' needs {path}, which is a hard link and may belong elsewhere",
+            "Put a copy of the file in its place.",
+        )
+    return path
+
+
+_MAPPED: dict[tuple[str, int, int, int], memoryview] = {}
+
+
+def map_file(path: Path) -> memoryview:
+    """Map a file, once for each version of it."""
+    status = path.stat()
+    key = (str(path), status.st_ino, status.st_mtime_ns, status.st_size)
+    if key not in _MAPPED:
+        with path.open("rb") as file:
+            _MAPPED[key] = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    return _MAPPED[key]
+
+
+def release(view: memoryview) -> None:
+    """Drop a mapped file's pages under a view from memory; they are read again when somebody looks.
+
+    A file that was read through a mapping counts as memory of the process, all of it, until the system is short of
+    memory. Views of anything but a mapped file, even through arrays, are left alone.
+    """
+    mapped: object = view.obj
+    while isinstance(mapped, np.ndarray | memoryview):
+        mapped = mapped.base if isinstance(mapped, np.ndarray) else mapped.obj
+    if not isinstance(mapped, mmap.mmap) or not hasattr(mapped, "madvise") or view.nbytes < mmap.PAGESIZE:
+        return
+    base = np.frombuffer(mapped, np.uint8).ctypes.data
+    start = np.frombuffer(view, np.uint8).ctypes.data - base
+    first = start - start % mmap.PAGESIZE
+    mapped.madvise(mmap.MADV_DONTNEED, first, start + view.nbytes - first)

@@ -1,0 +1,204 @@
+"""Write a model to disk so that a reader finds the whole of it or nothing.
+
+Tests: `tests/ir/test_save.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from onnxq.errors import ModelError, OutputError
+from onnxq.ir.graph import Value
+from onnxq.ir.model import Model
+from onnxq.ir.proto_fields import GRAPH_INITIALIZER
+from onnxq.ir.storage.atomic_write import write_together
+from onnxq.ir.stored_tensor import StoredTensor
+from onnxq.ir.wire import Chunk, Pending, length
+
+PROTOBUF_LIMIT = (1 << 31) - (1 << 20)  # protobuf parsers stop at 2 GiB; 1 MiB is left for what readers add
+EXTERNAL_ALIGNMENT = 4096  # a page, so that runtimes can map a weight
+EXTERNAL_MINIMUM = 1024  # smaller constants stay in the model, where shape inference can see them
+
+
+def save(
+    model: Model,
+    path: str | Path,
+    *,
+    force: bool = False,
+    external_data: bool | None = None,
+    encoded: bytes | None = None,
+) -> list[Path]:
+    """Write a model so that a reader finds the whole of it or nothing.
+
+    Args:
+        model: The model.
+        path: The file to write.
+        force: Whether an existing file may be replaced.
+        external_data: Whether weights go to `PATH.data`; None decides by size (beyond 2 GiB they have to).
+        encoded: What `model.serialize()` gave, where the caller has it already.
+
+    Returns:
+        The files that were written, the model first.
+
+    Raises:
+        ModelError: External data is missing or out of bounds, or the model without weights is beyond 2 GiB.
+        OutputError: The file exists and `force` is not given, or the folder cannot be written to.
+
+    """
+    path = Path(path)
+    check_output(path, force=force)
+    _refuse_external_attributes(model)
+    check_sources(model, path)
+    if external_data is None:
+        external_data = needs_external_data(model)
+    try:
+        if external_data:
+            return _save_external(model, path, force=force)
+        chunks = [encoded] if encoded is not None else model.chunks(verbatim=not model.has_external_data)
+        if length(chunks) >= PROTOBUF_LIMIT:
+            return _save_external(model, path, force=force)
+        write_together({path: chunks})
+    except OSError as error:
+        raise OutputError(
+            f"{path} cannot be written ({error.strerror})", "Choose another place with --output."
+        ) from error
+    return [path]
+
+
+def needs_external_data(model: Model) -> bool:
+    """Whether the weights are too large for one protobuf file."""
+    return model.weight_bytes > PROTOBUF_LIMIT
+
+
+def check_output(path: Path, *, force: bool, reads: Iterable[object] = (), option: str = "--output") -> None:
+    """Refuse a file to write that is in the way or has no folder, before any work is done.
+
+    Args:
+        path: The file to write.
+        force: Whether an existing file may be replaced.
+        reads: What the run reads; those that are files may not be replaced.
+        option: What names it on the command line, for the hints.
+
+    Raises:
+        OutputError: As the message says.
+
+    """
+    elsewhere = f"Choose another place with {option}."
+    if path.name == "-":
+        raise OutputError("files are not written to stdout", f"Name a file with {option}.")
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written ({error.strerror})", elsewhere) from error
+    if path.is_dir():
+        raise OutputError(f"{path} is a folder", "Give the name of the file to write.")
+    if path.exists() and not path.is_file():  # a device, which renaming a file to its name would do away with
+        raise OutputError(f"{path} is no regular file", "Give the name of the file to write.")
+    refuse_source(path, reads, option=option)
+    if path.exists() and not force:
+        raise OutputError(
+            f"{path} exists already", f"Use --force to replace it, or choose another place with {option}."
+        )
+    if not path.parent.is_dir():
+        raise OutputError(
+            f"the folder {path.parent} does not exist", f"Create it, or choose another place with {option}."
+        )
+    if not os.access(path.parent, os.W_OK):
+        raise OutputError(f"the folder {path.parent} cannot be written to", elsewhere)
+
+
+def refuse_source(path: Path, reads: Iterable[object], *, what: str = "a file", option: str = "--output") -> None:
+    """Refuse to write where something is read, whatever its name there.
+
+    Args:
+        path: The file to write.
+        reads: What the run reads; only those things count that are paths of files.
+        what: What to call them.
+        option: What names the file to write on the command line.
+
+    Raises:
+        OutputError: It is one of them.
+
+    """
+    if any(_same_file(Path(read), path) for read in reads if isinstance(read, str | Path)):
+        raise OutputError(f"{path} is {what} that is to be read", f"Choose another place with {option}.")
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    try:
+        return one.is_file() and one.samefile(other)
+    except OSError:  # one of them is not there
+        return False
+
+
+def _refuse_external_attributes(model: Model) -> None:
+    """A tensor attribute that points to a file beside the source would dangle in the copy."""
+    for node in model.graph.walk():
+        for name in node.spans if node.op_type == "Constant" and not node.domain else ():
+            tensor = node.tensor_attribute(name)
+            if tensor is not None and tensor.is_external:
+                raise ModelError(
+                    f"node {node.label} keeps its attribute '{name}' in an external data file",
+                    "Lift Constant nodes to initializers first (the pass lift_constants).",
+                )
+
+
+def check_sources(model: Model, path: Path) -> None:
+    """Refuse to replace the files that the weights of a model are in; a model may be saved onto itself, though.
+
+    Raises:
+        OutputError: As the message says.
+
+    """
+    if model.path is not None and _same_file(path, model.path):
+        return
+    sources = {v.tensor.file for v in model.initializers() if isinstance(v.tensor, StoredTensor)}
+    for target in (path, data_path(path)):
+        if any(source is not None and _same_file(source, target) for source in sources):
+            raise OutputError(f"{target} holds the weights of {model.name}", "Choose another place with --output.")
+
+
+def data_path(path: Path) -> Path:
+    """Where the weights of a model go that do not stand in its own file."""
+    return path.with_name(path.name + ".data")
+
+
+def _save_external(model: Model, path: Path, *, force: bool) -> list[Path]:
+    weights = data_path(path)
+    if weights.exists() and not force:
+        raise OutputError(
+            f"{weights} exists already", "Use --force to replace it, or choose another place with --output."
+        )
+    blocks, chunks = external_chunks(model, weights.name)
+    if length(chunks) > PROTOBUF_LIMIT:
+        raise ModelError(
+            f"{model.name} is too large: even without weights it has {length(chunks)} bytes", "Split the model."
+        )
+    write_together({weights: blocks, path: chunks})
+    return [path, weights]
+
+
+def external_chunks(model: Model, location: str) -> tuple[list[Chunk], list[Chunk]]:
+    """Encode the weights of a model for a file of that name, and the model for one beside it."""
+    blocks: list[Chunk] = []
+    written = 0
+
+    def external(value: Value) -> list[Chunk]:
+        nonlocal written
+        tensor = value.tensor
+        assert tensor is not None
+        if tensor.nbytes < EXTERNAL_MINIMUM:
+            return tensor.encode(value.name, number=GRAPH_INITIALIZER)
+        padding = -written % EXTERNAL_ALIGNMENT
+        blocks.extend((bytes(padding), Pending(tensor.nbytes, tensor.raw)))
+        written += padding + tensor.nbytes
+        return tensor.encode_external(
+            value.name, number=GRAPH_INITIALIZER, location=location, offset=written - tensor.nbytes
+        )
+
+    chunks = model.chunks(external, verbatim=False)
+    return blocks, chunks

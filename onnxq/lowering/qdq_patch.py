@@ -1,0 +1,309 @@
+"""How quantization writes things down: Q/DQ pairs, stored weights, constants, each made once for all that read it.
+
+Tests: `tests/lowering/test_rewrite.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from onnx import TensorProto
+
+from onnxq.calibration.activation_qparams import array_qparams
+from onnxq.calibration.qparams import CODE_TYPES, TINY, QParams
+from onnxq.ir import ArrayTensor, Graph, Node, Patch, Tensor, Value
+from onnxq.ops.forms.family import QuantizedForm
+from onnxq.ops.forms.per_row_scales import unfolded
+from onnxq.ops.forms.saturating_pairs import SAFE_BITS, could_saturate
+from onnxq.ops.forms.scheme import Scheme
+from onnxq.planning.ort_workarounds import computed_in_codes
+from onnxq.planning.planner import Plan
+from onnxq.rounding.saturation_limits import summed_pairs
+from onnxq.rounding.weights import Weights, WeightSpec
+
+LARGEST = 1e30  # of a scale that is no longer that of its codes: what onnxruntime divides it by leaves it finite
+
+
+class Shared:
+    """What several nodes share: one DynamicQuantizeLinear or Q/DQ pair per value, one stored form per weight."""
+
+    def __init__(self, plan: Plan, qparams: Mapping[Value, QParams], weights: Weights) -> None:
+        self.plan = plan
+        self.qparams = qparams
+        self.weights = weights
+        self.made: dict[tuple[Graph, Value, str], tuple[Value, ...]] = {}
+        self.dequantized: dict[tuple[Graph, Value], Value] = {}
+        self.stored: dict[tuple[Value, tuple[int, ...], Scheme], Value] = {}
+        self.constants: dict[tuple[Graph, str], list[Value]] = {}
+        self.outer: dict[Graph, QuantizingPatch] = {}
+
+
+class QuantizingPatch(Patch):
+    """A patch that knows how quantization writes things down; the `Rewriter` of the operator families."""
+
+    def __init__(
+        self, graph: Graph, node: Node | None, label: str, shared: Shared, scheme: Scheme | None = None
+    ) -> None:
+        super().__init__(graph, node, f"quantize {label}")
+        self._scheme = scheme or Scheme()
+        self.produced: Value | None = None  # what stands for an output that is still to be quantized
+        self._label = label
+        self._shared = shared
+
+    @property
+    def output_quantized(self) -> bool:
+        """Whether the node's own output is read through a Q/DQ pair."""
+        return self.anchor is not None and self.anchor in self._shared.plan.outputs
+
+    def replace(self, old: Value, new: Value) -> None:
+        """Let every reader of `old` have `new`; an output that is quantized waits for its pair."""
+        plan, node = self._shared.plan, self.anchor
+        if node is not None and node in plan.outputs and old is node.outputs[0] and self.produced is None:
+            quantized = plan.outputs[node]
+            if quantized is old or quantized.producer in plan.absorbed:
+                self.produced = new
+                return
+        super().replace(old, new)
+
+    def constant(self, array: np.ndarray | Tensor, hint: str, beside: Value | None = None) -> Value:
+        """Add an initializer, or give the one that was added under the same hint with the same elements.
+
+        Args:
+            array: The elements.
+            hint: What to name it.
+            beside: Put it into the scope of this value: what several bodies read is stored once, outside of them.
+
+        """
+        if beside is not None and beside.graph is not self.graph:
+            return self._at(beside.graph).constant(array, hint)
+        tensor = array if isinstance(array, Tensor) else ArrayTensor(self._shared.weights.keep(np.asarray(array)))
+        known = self._shared.constants.setdefault((self.graph, hint), [])
+        for value in known:
+            if value.tensor is not None and _same(value.tensor, tensor):
+                return value
+        known.append(super().constant(tensor, hint))
+        return known[-1]
+
+    def _at(self, graph: Graph) -> QuantizingPatch:
+        """The patch for what belongs into the scope of a weight; this one, unless the weight stands outside."""
+        if graph is self.graph:
+            return self
+        if graph not in self._shared.outer:
+            self._shared.outer[graph] = QuantizingPatch(graph, None, "weights that bodies read", self._shared)
+        return self._shared.outer[graph]
+
+    def dynamic(self, value: Value) -> tuple[Value, Value, Value]:
+        """Quantize an activation at run time: uint8 codes, scale, zero point, shared by readers in this scope."""
+        hints = [f"{value.name}_{what}" for what in ("quantized", "scale", "zero_point", "QuantizeLinear")]
+        made = self.once(
+            value,
+            "dynamic",
+            lambda: tuple(self.node("DynamicQuantizeLinear", [value], outputs=hints[:3], name=hints[3])),
+        )
+        return made[0], made[1], made[2]
+
+    def once(self, value: Value, form: str, make: Callable[[], tuple[Value, ...]]) -> tuple[Value, ...]:
+        """Give what `make` makes of a value, made once for all that read it in this form and scope."""
+        key = (self.graph, value, form)
+        if key not in self._shared.made:
+            self._shared.made[key] = make()
+        return self._shared.made[key]
+
+    def quantized(self, value: Value) -> tuple[Value, Value, Value]:
+        """Quantize an activation by its calibrated scale: codes, scale, zero point, shared by readers in this scope."""
+
+        def make() -> tuple[Value, ...]:
+            codes, scale, zero = self._quantize(value, value)
+            return codes, unfolded(self, scale, f"{scale.name}_read"), zero
+
+        made = self.once(value, "product", make)
+        return made[0], made[1], made[2]
+
+    def scaled(self, value: Value, factor: float) -> Value:
+        """Read an activation times a number: its codes through a DequantizeLinear with a scale so much larger."""
+        owner = self._shared.plan.scale_owner(value)
+        codes, _, zero = self._quantize(value, value)
+        number = np.clip(self.activation_scale(value) * factor, TINY, LARGEST)
+        scale = self.constant(np.array(number, np.float32), f"{owner.name}_scale_times")
+        scheme = self._shared.plan.range_settings(owner)
+        return self._quantizing("DequantizeLinear", [codes, scale, zero], f"{value.name}_times", scheme)
+
+    def is_quantized(self, value: Value) -> bool:
+        """Whether anybody reads an activation by a calibrated scale."""
+        return self._shared.plan.scale_owner(value) in self._shared.qparams
+
+    def activation_scale(self, value: Value) -> float:
+        """Scale of an activation that the plan quantizes."""
+        return float(self._shared.qparams[self._shared.plan.scale_owner(value)][0])
+
+    def dequantized(self, value: Value) -> Value:
+        """Read an activation through its Q/DQ pair; where its producer quantizes it, that is the value itself.
+
+        Every scope has pairs of its own: onnxruntime fuses a pair only with a node that stands beside it.
+        """
+        key = (self.graph, value)
+        if key not in self._shared.dequantized:
+            self._shared.dequantized[key] = self._pair(value, value)
+        return self._shared.dequantized[key]
+
+    def quantize_output(self, value: Value, producer_output: Value) -> None:
+        """Let everybody read `value` through a Q/DQ pair over what the producer gives."""
+        super().replace(value, self._pair(value, producer_output))
+        self._shared.dequantized[value.graph, value] = value
+
+    def read_pairs(self, node: Node, form: QuantizedForm) -> None:
+        """Let a node read its activations through Q/DQ pairs, and its constants as codes behind DequantizeLinear."""
+        for slot in form.activations:
+            value = node.inputs[slot]
+            assert value is not None
+            self.rewire(node, slot, self.dequantized(value))
+        for slot in form.constants:
+            value = node.inputs[slot]
+            assert value is not None
+            assert value.constant is not None
+            array = value.constant.numpy()
+            scale, zero = array_qparams(array, self._scheme)
+            kind = CODE_TYPES[self._scheme.activations]
+            codes = np.clip(np.rint(array / scale) + int(zero), kind.low, kind.high).astype(kind.container)
+            parts = {"quantized": codes, "scale": np.asarray(scale), "zero_point": np.asarray(zero)}
+            inputs = [self.constant(part, f"{value.name}_{what}") for what, part in parts.items()]
+            hint = f"{value.name}_dequantized"
+            self.rewire(node, slot, self._quantizing("DequantizeLinear", inputs, hint, self._scheme))
+
+    def codes(
+        self,
+        weight: Value,
+        *,
+        reduce: Sequence[int],
+        scheme: Scheme,
+        minimum: np.ndarray | None = None,
+        block_size: int = 0,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Quantize a weight symmetrically.
+
+        Args:
+            weight: A constant float32 value.
+            reduce: Axes that share a scale; with `granularity = "tensor"` all of them do.
+            scheme: The node's settings.
+            minimum: Least scale, broadcasting against the scales; for biases that would overflow otherwise.
+            block_size: Elements along the one axis in `reduce` that share a scale, 0 for all.
+
+        Returns:
+            int8 codes of the weight's shape, and float32 scales of the same rank with 1 along the shared axes, or as
+            many as there are blocks.
+
+        """
+        assert weight.constant is not None
+        rank = len(weight.constant.shape)
+        axes = tuple(range(rank)) if scheme.granularity == "tensor" else tuple(sorted(axis % rank for axis in reduce))
+        weights = self._shared.weights
+        coding = WeightSpec(
+            axes,
+            scheme.weight_bits,
+            block_size,
+            None if self.anchor is None else summed_pairs(self.anchor, weight, scheme),
+        )
+        coded = weights.codes(weight, coding, minimum, self._label)
+        node = self.anchor if scheme.reduce_range else None
+        if node is not None and weight in node.inputs[1:2] and could_saturate(node, coded[0], scheme):
+            weights.reduced[self._label] = None
+            return weights.codes(weight, replace(coding, bits=SAFE_BITS), minimum, self._label)
+        return coded
+
+    def stored(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme, block_size: int = 0) -> Value:
+        """Give a float weight that the file holds in 8 or 4 bit, one for all readers."""
+        assert weight.constant is not None
+        rank = len(weight.constant.shape)
+        kept = [axis for axis in range(rank) if axis not in [shared % rank for shared in reduce]]
+        if scheme.form == "qdq" and len(kept) > 1 and not block_size:  # DequantizeLinear has scales along one axis only
+            reduce = [axis for axis in range(rank) if axis != kept[-1]]
+        key = (weight, tuple(reduce), scheme)
+        if key not in self._shared.stored:
+            codes, scales = self.codes(weight, reduce=reduce, scheme=scheme, block_size=block_size)
+            if scheme.weight_bits == 4:
+                codes = codes.astype(ml_dtypes.int4)
+            there = self._at(weight.graph)
+            blocks = (codes, scales, reduce[0], block_size, weight.name, scheme)
+            made = there._blocks(*blocks) if block_size else there._stored(codes, scales, weight.name, scheme)
+            self._shared.stored[key] = made
+        return self._shared.stored[key]
+
+    def _stored(self, codes: np.ndarray, scales: np.ndarray, name: str, scheme: Scheme) -> Value:
+        if scheme.form == "qdq":
+            axis = next((axis for axis, size in enumerate(scales.shape) if size > 1), 0)
+            return self._linear(codes, scales, axis, name, scheme)
+        return self._cast_mul(codes, scales.reshape(()) if scales.size == 1 else scales, name)
+
+    def _cast_mul(self, codes: np.ndarray, scales: np.ndarray, name: str) -> Value:
+        stored, scale = self.constant(codes, f"{name}_quantized"), self.constant(scales, f"{name}_scale")
+        cast = self.op("Cast", stored, to=int(TensorProto.FLOAT), hint=f"{name}_cast")
+        return self.op("Mul", cast, scale, hint=f"{name}_dequantized")
+
+    def _blocks(
+        self, codes: np.ndarray, scales: np.ndarray, axis: int, block_size: int, name: str, scheme: Scheme
+    ) -> Value:
+        """Give a weight with a scale for each block of elements along an axis; the last block may be smaller."""
+        shape, count = list(codes.shape), scales.shape[axis]
+        if scheme.form == "qdq":
+            inputs = [self.constant(codes, f"{name}_quantized"), self.constant(scales, f"{name}_scale")]
+            attributes = {"axis": axis, "block_size": block_size}
+            return self._quantizing("DequantizeLinear", inputs, f"{name}_dequantized", scheme, **attributes)
+        full = np.zeros([*shape[:axis], count * block_size, *shape[axis + 1 :]], codes.dtype)
+        full[(slice(None),) * axis + (slice(shape[axis]),)] = codes
+        cut = full.reshape(*shape[:axis], count, block_size, *shape[axis + 1 :])
+        weight = self._cast_mul(cut, np.expand_dims(scales, axis + 1), name)
+        target = self.constant(np.array(full.shape, np.int64), f"{name}_shape")
+        weight = self.op("Reshape", weight, target, hint=f"{name}_dequantized")
+        if full.shape[axis] == shape[axis]:
+            return weight
+        bounds = [
+            self.constant(np.array([n], np.int64), f"{name}_{what}")
+            for n, what in ((0, "start"), (shape[axis], "end"), (axis, "axis"))
+        ]
+        return self.op("Slice", weight, *bounds, hint=f"{name}_dequantized")
+
+    def linear_weight(self, codes: np.ndarray, scales: np.ndarray, axis: int, hint: str) -> Value:
+        """Give a float weight as DequantizeLinear of codes, with one scale or one for each index along `axis`."""
+        return self._linear(codes, scales, axis, hint, self._scheme)
+
+    def _linear(self, codes: np.ndarray, scales: np.ndarray, axis: int, hint: str, scheme: Scheme) -> Value:
+        per_axis = scales.size > 1
+        scales = scales.reshape(-1 if per_axis else ())
+        inputs = [self.constant(codes, f"{hint}_quantized"), self.constant(scales, f"{hint}_scale")]
+        if codes.dtype != np.int32:
+            inputs.append(self.constant(np.zeros(scales.shape, codes.dtype), f"{hint}_zero_point"))
+        attributes = {"axis": axis} if per_axis else {}
+        return self._quantizing("DequantizeLinear", inputs, f"{hint}_dequantized", scheme, **attributes)
+
+    def _quantizing(self, op_type: str, inputs: Sequence[Value], hint: str, scheme: Scheme, **attributes: Any) -> Value:
+        """Add a QuantizeLinear or DequantizeLinear of the domain that the scheme asks for."""
+        return self.node(op_type, list(inputs), outputs=[hint], domain=scheme.domain_name, **attributes)[0]
+
+    def _pair(self, value: Value, source: Value) -> Value:
+        scheme = self._shared.plan.range_settings(self._shared.plan.scale_owner(value))
+        return self._quantizing("DequantizeLinear", self._quantize(value, source), f"{value.name}_dequantized", scheme)
+
+    def _quantize(self, value: Value, source: Value) -> tuple[Value, ...]:
+        """Quantize what stands for a value in this scope: codes, scale and zero point."""
+
+        def make() -> tuple[Value, ...]:
+            plan, read = self._shared.plan, source
+            owner = plan.scale_owner(value)
+            scheme = plan.range_settings(owner)
+            scale, zero = (np.asarray(number).reshape(()) for number in self._shared.qparams[owner])
+            scales = self.constant(scale.astype(np.float32), f"{owner.name}_scale")
+            zeros = self.constant(zero, f"{owner.name}_zero_point")
+            if computed_in_codes(value, plan, scheme.target):
+                read = self.op("Max", source, hint=f"{value.name}_kept")
+            inputs = (read, scales, zeros)
+            return self._quantizing("QuantizeLinear", inputs, f"{value.name}_quantized", scheme), scales, zeros
+
+        return self.once(value, "codes", make)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and np.array_equal(one.numpy(), other.numpy())

@@ -1,0 +1,50 @@
+"""Gather from a constant float table: the table in 8 bit, dequantized behind the lookup."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto
+
+from onnxq.ops.forms.family import (
+    MINIMUM_STORED_ELEMENTS,
+    NodeView,
+    NotQuantizable,
+    QuantizedForm,
+    Rewriter,
+    register_plan,
+    register_rewrite,
+)
+
+
+@register_plan("Gather", when="weight-int8")
+def plan_table(site: NodeView) -> QuantizedForm:
+    """Accept a lookup of whole rows in a constant matrix."""
+    if site.constant(0) is None:
+        raise NotQuantizable("it does not look up a constant table")
+    table = site.weight(0)
+    if len(table.shape) != 2 or site.node.attribute("axis", 0) not in (0, -2):
+        raise NotQuantizable("it does not look up rows of a matrix")
+    if table.size < MINIMUM_STORED_ELEMENTS:
+        raise NotQuantizable(f"table has only {table.size} elements")
+    return QuantizedForm("table stored in 8 bit, rows dequantized after the lookup", opset=7)
+
+
+@register_rewrite("Gather", when="weight-int8")
+def rewrite_table(site: NodeView, patch: Rewriter) -> None:
+    """Look up codes, Cast, and Mul by a scale of each row or of each column, whichever rounds the table less."""
+    name, table, indices = site.output.name, site.value(0), site.value(1)
+    assert table.constant is not None
+    values = table.constant.numpy()
+    candidates = [patch.codes(table, reduce=(axis,), scheme=site.scheme) for axis in (0, 1)]
+    errors = [float(np.square(codes * scales - values).sum(dtype=np.float64)) for codes, scales in candidates]
+    by_row = errors[1] < errors[0] and candidates[1][1].size > 1
+    codes, scales = candidates[1] if by_row else candidates[0]
+    stored = patch.constant(codes, f"{table.name}_quantized", beside=table)
+    scale = patch.constant(scales if by_row else scales.reshape(-1), f"{table.name}_scale", beside=table)
+    rows = patch.op("Gather", stored, indices, hint=f"{name}_quantized", axis=0)
+    if by_row:
+        scale = patch.op("Gather", scale, indices, hint=f"{name}_scale", axis=0)
+    patch.replace(
+        site.output,
+        patch.op("Mul", patch.op("Cast", rows, to=int(TensorProto.FLOAT), hint=f"{name}_cast"), scale, hint=name),
+    )

@@ -1,0 +1,27 @@
+"""Scales in the forms that onnxruntime's integer products know.
+
+Tests: `tests/ops/test_integer_products.py`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxq.ir import Value
+from onnxq.ops.forms.family import Rewriter
+
+
+def ranked(scales: np.ndarray, slot: int) -> np.ndarray:
+    """Give scales of a weight the rank that kernels know: a vector beside a matrix, all axes beside a stack."""
+    if scales.size == 1:
+        return scales.reshape(())
+    return scales.reshape(-1) if slot == 1 and scales.ndim == 2 else scales
+
+
+def unfolded(patch: Rewriter, scale: Value, hint: str) -> Value:
+    """Give a constant scale out of a DequantizeLinear of 1.
+
+    onnxruntime computes a product of two constant scales when it loads the model, and then does not find the Mul of two
+    scales that makes MatMulInteger a MatMulIntegerToFloat; a DequantizeLinear it leaves alone.
+    """
+    return patch.op("DequantizeLinear", patch.constant(np.array(1, np.int32), "one"), scale, hint=hint)

@@ -1,0 +1,213 @@
+"""Conv: https://onnx.ai/onnx/operators/onnx__Conv.html.
+
+Columns are gathered tap by tap into a buffer that stays in the cache, then one BLAS product makes a block of the
+output. A 1x1 kernel needs no gathering; a depthwise one is a sum of shifted products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from onnxq.errors import ModelError
+from onnxq.ops.kernels.arrays import Array, per_channel
+from onnxq.ops.kernels.registry import kernel
+from onnxq.ops.kernels.windows import Windows, lay_windows, padded
+
+BUFFER_BYTES = 1 << 20
+"""Size of the column buffer; measured best between 0.5 and 2 MB on a core with 1 MB of second-level cache."""
+
+DEPTHWISE_BYTES = 1 << 17
+"""Size of the part of the output that a depthwise convolution sums at a time."""
+
+
+@kernel("Conv")
+def conv(
+    x: Array,
+    w: Array,
+    b: Array | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Array:
+    """Convolve X [N, C, D1, ...] with W [M, C / group, k1, ...], over any number of spatial axes.
+
+    B is [M] or None; attributes are as ONNX defines them. Gives [N, M, ...] in the type of X; float16 and bfloat16 are
+    summed in float32.
+
+    Raises:
+        ModelError: Channels or attributes do not fit.
+
+    """
+    if x.ndim != w.ndim or x.shape[1] != w.shape[1] * group or w.shape[0] % group:
+        raise ModelError(
+            f"input {list(x.shape)} and weight {list(w.shape)} do not fit with group {group}", "Correct the weight."
+        )
+    if x.dtype not in (np.float32, np.float64):
+        bias = None if b is None else b.astype(np.float32)
+        wide = conv(
+            x.astype(np.float32), w.astype(np.float32), bias, auto_pad=auto_pad, dilations=dilations, group=group,
+            kernel_shape=kernel_shape, pads=pads, strides=strides,
+        )  # fmt: skip
+        return wide.astype(x.dtype)
+    windows = lay_windows(
+        x.shape[2:], kernel_shape or w.shape[2:], strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad
+    )
+    result_shape = (x.shape[0], w.shape[0], *windows.output)
+    if 0 in result_shape or not x.size:
+        bias = np.zeros(w.shape[0], x.dtype) if b is None else b
+        return np.broadcast_to(per_channel(bias, x.ndim), result_shape).copy()
+    x = padded(x, windows)
+    if math.prod(windows.kernel) == 1:
+        return _pointwise(x, w, b, group, windows)
+    if w.shape[1] == 1 and group > 1:
+        return _depthwise(x, w, b, windows)
+    return _by_columns(x, w, b, group, windows)
+
+
+def _pointwise(x: Array, w: Array, b: Array | None, group: int, windows: Windows) -> Array:
+    """One product, summed in float64.
+
+    BLAS sums the rows of a float32 product in different orders, so equal weights give unequal last bits; behind such a
+    layer a Softmax of large logits (SqueezeNet) then picks one of several equal classes. Nothing is gathered here, so
+    the wider type costs little.
+    """
+    x = x[(slice(None), slice(None), *windows.slices((0,) * len(windows.kernel)))]
+    batch, channels = x.shape[:2]
+    positions = math.prod(windows.output)
+    columns = x.astype(np.float64).reshape(batch, group, channels // group, positions)
+    product = np.matmul(w.astype(np.float64).reshape(group, -1, channels // group), columns)
+    product = product.reshape(batch, w.shape[0], *windows.output)
+    if b is not None:
+        product += per_channel(b, x.ndim)
+    return np.asarray(product.astype(x.dtype))
+
+
+def _flattened(x: Array, windows: Windows) -> tuple[Array, tuple[int, ...]]:
+    """Give padded X [N, C, D1, rest] as [N, C, D1 * rest], with a tail so that every tap is one slice from its offset.
+
+    With strides of 1, element `tap` of the windows lies at the same distance from each window's first element in the
+    flattened tensor, so a whole row of windows is one contiguous run. What is read across the end of an axis is
+    computed as well and left out of the result.
+    """
+    steps = [math.prod(x.shape[2 + i + 1 :]) for i in range(len(windows.kernel))]
+    offsets = tuple(
+        sum(t * d * step for t, d, step in zip(tap, windows.dilations, steps, strict=True))
+        for tap in np.ndindex(windows.kernel)
+    )
+    length = math.prod(x.shape[2:])
+    missing = max(offsets[-1] + windows.output[0] * steps[0] - length, 0)
+    flat = x.reshape(*x.shape[:2], length)
+    if missing:
+        longer = np.empty((*x.shape[:2], length + missing), x.dtype)
+        longer[:, :, :length] = flat
+        longer[:, :, length:] = 0
+        flat = longer
+    return flat, offsets
+
+
+def _by_columns(x: Array, w: Array, b: Array | None, group: int, windows: Windows) -> Array:
+    batch, channels = x.shape[:2]
+    taps = math.prod(windows.kernel)
+    depth = channels // group * taps
+    weight = w.reshape(group, w.shape[0] // group, depth)
+    bias = None if b is None else b.reshape(1, w.shape[0], *(1,) * len(windows.kernel))
+    flat: Array | None = None
+    inner = windows.output[1:]  # what one row of windows computes: its outputs, or whole input rows with stride 1
+    if set(windows.strides) == {1}:
+        flat, offsets = _flattened(x, windows)
+        inner = x.shape[3:]
+    row = math.prod(inner)
+    images, rows = _block(batch, windows.output[0], group * depth * row * x.itemsize)
+    result = np.empty((batch, w.shape[0], *windows.output), x.dtype)
+    buffer = np.empty(images * group * depth * rows * row, x.dtype)
+    product = np.empty(images * w.shape[0] * rows * row, x.dtype)
+    crop = (slice(None), slice(None), slice(None), *(slice(0, size) for size in windows.output[1:]))
+    for first in range(0, batch, images):
+        chosen = slice(first, min(first + images, batch))
+        count = chosen.stop - first
+        for top in range(0, windows.output[0], rows):
+            height = min(rows, windows.output[0] - top)
+            size = height * row
+            columns = buffer[: count * channels * taps * size].reshape(count, channels, taps, size)
+            if flat is not None:
+                for tap, offset in enumerate(offsets):
+                    start = offset + top * row
+                    columns[:, :, tap] = flat[chosen, :, start : start + size]
+            else:
+                _gather_strided(x[chosen], columns.reshape(count, channels, taps, height, *inner), windows, top)
+            out = product[: count * w.shape[0] * size].reshape(count, group, -1, size)
+            np.matmul(weight, columns.reshape(count, group, depth, size), out=out)
+            block = out.reshape(count, w.shape[0], height, *inner)[crop]
+            target = result[chosen, :, top : top + height]
+            if bias is None:
+                target[...] = block
+            else:
+                np.add(block, bias, out=target)
+    return result
+
+
+def _gather_strided(x: Array, columns: Array, windows: Windows, top: int) -> None:
+    height = columns.shape[3]
+    for index, tap in enumerate(np.ndindex(windows.kernel)):
+        first, *rest = windows.slices(tap)
+        start = first.start + top * first.step
+        lines = slice(start, start + (height - 1) * first.step + 1, first.step)
+        columns[:, :, index] = x[(slice(None), slice(None), lines, *rest)]
+
+
+def _block(batch: int, rows: int, row_bytes: int) -> tuple[int, int]:
+    """Say how many images, or rows of one image, fill the column buffer."""
+    fitting = max(BUFFER_BYTES // max(row_bytes, 1), 1)
+    if fitting < rows:
+        return 1, -(-rows // -(-rows // fitting))
+    return min(max(fitting // rows, 1), batch), rows
+
+
+def _depthwise(x: Array, w: Array, b: Array | None, windows: Windows) -> Array:
+    """Sum over the taps of shifted inputs times one weight per channel."""
+    batch, channels = x.shape[:2]
+    multiplier = w.shape[0] // channels
+    if multiplier > 1:
+        x = np.repeat(x, multiplier, axis=1)
+    maps = w.shape[0]
+    weights = np.ascontiguousarray(w.reshape(maps, -1).T)
+    flat: Array | None = None
+    inner = windows.output[1:]
+    if set(windows.strides) == {1}:
+        flat, offsets = _flattened(x, windows)
+        inner = x.shape[3:]
+    size = windows.output[0] * math.prod(inner)
+    result = np.empty((batch, maps, *windows.output), x.dtype)
+    step = max(1, DEPTHWISE_BYTES // max(batch * size * x.itemsize, 1))
+    sums = np.empty((batch, min(step, maps), size), x.dtype)
+    products = np.empty_like(sums)
+    crop = tuple(slice(0, length) for length in windows.output)
+    for first in range(0, maps, step):
+        chosen = slice(first, min(first + step, maps))
+        count = chosen.stop - first
+        total, part = sums[:, :count], products[:, :count]
+        shaped = (batch, count, windows.output[0], *inner)
+        for index, tap in enumerate(np.ndindex(windows.kernel)):
+            factor = weights[index, chosen]
+            target = part if index else total
+            if flat is not None:
+                shifted = flat[:, chosen, offsets[index] : offsets[index] + size]
+                np.multiply(shifted, factor[:, None], out=target)
+            else:
+                shifted = x[(slice(None), chosen, *windows.slices(tap))]
+                np.multiply(shifted, per_channel(factor, x.ndim), out=target.reshape(shaped))
+            if index:
+                total += part
+        block = total.reshape(shaped)[(slice(None), slice(None), *crop)]
+        if b is None:
+            result[:, chosen] = block
+        else:
+            np.add(block, per_channel(b[chosen], x.ndim), out=result[:, chosen])
+    return result

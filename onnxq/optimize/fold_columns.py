@@ -1,0 +1,218 @@
+"""Neighbouring columns as channels: a Conv over few channels in the form that onnxruntime has a fast kernel for.
+
+onnxruntime's QLinearConv goes through the places of a window one by one, and takes a few channels of each: with three
+of a picture it hardly multiplies. Codes lie channels last, so a row of width W with C channels is, as it lies, a row of
+width W/m with m C channels; and what a Conv with b times as many filters makes of it, each of them shifted by a stride,
+is the wanted row of b columns at once. Zeros between are multiplied, too, yet 7 × 7 from 3 to 64 channels with stride 2
+took 0.66 of the time, and 3 × 3 from 1 to 16 channels half (`tests/bench/bench_conv_channels.py`). What the weights are
+made of is a matter of constants, which onnxruntime computes once, when it loads the model: the file hardly grows.
+Over both axes this is known as space to depth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnxq.ir import Model, Node, Patch, Value, commit
+from onnxq.ir.shape_inference.padding import auto_pad_of, pads_of
+from onnxq.optimize.channels_last import channels_first, channels_last
+from onnxq.optimize.integer_conv import IntegerConv, integer_convs, multiple_of
+from onnxq.targets import UNKNOWN_SIDE, Costs, load_costs
+from onnxq.targets.target import Target
+
+AT_ONCE = (1, 2, 4, 8)  # columns; one by one pays behind a stride, as for patches of a picture
+LEAST_SAVING = 0.1  # of the time, by the model of the target's table, which is right to a tenth
+NODES = 3  # more than before: where codes lie otherwise than channels last, and behind the Conv
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How the columns of a Conv become channels.
+
+    Attributes:
+        made: How many columns of the output are computed at once.
+        read: How many of the input are one then.
+        before: Of these, how many the window reaches to the left of the one it belongs to.
+        width: How many of these the window is wide.
+        share: What the Conv takes then, in the time that it took.
+
+    """
+
+    made: int
+    read: int
+    before: int
+    width: int
+    share: float
+
+
+def columns_of(node: Node, weight: Sequence[int], costs: Costs) -> Columns | None:
+    """Choose how many columns of a Conv are computed at once; None where one by one is fastest.
+
+    Args:
+        node: A Conv, in float or between Q/DQ pairs.
+        weight: Shape of its weight.
+        costs: What kernels take.
+
+    """
+    if len(weight) not in (3, 4) or weight[-1] == 1 or int(node.attribute("group", 1)) != 1:
+        return None
+    if auto_pad_of(node).startswith("SAME") or node.attribute("dilations", [1])[-1] != 1:
+        return None
+    read, made = (value.shape if value is not None else None for value in (node.inputs[0], node.outputs[0]))
+    stride = int(node.attribute("strides", [1])[-1])
+    if not read or not made or not isinstance(read[-1], int) or made[-1] != read[-1] / stride:
+        return None
+    filters, channels, *window = weight
+    left = pads_of(node, len(window))[len(window) - 1]
+    positions = math.prod(size if isinstance(size, int) else UNKNOWN_SIDE for size in made[2:])
+    plain = costs.integer_conv(positions, math.prod(window), multiple_of(4, channels), filters)
+    best = None
+    for at_once in AT_ONCE:
+        block = at_once * stride
+        if read[-1] % block or block * channels % 4 or at_once * filters % 8:
+            continue
+        before = -(-left // block)
+        after = max(0, (block - stride - left + window[-1] - 1) // block)
+        width = before + 1 + after
+        taps = math.prod(window[:-1]) * width
+        time = costs.integer_conv(positions // at_once, taps, block * channels, at_once * filters)
+        found = Columns(at_once, block, before, width, time / plain)
+        if found.share <= 1 - LEAST_SAVING and (best is None or found.share < best.share):
+            best = found
+    return best
+
+
+def folds(conv: IntegerConv, target: Target) -> Columns | None:
+    """Say how the columns of an integer Conv become channels, if they do."""
+    if conv.depthwise or not target.timed:
+        return None
+    return columns_of(conv.node, conv.codes.shape, load_costs(target.name))
+
+
+def fold_columns(model: Model, target: Target) -> int:
+    """Turn neighbouring columns into channels where convolutions are faster for it.
+
+    Args:
+        model: A quantized model of operator set 11 or later whose types are inferred; it is changed. What it computes
+            on codes stays the same to the bit.
+        target: Says what kernels take.
+
+    Returns:
+        How many convolutions have changed.
+
+    """
+    patches = []
+    for graph in list(model.graph.graphs()):
+        convs = integer_convs(graph)
+        made = {conv.made for conv in convs}
+        found = [(conv, columns) for conv in convs if (columns := folds(conv, target)) is not None]
+        patches += [_patch(conv, columns, by_pixel=conv.read in made or conv.channels == 1) for conv, columns in found]
+    commit(patches)
+    return len(patches)
+
+
+def _patch(conv: IntegerConv, columns: Columns, *, by_pixel: bool) -> Patch:
+    """Describe the Conv over blocks of columns.
+
+    Args:
+        conv: The Conv.
+        columns: What becomes of its columns.
+        by_pixel: Whether a block holds one column after the other, as codes lie that a Conv makes. Of others it holds
+            one channel after the other, because more than single codes are moved at once then.
+
+    """
+    patch = Patch(conv.node.graph, conv.node, f"fold the columns of {conv.node.label}")
+    assert conv.activation.shape is not None
+    assert conv.product.shape is not None
+    width, made = conv.activation.shape[-1], conv.product.shape[-1]
+    assert isinstance(width, int)
+    blocks = _blocks(conv, columns.read, width // columns.read, patch, by_pixel=by_pixel)
+    pair = patch.op("DequantizeLinear", blocks, *conv.pair.inputs[1:], hint=f"{conv.activation.name}_blocks")
+    inputs = [pair, _weight(conv, columns, patch, by_pixel=by_pixel)]
+    if conv.bias is not None and (codes := conv.bias.inputs[0]) is not None:
+        inputs.append(_dequantized(conv.bias, _repeated(codes, columns, patch), columns, patch))
+    attributes = {name: value for name, value in conv.node.attributes().items() if name != "auto_pad"}
+    axes = conv.codes.ndim - 2
+    pads = pads_of(conv.node, axes)
+    pads[axes - 1], pads[-1] = columns.before, columns.width - 1 - columns.before
+    strides = [*attributes.get("strides", [1] * axes)[:-1], 1]
+    attributes |= {"kernel_shape": [*conv.codes.shape[2:-1], columns.width], "pads": pads, "strides": strides}
+    name, hint = f"{conv.node.display_name}_blocks", f"{conv.product.name}_blocks"
+    product = patch.node("Conv", inputs, outputs=[hint], name=name, **attributes)[0]
+    quantized = patch.op("QuantizeLinear", product, *conv.quantize.inputs[1:], hint=f"{conv.made.name}_blocks")
+    last = channels_last(quantized, conv.codes.ndim, patch)
+    patch.replace(conv.made, _as_image(last, conv, patch, [made, conv.filters], conv.made.name))
+    return patch
+
+
+def _as_image(last: Value, conv: IntegerConv, patch: Patch, sizes: Sequence[Any], name: str) -> Value:
+    """Let rows that lie channels last have so many columns and channels, and put the channels first."""
+    axes = conv.codes.ndim
+    shape = patch.constant(np.array([*[0] * (axes - 2), *sizes]), f"{name}_sizes")
+    rows = patch.op("Reshape", last, shape, hint=f"{name}_rows")
+    return channels_first(rows, axes, patch, name)
+
+
+def _blocks(conv: IntegerConv, size: int, count: int, patch: Patch, *, by_pixel: bool) -> Value:
+    """Put so many blocks of so many columns in the place of columns."""
+    codes, axes = conv.read, conv.codes.ndim
+    sides = conv.activation.shape[2:-1] if conv.activation.shape is not None else ()
+    if conv.channels == 1 and all(isinstance(side, int) for side in sides):  # then first and last are the same
+        sizes = patch.constant(np.array([0, *sides, count, size]), f"{codes.name}_blocks_sizes")
+        rows = patch.op("Reshape", codes, sizes, hint=f"{codes.name}_blocks_rows")
+        return channels_first(rows, axes, patch, f"{codes.name}_blocks")
+    if by_pixel:
+        last = channels_last(codes, axes, patch)
+    else:
+        shape = patch.constant(np.array([*[0] * (axes - 1), count, size]), f"{codes.name}_columns")
+        split = patch.op("Reshape", codes, shape, hint=f"{codes.name}_split")
+        order = [0, *range(2, axes), 1, axes]
+        last = patch.op("Transpose", split, hint=f"{codes.name}_channels_last", perm=order)
+    return _as_image(last, conv, patch, [count, size * conv.channels], f"{codes.name}_blocks")
+
+
+def _weight(conv: IntegerConv, columns: Columns, patch: Patch, *, by_pixel: bool) -> Value:
+    """Shift every filter by a stride for each of the columns that are made at once."""
+    codes, rank = conv.weight.inputs[0], conv.codes.ndim
+    assert codes is not None
+    name, (filters, channels, *window) = codes.name, conv.codes.shape
+    left = pads_of(conv.node, len(window))[len(window) - 1]
+    stride, places = columns.read // columns.made, columns.width * columns.read
+    shifted = []
+    for number in range(columns.made):
+        first = columns.before * columns.read - left + number * stride
+        pads = np.zeros(2 * rank, np.int64)
+        pads[rank - 1], pads[-1] = first, places - first - window[-1]
+        ends = patch.constant(pads, f"{name}_pads_{number}")
+        shifted.append(patch.op("Pad", codes, ends, hint=f"{name}_shifted_{number}"))
+    every = patch.op("Concat", *shifted, hint=f"{name}_shifted", axis=0) if len(shifted) > 1 else shifted[0]
+    sizes = [columns.made * filters, channels, *window[:-1], columns.width, columns.read]
+    split = patch.op("Reshape", every, patch.constant(np.array(sizes), f"{name}_split_sizes"), hint=f"{name}_split")
+    order = [0, rank, 1] if by_pixel else [0, 1, rank]
+    moved = patch.op("Transpose", split, hint=f"{name}_moved", perm=[*order, *range(2, rank)])
+    sizes = [columns.made * filters, channels * columns.read, *window[:-1], columns.width]
+    joined = patch.op("Reshape", moved, patch.constant(np.array(sizes), f"{name}_sizes"), hint=f"{name}_blocks")
+    return _dequantized(conv.weight, joined, columns, patch)
+
+
+def _dequantized(pair: Node, codes: Value, columns: Columns, patch: Patch) -> Value:
+    """Dequantize codes for all columns that are made at once, the scales of one for each of them."""
+    made = pair.outputs[0]
+    assert made is not None
+    each = pair.inputs[0].shape[:1] if pair.inputs[0] is not None and pair.inputs[0].shape is not None else ()
+    scales = [
+        _repeated(value, columns, patch) if value is not None and value.shape == each else value
+        for value in pair.inputs[1:]
+    ]
+    return patch.op("DequantizeLinear", codes, *scales, hint=f"{made.name}_blocks", **pair.attributes())
+
+
+def _repeated(value: Value, columns: Columns, patch: Patch) -> Value:
+    if columns.made == 1:
+        return value
+    return patch.op("Concat", *[value] * columns.made, hint=f"{value.name}_blocks", axis=0)

@@ -1,0 +1,99 @@
+"""Upsampling of codes by powers of two, in the form that onnxruntime has a fast kernel for.
+
+Behind an integer convolution onnxruntime keeps codes channels last, also through a Resize, where it looks every element
+up by itself (1.31): 1.5 to 2.4 nanoseconds each, which in a text detector was a fifth of the time. Channels first it
+has a kernel that doubles both sides, for a twentieth of that. A Reshape that lets every channel pass for a sample of
+its own takes no time and keeps the layout from being moved through; four times as large is twice doubled.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from onnxq.ir import Graph, Model, Node, Patch, commit
+from onnxq.optimize.qdq import between_conversions, one_scale
+
+# Of output i with factor f these all take input floor(i / f): https://onnx.ai/onnx/operators/onnx__Resize.html
+REPEATING = {
+    "asymmetric": ("floor",),
+    "half_pixel": ("round_prefer_floor", "round_prefer_ceil"),
+    "pytorch_half_pixel": ("round_prefer_floor", "round_prefer_ceil"),
+}
+APART, TWICE = np.array([-1, 1, 0, 0], np.int64), np.array([1, 1, 2, 2], np.float32)
+
+
+def doublings(node: Node) -> int:
+    """Give how often a Resize doubles both sides of a map by repeating its elements; 0 for everything else."""
+    if node.op_type != "Resize" or node.domain or len(node.inputs) < 3 or node.attribute("axes") is not None:
+        return 0
+    where = node.attribute("coordinate_transformation_mode", "half_pixel")
+    nearest = node.attribute("nearest_mode", "round_prefer_floor")
+    if node.attribute("mode", "nearest") != "nearest" or nearest not in REPEATING.get(where, ()):
+        return 0
+    factors = _factors(node)
+    if len(factors) != 4 or factors[:2] != [1, 1] or factors[2] != factors[3] or factors[2] < 2:
+        return 0
+    times = math.log2(factors[2])
+    return int(times) if times.is_integer() else 0
+
+
+def _factors(node: Node) -> list[float]:
+    """Give by how much each side grows; nothing where that is not constant."""
+    scales, sizes = (node.inputs[slot] if slot < len(node.inputs) else None for slot in (2, 3))
+    if scales is not None and scales.constant is not None and scales.constant.size:
+        return [float(scale) for scale in scales.constant.numpy()]
+    before = node.inputs[0].shape if node.inputs[0] is not None else None
+    if sizes is None or sizes.constant is None or before is None or node.attribute("keep_aspect_ratio_policy"):
+        return []
+    known = [side if isinstance(side, int) and side > 0 else math.nan for side in before]
+    return [int(size) / side for size, side in zip(sizes.constant.numpy(), known, strict=False)]
+
+
+def double_codes(model: Model) -> int:
+    """Write upsampling of codes by powers of two as doublings of single channels.
+
+    Args:
+        model: A quantized model of operator set 11 or later; it is changed. Its outputs stay the same to the bit.
+
+    Returns:
+        How many there were.
+
+    """
+    found = [_patch(graph, node) for graph in list(model.graph.graphs()) for node in graph.nodes]
+    patches = [patch for patch in found if patch is not None]
+    commit(patches)
+    return len(patches)
+
+
+def _patch(graph: Graph, node: Node) -> Patch | None:
+    times = doublings(node)
+    conversions = between_conversions(node) if times else None
+    read, made = node.inputs[0], node.outputs[0]
+    if conversions is None or read is None or made is None or not all(map(_is_plain, conversions)):
+        return None
+    pair, after = conversions
+    codes, result = pair.inputs[0], after.outputs[0]
+    channels = next((v.shape[1] for v in (read, made) if v.shape and isinstance(v.shape[1], int)), None)
+    if codes is None or result is None or result.is_output or channels is None or after.graph is not graph:
+        return None
+    patch = Patch(graph, node, f"double the codes of {read.name}")
+    taken = patch.op("Reshape", codes, patch.constant(APART, f"{node.label}_apart"), hint=f"{codes.name}_apart")
+    twice = patch.constant(TWICE, f"{node.label}_twice")
+    for left in range(times - 1, -1, -1):
+        value = patch.op("DequantizeLinear", taken, *pair.inputs[1:], hint=f"{read.name}_apart")
+        larger = patch.op(
+            "Resize", value, None, twice, hint=f"{made.name}_apart",
+            mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor",
+        )  # fmt: skip
+        scaling = pair.inputs[1:] if left else after.inputs[1:]
+        taken = patch.op("QuantizeLinear", larger, *scaling, hint=f"{result.name}_apart")
+    together = patch.constant(np.array([-1, channels, 0, 0], np.int64), f"{node.label}_together")
+    patch.replace(result, patch.op("Reshape", taken, together, hint=result.name))
+    return patch
+
+
+def _is_plain(conversion: Node) -> bool:
+    """Whether a conversion is one of the standard, with a constant scale for the whole tensor and no attributes."""
+    return not conversion.domain and len(conversion.inputs) == 3 and not conversion.spans and one_scale(conversion)

@@ -1,0 +1,78 @@
+"""The middle of the pipeline for large models: no more than a part of any model is in memory at a time.
+
+Tests: `tests/pipeline/test_quantize.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from onnxq.calibration.layer_moments import MeasuredLayers
+from onnxq.calibration.stats import Stats
+from onnxq.data.samples import Samples, input_specs
+from onnxq.data.synthetic import synthetic_samples
+from onnxq.ir import Model
+from onnxq.ir.storage.scratch_file import Spool
+from onnxq.lowering.rewrite import rewrite
+from onnxq.progress import Observer
+from onnxq.report import Report, activations
+from onnxq.rounding.weights import Weights
+from onnxq.runtime.session import is_large
+from onnxq.stages.finish import finalize
+from onnxq.stages.measure import choose_qparams, measure
+from onnxq.stages.prepared import Prepared
+from onnxq.stages.replan import exclude_unreached_bodies
+from onnxq.verification.compare import compare
+from onnxq.verification.layerwise import with_layers
+
+__all__ = ["is_large", "quantize_large"]
+
+SAMPLES = 2  # without data: enough to see that the model runs
+SIMPLER = "a large model: weights were rounded to nearest, channels were not rescaled, latency was not measured"
+
+
+def quantize_large(
+    prepared: Prepared,
+    given: Samples | None,
+    stats: str | Path | Stats | None,
+    observer: Observer,
+    scratch: Path,
+    *,
+    detailed: bool = False,
+) -> tuple[Model, Report]:
+    """Calibrate, rewrite, and compare the result with the float model, both run in segments over mapped weights.
+
+    Args:
+        prepared: The float model with its plan.
+        given: Samples, if there are any.
+        stats: Statistics of an earlier calibration, if there are any.
+        observer: Told about each step.
+        scratch: A folder with room for the quantized weights, which stand in a file without a name there.
+        detailed: Put the histograms of activations and the errors of layers into the report, too.
+
+    Returns:
+        The quantized model, its large weights mapped, and the report.
+
+    """
+    baseline, before = prepared.baseline(), prepared.model.copy()
+    probe = given if given is not None else synthetic_samples(prepared.model, input_specs(prepared.model), SAMPLES)
+    observer.step("calibrate")
+    measured = measure(prepared, MeasuredLayers([]), given, stats, observer)
+    prepared = exclude_unreached_bodies(prepared, measured)
+    qparams = choose_qparams(prepared.plan, measured)
+    observer.step("rewrite")
+    report = Report.planned(prepared.plan, source=prepared.path, notes=(*prepared.notes, SIMPLER))
+    if detailed:
+        report = replace(report, activations=activations(prepared.plan, qparams, measured))
+    with Spool(scratch) as spool:
+        weights = Weights(spool=spool)
+        model = finalize(rewrite(prepared.model, prepared.plan, qparams, weights), prepared)
+        report = replace(report, notes=(*report.notes, *weights.notes()))
+    observer.step("verify")
+    probe = probe.limit(SAMPLES) if prepared.fast else probe
+    comparison = compare(baseline, model, probe, progress=observer.progress)
+    if detailed:
+        observer.step("layers")
+        comparison = with_layers(comparison, before, model, probe)
+    return model, replace(report, comparison=comparison, samples=probe.description)

@@ -1,0 +1,53 @@
+"""What is large and seldom looked at goes out of memory: to a file without a name, or back to the model's own."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from onnxq.calibration.stats import Stats
+from onnxq.errors import OutputError
+from onnxq.ir import ArrayTensor, Model
+from onnxq.ir.storage.scratch_file import SPOOLED, Spool
+from onnxq.runtime.memory import trim_heap
+
+WORTH_IT = 64 << 20  # bytes that are kept in memory all the same
+
+
+def spill_moments(stats: Stats, scratch: Path) -> None:
+    """Move second moments to a file in a folder with room for it; few codes are chosen anew once all are chosen."""
+    halves = list(stats.halves())
+    size = sum(half.gram.nbytes for half in halves)
+    if size < WORTH_IT:
+        return
+    with suppress(OutputError), Spool(scratch) as spool:  # without room they stay where they are
+        for half in halves:
+            half.put_away(spool)
+    trim_heap(size)
+
+
+def spill_weights(model: Model, source: Model, scratch: Path) -> None:
+    """Move new weights of a model to such a file, and let go of those that it was read with.
+
+    Args:
+        model: A model that was changed.
+        source: The same as it was before.
+        scratch: A folder with room for the file.
+
+    """
+    made = [value.tensor for value in model.initializers() if isinstance(value.tensor, ArrayTensor)]
+    large = [tensor for tensor in made if tensor.nbytes >= SPOOLED]
+    size = sum(tensor.nbytes for tensor in large)
+    if size >= WORTH_IT:
+        with suppress(OutputError), Spool(scratch) as spool:
+            for tensor in large:
+                tensor.array = spool.keep(tensor.array)
+        trim_heap(size)
+    release_pages(source)
+
+
+def release_pages(model: Model) -> None:
+    """Let go of the pages of files that reading a model's weights brought into memory."""
+    for value in model.initializers():
+        if value.tensor is not None:
+            value.tensor.release()

@@ -1,0 +1,69 @@
+"""What would happen to every node of a model, without doing it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from onnxq.calibration.stats_file import load_stats
+from onnxq.ir import load
+from onnxq.pipeline.quantize import NO_TIMING, measure_sensitivity, plan_report
+from onnxq.planning.recipe import Recipe
+from onnxq.progress import Observer, following
+from onnxq.report import Report
+from onnxq.stages.files import open_data
+from onnxq.stages.kernel_timing import Timing, replan_with_sample_shapes, replan_with_timings
+from onnxq.stages.prepare import prepare
+from onnxq.text import as_list
+
+
+def plan(
+    model: str | Path,
+    recipe: str | Path | Recipe = "auto",
+    *,
+    data: str | Path | Sequence[str | Path] = (),
+    samples: object = None,
+    stats: str | Path | None = None,
+    exclude: str | Sequence[str] = (),
+    only: str | Sequence[str] = (),
+    timing: Timing = NO_TIMING,
+    sensitivity: bool = False,
+    observer: Observer | None = None,
+) -> Report:
+    """Decide about every node; nothing is written.
+
+    Args:
+        model: Path of a float ONNX model.
+        recipe: Name of a recipe, path of a TOML file, or a `Recipe`.
+        data: Calibration data, one or several: with data or statistics, the plan is a static one. They are opened, and
+            the first sample is run where the model leaves sizes open.
+        samples: Instead of `data`: an iterable of `{input name: array}`, or a function that gives one.
+        stats: Instead of data: statistics of an earlier calibration.
+        exclude: A glob of nodes to leave float, or several.
+        only: A glob of nodes to quantize, or several.
+        timing: Kernel times to decide by.
+        sensitivity: Run variants of the model on the data, to see what each node adds to the error of the outputs.
+        observer: Told about each step.
+
+    Returns:
+        A report without an output: every node with its scheme and the reason.
+
+    Raises:
+        ModelError: The model cannot be read.
+        DataError: The data do not fit the model, or `sensitivity` has none.
+        RecipeError: The recipe is wrong.
+
+    """
+    given_data = as_list(data)
+    with following(observer) as observer:
+        observer.step("load")
+        source = load(model)
+        observer.step("plan")
+        with_data = bool(given_data) or samples is not None or stats is not None
+        prepared = prepare(source, recipe, with_data=with_data, exclude=exclude, only=only)
+        given = open_data(prepared.model, given_data, samples, None)
+        prepared = replan_with_sample_shapes(prepared, given if stats is None else None)
+        prepared = replan_with_timings(prepared, given, timing, observer)
+        if stats is not None:
+            load_stats(stats, expected=prepared.source)
+        return measure_sensitivity(prepared, given, stats, observer) if sensitivity else plan_report(prepared)

@@ -1,0 +1,326 @@
+"""The pipeline of one model, top to bottom.
+
+load → normalise → simplify → plan → limit masks → equalize → rescale → calibrate → round → correct biases → search →
+rewrite → optimize → verify → save → report
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from onnxq.calibration.stats import Stats
+from onnxq.data.samples import Samples, input_specs
+from onnxq.data.synthetic import synthetic_samples
+from onnxq.errors import DataError, ModelError, NothingToQuantize
+from onnxq.ir import Model, load, save
+from onnxq.ir.storage.files import data_path
+from onnxq.lowering.rewrite import rewrite
+from onnxq.pipeline.large_model import is_large, quantize_large
+from onnxq.pipeline.offload import release_pages, spill_moments, spill_weights
+from onnxq.pipeline.schedule import Schedule
+from onnxq.pipeline.unrunnable import check_runs, quantize_unrunnable
+from onnxq.planning.planner import Plan
+from onnxq.planning.recipe import Recipe
+from onnxq.progress import Observer, expect, following
+from onnxq.report import Report, activations, with_hazards
+from onnxq.runtime.blas_threads import single_threaded_blas
+from onnxq.runtime.custom_ops import foreign_node
+from onnxq.runtime.memory import collect_garbage, gc_disabled
+from onnxq.runtime.session import InMemory, ModelSource
+from onnxq.search.bias_correction import correct_biases
+from onnxq.search.budget import Budget, SearchOutcome, check_budget, check_size, meet_budget
+from onnxq.search.candidates import float_time
+from onnxq.search.equalization_trial import equalize_if_it_helps
+from onnxq.search.held_out import HoldoutSplit
+from onnxq.search.mask_limit_trial import limit_attention_masks
+from onnxq.search.rescaling_trial import rescale
+from onnxq.search.sensitivity import sensitivity
+from onnxq.search.variants import calibrate_and_round
+from onnxq.stages.files import check_target, default_output, open_data, refuse_own_output
+from onnxq.stages.finish import finalize
+from onnxq.stages.kernel_timing import Timing, replan_with_sample_shapes, replan_with_timings
+from onnxq.stages.prepare import node_labels, prepare
+from onnxq.stages.prepared import Prepared
+from onnxq.text import as_list
+from onnxq.verification.compare import compare
+from onnxq.verification.families import family_figures, predicted_latencies, record_latencies
+from onnxq.verification.layerwise import with_layers
+from onnxq.verification.ort_graph import quantized_already
+from onnxq.verification.user_metric import compare_metric, load_metric
+
+PLAN_HINT = "See every node's reason with `onnxq plan`."
+DATA_HINT = "Add --data, or use the recipe dynamic-int8, which needs none."
+NO_BUDGET, NO_TIMING = Budget(), Timing()
+FEW_SAMPLES = 2  # that a fast run compares on
+RANDOM_SAMPLES = 4  # without data: enough to time a model and to see that it runs
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A quantized model that ran, its bytes unless it is large, and what there is to say about it."""
+
+    model: Model
+    report: Report
+    encoded: bytes | None = None
+
+
+def quantize(
+    model: str | Path,
+    recipe: str | Path | Recipe = "auto",
+    *,
+    output: str | Path | None = None,
+    data: str | Path | Sequence[str | Path] = (),
+    samples: object = None,
+    stats: str | Path | Stats | None = None,
+    exclude: str | Sequence[str] = (),
+    only: str | Sequence[str] = (),
+    budget: Budget = NO_BUDGET,
+    timing: Timing = NO_TIMING,
+    sample_limit: int | None = None,
+    fast: bool = False,
+    force: bool = False,
+    dry_run: bool = False,
+    external_data: bool | None = None,
+    detailed: bool = False,
+    accept: Callable[[Quantized], Mapping[str, str]] | None = None,
+    observer: Observer | None = None,
+) -> Report:
+    """Quantize a model, check the result, and write it; where OnnxqError is raised, nothing was written.
+
+    Args:
+        model: Path of a float ONNX model.
+        recipe: Name of a recipe, path of a TOML file, or a `Recipe`.
+        output: Where to write; `MODEL.int8.onnx` beside the input by default.
+        data: Calibration data, one or several: `.npz` files, folders, `package.module:function`.
+        samples: Instead of `data`: an iterable of `{input name: array}`, or a function that gives one.
+        stats: Instead of a calibration run: statistics of an earlier one.
+        exclude: A glob of nodes to leave float, or several.
+        only: A glob of nodes to quantize, or several.
+        budget: What the result may lose and take; see `onnxq.search.budget`.
+        timing: Kernel times to decide by; see `onnxq.stages.kernel_timing`.
+        sample_limit: Use no more samples.
+        fast: Leave out everything but calibration: no rescaling, no search, weights to nearest, a short comparison.
+        force: Replace an old output.
+        dry_run: Stop after the plan; nothing is written.
+        external_data: Put weights into `OUTPUT.data`; by default only beyond 2 GiB.
+        detailed: Put the histograms of activations and the errors of layers into the report, too; not if `fast`.
+        accept: Asked before anything is written: raises to refuse the result, or gives entries for its metadata.
+        observer: Told about each step.
+
+    """
+    target = Path(output or default_output(Path(model)))
+    with following(observer) as observer, gc_disabled(), single_threaded_blas():
+        data, most, detailed = as_list(data), budget.max_size, detailed and not fast
+        with_data = bool(data) or samples is not None or stats is not None
+        reads = (*data, stats, recipe)
+        source = load_float_model(model, observer, target, timing, force=force, reads=reads, plan=dry_run)
+        prepared = prepare(source, recipe, with_data=with_data, exclude=exclude, only=only, fast=fast, most=most)
+        given = open_data(prepared.model, data, samples, sample_limit)
+        prepared = _replanned_by_data(prepared, given, timing, observer, most, shapes=stats is None)
+        check_plan(prepared, with_data=with_data or dry_run)
+        if dry_run:
+            return plan_report(prepared)
+        budget = replace(budget, data_file=data_path(target).name) if external_data else budget
+        result = quantize_prepared(prepared, given, stats, observer, budget, detailed=detailed, scratch=target.parent)
+        result = check_result(result, budget, target, accept)
+        return write_result(result, target, observer, force=force, external_data=external_data)
+
+
+def _replanned_by_data(
+    prepared: Prepared, given: Samples | None, timing: Timing, observer: Observer, most: int | None, *, shapes: bool
+) -> Prepared:
+    """Replan with the shapes of the first sample, unless statistics stand for samples, and with measured times."""
+    prepared = replan_with_sample_shapes(prepared, given if shapes else None, most)
+    return replan_with_timings(prepared, given, timing, observer, most)
+
+
+def load_float_model(
+    path: str | Path,
+    observer: Observer,
+    target: Path,
+    timing: Timing = NO_TIMING,
+    *,
+    force: bool = False,
+    reads: Iterable[object] = (),
+    plan: bool = False,
+) -> Model:
+    """Load a model and refuse what onnxq has made, and files to write that are in the way or read; see `quantize`."""
+    timing.check(target, (path, *reads))
+    if not plan:
+        check_target(Path(path), target, force=force, reads=(*reads, timing.path))
+    observer.step("load")
+    model = load(path)
+    refuse_own_output(model)
+    observer.step("plan")
+    return model
+
+
+def write_result(
+    result: Quantized, target: Path, observer: Observer, *, force: bool, external_data: bool | None
+) -> Report:
+    """Write a quantized model, and say in the report where."""
+    observer.step("save")
+    files = save(result.model, target, force=force, external_data=external_data, encoded=result.encoded)
+    return with_hazards(replace(result.report, output=target, files=tuple(files)), result.model)
+
+
+def plan_report(prepared: Prepared) -> Report:
+    """Begin the report: what is going to happen to which node."""
+    return Report.planned(prepared.plan, source=prepared.path, notes=prepared.notes)
+
+
+def measure_sensitivity(
+    prepared: Prepared, given: Samples | None, stats: str | Path | Stats | None, observer: Observer
+) -> Report:
+    """Measure what each quantized node would add to the error of the outputs; nothing is written."""
+    if given is None:
+        raise DataError("what a node adds to the error shows on data only", "Add --data.")
+    check_plan(prepared, with_data=True)
+    check_runs(prepared.model)
+    if is_large(prepared.model):
+        raise ModelError(f"{prepared.path} is too large to run it many times", "Leave --sensitivity out.")
+    split = HoldoutSplit(prepared.model.copy(), given, float_time(prepared.plan))
+    observer.step("rescale")
+    if stats is None:
+        prepared = rescale(equalize_if_it_helps(limit_attention_masks(prepared, split), split), split, observer)
+    variants = calibrate_and_round(prepared, split, given, stats, observer)
+    observer.step("search")
+    return replace(plan_report(prepared), sensitivity=sensitivity(variants))
+
+
+def quantize_prepared(
+    prepared: Prepared,
+    given: Samples | None,
+    stats: str | Path | Stats | None,
+    observer: Observer,
+    budget: Budget = NO_BUDGET,
+    *,
+    detailed: bool = False,
+    scratch: Path = Path(),
+) -> Quantized:
+    """Calibrate, rewrite, and compare the result with the float model; nothing is written that has a name."""
+    check_metric(budget, given)
+    if (foreign := foreign_node(prepared.model)) is not None:
+        return Quantized(*quantize_unrunnable(prepared, foreign, stats, observer, with_data=given is not None))
+    if is_large(prepared.model):
+        large = Quantized(*quantize_large(prepared, given, stats, observer, scratch, detailed=detailed))
+        return add_metric(large, budget, prepared.model, given, observer)
+    before = prepared.model.copy()
+    probe = (
+        given if given is not None else synthetic_samples(prepared.model, input_specs(prepared.model), RANDOM_SAMPLES)
+    )
+    split = HoldoutSplit(before, probe, float_time(prepared.plan))
+    data, known = given is not None, stats is not None
+    expect(Schedule(prepared, split, budget, with_data=data, with_stats=known, detailed=detailed).work())
+    prepared, model, report = search_and_rewrite(
+        prepared, split, given, stats, observer, budget, scratch, detailed=detailed
+    )
+    collect_garbage(model)  # what was tried last
+    record_latencies(model, report.latencies)
+    by_layers, model = model.copy() if detailed else model, finalize(model, prepared)
+    observer.step("verify")
+    encoded = model.serialize()
+    probe = probe.limit(FEW_SAMPLES) if prepared.fast else probe
+    baseline = InMemory(before if prepared.original is None else prepared.original)
+    comparison = compare(baseline, encoded, probe, latency=not prepared.fast, progress=observer.progress)
+    if detailed:
+        observer.step("layers")
+        comparison = with_layers(comparison, before, by_layers, probe)
+    target = prepared.plan.recipe.scheme.target
+    observer.step("families")
+    families = family_figures(target, baseline, model, probe, comparison.worst_sqnr, report.latencies)
+    report = replace(report, comparison=comparison, samples=probe.description, families=families)
+    return add_metric(Quantized(model, report, encoded), budget, baseline, given, observer)
+
+
+def search_and_rewrite(
+    prepared: Prepared,
+    split: HoldoutSplit,
+    given: Samples | None,
+    stats: str | Path | Stats | None,
+    observer: Observer,
+    budget: Budget,
+    scratch: Path,
+    *,
+    detailed: bool,
+) -> tuple[Prepared, Model, Report]:
+    """Settle all choices and carry them out; statistics and variants, the largest things in memory, go with this."""
+    if stats is None:
+        observer.step("rescale")
+        prepared = rescale(equalize_if_it_helps(limit_attention_masks(prepared, split), split), split, observer)
+    spill_weights(prepared.model, split.baseline, scratch)
+    variants, settled = calibrate_and_round(prepared, split, given, stats, observer), SearchOutcome()
+    if stats is None:
+        spill_moments(variants.stats, scratch)
+    if given is not None or budget.is_set:
+        observer.step("search")
+        settled = meet_budget(variants, budget)
+    prepared, qparams = variants.replan(settled.choices)
+    if given is not None and settled.correct:
+        observer.step("correct")
+        prepared = correct_biases(prepared, variants, settled.choices)
+    release_pages(variants.prepared.model)
+    observer.step("rewrite")
+    report = replace(plan_report(prepared), sensitivity=settled.sensitivity)
+    if detailed:
+        report = replace(report, activations=activations(prepared.plan, qparams, variants.stats))
+    latencies = predicted_latencies(prepared.plan)
+    variants.weights.begin_notes()
+    model = rewrite(prepared.model, prepared.plan, qparams, variants.weights)
+    notes = (*report.notes, *settled.notes, *variants.weights.notes())
+    return prepared, model, replace(report, notes=notes, weights=variants.weights.chosen(), latencies=latencies)
+
+
+def add_metric(
+    result: Quantized, budget: Budget, baseline: ModelSource, given: Samples | None, observer: Observer
+) -> Quantized:
+    """Measure the metric of a budget on what is written, which corrections have changed since it was searched for."""
+    comparison = result.report.comparison
+    if budget.metric is None or given is None or comparison is None:
+        return result
+    observer.step("metric")
+    metric = compare_metric(budget.metric, baseline, result.encoded or result.model, given, progress=observer.progress)
+    return replace(result, report=replace(result.report, comparison=replace(comparison, metric=metric)))
+
+
+def check_plan(prepared: Prepared, *, with_data: bool) -> None:
+    """Refuse a plan that changes nothing, or that needs data which are not there."""
+    plan = prepared.plan
+    if not plan.quantized():
+        idle = plan.recipe.idle_globs(node_labels(prepared.model))
+        before = quantized_already(prepared.model)
+        hint = f"It is quantized already ({before}): give the float model." if before else PLAN_HINT
+        hint = f"{idle[0][0].upper()}{idle[0][1:]}: see their names with `onnxq plan`." if idle else hint
+        raise NothingToQuantize(f"no node of {prepared.path} can be quantized: {_reasons(plan)}", hint)
+    if plan.calibrated() and not with_data:
+        raise DataError(f"recipe {plan.recipe.name} needs data to calibrate with", DATA_HINT)
+
+
+def check_metric(budget: Budget, given: Samples | None) -> None:
+    """Refuse a metric without data, or one that is not there, before any work."""
+    if given is None and budget.metric is not None:
+        raise DataError("a metric needs data: random numbers have no right answers", "Add --data.")
+    if budget.metric is not None:
+        load_metric(budget.metric)
+
+
+def check_result(
+    result: Quantized, budget: Budget, target: Path, accept: Callable[[Quantized], Mapping[str, str]] | None
+) -> Quantized:
+    """Hold a result against the budget, ask the caller about it, and put what he has to say into its metadata.
+
+    The size that the budget allows is that without the caller's entries, which he has left room for.
+    """
+    check_budget(result.report, budget, target)
+    check_size(result.model, result.encoded, budget, target)
+    if accept is not None:
+        result.model.metadata.update(accept(result))
+        result = result if result.encoded is None else replace(result, encoded=result.model.serialize())
+    return result
+
+
+def _reasons(plan: Plan) -> str:
+    reasons = [f"{reason} ({count})" for reason, count in list(plan.reasons().items())[:3]]
+    return "; ".join(reasons) or "it has none"

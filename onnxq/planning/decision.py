@@ -1,0 +1,159 @@
+"""What a plan is made of: a decision for every node, and what they mean for values.
+
+Tests: `tests/optimize/test_merge_scales.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from onnxq.ir import Node, Value
+from onnxq.ops.forms.family import QuantizedForm
+from onnxq.ops.forms.scheme import Scheme, SchemeName
+from onnxq.planning.outlier_channels import Clipped
+from onnxq.planning.recipe import Recipe
+from onnxq.targets import Costs, load_costs
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What happens to one node.
+
+    Attributes:
+        node: The node.
+        scheme: Name of the scheme it gets, or None where it stays as it is.
+        reason: What it becomes, or the sentence that says why it stays float.
+        settings: The scheme in full, where there is one.
+        form: What the family promised, where there is one.
+
+    """
+
+    node: Node
+    scheme: SchemeName | None
+    reason: str
+    settings: Scheme | None = None
+    form: QuantizedForm | None = None
+
+
+@dataclass(frozen=True)
+class Override:
+    """What a search settled for one node.
+
+    Attributes:
+        scheme: The only scheme to try; `float` for none.
+        reason: The sentence that says why.
+        settings: Fields of the scheme to set besides.
+
+    """
+
+    scheme: SchemeName
+    reason: str
+    settings: tuple[tuple[str, Any], ...] = ()
+
+
+FOR_SIZE = "so that the file is small enough"  # the reason of a choice that no accuracy asked for
+Choices = Mapping[str, Override]  # by the name of a node's first output
+
+
+@dataclass
+class Plan:
+    """A decision for every node, and what static quantization needs to know about values.
+
+    Attributes:
+        recipe: What was asked for.
+        choices: What a search settled, where there was one.
+        with_data: Whether there are samples to calibrate with.
+        costs: Kernel times that decided.
+        decisions: One for each node, bodies included, in graph order.
+        outputs: Values that are read through a Q/DQ pair by everybody, by the node whose output they quantize. Behind
+            an absorbed Relu or Clip, the value is the clamp's output and the node the Conv before it.
+        others: What else such a node gives that is read so: the further outputs of a Split.
+        absorbed: Clamps that go, because the saturation of their output's codes does what they do.
+        same_scale: Values that share the scale of another: output of a node that moves values → its input.
+        moved: Calibrated values that have the range of another, as a scale of their own with the same number: what
+            operators in float only move → the calibrated value that it comes from.
+        ranges: The scheme settings that choose each calibrated value's range.
+        clipped: Values that are clipped for nothing but to add outliers in float (`outliers.py`), by name.
+        conversions: What conversions between float and 8 bit take by these kernel times, in nanoseconds; 0 where they
+            decided nothing.
+
+    """
+
+    recipe: Recipe
+    choices: Choices = field(default_factory=dict)
+    with_data: bool = True
+    costs: Costs = field(default_factory=load_costs)
+    decisions: list[Decision] = field(default_factory=list)
+    outputs: dict[Node, Value] = field(default_factory=dict)
+    others: dict[Node, tuple[Value, ...]] = field(default_factory=dict)
+    absorbed: dict[Node, Node] = field(default_factory=dict)
+    same_scale: dict[Value, Value] = field(default_factory=dict)
+    moved: dict[Value, Value] = field(default_factory=dict)
+    ranges: dict[Value, Scheme] = field(default_factory=dict)
+    clipped: Mapping[str, Clipped] = field(default_factory=dict)
+    conversions: float = 0.0
+
+    def quantized(self) -> list[Decision]:
+        """The decisions that change something."""
+        return [decision for decision in self.decisions if decision.scheme]
+
+    def pairs_behind(self, node: Node) -> tuple[Value, ...]:
+        """The values that everybody reads through a Q/DQ pair because of a node."""
+        return (self.outputs[node], *self.others.get(node, ())) if node in self.outputs else ()
+
+    @cached_property
+    def paired(self) -> frozenset[Value]:
+        """The values that everybody reads through a Q/DQ pair, once all is decided."""
+        return frozenset(value for node in self.outputs for value in self.pairs_behind(node))
+
+    @cached_property
+    def in_integers(self) -> frozenset[Node]:
+        """The nodes that compute in 8 bit, once all is decided."""
+        return frozenset(d.node for d in self.decisions if d.scheme in ("static-int8", "dynamic-int8"))
+
+    def counts(self) -> dict[str, int]:
+        """Number of nodes by scheme, `float` for those that stay."""
+        return dict(Counter(decision.scheme or "float" for decision in self.decisions))
+
+    def reasons(self) -> dict[str, int]:
+        """Number of nodes that stay float by reason, the most frequent first."""
+        return dict(Counter(d.reason for d in self.decisions if d.scheme is None).most_common())
+
+    def scale_owner(self, value: Value) -> Value:
+        """The value whose range decides the scale of `value`."""
+        while value in self.same_scale:
+            value = self.same_scale[value]
+        return value
+
+    def range_owner(self, value: Value) -> Value:
+        """The value whose statistics choose the range of a calibrated value."""
+        return self.moved.get(value, value)
+
+    @property
+    def range_methods(self) -> frozenset[str]:
+        """How ranges of calibrated values are chosen."""
+        return frozenset(settings.ranges for settings in self.ranges.values())
+
+    def range_settings(self, value: Value) -> Scheme:
+        """The settings that choose the range of a calibrated value: those of its first quantized reader or maker."""
+        if value in self.ranges:
+            return self.ranges[value]
+        return next(settings for other, settings in self.ranges.items() if self.scale_owner(other) is value)
+
+    def calibrated(self) -> list[Value]:
+        """The values whose statistics the rewrite needs, in graph order."""
+        return list(dict.fromkeys(self.scale_owner(value) for value in self.ranges))
+
+    @property
+    def opset(self) -> int:
+        """The operator set version that the promised forms need."""
+        return max((decision.form.opset for decision in self.decisions if decision.form), default=1)
+
+
+def node_key(node: Node) -> str:
+    """Name a node for `Choices`: by its first output, for nodes may lack a name or share it."""
+    return next((value.name for value in node.outputs if value is not None), "")

@@ -1,0 +1,204 @@
+"""What a finished plan takes of float's time on a family of processors, by its table: kernels, conversions, the rest.
+
+Other than the times that decide a plan, which compare forms of a node, these are of whole models: nodes that compute in
+float either way count, and so does what onnxruntime takes for a node and for a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from onnx import TensorProto
+
+from onnxq.ir import Graph, Node, Value
+from onnxq.ops.forms.silu import gated_by
+from onnxq.planning.alternatives import BLOCKS_OF_FLOAT
+from onnxq.planning.cost_model import GATES, node_times
+from onnxq.planning.decision import Decision, Plan
+from onnxq.planning.row_costs import row_time
+from onnxq.targets import Costs, load_costs
+from onnxq.targets.assumed_shapes import count
+
+RUN = 6000.0  # nanoseconds of a run from Python, however small the model
+FREE = ("Constant", "Dropout", "Flatten", "Identity", "Reshape", "Shape", "Squeeze", "Unsqueeze")
+REDUCING = ("Reduce", "Arg", "Global")
+IN_BLOCKS = ("Add", "AveragePool", "Concat", "GlobalAveragePool", "MaxPool", "Relu", "Clip", "Sigmoid", "HardSwish")
+MOVED = 0.08  # nanoseconds an element of what a table does not know
+MINIMUM = 0.05  # and of finding the least and the greatest of a tensor
+
+
+def predicted_latency(plan: Plan, family: str) -> float:
+    """Return the predicted latency of a plan by that of float on a family of processors.
+
+    Args:
+        plan: A finished plan, before it is carried out, which changes its nodes.
+        family: A target whose kernel times are known.
+
+    """
+    costs = Costs(load_costs(family).table, shapes=plan.costs.shapes)
+    in_float, planned = RUN, RUN
+    pairs = _Pairs(plan, costs)
+    for decision in plan.decisions:
+        before = float_node_time(decision.node, costs)
+        in_float += before
+        planned += _planned(decision, plan, before, costs)
+    in_float += sum(_blocks(graph, frozenset(), costs) for graph in _graphs(plan))
+    planned += sum(_blocks(graph, plan.in_integers, costs) for graph in _graphs(plan)) + pairs.time()
+    return planned / in_float
+
+
+def float_node_time(node: Node, costs: Costs) -> float:
+    """Return the nanoseconds of a node in float, what onnxruntime takes for a node included.
+
+    Nodes that no table knows take what moving their elements takes.
+    """
+    output = next((value for value in node.outputs if value is not None), None)
+    if output is None or node.op_type in FREE or _computed_at_load(node):
+        return 0.0
+    start, elements = costs.borders["node"], count(output, costs.shapes)
+    if gated_by(node) is not None or node.bodies or output.dtype != TensorProto.FLOAT:
+        return start if elements < 1024 else start + MOVED * elements
+    if _priced(node):
+        taken = node_times(node, costs)[0]
+        return taken + start if taken else 0.0
+    if node.op_type in ("MatMul", "Gemm"):
+        return start + _product(node, costs)
+    table: Mapping[str, float] = costs.table["floats"]
+    read = next((count(value, costs.shapes) for value in node.inputs if value is not None), elements)
+    if node.op_type.startswith(REDUCING):
+        return start + table["ReduceMean"] * read * costs.scale
+    if node.op_type in table and node.op_type not in costs.table["elementwise"]:
+        return start + table[node.op_type] * elements * costs.scale
+    if node.op_type in costs.table["elementwise"]:
+        return start + node_times(node, costs)[0]
+    return start + MOVED * elements * costs.scale
+
+
+def _computed_at_load(node: Node) -> bool:
+    return bool(node.inputs) and all(value is None or value.constant is not None for value in node.inputs)
+
+
+def _priced(node: Node) -> bool:
+    """Whether tables know a kernel of a weight for a node."""
+    weight = node.inputs[1] if len(node.inputs) > 1 else None
+    if node.op_type in ("Conv", "MatMul", "Gemm", *GATES):
+        return weight is not None and weight.tensor is not None
+    return node.op_type in ("Relu", "Clip")
+
+
+def _product(node: Node, costs: Costs) -> float:
+    """Return the time of a product of two activations in float, one for each of a stack."""
+    first, output = node.inputs[0], node.outputs[0]
+    assert first is not None
+    assert output is not None
+    shape = costs.shapes.get(first.name, first.shape) or ()
+    inner = shape[-1] if shape and isinstance(shape[-1], int) else 64
+    made = costs.shapes.get(output.name, output.shape) or ()
+    sizes = [size if isinstance(size, int) else 1 for size in made]
+    rows, columns = sizes[-2:] if len(sizes) > 1 else (1, max(count(output, costs.shapes), 1))
+    stack = max(count(output, costs.shapes) // max(rows * columns, 1), 1)
+    least = costs.matmul(1, 64, 64)[0]
+    return float(least + stack * max(costs.matmul(rows, inner, columns)[0] - least, 0.0))
+
+
+def _planned(decision: Decision, plan: Plan, in_float: float, costs: Costs) -> float:
+    """Return the time of a node as planned, conversions between Q/DQ pairs left out."""
+    node, settings = decision.node, decision.settings
+    if node in plan.absorbed or _added_in_integers(node, plan):
+        return 0.0
+    if decision.scheme == "static-int8" and in_float:
+        return costs.borders["node"] + node_times(node, costs)[1]
+    if decision.scheme == "dynamic-int8":
+        rows = row_time(node, costs) if settings is not None and settings.activation_granularity == "row" else None
+        taken = rows if rows is not None else node_times(node, costs)[1]
+        read = node.inputs[0]
+        elements = count(read, costs.shapes) if read is not None and node.op_type not in GATES else 0
+        return costs.borders["node"] + taken + (costs.borders["QuantizeLinear"] + MINIMUM) * elements
+    if decision.scheme == "weight-int8" and settings is not None and settings.block_size:
+        return in_float * BLOCKS_OF_FLOAT
+    return in_float
+
+
+def _added_in_integers(node: Node, plan: Plan) -> bool:
+    """Whether an Add is the bias of a product in 8 bit, which onnxruntime computes with it."""
+    if node.op_type != "Add" or node.domain:
+        return False
+    makers = [value.producer for value in node.inputs if value is not None and value.constant is None]
+    maker = makers[0] if len(makers) == 1 else None
+    return maker is not None and maker.op_type in ("MatMul", "Gemm") and maker in plan.in_integers
+
+
+def _graphs(plan: Plan) -> list[Graph]:
+    return list(dict.fromkeys(decision.node.graph for decision in plan.decisions))
+
+
+def _blocks(graph: Graph, in_integers: frozenset[Node], costs: Costs) -> float:
+    """Return the time of the changes of layout around Convs in float: what they read, and what others read of them."""
+    inside: set[Value] = set()
+    taken = 0.0
+    for node in graph.nodes:
+        if node.domain or not node.outputs or node.outputs[0] is None:
+            continue
+        reads = [value for value in node.inputs[:2] if value is not None and value.tensor is None]
+        conv = node.op_type == "Conv" and node not in in_integers
+        follows = node.op_type in IN_BLOCKS and node not in in_integers and any(value in inside for value in reads)
+        if conv and reads and reads[0] not in inside and _channels(node) >= 8:
+            taken += costs.reorder(count(reads[0], costs.shapes)) + costs.borders["node"]
+        if conv or follows:
+            inside.add(node.outputs[0])
+        for value in reads:
+            if value in inside and not (conv or follows):
+                taken += costs.reorder(count(value, costs.shapes)) + costs.borders["node"]
+    return taken
+
+
+def _channels(conv: Node) -> int:
+    weight = conv.inputs[1] if len(conv.inputs) > 1 else None
+    shape = weight.shape if weight is not None else None
+    return shape[1] * int(conv.attribute("group", 1)) if shape and isinstance(shape[1], int) else 0
+
+
+class _Pairs:
+    """The conversions of a plan: where makers and readers of a value are not on the same side."""
+
+    def __init__(self, plan: Plan, costs: Costs) -> None:
+        self.plan, self.costs = plan, costs
+        self.forms = {d.node: d.form for d in plan.decisions if d.scheme == "static-int8"}
+
+    def time(self) -> float:
+        """Return the time of all conversions, and of the changes of layout beside them."""
+        return math.fsum(self._of(value) for value in self._values())
+
+    def _values(self) -> Iterator[Value]:
+        for graph in _graphs(self.plan):
+            yield from (value for value in graph.values.values() if value.tensor is None)
+
+    def _of(self, value: Value) -> float:
+        costs, elements = self.costs, count(value, self.costs.shapes)
+        readers = [use.node for use in value.uses if self._reads_codes(use.node, use.slot)]
+        others = [use.node for use in value.uses if use.node not in self.plan.absorbed]
+        others = [node for node in others if node not in readers and node.op_type not in ("Shape", "Size")]
+        made = self._gives_codes(value.producer)
+        laid_out = costs.borders["Transpose"] * elements + costs.borders["node"]
+        if made:
+            floats = len(others) + value.is_output
+            layout = laid_out if floats and _works_on_maps(value.producer) else 0.0
+            return floats * costs.reading(elements) + layout
+        if not readers:
+            return 0.0
+        layout = laid_out if any(map(_works_on_maps, readers)) else 0.0
+        return costs.borders["QuantizeLinear"] * elements + costs.borders["node"] + layout
+
+    def _reads_codes(self, node: Node, slot: int) -> bool:
+        form = self.forms.get(node)
+        return form is not None and slot in form.activations
+
+    def _gives_codes(self, node: Node | None) -> bool:
+        return node is not None and (node in self.plan.outputs or node in self.plan.absorbed)
+
+
+def _works_on_maps(node: Node | None) -> bool:
+    """Whether a node computes channels last in 8 bit: a Conv, or what goes over maps of one."""
+    value = node.inputs[0] if node is not None and node.inputs else None
+    return value is not None and value.shape is not None and len(value.shape) > 3 and node is not None

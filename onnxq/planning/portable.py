@@ -1,0 +1,60 @@
+"""The plan for several families of processors: of plans by several mixes of kernel times, the one of least regret."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from onnxq.planning.decision import Plan
+from onnxq.planning.latency import predicted_latency
+from onnxq.targets import Costs, families_of, is_estimated, load_mixes
+
+SLOWEST = 1.03  # of float's latency, on a family whose times are measured: predictions are good to some hundredths
+ESTIMATED = 0.5  # of its regret counts where a family's times are estimated
+CLEARLY = 0.02  # less regret than the first mix has, or that one stays
+
+
+def portable_costs(plan: Plan, plan_by: Callable[[Costs], Plan]) -> Costs:
+    """Return the kernel times by which a plan is good on every family that a target is for.
+
+    Regret is what a plan takes on a family by the least that any of the plans takes there; the worst over families is
+    to be least, among plans that are nowhere slower than float, if there are any.
+
+    Args:
+        plan: By the first mix.
+        plan_by: Gives the plan by kernel times.
+
+    Returns:
+        Those of `plan` where the target is for one family, or no other mix is clearly better.
+
+    """
+    target = plan.recipe.scheme.target
+    mixes = load_mixes(target)
+    if len(mixes) < 2:
+        return plan.costs
+    costs = [plan.costs, *(Costs(mix.table, shapes=plan.costs.shapes) for mix in mixes[1:])]
+    plans = [plan, *map(plan_by, costs[1:])]
+    families = families_of(target)
+    found = [[predicted_latency(each, family) for family in families] for each in plans]
+    return costs[_least_regret(found, [is_estimated(family) for family in families])]
+
+
+def _least_regret(latencies: Sequence[Sequence[float]], estimated: Sequence[bool]) -> int:
+    """Return which plan has the least regret in the worst case.
+
+    Args:
+        latencies: Of each plan on each family, by float's.
+        estimated: Of each family, whether its times are.
+
+    """
+    least = [min(column) for column in zip(*latencies, strict=True)]
+    weights = [ESTIMATED if guess else 1.0 for guess in estimated]
+
+    def regret(plan: int) -> float:
+        pairs = zip(latencies[plan], least, weights, strict=True)
+        worst: float = max((taken / best - 1) * weight for taken, best, weight in pairs)
+        return worst - (CLEARLY if plan == 0 else 0.0)
+
+    def slow(plan: int) -> bool:
+        return any(taken > SLOWEST and not guess for taken, guess in zip(latencies[plan], estimated, strict=True))
+
+    return min(range(len(latencies)), key=lambda plan: (slow(plan), round(regret(plan), 3), plan))

@@ -1,0 +1,85 @@
+"""What products with a scale for every row take, predicted from the table of a target.
+
+Tests: `tests/planning/test_alternatives.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from onnxq.ir import Node
+from onnxq.ops.forms.scheme import Scheme, SchemeName
+from onnxq.planning.cost_model import node_times
+from onnxq.targets import Costs
+from onnxq.targets.assumed_shapes import count
+from onnxq.targets.target import load_target
+
+NODES, NODES_OF_WINDOW = 9, 5  # besides the product; for each element of a window
+MOST_OF_FLOAT = 0.8  # of float's time, where `auto` chooses it of its own accord
+
+
+def row_time(node: Node, costs: Costs) -> float | None:
+    """Give the time of a Conv, MatMul or Gemm with a scale for every row of its first input in nanoseconds.
+
+    The conversion to 8 bit is left out for a MatMul or Gemm, as in `node_times`; the windows of a Conv are made of what
+    is converted, and so is their layout.
+
+    Returns:
+        None where the weight is not the second input, the target has no such times, or shapes are not known.
+
+    """
+    rows = costs.table.get("rows")
+    read, weight = (node.inputs[0], node.inputs[1]) if len(node.inputs) > 1 else (None, None)
+    made = node.outputs[0] if node.outputs else None
+    if rows is None or node.domain or read is None or weight is None or weight.tensor is None or made is None:
+        return None
+    if read.shape is None or made.shape is None:
+        return None
+    elements, results = count(read, costs.shapes), count(made, costs.shapes)
+    scale = costs.scale
+    if node.op_type in ("MatMul", "Gemm"):
+        product = node_times(node, costs)[1]
+        beside = scale * (rows["read"] * elements + rows["made"] * results)
+        return product + float(beside) + NODES * costs.borders["node"]
+    if node.op_type != "Conv":
+        return None
+    filters, channels, *kernel = weight.tensor.shape
+    positions = math.prod(kernel)
+    pixels = max(results // max(filters, 1), 1)
+    product = costs.matmul(pixels, channels * positions, filters)[1]
+    layout = costs.borders["Transpose"] * (elements + results)
+    windows = rows["window"] * pixels * channels * positions + rows["read"] / 2 * elements + rows["made"] * results
+    return product + layout + scale * float(windows) + (NODES + NODES_OF_WINDOW * positions) * costs.borders["node"]
+
+
+def rows_pay(node: Node, costs: Costs) -> bool:
+    """Whether a product with a scale for every row is clearly faster than in float."""
+    taken = row_time(node, costs)
+    return taken is not None and taken <= MOST_OF_FLOAT * node_times(node, costs)[0]
+
+
+def one_row(node: Node) -> bool:
+    """Whether a MatMul reads a single row of each sample, as where a model is given one token at a time.
+
+    A scale found at run time is then one for this row, as accurate as can be, and takes no longer than a fixed one.
+    """
+    read = node.inputs[0] if node.op_type == "MatMul" and not node.domain and len(node.inputs) > 1 else None
+    shape = read.shape if read is not None and read.tensor is None else None
+    return shape is not None and len(shape) > 2 and all(size == 1 for size in shape[1:-1])
+
+
+def settings_to_try(
+    node: Node, scheme: Scheme, names: tuple[SchemeName, ...], costs: Costs | None = None
+) -> Iterator[Scheme]:
+    """Set each scheme in turn; where `auto` may choose, rows that pay come before a scale for the whole activation.
+
+    That is the same where there is one row.
+    """
+    ours = scheme.name == scheme.activation_granularity == "auto" and load_target(scheme.target).timed
+    ours = ours and not one_row(node)
+    for name in names:
+        if name == "dynamic-int8" and ours and costs is not None and rows_pay(node, costs):
+            yield replace(scheme, name=name, activation_granularity="row")
+        yield replace(scheme, name=name)

@@ -1,0 +1,99 @@
+"""A report as plain data: the JSON of `--format json` and of `--report FILE.json`; docs/cli.md describes it.
+
+Tests: `tests/report/test_report_layers.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from onnxq.verification.engines import EngineCheck
+from onnxq.verification.output_records import SelectionComparison
+from onnxq.verification.records import Comparison
+from onnxq.version import __version__
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from onnxq.report.records import ReportData
+
+SCHEMA = 1  # rises when a key goes away or changes its meaning
+
+
+def report_dict(report: ReportData) -> dict[str, Any]:
+    """Give a report as plain data for JSON: numbers that are not finite are null."""
+    return {
+        "schema": SCHEMA,
+        "onnxq": __version__,
+        "recipe": report.recipe,
+        "source": {"path": str(report.source), "bytes": report.source_bytes},
+        "output": None
+        if report.output is None
+        else {"path": str(report.output), "files": [str(f) for f in report.files], "bytes": report.output_bytes},
+        "counts": report.counts(),
+        "reasons": report.reasons(),
+        "notes": list(report.notes),
+        "comparison": None if report.comparison is None else comparison_dict(report.comparison, report.samples),
+        "seconds": {step: round(seconds, 4) for step, seconds in report.seconds},
+        "nodes": [asdict(node) for node in report.nodes],
+        "rules": report.rules,
+        "activations": [record_dict(activation) for activation in report.activations],
+        "returned": list(report.returned),
+        "sensitivity": [record_dict(contribution) for contribution in report.sensitivity],
+        "weights": [record_dict(weight) for weight in report.weights],
+        "timings": None if report.timings is None else report.timings.as_dict(),
+        "families": [record_dict(family) for family in report.families],
+        "min_onnxruntime": report.min_onnxruntime,
+    }
+
+
+def comparison_dict(comparison: Comparison, samples: str | None) -> dict[str, Any]:
+    """Give a comparison as plain data for JSON: numbers that are not finite are null."""
+    latency = None if comparison.latency is None else asdict(comparison.latency)
+    return {
+        "samples": comparison.samples,
+        "data": samples,
+        "worst_sqnr": _finite(comparison.worst_sqnr),
+        "latency": latency,
+        "outputs": [record_dict(output) for output in comparison.outputs],
+        "selection": None if comparison.selection is None else _selection_dict(comparison.selection),
+        "layers": [record_dict(layer) for layer in comparison.layers],
+        "no_layers": comparison.no_layers,
+        "metric": None if comparison.metric is None else asdict(comparison.metric) | {"drop": comparison.metric.drop},
+    }
+
+
+def _selection_dict(selection: SelectionComparison) -> dict[str, Any]:
+    return record_dict(selection) | {"read": [record_dict(read) for read in selection.read]}
+
+
+def engines_dict(check: EngineCheck) -> dict[str, Any]:
+    """Give what two engines make of one model as plain data for JSON: numbers that are not finite are null."""
+    return {
+        "outputs": [record_dict(output) for output in check.outputs],
+        "optimised": [record_dict(output) for output in check.optimised],
+        "nodes": check.nodes,
+        "codes": check.codes,
+        "ties": check.ties,
+        "flipped": check.flipped,
+        "culprits": [record_dict(culprit) for culprit in check.culprits],
+        "parting": None if check.parting is None else record_dict(check.parting),
+        "notes": list(check.notes),
+    }
+
+
+def to_json(data: Any) -> str:
+    """Write plain data as JSON that any parser reads."""
+    return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def record_dict(record: DataclassInstance) -> dict[str, Any]:
+    """Give a record of figures as plain data for JSON: numbers that are not finite are null."""
+    return {key: _finite(value) for key, value in asdict(record).items()}
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

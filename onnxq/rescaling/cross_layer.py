@@ -1,0 +1,270 @@
+"""Rescale the channels of values that are read in 8 bit where that is free: equalisation and smoothing by folding.
+
+Behind a normalisation its gamma and beta take the factors up, behind a MatMul, Gemm or Conv its weight and bias; the
+weights that read the value undo them. Runs on the normalised float model, before anything is quantized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from onnxq.calibration.channel_stats import ChannelStats
+from onnxq.calibration.statistic import Statistic
+from onnxq.calibration.stats import Extremes, Moments, StatisticFactory, Stats, TensorStats, basic_kinds
+from onnxq.ir import Node, Patch, Value
+from onnxq.planning.outlier_channels import Clipped, Range
+from onnxq.rescaling.bounded import required_headroom
+from onnxq.rescaling.factor_search import LEAST_SHARE, Reading, best, weight_of
+from onnxq.rescaling.find_groups import find_groups
+from onnxq.rescaling.folded_weights import FoldedWeights, constant_array
+from onnxq.rescaling.groups import Constant, ScaleGroup, linear_reader, reader_axis
+
+FOLDED = "rescaled the channels of {} tensors, folded into their neighbours"
+DIVIDED = "rescaled the channels of {} tensors by a Mul in front of their readers"
+OUTLIERS = "added in float what a few channels of {} tensors have beyond the range of all others"
+LEAST_GAIN = 1.0  # dB; below it the estimate is as often wrong as right
+
+
+def unbounded(group: ScaleGroup) -> bool:
+    """Whether no value of a group has an upper bound: then dividing it is free on all samples."""
+    return not group.limits
+
+
+@dataclass(frozen=True)
+class RescaledTensor:
+    """One change.
+
+    Attributes:
+        divisors: For each value that is divided, by name: float64 `[channels]`, positive.
+        readers: The nodes whose weights are multiplied.
+        exponent: `a` of the factors; None where nothing is divided.
+        gain: How much less error the readers' outputs have, in dB, estimated from statistics.
+        inserted: Name of the value that the division makes; None where it is free.
+        bounds: The range that the inserted value is clipped to, where what lies beyond is added in float.
+        outliers: The channels that leave it.
+
+    """
+
+    divisors: Mapping[str, np.ndarray]
+    readers: tuple[Node, ...]
+    exponent: float | None
+    gain: float
+    inserted: str | None = None
+    bounds: Range | None = None
+    outliers: tuple[int, ...] = ()
+
+
+@dataclass
+class Rescaling:
+    """What is to be changed. Commit `patches`, then call `update` on the statistics.
+
+    Attributes:
+        changes: What happens to which values.
+        patches: The same as patches, to be committed together.
+
+    """
+
+    changes: list[RescaledTensor] = field(default_factory=list)
+    patches: list[Patch] = field(default_factory=list)
+
+    def said(self) -> list[str]:
+        """Say what happens to how many tensors."""
+        counts = {
+            FOLDED: sum(len(change.divisors) for change in self.changes if change.inserted is None),
+            DIVIDED: sum(bool(change.inserted) and change.exponent is not None for change in self.changes),
+            OUTLIERS: sum(change.bounds is not None for change in self.changes),
+        }
+        return [sentence.format(count) for sentence, count in counts.items() if count]
+
+    def clipped(self) -> dict[str, Clipped]:
+        """Say which values are clipped, and how."""
+        found = {}
+        for change in self.changes:
+            if change.inserted is not None and change.bounds is not None:
+                (divisor,) = change.divisors.values()
+                found[change.inserted] = Clipped(len(divisor), change.outliers, change.bounds)
+        return found
+
+    def update(self, stats: Stats) -> None:
+        """Bring statistics of the float model up to date, so that no second calibration is needed.
+
+        Extremes, moments and channels follow exactly, but for the moments of what is clipped, which are bounded. What
+        does not follow from them, such as a histogram, is not known any more, and ranges have to be chosen by extremes;
+        a tensor without statistics by channel is left out, so that `Stats.require` asks for it.
+        """
+        for change in self.changes:
+            for name, divisor in change.divisors.items():
+                known = stats.tensors.pop(name, None)
+                if known is None:
+                    continue
+                if change.inserted is not None:
+                    stats.tensors[name] = known
+                if ChannelStats in known and known[ChannelStats].channels == len(divisor):
+                    stats.tensors[change.inserted or name] = rescaled_stats(known[ChannelStats], divisor, change.bounds)
+
+
+def channel_axes(nodes: Iterable[Node]) -> dict[str, int]:
+    """Give the channel axis of every value that a MatMul, Gemm or Conv with a constant weight reads, by name."""
+    axes: dict[str, int] = {}
+    for node in nodes:
+        value = node.inputs[0] if node.inputs else None
+        if value is not None and value.tensor is None and linear_reader(node, 0) is not None:
+            axes.setdefault(value.name, reader_axis(node))
+    return axes
+
+
+def channel_kinds(axes: Mapping[str, int], name: str, *, basics: StatisticFactory = basic_kinds) -> Sequence[Statistic]:
+    """Make the statistics to collect for a tensor; give `partial(channel_kinds, axes)` to `calibrate`.
+
+    Args:
+        axes: Channel axis by name; a tensor that is not in it gets the basic statistics alone.
+        name: The tensor.
+        basics: What those are; rescaling itself is chosen by none of them.
+
+    """
+    return (*basics(name), ChannelStats(axes[name])) if name in axes else basics(name)
+
+
+def equalize(
+    nodes: Iterable[Node],
+    stats: Stats,
+    *,
+    stored: Collection[Node] = (),
+    even: bool = False,
+    weight_share: float = 1.0,
+    least_gain: float = LEAST_GAIN,
+    least_share: float = LEAST_SHARE,
+    wanted: Callable[[ScaleGroup], bool] = unbounded,
+) -> Rescaling:
+    """Choose factors for everything that can be divided for free.
+
+    Args:
+        nodes: MatMul, Gemm and Conv that will read their first input in 8 bit, with one scale for the tensor, or that
+            will compute in float with weights stored in 8 bit.
+        stats: Of their inputs, with `ChannelStats`; values without them are left as they are.
+        stored: The latter.
+        even: Whether factors of maps that only Conv read come from the mean size of each channel instead of its range.
+        weight_share: How much of the error of rounding weights to nearest counts: 1, or less where the weights are
+            going to be rounded better.
+        least_gain: dB that a change has to gain.
+        least_share: See `best`.
+        wanted: Which groups to change.
+
+    Returns:
+        The changes. The float model computes the same with them, up to rounding in float32, and with groups that have
+        an upper bound, but for channels that go much further than in all samples.
+
+    """
+    measured = measured_inputs(nodes, stats)
+    groups = find_groups({value: reader_axis(node) for node, value in measured.items()})
+    weights = FoldedWeights()
+    made = Rescaling()
+    for group, readings in _readings(groups, measured, stats, frozenset(stored)).items():
+        needed = required_headroom(group, stats) if group.limits else None
+        if not wanted(group) or (group.limits and needed is None):
+            continue
+        evenly = even and all(reader.node.op_type == "Conv" for reader in group.readers)
+        candidate, gain = best(readings, weight_share, even=evenly, needed=needed, least_share=least_share)
+        if candidate.exponent is not None and gain >= least_gain:
+            divisors = {value.name: np.repeat(candidate.divisor, times) for value, times in group.values.items()}
+            nodes_read = tuple(reader.node for reader in group.readers)
+            made.changes.append(RescaledTensor(divisors, nodes_read, candidate.exponent, gain))
+            weights.change(group.constants, candidate.divisor)
+    made.patches = weights.patches()
+    return made
+
+
+def _readings(
+    groups: Mapping[Value, ScaleGroup], measured: Mapping[Node, Value], stats: Stats, stored: Collection[Node]
+) -> dict[ScaleGroup, list[Reading]]:
+    """Put together what is known of the values of each group, and who reads them.
+
+    What a reader gives counts by who reads that in turn, so the last groups come first. Everything is taken from the
+    model as it is: rescaling one group changes nothing about another, because sizes and what they count change alike.
+    """
+    position = {node: index for index, node in enumerate(measured)}
+    first = {
+        group: min(position.get(reader.node, len(position)) for reader in group.readers)
+        for group in dict.fromkeys(groups.values())
+        if any(reader.node in measured for reader in group.readers)
+    }
+    found: dict[ScaleGroup, list[Reading]] = {}
+    counts: dict[ScaleGroup, np.ndarray] = {}
+    for group in sorted(first, key=lambda group: -first[group]):
+        by_value: dict[tuple[Value, bool, bool], list[Constant]] = {}
+        for reader in group.readers:
+            if reader.node in measured:
+                returns = groups.get(_output(reader.node)) is group  # a residual branch, judged once the rest is known
+                key = measured[reader.node], returns, reader.node in stored
+                by_value.setdefault(key, []).append(reader)
+        found[group] = []
+        for (value, returns, in_float), readers in sorted(by_value.items(), key=lambda item: item[0][1]):
+            outputs = [groups.get(_output(reader.node)) for reader in readers]
+            importance = [None if after is None else counts.get(after) for after in outputs]
+            reading = reading_of(stats, value, readers, importance, in_float=in_float)
+            found[group].append(reading)
+            if not returns:
+                counts[group] = counts.get(group, 0) + reading.energy
+    return {group: found[group] for group in first}
+
+
+def _output(node: Node) -> Value:
+    value = node.outputs[0]
+    assert value is not None
+    return value
+
+
+def measured_inputs(nodes: Iterable[Node], stats: Stats) -> dict[Node, Value]:
+    """Give what each MatMul, Gemm and Conv reads, where its channels were measured and are those of the weight."""
+    found: dict[Node, Value] = {}
+    for node in nodes:
+        value = node.inputs[0] if node.inputs else None
+        reader = linear_reader(node, 0)
+        if value is None or reader is None or value.name not in stats or ChannelStats not in stats[value.name]:
+            continue
+        tensor = reader.value.constant
+        assert tensor is not None
+        if stats[value.name][ChannelStats].channels == tensor.shape[reader.axis] * reader.groups:
+            found[node] = value
+    return found
+
+
+def reading_of(
+    stats: Stats,
+    value: Value,
+    readers: Sequence[Constant],
+    importance: Sequence[np.ndarray | None],
+    *,
+    in_float: bool = False,
+) -> Reading:
+    """Put together what is known of a value that is read in 8 bit, or by weights in 8 bit.
+
+    Args:
+        stats: Of the value, by channel.
+        value: The value.
+        readers: The weights that it meets.
+        importance: For each reader, what an error of its output channels counts; None where all count the same.
+        in_float: Whether it is read in float, and only the weights are rounded.
+
+    """
+    weights = [weight_of(reader, constant_array(reader.value)) for reader in readers]
+    channels = stats[value.name][ChannelStats]
+    positions = readers[0].positions
+    return Reading(channels.joined(positions) if positions > 1 else channels, weights, importance, in_float=in_float)
+
+
+def rescaled_stats(channels: ChannelStats, divisor: np.ndarray, bounds: Range | None = None) -> TensorStats:
+    """Give the statistics of a tensor whose channels are divided, and clipped then: extremes, moments and channels."""
+    divided = channels.divided(divisor)
+    if bounds is not None:
+        for part in (divided.high, divided.low):
+            part[np.isfinite(part)] = np.clip(part[np.isfinite(part)], bounds.low, bounds.high)
+        divided.squares = np.minimum(divided.squares, divided.count * max(-float(bounds.low), float(bounds.high)) ** 2)
+        most = np.sqrt(divided.squares * divided.count)
+        divided.total = np.clip(divided.total, -most, most)
+    extremes = Extremes(float(divided.low[0].min()), float(divided.high[0].max()))
+    count = divided.count * divided.channels
+    return TensorStats([extremes, Moments(count, float(divided.total.sum()), float(divided.squares.sum())), divided])

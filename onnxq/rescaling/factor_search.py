@@ -1,0 +1,300 @@
+"""How much error a rescaling of channels causes in 8 bit, and the search for the factors that cause the least.
+
+A value x with one 8-bit scale Δ for all channels, divided by s and read by a weight whose input channels are multiplied
+by s, has at the reader's outputs the squared error
+
+    Σ_k s_k² ‖W_k‖² min(Δ²/12, E[x_k²]/s_k²)         rounding of x/s (a channel below Δ/2 is rounded to zero)
+  + Σ_k ‖W_k‖² E[clipped part of x_k]²               on data that calibration has not seen: leave one batch out
+  + Σ_j E[(D_j x)²]                                  rounding of the weight, D = round(W s)/s - W
+
+Where outliers are added in float (`outliers.py`), a few channels may leave the range of the others: the step Δ is that
+of the others, nothing of those few is lost, and their rows of the weight in 8 bit meet only what lies within the range.
+
+Factors come from the family `s = r^a / ‖W‖^(1-a)` of SmoothQuant (https://arxiv.org/abs/2211.10438, equation 4), with
+the range r of each channel, or with its mean size, which no outlier sets. They undo every rescaling of the channels
+that the model may come with, because `r → c r, ‖W‖ → ‖W‖/c` gives `s → c s`; so does the error, as long as an output
+channel whose size is a matter of choice counts by what its own readers make of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from onnxq.calibration.channel_stats import ChannelStats
+from onnxq.rescaling.groups import Constant
+
+EXPONENTS = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
+MEAN_EXPONENTS = (0.3, 0.5, 0.6, 0.7, 0.8)
+# Of the room below a bound, in octaves: what a channel is enlarged by, and what is left to other samples
+HALF_WAY = 0.5
+LEVELS = 255
+WEIGHT_LEVELS = 127
+LARGEST = 1 << 18  # elements of a weight that the error is computed from: whole output channels, evenly taken
+# A channel whose share is below this is treated as if it had this share: it may be silent by chance
+LEAST_SHARE = 1e-4
+# Errors that differ by less are the same but for rounding
+LEAST_DIFFERENCE = 1e-6
+# Beyond this, both signs reach about equally far
+ONE_SIDED = 2.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Factors to try.
+
+    Attributes:
+        exponent: `a`; None for no change.
+        divisor: `[channels]`, positive.
+        without: What the divisor of each channel would have been without the batch that set its range.
+        outliers: Channels of which what lies beyond the range of all others is added in float.
+
+    """
+
+    exponent: float | None
+    divisor: np.ndarray
+    without: np.ndarray
+    outliers: tuple[int, ...] = ()
+
+
+class Reading:
+    """A value that is read in 8 bit, and everybody who reads it.
+
+    Args:
+        stats: Of the value, by channel.
+        weights: What it is multiplied with: `[groups, outputs, channels / groups, positions]`.
+        importance: For each of them what a squared error of an output channel counts, `[groups * outputs]`; None where
+            all count the same.
+        in_float: Whether it is read in float after all: only the weights are rounded.
+
+    Attributes:
+        energy: `[channels]`: what a squared error of a channel counts, in relation to what the readers give.
+
+    """
+
+    def __init__(
+        self,
+        stats: ChannelStats,
+        weights: Sequence[np.ndarray],
+        importance: Sequence[np.ndarray | None],
+        *,
+        in_float: bool = False,
+    ) -> None:
+        self.stats = stats
+        self.in_float = in_float
+        self.second = stats.second_moment
+        self.mean = stats.mean
+        self.variance = np.maximum(self.second - np.square(self.mean), 0)
+        self._parts: list[tuple[np.ndarray, np.ndarray, float]] = []  # weight, importance of its outputs, share taken
+        self.energy = np.zeros(stats.channels)
+        for weight, given in zip(weights, importance, strict=True):
+            mean, variance = (each.reshape(len(weight), -1, 1) for each in (self.mean, self.variance))
+            outputs = self._outputs(weight, mean, variance)[..., 0]
+            counts = np.ones_like(outputs) if given is None else given.reshape(outputs.shape)
+            counts = counts / max(float((outputs * counts).sum()), np.finfo(np.float64).tiny)
+            squares = _squares(weight)
+            self.energy += np.matmul(counts[:, None], squares).reshape(-1)
+            step = max(1, -(-weight.size // LARGEST))
+            taken = np.ascontiguousarray(weight[:, ::step], np.float32)
+            self._parts.append((taken, counts[:, ::step], weight.shape[1] / taken.shape[1]))
+
+    def _outputs(self, change: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
+        """Mean square of each output of weights; channels correlate by their means alone.
+
+        Args:
+            change: `[..., groups, outputs, channels / groups, positions]`.
+            mean: Of the channels, `[..., groups, channels / groups, ways]`: of what each of several ways lets through.
+            variance: The same.
+
+        Returns:
+            `[..., groups, outputs, ways]`.
+
+        """
+        spread = np.matmul(_squares(change), variance)
+        shift = np.matmul(change.sum(axis=-1, dtype=np.float64), mean)
+        return np.asarray(spread + np.square(shift))
+
+    def errors(self, candidates: Sequence[Candidate], weight_share: float, outliers: np.ndarray) -> np.ndarray:
+        """Squared error at the outputs, in relation to their signal, of each candidate: the sum over the readers.
+
+        Args:
+            candidates: The factors.
+            weight_share: How much of the error of rounding the weights to nearest counts: less than 1 where better
+                rounding follows.
+            outliers: bool `[candidates, channels, ways]`: ways to let channels leave the range of the others.
+
+        Returns:
+            float64 `[candidates, ways]`.
+
+        """
+        divisors = np.stack([candidate.divisor for candidate in candidates])
+        high, low = self._ranges(divisors, outliers)
+        total = np.zeros(high.shape)
+        if not self.in_float:
+            without = np.stack([candidate.without for candidate in candidates])
+            total += self._activation_errors(divisors, without, outliers, high, low)
+        limits = np.maximum(high, -low)[:, None] * divisors[:, :, None]
+        left = np.minimum(1.0, limits / np.sqrt(np.maximum(self.second, np.finfo(np.float64).tiny))[:, None])
+        left = np.where(outliers, left, 1.0)
+        for part in self._parts:
+            total += weight_share * self._weight_errors(part, divisors, left)
+        return total
+
+    def _ranges(self, s: np.ndarray, outliers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Give the greatest and the least of what is read, `[candidates, ways]`, zero within."""
+        high, low = (
+            np.where(outliers, 0.0, (extremes[0] / s)[:, :, None]) for extremes in (self.stats.high, self.stats.low)
+        )
+        return np.maximum(high.max(axis=1), 0.0), np.minimum(low.min(axis=1), 0.0)
+
+    def _activation_errors(
+        self, s: np.ndarray, without: np.ndarray, outliers: np.ndarray, high: np.ndarray, low: np.ndarray
+    ) -> np.ndarray:
+        step = np.maximum((high - low) / LEVELS, np.finfo(np.float64).tiny)[:, None]
+        rounding = np.minimum(np.square(s[:, :, None] * step) / 12, self.second[:, None])
+        above = np.maximum(self.stats.high[0][:, None] - high[:, None] * without[:, :, None], 0)
+        below = np.maximum(low[:, None] * without[:, :, None] - self.stats.low[0][:, None], 0)
+        clipping = np.where(outliers, 0.0, (np.square(above) + np.square(below)) / self.stats.count)
+        return np.asarray(np.einsum("k,ckw->cw", self.energy, rounding + clipping))
+
+    def _weight_errors(self, part: tuple[np.ndarray, np.ndarray, float], s: np.ndarray, left: np.ndarray) -> np.ndarray:
+        weight, importance, share = part
+        groups, width = len(weight), weight.shape[2]
+        mean, variance = self.mean[:, None] * left, self.variance[:, None] * np.square(left)
+        together = max(1, LARGEST // weight.size)  # small weights by many candidates, large ones by one at a time
+        found = []
+        for start in range(0, len(s), together):
+            chosen = slice(start, start + together)
+            divisor = s[chosen].reshape(-1, groups, 1, width, 1).astype(np.float32)
+            scaled = weight * divisor
+            scale = np.maximum(np.abs(scaled).max(axis=(3, 4), keepdims=True), np.finfo(np.float32).tiny)
+            scale /= np.float32(WEIGHT_LEVELS)
+            change = np.rint(scaled / scale)
+            change *= scale
+            change -= scaled
+            change /= divisor
+            moments = (each[chosen].reshape(-1, groups, width, left.shape[2]) for each in (mean, variance))
+            found.append((self._outputs(change, *moments) * importance[..., None]).sum(axis=(1, 2)))
+        return share * np.concatenate(found)
+
+
+def _squares(weight: np.ndarray) -> np.ndarray:
+    """Add up the squares of all positions, in float64: candidates lie nearer to each other than float32's last bits."""
+    if weight.shape[-1] == 1:
+        return np.asarray(np.square(weight[..., 0], dtype=np.float64))
+    return np.asarray(np.einsum("...p,...p->...", weight, weight, dtype=np.float64))
+
+
+def weight_of(reader: Constant, array: np.ndarray) -> np.ndarray:
+    """Bring a reader's weight into the form `[groups, outputs, channels / groups, positions]`."""
+    if reader.node.op_type == "Conv":
+        groups = reader.groups
+        return array.reshape(groups, len(array) // groups, array.shape[1], -1)
+    rows = np.moveaxis(array, reader.axis, -1)
+    return rows.reshape(1, -1, rows.shape[-1] // reader.positions, reader.positions)
+
+
+def best(
+    readings: Sequence[Reading],
+    weight_share: float,
+    *,
+    even: bool = False,
+    price: float = 0.0,
+    outlier_prices: Mapping[int, float] | None = None,
+    needed: np.ndarray | None = None,
+    least_share: float = LEAST_SHARE,
+) -> tuple[Candidate, float]:
+    """Search the factors for values that are divided together.
+
+    Args:
+        readings: The values.
+        weight_share: See `Reading.errors`.
+        even: Whether factors come from the mean size of each channel instead of its range.
+        price: dB that dividing has to gain.
+        outlier_prices: How many channels may leave the range of the others, and dB that this has to gain.
+        needed: What each channel needs of the room below an upper bound; None where there is none (`bounded.py`).
+        least_share: What a channel is taken to carry at least, of what the greatest does.
+
+    Returns:
+        The candidate that gains most beyond its price, and how much less its error is than without a change, in dB;
+        0 for no change.
+
+    """
+    width = readings[0].stats.channels
+    unchanged = Candidate(None, np.ones(width), np.ones(width))
+    attempts = [unchanged]
+    if needed is not None:
+        divisor = np.minimum(needed, 1.0) ** HALF_WAY
+        attempts.append(Candidate(HALF_WAY, divisor, divisor))
+    else:
+        attempts += (_even_candidates if even else _candidates)(readings, least_share)
+    prices = {0: 0.0, **(outlier_prices or {})}
+    order = _outlier_order(readings, attempts)
+    outliers = order[:, :, None] < np.array(list(prices))
+    errors = np.sum([reading.errors(attempts, weight_share, outliers) for reading in readings], axis=0)
+    if not errors[0, 0] > 0:
+        return unchanged, 0.0
+    paid = np.full(errors.shape, 1 + LEAST_DIFFERENCE) * 10 ** (np.array(list(prices.values())) / 10)
+    paid[1:] *= 10 ** (price / 10)
+    paid[0, 0] = 1.0
+    place, way = np.unravel_index(np.argmin(errors * paid), errors.shape)
+    chosen = replace(attempts[place], outliers=tuple(np.flatnonzero(outliers[place, :, way]).tolist()))
+    return chosen, float(10 * np.log10(errors[0, 0] / errors[place, way])) if errors[place, way] > 0 else 0.0
+
+
+def _outlier_order(readings: Sequence[Reading], candidates: Sequence[Candidate]) -> np.ndarray:
+    """Give each channel its place, `[candidates, channels]`, by how far it reaches when divided; 0 reaches furthest."""
+    reach = np.max([np.maximum(r.stats.high[0], -r.stats.low[0]) for r in readings], axis=0)
+    divided = reach / np.stack([candidate.divisor for candidate in candidates])
+    return np.argsort(np.argsort(-divided, axis=1, kind="stable"), axis=1)
+
+
+def _even_candidates(readings: Sequence[Reading], least_share: float) -> Iterator[Candidate]:
+    """Give factors from the mean size of each channel: no batch sets it, so none is clipped that goes further."""
+    norm = np.sqrt(sum(reading.energy for reading in readings))
+    size = np.sqrt(sum(reading.second for reading in readings))
+    carried = size * norm
+    if not carried.max() > 0:
+        return
+    norm = np.maximum(norm, norm.max() * least_share**2)
+    size = np.maximum(size, carried.max() * least_share / norm)
+    for exponent in MEAN_EXPONENTS:
+        divisor = size**exponent / norm ** (1 - exponent)
+        yield Candidate(exponent, divisor, divisor)
+
+
+def _candidates(readings: Sequence[Reading], least_share: float) -> Iterator[Candidate]:
+    norm = np.sqrt(sum(reading.energy for reading in readings))
+    if not norm.max() > 0:
+        return
+    norm = np.maximum(norm, norm.max() * least_share**2)
+    for weight in _side_weights(readings):
+        # Of several values each counts by what its channels carry, seen from the readers
+        sides = [np.maximum(r.stats.high, -r.stats.low * np.float32(weight)).astype(np.float64) for r in readings]
+        reach = np.maximum(np.max(sides, axis=0), 0)
+        carried = reach * norm
+        if not carried.max() > 0:
+            continue
+        first, second = np.maximum(reach, carried.max() * least_share / norm)
+        exponents = np.array(EXPONENTS)[:, None]
+        divided = norm ** (1 - exponents)
+        divisors, without = first**exponents / divided, second**exponents / divided
+        # The range of the whole value stays what it was
+        sizes = (reach[0] / divisors).max(axis=1, keepdims=True) / reach[0].max()
+        yield from map(Candidate, EXPONENTS, divisors * sizes, without * sizes)
+
+
+def _side_weights(readings: Sequence[Reading]) -> list[float]:
+    """How much a negative value counts against a positive one, where one side reaches further than the other.
+
+    After GELU every channel reaches down to -0.17, and a few up to 25: making negative sides equal to positive ones
+    would waste half of the codes on them.
+    """
+    high = max(float(r.stats.high[0].max()) for r in readings)
+    low = -min(float(r.stats.low[0].min()) for r in readings)
+    if high <= 0 or low <= 0 or 1 / ONE_SIDED < high / low < ONE_SIDED:
+        return [1.0]
+    ratio = float(np.clip(high / low, 1 / 8, 8))
+    return [1.0, ratio]

@@ -1,0 +1,173 @@
+"""Smooth outlier channels where no producer can take the factors up: in front of the MatMuls that read a value.
+
+Behind GELU, and where a residual connection reads a normalisation too, dividing costs a Mul by a vector: two
+passes over the activation, where an 8-bit MatMul saves many. It is worth it where some channels carry outliers that
+decide the range of all the others.
+
+Where a few channels tower above the rest, no factor helps: what it takes from the activation's range it puts into
+the weight's. What they have beyond the range of the others is then added in float (`outliers.py`), with a Mul or
+without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+from onnx import TensorProto
+
+from onnxq.calibration.channel_stats import ChannelStats
+from onnxq.calibration.stats import Stats
+from onnxq.ir import ArrayTensor, Node, Patch, Value
+from onnxq.planning.outlier_channels import Range
+from onnxq.rescaling.cross_layer import RescaledTensor, Rescaling, measured_inputs, reading_of
+from onnxq.rescaling.factor_search import Candidate, best
+from onnxq.rescaling.groups import Constant, linear_reader
+from onnxq.rescaling.outlier_split import add_outlier_product, clip, excess
+
+# What passes take, divided by what the product takes that reads a value in 8 bit: a Mul so much for all columns of the
+# product together, adding outliers so much for all its channels, and so much more for each outlier. Measured with 1536
+# channels, 384 columns and 144 rows, where the product took 600 microseconds, and the passes about 104, 80 and 4
+MUL_SHARE = 66.0
+OUTLIERS_SHARE, OUTLIER_SHARE = 204.0, 11.0
+# dB that pay for as much time as the product takes
+LEAST_GAIN = 20.0
+# dB that pay for adding outliers in any case: layers of few channels take next to no time, and would be useless without
+ENOUGH_GAIN = 10.0
+# With few columns a Mul costs more than a MatMul in 8 bit saves
+LEAST_COLUMNS = 64
+# How many channels may be outliers
+COUNTS = (1, 2, 4, 8)
+
+
+def smooth(
+    nodes: Iterable[Node],
+    stats: Stats,
+    *,
+    opset: int,
+    stored: Collection[Node] = (),
+    at_run_time: Collection[Node] = (),
+    weight_share: float = 1.0,
+    least_gain: float = LEAST_GAIN,
+    least_columns: int = LEAST_COLUMNS,
+) -> Rescaling:
+    """Choose factors and outliers for the inputs of MatMul and Gemm, to be divided by a Mul of their own.
+
+    What is free comes first: commit the patches of `equalize` and update the statistics before.
+
+    Args:
+        nodes: MatMul and Gemm that will read their first input in 8 bit, with one scale for the tensor; Conv is passed
+            over.
+        stats: Of their inputs, with `ChannelStats`; values without them are left as they are.
+        opset: Of the model.
+        stored: Nodes to pass over, too, because they will compute in float.
+        at_run_time: Nodes that find the range of what they read in every run, so that nothing of it may be clipped.
+        weight_share: How much of the error of rounding weights to nearest counts: 1, or less where the weights are
+            going to be rounded better.
+        least_gain: dB that pay for as much time as the products take that read a value.
+        least_columns: Output channels that the readers of a value need to have together.
+
+    Returns:
+        The changes. On what calibration has seen the float model computes the same with them, up to rounding in
+        float32; beyond, what is clipped stays clipped, as in 8 bit.
+
+    """
+    by_value: dict[Value, list[Constant]] = {}
+    for node, value in measured_inputs(nodes, stats).items():
+        reader = linear_reader(node, 0)
+        if reader is not None and node.op_type != "Conv" and node not in stored:
+            by_value.setdefault(value, []).append(reader)
+    made = Rescaling()
+    for value, readers in by_value.items():
+        if not _pays(readers, least_columns):
+            continue
+        reading = reading_of(stats, value, readers, [None] * len(readers))
+        price, outlier_prices = prices(readers, least_gain)
+        if any(reader.node in at_run_time for reader in readers):
+            outlier_prices = {}
+        candidate, gain = best([reading], weight_share, price=price, outlier_prices=outlier_prices)
+        if candidate.exponent is not None or candidate.outliers:
+            bounds = _range_of_others(stats[value.name][ChannelStats], candidate) if candidate.outliers else None
+            patch, inserted = _insert(value, readers, candidate, bounds, opset)
+            made.patches.append(patch)
+            nodes_read = tuple(reader.node for reader in readers)
+            divisors, outliers = {value.name: candidate.divisor}, candidate.outliers
+            made.changes.append(
+                RescaledTensor(divisors, nodes_read, candidate.exponent, gain, inserted.name, bounds, outliers)
+            )
+    return made
+
+
+def _pays(readers: Sequence[Constant], least_columns: int) -> bool:
+    """Whether the weights are the readers' own, and have columns enough for a Mul not to matter."""
+    nodes = {reader.node for reader in readers}
+    if any(use.node not in nodes or use.slot != 1 for reader in readers for use in reader.value.uses):
+        return False
+    return sum(map(_columns, readers)) >= least_columns
+
+
+def _columns(reader: Constant) -> int:
+    shape = _shape(reader)
+    return int(np.prod(shape)) // shape[reader.axis]
+
+
+def _shape(reader: Constant) -> tuple[int, ...]:
+    tensor = reader.value.constant
+    assert tensor is not None
+    return tensor.shape
+
+
+def prices(readers: Sequence[Constant], least_gain: float) -> tuple[float, dict[int, float]]:
+    """Say what changes of a value have to gain, in dB.
+
+    Args:
+        readers: Those who read it.
+        least_gain: dB that pay for as much time as the products take.
+
+    Returns:
+        What dividing has to gain, and what adding outliers, by their number; none where they cannot be added.
+
+    """
+    price = least_gain * MUL_SHARE / sum(map(_columns, readers))
+    if any(len(_shape(reader)) != 2 or reader.node.outputs[0] is None for reader in readers):
+        return price, {}
+    channels = _shape(readers[0])[readers[0].axis]
+    counts = [count for count in COUNTS if count < channels]
+    shares = {count: (OUTLIERS_SHARE + count * OUTLIER_SHARE) / channels for count in counts}
+    return price, {count: min(least_gain * share, ENOUGH_GAIN) for count, share in shares.items()}
+
+
+def _range_of_others(stats: ChannelStats, candidate: Candidate) -> Range:
+    """Give the extremes of a divided value without its outliers, zero within."""
+    divided = stats.divided(candidate.divisor)
+    others = np.delete(np.stack([divided.low[0], divided.high[0]]), candidate.outliers, axis=1)
+    return Range(np.minimum(others[0].min(), np.float32(0)), np.maximum(others[1].max(), np.float32(0)))
+
+
+def _insert(
+    value: Value, readers: Sequence[Constant], candidate: Candidate, bounds: Range | None, opset: int
+) -> tuple[Patch, Value]:
+    patch = Patch(value.graph, readers[0].node, f"smooth the channels of '{value.name}'")
+    divided = value
+    if candidate.exponent is not None:
+        kept = patch.constant((1 / candidate.divisor).astype(np.float32), f"{value.name}_smoothing")
+        divided = patch.op("Mul", value, kept, hint=f"{value.name}_smoothed")
+    read = divided if bounds is None else clip(patch, divided, bounds, opset, f"{value.name}_without_outliers")
+    for inserted in (divided, read):
+        inserted.dtype, inserted.shape = TensorProto.FLOAT, value.shape
+    outliers = excess(patch, divided, candidate.outliers, bounds, opset) if bounds is not None else None
+    weights: dict[Value, Value] = {}
+    for reader in readers:
+        old = reader.value
+        assert old.constant is not None
+        exact = old.constant.numpy()
+        if candidate.exponent is not None:
+            exact = reader.apply(exact.astype(np.float64), candidate.divisor).astype(np.float32)
+            if old not in weights:
+                weights[old] = patch.constant(ArrayTensor(exact), f"{old.name}_smoothed")
+            patch.rewire(reader.node, reader.slot, weights[old])
+        patch.rewire(reader.node, 0, read)
+        if outliers is not None:
+            rows = np.moveaxis(exact, reader.axis, 0)[list(candidate.outliers)]
+            add_outlier_product(patch, reader.node, outliers, rows)
+    return patch, read

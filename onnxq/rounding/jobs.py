@@ -1,0 +1,243 @@
+"""Which integer codes and scales a weight gets: of least error at the layer's output, where samples were measured.
+
+With the second moments H of what a layer reads, the mean squared error of its output is `diag(D H Dᵀ)`, D being the
+change of the weight. Scales are predicted in closed form, codes follow by error feedback (GPTQ) and coordinate descent,
+scales once more by least squares. How far H is to be trusted is decided on samples that it was not made of, and a
+channel that gains nothing on those is rounded to nearest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from threading import Condition
+from typing import TypeVar
+
+import numpy as np
+
+from onnxq.calibration.gram import Gram
+from onnxq.calibration.second_moments import LayerMoments
+from onnxq.ir.storage.external import release
+from onnxq.progress import working
+from onnxq.rounding.coordinate_descent import nearest
+from onnxq.rounding.gptq import RoundedWeight, WeightSolver, shows_something
+from onnxq.rounding.saturation_limits import PairLimits
+from onnxq.rounding.scale_layout import ScaleLayout, code_bounds, storable
+from onnxq.runtime.blas_threads import single_threaded_blas
+from onnxq.runtime.memory import trim_heap
+
+IN_WORK = 1 << 30  # bytes that searches take at the same time, however many processors there are
+COPIES = 8  # of H, damped, ordered and decomposed, that a search holds
+K = TypeVar("K", bound=Hashable)
+RoundingResult = tuple[np.ndarray, np.ndarray]  # codes, and scales that broadcast against them
+
+
+@dataclass(frozen=True)
+class WeightRows:
+    """A weight as one row for each scale: the kept axes in front as one, the shared axes behind them as one."""
+
+    weight: np.ndarray
+    axes: tuple[int, ...]
+
+    @property
+    def _order(self) -> list[int]:
+        return [axis for axis in range(self.weight.ndim) if axis not in self.axes] + list(self.axes)
+
+    @property
+    def scale_shape(self) -> list[int]:
+        """Shape of scales that broadcast against the weight."""
+        return [1 if axis in self.axes else size for axis, size in enumerate(self.weight.shape)]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of rows, and elements of each."""
+        rows = int(np.prod(self.scale_shape, dtype=np.int64))
+        return rows, int(np.prod([self.weight.shape[axis] for axis in self.axes], dtype=np.int64))
+
+    def array(self) -> np.ndarray:
+        """Give the rows, contiguous."""
+        moved = np.ascontiguousarray(self.weight.transpose(self._order))
+        return moved.reshape(int(np.prod(self.scale_shape, dtype=np.int64)), -1)
+
+    def release(self) -> None:
+        """Let go of the pages of a mapped file that the elements are in."""
+        if self.weight.flags.c_contiguous and self.weight.size:
+            release(self.weight.reshape(-1).view(np.uint8).data)
+
+    def floor(self, minimum: np.ndarray) -> np.ndarray:
+        """Give a least scale for each row."""
+        return np.broadcast_to(minimum.max(axis=self.axes, keepdims=True), self.scale_shape).reshape(-1)
+
+    def restore(self, codes: np.ndarray, scales: np.ndarray) -> RoundingResult:
+        """Bring codes of the rows back into the weight's shape; scales of blocks along the one shared axis, too."""
+        order = self._order
+        moved = codes.reshape([self.weight.shape[axis] for axis in order]).transpose(np.argsort(order))
+        if scales.ndim < 2:
+            return np.ascontiguousarray(moved), scales.reshape(self.scale_shape)
+        kept = [self.weight.shape[axis] for axis in order[:-1]]
+        blocks = scales.reshape(*kept, scales.shape[1]).transpose(np.argsort(order))
+        return np.ascontiguousarray(moved), np.ascontiguousarray(blocks)
+
+
+@dataclass(frozen=True)
+class RoundingJob:
+    """What `solve_codes` is asked for; `readers` are names for the report, `quick` leaves out most of the search,
+    and `pairs` keeps products of neighbours within 16 bits.
+
+    Of a weight whose elements lie otherwise, rows are made while it is worked on.
+    """
+
+    rows: np.ndarray | WeightRows
+    moments: LayerMoments | None = None
+    bits: int = 8
+    per_tensor: bool = False
+    block_size: int | None = None
+    minimum_scale: np.ndarray | None = None
+    noise: float = 0.0
+    readers: tuple[str, ...] = ()
+    quick: bool = False
+    pairs: PairLimits | None = None
+
+    @property
+    def bytes(self) -> int:
+        """About what the search takes in memory."""
+        moments = self.moments
+        return 0 if moments is None else COPIES * 8 * moments.unfolding.columns * moments.block
+
+
+def solve_all(jobs: Mapping[K, RoundingJob], *, threads: int | None = None) -> dict[K, RoundedWeight]:
+    """Choose codes for many weights, several at a time; the number of threads changes no bit.
+
+    Args:
+        jobs: What to do.
+        threads: How many at a time; one for each processor by default.
+
+    """
+    workers = threads or os.cpu_count() or 1
+    room = _Room(IN_WORK)
+
+    def choose(job: RoundingJob) -> RoundedWeight:
+        with room.taken(job.bytes):
+            return _choose(job)
+
+    with working("round") as advance, single_threaded_blas(), ThreadPoolExecutor(workers) as pool:
+        chosen: dict[K, RoundedWeight] = {}
+        for key, found in zip(jobs, pool.map(choose, jobs.values()), strict=True):
+            chosen[key] = found
+            advance(len(chosen), len(jobs))
+    trim_heap(max((job.bytes for job in jobs.values()), default=0))
+    return chosen
+
+
+class _Room:
+    """So many bytes for threads to share; one that wants more than there is gets all of it."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._left, self._freed = size, size, Condition()
+
+    @contextmanager
+    def taken(self, size: int) -> Iterator[None]:
+        """Wait until there is room, and take it."""
+        size = min(size, self._size)
+        with self._freed:
+            self._freed.wait_for(lambda: size <= self._left)
+            self._left -= size
+        try:
+            yield
+        finally:
+            with self._freed:
+                self._left += size
+                self._freed.notify_all()
+
+
+def solve_codes(
+    rows: np.ndarray,
+    moments: LayerMoments | None,
+    *,
+    bits: int = 8,
+    per_tensor: bool = False,
+    block_size: int | None = None,
+    minimum_scale: np.ndarray | None = None,
+    noise: float = 0.0,
+) -> RoundedWeight:
+    """Choose symmetric codes and scales for a weight.
+
+    Args:
+        rows: Float `[channels, n]`, finite; for a Conv `weight.reshape(channels, -1)`.
+        moments: Second moments of the layer's input, measured or assumed (`prior_moments`); None chooses scales by the
+            weight's own squared error.
+        bits: 2 to 8; codes go from `1 - 2^(bits-1)` to `2^(bits-1) - 1`.
+        per_tensor: One scale for all channels.
+        block_size: A scale for each so many consecutive elements of a row, instead of one a row.
+        minimum_scale: `[channels]`, or one for all; scales are not made smaller.
+        noise: Variance that is added to each element of the input, `scale² / 12` where it is quantized.
+
+    Returns:
+        Codes of which no channel has a greater held-out error than rounded to nearest (with `per_tensor`, no layer).
+
+    Raises:
+        ValueError: The rows do not fit the moments, or `bits` is out of range.
+
+    """
+    with single_threaded_blas():
+        return _choose(RoundingJob(rows, moments, bits, per_tensor, block_size, minimum_scale, noise))
+
+
+def bias_shift(rows: np.ndarray, rounded: RoundedWeight, moments: LayerMoments) -> np.ndarray:
+    """Give what rounding adds to the mean of each output channel, float64 `[channels]`: to be taken off the bias."""
+    return moments.total().shift(rounded.dequantized().astype(np.float64) - rows)
+
+
+def _choose(job: RoundingJob) -> RoundedWeight:
+    if not 2 <= job.bits <= 8:
+        raise ValueError(f"codes of {job.bits} bits are not offered")
+    rows = np.asarray(job.rows.array() if isinstance(job.rows, WeightRows) else job.rows, np.float64)
+    if isinstance(job.rows, WeightRows):
+        job.rows.release()
+    layout = ScaleLayout(rows.shape, job.per_tensor, job.block_size)
+    limit = 2 ** (job.bits - 1) - 1
+    floor = layout.floor(job.minimum_scale)
+    covering = np.maximum(layout.peak(np.abs(rows)) / limit, floor)
+    if job.pairs is not None:
+        covering = np.maximum(covering, layout.floor(job.pairs.covering(rows)))
+    covering = storable(covering)
+    if job.moments is not None and job.moments.unfolding.n != rows.shape[1]:
+        raise ValueError(f"rows of {rows.shape[1]} elements do not fit moments of {job.moments.unfolding.n}")
+    measured = None if job.moments is None else _Noisy(job.moments, job.noise)
+    if measured is None or not rows.size or not shows_something(measured.total()):
+        scales = layout.least_error(rows, covering, limit, floor, job.pairs)
+        steps = layout.expand(scales)
+        codes = nearest(rows, steps, code_bounds(rows, steps, limit, job.pairs))
+        return RoundedWeight(codes.astype(np.int8), layout.shaped(scales), "weight error")
+    result = WeightSolver(rows, layout, limit, floor, covering, quick=job.quick, pairs=job.pairs).run(measured)
+    assumed = measured.assumed and result.method == "output error"
+    return replace(result, method="assumed inputs", gain=0.0) if assumed else result
+
+
+@dataclass(frozen=True)
+class _Noisy:
+    """Second moments with the noise of a quantized input."""
+
+    moments: LayerMoments
+    noise: float
+
+    @property
+    def assumed(self) -> bool:
+        return self.moments.assumed
+
+    def fitted(self) -> Gram:
+        return self._with_noise(self.moments.fitted())
+
+    def held_out(self) -> Gram:
+        return self._with_noise(self.moments.held_out())
+
+    def total(self) -> Gram:
+        return self._with_noise(self.moments.total())
+
+    def _with_noise(self, gram: Gram) -> Gram:
+        if self.noise:
+            np.einsum("pbb->pb", gram.matrix)[:] += self.noise  # made for us
+        return gram

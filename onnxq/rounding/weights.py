@@ -1,0 +1,358 @@
+"""Codes and scales for the weights of a plan: chosen together, several at a time, on what each layer reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from onnxq.calibration.data_free_moments import prior_moments
+from onnxq.calibration.im2col import unfolding_of
+from onnxq.calibration.layer_moments import MeasuredLayers
+from onnxq.calibration.qparams import QParams, quantize_weight
+from onnxq.calibration.second_moments import LayerMoments
+from onnxq.calibration.stats import Stats
+from onnxq.errors import ModelError
+from onnxq.ir import Node, Tensor, Value
+from onnxq.ir.storage.scratch_file import SPOOLED, Spool
+from onnxq.ops.forms.scheme import Scheme
+from onnxq.planning.planner import Plan, node_key
+from onnxq.rounding.gptq import RoundedWeight
+from onnxq.rounding.jobs import RoundingJob, RoundingResult, WeightRows, solve_all, solve_codes
+from onnxq.rounding.round_to_nearest import nearest_codes
+from onnxq.rounding.saturation_limits import (
+    PairLimits,
+    Summed,
+    largest_codes,
+    largest_row_codes,
+    pair_limits,
+    summed_pairs,
+)
+from onnxq.rounding.summary import RoundingSummary, chosen_weight, summary
+
+MOST_NAMES = 8  # in a note
+LIMITED = "limited neighbouring codes of {}, whose products would saturate on processors without VNNI"
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """How a weight is to be coded.
+
+    Attributes:
+        axes: Axes that share a scale, ascending.
+        bits: Width of the codes; 7 for codes of at most 63, chosen anew where those of 8 were chosen.
+        block_size: So many elements along the one axis share a scale; 0 for all of them.
+        summed: How an integer kernel sums over it whose products of two neighbours must not leave 16 bits; None where
+            nothing limits the codes of neighbours.
+
+    """
+
+    axes: tuple[int, ...]
+    bits: int = 8
+    block_size: int = 0
+    summed: Summed | None = None
+
+
+Key = tuple[Tensor, WeightSpec]  # copies of a model share the tensors of their weights
+
+
+class Weights:
+    """Symmetric codes of every weight that a rewrite asks for.
+
+    Args:
+        plan: The decisions; without one, every weight is rounded to nearest.
+        qparams: Scale and zero point of the activations that are quantized with calibrated ranges.
+        stats: Statistics of a calibration; empty without data.
+        layers: What the calibration measured of layers.
+        spool: Where to keep codes of large weights; in memory without it.
+        remark: What there is to say about all of them.
+        quick: Leave out most of the search for codes, where only a trial is made.
+        exact: Let codes be such that products of neighbours saturate on some processors, where a trial runs on exact
+            arithmetic and is about something else.
+
+    Attributes:
+        reduced: Nodes whose weights were given 7 bits, by name, in order.
+        limited: How many pairs of neighbouring codes of a node's weight could have saturated and were limited, by name.
+
+    Raises:
+        ModelError: A weight holds NaN or infinity.
+
+    """
+
+    def __init__(
+        self,
+        plan: Plan | None = None,
+        qparams: Mapping[Value, QParams] | None = None,
+        stats: Stats | None = None,
+        layers: MeasuredLayers | None = None,
+        spool: Spool | None = None,
+        remark: str = "",
+        quick: bool = False,
+        exact: bool = False,
+    ) -> None:
+        self._spool, self._remark, self._exact = spool, remark, exact
+        self._jobs: dict[Key, RoundingJob] = {}
+        if plan is not None:
+            jobs = rounding_jobs(plan, qparams or {}, stats or Stats(), layers or MeasuredLayers([]))
+            self._jobs = {key: replace(job, quick=quick) for key, job in jobs.items()}
+        self._rounded: dict[Key, RoundedWeight] = solve_all(self._jobs) if self._jobs else {}
+        self._known: dict[Key, RoundingResult] = {}
+        self.reduced: dict[str, None] = {}
+        self.limited: dict[str, int] = {}
+        self._saturating: dict[Key, int] = {}
+
+    def begin_notes(self) -> None:
+        """Forget which nodes asked for codes so far: variants that were tried are not to be reported."""
+        self.reduced.clear()
+        self.limited.clear()
+
+    def learn(self, plan: Plan, qparams: Mapping[Value, QParams], stats: Stats, layers: MeasuredLayers) -> None:
+        """Choose codes of 4 bit that another plan asks for; those of 8 bit stay as they are."""
+        jobs = rounding_jobs(plan, qparams, stats, layers)
+        jobs = {key: job for key, job in jobs.items() if key[1].bits < 7 and key not in self._rounded}
+        self._jobs |= jobs
+        self._rounded |= solve_all(jobs) if jobs else {}
+        for key in jobs:
+            self._known.pop(key, None)
+
+    def codes(self, weight: Value, coding: WeightSpec, minimum: np.ndarray | None, reader: str) -> RoundingResult:
+        """Quantize a weight.
+
+        Args:
+            weight: A constant float32 value.
+            coding: How to.
+            minimum: Least scale, broadcasting against the scales; for biases that would overflow otherwise.
+            reader: The node that reads it, for the message.
+
+        Returns:
+            int8 codes of the weight's shape, and float32 scales of the same rank with 1 along the shared axes, or as
+            many as there are blocks.
+
+        """
+        assert weight.constant is not None
+        coding = replace(coding, summed=None) if self._exact else coding
+        key = (weight.constant, coding)
+        if minimum is not None and coding.bits < 8:  # what is searched for with a floor could be another even above it
+            return self._coded(weight, coding, minimum, reader)
+        if key not in self._known:
+            self._known[key] = self._coded(weight, coding, None, reader)
+        coded = self._known[key]
+        if minimum is not None and not _above(coded, minimum, coding):
+            coded = self._coded(weight, coding, minimum, reader)
+        if self._saturating.get(key):
+            self.limited[reader] = self._saturating[key]
+        return coded
+
+    def _coded(self, weight: Value, coding: WeightSpec, minimum: np.ndarray | None, reader: str) -> RoundingResult:
+        assert weight.constant is not None
+        key = (weight.constant, coding)
+        chosen = self._chosen_as(key)
+        large = weight.constant.nbytes >= SPOOLED and coding.bits >= 7 and not coding.block_size
+        if self._spool is not None and large and chosen not in self._rounded:
+            return self._spooled(weight, coding, minimum, reader, self._spool)
+        rows = WeightRows(weight.constant.numpy(), coding.axes)
+        floor = None if minimum is None else rows.floor(minimum)
+        job = self._jobs.get(key)
+        pairs = _pairs(weight.constant, coding) if job is None else job.pairs
+        if pairs is not None and key not in self._saturating:
+            self._saturating[key] = pairs.limited(_finite(rows.array(), weight, reader))
+        if chosen in self._rounded:
+            rounded = self._rounded[chosen]
+            # rare, and only channels below the floor get coarser
+            if chosen != key or (floor is not None and (rounded.scales < floor).any()):
+                job = replace(self._jobs[chosen], minimum_scale=floor, bits=coding.bits)
+                if chosen[1].summed != coding.summed:
+                    pairs = _pairs(weight.constant, coding, _largest_in_rows(job.moments, coding))
+                    job = replace(job, pairs=pairs)
+                rounded = solve_all({key: job})[key]
+            coded = rows.restore(rounded.codes, rounded.scales)
+        else:
+            coded = rows.restore(*_nearest(_finite(rows.array(), weight, reader), floor, coding, pairs))
+        weight.constant.release()
+        return self.keep(coded[0]), coded[1]
+
+    def _chosen_as(self, key: Key) -> Key:
+        """Find the coding for which the codes of a weight were searched, if not the one that is asked for."""
+        tensor, coding = key
+        plain = replace(coding, bits=8 if coding.bits == 7 else coding.bits, summed=None)
+        searched = (k for k in self._rounded if k[0] is tensor and replace(k[1], summed=None) == plain)
+        return key if key in self._rounded else next(searched, key)
+
+    def _spooled(
+        self, weight: Value, coding: WeightSpec, minimum: np.ndarray | None, reader: str, spool: Spool
+    ) -> RoundingResult:
+        assert weight.constant is not None
+        summed = coding.summed if coding.bits == 8 else None
+        limit = 2 ** (coding.bits - 1) - 1
+        coded = nearest_codes(weight.constant.numpy(), coding.axes, minimum, spool, limit, summed)
+        weight.constant.release()
+        if coded is None:
+            raise _unsound(weight, reader)
+        return coded
+
+    def chosen(self) -> tuple[RoundingSummary, ...]:
+        """Tell how the codes were chosen of every weight that had a choice."""
+        return tuple(chosen_weight(job, self._rounded[key]) for key, job in self._jobs.items())
+
+    def notes(self) -> tuple[str, ...]:
+        """Say how the codes were chosen, and what the weights got other than the usual 8 bits."""
+        found = summary(self.chosen()) + ((self._remark,) if self._remark else ())
+        count = len(self.limited)
+        if count:
+            found = (*found, LIMITED.format("1 weight" if count == 1 else f"{count} weights"))
+        if not self.reduced:
+            return found
+        names = list(self.reduced)
+        more = f" and {len(names) - MOST_NAMES} more nodes" if len(names) > MOST_NAMES else ""
+        return (
+            *found,
+            f"gave the weights of {', '.join(names[:MOST_NAMES])}{more} 7 bits, so that no products saturate",
+        )
+
+    def keep(self, array: np.ndarray) -> np.ndarray:
+        """Give the same array, out of memory where it is large and there is a spool."""
+        return array if self._spool is None else self._spool.keep(array)
+
+
+def searched_weights(plan: Plan) -> dict[tuple[Value, WeightSpec], list[Node]]:
+    """List the weights that a search for codes is asked for, and the nodes that read each."""
+    readers: dict[tuple[Value, WeightSpec], list[Node]] = {}
+    for decision in plan.decisions:
+        settings, found = decision.settings, unfolding_of(decision.node)
+        if decision.form is None or settings is None or found is None:
+            continue
+        weight = decision.node.inputs[1 - found[0]]
+        if settings.rounding == "output-error" and settings.granularity == "channel" and weight is not None:
+            coding = _coding(decision.node, weight, settings)
+            readers.setdefault((weight, coding), []).append(decision.node)
+    return readers
+
+
+def rounding_jobs(
+    plan: Plan, qparams: Mapping[Value, QParams], stats: Stats, layers: MeasuredLayers
+) -> dict[Key, RoundingJob]:
+    """List the weights whose codes are worth choosing: matrices and kernels with one scale for each output channel."""
+    jobs: dict[Key, RoundingJob] = {}
+    for (weight, coding), nodes in searched_weights(plan).items():
+        assert weight.constant is not None
+        moments = layers.moments(stats, *nodes)
+        if moments is None and nodes[0].op_type != "Conv":  # nothing is known of its inputs that would gain anything
+            continue
+        rows = WeightRows(_finite(weight.constant.numpy(), weight, nodes[0].label), coding.axes)
+        rows.release()
+        noise = max(_noise(node, qparams, plan) for node in nodes)
+        jobs[weight.constant, coding] = RoundingJob(
+            rows,
+            moments or prior_moments(nodes[0]),
+            coding.bits,
+            block_size=coding.block_size or None,
+            noise=noise,
+            readers=tuple(node.name or node_key(node) for node in nodes),
+            pairs=_pairs(weight.constant, coding, _largest(nodes, moments, qparams, plan, coding)),
+        )
+    return jobs
+
+
+def _coding(node: Node, weight: Value, settings: Scheme) -> WeightSpec:
+    """Tell how the node's family codes its weight."""
+    axes = _shared_axes(node, weight)
+    blocked = settings.name.startswith("weight-") and node.op_type in ("MatMul", "Gemm")
+    block_size = settings.block_size if blocked else 0
+    return WeightSpec(axes, settings.weight_bits, block_size, summed_pairs(node, weight, settings))
+
+
+def _largest(
+    nodes: Sequence[Node],
+    moments: LayerMoments | None,
+    qparams: Mapping[Value, QParams],
+    plan: Plan,
+    coding: WeightSpec,
+) -> np.ndarray | None:
+    """Return the largest activation codes that samples show in each column; None where they are not known."""
+    if coding.summed is None or not coding.summed.calibrated or moments is None or moments.assumed:
+        return _largest_in_rows(moments, coding)
+    found = []
+    for node in nodes:
+        data = node.inputs[0]
+        if data is None or data not in plan.ranges:
+            return None
+        scale, zero_point = qparams[plan.scale_owner(data)]
+        raised = 128 if zero_point.dtype == np.int8 else 0  # onnxruntime makes uint8 of int8
+        found.append(largest_codes(moments.high, float(scale), int(zero_point) + raised))
+    return np.asarray(np.max(found, axis=0))
+
+
+def _largest_in_rows(moments: LayerMoments | None, coding: WeightSpec) -> np.ndarray | None:
+    """Return the largest codes that samples show where each row has a scale of its own; None where not known."""
+    if coding.summed is None or not coding.summed.steps or moments is None or moments.assumed:
+        return None
+    return largest_row_codes(moments.share, coding.summed.steps)
+
+
+def _shared_axes(node: Node, weight: Value) -> tuple[int, ...]:
+    """Axes of a weight that an output channel sums over."""
+    assert weight.constant is not None
+    if node.op_type == "Conv":
+        return tuple(range(1, len(weight.constant.shape)))
+    first = node.inputs[0] is weight
+    transposed = node.op_type == "Gemm" and node.attribute("transA" if first else "transB", 0)
+    return (1 if first != bool(transposed) else 0,)
+
+
+def _noise(node: Node, qparams: Mapping[Value, QParams], plan: Plan) -> float:
+    """Variance of the rounding of a calibrated input: a uniform error over one step."""
+    data = node.inputs[0]
+    if data is None or data not in plan.ranges:
+        return 0.0
+    return float(qparams[plan.scale_owner(data)][0]) ** 2 / 12
+
+
+def _finite(rows: np.ndarray, weight: Value, reader: str) -> np.ndarray:
+    if not np.isfinite(rows).all():
+        raise _unsound(weight, reader)
+    return rows
+
+
+def _unsound(weight: Value, reader: str) -> ModelError:
+    return ModelError(
+        f"'{weight.name}', read by {reader}: the weight holds NaN or infinity",
+        "Export the model again from sound weights.",
+    )
+
+
+def _above(coded: RoundingResult, minimum: np.ndarray, coding: WeightSpec) -> bool:
+    """Whether codes of 8 bit that were made without a least scale are those that are made with it.
+
+    Channels of zeros have a scale of their own without one, the least with it.
+    """
+    codes, scales = coded
+    if coding.block_size or not codes.any(axis=coding.axes).all():
+        return False
+    return bool((scales > minimum.max(axis=coding.axes, keepdims=True)).all())
+
+
+def _pairs(weight: Tensor, coding: WeightSpec, largest: np.ndarray | None = None) -> PairLimits | None:
+    """Find the neighbours whose products must not leave 16 bits; None where any may."""
+    if coding.summed is None or coding.bits < 8:
+        return None
+    return pair_limits(weight.shape, coding.axes, coding.summed, largest)
+
+
+def _nearest(
+    rows: np.ndarray, floor: np.ndarray | None, coding: WeightSpec, pairs: PairLimits | None = None
+) -> RoundingResult:
+    """Round to nearest with the scale that covers a row's largest element; with that of least error if it has few."""
+    if coding.block_size or coding.bits < 7:
+        found = solve_codes(rows, None, bits=coding.bits, block_size=coding.block_size or None)
+        return found.codes, found.scales
+    codes, scales, _ = quantize_weight(rows, 0, f"int{coding.bits}")
+    least = scales
+    if pairs is not None:
+        least = np.maximum(scales, pairs.covering(rows).astype(np.float32))
+    if floor is not None:
+        # A channel of zeros has scale 1, with which its bias would be rounded to multiples of the activation's scale.
+        least = np.where(rows.any(axis=1), np.maximum(least, floor), floor)
+    coarse = least > scales
+    codes[coarse] = np.rint(rows[coarse] / least[coarse, None]).astype(codes.dtype)
+    return codes, least

@@ -1,0 +1,59 @@
+"""Operators that onnxruntime does not bring along: shared libraries that add them, and models that use them."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+
+from onnxq.errors import ModelError
+from onnxq.ir import Model, Node
+from onnxq.runtime.ort_session import LIBRARIES, ORT_ERRORS, reason
+
+UNREGISTERED = "is not a registered function/op"  # onnxruntime's words
+
+
+def register_custom_ops(library: str | Path) -> None:
+    """Let every session of this process know the operators of a shared library.
+
+    Args:
+        library: What `SessionOptions.register_custom_ops_library` takes: it exports `RegisterCustomOps`.
+
+    Raises:
+        ModelError: There is no such file, or onnxruntime cannot load it.
+
+    """
+    path = Path(library).resolve()
+    if not path.is_file():
+        raise ModelError(f"the library of custom operators {library} does not exist", "Check the path.")
+    if str(path) in LIBRARIES:
+        return
+    try:
+        ort.SessionOptions().register_custom_ops_library(str(path))
+    except ORT_ERRORS as error:
+        raise ModelError(
+            f"{library} is no library of custom operators that onnxruntime can load: {reason(error)}",
+            "It has to be built for this system and to export RegisterCustomOps.",
+        ) from error
+    LIBRARIES.append(str(path))
+
+
+def foreign_node(model: Model) -> Node | None:
+    """Give the first node of another domain whose operator no onnxruntime session here would know."""
+    if LIBRARIES:  # what they hold, onnxruntime only tells when it loads a model
+        return None
+    return next((n for n in model.graph.walk() if n.domain and (n.domain, n.op_type) not in _known()), None)
+
+
+def refusal_hint(error: Exception) -> str:
+    """Say what to do where onnxruntime refuses a quantized model."""
+    if UNREGISTERED in str(error):
+        return "Give the library of its custom operators with --custom-ops; other versions of onnxruntime may know it."
+    return "Other versions of onnxruntime may know its operators; if onnxq made it, report it."
+
+
+@cache
+def _known() -> frozenset[tuple[str, str]]:
+    return frozenset((schema.domain, schema.name) for schema in native.get_all_operator_schema())

@@ -1,0 +1,86 @@
+"""A model in memory for onnxruntime: its large weights are handed over where they are, beside the rest of its bytes.
+
+Of bytes, onnxruntime's Python interface makes a copy, and of that the parser makes another, before a session has
+weights of its own; so opening one over 438 MB of weights took 1.3 GB besides, and the bytes stayed as long as the
+session (measured with 1.31.1). Handed over as `OrtValue`s, weights are copied once, and the session is the same to the
+bit: optimisations see them, and they are packed in advance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import onnxruntime as ort
+from onnx import TensorProto
+
+from onnxq.ir import Model, Tensor, Value
+from onnxq.ir.proto_fields import GRAPH_INITIALIZER
+from onnxq.ir.segment import NOWHERE
+from onnxq.ir.wire import Chunk, join
+from onnxq.runtime.memory import trim_heap
+from onnxq.runtime.ort_session import Settings, load_native
+
+BESIDE = 1 << 16  # bytes from which on a weight is handed over
+# Those that weights have and NumPy has as well; what other integers stand for, sizes and places, onnxruntime wants to
+# read before weights are handed over
+TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.INT8, TensorProto.UINT8)
+
+
+class InMemory(NamedTuple):
+    """A model that onnxruntime is to hold whole, whatever its size, as it is when the session is opened.
+
+    Attributes:
+        model: The model.
+        taps: Values of the main graph to list as outputs too.
+
+    """
+
+    model: Model
+    taps: Sequence[Value] = ()
+
+
+def open_in_memory(source: InMemory, settings: Settings) -> ort.InferenceSession:
+    """Load a model; nothing of it is needed any more afterwards.
+
+    Raises:
+        SessionError: onnxruntime cannot load it.
+        ModelError: A weight cannot be read.
+
+    """
+    model, taps = source
+    if not any(_goes_beside(value) for value in model.graph.initializers.values()):
+        return load_native(model.serialize(extra_outputs=taps), settings)
+    encoded, weights = encode_apart(model, taps)
+    values = {name: ort.OrtValue.ortvalue_from_numpy(tensor.numpy()) for name, tensor in weights.items()}
+    trim_heap(sum(tensor.nbytes for tensor in weights.values()))  # blocks of a session before seldom fit
+    session = load_native(encoded, settings, copies=values)
+    for tensor in weights.values():
+        tensor.release()
+    return session
+
+
+def encode_apart(model: Model, taps: Sequence[Value] = ()) -> tuple[bytes, dict[str, Tensor]]:
+    """Write a model without its large weights.
+
+    Returns:
+        A ModelProto in which they are external data where nothing is to be read, and the weights by name.
+
+    """
+    left_out: dict[str, Tensor] = {}
+
+    def encode(value: Value) -> list[Chunk]:
+        assert value.tensor is not None
+        if not _goes_beside(value):
+            return value.tensor.encode(value.name, number=GRAPH_INITIALIZER)
+        left_out[value.name] = value.tensor
+        return value.tensor.encode_external(value.name, number=GRAPH_INITIALIZER, location=NOWHERE, offset=0)
+
+    return join(model.chunks(encode, extra_outputs=taps, verbatim=False)), left_out
+
+
+def _goes_beside(value: Value) -> bool:
+    """Whether a weight is large, and read in the main graph: what nobody reads there, onnxruntime no longer has."""
+    tensor = value.tensor
+    large = tensor is not None and tensor.dtype in TYPES and tensor.nbytes >= BESIDE
+    return large and any(use.node.graph is value.graph for use in value.uses) and value.graph.parent is None

@@ -1,0 +1,164 @@
+"""One onnxruntime session on the CPU: quiet, and with errors of our own.
+
+Tests: `tests/runtime/test_custom_ops.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+
+from onnxq.errors import ModelError
+
+Optimization = Literal["none", "basic", "extended", "all"]
+_LEVELS = {
+    "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+LIBRARIES: list[str] = []  # of custom operators, which every session is to know
+# From opset 21 on, 1.31 states the type on Q/DQ nodes that it moves, then makes int8 zero points uint8 ones: a sound
+# model for another runtime does not load, unless int8 may stay.
+MISMATCH = "output_dtype INT8 does not match y_zero_point type UINT8"
+FATAL = 4  # log severity: errors are raised, so nothing below a crash needs to be printed as well
+# Everything that onnxruntime raises; they share no base class of their own
+ORT_ERRORS: tuple[type[Exception], ...] = (
+    *(e for e in vars(native).values() if isinstance(e, type) and issubclass(e, Exception)),
+    RuntimeError,
+    ValueError,
+)
+
+
+def check_path(path: str) -> None:
+    """Refuse a path that onnx and onnxruntime cannot be told, which take UTF-8 alone.
+
+    Raises:
+        ModelError: It holds other bytes.
+
+    """
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise ModelError(f"{path}: onnxruntime opens no file whose path is not UTF-8", "Rename it.") from error
+
+
+class SessionError(Exception):
+    """onnxruntime refused a model or a run; the message is its reason on one line."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How sessions are made.
+
+    Attributes:
+        optimize: Level of graph optimisation.
+        threads: Threads for one operator; 0 lets onnxruntime choose.
+        reuse_shapes: Keep a memory plan for every combination of input shapes seen. It saves allocations when shapes
+            repeat, and grows without bound when they do not.
+        save_to: Where to write the optimised model, if anywhere.
+        without: Names of optimisations to leave out.
+        exact: Compute products of integers exactly, on processors that saturate, too. There int8 weights become
+            uint8 ones when the model is loaded, which takes longer at every run.
+
+    """
+
+    optimize: Optimization = "all"
+    threads: int = 0
+    reuse_shapes: bool = True
+    save_to: str = ""
+    without: tuple[str, ...] = ()
+    exact: bool = False
+
+    def options(self) -> ort.SessionOptions:
+        """Make options for onnxruntime."""
+        options = ort.SessionOptions()
+        options.log_severity_level = FATAL
+        options.graph_optimization_level = _LEVELS[self.optimize]
+        options.intra_op_num_threads = self.threads
+        options.enable_mem_pattern = self.reuse_shapes
+        # Threads that wait for work take the processor from NumPy between runs, and from others: a run of a small
+        # EfficientNet took 29 ms in place of 21 on two busy cores
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if self.exact:
+            # onnxruntime/core/optimizer/avx2_weight_s8_to_u8.cc; nothing changes where processors do not saturate
+            options.add_session_config_entry("session.x64quantprecision", "1")
+        for library in LIBRARIES:
+            options.register_custom_ops_library(library)
+        if self.save_to:
+            options.optimized_model_filepath = self.save_to
+        return options
+
+
+def load_native(
+    model: bytes | str,
+    settings: Settings,
+    *,
+    weights: Mapping[str, ort.OrtValue] | None = None,
+    copy: bool = False,
+    copies: Mapping[str, ort.OrtValue] | None = None,
+) -> ort.InferenceSession:
+    """Load a model.
+
+    Args:
+        model: Its bytes, or its path.
+        settings: How.
+        weights: Initializers that the bytes call external data of the folder `/`: they are used where they are, and
+            have to stay there.
+        copy: Whether optimisations may look at the elements of those, for which onnxruntime copies them.
+        copies: Initializers that the bytes call external data likewise, to make the same of as if they were inside.
+
+    Raises:
+        SessionError: onnxruntime cannot load it.
+        ModelError: Its path is no UTF-8.
+
+    """
+    if isinstance(model, str):
+        check_path(model)
+    options = settings.options()
+    if weights:
+        # Packed weights would be copies, too. Where only the second call below is made, all of them are.
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        options.enable_cpu_mem_arena = False  # many such sessions stand open: none is to keep what it used last
+        for name, array in weights.items():
+            options.add_initializer(name, array)
+    looked_at = copies or (weights if copy else None)
+    if weights or looked_at:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", "/")
+    if looked_at:
+        options.add_external_initializers(list(looked_at), list(looked_at.values()))
+    given: dict[str, Any] = {"providers": ["CPUExecutionProvider"]}
+    if settings.without:
+        given["disabled_optimizers"] = list(settings.without)
+    try:
+        try:
+            return ort.InferenceSession(model, options, **given)
+        except ORT_ERRORS as error:
+            if MISMATCH not in str(error):
+                raise
+            options.add_session_config_entry("session.qdqisint8allowed", "1")
+            return ort.InferenceSession(model, options, **given)
+    except ORT_ERRORS as error:
+        raise SessionError(reason(error)) from error
+
+
+def reason(error: BaseException) -> str:
+    """Cut onnxruntime's message down to what a user can read: one line without codes, source files and function names.
+
+    `[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Add node. Name:'/a/Add' Status Message:
+    /onnxruntime_src/…/element_wise_ops.h:563 void …::Init(…) axis == 1 was false. 4 by 5` becomes
+    `Add node '/a/Add': axis == 1 was false. 4 by 5`.
+    """
+    text = " ".join(str(error).split()) or type(error).__name__
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
+    text = re.sub(
+        r"Non-zero status code returned while running (\S+) node\. Name:'([^']*)' Status Message: ",
+        lambda m: f"{m[1]} node{' ' + repr(m[2]) if m[2] else ''}: ",
+        text,
+    )
+    return re.sub(r"\S*onnxruntime\S*\.(?:h|cc|cpp):\d+ (?:[^()]*\([^()]*\)(?: const)? )?", "", text)

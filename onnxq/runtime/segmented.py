@@ -1,0 +1,146 @@
+"""A large model in onnxruntime, one segment after the other, over weights that stay mapped from their files.
+
+onnxruntime reads a weight where the caller has it if the caller gives it as an `OrtValue`, the model calls it external
+data, and weights are not packed in advance (measured with 1.31.1: a session over 436 MB of weights then takes 9 MB and
+opens in 10 ms). Only optimisations that look at the elements themselves, such as folding a Cast of a weight, fail then;
+a segment with those gets copies and is opened for each run anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import onnx
+import onnxruntime as ort
+
+from onnxq.ir import DeferredTensor, Model, Value, infer_types
+from onnxq.ir.segment import Segment, cut, encode_segment
+from onnxq.runtime.ort_session import SessionError, Settings, load_native
+
+SEGMENT = 128 << 20  # bytes of weights that are in memory at a time
+BESIDE = 1 << 20  # bytes from which on a weight stays in its file
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An input or output as `InferenceSession.get_inputs` and `get_outputs` describe it."""
+
+    name: str
+    type: str
+    shape: list[Any]
+
+
+@dataclass
+class _Part:
+    """A segment; its session stays open where that takes no memory.
+
+    Attributes:
+        segment: The segment.
+        dead: Values that nothing reads behind it.
+        opened: Its session; None where that is opened for each run.
+
+    """
+
+    segment: Segment
+    dead: list[str] = field(default_factory=list)
+    opened: _Opened | None = None
+
+
+class _Opened(NamedTuple):
+    """A session, and the weights that it does not own."""
+
+    session: ort.InferenceSession
+    weights: Mapping[str, ort.OrtValue]
+    in_place: bool
+
+
+class StreamedSession:
+    """What `InferenceSession` is for a model that fits into memory.
+
+    Args:
+        model: The model; it must not change as long as the session is in use.
+        settings: How the sessions of its segments are made.
+        taps: Values of the main graph that `run` can give besides the outputs.
+
+    Raises:
+        SessionError: onnxruntime cannot load a segment.
+        ModelError: A weight cannot be read.
+
+    """
+
+    def __init__(self, model: Model, settings: Settings, taps: Sequence[Value] = ()) -> None:
+        infer_types(model)
+        self._model, self._settings = model, settings
+        self._parts = [_Part(segment) for segment in cut(model, SEGMENT, taps) if segment.outputs]
+        self._listed = [value.name for value in model.graph.outputs]
+        wanted = {value.name for value in (*model.graph.outputs, *taps)}
+        seen: set[str] = set()
+        for part in reversed(self._parts):
+            read = {value.name for value in (*part.segment.inputs, *part.segment.outputs)}
+            part.dead = sorted(read - seen - wanted)
+            seen |= read
+        self._arguments: dict[str, Argument] = {}
+        for part in self._parts:
+            self._open(part)
+
+    def get_inputs(self) -> list[Argument]:
+        """Describe the inputs that have no default."""
+        return [self._argument(value) for value in self._model.graph.inputs if value.tensor is None]
+
+    def get_outputs(self) -> list[Argument]:
+        """Describe the outputs."""
+        return [self._argument(value) for value in self._model.graph.outputs]
+
+    def run(self, outputs: Sequence[str] | None, feeds: Mapping[str, Any], run_options: Any = None) -> list[Any]:
+        """Run the model and give the named outputs or taps, all outputs for None."""
+        wanted = self._listed if outputs is None else list(outputs)
+        values: dict[str, Any] = dict(feeds)
+        for part in self._parts:
+            names = [value.name for value in part.segment.outputs]
+            inputs = {value.name: values[value.name] for value in part.segment.inputs}
+            opened = part.opened or self._load(part)
+            values.update(zip(names, opened.session.run(names, inputs, run_options), strict=True))
+            del opened
+            _release(part)
+            for name in part.dead:
+                values.pop(name, None)
+        return [self._given(name, values) for name in wanted]
+
+    def _given(self, name: str, values: Mapping[str, Any]) -> Any:
+        tensor = self._model.graph.values[name].tensor
+        return values[name] if tensor is None else tensor.numpy()
+
+    def _argument(self, value: Value) -> Argument:
+        if value.name in self._arguments:
+            return self._arguments[value.name]
+        kind = "undefined" if value.dtype is None else onnx.TensorProto.DataType.Name(value.dtype).lower()
+        return Argument(value.name, f"tensor({kind})", list(value.shape or ()))
+
+    def _open(self, part: _Part) -> None:
+        opened = self._load(part)
+        for argument in (*opened.session.get_inputs(), *opened.session.get_outputs()):
+            self._arguments.setdefault(argument.name, Argument(argument.name, argument.type, argument.shape))
+        if opened.in_place:
+            part.opened = opened
+        _release(part)
+
+    def _load(self, part: _Part) -> _Opened:
+        """Open a session over the weights where they are; over copies where an optimisation looks at them."""
+        encoded, beside = encode_segment(self._model, part.segment, BESIDE)
+        weights = {name: ort.OrtValue.ortvalue_from_numpy(tensor.numpy()) for name, tensor in beside.items()}
+        mapped = not any(isinstance(tensor, DeferredTensor) for tensor in beside.values())
+        try:
+            return _Opened(load_native(encoded, self._settings, weights=weights), weights, mapped)
+        except SessionError:
+            if not weights:
+                raise
+            return _Opened(load_native(encoded, self._settings, weights=weights, copy=True), weights, False)
+
+
+def _release(part: _Part) -> None:
+    """Let go of the pages of the files that a run looked at."""
+    for value in part.segment.constants:
+        if value.tensor is not None:
+            value.tensor.release()

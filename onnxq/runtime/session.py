@@ -1,0 +1,92 @@
+"""onnxruntime sessions over whatever a model is: bytes, a file, or a loaded model with its weights in files.
+
+Tests: `tests/runtime/test_exact_sessions.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import onnxruntime as ort
+
+from onnxq.ir import Model, Value, load
+from onnxq.ir.segment import is_large
+from onnxq.runtime.in_memory import InMemory, open_in_memory
+from onnxq.runtime.ort_session import FATAL, ORT_ERRORS, Optimization, SessionError, Settings, load_native, reason
+from onnxq.runtime.segmented import StreamedSession
+
+__all__ = ["InMemory", "ModelSource", "Session", "SessionError", "is_large", "open_session", "reason", "run_session"]
+
+ModelSource = bytes | str | Path | Model | InMemory
+
+
+class Session(Protocol):
+    """What sessions have in common."""
+
+    def get_inputs(self) -> Sequence[Any]:
+        """Describe the inputs: `name`, `type`, `shape`."""
+
+    def get_outputs(self) -> Sequence[Any]:
+        """Describe the outputs."""
+
+    def run(self, outputs: Sequence[str] | None, feeds: Mapping[str, Any], run_options: Any = None) -> list[Any]:
+        """Run once and give the named outputs, all for None."""
+
+
+def open_session(
+    model: ModelSource,
+    *,
+    optimize: Optimization = "all",
+    threads: int = 0,
+    reuse_shapes: bool = True,
+    taps: Sequence[Value] = (),
+    exact: bool = False,
+) -> Session:
+    """Load a model.
+
+    Args:
+        model: Its bytes or its path; or the loaded model as `InMemory`; or, to be run in segments with its weights left
+            in their files, as large models are, the loaded model, which must not change as long as the session is in
+            use.
+        optimize: Level of graph optimisation.
+        threads: Threads for one operator; 0 lets onnxruntime choose.
+        reuse_shapes: Keep a memory plan for every combination of input shapes seen. It saves allocations when shapes
+            repeat, and grows without bound when they do not.
+        taps: Of a loaded model: values of the main graph that runs can give besides the outputs.
+        exact: Compute products of integers exactly, on processors that saturate, too: to judge a model, not to time it.
+
+    Raises:
+        SessionError: onnxruntime cannot load it.
+        ModelError: The model cannot be read.
+
+    """
+    settings = Settings(optimize, threads, reuse_shapes, exact=exact)
+    if isinstance(model, str | Path):
+        read = load(model)
+        model = read if is_large(read) else model
+    if isinstance(model, Model):
+        return StreamedSession(model, settings, taps)
+    session: Session
+    if isinstance(model, InMemory):
+        session = open_in_memory(model, settings)
+    else:
+        session = load_native(model if isinstance(model, bytes) else str(model), settings)
+    return session
+
+
+def run_session(session: Session, outputs: Sequence[str] | None, feeds: Mapping[str, np.ndarray]) -> list[Any]:
+    """Run once and give the named outputs (all of them for None).
+
+    Raises:
+        SessionError: onnxruntime cannot run it on these inputs.
+
+    """
+    options = ort.RunOptions()
+    options.log_severity_level = FATAL
+    try:
+        return list(session.run(None if outputs is None else list(outputs), dict(feeds), options))
+    except ORT_ERRORS as error:
+        raise SessionError(reason(error)) from error

@@ -1,0 +1,287 @@
+"""Bias correction: each output channel's mean error, with everything before it quantized, taken out of its bias.
+
+Rounding shifts the means of a layer's outputs, and every layer behind sees shifted inputs. The float and the quantized
+model run side by side, node by node; behind each layer with a bias, the mean difference of its output channels goes
+into the bias and into what the following layers see, so that one run over the samples corrects all layers in order
+(sequential bias correction, Nagel 2019, https://arxiv.org/abs/1906.04721, section 4.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from onnxq.data.samples import Sample, Samples, few_samples
+from onnxq.errors import ModelError
+from onnxq.evaluator import Evaluator, Run, Step, arithmetic
+from onnxq.ir import Model, Node, Patch, Value, commit
+from onnxq.planning.decision import Choices, Plan
+from onnxq.planning.planner import node_key
+from onnxq.progress import working
+from onnxq.search.rescaling_trial import LEAST_GAIN
+from onnxq.search.variants import Variants
+from onnxq.stages.prepared import Prepared
+
+Shifts = Mapping[str, np.ndarray]  # what to add to a bias, by the first output of the node that adds it
+
+CORRECTED = "corrected the biases of {} nodes by the mean errors of their outputs"
+SAMPLES, MOST_SAMPLES = 24, 96  # and up to how many where a run of the model is short
+MOST_BYTES = 1 << 29  # of the tensors of all samples together: they are in memory at the same time, in both models
+
+
+@dataclass(frozen=True)
+class BiasSite:
+    """A bias that can be corrected.
+
+    Attributes:
+        key: First output of the node that adds the bias.
+        exact: The float tensor behind it.
+        given: The same in the quantized model, before it is quantized.
+        axis: Its channels.
+
+    """
+
+    key: str
+    exact: str
+    given: str
+    axis: int
+
+
+def correct_biases(prepared: Prepared, variants: Variants, choices: Choices) -> Prepared:
+    """Correct the biases of a model that is about to be quantized, if that gains anything."""
+    found = correct(variants, choices)
+    if not found:
+        return prepared
+    shift_biases(prepared.model, found)
+    return replace(prepared, notes=(*prepared.notes, CORRECTED.format(len(found))))
+
+
+def correct(variants: Variants, choices: Choices) -> Shifts:
+    """Find what to add to the biases, if that gains on samples that it was not found on.
+
+    Args:
+        variants: The quantized model.
+        choices: What was settled for single nodes.
+
+    Returns:
+        The shifts; empty where they gain nothing, or where the evaluator does not know an operator.
+
+    """
+    wanted = any(d.settings and d.settings.bias_correction for d in variants.prepared.plan.decisions)
+    halves = variants.split.halves if wanted else None
+    if halves is None:
+        return {}
+    judge = variants.split.judge
+    try:
+        fitted = shifts(variants, choices, halves[0])
+        if not fitted:
+            return {}
+        before = judge.sqnr(variants.model(choices))
+        if judge.sqnr(variants.model(choices, partial(shift_biases, shifts=fitted))) < before + LEAST_GAIN:
+            return {}
+        return shifts(variants, choices, variants.samples)
+    except ModelError:
+        return {}
+
+
+def shifts(variants: Variants, choices: Choices, samples: Samples) -> Shifts:
+    """Find what to add to the biases so that the means over the samples are right."""
+    prepared, _ = variants.replan(choices)
+    quantized = variants.model(choices)
+    found = {place.given: place for place in places(prepared.plan, quantized)}
+    both = Evaluator(prepared.model.copy(), wide=True), Evaluator(quantized, wide=True)
+    feeds = paired_samples(both, samples, int(SAMPLES * variants.split.room))
+    with arithmetic():
+        return _SideBySide(*both, feeds, found).run()
+
+
+def paired_samples(both: Iterable[Evaluator], samples: Samples, room: int) -> list[Sample]:
+    """Take as many samples as fit into memory together, judged by the first of them; one at least.
+
+    Of inputs that say little about what becomes of them, as the numbers of words, that is seen only in a run.
+
+    Args:
+        both: What will run side by side.
+        samples: Where to take them from.
+        room: How many there is time for; between `SAMPLES` and `MOST_SAMPLES` are taken.
+
+    """
+    first = next(iter(samples))
+    taken = sum(evaluator.peak_bytes(first) for evaluator in both)
+    share = MOST_BYTES / max(taken, 1)  # how many of this size
+    return few_samples(
+        samples, min(max(room, SAMPLES), MOST_SAMPLES), share * sum(array.size for array in first.values())
+    )
+
+
+def places(plan: Plan, quantized: Model) -> list[BiasSite]:
+    """List the biases of quantized layers of the main graph that are constants, or that a Conv or Gemm can be given."""
+    made = []
+    for decision in plan.decisions:
+        node = decision.node
+        settings = decision.settings
+        if decision.form is None or decision.form.passive or settings is None or not settings.bias_correction:
+            continue
+        if node.graph.parent is not None:
+            continue
+        adder = bias_adder(node)
+        output = adder.outputs[0] if adder is not None else None
+        if adder is None or output is None or output.shape is None:
+            continue
+        exact, read = output, plan.outputs.get(node, output)
+        given = quantize_input(quantized.graph.values.get(read.name))
+        if given is None:
+            continue
+        if read is not output and (given.producer is None or given.producer.op_type != node.op_type):
+            exact = read  # a clamp stands between the layer and its quantized output
+        made.append(
+            BiasSite(node_key(adder), exact.name, given.name, 1 if node.op_type == "Conv" else len(output.shape) - 1)
+        )
+    return made
+
+
+def bias_adder(node: Node) -> Node | None:
+    """Give the node that adds a layer's bias: itself, or the Add of a constant vector behind a MatMul."""
+    if node.domain or not node.outputs or node.outputs[0] is None:
+        return None
+    if node.op_type in ("Conv", "Gemm"):
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        plain = node.op_type == "Conv" or (node.attribute("beta", 1.0) == 1.0 and bias is not None)
+        return node if plain and (bias is None or _is_vector(bias, _channels(node))) else None
+    if node.op_type == "MatMul" and len(node.outputs[0].uses) == 1 and not node.outputs[0].is_output:
+        after = next(iter(node.outputs[0].uses)).node
+        if after.op_type == "Add" and not after.domain and after.graph is node.graph:
+            return after if any(v is not None and _is_vector(v, _channels(node)) for v in after.inputs) else None
+    return None
+
+
+def quantize_input(value: Value | None) -> Value | None:
+    """Step back over a Q/DQ pair to what the layer gives."""
+    if value is None or value.producer is None or value.producer.op_type != "DequantizeLinear":
+        return value
+    codes = value.producer.inputs[0]
+    if codes is None or codes.producer is None or codes.producer.op_type != "QuantizeLinear":
+        return value
+    return codes.producer.inputs[0]
+
+
+def shift_biases(model: Model, shifts: Shifts) -> None:
+    """Add to the biases of a float model."""
+    patches = []
+    for node in model.graph.nodes:
+        shift = shifts.get(node_key(node)) if shifts else None
+        if shift is None:
+            continue
+        patch = Patch(model.graph, node, f"correct the bias of {node.label}")
+        slot = _bias_slot(node)
+        old = node.inputs[slot] if slot < len(node.inputs) else None
+        known = np.zeros(len(shift), np.float32) if old is None or old.constant is None else old.constant.numpy()
+        hint = f"{old.name if old is not None else node_key(node)}_corrected"
+        patch.rewire(node, slot, patch.constant(known + shift.astype(known.dtype), hint))
+        patches.append(patch)
+    commit(patches)
+
+
+def _bias_slot(node: Node) -> int:
+    if node.op_type in ("Conv", "Gemm"):
+        return 2
+    return next(slot for slot, value in enumerate(node.inputs) if value is not None and value.constant is not None)
+
+
+class _SideBySide:
+    """Both models on all samples, node by node; the quantized one as far as the next place."""
+
+    def __init__(
+        self,
+        reference: Evaluator,
+        result: Evaluator,
+        feeds: Sequence[Mapping[str, Any]],
+        found: Mapping[str, BiasSite],
+    ) -> None:
+        self._steps = [reference.steps, result.steps]
+        self._runs = [[reference.begin(f) for f in feeds], [result.begin(f) for f in feeds]]
+        self._places = found
+        self._exact = {place.exact for place in found.values()}
+        self._ahead = iter(self._steps[0])
+        self._means: dict[str, list[np.ndarray]] = {}
+
+    def run(self) -> dict[str, np.ndarray]:
+        """Run both models once; gives what to add to each bias, float64 by channel, by the key of its place."""
+        shifts: dict[str, np.ndarray] = {}
+        with working("biases") as advance:
+            for count, step in enumerate(self._steps[1], 1):
+                for run in self._runs[1]:
+                    run.compute(step)
+                for value in step.node.outputs:
+                    place = self._places.get(value.name) if value is not None else None
+                    if value is not None and place is not None:
+                        shift = self._shift(place, value)
+                        if shift is not None:
+                            shifts[place.key] = shift
+                for run in self._runs[1]:
+                    run.release(step)
+                advance(count, len(self._steps[1]))
+        return shifts
+
+    def _shift(self, place: BiasSite, value: Value) -> np.ndarray | None:
+        """Find the shift of a place, and let what follows see the corrected tensor."""
+        self._advance(place.exact)
+        expected = self._means.get(place.exact)
+        given = [run.values[value] for run in self._runs[1]]
+        if expected is None or any(array.size == 0 for array in given):
+            return None
+        off = np.stack([e - channel_means(q, place.axis) for e, q in zip(expected, given, strict=True)])
+        shift = shrink_to_zero(off)
+        spread = shift.astype(np.float32).reshape([-1 if axis == place.axis else 1 for axis in range(given[0].ndim)])
+        for run, array in zip(self._runs[1], given, strict=True):
+            run.values[value] = array + spread
+        return shift
+
+    def _advance(self, name: str) -> None:
+        """Run the float model until it has made a tensor, and keep only the means of those that are asked for."""
+        while name not in self._means:
+            step: Step | None = next(self._ahead, None)
+            if step is None:
+                return
+            runs: list[Run] = self._runs[0]
+            for run in runs:
+                run.compute(step)
+            for value in step.node.outputs:
+                if value is not None and value.name in self._exact:
+                    axis = next(p.axis for p in self._places.values() if p.exact == value.name)
+                    self._means[value.name] = [channel_means(run.values[value], axis) for run in runs]
+            for run in runs:
+                run.release(step)
+
+
+def channel_means(array: np.ndarray, axis: int) -> np.ndarray:
+    """Give the mean of every channel, float64; zero where there is nothing."""
+    if not array.size:
+        return np.zeros(array.shape[axis])
+    others = tuple(other for other in range(array.ndim) if other != axis)
+    return np.asarray(array.mean(axis=others, dtype=np.float64))
+
+
+def shrink_to_zero(off: np.ndarray) -> np.ndarray:
+    """Give the mean of `[samples, channels]`, shrunk as far as it may be chance: by m² / (m² + variance of m)."""
+    mean = off.mean(axis=0)
+    variance = off.var(axis=0, ddof=1) / len(off) if len(off) > 1 else np.square(mean)
+    squared = np.square(mean)
+    return np.asarray(mean * np.divide(squared, squared + variance, out=np.zeros_like(mean), where=squared > 0))
+
+
+def _channels(node: Node) -> int:
+    weight = node.inputs[1].constant if node.inputs[1] is not None else None
+    if weight is None:
+        return -1
+    if node.op_type == "Conv":
+        return weight.shape[0]
+    return weight.shape[0 if node.op_type == "Gemm" and node.attribute("transB", 0) else -1]
+
+
+def _is_vector(value: Value, size: int) -> bool:
+    return value.constant is not None and value.constant.shape == (size,)

@@ -1,0 +1,278 @@
+"""What a quantized model may lose, and how the plan is changed until it loses no more.
+
+Tests: `tests/search/test_wide_activations.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from onnxq.data.samples import Samples
+from onnxq.errors import CheckFailed, RecipeError
+from onnxq.ir import Model
+from onnxq.ir.storage.files import data_path, needs_external_data
+from onnxq.planning.decision import FOR_SIZE, Choices, Override
+from onnxq.planning.planner import node_key
+from onnxq.planning.recipe import MICROSOFT
+from onnxq.report import Report
+from onnxq.runtime.session import InMemory
+from onnxq.search.candidates import Candidate, find_candidates, is_priced, predicted_time, saved_time, searchable
+from onnxq.search.held_out import ENOUGH, SqnrEvaluator
+from onnxq.search.mixed_precision import SearchResult, cheap_wins, fewest_float_nodes, keep_small_weights_float
+from onnxq.search.sensitivity import EXACT, sensitivity, weighted_decisions
+from onnxq.search.size_search import fits_corrected, meet_size_limit, written_bytes
+from onnxq.search.variants import Variants
+from onnxq.targets.target import load_target
+from onnxq.verification.records import Contribution
+from onnxq.verification.user_metric import Metric, load_metric, measure_metric
+
+# What `auto` goes for of its own accord, in dB, and the share of the time saved by 8 bit that it gives back for it, all
+# goals before together: below 20 dB a model is of no use, however fast, and above 30 dB hardly any decision changes.
+LAST_GOAL = 30.0
+GOALS = ((20.0, math.inf), (24.0, 0.6), (27.0, 0.3), (LAST_GOAL, 0.05))
+WIDER = "8 bit activations miss the goal, and the target has kernels for 16"
+WIDENED = f"gave activations 16 bits: {WIDER}"
+SMALLER = "stored the weights of {} node{} in fewer bits, so that the file is small enough"
+FEW = 3  # nodes run alone where nobody asked for a budget
+SENSITIVE = "Leave sensitive nodes float with --exclude, or give more data."
+SMALL = "Allow a larger file, or ask for less."
+RAISE = "Ask for less, give more data, or leave nodes float with --exclude."
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits that somebody asked for.
+
+    Attributes:
+        min_sqnr: Least signal-to-quantization-noise ratio of every output in dB.
+        metric: `package.module:function`, more being better; see `onnxq.verification.user_metric`.
+        max_drop: How far the metric may fall.
+        max_size: Most bytes on disk.
+        data_file: Name of the file that the weights go to, if not into the model: it takes room between them.
+
+    """
+
+    min_sqnr: float | None = None
+    metric: str | None = None
+    max_drop: float | None = None
+    max_size: int | None = None
+    data_file: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse half of a limit, and one that is no number."""
+        for option, limit in (("--min-sqnr", self.min_sqnr), ("--max-drop", self.max_drop)):
+            if limit is not None and not math.isfinite(limit):
+                raise RecipeError(f"{option} is {limit}, not a finite number", "Give a number.")
+        if (self.metric is None) != (self.max_drop is None):
+            raise RecipeError("a metric and how far it may fall belong together", "Give both --metric and --max-drop.")
+        if self.max_size is not None and self.max_size < 1:
+            raise RecipeError(f"--max-size is {self.max_size}, which no file meets", "Give a number of bytes above 0.")
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is any limit that the plan is changed for."""
+        return self.is_accuracy or self.max_size is not None
+
+    @property
+    def is_accuracy(self) -> bool:
+        """Whether there is any limit to what the outputs may lose."""
+        return self.min_sqnr is not None or self.max_drop is not None
+
+
+@dataclass(frozen=True)
+class SearchOutcome:
+    """What the search settled.
+
+    Attributes:
+        choices: For the nodes that are returned to float.
+        sensitivity: What each node contributed before.
+        correct: Whether there is room for corrected biases.
+
+    """
+
+    choices: Choices = field(default_factory=dict)
+    sensitivity: tuple[Contribution, ...] = ()
+    correct: bool = True
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the report has to say about all nodes at once."""
+        reasons = Counter(choice.reason for choice in self.choices.values())
+        smaller = (SMALLER.format(reasons[FOR_SIZE], "s" * (reasons[FOR_SIZE] > 1)),) if reasons[FOR_SIZE] else ()
+        return ((WIDENED,) if reasons[WIDER] else ()) + smaller
+
+
+def meet_budget(variants: Variants, budget: Budget) -> SearchOutcome:
+    """Change the choices for single nodes until the model keeps to the budget, accuracy first, then size.
+
+    Raises:
+        CheckFailed: No choice meets the budget.
+
+    """
+    settled = settle_accuracy(variants, budget)
+    if budget.max_size is None:
+        return settled
+    choices = meet_size_limit(variants, settled.choices, budget.max_size, budget.data_file)
+    if budget.metric is not None and choices != settled.choices:
+        meets = BudgetCheck(variants.baseline, variants.samples, budget)
+        if not meets(variants.model(choices)):
+            raise CheckFailed(f"no choice of nodes that is small enough meets the budget: {meets.last}", RAISE)
+    correct = fits_corrected(variants, choices, budget.max_size, budget.data_file)
+    return replace(settled, choices=choices, correct=correct)
+
+
+def settle_accuracy(variants: Variants, budget: Budget) -> SearchOutcome:
+    """Return nodes to float: those whose error is out of proportion to their time, and as many as the budget needs.
+
+    Without a budget, `auto` goes for what is in `GOALS`.
+
+    Raises:
+        CheckFailed: No choice meets the budget.
+
+    """
+    if not any(searchable(variants.prepared.plan, decision) for decision in weighted_decisions(variants.prepared.plan)):
+        if budget.metric is not None:  # an SQNR is held against the budget at the end
+            meets = BudgetCheck(variants.baseline, variants.samples, budget)
+            if not meets(variants.model({})):
+                raise CheckFailed(f"the recipe leaves no node open, and misses the budget: {meets.last}", RAISE)
+        return SearchOutcome()
+    contributions = sensitivity(variants, exact=EXACT if budget.is_accuracy else FEW)
+    ranked = find_candidates(variants.prepared.plan, contributions, variants.prepared.model.opset)
+    found = cheap_wins(variants, ranked if is_priced(variants.prepared.plan) else [])  # no price, no bargain
+    if budget.is_accuracy:
+        meets = BudgetCheck(variants.baseline, variants.samples, budget)
+        if not meets(variants.model(found.choices)):
+            found = _more_accurate(variants, ranked, meets, found)
+        if not found.met:
+            raise CheckFailed(f"no choice of nodes meets the budget: {meets.last}", RAISE)
+        if not variants.replan(found.choices)[0].plan.quantized():
+            raise CheckFailed(f"only the float model meets the budget: {meets.last}", RAISE)
+    else:
+        found = _towards_goals(variants, ranked, found)
+        if budget.max_size is None:
+            found = keep_small_weights_float(variants, ranked, found)
+    return SearchOutcome(found.choices, contributions)
+
+
+def _towards_goals(variants: Variants, ranked: list[Candidate], found: SearchResult) -> SearchResult:
+    """Go from goal to goal, as far as what is given back by then is worth it."""
+    before, judge = variants.prepared.plan, variants.split.goal_evaluator
+    if judge is not variants.judge and found.sqnr is not None and found.sqnr < ENOUGH:
+        found = replace(found, sqnr=judge.sqnr(variants.model(found.choices)))
+    for goal, share in GOALS if is_priced(before) else GOALS[:1]:
+        if found.sqnr is None or found.sqnr >= goal:
+            continue
+        most = math.inf if math.isinf(share) else share * saved_time(before) - _given_back(variants, found.choices)
+        if most <= 0:
+            break
+
+        def meets(model: Model, goal: float = goal) -> bool:
+            return judge.sqnr(model) >= goal
+
+        reached = _more_accurate(variants, ranked, meets, found, stages=1, most=most)
+        if not reached.met:
+            break
+        found = replace(reached, sqnr=goal)
+    return found
+
+
+def _given_back(variants: Variants, choices: Choices) -> float:
+    """Give how much longer the model takes with these choices, as a share of its time without."""
+    before, after = variants.prepared.plan, variants.replan(choices)[0].plan
+    return predicted_time(after, before.costs) / predicted_time(before, before.costs) - 1
+
+
+def _more_accurate(
+    variants: Variants,
+    ranked: list[Candidate],
+    meets: Callable[[Model], bool],
+    missed: SearchResult,
+    *,
+    stages: int = 2,
+    most: float = math.inf,
+) -> SearchResult:
+    """Search on from what misses a goal, with activations of 16 bits at first where the target has kernels for them."""
+    wide = _widened(variants)
+    return fewest_float_nodes(
+        variants, ranked, meets, missed.choices, below=wide, stages=stages, most=most, missed=not wide
+    )
+
+
+def _widened(variants: Variants) -> Choices:
+    """Give all activations 16 bits, if the target has kernels for that: they read and write one type."""
+    plan, opset = variants.prepared.plan, variants.prepared.model.opset
+    wide = load_target(plan.recipe.scheme.target).wide
+    if wide == "":
+        return {}
+    standard = replace(plan.recipe.scheme, activations=wide).pair_opset(activation=True, weight=True) <= opset
+    settings = (("activations", wide), ("domain", plan.recipe.scheme.domain if standard else MICROSOFT))
+    return {
+        node_key(decision.node): Override("static-int8", WIDER, settings)
+        for decision in plan.decisions
+        if decision.scheme == "static-int8" and searchable(plan, decision)
+    }
+
+
+def check_budget(report: Report, budget: Budget, target: Path) -> None:
+    """Refuse a result that loses more than the caller allows, or gives NaN or infinity where float does not."""
+    if report.comparison is None:
+        if budget.is_accuracy:
+            what = "SQNR" if budget.min_sqnr is not None else "metric"
+            raise CheckFailed(f"{target} was not written: its {what} cannot be measured", report.notes[-1])
+        return
+    missed = report.comparison.spoilt()
+    missed += report.comparison.missed(min_sqnr=budget.min_sqnr, max_drop=budget.max_drop)
+    if missed:
+        raise CheckFailed(f"{target} was not written: {'; '.join(missed)}", SMALL if budget.max_size else SENSITIVE)
+
+
+def check_size(model: Model, encoded: bytes | None, budget: Budget, target: Path) -> None:
+    """Refuse a result that takes more bytes than the caller allows."""
+    most = budget.max_size
+    data_file = data_path(target).name if needs_external_data(model) else budget.data_file
+    size = 0 if most is None else written_bytes(model, encoded, data_file)
+    if most is not None and size > most:
+        raise CheckFailed(
+            f"{target} was not written: it would have {size:,} bytes, {most:,} are allowed",
+            "Take a recipe with fewer bits, such as weight-int4, or allow a larger file.",
+        )
+
+
+class BudgetCheck:
+    """Whether a model meets the budget; remembers what the last one missed.
+
+    The limit is one for the outputs. Scores in front of a Softmax, by which clear cases are told from others, are held
+    against it, too, but against no more than `LAST_GOAL`, above which hardly any decision changes.
+    """
+
+    def __init__(self, baseline: Model, samples: Samples, budget: Budget) -> None:
+        self._budget = budget
+        self._samples = samples
+        self._judge = SqnrEvaluator(baseline, samples) if budget.min_sqnr is not None else None
+        self._metric: Metric | None = None
+        self._float_value = 0.0
+        if budget.metric is not None and budget.max_drop is not None:
+            self._metric = load_metric(budget.metric)
+            self._float_value = measure_metric(self._metric, InMemory(baseline), samples, name=budget.metric)
+        self.last = ""
+
+    def __call__(self, model: Model) -> bool:
+        """Tell, and keep the reason where not."""
+        budget = self._budget
+        if self._judge is not None and budget.min_sqnr is not None:
+            reached, scores = self._judge.worst(model)
+            enough = min(budget.min_sqnr, LAST_GOAL)
+            if reached < budget.min_sqnr or scores < enough:
+                behind = f", {scores:.2f} dB in front of a Softmax or Sigmoid" if scores < enough else ""
+                self.last = f"{reached:.2f} dB{behind} at best, {budget.min_sqnr:g} dB asked for"
+                return False
+        if self._metric is not None and budget.max_drop is not None and budget.metric is not None:
+            value = measure_metric(self._metric, InMemory(model), self._samples, name=budget.metric)
+            if self._float_value - value > budget.max_drop:
+                self.last = f"{budget.metric} falls from {self._float_value:.6g} to {value:.6g} at best"
+                return False
+        return True

@@ -1,0 +1,123 @@
+"""Channels evened out for free, if samples that chose nothing about it gain: shifted to zero, enlarged below a bound.
+
+Ways are tried as `rescaling_trial.rescale` tries others: fitted on one half of the samples, judged on the other, then
+with the halves in each other's place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from onnxq.calibration.calibrate import calibrate
+from onnxq.calibration.channel_stats import ChannelStats
+from onnxq.calibration.stats import Stats
+from onnxq.data.samples import Samples
+from onnxq.ir import commit
+from onnxq.ir.shape_inference.types import infer_types
+from onnxq.rescaling.centering import centerable_tensors, centre
+from onnxq.rescaling.cross_layer import channel_axes, equalize
+from onnxq.rescaling.groups import ScaleGroup
+from onnxq.search.bias_correction import shift_biases
+from onnxq.search.held_out import HoldoutSplit
+from onnxq.search.rescaling_trial import WORTH_RESCALING, to_rescale
+from onnxq.search.variants import round_variant_to_nearest
+from onnxq.stages.prepared import Prepared
+from onnxq.stages.replan import copy_prepared, replan
+
+CENTRED = "shifted the channels of {} tensors around zero, in the biases of their neighbours"
+ENLARGED = "enlarged channels of {} tensors that stay far below an upper bound, folded into their neighbours"
+EQUALIZED = "divided the channels of {} of them, folded into their neighbours"
+LEAST_GAIN = 0.2  # dB, estimated for one tensor
+MOST_LOST = 0.2  # dB, where the halves change places
+Transform = Callable[[Prepared, Stats], Prepared]
+
+
+def equalize_if_it_helps(prepared: Prepared, split: HoldoutSplit) -> Prepared:
+    """Even channels out in the way that gains most on the average of both halves, if that is much and neither loses."""
+    if split.samples.made_up or split.halves is None or not to_rescale(prepared)[0]:
+        return prepared
+    ways = [way for way in TRANSFORMS if _applies(way, prepared)]
+    gains: dict[Transform, list[float]] = {way: [] for way in ways}
+    for fitting, judge in zip(split.halves, (split.judge, split.swapped_evaluator), strict=True) if ways else ():
+        measured, before = (
+            _channels(prepared, fitting, trial=True),
+            judge.sqnr(round_variant_to_nearest(copy_prepared(prepared), fitting)),
+        )
+        for way in list(gains):
+            changed = way(copy_prepared(prepared), measured.copy())
+            gained = (
+                0.0
+                if changed.transforms == prepared.transforms
+                else judge.sqnr(round_variant_to_nearest(changed, fitting)) - before
+            )
+            gains[way].append(gained)
+            if gained < -MOST_LOST:
+                del gains[way]
+        if not gains:
+            return prepared
+    means = {way: sum(gained) / 2 for way, gained in gains.items()}
+    best = max(means, key=lambda way: means[way], default=None)
+    if best is None or means[best] < WORTH_RESCALING:
+        return prepared
+    return best(prepared, _channels(prepared, split.samples))
+
+
+def applicable(prepared: Prepared) -> int:
+    """Return how many ways there are to even channels out."""
+    return sum(_applies(way, prepared) for way in TRANSFORMS) if to_rescale(prepared)[0] else 0
+
+
+def _channels(prepared: Prepared, samples: Samples, *, trial: bool = False) -> Stats:
+    """Measure the channels of what is shifted and of what Conv read; roughly for a trial."""
+    values = centerable_tensors(prepared.model.graph)
+    axes = channel_axes(to_rescale(prepared)[0]) | {value.name: 1 for value in values}
+    taken = [prepared.model.graph.values[name] for name in axes]
+    return calibrate(prepared.model, taken, samples, kinds=lambda name: (ChannelStats(axes[name]),), trial=trial)
+
+
+def _centre(prepared: Prepared, measured: Stats) -> Prepared:
+    """Shift channels around zero; then bring those to the same size, which pays more than it did before."""
+    values = centerable_tensors(prepared.model.graph)
+    found = centre(values, measured)
+    shift_biases(prepared.model, found.biases)
+    found.update(measured)
+    prepared = _changed(prepared, CENTRED.format(len(found.values)))
+
+    def among_them(group: ScaleGroup) -> bool:
+        return not group.limits and not group.axes.keys().isdisjoint(values)
+
+    return _divide(prepared, measured, EQUALIZED, among_them)
+
+
+def _enlarge(prepared: Prepared, measured: Stats) -> Prepared:
+    return _divide(prepared, measured, ENLARGED, lambda group: bool(group.limits))
+
+
+def _both(prepared: Prepared, measured: Stats) -> Prepared:
+    return _centre(_enlarge(prepared, measured), measured)
+
+
+def _divide(prepared: Prepared, measured: Stats, note: str, wanted: Callable[[ScaleGroup], bool]) -> Prepared:
+    nodes, stored = to_rescale(prepared)
+    made = equalize(nodes, measured, stored=stored, wanted=wanted, least_gain=LEAST_GAIN)
+    commit(made.patches)
+    made.update(measured)
+    count = sum(len(change.divisors) for change in made.changes)
+    return _changed(prepared, note.format(count)) if count else prepared
+
+
+def _changed(prepared: Prepared, note: str) -> Prepared:
+    infer_types(prepared.model)
+    notes = (*prepared.notes, note)
+    return replan(replace(prepared, notes=notes, transforms=prepared.transforms + 1))
+
+
+def _applies(way: Transform, prepared: Prepared) -> bool:
+    """Whether there is anything to shift, or an upper bound."""
+    graph = prepared.model.graph
+    shifts = way is _enlarge or any(value in prepared.plan.ranges for value in centerable_tensors(graph))
+    return shifts and (way is _centre or any(node.op_type == "Clip" for node in graph.nodes))
+
+
+TRANSFORMS: tuple[Transform, ...] = (_centre, _enlarge, _both)

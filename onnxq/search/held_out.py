@@ -1,0 +1,322 @@
+"""How far quantized models are from the float one on a few samples.
+
+Besides the outputs, the scores in front of a final Softmax or Sigmoid are measured: where all samples are clear cases,
+probabilities are 0 and 1 whatever the scores lose, and it shows only on others. Where outputs hold what is picked by
+scores, boxes for example, all models pick what the float one does, and what is picked from is measured like an output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onnxq.data.samples import Sample, Samples, few_samples, spread_samples, wrap_samples
+from onnxq.errors import DataError, ModelError
+from onnxq.ir import Model, Value
+from onnxq.progress import tried, working
+from onnxq.runtime.session import InMemory, SessionError, open_session, run_session
+from onnxq.search.resolution import resolved
+from onnxq.verification.detections import find_selection, replay_selections
+from onnxq.verification.error_stats import ANY_AXIS, Difference
+from onnxq.verification.output_records import with_sqnr
+
+TRIAL_SAMPLES, FEW_TRIALS = 24, 8  # and what is left of them where a run of the model takes long
+FOLDS = 4  # of those samples
+MORE = 4  # times as many samples are in folds where a run is short
+REST = 72  # samples besides, of which tensors are measured and nothing is judged
+SEARCH_SAMPLES, FEW_SEARCHES = 8, 4  # for variants that are only ranked, or that gain a lot
+# Nanoseconds of a run by the table of kernel times, twice as many on a slower processor, from which on fewer are taken:
+# hundreds of runs are most of what a segmenter or a detector of large pictures takes to be quantized
+LONG_RUN = 5e7
+MOST_ELEMENTS = 1 << 26  # of the inputs of all samples together: they are in memory at the same time
+KEPT_BYTES = 256 << 20  # of float outputs
+# dB, from which on nothing is given for more: agreement is complete long before, and what a trial gains is often chance
+ENOUGH = 50.0
+MOST = 100.0  # dB either way, beyond which nothing is gained or lost
+FLATTENING = ("Softmax", "LogSoftmax", "Sigmoid")
+# What may stand between those and the output: it moves values, or codes them
+BETWEEN = ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "QuantizeLinear", "DequantizeLinear")
+
+
+class _Expected(NamedTuple):
+    """What the float model makes of a sample: what is measured, and by name what it picks."""
+
+    sample: Sample
+    arrays: list[Any]
+    picked: dict[str, np.ndarray]
+
+
+class SqnrEvaluator:
+    """Measures how far quantized models are from the float one, whose outputs are computed once.
+
+    Args:
+        baseline: The float model.
+        samples: What to run; fewer where their outputs are large.
+
+    """
+
+    def __init__(self, baseline: Model, samples: Samples) -> None:
+        self._selection = find_selection(baseline)
+        self._scores = scores(baseline, self._selection.read)
+        self._shared = [shared_axes(value, baseline.opset) for value in self._scores.values()]
+        self._measured = [*(output.name for output in baseline.graph.outputs), *self._selection.read]
+        self._outputs = len(self._measured)
+        measured = [*self._measured, *(value.name for value in self._scores.values())]
+        names = list(dict.fromkeys([*measured, *self._selection.picked]))
+        self._expected: list[_Expected] = []
+        with working("judge") as advance:
+            self._run_float(baseline, samples, names, measured, advance)
+
+    def _run_float(
+        self,
+        baseline: Model,
+        samples: Samples,
+        names: list[str],
+        measured: list[str],
+        advance: Callable[[int, int | None], None],
+    ) -> None:
+        """Compute what the float model makes of each sample, as far as there is room to keep it."""
+        values, kept = baseline.graph.values, 0
+        try:
+            session = open_session(InMemory(baseline, [values[name] for name in names if not values[name].is_output]))
+            for sample in samples:
+                outputs = dict(zip(names, run_session(session, names, sample), strict=True))
+                kept += sum(output.nbytes for output in outputs.values() if isinstance(output, np.ndarray))
+                arrays = [outputs[name] for name in measured]
+                self._expected.append(_Expected(sample, arrays, self._selection.of(outputs)))
+                advance(len(self._expected), samples.count)
+                if kept > KEPT_BYTES:
+                    break
+        except SessionError as error:
+            raise ModelError(
+                f"onnxruntime cannot run the float model: {error}", "Check the float model first."
+            ) from error
+        if not self._expected:
+            raise DataError("there are no samples to judge a model on", "Give at least one.")
+
+    def noise(self, model: Model) -> np.ndarray:
+        """Give the squared error of every output and of what is picked from, then of the scores, by their squared size.
+
+        It is infinite where a model does not run, and 0 for values that the model does not have any more, and for
+        labels and counts beside other outputs: how often they agree is another matter.
+        """
+        noise: np.ndarray = self._noise(model, 1)[0]
+        return noise
+
+    def _noise(self, model: Model, sets: int) -> np.ndarray:
+        """Return the same for so many sets of samples, taken in turn: `[sets, values]`."""
+        with working("judge") as advance:
+            noise = self._run_quantized(model, sets, advance)
+        tried()
+        return noise
+
+    def _run_quantized(self, model: Model, sets: int, advance: Callable[[int, int | None], None]) -> np.ndarray:
+        found = scores(model, self._selection.read)
+        names = [name if name in model.graph.values else None for name in self._measured]
+        names += [found[name].name if name in found else None for name in self._scores]
+        wanted = list(dict.fromkeys(name for name in names if name is not None))
+        differences = [[Difference(classes=False, lengths=ANY_AXIS) for _ in names] for _ in range(sets)]
+        try:
+            run = self._runner(model, wanted)
+            for index, expected in enumerate(self._expected):
+                got = dict(zip(wanted, run(expected), strict=True))
+                for place, name in enumerate(names):
+                    if name is not None:
+                        pair = (self._relative(place, array) for array in (expected.arrays[place], got[name]))
+                        differences[index % sets][place].add(*pair)
+                advance(index + 1, len(self._expected))
+        except SessionError:
+            return np.full((sets, len(names)), np.inf)
+        noise = np.array([[10 ** (-difference.sqnr / 10) for difference in each] for each in differences])
+        return np.where(self._counts(), noise, 0.0)
+
+    def _runner(self, model: Model, wanted: list[str]) -> Callable[[_Expected], list[Any]]:
+        """Open a model, told what to pick where anything is picked."""
+        values = model.graph.values
+        picked = self._expected[0].picked
+        if not picked:
+            taps = [values[name] for name in wanted if not values[name].is_output]
+            session = open_session(InMemory(model, taps), exact=True)
+            return lambda expected: run_session(session, wanted, expected.sample)
+        following, fed = replay_selections(model, picked, wanted)
+        told = open_session(InMemory(following), exact=True)
+
+        def run(expected: _Expected) -> list[Any]:
+            picks = {given: expected.picked[name] for name, given in fed.items()}
+            return run_session(told, wanted, {**expected.sample, **picks})
+
+        return run
+
+    def _counts(self) -> list[bool]:
+        """Tell what counts: not labels beside others, and not what is picked, which would be compared with others."""
+        dtypes = [str(getattr(array, "dtype", "")) for array in self._expected[0].arrays[: self._outputs]]
+        counts = [
+            counted and name not in self._selection.picked
+            for name, counted in zip(self._measured, with_sqnr(dtypes), strict=True)
+        ]
+        return counts + [True] * len(self._scores)
+
+    def _relative(self, place: int, array: Any) -> Any:
+        """Take from scores what a Softmax does not see: the mean."""
+        axes = self._shared[place - self._outputs] if place >= self._outputs else None
+        if axes is None or not array.size:
+            return array
+        return array - array.mean(axis=tuple(range(array.ndim)[slice(*axes)]), keepdims=True)
+
+    def sqnr(self, model: Model) -> float:
+        """Give the signal-to-quantization-noise ratio of the worst output or of the worst scores in dB, `resolved`."""
+        return resolved(min(self.worst(model)))
+
+    def worst(self, model: Model) -> tuple[float, float]:
+        """Give the signal-to-quantization-noise ratio of the worst output and that of the worst scores in dB."""
+        noise = self.noise(model)
+        return decibels(noise[: self._outputs]), decibels(noise[self._outputs :])
+
+    def typical(self, model: Model) -> float:
+        """Give the mean of the ratios of single samples in dB, of the worst output or of the worst scores, `resolved`.
+
+        It says better than `sqnr` what a change does: where sizes differ much, that is about the largest of a few.
+        """
+        noise = self._noise(model, len(self._expected))
+        ratios = -10 * np.log10(np.clip(noise, 10 ** (-MOST / 10), 10 ** (MOST / 10)))
+        return resolved(float(ratios.mean(axis=0).min(initial=MOST)))
+
+    def gain(self, before: Model, after: Model) -> float:
+        """Give how much nearer to float the second of two models is, in dB, of a typical sample."""
+        return self.typical(after) - self.typical(before)
+
+
+def decibels(noise: np.ndarray) -> float:
+    """Give the signal-to-quantization-noise ratio of the worst of some errors by their sizes, in dB."""
+    worst = float(noise.max(initial=0.0))
+    return float("inf") if worst == 0 else -10 * float(np.log10(worst))
+
+
+class HoldoutSplit:
+    """Samples in two halves, one to fit on and one to judge on; float outputs are computed once, when first needed.
+
+    Args:
+        baseline: The float model, which must not change.
+        samples: All samples.
+        run_time: What the float model takes for a sample, in nanoseconds by the table: the same on every machine.
+
+    Attributes:
+        room: How many times as many samples as usual there is time for, `MORE` at most.
+        searched: How many samples variants are ranked on.
+
+    """
+
+    def __init__(self, baseline: Model, samples: Samples, run_time: float = 0.0) -> None:
+        self.baseline = baseline
+        self.samples = samples
+        self.room = LONG_RUN / max(run_time, LONG_RUN / MORE)
+        self._share = min(self.room, 1.0)
+        self.searched = max(int(SEARCH_SAMPLES * self._share), FEW_SEARCHES)
+
+    @cached_property
+    def _few(self) -> dict[int, Sample]:
+        return self._spread(self._share)
+
+    def expected_count(self, share: float) -> int:
+        """Return how many samples are tried on, which are not read for it: fewer are taken where they are large."""
+        wanted = max(int(TRIAL_SAMPLES * min(share, self.room)), FEW_TRIALS)
+        return wanted if self.samples.count is None else min(wanted, self.samples.count)
+
+    def _spread(self, share: float) -> dict[int, Sample]:
+        return spread_samples(self.samples, max(int(TRIAL_SAMPLES * share), FEW_TRIALS), MOST_ELEMENTS, 2)
+
+    @cached_property
+    def halves(self) -> tuple[Samples, Samples] | None:
+        """Some samples in two sets, in turn: to fit on, and to judge on; None where there are too few."""
+        if len(self._few) < 2:
+            return None
+        first, second = self._sets(self._few, 2)
+        return first, second
+
+    def folds(self) -> tuple[list[Samples], Samples | None]:
+        """Give samples in a few sets, in turn, each to judge on what is chosen on all others; at least two.
+
+        There are more than in the halves where a run is short: gains differ much from sample to sample. Besides, some
+        are given that are in no set, evenly taken, to measure and not to judge on; None where there are none.
+        """
+        taken = self._few if self.room == self._share else self._spread(self.room)
+        left = [place for place in range(self.samples.count or 0) if place not in taken]
+        count = min(len(left), max(int(REST * self._share), 1))
+        chosen = {left[index * len(left) // count] for index in range(count)}
+
+        def read() -> Iterator[Sample]:
+            return (sample for place, sample in enumerate(self.samples) if place in chosen)
+
+        rest = wrap_samples(read, self.samples.inputs) if chosen else None
+        if rest is not None:
+            rest.numbers = sorted(chosen)
+        return self._sets(taken, min(FOLDS, len(taken))), rest
+
+    def _sets(self, taken: Mapping[int, Sample], count: int) -> list[Samples]:
+        samples, places = list(taken.values()), list(taken)
+        sets = [wrap_samples(samples[first::count], self.samples.inputs) for first in range(count)]
+        for first, found in enumerate(sets):
+            found.numbers = places[first::count]
+        return sets
+
+    @cached_property
+    def judge(self) -> SqnrEvaluator:
+        """The float outputs on the half to judge on; ValueError where `halves` is None."""
+        return SqnrEvaluator(self.baseline, self.held_out)
+
+    @cached_property
+    def swapped_evaluator(self) -> SqnrEvaluator:
+        """The float outputs on the half to fit on, for what is fitted on the other; ValueError as for `judge`."""
+        return SqnrEvaluator(self.baseline, self._half(0))
+
+    @cached_property
+    def ranking_evaluator(self) -> SqnrEvaluator:
+        """The float outputs on a few of all samples."""
+        few = few_samples(self._few.values(), self.searched)
+        return SqnrEvaluator(self.baseline, wrap_samples(few, self.samples.inputs))
+
+    @cached_property
+    def goal_evaluator(self) -> SqnrEvaluator:
+        """The float outputs on all samples that are tried on: where one is much larger, it decides what a few say."""
+        if len(self._few) <= self.searched:
+            return self.ranking_evaluator
+        return SqnrEvaluator(self.baseline, wrap_samples(list(self._few.values()), self.samples.inputs))
+
+    @property
+    def held_out(self) -> Samples:
+        """The half to judge on; ValueError as for `judge`."""
+        return self._half(1)
+
+    def _half(self, which: int) -> Samples:
+        if self.halves is None:
+            raise ValueError("there are too few samples to hold half of them out")
+        return self.halves[which]
+
+
+def scores(model: Model, read: Sequence[str] = ()) -> dict[str, Value]:
+    """Find what stands in front of the Softmax or Sigmoid that outputs come from, or other values, by their names."""
+    found: dict[str, Value] = {}
+    values = model.graph.values
+    for output in [*model.graph.outputs, *(values[name] for name in read if name in values)]:
+        node = output.producer
+        while node is not None and not node.domain and node.op_type in BETWEEN and node.inputs[0] is not None:
+            node = node.inputs[0].producer
+        before = node.inputs[0] if node is not None and node.op_type in FLATTENING and not node.domain else None
+        if before is not None and before.producer is not None and not before.is_output:
+            found[output.name] = before
+    return found
+
+
+def shared_axes(value: Value, opset: int) -> tuple[int, int | None] | None:
+    """Tell over which axes a Softmax that reads the value normalises, as the ends of a slice; None for a Sigmoid.
+
+    Before opset 13 it is everything from its axis on, 1 by default.
+    """
+    node = next(use.node for use in value.uses if use.node.op_type in FLATTENING)
+    if node.op_type == "Sigmoid":
+        return None
+    axis = int(node.attribute("axis", -1 if opset >= 13 else 1))
+    return (axis, None) if opset < 13 or axis == -1 else (axis, axis + 1)

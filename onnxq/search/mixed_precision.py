@@ -1,0 +1,250 @@
+"""The search for the fewest nodes that have to compute in float, so that the outputs stay within a budget.
+
+Contributions of single nodes rank them by what each buys for its time; because they add up, whoever contributes most
+for the least time goes first, and the smallest number that meets the budget is found by bisection, each step a run of
+the whole model. Nodes compute in float with weights stored in 8 bit first; only if that is not enough are weights
+stored in float as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+from onnxq.ir import Model
+from onnxq.planning.decision import Choices, Override, node_key
+from onnxq.search.candidates import (
+    Candidate,
+    Option,
+    benefit_per_cost,
+    option_at,
+    predicted_time,
+    reason_for,
+    within_cost,
+)
+from onnxq.search.held_out import ENOUGH
+from onnxq.search.variants import Variants
+from onnxq.stages.prepare import expected_bytes, spared_bytes
+
+T = TypeVar("T")
+
+# A bargain: dB that a node has to gain, dB for the whole time (0.9 for a hundredth of it), the most that it may take
+LEAST_GAIN, GAIN_FOR_TIME, MOST_FOR_ONE = 1.0, 90.0, 0.03
+# The same in bytes of the file, of a weight that is only stored in 8 bit, and takes no time in float
+LEAST_FOR_BYTES, GAIN_FOR_BYTES = 0.1, 10.0
+GAINS = 4  # bargains tried
+KEPT_GAIN = 0.5  # of what was expected of one
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search came to.
+
+    Attributes:
+        choices: For the nodes that are returned to float.
+        met: Whether the budget is met.
+        sqnr: What the model was judged at in dB; None where the search asks only whether it meets the budget.
+
+    """
+
+    choices: Choices
+    met: bool
+    sqnr: float | None = None
+
+
+def decibels_without(share: float) -> float:
+    """Give how many dB the outputs gain where a share of their squared error goes."""
+    return -10 * math.log10(max(1 - share, 1e-9))
+
+
+Predicate = Callable[[Model], bool]
+
+
+def cheap_wins(variants: Variants, ranked: Sequence[Candidate]) -> SearchResult:
+    """Return nodes to float, one by one, whose error is out of proportion to the time that 8 bit saves there.
+
+    Of several ways for a node, the cheapest that keeps its promise is taken. What a node really takes along shows when
+    the plan is made anew: where it goes, its neighbours may follow.
+    """
+    costs = variants.prepared.plan.costs
+    choices: dict[str, Override] = {}
+    left = [move for move in ranked if move.computes]
+    noise = math.fsum(move.noise for move in ranked)
+    best = variants.judge.sqnr(variants.model(choices))
+    time = predicted_time(variants.prepared.plan, costs)
+    for _ in range(GAINS):
+        if best >= ENOUGH:
+            break
+        ways = [(move, way, _gain(move, way, noise)) for move in left for way in move.ways]
+        worth = [one for one in ways if _pays(one[2], one[1].cost)]
+        if not worth:
+            break
+        move = max(worth, key=lambda one: (one[2] / (one[1].cost + 1e-3), one[0].key))[0]
+        left.remove(move)
+        remaining = 0.0  # of a node that is no bargain, nothing is expected any more
+        for way, gain in [(way, gain) for other, way, gain in worth if other is move]:
+            attempt = {**choices, move.key: way.choice}
+            longer = predicted_time(variants.replan(attempt)[0].plan, costs)
+            if not _pays(gain, longer / time - 1):
+                continue
+            reached = variants.judge.sqnr(variants.model(attempt))
+            if reached >= best + KEPT_GAIN * gain:
+                best, choices, time, remaining = reached, attempt, longer, move.noise * way.left
+                break
+        noise += remaining - move.noise
+    return SearchResult(choices, met=True, sqnr=best)
+
+
+def keep_small_weights_float(variants: Variants, ranked: Sequence[Candidate], found: SearchResult) -> SearchResult:
+    """Keep weights in float that are only stored in 8 bit, where that gains much for few bytes and takes no time.
+
+    The table of a vocabulary of characters, for example: what its rounding does is in everything behind.
+    """
+    plan, choices = variants.prepared.plan, dict(found.choices)
+    noise, everything = (
+        math.fsum(move.noise for move in ranked) or 1.0,
+        expected_bytes(variants.prepared.model, plan) or 1,
+    )
+    nodes = {node_key(decision.node): decision.node for decision in plan.decisions}
+    worth = []
+    for move in ranked:
+        gain, share = decibels_without(move.noise / noise), spared_bytes(nodes[move.key]) / everything
+        small = share <= MOST_FOR_ONE and not move.computes and move.key not in choices
+        if small and gain >= max(LEAST_FOR_BYTES, GAIN_FOR_BYTES * share):
+            worth.append((move, gain))
+    best = variants.judge.sqnr(variants.model(choices)) if worth else ENOUGH
+    for move, gain in worth[:GAINS]:
+        if best >= ENOUGH:
+            break
+        attempt = {**choices, move.key: _kept(move)}
+        reached = variants.judge.sqnr(variants.model(attempt))
+        if reached >= best + KEPT_GAIN * gain:
+            best, choices = reached, attempt
+    return replace(found, choices=choices)
+
+
+def _gain(move: Candidate, way: Option, noise: float) -> float:
+    """Give the dB that the outputs are expected to gain by one way for a node, of all the noise that there is."""
+    return decibels_without(move.noise * (1 - way.left) / (noise or 1.0))
+
+
+def _pays(gain: float, cost: float) -> bool:
+    return gain >= max(LEAST_GAIN, GAIN_FOR_TIME * cost) and cost <= MOST_FOR_ONE
+
+
+def fewest_float_nodes(
+    variants: Variants,
+    ranked: Sequence[Candidate],
+    meets: Predicate,
+    settled: Choices,
+    *,
+    below: Choices | None = None,
+    stages: int = 2,
+    most: float = math.inf,
+    missed: bool = False,
+) -> SearchResult:
+    """Find the fewest nodes to return to float until the model meets the budget.
+
+    Args:
+        variants: What is tried.
+        ranked: The nodes, in the order in which they are returned.
+        meets: Whether a quantized model meets the budget.
+        settled: Choices that stay.
+        below: Choices for nodes that are not returned.
+        stages: 1 to store all weights in 8 bit whatever happens, 2 to store those in float, too, that it takes.
+        most: Time that may be spent, as a share of the model's.
+        missed: Whether the choices that stay are known to miss the budget, and need not be tried alone.
+
+    """
+    computing = [move for move in ranked if move.computes and move.key not in settled]
+    choices = {**(below or {}), **settled}
+    if not missed and meets(variants.model(choices)):
+        return SearchResult(choices, met=True)
+    for step in range(max((len(move.ways) for move in computing), default=0)):
+        stage = within_cost(sorted(computing, key=partial(benefit_per_cost, step)), most, step)
+        to_try = _Stage(variants, meets, choices, partial(_chosen, step))
+        if stage and to_try.suffices(stage):
+            return SearchResult(_cheapened(to_try, shortest_prefix(stage, to_try.suffices), step), met=True)
+    before, choices = choices, {**choices, **{move.key: move.ways[-1].choice for move in computing}}
+    if stages > 1:
+        by_noise = sorted(ranked, key=lambda move: (-move.noise, move.key))
+        to_try = _Stage(variants, meets, choices, _kept)
+        if by_noise and to_try.suffices(by_noise):
+            kept = shortest_prefix(by_noise, to_try.suffices)
+            return SearchResult(_put_back(to_try, kept, before, computing), met=True)
+        choices = to_try.given(by_noise)
+    return SearchResult(choices, met=False)
+
+
+def _put_back(found: _Stage, kept: Sequence[Candidate], before: Choices, computing: Sequence[Candidate]) -> Choices:
+    """Let those compute in 8 bit again whose weights did not have to be kept float, as far as the budget allows it.
+
+    Not where that is nothing but operators without weights, which do no good alone.
+    """
+    choices, last = found.given(kept), max((len(move.ways) for move in computing), default=1) - 1
+    plan = found.variants.replan(choices)[0].plan
+    weighted = {node_key(decision.node) for decision in plan.decisions if decision.scheme == "weight-int8"}
+    rest = sorted((move for move in computing if move not in kept), key=partial(benefit_per_cost, last))
+    if not any(move.key in weighted for move in rest):
+        return choices
+    again = replace(found, settled=replace(found, settled=before).given(kept), choose=partial(_chosen, last))
+    few = rest[:0] if again.suffices(rest[:0]) else shortest_prefix(rest, again.suffices)
+    return again.given(few) if any(move.key in weighted for move in rest[len(few) :]) else choices
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """One way for some nodes, beside choices that stay."""
+
+    variants: Variants
+    meets: Predicate
+    settled: Choices
+    choose: Callable[[Candidate], Override]
+
+    def given(self, moves: Sequence[Candidate]) -> dict[str, Override]:
+        return {**self.settled, **{move.key: self.choose(move) for move in moves}}
+
+    def suffices(self, moves: Sequence[Candidate]) -> bool:
+        return self.meets(self.variants.model(self.given(moves)))
+
+
+def _cheapened(found: _Stage, few: Sequence[Candidate], step: int) -> Choices:
+    """Give those nodes a cheaper way that the budget allows it for, the last ones first."""
+    for lower in range(step):
+        found, few = _lowered(found, few, lower)
+    return found.given(few)
+
+
+def _lowered(found: _Stage, few: Sequence[Candidate], lower: int) -> tuple[_Stage, Sequence[Candidate]]:
+    def rest(kept: Sequence[Candidate]) -> _Stage:
+        others = {move.key: _chosen(lower, move) for move in few[len(kept) :]}
+        return replace(found, settled={**found.settled, **others})
+
+    def suffices(kept: Sequence[Candidate]) -> bool:
+        return rest(kept).suffices(kept)
+
+    kept = few[:0] if suffices(few[:0]) else shortest_prefix(few, suffices)
+    return rest(kept), kept
+
+
+def shortest_prefix(ranked: Sequence[T], suffices: Callable[[Sequence[T]], bool]) -> Sequence[T]:
+    """Find by bisection how much of a list suffices from its front, if all of it does and nothing does not."""
+    few, enough = 0, len(ranked)  # `few` is not enough
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        if suffices(ranked[:middle]):
+            enough = middle
+        else:
+            few = middle
+    return ranked[:enough]
+
+
+def _kept(move: Candidate) -> Override:
+    return Override("float", f"kept float: {reason_for(move)}")
+
+
+def _chosen(step: int, move: Candidate) -> Override:
+    return option_at(step, move).choice

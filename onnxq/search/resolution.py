@@ -1,0 +1,23 @@
+"""At what resolution variants of a model are told apart.
+
+onnxruntime computes them in float32, whose last bits are others on every processor: by some 1e-4 dB of what is judged.
+Whoever compares ratios rounds them first; of variants that are equal then, the simpler one is taken.
+
+Tests: `tests/search/test_held_out.py`.
+"""
+
+from __future__ import annotations
+
+import math
+
+RESOLUTION = 0.01  # dB
+
+
+def resolved(ratio: float) -> float:
+    """Round a ratio in dB down."""
+    return math.floor(ratio / RESOLUTION + 1e-9) * RESOLUTION if math.isfinite(ratio) else ratio
+
+
+def resolved_noise(noise: float) -> float:
+    """Round a squared error by its squared size up in the same way."""
+    return 10 ** (-resolved(-10 * math.log10(noise)) / 10) if 0 < noise < math.inf else noise

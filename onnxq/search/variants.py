@@ -1,0 +1,156 @@
+"""Quantized variants of a model, made from one set of statistics, for every search to judge.
+
+Tests: `tests/search/test_equalization_trial.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from onnxq.calibration.calibrate import calibrate
+from onnxq.calibration.output_sensitivity import OutputSensitivity, minimal_statistics
+from onnxq.calibration.qparams import QParams
+from onnxq.calibration.stats import Stats
+from onnxq.data.samples import Samples
+from onnxq.ir import Model, Value
+from onnxq.lowering.rewrite import rewrite
+from onnxq.planning.planner import Choices
+from onnxq.progress import Observer, Silent
+from onnxq.rounding.weights import Weights
+from onnxq.runtime.memory import collect_garbage
+from onnxq.search.held_out import HoldoutSplit, SqnrEvaluator
+from onnxq.search.range_trial import MIN_MAX, RangeChoice, choose_ranges, with_ranges
+from onnxq.stages.measure import Known, choose_qparams, layers_needing_moments, measure
+from onnxq.stages.prepared import Prepared
+from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies, quantize_copy
+
+TO_NEAREST = "rounded the weights to nearest: codes chosen on some of the samples gained nothing on the others"
+
+
+class Variants:
+    """The same model quantized with other choices: ranges and codes of the weights are found once.
+
+    Args:
+        prepared: The float model and its plan.
+        stats: Of everything that is calibrated; what a variant needs besides is measured when it is asked for.
+        weights: The codes.
+        split: The float model for onnxruntime, and the samples to judge on, and to measure further ranges on.
+
+    """
+
+    def __init__(self, prepared: Prepared, stats: Stats, weights: Weights, split: HoldoutSplit) -> None:
+        self.prepared, self.stats, self.weights, self.split = prepared, stats, weights, split
+        self.baseline, self.samples = split.baseline, split.samples
+        self._ranges: Known = {}
+
+    @property
+    def judge(self) -> SqnrEvaluator:
+        """The float outputs on a few samples."""
+        return self.split.ranking_evaluator
+
+    def model(
+        self, choices: Choices, change: Callable[[Model], object] | None = None, *, costs_count: bool = True
+    ) -> Model:
+        """Quantize a copy with these choices, its constants changed before if there is something to change."""
+        prepared = exclude_unreached_bodies(copy_prepared(self.prepared, choices, costs_count=costs_count), self.stats)
+        if change is not None:
+            change(prepared.model)
+        return rewrite(prepared.model, prepared.plan, self.qparams(prepared), self.weights)
+
+    def round_4bit_weights(self, choices: Choices) -> None:
+        """Choose codes for the weights that these choices store in 4 bit, on what is known of their layers' inputs."""
+        prepared = exclude_unreached_bodies(copy_prepared(self.prepared, choices), self.stats)
+        self.weights.learn(prepared.plan, self.qparams(prepared), self.stats, layers_needing_moments(prepared.plan))
+
+    def replan(self, choices: Choices) -> tuple[Prepared, dict[Value, QParams]]:
+        """Give the model planned with the final choices, and the scales and zero points of its activations."""
+        prepared = (
+            exclude_unreached_bodies(copy_prepared(self.prepared, choices), self.stats) if choices else self.prepared
+        )
+        return prepared, self.qparams(prepared)
+
+    def qparams(self, prepared: Prepared) -> dict[Value, QParams]:
+        """Give scale and zero point of everything that a copy reads in 8 bit."""
+        unknown = [value for value in prepared.plan.calibrated() if value.name not in self.stats]
+        if unknown:
+            kinds = OutputSensitivity(prepared.plan).kinds
+            self.stats = self.stats.merge(calibrate(prepared.model, unknown, self.samples, kinds=kinds))
+        return choose_qparams(prepared.plan, self.stats, self._ranges)
+
+    def noise(self, choices: Choices, *, costs_count: bool = True) -> np.ndarray:
+        """Give the squared error of every output by its squared size with these choices."""
+        return self.judge.noise(self.model(choices, costs_count=costs_count))
+
+
+def calibrate_and_round(
+    prepared: Prepared, split: HoldoutSplit, given: Samples | None, stats: str | Path | Stats | None, observer: Observer
+) -> Variants:
+    """Calibrate, and choose the codes of all weights.
+
+    Args:
+        prepared: The float model and its plan.
+        split: What variants are judged on.
+        given: Samples to calibrate with, if there are any.
+        stats: Statistics of an earlier calibration, if there are any.
+        observer: Told about each step.
+
+    """
+    tried = HoldoutChoice()
+    if given is not None and stats is None:
+        # Before all samples are measured: second moments are the largest thing in memory, and those of a half go first
+        observer.step("trial")
+        tried = choose_by_holdout(prepared, split)
+    observer.step("calibrate")
+    layers = layers_needing_moments(prepared.plan)
+    collect_garbage(prepared.model)
+    measured = measure(prepared, layers, given, stats, observer)
+    prepared = exclude_unreached_bodies(prepared, measured)
+    observer.step("round")
+    prepared = exclude_unreached_bodies(with_ranges(prepared, tried.ranges), measured)
+    weights = Weights(remark=TO_NEAREST)
+    if tried.rounding:
+        weights = Weights(prepared.plan, choose_qparams(prepared.plan, measured), measured, layers)
+    return Variants(prepared, measured, weights, split)
+
+
+class HoldoutChoice(NamedTuple):
+    """What held-out samples say: whether chosen codes serve them, and which ranges do."""
+
+    rounding: bool = True
+    ranges: RangeChoice = MIN_MAX
+
+
+def choose_by_holdout(prepared: Prepared, split: HoldoutSplit) -> HoldoutChoice:
+    """Tell whether what is chosen on some of the samples serves others better than what is simpler.
+
+    Those are codes of weights instead of rounding to nearest, and where the recipe leaves them open, ranges by output
+    error instead of extremes, and headroom beyond either. Every layer has passed such a test of its own by then;
+    whether it carries to the outputs shows only the whole model.
+    """
+    opened = not prepared.fast and "auto" in prepared.plan.range_methods
+    if split.halves is None:
+        return HoldoutChoice()
+    rounding = not layers_needing_moments(prepared.plan).values or _codes_serve_others(prepared, split, split.halves[0])
+    return HoldoutChoice(rounding, choose_ranges(prepared, split) if opened else MIN_MAX)
+
+
+def _codes_serve_others(prepared: Prepared, split: HoldoutSplit, fitting: Samples) -> bool:
+    """Choose codes on a half of the samples, and judge them on the other."""
+    spare = copy_prepared(prepared)
+    layers = layers_needing_moments(spare.plan)
+    measured = measure(spare, layers, fitting, None, Silent(), trial=True)
+    simple = split.judge.sqnr(quantize_copy(copy_prepared(prepared), measured))
+    spare = exclude_unreached_bodies(spare, measured)
+    chosen = Weights(spare.plan, choose_qparams(spare.plan, measured), measured, layers, quick=True)
+    return split.judge.sqnr(quantize_copy(copy_prepared(prepared), measured, chosen)) > simple
+
+
+def round_variant_to_nearest(prepared: Prepared, fitting: Samples) -> Model:
+    """Quantize with ranges from a few samples and weights rounded to nearest."""
+    kinds = minimal_statistics(prepared.plan)
+    measured = calibrate(prepared.model, prepared.plan.calibrated(), fitting, kinds=kinds, trial=True)
+    return quantize_copy(prepared, measured, Weights(exact=True))

@@ -1,0 +1,155 @@
+"""Elements of a map that Tile repeats along its axes, between operators that move axes, are a Resize to the nearest.
+
+Keras 3 upsamples so: Unsqueeze, Tile and Reshape for either axis, channels last. A Resize keeps channels where Conv
+want them, in float and in 8 bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import permutations
+from typing import NamedTuple
+
+import numpy as np
+
+from onnxq.ir.graph import Graph, Node, Value
+from onnxq.ir.model import Model
+from onnxq.ir.patch import Patch, named_after
+from onnxq.ir.shape_inference.symbolic import Shapes
+from onnxq.ops.kernels.arrays import Array
+from onnxq.simplify.pass_manager import Change, simplifies
+from onnxq.simplify.regions.axis_tracking import constant_axes
+
+NOTE = "wrote {} repetition{s} of elements along axes as Resize"
+OPSET = 11  # the first Resize that says how it rounds; source: onnx operator specification, Resize-11
+RANK, SPATIAL = 4, (2, 3)
+BATCH = 2  # samples in a trial run where that is not known
+MOST_ELEMENTS = 1 << 22  # of the result of a trial run
+NEAREST = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+
+
+class Repeated(NamedTuple):
+    """What a chain does: it permutes axes, and repeats each element along them."""
+
+    perm: tuple[int, ...]
+    times: tuple[int, ...]
+
+
+@simplifies(order=270)
+def repeats(model: Model) -> Iterator[Change]:
+    """Describe one change for each chain of Tile and operators that move axes which comes to a Resize."""
+    if model.opset < OPSET:
+        return
+    shapes = Shapes(model.graph, model.opset)
+    for graph in model.graph.graphs():
+        yield from _in_graph(graph, shapes)
+
+
+def _in_graph(graph: Graph, shapes: Shapes) -> Iterator[Change]:
+    taken: set[Node] = set()
+    for node in graph.nodes:
+        source = node.inputs[0] if node.operator in MOVES else None
+        if source is None or node in taken or source.constant is not None:
+            continue
+        sizes = shapes.of(source)
+        lengths = [size.known or (BATCH if axis == 0 else 0) for axis, size in enumerate(sizes or ())]
+        if len(lengths) != RANK or not 0 < math.prod(lengths) <= MOST_ELEMENTS:
+            continue
+        chain, found = _longest(node, np.arange(math.prod(lengths)).reshape(lengths))
+        if found is not None:
+            taken.update(chain)
+            yield Change(_written(graph, source, chain, found), NOTE)
+
+
+def _longest(first: Node, given: Array) -> tuple[list[Node], Repeated | None]:
+    """Give the longest chain that starts with a node and comes to a Resize, and what it does."""
+    chain, best, array = list[Node](), (list[Node](), None), given
+    node: Node | None = first
+    while node is not None and node.operator in MOVES:
+        moved = MOVES[node.op_type](array, node)
+        if moved is None or moved.size > MOST_ELEMENTS:
+            break
+        chain, array = [*chain, node], moved
+        if any(item.op_type == "Tile" for item in chain) and (found := _repeated(given, array)) is not None:
+            best = (chain, found)  # type: ignore[assignment]
+        output = node.outputs[0]
+        use = output.only_use if output is not None else None
+        node = use.node if use is not None and use.slot == 0 and use.node.graph is first.graph else None
+    return best
+
+
+def _repeated(given: Array, array: Array) -> Repeated | None:
+    """Give what makes an array of another, if repetition along one or two axes of a map and a permutation do."""
+    if array.ndim != RANK:
+        return None
+    for perm in permutations(range(RANK)):
+        turned = given.transpose(perm)
+        if perm[0] or any(large % small for large, small in zip(array.shape, turned.shape, strict=True)):
+            continue
+        times = tuple(large // small for large, small in zip(array.shape, turned.shape, strict=True))
+        wide = tuple(axis for axis, count in enumerate(times) if count > 1)
+        if not wide or not (set(wide) <= {*SPATIAL} or {perm[axis] for axis in wide} <= {*SPATIAL}):
+            continue
+        for axis in wide:
+            turned = turned.repeat(times[axis], axis)
+        if np.array_equal(turned, array):
+            return Repeated(perm, times)
+    return None
+
+
+def _written(graph: Graph, source: Value, chain: list[Node], found: Repeated) -> Patch:
+    """Describe the Resize, with a Transpose on the side on which what is repeated does not lie last."""
+    output = chain[-1].outputs[0]
+    assert output is not None
+    patch = Patch(graph, chain[-1], "it repeats elements along axes")
+    moves = found.perm != tuple(range(RANK))
+    behind = {axis for axis, count in enumerate(found.times) if count > 1} <= {*SPATIAL}
+    times = [1.0] * RANK
+    for axis, count in enumerate(found.times):
+        times[axis if behind else found.perm[axis]] = float(count)
+    if moves and behind:
+        source = patch.op("Transpose", source, hint=f"{output.name}_turned", perm=list(found.perm))
+    scales = patch.constant(np.array(times, np.float32), f"{output.name}_scales")
+    hint = f"{output.name}_repeated" if moves and not behind else output.name
+    result = patch.op("Resize", source, None, scales, hint=hint, **NEAREST)
+    if moves and not behind:
+        result = patch.op("Transpose", result, hint=output.name, perm=list(found.perm))
+    named_after(patch, chain[-1])
+    patch.replace(output, result)
+    return patch
+
+
+def _tiled(array: Array, node: Node) -> Array | None:
+    times = node.inputs[1].constant if len(node.inputs) == 2 and node.inputs[1] is not None else None
+    counts = times.numpy().tolist() if times is not None else []
+    if len(counts) != array.ndim or min(counts) < 1 or array.size * np.prod(counts) > MOST_ELEMENTS:
+        return None
+    return np.tile(array, counts)
+
+
+def _reshaped(array: Array, node: Node) -> Array | None:
+    target = node.inputs[1].constant if node.inputs[1] is not None else None
+    if target is None or node.attribute("allowzero", 0):
+        return None
+    sizes = target.numpy().tolist()
+    if any(size == 0 and axis >= array.ndim for axis, size in enumerate(sizes)):
+        return None
+    sizes = [array.shape[axis] if size == 0 else size for axis, size in enumerate(sizes)]
+    try:
+        return array.reshape(sizes)
+    except ValueError:  # a number of samples that is stated
+        return None
+
+
+def _transposed(array: Array, node: Node) -> Array | None:
+    perm = node.attribute("perm")
+    return array.transpose(perm) if perm is not None and len(perm) == array.ndim else None
+
+
+def _unsqueezed(array: Array, node: Node) -> Array | None:
+    axes = constant_axes(node, 1)
+    return None if not axes else np.expand_dims(array, tuple(axes))
+
+
+MOVES = {"Reshape": _reshaped, "Tile": _tiled, "Transpose": _transposed, "Unsqueeze": _unsqueezed}

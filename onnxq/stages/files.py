@@ -1,0 +1,54 @@
+"""Input and output files of a run: refusals, default names, samples.
+
+Tests: `tests/stages/test_sample_shapes.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from onnxq.data.samples import Samples, input_specs, open_samples, wrap_samples
+from onnxq.errors import DataError, NothingToQuantize
+from onnxq.ir import Model, check_output, load
+from onnxq.ir.storage.files import check_sources, data_path, refuse_source
+
+
+def refuse_own_output(model: Model) -> None:
+    """Refuse a model that onnxq has quantized already: its weights have lost what another recipe would start from.
+
+    Raises:
+        NothingToQuantize: `stamp` has marked it.
+
+    """
+    if "onnxq_version" in model.metadata:
+        raise NothingToQuantize(
+            f"nothing to quantize: onnxq has made {model.name} and it is quantized already", "Give the float model."
+        )
+
+
+def default_output(model: Path) -> Path:
+    """Where the quantized model goes when nobody says: `MODEL.int8.onnx` beside the float one."""
+    return model.parent / (model.name.removesuffix(".onnx") + ".int8.onnx")
+
+
+def check_target(model: Path, target: Path, *, force: bool, reads: Iterable[object] = ()) -> None:
+    """Refuse an output that is in the way, or that is the model or something else that is read, before any work."""
+    refuse_source(target, [model], what="the model")
+    check_output(target, force=force, reads=reads)
+    if model.is_file() and (target.exists() or data_path(target).exists()):
+        check_sources(load(model), target)
+
+
+def open_data(model: Model, data: Sequence[str | Path], samples: Any, limit: int | None) -> Samples | None:
+    """Open the samples that the caller gave, in whatever form; None where there are none."""
+    if data and samples is not None:
+        raise DataError("both files and samples are given as data", "Give one of them.")
+    if not data and samples is None:
+        if limit is not None:
+            raise DataError("a number of samples is asked for, but no data is given", "Add --data.")
+        return None
+    inputs = input_specs(model)
+    opened = wrap_samples(samples, inputs) if samples is not None else open_samples(data, inputs)
+    return opened if limit is None else opened.limit(limit)

@@ -1,0 +1,88 @@
+"""Statistics of the float model, and scales and zero points from them.
+
+Tests: `tests/stages/test_moved_ranges.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from onnxq.calibration.activation_qparams import coarsened, scheme_qparams
+from onnxq.calibration.calibrate import calibrate
+from onnxq.calibration.layer_moments import MeasuredLayers
+from onnxq.calibration.output_sensitivity import OutputSensitivity, trial_statistics
+from onnxq.calibration.qparams import QParams
+from onnxq.calibration.stats import StatisticFactory, Stats, range_kinds
+from onnxq.calibration.stats_file import load_stats
+from onnxq.data.samples import Samples
+from onnxq.ir import Value
+from onnxq.ir.segment import LARGE, is_large
+from onnxq.ops.forms.scheme import Scheme
+from onnxq.planning.planner import Plan
+from onnxq.planning.static_bounds import exact_bounds
+from onnxq.progress import Observer
+from onnxq.stages.prepared import Prepared
+
+
+def layers_needing_moments(plan: Plan) -> MeasuredLayers:
+    """Name the layers whose weights are rounded by what they read; none where those weights are large together."""
+    nodes = [d.node for d in plan.decisions if d.settings and d.settings.rounding == "output-error"]
+    weights = {value: value.constant.nbytes for node in nodes for value in node.inputs if value and value.constant}
+    return MeasuredLayers(nodes if sum(weights.values()) <= LARGE else ())
+
+
+def measure(
+    prepared: Prepared,
+    layers: MeasuredLayers,
+    samples: Samples | None,
+    stats: str | Path | Stats | None,
+    observer: Observer,
+    *,
+    trial: bool = False,
+) -> Stats:
+    """Give the statistics that the plan needs: those that the caller has, or those of one pass over the samples.
+
+    For a trial, it measures what choices are made by, and not what files and reports want besides.
+    """
+    values = [*prepared.plan.calibrated(), *layers.values]
+    if isinstance(stats, Stats):
+        return stats
+    if stats is not None:
+        return load_stats(stats, expected=prepared.source)[0]
+    if not values or samples is None:
+        return Stats()
+    methods = prepared.plan.range_methods
+    kinds: StatisticFactory = layers.kinds
+    if prepared.fast and methods <= {"minmax", "auto"}:
+        kinds = range_kinds
+    elif trial:
+        kinds = trial_statistics(prepared.plan, layers)
+    elif "output-error" in methods or not is_large(prepared.model):  # for statistics that are kept, whatever the recipe
+        kinds = OutputSensitivity(prepared.plan, layers.kinds).kinds
+    roughly = trial and not layers.values  # codes of weights are chosen on second moments, bit by bit
+    return calibrate(prepared.model, values, samples, progress=observer.progress, kinds=kinds, trial=roughly)
+
+
+Known = dict[tuple[str, Scheme, tuple[float, float]], QParams]  # by the value, its settings and its bounds
+
+
+def choose_qparams(plan: Plan, stats: Stats, known: Known | None = None) -> dict[Value, QParams]:
+    """Turn the statistics of every calibrated value into its scale and zero point.
+
+    Args:
+        plan: The decisions.
+        stats: Of every calibrated value.
+        known: What was chosen for other plans from the same statistics, which is added to: a range of least error is
+            found among hundreds.
+
+    """
+    values = plan.calibrated()
+    stats.require(value.name for value in values)
+    known, chosen = {} if known is None else known, {}
+    for value in values:
+        owner = plan.range_owner(value)
+        key = owner.name, plan.range_settings(owner), exact_bounds(owner)
+        if key not in known:
+            known[key] = scheme_qparams(stats[owner.name], *key[1:])
+        chosen[value] = known[key]
+    return coarsened(plan, chosen)

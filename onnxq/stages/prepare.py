@@ -1,0 +1,139 @@
+"""The steps of the pipeline that are more than one call: each takes what the one before gave.
+
+Tests: `tests/stages/test_moved_ranges.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from onnxq.errors import ModelError
+from onnxq.ir import Model, Node, Value
+from onnxq.ir.opset import MIN_OPSET, make_loadable, raise_opset
+from onnxq.ir.passes import normalise
+from onnxq.ir.segment import is_large
+from onnxq.ir.shape_inference.types import infer_types
+from onnxq.planning.planner import Plan
+from onnxq.planning.planner import make_plan as decide
+from onnxq.planning.portable import portable_costs
+from onnxq.planning.recipe import Recipe, load_recipe
+from onnxq.runtime.custom_ops import foreign_node
+from onnxq.simplify import Simplified, simplify
+from onnxq.stages.prepared import Prepared
+from onnxq.targets import Costs
+
+FOUR_BIT_OPSET = 21  # of DequantizeLinear and Cast
+ROOM = 0.8  # how full a file may be by estimate before it is counted
+
+
+def prepare(
+    model: Model,
+    recipe: str | Path | Recipe = "auto",
+    *,
+    with_data: bool,
+    exclude: str | Sequence[str] = (),
+    only: str | Sequence[str] = (),
+    fast: bool = False,
+    most: int | None = None,
+) -> Prepared:
+    """Normalise a loaded model as far as the recipe needs, and decide about every node.
+
+    Args:
+        model: The model; it is changed, or another takes its place.
+        recipe: Name of a recipe, path of a TOML file, or a `Recipe`.
+        with_data: Whether there are samples or statistics.
+        exclude: A glob of nodes to leave float, or several.
+        only: A glob of nodes to quantize, or several.
+        fast: Whether to leave out all that takes trials.
+        most: Bytes that the file may have; where that could ask for weights of 4 bit, the opset that knows them is
+            raised to if the model can be converted.
+
+    """
+    source = model.sha256
+    chosen = (recipe if isinstance(recipe, Recipe) else load_recipe(recipe)).selecting(exclude, only)
+    chosen = chosen.fast() if fast else chosen
+    before = node_labels(model)
+    notes = tuple(normalise(model))
+    infer_types(model)
+    notes += make_loadable(model)
+    if model.opset < MIN_OPSET:
+        with suppress(ModelError):  # then onnxruntime says what it does not know of it
+            model, notes = _newer(model, raise_opset(model, MIN_OPSET), notes)
+    found = simplified(model, chosen)
+    notes += found.notes
+    plan = Plan(chosen, {}, with_data)
+    prepared = replan_with_costs(
+        Prepared(model.path or Path(), source, found.model, plan, notes, fast, found.original), most
+    )
+    prepared = _portable(prepared, most)
+    return replace(prepared, notes=(*prepared.notes, *chosen.idle_globs(node_labels(prepared.model), before)))
+
+
+def _portable(prepared: Prepared, most: int | None) -> Prepared:
+    """Plan for all families of processors that the target is for, where `auto` may choose."""
+    if prepared.plan.recipe.scheme.name != "auto" or is_large(prepared.model):
+        return prepared
+
+    def plan_by(costs: Costs) -> Plan:
+        return decide(prepared.model, prepared.plan.recipe, with_data=prepared.plan.with_data, costs=costs)
+
+    costs = portable_costs(prepared.plan, plan_by)
+    return prepared if costs is prepared.plan.costs else replan_with_costs(prepared, most, costs)
+
+
+def node_labels(model: Model) -> set[str]:
+    """Name what a glob can match: names and operators of all nodes, bodies included."""
+    return {label for node in model.graph.walk() for label in (node.name, node.op_type)}
+
+
+def simplified(model: Model, recipe: Recipe) -> Simplified:
+    """Simplify a model where the recipe and its target want it, and what it computes can be compared afterwards."""
+    if not recipe.simplifies or foreign_node(model) is not None:
+        return Simplified(model)
+    products = recipe.scheme_for("MatMul", "")[0].name
+    return simplify(model, integer=products in ("auto", "static-int8", "dynamic-int8"))
+
+
+def replan_with_costs(prepared: Prepared, most: int | None = None, costs: Costs | None = None) -> Prepared:
+    """Decide about every node by these kernel times, and raise the opset as far as that needs; see `prepare`."""
+    model, notes, recipe, with_data = prepared.model, prepared.notes, prepared.plan.recipe, prepared.plan.with_data
+    plan = decide(model, recipe, with_data=with_data, costs=costs)
+    newer = raised(model, plan, most)
+    while newer is not model:  # a newer model may say more of its shapes, and more is quantized then
+        model, notes = _newer(model, newer, notes)
+        plan = decide(model, recipe, with_data=with_data, costs=costs)
+        newer = raised(model, plan, most)
+    return replace(prepared, model=model, plan=plan, notes=notes)
+
+
+def _newer(model: Model, newer: Model, notes: tuple[str, ...]) -> tuple[Model, tuple[str, ...]]:
+    """Make a model of a newer operator set ready, and add to the notes what was done."""
+    notes += (f"opset raised from {model.opset} to {newer.opset}", *normalise(newer))
+    infer_types(newer)
+    return newer, notes
+
+
+def raised(model: Model, plan: Plan, most: int | None) -> Model:
+    """Give a model of the opset that a plan needs, or that weights of 4 bit need where a limit could ask for them."""
+    if most is not None and model.opset < FOUR_BIT_OPSET and expected_bytes(model, plan) > ROOM * most:
+        with suppress(ModelError):  # then there are none of 4 bit, which may do
+            return raise_opset(model, max(plan.opset, FOUR_BIT_OPSET))
+    return raise_opset(model, plan.opset)
+
+
+def expected_bytes(model: Model, plan: Plan) -> int:
+    """Give about what the weights take in the quantized model: a quarter of those that quantized nodes read."""
+    read = {value for d in plan.quantized() for value in d.node.inputs if value is not None}
+    return model.weight_bytes - sum(_spared(value) for value in read)
+
+
+def spared_bytes(node: Node) -> int:
+    """Give about how many bytes it spares to store the weights of a node in 8 bit."""
+    return sum(_spared(value) for value in node.inputs if value is not None)
+
+
+def _spared(value: Value) -> int:
+    return value.constant.nbytes * 3 // 4 if value.constant is not None else 0

@@ -1,0 +1,44 @@
+"""A model with its plan: what every stage takes and returns.
+
+Tests: `tests/search/test_mask_limit_trial.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnxq.ir import Model
+from onnxq.planning.planner import Plan
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A float model that is ready to be quantized, and what will happen to it.
+
+    Attributes:
+        path: The file it was read from.
+        source: SHA-256 of the file it was read from, as hexadecimal digits.
+        model: The normalised float model, simplified where the recipe allows it, types inferred.
+        plan: A decision for every node.
+        notes: What normalising and simplifying did, a sentence each.
+        fast: Whether nothing is to be tried, and both models compared on few samples only.
+        original: The normalised model before it was simplified, which the result is compared with; None where it was
+            not.
+        transforms: How many transforms of values the model has gone through: equal numbers mean that one changed
+            nothing.
+
+    """
+
+    path: Path
+    source: str
+    model: Model
+    plan: Plan
+    notes: tuple[str, ...]
+    fast: bool = False
+    original: Model | None = None
+    transforms: int = 0
+
+    def baseline(self) -> Model:
+        """Give the float model that the result is compared with: a copy, or one that no later step changes."""
+        return self.original if self.original is not None else self.model.copy()

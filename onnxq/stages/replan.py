@@ -1,0 +1,63 @@
+"""Replanning: for a copy, for other choices, for bodies that no sample has run; and quantizing a copy.
+
+Tests: `tests/explanation/test_explain.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from onnxq.calibration.stats import Stats
+from onnxq.ir import Graph, Model
+from onnxq.ir.shape_inference.types import infer_types
+from onnxq.lowering.rewrite import rewrite
+from onnxq.planning.planner import Choices, make_plan
+from onnxq.rounding.weights import Weights
+from onnxq.runtime.memory import collect_garbage
+from onnxq.stages.measure import choose_qparams
+from onnxq.stages.prepared import Prepared
+
+
+def copy_prepared(prepared: Prepared, choices: Choices | None = None, *, costs_count: bool = True) -> Prepared:
+    """Give a copy to change, weights shared, planned with other choices where there are any."""
+    collect_garbage(prepared.model)  # what was tried before
+    model = prepared.model.copy()
+    infer_types(model)
+    return replan(replace(prepared, model=model), choices, costs_count=costs_count)
+
+
+def replan(
+    prepared: Prepared,
+    choices: Choices | None = None,
+    *,
+    costs_count: bool = True,
+    unreached: Collection[Graph] = (),
+) -> Prepared:
+    """Plan a model that has changed, with the same choices unless there are others; see `make_plan`."""
+    before = prepared.plan
+    plan = make_plan(
+        prepared.model,
+        before.recipe,
+        with_data=before.with_data,
+        choices=before.choices if choices is None else choices,
+        costs_count=costs_count,
+        unreached=unreached,
+        costs=before.costs,
+        clipped=before.clipped,
+    )
+    return replace(prepared, plan=plan)
+
+
+def exclude_unreached_bodies(prepared: Prepared, stats: Stats) -> Prepared:
+    """Replan where no sample has run a body: its nodes have no ranges, so their activations stay float."""
+    missing = {v.graph for v in prepared.plan.calibrated() if v.graph.parent is not None and v.name not in stats}
+    if not missing:
+        return prepared
+    return replan(prepared, unreached=missing)
+
+
+def quantize_copy(prepared: Prepared, stats: Stats, weights: Weights | None = None) -> Model:
+    """Quantize a model, which is changed, with ranges from these statistics, weights to nearest if there are none."""
+    prepared = exclude_unreached_bodies(prepared, stats)
+    return rewrite(prepared.model, prepared.plan, choose_qparams(prepared.plan, stats), weights)

@@ -1,0 +1,113 @@
+"""How figures and names are written for people, wherever they show."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Sequence
+from os import PathLike
+from typing import TypeVar
+
+Named = TypeVar("Named", bound=str | PathLike[str])
+
+FLOAT = "float"
+UNITS = {"B": 1, "kB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+
+
+def decibels(value: float) -> str:
+    """Write an SQNR for people."""
+    if math.isinf(value):
+        return "equal" if value > 0 else "none"
+    return f"{value:.1f} dB"
+
+
+def noise(value: float) -> str:
+    """Write for people what a layer adds or inherits, as an SQNR; nothing at all is exact."""
+    return "exact" if value == math.inf else decibels(value)
+
+
+def size(count: float) -> str:
+    """Write a number of bytes for people, in decimal units as file managers do."""
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.2f} GB"
+
+
+def parse_size(text: str) -> int | None:
+    """Read a number of bytes that people wrote with a unit, such as `10 MB`; None where it is none."""
+    found = re.fullmatch(rf"(\d+(?:\.\d+)?) ?({'|'.join(UNITS)})", text, re.ASCII)
+    return None if found is None else int(float(found[1]) * UNITS[found[2]])
+
+
+def size_change(before: int, after: int) -> str:
+    """Say how much smaller or larger a file became."""
+    if after <= before:
+        return f"{before / max(after, 1):.1f} times smaller"
+    return f"{after / max(before, 1):.1f} times larger"
+
+
+def format_drop(drop: float) -> str:
+    """Say how far a metric fell or rose."""
+    return "the same" if not drop else f"{abs(drop):.4g} {'less' if drop > 0 else 'more'}"
+
+
+def milliseconds(value: float) -> str:
+    """Write a latency for people."""
+    return f"{value:.3f} ms" if value < 10 else f"{value:.1f} ms"
+
+
+def duration(seconds: float) -> str:
+    """Write how long something takes for people: `0.4 s`, `12 s`, `3 min 05 s`."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60:02} s"
+
+
+def truncate(names: Sequence[str], most: int) -> list[str]:
+    """Cut long names to `most` characters: what all of them begin with first, then the middle."""
+    least, greatest = min(names, default=""), max(names, default="")  # what these two share, all share
+    same = next((i for i, pair in enumerate(zip(least, greatest, strict=False)) if pair[0] != pair[1]), len(least))
+    shared = least[:same] if any(len(name) > most for name in names) else ""
+    cut = (shared.rfind("/") if "/" in shared else shared.rfind(".")) + 1  # whole parts of names only
+    parts = [f"…{name[cut:]}" if cut > 1 else name for name in names]
+    behind = (most - 1) // 2
+    return [p if len(p) <= most else f"{p[: most - 1 - behind]}…{p[-behind:]}" for p in parts]
+
+
+def join_words(items: Sequence[str]) -> str:
+    """Write items one after the other: `a, b and c`."""
+    return " and ".join(item for item in (", ".join(items[:-1]), *items[-1:]) if item)
+
+
+def counted(count: int, noun: str) -> str:
+    """Write a number of things: `1 sample`, `2 samples`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def as_list(given: Named | Iterable[Named]) -> tuple[Named, ...]:
+    """Take a single name or path for a list of one: a string would do as a list, too, of its letters."""
+    return (given,) if isinstance(given, (str, PathLike)) else tuple(given)
+
+
+def did_you_mean(word: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.4) -> str:
+    """Ask whether what is known under a similar name was meant, in a sentence; empty where nothing is similar.
+
+    Args:
+        word: What nobody knows.
+        known: What could have been meant.
+        most: How many names to offer.
+        cutoff: How similar they have to be, 0 to 1; see `difflib.get_close_matches`.
+
+    """
+    near = difflib.get_close_matches(word, list(known), n=most, cutoff=cutoff)
+    names = " or ".join(f"'{name}'" for name in near)
+    return f"Did you mean {names}?" if near else ""
+
+
+def printable(text: str) -> str:
+    """Put a name or message from a file on one line: what could steer its reader is written as an escape."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))

@@ -1,0 +1,292 @@
+"""Float against quantized in onnxruntime: what every output loses, and how long both take."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from onnxq.data.validation import Sample
+from onnxq.errors import DataError, InvalidResult, ModelError, OnnxqError
+from onnxq.ir import Tensor, load
+from onnxq.ir.invariants import first_line, objection
+from onnxq.ir.segment import LARGE
+from onnxq.progress import working
+from onnxq.runtime.custom_ops import refusal_hint
+from onnxq.runtime.ort_session import check_path
+from onnxq.runtime.session import ModelSource, SessionError, open_session, run_session
+from onnxq.verification.error_stats import ANY_AXIS, Difference, open_axes
+from onnxq.verification.records import Comparison, Latency, OutputComparison
+from onnxq.verification.replayed_detections import ReplayedDetections, replay_detections
+
+__all__ = ["Comparison", "Latency", "OutputComparison", "check_wellformed", "compare"]
+
+Progress = Callable[[int, int | None], None]
+
+# Timing: enough pairs for a steady median, and never much longer than this for a model that runs in milliseconds
+WARM_UPS, LEAST_PAIRS, MOST_PAIRS, TIMING_SECONDS = 3, 7, 500, 0.5
+OTHER_MODEL = "Compare only models with the same inputs and outputs; if onnxq made this one, report it."
+UNPREPARED = "Check that the sample is prepared as the model expects: sizes, token ids, masks."
+MADE_UP = "The sample was made up, and not every model takes any numbers and sizes: give --data."
+
+
+def compare(
+    float_model: ModelSource,
+    quantized: ModelSource,
+    samples: Iterable[Mapping[str, np.ndarray]],
+    *,
+    latency: bool = True,
+    progress: Progress | None = None,
+    blame: type[OnnxqError] = InvalidResult,
+) -> Comparison:
+    """Run both models on every sample, one sample in memory at a time, and measure how the outputs differ.
+
+    With signal r (float) and output q (quantized), summed in float64 over all elements of all samples, an output has
+    SQNR = 10·log10(Σ r² / Σ (r − q)²) dB and cosine = Σ rq / √(Σ r² Σ q²). Where an output holds what is picked by
+    scores, q is that of a quantized model which is told what to pick; see `onnxq.verification.detections`.
+
+    Args:
+        float_model: The float model: its bytes, its path, or loaded. Initializers listed
+            as graph inputs keep onnxruntime from folding constants; take them off first for a fair latency.
+        quantized: The quantized model, likewise.
+        samples: `{input name: array}` with exactly the model's dtypes; shapes may differ.
+        latency: Whether to time both models as well, on the first sample; not done for models that run in segments.
+        progress: Called with the number of samples done and the total (None while unknown).
+        blame: What to raise where the quantized model is at fault.
+
+    Raises:
+        ModelError: onnxruntime cannot load the float model.
+        DataError: The float model does not run on a sample, or there is none.
+        InvalidResult: The quantized model does not load or run, or its inputs or outputs are others (see `blame`).
+
+    """
+    pair = _Pair(float_model, quantized, blame)
+    pair.check(samples)
+    names = [output.name for output in pair.reference.get_outputs()]
+    told = replay_detections(float_model, quantized)
+    differences = _differences(pair.reference, told)
+    first: Sample | None = None
+    count = 0
+    for count, feeds in enumerate(_counted(samples, progress)):
+        first = feeds if first is None else first
+        results = pair.run(feeds, count, _hint(samples))
+        for name, difference, expected, got in zip(names, differences, *results, strict=True):
+            problem = difference.add(expected, got)
+            if problem:
+                raise blame(f"output '{name}' of the quantized model {problem}, sample {count}", OTHER_MODEL)
+        if told is not None:
+            told.add(feeds)
+    if first is None:
+        raise DataError("there are no samples to compare the models on", "Give at least one.")
+    with working("latency"):
+        timed = _measure_latency(pair, first) if latency and pair.in_memory else None
+    outputs = tuple(_summary(name, difference) for name, difference in zip(names, differences, strict=True))
+    outputs, selection = told.figures(outputs) if told is not None else (outputs, None)
+    return Comparison(outputs, count + 1, timed, selection=selection)
+
+
+def _counted(samples: Iterable[Mapping[str, np.ndarray]], progress: Progress | None) -> Iterator[Sample]:
+    """Yield the samples one by one, and say how many have been done."""
+    count = getattr(samples, "count", None)
+    total = count if isinstance(count, int) else None
+    if progress:
+        progress(0, total)
+    with working("compare") as advance:
+        for done, sample in enumerate(samples, 1):
+            yield dict(sample)
+            advance(done, total)
+            if progress:
+                progress(done, total)
+
+
+def _differences(reference: Any, told: ReplayedDetections | None) -> list[Difference]:
+    """Begin a sum for each output; how many boxes there are differs even where the model does not say so."""
+    picked = told.selection.outputs if told is not None else ()
+    return [
+        Difference(lengths=ANY_AXIS if output.name in picked else open_axes(output.shape))
+        for output in reference.get_outputs()
+    ]
+
+
+class _Pair:
+    """Both models in sessions of one thread each, side by side: loading takes seconds for graphs of many nodes."""
+
+    def __init__(self, float_model: ModelSource, quantized: ModelSource, blame: type[OnnxqError]) -> None:
+        self.blame = blame
+        self.pool = ThreadPoolExecutor(1, thread_name_prefix="quantized")
+        other = self.pool.submit(open_session, quantized, threads=1)
+        try:
+            self.reference = open_session(float_model, threads=1)
+        except SessionError as error:
+            label = _label(float_model, "the float model")
+            raise ModelError(f"onnxruntime cannot load {label}: {error}", "Check the float model first.") from error
+        self.result: Any = None
+        self.refusal: OnnxqError | None = None
+        try:
+            self.result = other.result()
+        except SessionError as error:
+            label = _label(quantized, "the quantized model")
+            self.refusal = blame(f"onnxruntime cannot load {label}: {error}", refusal_hint(error))
+            self.refusal.__cause__ = error
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether both models run whole, as users run them."""
+        return isinstance(self.reference, ort.InferenceSession) and isinstance(self.result, ort.InferenceSession)
+
+    def check(self, samples: Iterable[Mapping[str, np.ndarray]]) -> None:
+        """Refuse a quantized model that is another one, or that does not load although the float one runs.
+
+        Shapes that contradict each other are found when a model is loaded or when it is run, by operator.
+        """
+        if self.refusal is None:
+            _check_interface(self.reference, self.result, self.blame)
+            return
+        for sample in samples:
+            self.expected(dict(sample), 0, _hint(samples))
+            break
+        raise self.refusal
+
+    def expected(self, feeds: Sample, index: int, hint: str) -> list[Any]:
+        """Run the float model; `hint` is for samples that it refuses."""
+        try:
+            return run_session(self.reference, None, feeds)
+        except SessionError as error:
+            raise DataError(f"onnxruntime cannot run the float model on sample {index}: {error}", hint) from error
+
+    def run(self, feeds: Sample, index: int, hint: str) -> tuple[list[Any], list[Any]]:
+        """Run both at the same time."""
+        other = self.pool.submit(run_session, self.result, None, feeds)
+        expected = self.expected(feeds, index, hint)
+        try:
+            return expected, other.result()
+        except SessionError as error:
+            message = f"onnxruntime cannot run the quantized model on sample {index}: {error}"
+            raise self.blame(message, refusal_hint(error)) from error
+
+
+def _hint(samples: object) -> str:
+    """Say what to do about samples that the float model refuses."""
+    return MADE_UP if getattr(samples, "made_up", False) else UNPREPARED
+
+
+def _check_interface(reference: Any, result: Any, blame: type[OnnxqError]) -> None:
+    """Refuse models whose inputs or outputs differ in name, order, dtype, rank or, of inputs, a fixed dimension.
+
+    Sizes of outputs are what onnxruntime infers, which may be wrong; what they really are is compared on samples.
+    """
+    pairs = (
+        ("input", reference.get_inputs(), result.get_inputs()),
+        ("output", reference.get_outputs(), result.get_outputs()),
+    )
+    for kind, wanted, found in pairs:
+        names = [item.name for item in wanted]
+        given = [item.name for item in found]
+        if names != given and (kind == "output" or sorted(names) != sorted(given)):
+            raise blame(f"the quantized model has the {kind}s {given}, the float model {names}", OTHER_MODEL)
+        others = {item.name: item for item in found}
+        for item in wanted:
+            other = others[item.name]
+            if item.type != other.type or not _same_shape(item.shape, other.shape, sizes=kind == "input"):
+                raise blame(
+                    f"{kind} '{item.name}' is {other.type} {other.shape} in the quantized model, "
+                    f"{item.type} {item.shape} in the float one",
+                    OTHER_MODEL,
+                )
+
+
+def _same_shape(first: list[Any] | None, second: list[Any] | None, *, sizes: bool) -> bool:
+    """Whether two declared shapes allow each other; onnxruntime gives an empty list for an unknown rank, too."""
+    if not first or not second:
+        return True
+    return len(first) == len(second) and all(
+        not sizes or a == b or not isinstance(a, int) or not isinstance(b, int)
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def _measure_latency(pair: _Pair, feeds: Sample) -> Latency:
+    """Time both models on one sample: one thread, in turn, so that a busy machine slows both."""
+    reference, result = pair.reference, pair.result
+    pair_seconds = TIMING_SECONDS
+    for _ in range(WARM_UPS):
+        started = time.perf_counter()
+        run_session(reference, None, feeds)
+        run_session(result, None, feeds)
+        pair_seconds = min(pair_seconds, time.perf_counter() - started)
+    pairs = min(max(int(TIMING_SECONDS / max(pair_seconds, 1e-9)), LEAST_PAIRS), MOST_PAIRS)
+    times: list[tuple[float, float]] = []
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(pairs):
+            started = time.perf_counter()
+            run_session(reference, None, feeds)
+            between = time.perf_counter()
+            run_session(result, None, feeds)
+            times.append((between - started, time.perf_counter() - between))
+    finally:
+        if collecting:
+            gc.enable()
+    return Latency(
+        float_ms=median(f for f, _ in times) * 1e3,
+        quantized_ms=median(q for _, q in times) * 1e3,
+        ratio=median(q / f for f, q in times),
+        pairs=pairs,
+    )
+
+
+def _summary(name: str, difference: Difference) -> OutputComparison:
+    return OutputComparison(
+        name=name,
+        dtype=difference.dtype,
+        elements=difference.elements,
+        equal=difference.equal,
+        sqnr=difference.sqnr,
+        max_abs=difference.max_abs,
+        cosine=difference.cosine,
+        agreement=difference.agreement,
+        spoilt=0 if difference.unsound else difference.spoilt,
+        undefined=difference.undefined,
+    )
+
+
+def check_wellformed(path: Path) -> str | None:
+    """Ask the ONNX checker about a model file.
+
+    Returns:
+        What it objects to, on one line; None where the model is well formed.
+
+    Raises:
+        ModelError: The path is no UTF-8, which the checker wants.
+
+    """
+    check_path(str(path))
+    try:
+        return _check_without_weights(path) if path.stat().st_size > LARGE else objection(str(path))
+    except (OSError, ValueError, RuntimeError) as error:
+        return first_line(error)
+
+
+def _check_without_weights(path: Path) -> str | None:
+    """Let the checker, which reads a file whole, have one in whose large weights it finds external data."""
+    weights: list[Tensor] = []
+    skeleton = load(path).skeleton(weights)
+    with tempfile.TemporaryDirectory(prefix="onnxq.") as folder:
+        for location in range(len(weights)):
+            (Path(folder) / str(location)).touch()
+        target = Path(folder) / path.name
+        target.write_bytes(skeleton)
+        return objection(str(target))
+
+
+def _label(source: ModelSource, otherwise: str) -> str:
+    return str(source) if isinstance(source, str | Path) else otherwise

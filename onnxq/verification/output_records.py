@@ -1,0 +1,130 @@
+"""Figures of single outputs: how far they are off, what is picked for them, and what misses a threshold.
+
+Tests: `tests/search/test_held_out.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from onnxq.text import decibels, join_words
+
+INDICES = ("int32", "int64", "bool")  # what labels, places and counts come as; pixels come as other integers
+
+
+@dataclass(frozen=True)
+class OutputComparison:
+    """How one output of the quantized model differs from the float one, over all samples.
+
+    Attributes:
+        name: Name of the output.
+        dtype: NumPy name of its elements.
+        elements: How many elements were compared.
+        equal: Whether every element is the same.
+        sqnr: Signal-to-quantization-noise ratio in dB; infinite for equal outputs, minus infinity where the quantized
+            model gives NaN or infinity and the float one does not, or the float one infinity and the other does not.
+        max_abs: Largest absolute difference.
+        cosine: Cosine of the angle between both, all samples in one vector; None where one of them is zero.
+        agreement: Percentage of equal decisions: for floats of rank 1 to 3 the largest element along the last axis, for
+            integers, booleans and strings every element. None where neither makes sense.
+        spoilt: How many elements are NaN or infinite in the quantized model only; 0 where some are so in the float
+            model, too, which then was not made for such samples.
+        undefined: How many are NaN in the float model, whatever the quantized one makes of them; the other figures
+            leave them out.
+
+    """
+
+    name: str
+    dtype: str
+    elements: int
+    equal: bool
+    sqnr: float
+    max_abs: float
+    cosine: float | None
+    agreement: float | None
+    spoilt: int = 0
+    undefined: int = 0
+
+
+@dataclass(frozen=True)
+class SelectionComparison:
+    """What the outputs hold of what is picked by scores, as boxes are, and what it is picked from.
+
+    Attributes:
+        operators: The operators that pick.
+        outputs: Names of the outputs that depend on it. Their SQNR, largest error and cosine are those of a quantized
+            model that is told what the float one picks.
+        picks: Those of them that say themselves what is picked, and cannot be told.
+        agreement: Percentage of what is picked that both models pick, in the stage where that is least; None where
+            nothing is.
+        read: How the values differ that are picked from; they count beside the outputs where an SQNR is asked for.
+
+    """
+
+    operators: tuple[str, ...]
+    outputs: tuple[str, ...]
+    picks: tuple[str, ...]
+    agreement: float | None
+    read: tuple[OutputComparison, ...]
+
+    def said(self) -> list[str]:
+        """Say which outputs hold what is picked, and how much of that is the same."""
+        names, who = join_words([f"'{name}'" for name in self.outputs]), join_words(self.operators)
+        agreed = "" if self.agreement is None else f", {self.agreement:.2f} % of it the same in both models"
+        holds = "holds" if len(self.outputs) == 1 else "hold"
+        picks = "picks" if len(self.operators) == 1 else "pick"
+        figures = "SQNR and largest error are those of what the float model picks"
+        if set(self.outputs) == set(self.picks):
+            figures = "SQNR and largest error say nothing of it"
+        said = [f"{names} {holds} what {who} {picks}{agreed}; {figures}"]
+        worst = min(self.read, key=lambda one: one.sqnr, default=None)
+        if worst is not None:
+            said.append(f"of what it is picked from, '{worst.name}' has the lowest SQNR: {decibels(worst.sqnr)}")
+        return said
+
+
+def with_sqnr(dtypes: Sequence[str]) -> list[bool]:
+    """Tell which outputs an SQNR says something about: beside others not labels, which are as far apart as they may."""
+    counts = [dtype not in INDICES for dtype in dtypes]
+    return counts if any(counts) else [True] * len(dtypes)
+
+
+def sqnr_missed(output: OutputComparison, limit: float) -> str:
+    """Say by how much an SQNR misses a limit; empty where it does not."""
+    if output.sqnr >= limit:
+        return ""
+    return f"has {output.sqnr:.2f} dB, {limit - output.sqnr:.2f} dB below the {limit:g} dB asked for"
+
+
+def _max_abs_missed(output: OutputComparison, limit: float) -> str:
+    if output.max_abs <= limit:
+        return ""
+    return f"is off by up to {output.max_abs:.4g}, {output.max_abs - limit:.4g} above {limit:g}"
+
+
+def _agreement_missed(output: OutputComparison, limit: float) -> str:
+    if output.agreement is None or output.agreement >= limit:
+        return ""
+    return f"agrees in {output.agreement:.2f} %, {limit - output.agreement:.2f} points below {limit:g} %"
+
+
+def _cosine_missed(output: OutputComparison, limit: float) -> str:
+    if output.equal or output.dtype == "string":
+        return ""
+    if output.max_abs == math.inf:
+        return f"has no cosine, where {limit:g} is asked for: only one of the models gives NaN or infinity"
+    if output.cosine is None:
+        return f"has no cosine, where {limit:g} is asked for: one of the models gives nothing but zeros"
+    if output.cosine >= limit:
+        return ""
+    return f"has a cosine of {output.cosine:.6f}, {limit - output.cosine:.3g} below {limit:g}"
+
+
+MISSED: dict[str, Callable[[OutputComparison, float], str]] = {
+    "min_sqnr": sqnr_missed,
+    "max_abs": _max_abs_missed,
+    "min_agreement": _agreement_missed,
+    "min_cosine": _cosine_missed,
+}

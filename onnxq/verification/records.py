@@ -1,0 +1,218 @@
+"""What comparing two models gives: figures for every output, latency, and thresholds that are met or missed.
+
+Tests: `tests/verification/test_compare.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from onnxq.errors import CheckFailed
+from onnxq.verification.output_records import MISSED, SelectionComparison, sqnr_missed, with_sqnr
+from onnxq.verification.output_records import OutputComparison as OutputComparison
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Time for one run on the first sample, one thread, both models in turn.
+
+    Attributes:
+        float_ms: Median of the float model in milliseconds.
+        quantized_ms: Median of the quantized model in milliseconds.
+        ratio: Median over the pairs of quantized time by float time.
+        pairs: How many pairs of runs were timed.
+
+    """
+
+    float_ms: float
+    quantized_ms: float
+    ratio: float
+    pairs: int
+
+
+@dataclass(frozen=True)
+class LayerComparison:
+    """How one tensor that both models hold differs, and where that comes from.
+
+    Attributes:
+        node: The node of the float model that makes it, by name, or by its first output where it has none.
+        op_type: Its operator, with the domain where that is not ai.onnx.
+        tensor: The tensor.
+        sqnr: Signal-to-quantization-noise ratio of the tensor in dB, everything before it included.
+        own: The same, counting only what this node adds: its float operator on the quantized model's inputs against
+            what the quantized model gives. Infinite where it adds nothing.
+        inherited: The same, counting only what its inputs bring: its float operator on the quantized model's inputs
+            against the float tensor.
+        max_abs: Largest absolute difference of the tensor.
+        rescaled: Whether the quantized model holds the tensor with its channels multiplied by constants, which its
+            readers undo; all figures are for the tensor without those factors.
+
+    """
+
+    node: str
+    op_type: str
+    tensor: str
+    sqnr: float
+    own: float
+    inherited: float
+    max_abs: float
+    rescaled: bool = False
+
+
+@dataclass(frozen=True)
+class MetricComparison:
+    """What a metric of the user's own says about both models; more is better.
+
+    Attributes:
+        name: Where the function is, as the user named it.
+        float_value: Of the float model.
+        quantized_value: Of the quantized model.
+
+    """
+
+    name: str
+    float_value: float
+    quantized_value: float
+
+    @property
+    def drop(self) -> float:
+        """How far the metric fell; negative where it rose."""
+        return self.float_value - self.quantized_value
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What quantizing one node adds to the error of the outputs.
+
+    Attributes:
+        node: The node by name, or by its first output where it has none.
+        op_type: Its operator.
+        tensor: Its first output.
+        scheme: What it became.
+        noise: Squared error of the worst output by its squared size, with only this node quantized.
+        share: Of the sum over all nodes, 0 to 1.
+        exact: Whether that was run, or interpolated from the node's own error and what errors nearby grew to.
+
+    """
+
+    node: str
+    op_type: str
+    tensor: str
+    scheme: str
+    noise: float
+    share: float
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found.
+
+    Attributes:
+        outputs: One for each output of the model, in its order.
+        samples: Number of samples both models ran on.
+        latency: None where it was not asked for.
+        layers: One for each tensor that both models hold, in graph order; empty where nobody asked.
+        no_layers: Why there are none, where somebody asked.
+        metric: None where nobody asked.
+        selection: What the outputs hold of what is picked by scores; None where nothing is.
+
+    """
+
+    outputs: tuple[OutputComparison, ...]
+    samples: int
+    latency: Latency | None = None
+    layers: tuple[LayerComparison, ...] = ()
+    no_layers: str | None = None
+    metric: MetricComparison | None = None
+    selection: SelectionComparison | None = None
+
+    def worst_layers(self, most: int) -> list[LayerComparison]:
+        """The layers that add most to the error by themselves, without those that add nothing."""
+        adding = [layer for layer in self.layers if layer.own < math.inf]
+        return sorted(adding, key=lambda layer: layer.own)[:most]
+
+    @property
+    def worst_sqnr(self) -> float:
+        """The least signal-to-quantization-noise ratio in dB of any output, or of what is picked from for one."""
+        return min((output.sqnr for output in self.measured()), default=math.inf)
+
+    def measured(self) -> list[OutputComparison]:
+        """Outputs whose SQNR means something, and what is picked from for them.
+
+        Labels and counts have none, unless there is nothing else.
+        """
+        picks = self.selection.picks if self.selection is not None else ()
+        found = [output for output in self.outputs if output.name not in picks] + self._read()
+        counts = with_sqnr([output.dtype for output in found])
+        return [output for output, counted in zip(found, counts, strict=True) if counted]
+
+    def _read(self) -> list[OutputComparison]:
+        return list(self.selection.read) if self.selection is not None else []
+
+    def selected(self) -> list[str]:
+        """Say which outputs hold what is picked by scores, and how much of that is the same."""
+        return [] if self.selection is None else self.selection.said()
+
+    def spoilt(self) -> list[str]:
+        """Say for every output where only the quantized model gives NaN or infinity how often it does."""
+        return [
+            f"'{output.name}' holds NaN or infinity {output.spoilt} times, in the float model never"
+            for output in self.outputs
+            if output.spoilt
+        ]
+
+    def undefined(self) -> list[str]:
+        """Say for every output how often the float model gives NaN itself."""
+        return [
+            f"'{output.name}' is NaN {output.undefined} of {output.elements} times in the float model: left out here"
+            for output in self.outputs
+            if output.undefined
+        ]
+
+    def missed(
+        self,
+        *,
+        min_sqnr: float | None = None,
+        max_abs: float | None = None,
+        min_agreement: float | None = None,
+        min_cosine: float | None = None,
+        max_drop: float | None = None,
+    ) -> list[str]:
+        """Say for every threshold what misses it and by how much; an empty list where all is well.
+
+        Args:
+            min_sqnr: Least signal-to-quantization-noise ratio in dB.
+            max_abs: Largest absolute difference allowed.
+            min_agreement: Least percentage of equal decisions.
+            min_cosine: Least cosine; outputs of text have none.
+            max_drop: How far the metric may fall, in its own unit.
+
+        Raises:
+            CheckFailed: `min_agreement` is given and no output has decisions to compare, or `max_drop` and no metric
+                was measured.
+
+        """
+        limits = {"min_sqnr": min_sqnr, "max_abs": max_abs, "min_agreement": min_agreement, "min_cosine": min_cosine}
+        found = [
+            f"output '{output.name}' {sentence}"
+            for output in self.outputs
+            for name, limit in limits.items()
+            if limit is not None and (sentence := MISSED[name](output, limit))
+            if name != "min_sqnr" or output in self.measured()
+        ]
+        found += [
+            f"'{read.name}', from which outputs are picked, {sentence}"
+            for read in self._read()
+            if min_sqnr is not None and read in self.measured() and (sentence := sqnr_missed(read, min_sqnr))
+        ]
+        if min_agreement is not None and all(output.agreement is None for output in self.outputs):
+            raise CheckFailed("no output has classes whose agreement could be measured", "Use --min-sqnr instead.")
+        if max_drop is not None:
+            if self.metric is None:
+                raise CheckFailed("no metric was measured that could have dropped", "Name one with --metric.")
+            if self.metric.drop > max_drop:
+                by = self.metric.drop - max_drop
+                found.append(f"{self.metric.name} fell by {self.metric.drop:.4g}, {by:.4g} more than {max_drop:g}")
+        return found

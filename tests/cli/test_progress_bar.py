@@ -1,0 +1,77 @@
+"""What a run says on stderr while it is at work: a line for each step in a log, a bar on a terminal, or nothing."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Cli
+from rich.console import Console
+
+from onnxq.cli import terminal
+from onnxq.cli.progress_bar import Bar
+from onnxq.cli.terminal import TerminalObserver
+from onnxq.progress import Work, expect, following
+
+RUN = [sys.executable, "-m", "onnxq", "quantize", "m.onnx", "-d", "d.npz"]
+
+
+def test_a_log_has_a_line_for_each_step_of_a_long_run_and_the_time_in_all(
+    here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "PATIENCE", 0.0)
+    lines = cli("quantize", "m.onnx", "-d", "d.npz").err.splitlines()
+    assert any(line.startswith("calibrating: 8 samples, ") for line in lines)
+    assert any(line.startswith("comparing with the float model: 8 samples, ") for line in lines)
+    assert lines[-1].startswith("done in ")
+
+
+@pytest.mark.parametrize("variable", ["FORCE_COLOR", "CLICOLOR_FORCE", "TTY_INTERACTIVE", "TTY_COMPATIBLE"])
+def test_a_log_holds_no_escape_codes_whatever_the_environment_says(here: Path, variable: str) -> None:
+    done = subprocess.run(RUN, capture_output=True, env={**os.environ, variable: "1"}, check=True)
+    assert b"\x1b" not in done.stdout + done.stderr
+    assert b"\r" not in done.stdout + done.stderr
+
+
+def test_a_short_run_leaves_no_lines(here: Path, cli: Cli) -> None:
+    assert cli("quantize", "m.onnx", "-d", "d.npz").err == ""
+
+
+def test_quiet_says_nothing(here: Path, cli: Cli) -> None:
+    assert cli("quantize", "-q", "m.onnx", "-d", "d.npz") == (0, "", "")
+    assert cli("quantize", "--quiet", "m.onnx", "-d", "d.npz", "--force", "--format", "json").out.startswith("{")
+
+
+def test_quiet_still_says_what_is_wrong(here: Path, cli: Cli) -> None:
+    result = cli("quantize", "-q", "gone.onnx")
+    assert (result.code, result.out, result.err.startswith("error: gone.onnx does not exist")) == (2, "", True)
+
+
+def test_verbose_says_what_runs_where(here: Path, cli: Cli) -> None:
+    first = cli("plan", "-v", "m.onnx").err.splitlines()[0]
+    assert first.startswith("onnxq ")
+    assert "onnxruntime " in first
+
+
+def test_quiet_and_verbose_are_refused_together(here: Path, cli: Cli) -> None:
+    assert "--quiet and --verbose are opposites" in cli("plan", "-q", "-v", "m.onnx").err
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 160])
+def test_the_bar_is_one_line_on_any_terminal(width: int) -> None:
+    observer = TerminalObserver()
+    console = Console(file=io.StringIO(), force_terminal=True, width=width)
+    with following(observer):
+        expect([Work("verify", "compare", 10.0)])
+        observer.step("verify")
+        observer.progress(3, 8)
+        with console.capture() as capture:
+            console.print(Bar(observer, console))
+    (line,) = capture.get().splitlines()
+    assert "comparing" in line
+    assert " %" in line
+    assert "left" in line

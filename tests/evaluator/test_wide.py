@@ -1,0 +1,158 @@
+"""The evaluator with sums and functions in float64: what it computes so, what not, and that processors agree."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, parser
+
+from onnxq.evaluator import Evaluator
+from onnxq.evaluator.wide import COMPARING, MOVING, ROUNDED_ONCE
+from onnxq.ops.kernels.registry import _KERNELS, find_kernel, load_families
+
+F = np.float32
+
+
+def model(text: str, opset: int = 20) -> onnx.ModelProto:
+    return parser.parse_model(f'<ir_version: 9, opset_import: ["": {opset}, "com.microsoft": 1]>\nagraph {text}')
+
+
+def run(text: str, feeds: dict[str, np.ndarray], opset: int = 20) -> dict[str, np.ndarray]:
+    return Evaluator(model(text, opset), wide=True).run(feeds)
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(F)
+
+
+SUMS = {
+    "MatMul": ("(float[4, 300] x, float[300, 5] w) => (float[4, 5] y) { y = MatMul (x, w) }", lambda x, w: x @ w),
+    "Gemm": (
+        "(float[4, 300] x, float[5, 300] w) => (float[4, 5] y) { y = Gemm <transB = 1, alpha = 0.5> (x, w) }",
+        lambda x, w: 0.5 * (x @ w.T),
+    ),
+    "Einsum": (
+        '(float[4, 300] x, float[300, 5] w) => (float[4, 5] y) { y = Einsum <equation = "ab,bc->ac"> (x, w) }',
+        lambda x, w: x @ w,
+    ),
+    "Conv": (
+        "(float[1, 4, 9] x, float[3, 4, 3] w) => (float[1, 3, 7] y) { y = Conv (x, w) }",
+        lambda x, w: np.stack([np.tensordot(w, x[0, :, i : i + 3], ((1, 2), (0, 1))) for i in range(7)], -1)[None],
+    ),
+}
+
+
+@pytest.mark.parametrize("operator", SUMS)
+def test_sums_of_products_are_those_of_float64_rounded_once(operator: str) -> None:
+    text, expected = SUMS[operator]
+    shapes = [tuple(d.dim_value for d in i.type.tensor_type.shape.dim) for i in model(text).graph.input]
+    x, w = normal(*shapes[0]), normal(*shapes[1], seed=1)
+    found = run(text, {"x": x, "w": w})["y"]
+    assert found.dtype == F
+    assert found.tolist() == expected(x.astype(float), w.astype(float)).astype(F).tolist()
+
+
+@pytest.mark.parametrize(
+    ("operator", "function"),
+    [("Exp", np.exp), ("Tanh", np.tanh), ("Sigmoid", lambda x: 1 / (1 + np.exp(-x))), ("Log", np.log)],
+)
+def test_functions_are_those_of_float64_rounded_once(operator: str, function: np.ufunc) -> None:
+    x = np.abs(normal(1000))
+    found = run(f"(float[1000] x) => (float[1000] y) {{ y = {operator} (x) }}", {"x": x})["y"]
+    assert found.tolist() == function(x.astype(float)).astype(F).tolist()
+
+
+def test_reductions_and_normalisations_sum_in_float64() -> None:
+    text = """
+    (float[8, 500] x, float[500] g) => (float[8] m, float[8, 500] s, float[8, 500] n)
+    { m = ReduceMean <axes = [1], keepdims = 0> (x) s = Softmax (x) n = LayerNormalization <epsilon = 0.0> (x, g) }
+    """
+    x, g = normal(8, 500), normal(500, seed=1)
+    found, wide = run(text, {"x": x, "g": g}, opset=17), x.astype(float)
+    assert found["m"].tolist() == wide.mean(1).astype(F).tolist()
+    power = np.exp(wide - wide.max(1, keepdims=True))
+    np.testing.assert_array_max_ulp(found["s"], (power / power.sum(1, keepdims=True)).astype(F), 1)
+    centred = wide - wide.mean(1, keepdims=True)
+    normed = centred / np.sqrt((centred**2).mean(1, keepdims=True)) * g
+    np.testing.assert_allclose(found["n"], normed.astype(F), rtol=2e-7, atol=1e-12)
+
+
+def test_what_jumps_sees_the_numbers_of_float32() -> None:
+    # Ten times float32's 0.1 is 1.0000000149, which float32 rounds to 1
+    text = "(float[1] x) => (float[1] y) <float[1] w = {10.0}> { p = Mul (x, w) y = Ceil (p) }"
+    assert run(text, {"x": F([0.1])})["y"] == 1
+    product = "(float[1, 1] x, float[1, 1] w) => (float[1, 1] y) { p = MatMul (x, w) y = Ceil (p) }"
+    assert run(product, {"x": F([[0.1]]), "w": F([[10]])})["y"] == 1
+
+
+def test_quantized_operators_give_the_very_codes_of_float32() -> None:
+    text = """
+    (float[64] x) => (uint8[64] q, float[64] y, uint8[64] d)
+    <float scale = {0.037}, uint8 zero = {7}>
+    { q = QuantizeLinear (x, scale, zero) y = DequantizeLinear (q, scale, zero) d, s, z = DynamicQuantizeLinear (x) }
+    """
+    x = normal(64)
+    wide, narrow = run(text, {"x": x}), Evaluator(model(text)).run({"x": x})
+    assert {name: array.tolist() for name, array in wide.items()} == {n: a.tolist() for n, a in narrow.items()}
+
+
+def test_products_with_stored_weights_sum_in_float64() -> None:
+    random = np.random.default_rng(2)
+    codes, scales = random.integers(0, 256, (8, 10, 32), np.uint8), random.random((8, 10), F)
+    x = normal(4, 320)
+    found = find_kernel("MatMulNBits", "com.microsoft", 1)(x, codes, scales, K=320, N=8, bits=8, block_size=32)
+    weight = ((codes.astype(F) - 128) * scales[..., None]).reshape(8, 320)
+    assert found.tolist() == (x.astype(float) @ weight.T.astype(float)).astype(F).tolist()
+
+
+def test_bodies_compute_so_too() -> None:
+    text = """
+    (int64 trips, float[1, 300] start, float[300, 300] w) => (float[1, 300] last) {
+        yes = Constant <value = bool {1}> ()
+        last = Loop (trips, yes, start) <body = turn
+            (int64 i, bool c, float[1, 300] state) => (bool on, float[1, 300] next) {
+                on = Identity (c)
+                next = MatMul (state, w)
+            }>
+    }
+    """
+    start, w = normal(1, 300), normal(300, 300, seed=1) / F(16)
+    found = run(text, {"trips": np.array(2), "start": start, "w": w})["last"]
+    once = (start.astype(float) @ w.astype(float)).astype(F)
+    assert found.tolist() == (once.astype(float) @ w.astype(float)).astype(F).tolist()
+
+
+def test_a_model_of_float64_stays_one() -> None:
+    text = "(double[1, 2] x, double[2, 1] w) => (double[1, 1] y, double[1, 2] z) { y = MatMul (x, w) z = Exp (x) }"
+    found = run(text, {"x": np.array([[1.0, 2.0**-40]]), "w": np.array([[1.0], [1.0]])})
+    assert found["y"] == 1 + 2.0**-40
+    assert found["z"].dtype == np.float64
+    assert found["z"][0, 0] == math.e
+
+
+def test_operators_taken_to_be_the_same_everywhere_have_kernels() -> None:
+    load_families()
+    known = {op_type for domain, op_type in _KERNELS if not domain}
+    assert {name for name in MOVING | COMPARING | ROUNDED_ONCE if name not in known} == set()
+
+
+def test_an_evaluator_says_for_which_tensors_it_has_all_kernels() -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("GridSample", ["r", "g"], ["s"]),
+        helper.make_node("Neg", ["s"], ["y"]),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, 2, 2]),
+        helper.make_tensor_value_info("g", TensorProto.FLOAT, [1, 2, 2, 2]),
+    ]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    proto = helper.make_model(
+        helper.make_graph(nodes, "g", inputs, outputs), opset_imports=[helper.make_opsetid("", 20)]
+    )
+    evaluator = Evaluator(proto, wide=True)
+    assert evaluator.has_kernels(["r"])
+    assert not evaluator.has_kernels(["r", "y"])

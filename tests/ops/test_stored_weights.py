@@ -1,0 +1,170 @@
+"""Weights of 8 and 4 bit with scales by block: DequantizeLinear, Cast and Mul, or MatMulNBits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from helpers import ALL, build, floats, node, quantize_in_memory, recipe_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onnxq import evaluate
+from onnxq.explanation.inspect import inspect
+from onnxq.ops.forms.scheme import Scheme
+from onnxq.ops.forms.stored_weights import pack
+from onnxq.ops.quantized.contrib_nbits import unpack_bits
+from onnxq.pipeline.quantize import quantize
+from onnxq.planning.recipe import parse_recipe
+from onnxq.verification.compare import check_wellformed
+
+ROOT = Path(__file__).parents[2]
+ARENA = ROOT / "../shared/arena"
+FLOOR = {8: 40, 4: 17}
+
+
+def product(kind: str, inner: int, columns: int = 32, opset: int = 17) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A product by a constant `[inner, columns]`, in one of the ways to write it, and what to feed it."""
+    w, b = floats(inner, columns, scale=0.3), floats(columns, seed=1)
+    nodes, weights, shape = {
+        "MatMul": ([node("MatMul", "x w", "y")], {"w": w}, [2, 3, inner]),
+        "weight on the left": ([node("MatMul", "w x", "y")], {"w": np.ascontiguousarray(w.T)}, [inner, 4]),
+        "stack": ([node("MatMul", "x w", "y")], {"w": np.stack([w, 2 * w])}, [2, 3, inner]),
+        "Gemm": ([node("Gemm", "x w b", "y", alpha=-0.5, beta=2.0)], {"w": w, "b": b}, [4, inner]),
+        "Gemm, both transposed": (
+            [node("Gemm", "x w b", "y", transA=1, transB=1)],
+            {"w": np.ascontiguousarray(w.T), "b": b},
+            [inner, 4],
+        ),
+    }[kind]
+    return build(nodes, {"x": shape}, ["y"], weights, opset), {"x": floats(*shape, seed=2)}
+
+
+KINDS = ["MatMul", "weight on the left", "stack", "Gemm", "Gemm, both transposed"]
+
+
+# 48 is no multiple of 32, 33 makes an odd number of rows, 33 and 80 an odd number of blocks of 32 and 16.
+@pytest.mark.parametrize(("inner", "block_size"), [(64, 32), (48, 32), (33, 32), (80, 16)])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("form", ["cast-mul", "qdq", "matmulnbits"])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_products_by_blocks(form, bits, block_size, kind, inner):
+    source, feeds = product(kind, inner)
+    made = quantize_in_memory(source, f"weight-int{bits}", (), form=form, block_size=block_size)
+    if form == "matmulnbits" and kind in ("weight on the left", "stack"):
+        assert made.decision("n_y").reason == "MatMulNBits multiplies by a matrix on the right only"
+        return
+    proto = made.proto
+    assert made.ops[{"qdq": "DequantizeLinear", "cast-mul": "Cast", "matmulnbits": "MatMulNBits"}[form]] == 1
+    assert {one.domain: one.version for one in proto.opset_import} == (
+        {"": 17, "com.microsoft": 1} if form == "matmulnbits" else {"": 17 if bits == 8 and form == "cast-mul" else 21}
+    )
+    assert min(made.sqnr(feeds), made.sqnr(feeds, ALL)) > FLOOR[bits]
+    np.testing.assert_allclose(evaluate(proto, feeds)["y"], made.run(feeds)[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["cast-mul", "qdq", "matmulnbits"])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_all_forms_hold_the_same_weight(bits, form):
+    source, feeds = product("MatMul", 80)
+    reference = quantize_in_memory(source, f"weight-int{bits}", (), form="cast-mul", block_size=32)
+    made = quantize_in_memory(source, f"weight-int{bits}", (), form=form, block_size=32)
+    np.testing.assert_allclose(made.run(feeds)[0], reference.run(feeds)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_what_a_file_holds():
+    source, _ = product("MatMul", 80)
+    for bits, code_bytes in ((8, 96 * 32), (4, 96 * 32 // 2)):
+        made = quantize_in_memory(source, f"weight-int{bits}", (), form="matmulnbits", block_size=32, accuracy_level=4)
+        (multiply,) = made.proto.graph.node
+        values = {one.name: onnx.helper.get_attribute_value(one) for one in multiply.attribute}
+        assert values == {"K": 80, "N": 32, "bits": bits, "block_size": 32, "accuracy_level": 4}
+        packed, scales = (made.weights[name] for name in multiply.input[1:])
+        assert (packed.nbytes, packed.shape[:2], scales.shape) == (code_bytes, (32, 3), (32, 3))
+        stored = quantize_in_memory(source, f"weight-int{bits}", (), form="qdq", block_size=32).proto.graph
+        (codes,) = (one for one in stored.initializer if one.name.endswith("_quantized"))
+        assert codes.data_type == (onnx.TensorProto.INT8 if bits == 8 else onnx.TensorProto.INT4)
+        assert len(codes.raw_data) == 80 * 32 * bits // 8
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from([4, 8]), st.integers(1, 70), st.integers(1, 5), st.sampled_from([16, 32]), st.integers(0, 2**32))
+def test_packed_codes_read_back(bits, inner, columns, block_size, seed):
+    top = 2 ** (bits - 1) - 1
+    codes = np.random.default_rng(seed).integers(-top, top + 1, (columns, inner)).astype(np.int8)
+    scheme = Scheme("weight-int4" if bits == 4 else "weight-int8", block_size=block_size)  # type: ignore[arg-type]
+    packed = pack(codes, scheme)
+    blocks = -(-inner // block_size)
+    assert packed.shape == (columns, blocks, block_size * bits // 8)
+    read = unpack_bits(packed, bits, block_size).reshape(columns, -1).astype(int) - 2 ** (bits - 1)
+    np.testing.assert_array_equal(read[:, :inner], codes)
+    assert not read[:, inner:].any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"form": "matmulnbits"}, "MatMulNBits needs a block_size of 16 or more"),
+        ({"block_size": 32, "granularity": "tensor"}, "one scale for the whole tensor leaves none for blocks"),
+        ({"block_size": 32, "form": "qdq", "domain": "com.microsoft"}, "of com.microsoft knows no blocks"),
+    ],
+)
+def test_refusals(changes, reason):
+    source, _ = product("MatMul", 64)
+    assert reason in quantize_in_memory(source, "weight-int8", (), **changes).decision("n_y").reason
+
+
+def test_matmulnbits_is_for_products_and_blocks_leave_other_operators_alone():
+    weights = {"w": floats(8, 8, 3, 3)}
+    source = build([node("Conv", "x w", "y")], {"x": [1, 8, 6, 6]}, ["y"], weights)
+    refused = quantize_in_memory(source, "weight-int8", (), form="matmulnbits", block_size=32)
+    assert refused.decision("n_y").reason == "MatMulNBits does not compute a Conv"
+    made = quantize_in_memory(source, "weight-int8", (), form="qdq", block_size=32)
+    assert not any(one.name == "block_size" for n in made.proto.graph.node for one in n.attribute)
+    assert made.sqnr({"x": floats(1, 8, 6, 6)}) > 35
+
+
+def test_samples_choose_better_codes_than_the_weight_alone_does(tmp_path):
+    mixing = floats(6, 64, seed=5)
+    samples = [{"x": floats(3, 6, seed=seed) @ mixing + floats(3, 64, seed=90 + seed) / 9} for seed in range(60)]
+    weights = {"w": floats(64, 48, scale=0.3)}
+    source, target = tmp_path / "m.onnx", tmp_path / "q.onnx"
+    model = build([node("MatMul", "x w", "y")], {"x": [3, 64]}, ["y"], weights, 21)
+    source.write_bytes(model.SerializeToString())
+    reached = []
+    for rounding in ("nearest", "output-error"):
+        recipe = recipe_of("weight-int4", rounding=rounding)
+        report = quantize(source, recipe, samples=samples, output=target, force=True)
+        assert report.comparison is not None
+        reached.append(report.comparison.worst_sqnr)
+    assert reached[1] > reached[0] + 3
+
+
+@pytest.mark.parametrize("model", ["digits_attention", "digits_lstm"])
+def test_sample_models_with_4_bit_weights(model, tmp_path):
+    target = tmp_path / "q.onnx"
+    source = ROOT / f"sample_models/{model}.onnx"
+    report = quantize(source, "weight-int4", data=[ROOT / "sample_models/digits_calibration.npz"], output=target)
+    assert check_wellformed(target) is None
+    assert report.comparison is not None
+    assert report.comparison.worst_sqnr > 15
+    assert inspect(target).weights.keys() >= {"int4"}
+    assert target.stat().st_size < source.stat().st_size * 0.4
+
+
+@pytest.mark.skipif(not ARENA.exists(), reason="needs the real models")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bits", "form", "floor"), [(8, "qdq", 36), (8, "matmulnbits", 36), (4, "qdq", 20), (4, "matmulnbits", 20)]
+)
+def test_a_language_model_by_blocks(bits, form, floor, tmp_path):
+    recipe = parse_recipe(
+        f"scheme = 'weight-int{bits}'\nform = '{form}'\nblock_size = 32\naccuracy_level = 4\nrounding = 'nearest'", "r"
+    )
+    target, data = tmp_path / "q.onnx", ARENA / "data/chargpt_calib.npz"
+    report = quantize(ARENA / "models/chargpt.onnx", recipe, data=[data], sample_limit=4, output=target)
+    assert check_wellformed(target) is None
+    assert report.comparison is not None
+    assert report.comparison.worst_sqnr > floor

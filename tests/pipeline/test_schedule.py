@@ -1,0 +1,57 @@
+"""The work that a run is expected to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from onnxq.data.samples import Samples
+from onnxq.ir import load
+from onnxq.pipeline.schedule import Schedule
+from onnxq.progress import STEPS, Work
+from onnxq.search.budget import Budget
+from onnxq.search.held_out import HoldoutSplit
+from onnxq.stages.files import open_data
+from onnxq.stages.prepare import prepare
+
+SAMPLES = Path(__file__).parents[2] / "sample_models"
+
+
+def expected(limit: int = 100, *, fast: bool = False, budget: Budget | None = None, known: bool = False) -> list[Work]:
+    """List the expected work for a small network."""
+    prepared = prepare(load(SAMPLES / "digits_cnn.onnx"), with_data=True, fast=fast)
+    data: Samples | None = open_data(prepared.model, [SAMPLES / "digits_calibration.npz"], None, limit)
+    assert data is not None
+    split = HoldoutSplit(prepared.model, data, 1e4)
+    asked = budget or Budget()
+    return list(Schedule(prepared, split, asked, with_data=True, with_stats=known, detailed=False).work())
+
+
+def seconds(work: list[Work], step: str) -> float:
+    return sum(one.seconds * one.chance for one in work if one.step == step)
+
+
+def test_the_steps_come_in_the_order_of_a_run() -> None:
+    steps = list(dict.fromkeys(work.step for work in expected()))
+    order = ["rescale", "trial", "calibrate", "round", "search", "correct", "verify", "families"]
+    assert steps == order
+    assert set(steps) <= STEPS.keys()
+
+
+def test_calibration_takes_as_long_as_there_are_samples() -> None:
+    assert seconds(expected(80), "calibrate") == pytest.approx(2 * seconds(expected(40), "calibrate"))
+
+
+def test_statistics_that_are_there_leave_no_calibration() -> None:
+    steps = {work.step for work in expected(known=True)}
+    assert steps.isdisjoint({"rescale", "trial", "calibrate"})
+
+
+def test_a_fast_run_tries_nothing() -> None:
+    steps = {work.step for work in expected(fast=True)}
+    assert steps.isdisjoint({"rescale", "trial", "correct"})
+
+
+def test_a_budget_makes_the_search_longer() -> None:
+    assert seconds(expected(budget=Budget(min_sqnr=40.0)), "search") > seconds(expected(), "search")

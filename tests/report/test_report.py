@@ -1,0 +1,181 @@
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+
+from onnxq.errors import OutputError
+from onnxq.ir import load
+from onnxq.report import NodeReport, Report, check_report_path, decibels, write_report
+from onnxq.stages.prepare import prepare
+from onnxq.verification.records import Comparison, Latency, OutputComparison
+
+SAMPLES = Path(__file__).parents[2] / "sample_models"
+NODES = (
+    NodeReport("first", "Conv", "static-int8", "in 8 bit"),
+    NodeReport("a|b", "com.acme.Odd", None, "it is odd"),
+    NodeReport("third", "Conv", "static-int8", "in 8 bit"),
+    NodeReport("fourth", "Gemm", "dynamic-int8", "in 8 bit"),
+    NodeReport("fifth", "Relu", None, "it is odd"),
+    NodeReport("sixth", "Relu", None, "it is even"),
+)
+COMPARISON = Comparison(
+    (
+        OutputComparison("y", "float32", 10, False, 31.25, 0.125, 0.999, 97.5),
+        OutputComparison("z", "float32", 10, True, math.inf, 0.0, None, None),
+    ),
+    5,
+    Latency(2.0, 1.0, 0.5, 100),
+)
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Report:
+    output = tmp_path / "q.onnx"
+    output.write_bytes(b"x" * 250)
+    return Report(
+        source=Path("m.onnx"),
+        source_bytes=1000,
+        recipe="auto",
+        nodes=NODES,
+        notes=("did this",),
+        output=output,
+        files=(output,),
+        comparison=COMPARISON,
+        samples="5 samples from d.npz",
+        seconds=(("load", 0.5),),
+    )
+
+
+def test_counts(report: Report) -> None:
+    assert report.counts() == {"static-int8": 2, "dynamic-int8": 1, "float": 3}
+    assert list(report.counts())[-1] == "float"
+    assert report.reasons() == {"it is odd": 2, "it is even": 1}
+    assert report.operators("static-int8") == {"Conv": 2}
+    assert report.operators(None) == {"Relu": 2, "com.acme.Odd": 1}
+    assert report.output_bytes == 250
+
+
+def test_json(report: Report) -> None:
+    assert json.loads(report.to_json()) == {
+        "schema": 1,
+        "onnxq": report.as_dict()["onnxq"],
+        "recipe": "auto",
+        "source": {"path": "m.onnx", "bytes": 1000},
+        "output": {"path": str(report.output), "files": [str(report.output)], "bytes": 250},
+        "counts": {"static-int8": 2, "dynamic-int8": 1, "float": 3},
+        "reasons": {"it is odd": 2, "it is even": 1},
+        "notes": ["did this"],
+        "comparison": {
+            "samples": 5,
+            "data": "5 samples from d.npz",
+            "worst_sqnr": 31.25,
+            "latency": {"float_ms": 2.0, "quantized_ms": 1.0, "ratio": 0.5, "pairs": 100},
+            "outputs": [
+                {"name": "y", "dtype": "float32", "elements": 10, "equal": False, "sqnr": 31.25, "max_abs": 0.125,
+                 "cosine": 0.999, "agreement": 97.5, "spoilt": 0,
+                 "undefined": 0},
+                {"name": "z", "dtype": "float32", "elements": 10, "equal": True, "sqnr": None, "max_abs": 0.0,
+                 "cosine": None, "agreement": None, "spoilt": 0,
+                 "undefined": 0},
+            ],
+            "selection": None,
+            "layers": [],
+            "no_layers": None,
+            "metric": None,
+        },
+        "seconds": {"load": 0.5},
+        "nodes": [
+            {"name": n.name, "op_type": n.op_type, "scheme": n.scheme, "reason": n.reason} for n in NODES
+        ],
+        "rules": "",
+        "returned": [],
+        "sensitivity": [],
+        "timings": None,
+        "families": [],
+        "min_onnxruntime": None,
+        "weights": [],
+        "activations": [],
+    }  # fmt: skip
+
+
+def test_markdown(report: Report) -> None:
+    text = report.to_markdown()
+    for line in (
+        "# m.onnx, recipe auto",
+        f"Written to `{report.output}`, compared on 5 samples from d.npz.",
+        "| size | 1,000 bytes | 250 bytes | 0.25 of it |",
+        "| latency | 2.000 ms | 1.000 ms | 0.50 of it |",
+        "| `y` | 31.2 dB | 0.125 | 97.50 % |",
+        "| `z` | equal | 0 |  |",
+        "| static-int8 | 2 | Conv 2 |",
+        "| 2 | it is odd |",
+        "* did this",
+        "| `a\\|b` | com.acme.Odd | float | it is odd |",
+    ):
+        assert line in text.splitlines()
+
+
+def test_names_cannot_break_the_markdown(report: Report) -> None:
+    nodes = (NodeReport("a`b\n# c", "<b>", None, "--exclude *_3* leaves it [float](x)"),)
+    lines = replace(report, nodes=nodes, notes=("did `this`\n# that",)).to_markdown().splitlines()
+    assert "| `` a`b # c `` | \\<b> | float | --exclude \\*_3\\* leaves it \\[float](x) |" in lines
+    assert "* did \\`this\\` # that" in lines
+
+
+def test_markdown_of_a_plan(report: Report) -> None:
+    plan = replace(report, output=None, files=(), comparison=None)
+    assert "A plan: nothing was written." in plan.to_markdown()
+    assert json.loads(plan.to_json())["output"] is None
+    assert plan.output_bytes is None
+
+
+def test_decibels() -> None:
+    assert [decibels(v) for v in (31.25, -3.0, math.inf, -math.inf)] == ["31.2 dB", "-3.0 dB", "equal", "none"]
+
+
+def test_planned_lists_every_node(tmp_path: Path) -> None:
+    path = SAMPLES / "digits_if.onnx"
+    prepared = prepare(load(path), "auto", with_data=False)
+    report = Report.planned(prepared.plan, source=path, notes=prepared.notes)
+    assert len(report.nodes) == len(list(prepared.model.graph.walk()))
+    assert all(node.name and node.reason for node in report.nodes)
+    assert report.source_bytes == path.stat().st_size
+    assert (report.recipe, report.output, report.comparison) == ("auto", None, None)
+
+
+def test_the_size_of_a_model_includes_its_external_data(tmp_path: Path) -> None:
+    model = onnx.load(SAMPLES / "digits_depthwise.onnx")
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=64)
+    prepared = prepare(load(path), "auto", with_data=True)
+    report = Report.planned(prepared.plan, source=path)
+    assert report.source_bytes == path.stat().st_size + (tmp_path / "weights.bin").stat().st_size
+
+
+@pytest.mark.parametrize("suffix", [".json", ".md"])
+def test_writing_by_suffix(report: Report, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"r{suffix}"
+    write_report(report, path)
+    assert path.read_text() == (report.to_json() if suffix == ".json" else report.to_markdown())
+    with pytest.raises(OutputError, match="exists already"):
+        write_report(report, path)
+    write_report(report, path, force=True)
+    assert {p.name for p in tmp_path.iterdir()} == {"q.onnx", path.name}
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("r.pdf", "cannot be written as '.pdf'"),
+        ("report", "cannot be written as 'report'"),
+        ("no/r.md", "does not exist"),
+        ("d.md", "is a folder"),
+    ],
+)
+def test_paths_that_are_refused(tmp_path: Path, name: str, sentence: str) -> None:
+    (tmp_path / "d.md").mkdir()
+    with pytest.raises(OutputError, match=sentence):
+        check_report_path(tmp_path / name, force=True)

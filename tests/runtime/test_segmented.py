@@ -1,0 +1,219 @@
+"""Large models, made out of small ones by moving the limits: segments give what the whole gives."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from helpers import build, floats, graph, node
+
+from onnxq.calibration.calibrate import calibrate
+from onnxq.errors import ModelError
+from onnxq.ir import infer_types, load, parse, save, segment
+from onnxq.ir.passes import normalise
+from onnxq.ir.segment import cut
+from onnxq.pipeline import quantize as pipeline
+from onnxq.rounding import weights
+from onnxq.runtime import segmented, session
+from onnxq.runtime.session import SessionError, open_session
+from onnxq.verification.compare import check_wellformed, compare
+from onnxq.verification.families import LATENCIES
+
+SAMPLES = Path(__file__).parents[2] / "sample_models"
+MODELS = sorted(SAMPLES.glob("*.onnx"))
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Let every model be large, weights of 256 bytes stay out, and segments be of 4 kB."""
+    monkeypatch.setattr(segment, "LARGE", 0)
+    monkeypatch.setattr(segmented, "SEGMENT", 4096)
+    monkeypatch.setattr(segmented, "BESIDE", 256)
+    monkeypatch.setattr("onnxq.ir.storage.scratch_file.SPOOLED", 256)
+    monkeypatch.setattr(weights, "SPOOLED", 256)
+
+
+def blocks(count=6, grid=0.0):
+    """A residual block for each count: one value crosses between blocks, three inside. Weights lie on a grid."""
+    nodes, constants, x = [], {}, "x"
+    for b in range(count):
+        constants |= {
+            f"u{b}": on_grid(floats(16, 32, seed=b), grid),
+            f"d{b}": on_grid(floats(32, 16, seed=b + 99), grid),
+        }
+        nodes += [node("MatMul", f"{x} u{b}", f"h{b}"), node("Relu", f"h{b}", f"r{b}")]
+        nodes += [node("MatMul", f"r{b} d{b}", f"o{b}"), node("Add", f"{x} o{b}", f"x{b}" if b < count - 1 else "y")]
+        x = f"x{b}"
+    return build(nodes, {"x": ["N", 16]}, weights=constants)
+
+
+def on_grid(array, grid):
+    """Round to multiples of a power of two, so that float32 sums of products are exact; 0 leaves all as it is."""
+    return np.rint(array / np.float32(grid)) * np.float32(grid) if grid else array
+
+
+def without_latencies(path):
+    """The bytes of a file but for predicted latencies, which large models have none of."""
+    proto = onnx.load(path)
+    kept = [entry for entry in proto.metadata_props if entry.key != LATENCIES]
+    del proto.metadata_props[:]
+    proto.metadata_props.extend(kept)
+    return proto.SerializeToString(deterministic=True)
+
+
+def loaded(proto):
+    model = parse(proto.SerializeToString())
+    infer_types(model)
+    return model
+
+
+def test_cuts_lie_where_one_value_crosses():
+    segments = cut(loaded(blocks()), 2 * 4096)
+    assert [len(segment.nodes) for segment in segments] == [8, 8, 8]
+    assert [[v.name for v in s.inputs] for s in segments] == [["x"], ["x1"], ["x3"]]
+    assert [[v.name for v in s.outputs] for s in segments] == [["x1"], ["x3"], ["y"]]
+    assert [[v.name for v in s.constants] for s in segments][1] == ["u2", "d2", "u3", "d3"]
+
+
+def test_no_cut_where_the_type_of_what_crosses_is_unknown():
+    proto = blocks(2)
+    proto.graph.node.insert(4, onnx.helper.make_node("Mystery", ["x0"], ["z"], domain="my"))
+    proto.graph.node[5].input[0] = "z"
+    proto.opset_import.add(domain="my", version=1)
+    assert all("z" not in [v.name for v in s.inputs] for s in cut(loaded(proto), 1))
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("optimize", ["none", "all"])
+def test_segments_give_what_the_whole_gives(path, optimize, tiny):
+    model = load(path)
+    normalise(model)
+    infer_types(model)
+    taps = [v for n in model.graph.nodes for v in n.outputs if v is not None and v.dtype == 1 and not v.is_output]
+    names = [v.name for v in (*taps, *model.graph.outputs)]
+    whole = open_session(model.serialize(extra_outputs=taps), optimize=optimize)
+    parts = open_session(model, optimize=optimize, taps=taps)
+    assert len(cut(model, segmented.SEGMENT)) > 1 or path.stem == "digits_if"  # its weights are inside the bodies
+    assert [(i.name, i.type) for i in parts.get_inputs()] == [(i.name, i.type) for i in whole.get_inputs()]
+    outputs = {o.name: o.type for o in whole.get_outputs()}
+    assert {o.name: o.type for o in parts.get_outputs()}.items() <= outputs.items()
+    with np.load(SAMPLES / "digits_test.npz") as file:
+        feeds = {i.name: file[i.name][:3] for i in whole.get_inputs()}
+    for name, expected, got in zip(names, whole.run(names, feeds), parts.run(names, feeds), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_bodies_shared_weights_and_passing_inputs(tiny):
+    body = {name: graph([node("MatMul", "a w", f"{name}_o")], {}, [f"{name}_o"], {}) for name in ("t", "e")}
+    proto = build(
+        [
+            node("MatMul", "x w", "a"),
+            node("If", "c", "b", then_branch=body["t"], else_branch=body["e"]),
+            node("MatMul", "b w", "y"),
+        ],
+        {"x": [3, 32], "c": (onnx.TensorProto.BOOL, [])},
+        weights={"w": floats(32, 32, scale=0.1)},
+    )
+    proto.graph.output.add().CopyFrom(proto.graph.input[0])
+    proto.graph.output.add().CopyFrom(onnx.helper.make_tensor_value_info("w", 1, [32, 32]))
+    proto.graph.input.add().CopyFrom(onnx.helper.make_tensor_value_info("unread", 1, [1]))
+    model = loaded(proto)
+    feeds = {"x": floats(3, 32), "c": np.array(True), "unread": np.zeros(1, np.float32)}
+    del proto.graph.output[1]  # onnxruntime refuses an input that is an output
+    whole = open_session(proto.SerializeToString()).run(None, feeds)
+    parts = open_session(model)
+    assert [i.name for i in parts.get_inputs()] == ["x", "c", "unread"]
+    y, x, w = parts.run(None, feeds)
+    np.testing.assert_allclose(y, whole[0], rtol=1e-5, atol=1e-6)
+    assert x is feeds["x"]
+    assert w.tolist() == whole[1].tolist()
+
+
+@pytest.mark.parametrize("recipe", ["dynamic-int8", "static-int8", "weight-int8"])
+@pytest.mark.parametrize("external", [False, True])
+def test_a_large_model_gives_the_bytes_of_a_small_one(recipe, external, tmp_path, tiny, monkeypatch):
+    # Sums are exact: onnxruntime calibrates large models in float32, the evaluator small ones in float64
+    save(parse(blocks(2, 0.25).SerializeToString()), tmp_path / "m.onnx", external_data=external)
+    monkeypatch.setattr("onnxq.ir.storage.files.EXTERNAL_MINIMUM", 64)
+    samples = [{"x": on_grid(floats(4, 16, seed=seed), 0.25)} for seed in range(4)]
+    reports = {}
+    for limit, name in ((0, "large"), (1 << 30, "small")):
+        monkeypatch.setattr(segment, "LARGE", limit)
+        chosen = tmp_path / "r.toml"
+        chosen.write_text(
+            f'name = "r"\ndescription = "r"\nscheme = "{recipe}"\nranges = "minmax"\nrounding = "nearest"\n'
+            "smoothing = false\n",  # nothing is tried on a large model
+            encoding="utf-8",
+        )
+        out = tmp_path / f"{name}.onnx"
+        reports[name] = pipeline.quantize(tmp_path / "m.onnx", chosen, output=out, samples=samples)
+    assert without_latencies(tmp_path / "large.onnx") == without_latencies(tmp_path / "small.onnx")
+    large, small = (reports[name].comparison for name in ("large", "small"))
+    assert large is not None
+    assert small is not None
+    assert large.latency is None
+    assert small.latency is not None
+    assert large.worst_sqnr == pytest.approx(small.worst_sqnr, abs=0.1)
+    assert {p.name for p in tmp_path.iterdir()} - {"m.onnx.data"} == {"m.onnx", "large.onnx", "small.onnx", "r.toml"}
+
+
+def test_calibration_in_segments_measures_the_same(tiny):
+    model = loaded(blocks())
+    values = [v for n in model.graph.nodes for v in n.outputs if v is not None]
+    samples = [{"x": floats(4, 16, seed=seed)} for seed in range(3)]
+    parts = calibrate(model, values, samples)
+    segment.LARGE = 1 << 30
+    whole = calibrate(model, values, samples)
+    for value in values:
+        for one, other in zip(whole[value.name], parts[value.name], strict=True):
+            for name, array in one.arrays().items():
+                np.testing.assert_allclose(array, other.arrays()[name], rtol=1e-3, atol=1e-3)
+
+
+def test_paths_of_large_models_are_run_in_segments(tmp_path, tiny):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(blocks().SerializeToString())
+    assert isinstance(open_session(path), segmented.StreamedSession)
+    found = compare(path, path, [{"x": floats(4, 16)}])
+    assert found.worst_sqnr == float("inf")
+    assert found.latency is None
+
+
+def test_what_does_not_load_is_a_sentence(tmp_path, tiny):
+    proto = blocks()
+    proto.graph.node[0].attribute.add(name="nonsense", type=1, f=1.0)
+    with pytest.raises(SessionError, match="nonsense"):
+        open_session(loaded(proto))
+    (tmp_path / "m.onnx").write_bytes(b"nothing")
+    with pytest.raises(ModelError, match="is not a readable ONNX model"):
+        open_session(tmp_path / "m.onnx")
+    save(parse(blocks().SerializeToString()), tmp_path / "e.onnx", external_data=True)
+    (tmp_path / "e.onnx.data").unlink()
+    with pytest.raises(ModelError, match="which cannot be read"):
+        open_session(load(tmp_path / "e.onnx"))
+    assert session.is_large(loaded(blocks()))
+
+
+def test_the_checker_sees_large_models_without_their_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr("onnxq.verification.compare.LARGE", 100)
+    proto = blocks()
+    path = tmp_path / "m.onnx"
+    path.write_bytes(proto.SerializeToString())
+    assert check_wellformed(path) is None
+    proto.graph.node[0].attribute.add(name="nonsense", type=1, f=1.0)
+    path.write_bytes(proto.SerializeToString())
+    assert "nonsense" in (check_wellformed(path) or "")
+    assert os.listdir(tmp_path) == ["m.onnx"]
+
+
+def test_layers_of_large_models_are_compared(tmp_path, tiny):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(blocks().SerializeToString())
+    samples = [{"x": floats(4, 16, seed=seed)} for seed in range(4)]
+    found = pipeline.quantize(path, "static-int8", output=tmp_path / "o.onnx", samples=samples, detailed=True)
+    assert found.comparison is not None
+    assert {"h0", "x3", "y"} <= {layer.tensor for layer in found.comparison.layers}
+    assert found.activations

@@ -1,0 +1,152 @@
+"""`--fast`: calibration over all samples, weights to nearest, and no more than that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from bench_fast import measure
+from helpers import build, floats, node
+from onnx import numpy_helper
+
+import onnxq.runtime.in_memory
+import onnxq.runtime.session
+from onnxq.errors import CheckFailed
+from onnxq.pipeline.quantize import quantize
+from onnxq.planning.recipe import parse_recipe
+from onnxq.search.budget import Budget
+
+SHARED = Path(__file__).parents[2] / "../shared/arena"
+WIDTH = 64
+RECIPE = (
+    'scheme = "static-int8"\nranges = "minmax"\n[[rules]]\nop = "MatMul"\nrounding = "output-error"\nsmoothing = true\n'
+)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Build two products whose inputs hold outliers, so that rescaling and rounding have something to gain."""
+    spread = np.ones(WIDTH, np.float32)
+    spread[3] = 40
+    weights = {"s": spread, "w0": floats(WIDTH, WIDTH, seed=1) / 8, "w1": floats(WIDTH, WIDTH, seed=2) / 8}
+    nodes = [
+        node("Mul", "x s", "m"),
+        node("MatMul", "m w0", "h"),
+        node("Tanh", "h", "t"),
+        node("MatMul", "t w1", "y"),
+    ]
+    path = tmp_path / "m.onnx"
+    path.write_bytes(build(nodes, {"x": [None, WIDTH]}, ["y"], weights).SerializeToString())
+    return path
+
+
+def samples(count: int = 8) -> list[dict[str, np.ndarray]]:
+    return [{"x": floats(16, WIDTH, seed=index) * (index + 1)} for index in range(count)]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "r.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def stored(path: Path) -> dict[str, np.ndarray]:
+    return {i.name: numpy_helper.to_array(i) for i in onnx.load(str(path)).graph.initializer}
+
+
+def pair_scales(weight: np.ndarray) -> np.ndarray:
+    """Compute the least scales with which two neighbours of one sign, times 255, stay within 16 bits if rounded up."""
+    even, odd = weight[::2].astype(np.float64), weight[1::2].astype(np.float64)
+    sums = np.where(even * odd > 0, 255 * (np.abs(even) + np.abs(odd)), 0)
+    return sums.max(axis=0) / (32767 - 255)
+
+
+@pytest.mark.parametrize("target", ["cpu-vnni", "cpu"])
+def test_weights_are_rounded_to_nearest_and_ranges_are_those_of_all_samples(model, tmp_path, target):
+    quantize(
+        model, parse_recipe(RECIPE, "r").for_target(target), output=tmp_path / "q.onnx", samples=samples(), fast=True
+    )
+    found = stored(tmp_path / "q.onnx")
+    for name in ("w0", "w1"):
+        weight = stored(model)[name]
+        codes = next(array for key, array in found.items() if key.startswith(name) and array.dtype == np.int8)
+        scale = next(array for key, array in found.items() if key.startswith(name) and key.endswith("_scale"))
+        least = np.abs(weight).max(axis=0) / 127
+        if target == "cpu":  # x86 without VNNI adds neighbouring products in 16 bits
+            assert (pair_scales(weight) > least).any()
+            least = np.maximum(least, pair_scales(weight))
+        np.testing.assert_allclose(scale, least, rtol=1e-4)
+        assert np.array_equal(codes, np.rint(weight / scale).astype(np.int8))
+    reads = np.concatenate([sample["x"] for sample in samples()]) * stored(model)["s"]
+    scale = next(array for key, array in found.items() if key == "m_scale")
+    assert scale == pytest.approx((max(reads.max(), 0) - min(reads.min(), 0)) / 255, rel=1e-6)
+
+
+def test_nothing_is_tried_and_the_comparison_is_short(model, recipe, tmp_path, monkeypatch):
+    opened = []
+    original = onnxq.runtime.session.load_native
+    for module in (onnxq.runtime.session, onnxq.runtime.in_memory):
+        monkeypatch.setattr(module, "load_native", lambda *a, **k: opened.append(1) or original(*a, **k))
+    report = quantize(model, recipe, output=tmp_path / "q.onnx", samples=samples(), fast=True, detailed=True)
+    assert len(opened) == 2  # both models once; the calibration runs in the evaluator
+    assert report.comparison.samples == 2
+    assert report.comparison.latency is None
+    assert not report.activations
+    assert not any("rescaled" in note or "corrected" in note for note in report.notes)
+    opened.clear()
+    slow = quantize(model, recipe, output=tmp_path / "slow.onnx", samples=samples())
+    assert len(opened) > 2
+    assert slow.comparison.samples == 8
+    assert slow.comparison.worst_sqnr > report.comparison.worst_sqnr
+
+
+def test_it_runs_without_data(model, tmp_path):
+    report = quantize(model, output=tmp_path / "q.onnx", fast=True)
+    assert report.counts()["weight-int8"] == 2  # so small, they are faster in float
+
+
+def test_a_budget_is_checked_and_not_searched_for(model, tmp_path):
+    reached = quantize(model, output=tmp_path / "q.onnx", samples=samples(), fast=True).comparison.worst_sqnr
+    missed = Budget(reached + 10)
+    with pytest.raises(CheckFailed, match="dB asked for"):
+        quantize(model, output=tmp_path / "no.onnx", samples=samples(), fast=True, budget=missed)
+    quantize(model, output=tmp_path / "searched.onnx", samples=samples(), budget=missed)
+    assert not (tmp_path / "no.onnx").exists()
+
+
+def test_a_metric_is_checked_even_where_nothing_is_left_open(model, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    code = "import numpy as np\n\n\ndef first(outputs, labels):\n    return float(np.abs(outputs['y'][0]).sum())\n"
+    (tmp_path / "fast_metric.py").write_text(code)
+    budget = Budget(metric="fast_metric:first", max_drop=1e9)
+    quantize(model, output=tmp_path / "q.onnx", samples=samples(), fast=True, budget=budget)
+    with pytest.raises(CheckFailed, match="misses the budget"):
+        quantize(
+            model, output=tmp_path / "no.onnx", samples=samples(), fast=True, budget=replace(budget, max_drop=-1e9)
+        )
+    assert not (tmp_path / "no.onnx").exists()
+
+
+def test_settings_of_rules_are_overruled():
+    fast = parse_recipe(RECIPE, "r").fast()
+    scheme, why = fast.scheme_for("MatMul", "m")
+    assert (scheme.name, scheme.rounding, scheme.smoothing) == ("static-int8", "nearest", False)
+    assert not scheme.bias_correction
+    assert not scheme.return_to_float
+    assert parse_recipe(fast.to_toml(), "again") == fast
+    assert why == "rule op = 'MatMul', name = '*'"
+
+
+@pytest.mark.bench
+@pytest.mark.parametrize("name", ["super_resolution superres", "ultraface_rfb320 face", "minilm minilm"])
+def test_it_takes_little_more_than_running_the_float_model(name):
+    model, data = name.split()
+    source, calibration = SHARED / "models" / f"{model}.onnx", SHARED / "data" / f"{data}_calib.npz"
+    if not source.exists():
+        pytest.skip("the models are not here")
+    _, limit, command = measure(source, calibration)
+    assert command <= limit

@@ -1,0 +1,399 @@
+"""What nodes contribute to the error, and the search for the fewest that have to be float."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from helpers import build, floats, node
+from onnx import TensorProto
+
+from onnxq.data.samples import input_specs, wrap_samples
+from onnxq.errors import CheckFailed, RecipeError
+from onnxq.ir import load
+from onnxq.pipeline.quantize import quantize
+from onnxq.planning.decision import Override
+from onnxq.progress import Silent
+from onnxq.search.budget import Budget, _towards_goals, meet_budget
+from onnxq.search.candidates import Candidate, Option, find_candidates, within_cost
+from onnxq.search.held_out import ENOUGH, HoldoutSplit, SqnrEvaluator
+from onnxq.search.mixed_precision import SearchResult, cheap_wins, decibels_without, fewest_float_nodes, shortest_prefix
+from onnxq.search.sensitivity import sensitivity
+from onnxq.search.variants import Variants, calibrate_and_round
+from onnxq.stages.prepare import prepare
+
+WIDTH = 64
+
+
+def chain(tmp_path: Path, spread: list[float], rows: int | None = None, width: int = WIDTH) -> Path:
+    """Build MatMuls with activations between them, one after another, the outliers of each layer's input given."""
+    nodes, weights, value = [], {}, "x"
+    for index, factor in enumerate(spread):
+        scale = np.ones(width, np.float32)
+        scale[0] = (
+            factor  # one channel towers above the others, and its row of the weight is small: 8 bits do not reach
+        )
+        weights[f"s{index}"] = scale
+        weights[f"w{index}"] = (floats(width, width, seed=index) / 8 / scale[:, None]).astype(np.float32)
+        nodes += [
+            node("Tanh", value, f"t{index}"),
+            node("Mul", f"t{index} s{index}", f"m{index}"),
+            node("MatMul", f"m{index} w{index}", f"y{index}"),
+        ]
+        value = f"y{index}"
+    path = tmp_path / "chain.onnx"
+    path.write_bytes(build(nodes, {"x": [rows, width]}, [value], weights).SerializeToString())
+    return path
+
+
+def variants_of(path: Path, recipe: str, shape: tuple[int, int] = (16, WIDTH)) -> Variants:
+    prepared = prepare(load(path), recipe, with_data=True)
+    samples = wrap_samples([{"x": floats(*shape, seed=50 + i)} for i in range(6)], input_specs(prepared.model))
+    return calibrate_and_round(prepared, HoldoutSplit(prepared.model.copy(), samples), samples, None, Silent())
+
+
+@pytest.fixture
+def spoilt(tmp_path: Path) -> Variants:
+    """Four layers, of which the third loses most."""
+    recipe = tmp_path / "r.toml"
+    recipe.write_text('scheme = "static-int8"\nsmoothing = false\nranges = "minmax"\n')
+    return variants_of(chain(tmp_path, [1, 1, 200, 1]), str(recipe))
+
+
+def test_the_layer_that_loses_most_contributes_most(spoilt):
+    found = sensitivity(spoilt)
+    assert [c.tensor for c in found] == ["y0", "y1", "y2", "y3"]
+    assert max(found, key=lambda c: c.noise).tensor == "y2"
+    assert found[2].share > 0.5
+    assert sum(c.share for c in found) == pytest.approx(1)
+    assert all(c.exact for c in found)
+
+
+def test_contributions_add_up_to_the_error_of_the_whole(spoilt):
+    whole = spoilt.noise({}).max()
+    assert sum(c.noise for c in sensitivity(spoilt)) == pytest.approx(whole, rel=0.5)
+
+
+def test_probes_find_what_running_every_node_finds(tmp_path):
+    recipe = tmp_path / "r.toml"
+    recipe.write_text('scheme = "static-int8"\nsmoothing = false\nranges = "minmax"\n')
+    variants = variants_of(chain(tmp_path, [1, 30, 1, 1, 200, 1, 1, 60, 1, 1, 1, 1]), str(recipe))
+    exact = sensitivity(variants)
+    estimated = sensitivity(variants, exact=0, all_alone=4)
+    assert sum(c.exact for c in estimated) == 8
+    ranks = [np.argsort(np.argsort([-c.noise for c in found])) for found in (exact, estimated)]
+    assert np.corrcoef(*ranks)[0, 1] > 0.8
+    assert max(estimated, key=lambda c: c.noise).tensor == max(exact, key=lambda c: c.noise).tensor
+
+
+def some(count: int) -> list[Candidate]:
+    return [Candidate(f"n{i}", 1.0 / (i + 1), 0.1, 0.01, True) for i in range(count)]
+
+
+class Counting:
+    """Stands in for `Variants`: a model is the choices that made it."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def model(self, choices):
+        self.runs += 1
+        return choices
+
+    def replan(self, choices):
+        made = [(SimpleNamespace(outputs=[SimpleNamespace(name=key)]), choice) for key, choice in choices.items()]
+        decisions = [SimpleNamespace(node=node, scheme=choice.scheme) for node, choice in made]
+        return SimpleNamespace(plan=SimpleNamespace(decisions=decisions)), {}
+
+
+@pytest.mark.parametrize("needed", range(1, 10))
+def test_the_shortest_start_is_found_without_trying_nothing_or_all(needed):
+    tried = []
+    found = shortest_prefix("abcdefghi", lambda some: tried.append(len(some)) or len(some) >= needed)
+    assert found == "abcdefghi"[:needed]
+    assert not {0, 9} & set(tried)
+    assert len(tried) == len(set(tried)) <= 4
+
+
+@pytest.mark.parametrize("needed", [0, 1, 7, 63, 64])
+def test_the_fewest_nodes_are_found_in_few_runs(needed):
+    variants, ranked = Counting(), some(64)
+    wanted = {move.key for move in ranked[:needed]}
+    found = fewest_float_nodes(variants, ranked, lambda choices: wanted <= choices.keys(), {})
+    assert found.met
+    assert set(found.choices) == wanted
+    assert variants.runs <= 2 + 6  # log2(64), and the two ends
+
+
+def test_weights_go_back_to_float_only_when_computing_in_float_is_not_enough():
+    variants, ranked = Counting(), some(8)
+    stored = fewest_float_nodes(variants, ranked, lambda choices: len(choices) == 8, {})
+    assert {choice.scheme for choice in stored.choices.values()} == {"weight-int8"}
+    floats_ = fewest_float_nodes(variants, ranked, lambda c: any(choice.scheme == "float" for choice in c.values()), {})
+    assert sum(choice.scheme == "float" for choice in floats_.choices.values()) == 1
+    assert not fewest_float_nodes(variants, ranked, lambda choices: False, {}).met
+
+
+def test_what_computes_in_float_beside_weights_kept_float_is_only_what_the_budget_takes():
+    """With 16-bit activations it is the weights alone that miss a budget: all others went to float with the one."""
+    ranked = some(8)
+    found = fewest_float_nodes(Counting(), ranked, lambda c: "n2" in c and c["n0"].scheme == "float", {})
+    assert names(found.choices) == {"n0": "float", "n1": "weight-int8", "n2": "weight-int8"}
+    found = fewest_float_nodes(
+        Counting(), ranked, lambda c: c.get("n0", ROWS).scheme == "float", {}, below={"n5": ROWS}
+    )
+    assert names(found.choices) == {"n0": "float", "n5": "rows"}
+
+    class Weightless(Counting):
+        """Only the node whose weight is kept float has one."""
+
+        def replan(self, choices):
+            return super().replan({key: choice for key, choice in choices.items() if choice.scheme == "float"})
+
+    found = fewest_float_nodes(
+        Weightless(), ranked, lambda c: c.get("n0", ROWS).scheme == "float", {}, below={"n5": ROWS}
+    )
+    assert set(names(found.choices)) == {f"n{index}" for index in range(8)}, "nothing else is worth a conversion"
+
+
+ROWS, BLOCKS = (Override("dynamic-int8", why, (("why", why),)) for why in ("rows", "blocks"))
+
+
+def several(count: int) -> list[Candidate]:
+    """Moves with two ways between 8 bit and float, each dearer than the one before."""
+    ways = (Option(ROWS, 0.001, 0.3), Option(BLOCKS, 0.002, 0.1))
+    return [Candidate(f"n{i}", 1.0 / (i + 1), 0.1, 0.01, True, ways) for i in range(count)]
+
+
+def names(choices) -> dict[str, str]:
+    return {key: choice.reason if choice.settings else choice.scheme for key, choice in choices.items()}
+
+
+def test_the_cheapest_way_that_is_enough_is_taken():
+    found = fewest_float_nodes(Counting(), several(8), lambda choices: {"n0", "n1"} <= choices.keys(), {})
+    assert names(found.choices) == {"n0": "rows", "n1": "rows"}
+    found = fewest_float_nodes(Counting(), several(8), lambda choices: choices.get("n0") == BLOCKS, {})
+    assert names(found.choices) == {"n0": "blocks"}
+    found = fewest_float_nodes(Counting(), several(8), lambda choices: names(choices).get("n1") == "weight-int8", {})
+    assert names(found.choices) == {"n0": "weight-int8", "n1": "weight-int8"}
+
+
+def test_what_the_budget_does_not_need_beside_dearer_ways_is_taken_back():
+    def meets(choices) -> bool:
+        return names(choices).get("n0") == "blocks" and {"n1", "n2"} <= choices.keys()
+
+    variants = Counting()
+    found = fewest_float_nodes(variants, several(16), meets, {"x": Override("float", "settled")})
+    assert names(found.choices) == {"x": "float", "n0": "blocks", "n1": "rows", "n2": "rows"}
+    assert variants.runs <= 3 + 2 * 5
+
+
+def test_no_more_time_is_spent_than_there_is():
+    tried = []
+    fewest_float_nodes(Counting(), several(8), lambda choices: tried.append(choices), {}, stages=1, most=0.0035)
+    spent = [sum({"rows": 0.001, "blocks": 0.002}.get(name, 0.01) for name in names(c).values()) for c in tried]
+    assert max(spent) <= 0.0035
+    assert [len(choices) for choices in tried] == [0, 3, 1]  # nothing, rows, blocks; float takes too long
+
+
+def test_affordable_moves_are_counted_by_the_way_they_take():
+    ranked = several(3)
+    assert [len(within_cost(ranked, 0.0025, step)) for step in range(4)] == [2, 1, 0, 0]
+
+
+def test_a_bargain_is_the_cheapest_way_first_and_the_next_where_it_disappoints():
+    class Judged(Counting):
+        prepared = SimpleNamespace(plan=SimpleNamespace(costs=None))
+
+        def __init__(self, gains, start=20.0):
+            self.judge = SimpleNamespace(sqnr=lambda choices: start + sum(gains[n] for n in names(choices).values()))
+            super().__init__()
+
+        def replan(self, choices):
+            return SimpleNamespace(plan=SimpleNamespace(costs=None)), {}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("onnxq.search.mixed_precision.predicted_time", lambda plan, costs: 1.0)
+        for gains, expected in (
+            ({"rows": 5.0, "blocks": 9.0, "weight-int8": 20.0}, {"n0": "rows", "n1": "rows"}),
+            ({"rows": 0.1, "blocks": 9.0, "weight-int8": 20.0}, {"n0": "blocks", "n1": "blocks"}),
+            ({"rows": 0.1, "blocks": 0.1, "weight-int8": 20.0}, {"n0": "weight-int8"}),
+        ):
+            assert names(cheap_wins(Judged(gains), several(2)).choices) == expected
+            assert not cheap_wins(Judged(gains, start=ENOUGH), several(2)).choices
+
+
+def test_choices_that_are_known_to_miss_are_not_tried_again():
+    tried = []
+    fewest_float_nodes(Counting(), some(8), lambda choices: tried.append(choices) or len(choices) >= 3, {}, missed=True)
+    assert {} not in tried
+    assert len(tried) == 4  # everything, and log2(8)
+
+
+def test_no_model_is_judged_twice(tmp_path, monkeypatch):
+    recipe = tmp_path / "auto.toml"
+    recipe.write_text(AUTO)
+    variants = variants_of(chain(tmp_path, [1, 1, 200, 1], rows=64, width=256), str(recipe), (64, 256))
+    judged, sqnr = [], SqnrEvaluator.sqnr
+    monkeypatch.setattr(
+        SqnrEvaluator, "sqnr", lambda self, model: (judged.append(model.serialize()), sqnr(self, model))[1]
+    )
+    monkeypatch.setattr("onnxq.search.budget.GOALS", ((60.0, 100.0),))  # so that the search goes on behind the bargains
+    meet_budget(variants, Budget())
+    assert len(judged) >= 2
+    assert len(set(judged)) == len(judged)
+
+
+def test_moves_are_taken_while_they_are_affordable():
+    assert len(within_cost(some(10), 0.035)) == 3
+
+
+def test_gains_are_in_decibels():
+    assert decibels_without(0.5) == pytest.approx(3.01, abs=0.01)
+    assert decibels_without(0.0) == 0.0
+
+
+AUTO = 'scheme = "auto"\nsmoothing = false\nranges = "minmax"\n'
+
+
+def test_a_budget_is_met_with_the_fewest_nodes_in_float(tmp_path):
+    path = chain(tmp_path, [1, 1, 200, 1])
+    recipe = tmp_path / "auto.toml"
+    recipe.write_text(AUTO)
+    samples = [{"x": floats(64, WIDTH, seed=50 + i)} for i in range(6)]
+    free = quantize(path, recipe, output=tmp_path / "free.onnx", samples=samples)
+    reached = free.comparison.worst_sqnr
+    bound = quantize(path, recipe, output=tmp_path / "bound.onnx", samples=samples, budget=Budget(reached + 6))
+    assert bound.comparison.worst_sqnr >= reached + 6
+    assert 1 <= len(bound.returned) < 4
+    reasons = {n.name: n.reason for n in bound.nodes}
+    assert all("of the error" in reasons[name] for name in bound.returned)
+    with pytest.raises(CheckFailed, match="only the float model meets the budget"):
+        quantize(path, recipe, output=tmp_path / "never.onnx", samples=samples, budget=Budget(150))
+    assert not (tmp_path / "never.onnx").exists()
+
+
+def test_a_model_of_no_use_is_not_what_auto_gives(tmp_path, monkeypatch):
+    """An outlier channel spoils everything behind it: below 20 dB `auto` gives back all the time that it takes."""
+    path = chain(tmp_path, [1, 1, 2000, 1], rows=64, width=256)
+    recipe = tmp_path / "auto.toml"
+    recipe.write_text(AUTO + "bias_correction = false\n")
+    samples = [{"x": floats(64, 256, seed=50 + i)} for i in range(6)]
+    reached = {}
+    for goals in ((), ((20.0, math.inf),), ((20.0, 0.0),)):
+        monkeypatch.setattr("onnxq.search.budget.GOALS", goals)
+        report = quantize(path, recipe, output=tmp_path / "q.onnx", samples=samples, force=True)
+        reached[goals] = report.comparison.worst_sqnr
+    bare, aimed, unpaid = reached.values()
+    assert bare == unpaid < 18
+    assert aimed >= 20
+
+
+@pytest.mark.parametrize(("few", "all_tried", "asked"), [(40.0, 15.0, 1), (15.0, 40.0, 0), (ENOUGH, 15.0, 0)])
+def test_goals_are_held_against_all_samples_that_are_tried_on(monkeypatch, few, all_tried, asked):
+    """Of a few pictures, one that is larger than the others decides: 9.5 dB by eight where all 24 say 16.8."""
+    searched = []
+    judges = [SimpleNamespace(sqnr=lambda _, sqnr=sqnr: sqnr) for sqnr in (few, all_tried)]
+    variants = SimpleNamespace(
+        prepared=SimpleNamespace(plan=None),
+        judge=judges[0],
+        split=SimpleNamespace(goal_evaluator=judges[1]),
+        model=lambda choices: choices,
+    )
+    missed = SearchResult({}, met=False)
+    monkeypatch.setattr("onnxq.search.budget.is_priced", lambda plan: False)
+    monkeypatch.setattr("onnxq.search.budget._more_accurate", lambda *args, **_: (searched.append(args), missed)[1])
+    _towards_goals(variants, [], SearchResult({}, met=True, sqnr=few))
+    assert len(searched) == asked
+
+
+def test_half_a_limit_is_refused():
+    with pytest.raises(RecipeError, match="belong together"):
+        Budget(metric="m:f")
+
+
+def test_a_recipe_that_leaves_nothing_open_is_not_changed(spoilt):
+    assert not meet_budget(spoilt, Budget(60)).choices
+    assert not find_candidates(spoilt.prepared.plan, sensitivity(spoilt), 17)
+
+
+def test_the_same_choices_come_out_every_time(tmp_path):
+    recipe = tmp_path / "auto.toml"
+    recipe.write_text(AUTO)
+    path = chain(tmp_path, [1, 50, 200, 1])
+    found = [meet_budget(variants_of(path, str(recipe)), Budget(40)).choices for _ in range(2)]
+    assert found[0] == found[1]
+    assert cheap_wins(variants_of(path, str(recipe)), []).choices == {}
+
+
+def test_a_bargain_counts_what_follows_it_into_float():
+    ranked = [Candidate("a", 0.9, 0.9, 0.001, True), Candidate("b", 0.1, 0.1, 0.001, True)]
+
+    class Following(Counting):
+        """Returning one node to float takes all others along, so it costs much more than the node itself."""
+
+        prepared = SimpleNamespace(plan=SimpleNamespace(kind="integers", costs=None))
+        judge = SimpleNamespace(sqnr=lambda model: 10.0 if not model else 40.0)
+
+        def replan(self, choices):
+            return SimpleNamespace(plan=SimpleNamespace(kind="floats" if choices else "integers")), {}
+
+    times = {"integers": 1.0, "floats": 1.5}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("onnxq.search.mixed_precision.predicted_time", lambda plan, costs: times[plan.kind])
+        assert not cheap_wins(Following(), ranked).choices
+        times["floats"] = 1.001
+        assert cheap_wins(Following(), ranked).choices.keys() == {"a"}
+
+
+@pytest.mark.parametrize("allow", ["", 'allow = ["com.microsoft"]\n'])
+def test_scales_by_block_come_before_float_where_they_are_allowed(tmp_path, allow, monkeypatch):
+    monkeypatch.setattr("onnxq.search.budget.GOALS", ())  # the free run stays where it is
+    path = chain(tmp_path, [1, 1, 200, 1], rows=64, width=256)
+    recipe = tmp_path / "auto.toml"
+    recipe.write_text(AUTO + allow)
+    samples = [{"x": floats(64, 256, seed=50 + i)} for i in range(6)]
+    reached = quantize(path, recipe, output=tmp_path / "free.onnx", samples=samples).comparison.worst_sqnr
+    output = tmp_path / "bound.onnx"
+    quantize(path, recipe, output=output, samples=samples, budget=Budget(reached + 4))
+    operators = {n.op_type for n in load(output).graph.nodes}
+    assert ("MatMulNBits" in operators) == bool(allow)
+
+
+def looking_up(tmp_path: Path, rows: int) -> Path:
+    """A table of numbers of all sizes, which 8 bit suit badly, and three products."""
+    width = 256
+    weights = {
+        "table": floats(rows, width) ** 5,
+        **{f"w{index}": floats(width, width, seed=index + 1) / 16 for index in range(3)},
+    }
+    nodes = [node("Gather", "table ids", "e"), node("MatMul", "e w0", "h0", name="first"), node("Tanh", "h0", "t0")]
+    nodes += [node("MatMul", "t0 w1", "h1"), node("Tanh", "h1", "t1"), node("MatMul", "t1 w2", "y")]
+    path = tmp_path / "m.onnx"
+    path.write_bytes(build(nodes, {"ids": (TensorProto.INT64, [16])}, ["y"], weights).SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("rows", "limits", "recipe", "kept"),
+    [
+        (8, {}, "", True),
+        (256, {}, "", False),  # which is a fifth of the file
+        (8, {"budget": Budget(max_size=10**6)}, "", False),
+        (8, {}, "return_to_float = false", False),
+    ],
+)
+def test_a_small_table_stays_in_float_where_its_rounding_is_much_of_the_error(tmp_path, rows, limits, recipe, kept):
+    path, chosen = looking_up(tmp_path, rows), tmp_path / "r.toml"
+    chosen.write_text(f'scheme = "auto"\nsimplify = false\nsmoothing = false\n{recipe}\n')
+    random = np.random.default_rng(5)
+    samples = [{"ids": random.integers(0, rows, 16)} for _ in range(8)]
+    report = quantize(path, chosen, samples=samples, exclude=["first"], output=tmp_path / "y.onnx", **limits)
+    table = next(n for n in load(tmp_path / "y.onnx").graph.nodes if n.op_type == "Gather").inputs[0]
+    assert (str(table.constant.numpy().dtype) == "float32") == kept
+    assert (report.comparison.worst_sqnr > 35) == kept
+    decision = next(d for d in report.nodes if d.op_type == "Gather")
+    assert decision.reason.startswith("kept float: in 8 bit it made") == kept

@@ -1,0 +1,42 @@
+"""The names of `import onnxq`, as a type checker sees them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import onnxq
+
+
+def checked(folder: Path, text: str) -> str:
+    """Run `mypy --strict` on a program, and return what it says of the program alone.
+
+    onnxq is a package beside it here. For a user it is an installed one, of which mypy reports nothing, so its modules
+    are followed silently. The cache is the program's own: one of this repository was written under other settings.
+    """
+    program = folder / "program.py"
+    program.write_text(text, encoding="utf-8")
+    settings = ["--strict", "--no-error-summary", "--config-file=", "--follow-imports=silent"]
+    command = [sys.executable, "-m", "mypy", *settings, f"--cache-dir={folder / 'cache'}", str(program)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1]).stdout
+
+
+def test_a_misspelt_name_fails_a_type_check(tmp_path: Path) -> None:
+    assert 'Module has no attribute "quantise"' in checked(tmp_path, 'import onnxq\n\nonnxq.quantise("x")\n')
+
+
+def test_a_right_name_passes_a_type_check(tmp_path: Path) -> None:
+    assert checked(tmp_path, 'import onnxq\n\nreport: onnxq.Report = onnxq.quantize("x")\n') == ""
+
+
+def test_the_example_of_the_readme_passes_a_type_check(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    (example,) = (block.partition("```")[0] for block in readme.split("```python\n")[1:])
+    assert checked(tmp_path, example) == ""
+
+
+def test_every_public_name_is_there_and_has_words() -> None:
+    for name in onnxq.__all__:
+        assert getattr(onnxq, name) is not None
+        assert name == "__version__" or getattr(onnxq, name).__doc__, name

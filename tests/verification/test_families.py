@@ -1,0 +1,128 @@
+"""What a model is on each family of processors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from helpers import build, floats, node, sqnr
+
+import onnxq
+from onnxq.cli import main
+from onnxq.cli.tables import mispredicted
+from onnxq.ir import load
+from onnxq.ops.quantized import host_arithmetic
+from onnxq.verification.families import (
+    FamilyFigures,
+    evaluated_sqnrs,
+    recorded_latencies,
+    recorded_target,
+    shown_families,
+)
+from onnxq.verification.records import Latency
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> tuple[Path, list[dict[str, np.ndarray]]]:
+    """A product whose largest activations meet weights of one sign: it saturates in most outputs."""
+    weight = np.abs(floats(256, 64, seed=1)) + 0.5
+    path = tmp_path / "wide.onnx"
+    onnx.save(build([node("MatMul", "x w", "y")], {"x": [64, 256]}, ["y"], {"w": weight}), path)
+    rng = np.random.default_rng(2)
+    return path, [{"x": rng.uniform(0, 1, (64, 256)).astype(np.float32)} for _ in range(3)]
+
+
+def quantized(wide, target: str) -> onnxq.Report:
+    path, samples = wide
+    recipe = onnxq.load_recipe("static-int8").for_target(target)
+    return onnxq.quantize(path, recipe, output=path.with_suffix(f".{target}.onnx"), samples=samples)
+
+
+def test_the_default_target_is_shown_for_three_families(wide) -> None:
+    report = quantized(wide, "cpu")
+    assert [family.family for family in report.families] == list(shown_families("cpu"))
+    figures = [family.sqnr for family in report.families]
+    assert max(figures) - min(figures) < 0.5
+    assert min(figures) > 30
+    assert all(family.latency is not None and 0 < family.latency < 2 for family in report.families)
+    assert sum(family.here for family in report.families) <= 1
+
+
+def test_a_model_of_all_8_bits_is_worse_where_it_saturates(wide) -> None:
+    report = quantized(wide, "cpu-vnni")
+    by_name = {family.family: family for family in report.families}
+    assert by_name["cpu-avx2"].saturates
+    assert not by_name["cpu-vnni"].saturates
+    assert by_name["cpu-avx2"].sqnr < by_name["cpu-vnni"].sqnr - 6
+
+
+def test_evaluated_figures_are_those_of_onnxruntime_here(wide) -> None:
+    path, samples = wide
+    report = quantized(wide, "cpu-vnni")
+    assert report.output is not None
+    (found,) = evaluated_sqnrs(path, report.output.read_bytes(), samples, [host_arithmetic()])
+    sessions = [onnx_session(p) for p in (path, report.output)]
+    expected, got = (np.concatenate([s.run(None, sample)[0] for sample in samples]) for s in sessions)
+    assert found == pytest.approx(sqnr(expected, got), abs=0.1)
+
+
+def onnx_session(path: Path):
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def test_what_was_predicted_is_in_the_model(wide) -> None:
+    report = quantized(wide, "cpu")
+    assert report.output is not None
+    model = load(report.output)
+    assert recorded_target(model) == "cpu"
+    assert recorded_latencies(model) == {f.family: float(f"{f.latency:.2f}") for f in report.families}
+
+
+@pytest.mark.parametrize("written", ["[1]", "no JSON", '{"cpu-avx2": "fast"}'])
+def test_metadata_of_others_are_no_predictions(wide, written: str) -> None:
+    path, _ = wide
+    model = load(path)
+    model.metadata["onnxq_latencies"] = written
+    assert recorded_latencies(model) == {}
+    assert recorded_target(model) == "cpu"
+
+
+def test_targets_without_kernel_times_have_no_families() -> None:
+    assert shown_families("generic") == ()
+    assert shown_families("cpu-avx2") == shown_families("cpu")
+
+
+@pytest.mark.parametrize(
+    ("measured", "milliseconds", "said"), [(0.6, 5.0, False), (0.9, 5.0, True), (0.3, 5.0, True), (0.9, 0.1, False)]
+)
+def test_a_latency_far_from_its_prediction_is_said(measured: float, milliseconds: float, said: bool) -> None:
+    families = [FamilyFigures("cpu-avx2", 40.0, 0.3), FamilyFigures("cpu-vnni", 40.0, 0.6, here=True)]
+    latency = Latency(milliseconds, milliseconds * measured, measured, 9)
+    assert ("--target native" in mispredicted(families, latency)) == said
+
+
+def test_verify_holds_a_threshold_against_a_target(wide, capsys: pytest.CaptureFixture[str]) -> None:
+    def cli(*arguments: object) -> tuple[int, str, str]:
+        return main([str(argument) for argument in arguments]), *capsys.readouterr()
+
+    path, samples = wide
+    report = quantized(wide, "cpu-vnni")
+    np.savez(path.with_name("data.npz"), x=np.stack([sample["x"] for sample in samples]))
+    arguments = ("verify", report.output, "--against", path, "-d", path.with_name("data.npz"), "--min-sqnr")
+    by_name = {f.family: f.sqnr for f in report.families}
+    between = (by_name["cpu-vnni"] + by_name["cpu-avx2"]) / 2
+    arguments = (*arguments, between)
+    code, _, err = cli(*arguments, "--target", "cpu-avx2")
+    assert code == 1
+    assert "cpu-avx2" in err
+    assert cli(*arguments[:-2], "--target", "nonsense")[0] == 2
+    code, out, _ = cli(*arguments[:-2], "--format", "json")
+    assert code == 0
+    assert {family["family"] for family in json.loads(out)["families"]} == set(shown_families("cpu"))
