@@ -1,0 +1,156 @@
+"""Train a small Llama-like decoder on real text and export it, for figures of low-bit quantization.
+
+    python tests/bench/train_decoder.py [--minutes 18] [--cache ~/.cache/onnxq-bench/decoder]
+
+The text is what Debian packages hold: a dictionary, a lexicon, a Bible, collections of quotations. They are fetched by
+`apt-get download` and read, not installed. The model is `LlamaForCausalLM` of transformers (RMSNorm, RoPE, grouped
+queries, SwiGLU, tied head), its tokenizer a byte-level byte-pair encoding trained on the same text. Nothing of it goes
+into the repository. Needs torch, transformers and tokenizers, which onnxq itself does not.
+
+The cache then holds `float.onnx` (no cache inputs, dynamic batch and length), `tokenizer.json`, and token ids
+`[n, 256]`: `calib.npz`, `tune.npz` and `judge.npz`, of text that training has not seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PACKAGES = ("dict-gcide", "dict-foldoc", "jargon-text", "fortunes", "dict-devil")
+VOCABULARY, WIDTH, LAYERS, HEADS, KV_HEADS, INNER, WINDOW = 4096, 256, 6, 4, 2, 704, 256
+BATCH, PEAK_RATE, WARM_UP = 8, 1.5e-3, 100
+HELD_OUT = 0.04  # of the text, in pieces spread over all of it
+PIECE = 20_000  # characters that go into training or out of it together
+
+
+def fetch(folder: Path) -> str:
+    """Return the text of the packages."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not list(folder.glob("*.deb")):
+        subprocess.run(["apt-get", "download", *PACKAGES], cwd=folder, check=True)
+    for package in folder.glob("*.deb"):
+        subprocess.run(["dpkg-deb", "-x", package.name, f"x_{package.name.split('_')[0]}"], cwd=folder, check=True)
+    texts = []
+    for path in sorted(folder.glob("x_*/usr/**/*")):
+        if path.suffix == ".dz" or path.name.endswith("jargon.txt.gz"):
+            texts.append(gzip.decompress(path.read_bytes()).decode("utf-8", "ignore"))
+        elif "fortunes" in path.parts and path.is_file() and not path.suffix:
+            texts.append(path.read_text("utf-8", "ignore"))
+    return re.sub(r"[ \t]+", " ", "\n".join(texts))
+
+
+def split(text: str) -> tuple[str, str]:
+    """Return the text to train on and the text to hold out."""
+    every = round(1 / HELD_OUT)
+    pieces = [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
+    kept = [piece for index, piece in enumerate(pieces) if index % every]
+    return "\n".join(kept), "\n".join(pieces[::every])
+
+
+def tokenize(cache: Path, train: str, held: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return token ids of both texts, by a tokenizer that is trained on the first."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator((train[i : i + PIECE] for i in range(0, len(train), 10 * PIECE)), trainer)
+    tokenizer.save(str(cache / "tokenizer.json"))
+
+    def ids(text: str) -> np.ndarray:
+        lines = [text[i : i + PIECE] for i in range(0, len(text), PIECE)]
+        return np.concatenate([np.array(code.ids, np.int32) for code in tokenizer.encode_batch(lines)])
+
+    return ids(train), ids(held)
+
+
+def train(tokens: np.ndarray, minutes: float) -> Any:
+    """Return the model after so many minutes."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=INNER, num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, max_position_embeddings=1024,
+        tie_word_embeddings=True, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters, {len(tokens) / 1e6:.1f} M tokens")
+    heavy = [p for p in model.parameters() if p.ndim > 1]
+    light = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": heavy, "weight_decay": 0.1}, {"params": light, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=PEAK_RATE, betas=(0.9, 0.95))
+    rng, begun, step, shown = np.random.default_rng(0), time.time(), 0, 0.0
+    while (share := (time.time() - begun) / (60 * minutes)) < 1:
+        rate = PEAK_RATE * min((step + 1) / WARM_UP, 0.02 + 0.98 * (1 - share))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        starts = rng.integers(0, len(tokens) - WINDOW - 1, BATCH)
+        ids = torch.from_numpy(np.stack([tokens[s : s + WINDOW + 1] for s in starts]).astype(np.int64))
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(ids[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.float().reshape(-1, VOCABULARY), ids[:, 1:].reshape(-1))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        shown = loss.item() if not step else 0.98 * shown + 0.02 * loss.item()
+        step += 1
+        if step % 50 == 0:
+            print(f"step {step} loss {shown:.3f} after {time.time() - begun:.0f} s", flush=True)
+    return model.eval()
+
+
+def export(model: Any, path: Path) -> None:
+    """Write the model as ONNX, logits of ids."""
+    import torch
+
+    class Logits(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids: Any) -> Any:
+            return self.model(input_ids, use_cache=False).logits
+
+    ids = torch.zeros(2, 16, dtype=torch.int64)
+    sizes = {"input_ids": {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}}
+    program = torch.onnx.export(
+        Logits(), (ids,), input_names=["input_ids"], output_names=["logits"], dynamic_shapes=sizes, dynamo=True
+    )
+    program.save(str(path), external_data=False)
+
+
+def main() -> None:
+    """Make what is missing in the cache."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=18.0)
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "onnxq-bench" / "decoder")
+    arguments = parser.parse_args()
+    cache = arguments.cache
+    cache.mkdir(parents=True, exist_ok=True)
+    text, held = split(fetch(cache.parent / "text"))
+    (cache / "held.txt").write_text(held)
+    tokens, rest = tokenize(cache, text, held)
+    windows = rest[: len(rest) // WINDOW * WINDOW].reshape(-1, WINDOW).astype(np.int64)
+    np.random.default_rng(0).shuffle(windows)
+    for name, part in (("calib", windows[:128]), ("tune", windows[128:384]), ("judge", windows[384:640])):
+        np.savez(cache / f"{name}.npz", input_ids=part)
+    model = train(tokens, arguments.minutes)
+    model.save_pretrained(cache / "torch")
+    export(model, cache / "float.onnx")
+
+
+if __name__ == "__main__":
+    main()
