@@ -196,9 +196,10 @@ class Evaluator:
 
     def _find_taps(self, taps: Taps) -> dict[Value, Callable[[Any], None]]:
         found: dict[Value, Callable[[Any], None]] = {}
+        graphs = list(self.model.graph.graphs())
         for key, function in taps.items():
             name = key if isinstance(key, str) else key.name
-            scopes = [scope for scope in self.model.graph.graphs() if name in scope.values]
+            scopes = [scope for scope in graphs if name in scope.values]
             values = [scope.values[name] for scope in scopes]
             if isinstance(key, Value):
                 values = [key] if key in values else values[:1]

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from onnxq.evaluator.fallback import Fallback
-from onnxq.evaluator.wide import is_the_same, wide_call
+from onnxq.evaluator.wide import is_the_same, keeps_widened, wide_call
 from onnxq.ir import Graph, Model, Node, Tensor, Value
 from onnxq.ir.graph import GRAPH_SPARSE
 from onnxq.ir.segment import is_large
@@ -85,9 +85,10 @@ def prepare(graph: Graph, model: Model, *, wide: bool = False) -> Schedule:
     """
     large = is_large(model)
     constants = _initializers(graph, in_place=large)
+    widened = (constants if keeps_widened(model) else {}) if wide else None
     steps: list[Step] = []
     for node in graph.nodes:
-        step = _prepare_step(node, model, constants if wide else None)
+        step = _prepare_step(node, model, widened)
         if node.op_type == "Constant" and not node.domain and step.call is not None and node.outputs[0] is not None:
             constants[node.outputs[0]] = np.asarray(step.call())
         else:
@@ -99,6 +100,7 @@ def prepare(graph: Graph, model: Model, *, wide: bool = False) -> Schedule:
 
 
 def _prepare_step(node: Node, model: Model, constants: Mapping[Value, Any] | None) -> Step:
+    """Prepare a node; `constants` are those that a run in float64 keeps converted, None for a run in float32."""
     opset = model.opsets.get(node.domain, 1)
     reads = list(dict.fromkeys(_reads(node)))
     captured = [value for value in reads if value not in node.inputs]
@@ -110,7 +112,7 @@ def _prepare_step(node: Node, model: Model, constants: Mapping[Value, Any] | Non
         if accepted is not None:
             call, wide = accepted, constants is not None
             if constants is not None and not is_the_same(node, kernel):
-                call = wide_call(node, accepted, constants, model)
+                call = wide_call(node, accepted, constants)
             bodies = {name: prepare(graphs[0], model, wide=wide) for name, graphs in node.bodies.items()}
     return Step(node, call, Fallback(node, model, captured), bodies, reads)
 

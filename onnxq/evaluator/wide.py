@@ -71,15 +71,18 @@ def _is_simple(node: Node) -> bool:
     return math.prod(weight.shape[2:]) == 1 or (weight.shape[1] == 1 and int(node.attribute("group", 1)) > 1)
 
 
-def wide_call(node: Node, call: Callable[..., Any], constants: Mapping[Value, Any], model: Model) -> Callable[..., Any]:
-    """Return the kernel of a node, its attributes bound, for a run in float64; weights are converted once."""
-    kept: dict[int, Any] = {}
-    if model.weight_bytes <= KEPT_BYTES:
-        kept = {
-            slot: widened(constants[value])
-            for slot, value in enumerate(node.inputs)
-            if value is not None and value in constants
-        }
+def keeps_widened(model: Model) -> bool:
+    """Tell whether the weights of a model are few enough to be kept in float64 besides."""
+    return model.weight_bytes <= KEPT_BYTES
+
+
+def wide_call(node: Node, call: Callable[..., Any], constants: Mapping[Value, Any]) -> Callable[..., Any]:
+    """Return the kernel of a node, its attributes bound, for a run in float64; `constants` are converted once."""
+    kept = {
+        slot: widened(constants[value])
+        for slot, value in enumerate(node.inputs)
+        if value is not None and value in constants
+    }
 
     def run(*inputs: Any) -> Any:
         single = any(_is_single(x) for x in inputs)
