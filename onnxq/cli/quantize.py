@@ -6,7 +6,6 @@ Tests: `tests/cli/test_cli_quantize.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -160,13 +159,12 @@ def quantize(
 
 
 def _run(model: Path, recipe: str | Recipe, **options: Any) -> Report:
-    """Quantize with a watch."""
+    """Quantize, progress shown."""
     from onnxq.cli.terminal import TerminalObserver
     from onnxq.pipeline import quantize as pipeline
 
     with TerminalObserver() as observer:
-        result = pipeline.quantize(model, recipe, observer=observer, **options)
-        return replace(result, seconds=observer.seconds())
+        return pipeline.quantize(model, recipe, observer=observer, **options)
 
 
 def _check(path: Path | None, others: Sequence[Path | None], *, force: bool) -> None:

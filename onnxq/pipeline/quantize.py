@@ -110,12 +110,11 @@ def quantize(
         observer: Told about each step.
 
     """
-    target = Path(output or default_output(Path(model)))
+    target, data = Path(output or default_output(Path(model))), as_list(data)
     with following(observer) as observer, gc_disabled(), single_threaded_blas():
-        data, most, detailed = as_list(data), budget.max_size, detailed and not fast
+        most, detailed, read = budget.max_size, detailed and not fast, (*data, stats, recipe)
         with_data = bool(data) or samples is not None or stats is not None
-        reads = (*data, stats, recipe)
-        source = load_float_model(model, observer, target, timing, force=force, reads=reads, plan=dry_run)
+        source = load_float_model(model, observer, target, timing, force=force, reads=read, plan=dry_run)
         prepared = prepare(source, recipe, with_data=with_data, exclude=exclude, only=only, fast=fast, most=most)
         given = open_data(prepared.model, data, samples, sample_limit)
         prepared = _replanned_by_data(prepared, given, timing, observer, most, shapes=stats is None)
@@ -125,7 +124,8 @@ def quantize(
         budget = replace(budget, data_file=data_path(target).name) if external_data else budget
         result = quantize_prepared(prepared, given, stats, observer, budget, detailed=detailed, scratch=target.parent)
         result = check_result(result, budget, target, accept)
-        return write_result(result, target, observer, force=force, external_data=external_data)
+        report = write_result(result, target, observer, force=force, external_data=external_data)
+        return replace(report, seconds=observer.seconds(), calibration_samples=None if given is None else given.count)
 
 
 def _replanned_by_data(

@@ -67,7 +67,7 @@ class Schedule:
         split: Samples to judge on; they are not read.
         budget: What is searched for.
         with_data: Whether there are samples to calibrate with.
-        with_stats: Whether statistics are there alprepared.
+        with_stats: Whether statistics are there already.
         detailed: Whether layers are compared, too.
 
     """

@@ -25,6 +25,7 @@ SCHEMA = 1  # rises when a key goes away or changes its meaning
 
 def report_dict(report: ReportData) -> dict[str, Any]:
     """Give a report as plain data for JSON: numbers that are not finite are null."""
+    passes = report.float_passes
     return {
         "schema": SCHEMA,
         "onnxq": __version__,
@@ -38,6 +39,7 @@ def report_dict(report: ReportData) -> dict[str, Any]:
         "notes": list(report.notes),
         "comparison": None if report.comparison is None else comparison_dict(report.comparison, report.samples),
         "seconds": {step: round(seconds, 4) for step, seconds in report.seconds},
+        "float_passes": None if passes is None else {step: round(number, 2) for step, number in passes},
         "nodes": [asdict(node) for node in report.nodes],
         "rules": report.rules,
         "activations": [record_dict(activation) for activation in report.activations],

@@ -56,6 +56,7 @@ class ReportData:
         comparison: Float against quantized; None where nothing ran.
         samples: What both ran on, for example `100 samples from calib.npz`.
         seconds: Time that every step took, in order.
+        calibration_samples: How many samples were calibrated on; None without data.
         rules: The recipe in full, as TOML.
         activations: What was measured of each calibrated activation; empty where nobody asked.
         returned: Names of the nodes that a search returned to float for the sake of accuracy.
@@ -79,6 +80,7 @@ class ReportData:
     comparison: Comparison | None = None
     samples: str | None = None
     seconds: tuple[tuple[str, float], ...] = ()
+    calibration_samples: int | None = None
     rules: str = ""
     activations: tuple[Activation, ...] = ()
     returned: tuple[str, ...] = ()
@@ -114,6 +116,19 @@ class ReportData:
     def output_bytes(self) -> int | None:
         """Size of the files that were written; None where nothing was."""
         return sum(file.stat().st_size for file in self.files) if self.files else None
+
+    @property
+    def float_passes(self) -> tuple[tuple[str, float], ...] | None:
+        """What every step took in runs of the float model, on one thread, over all calibration samples.
+
+        It says more than seconds do of another machine. None where either is unknown: without data, and where the
+        float model was not timed.
+        """
+        latency = None if self.comparison is None else self.comparison.latency
+        if latency is None or not self.calibration_samples or latency.float_ms <= 0:
+            return None
+        seconds = latency.float_ms / 1000 * self.calibration_samples
+        return tuple((step, taken / seconds) for step, taken in self.seconds)
 
     def counts(self) -> dict[str, int]:
         """Number of nodes by scheme, the most frequent first, `float` last."""

@@ -41,7 +41,8 @@ def test_json_says_the_same_and_nothing_else_is_on_stdout(cli, folder: Path) -> 
     assert (code, err) == (0, "")
     report = json.loads(out)
     assert set(report) == {
-        "schema", "onnxq", "recipe", "source", "output", "counts", "reasons", "notes", "comparison", "seconds", "nodes",
+        "schema", "onnxq", "recipe", "source", "output", "counts", "reasons", "notes", "comparison", "seconds",
+        "float_passes", "nodes",
         "rules", "activations", "returned", "sensitivity", "timings", "weights", "families", "min_onnxruntime",
     }  # fmt: skip
     assert (report["schema"], report["onnxq"], report["recipe"]) == (1, __version__, "auto")

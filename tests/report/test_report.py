@@ -87,6 +87,7 @@ def test_json(report: Report) -> None:
             "metric": None,
         },
         "seconds": {"load": 0.5},
+        "float_passes": None,
         "nodes": [
             {"name": n.name, "op_type": n.op_type, "scheme": n.scheme, "reason": n.reason} for n in NODES
         ],
@@ -179,3 +180,11 @@ def test_paths_that_are_refused(tmp_path: Path, name: str, sentence: str) -> Non
     (tmp_path / "d.md").mkdir()
     with pytest.raises(OutputError, match=sentence):
         check_report_path(tmp_path / name, force=True)
+
+
+def test_times_are_given_in_runs_of_the_float_model() -> None:
+    latency = Latency(float_ms=2.0, quantized_ms=1.0, ratio=0.5, pairs=10)
+    comparison = Comparison((), 4, latency)
+    report = Report(Path("m.onnx"), 100, "auto", (), comparison=comparison, seconds=(("load", 0.1), ("round", 0.4)))
+    assert report.float_passes is None
+    assert replace(report, calibration_samples=10).float_passes == (("load", 5.0), ("round", 20.0))

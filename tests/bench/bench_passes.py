@@ -1,0 +1,58 @@
+"""What quantizing takes, in runs of the float model over the calibration samples, step by step.
+
+    python tests/bench/bench_passes.py [--fast] FOLDER [NAME...]
+
+FOLDER holds `NAME.onnx` beside `NAME_calib.npz` or a folder `NAME_calib`. Prints for each model seconds, seconds beyond
+three (two with `--fast`) in such runs, and the steps that took most of them; then the median and the most.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+START = {False: 3.0, True: 2.0}  # seconds that count for no model: imports, sessions, timing
+
+
+def main() -> int:
+    given = sys.argv[1:]
+    fast = "--fast" in given
+    folder, *names = [Path(one) for one in given if one != "--fast"]
+    wanted = {str(name) for name in names}
+    found = []
+    print("| model | float pass, s | in all, s | passes beyond the start | where |\n|---|---:|---:|---:|---|")
+    for model in sorted(folder.glob("*.onnx")):
+        data = next(iter(folder.glob(f"{model.stem}_calib*")), None)
+        if data is None or (wanted and model.stem not in wanted):
+            continue
+        report = quantized(model, data, fast=fast)
+        if report is None or report["float_passes"] is None:
+            print(f"| {model.stem} | | | | no latency |", flush=True)
+            continue
+        seconds, passes = report["seconds"], report["float_passes"]
+        one = next(seconds[step] / passes[step] for step in seconds if passes[step] > 0)
+        beyond = (sum(seconds.values()) - START[fast]) / one
+        found.append(beyond)
+        most = sorted(passes.items(), key=lambda item: -item[1])[:5]
+        where = ", ".join(f"{step} {number:.0f}" for step, number in most)
+        print(f"| {model.stem} | {one:.2f} | {sum(seconds.values()):.1f} | {beyond:.0f} | {where} |", flush=True)
+    print(f"median {statistics.median(found):.0f}, most {max(found):.0f}")
+    return 0
+
+
+def quantized(model: Path, data: Path, *, fast: bool) -> dict[str, dict[str, float] | None] | None:
+    """Quantize in a process of its own, and give the report; None where that is refused."""
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [sys.executable, "-m", "onnxq", "quantize", str(model), "-d", str(data), "-o", f"{scratch}/q.onnx"]
+        run = subprocess.run(
+            [*command, "--format", "json", *(["--fast"] if fast else [])], capture_output=True, text=True
+        )
+        return json.loads(run.stdout) if run.returncode == 0 else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
