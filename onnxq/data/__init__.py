@@ -1,4 +1,4 @@
 """Samples: sources, validation, labels and synthetic inputs.
 
-Statistics of samples are in `calibration`.
+What looks wrong about samples is here, too; statistics for ranges are in `calibration`.
 """

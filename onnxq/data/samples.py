@@ -49,6 +49,7 @@ class Samples(Iterable[Sample]):
         description: One line for the report: how many samples, from where.
         made_up: Whether the numbers are random ones of ours.
         numbers: Where the samples stand in the data, for messages; None where they are the first ones.
+        converted: By input, the dtype that the data have where they are converted; known once a sample was read.
 
     """
 
@@ -60,6 +61,7 @@ class Samples(Iterable[Sample]):
         self._sources = tuple(sources)
         self._origin = origin
         self._most = most
+        self.converted: dict[str, np.dtype[Any]] = {}
         self._seen: int | None = None  # how many the last pass over all of them gave
 
     def limit(self, n: int) -> Samples:
@@ -101,7 +103,11 @@ class Samples(Iterable[Sample]):
                     return self._passed(seen)
                 where = source.label if source.count == 1 else f"{source.label}, sample {index}"
                 where = f"samples[{index}]" if source.label == PYTHON else where
-                yield conform(raw, self.inputs, where)
+                sample = conform(raw, self.inputs, where)
+                for name, array in sample.items():
+                    if (dtype := np.asarray(raw[name]).dtype) != array.dtype:
+                        self.converted[name] = dtype
+                yield sample
                 seen += 1
         return self._passed(seen)
 

@@ -1,0 +1,132 @@
+"""Conventions of values: what pictures are normalised to, and what they would be by another convention.
+
+Mean and deviation of ImageNet are those of torchvision; the mean colour is the one that Caffe's reference models take.
+
+Tests: `tests/data/test_examine.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxq.data.input_summary import InputSummary
+
+SCALES = (255.0, 32768.0)  # of pictures in 8 bit and of sound in 16 bit
+SLACK = 0.02  # how far values may lie outside a convention's range, as a share of it
+
+
+@dataclass(frozen=True)
+class Convention:
+    """What the values of pictures mean: `value = (unit - mean) / std`, where `unit` is from 0 to 1.
+
+    Attributes:
+        words: What a person calls it.
+        recipe: How to get there from a picture `x` of 0 to 255.
+        mean: By channel: red, green, blue.
+        std: Likewise.
+
+    """
+
+    words: str
+    recipe: str
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The least and greatest value that a picture can have."""
+        pairs = list(zip(self.mean, self.std, strict=True))
+        return min(-mean / std for mean, std in pairs), max((1 - mean) / std for mean, std in pairs)
+
+
+UNIT = Convention("0 … 1", "x / 255", (0, 0, 0), (1, 1, 1))
+BYTES = Convention("0 … 255", "x as it is read", (0, 0, 0), (1 / 255, 1 / 255, 1 / 255))
+SIGNED = Convention("-1 … 1", "x / 127.5 - 1", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+IMAGENET = Convention(
+    "ImageNet's mean and deviation",
+    "(x / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]",
+    (0.485, 0.456, 0.406),
+    (0.229, 0.224, 0.225),
+)
+CENTRED = Convention(
+    "0 … 255 less a mean colour",
+    "x - [123.68, 116.78, 103.94]",
+    (0.485, 0.458, 0.4076),
+    (1 / 255, 1 / 255, 1 / 255),
+)
+CONVENTIONS = (UNIT, BYTES, SIGNED, IMAGENET, CENTRED)
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Other values that the same samples could have.
+
+    Attributes:
+        words: What they would be, with how to get there, for a remedy.
+        change: Makes them of the array of one sample; the dtype stays.
+
+    """
+
+    words: str
+    change: Callable[[np.ndarray], np.ndarray]
+
+
+def alternatives(summary: InputSummary) -> Iterator[Alternative]:
+    """Yield what else the values of an input could have been made to.
+
+    Args:
+        summary: Of the values as they are.
+
+    """
+    if summary.values is None:
+        return
+    own = convention_of(summary)
+    if own is not None and summary.channel_axis is not None:
+        for other in CONVENTIONS:
+            if other is not own:
+                yield _converted(own, other, summary)
+    for scale in SCALES:
+        yield _scaled(f"values {scale:.0f} times as large", scale)
+        yield _scaled(f"values divided by {scale:.0f}", 1 / scale)
+
+
+def convention_of(summary: InputSummary) -> Convention | None:
+    """Return the narrowest convention that all values keep to and nearly fill; None where there is none."""
+    if summary.values is None:
+        return None
+    low, high = summary.values.least, summary.values.greatest
+    fitting = []
+    for convention in CONVENTIONS:
+        least, greatest = convention.range
+        slack, width = SLACK * (greatest - least), greatest - least
+        if least - slack <= low and high <= greatest + slack and high - low > width / 4:
+            fitting.append((width, convention))
+    return min(fitting, key=lambda pair: pair[0], default=(0.0, None))[1]
+
+
+def _converted(own: Convention, other: Convention, summary: InputSummary) -> Alternative:
+    """Give the values of another convention; a single channel takes the middle one's figures."""
+    axis, count = summary.channel_axis, len(summary.channels)
+
+    def figures(numbers: tuple[float, float, float]) -> np.ndarray:
+        chosen = [numbers[1]] if count == 1 else [*numbers, *numbers[2:]][:count]
+        shape = [1] * 4
+        shape[axis or 0] = count
+        return np.asarray(chosen).reshape(shape)
+
+    def change(array: np.ndarray) -> np.ndarray:
+        unit = array.astype(np.float64) * figures(own.std) + figures(own.mean)
+        return np.asarray((unit - figures(other.mean)) / figures(other.std), array.dtype)
+
+    return Alternative(f"{other.words} ({other.recipe}, where x is a picture of 0 … 255)", change)
+
+
+def _scaled(words: str, scale: float) -> Alternative:
+    def change(array: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            return (array.astype(np.float64) * scale).astype(array.dtype)
+
+    return Alternative(words, change)

@@ -1,0 +1,206 @@
+"""What a model is going to see: figures of its inputs, and what looks wrong about the samples.
+
+Samples stream by once. Kept are sums, a few numbers of each sample, and a few samples to run the first layers on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from onnxq.data.input_summary import InputSummaries, InputSummary
+from onnxq.data.normalization import normalization_warnings
+from onnxq.data.samples import Samples, few_samples, input_specs, wrap_samples
+from onnxq.data.validation import Sample
+from onnxq.errors import OnnxqError
+from onnxq.ir import Model
+from onnxq.ir.passes import normalise
+from onnxq.ir.segment import is_large
+from onnxq.ir.shape_inference.types import infer_types
+from onnxq.runtime.session import InMemory, SessionError, open_session, run_session
+from onnxq.text import counted
+from onnxq.warning import WarningLine
+
+FEW = 16  # samples below which ranges are a matter of luck
+MANY_EQUAL = 0.25  # share of samples that equal another one
+MOST_RUN, MOST_ELEMENTS = 8, 1 << 21  # samples that are run, and their elements
+MOST_COMPARED, SIGNATURE = 512, 256  # samples that are compared with each other, and elements of each
+NEARLY = 0.01  # of a sample's deviation: how far another one may be from it and still be nearly equal
+HARDLY = 2e-5  # of an output's mean square: variance between samples, where inputs vary more than `VARIED`
+VARIED = 1e-2
+PASSES = ("lift_constants", "drop_initializer_inputs", "inline_functions")
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What samples hold, and what looks wrong about them.
+
+    Attributes:
+        inputs: Figures of each input, in the model's order.
+        samples: How many samples there are; a batch counts for as many as it has rows.
+        warnings: What looks wrong, each with its remedy; empty where all is well.
+
+    """
+
+    inputs: tuple[InputSummary, ...]
+    samples: int
+    warnings: tuple[WarningLine, ...] = ()
+
+
+def examine(model: Model, samples: Samples | Iterable[Mapping[str, np.ndarray]]) -> Examination:
+    """Look at samples before anything expensive is done with them.
+
+    Args:
+        model: The float model as it is loaded; it is not changed.
+        samples: Checked `Samples`, or what `wrap_samples` takes.
+
+    Raises:
+        DataError: A sample does not fit the model, or there is none.
+
+    """
+    model = model.copy()
+    normalise(model, PASSES)
+    infer_types(model)
+    given = samples if isinstance(samples, Samples) else wrap_samples(samples, input_specs(model))
+    seen = _Seen(InputSummaries(given.inputs))
+    few = few_samples(seen.watch(given), MOST_RUN, MOST_ELEMENTS)
+    summaries = seen.summaries.summaries(given.converted)
+    found = [*_of_dtypes(summaries), *seen.warnings()]
+    if not given.made_up and not is_large(model):
+        found += _of_model(model, few, {summary.name: summary for summary in summaries})
+    return Examination(summaries, seen.count, tuple(found))
+
+
+@dataclass
+class _Seen:
+    """What is kept of samples that stream by."""
+
+    summaries: InputSummaries
+    count: int = 0
+    constant: int = 0
+    signatures: list[bytes] = field(default_factory=list)
+    values: list[np.ndarray] = field(default_factory=list)
+
+    def watch(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """Pass samples on, and note what they are like."""
+        for sample in samples:
+            self.summaries.add(sample)
+            for row in _rows(sample):
+                self._note(row)
+            yield sample
+
+    def _note(self, sample: Mapping[str, np.ndarray]) -> None:
+        self.count += 1
+        arrays = [array for array in sample.values() if array.dtype.kind in "fiub" and array.size]
+        self.constant += bool(arrays) and all((array == array.flat[0]).all() for array in arrays)
+        if len(self.values) < MOST_COMPARED:
+            floats = [array for array in arrays if array.dtype.kind == "f"]
+            parts = [array.ravel()[:: -(-array.size // SIGNATURE)].astype(np.float32) for array in floats]
+            self.values.append(np.concatenate(parts) if parts else np.zeros(0, np.float32))
+            exact = hashlib.sha256(repr([array.shape for array in sample.values()]).encode())
+            for array in sample.values():  # codes and words are equal or not: 1 more is another word
+                if array.dtype.kind != "f":
+                    exact.update(repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes())
+            self.signatures.append(exact.digest())
+
+    def equal(self) -> int:
+        """Return how many samples are equal or nearly equal to one before."""
+        groups: dict[bytes, list[np.ndarray]] = {}
+        for exact, values in zip(self.signatures, self.values, strict=True):
+            groups.setdefault(exact, []).append(values)
+        return sum(_equal(np.stack(group)) for group in groups.values())
+
+    def warnings(self) -> Iterator[WarningLine]:
+        """Yield what is wrong with the samples, whatever the model."""
+        if self.count < FEW:
+            amount = f"only {counted(self.count, 'sample')}"
+            yield WarningLine("few-samples", f"ranges come from {amount}", "Give 32 to 200 typical samples.")
+        compared, same = len(self.values), self.equal()
+        if self.constant == self.count and self.count:
+            message = f"every value of a sample is the same, in {_all_of(self.count)}"
+            yield WarningLine("constant-samples", message, "Give real samples: nothing can be measured from constants.")
+        elif compared > 1 and same >= max(MANY_EQUAL * compared, 1) and (same > 1 or compared < FEW):
+            share = _all_of(compared) if same == compared - 1 else f"{same} of {counted(compared, 'sample')}"
+            rest = "are equal or nearly so" if same == compared - 1 else "are equal to another one or nearly so"
+            yield WarningLine("equal-samples", f"{share} {rest}", "Give samples that differ as those in use do.")
+
+
+def _all_of(count: int) -> str:
+    return "the only sample" if count == 1 else f"all {count} samples"
+
+
+def _rows(sample: Sample) -> Iterator[Mapping[str, np.ndarray]]:
+    """Yield the rows of a sample that is a batch: all its arrays have a first axis of one size above 1."""
+    sizes = {array.shape[0] if array.ndim > 1 else None for array in sample.values()}
+    size = sizes.pop() if len(sizes) == 1 else None
+    if size is None or size == 1:
+        yield sample
+    else:
+        yield from ({name: array[index] for name, array in sample.items()} for index in range(size))
+
+
+def _equal(values: np.ndarray) -> int:
+    """Return how many rows are nearly equal to one before."""
+    if not values.shape[1]:
+        return len(values) - 1
+    wide = values.astype(np.float64)
+    centred = wide - wide.mean(axis=0)
+    spreads = wide.var(axis=1)
+    squares = (centred**2).mean(axis=1)
+    products = centred @ centred.T / values.shape[1]
+    distances = squares[:, None] + squares[None, :] - 2 * products
+    near = distances <= NEARLY**2 * np.maximum(spreads[:, None], 1e-300) + 1e-12 * squares[:, None]
+    return int(np.tril(near, -1).any(axis=1).sum())
+
+
+def _of_dtypes(summaries: Iterable[InputSummary]) -> Iterator[WarningLine]:
+    for summary in summaries:
+        if summary.given is not None and np.dtype(summary.given).kind in "iub" and summary.type.startswith("float"):
+            yield WarningLine(
+                "dtype-converted",
+                f"the samples of '{summary.name}' are {summary.given} and were converted to {summary.type}",
+                "Convert and scale them as in training: pictures are often divided by 255.",
+            )
+
+
+def _of_model(model: Model, few: list[Sample], summaries: Mapping[str, InputSummary]) -> list[WarningLine]:
+    """Say what the model makes of a few samples; nothing of a model that does not run, which others say."""
+    try:
+        found = normalization_warnings(model, few, summaries)
+    except OnnxqError:
+        found = []
+    return found or list(_of_outputs(model, few))
+
+
+def _of_outputs(model: Model, few: list[Sample]) -> Iterator[WarningLine]:
+    """Yield a warning where no output depends on the samples to speak of, though these differ."""
+    floats = [name for name, array in few[0].items() if array.dtype.kind == "f"]
+    if len(few) < 2 or not any(_variation([sample[name] for sample in few]) > VARIED for name in floats):
+        return
+    try:
+        session = open_session(InMemory(model))
+        runs = [run_session(session, None, sample) for sample in few]
+    except (OnnxqError, SessionError):
+        return
+    columns = [list(column) for column in zip(*runs, strict=True)]
+    real = [column for column in columns if isinstance(column[0], np.ndarray) and column[0].dtype.kind == "f"]
+    if len(real) == len(columns) and real and all(0 <= _variation(column) < HARDLY for column in real):
+        yield WarningLine(
+            "equal-outputs",
+            f"the outputs hardly differ between {len(few)} samples that do",
+            "Check how the samples are normalised: the model does not see what is in them.",
+        )
+
+
+def _variation(arrays: list[np.ndarray]) -> float:
+    """Return the variance between arrays as a share of their mean square; 1 where their shapes differ."""
+    if len({array.shape for array in arrays}) > 1 or not arrays[0].size:
+        return 1.0
+    wide = np.stack([array.ravel() for array in arrays]).astype(np.float64)
+    square = float((wide**2).mean())
+    if not np.isfinite(square):
+        return 1.0
+    return float(((wide - wide.mean(axis=0)) ** 2).mean()) / square if square else 1.0

@@ -1,0 +1,211 @@
+"""The first layers behind an input, and what they read: to see whether values are those that a model was trained with.
+
+Tests: `tests/data/test_normalization.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from onnxq.data.validation import Sample
+from onnxq.evaluator.engine import Evaluator
+from onnxq.ir import Model, Node, Value
+
+AFFINE = ("Conv", "MatMul", "Gemm")
+SHAPES = ("Shape", "Size")  # whose results do not depend on values
+MOST_LAYERS, MOST_NORMALIZATIONS = 3, 4
+NEVER = 1e-4  # a channel whose variance is this small a share of the usual one is dead
+
+
+@dataclass
+class FirstLayers:
+    """The first layers behind an input, a few of each kind, in graph order.
+
+    Attributes:
+        affine: Convolutions and products with constant weights that depend on this input alone.
+        normalizations: BatchNormalization nodes with constant statistics that depend on this input alone.
+        shared: BatchNormalization nodes that depend on other inputs as well.
+
+    """
+
+    affine: list[Node] = field(default_factory=list)
+    normalizations: list[Node] = field(default_factory=list)
+    shared: list[Node] = field(default_factory=list)
+
+
+def first_layers(model: Model, name: str) -> FirstLayers:
+    """Find the first layers that depend on an input.
+
+    Args:
+        model: The float model, its constants lifted.
+        name: Name of the input.
+
+    """
+    found = FirstLayers()
+    read: dict[Value, frozenset[str]] = {v: frozenset([v.name]) for v in model.graph.inputs if v.tensor is None}
+    for node in model.graph.nodes:
+        inputs = [value for value in node.inputs if value is not None] if node.op_type not in SHAPES else []
+        names = frozenset[str]().union(*(read.get(value, frozenset()) for value in inputs))
+        read.update(dict.fromkeys((value for value in node.outputs if value is not None), names))
+        if name not in names or node.is_body_holder or node.domain:
+            continue
+        if node.op_type in AFFINE and names == {name} and _has_constants(node, 1):
+            found.affine.append(node)
+        elif node.op_type == "BatchNormalization" and _has_constants(node, 3, 4):
+            (found.normalizations if names == {name} else found.shared).append(node)
+    return FirstLayers(
+        found.affine[:MOST_LAYERS], found.normalizations[:MOST_NORMALIZATIONS], found.shared[:MOST_NORMALIZATIONS]
+    )
+
+
+def _has_constants(node: Node, *slots: int) -> bool:
+    values = [node.inputs[slot] if slot < len(node.inputs) else None for slot in slots]
+    return all(value is not None and value.constant is not None for value in values)
+
+
+class Taps:
+    """Runs what a model computes up to some values.
+
+    Args:
+        model: The float model.
+
+    Raises:
+        ModelError: It cannot be evaluated.
+
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._evaluator = Evaluator(model)
+
+    def run(self, samples: Sequence[Sample], values: Sequence[Value]) -> Iterator[list[np.ndarray]]:
+        """Yield the values of each sample.
+
+        Raises:
+            ModelError: A node cannot be evaluated.
+
+        """
+        for sample in samples:
+            found: dict[Value, np.ndarray] = {}
+            taps: dict[str | Value, Callable[[np.ndarray], None]] = {value: _keep(found, value) for value in values}
+            with np.errstate(all="ignore"):
+                self._evaluator.run(sample, [], taps)
+            yield [found[value] for value in values]
+
+
+def _keep(found: dict[Value, np.ndarray], value: Value) -> Callable[[np.ndarray], None]:
+    return lambda array: found.__setitem__(value, array)
+
+
+def batchnorm_misfit(taps: Taps, samples: Sequence[Sample], nodes: Sequence[Node]) -> float:
+    """Return how far what BatchNormalization nodes read is from their running mean and variance.
+
+    For a channel with mean m and deviation s of what is read, and μ and σ of the node, the distance is
+    |ln(s / σ)| + |m - μ| / max(s, σ). The median over all channels is returned: 0 for what a model was trained with,
+    5.5 for values 255 times as large. Dead channels are left out.
+    """
+    reads = [value for node in nodes for value in node.inputs[:1] if value is not None]
+    moments = [_Moments() for _ in nodes]
+    for arrays in taps.run(samples, reads):
+        for one, array in zip(moments, arrays, strict=True):
+            one.add(array)
+    joined = np.concatenate([_distances(node, one) for node, one in zip(nodes, moments, strict=True)])
+    return float(np.median(joined)) if joined.size and np.isfinite(joined).all() else 0.0
+
+
+@dataclass
+class _Moments:
+    """Sums of what a node reads, by channel: the second axis."""
+
+    count: int = 0
+    total: np.ndarray | float = 0.0
+    squares: np.ndarray | float = 0.0
+
+    def add(self, array: np.ndarray) -> None:
+        rows = np.moveaxis(array, 1, 0).reshape(array.shape[1], -1).astype(np.float64)
+        self.count += rows.shape[1]
+        self.total = self.total + rows.sum(axis=1)
+        self.squares = self.squares + (rows**2).sum(axis=1)
+
+
+def _distances(node: Node, read: _Moments) -> np.ndarray:
+    stored = [value.constant for value in node.inputs[3:5] if value is not None]
+    mean, variance = (tensor.numpy().astype(np.float64) for tensor in stored if tensor is not None)
+    own = read.total / max(read.count, 1)
+    spread = np.maximum(read.squares / max(read.count, 1) - own**2, 0)
+    alive = variance > NEVER * np.median(variance)
+    floor = 1e-12 * variance + 1e-300
+    distances = 0.5 * np.abs(np.log(np.maximum(spread, floor) / np.maximum(variance, floor)))
+    distances += np.abs(own - mean) / np.sqrt(np.maximum(np.maximum(spread, variance), 1e-300))
+    return np.asarray(distances[alive])
+
+
+@dataclass(frozen=True)
+class Influence:
+    """How much an input moves a layer that has a bias, or comes behind one that has.
+
+    Attributes:
+        layer: The layer.
+        moved: |a(x) - a(0)| / |a(x)|, a being what the layer makes: below 0.05 the bias is all there is.
+        bent: |n·a(x / n) - a(x)| / |a(x)|, with n 128: near 0 the bias is lost in the values.
+
+    """
+
+    layer: Node
+    moved: float
+    bent: float
+
+
+FRACTION = 128.0
+
+
+def influences(taps: Taps, samples: Sequence[Sample], nodes: Sequence[Node], name: str) -> list[Influence]:
+    """Measure how much an input moves the layers that have a bias before or in them.
+
+    Values that a model was trained with and its biases are of one order. Far below, the bias is all that a layer
+    makes; far above, the layer is proportional to the input, and its bias is lost.
+
+    Args:
+        taps: Of the float model.
+        samples: A few samples.
+        nodes: Affine layers behind the input and no other one.
+        name: Of the input.
+
+    """
+    values = [node.outputs[0] for node in nodes]
+    kept = [value for value in values if value is not None]
+    runs = [_joined(taps.run(_changed(samples, name, factor), kept)) for factor in (1.0, 0.0, 1 / FRACTION)]
+    found = []
+    for node, whole, none, part in zip(nodes, *runs, strict=True):
+        size = float(np.linalg.norm(whole))
+        if not np.isfinite(size) or not size or np.linalg.norm(none) <= 1e-6 * size:
+            continue
+        moved, bent = np.linalg.norm(whole - none) / size, np.linalg.norm(FRACTION * part - whole) / size
+        found.append(Influence(node, float(moved), float(bent)))
+    return found
+
+
+def _changed(samples: Sequence[Sample], name: str, factor: float) -> list[Sample]:
+    return [{**sample, name: (sample[name] * factor).astype(sample[name].dtype)} for sample in samples]
+
+
+def _joined(runs: Iterator[list[np.ndarray]]) -> list[np.ndarray]:
+    """Join what the samples gave for each value, in float64 without axes."""
+    return [
+        np.concatenate([array.ravel().astype(np.float64) for array in column]) for column in zip(*runs, strict=True)
+    ]
+
+
+def replaced(samples: Sequence[Sample], name: str, change: Callable[[np.ndarray], np.ndarray]) -> list[Sample]:
+    """Return the samples with other values of one input."""
+    return [{**sample, name: change(sample[name])} for sample in samples]
+
+
+def varied(samples: Sequence[Mapping[str, np.ndarray]], name: str, least: int = 16) -> bool:
+    """Whether an input holds at least so many floats, finite ones and not all the same."""
+    arrays = [sample[name] for sample in samples]
+    if not all(array.dtype.kind == "f" and array.size >= least and np.isfinite(array).all() for array in arrays):
+        return False
+    return min(float(array.min()) for array in arrays) < max(float(array.max()) for array in arrays)

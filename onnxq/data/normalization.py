@@ -1,0 +1,152 @@
+"""Whether samples are normalised as a model expects, by what its first layers make of them.
+
+Where a model has BatchNormalization, its running mean and variance say what it was trained with. Where it was folded
+into a convolution, biases do: trained biases are of the order of what they are added to. A model whose first layers
+have neither says nothing, and nothing is said about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from onnxq.data.conventions import Alternative, alternatives
+from onnxq.data.first_layers import (
+    FirstLayers,
+    Influence,
+    Taps,
+    batchnorm_misfit,
+    first_layers,
+    influences,
+    replaced,
+    varied,
+)
+from onnxq.data.input_summary import InputSummary, short
+from onnxq.data.samples import few_samples
+from onnxq.data.validation import Sample
+from onnxq.ir import Model, Node
+from onnxq.text import join_words
+from onnxq.warning import WarningLine
+
+CODE = "wrong-normalization"
+# Distances of `batchnorm_misfit`: 0.5 is seen on right data of another kind, 0.6 to 1.2 where two conventions differ
+# by a factor of two to five, 4 and more for 0 … 255 instead of 0 … 1 (25 models with their own data)
+SURELY_WRONG, MAYBE_WRONG, FITS, MUCH_BETTER = 1.6, 0.6, 0.5, 0.45
+BARELY_MOVED, MOVED = 0.05, 0.15  # right data: 0.29 and more; 1 … 255 times too small: 0.03 and less
+UNBENT = 8.0  # right data: 44 and more, unless it is 0 … 255 less a mean colour
+MOST_ELEMENTS = 1 << 17  # of samples that the first layers are run on
+LEAST_BYTES, MOST_BYTES = 100.0, 255.0  # greatest value of pictures in 8 bit
+
+
+def normalization_warnings(
+    model: Model, samples: Sequence[Sample], summaries: Mapping[str, InputSummary]
+) -> list[WarningLine]:
+    """Say which inputs hold values that the model was not trained with.
+
+    Args:
+        model: The float model, its constants lifted.
+        samples: A few samples, in memory.
+        summaries: By input, the figures of all samples.
+
+    Raises:
+        ModelError: The first layers cannot be evaluated.
+
+    """
+    taps = Taps(model)
+    inputs = [_Input(model, taps, samples, summary) for name, summary in summaries.items() if varied(samples, name)]
+    found = [warning for one in inputs for warning in one.warnings()]
+    return found or list(_of_all(taps, samples, inputs))
+
+
+def _of_all(taps: Taps, samples: Sequence[Sample], inputs: Sequence[_Input]) -> Iterator[WarningLine]:
+    """Yield a warning where BatchNormalization that depends on several inputs was trained with other values."""
+    shared = [(one, one.layers.shared) for one in inputs if one.layers.shared and not one.layers.normalizations]
+    if shared and batchnorm_misfit(taps, samples, shared[0][1]) > SURELY_WRONG:
+        values = join_words([one.values() for one, nodes in shared if nodes == shared[0][1]])
+        yield WarningLine(CODE, _misfit_of(values, shared[0][1][0]), _remedy([]))
+
+
+def _misfit_of(values: str, node: Node) -> str:
+    return f"{values} do not fit the running mean and variance of '{node.display_name}'"
+
+
+class _Input:
+    """One input and the layers behind it."""
+
+    def __init__(self, model: Model, taps: Taps, samples: Sequence[Sample], summary: InputSummary) -> None:
+        self.taps, self.samples, self.summary = taps, samples, summary
+        self.name = summary.name
+        self.layers: FirstLayers = first_layers(model, self.name)
+
+    def warnings(self) -> list[WarningLine]:
+        if self.layers.normalizations:
+            return self._by_batchnorm()
+        found = influences(self.taps, self._some(), self.layers.affine, self.name) if self.layers.affine else []
+        return self._by_bias(found) if found else []
+
+    def _some(self) -> list[Sample]:
+        """As many samples as take little time: convolutions make many values of one."""
+        return few_samples(self.samples, len(self.samples), MOST_ELEMENTS)
+
+    def _misfit(self, samples: Sequence[Sample]) -> float:
+        return batchnorm_misfit(self.taps, samples, self.layers.normalizations)
+
+    def _by_batchnorm(self) -> list[WarningLine]:
+        given = self._misfit(self.samples)
+        if given <= MAYBE_WRONG:
+            return []
+        tried = [(self._misfit(replaced(self.samples, self.name, other.change)), other) for other in self._others()]
+        best, other = min(tried, key=lambda pair: pair[0], default=(given, None))
+        fits = other is not None and best <= FITS and best <= MUCH_BETTER * given
+        if not fits and given <= SURELY_WRONG:
+            return []
+        message = _misfit_of(self.values(), self.layers.normalizations[0])
+        return [WarningLine(CODE, message, _remedy([other] if fits and other is not None else []))]
+
+    def _by_bias(self, found: Sequence[Influence]) -> list[WarningLine]:
+        first = found[0]
+        if first.moved < BARELY_MOVED:
+            fitting = [other for other in self._others() if self._moves(other, first.layer)]
+            message = (
+                f"{self.values()} move '{first.layer.display_name}' by {100 * first.moved:.2g} % of what its bias "
+                "makes: they are far smaller than the model expects"
+            )
+            return [WarningLine(CODE, message, _remedy(fitting[:2]))]
+        if len(found) > 1 and all(one.bent < UNBENT for one in found) and self._is_bytes():
+            message = (
+                f"{self.values()} leave nothing of the bias of '{first.layer.display_name}': "
+                "they are pictures of 0 … 255, and the model seems to expect smaller values"
+            )
+            return [WarningLine(CODE, message, "Normalise them as in training, for example x / 255.")]
+        return []
+
+    def _moves(self, other: Alternative, layer: Node) -> bool:
+        """Whether other values would move a layer, and not drown its bias."""
+        changed = replaced(self._some()[:1], self.name, other.change)
+        return any(
+            one.moved >= MOVED and one.bent >= UNBENT for one in influences(self.taps, changed, [layer], self.name)
+        )
+
+    def _others(self) -> list[Alternative]:
+        return list(alternatives(self.summary))
+
+    def _is_bytes(self) -> bool:
+        """Whether the values are whole numbers from 0 to 255, as pictures are stored."""
+        values = self.summary.values
+        if values is None or self.summary.channel_axis is None or values.least < 0:
+            return False
+        whole = all((np.rint(sample[self.name]) == sample[self.name]).mean() > 0.9 for sample in self.samples)
+        return whole and LEAST_BYTES < values.greatest <= MOST_BYTES
+
+    def values(self) -> str:
+        """Name the input and its range in a sentence."""
+        values = self.summary.values
+        assert values is not None  # the input holds floats
+        return f"the values of '{self.name}' ({short(values.least)} … {short(values.greatest)})"
+
+
+def _remedy(fitting: Sequence[Alternative]) -> str:
+    if not fitting:
+        return "Prepare the samples as in training: the same range, mean and deviation."
+    return f"Prepare the samples as in training; what fits: {', or '.join(other.words for other in fitting)}."

@@ -1,0 +1,24 @@
+"""A `warning:` line: what may be wrong with data, a model or a result, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class WarningLine:
+    """What a command or a report warns of.
+
+    Attributes:
+        code: Stable, such as `few-samples`; docs list all.
+        message: One sentence without a full stop.
+        remedy: What to do, as a sentence.
+
+    """
+
+    code: str
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.code}). {self.remedy}"

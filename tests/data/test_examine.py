@@ -1,0 +1,196 @@
+"""What is said about samples before they are used: figures of inputs, and samples that cannot be right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import parser
+
+from onnxq.data.examine import examine
+from onnxq.data.input_summary import channel_axis, short
+from onnxq.data.samples import wrap_samples
+from onnxq.data.synthetic import random_samples
+from onnxq.data.validation import input_specs
+from onnxq.errors import DataError
+from onnxq.ir import Model, parse
+from onnxq.ir.shape_inference.types import infer_types
+
+
+def model(text: str) -> Model:
+    made = parse(parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}').SerializeToString())
+    infer_types(made)
+    return made
+
+
+ADD = "main (float[n, 3, 4, 4] x, int64[n, 5] ids) => (float[n, 3, 4, 4] y) { y = Add(x, x) }"
+ONE = "main (float[n, 3, 4, 4] x) => (float[n, 3, 4, 4] y) { y = Add(x, x) }"
+IDS = "main (int64[n, 6] ids) => (int64[n, 6] y) { y = Add(ids, ids) }"
+
+
+def pictures(count: int, seed: int = 0) -> list[dict[str, np.ndarray]]:
+    random = np.random.default_rng(seed)
+    return [{"x": random.random((1, 3, 4, 4), np.float32)} for _ in range(count)]
+
+
+def codes(text: str, samples) -> list[str]:
+    found = examine(model(text), samples)
+    assert all(warning.message and warning.remedy.endswith(".") for warning in found.warnings)
+    return [warning.code for warning in found.warnings]
+
+
+def test_inputs_are_summed_up_by_channel() -> None:
+    samples = [{**sample, "ids": np.full((1, 5), index)} for index, sample in enumerate(pictures(20))]
+    for sample in samples:
+        sample["x"][:, 1] -= 2
+    stacked = np.concatenate([sample["x"] for sample in samples])
+    found = examine(model(ADD), samples)
+    assert found.samples == 20
+    assert not found.warnings
+    x, ids = found.inputs
+    assert (x.name, x.type, x.given, x.channel_axis) == ("x", "float32[n, 3, 4, 4]", None, 1)
+    assert x.values is not None
+    assert x.values.least == stacked.min()
+    assert x.values.greatest == stacked.max()
+    assert x.values.mean == pytest.approx(stacked.mean(), rel=1e-5)
+    assert x.values.std == pytest.approx(stacked.std(), rel=1e-5)
+    assert [channel.mean for channel in x.channels] == pytest.approx(stacked.mean((0, 2, 3)), rel=1e-5)
+    assert [channel.std for channel in x.channels] == pytest.approx(stacked.std((0, 2, 3)), rel=1e-5)
+    assert (ids.channels, ids.channel_axis) == ((), None)
+    assert str(ids) == "ids  int64[n, 5]  values 0 … 19, mean 9.5"
+
+
+def test_few_samples_are_counted_by_rows() -> None:
+    assert codes(ONE, pictures(15)) == ["few-samples"]
+    assert codes(ONE, pictures(16)) == []
+    batches = [{"x": np.concatenate([sample["x"] for sample in pictures(8, seed)])} for seed in (0, 1)]
+    assert codes(ONE, batches) == []
+
+
+def test_one_sample_is_few() -> None:
+    found = examine(model(ONE), pictures(1))
+    assert [warning.message for warning in found.warnings] == ["ranges come from only 1 sample"]
+    assert "32 to 200" in found.warnings[0].remedy
+
+
+def test_equal_samples_are_named() -> None:
+    first = pictures(1)[0]
+    found = examine(model(ONE), [first] * 20)
+    assert [warning.code for warning in found.warnings] == ["equal-samples"]
+    assert "all 20 samples" in found.warnings[0].message
+
+
+def test_nearly_equal_samples_are_named() -> None:
+    noisy = [{"x": pictures(1)[0]["x"] + 1e-3 * sample["x"]} for sample in pictures(20, 1)]
+    assert codes(ONE, noisy) == ["equal-samples"]
+
+
+def test_many_equal_samples_among_others_are_named() -> None:
+    found = examine(model(ONE), pictures(20) + pictures(8))
+    assert [warning.code for warning in found.warnings] == ["equal-samples"]
+    assert found.warnings[0].message.startswith("8 of 28 samples")
+    assert codes(ONE, pictures(20) + pictures(2)) == []
+
+
+def test_constant_samples_are_named_even_where_they_differ() -> None:
+    shape = (1, 3, 4, 4)
+    assert codes(ONE, [{"x": np.zeros(shape, np.float32)}] * 64) == ["constant-samples"]
+    assert codes(ONE, [{"x": np.full(shape, i, np.float32)} for i in range(64)]) == ["constant-samples"]
+
+
+def test_an_input_that_is_constant_beside_others_is_usual() -> None:
+    assert codes(ADD, [{**sample, "ids": np.zeros((1, 5), np.int64)} for sample in pictures(20)]) == []
+
+
+def test_words_that_differ_by_one_are_other_words() -> None:
+    rows = np.tile(np.arange(6) * 1000, (20, 1))
+    rows[:, 3] += np.arange(20)
+    assert codes(IDS, [{"ids": row[None]} for row in rows]) == []
+    assert codes(IDS, [{"ids": rows[:1]}] * 20) == ["equal-samples"]
+
+
+def test_pictures_in_8_bit_that_were_converted_are_named() -> None:
+    samples = [{"x": (255 * sample["x"]).astype(np.uint8)} for sample in pictures(20)]
+    found = examine(model(ONE), samples)
+    assert [warning.code for warning in found.warnings] == ["dtype-converted"]
+    assert "uint8" in found.warnings[0].message
+    assert ", given as uint8  values" in str(found.inputs[0])
+
+
+def test_floats_of_another_width_are_said_without_a_warning() -> None:
+    samples = [{"x": sample["x"].astype(np.float64)} for sample in pictures(20)]
+    found = examine(model(ONE), samples)
+    assert not found.warnings
+    assert found.inputs[0].given == "float64"
+
+
+def test_outputs_that_hardly_differ_are_named() -> None:
+    nodes = "z = ReduceMean<axes=[2, 3], keepdims=0>(x)  y = Add(z, one)"
+    made = f"main (float[1, 3, 4, 4] x) => (float[1, 3] y) <float one = {{1000.0}}> {{ {nodes} }}"
+    assert codes(made, pictures(20)) == ["equal-outputs"]
+    assert codes(made.replace("1000.0", "1.0"), pictures(20)) == []
+
+
+def test_a_model_that_does_not_run_is_not_judged() -> None:
+    made = "main (float[1, 3, 4, 4] x) => (float[a, b] y) { y = other.Thing(x) }"
+    text = f'<ir_version: 8, opset_import: ["" : 17, "other": 1]> {made}'
+    found = examine(parse(parser.parse_model(text).SerializeToString()), pictures(20))
+    assert not found.warnings
+    assert found.inputs[0].values is not None
+
+
+def test_numbers_made_up_are_not_judged_by_the_model() -> None:
+    made = model(ONE)
+    found = examine(made, random_samples(input_specs(made), 16))
+    assert found.inputs[0].values is not None
+
+
+def test_the_model_is_left_as_it_is() -> None:
+    made = model(ONE)
+    before = made.serialize()
+    examine(made, pictures(2))
+    assert made.serialize() == before
+
+
+def test_samples_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(DataError):
+        examine(model(ONE), wrap_samples([{"x": np.zeros((1, 2, 4, 4), np.float32)}], input_specs(model(ONE))))
+
+
+def test_samples_of_several_sizes_are_compared_by_size() -> None:
+    made = "main (float[n, m] x) => (float[n, m] y) { y = Add(x, x) }"
+    random = np.random.default_rng(0)
+    samples = [{"x": random.random((1, 2 + index % 3)).astype(np.float32)} for index in range(24)]
+    assert codes(made, samples) == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [
+        ((1, 3, 224, 224), 1),
+        ((1, 224, 224, 3), 3),
+        (("n", 1, 28, 28), 1),
+        ((1, 64, 7, 7), None),
+        ((1, 3), None),
+        ((1, 1, 1, 3), None),
+        (None, None),
+    ],
+)
+def test_channels_are_on_the_axis_that_has_few(shape, axis) -> None:
+    assert channel_axis(shape) == axis
+
+
+def test_values_are_written_short() -> None:
+    assert [short(value) for value in (-2.1179, 151.06, 0.0, 1e-8, 44171.0)] == [
+        "-2.12",
+        "151",
+        "0",
+        "1.00e-08",
+        "44171",
+    ]
+
+
+def test_text_has_no_figures() -> None:
+    made = model("main (string[n] x) => (string[n] y) { y = Identity(x) }")
+    found = examine(made, [{"x": np.array([str(index)], object)} for index in range(20)])
+    assert found.inputs[0].values is None
+    assert not found.warnings

@@ -1,0 +1,182 @@
+"""Samples that are normalised otherwise than the model expects are found, and others are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxq.data.conventions import BYTES, CENTRED, CONVENTIONS, IMAGENET, SIGNED, UNIT, Convention, convention_of
+from onnxq.data.examine import examine
+from onnxq.data.input_summary import InputSummaries
+from onnxq.data.samples import open_samples
+from onnxq.data.validation import input_specs
+from onnxq.ir import Model, load, parse
+from onnxq.ir.shape_inference.types import infer_types
+
+REAL = Path(__file__).parents[3] / "shared" / "real"
+COUNT, SIZE = 20, 24
+
+
+def pictures() -> np.ndarray:
+    """Pictures of 0 to 1 with colours, patches and noise."""
+    random = np.random.default_rng(1)
+    patches = random.beta(0.6, 0.7, (COUNT, 3, 6, 6)).repeat(4, axis=2).repeat(4, axis=3)
+    return np.clip(patches + 0.05 * random.standard_normal((COUNT, 3, SIZE, SIZE)), 0, 1).astype(np.float32)
+
+
+def as_convention(images: np.ndarray, kind: Convention) -> np.ndarray:
+    mean, std = (np.asarray(numbers).reshape(1, 3, 1, 1) for numbers in (kind.mean, kind.std))
+    return ((images - mean) / std).astype(np.float32)
+
+
+def convolved(images: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    windows = np.lib.stride_tricks.sliding_window_view(images, (3, 3), (2, 3))
+    return np.einsum("nchwij,ocij->nohw", windows, weight)
+
+
+def build(kind: Convention, *, folded: bool) -> Model:
+    """Build Conv, BatchNormalization, Relu, Conv, Relu, a mean and Gemm, with the statistics of right data."""
+    random = np.random.default_rng(2)
+    images, weights = as_convention(pictures(), kind).astype(np.float64), {}
+    nodes, read = [], "x"
+    for index, channels in enumerate((8, 16)):
+        weight = random.standard_normal((channels, images.shape[1], 3, 3)) / 3
+        made = convolved(images, weight)
+        mean, std = made.mean((0, 2, 3)), made.std((0, 2, 3))
+        gamma, beta = random.uniform(0.6, 1.4, channels), random.normal(0.3, 0.4, channels)
+        images = np.maximum((made - mean[:, None, None]) / std[:, None, None] * gamma[:, None, None]
+                            + beta[:, None, None], 0)  # fmt: skip
+        name = f"layer{index}"
+        if folded:
+            weights[f"{name}.w"] = weight * (gamma / std)[:, None, None, None]
+            weights[f"{name}.b"] = beta - mean * gamma / std
+            nodes += [helper.make_node("Conv", [read, f"{name}.w", f"{name}.b"], [f"{name}.n"], name)]
+        else:
+            weights |= {f"{name}.w": weight, f"{name}.s": gamma, f"{name}.b": beta, f"{name}.m": mean}
+            weights[f"{name}.v"] = std**2
+            nodes += [
+                helper.make_node("Conv", [read, f"{name}.w"], [f"{name}.c"], name),
+                helper.make_node(
+                    "BatchNormalization", [f"{name}.{part}" for part in "csbmv"], [f"{name}.n"], f"{name}.norm"
+                ),
+            ]
+        nodes += [helper.make_node("Relu", [f"{name}.n"], [f"{name}.r"])]
+        read = f"{name}.r"
+    weights["end.w"] = random.standard_normal((16, 10))
+    nodes += [
+        helper.make_node("GlobalAveragePool", [read], ["mean"]),
+        helper.make_node("Flatten", ["mean"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "end.w"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, SIZE, SIZE])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 10])],
+        [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return parse(made.SerializeToString())
+
+
+def warnings(model: Model, images: np.ndarray) -> list[tuple[str, str]]:
+    found = examine(model, [{"x": image[None]} for image in images])
+    return [(warning.code, warning.remedy) for warning in found.warnings]
+
+
+@pytest.mark.parametrize("folded", [True, False])
+@pytest.mark.parametrize("kind", CONVENTIONS, ids=lambda kind: kind.words)
+def test_right_samples_raise_no_warning(kind: Convention, folded: bool) -> None:
+    assert warnings(build(kind, folded=folded), as_convention(pictures(), kind)) == []
+
+
+@pytest.mark.parametrize(
+    ("expects", "given"),
+    [(UNIT, BYTES), (SIGNED, BYTES), (IMAGENET, BYTES), (BYTES, UNIT), (IMAGENET, CENTRED), (CENTRED, IMAGENET)],
+    ids=lambda kind: kind.words,
+)
+def test_batchnorm_tells_another_convention_and_names_the_right_one(expects: Convention, given: Convention) -> None:
+    found = warnings(build(expects, folded=False), as_convention(pictures(), given))
+    assert [code for code, _ in found] == ["wrong-normalization"]
+    assert expects.words in found[0][1] or expects.recipe in found[0][1]
+
+
+@pytest.mark.parametrize("factor", [255, 1 / 255])
+def test_batchnorm_tells_values_255_times_too_large_or_small(factor: float) -> None:
+    images = as_convention(pictures(), SIGNED) * np.float32(factor)
+    assert [code for code, _ in warnings(build(SIGNED, folded=False), images)] == ["wrong-normalization"]
+
+
+@pytest.mark.parametrize(
+    ("expects", "given"),
+    [(UNIT, BYTES), (SIGNED, BYTES), (IMAGENET, BYTES), (BYTES, UNIT), (BYTES, SIGNED), (CENTRED, IMAGENET)],
+    ids=lambda kind: kind.words,
+)
+def test_biases_tell_0_to_255_where_batchnorm_is_folded(expects: Convention, given: Convention) -> None:
+    images = as_convention(pictures(), given)
+    if given is BYTES:
+        images = np.rint(images)
+    found = warnings(build(expects, folded=True), images)
+    assert [code for code, _ in found] == ["wrong-normalization"]
+
+
+def test_a_model_without_biases_is_not_judged() -> None:
+    assert warnings(without_biases(build(SIGNED, folded=True)), as_convention(pictures(), BYTES)) == []
+
+
+def without_biases(model: Model) -> Model:
+    proto = onnx.load_from_string(model.serialize())
+    for tensor in proto.graph.initializer:
+        if tensor.name.endswith(".b"):
+            tensor.CopyFrom(numpy_helper.from_array(np.zeros_like(numpy_helper.to_array(tensor)), tensor.name))
+    return parse(proto.SerializeToString())
+
+
+@pytest.mark.parametrize("kind", CONVENTIONS, ids=lambda kind: kind.words)
+def test_conventions_are_told_by_their_ranges(kind: Convention) -> None:
+    model = build(UNIT, folded=True)
+    infer_types(model)
+    summaries = InputSummaries(input_specs(model))
+    summaries.add({"x": as_convention(pictures(), kind)})
+    assert convention_of(summaries.summaries({})[0]) is kind
+
+
+# -- models of others -------------------------------------------------------------------------------------------------
+
+
+def rescaled(factor: float) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda array: (array * factor).astype(array.dtype)
+
+
+def to_bytes(array: np.ndarray) -> np.ndarray:
+    return np.rint(array * 255).astype(array.dtype)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the models are not here")
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("fastestdet", to_bytes),
+        ("fsanet_var", rescaled(127.5)),
+        ("fsanet_var", rescaled(1 / 255)),
+        ("go1_policy", rescaled(1 / 255)),
+        ("yunet_n", rescaled(1 / 255)),
+        ("mlsd_tiny", rescaled(1 / 255)),
+        ("oww_embedding", rescaled(255)),
+        ("ppocr_det_v3", rescaled(57)),
+    ],
+)
+def test_wrong_samples_of_real_models_are_named(name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    model = load(REAL / f"{name}.onnx")
+    infer_types(model)
+    samples = list(open_samples(REAL / f"{name}_calib.npz", input_specs(model)).limit(8))
+    right = {warning.code for warning in examine(model, samples).warnings}
+    wrong = [{key: change(array) for key, array in sample.items()} for sample in samples]
+    found = {warning.code for warning in examine(model, wrong).warnings}
+    assert "wrong-normalization" not in right
+    assert "wrong-normalization" in found
