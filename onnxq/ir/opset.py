@@ -21,7 +21,6 @@ MAX_IR = 13
 MIN_OPSET = 7  # the oldest that it guarantees; of older ones it has kernels for few operators
 # (opset, lowest IR version that may announce it); source: onnx.helper.find_min_ir_version_for
 IR_OF_OPSET = ((25, 13), (24, 12), (23, 11), (21, 10), (19, 9), (15, 8), (13, 7), (12, 7), (11, 6), (10, 5), (9, 4))
-ASSERTION = re.compile(r"^.*: Assertion `.*` failed: ")  # of the converter, with the line of its source
 EXPORT_OLDER = "Export it again with an older opset."
 LISTED_INITIALIZERS_IR = 3  # up to here every initializer has to be an input too, which new constants are not
 
@@ -59,18 +58,42 @@ def raise_opset(model: Model, minimum: int) -> Model:
         prepare(converted, minimum)
         before = onnx.ModelProto.FromString(converted.skeleton(weights))
         before.ir_version = max(before.ir_version, LISTED_INITIALIZERS_IR + 1)
-        after = onnx.version_converter.convert_version(before, minimum)
+        after = _converted(before, converted, minimum)
         repair(after, converted, minimum)
         _keep_the_rest(before, after)
         after.ir_version = max(before.ir_version, minimum_ir(minimum))
         converted.read_skeleton(after.SerializeToString(deterministic=True), weights)
     except OnnxqError as error:
         raise _failure(model, minimum, error.message) from error
-    except Exception as error:  # the binding raises bare RuntimeError, IndexError and ValueError alike
-        said = (str(error).strip().splitlines() or [repr(error)])[0]
-        raise _failure(model, minimum, ASSERTION.sub("", said)) from error
+    except ValueError as error:  # of `prepare` and `repair`
+        raise _failure(model, minimum, str(error)) from error
     _check_interface(model, converted, minimum)
     return converted
+
+
+def _converted(before: onnx.ModelProto, model: Model, minimum: int) -> onnx.ModelProto:
+    """Let onnx convert a model; what its converter says of a failure names lines of its source, and stays inside.
+
+    Raises:
+        ValueError: It fails; the message says where, as far as that is known.
+
+    """
+    try:
+        return onnx.version_converter.convert_version(before, minimum)
+    except Exception as error:  # the binding raises bare RuntimeError, IndexError and ValueError alike
+        raise ValueError(_where(model, str(error))) from error
+
+
+def _where(model: Model, said: str) -> str:
+    """Say at which node the converter fails: at an operator that no opset has, or at one that its message names."""
+    nodes = [node for node in model.graph.walk() if not node.domain]
+    for node in nodes:
+        if not onnx.defs.has(node.op_type):
+            return f"no opset has the operator {node.op_type} (node {node.label})"
+    for node in nodes:
+        if re.search(rf"\b{re.escape(node.op_type)}\b", said):
+            return f"onnx's converter fails at {node.op_type} (node {node.label})"
+    return "onnx's converter fails at it"
 
 
 def make_loadable(model: Model) -> tuple[str, ...]:

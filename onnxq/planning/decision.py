@@ -80,6 +80,7 @@ class Plan:
         clipped: Values that are clipped for nothing but to add outliers in float (`outliers.py`), by name.
         conversions: What conversions between float and 8 bit take by these kernel times, in nanoseconds; 0 where they
             decided nothing.
+        keeps_opset: Whether the model cannot be converted, so that only forms count that its opset has.
 
     """
 
@@ -96,6 +97,7 @@ class Plan:
     ranges: dict[Value, Scheme] = field(default_factory=dict)
     clipped: Mapping[str, Clipped] = field(default_factory=dict)
     conversions: float = 0.0
+    keeps_opset: bool = False
 
     def quantized(self) -> list[Decision]:
         """The decisions that change something."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from onnxq.ir import Graph, Model, Node, Value
@@ -41,6 +42,7 @@ def make_plan(
     unreached: Collection[Graph] = (),
     costs: Costs | None = None,
     clipped: Mapping[str, Clipped] | None = None,
+    keeps_opset: bool = False,
 ) -> Plan:
     """Decide about every node.
 
@@ -53,15 +55,19 @@ def make_plan(
         unreached: Bodies that no sample has run: nothing in them has a calibrated range.
         costs: Kernel times; by default those that come with onnxq.
         clipped: See `Plan`.
+        keeps_opset: See `Plan`.
 
     """
     recipe = recipe.at_opset(model.opset)
-    plan = Plan(recipe, choices or {}, with_data, costs or load_costs(recipe.scheme.target), clipped=clipped or {})
+    costs = costs or load_costs(recipe.scheme.target)
+    plan = Plan(recipe, choices or {}, with_data, costs, clipped=clipped or {}, keeps_opset=keeps_opset)
     decided: dict[Node, Decision] = {}
     for node in model.graph.walk():
         decided[node] = _decide(node, plan, model.opset)
         if decided[node].scheme == "static-int8" and _stands_in(node, unreached):
             decided[node] = _without_ranges(node, plan, model.opset)
+        if keeps_opset:
+            decided[node] = _of_opset(decided[node], plan, model.opset)
     for node in computing_sizes(model.graph.graphs()):
         if decided[node].form is not None:
             decided[node] = Decision(node, None, "it computes how large something is")
@@ -145,6 +151,20 @@ def _without_ranges(node: Node, plan: Plan, opset: int) -> Decision:
     made = _first_accepted(node, scheme, names, opset, plan.costs)
     why = "no sample runs the body it stands in"
     return replace(made, reason=f"{made.reason}: {why}" if made.scheme else why)
+
+
+def _of_opset(decision: Decision, plan: Plan, opset: int) -> Decision:
+    """Take the next form for a node that the model's opset has, where it has not the one decided on."""
+    if decision.form is None or decision.form.opset <= opset:
+        return decision
+    node, needed = decision.node, decision.form.opset
+    scheme = plan.recipe.scheme_for(node.op_type, node.name)[0]
+    for settings in settings_to_try(node, scheme, schemes_to_try(node, scheme, with_data=plan.with_data), plan.costs):
+        with suppress(NotQuantizable):
+            form = form_of(node, settings, opset)
+            if form.opset <= opset:
+                return Decision(node, settings.name, form.sentence, settings, form)
+    return Decision(node, None, f"8 bit needs opset {needed} here, to which the model cannot be converted")
 
 
 def _keep_what_runs(graph: Graph, decided: dict[Node, Decision], recipe: Recipe, opset: int) -> None:

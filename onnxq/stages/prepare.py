@@ -19,13 +19,15 @@ from onnxq.ir.shape_inference.types import infer_types
 from onnxq.planning.planner import Plan
 from onnxq.planning.planner import make_plan as decide
 from onnxq.planning.portable import portable_costs
-from onnxq.planning.recipe import Recipe, load_recipe
+from onnxq.planning.recipe import MICROSOFT, Recipe, load_recipe
 from onnxq.runtime.custom_ops import foreign_node
 from onnxq.simplify import Simplified, simplify
 from onnxq.stages.prepared import Prepared
 from onnxq.targets import Costs
+from onnxq.targets.target import load_target
 
 FOUR_BIT_OPSET = 21  # of DequantizeLinear and Cast
+KEPT_OPSET = "kept opset {}, and what needs a newer one in float: {}"
 ROOM = 0.8  # how full a file may be by estimate before it is counted
 
 
@@ -78,7 +80,9 @@ def _portable(prepared: Prepared, most: int | None) -> Prepared:
         return prepared
 
     def plan_by(costs: Costs) -> Plan:
-        return decide(prepared.model, prepared.plan.recipe, with_data=prepared.plan.with_data, costs=costs)
+        before = prepared.plan
+        keeps = before.keeps_opset
+        return decide(prepared.model, before.recipe, with_data=before.with_data, costs=costs, keeps_opset=keeps)
 
     costs = portable_costs(prepared.plan, plan_by)
     return prepared if costs is prepared.plan.costs else replan_with_costs(prepared, most, costs)
@@ -98,7 +102,33 @@ def simplified(model: Model, recipe: Recipe) -> Simplified:
 
 
 def replan_with_costs(prepared: Prepared, most: int | None = None, costs: Costs | None = None) -> Prepared:
-    """Decide about every node by these kernel times, and raise the opset as far as that needs; see `prepare`."""
+    """Decide about every node by these kernel times, and raise the opset as far as that needs; see `prepare`.
+
+    Where the model cannot be converted, `auto` takes the forms that its opset has: onnxruntime runs the model, and has
+    QuantizeLinear and DequantizeLinear of its own with scales for each channel.
+    """
+    before = prepared.plan
+    if before.keeps_opset:
+        return _keep_opset(prepared, before.recipe, costs)
+    try:
+        return _replan_and_convert(prepared, most, costs)
+    except ModelError as error:
+        if before.recipe.scheme.name != "auto":
+            raise
+        own = MICROSOFT in load_target(before.recipe.scheme.target).domains
+        kept = _keep_opset(prepared, before.recipe.setting(domain=MICROSOFT) if own else before.recipe, costs)
+        if not kept.plan.quantized():
+            raise
+        return replace(kept, notes=(*kept.notes, KEPT_OPSET.format(kept.model.opset, error.message)))
+
+
+def _keep_opset(prepared: Prepared, recipe: Recipe, costs: Costs | None) -> Prepared:
+    """Decide about every node by what the model's opset has."""
+    plan = decide(prepared.model, recipe, with_data=prepared.plan.with_data, costs=costs, keeps_opset=True)
+    return replace(prepared, plan=plan)
+
+
+def _replan_and_convert(prepared: Prepared, most: int | None, costs: Costs | None) -> Prepared:
     model, notes, recipe, with_data = prepared.model, prepared.notes, prepared.plan.recipe, prepared.plan.with_data
     plan = decide(model, recipe, with_data=with_data, costs=costs)
     newer = raised(model, plan, most)

@@ -45,6 +45,7 @@ def replan(
         unreached=unreached,
         costs=before.costs,
         clipped=before.clipped,
+        keeps_opset=before.keeps_opset,
     )
     return replace(prepared, plan=plan)
 

@@ -182,7 +182,8 @@ def test_operators_that_changed_their_form(case, dynamic):
             ("Resize", 10, [IMAGE], [F([1, 1, 0.5, 2])], 1, {"mode": "nearest"}),
             "cannot be converted from opset 10 to 21: node .* shrinks one axis and enlarges another",
         ),
-        (("NoSuchOperator", 10, [IMAGE], [], 1, {}), "cannot be converted from opset 10 to 21: "),
+        (("NoSuchOperator", 10, [IMAGE], [], 1, {}), "from opset 10 to 21: no opset has the operator NoSuchOperator"),
+        (("Tile", 5, [IMAGE], [F([2]), F([1])], 1, {}), "from opset 5 to 21: onnx's converter fails at Tile "),
     ],
 )
 def test_what_cannot_be_converted_is_refused(case, sentence):

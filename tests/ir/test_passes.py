@@ -26,7 +26,7 @@ def test_passes_are_found_by_walking_the_folder():
         "remove_unused_initializers",
         "lift_constants",
         "cast_like_to_cast",
-        "decompose_image_scaler",
+        "decompose_experimental",
         "hoist_loop_constants",
         "half_to_float32",
         "batchnorm_per_element",
