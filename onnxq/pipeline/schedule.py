@@ -18,6 +18,7 @@ from onnxq.search.budget import Budget
 from onnxq.search.candidates import float_time
 from onnxq.search.equalization_trial import applicable
 from onnxq.search.held_out import FOLDS, REST, HoldoutSplit
+from onnxq.search.range_trial import CANDIDATES, LEAST_FOLDS
 from onnxq.search.rescaling_trial import methods_to_try
 from onnxq.search.sensitivity import ALL_ALONE, EXACT, PROBES, weighted_decisions
 from onnxq.stages.measure import layers_needing_moments
@@ -34,6 +35,7 @@ ELEMENT, WEIGHT, QUICK = 3.2e-9, 2e-2, 0.62
 LATENCY, LATENCY_RUNS = 0.5, 10  # seconds at most for pairs of runs, and how many there are at least
 FAMILY_SAMPLES, LAYER_SAMPLES, PASS_SAMPLES = 4, 8, 2
 PROBABLE, POSSIBLE = 0.5, 0.3
+USUALLY_OPEN = 3  # ways to choose ranges that are tried on more than two folds
 
 
 @dataclass(frozen=True)
@@ -155,9 +157,9 @@ class Schedule:
         each, rest = taken // folds, min(max(self._samples - taken, 0), REST)
         for samples in (*[each] * folds, *([rest] if rest else [])):
             yield Work("trial", "measure roughly", self._prices.rough(samples))
-        for _ in range(folds):
+        for fold in range(folds):
             yield Work("trial", "judge", self._prices.float_outputs(each))
-            yield from self._trials("trial", 6, each)
+            yield from self._trials("trial", len(CANDIDATES) if fold < LEAST_FOLDS else USUALLY_OPEN, each)
 
     def _search(self) -> Iterator[Work]:
         prices, quick = self._prices, self._split.searched

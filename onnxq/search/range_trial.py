@@ -8,9 +8,9 @@ the sum of all errors it would decide for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ BY_ERROR = "chose the ranges of activations by the error that they cause at the 
 ROOMIER = "left {:.0f} % of headroom beyond the ranges of activations, for what other samples bring"
 WORTH_CHANGING = 0.1  # dB on samples that chose nothing about the ranges
 DOUBT = 0.5  # standard errors of a gain over the folds that are taken off
+LEAST_FOLDS = 2  # before a candidate goes out
 METHODS: tuple[RangesSetting, ...] = ("auto", "output-error")
 HEADROOMS = (1.0, 1.1, 1.2)
 
@@ -64,16 +65,67 @@ def choose_ranges(prepared: Prepared, split: HoldoutSplit) -> RangeChoice:
 
     """
     variants, weights = [with_ranges(prepared, way) for way in CANDIDATES], Weights(exact=True)
-    found = np.array([_judged(variants, judge, others, weights) for judge, others in _folds(variants[-1], split)])
-    gains = np.clip(found, -MOST, MOST) - np.clip(found[:, :1], -MOST, MOST)
-    sure = gains.mean(axis=0) - DOUBT * gains.std(axis=0, ddof=1) / np.sqrt(len(gains))
+    folds = list(_folds(variants[-1], split))
+
+    def judged(fold: int, candidates: Sequence[int]) -> list[float]:
+        samples, others = folds[fold]
+        judge, stats = SqnrEvaluator(split.baseline, samples), others()
+        return [judge.sqnr(quantize_copy(copy_prepared(variants[at]), stats, weights)) for at in candidates]
+
+    return CANDIDATES[best_candidate(len(folds), len(CANDIDATES), judged)]
+
+
+def best_candidate(folds: int, candidates: int, judged: Callable[[int, Sequence[int]], list[float]]) -> int:
+    """Return the number of the candidate that gains most over the first one, and surely; 0 where none does.
+
+    Args:
+        folds: How many folds there are.
+        candidates: How many candidates there are.
+        judged: Gives the dB of some candidates on a fold; it is not asked about those that cannot be chosen any more.
+
+    """
+    found = np.full((folds, candidates), np.nan)
+    left = list(range(candidates))
+    for fold in range(folds):
+        found[fold, left] = judged(fold, left)
+        left = still_open(_gains(found[: fold + 1]), folds)
+        if left == [0]:
+            return 0
+    gains = _gains(found)[:, left]
+    sure = gains.mean(axis=0) - DOUBT * gains.std(axis=0, ddof=1) / np.sqrt(folds)
     sure = np.array([resolved(float(gain)) for gain in sure])
     best = int(np.argmax(sure))  # the first, which is the simplest, of those that are equal
-    return CANDIDATES[best] if sure[best] >= WORTH_CHANGING and found[:, 0].mean() < ENOUGH else MIN_MAX
+    return left[best] if sure[best] >= WORTH_CHANGING and found[:, 0].mean() < ENOUGH else 0
 
 
-def _folds(prepared: Prepared, split: HoldoutSplit) -> Iterator[tuple[SqnrEvaluator, Stats]]:
-    """Give the float outputs of every fold, and what is measured of all other samples, with ranges by output error."""
+def still_open(gains: np.ndarray, folds: int) -> list[int]:
+    """Tell which candidates can still be chosen after some of the folds; `MIN_MAX`, the first, always can.
+
+    A candidate goes out where it would gain too little even if it did as well on each fold that is left as on its best
+    one. One fold alone says nothing of how much they differ, so none goes out before the second.
+
+    Args:
+        gains: dB over `MIN_MAX`, `[folds so far, candidates]`; NaN where a candidate has gone out before.
+        folds: How many there are in all.
+
+    Returns:
+        Numbers of the candidates, ascending.
+
+    """
+    done = len(gains)
+    if done < LEAST_FOLDS:
+        return list(range(gains.shape[1]))
+    most = (gains.sum(axis=0) + (folds - done) * gains.max(axis=0)) / folds
+    return [0, *(int(at) for at in np.flatnonzero(most >= WORTH_CHANGING) if at > 0)]
+
+
+def _gains(found: np.ndarray) -> np.ndarray:
+    gains: np.ndarray = np.clip(found, -MOST, MOST) - np.clip(found[:, :1], -MOST, MOST)
+    return gains
+
+
+def _folds(prepared: Prepared, split: HoldoutSplit) -> Iterator[tuple[Samples, Callable[[], Stats]]]:
+    """Give every fold, and how to get what is measured of all other samples, with ranges by output error."""
 
     def measured(samples: Samples) -> Stats:
         return measure(prepared, MeasuredLayers(()), samples, None, Silent(), trial=True)
@@ -82,12 +134,7 @@ def _folds(prepared: Prepared, split: HoldoutSplit) -> Iterator[tuple[SqnrEvalua
     known = [measured(fold) for fold in folds]
     besides = [measured(rest)] if rest is not None else []
     for index, fold in enumerate(folds):
-        yield SqnrEvaluator(split.baseline, fold), reduce(Stats.merge, besides + known[:index] + known[index + 1 :])
-
-
-def _judged(variants: Sequence[Prepared], judge: SqnrEvaluator, others: Stats, weights: Weights) -> list[float]:
-    """Give the signal-to-quantization-noise ratio of the worst output of each variant in dB."""
-    return [judge.sqnr(quantize_copy(copy_prepared(prepared), others, weights)) for prepared in variants]
+        yield fold, partial(reduce, Stats.merge, besides + known[:index] + known[index + 1 :])
 
 
 def with_ranges(prepared: Prepared, ranges: RangeChoice) -> Prepared:

@@ -9,6 +9,9 @@ import numpy as np
 import onnx
 import pytest
 from helpers import build, floats, node, unlike
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from onnxq.calibration.stats_file import fingerprint, save_stats
 from onnxq.data.samples import input_specs, wrap_samples
@@ -16,8 +19,15 @@ from onnxq.ir import load
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.recipe import Recipe, load_recipe, parse_recipe
 from onnxq.progress import Silent
-from onnxq.search.held_out import HoldoutSplit, SqnrEvaluator
-from onnxq.search.range_trial import BY_ERROR, CANDIDATES, MIN_MAX, ROOMIER, RangeChoice
+from onnxq.search.held_out import HoldoutSplit
+from onnxq.search.range_trial import (
+    BY_ERROR,
+    MIN_MAX,
+    ROOMIER,
+    WORTH_CHANGING,
+    RangeChoice,
+    best_candidate,
+)
 from onnxq.search.variants import HoldoutChoice, choose_by_holdout
 from onnxq.stages.measure import layers_needing_moments, measure
 from onnxq.stages.prepare import prepare
@@ -113,26 +123,56 @@ def test_headroom_that_was_found_is_left_and_said(model, tmp_path, monkeypatch):
         ([[1e9, 0], [-40, 0], [-40, 0], [-40, 0]], 0),  # 1e9 dB is no more than enough
     ],
 )
-def test_gains_of_all_folds_are_averaged_and_doubted(model, monkeypatch, gains, best):
+def test_gains_of_all_folds_are_averaged_and_doubted(gains, best):
     """By the sum of errors, one sample of a ResNet decided for headroom that cost all others 7 dB."""
-    scores = iter([30.0 + gain for fold in gains for gain in (0, *fold, *[-9] * (len(CANDIDATES) - 3))])
-    monkeypatch.setattr(SqnrEvaluator, "sqnr", lambda self, model: next(scores))
-    assert tried(model, OPEN.setting(rounding="nearest"), samples(0)).ranges == CANDIDATES[best]
-    assert next(scores, None) is None
+    assert chosen([[30.0 + gain for gain in (0, *fold, -9)] for fold in gains]) == best
 
 
 @pytest.mark.parametrize(("plain", "best"), [(49.0, 1), (50.0, 0), (np.inf, 0)])
-def test_what_is_accurate_already_stays_as_it_is(model, monkeypatch, plain, best):
+def test_what_is_accurate_already_stays_as_it_is(plain, best):
     """Of 5 networks above 45 dB, 4 lost by what gained in the trial."""
-    scores = iter([plain, plain + 3, *[0] * (len(CANDIDATES) - 2)] * 4)
-    monkeypatch.setattr(SqnrEvaluator, "sqnr", lambda self, model: next(scores))
-    assert tried(model, OPEN.setting(rounding="nearest"), samples(0)).ranges == CANDIDATES[best]
+    assert chosen([[plain, plain + 3, 0.0]] * 4) == best
 
 
-def test_a_model_that_does_not_run_with_other_ranges_keeps_its_own(model, monkeypatch):
-    scores = iter([30.0, *[-np.inf] * (len(CANDIDATES) - 1)] * 4)
-    monkeypatch.setattr(SqnrEvaluator, "sqnr", lambda self, model: next(scores))
-    assert tried(model, OPEN.setting(rounding="nearest"), samples(0)).ranges == MIN_MAX
+def test_a_model_that_does_not_run_with_other_ranges_keeps_its_own():
+    assert chosen([[30.0, -np.inf, -np.inf]] * 4) == 0
+
+
+def test_ways_that_cannot_win_any_more_are_tried_on_two_folds():
+    asked: list[list[int]] = []
+    table = [[30.0, 29.0, 31.0, 30.05], [30.0, 28.0, 31.5, 30.01], [30.0, 99.0, 31.0, 99.0], [30.0, 99.0, 31.0, 99.0]]
+    assert chosen(table, asked) == 2
+    assert asked == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 2], [0, 2]]
+
+
+def test_no_fold_is_left_to_do_where_nothing_can_be_gained():
+    asked: list[list[int]] = []
+    assert chosen([[30.0, 29.0], [30.0, 30.0], [30.0, 99.0], [30.0, 99.0]], asked) == 0
+    assert asked == [[0, 1], [0, 1]]
+
+
+@given(arrays(np.float64, (2, 4), elements=st.floats(-9, 9)), arrays(np.float64, (2, 4), elements=st.floats(0, 1)))
+def test_a_way_that_goes_out_gains_too_little(first, share):
+    """As long as it does on no fold better than on its best of the first two."""
+    least, most = first.min(axis=0), first.max(axis=0)
+    gains = np.concatenate([first, least + share * (most - least)])
+    gains[:, 0] = 0
+    asked: list[list[int]] = []
+    chosen((30 + gains).tolist(), asked)
+    means = gains.mean(axis=0)
+    gone = sorted(set(range(4)) - set(asked[-1]))
+    assert all(means[at] < WORTH_CHANGING + 1e-9 for at in gone)
+
+
+def chosen(table, asked=None):
+    """Choose by dB for each fold and candidate, and note what was asked."""
+
+    def judged(fold, candidates):
+        if asked is not None:
+            asked.append(list(candidates))
+        return [table[fold][at] for at in candidates]
+
+    return best_candidate(len(table), len(table[0]), judged)
 
 
 def test_nothing_is_tried_on_one_sample_or_with_statistics_or_fast(model, tmp_path):
