@@ -25,8 +25,13 @@ from onnxq.project.file import KEYS, parse_project
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
-CLI = (ROOT / "docs" / "cli.md").read_text("utf-8")
-PRE_COMMIT = (ROOT / "docs" / "pre-commit.md").read_text("utf-8")
+DOCS = ROOT / "docs"
+REFERENCE = {page.stem: page.read_text("utf-8") for page in (DOCS / "reference").glob("*.md")}
+CLI, RECIPES, PROJECT, JSON = (REFERENCE[name] for name in ("cli", "recipes", "onnxq-toml", "json"))
+PRE_COMMIT = (DOCS / "how-to" / "pre-commit.md").read_text("utf-8")
+PAGES = sorted(
+    (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "sample_models" / "README.md", *DOCS.rglob("*.md"))
+)
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 BLOCKS = BLOCK.findall(README)
 
@@ -59,7 +64,7 @@ def test_the_reference_names_no_option_that_does_not_exist() -> None:
     found = [p for function in COMMANDS for p in parameters(function.__name__)]
     known = {option for p in found for option in (*p.opts, *p.secondary_opts)}
     of_all = {option for p in command().params for option in p.opts}
-    for text in (README, CLI):
+    for text in (README, *REFERENCE.values()):
         prose = BLOCK.sub("", text)
         assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", prose)) <= known | {"--help", *of_all}
 
@@ -130,7 +135,8 @@ def shape(table: str) -> list[str]:
 
 
 def test_every_command_line_in_the_docs_is_one() -> None:
-    blocks = [content for language, content in BLOCKS + BLOCK.findall(CLI) if not language]
+    texts = [page.read_text("utf-8") for page in PAGES]
+    blocks = [content for text in texts for language, content in BLOCK.findall(text) if not language]
     lines = [line for block in blocks for line in block.splitlines() if line.startswith("onnxq ")]
     assert len(lines) >= 6
     for line in lines:
@@ -141,17 +147,14 @@ def test_every_command_line_in_the_docs_is_one() -> None:
 def test_recipes_are_listed() -> None:
     for name in recipe_names():
         assert f"| `{name}` |" in section(README, "Recipes")
-        assert f"| `{name}` |" in section(CLI, "Recipes")
-    for toml in (content for language, content in BLOCK.findall(section(CLI, "Recipes")) if language == "toml"):
-        assert parse_recipe(toml, "docs/cli.md").rules
+        assert f"| `{name}` |" in section(RECIPES, "Recipes")
+    for toml in (content for language, content in BLOCK.findall(section(RECIPES, "Recipes")) if language == "toml"):
+        assert parse_recipe(toml, "recipes.md").rules
     assert load_recipe("auto").description
 
 
 PROJECT_FILES = [
-    content
-    for page in (README, CLI, PRE_COMMIT)
-    for language, content in BLOCK.findall(page)
-    if "[[models]]" in content
+    content for page in PAGES for _, content in BLOCK.findall(page.read_text("utf-8")) if "[[models]]" in content
 ]
 
 
@@ -161,7 +164,7 @@ def test_project_files_of_the_docs_are_right(content: str) -> None:
 
 
 def test_every_key_and_rule_of_a_project_is_described() -> None:
-    described = section(CLI, "The project file")
+    described = section(PROJECT, "The project file")
     assert not [key for key in KEYS if f"`{key}`" not in described]
     assert not [f.name for f in fields(Thresholds) if f"`{f.name.replace('_', '-')}`" not in described]
     rules = set(re.findall(r"^\| `([a-z-]+)` \|", section(CLI, "`onnxq check"), re.MULTILINE))
@@ -183,7 +186,7 @@ def test_exit_codes_are_listed() -> None:
 
 def test_the_json_of_the_docs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = ROOT / "sample_models" / "digits_cnn.onnx"
-    described = section(CLI, "JSON")
+    described = section(JSON, "JSON")
     made: list[dict[str, Any]] = []
     for arguments in (
         ["quantize", str(model), "-o", str(tmp_path / "q.onnx")],
@@ -223,10 +226,40 @@ def test_public_names_exist_and_cost_nothing_until_used() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_links_lead_somewhere() -> None:
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):
-            assert (page.parent / target).exists(), target
+def anchors(page: Path) -> set[str]:
+    """The fragments of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", BLOCK.sub("", page.read_text("utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^):]+)\)", page.read_text("utf-8")):
+        path, _, fragment = target.partition("#")
+        there = page.parent / path if path else page
+        assert there.exists(), target
+        assert not fragment or fragment in anchors(there), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_paths_exist(page: Path) -> None:
+    """A path in backticks is one of the repository, or below `onnxq/`."""
+    tops = {path.name for folder in (ROOT, ROOT / "onnxq") for path in folder.iterdir() if path.is_dir()}
+    named = re.findall(r"`([\w.-]+(?:/[\w.-]+)*/?[\w.-]*\.(?:py|toml|md)|(?:[\w-]+/)+)`", page.read_text("utf-8"))
+    named += re.findall(r"^python (\S+\.py)", page.read_text("utf-8"), re.MULTILINE)
+    for path in (path for path in named if path.split("/")[0] in tops and not re.search(r"[A-Z]{4}", path)):
+        assert any((folder / path).exists() for folder in (ROOT, ROOT / "onnxq")), path
+    files = {path.name for folder in ("onnxq", "tests", "sample_models") for path in (ROOT / folder).rglob("*.py")}
+    assert set(re.findall(r"`(\w+\.py)`", page.read_text("utf-8"))) <= files
+
+
+def test_every_page_is_linked() -> None:
+    linked = {
+        (page.parent / target.partition("#")[0]).resolve()
+        for page in PAGES
+        for target in re.findall(r"\]\(([^):]+)\)", page.read_text("utf-8"))
+    }
+    assert not [page for page in DOCS.rglob("*.md") if page not in linked and page.parent.name != "decisions"]
 
 
 def test_decisions_are_numbered_one_by_one() -> None:
@@ -253,5 +286,5 @@ def test_versions_agree() -> None:
 
 
 def test_no_page_names_what_a_stranger_does_not_have() -> None:
-    for text in (README, CLI, PRE_COMMIT, (ROOT / "CHANGELOG.md").read_text()):
-        assert "shared/" not in text
+    for page in (*PAGES, ROOT / "CHANGELOG.md"):
+        assert "shared/" not in page.read_text("utf-8")

@@ -37,7 +37,7 @@ RANGE_METHODS: tuple[RangeMethod, ...] = get_args(RangeMethod)
 DEFAULT_PERCENTILE = 99.999
 # Beyond this many levels a cell is narrower than a bin, and its error is s**2 / 12 by the uniform density
 MOST_CELLS = 1024
-# What the square of a clipped value counts at the outputs, where that of a rounded one counts 1: see docs/accuracy.md
+# What the square of a clipped value counts at the outputs, where that of a rounded one counts 1: see docs/benchmarks.md
 CLIPPED = 4.0
 ALIKE = 4  # samples whose peaks are the same: that is no chance
 WIDTHS = np.linspace(1.0, 2.0, 41)

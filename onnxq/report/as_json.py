@@ -1,4 +1,4 @@
-"""A report as plain data: the JSON of `--format json` and of `--report FILE.json`; docs/cli.md describes it.
+"""A report as plain data: the JSON of `--format json` and of `--report FILE.json`; docs/reference/json.md describes it.
 
 Tests: `tests/report/test_report_layers.py`.
 """

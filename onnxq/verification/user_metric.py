@@ -22,7 +22,7 @@ The outputs are a list for each output of the model by name, with what the model
 those of `Samples.labels`: for each array of the data whose name starts with `_`, a list of one array a file.
 """
 
-SIGNATURE = "It is called as metric(outputs, labels) and gives a number: see docs/cli.md."
+SIGNATURE = "It is called as metric(outputs, labels) and gives a number: see docs/reference/data.md."
 
 
 def load_metric(source: str) -> Metric:
@@ -79,7 +79,9 @@ def measure_metric(
         raise ModelError(f"onnxruntime cannot load or run {label}: {error}", "Check the model first.") from error
     labels = samples.labels()
     hint = (
-        SIGNATURE if labels else "The data have no labels, which are arrays whose name starts with _: see docs/cli.md."
+        SIGNATURE
+        if labels
+        else "The data have no labels, which are arrays whose name starts with _: see docs/reference/data.md."
     )
     return _call(metric, (outputs, labels), name, hint)
 

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 from onnxq.errors import OnnxqError
 from onnxq.evaluator import Evaluator
 
-# docs/evaluator.md says why: images need Pillow, random numbers are not the suite's, one case contradicts itself.
+# docs/reference/evaluator.md: images need Pillow, random numbers differ, one case contradicts itself.
 KNOWN = ("test_image_decoder_", "test_bernoulli", "test_if_opt")
 
 

@@ -99,7 +99,7 @@ def test_unary(op_type, dtype, size, capsys):
 @EIGHT_BITS
 @pytest.mark.parametrize("opset", [12, 13])
 def test_softmax(dtype, opset, size, capsys):
-    """Axis length above 1: at length 1 onnxruntime wraps around (docs/operators.md).
+    """Axis length above 1: at length 1 onnxruntime wraps around (docs/reference/operators.md).
 
     Tolerance: one step in one of 50,000 values, where onnxruntime's integer division meets what is nearly a tie.
     """

@@ -98,7 +98,7 @@ def report(capsys, name, totals, wanted):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", INTEGERS + TWO_BITS, ids=str)
 def test_quantize_linear(dtype, size, capsys):
-    """Per-tensor. Below a byte, onnxruntime is wrong beyond 2**31 (docs/operators.md), so that x stays below there."""
+    """Per-tensor. x stays below 2**31: above, onnxruntime gets 4 bits and less wrong (docs/reference/operators.md)."""
     rng, sessions, totals = np.random.default_rng(10), {}, [0, 0]
     settings = {"version": 25 if dtype in TWO_BITS else 21}
     low, high = LIMITS[dtype]

@@ -1,4 +1,4 @@
-"""Where the engines differ: one test for each row of the table in docs/operators.md, with the answer of onnxq."""
+"""Where engines differ: one test for each row of the table in docs/reference/operators.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnxq.errors import ModelError
 from onnxq.ops.kernels.registry import find_kernel
 
 F = np.float32
-PAGE = Path(__file__).parents[2] / "docs/operators.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/operators.md"
 INTEGERS = [
     *(np.uint8, np.int8, np.uint16, np.int16),
     *(ml_dtypes.uint4, ml_dtypes.int4, ml_dtypes.uint2, ml_dtypes.int2),

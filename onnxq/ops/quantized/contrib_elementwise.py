@@ -1,7 +1,7 @@
 """com.microsoft element-wise operators on 8-bit tensors, in the arithmetic of onnxruntime's CPU kernels (x86-64).
 
 Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md for the meaning; the order of the
-float32 steps was found by comparing with onnxruntime 1.31 (see docs/operators.md).
+float32 steps was found by comparing with onnxruntime 1.31 (see docs/reference/operators.md).
 
 Tests: `tests/ops/test_quantized_mutants.py`.
 """
