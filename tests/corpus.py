@@ -20,10 +20,10 @@ from unittest.mock import patch
 
 import numpy as np
 import onnx
+from evaluator.test_evaluate_nodes import collect, plain
 from helpers import F
 from mass import main
 from onnx import helper, numpy_helper
-from test_evaluate_nodes import collect, plain
 from verdict import COARSENESS, FINER, LEAST_SQNR, SETTINGS, Broken, Verdict, judge
 
 from onnxq.ops.kernels.registry import load_families

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 from onnxq.calibration.activation_qparams import scheme_qparams
 from onnxq.calibration.calibrate import calibrate
 from onnxq.ir import Model, infer_types, parse
+from onnxq.ir.pass_manager import apply_changes
 from onnxq.lowering.rewrite import rewrite
 from onnxq.planning.planner import Decision, Plan, make_plan
 from onnxq.planning.recipe import Recipe, load_recipe
@@ -136,12 +137,18 @@ def run(data: bytes, feeds: Feeds, level: Any = NONE, *, exact: bool = False) ->
     return list(session(data, level, exact=exact).run(None, dict(feeds)))
 
 
+def applied(change: Callable[..., Any], model: Model, *told: Any) -> int:
+    """Carry out what the function of a pass does or describes, and give how often it did."""
+    found = change(model, *told)
+    return found if isinstance(found, int) else apply_changes(model, found)
+
+
 def changed_alike(
-    proto: onnx.ModelProto, change: Callable[[Model], int], feeds: Feeds, levels: Sequence[Any] = (NONE, ALL)
+    proto: onnx.ModelProto, change: Callable[..., Any], feeds: Feeds, levels: Sequence[Any] = (NONE, ALL)
 ) -> tuple[onnx.ModelProto, int]:
     """Apply what may change no bit of any output, check and compare; give the model and how often it was applied."""
     model = typed(proto)
-    count = change(model)
+    count = applied(change, model)
     made = onnx.ModelProto.FromString(model.serialize())
     onnx.checker.check_model(made, full_check=True)
     for level in levels:

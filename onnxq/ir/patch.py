@@ -2,7 +2,7 @@
 
 Nothing in the graph changes before `onnxq.ir.commit`.
 
-Tests: `tests/simplify/test_pass_manager.py`.
+Tests: `tests/ir/test_pass_manager.py`.
 """
 
 from __future__ import annotations

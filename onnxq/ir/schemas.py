@@ -10,6 +10,8 @@ import onnx
 # The operator set from which on Add, Mul and their like broadcast by themselves; before, an attribute asks for it, and
 # says along which axis: https://onnx.ai/onnx/operators/onnx__Add.html, versions 6 and 7
 BROADCASTING = 7
+MAX_BROADCASTS = 8  # from here on Max takes a single input, and broadcasts
+PAD_OF_CODES = 11  # from here on Pad takes codes, and how many as an input; and Resize is the operator that it is today
 # Operators of `ai.onnx` that give something else at every run
 RANDOM = frozenset(
     ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")

@@ -44,7 +44,7 @@ def rewrite(model: Model, plan: Plan, qparams: Mapping[Value, QParams], weights:
         patches.append(patch)
     patches = [*shared.outer.values(), *patches]
     commit(patches)
-    copy_for_bodies(model)
+    commit(copy_for_bodies(model))
     for node in (node for patch in patches for node in patch.nodes if node.domain):
         model.opsets.setdefault(node.domain, 1)
     return model

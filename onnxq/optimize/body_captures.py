@@ -8,25 +8,26 @@ a Max, be it one of a single input, which only copies.
 
 from __future__ import annotations
 
-from onnxq.ir import Graph, Model, Node, Patch, commit
+from collections.abc import Iterator
+
+from onnxq.ir import Graph, Model, Node, Patch
+from onnxq.ir.pass_manager import register_pass
 
 PROPAGATED = ("MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 LEFT_OUT = ("Dropout", "Identity")  # before pairs are moved
 
 
-def copy_for_bodies(model: Model) -> int:
+@register_pass(order=160)
+def copy_for_bodies(model: Model) -> Iterator[Patch]:
     """Let bodies read a copy where onnxruntime would move a DequantizeLinear up to them.
 
     Args:
-        model: A quantized model; it is changed. What it computes stays the same.
-
-    Returns:
-        How many values have been copied.
+        model: A quantized model. What it computes stays the same.
 
     """
-    patches = [patch for graph in model.graph.graphs() for node in graph.nodes for patch in _patches(graph, node)]
-    commit(patches)
-    return len(patches)
+    for graph in model.graph.graphs():
+        for node in graph.nodes:
+            yield from _patches(graph, node)
 
 
 def _patches(graph: Graph, node: Node) -> list[Patch]:

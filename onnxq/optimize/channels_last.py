@@ -10,28 +10,29 @@ onnxruntime (1.31, 1.32) would see that it is nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from onnxq.ir import Graph, Model, Patch, Value, commit
+from onnxq.ir import Graph, Model, Patch, Value
+from onnxq.ir.pass_manager import register_pass
+from onnxq.ir.schemas import PAD_OF_CODES
 from onnxq.optimize.integer_conv import integer_convs
 from onnxq.optimize.qdq import made_by
 
 JOINING = ("Add", "Mul", "Concat")
 
 
-def keep_channels_last(model: Model) -> int:
+@register_pass(order=110, timed=True, operators=("Conv",), opset=PAD_OF_CODES)
+def keep_channels_last(model: Model) -> Iterator[Patch]:
     """Put codes channels last, and back, where a sum would keep all behind it channels first.
 
     Args:
-        model: A quantized model; it is changed. What it computes stays the same to the bit.
-
-    Returns:
-        How many codes that are.
+        model: A quantized model. What it computes stays the same to the bit.
 
     """
-    patches = [_patch(codes, axes) for graph in list(model.graph.graphs()) for codes, axes in _found(graph).items()]
-    commit(patches)
-    return len(patches)
+    for graph in model.graph.graphs():
+        yield from (_patch(codes, axes) for codes, axes in _found(graph).items())
 
 
 def channels_last(codes: Value, axes: int, patch: Patch) -> Value:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from onnxq.ir import Graph, Model, Node, Patch, Value, commit
+from onnxq.ir import Graph, Model, Node, Patch, Value
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import named_after
 from onnxq.ir.shape_inference.dims import Shape
 from onnxq.ir.shape_inference.rules import slices
@@ -29,23 +30,18 @@ LEAST_SAVED = 10_000.0  # nanoseconds
 AXES_AS_INPUT = 10  # of Slice, from this operator set on
 
 
-def put_coordinates_first(model: Model) -> int:
+@register_pass(order=140, timed=True, operators=("Conv",), types=True)
+def put_coordinates_first(model: Model) -> Iterator[Patch]:
     """Compute with coordinates in front where rows are taken apart and joined.
 
     Args:
-        model: A model whose types are inferred; it is changed. What it computes stays the same to the bit.
-
-    Returns:
-        How many parts of graphs do.
+        model: A model whose types are inferred. What it computes stays the same to the bit.
 
     """
-    patches = []
-    for graph in list(model.graph.graphs()):
+    for graph in model.graph.graphs():
         if any(node.op_type in PARTS and not node.domain for node in graph.nodes):
             regions = _regions(graph, Shapes(graph, model.opset))
-            patches += [_written(region, model.opset) for region in regions if region.saved >= LEAST_SAVED]
-    commit(patches)
-    return len(patches)
+            yield from (_written(region, model.opset) for region in regions if region.saved >= LEAST_SAVED)
 
 
 @dataclass

@@ -12,13 +12,15 @@ Over both axes this is known as space to depth.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from onnxq.ir import Model, Node, Patch, Value, commit
+from onnxq.ir import Model, Node, Patch, Value
+from onnxq.ir.pass_manager import register_pass
+from onnxq.ir.schemas import PAD_OF_CODES
 from onnxq.ir.shape_inference.padding import auto_pad_of, pads_of
 from onnxq.optimize.channels_last import channels_first, channels_last
 from onnxq.optimize.integer_conv import IntegerConv, integer_convs, multiple_of
@@ -94,26 +96,23 @@ def folds(conv: IntegerConv, target: Target) -> Columns | None:
     return columns_of(conv.node, conv.codes.shape, load_costs(target.name))
 
 
-def fold_columns(model: Model, target: Target) -> int:
+@register_pass(order=90, timed=True, operators=("Conv",), opset=PAD_OF_CODES, types=True, for_target=True)
+def fold_columns(model: Model, target: Target) -> Iterator[Patch]:
     """Turn neighbouring columns into channels where convolutions are faster for it.
 
     Args:
-        model: A quantized model of operator set 11 or later whose types are inferred; it is changed. What it computes
+        model: A quantized model of operator set 11 or later whose types are inferred. What it computes
             on codes stays the same to the bit.
         target: Says what kernels take.
 
-    Returns:
-        How many convolutions have changed.
-
     """
-    patches = []
-    for graph in list(model.graph.graphs()):
+    for graph in model.graph.graphs():
         convs = integer_convs(graph)
         made = {conv.made for conv in convs}
-        found = [(conv, columns) for conv in convs if (columns := folds(conv, target)) is not None]
-        patches += [_patch(conv, columns, by_pixel=conv.read in made or conv.channels == 1) for conv, columns in found]
-    commit(patches)
-    return len(patches)
+        for conv in convs:
+            columns = folds(conv, target)
+            if columns is not None:
+                yield _patch(conv, columns, by_pixel=conv.read in made or conv.channels == 1)
 
 
 def _patch(conv: IntegerConv, columns: Columns, *, by_pixel: bool) -> Patch:

@@ -7,9 +7,13 @@ is as high, one wide, and full: a Conv of 5 × 5 from 1 to 64 channels, 224 × 2
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from onnxq.ir import Model, Patch, Value, commit
+from onnxq.ir import Model, Patch, Value
+from onnxq.ir.pass_manager import register_pass
+from onnxq.ir.schemas import PAD_OF_CODES
 from onnxq.ir.shape_inference.padding import NOT_SET, auto_pad_of, pads_of
 from onnxq.optimize.fold_columns import folds
 from onnxq.optimize.integer_conv import IntegerConv, integer_convs, multiple_of
@@ -19,21 +23,17 @@ LEAST_PIXELS = 10_000  # for fewer, the copies take as long as they save: 32 × 
 LEAST_SAVING = 2.0  # of what is multiplied: 7 × 7 over three channels gains a sixth of its time by 1.2
 
 
-def fold_taps(model: Model, target: Target) -> int:
+@register_pass(order=70, timed=True, operators=("Conv",), opset=PAD_OF_CODES, types=True, for_target=True)
+def fold_taps(model: Model, target: Target) -> Iterator[Patch]:
     """Turn the places along the last axis of windows into channels where that saves half of the products.
 
     Args:
-        model: A quantized model; it is changed. What it computes stays the same to the bit.
+        model: A quantized model. What it computes stays the same to the bit.
         target: Says how many channels a kernel takes at once.
 
-    Returns:
-        How many convolutions have changed.
-
     """
-    graphs = list(model.graph.graphs())
-    patches = [_patch(conv, target) for graph in graphs for conv in integer_convs(graph) if _pays(conv, target)]
-    commit(patches)
-    return len(patches)
+    for graph in model.graph.graphs():
+        yield from (_patch(conv, target) for conv in integer_convs(graph) if _pays(conv, target))
 
 
 def _pays(conv: IntegerConv, target: Target) -> bool:

@@ -7,33 +7,32 @@ operator set 12 on, for 0.05 nanoseconds each where a Relu between conversions t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from onnxq.ir import Graph, Model, Node, Patch, commit
+from onnxq.ir import Graph, Model, Node, Patch
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ops.forms.family import NodeView
-from onnxq.ops.forms.integer_domain import CLAMPS, clamp_bounds
+from onnxq.ops.forms.integer_domain import CLAMPS, CLIP_OF_CODES, clamp_bounds
 from onnxq.ops.forms.scheme import Scheme
 from onnxq.ops.quantized.linear import quantize_linear
 from onnxq.optimize.qdq import between_conversions, scale_and_zero
 
 
-def clamp_codes(model: Model) -> int:
+@register_pass(order=120, timed=True, operators=CLAMPS, opset=CLIP_OF_CODES)
+def clamp_codes(model: Model) -> Iterator[Patch]:
     """Write every clamp between two conversions of the same scale and zero point as Clip of codes.
 
     Dequantizing keeps the order of codes, and quantizing gives each its own code back, so that what the clamp makes of
     a number is what the codes of its bounds make of the number's code.
 
     Args:
-        model: A quantized model of operator set 12 or later; it is changed. Its outputs stay the same to the bit.
-
-    Returns:
-        How many there were.
+        model: A quantized model of operator set 12 or later. Its outputs stay the same to the bit.
 
     """
-    found = [_patch(graph, node) for graph in list(model.graph.graphs()) for node in graph.nodes]
-    patches = [patch for patch in found if patch is not None]
-    commit(patches)
-    return len(patches)
+    for graph in model.graph.graphs():
+        yield from (patch for node in graph.nodes if (patch := _patch(graph, node)) is not None)
 
 
 def _patch(graph: Graph, node: Node) -> Patch | None:

@@ -9,12 +9,15 @@ before, too.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.ir import Graph, Model, Node, Patch, Tensor, Value, commit
+from onnxq.ir import Graph, Model, Node, Patch, Tensor, Value
+from onnxq.ir.pass_manager import register_pass
+from onnxq.ir.schemas import MAX_BROADCASTS
 
 FEWEST = 2  # products of a graph from which on there is anything to share
 
@@ -27,19 +30,18 @@ class Scales(NamedTuple):
     total: np.ndarray
 
 
-def join_scales(model: Model) -> int:
+@register_pass(order=20, opset=MAX_BROADCASTS, timed=True)
+def join_scales(model: Model) -> Iterator[Patch]:
     """Multiply both scales of integer products beforehand.
 
     Args:
-        model: A quantized model; it is changed. What it computes stays the same.
-
-    Returns:
-        How many products it was done for.
+        model: A quantized model. What it computes stays the same.
 
     """
-    found = [(graph, products) for graph in model.graph.graphs() if len(products := _products(graph)) >= FEWEST]
-    commit([patch for graph, products in found for patch in _patches(graph, products)])
-    return sum(len(products) for _, products in found)
+    for graph in model.graph.graphs():
+        products = _products(graph)
+        if len(products) >= FEWEST:
+            yield from _patches(graph, products)
 
 
 def _products(graph: Graph) -> list[Scales]:

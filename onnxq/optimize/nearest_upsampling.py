@@ -9,10 +9,13 @@ its own takes no time and keeps the layout from being moved through; four times 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
-from onnxq.ir import Graph, Model, Node, Patch, commit
+from onnxq.ir import Graph, Model, Node, Patch
+from onnxq.ir.pass_manager import register_pass
+from onnxq.ir.schemas import PAD_OF_CODES
 from onnxq.optimize.qdq import between_conversions, one_scale
 
 # Of output i with factor f these all take input floor(i / f): https://onnx.ai/onnx/operators/onnx__Resize.html
@@ -51,20 +54,16 @@ def _factors(node: Node) -> list[float]:
     return [int(size) / side for size, side in zip(sizes.constant.numpy(), known, strict=False)]
 
 
-def double_codes(model: Model) -> int:
+@register_pass(order=100, timed=True, operators=("Conv",), opset=PAD_OF_CODES)
+def double_codes(model: Model) -> Iterator[Patch]:
     """Write upsampling of codes by powers of two as doublings of single channels.
 
     Args:
-        model: A quantized model of operator set 11 or later; it is changed. Its outputs stay the same to the bit.
-
-    Returns:
-        How many there were.
+        model: A quantized model of operator set 11 or later. Its outputs stay the same to the bit.
 
     """
-    found = [_patch(graph, node) for graph in list(model.graph.graphs()) for node in graph.nodes]
-    patches = [patch for patch in found if patch is not None]
-    commit(patches)
-    return len(patches)
+    for graph in model.graph.graphs():
+        yield from (patch for node in graph.nodes if (patch := _patch(graph, node)) is not None)
 
 
 def _patch(graph: Graph, node: Node) -> Patch | None:

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from onnxq.ir import Graph, Model, Patch, Value, commit
+from onnxq.ir.pass_manager import register_pass
+from onnxq.ir.schemas import PAD_OF_CODES
 from onnxq.optimize.channelwise_ops import Carrier, carriers
 from onnxq.optimize.fold_columns import folds
 from onnxq.optimize.integer_conv import IntegerConv, absorbed, integer_convs, multiple_of
@@ -24,6 +26,7 @@ LEAST_PIXELS = 196
 MANY_FILTERS = 24  # from here on a Conv of 1 × 1 saves more than that copy takes, too
 
 
+@register_pass(order=80, timed=True, operators=("Conv",), opset=PAD_OF_CODES, for_target=True)
 def align(model: Model, target: Target) -> int:
     """Fill the channels of integer convolutions up to what the kernels of a target are fast for.
 

@@ -9,35 +9,34 @@ products.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.ir import Model, Node, Patch, Value, commit
+from onnxq.ir import Model, Node, Patch, Value
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import named_after
+from onnxq.ir.schemas import MAX_BROADCASTS
 from onnxq.optimize.qdq import made_by
 
 DIFFERENCES = np.array([[1, -1], [-1, 1]], np.float32)
 
 
-def join_differences(model: Model) -> int:
+@register_pass(order=40, opset=MAX_BROADCASTS, timed=True)
+def join_differences(model: Model) -> Iterator[Patch]:
     """Write a - b and b - a of rows [a, b] as one product.
 
     Args:
-        model: A model whose types are inferred; it is changed. What it computes of finite numbers stays the same to
+        model: A model whose types are inferred. What it computes of finite numbers stays the same to
             the bit.
 
-    Returns:
-        How many there were.
-
     """
-    patches = []
-    for graph in list(model.graph.graphs()):
+    for graph in model.graph.graphs():
         for node in graph.nodes:
             rows = _rows(node)
             if rows is not None:
-                patches.append(_patch(node, rows))
-    commit(patches)
-    return len(patches)
+                yield _patch(node, rows)
 
 
 def _rows(joined: Node) -> Value | None:

@@ -7,27 +7,28 @@ and else max(x, 0) + a (x - max(x, 0)), to the bit: two operators take a fifth o
 
 from __future__ import annotations
 
-from onnxq.ir import Model, Node, Patch, commit
+from collections.abc import Iterator
+
+from onnxq.ir import Model, Node, Patch
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import named_after
+from onnxq.ir.schemas import MAX_BROADCASTS
 from onnxq.targets.assumed_shapes import count
 
 LEAST_ELEMENTS = 2048  # fewer take no longer than the nodes that come in
 
 
-def spell_slopes(model: Model) -> int:
+@register_pass(order=150, timed=True, operators=("PRelu",), opset=MAX_BROADCASTS, types=True)
+def spell_slopes(model: Model) -> Iterator[Patch]:
     """Write PRelu with slopes for channels as operators that are faster.
 
     Args:
-        model: A model of operator set 8 or later whose types are inferred; it is changed. What it computes of finite
+        model: A model of operator set 8 or later whose types are inferred. What it computes of finite
             numbers stays the same to the bit.
 
-    Returns:
-        How many there were.
-
     """
-    found = [node for graph in list(model.graph.graphs()) for node in graph.nodes if _pays(node)]
-    commit([_patch(node) for node in found])
-    return len(found)
+    for graph in model.graph.graphs():
+        yield from (_patch(node) for node in graph.nodes if _pays(node))
 
 
 def _pays(node: Node) -> bool:

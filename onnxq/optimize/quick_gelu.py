@@ -9,26 +9,24 @@ Tests: `tests/optimize/test_pad_channels.py`.
 
 from __future__ import annotations
 
-from onnxq.ir import Graph, Model, Patch, commit
+from collections.abc import Iterator
+
+from onnxq.ir import Graph, Model, Patch
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ops.forms.silu import MICROSOFT, silu_slot
 from onnxq.optimize.qdq import made_by
 
 
-def write_silu(model: Model) -> int:
+@register_pass(order=50, timed=True, domain=MICROSOFT)
+def write_silu(model: Model) -> Iterator[Patch]:
     """Write every SiLU of what a DequantizeLinear makes as QuickGelu, as onnxruntime does by itself of other values.
 
     Args:
-        model: A quantized model; it is changed. What it computes stays the same, but for the last bits of floats.
-
-    Returns:
-        How many there are.
+        model: A quantized model. What it computes stays the same, but for the last bits of floats.
 
     """
-    patches = [patch for graph in list(model.graph.graphs()) for patch in _patches(graph)]
-    commit(patches)
-    if patches:
-        model.opsets.setdefault(MICROSOFT, 1)
-    return len(patches)
+    for graph in model.graph.graphs():
+        yield from _patches(graph)
 
 
 def _patches(graph: Graph) -> list[Patch]:

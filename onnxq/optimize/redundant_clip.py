@@ -6,10 +6,13 @@ bounds. A zero point is rounded, so in a range of exactly these bounds one end l
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.ir import Model, Node, Patch, Value, commit
+from onnxq.ir import Model, Node, Patch, Value
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ops.forms.family import NodeView
 from onnxq.ops.forms.integer_domain import clamp_bounds
 from onnxq.ops.forms.scheme import Scheme
@@ -21,17 +24,14 @@ FUSED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add")
 FURTHEST = np.array([-np.inf, np.inf], np.float32)
 
 
-def drop_clips(model: Model) -> int:
+@register_pass(order=10)
+def drop_clips(model: Model) -> Iterator[Patch]:
     """Let every QuantizeLinear read what a Clip reads, where its codes are the same.
 
     Args:
-        model: A quantized model; it is changed. Its outputs stay the same to the bit.
-
-    Returns:
-        How many Clips had no effect.
+        model: A quantized model. Its outputs stay the same to the bit.
 
     """
-    patches = []
     for node in model.graph.walk():
         source = node.inputs[0] if node.op_type == "Clip" and not node.domain else None
         result = node.outputs[0] if node.outputs else None
@@ -40,9 +40,7 @@ def drop_clips(model: Model) -> int:
         patch = Patch(node.graph, node, f"drop {node.label}")
         for use in result.uses:
             patch.rewire(use.node, use.slot, source)
-        patches.append(patch)
-    commit(patches)
-    return len(patches)
+        yield patch
 
 
 def _without_effect(node: Node, source: Value, result: Value) -> bool:

@@ -10,14 +10,15 @@ The same goes for DepthToSpace, which took two to four times as long (`tests/ben
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
 
-from onnxq.ir import Model, Node, Patch, commit
+from onnxq.ir import Model, Node, Patch
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import named_after
 from onnxq.targets import UNKNOWN_SIDE
 
@@ -45,20 +46,16 @@ class _Order:
     made: tuple[Axes, ...]
 
 
-def move_single_axes(model: Model) -> int:
+@register_pass(order=130, timed=True, operators=ORDERING, types=True)
+def move_single_axes(model: Model) -> Iterator[Patch]:
     """Write transpositions as moves of single axes where onnxruntime is fast for those alone.
 
     Args:
-        model: A model whose types are inferred; it is changed. What it computes stays the same to the bit.
-
-    Returns:
-        How many there were.
+        model: A model whose types are inferred. What it computes stays the same to the bit.
 
     """
-    found = [_patch(node) for graph in list(model.graph.graphs()) for node in graph.nodes]
-    patches = [patch for patch in found if patch is not None]
-    commit(patches)
-    return len(patches)
+    for graph in model.graph.graphs():
+        yield from (patch for node in graph.nodes if (patch := _patch(node)) is not None)
 
 
 def _patch(node: Node) -> Patch | None:

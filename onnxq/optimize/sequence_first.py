@@ -19,6 +19,8 @@ import numpy as np
 from onnxq.ir import Graph, Model, Node, Patch, Tensor, Value, commit
 from onnxq.ir.graph import Use
 from onnxq.ir.min_cut import INFINITE, Flow
+from onnxq.ir.pass_manager import register_pass
+from onnxq.ir.schemas import MAX_BROADCASTS
 from onnxq.ir.shape_inference.symbolic import Shapes
 from onnxq.ir.shape_inference.types import infer_types
 from onnxq.optimize.sequence_rules import FEWEST_AXES, Swappable, swappable
@@ -31,6 +33,7 @@ TURNED = [0, 1, 3, 2]  # what a product does itself in any case
 SCALING = ("Div", "Mul")
 
 
+@register_pass(order=30, opset=MAX_BROADCASTS, timed=True)
 def put_sequence_first(model: Model) -> int:
     """Swap batch and sequence where products of attention then do without a Transpose.
 

@@ -8,23 +8,23 @@ which only copies.
 
 from __future__ import annotations
 
-from onnxq.ir import Graph, Model, Node, Patch, Value, commit
+from collections.abc import Iterator
+
+from onnxq.ir import Graph, Model, Node, Patch, Value
+from onnxq.ir.pass_manager import register_pass
 from onnxq.optimize.integer_conv import integer_conv
 
 
-def share_conversions(model: Model) -> int:
+@register_pass(order=60, timed=True, operators=("Conv",))
+def share_conversions(model: Model) -> Iterator[Patch]:
     """Let convolutions in float read what they have in common behind a copy.
 
     Args:
-        model: A quantized model; it is changed. What it computes stays the same.
-
-    Returns:
-        How many values they share so.
+        model: A quantized model. What it computes stays the same.
 
     """
-    patches = [patch for graph in list(model.graph.graphs()) for patch in _patches(graph)]
-    commit(patches)
-    return len(patches)
+    for graph in model.graph.graphs():
+        yield from _patches(graph)
 
 
 def _patches(graph: Graph) -> list[Patch]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from onnxq.errors import ModelError
 from onnxq.ir import Model, Node, Value
 from onnxq.ir.opset import MIN_OPSET, make_loadable, raise_opset
+from onnxq.ir.pass_manager import Outcome
 from onnxq.ir.passes import normalise
 from onnxq.ir.segment import is_large
 from onnxq.ir.shape_inference.types import infer_types
@@ -21,7 +22,7 @@ from onnxq.planning.planner import make_plan as decide
 from onnxq.planning.portable import portable_costs
 from onnxq.planning.recipe import MICROSOFT, Recipe, load_recipe
 from onnxq.runtime.custom_ops import foreign_node
-from onnxq.simplify import Simplified, simplify
+from onnxq.simplify import simplify
 from onnxq.stages.prepared import Prepared
 from onnxq.targets import Costs
 from onnxq.targets.target import load_target
@@ -93,10 +94,10 @@ def node_labels(model: Model) -> set[str]:
     return {label for node in model.graph.walk() for label in (node.name, node.op_type)}
 
 
-def simplified(model: Model, recipe: Recipe) -> Simplified:
+def simplified(model: Model, recipe: Recipe) -> Outcome:
     """Simplify a model where the recipe and its target want it, and what it computes can be compared afterwards."""
     if not recipe.simplifies or foreign_node(model) is not None:
-        return Simplified(model)
+        return Outcome(model)
     products = recipe.scheme_for("MatMul", "")[0].name
     return simplify(model, integer=products in ("auto", "static-int8", "dynamic-int8"))
 

@@ -12,6 +12,7 @@ from in_turn import model_times
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxq.ir import infer_types, parse
+from onnxq.ir.pass_manager import apply_changes
 from onnxq.optimize.coordinates_first import put_coordinates_first
 from onnxq.optimize.pairwise_difference import join_differences
 from onnxq.simplify import simplify
@@ -56,8 +57,8 @@ def main() -> None:
             made = parse(before)
             infer_types(made)
             made = simplify(made).model
-            join_differences(made)
-            put_coordinates_first(made)
+            apply_changes(made, join_differences(made))
+            apply_changes(made, put_coordinates_first(made))
             feeds = {"x": np.random.default_rng(0).standard_normal((1, rows, columns)).astype(np.float32)}
             a, b = model_times(before, made.serialize(), feeds, RUNS)
             print(f"{kind:8}{rows:8}{a:14.0f}{b:14.0f}{b / a:7.2f}")

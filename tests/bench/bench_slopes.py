@@ -12,6 +12,7 @@ from in_turn import model_times
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.ir import infer_types, parse
+from onnxq.ir.pass_manager import apply_changes
 from onnxq.optimize.prelu import spell_slopes
 
 SHAPES = ((1, 16, 128, 128), (1, 64, 32, 32), (1, 128, 16, 16), (1, 192, 8, 8), (8, 512))
@@ -34,7 +35,7 @@ def main() -> None:
             before = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
             model = parse(before)
             infer_types(model)
-            spell_slopes(model)
+            apply_changes(model, spell_slopes(model))
             feeds = {"x": np.random.default_rng(0).standard_normal(shape).astype(np.float32)}
             a, b = model_times(before, model.serialize(), feeds, RUNS)
             print(f"{'×'.join(map(str, shape)):16}{f'to {most}':>8}{a:12.0f}{b:12.0f}{b / a:7.2f}")

@@ -12,6 +12,7 @@ from in_turn import model_times
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.ir import infer_types, parse
+from onnxq.ir.pass_manager import apply_changes
 from onnxq.optimize.row_transposes import move_single_axes
 
 CASES = (  # operator, shape, attributes
@@ -45,7 +46,7 @@ def main() -> None:
             before = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
             model = parse(before)
             infer_types(model)
-            count = move_single_axes(model)
+            count = apply_changes(model, move_single_axes(model))
             feeds = {"x": np.random.default_rng(0).integers(0, 255, shape).astype(dtype)}
             a, b = model_times(before, model.serialize(), feeds, RUNS)
             figures += f"{a:8.0f}{b:8.0f}{b / a:7.2f}" if count else f"{a:8.0f}{'':>15}"

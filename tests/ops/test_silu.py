@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from helpers import ALL, NONE, build, count_ops, floats, node, quantize_in_memory, run, session, typed
+from helpers import ALL, NONE, applied, build, count_ops, floats, node, quantize_in_memory, run, session, typed
 from onnx import TensorProto, helper
 
 from onnxq.ir import parse
@@ -76,7 +76,7 @@ def converted(*nodes: onnx.NodeProto, outputs: tuple[str, ...] = ("y",)) -> tupl
     pair = [node("QuantizeLinear", "x s z", "q"), node("DequantizeLinear", "q s z", "c")]
     proto = build([*pair, *nodes, *ends], {"x": X}, list(outputs), CODES)
     model = typed(proto)
-    write_silu(model)
+    applied(write_silu, model)
     made = onnx.ModelProto.FromString(model.serialize())
     onnx.checker.check_model(made, full_check=True)
     for level in (NONE, ALL):

@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx
 import pytest
-from helpers import ALL, changed_alike, count_ops, floats, session, typed
+from helpers import ALL, applied, changed_alike, count_ops, floats, session, typed
 from integer_conv_support import Convs
 
 from onnxq.optimize.channels_last import keep_channels_last
@@ -61,13 +61,13 @@ def test_codes_that_a_conv_makes_lie_so_already() -> None:
     first = net.conv(net.quantize("x"), "first", 16, 16, 1, 1)
     made = net.conv(first, "a", 16, 16, 3, 3, **KEPT)
     net.nodes.append(onnx.helper.make_node("Add", [first, made], ["s"]))
-    assert keep_channels_last(typed(net.model(net.quantize("s")))) == 0
+    assert applied(keep_channels_last, typed(net.model(net.quantize("s")))) == 0
 
 
 def test_codes_that_only_convolutions_read_are_moved_once_anyway() -> None:
     net = Convs(1, 16, 6, 6)
     x = net.quantize("x")
-    assert keep_channels_last(typed(net.model(*(net.conv(x, name, 16, 16, 3, 3) for name in "ab")))) == 0
+    assert applied(keep_channels_last, typed(net.model(*(net.conv(x, name, 16, 16, 3, 3) for name in "ab")))) == 0
 
 
 def test_a_sum_with_floats_does_not_count() -> None:
@@ -76,4 +76,4 @@ def test_a_sum_with_floats_does_not_count() -> None:
     made = net.conv(x, "a", 16, 16, 3, 3, **KEPT)
     net.nodes.append(onnx.helper.make_node("Relu", ["x"], ["r"]))
     net.nodes.append(onnx.helper.make_node("Add", [x, "r"], ["s"]))
-    assert keep_channels_last(typed(net.model(made, "s"))) == 0
+    assert applied(keep_channels_last, typed(net.model(made, "s"))) == 0

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import ALL, NONE, build, changed_alike, count_ops, floats, node, typed
+from helpers import ALL, NONE, applied, build, changed_alike, count_ops, floats, node, typed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -87,7 +87,7 @@ def test_what_others_read_goes_back() -> None:
     ],
 )
 def test_others_stay(proto: onnx.ModelProto) -> None:
-    assert put_coordinates_first(typed(proto)) == 0
+    assert applied(put_coordinates_first, typed(proto)) == 0
 
 
 def test_it_is_part_of_tuning_where_kernels_are_known() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import ALL, NONE, changed_alike, count_ops, floats, run, session, typed
+from helpers import ALL, NONE, applied, changed_alike, count_ops, floats, run, session, typed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from integer_conv_support import Convs
@@ -32,7 +32,7 @@ def folded(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
     """
     shape = [d.dim_value or 3 for d in proto.graph.input[0].type.tensor_type.shape.dim]
     feeds = {"x": floats(*shape, seed=3)}
-    made, changed = changed_alike(proto, lambda model: fold_columns(model, CPU), feeds, [ALL])
+    made, changed = changed_alike(proto, lambda model: applied(fold_columns, model, CPU), feeds, [ALL])
     for before, after in zip(*(run(each.SerializeToString(), feeds, NONE) for each in (proto, made)), strict=True):
         assert np.count_nonzero(before != after) <= 1e-3 * before.size
         np.testing.assert_allclose(before, after, rtol=0, atol=0.0201)
@@ -86,7 +86,7 @@ def test_pads_beside_auto_pad_count_for_nothing() -> None:
     assert (found.before, found.width) == (0, 1)
     feeds = {"x": floats(1, 3, 64, 64, seed=3)}
     model = typed(proto)
-    assert fold_columns(model, CPU) == 1
+    assert applied(fold_columns, model, CPU) == 1
     made = evaluate(onnx.load_from_string(model.serialize()), feeds)
     for name, expected in evaluate(proto, feeds).items():
         np.testing.assert_allclose(made[name], expected, rtol=0, atol=0.0201)  # a tie, as above
@@ -160,7 +160,7 @@ def test_one_scale_for_all_filters_stays_one(shape: tuple[int, ...]) -> None:
 
 
 def test_without_kernel_times_nothing_is_folded() -> None:
-    assert fold_columns(typed(one_conv(16, 1, 3, 3, pads=[1] * 4)), load_target("qnn")) == 0
+    assert applied(fold_columns, typed(one_conv(16, 1, 3, 3, pads=[1] * 4)), load_target("qnn")) == 0
 
 
 def test_channels_are_not_filled_up_where_columns_are_folded() -> None:

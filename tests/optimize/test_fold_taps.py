@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import ALL, count_ops, floats, run, typed
+from helpers import ALL, applied, count_ops, floats, run, typed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from integer_conv_support import Convs, shapes_of
@@ -23,7 +23,7 @@ CPU = load_target("cpu")
 def folded(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
     """Fold the windows of a model; what it computes on codes must stay the same in every bit."""
     model = typed(proto)
-    changed = fold_taps(model, CPU)
+    changed = applied(fold_taps, model, CPU)
     align(model, CPU)
     made = onnx.ModelProto.FromString(model.serialize())
     onnx.checker.check_model(made, full_check=True)
@@ -75,7 +75,7 @@ def test_the_width_may_be_open() -> None:
     proto = one_conv(16, 1, 5, 5, pads=[2] * 4)
     proto.graph.input[0].type.tensor_type.shape.dim[3].dim_param = "width"
     model = typed(proto)
-    assert fold_taps(model, CPU) == 1
+    assert applied(fold_taps, model, CPU) == 1
     for width in (3, 40):
         feeds = {"x": floats(1, 1, 102, width)}
         before, after = (run(each, feeds, ALL)[0] for each in (proto.SerializeToString(), model.serialize()))

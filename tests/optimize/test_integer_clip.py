@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from helpers import build, changed_alike, count_ops, graph, node, typed
+from helpers import applied, build, changed_alike, count_ops, graph, node, typed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,7 +53,7 @@ def test_bounds_beyond_all_codes_leave_nothing_to_clamp():
 def unchanged(nodes: list[onnx.NodeProto], outputs=("y",), **weights) -> bool:
     known = FIXED | {"t": np.float32(0.06), "u": np.uint8(101), "v": np.uint16(100)} | weights
     used = {name: array for name, array in known.items() if name in {name for one in nodes for name in one.input}}
-    return clamp_codes(typed(build(nodes, {"x": [1, 64]}, outputs, used, 21))) == 0
+    return applied(clamp_codes, typed(build(nodes, {"x": [1, 64]}, outputs, used, 21))) == 0
 
 
 def test_what_is_not_the_same_stays():
@@ -77,4 +77,4 @@ def test_what_a_body_quantizes_stays():
     choice = node("If", "taken", "o", then_branch=then, else_branch=other)
     inputs = {"x": [1, 64], "taken": (onnx.TensorProto.BOOL, [])}
     weights = {name: FIXED[name] for name in "sz"}
-    assert clamp_codes(typed(build([*PAIR, RELU, choice], inputs, ["o"], weights, 17))) == 0
+    assert applied(clamp_codes, typed(build([*PAIR, RELU, choice], inputs, ["o"], weights, 17))) == 0

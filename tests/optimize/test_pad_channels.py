@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import ALL, NONE, Quantized, count_ops, floats, quantize_in_memory, run, typed
+from helpers import ALL, NONE, Quantized, applied, count_ops, floats, quantize_in_memory, run, typed
 from helpers import build as build_float
 from helpers import node as float_node
 from hypothesis import given, settings
@@ -166,7 +166,7 @@ def test_what_treats_channels_alike_carries_those_that_are_added(inner: str, squ
 
 def test_a_silu_in_one_operator_carries_them() -> None:
     model = typed(gated(72, "SiLU", squeeze=True))
-    assert write_silu(model) == 1
+    assert applied(write_silu, model) == 1
     made, _ = aligned(onnx.ModelProto.FromString(model.serialize()))
     shapes = shapes_of(made)
     assert (shapes["a"], shapes["b"], shapes["c"]) == ((80, 16, 1, 1), (80, 1, 3, 3), (24, 80, 1, 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from helpers import ALL, NONE, build, changed_alike, count_ops, floats, node, typed
+from helpers import ALL, NONE, applied, build, changed_alike, count_ops, floats, node, typed
 
 from onnxq.optimize.optimize import optimize_for_target
 from onnxq.optimize.pairwise_difference import join_differences
@@ -57,7 +57,7 @@ def test_a_class_that_is_ruled_out_stays_so() -> None:
     ],
 )
 def test_others_stay(proto: onnx.ModelProto) -> None:
-    assert join_differences(typed(proto)) == 0
+    assert applied(join_differences, typed(proto)) == 0
 
 
 def test_it_is_part_of_tuning_where_kernels_are_known() -> None:

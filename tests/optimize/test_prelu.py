@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import ALL, NONE, build, changed_alike, count_ops, floats, node, typed
+from helpers import ALL, NONE, applied, build, changed_alike, count_ops, floats, node, typed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,12 +32,12 @@ def test_slopes_of_channels_are_spelled_out(most: float, kinds: set[str], opset:
 )
 def test_others_stay(slope: np.ndarray, shape: tuple[int, ...]) -> None:
     proto = build([node("PRelu", "x a", "y")], {"x": [*shape]}, ["y"], {"a": slope.astype(np.float32)}, 13)
-    assert spell_slopes(typed(proto)) == 0
+    assert applied(spell_slopes, typed(proto)) == 0
 
 
 def test_a_slope_that_is_computed_stays() -> None:
     shapes = {"x": [1, 16, 16, 16], "a": [16, 1, 1]}
-    assert spell_slopes(typed(build([node("PRelu", "x a", "y")], shapes, ["y"], {}, 13))) == 0
+    assert applied(spell_slopes, typed(build([node("PRelu", "x a", "y")], shapes, ["y"], {}, 13))) == 0
 
 
 def test_it_is_part_of_tuning_where_kernels_are_known() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import ALL, F, build, changed_alike, count_ops, floats, node, session, typed
+from helpers import ALL, F, applied, build, changed_alike, count_ops, floats, node, session, typed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
@@ -52,7 +52,7 @@ def test_what_a_body_takes_apart_stays() -> None:
     inputs = {"x": [1, 3, 2, 2, 32, 32], "taken": (TensorProto.BOOL, [])}
     weights = {"s": np.array([1, 3, 64, 64])}
     proto = build([node("Transpose", "x", "t", perm=PIXELS), choice], inputs, ["y"], weights, 13)
-    assert move_single_axes(typed(proto)) == 0
+    assert applied(move_single_axes, typed(proto)) == 0
 
 
 def typed_output(name: str) -> onnx.ValueInfoProto:
@@ -61,7 +61,7 @@ def typed_output(name: str) -> onnx.ValueInfoProto:
 
 def test_onnxruntime_does_not_join_them_again(tmp_path: Any) -> None:
     model = typed(transposed([1, 3, 2, 2, 32, 32], PIXELS, 1, 3, 64, 64))
-    assert move_single_axes(model) == 1
+    assert applied(move_single_axes, model) == 1
     session(model.serialize(), ALL, keep=str(tmp_path / "o.onnx"))
     assert count_ops(onnx.load(tmp_path / "o.onnx"))["Transpose"] == 2
 
@@ -101,12 +101,12 @@ def test_a_length_may_be_open(shape: list[Any], sizes: tuple[int, ...]) -> None:
     ],
 )
 def test_others_stay(shape: list[Any], perm: tuple[int, ...], sizes: tuple[int, ...]) -> None:
-    assert move_single_axes(typed(transposed(shape, perm, *sizes))) == 0
+    assert applied(move_single_axes, typed(transposed(shape, perm, *sizes))) == 0
 
 
 def test_a_transpose_whose_axes_are_seen_stays() -> None:
     proto = build([node("Transpose", "x", "y", perm=PIXELS)], {"x": [1, 3, 2, 2, 32, 32]}, ["y"], {}, 13)
-    assert move_single_axes(typed(proto)) == 0
+    assert applied(move_single_axes, typed(proto)) == 0
 
 
 def test_it_is_part_of_tuning_where_kernels_are_known() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from helpers import ALL, NONE, Quantized, count_ops, floats, run, typed
+from helpers import ALL, NONE, Quantized, applied, count_ops, floats, run, typed
 from helpers import node as step
 from integer_conv_support import Convs
 
@@ -15,7 +15,7 @@ from onnxq.planning.recipe import load_recipe
 
 def shared(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
     model = typed(proto)
-    count = share_conversions(model)
+    count = applied(share_conversions, model)
     made = onnx.ModelProto.FromString(model.serialize())
     onnx.checker.check_model(made, full_check=True)
     feeds = {"x": floats(*[d.dim_value for d in proto.graph.input[0].type.tensor_type.shape.dim], seed=3)}

@@ -18,16 +18,17 @@ from onnxq.errors import OnnxqError
 from onnxq.evaluator import Evaluator
 from onnxq.ir import Model, infer_types, load, parse
 from onnxq.ir.opset import make_loadable
+from onnxq.ir.pass_manager import Outcome
 from onnxq.ir.passes import normalise
 from onnxq.runtime.custom_ops import foreign_node
-from onnxq.simplify import Simplified, simplify
+from onnxq.simplify import simplify
 
 ROOT = Path(__file__).parents[2]
 MODELS = [*sorted((ROOT / "sample_models").glob("*.onnx")), *sorted((ROOT / "../shared/arena/models").glob("*.onnx"))]
 RELATIVE = 1e-5  # to the largest element of an output
 
 
-def prepared(model: Model) -> Simplified | None:
+def prepared(model: Model) -> Outcome | None:
     """Simplify a model as the pipeline does; None where onnxq refuses it, or nothing is found."""
     try:
         normalise(model)
@@ -41,7 +42,7 @@ def prepared(model: Model) -> Simplified | None:
     return None if found.original is None else found
 
 
-def difference(found: Simplified, feeds: dict[str, np.ndarray]) -> float:
+def difference(found: Outcome, feeds: dict[str, np.ndarray]) -> float:
     """The largest difference of any output relative to its largest element, infinite where they do not compare."""
     assert found.original is not None
     before = run(found.original.serialize(), feeds)

@@ -11,8 +11,9 @@ from onnx import helper
 
 from onnxq.ir import Model, infer_types, parse
 from onnxq.ir.invariants import problems
+from onnxq.ir.pass_manager import Outcome
 from onnxq.ir.passes import normalise
-from onnxq.simplify import Simplified, simplify
+from onnxq.simplify import simplify
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -31,7 +32,7 @@ def model_of(text: str, weights: Arrays, opset: int) -> Model:
     return model
 
 
-def simplified(text: str, weights: Arrays, name: str, opset: int = 17) -> Simplified:
+def simplified(text: str, weights: Arrays, name: str, opset: int = 17) -> Outcome:
     """What one pass makes of a model; it is sound, and nothing is left to do."""
     found = simplify(model_of(text, weights, opset), [name])
     assert list(problems(found.model)) == []
@@ -46,7 +47,7 @@ def ops(model: Model) -> list[str]:
     return [node.op_type for node in model.graph.nodes]
 
 
-def assert_same(found: Simplified, feeds: Arrays, tolerance: float) -> None:
+def assert_same(found: Outcome, feeds: Arrays, tolerance: float) -> None:
     """Both models give the same, in onnxruntime: the difference is below `tolerance` of the largest element."""
     assert found.original is not None
     before, after = (run(model.serialize(), feeds) for model in (found.original, found.model))

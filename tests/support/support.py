@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from onnxq.ir import Model, infer_types, parse
 from onnxq.ir.invariants import problems
+from onnxq.ir.pass_manager import Outcome
 from onnxq.ir.passes import normalise
-from onnxq.simplify import Simplified, simplify
+from onnxq.simplify import simplify
 
 PICTURES = [{"x": floats(2, 3, 5, 5, seed=3)}]  # what `conv_with` takes
 
 
-def simplified(proto: onnx.ModelProto, *only: str) -> Simplified:
+def simplified(proto: onnx.ModelProto, *only: str) -> Outcome:
     """Normalise and simplify a model, and find the result sound and finished."""
     model = parse(proto.SerializeToString())
     normalise(model)
@@ -53,7 +54,7 @@ def _label(value) -> str:
 
 
 def assert_same(
-    proto: onnx.ModelProto, found: Simplified, feeds: Sequence[Mapping[str, np.ndarray]], rtol: float = 0.0
+    proto: onnx.ModelProto, found: Outcome, feeds: Sequence[Mapping[str, np.ndarray]], rtol: float = 0.0
 ) -> None:
     """Both models give the same in onnxruntime: relative to the largest element of each output, or to a billionth."""
     data = found.model.serialize()

@@ -15,7 +15,7 @@ from onnxq.ir import parse
 from onnxq.optimize.merge_scales import join_scales
 from onnxq.planning.recipe import load_recipe
 from onnxq.verification.ort_graph import FusedNode, Fusion, read_fusion
-from tests.helpers import build, floats, node, quantize_in_memory
+from tests.helpers import applied, build, floats, node, quantize_in_memory
 
 SCALE = {"s": np.array(0.1, np.float32), "z": np.array(128, np.uint8)}
 PAIR = [node("QuantizeLinear", "x s z", "q"), node("DequantizeLinear", "q s z", "d")]
@@ -49,7 +49,7 @@ def test_the_number_that_products_share_is_no_weight() -> None:
     proto = build(nodes, {"x": ["n", 16]}, weights={"w": floats(16, 8), "v": floats(16, 8, seed=1)})
     recipe = load_recipe("static-int8").setting(form="integer")
     made = parse(quantize_in_memory(proto, recipe, [{"x": floats(4, 16)}]).data)
-    assert join_scales(made) == 2
+    assert applied(join_scales, made) == 2
     found = read_fusion(made.serialize())
     assert found.kernels == {"MatMulIntegerToFloat": 2, "QuantizeLinear": 1, "DequantizeLinear": 1}
     assert [group.kernel for group in found.groups] == ["MatMulIntegerToFloat"] * 2

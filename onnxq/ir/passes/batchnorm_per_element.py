@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from onnxq.ir.graph import Node
 from onnxq.ir.model import Model
-from onnxq.ir.passes.registry import rebuilds
+from onnxq.ir.pass_manager import register_pass
 
 
-@rebuilds(order=120, note="took {} BatchNormalization for every element as one for every channel")
+@register_pass(order=120, note="took {} BatchNormalization for every element as one for every channel")
 def spatial_norms(model: Model) -> int:
     """Leave the attribute out where it makes no difference: MXNet writes it behind a Gemm, and opset 9 lacks it."""
     nodes = [node for node in model.graph.walk() if _has_rows(node)]

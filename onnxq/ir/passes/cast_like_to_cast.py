@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from onnxq.ir.graph import Node
 from onnxq.ir.model import Model
-from onnxq.ir.passes.registry import describes
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch
 from onnxq.ir.shape_inference.types import infer_types
 
@@ -20,7 +20,7 @@ PLAIN = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, T
 PLAIN |= frozenset((TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL))
 
 
-@describes(order=80, note="stated the type of {} CastLike")
+@register_pass(order=80, note="stated the type of {} CastLike")
 def state_types(model: Model) -> Iterator[Patch]:
     """Describe the Cast nodes; before widening, which leaves stated types alone, and before constants are folded."""
     found = [node for node in model.graph.walk() if _is_cast_like(node)]

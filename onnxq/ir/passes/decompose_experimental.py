@@ -15,7 +15,7 @@ import numpy as np
 
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
-from onnxq.ir.passes.registry import describes
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch
 from onnxq.ir.schemas import BROADCASTING
 
@@ -97,7 +97,7 @@ WRITTEN_AS: dict[str, Callable[[Node, Value, _Writer], Value]] = {
 }
 
 
-@describes(order=90, note="wrote {} experimental operator{s} as standard ones")
+@register_pass(order=90, note="wrote {} experimental operator{s} as standard ones")
 def experimental_operators(model: Model) -> Iterator[Patch]:
     """Describe the nodes that compute the same."""
     for node in model.graph.walk():

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from onnxq.ir.model import Model
-from onnxq.ir.passes.registry import describes
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch
 
 FIRST_IR_WITHOUT_LISTING = 4  # source: onnx/docs/IR.md, "initializer" of graphs
 
 
-@describes(order=50, note="took {} initializer{s} off the inputs of the graph")
+@register_pass(order=50, note="took {} initializer{s} off the inputs of the graph")
 def drop_initializer_inputs(model: Model) -> Iterator[Patch]:
     """Describe the drops.
 

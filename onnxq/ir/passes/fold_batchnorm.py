@@ -13,7 +13,7 @@ import onnx
 
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
-from onnxq.ir.passes.registry import describes
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch
 from onnxq.ir.tensor import ArrayTensor
 
@@ -23,7 +23,7 @@ FIRST_INFERENCE_OPSET = 7  # before, training is the default; source: onnx opera
 Scale = Callable[[np.ndarray, np.ndarray, Node], np.ndarray | None]
 
 
-@describes(order=140, note="folded {} BatchNormalization into the layer before")
+@register_pass(order=140, note="folded {} BatchNormalization into the layer before")
 def fold_batchnorm(model: Model) -> Iterator[Patch]:
     """Describe the folds.
 

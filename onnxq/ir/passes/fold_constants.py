@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
-from onnxq.ir.passes.registry import describes
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch
 from onnxq.ir.tensor import ArrayTensor, DeferredTensor, Tensor
 
@@ -31,7 +31,7 @@ FREE_VECTOR = 1 << 16  # bytes of one that has a single axis: a bias of zeros fo
 Compute = Callable[[Sequence[np.ndarray], Node, int], np.ndarray]
 
 
-@describes(order=130, note="computed {} operator{s} on constants beforehand")
+@register_pass(order=130, note="computed {} operator{s} on constants beforehand")
 def fold_constants(model: Model) -> Iterator[Patch]:
     """Describe the folds, chains of operators included. Results never take much more bytes than what they come from."""
     known: dict[Value, Tensor] = {}

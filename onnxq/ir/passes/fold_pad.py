@@ -13,14 +13,14 @@ import numpy as np
 
 from onnxq.ir.graph import Node
 from onnxq.ir.model import Model
-from onnxq.ir.passes.registry import describes
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch
 from onnxq.ir.shape_inference.padding import auto_pad_of, pads_of
 
 Width = tuple[int, int]  # zeros before and behind an axis
 
 
-@describes(order=150, note="made {} Pad{s} part of the Conv behind")
+@register_pass(order=150, note="made {} Pad{s} part of the Conv behind")
 def fold_pad(model: Model) -> Iterator[Patch]:
     """Describe the folds: each Conv behind a Pad, which goes with its last reader."""
     for graph in model.graph.graphs():

@@ -16,7 +16,7 @@ from onnxq.ir.commit import commit
 from onnxq.ir.graph import Graph, Node, Value
 from onnxq.ir.half_tensor import HALF_TYPES, WidenedTensor
 from onnxq.ir.model import Model
-from onnxq.ir.passes.registry import rebuilds
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch
 from onnxq.ir.shape_inference.types import infer_types
 
@@ -26,7 +26,7 @@ TYPED_OTHERWISE = frozenset(
 )
 
 
-@rebuilds(order=110, note="{} operator{s} on 16-bit floats computed in float32, as onnxruntime does on the CPU")
+@register_pass(order=110, note="{} operator{s} on 16-bit floats computed in float32, as onnxruntime does on the CPU")
 def widen_floats(model: Model) -> int:
     """Widen every operator that exists for float32 too, and give how many there were.
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from onnxq.ir.graph import Node
 from onnxq.ir.loop_state import FIRST_INPUT, unchanged_state
 from onnxq.ir.model import Model
-from onnxq.ir.passes.registry import describes
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch
 
 
-@describes(order=100, note="took {} constant{s} out of the state that a Loop carries")
+@register_pass(order=100, note="took {} constant{s} out of the state that a Loop carries")
 def carried_constants(model: Model) -> Iterator[Patch]:
     """Describe one patch for each such state, the last of a Loop first: those behind it move up."""
     for graph in model.graph.graphs():

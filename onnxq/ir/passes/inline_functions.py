@@ -13,7 +13,7 @@ import onnx.inliner
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.ir.graph import STANDARD_DOMAINS
 from onnxq.ir.model import Model
-from onnxq.ir.passes.registry import rebuilds
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.schemas import same_meaning
 from onnxq.ir.tensor import Tensor
 
@@ -37,7 +37,7 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
                 yield from _nodes(body.node)
 
 
-@rebuilds(order=10, note="inlined {} model-local function{s}")
+@register_pass(order=10, note="inlined {} model-local function{s}")
 def inline_functions(model: Model) -> int:
     """Inline every function, nested ones too, and give how many there were.
 

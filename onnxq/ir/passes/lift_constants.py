@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxq.ir.graph import Node
 from onnxq.ir.model import Model
-from onnxq.ir.passes.registry import describes
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch
 from onnxq.ir.tensor import ArrayTensor, Tensor
 
@@ -20,7 +20,7 @@ NUMBERS = {"value_float": np.float32, "value_floats": np.float32, "value_int": n
 STRINGS = ("value_string", "value_strings")
 
 
-@describes(order=70, note="lifted {} Constant node{s} to initializers")
+@register_pass(order=70, note="lifted {} Constant node{s} to initializers")
 def lift_constants(model: Model) -> Iterator[Patch]:
     """Describe the lifts; the elements stay where they are in the file."""
     found = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 from onnxq.ir.graph import Node
 from onnxq.ir.model import Model
 from onnxq.ir.parse import first_text
-from onnxq.ir.passes.registry import rebuilds
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.proto_fields import NODE_METADATA
 from onnxq.ir.wire import LENGTH_DELIMITED, fields
 
@@ -17,7 +17,7 @@ from onnxq.ir.wire import LENGTH_DELIMITED, fields
 TRACES = frozenset(f"pkg.torch.onnx.{name}" for name in ("stack_trace", "fx_node", "class_hierarchy"))
 
 
-@rebuilds(order=20, note="left out what PyTorch noted of the source of {} node{s}")
+@register_pass(order=20, note="left out what PyTorch noted of the source of {} node{s}")
 def drop_traces(model: Model) -> int:
     """Write the nodes without those notes, and count the nodes that had some."""
     nodes = [node for node in model.graph.walk() if _drop(node)]

@@ -6,10 +6,10 @@ Tests: `tests/ir/test_passes.py`.
 from __future__ import annotations
 
 from onnxq.ir.model import Model
-from onnxq.ir.passes.registry import rebuilds
+from onnxq.ir.pass_manager import register_pass
 
 
-@rebuilds(order=30, note="renamed {} node{s} that had the name of another")
+@register_pass(order=30, note="renamed {} node{s} that had the name of another")
 def name_nodes(model: Model) -> int:
     """Give every node but the first of a name a fresh one; nodes without a name keep none."""
     renamed = 0

@@ -6,11 +6,11 @@ Tests: `tests/ir/test_passes.py`.
 from __future__ import annotations
 
 from onnxq.ir.model import Model
-from onnxq.ir.passes.registry import rebuilds
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.rename import rename_values
 
 
-@rebuilds(order=40, note="renamed {} tensor{s} in bodies that had the name of another")
+@register_pass(order=40, note="renamed {} tensor{s} in bodies that had the name of another")
 def name_values(model: Model) -> int:
     """Rename what the bodies of `If`, `Loop` and `Scan` define under a name that another scope defines as well."""
     seen: set[str] = set()

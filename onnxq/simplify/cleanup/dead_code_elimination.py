@@ -6,20 +6,18 @@ from collections.abc import Iterator
 
 from onnxq.ir.graph import Graph, Node
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch
-from onnxq.simplify.pass_manager import Change, simplifies
-
-NOTE = "left out {} operator{s} whose results nobody reads"
 
 
-@simplifies(order=20)
-def unread(model: Model) -> Iterator[Change]:
+@register_pass(order=20, note="left out {} operator{s} whose results nobody reads")
+def unread(model: Model) -> Iterator[Patch]:
     """Describe one change for each such operator; what custom ones and bodies do besides is not known."""
     for graph in model.graph.graphs():
         for node in _unread(graph):
             patch = Patch(graph, node, "nobody reads its results")
             patch.remove(node)
-            yield Change(patch, NOTE)
+            yield patch
 
 
 def _unread(graph: Graph) -> dict[Node, None]:

@@ -8,25 +8,22 @@ import numpy as np
 
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch
 from onnxq.ir.schemas import BROADCASTING
 from onnxq.ir.shape_inference.rules import slices
 from onnxq.ir.shape_inference.symbolic import Shapes
-from onnxq.simplify.pass_manager import Change, simplifies
 
 MOVES_NOTHING = ("Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")  # elements keep their order
 MOST = 1 << 16  # elements of a constant that are looked at
-NOTE = "left out {} operator{s} without effect"
 
 
-@simplifies(order=30)
-def neutral(model: Model) -> Iterator[Change]:
+@register_pass(order=30, opset=BROADCASTING, note="left out {} operator{s} without effect")
+def neutral(model: Model) -> Iterator[Patch]:
     """Describe what can go: each such node's readers read its input.
 
     Shapes count as equal where they are the same numbers, and the same sizes followed from `Shape` (see `Shapes`).
     """
-    if model.opset < BROADCASTING:
-        return
     graph = model.graph
     shapes = Shapes(graph, model.opset)
     gone: dict[Value, Value] = {}
@@ -41,7 +38,7 @@ def neutral(model: Model) -> Iterator[Change]:
             gone[output] = source
             patch = Patch(graph, node, "it gives what it reads")
             patch.replace(output, source)
-            yield Change(patch, NOTE)
+            yield patch
 
 
 def _replaceable(old: Value, new: Value, gone: dict[Value, Value]) -> bool:

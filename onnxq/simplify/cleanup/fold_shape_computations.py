@@ -16,19 +16,18 @@ import numpy as np
 
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch
 from onnxq.ir.shape_inference.dims import Shape, Size
 from onnxq.ir.shape_inference.symbolic import Shapes
-from onnxq.simplify.pass_manager import Change, simplifies
 
-NOTE = "stated {} computed shape{s}"
 SHAPED = ("Expand", "Reshape")
 COPY, REST = 0, -1  # in the target of a Reshape: the size that the input has there, and what is left of the elements
 KEEP = 1  # in the target of an Expand: the size that the input has there
 
 
-@simplifies(order=40)
-def stated_shapes(model: Model) -> Iterator[Change]:
+@register_pass(order=40, note="stated {} computed shape{s}")
+def stated_shapes(model: Model) -> Iterator[Patch]:
     """Describe one change for each Reshape and Expand of the main graph whose shape needs no computation."""
     graph = model.graph
     computed = [node for node in graph.nodes if _is_computed(node)]
@@ -44,7 +43,7 @@ def stated_shapes(model: Model) -> Iterator[Change]:
         if target not in made and old is not None:
             made[target] = patch.constant(np.array(target, np.int64), f"{old.name}_stated")
         patch.rewire(node, 1, made[target])
-        yield Change(patch, NOTE)
+        yield patch
 
 
 def _is_computed(node: Node) -> bool:

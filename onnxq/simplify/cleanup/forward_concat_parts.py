@@ -11,16 +11,15 @@ from itertools import accumulate
 
 from onnxq.ir.graph import Graph, Node, Value
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import Change, register_pass
 from onnxq.ir.patch import Patch
 from onnxq.ir.shape_inference.rules import slices
 from onnxq.ir.shape_inference.symbolic import Shapes
-from onnxq.simplify.pass_manager import Change, simplifies
 
-NOTE = "read {} part{s} of joined tensors where they come from"
 Span = tuple[int, int]  # from where to where a node takes elements of an axis
 
 
-@simplifies(order=50)
+@register_pass(order=50, note="read {} part{s} of joined tensors where they come from")
 def parts(model: Model) -> Iterator[Change]:
     """Describe one change for each Slice or Split that takes whole inputs of a Concat, along its axis."""
     for graph in model.graph.graphs():
@@ -42,7 +41,7 @@ def _in_graph(graph: Graph, opset: int) -> Iterator[Change]:
         for output, source in taken:
             gone[output] = gone.get(source, source)
             patch.replace(output, gone[output])
-        yield Change(patch, NOTE, count=len(taken))
+        yield Change(patch, count=len(taken))
 
 
 def _joined(node: Node) -> Node | None:

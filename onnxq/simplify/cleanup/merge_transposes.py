@@ -8,17 +8,16 @@ import numpy as np
 
 from onnxq.ir.graph import Graph, Node, Value
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch, named_after
-from onnxq.simplify.pass_manager import Change, simplifies
 from onnxq.simplify.regions.axis_tracking import constant_axes
 
-NOTE = "merged {} Transpose with the one before"
 AXES_AS_INPUT = 13  # of Squeeze and Unsqueeze, from this operator set on; an attribute before
 NEW: None = None  # an axis that was inserted
 
 
-@simplifies(order=260)
-def transposes(model: Model) -> Iterator[Change]:
+@register_pass(order=260, note="merged {} Transpose with the one before")
+def transposes(model: Model) -> Iterator[Patch]:
     """Describe one change for each Transpose that has another before it, with nothing but (un)squeezed axes between.
 
     onnxruntime merges them itself in float models, but not around QuantizeLinear and DequantizeLinear.
@@ -27,7 +26,7 @@ def transposes(model: Model) -> Iterator[Change]:
         yield from _in_graph(graph, model.opset)
 
 
-def _in_graph(graph: Graph, opset: int) -> Iterator[Change]:
+def _in_graph(graph: Graph, opset: int) -> Iterator[Patch]:
     taken: set[Node] = set()
     for node in graph.nodes:
         chain = _chain(node)
@@ -46,7 +45,7 @@ def _in_graph(graph: Graph, opset: int) -> Iterator[Change]:
             if patch.nodes:
                 named_after(patch, node)
             patch.replace(output, result)
-            yield Change(patch, NOTE)
+            yield patch
 
 
 def _chain(last: Node) -> list[Node] | None:

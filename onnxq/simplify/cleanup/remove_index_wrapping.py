@@ -15,22 +15,19 @@ from onnx import TensorProto
 
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch
 from onnxq.ops.kernels.arrays import Array
-from onnxq.simplify.pass_manager import Change, simplifies
 
-NOTE = "left counting from the end to {} Gather"
 NEGATIVE_OPSET = 11  # Gather counts negative indices from the end; source: onnx operator specification, Gather-11
 INTEGERS = (TensorProto.INT32, TensorProto.INT64)
 MOST_NODES = 16
 MOST_TRIED = 1 << 16  # indices, at both ends and around zero
 
 
-@simplifies(order=100)
-def wrapped(model: Model) -> Iterator[Change]:
+@register_pass(order=100, opset=NEGATIVE_OPSET, note="left counting from the end to {} Gather")
+def wrapped(model: Model) -> Iterator[Patch]:
     """Describe one change for each Gather whose indices are others, with the length added where they are negative."""
-    if model.opset < NEGATIVE_OPSET:
-        return
     for graph in model.graph.graphs():
         for node in graph.nodes:
             if node.operator != "Gather":
@@ -43,7 +40,7 @@ def wrapped(model: Model) -> Iterator[Change]:
             if given is not None:
                 patch = Patch(graph, node, "it counts negative indices from the end itself")
                 patch.rewire(node, 1, given)
-                yield Change(patch, NOTE)
+                yield patch
 
 
 def _before(indices: Value, size: int) -> Value | None:

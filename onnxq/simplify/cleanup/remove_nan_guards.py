@@ -13,18 +13,17 @@ import numpy as np
 
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch
-from onnxq.simplify.pass_manager import Change, simplifies
 
-NOTE = "left out {} question{s} whether a Softmax of finite scores is NaN"
 DEPTH = 12  # operators between a Softmax and what it is computed from
 MOST = 1 << 20  # elements of a constant that is looked at
 SUMS = frozenset(("Add", "Sub"))
 MOVES = frozenset(("Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"))
 
 
-@simplifies(order=210)
-def guards(model: Model) -> Iterator[Change]:
+@register_pass(order=210, note="left out {} question{s} whether a Softmax of finite scores is NaN")
+def guards(model: Model) -> Iterator[Patch]:
     """Describe one change for each Where that puts something else in the place of NaN from such a Softmax.
 
     Products of activations count as finite: where one is not, the model has failed with or without that question.
@@ -36,7 +35,7 @@ def guards(model: Model) -> Iterator[Change]:
                 continue
             patch = Patch(graph, node, "its Softmax is never NaN")
             patch.replace(output, guarded)
-            yield Change(patch, NOTE)
+            yield patch
 
 
 def _guarded(node: Node) -> Value | None:

@@ -11,24 +11,23 @@ from collections.abc import Iterator
 
 from onnxq.ir.graph import Node
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch
 from onnxq.ir.shape_inference.padding import auto_pad_of, pads_of
 from onnxq.ops.kernels.windows import lay_windows
-from onnxq.simplify.pass_manager import Change, simplifies
 
-NOTE = "stated the padding of {} window{s}"
 OPERATORS = ("Conv", "MaxPool", "AveragePool")
 
 
-@simplifies(order=80)
-def stated_pads(model: Model) -> Iterator[Change]:
+@register_pass(order=80, note="stated the padding of {} window{s}")
+def stated_pads(model: Model) -> Iterator[Patch]:
     """Describe one change for each Conv and pool that pads to keep the size, if that is known."""
     for graph in model.graph.graphs():
         for node in graph.nodes:
             if node.op_type in OPERATORS and not node.domain and len(node.outputs) == 1:
                 pads = _pads(node) if auto_pad_of(node).startswith("SAME") or _rounds_up(node) else None
                 if pads is not None:
-                    yield Change(_stated(node, pads), NOTE)
+                    yield _stated(node, pads)
 
 
 def _rounds_up(node: Node) -> bool:

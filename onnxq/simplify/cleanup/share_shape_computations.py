@@ -15,16 +15,15 @@ import onnx
 
 from onnxq.ir.graph import Graph, Node, Value
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import Change, register_pass
 from onnxq.ir.patch import Patch
 from onnxq.ir.schemas import RANDOM
 from onnxq.ir.shape_inference.dims import Shape, product
 from onnxq.ir.shape_inference.symbolic import INTEGERS, Shapes
 from onnxq.ir.shape_inference.values import MOST_CONTENT
 from onnxq.ir.tensor import ArrayTensor
-from onnxq.simplify.pass_manager import Change, simplifies
 from onnxq.simplify.regions.constant_values import ARITHMETIC, known_array
 
-NOTE = "left out {} operator{s} that computed from sizes what is there already"
 KNOWN = "computed {} operator{s} on known sizes beforehand"
 ASKED = "let {} Shape read an input of the same sizes"
 SIZES = frozenset(("Shape", "Size"))
@@ -34,7 +33,7 @@ PLACED = ARITHMETIC | {"Mod", "Slice", "Transpose"}  # with which paddings are c
 SMALL = 1024  # bytes of a constant that is compared by what is in it
 
 
-@simplifies(order=60)
+@register_pass(order=60, note="left out {} operator{s} that computed from sizes what is there already")
 def shared_sizes(model: Model) -> Iterator[Change]:
     """Describe one change for each node of the main graph that computes from sizes what is there, or is a constant."""
     graph = model.graph
@@ -86,7 +85,7 @@ class _Sizes:
                 if old is not None and new is not None:
                     self._kept[old] = new
                     patch.replace(old, new)
-            yield Change(patch, NOTE)
+            yield Change(patch)
         elif known is not None and not seen:
             patch = Patch(node.graph, node, "its sizes are known")
             patch.freeze(outputs[0], ArrayTensor(known))

@@ -14,18 +14,17 @@ import numpy as np
 
 from onnxq.ir.graph import Graph, Node, Value
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch, named_after
 from onnxq.ir.shape_inference.symbolic import Shapes
-from onnxq.simplify.pass_manager import Change, simplifies
 from onnxq.simplify.regions.axis_tracking import Dims, dims_of
 
-NOTE = "turned {} Softmax to the last axis, where onnxruntime is fast"
 FIRST_OPSET = 13  # before, Softmax works on all axes from its own on
 LEAST = 4  # elements of a row: for fewer, nothing is gained
 
 
-@simplifies(order=240)
-def softmax_axes(model: Model) -> Iterator[Change]:
+@register_pass(order=240, note="turned {} Softmax to the last axis, where onnxruntime is fast")
+def softmax_axes(model: Model) -> Iterator[Patch]:
     """Describe one change for each Softmax or LogSoftmax along such an axis, if all inputs have one size only.
 
     Otherwise sizes that an exporter has stated behind them are those of the batch that it had, and onnxruntime believes
@@ -52,7 +51,7 @@ def wide_behind(shape: Dims, axis: int) -> int:
     return sum(size != 1 for size in shape[axis + 1 :])
 
 
-def _in_graph(graph: Graph, opset: int) -> Iterator[Change]:
+def _in_graph(graph: Graph, opset: int) -> Iterator[Patch]:
     nodes = [node for node in graph.nodes if node.op_type in ("Softmax", "LogSoftmax") and not node.domain]
     shapes = Shapes(graph, opset) if nodes else None
     for node in nodes:
@@ -62,7 +61,7 @@ def _in_graph(graph: Graph, opset: int) -> Iterator[Change]:
         axis = int(node.attribute("axis", -1)) % len(shape)
         size = shape[axis]
         if isinstance(size, int) and size >= LEAST and wide_behind(shape, axis) > 1 and can_turn(shape, axis):
-            yield Change(_turned(node, shape, axis, size), NOTE)
+            yield _turned(node, shape, axis, size)
 
 
 def _turned(node: Node, shape: Dims, axis: int, size: int) -> Patch:

@@ -12,17 +12,16 @@ from itertools import combinations
 
 from onnxq.ir.graph import Graph, Node
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch, named_after
 from onnxq.ir.shape_inference.dims import Shape, Size, product
 from onnxq.ir.shape_inference.symbolic import Shapes
-from onnxq.simplify.pass_manager import Change, simplifies
 
-NOTE = "wrote {} Transpose{s} of joined axes without joining them"
 MOST_AXES = 8  # of a tensor whose axes are joined: there are so many ways to join them
 
 
-@simplifies(order=230)
-def joined_axes(model: Model) -> Iterator[Change]:
+@register_pass(order=230, note="wrote {} Transpose{s} of joined axes without joining them")
+def joined_axes(model: Model) -> Iterator[Patch]:
     """Describe one change for each Transpose of the main graph that has such Reshape nodes around it."""
     graph = model.graph
     found = [around for node in graph.nodes if (around := _around(node)) is not None]
@@ -37,7 +36,7 @@ def joined_axes(model: Model) -> Iterator[Change]:
         result = patch.op("Transpose", source, hint=output.name, perm=perm)
         named_after(patch, split)
         patch.replace(output, result)
-        yield Change(patch, NOTE)
+        yield patch
 
 
 def _around(node: Node) -> tuple[Node, Node, Node] | None:

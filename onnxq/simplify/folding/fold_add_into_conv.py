@@ -9,20 +9,16 @@ from onnx import TensorProto
 
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch
 from onnxq.ir.schemas import BROADCASTING
 from onnxq.ir.tensor import ArrayTensor
 from onnxq.simplify.opset_builders import axes_of
-from onnxq.simplify.pass_manager import Change, simplifies
-
-NOTE = "added {} constant{s} behind a convolution to its bias"
 
 
-@simplifies(order=200)
-def conv_bias(model: Model) -> Iterator[Change]:
+@register_pass(order=200, opset=BROADCASTING, note="added {} constant{s} behind a convolution to its bias")
+def conv_bias(model: Model) -> Iterator[Patch]:
     """Describe the new biases; a Squeeze or Unsqueeze of axes behind the channels may stand between."""
-    if model.opset < BROADCASTING:
-        return
     for graph in model.graph.graphs():
         for node in graph.nodes:
             if node.op_type not in ("Conv", "ConvTranspose") or node.domain:
@@ -40,7 +36,7 @@ def conv_bias(model: Model) -> Iterator[Change]:
             patch.replace(output, path[-1])
             for value in path[:-1] if output.is_output else path:
                 patch.rename(value, f"{value.name}_with_bias")  # it is another tensor than before
-            yield Change(patch, NOTE)
+            yield patch
 
 
 def channel_path(conv: Node, until: tuple[str, ...]) -> list[Value]:

@@ -13,23 +13,21 @@ from onnx import TensorProto
 
 from onnxq.ir.graph import Node
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.passes.fold_batchnorm import scale_and_shift
 from onnxq.ir.patch import Patch
 from onnxq.ir.tensor import ArrayTensor
-from onnxq.simplify.pass_manager import Change, simplifies
-
-NOTE = "made {} BatchNormalization of rows part of the product before"
 
 
-@simplifies(order=190)
-def row_norms(model: Model) -> Iterator[Change]:
+@register_pass(order=190, note="made {} BatchNormalization of rows part of the product before")
+def row_norms(model: Model) -> Iterator[Patch]:
     """Describe one change for each BatchNormalization of the rows of a product with a constant matrix."""
     for graph in model.graph.graphs():
         for node in graph.nodes:
             product = _product(node) if node.op_type == "BatchNormalization" and not node.domain else None
             patch = _folded(node, product) if product is not None else None
             if patch is not None:
-                yield Change(patch, NOTE)
+                yield patch
 
 
 def _product(norm: Node) -> Node | None:

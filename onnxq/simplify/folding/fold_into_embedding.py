@@ -10,19 +10,20 @@ from onnx import TensorProto
 
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import Change, register_pass
 from onnxq.ir.patch import Patch, named_after
 from onnxq.ir.schemas import BROADCASTING
 from onnxq.ir.tensor import ArrayTensor, Tensor
-from onnxq.simplify.pass_manager import Change, simplifies
 from onnxq.simplify.regions.single_entry_regions import ELEMENTWISE, Subgraph, compute, parts, places
 
-NOTE = "computed {} operator{s} on looked-up rows ahead of time, in the table"
 GROWTH = 2  # how many times the elements of the old table the new one may have
 FREE = 1 << 16  # elements that every table may have
 MOST_BYTES = 256 << 20  # of a table that is computed anew
 
 
-@simplifies(order=110)
+@register_pass(
+    order=110, opset=BROADCASTING, note="computed {} operator{s} on looked-up rows ahead of time, in the table"
+)
 def lookups(model: Model) -> Iterator[Change]:
     """Describe the new tables.
 
@@ -30,8 +31,6 @@ def lookups(model: Model) -> Iterator[Change]:
     elementwise operators with constants that lie along a row, and products of the last axis with a constant matrix.
     f(T) is computed in float64 and rounded to float32 once.
     """
-    if model.opset < BROADCASTING:
-        return
     for graph in model.graph.graphs():
         place, taken = places(graph), set[Node]()
         for node in graph.nodes:
@@ -49,7 +48,7 @@ def lookups(model: Model) -> Iterator[Change]:
             new = patch.constant(ArrayTensor(table), f"{data.name}_folded")
             patch.replace(part.value, patch.op("Gather", new, node.inputs[1], hint=f"{output.name}_folded", axis=0))
             named_after(patch, node)
-            yield Change(patch, NOTE, count=len(part.nodes))
+            yield Change(patch, count=len(part.nodes))
 
 
 def _folded(gather: Node, place: dict[Node, int], opset: int) -> tuple[Subgraph, np.ndarray] | None:

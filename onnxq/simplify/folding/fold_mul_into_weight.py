@@ -14,14 +14,12 @@ from onnx import TensorProto
 
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.passes.fold_batchnorm import SCALES
 from onnxq.ir.patch import Patch
 from onnxq.ir.schemas import BROADCASTING
 from onnxq.ir.tensor import ArrayTensor
 from onnxq.simplify.folding.fold_add_into_conv import bias_of, by_channel, channel_path
-from onnxq.simplify.pass_manager import Change, simplifies
-
-NOTE = "made {} constant factor{s} behind a layer part of its weight"
 
 
 class Layer(NamedTuple):
@@ -39,17 +37,15 @@ class Layer(NamedTuple):
     bias: tuple[Node, int] | None
 
 
-@simplifies(order=220)
-def factors(model: Model) -> Iterator[Change]:
+@register_pass(order=220, opset=BROADCASTING, note="made {} constant factor{s} behind a layer part of its weight")
+def factors(model: Model) -> Iterator[Patch]:
     """Describe one change for each Mul or Div by a constant behind a layer that nobody else reads."""
-    if model.opset < BROADCASTING:
-        return
     for graph in model.graph.graphs():
         for node in graph.nodes:
             layer = _layer(node)
             patch = _multiplied(node, layer) if layer is not None else None
             if patch is not None:
-                yield Change(patch, NOTE)
+                yield patch
 
 
 def _layer(node: Node) -> Layer | None:

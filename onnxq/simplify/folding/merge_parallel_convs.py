@@ -15,15 +15,13 @@ import numpy as np
 
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.passes.fold_batchnorm import scale_and_shift
 from onnxq.ir.patch import Patch, named_after
 from onnxq.ir.schemas import BROADCASTING
 from onnxq.ir.shape_inference.padding import NOT_SET, auto_pad_of, pads_of
 from onnxq.ir.tensor import ArrayTensor
 from onnxq.simplify.folding.fold_add_into_conv import bias_of
-from onnxq.simplify.pass_manager import Change, simplifies
-
-NOTE = "added up {} pair{s} of branches over one input in one convolution"
 
 
 @dataclass(frozen=True)
@@ -51,11 +49,9 @@ class Branch:
         return self.weight.shape[2:]
 
 
-@simplifies(order=180)
-def branches(model: Model) -> Iterator[Change]:
+@register_pass(order=180, opset=BROADCASTING, note="added up {} pair{s} of branches over one input in one convolution")
+def branches(model: Model) -> Iterator[Patch]:
     """Describe one change for each sum or difference of two branches that nothing else reads."""
-    if model.opset < BROADCASTING:
-        return
     for graph in model.graph.graphs():
         taken: set[Node] = set()
         for node in graph.nodes:
@@ -68,7 +64,7 @@ def branches(model: Model) -> Iterator[Change]:
                 continue
             taken.update(pair)
             patch = Patch(graph, node, "both sides are convolutions of the same value")
-            yield Change(_written(patch, joined, source, output, pair), NOTE)
+            yield _written(patch, joined, source, output, pair)
 
 
 def _pair(node: Node) -> tuple[Node, Node] | None:

@@ -17,10 +17,9 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.ir import ArrayTensor, Model, Node, Patch, Tensor, Value
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.tensor import DeferredTensor
-from onnxq.simplify.pass_manager import Change, simplifies
 
-NOTE = "split {} product{s} whose columns are taken apart again"
 LEAST_COLUMNS = 64  # of a part, and rows of the weight: below, a product costs more than the copy
 
 
@@ -63,8 +62,8 @@ class ColumnSlice:
     squeezed: bool
 
 
-@simplifies(order=290, integer=True)
-def describe(model: Model) -> Iterator[Change]:
+@register_pass(order=290, integer=True, note="split {} product{s} whose columns are taken apart again")
+def describe(model: Model) -> Iterator[Patch]:
     """Describe one change for each product that is read in parts only."""
     for node in model.graph.walk():
         chain = _chain(node) if node.op_type in ("MatMul", "Gemm") and not node.domain else None
@@ -75,7 +74,7 @@ def describe(model: Model) -> Iterator[Change]:
                 patch.replace(part.value, _written(patch, chain, part))
             for reader in chain.end.consumers():  # a Split stays where one of its outputs never had a reader
                 patch.remove(reader)
-            yield Change(patch, NOTE)
+            yield patch
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

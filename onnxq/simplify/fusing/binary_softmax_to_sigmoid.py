@@ -14,17 +14,16 @@ from onnx import TensorProto
 
 from onnxq.ir.graph import Graph, Node
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import Change, register_pass
 from onnxq.ir.patch import Patch, named_after
 from onnxq.ir.shape_inference.symbolic import Shapes
-from onnxq.simplify.pass_manager import Change, simplifies
 from onnxq.simplify.regions.axis_tracking import dims_of
 
-NOTE = "wrote {} Softmax over two classes as Sigmoid of their difference"
 OPSET = 13  # of Split with its sizes as an input
 LEAST_ROWS = 512  # for fewer, five operators take longer to start
 
 
-@simplifies(order=250)
+@register_pass(order=250, note="wrote {} Softmax over two classes as Sigmoid of their difference")
 def two_classes(model: Model) -> Iterator[Change]:
     """Describe one change for each Softmax over two values, if there are many.
 
@@ -46,7 +45,7 @@ def _in_graph(graph: Graph, opset: int) -> Iterator[Change]:
         last = int(node.attribute("axis", -1 if opset >= OPSET else 1)) % len(shape) == len(shape) - 1
         rows = math.prod(size for size in shape[:-1] if isinstance(size, int))
         if last and shape[-1] == 2 and rows >= LEAST_ROWS:
-            yield Change(_written(node), NOTE, OPSET)
+            yield Change(_written(node), opset=OPSET)
 
 
 def _written(node: Node) -> Patch:

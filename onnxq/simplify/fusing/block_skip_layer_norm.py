@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from onnxq.ir import Model, Node, Patch
-from onnxq.simplify.pass_manager import Change, simplifies
-
-NOTE = "kept {} addition{s} apart from the LayerNormalization behind, as onnxruntime's kernel for both is slow"
+from onnxq.ir.pass_manager import register_pass
 
 
-@simplifies(order=300)
-def describe(model: Model) -> Iterator[Change]:
+@register_pass(
+    order=300,
+    note="kept {} addition{s} apart from the LayerNormalization behind, as onnxruntime's kernel for both is slow",
+)
+def describe(model: Model) -> Iterator[Patch]:
     """Write as Sum what one LayerNormalization alone reads."""
     for node in model.graph.walk():
         if _is_residual(node):
@@ -24,7 +25,7 @@ def describe(model: Model) -> Iterator[Change]:
             output = node.outputs[0]
             assert output is not None
             patch.replace(output, patch.op("Sum", *node.inputs, hint=output.name))
-            yield Change(patch, NOTE)
+            yield patch
 
 
 def _is_residual(node: Node) -> bool:

@@ -14,11 +14,10 @@ from onnx import TensorProto
 
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import Change, register_pass
 from onnxq.ir.patch import Patch, named_after
 from onnxq.ir.shape_inference.contrib_ops import MICROSOFT
-from onnxq.simplify.pass_manager import Change, simplifies
 
-NOTE = "wrote {} operator{s} that onnxruntime had fused as those of ONNX"
 OPSET = 17  # the first with LayerNormalization
 EPSILON = 1e-12  # where none is stated
 MASKED = -10000.0
@@ -31,7 +30,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
 }
 
 
-@simplifies(order=10, integer=True)
+@register_pass(order=10, integer=True, note="wrote {} operator{s} that onnxruntime had fused as those of ONNX")
 def unfused(model: Model) -> Iterator[Change]:
     """Describe the operators that take the place of each fused one, in a form that is known here."""
     for graph in model.graph.graphs():
@@ -40,7 +39,7 @@ def unfused(model: Model) -> Iterator[Change]:
             patch = Patch(graph, node, f"{node.op_type} is written as operators of ONNX")
             if write is not None and write(patch, node):
                 named_after(patch, node)
-                yield Change(patch, NOTE, CLIP_OPSET if node.op_type in ("FusedConv", "FusedGemm") else OPSET)
+                yield Change(patch, opset=CLIP_OPSET if node.op_type in ("FusedConv", "FusedGemm") else OPSET)
 
 
 def _input(node: Node, slot: int) -> Value | None:

@@ -19,13 +19,12 @@ from onnx import TensorProto
 
 from onnxq.ir.graph import Graph, Node, Value
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch, named_after
 from onnxq.ir.shape_inference.symbolic import Shapes
 from onnxq.ir.tensor import ArrayTensor, DeferredTensor, Tensor
-from onnxq.simplify.pass_manager import Change, simplifies
 from onnxq.simplify.regions.axis_tracking import dims_of
 
-NOTE = "wrote {} Einsum with a constant as MatMul"
 EQUATION = re.compile(r"((?:\.{3})?[A-Za-z]+),((?:\.{3})?[A-Za-z]+)(?:->((?:\.{3})?[A-Za-z]+))?")
 
 
@@ -71,8 +70,8 @@ class Product:
         return tuple(self.sizes[letter] for letter in letters)
 
 
-@simplifies(order=70)
-def einsums(model: Model) -> Iterator[Change]:
+@register_pass(order=70, note="wrote {} Einsum with a constant as MatMul")
+def einsums(model: Model) -> Iterator[Patch]:
     """Describe one change for each Einsum of an activation and a constant that is a product of matrices."""
     for graph in model.graph.graphs():
         nodes = [node for node in graph.nodes if node.op_type == "Einsum" and not node.domain]
@@ -81,7 +80,7 @@ def einsums(model: Model) -> Iterator[Change]:
         for node in nodes:
             product = _product(node, shapes) if shapes is not None else None
             if product is not None:
-                yield Change(_written(graph, product, matrices), NOTE)
+                yield _written(graph, product, matrices)
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ from onnx import TensorProto
 
 from onnxq.ir.graph import Node
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import Change, register_pass
 from onnxq.ir.patch import Patch, named_after
 from onnxq.ir.schemas import BROADCASTING
 from onnxq.simplify.known_functions import NEAR, Known, candidates, cost
 from onnxq.simplify.ort_fusions import operators_left
-from onnxq.simplify.pass_manager import Change, simplifies
 from onnxq.simplify.regions.single_entry_regions import ELEMENTWISE, Subgraph, compute, parts, places
 from onnxq.targets.assumed_shapes import count
 
@@ -29,14 +29,12 @@ FEW = np.array([-1.0, 0.0, 1.0, NEAR, -NEAR, -20.5, 20.5, 2.5, -2.5, -1e6, 1e6])
 RELATIVE, OF_X = 1e-6, 1.2e-7  # float32 rounds x and 1 + f(x) to 1.2e-7, however small f(x) is
 
 
-@simplifies(order=130)
+@register_pass(order=130, opset=BROADCASTING)
 def activations(model: Model) -> Iterator[Change]:
     """Describe the rewrites: the longest part from each value whose function is known and cheaper in another spelling.
 
     A part is recognised by its values, in float64, on `GRID`: within 1e-6 of the function, or of what float32 rounds.
     """
-    if model.opset < BROADCASTING:
-        return
     for graph in model.graph.graphs():
         place, taken = places(graph), set[Node]()
         made = [output for node in graph.nodes for output in node.outputs if output is not None]

@@ -10,13 +10,12 @@ import numpy as np
 
 from onnxq.ir.graph import Graph, Node
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import Change, register_pass
 from onnxq.ir.patch import Patch, named_after
 from onnxq.ops.kernels.arrays import Array
-from onnxq.simplify.pass_manager import Change, simplifies
 from onnxq.simplify.regions.find_reduction_regions import find_regions
 from onnxq.simplify.regions.reduction_region import MOST_ELEMENTS, Exit, Region, last_axes, pays, replace_region
 
-NOTE = "wrote {} layer normalization{s} as one operator"
 OPSET = 17  # the first with LayerNormalization
 TOLERANCE = 1e-5  # of the largest element of a row: float32 rounds on the way by more than that
 PROBES = 12
@@ -33,7 +32,7 @@ class Parameters(NamedTuple):
     epsilon: float
 
 
-@simplifies(order=140)
+@register_pass(order=140, note="wrote {} layer normalization{s} as one operator")
 def layer_normalization(model: Model) -> Iterator[Change]:
     """Describe one change for each normalisation that is spelled out, however it is.
 
@@ -54,7 +53,7 @@ def _in_graph(graph: Graph, opset: int) -> Iterator[Change]:
             taken.update(step.node for step in exit.steps)
             patch = replace_region(region, exit, "it is a layer normalization")
             _write(patch, region, exit, parameters)
-            yield Change(patch, NOTE, OPSET)
+            yield Change(patch, opset=OPSET)
 
 
 def _recognise(region: Region, taken: set[Node]) -> tuple[Exit, Parameters] | None:

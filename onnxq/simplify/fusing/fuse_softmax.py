@@ -9,21 +9,20 @@ import numpy as np
 
 from onnxq.ir.graph import Graph, Node
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import Change, register_pass
 from onnxq.ir.patch import named_after
 from onnxq.ops.kernels.arrays import Array
 from onnxq.simplify.cleanup.softmax_last_axis import can_turn, wide_behind
-from onnxq.simplify.pass_manager import Change, simplifies
 from onnxq.simplify.regions.find_reduction_regions import find_regions
 from onnxq.simplify.regions.reduction_region import MOST_ELEMENTS, Exit, Region, pays, replace_region
 
-NOTE = "wrote {} softmax function{s} as one operator"
 OPSET = 13  # before, Softmax runs over all axes from `axis` on, which is the same for the last one
 TOLERANCE = 1e-5  # of each element; for LogSoftmax of the largest one of a row
 PROBES = 8
 EXPONENTIALS = frozenset(("Exp", "ReduceLogSumExp"))
 
 
-@simplifies(order=150)
+@register_pass(order=150, note="wrote {} softmax function{s} as one operator")
 def softmax(model: Model) -> Iterator[Change]:
     """Describe one change for each softmax that is spelled out, however it is.
 
@@ -44,7 +43,7 @@ def _in_graph(graph: Graph, opset: int) -> Iterator[Change]:
             patch = replace_region(region, exit, "it is a softmax")
             patch.replace(exit.value, patch.op(op_type, region.entry, hint=exit.value.name, axis=axis))
             named_after(patch, exit.steps[-1].node)
-            yield Change(patch, NOTE, OPSET if wide_behind(region.shape, axis) else 0)
+            yield Change(patch, opset=OPSET if wide_behind(region.shape, axis) else 0)
 
 
 def _recognise(region: Region, taken: set[Node]) -> tuple[Exit, str, int] | None:

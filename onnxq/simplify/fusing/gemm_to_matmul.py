@@ -13,13 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from onnxq.ir import Model, Node, Patch, Value
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.shape_inference.dims import product
 from onnxq.ir.shape_inference.symbolic import Shapes
 from onnxq.ir.tensor import DeferredTensor, Tensor
-from onnxq.simplify.pass_manager import Change, simplifies
 
 LEAST = 64  # rows and columns of a weight: below, it may stay in float, where a Gemm adds its bias for nothing
-NOTE = "wrote {} Gemm of flattened rows as product{s} of the tensor itself"
 
 
 class Flattened(NamedTuple):
@@ -33,8 +32,8 @@ class Flattened(NamedTuple):
     bias: Value | None
 
 
-@simplifies(order=120, integer=True)
-def flattened(model: Model) -> Iterator[Change]:
+@register_pass(order=120, integer=True, note="wrote {} Gemm of flattened rows as product{s} of the tensor itself")
+def flattened(model: Model) -> Iterator[Patch]:
     """Describe one change for each such Gemm of the main graph, where the sizes are proved to be the same again."""
     graph = model.graph
     found = [each for node in graph.nodes if (each := _flattened(node)) is not None]
@@ -61,7 +60,7 @@ def flattened(model: Model) -> Iterator[Change]:
         if each.bias is not None:
             result = patch.op("Add", result, each.bias, hint=name)
         patch.replace(each.output, result)
-        yield Change(patch, NOTE)
+        yield patch
 
 
 def _flattened(node: Node) -> Flattened | None:

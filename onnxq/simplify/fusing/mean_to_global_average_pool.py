@@ -14,25 +14,24 @@ from onnx import TensorProto
 
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch, named_after
 from onnxq.simplify.opset_builders import axes_of
-from onnxq.simplify.pass_manager import Change, simplifies
 
-NOTE = "wrote {} mean{s} over all places of a map as GlobalAveragePool"
 RANK = 4  # blocks are of maps in two dimensions
 # What onnxruntime computes on channels in blocks, one value of the result from one place: `nchwc_transformer.cc`
 ELEMENTWISE = ("Add", "Clip", "HardSigmoid", "HardSwish", "Mul", "Relu", "Sigmoid", "Sum", "Tanh")
 IN_BLOCKS = (*ELEMENTWISE, "AveragePool", "Conv", "GlobalAveragePool", "MaxPool", "ReduceMean")
 
 
-@simplifies(order=280)
-def means(model: Model) -> Iterator[Change]:
+@register_pass(order=280, note="wrote {} mean{s} over all places of a map as GlobalAveragePool")
+def means(model: Model) -> Iterator[Patch]:
     """Describe one change for each mean over the last two of four axes of what a Conv makes."""
     for graph in model.graph.graphs():
         for node in graph.nodes:
             value = node.inputs[0] if node.op_type == "ReduceMean" and not node.domain and node.inputs else None
             if value is not None and _is_over_places(node, value) and _in_blocks(value):
-                yield Change(_written(node, value), NOTE)
+                yield _written(node, value)
 
 
 def _is_over_places(node: Node, value: Value) -> bool:

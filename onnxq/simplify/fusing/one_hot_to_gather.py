@@ -10,12 +10,11 @@ from onnx import TensorProto
 
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import Change, register_pass
 from onnxq.ir.patch import Patch, named_after
 from onnxq.ir.tensor import DeferredTensor, Tensor
 from onnxq.simplify.opset_builders import scalar, squeezed
-from onnxq.simplify.pass_manager import Change, simplifies
 
-NOTE = "wrote {} product{s} with one-hot tensors as Gather"
 CLIP_OPSET = 12  # Clip on integers
 NEGATIVE_OPSET = 11  # Gather counts negative indices from the end; OneHot too
 LARGEST: dict[int, int] = {
@@ -43,7 +42,7 @@ class Hot:
     wraps: bool
 
 
-@simplifies(order=90)
+@register_pass(order=90, note="wrote {} product{s} with one-hot tensors as Gather")
 def one_hot(model: Model) -> Iterator[Change]:
     """Describe the lookups: row i of the product is row `index[i]` of the matrix, or zeros where there is none."""
     for graph in model.graph.graphs():
@@ -64,7 +63,7 @@ def one_hot(model: Model) -> Iterator[Change]:
             assert output is not None
             patch.replace(output, patch.op("Gather", table, index, hint=f"{output.name}_row", axis=0))
             named_after(patch, node)
-            yield Change(patch, NOTE, 0 if bounded else CLIP_OPSET)
+            yield Change(patch, opset=0 if bounded else CLIP_OPSET)
 
 
 def _fits(hot: Hot, matrix: Tensor) -> bool:

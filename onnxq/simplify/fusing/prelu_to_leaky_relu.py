@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch, named_after
-from onnxq.simplify.pass_manager import Change, simplifies
-
-NOTE = "wrote {} PRelu with one slope as LeakyRelu"
 
 
-@simplifies(order=160)
-def one_slope(model: Model) -> Iterator[Change]:
+@register_pass(order=160, note="wrote {} PRelu with one slope as LeakyRelu")
+def one_slope(model: Model) -> Iterator[Patch]:
     """Describe one change for each PRelu whose slope is one constant number."""
     for graph in model.graph.graphs():
         for node in graph.nodes:
@@ -28,4 +26,4 @@ def one_slope(model: Model) -> Iterator[Change]:
                 alpha = float(constant.numpy().reshape(-1)[0])
                 patch.replace(made, patch.op("LeakyRelu", x, hint=made.name, alpha=alpha))
                 named_after(patch, node)
-                yield Change(patch, NOTE)
+                yield patch

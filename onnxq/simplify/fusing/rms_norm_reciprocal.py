@@ -11,14 +11,12 @@ from collections.abc import Iterator
 
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch, named_after
-from onnxq.simplify.pass_manager import Change, simplifies
-
-NOTE = "wrote {} product{s} with the reciprocal of a root mean square as quotient{s}"
 
 
-@simplifies(order=170)
-def quotients(model: Model) -> Iterator[Change]:
+@register_pass(order=170, note="wrote {} product{s} with the reciprocal of a root mean square as quotient{s}")
+def quotients(model: Model) -> Iterator[Patch]:
     """Describe one change for each value that is multiplied by the reciprocal of its own root mean square."""
     for graph in model.graph.graphs():
         for node in graph.nodes:
@@ -34,7 +32,7 @@ def quotients(model: Model) -> Iterator[Change]:
             quotient = patch.op("Div", others[0], root, hint=output.name)
             named_after(patch, product)
             patch.replace(output, quotient)
-            yield Change(patch, NOTE)
+            yield patch
 
 
 def _only_reader(node: Node) -> Node | None:

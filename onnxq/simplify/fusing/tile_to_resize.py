@@ -15,13 +15,12 @@ import numpy as np
 
 from onnxq.ir.graph import Graph, Node, Value
 from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch, named_after
 from onnxq.ir.shape_inference.symbolic import Shapes
 from onnxq.ops.kernels.arrays import Array
-from onnxq.simplify.pass_manager import Change, simplifies
 from onnxq.simplify.regions.axis_tracking import constant_axes
 
-NOTE = "wrote {} repetition{s} of elements along axes as Resize"
 OPSET = 11  # the first Resize that says how it rounds; source: onnx operator specification, Resize-11
 RANK, SPATIAL = 4, (2, 3)
 BATCH = 2  # samples in a trial run where that is not known
@@ -36,17 +35,15 @@ class Repeated(NamedTuple):
     times: tuple[int, ...]
 
 
-@simplifies(order=270)
-def repeats(model: Model) -> Iterator[Change]:
+@register_pass(order=270, opset=OPSET, note="wrote {} repetition{s} of elements along axes as Resize")
+def repeats(model: Model) -> Iterator[Patch]:
     """Describe one change for each chain of Tile and operators that move axes which comes to a Resize."""
-    if model.opset < OPSET:
-        return
     shapes = Shapes(model.graph, model.opset)
     for graph in model.graph.graphs():
         yield from _in_graph(graph, shapes)
 
 
-def _in_graph(graph: Graph, shapes: Shapes) -> Iterator[Change]:
+def _in_graph(graph: Graph, shapes: Shapes) -> Iterator[Patch]:
     taken: set[Node] = set()
     for node in graph.nodes:
         source = node.inputs[0] if node.operator in MOVES else None
@@ -59,7 +56,7 @@ def _in_graph(graph: Graph, shapes: Shapes) -> Iterator[Change]:
         chain, found = _longest(node, np.arange(math.prod(lengths)).reshape(lengths))
         if found is not None:
             taken.update(chain)
-            yield Change(_written(graph, source, chain, found), NOTE)
+            yield _written(graph, source, chain, found)
 
 
 def _longest(first: Node, given: Array) -> tuple[list[Node], Repeated | None]:

@@ -1,4 +1,4 @@
-"""The runner of simplifying passes, and who asks for it."""
+"""The pass manager: its registry, its runner, and who asks for it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import onnx
 import pytest
 from helpers import build, node, run
 
-from onnxq.errors import InvalidResult, RecipeError
-from onnxq.ir import Model, infer_types, parse
+from onnxq import simplify as simplifying
+from onnxq.errors import InvalidResult, ModelError, RecipeError
+from onnxq.ir import Model, infer_types, parse, pass_manager
+from onnxq.ir.pass_manager import PACKAGES, Change, Pass, find_passes, run_passes
 from onnxq.ir.patch import Patch
 from onnxq.planning.recipe import load_recipe, parse_recipe
-from onnxq.simplify import Change, pass_manager, simplify
+from onnxq.simplify import simplify
 from onnxq.stages.prepare import prepare
+from onnxq.targets.target import load_target
 
 X = np.float32([[-2.0, -0.5, 0.25, 3.0]])
 
@@ -28,14 +31,16 @@ def abs_of_neg(opset: int = 0):
             if item.op_type == "Abs" and source.producer is not None and source.producer.op_type == "Neg":
                 patch = Patch(model.graph, item, "Abs forgets the sign")
                 patch.rewire(item, 0, source.producer.inputs[0])
-                yield Change(patch, "dropped {} sign{s}", opset)
+                yield Change(patch, opset=opset)
 
-    return pass_manager.Simplification("abs_of_neg", 1, describe)
+    return Pass("abs_of_neg", "simplify", 1, "Abs needs no Neg.", describe, "dropped {} sign{s}")
 
 
 @pytest.fixture
 def with_pass(monkeypatch):
-    return lambda *passes: monkeypatch.setattr(pass_manager, "find_simplifications", lambda: passes)
+    return lambda *passes: monkeypatch.setattr(
+        pass_manager, "find_passes", lambda phase: passes * (phase == "simplify")
+    )
 
 
 def negated(opset: int = 17) -> Model:
@@ -73,9 +78,9 @@ def test_the_opset_is_raised_where_a_change_needs_it(with_pass):
 
 def test_what_cannot_be_converted_stays_as_it_is(with_pass, monkeypatch):
     def refuse(model, minimum):
-        raise pass_manager.ModelError("no way")
+        raise ModelError("no way")
 
-    monkeypatch.setattr(pass_manager, "raise_opset", refuse)
+    monkeypatch.setattr(simplifying, "raise_opset", refuse)
     with_pass(abs_of_neg(opset=20))
     model = negated()
     infer_types(model)
@@ -88,14 +93,14 @@ def test_what_cannot_be_converted_stays_as_it_is(with_pass, monkeypatch):
 def test_a_pass_that_breaks_a_graph_is_named(with_pass):
     def describe(model: Model):
         model.graph.nodes[2].inputs[0] = model.graph.inputs[0]
-        yield Change(Patch(model.graph), "broke {}")
+        yield Patch(model.graph)
 
-    with_pass(pass_manager.Simplification("breaks", 1, describe))
+    with_pass(Pass("breaks", "simplify", 1, "It breaks things.", describe))
     model = negated()
     infer_types(model)
     with pytest.raises(InvalidResult, match="the pass breaks broke the model"):
         simplify(model)
-    with pytest.raises(ValueError, match="no simplifying pass is named fold_all"):
+    with pytest.raises(ValueError, match="no simplify pass is named fold_all"):
         simplify(model, only=["fold_all"])
 
 
@@ -137,3 +142,90 @@ def test_the_key_of_recipes():
         parse_recipe("[[rules]]\nsimplify = false", "r")
     with pytest.raises(RecipeError, match="unknown key 'simplfy'"):
         parse_recipe("simplfy = false", "r")
+
+
+def test_every_pass_has_a_name_a_phase_an_order_and_a_sentence():
+    found = [item for phase in PACKAGES for item in find_passes(phase)]
+    assert len({item.name for item in found}) == len(found) > 55
+    assert [item.phase for item in found] == sorted((item.phase for item in found), key=list(PACKAGES).index)
+    for phase in PACKAGES:
+        orders = [item.order for item in find_passes(phase)]
+        assert orders == sorted(set(orders))  # none depends on its name for its place
+    for item in found:
+        assert len(item.summary.split()) > 3, item.name
+        assert "\n" not in item.summary
+
+
+def test_a_pass_belongs_to_a_package_of_passes_and_has_a_name_of_its_own():
+    def outside(model):
+        raise NotImplementedError
+
+    with pytest.raises(ValueError, match="no module of a phase"):
+        pass_manager.register_pass(order=1)(outside)
+    again = next(item for item in find_passes("normalise") if item.name == "fold_pad")
+    with pytest.raises(ValueError, match="its name is that of another pass"):
+        pass_manager.register_pass(order=1)(again.run)
+
+
+def target(**other):
+    return replace(load_target("cpu"), **other)
+
+
+@pytest.mark.parametrize(
+    ("needs", "told", "why"),
+    [
+        ({}, {}, ""),
+        ({"opset": 18}, {}, "it needs operator set 18, and the model has 17"),
+        ({"opset": 17}, {}, ""),
+        ({"integer": True}, {"integer": False}, "it pays only where products compute in 8 bit"),
+        ({"timed": True}, {"target": target(timed=False)}, "it follows kernel times, and none are known of cpu"),
+        ({"timed": True}, {"target": target()}, ""),
+        ({"domain": "my"}, {"target": target()}, "cpu does not know the operators of my"),
+        ({"operators": ("Conv", "Gemm")}, {}, "the model has no Conv or Gemm"),
+        ({"operators": ("Conv", "Abs")}, {}, ""),
+    ],
+)
+def test_a_pass_does_not_run_where_it_cannot(needs, told, why):
+    item = replace(abs_of_neg(), **needs)
+    assert item.obstacle(negated(), **told) == why
+    if "integer" not in needs:
+        run_passes(model := negated(), [item], target=told.get("target"))
+        assert len(model.graph.nodes) == (3 if why else 2)
+
+
+def test_a_pass_may_change_the_model_itself_and_is_told_the_target():
+    def rename(model: Model, runtime) -> int:
+        for item in model.graph.nodes:
+            item.name = f"{runtime.name}_{item.name}"
+        return len(model.graph.nodes)
+
+    item = Pass("rename", "optimize", 1, "It names nodes.", rename, "renamed {} node{s}", for_target=True)
+    found = run_passes(model := negated(), [item], target=target())
+    assert (found.notes, found.original) == (("renamed 3 nodes",), None)
+    assert all(each.name.startswith("cpu_") for each in model.graph.nodes)
+
+
+def test_types_are_inferred_for_passes_that_ask_for_them_and_kept_where_they_were():
+    seen = []
+
+    def look(model: Model) -> int:
+        seen.append(model.graph.nodes[-1].outputs[0].shape)
+        return 0
+
+    untyped, typed = (Pass("look", "optimize", 1, "It looks.", look, types=types) for types in (False, True))
+    run_passes(negated(), [untyped, typed, untyped])
+    assert seen == [None, (1, 4), (1, 4)]
+    run_passes(model := negated(), [abs_of_neg()], typed=True)
+    assert model.graph.nodes[0].outputs[0].shape == (1, 4)
+
+
+def test_operator_sets_of_new_operators_are_imported():
+    def describe(model: Model):
+        item = model.graph.nodes[-1]
+        patch = Patch(model.graph, item)
+        (made,) = patch.node("Gelu", [item.inputs[0]], outputs=["g"], domain="com.microsoft")
+        patch.replace(item.outputs[0], made)
+        yield patch
+
+    run_passes(model := negated(), [Pass("gelu", "optimize", 1, "It writes Gelu.", describe)])
+    assert model.opsets["com.microsoft"] == 1
