@@ -91,6 +91,25 @@ SampleLimit = Annotated[
     int | None,
     typer.Option("--samples", metavar="N", min=1, help="Use at most the first N samples.", show_default=False),
 ]
+Bits = Annotated[
+    int | None,
+    typer.Option(
+        "--bits",
+        metavar="N",
+        help="Store the weights of MatMul and Gemm in 2, 4 or 8 bit, in blocks with a scale each: for decoders and "
+        "language models. Without --recipe.",
+        show_default=False,
+    ),
+]
+Block = Annotated[
+    int | None,
+    typer.Option(
+        "--block",
+        metavar="N",
+        help="So many weights share a scale, with --bits: 16, 32 (default), 64, 128 or 256.",
+        show_default=False,
+    ),
+]
 MinSqnr = Annotated[
     float | None,
     typer.Option(
@@ -178,12 +197,35 @@ def parsed_size(text: str | None) -> int | None:
     return found
 
 
-def chosen_recipe(recipe: str, target: str | None, *, reduce_range: bool = False) -> str | Recipe:
+def chosen_recipe(
+    recipe: str, target: str | None, *, reduce_range: bool = False, bits: int | None = None, block: int | None = None
+) -> str | Recipe:
     """Give the recipe with what options change of it; its bare name where they change nothing."""
     from onnxq.planning.recipe import load_recipe
 
-    if target is None and not reduce_range:
+    if bits is not None or block is not None:
+        chosen = block_recipe(recipe, bits, block, target)
+    elif target is None and not reduce_range:
         return recipe
-    chosen = load_recipe(recipe)
+    else:
+        chosen = load_recipe(recipe)
     chosen = chosen if target is None else chosen.for_target(target)
     return chosen.setting(reduce_range=True) if reduce_range else chosen
+
+
+def block_recipe(recipe: str, bits: int | None, block: int | None, target: str | None) -> Recipe:
+    """Return the recipe that `--bits` and `--block` stand for."""
+    from onnxq.errors import RecipeError
+    from onnxq.planning.recipe import BLOCK_BITS, BLOCK_SIZES, in_blocks
+
+    if bits is None:
+        raise RecipeError("--block says how many weights share a scale, with --bits", "Add --bits 4.")
+    if recipe != "auto":
+        hint = f"Leave --recipe {recipe} out, or set block_size in a recipe file."
+        raise RecipeError("--bits chooses the recipe itself", hint)
+    if bits not in BLOCK_BITS:
+        hint = f"Choose one of {', '.join(map(str, BLOCK_BITS))}."
+        raise RecipeError(f"--bits cannot be {bits}: onnxruntime multiplies by no such weights", hint)
+    if block is not None and block not in BLOCK_SIZES:
+        raise RecipeError(f"--block cannot be {block}", f"Choose one of {', '.join(map(str, BLOCK_SIZES))}.")
+    return in_blocks(bits, block, target)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onnxq.cli.options import (
+    Bits,
+    Block,
     Config,
     CustomOps,
     Data,
@@ -106,6 +108,8 @@ def quantize(
     target: Target = None,
     exclude: Exclude = [],  # noqa: B006
     only: Only = [],  # noqa: B006
+    bits: Bits = None,
+    block: Block = None,
     min_sqnr: MinSqnr = None,
     metric: MetricName = None,
     max_drop: MaxDrop = None,
@@ -134,22 +138,20 @@ def quantize(
         return build_project(context, config, output_format, force=force)
     refuse_config(context)
     use_custom_ops(custom_ops)
-    from onnxq.search.budget import Budget
-    from onnxq.stages.kernel_timing import Timing
 
     _check(report, (model, output, timings), force=force)
     result = _run(
         model,
-        chosen_recipe(recipe, target, reduce_range=reduce_range),
+        chosen_recipe(recipe, target, reduce_range=reduce_range, bits=bits, block=block),
         output=output,
         data=data,
         stats=stats,
         exclude=exclude,
         only=only,
-        budget=Budget(min_sqnr, metric, max_drop, parsed_size(max_size)),
+        budget=(min_sqnr, metric, max_drop, parsed_size(max_size)),
         sample_limit=samples,
         fast=fast,
-        timing=Timing(benchmark, timings, force),
+        timing=(benchmark, timings, force),
         force=force,
         dry_run=dry_run,
         external_data=external_data or None,
@@ -158,13 +160,16 @@ def quantize(
     return _write(result, report, output_format, dry_run=dry_run, force=force)
 
 
-def _run(model: Path, recipe: str | Recipe, **options: Any) -> Report:
-    """Quantize, progress shown."""
+def _run(model: Path, recipe: str | Recipe, budget: tuple[Any, ...], timing: tuple[Any, ...], **options: Any) -> Report:
+    """Quantize, progress shown; the fields of the budget and of the timing are in order."""
     from onnxq.cli.terminal import TerminalObserver
     from onnxq.pipeline import quantize as pipeline
+    from onnxq.search.budget import Budget
+    from onnxq.stages.kernel_timing import Timing
 
     with TerminalObserver() as observer:
-        return pipeline.quantize(model, recipe, observer=observer, **options)
+        limits, times = Budget(*budget), Timing(*timing)
+        return pipeline.quantize(model, recipe, observer=observer, budget=limits, timing=times, **options)
 
 
 def _check(path: Path | None, others: Sequence[Path | None], *, force: bool) -> None:

@@ -5,7 +5,7 @@ Tests: `tests/verification/test_layerwise.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ class Evaluator:
         arithmetic: How products of uint8 and int8 are computed: exactly, or as x86 processors without VNNI do.
         wide: Compute sums and functions in float64 and round them once, so that results are the same on every
             processor; see `onnxq.evaluator.wide`.
+        changing: Initializers that the caller of `begin` puts others in place of.
 
     Raises:
         ModelError: The file is no valid model, or a function cannot be inlined.
@@ -64,10 +65,11 @@ class Evaluator:
         arithmetic: Arithmetic = "exact",
         *,
         wide: bool = False,
+        changing: Collection[Value] = (),
     ) -> None:
         self.arithmetic = arithmetic
         self.model = _inlined(_read(model))
-        self._schedule = prepare(self.model.graph, self.model, wide=wide)
+        self._schedule = prepare(self.model.graph, self.model, wide=wide, changing=changing)
         self._scopes = set(_scopes(self._schedule))
         self._types = {name: element_type(info) for name, info in self.model.graph.infos.items()}
 

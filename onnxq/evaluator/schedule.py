@@ -6,7 +6,7 @@ Tests: `tests/cli/test_cli_looking.py`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -74,18 +74,21 @@ class Schedule:
     inputs: list[Value]
 
 
-def prepare(graph: Graph, model: Model, *, wide: bool = False) -> Schedule:
+def prepare(graph: Graph, model: Model, *, wide: bool = False, changing: Collection[Value] = ()) -> Schedule:
     """Work out the schedule of a graph and of every body inside it; its nodes are in topological order.
 
     Args:
         graph: The graph.
         model: The model it belongs to.
         wide: Whether sums and functions are computed in float64; see `onnxq.evaluator.wide`.
+        changing: Initializers that others take the place of during a run, so that nothing is made of them beforehand.
 
     """
     large = is_large(model)
     constants = _initializers(graph, in_place=large)
     widened = (constants if keeps_widened(model) else {}) if wide else None
+    if widened and changing:
+        widened = {value: array for value, array in widened.items() if value not in changing}
     steps: list[Step] = []
     for node in graph.nodes:
         step = _prepare_step(node, model, widened)

@@ -28,7 +28,13 @@ def planned_hazards(node: Node, scheme: Scheme | None) -> tuple[Hazard, ...]:
     facts: dict[str, Fact]
     if scheme.form == "matmulnbits":
         finder, level = "matmulnbits", scheme.accuracy_level
-        facts = {"bits": bits, "block_size": block, "level": level, "zero_points": "none", "g_idx": False}
+        facts = {
+            "bits": bits,
+            "block_size": block,
+            "level": level,
+            "zero_points": "uint8" if scheme.zero_points else "none",
+            "g_idx": False,
+        }
     elif scheme.form == "qdq" and is_plain(node):
         finder = "weight_only_product"
         facts = {"operator": node.op_type, "bits": bits, "block_size": block, "shared": weight.only_use is None}

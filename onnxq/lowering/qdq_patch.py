@@ -16,6 +16,7 @@ from onnx import TensorProto
 from onnxq.calibration.activation_qparams import array_qparams
 from onnxq.calibration.qparams import CODE_TYPES, TINY, QParams
 from onnxq.ir import ArrayTensor, Graph, Node, Patch, Tensor, Value
+from onnxq.ops.forms.block_codes import BlockCodes
 from onnxq.ops.forms.family import QuantizedForm
 from onnxq.ops.forms.per_row_scales import unfolded
 from onnxq.ops.forms.saturating_pairs import SAFE_BITS, could_saturate
@@ -214,6 +215,20 @@ class QuantizingPatch(Patch):
             return weights.codes(weight, replace(coding, bits=SAFE_BITS), minimum, self._label)
         return coded
 
+    def block_codes(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme) -> BlockCodes:
+        """Quantize a weight in blocks, each with a scale and a zero point.
+
+        Args:
+            weight: A constant float32 value.
+            reduce: The axis of the blocks.
+            scheme: The node's settings.
+
+        """
+        assert weight.constant is not None
+        axis = reduce[0] % len(weight.constant.shape)
+        coding = WeightSpec((axis,), scheme.weight_bits, scheme.block_size, zero_points=True)
+        return self._shared.weights.block_codes(weight, coding, self._label)
+
     def stored(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme, block_size: int = 0) -> Value:
         """Give a float weight that the file holds in 8 or 4 bit, one for all readers."""
         assert weight.constant is not None
@@ -222,13 +237,16 @@ class QuantizingPatch(Patch):
         if scheme.form == "qdq" and len(kept) > 1 and not block_size:  # DequantizeLinear has scales along one axis only
             reduce = [axis for axis in range(rank) if axis != kept[-1]]
         key = (weight, tuple(reduce), scheme)
+        if key not in self._shared.stored and block_size and scheme.zero_points:
+            blocks = self.block_codes(weight, reduce=reduce, scheme=scheme)
+            self._shared.stored[key] = self._at(weight.graph)._zeroed_blocks(blocks, reduce[0], weight.name, scheme)
         if key not in self._shared.stored:
             codes, scales = self.codes(weight, reduce=reduce, scheme=scheme, block_size=block_size)
             if scheme.weight_bits == 4:
                 codes = codes.astype(ml_dtypes.int4)
             there = self._at(weight.graph)
-            blocks = (codes, scales, reduce[0], block_size, weight.name, scheme)
-            made = there._blocks(*blocks) if block_size else there._stored(codes, scales, weight.name, scheme)
+            parts = (codes, scales, reduce[0], block_size, weight.name, scheme)
+            made = there._blocks(*parts) if block_size else there._stored(codes, scales, weight.name, scheme)
             self._shared.stored[key] = made
         return self._shared.stored[key]
 
@@ -252,13 +270,38 @@ class QuantizingPatch(Patch):
             inputs = [self.constant(codes, f"{name}_quantized"), self.constant(scales, f"{name}_scale")]
             attributes = {"axis": axis, "block_size": block_size}
             return self._quantizing("DequantizeLinear", inputs, f"{name}_dequantized", scheme, **attributes)
-        full = np.zeros([*shape[:axis], count * block_size, *shape[axis + 1 :]], codes.dtype)
-        full[(slice(None),) * axis + (slice(shape[axis]),)] = codes
-        cut = full.reshape(*shape[:axis], count, block_size, *shape[axis + 1 :])
-        weight = self._cast_mul(cut, np.expand_dims(scales, axis + 1), name)
-        target = self.constant(np.array(full.shape, np.int64), f"{name}_shape")
+        weight = self._cast_mul(_in_blocks(codes, axis, count, block_size), np.expand_dims(scales, axis + 1), name)
+        return self._joined(weight, shape, axis, count * block_size, name)
+
+    def _zeroed_blocks(self, blocks: BlockCodes, axis: int, name: str, scheme: Scheme) -> Value:
+        """Give a weight whose blocks have zero points, too."""
+        stored_type = ml_dtypes.uint4 if scheme.weight_bits == 4 else np.uint8
+        codes, zeros = blocks.codes.astype(stored_type), blocks.zeros.astype(stored_type)
+        scales, block_size = blocks.scales, scheme.block_size
+        if scheme.form == "qdq":
+            parts = {"quantized": codes, "scale": scales, "zero_point": zeros}
+            inputs = [self.constant(np.ascontiguousarray(part), f"{name}_{what}") for what, part in parts.items()]
+            attributes = {"axis": axis, "block_size": block_size}
+            return self._quantizing("DequantizeLinear", inputs, f"{name}_dequantized", scheme, **attributes)
+        count = scales.shape[axis]
+        parts = {
+            "quantized": _in_blocks(codes, axis, count, block_size),
+            "zero_point": np.expand_dims(zeros, axis + 1),
+            "scale": np.expand_dims(scales, axis + 1),
+        }
+        stored, zero, scale = (self.constant(part, f"{name}_{what}") for what, part in parts.items())
+        cast, offset = (
+            self.op("Cast", value, to=int(TensorProto.FLOAT), hint=f"{value.name}_cast") for value in (stored, zero)
+        )
+        centered = self.op("Sub", cast, offset, hint=f"{name}_centered")
+        weight = self.op("Mul", centered, scale, hint=f"{name}_dequantized")
+        return self._joined(weight, list(codes.shape), axis, count * block_size, name)
+
+    def _joined(self, weight: Value, shape: Sequence[int], axis: int, filled: int, name: str) -> Value:
+        """Join blocks, whose axes are `axis` and the one behind it, and take off what fills up the last one."""
+        target = self.constant(np.array([*shape[:axis], filled, *shape[axis + 1 :]], np.int64), f"{name}_shape")
         weight = self.op("Reshape", weight, target, hint=f"{name}_dequantized")
-        if full.shape[axis] == shape[axis]:
+        if filled == shape[axis]:
             return weight
         bounds = [
             self.constant(np.array([n], np.int64), f"{name}_{what}")
@@ -303,6 +346,14 @@ class QuantizingPatch(Patch):
             return self._quantizing("QuantizeLinear", inputs, f"{value.name}_quantized", scheme), scales, zeros
 
         return self.once(value, "codes", make)
+
+
+def _in_blocks(codes: np.ndarray, axis: int, count: int, block_size: int) -> np.ndarray:
+    """Cut an axis into so many blocks, `[…, count, block_size, …]`, the last one filled up with zeros."""
+    shape = codes.shape
+    full = np.zeros([*shape[:axis], count * block_size, *shape[axis + 1 :]], codes.dtype)
+    full[(slice(None),) * axis + (slice(shape[axis]),)] = codes
+    return full.reshape(*shape[:axis], count, block_size, *shape[axis + 1 :])
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

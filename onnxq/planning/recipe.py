@@ -26,6 +26,7 @@ NUMBERS: dict[str, tuple[Callable[[float], bool], str, str]] = {
     "headroom": (lambda value: 1 <= value <= MOST_HEADROOM, f"a factor from 1 to {MOST_HEADROOM}", "1.1"),
     "percentile": (lambda value: 50 < value <= 100, "a percentage above 50 and at most 100", "99.99"),
 }
+BLOCK_BITS, BLOCK_SIZES = (2, 4, 8), (16, 32, 64, 128, 256)
 LISTS = ("exclude", "only", "allow")  # keys that hold lists of strings
 
 
@@ -200,6 +201,27 @@ def _toml(value: Any) -> str:
 def recipe_names() -> list[str]:
     """List the recipes that come with onnxq."""
     return sorted(path.name.removesuffix(".toml") for path in _folder().iterdir() if path.name.endswith(".toml"))
+
+
+def in_blocks(bits: int, block_size: int | None = None, target: str | None = None) -> Recipe:
+    """Return the recipe for weights in blocks, multiplied by MatMulNBits on activations of 8 bit.
+
+    A target without operators of `com.microsoft` gets DequantizeLinear.
+
+    Args:
+        bits: One of `BLOCK_BITS`.
+        block_size: One of `BLOCK_SIZES`; that of the recipe `weight-int4` by default.
+        target: Name of a target; the usual one by default.
+
+    """
+    recipe = load_recipe("weight-int4")
+    size = recipe.scheme.block_size if block_size is None else block_size
+    recipe = recipe if target is None else recipe.for_target(target)
+    settings: dict[str, Any] = {"name": f"weight-int{bits}", "block_size": size}
+    if MICROSOFT in load_target(recipe.scheme.target).domains:
+        settings |= {"form": "matmulnbits", "accuracy_level": 4}
+    description = f"Weights of MatMul and Gemm in {bits} bit, in blocks of {size}; other weights in 8 bit"
+    return replace(recipe, name=f"bits-{bits}-block-{size}", description=description).setting(**settings)
 
 
 def load_recipe(source: str | Path) -> Recipe:

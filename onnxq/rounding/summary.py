@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from onnxq.rounding.block_solver import BlockSolution
 from onnxq.rounding.gptq import Method, RoundedWeight
 from onnxq.rounding.jobs import RoundingJob
 
@@ -44,6 +45,12 @@ def chosen_weight(job: RoundingJob, rounded: RoundedWeight) -> RoundingSummary:
         "none" if not block else "full" if block >= columns else "diagonal" if block == 1 else "block-diagonal"
     )
     return RoundingSummary(job.readers, job.bits, rounded.method, rounded.gain, kind, columns, block)
+
+
+def chosen_blocks(readers: tuple[str, ...], bits: int, solution: BlockSolution, columns: int) -> RoundingSummary:
+    """Describe how a weight in blocks was rounded."""
+    kind: Moments = "none" if solution.method == "weight error" else "full"
+    return RoundingSummary(readers, bits, solution.method, solution.gain, kind, columns, columns)
 
 
 def summary(weights: Iterable[RoundingSummary]) -> tuple[str, ...]:

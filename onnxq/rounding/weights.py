@@ -16,8 +16,10 @@ from onnxq.calibration.stats import Stats
 from onnxq.errors import ModelError
 from onnxq.ir import Node, Tensor, Value
 from onnxq.ir.storage.scratch_file import SPOOLED, Spool
+from onnxq.ops.forms.block_codes import BlockCodes
 from onnxq.ops.forms.scheme import Scheme
 from onnxq.planning.planner import Plan, node_key
+from onnxq.rounding.block_solver import BlockSolution, solve_blocks
 from onnxq.rounding.gptq import RoundedWeight
 from onnxq.rounding.jobs import RoundingJob, RoundingResult, WeightRows, solve_all, solve_codes
 from onnxq.rounding.round_to_nearest import nearest_codes
@@ -29,7 +31,7 @@ from onnxq.rounding.saturation_limits import (
     pair_limits,
     summed_pairs,
 )
-from onnxq.rounding.summary import RoundingSummary, chosen_weight, summary
+from onnxq.rounding.summary import RoundingSummary, chosen_blocks, chosen_weight, summary
 
 MOST_NAMES = 8  # in a note
 LIMITED = "limited neighbouring codes of {}, whose products would saturate on processors without VNNI"
@@ -43,6 +45,7 @@ class WeightSpec:
         axes: Axes that share a scale, ascending.
         bits: Width of the codes; 7 for codes of at most 63, chosen anew where those of 8 were chosen.
         block_size: So many elements along the one axis share a scale; 0 for all of them.
+        zero_points: Whether each block has a zero point, too; codes are unsigned then.
         summed: How an integer kernel sums over it whose products of two neighbours must not leave 16 bits; None where
             nothing limits the codes of neighbours.
 
@@ -52,6 +55,7 @@ class WeightSpec:
     bits: int = 8
     block_size: int = 0
     summed: Summed | None = None
+    zero_points: bool = False
 
 
 Key = tuple[Tensor, WeightSpec]  # copies of a model share the tensors of their weights
@@ -68,6 +72,7 @@ class Weights:
         spool: Where to keep codes of large weights; in memory without it.
         remark: What there is to say about all of them.
         quick: Leave out most of the search for codes, where only a trial is made.
+        solutions: Codes of weights in blocks that have been chosen before.
         exact: Let codes be such that products of neighbours saturate on some processors, where a trial runs on exact
             arithmetic and is about something else.
 
@@ -90,8 +95,12 @@ class Weights:
         remark: str = "",
         quick: bool = False,
         exact: bool = False,
+        solutions: Mapping[Key, BlockSolution] | None = None,
     ) -> None:
         self._spool, self._remark, self._exact = spool, remark, exact
+        self._solutions: dict[Key, BlockSolution] = dict(solutions or {})
+        self._blocks: dict[Key, BlockCodes] = {}
+        self._block_readers: dict[Key, dict[str, None]] = {}
         self._jobs: dict[Key, RoundingJob] = {}
         if plan is not None:
             jobs = rounding_jobs(plan, qparams or {}, stats or Stats(), layers or MeasuredLayers([]))
@@ -144,6 +153,33 @@ class Weights:
             self.limited[reader] = self._saturating[key]
         return coded
 
+    def block_codes(self, weight: Value, coding: WeightSpec, reader: str) -> BlockCodes:
+        """Quantize a weight in blocks with a scale and a zero point each.
+
+        Args:
+            weight: A constant float32 value.
+            coding: How to, with one axis.
+            reader: The node that reads it.
+
+        Returns:
+            Codes of the weight's shape; scales and zero points along the axis for each block.
+
+        """
+        assert weight.constant is not None
+        key = (weight.constant, coding)
+        self._block_readers.setdefault(key, {})[reader] = None
+        if key not in self._blocks:
+            rows = WeightRows(weight.constant.numpy(), coding.axes)
+            if key not in self._solutions:
+                found = solve_blocks(_finite(rows.array(), weight, reader), None, coding.bits, coding.block_size)
+                self._solutions[key] = found
+            solved = self._solutions[key].codes
+            codes, scales = rows.restore(solved.codes, solved.scales)
+            zeros = rows.restore(solved.codes, solved.zeros)[1]
+            weight.constant.release()
+            self._blocks[key] = BlockCodes(self.keep(codes), scales, zeros)
+        return self._blocks[key]
+
     def _coded(self, weight: Value, coding: WeightSpec, minimum: np.ndarray | None, reader: str) -> RoundingResult:
         assert weight.constant is not None
         key = (weight.constant, coding)
@@ -193,7 +229,11 @@ class Weights:
 
     def chosen(self) -> tuple[RoundingSummary, ...]:
         """Tell how the codes were chosen of every weight that had a choice."""
-        return tuple(chosen_weight(job, self._rounded[key]) for key, job in self._jobs.items())
+        found = [chosen_weight(job, self._rounded[key]) for key, job in self._jobs.items()]
+        for key, readers in self._block_readers.items():
+            columns = WeightRows(key[0].numpy(), key[1].axes).shape[1]
+            found.append(chosen_blocks(tuple(readers), key[1].bits, self._solutions[key], columns))
+        return tuple(found)
 
     def notes(self) -> tuple[str, ...]:
         """Say how the codes were chosen, and what the weights got other than the usual 8 bits."""
@@ -235,6 +275,8 @@ def rounding_jobs(
     """List the weights whose codes are worth choosing: matrices and kernels with one scale for each output channel."""
     jobs: dict[Key, RoundingJob] = {}
     for (weight, coding), nodes in searched_weights(plan).items():
+        if coding.zero_points:
+            continue
         assert weight.constant is not None
         moments = layers.moments(stats, *nodes)
         if moments is None and nodes[0].op_type != "Conv":  # nothing is known of its inputs that would gain anything
@@ -258,6 +300,8 @@ def _coding(node: Node, weight: Value, settings: Scheme) -> WeightSpec:
     """Tell how the node's family codes its weight."""
     axes = _shared_axes(node, weight)
     blocked = settings.name.startswith("weight-") and node.op_type in ("MatMul", "Gemm")
+    if blocked and settings.zero_points:
+        return WeightSpec(axes, settings.weight_bits, settings.block_size, zero_points=True)
     block_size = settings.block_size if blocked else 0
     return WeightSpec(axes, settings.weight_bits, block_size, summed_pairs(node, weight, settings))
 
@@ -306,6 +350,11 @@ def _noise(node: Node, qparams: Mapping[Value, QParams], plan: Plan) -> float:
     if data is None or data not in plan.ranges:
         return 0.0
     return float(qparams[plan.scale_owner(data)][0]) ** 2 / 12
+
+
+def finite_rows(rows: WeightRows, weight: Value, reader: str) -> np.ndarray:
+    """Return a weight as rows; raises ModelError where it holds NaN or infinity."""
+    return _finite(rows.array(), weight, reader)
 
 
 def _finite(rows: np.ndarray, weight: Value, reader: str) -> np.ndarray:

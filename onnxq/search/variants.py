@@ -15,11 +15,12 @@ from onnxq.calibration.calibrate import calibrate
 from onnxq.calibration.output_sensitivity import OutputSensitivity, minimal_statistics
 from onnxq.calibration.qparams import QParams
 from onnxq.calibration.stats import Stats
-from onnxq.data.samples import Samples
+from onnxq.data.samples import Samples, spread_samples
 from onnxq.ir import Model, Value
 from onnxq.lowering.rewrite import rewrite
 from onnxq.planning.planner import Choices
 from onnxq.progress import Observer, Silent
+from onnxq.rounding.layer_by_layer import block_jobs, can_step, round_layer_by_layer, round_on_moments
 from onnxq.rounding.weights import Weights
 from onnxq.runtime.memory import collect_garbage
 from onnxq.search.held_out import HoldoutSplit, SqnrEvaluator
@@ -28,6 +29,7 @@ from onnxq.stages.measure import Known, choose_qparams, layers_needing_moments, 
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies, quantize_copy
 
+SEQUENTIAL, MOST_ELEMENTS = 256, 1 << 22  # samples that advance together layer by layer, and elements of their inputs
 TO_NEAREST = "rounded the weights to nearest: codes chosen on some of the samples gained nothing on the others"
 
 
@@ -105,15 +107,25 @@ def calibrate_and_round(
         observer.step("trial")
         tried = choose_by_holdout(prepared, split)
     observer.step("calibrate")
-    layers = layers_needing_moments(prepared.plan)
+    jobs = block_jobs(prepared.plan)
+    staged = given is not None and stats is None and can_step(prepared.model, jobs)
+    layers = layers_needing_moments(prepared.plan, blocks=not staged)
     collect_garbage(prepared.model)
     measured = measure(prepared, layers, given, stats, observer)
     prepared = exclude_unreached_bodies(prepared, measured)
     observer.step("round")
     prepared = exclude_unreached_bodies(with_ranges(prepared, tried.ranges), measured)
-    weights = Weights(remark=TO_NEAREST)
+    jobs, solutions = block_jobs(prepared.plan), {}
+    if jobs and staged and given is not None:
+        solutions = round_layer_by_layer(
+            prepared.model, jobs, spread_samples(given, SEQUENTIAL, MOST_ELEMENTS).values()
+        )
+    elif jobs:
+        solutions = round_on_moments(jobs, layers, measured)
+    weights = Weights(remark=TO_NEAREST, solutions=solutions)
     if tried.rounding:
-        weights = Weights(prepared.plan, choose_qparams(prepared.plan, measured), measured, layers)
+        qparams = choose_qparams(prepared.plan, measured)
+        weights = Weights(prepared.plan, qparams, measured, layers, solutions=solutions)
     return Variants(prepared, measured, weights, split)
 
 
@@ -134,14 +146,15 @@ def choose_by_holdout(prepared: Prepared, split: HoldoutSplit) -> HoldoutChoice:
     opened = not prepared.fast and "auto" in prepared.plan.range_methods
     if split.halves is None:
         return HoldoutChoice()
-    rounding = not layers_needing_moments(prepared.plan).values or _codes_serve_others(prepared, split, split.halves[0])
+    searched = layers_needing_moments(prepared.plan, blocks=False).values
+    rounding = not searched or _codes_serve_others(prepared, split, split.halves[0])
     return HoldoutChoice(rounding, choose_ranges(prepared, split) if opened else MIN_MAX)
 
 
 def _codes_serve_others(prepared: Prepared, split: HoldoutSplit, fitting: Samples) -> bool:
     """Choose codes on a half of the samples, and judge them on the other."""
     spare = copy_prepared(prepared)
-    layers = layers_needing_moments(spare.plan)
+    layers = layers_needing_moments(spare.plan, blocks=False)
     measured = measure(spare, layers, fitting, None, Silent(), trial=True)
     simple = split.judge.sqnr(quantize_copy(copy_prepared(prepared), measured))
     spare = exclude_unreached_bodies(spare, measured)

@@ -24,9 +24,17 @@ from onnxq.progress import Observer
 from onnxq.stages.prepared import Prepared
 
 
-def layers_needing_moments(plan: Plan) -> MeasuredLayers:
-    """Name the layers whose weights are rounded by what they read; none where those weights are large together."""
-    nodes = [d.node for d in plan.decisions if d.settings and d.settings.rounding == "output-error"]
+def layers_needing_moments(plan: Plan, *, blocks: bool = True) -> MeasuredLayers:
+    """Name the layers whose weights are rounded by what they read; none where those weights are large together.
+
+    Args:
+        plan: The decisions.
+        blocks: Whether those count whose blocks have zero points, which are rounded layer by layer where there are
+            samples.
+
+    """
+    rounded = [d for d in plan.decisions if d.settings and d.settings.rounding == "output-error"]
+    nodes = [d.node for d in rounded if d.settings and (blocks or not d.settings.zero_points)]
     weights = {value: value.constant.nbytes for node in nodes for value in node.inputs if value and value.constant}
     return MeasuredLayers(nodes if sum(weights.values()) <= LARGE else ())
 

@@ -38,7 +38,7 @@ def completed(cli, monkeypatch: pytest.MonkeyPatch, line: str) -> list[str]:
         ("onnxq ", [function.__name__ for function in COMMANDS]),
         ("onnxq quantize --re", ["--recipe", "--reduce-range", "--report"]),
         ("onnxq quantize m.onnx -r ", recipe_names()),
-        ("onnxq plan m.onnx --recipe weight", ["weight-int4", "weight-int8"]),
+        ("onnxq plan m.onnx --recipe weight", ["weight-int2", "weight-int4", "weight-int8"]),
         ("onnxq quantize m.onnx --target ", target_names()),
         ("onnxq calibrate m.onnx --target open", ["openvino"]),
         ("onnxq inspect m.onnx --format ", ["text", "json"]),

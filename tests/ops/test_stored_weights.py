@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from onnxq import evaluate
 from onnxq.explanation.inspect import inspect
+from onnxq.ops.forms.block_codes import BlockCodes, pack_bits
 from onnxq.ops.forms.scheme import Scheme
 from onnxq.ops.forms.stored_weights import pack
 from onnxq.ops.quantized.contrib_nbits import unpack_bits
@@ -22,7 +23,7 @@ from onnxq.verification.compare import check_wellformed
 
 ROOT = Path(__file__).parents[2]
 ARENA = ROOT / "../shared/arena"
-FLOOR = {8: 40, 4: 17}
+FLOOR = {8: 40, 4: 17, 2: 3}
 
 
 def product(kind: str, inner: int, columns: int = 32, opset: int = 17) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
@@ -49,15 +50,20 @@ KINDS = ["MatMul", "weight on the left", "stack", "Gemm", "Gemm, both transposed
 @pytest.mark.parametrize(("inner", "block_size"), [(64, 32), (48, 32), (33, 32), (80, 16)])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", ["cast-mul", "qdq", "matmulnbits"])
-@pytest.mark.parametrize("bits", [8, 4])
-def test_products_by_blocks(form, bits, block_size, kind, inner):
+@pytest.mark.parametrize(("bits", "zeros"), [(8, False), (4, False), (8, True), (4, True), (2, True)])
+def test_products_by_blocks(form, bits, zeros, block_size, kind, inner):
     source, feeds = product(kind, inner)
-    made = quantize_in_memory(source, f"weight-int{bits}", (), form=form, block_size=block_size)
+    changes = {"form": form, "block_size": block_size, "zero_points": zeros}
+    made = quantize_in_memory(source, f"weight-int{bits}", (), **changes)
+    if bits == 2 and form != "matmulnbits":
+        assert made.decision("n_y").reason == "weights of 2 bit are written as MatMulNBits only"
+        return
     if form == "matmulnbits" and kind in ("weight on the left", "stack"):
         assert made.decision("n_y").reason == "MatMulNBits multiplies by a matrix on the right only"
         return
     proto = made.proto
-    assert made.ops[{"qdq": "DequantizeLinear", "cast-mul": "Cast", "matmulnbits": "MatMulNBits"}[form]] == 1
+    operator = {"qdq": "DequantizeLinear", "cast-mul": "Cast", "matmulnbits": "MatMulNBits"}[form]
+    assert made.ops[operator] == (2 if form == "cast-mul" and zeros else 1)
     assert {one.domain: one.version for one in proto.opset_import} == (
         {"": 17, "com.microsoft": 1} if form == "matmulnbits" else {"": 17 if bits == 8 and form == "cast-mul" else 21}
     )
@@ -66,11 +72,13 @@ def test_products_by_blocks(form, bits, block_size, kind, inner):
 
 
 @pytest.mark.parametrize("form", ["cast-mul", "qdq", "matmulnbits"])
-@pytest.mark.parametrize("bits", [8, 4])
-def test_all_forms_hold_the_same_weight(bits, form):
-    source, feeds = product("MatMul", 80)
-    reference = quantize_in_memory(source, f"weight-int{bits}", (), form="cast-mul", block_size=32)
-    made = quantize_in_memory(source, f"weight-int{bits}", (), form=form, block_size=32)
+@pytest.mark.parametrize("kind", ["MatMul", "Gemm", "Gemm, both transposed"])
+@pytest.mark.parametrize(("bits", "zeros"), [(8, False), (4, False), (8, True), (4, True)])
+def test_all_forms_hold_the_same_weight(bits, zeros, form, kind):
+    source, feeds = product(kind, 80)
+    changes = {"block_size": 32, "zero_points": zeros}
+    reference = quantize_in_memory(source, f"weight-int{bits}", (), form="cast-mul", **changes)
+    made = quantize_in_memory(source, f"weight-int{bits}", (), form=form, **changes)
     np.testing.assert_allclose(made.run(feeds)[0], reference.run(feeds)[0], rtol=1e-5, atol=1e-5)
 
 
@@ -81,31 +89,38 @@ def test_what_a_file_holds():
         (multiply,) = made.proto.graph.node
         values = {one.name: onnx.helper.get_attribute_value(one) for one in multiply.attribute}
         assert values == {"K": 80, "N": 32, "bits": bits, "block_size": 32, "accuracy_level": 4}
-        packed, scales = (made.weights[name] for name in multiply.input[1:])
+        packed, scales, *zeros = (made.weights[name] for name in multiply.input[1:])
+        assert [zero.shape for zero in zeros] == ([(32, 2)] if bits == 4 else [])  # the recipe has zero points
         assert (packed.nbytes, packed.shape[:2], scales.shape) == (code_bytes, (32, 3), (32, 3))
         stored = quantize_in_memory(source, f"weight-int{bits}", (), form="qdq", block_size=32).proto.graph
         (codes,) = (one for one in stored.initializer if one.name.endswith("_quantized"))
-        assert codes.data_type == (onnx.TensorProto.INT8 if bits == 8 else onnx.TensorProto.INT4)
+        assert codes.data_type == (onnx.TensorProto.INT8 if bits == 8 else onnx.TensorProto.UINT4)
         assert len(codes.raw_data) == 80 * 32 * bits // 8
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.sampled_from([4, 8]), st.integers(1, 70), st.integers(1, 5), st.sampled_from([16, 32]), st.integers(0, 2**32))
+@given(
+    st.sampled_from([2, 4, 8]), st.integers(1, 70), st.integers(1, 5), st.sampled_from([16, 32]), st.integers(0, 2**32)
+)
 def test_packed_codes_read_back(bits, inner, columns, block_size, seed):
-    top = 2 ** (bits - 1) - 1
-    codes = np.random.default_rng(seed).integers(-top, top + 1, (columns, inner)).astype(np.int8)
-    scheme = Scheme("weight-int4" if bits == 4 else "weight-int8", block_size=block_size)  # type: ignore[arg-type]
-    packed = pack(codes, scheme)
+    name = {8: "weight-int8", 4: "weight-int4", 2: "weight-int2"}[bits]
+    scheme = Scheme(name, block_size=block_size)  # type: ignore[arg-type]
     blocks = -(-inner // block_size)
+    random = np.random.default_rng(seed)
+    zeros = random.integers(0, 2**bits, (columns, blocks)).astype(np.uint8)
+    codes = random.integers(0, 2**bits, (columns, inner)).astype(np.uint8)
+    packed = pack(BlockCodes(codes, np.ones((columns, blocks), np.float32), zeros), scheme)
     assert packed.shape == (columns, blocks, block_size * bits // 8)
-    read = unpack_bits(packed, bits, block_size).reshape(columns, -1).astype(int) - 2 ** (bits - 1)
+    read = unpack_bits(packed, bits, block_size).reshape(columns, -1)
     np.testing.assert_array_equal(read[:, :inner], codes)
-    assert not read[:, inner:].any()
+    np.testing.assert_array_equal(read[:, inner:], np.repeat(zeros, block_size, axis=1)[:, inner:])
+    np.testing.assert_array_equal(unpack_bits(pack_bits(zeros, bits), bits, blocks), zeros)
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
+        ({"zero_points": True}, "zero points are of blocks, and the recipe sets no block_size"),
         ({"form": "matmulnbits"}, "MatMulNBits needs a block_size of 16 or more"),
         ({"block_size": 32, "granularity": "tensor"}, "one scale for the whole tensor leaves none for blocks"),
         ({"block_size": 32, "form": "qdq", "domain": "com.microsoft"}, "of com.microsoft knows no blocks"),
@@ -150,7 +165,7 @@ def test_sample_models_with_4_bit_weights(model, tmp_path):
     assert check_wellformed(target) is None
     assert report.comparison is not None
     assert report.comparison.worst_sqnr > 15
-    assert inspect(target).weights.keys() >= {"int4"}
+    assert inspect(target).weights.keys() >= {"uint4"}
     assert target.stat().st_size < source.stat().st_size * 0.4
 
 

@@ -45,7 +45,9 @@ def test_a_recipe_survives_the_way_to_toml_and_back(name, tmp_path):
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 SETTINGS = {
-    "name": st.sampled_from(["float", "auto", "dynamic-int8", "static-int8", "weight-int8", "weight-int4"]),
+    "name": st.sampled_from(
+        ["float", "auto", "dynamic-int8", "static-int8", "weight-int8", "weight-int4", "weight-int2"]
+    ),
     "granularity": st.sampled_from(["channel", "tensor"]),
     "form": st.sampled_from(["cast-mul", "qdq", "matmulnbits"]),
     "target": st.sampled_from(["cpu", "generic", "openvino", "qnn", "tensorrt"]),
@@ -53,6 +55,7 @@ SETTINGS = {
     "activations": st.sampled_from(["uint8", "int8", "uint16", "int16"]),
     "domain": st.sampled_from(["ai.onnx", "com.microsoft"]),
     "block_size": st.sampled_from([0, 16, 32, 64, 128, 256]),
+    "zero_points": st.booleans(),
     "activation_granularity": st.sampled_from(["auto", "tensor", "row"]),
     "accuracy_level": st.sampled_from([0, 1, 2, 3, 4]),
     "integer_conv": st.booleans(),

@@ -17,6 +17,7 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.ir import Graph, Node, Tensor, Value
+from onnxq.ops.forms.block_codes import BlockCodes
 from onnxq.ops.forms.scheme import Scheme, SchemeName
 from onnxq.ops.kernels.registry import load_families
 
@@ -184,6 +185,9 @@ class Rewriter(Protocol):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Quantize a weight: codes, and scales that broadcast against them, 1 along `reduce` or one for each block."""
 
+    def block_codes(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme) -> BlockCodes:
+        """Quantize a weight in blocks along the one axis in `reduce`, each with a scale and a zero point."""
+
     def stored(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme, block_size: int = 0) -> Value:
         """Give a float weight that the file holds in 8 or 4 bit."""
 
@@ -195,7 +199,11 @@ def is_stored_weight(value: Value) -> bool:
     """Whether a value is what a file holds in integers: DequantizeLinear, or Mul of a Cast, over a constant."""
     node = value.producer
     if node is not None and node.op_type == "Mul" and not node.domain:
-        node = next((v.producer for v in node.inputs if v and v.producer and v.producer.op_type == "Cast"), None)
+        made = [v.producer for v in node.inputs if v is not None and v.producer is not None]
+        node = next((one for one in made if one.op_type in ("Cast", "Sub") and not one.domain), None)
+        if node is not None and node.op_type == "Sub":  # of the zero points
+            node = node.inputs[0].producer if node.inputs[0] is not None else None
+        node = node if node is not None and node.op_type == "Cast" else None
         source = node.inputs[0] if node is not None else None
         return source is not None and source.constant is not None and source.constant.dtype in STORED_TYPES
     if node is None or node.op_type != "DequantizeLinear":

@@ -10,13 +10,14 @@ from typing import Literal
 
 from onnxq.targets import DEFAULT
 
-SchemeName = Literal["float", "auto", "dynamic-int8", "static-int8", "weight-int8", "weight-int4"]
+SchemeName = Literal["float", "auto", "dynamic-int8", "static-int8", "weight-int8", "weight-int4", "weight-int2"]
 Granularity = Literal["channel", "tensor"]
 WrittenForm = Literal["cast-mul", "qdq", "matmulnbits", "integer"]
 ActivationType = Literal["uint8", "int8", "uint16", "int16"]
 Domain = Literal["ai.onnx", "com.microsoft"]
 ActivationGranularity = Literal["auto", "tensor", "row"]
 RangesSetting = Literal["auto", "minmax", "percentile", "mse", "output-error"]
+WEIGHT_BITS: dict[str, int] = {"weight-int4": 4, "weight-int2": 2}  # of schemes whose weights have fewer than 8
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Scheme:
             are Q/DQ pairs.
         block_size: How many weights along the contracted axis of a MatMul or Gemm that computes in float share a
             scale; 0 for one scale a channel, which all other operators have.
+        zero_points: Whether each block of a weight has a zero point of its own; otherwise codes are symmetric.
         accuracy_level: Of MatMulNBits: least precision of its input, 1 for float32, 2 for float16, 3 for bfloat16, 4
             for int8; 0 leaves the choice to onnxruntime.
         activations: Element type of calibrated activations. Unsigned types have a zero point of their own; signed ones
@@ -66,6 +68,7 @@ class Scheme:
     activation_granularity: ActivationGranularity = "auto"
     domain: Domain = "ai.onnx"
     block_size: Literal[0, 16, 32, 64, 128, 256] = 0
+    zero_points: bool = False
     accuracy_level: Literal[0, 1, 2, 3, 4] = 0
     bias: Literal["int32", "float"] = "int32"
     integer_conv: bool = False
@@ -86,7 +89,7 @@ class Scheme:
     @property
     def weight_bits(self) -> int:
         """Width of the codes of weights."""
-        return 4 if self.name == "weight-int4" else 8
+        return WEIGHT_BITS.get(self.name, 8)
 
     @property
     def symmetric(self) -> bool:

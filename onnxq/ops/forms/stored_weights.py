@@ -1,9 +1,11 @@
-"""MatMul and Gemm that compute in float with weights of 8 or 4 bit: stored, or multiplied by MatMulNBits."""
+"""MatMul and Gemm that compute in float with weights of 8, 4 or 2 bit: stored, or multiplied by MatMulNBits."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from onnxq.ir import Value
+from onnxq.ops.forms.block_codes import BlockCodes, pack_bits
 from onnxq.ops.forms.family import (
     MINIMUM_STORED_ELEMENTS,
     NodeView,
@@ -20,13 +22,18 @@ from onnxq.ops.forms.scheme import Scheme
 
 @register_plan("MatMul", "Gemm", when="weight-int8")
 @register_plan("MatMul", "Gemm", when="weight-int4")
+@register_plan("MatMul", "Gemm", when="weight-int2")
 def plan_stored(site: NodeView) -> QuantizedForm:
     """Accept any MatMul or Gemm with a constant weight that is large enough to be worth it."""
     slot, scheme = weight_slot(site), site.scheme
     weight = site.weight(slot, rank=2)
     if scheme.block_size and scheme.granularity == "tensor":
         raise NotQuantizable("one scale for the whole tensor leaves none for blocks")
+    if scheme.zero_points and not scheme.block_size:
+        raise NotQuantizable("zero points are of blocks, and the recipe sets no block_size")
     if scheme.form != "matmulnbits":
+        if scheme.weight_bits < 4:
+            raise NotQuantizable("weights of 2 bit are written as MatMulNBits only")
         if scheme.block_size and scheme.form == "qdq" and scheme.domain != "ai.onnx":
             raise NotQuantizable(f"DequantizeLinear of {scheme.domain} knows no blocks")
         return stored_form(site, weight)
@@ -49,6 +56,7 @@ def _shared_axis(site: NodeView, slot: int) -> int:
 
 @register_rewrite("MatMul", "Gemm", when="weight-int8")
 @register_rewrite("MatMul", "Gemm", when="weight-int4")
+@register_rewrite("MatMul", "Gemm", when="weight-int2")
 def rewrite_stored(site: NodeView, patch: Rewriter) -> None:
     """Let the node read a float weight that the file holds in few bits, or make it a MatMulNBits."""
     slot, scheme = weight_slot(site), site.scheme
@@ -62,41 +70,55 @@ def rewrite_stored(site: NodeView, patch: Rewriter) -> None:
 
 def _multiply_bits(site: NodeView, patch: Rewriter, axis: int) -> None:
     node, scheme, weight, name = site.node, site.scheme, site.value(1), site.output.name
-    codes, scales = patch.codes(weight, reduce=(axis,), scheme=scheme, block_size=scheme.block_size)
-    if axis == 0:
-        codes, scales = codes.T, scales.T
     alpha = np.float32(node.attribute("alpha", 1.0))
-    scales = np.ascontiguousarray(np.float32(abs(alpha)) * scales)
-    columns, inner = codes.shape
+    blocks = _unsigned(patch, weight, axis, scheme, negative=bool(alpha < 0))
+    scales = np.ascontiguousarray(np.float32(abs(alpha)) * blocks.scales)
+    columns, inner = blocks.codes.shape
     attributes = {"K": inner, "N": columns, "bits": scheme.weight_bits, "block_size": scheme.block_size}
     if scheme.accuracy_level:
         attributes["accuracy_level"] = scheme.accuracy_level
     x = site.value(0)
     if node.attribute("transA", 0):
         x = patch.op("Transpose", x, hint=f"{name}_transposed", perm=[1, 0])
-    packed = patch.constant(pack(codes if alpha > 0 else -codes, scheme), f"{weight.name}_quantized", beside=weight)
-    scale = patch.constant(scales, f"{weight.name}_scale", beside=weight)
-    product = patch.node("MatMulNBits", [x, packed, scale], outputs=[name], domain="com.microsoft", **attributes)[0]
+    packed = patch.constant(pack(blocks, scheme), f"{weight.name}_quantized", beside=weight)
+    inputs = [x, packed, patch.constant(scales, f"{weight.name}_scale", beside=weight)]
+    if scheme.zero_points:
+        zeros = pack_bits(blocks.zeros, scheme.weight_bits)
+        inputs.append(patch.constant(zeros, f"{weight.name}_zero_point", beside=weight))
+    product = patch.node("MatMulNBits", inputs, outputs=[name], domain="com.microsoft", **attributes)[0]
     patch.replace(site.output, add_bias(site, patch, product) if node.op_type == "Gemm" else product)
 
 
-def pack(codes: np.ndarray, scheme: Scheme) -> np.ndarray:
-    """Pack symmetric codes as MatMulNBits reads them without zero points.
+def _unsigned(patch: Rewriter, weight: Value, axis: int, scheme: Scheme, *, negative: bool) -> BlockCodes:
+    """Return the codes of a matrix, or of the negative one, with a row for each column of the product."""
+    if scheme.zero_points:
+        blocks = patch.block_codes(weight, reduce=(axis,), scheme=scheme)
+        blocks = blocks.transposed() if axis == 0 else blocks
+        return blocks.negated(scheme.weight_bits) if negative else blocks
+    codes, scales = patch.codes(weight, reduce=(axis,), scheme=scheme, block_size=scheme.block_size)
+    if axis == 0:
+        codes, scales = codes.T, scales.T
+    codes = -codes if negative else codes
+    middle = 1 << (scheme.weight_bits - 1)
+    return BlockCodes(
+        (codes.astype(np.int16) + middle).astype(np.uint8), scales, np.full(scales.shape, middle, np.uint8)
+    )
+
+
+def pack(blocks: BlockCodes, scheme: Scheme) -> np.ndarray:
+    """Pack codes as MatMulNBits reads them.
 
     Args:
-        codes: int8 `[columns, inner]`.
+        blocks: Codes `[columns, inner]`.
         scheme: Says how many bits, and how large blocks are.
 
     Returns:
-        uint8 `[columns, blocks, block_size * bits / 8]`, the middle of the type standing for 0. The first of
-        two 4-bit codes is in the low bits, the last block is filled up with zeros.
+        uint8 `[columns, blocks, block_size * bits / 8]`, the first code in the low bits. The last block is filled up
+        with codes that stand for 0.
 
     """
-    columns, inner = codes.shape
-    blocks = -(-inner // scheme.block_size)
-    middle = 1 << (scheme.weight_bits - 1)
-    full = np.full((columns, blocks * scheme.block_size), middle, np.uint8)
-    full[:, :inner] = codes.astype(np.int16) + middle
-    if scheme.weight_bits == 4:
-        full = full[:, 0::2] | full[:, 1::2] << 4
-    return full.reshape(columns, blocks, -1)
+    columns, inner = blocks.codes.shape
+    count = blocks.scales.shape[1]
+    full = np.repeat(blocks.zeros, scheme.block_size, axis=1)
+    full[:, :inner] = blocks.codes
+    return pack_bits(full, scheme.weight_bits).reshape(columns, count, -1)

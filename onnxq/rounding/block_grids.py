@@ -1,0 +1,149 @@
+"""Scales and zero points of blocks: how the codes of a weight are spaced where neighbours along a row share a grid.
+
+An element `w` of a block is `scale * (code - zero)`, with codes from 0 to `2^bits - 1` and a zero point among them.
+Scale and zero point are those of least weighted squared error, as in llama.cpp's k-quants
+(https://github.com/ggml-org/llama.cpp/pull/1684), found among candidates and then by least squares.
+
+Tests: `tests/rounding/test_block_solver.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from onnxq.calibration.qparams import TINY
+
+FACTORS = (1.0, 1.04, 0.96, 0.92, 0.88, 0.84, 0.8, 0.75, 0.7, 0.64)  # of the scale that covers a block
+SHIFTS = (0, -1, 1)  # of the zero point that centers the codes
+TIE = 1e-9  # relative: no choice hangs on the last bits of a sum
+PIECE = 1 << 18  # elements at a time, so that temporaries stay in the cache
+MANTISSA = 10  # bits that scales from least squares keep: sums differ in the last bits from processor to processor
+
+Judged = Literal["nearest", "feedback"]
+
+
+@dataclass(frozen=True)
+class BlockGrid:
+    """Scales and zero points of all blocks of a weight in rows.
+
+    Attributes:
+        scales: float64 `[channels, blocks]`, positive numbers that float32 can hold.
+        zeros: float64 `[channels, blocks]`, integers from 0 to `top`.
+        block: Elements of a block; the last one of a row may have fewer.
+        top: The largest code.
+
+    """
+
+    scales: np.ndarray
+    zeros: np.ndarray
+    block: int
+    top: int
+
+    def wide(self, values: np.ndarray, n: int) -> np.ndarray:
+        """Repeat a number of each block for its elements, `[channels, n]`."""
+        return np.repeat(values, self.block, axis=1)[:, :n]
+
+    def steps(self, n: int) -> np.ndarray:
+        """Return the scale of each element, `[channels, n]`."""
+        return self.wide(self.scales, n)
+
+    def bounds(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the least and the greatest `code - zero` of each element, `[channels, n]`."""
+        low = self.wide(-self.zeros, n)
+        return low, low + self.top
+
+    def where(self, which: np.ndarray, other: BlockGrid) -> BlockGrid:
+        """Take some channels from this grid, and the rest from another of the same shape."""
+        column = which[:, None]
+        scales, zeros = np.where(column, self.scales, other.scales), np.where(column, self.zeros, other.zeros)
+        return BlockGrid(scales, zeros, self.block, self.top)
+
+    def taken(self, channels: np.ndarray) -> BlockGrid:
+        """Return the grid of some channels."""
+        return BlockGrid(self.scales[channels], self.zeros[channels], self.block, self.top)
+
+    def scaled(self, factor: float) -> BlockGrid:
+        """Return the grid with coarser or finer scales, around the same zero points."""
+        return BlockGrid(exported(self.scales * factor), self.zeros, self.block, self.top)
+
+
+def best_grid(rows: np.ndarray, weights: np.ndarray, bits: int, block_size: int, judged: Judged) -> BlockGrid:
+    """Find scale and zero point of each block.
+
+    Args:
+        rows: float64 `[channels, n]`.
+        weights: What a squared error costs: `[channels, n]`, or `[1, n]` for all channels.
+        bits: Width of the codes.
+        block_size: Elements of a row that share a scale and a zero point.
+        judged: By the error of rounding to nearest, or by what error feedback leaves to be expected: the variance of
+            an error within a step, and what lies beyond the least and the greatest code.
+
+    """
+    channels, n = rows.shape
+    count, top = -(-n // block_size), 2**bits - 1
+    scales, zeros = np.empty((channels, count)), np.empty((channels, count))
+    height = max(PIECE // max(count * block_size, 1), 1)
+    for start in range(0, channels, height):
+        part = slice(start, start + height)
+        cut = _cut(rows[part], count, block_size)
+        costs = _cut(weights if len(weights) == 1 else weights[part], count, block_size)
+        scales[part], zeros[part] = _best(cut, costs, top, judged)
+    return BlockGrid(scales, zeros, block_size, top)
+
+
+def exported(scales: np.ndarray) -> np.ndarray:
+    """Round scales to positive numbers of few bits, which float32 holds; 1 for 0."""
+    mantissa, exponent = np.frexp(np.where(scales > 0, np.maximum(scales, TINY), 1.0))
+    return np.asarray(np.ldexp(np.rint(mantissa * 2.0**MANTISSA), exponent - MANTISSA))
+
+
+def _cut(rows: np.ndarray, count: int, block_size: int) -> np.ndarray:
+    """Cut rows into blocks, `[channels, blocks, block_size]`, the last one filled up with zeros."""
+    missing = count * block_size - rows.shape[1]
+    full = np.pad(rows, ((0, 0), (0, missing))) if missing else rows
+    return full.reshape(len(rows), count, block_size)
+
+
+def _best(cut: np.ndarray, weights: np.ndarray, top: int, judged: Judged) -> tuple[np.ndarray, np.ndarray]:
+    low, high = np.minimum(cut.min(axis=2), 0.0), np.maximum(cut.max(axis=2), 0.0)
+    covering = (high - low) / top
+    best_scale, best_zero = exported(covering), np.zeros_like(covering)
+    least = np.full(covering.shape, np.inf)
+    total = weights.sum(axis=2)
+    for factor in FACTORS:
+        scale = exported(covering * factor)
+        middle = np.rint(top / 2 - (low + high) / (2 * scale))
+        for shift in SHIFTS:
+            zero = np.clip(middle + shift, 0, top)
+            if judged == "feedback":
+                found = scale, _expected_cost(cut, weights, total, scale, zero, top)
+            else:
+                found = _fitted(cut, weights, scale, zero, top)
+            better = found[1] < least * (1 - TIE)
+            least = np.where(better, found[1], least)
+            best_scale, best_zero = np.where(better, found[0], best_scale), np.where(better, zero, best_zero)
+    return best_scale, best_zero
+
+
+def _expected_cost(
+    cut: np.ndarray, weights: np.ndarray, total: np.ndarray, scale: np.ndarray, zero: np.ndarray, top: int
+) -> np.ndarray:
+    beyond = cut / scale[..., None]
+    beyond -= np.clip(beyond, -zero[..., None], (top - zero)[..., None])
+    return np.asarray(scale**2 * (total / 12 + (weights * np.square(beyond)).sum(axis=2)))
+
+
+def _fitted(
+    cut: np.ndarray, weights: np.ndarray, scale: np.ndarray, zero: np.ndarray, top: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the scale of least squares for the codes of a scale, and the cost of rounding to nearest with it."""
+    low, high = -zero[..., None], (top - zero)[..., None]
+    codes = np.clip(np.rint(cut / scale[..., None]), low, high)
+    above, below = (weights * codes * cut).sum(axis=2), (weights * codes * codes).sum(axis=2)
+    sound = (above > 0) & (below > 0)
+    scale = np.where(sound, exported(above / np.where(sound, below, 1.0)), scale)
+    codes = np.clip(np.rint(cut / scale[..., None]), low, high)
+    return scale, np.asarray((weights * np.square(codes * scale[..., None] - cut)).sum(axis=2))

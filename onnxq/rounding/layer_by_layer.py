@@ -1,0 +1,149 @@
+"""Codes of block weights, chosen layer by layer: each on what it reads once the layers before are quantized.
+
+All samples advance together, one node after the other. Where a layer with a weight in blocks is next, the second
+moments of what it reads decide about its codes, and the samples go on with the weight that these stand for. That is
+sequential calibration as in GPTQ (https://arxiv.org/abs/2210.17323), for any graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnxq.calibration.im2col import Unfolding, unfolding_of
+from onnxq.calibration.layer_moments import MeasuredLayers
+from onnxq.calibration.second_moments import LayerMoments
+from onnxq.calibration.stats import Stats
+from onnxq.evaluator import Evaluator, Run, Step, arithmetic
+from onnxq.ir import Model, Node, Value
+from onnxq.planning.planner import Plan
+from onnxq.progress import working
+from onnxq.rounding.block_solver import BlockSolution, solve_blocks
+from onnxq.rounding.jobs import WeightRows
+from onnxq.rounding.weights import Key, WeightSpec, finite_rows, searched_weights
+from onnxq.runtime.blas_threads import single_threaded_blas
+
+Moments = dict[tuple[Value, Unfolding], LayerMoments]
+
+
+@dataclass(frozen=True)
+class BlockJob:
+    """A weight to be rounded in blocks.
+
+    Attributes:
+        weight: A constant float32 matrix.
+        coding: How to round it.
+        readers: The layers that read it, with the slot of their activation and how they read that.
+
+    """
+
+    weight: Value
+    coding: WeightSpec
+    readers: Mapping[Node, tuple[int, Unfolding]]
+
+    @property
+    def key(self) -> Key:
+        """What the solution is kept under."""
+        assert self.weight.constant is not None
+        return self.weight.constant, self.coding
+
+    def rows(self) -> WeightRows:
+        """Return the weight as rows."""
+        return WeightRows(self.key[0].numpy(), self.coding.axes)
+
+
+def block_jobs(plan: Plan) -> list[BlockJob]:
+    """List the weights that a plan codes in blocks with zero points and whose codes are worth choosing."""
+    jobs = []
+    for (weight, coding), nodes in searched_weights(plan).items():
+        if coding.zero_points:
+            found = {node: unfolding_of(node) for node in nodes}
+            jobs.append(BlockJob(weight, coding, {node: way for node, way in found.items() if way is not None}))
+    return jobs
+
+
+def can_step(model: Model, jobs: Sequence[BlockJob]) -> bool:
+    """Tell whether samples can advance node by node up to the last of some layers, by kernels of ours."""
+    read = [node.inputs[slot] for job in jobs for node, (slot, _) in job.readers.items() if node.graph is model.graph]
+    return Evaluator(model).has_kernels([value for value in read if value is not None])
+
+
+def round_layer_by_layer(
+    model: Model, jobs: Sequence[BlockJob], samples: Iterable[Mapping[str, Any]]
+) -> dict[Key, BlockSolution]:
+    """Choose codes for weights in blocks, each on inputs that the quantized layers before give.
+
+    Args:
+        model: The float model.
+        jobs: The weights, in any order; layers inside bodies of control flow are left out.
+        samples: What to calibrate on; all of them are in memory, with their live tensors.
+
+    Returns:
+        The solution of each weight, whose codes are of rows.
+
+    """
+    evaluator = Evaluator(model, wide=True, changing={job.weight for job in jobs})
+    by_node = {node: job for job in jobs for node in job.readers}
+    left = {node for node in by_node if node.graph is model.graph}
+    found: dict[Key, BlockSolution] = {}
+    known: Moments = {}
+    with working("round") as advance, arithmetic(), single_threaded_blas():
+        runs = [evaluator.begin(sample) for sample in samples]
+        for step in evaluator.steps:
+            job = by_node.get(step.node)
+            if job is not None and job.key not in found:
+                found[job.key] = _round(job, _moments(job.readers[step.node], step.node, runs, known))
+                advance(len(found), len(jobs))
+            left.discard(step.node)
+            if not left:
+                break
+            _advance(step, runs, job, found)
+    return found
+
+
+def _advance(step: Step, runs: Sequence[Run], job: BlockJob | None, found: Mapping[Key, BlockSolution]) -> None:
+    """Run a node on all samples, with the weight that its codes stand for."""
+    if job is not None:
+        rows, codes = job.rows(), found[job.key].codes
+        stands_for = codes.dequantized(1, job.coding.block_size)
+        weight, _ = rows.restore(stands_for, np.ones(len(stands_for), np.float32))
+        weight = weight.astype(np.float64)  # once for all samples
+    for run in runs:
+        if job is not None:
+            before, run.values[job.weight] = run.values[job.weight], weight
+        run.compute(step)
+        if job is not None:
+            run.values[job.weight] = before
+        run.release(step)
+
+
+def _moments(way: tuple[int, Unfolding], node: Node, runs: Sequence[Run], known: Moments) -> LayerMoments:
+    """Measure what a layer reads, once for layers that read the same."""
+    slot, unfolding = way
+    value = node.inputs[slot]
+    assert value is not None
+    if (value, unfolding) not in known:
+        known.clear()  # the largest thing in memory, and no earlier layer comes back
+        moments = LayerMoments(unfolding, unfolding.n)
+        for run in runs:
+            moments.add(run.values[value])
+        known[value, unfolding] = moments
+    return known[value, unfolding]
+
+
+def _round(job: BlockJob, moments: LayerMoments | None) -> BlockSolution:
+    rows = finite_rows(job.rows(), job.weight, next(iter(job.readers)).label)
+    return solve_blocks(rows, moments, job.coding.bits, job.coding.block_size)
+
+
+def round_on_moments(jobs: Sequence[BlockJob], layers: MeasuredLayers, stats: Stats) -> dict[Key, BlockSolution]:
+    """Choose codes for weights in blocks on statistics of the float model."""
+    with working("round") as advance, single_threaded_blas():
+        found = {}
+        for job in jobs:
+            found[job.key] = _round(job, layers.moments(stats, *job.readers))
+            advance(len(found), len(jobs))
+    return found

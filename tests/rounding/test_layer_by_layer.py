@@ -1,0 +1,108 @@
+"""Codes of block weights are chosen on what each layer reads once the layers before are quantized."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import build, floats, node, recipe_of
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxq import evaluate
+from onnxq.calibration.calibrate import calibrate
+from onnxq.calibration.layer_moments import MeasuredLayers
+from onnxq.errors import ModelError
+from onnxq.ir import infer_types, parse
+from onnxq.planning.planner import make_plan
+from onnxq.rounding.block_solver import solve_blocks
+from onnxq.rounding.layer_by_layer import block_jobs, can_step, round_layer_by_layer, round_on_moments
+
+MIXING = floats(8, 64, seed=50)
+
+
+def samples(count=40, first=0):
+    return [
+        {"x": floats(1, 6, 8, seed=seed) @ MIXING + floats(1, 6, 64, seed=900 + seed) / 5}
+        for seed in range(first, first + count)
+    ]
+
+
+def two_layers(**changes):
+    """Two products with a Relu between them, and a third that shares the second's weight."""
+    weights = {"w1": floats(64, 48, scale=0.3), "w2": floats(48, 40, scale=0.3, seed=1)}
+    nodes = [node("MatMul", "x w1", "a"), node("Relu", "a", "b"), node("MatMul", "b w2", "y")]
+    model = parse(build(nodes, {"x": [1, 6, 64]}, ["y"], weights, 21).SerializeToString())
+    infer_types(model)
+    return model, make_plan(model, recipe_of("weight-int4", **changes), with_data=True)
+
+
+def test_the_first_layer_is_rounded_on_the_samples_and_the_second_on_what_the_quantized_first_gives():
+    model, plan = two_layers()
+    first, second = block_jobs(plan)
+    found = round_layer_by_layer(model, [second, first], samples())
+    layers = MeasuredLayers(model.graph.nodes)
+    stats = calibrate(model, layers.values, samples(), kinds=layers.kinds)
+    alone = round_on_moments([first, second], layers, stats)
+    np.testing.assert_array_equal(found[first.key].codes.codes, alone[first.key].codes.codes)
+    assert (found[second.key].codes.codes != alone[second.key].codes.codes).any()
+    assert [found[job.key].method for job in (first, second)] == ["output error"] * 2
+
+
+def test_what_later_layers_read_is_of_the_weight_that_the_codes_stand_for():
+    model, plan = two_layers()
+    jobs = block_jobs(plan)
+    found = round_layer_by_layer(model, jobs, samples())
+    quantized = found[jobs[0].key].codes.dequantized(1, 32).T
+    layers = MeasuredLayers([model.graph.nodes[2]])
+    hidden = [{"x": np.maximum(sample["x"] @ quantized, 0)} for sample in samples()]
+    moments = next(iter(layers.kinds("b")[-1].layers.values()))  # type: ignore[attr-defined]
+    for sample in hidden:
+        moments.add(sample["x"].astype(np.float32))
+    expected = solve_blocks(jobs[1].rows().array(), moments, 4, 32)
+    differing = (expected.codes.codes != found[jobs[1].key].codes.codes).mean()
+    assert differing < 0.002  # float32 sums of this test against float64
+
+
+def test_a_weight_that_another_layer_reads_in_float_stays_float_for_it():
+    weights = {"w1": floats(64, 64, scale=0.3)}
+    nodes = [node("MatMul", "x w1", "a"), node("MatMul", "a w1", "b", name="keep"), node("Relu", "b", "y")]
+    model = parse(build(nodes, {"x": [1, 6, 64]}, ["y"], weights, 21).SerializeToString())
+    infer_types(model)
+    plan = make_plan(model, recipe_of("weight-int4").selecting(exclude="keep"), with_data=True)
+    (job,) = block_jobs(plan)
+    before = job.rows().array().copy()
+    round_layer_by_layer(model, [job], samples(8))
+    np.testing.assert_array_equal(job.rows().array(), before)
+
+
+def test_weights_to_nearest_have_no_jobs_and_operators_without_kernels_are_told():
+    model, plan = two_layers(rounding="nearest")
+    assert not block_jobs(plan)
+    weights = {"w1": floats(64, 48, scale=0.3)}
+    nodes = [node("Foreign", "x", "a", domain="com.example"), node("MatMul", "a w1", "y")]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 6, 64]) for name in ("x", "a")]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 6, 48])
+    stored = [numpy_helper.from_array(weights["w1"], "w1")]
+    graph = helper.make_graph(nodes, "g", values[:1], [output], stored, value_info=values[1:])
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.example", 1)]
+    model = parse(helper.make_model(graph, opset_imports=opsets).SerializeToString())
+    infer_types(model)
+    assert not can_step(model, block_jobs(make_plan(model, recipe_of("weight-int4"), with_data=True)))
+    with pytest.raises(ModelError):
+        round_layer_by_layer(model, block_jobs(make_plan(model, recipe_of("weight-int4"), with_data=True)), samples(2))
+
+
+def test_rounding_serves_the_whole_model_better_than_the_weights_own_error():
+    model, plan = two_layers()
+    jobs = block_jobs(plan)
+    errors = []
+    for found in (
+        round_layer_by_layer(model, jobs, samples()),
+        {job.key: solve_blocks(job.rows().array(), None, 4, 32) for job in jobs},
+    ):
+        first, second = (found[job.key].codes.dequantized(1, 32).T for job in jobs)
+        error = 0.0
+        for sample in samples(10, first=500):
+            expected = evaluate(model, sample)["y"]
+            error += float(np.square(np.maximum(sample["x"] @ first, 0) @ second - expected).sum())
+        errors.append(error)
+    assert errors[0] < 0.5 * errors[1]
