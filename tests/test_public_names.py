@@ -30,9 +30,9 @@ def test_a_right_name_passes_a_type_check(tmp_path: Path) -> None:
     assert checked(tmp_path, 'import onnxq\n\nreport: onnxq.Report = onnxq.quantize("x")\n') == ""
 
 
-def test_the_example_of_the_readme_passes_a_type_check(tmp_path: Path) -> None:
-    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-    (example,) = (block.partition("```")[0] for block in readme.split("```python\n")[1:])
+def test_the_example_of_the_docs_passes_a_type_check(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "how-to" / "python.md").read_text(encoding="utf-8")
+    (example,) = (block.partition("```")[0] for block in page.split("```python\n")[1:])
     assert checked(tmp_path, example) == ""
 
 
