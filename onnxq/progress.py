@@ -78,6 +78,7 @@ STEPS: dict[str, StepWords] = {
     "families": StepWords("comparing processors", "sample"),
     "metric": StepWords("measuring the metric", "sample"),
     "save": StepWords("writing"),
+    "build": StepWords("building"),
     "run": StepWords("running", "sample"),
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import count
@@ -18,6 +17,7 @@ from onnxq.data.validation import Sample, conform
 from onnxq.errors import DataError
 from onnxq.progress import working
 from onnxq.runtime.memory import trim_heap
+from onnxq.targets.host import available_processors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +67,7 @@ def calibrate(
     if progress:
         progress(0, total)
     kind = "measure roughly" if trial else "measure"
-    executor = ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS))
+    executor = ThreadPoolExecutor(min(available_processors(), MOST_THREADS))
     with working(kind) as advance, blaming_weights(model), executor as pool:
         for done, (index, sample, results) in enumerate(in_order(runs, _checked(samples, model)), 1):
             for name in fed:

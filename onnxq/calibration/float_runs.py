@@ -9,7 +9,6 @@ Tests: `tests/calibration/test_calibrate.py`.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +22,7 @@ from onnxq.errors import DataError, ModelError
 from onnxq.evaluator import Evaluator, Taps
 from onnxq.ir import Model, Value
 from onnxq.runtime.session import InMemory, Session, SessionError, is_large, open_session, run_session
+from onnxq.targets.host import available_processors
 
 MOST_THREADS = 8
 MOST_BYTES = 256 << 20  # of the tensors of all samples that are run at a time
@@ -103,7 +103,7 @@ class _Wide(FloatRuns):
 
     @property
     def most(self) -> int:
-        return 1 if self._looks else min(self._threads or os.cpu_count() or 1, MOST_THREADS)
+        return 1 if self._looks else min(self._threads or available_processors(), MOST_THREADS)
 
     def run(self, index: int, sample: Sample) -> list[Any]:
         found: dict[str, Any] = {}

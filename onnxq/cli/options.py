@@ -172,6 +172,28 @@ Config = Annotated[
 ]
 
 
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs",
+        "-j",
+        metavar="N",
+        min=1,
+        help="Use at most so many processors, and build as many models of a project at a time; by default all.",
+        show_default=False,
+    ),
+]
+
+
+def use_runtime(libraries: list[Path], most: int | None) -> None:
+    """Let onnxruntime know the libraries of `--custom-ops`, and use no more processors than `--jobs` names, if any."""
+    use_custom_ops(libraries)
+    if most is not None:
+        from onnxq.targets.host import limit_processors
+
+        limit_processors(most)
+
+
 def use_custom_ops(libraries: list[Path]) -> None:
     """Let onnxruntime know the operators of the libraries that `--custom-ops` names."""
     if libraries:

@@ -6,14 +6,18 @@ Tests: `tests/cli/test_cli_project.py`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
 from onnxq.cli.options import Format
-from onnxq.cli.terminal import TerminalObserver, note
+from onnxq.cli.terminal import TerminalObserver, note, show_line
+from onnxq.progress import Progress
+from onnxq.text import duration, printable
 
 if TYPE_CHECKING:
     from onnxq.errors import OnnxqError
@@ -85,22 +89,77 @@ def open_project(config: Path | None) -> Project:
     return load_project(path)
 
 
-def build_project(context: typer.Context, config: Path | None, output_format: Format, *, force: bool) -> None:
-    """Build all models of the project that are out of date, and print a line for each."""
-    refuse_options(context, ("config", "force", "output_format"))
-    from onnxq.project.build import build
+def build_project(
+    context: typer.Context, config: Path | None, output_format: Format, *, force: bool, jobs: int | None
+) -> None:
+    """Build all models of the project that are out of date, several at a time, and print a line as each is done."""
+    refuse_options(context, ("config", "force", "jobs", "output_format"))
+    from onnxq.targets.host import available_processors
 
     project = open_project(config)
+    lines = _Lines([entry.quantized for entry in project.entries]) if output_format is Format.TEXT else None
     done: list[Built] = []
-    with TerminalObserver("reading the project") as observer:
-        for number, entry in enumerate(project.entries, 1):
-            observer.label = f"{number} of {len(project.entries)}, {entry.source}"
-            done += build([entry], force=force, observer=observer)
+    observer = TerminalObserver("reading the project")
+
+    def ended(built: Built) -> None:
+        done.append(built)
+        observer.label = f"{len(done)} of {len(project.entries)} models"
+        if lines is not None:
+            with observer.paused():
+                lines.add(built.entry, built.state, _built_words(built))
+
+    started = time.perf_counter()
+    try:
+        with observer:
+            _build(project.entries, jobs or available_processors(), observer, ended, force=force)
+    finally:  # after an interrupt, too: what is done stays
+        _sum_up(Counter(built.state for built in done), time.perf_counter() - started)
+    done.sort(key=lambda built: project.entries.index(built.entry))
     if output_format is Format.JSON:
         _write_json(project, [_built_dict(built) for built in done])
-    else:
-        _show([_row(b.entry, b.state, _built_words(b)) for b in done])
     _finish([built.error for built in done])
+
+
+def _build(
+    entries: Sequence[Entry], jobs: int, observer: Progress, ended: Callable[[Built], None], *, force: bool
+) -> None:
+    """Build models in so many processes, or one after another in this one."""
+    from onnxq.project.build import build
+    from onnxq.targets.host import limit_processors
+
+    if min(jobs, len(entries)) > 1:
+        from onnxq.project.jobs import build_in_jobs
+
+        observer.step("build")
+        build_in_jobs(entries, jobs, force=force, done=ended)
+        return
+    limit_processors(jobs)
+    for number, entry in enumerate(entries, 1):
+        observer.label = f"{number} of {len(entries)}, {entry.source}"
+        ended(next(build([entry], force=force, observer=observer)))
+
+
+class _Lines:
+    """Prints a line for each model as it is done, in columns."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._width = max((len(printable(str(path))) for path in paths), default=0)
+        self._begun = False
+
+    def add(self, entry: Entry, state: str, words: str) -> None:
+        """Print the line of a model, below a head where it is the first."""
+        if not self._begun:
+            show_line((f"  {'model':<{self._width}}  result", "dim"))
+            self._begun = True
+        colour = {"failed": "bold red", "up to date": "dim"}.get(state, "green")
+        name = printable(str(entry.quantized))
+        show_line((f"  {name:<{self._width}}  ", ""), (f"{state:<10}", colour), (f"  {printable(words)}", ""))
+
+
+def _sum_up(states: Mapping[str, int], seconds: float) -> None:
+    """Say how many models came out how, and how long it took."""
+    if states:
+        note(f"{', '.join(f'{count} {state}' for state, count in states.items())} in {duration(seconds)}")
 
 
 def verify_project(context: typer.Context, config: Path | None, files: Sequence[Path], output_format: Format) -> None:
@@ -140,8 +199,6 @@ def verify_project(context: typer.Context, config: Path | None, files: Sequence[
 def _row(entry: Entry, state: str, words: str) -> tuple[Any, ...]:
     from rich.text import Text
 
-    from onnxq.text import printable
-
     colour = {"failed": "bold red", "up to date": "dim"}.get(state, "green")
     return printable(str(entry.quantized)), Text(state, style=colour), words
 
@@ -162,8 +219,11 @@ def _built_words(built: Built) -> str:
     if report is None or report.output_bytes is None:
         return ""
     share = report.output_bytes / max(report.source_bytes, 1)
-    figure = "not run" if report.comparison is None else decibels(report.comparison.worst_sqnr)
-    return f"{size(report.output_bytes)}, {share:.2f} of float's; {figure}"
+    comparison = report.comparison
+    figure = "not run" if comparison is None else decibels(comparison.worst_sqnr)
+    latency = None if comparison is None else comparison.latency
+    timed = "" if latency is None else f"; latency {latency.ratio:.2f} of float's"
+    return f"{size(report.output_bytes)}, {share:.2f} of float's{timed}; {figure}"
 
 
 def _verified_words(verified: Verified) -> str:

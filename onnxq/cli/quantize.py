@@ -20,6 +20,7 @@ from onnxq.cli.options import (
     Exclude,
     Force,
     Format,
+    Jobs,
     MaxDrop,
     MaxSize,
     MetricName,
@@ -32,7 +33,7 @@ from onnxq.cli.options import (
     Target,
     chosen_recipe,
     parsed_size,
-    use_custom_ops,
+    use_runtime,
 )
 
 Model = Annotated[
@@ -126,6 +127,7 @@ def quantize(
     dry_run: DryRun = False,
     force: Force = False,
     config: Config = None,
+    jobs: Jobs = None,
 ) -> None:
     """Quantize a model, compare it with the float one, and write it.
 
@@ -135,10 +137,9 @@ def quantize(
     from onnxq.cli.project import build_project, refuse_config
 
     if model is None:
-        return build_project(context, config, output_format, force=force)
+        return build_project(context, config, output_format, force=force, jobs=jobs)
     refuse_config(context)
-    use_custom_ops(custom_ops)
-
+    use_runtime(custom_ops, jobs)
     _check(report, (model, output, timings), force=force)
     result = _run(
         model,

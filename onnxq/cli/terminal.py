@@ -6,7 +6,8 @@ Tests: `tests/cli/test_cli_logs.py`.
 from __future__ import annotations
 
 import sys
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from enum import Enum
 from types import TracebackType
@@ -83,6 +84,12 @@ def show(*renderables: RenderableType) -> None:
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in capture.get().replace(TIE, " ").splitlines()))
 
 
+def show_line(*parts: tuple[str, str]) -> None:
+    """Print one line to stdout, each part in its style, and write it out at once; not where nothing is wanted."""
+    show(Text.assemble(*parts))
+    sys.stdout.flush()
+
+
 def say(label: str, message: str, style: str) -> None:
     """Print one labelled line to stderr."""
     stderr().print(Text.assemble((f"{label}: ", style), printable(message)), soft_wrap=True)
@@ -133,6 +140,19 @@ class TerminalObserver(Progress):
             self._leave_line()
             if self._is_long():
                 note(f"done in {duration(self._taken())}")
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take the bar away for as long as something of the product is printed."""
+        self._talk.__exit__(None, None, None)
+        if self._bar is not None:
+            self._bar.stop()
+        try:
+            yield
+        finally:
+            if self._bar is not None:
+                self._bar.start()
+            self._talk.__enter__()
 
     def step(self, name: str) -> None:
         """Leave a line of the step that is over, where lines are wanted."""

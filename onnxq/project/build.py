@@ -44,7 +44,7 @@ SPARE_BYTES = 64  # figures of another model may take more digits
 class RecordTooLargeError(CheckFailed):
     """A model fits, but not with the record of what it was made of: so many bytes."""
 
-    def __init__(self, message: str, hint: str, *, recorded: int) -> None:
+    def __init__(self, message: str, hint: str = "", *, recorded: int = 0) -> None:
         super().__init__(message, hint)
         self.recorded = recorded
 
@@ -77,20 +77,33 @@ def build(entries: Iterable[Entry], *, force: bool = False, observer: Observer |
 
     """
     for entry in entries:
+        settled = None if force else up_to_date(entry)
+        if settled is not None:
+            yield settled
+            continue
         try:
-            yield _build_one(entry, force=force, observer=observer or Silent())
+            yield _build_one(entry, observer=observer or Silent())
         except OnnxqError as error:
             yield Built(entry, "failed", error=error)
 
 
-def _build_one(entry: Entry, *, force: bool, observer: Observer) -> Built:
-    wanted = gather(entry, load(entry.source))
-    if not force:
+def up_to_date(entry: Entry) -> Built | None:
+    """Say that a model is up to date, or that building it anew would not help; None where it is to be built."""
+    try:
+        gather(entry, load(entry.source))
         found = [finding for finding in check_entry(entry) if finding.path == entry.quantized]
-        if not any(finding.rule in REBUILD for finding in found):
-            if found:
-                raise CheckFailed(f"{entry.quantized}: {found[0].message}", "Change the recipe, the data or the limit.")
-            return Built(entry, "up to date")
+    except OnnxqError as error:
+        return Built(entry, "failed", error=error)
+    if any(finding.rule in REBUILD for finding in found):
+        return None
+    if found:
+        message = f"{entry.quantized}: {found[0].message}"
+        return Built(entry, "failed", error=CheckFailed(message, "Change the recipe, the data or the limit."))
+    return Built(entry, "up to date")
+
+
+def _build_one(entry: Entry, *, observer: Observer) -> Built:
+    wanted = gather(entry, load(entry.source))
 
     def accept(result: Quantized) -> Mapping[str, str]:
         comparison = result.report.comparison

@@ -5,7 +5,6 @@ Tests: `tests/project/test_project_check.py`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from onnxq.ir.proto_fields import DATA_TYPE, DIMS, GRAPH_INITIALIZER, NAME
 from onnxq.ir.wire import Chunk, bytes_field, integer_field, join
 from onnxq.project.entry import Entry, Project, select
 from onnxq.project.provenance import INPUTS, changes, external_files, gather, recorded_comparison, was_altered
+from onnxq.targets.host import available_processors
 from onnxq.verification.wellformed import find_defects
 
 BUILD = "build it with `onnxq quantize`"
@@ -70,7 +70,7 @@ def check(project: Project | None, files: Sequence[Path] = ()) -> Checked:
     entries, others = select(project, files)
     jobs: list[Callable[[], list[Finding]]] = [partial(check_entry, entry) for entry in entries]
     jobs += [partial(check_model, path) for path in others]
-    with ThreadPoolExecutor(min(len(jobs), os.cpu_count() or 1) or 1) as pool:
+    with ThreadPoolExecutor(min(len(jobs), available_processors()) or 1) as pool:
         found = [finding for findings in pool.map(lambda job: job(), jobs) for finding in findings]
     return Checked(2 * len(entries) + len(others), tuple(dict.fromkeys(found)))
 

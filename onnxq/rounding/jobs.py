@@ -8,7 +8,6 @@ channel that gains nothing on those is rounded to nearest.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Hashable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from onnxq.rounding.saturation_limits import PairLimits
 from onnxq.rounding.scale_layout import ScaleLayout, code_bounds, storable
 from onnxq.runtime.blas_threads import single_threaded_blas
 from onnxq.runtime.memory import trim_heap
+from onnxq.targets.host import available_processors
 
 IN_WORK = 1 << 30  # bytes that searches take at the same time, however many processors there are
 COPIES = 8  # of H, damped, ordered and decomposed, that a search holds
@@ -116,7 +116,7 @@ def solve_all(jobs: Mapping[K, RoundingJob], *, threads: int | None = None) -> d
         threads: How many at a time; one for each processor by default.
 
     """
-    workers = threads or os.cpu_count() or 1
+    workers = threads or available_processors()
     room = _Room(IN_WORK)
 
     def choose(job: RoundingJob) -> RoundedWeight:

@@ -14,6 +14,7 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from onnxq.errors import ModelError
+from onnxq.targets.host import processor_limit
 
 Optimization = Literal["none", "basic", "extended", "all"]
 _LEVELS = {
@@ -58,7 +59,7 @@ class Settings:
 
     Attributes:
         optimize: Level of graph optimisation.
-        threads: Threads for one operator; 0 lets onnxruntime choose.
+        threads: Threads for one operator; 0 lets onnxruntime choose, within the limit of this process.
         reuse_shapes: Keep a memory plan for every combination of input shapes seen. It saves allocations when shapes
             repeat, and grows without bound when they do not.
         save_to: Where to write the optimised model, if anywhere.
@@ -80,7 +81,7 @@ class Settings:
         options = ort.SessionOptions()
         options.log_severity_level = FATAL
         options.graph_optimization_level = _LEVELS[self.optimize]
-        options.intra_op_num_threads = self.threads
+        options.intra_op_num_threads = self.threads or processor_limit()
         options.enable_mem_pattern = self.reuse_shapes
         # Threads that wait for work take the processor from NumPy between runs, and from others: a run of a small
         # EfficientNet took 29 ms in place of 21 on two busy cores

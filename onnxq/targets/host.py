@@ -1,10 +1,11 @@
-"""The processor at hand: which of the families of targets it belongs to.
+"""The processor at hand: which of the families of targets it belongs to, and how many this process may use.
 
 Tests: `tests/targets/test_targets.py`.
 """
 
 from __future__ import annotations
 
+import os
 import platform
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,24 @@ import numpy as np
 ARM64 = ("aarch64", "arm64")
 DOT_PRODUCT = "asimddp"  # what Linux calls it
 WIDTH = 32
+_limit: int | None = None
+
+
+def available_processors() -> int:
+    """Return how many processors this process may use: at least 1."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return count if _limit is None else min(count, _limit)
+
+
+def processor_limit() -> int:
+    """Return what `limit_processors` was told last; 0 where there is no limit."""
+    return _limit or 0
+
+
+def limit_processors(count: int) -> None:
+    """Let this process use no more than so many processors from now on: it is one of several that share them."""
+    global _limit  # a fact about the process, as its affinity is
+    _limit = count
 
 
 @cache

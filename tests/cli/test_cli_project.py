@@ -1,6 +1,7 @@
 """The commands on the models of a repository, as a new user meets them."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -36,16 +37,20 @@ def test_a_life(cli, project: Path) -> None:
     assert err == "4 models checked: 2 findings\n"
 
     code, out, err = cli("quantize")
-    assert (code, err) == (0, "")
-    head, first, second = squeezed(out)
+    assert code == 0
+    assert re.fullmatch(r"2 built in .* s\n", err)
+    head, *rows = squeezed(out)
     assert head == "model result"
+    first, second = sorted(rows)  # in the order in which they were done
+    assert "; latency 0." in first
     assert first.startswith("digits_cnn.int8.onnx built ")
     assert " kB, 0.28 of float's; " in first
     assert first.endswith(" dB")
     assert second.startswith("second.int8.onnx built ")
 
     code, out, err = cli("quantize")
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert re.fullmatch(r"2 up to date in .* s\n", err)
     assert squeezed(out)[1:] == ["digits_cnn.int8.onnx up to date", "second.int8.onnx up to date"]
     assert cli("check") == (0, "", "4 models checked: all is well\n")
 
@@ -58,9 +63,11 @@ def test_a_life(cli, project: Path) -> None:
     Path("second.onnx").unlink()
     code, out, err = cli("quantize")
     assert code == 2  # one could not be done
-    assert squeezed(out)[1].startswith("digits_cnn.int8.onnx built ")
-    assert squeezed(out)[2] == "second.int8.onnx failed second.onnx does not exist"
-    assert err == "error: 1 of 2 models failed\nhint: Check the path of the model.\n"
+    assert squeezed(out)[1] == "second.int8.onnx failed second.onnx does not exist"
+    assert squeezed(out)[2].startswith("digits_cnn.int8.onnx built ")
+    summary, *rest = err.splitlines()
+    assert re.fullmatch(r"1 failed, 1 built in .* s", summary)
+    assert rest == ["error: 1 of 2 models failed", "hint: Check the path of the model."]
 
 
 def test_force_builds_everything(cli, project: Path) -> None:
@@ -198,7 +205,10 @@ def test_ctrl_c_leaves_what_is_complete_and_nothing_else(project: Path) -> None:
         text = MODEL.format("digits_cnn.onnx") + '[[models]]\nfloat = "second.onnx"\ndata = ["slow:slow"]\n'
         Path("onnxq.toml").write_text(text)
         process = subprocess.Popen(
-            [sys.executable, "-m", "onnxq", "quantize"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "onnxq", "quantize", "-j", "1"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         while not Path("running").exists():
             assert process.poll() is None, process.communicate()
@@ -206,7 +216,9 @@ def test_ctrl_c_leaves_what_is_complete_and_nothing_else(project: Path) -> None:
         out, err = process.communicate(timeout=60)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert (process.returncode, out, err) == (130, "", "interrupted\n")
+    assert process.returncode == 130
+    assert [line.split()[:2] for line in out.splitlines()] == [["model", "result"], ["digits_cnn.int8.onnx", "built"]]
+    assert re.fullmatch(r"1 built in .* s\ninterrupted\n", err)
     left = {path.name for path in project.iterdir()} - {"__pycache__", "running", "slow.py", "onnxq.toml"}
     assert left == {"digits_cnn.onnx", "digits_cnn.int8.onnx", "second.onnx", "digits_calibration.npz"}
     checked = subprocess.run([sys.executable, "-m", "onnxq", "check"], capture_output=True, text=True, check=False)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
+from onnxq.targets.host import available_processors
+
 MAX_THREADS = 4
 """Element-wise kernels are bound by memory; more threads than this gain nothing and cost buffers."""
 
@@ -27,11 +29,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
-@cache
 def threads_available() -> int:
     """Give how many threads a kernel may use: the processors this process may run on, at most `MAX_THREADS`."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(count, MAX_THREADS)
+    return min(available_processors(), MAX_THREADS)
 
 
 def spread(task: Callable[[int, int], None], steps: int, elements: int) -> None:

@@ -1,0 +1,136 @@
+"""Build the models of a project in several processes at a time.
+
+Each process has its share of the processors, so that onnxruntime and NumPy do not start more threads than there are.
+What is written does not depend on how many jobs there are, nor on the order in which they end.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from threading import Lock
+from types import FrameType, TracebackType
+
+from onnxq.errors import ModelError
+from onnxq.project.build import Built, build, up_to_date
+from onnxq.project.entry import Entry
+from onnxq.targets.host import available_processors, limit_processors
+
+# What a process runs: it finds modules where this one does, and then its task
+START = "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from onnxq.project.jobs import work; work()"
+PATIENCE = 1.5  # seconds that a process gets to remove its temporary files
+
+
+def build_in_jobs(
+    entries: Sequence[Entry], jobs: int, *, force: bool = False, done: Callable[[Built], None] | None = None
+) -> list[Built]:
+    """Build models in processes of their own; one that fails does not keep the others from being built.
+
+    Args:
+        entries: The models.
+        jobs: How many to build at a time; those that are up to date take no process.
+        force: Build those that are up to date as well.
+        done: Told what became of each model, in the order in which they end.
+
+    Returns:
+        What became of each model, in the order of `entries`.
+
+    """
+    found: dict[int, Built] = {}
+
+    def note(at: int, built: Built) -> None:
+        found[at] = built
+        if done is not None:
+            done(built)
+
+    for at, entry in enumerate(entries):
+        if not force and (settled := up_to_date(entry)) is not None:
+            note(at, settled)
+    stale = [at for at in range(len(entries)) if at not in found]
+    jobs = max(min(jobs, len(stale)), 1)
+    with ThreadPoolExecutor(jobs) as pool, _Processes(max(available_processors() // jobs, 1)) as processes:
+        running = {pool.submit(processes.build, entries[at]): at for at in stale}
+        try:
+            for future in as_completed(running):
+                note(running[future], future.result())
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+    return [found[at] for at in range(len(entries))]
+
+
+class _Processes:
+    """Processes that build a model each, and are gone at the end whatever happens.
+
+    Args:
+        share: How many processors each of them may use.
+
+    """
+
+    def __init__(self, share: int) -> None:
+        self._share = share
+        self._lock = Lock()
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._closed = False
+
+    def __enter__(self) -> _Processes:
+        return self
+
+    def build(self, entry: Entry) -> Built:
+        """Build a model in a new process, and wait for it."""
+        process = self._start()
+        if process is None:
+            return Built(entry, "failed", error=ModelError("the build was interrupted"))
+        answer, _ = process.communicate(pickle.dumps(sys.path) + pickle.dumps((entry, self._share)))
+        with self._lock:
+            self._running.discard(process)
+        if process.returncode != 0:
+            message = f"{entry.quantized}: the process that built it ended with code {process.returncode}"
+            return Built(entry, "failed", error=ModelError(message, "Build with --jobs 1 to see what happens."))
+        built = pickle.loads(answer)
+        assert isinstance(built, Built)
+        return built
+
+    def _start(self) -> subprocess.Popen[bytes] | None:
+        """Start a process in a session of its own, which an interrupt from the terminal does not reach."""
+        with self._lock:
+            if self._closed:
+                return None
+            command = [sys.executable, "-c", START]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+            self._running.add(process)
+            return process
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._closed = True
+            left = list(self._running)
+        for process in left:
+            process.terminate()
+        for process in left:
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def work() -> None:
+    """Build the model that stdin names, and write what became of it to stdout; both pickled by `build_in_jobs`."""
+    entry, share = pickle.load(sys.stdin.buffer)
+    limit_processors(share)
+    signal.signal(signal.SIGTERM, _end)
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answer:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what functions of the user print is talk
+        built = next(build([entry], force=True))
+        pickle.dump(built, answer)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    """End by an exception, so that temporary files are removed."""
+    raise SystemExit(128 + number)
