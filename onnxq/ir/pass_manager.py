@@ -132,7 +132,8 @@ def register_pass(*, order: int, note: str = "", **needs: Any) -> Callable[[Func
     Args:
         order: Passes of a phase run in ascending order.
         note: See `Pass`.
-        needs: Attributes of `Pass` that say where it runs and what it is given.
+        needs: Attributes of `Pass` that say where it runs and what it is given; and `run`, where that is something else
+            than the function.
 
     """
 
@@ -144,7 +145,7 @@ def register_pass(*, order: int, note: str = "", **needs: Any) -> Callable[[Func
             raise ValueError(f"{module} is no module of a phase, or its name is that of another pass")
         sentence = (function.__globals__["__doc__"] or "").split("\n\n")[0].partition(". ")[0]
         summary = " ".join(sentence.split())
-        _PASSES[name] = Pass(name, phase, order, summary, function, note, **needs)
+        _PASSES[name] = Pass(name, phase, order, summary, note=note, **{"run": function, **needs})
         return function
 
     return register

@@ -9,65 +9,29 @@ products.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.ir import Model, Node, Patch, Value
-from onnxq.ir.pass_manager import register_pass
-from onnxq.ir.patch import named_after
+from onnxq.ir.graph import Value
+from onnxq.ir.match import Match, NoMatch, const, op, var
+from onnxq.ir.patch import Patch
+from onnxq.ir.pattern_pass import pattern_pass
 from onnxq.ir.schemas import MAX_BROADCASTS
-from onnxq.optimize.qdq import made_by
 
 DIFFERENCES = np.array([[1, -1], [-1, 1]], np.float32)
+A, B = (op("Split", var("rows"), const([1, 1]), axis=-1, output=i, name="ab"[i]) for i in (0, 1))
 
 
-@register_pass(order=40, opset=MAX_BROADCASTS, timed=True)
-def join_differences(model: Model) -> Iterator[Patch]:
-    """Write a - b and b - a of rows [a, b] as one product.
-
-    Args:
-        model: A model whose types are inferred. What it computes of finite numbers stays the same to
-            the bit.
-
-    """
-    for graph in model.graph.graphs():
-        for node in graph.nodes:
-            rows = _rows(node)
-            if rows is not None:
-                yield _patch(node, rows)
-
-
-def _rows(joined: Node) -> Value | None:
-    """Give the rows [a, b] of which a Concat joins a - b and b - a; None where it joins something else."""
-    if joined.op_type != "Concat" or joined.domain or len(joined.inputs) != 2:
-        return None
-    ahead, behind = (_difference(value) for value in joined.inputs)
-    if ahead is None or behind is None or ahead != behind[::-1]:
-        return None
-    split, made = made_by(ahead[0], "Split"), joined.outputs[0]
-    if split is None or split.outputs != ahead or len(split.inputs) != 2:
-        return None
-    if made is None or made.dtype != TensorProto.FLOAT:
-        return None
-    rows, sizes = split.inputs
-    whole = sizes is not None and sizes.constant is not None and sizes.constant.numpy().tolist() == [1, 1]
-    last = split.attribute("axis", 0) == joined.attribute("axis") == -1
-    return rows if whole and last and split.graph is joined.graph else None
-
-
-def _difference(value: Value | None) -> list[Value | None] | None:
-    """Give what a difference is taken of that nobody but the Concat reads."""
-    maker = made_by(value, "Sub")
-    return maker.inputs if maker is not None and value is not None and value.only_use is not None else None
-
-
-def _patch(joined: Node, rows: Value) -> Patch:
-    made = joined.outputs[0]
-    assert made is not None
-    patch = Patch(joined.graph, joined, "rows of two are read where they are")
-    signs = patch.constant(DIFFERENCES, f"{made.name}_signs")
-    patch.replace(made, patch.op("MatMul", rows, signs, hint=made.name))
-    named_after(patch, joined)
-    return patch
+@pattern_pass(
+    op("Concat", op("Sub", A, B, once=True), op("Sub", B, A, once=True), axis=-1),
+    order=40,
+    because="rows of two are read where they are",
+    opset=MAX_BROADCASTS,
+    timed=True,
+)
+def join_differences(patch: Patch, found: Match) -> Value:
+    """Write a - b and b - a of rows [a, b] as one product, the same to the bit for finite numbers."""
+    if found.result.dtype != TensorProto.FLOAT:
+        raise NoMatch(f"'{found.result.name}' is not of float32")
+    signs = patch.constant(DIFFERENCES, f"{found.result.name}_signs")
+    return patch.op("MatMul", found["rows"], signs, hint=found.result.name)

@@ -7,32 +7,20 @@ LayerNormalization take 52 µs. It looks for Add alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from onnxq.ir.graph import Value
+from onnxq.ir.match import Match, computed, op
+from onnxq.ir.patch import Patch
+from onnxq.ir.pattern_pass import pattern_pass
 
-from onnxq.ir import Model, Node, Patch
-from onnxq.ir.pass_manager import register_pass
 
-
-@register_pass(
+@pattern_pass(
+    op("LayerNormalization", op("Add", computed("x"), computed("y"), name="sum", once=True), ...),
     order=300,
+    because="keep it apart from the normalisation behind",
     note="kept {} addition{s} apart from the LayerNormalization behind, as onnxruntime's kernel for both is slow",
+    replaces="sum",
+    keeps_name=False,
 )
-def describe(model: Model) -> Iterator[Patch]:
+def write_sum(patch: Patch, found: Match) -> Value:
     """Write as Sum what one LayerNormalization alone reads."""
-    for node in model.graph.walk():
-        if _is_residual(node):
-            patch = Patch(node.graph, node, f"keep {node.label} apart from the normalisation behind")
-            output = node.outputs[0]
-            assert output is not None
-            patch.replace(output, patch.op("Sum", *node.inputs, hint=output.name))
-            yield patch
-
-
-def _is_residual(node: Node) -> bool:
-    """Whether a node adds two activations for a LayerNormalization, and for nothing else."""
-    if node.op_type != "Add" or node.domain or len(node.inputs) != 2 or node.outputs[0] is None:
-        return False
-    reader = node.outputs[0].only_use
-    if reader is None or any(v is None or v.constant is not None for v in node.inputs):
-        return False
-    return reader.node.op_type == "LayerNormalization" and not reader.node.domain and reader.slot == 0
+    return patch.op("Sum", found["x"], found["y"], hint=found["sum"].name)
