@@ -89,6 +89,36 @@ def columns_of(node: Node, weight: Sequence[int], costs: Costs) -> Columns | Non
     return best
 
 
+def neighbours(weight: Sequence[int], columns: Columns, left: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return which elements of a filter the kernel multiplies side by side where a block holds channel after channel.
+
+    Where it holds column after column, those are the ones that follow one another in the filter as it was.
+
+    Args:
+        weight: Shape of the weight, `[filters, channels, ..., width]`.
+        columns: What becomes of its columns.
+        left: Padding on the left of the Conv.
+
+    Returns:
+        For each of the columns that are made at once, the indices of first and second elements in a filter's channels
+        and window, flattened.
+
+    """
+    _, channels, *window = weight
+    numbers = np.arange(math.prod(weight[1:])).reshape(channels, -1, window[-1])
+    stride, places = columns.read // columns.made, columns.width * columns.read
+    found = []
+    for number in range(columns.made):
+        first = columns.before * columns.read - left + number * stride
+        shifted = np.full((*numbers.shape[:2], places), -1)
+        shifted[..., first : first + window[-1]] = numbers
+        blocks = shifted.reshape(channels, -1, columns.width, columns.read).transpose(1, 2, 0, 3)
+        one, other = blocks.reshape(-1, 2).T
+        both = (one >= 0) & (other >= 0)
+        found.append((one[both], other[both]))
+    return found
+
+
 def folds(conv: IntegerConv, target: Target) -> Columns | None:
     """Say how the columns of an integer Conv become channels, if they do."""
     if conv.depthwise or not target.timed:

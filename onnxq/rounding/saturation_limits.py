@@ -20,8 +20,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from onnxq.ir import Node, Value
+from onnxq.ir.shape_inference.padding import pads_of
 from onnxq.ops.forms.per_row import is_nonnegative, steps_of
 from onnxq.ops.forms.scheme import Scheme
+from onnxq.optimize.fold_columns import Columns, columns_of, neighbours
+from onnxq.targets import load_costs
 from onnxq.targets.target import load_target
 
 MOST_SUM = 32767  # of two products in 16 bits
@@ -33,6 +36,19 @@ KERNELS = ("uint8", "int8")  # activations that integer kernels take; x86 makes 
 HEADROOM = 1.2  # other samples go further: by so much of the distance between the zero point and the largest code
 
 
+class Folded(NamedTuple):
+    """How columns of a Conv become channels when the graph is optimized, which makes others neighbours.
+
+    Attributes:
+        columns: As `onnxq.optimize.fold_columns` chooses them.
+        left: Padding on the left.
+
+    """
+
+    columns: Columns
+    left: int
+
+
 class Summed(NamedTuple):
     """How a kernel sums over a weight.
 
@@ -42,6 +58,7 @@ class Summed(NamedTuple):
         group: Groups of a Conv.
         calibrated: Whether activations are coded in a calibrated range, so that samples tell their largest codes.
         steps: Where each row of the activation has a scale of its own, codes from zero to the row's largest magnitude.
+        folded: Of a Conv whose columns are going to be channels.
 
     """
 
@@ -50,6 +67,7 @@ class Summed(NamedTuple):
     group: int = 1
     calibrated: bool = False
     steps: int = 0
+    folded: Folded | None = None
 
 
 class _Pairs(NamedTuple):
@@ -238,6 +256,10 @@ def _neighbours(elements: np.ndarray, summed: Summed) -> Iterator[tuple[np.ndarr
     for start in (0, 1) if odd else (0,):
         end = start + (sequences.shape[-1] - start) // 2 * 2
         yield sequences[..., start:end:2], sequences[..., start + 1 : end : 2]
+    if summed.folded is not None:
+        filters = elements.reshape(len(elements), -1)
+        for first, other in neighbours(elements.shape, *summed.folded):
+            yield filters[:, first], filters[:, other]
 
 
 def _of_one_sign(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -303,7 +325,9 @@ def summed_pairs(node: Node, weight: Value, scheme: Scheme) -> Summed | None:
         group = node.attribute("group", 1)
         depthwise = constant.shape[1] == 1 and constant.shape[0] == group
         exact = not static and not steps  # ConvInteger, whose weights are uint8
-        return None if depthwise or exact else Summed("conv", 1, group, static, steps)
+        if depthwise or exact:
+            return None
+        return Summed("conv", 1, group, static, steps, _folded(node, constant.shape, scheme) if static else None)
     if node.op_type == "MatMul" and weight in node.inputs[1:2] and len(constant.shape) > 1:
         return Summed("product", len(constant.shape) - 2, 1, static, steps)
     if node.op_type == "Gemm" and weight in node.inputs[1:2]:
@@ -311,3 +335,13 @@ def summed_pairs(node: Node, weight: Value, scheme: Scheme) -> Summed | None:
     if node.op_type == "LSTM" and weight in node.inputs[1:3] and not static:
         return Summed("product", 2)
     return None
+
+
+def _folded(conv: Node, weight: tuple[int, ...], scheme: Scheme) -> Folded | None:
+    """Say how columns of a static Conv become channels, if they do; of a single channel, neighbours stay neighbours."""
+    target = load_target(scheme.target)
+    columns = columns_of(conv, weight, load_costs(target.name)) if target.timed and weight[1] > 1 else None
+    if columns is None:
+        return None
+    axes = len(weight) - 2
+    return Folded(columns, pads_of(conv, axes)[axes - 1])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from helpers import build, floats, node, quantize_in_memory, recipe_of, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onnxq import quantize
 from onnxq.calibration.gram import Gram
 from onnxq.calibration.im2col import Unfolding
 from onnxq.calibration.second_moments import LayerMoments
@@ -23,6 +26,7 @@ from onnxq.rounding.saturation_limits import (
     least_pair_scales,
     pair_limits,
 )
+from onnxq.verification.families import evaluated_sqnrs
 from onnxq.verification.int8_saturation import read_saturation
 
 PRODUCT = Summed("product", 0)
@@ -143,6 +147,37 @@ def test_the_order_is_that_of_the_kernels(channels: int, group: int, granularity
     inner = inner_rows("Conv", codes, group=group)
     assert inner is not None
     assert saturating_pairs(inner) == 0
+
+
+def pictures(count: int) -> list[dict[str, np.ndarray]]:
+    """Smooth pictures: neighbours in a row are alike, so that their codes are large together."""
+    noise = [floats(1, 3, 16, 16, seed=seed).repeat(4, axis=2).repeat(4, axis=3) for seed in range(count)]
+    return [{"x": np.ascontiguousarray(one)} for one in noise]
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "output-error"])
+def test_columns_that_become_channels_are_neighbours_then(tmp_path: Path, rounding: str) -> None:
+    """The first Conv of a lane detector saturated, which took 11 dB off it: its columns are folded at the very end."""
+    proto = build(
+        [node("Conv", "x w", "c", strides=[2, 2], pads=[3] * 4), node("Relu", "c", "y")],
+        {"x": [1, 3, 64, 64]},
+        ["y"],
+        {"w": np.abs(floats(16, 3, 7, 7, seed=3, scale=0.1))},
+    )
+    source, data = tmp_path / "m.onnx", pictures(6)
+    source.write_bytes(proto.SerializeToString())
+    lost = {}
+    for target in ("cpu", "cpu-vnni"):
+        recipe = recipe_of("static-int8", rounding=rounding, target=target)
+        quantize(source, recipe, output=tmp_path / "q.onnx", samples=data, force=True)
+        made = (tmp_path / "q.onnx").read_bytes()
+        assert b"_blocks" in made
+        exact, saturating = evaluated_sqnrs(parse(proto.SerializeToString()), made, data, ("exact", "saturating"))
+        assert exact is not None
+        assert saturating is not None
+        lost[target] = exact - saturating
+    assert lost["cpu"] == 0
+    assert lost["cpu-vnni"] > 3
 
 
 def test_largest_codes_have_headroom_and_end_at_the_type() -> None:
