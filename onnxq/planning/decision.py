@@ -81,6 +81,7 @@ class Plan:
         conversions: What conversions between float and 8 bit take by these kernel times, in nanoseconds; 0 where they
             decided nothing.
         keeps_opset: Whether the model cannot be converted, so that only forms count that its opset has.
+        stores_only: Whether what is left to `auto` computes in float with weights stored in 8 bit.
 
     """
 
@@ -98,6 +99,7 @@ class Plan:
     clipped: Mapping[str, Clipped] = field(default_factory=dict)
     conversions: float = 0.0
     keeps_opset: bool = False
+    stores_only: bool = False
 
     def quantized(self) -> list[Decision]:
         """The decisions that change something."""

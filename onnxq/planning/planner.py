@@ -26,6 +26,7 @@ from onnxq.targets.target import load_target
 
 __all__ = ["Choices", "Decision", "Override", "Plan", "form_of", "make_plan", "node_key", "schemes_to_try"]
 
+NOT_WORTHWHILE = "the model as a whole would not be 3 % faster"
 # What `auto` tries for a node, in this order.
 AUTO_WITH_DATA: tuple[SchemeName, ...] = ("static-int8", "dynamic-int8", "weight-int8")
 NOT_FASTER = "8 bit would not be faster here"
@@ -43,6 +44,7 @@ def make_plan(
     costs: Costs | None = None,
     clipped: Mapping[str, Clipped] | None = None,
     keeps_opset: bool = False,
+    stores_only: bool = False,
 ) -> Plan:
     """Decide about every node.
 
@@ -56,11 +58,13 @@ def make_plan(
         costs: Kernel times; by default those that come with onnxq.
         clipped: See `Plan`.
         keeps_opset: See `Plan`.
+        stores_only: See `Plan`.
 
     """
     recipe = recipe.at_opset(model.opset)
     costs = costs or load_costs(recipe.scheme.target)
-    plan = Plan(recipe, choices or {}, with_data, costs, clipped=clipped or {}, keeps_opset=keeps_opset)
+    plan = Plan(recipe, choices or {}, with_data, costs, clipped=clipped or {})
+    plan.keeps_opset, plan.stores_only = keeps_opset, stores_only
     decided: dict[Node, Decision] = {}
     for node in model.graph.walk():
         decided[node] = _decide(node, plan, model.opset)
@@ -100,6 +104,9 @@ def _decide(node: Node, plan: Plan, opset: int) -> Decision:
             made = _first_accepted(node, replace(scheme, **dict(choice.settings)), (choice.scheme,), opset)
         return replace(made, reason=f"{made.reason}: {choice.reason}" if made.scheme else choice.reason)
     names = schemes_to_try(node, scheme, with_data=plan.with_data)
+    if plan.stores_only and scheme.name == "auto":
+        stored = _first_accepted(node, scheme, ("weight-int8",), opset, plan.costs)
+        return replace(stored, reason=f"{stored.reason}: {NOT_WORTHWHILE}") if stored.scheme else stored
     return _first_accepted(node, scheme, names, opset, plan.costs)
 
 

@@ -16,8 +16,9 @@ from onnxq.errors import CheckFailed, RecipeError
 from onnxq.ir import Model
 from onnxq.ir.storage.files import data_path, needs_external_data
 from onnxq.planning.decision import FOR_SIZE, Choices, Override
-from onnxq.planning.planner import node_key
+from onnxq.planning.planner import NOT_WORTHWHILE, node_key
 from onnxq.planning.recipe import MICROSOFT
+from onnxq.planning.worthwhile import worthwhile
 from onnxq.report import Report
 from onnxq.runtime.session import InMemory
 from onnxq.search.candidates import Candidate, find_candidates, is_priced, predicted_time, saved_time, searchable
@@ -155,7 +156,16 @@ def settle_accuracy(variants: Variants, budget: Budget) -> SearchOutcome:
         found = _towards_goals(variants, ranked, found)
         if budget.max_size is None:
             found = keep_small_weights_float(variants, ranked, found)
-    return SearchOutcome(found.choices, contributions)
+    return SearchOutcome(_stored_unless_worthwhile(variants, found.choices), contributions)
+
+
+def _stored_unless_worthwhile(variants: Variants, choices: Choices) -> Choices:
+    """Let the rest compute in float, too, where what was returned leaves too little of the time that 8 bit saves."""
+    plan = variants.replan(choices)[0].plan if choices else variants.prepared.plan
+    if not choices or worthwhile(plan):
+        return choices
+    rest = [one.node for one in plan.decisions if one.node in plan.in_integers and searchable(plan, one)]
+    return {**choices, **{node_key(node): Override("weight-int8", NOT_WORTHWHILE) for node in rest}}
 
 
 def _towards_goals(variants: Variants, ranked: list[Candidate], found: SearchResult) -> SearchResult:

@@ -18,6 +18,8 @@ from onnxq.ir import Model, check_output
 from onnxq.ir.storage.atomic_write import write_together
 from onnxq.ir.storage.files import data_path
 from onnxq.planning.benchmark import benchmark, kernels_of, sample_shapes
+from onnxq.planning.planner import make_plan
+from onnxq.planning.worthwhile import worthwhile
 from onnxq.progress import Observer
 from onnxq.stages.prepare import replan_with_costs
 from onnxq.stages.prepared import Prepared
@@ -89,7 +91,7 @@ def _schemes(prepared: Prepared) -> set[str]:
 def replan_with_timings(
     prepared: Prepared, given: Samples | None, timing: Timing, observer: Observer, most: int | None = None
 ) -> Prepared:
-    """Decide anew by measured kernel times.
+    """Decide anew by measured kernel times, or whether the plan by the table is worthwhile as a whole.
 
     Args:
         prepared: The plan by the table.
@@ -105,7 +107,7 @@ def replan_with_timings(
 
     """
     if not timing.benchmark and timing.path is None:
-        return prepared
+        return _stored_unless_worthwhile(prepared)
     recipe = prepared.plan.recipe
     target = load_target(recipe.scheme.target)
     if timing.benchmark and not target.at_hand:
@@ -133,3 +135,19 @@ def replan_with_timings(
     if kernels and not any(kernel in found.kernels for kernel in kernels):
         again = replace(again, notes=(*again.notes, UNKNOWN))
     return again
+
+
+def _stored_unless_worthwhile(prepared: Prepared) -> Prepared:
+    """Let what is left to `auto` compute in float, with weights stored in 8 bit, where all of it gains too little."""
+    if AUTO not in _schemes(prepared) or worthwhile(prepared.plan):
+        return prepared
+    before = prepared.plan
+    plan = make_plan(
+        prepared.model,
+        before.recipe,
+        with_data=before.with_data,
+        costs=before.costs,
+        keeps_opset=before.keeps_opset,
+        stores_only=True,
+    )
+    return replace(prepared, plan=plan) if plan.quantized() else prepared

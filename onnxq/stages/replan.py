@@ -46,6 +46,7 @@ def replan(
         costs=before.costs,
         clipped=before.clipped,
         keeps_opset=before.keeps_opset,
+        stores_only=before.stores_only,
     )
     return replace(prepared, plan=plan)
 
