@@ -15,6 +15,7 @@ from onnxq.planning.decision import Choices, Decision, Override, Plan, node_key
 from onnxq.planning.log_critical import before_logarithms
 from onnxq.planning.ort_workarounds import breaks_runtime
 from onnxq.planning.outlier_channels import Clipped, adds_outliers
+from onnxq.planning.output_head import with_head_bits
 from onnxq.planning.partition import FLOAT_BONUS, partition_graph
 from onnxq.planning.qdq_placement import check_activations, check_target, place_qdq, redundant_clamps, useless_residuals
 from onnxq.planning.qdq_propagation import propagate_qdq
@@ -103,6 +104,7 @@ def _decide(node: Node, plan: Plan, opset: int) -> Decision:
         if choice.scheme != "float":
             made = _first_accepted(node, replace(scheme, **dict(choice.settings)), (choice.scheme,), opset)
         return replace(made, reason=f"{made.reason}: {choice.reason}" if made.scheme else choice.reason)
+    scheme = with_head_bits(node, scheme)
     names = schemes_to_try(node, scheme, with_data=plan.with_data)
     if plan.stores_only and scheme.name == "auto":
         stored = _first_accepted(node, scheme, ("weight-int8",), opset, plan.costs)

@@ -206,7 +206,8 @@ def recipe_names() -> list[str]:
 def in_blocks(bits: int, block_size: int | None = None, target: str | None = None) -> Recipe:
     """Return the recipe for weights in blocks, multiplied by MatMulNBits on activations of 8 bit.
 
-    A target without operators of `com.microsoft` gets DequantizeLinear.
+    The head has 8 bits: nothing behind it evens its rounding out. A target without operators of `com.microsoft` gets
+    DequantizeLinear.
 
     Args:
         bits: One of `BLOCK_BITS`.
@@ -218,6 +219,7 @@ def in_blocks(bits: int, block_size: int | None = None, target: str | None = Non
     size = recipe.scheme.block_size if block_size is None else block_size
     recipe = recipe if target is None else recipe.for_target(target)
     settings: dict[str, Any] = {"name": f"weight-int{bits}", "block_size": size}
+    settings |= {"head_bits": 8} if bits < 8 else {}
     if MICROSOFT in load_target(recipe.scheme.target).domains:
         settings |= {"form": "matmulnbits", "accuracy_level": 4}
     description = f"Weights of MatMul and Gemm in {bits} bit, in blocks of {size}; other weights in 8 bit"

@@ -10,27 +10,34 @@ from helpers import build, floats, node
 
 @pytest.fixture
 def source():
-    weights = {"w": floats(64, 48, scale=0.3)}
-    return build([node("MatMul", "x w", "y")], {"x": [3, 64]}, ["y"], weights, 21)
+    """Two products; the second one is the head."""
+    weights = {"w": floats(64, 48, scale=0.3), "v": floats(48, 32, scale=0.3, seed=1)}
+    nodes = [node("MatMul", "x w", "a"), node("Relu", "a", "b"), node("MatMul", "b v", "y")]
+    return build(nodes, {"x": [3, 64]}, ["y"], weights, 21)
 
 
 def written(name):
-    (made,) = onnx.load(name).graph.node
-    return made.op_type, {one.name: onnx.helper.get_attribute_value(one) for one in made.attribute}
+    first, _, last = onnx.load(name).graph.node
+    return [
+        (made.op_type, {one.name: onnx.helper.get_attribute_value(one) for one in made.attribute})
+        for made in (first, last)
+    ]
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("data", [False, True])
-def test_bits_and_block_write_one_operator(cli, source, tmp_path, monkeypatch, bits, data):
+def test_bits_and_block_write_one_operator_and_the_head_has_8_bits(cli, source, tmp_path, monkeypatch, bits, data):
     monkeypatch.chdir(tmp_path)
     onnx.save(source, "m.onnx")
     np.savez("d.npz", x=floats(30, 64))
     given = ["-d", "d.npz"] if data else []
     code, _, err = cli("quantize", "m.onnx", *given, "-o", "q.onnx", "--bits", str(bits), "--block", "16")
     assert code == 0, err
-    op_type, attributes = written("q.onnx")
-    expected = {"K": 64, "N": 48, "bits": bits, "block_size": 16, "accuracy_level": 4}
-    assert (op_type, attributes) == ("MatMulNBits", expected)
+    common = {"block_size": 16, "accuracy_level": 4}
+    assert written("q.onnx") == [
+        ("MatMulNBits", {"K": 64, "N": 48, "bits": bits} | common),
+        ("MatMulNBits", {"K": 48, "N": 32, "bits": 8} | common),
+    ]
 
 
 def test_a_target_without_the_operator_gets_dequantizelinear(cli, source, tmp_path, monkeypatch):
@@ -38,7 +45,8 @@ def test_a_target_without_the_operator_gets_dequantizelinear(cli, source, tmp_pa
     onnx.save(source, "m.onnx")
     code, _, err = cli("quantize", "m.onnx", "-o", "q.onnx", "--bits", "4", "--target", "generic")
     assert code == 0, err
-    assert [made.op_type for made in onnx.load("q.onnx").graph.node] == ["DequantizeLinear", "MatMul"]
+    made = [made.op_type for made in onnx.load("q.onnx").graph.node]
+    assert sorted(made) == ["DequantizeLinear"] * 2 + ["MatMul"] * 2 + ["Relu"]
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ SETTINGS = {
     "domain": st.sampled_from(["ai.onnx", "com.microsoft"]),
     "block_size": st.sampled_from([0, 16, 32, 64, 128, 256]),
     "zero_points": st.booleans(),
+    "head_bits": st.sampled_from([0, 2, 4, 8]),
     "activation_granularity": st.sampled_from(["auto", "tensor", "row"]),
     "accuracy_level": st.sampled_from([0, 1, 2, 3, 4]),
     "integer_conv": st.booleans(),

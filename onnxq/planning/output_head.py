@@ -1,0 +1,36 @@
+"""The head of a model: the product that gives an output, whose rounding nothing behind it evens out.
+
+Tests: `tests/planning/test_output_head.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+from onnxq.ir import Node
+from onnxq.ops.forms.scheme import WEIGHT_BITS, Scheme, SchemeName
+
+ELEMENTWISE = ("Add", "Cast", "Clip", "Div", "Identity", "LogSoftmax", "Mul", "Sigmoid", "Softmax", "Sub", "Tanh")
+
+
+def is_head(node: Node) -> bool:
+    """Tell whether a MatMul or Gemm gives an output of the model, elementwise operators between them at most."""
+    if node.op_type not in ("MatMul", "Gemm") or node.domain or node.graph.parent is not None:
+        return False
+    value = node.outputs[0]
+    while value is not None:
+        if value.is_output:
+            return True
+        use = value.only_use
+        if use is None or use.node.op_type not in ELEMENTWISE or use.node.domain:
+            return False
+        value = use.node.outputs[0]
+    return False
+
+
+def with_head_bits(node: Node, scheme: Scheme) -> Scheme:
+    """Return the scheme of a node with the bits of a head if it is one."""
+    if not scheme.head_bits or scheme.name not in WEIGHT_BITS or not is_head(node):
+        return scheme
+    return replace(scheme, name=cast("SchemeName", f"weight-int{scheme.head_bits}"))
