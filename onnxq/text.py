@@ -43,10 +43,37 @@ def parse_size(text: str) -> int | None:
 
 
 def size_change(before: int, after: int) -> str:
-    """Say how much smaller or larger a file became."""
+    """Say how much smaller or larger a file became: `3.7× smaller`."""
+    before, after = max(before, 1), max(after, 1)
     if after <= before:
-        return f"{before / max(after, 1):.1f} times smaller"
-    return f"{after / max(before, 1):.1f} times larger"
+        return _times(before / after, "smaller", "the same size")
+    return _times(after / before, "larger", "the same size")
+
+
+def speed_change(ratio: float) -> str:
+    """Say how much faster or slower something became: `1.3× faster`.
+
+    Args:
+        ratio: Its time as a share of the time before.
+
+    """
+    if ratio <= 1:
+        return _times(1 / max(ratio, 1e-9), "faster", "as fast")
+    return _times(ratio, "slower", "as fast")
+
+
+def _times(factor: float, word: str, same: str) -> str:
+    """Write a factor of at least 1; small ones with more decimals, for 1.0 says nothing."""
+    digits = 2 if factor < 1.095 else 1
+    written = f"{factor:.{digits}f}"
+    return same if float(written) == 1 else f"{written}× {word}"
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """Write a share of 1 in percent; one that rounds to nothing as less than the least that would show."""
+    least = 10.0**-digits
+    written = f"{100 * share:.{digits}f}"
+    return f"<{least:.{digits}f} %" if float(written) == 0 else f"{written} %"
 
 
 def format_drop(drop: float) -> str:
@@ -54,9 +81,19 @@ def format_drop(drop: float) -> str:
     return "the same" if not drop else f"{abs(drop):.4g} {'less' if drop > 0 else 'more'}"
 
 
-def milliseconds(value: float) -> str:
-    """Write a latency for people."""
-    return f"{value:.3f} ms" if value < 10 else f"{value:.1f} ms"
+def milliseconds(value: float, beside: float | None = None) -> str:
+    """Write a latency for people, in milliseconds.
+
+    Args:
+        value: What is written.
+        beside: Another latency of the same row, which is written with as many decimals.
+
+    """
+    least, most = sorted((value, value if beside is None else beside))
+    digits = next((digits for least, digits in ((10, 1), (1, 2)) if most >= least), 3)
+    if least < 1:  # two digits of the smaller one show at least
+        digits = max(digits, 2 if least >= 0.1 else 3)
+    return f"{value:.{digits}f} ms"
 
 
 def duration(seconds: float) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from onnxq.text import did_you_mean, milliseconds, printable, size_change, truncate
+from onnxq.text import did_you_mean, milliseconds, percent, printable, size_change, speed_change, truncate
 
 
 def test_long_names_keep_what_tells_them_apart() -> None:
@@ -20,9 +20,57 @@ def test_no_name_stays_too_long(most: int) -> None:
 
 
 def test_sizes_latencies_and_names() -> None:
-    assert (size_change(400, 100), size_change(100, 150)) == ("4.0 times smaller", "1.5 times larger")
-    assert (milliseconds(1.23456), milliseconds(12.3456)) == ("1.235 ms", "12.3 ms")
+    assert (size_change(400, 100), size_change(100, 150)) == ("4.0× smaller", "1.5× larger")
+    assert (milliseconds(1.23456), milliseconds(12.3456)) == ("1.23 ms", "12.3 ms")
     assert printable("a\n\x1b[31m b") == "a \\x1b[31m b"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "said"),
+    [
+        (0.78, "1.3× faster"),
+        (0.5, "2.0× faster"),
+        (0.96, "1.04× faster"),
+        (0.999, "as fast"),
+        (1.0, "as fast"),
+        (1.004, "as fast"),
+        (1.05, "1.05× slower"),
+        (1.1, "1.1× slower"),
+        (2.55, "2.5× slower"),
+        (0.0, "1000000000.0× faster"),
+    ],
+)
+def test_a_ratio_has_one_direction(ratio: float, said: str) -> None:
+    assert speed_change(ratio) == said
+
+
+def test_sizes_that_hardly_differ() -> None:
+    assert (size_change(100, 100), size_change(103, 100)) == ("the same size", "1.03× smaller")
+    assert size_change(0, 0) == "the same size"
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ((22.3, 20.9), "22.3 ms 20.9 ms"),
+        ((10.5, 7.833), "10.5 ms 7.8 ms"),
+        ((12.9, 9.445), "12.9 ms 9.4 ms"),
+        ((1.234, 0.95), "1.23 ms 0.95 ms"),
+        ((0.026, 0.02), "0.026 ms 0.020 ms"),
+        ((12.0, 0.02), "12.000 ms 0.020 ms"),
+    ],
+)
+def test_latencies_of_a_row_have_equal_decimals(row: tuple[float, float], said: str) -> None:
+    first, second = row
+    assert f"{milliseconds(first, second)} {milliseconds(second, first)}" == said
+
+
+@pytest.mark.parametrize(
+    ("share", "digits", "said"),
+    [(0.3, 0, "30 %"), (0.004, 0, "<1 %"), (0.0, 0, "<1 %"), (0.0004, 1, "<0.1 %"), (0.019, 1, "1.9 %")],
+)
+def test_a_share_is_never_nothing(share: float, digits: int, said: str) -> None:
+    assert percent(share, digits) == said
 
 
 def test_similar_names_are_offered_the_most_similar_first():

@@ -14,7 +14,7 @@ from rich.text import Text
 from onnxq.cli.tables import Cell, columns
 from onnxq.explanation.records import Explanation, Times, Wire
 from onnxq.report import Activation, NodeReport
-from onnxq.text import FLOAT, decibels, noise, printable
+from onnxq.text import FLOAT, decibels, noise, percent, printable
 
 MOST_READERS = 4
 INDENT = 2
@@ -63,7 +63,7 @@ def _grounds(one: Explanation) -> list[tuple[Cell, ...]]:
         rows.append(("times", _times(one.times)))
     if one.contribution is not None:
         how = "run alone" if one.contribution.exact else "estimated"
-        rows.append(("adds", f"{100 * one.contribution.share:.1f} % of the outputs' error ({how})"))
+        rows.append(("adds", f"{percent(one.contribution.share, 1)} of the outputs' error ({how})"))
     rows += [("runtime", printable(hazard.advice)) for hazard in one.hazards]
     return rows
 

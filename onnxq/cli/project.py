@@ -211,19 +211,20 @@ def _show(rows: Sequence[tuple[Any, ...]]) -> None:
 
 
 def _built_words(built: Built) -> str:
-    from onnxq.text import decibels, size
+    from onnxq.text import decibels, milliseconds, size, size_change, speed_change
 
     if built.error is not None:
         return _why(built.entry, built.error)
     report = built.report
     if report is None or report.output_bytes is None:
         return ""
-    share = report.output_bytes / max(report.source_bytes, 1)
     comparison = report.comparison
     figure = "not run" if comparison is None else decibels(comparison.worst_sqnr)
     latency = None if comparison is None else comparison.latency
-    timed = "" if latency is None else f"; latency {latency.ratio:.2f} of float's"
-    return f"{size(report.output_bytes)}, {share:.2f} of float's{timed}; {figure}"
+    timed = "" if latency is None else f"{milliseconds(latency.quantized_ms)}, {speed_change(latency.ratio)}"
+    stored = f"{size(report.output_bytes)}, {size_change(report.source_bytes, report.output_bytes)}"
+    taken = duration(sum(seconds for _, seconds in report.seconds))
+    return "; ".join(filter(None, (figure, timed, stored, taken)))
 
 
 def _verified_words(verified: Verified) -> str:

@@ -158,7 +158,7 @@ def quantize(
         external_data=external_data or None,
         detailed=report is not None,
     )
-    return _write(result, report, output_format, dry_run=dry_run, force=force)
+    return _write(result, report, output_format, (data, custom_ops), dry_run=dry_run, force=force)
 
 
 def _run(model: Path, recipe: str | Recipe, budget: tuple[Any, ...], timing: tuple[Any, ...], **options: Any) -> Report:
@@ -173,6 +173,22 @@ def _run(model: Path, recipe: str | Recipe, budget: tuple[Any, ...], timing: tup
         return pipeline.quantize(model, recipe, observer=observer, budget=limits, timing=times, **options)
 
 
+def _show_next(output: Path, model: Path, data: Sequence[str], custom_ops: Sequence[Path]) -> None:
+    """Give the command that says more about a result, ready to paste."""
+    from shlex import quote
+
+    from rich.text import Text
+
+    from onnxq.cli.terminal import TIE, show
+    from onnxq.text import printable
+
+    given = [("-d", each) for each in data] + [("--custom-ops", str(each)) for each in custom_ops]
+    options = "".join(f" {option} {quote(value)}" for option, value in given)
+    command = printable(f"onnxq verify {quote(str(output))} --against {quote(str(model))}{options}")
+    unseen = ", better on data that no calibration has seen" if data else ""
+    show("", Text(f"next{unseen}:", style="dim"), Text(f"  {command}".replace(" ", TIE), style="dim", overflow="fold"))
+
+
 def _check(path: Path | None, others: Sequence[Path | None], *, force: bool) -> None:
     """Refuse a report that could not be written, or that another file of the run would be lost to."""
     if path is not None:
@@ -184,7 +200,16 @@ def _check(path: Path | None, others: Sequence[Path | None], *, force: bool) -> 
             raise OutputError(f"{path} is asked for twice, once as the report", "Choose another name for the report.")
 
 
-def _write(result: Report, path: Path | None, output_format: Format, *, dry_run: bool, force: bool) -> None:
+def _write(
+    result: Report,
+    path: Path | None,
+    output_format: Format,
+    given: tuple[Sequence[str], Sequence[Path]],
+    *,
+    dry_run: bool,
+    force: bool,
+) -> None:
+    """Write a report and print the product; `given` are data and libraries of custom operators."""
     from onnxq.cli.terminal import note
     from onnxq.cli.write import write_plan, write_report
     from onnxq.errors import OutputError
@@ -201,6 +226,8 @@ def _write(result: Report, path: Path | None, output_format: Format, *, dry_run:
     if result.comparison is not None and result.comparison.undefined():
         _warn_of_spoilt(result.source)
     (write_plan if dry_run else write_report)(result, output_format)
+    if result.output is not None and output_format is Format.TEXT:
+        _show_next(result.output, result.source, *given)
 
 
 def _warn_of_spoilt(path: Path) -> None:

@@ -18,7 +18,7 @@ from rich.text import Text
 from onnxq.cli.terminal import TIE
 from onnxq.explanation.inspect import Inspection
 from onnxq.report import Report
-from onnxq.text import FLOAT, decibels, format_drop, milliseconds, printable, size, size_change
+from onnxq.text import FLOAT, decibels, format_drop, milliseconds, percent, printable, size, size_change, speed_change
 from onnxq.verification.families import FamilyFigures
 from onnxq.verification.records import Comparison, Contribution, Latency, MetricComparison
 
@@ -30,6 +30,7 @@ INDENT, GAP = 2, 3
 FAR_OFF = 0.25  # between a measured latency and the predicted one
 LEAST_MS = 1.0  # of a run in float: shorter ones waver by as much
 LAST_COLUMN = 24  # the least that a sentence needs
+SCALE = "20 dB is an error of a tenth of the signal, 40 dB of a hundredth: higher is better"
 
 
 class _Columns:
@@ -107,6 +108,8 @@ def comparison_tables(comparison: Comparison, samples: str | None) -> Iterator[R
         yield Padding(Text(printable(sentence), style="dim"), (0, 0, 0, INDENT))
     for sentence in comparison.undefined():
         yield Padding(Text(printable(sentence), style="yellow"), (0, 0, 0, INDENT))
+    if any(math.isfinite(output.sqnr) for output in comparison.outputs):
+        yield Padding(Text(SCALE, style="dim"), (0, 0, 0, INDENT))
     if samples:
         yield Padding(Text(printable(f"compared on {samples}"), style="dim"), (0, 0, 0, INDENT))
         if "random numbers" in samples:
@@ -119,7 +122,7 @@ def family_tables(families: Sequence[FamilyFigures], measured: Latency | None) -
     rows: list[tuple[Cell, ...]] = []
     for family in families:
         sqnr = "not known" if family.sqnr is None else decibels(family.sqnr)
-        latency = "" if family.latency is None else f"{family.latency:.2f} of float's"
+        latency = "" if family.latency is None else speed_change(family.latency)
         rows.append((family.family, sqnr, latency, "this processor" if family.here else ""))
     yield columns(("processors", "SQNR", "predicted latency", ""), rows, right=(1,))
     sentence = mispredicted(families, measured)
@@ -133,7 +136,7 @@ def mispredicted(families: Sequence[FamilyFigures], measured: Latency | None) ->
     if here is None or measured is None or measured.float_ms < LEAST_MS or abs(measured.ratio / here - 1) <= FAR_OFF:
         return ""
     return (
-        f"measured here: {measured.ratio:.2f} of float's, predicted {here:.2f}; "
+        f"measured here: {speed_change(measured.ratio)}, predicted: {speed_change(here)}; "
         "--target native --benchmark decides by times measured on this processor"
     )
 
@@ -200,7 +203,7 @@ def sensitivity_table(contributions: Sequence[Contribution]) -> Iterator[Rendera
             c.node,
             c.op_type,
             c.scheme,
-            f"{100 * c.share:.1f} %",
+            percent(c.share, 1),
             decibels(-10 * math.log10(c.noise) if c.noise > 0 else math.inf),
             "run alone" if c.exact else "estimated",
         )
@@ -208,8 +211,8 @@ def sensitivity_table(contributions: Sequence[Contribution]) -> Iterator[Rendera
     ]
     yield columns(("adds most error", "operator", "becomes", "share", "alone", ""), rows, right=(3, 4))
     if len(ranked) > MOST_CONTRIBUTIONS:
-        rest = 100 * sum(c.share for c in ranked[MOST_CONTRIBUTIONS:])
-        yield Padding(Text(f"{len(ranked) - MOST_CONTRIBUTIONS} more: {rest:.1f} %", style="dim"), (0, 0, 0, INDENT))
+        rest = percent(sum(c.share for c in ranked[MOST_CONTRIBUTIONS:]), 1)
+        yield Padding(Text(f"{len(ranked) - MOST_CONTRIBUTIONS} more: {rest}", style="dim"), (0, 0, 0, INDENT))
 
 
 def _headline(report: Report, text: str) -> Text:
@@ -225,9 +228,10 @@ def _size_row(report: Report) -> tuple[Cell, ...]:
 def _latency_row(comparison: Comparison) -> tuple[Cell, ...]:
     latency = comparison.latency
     assert latency is not None
-    ratio = Text(f"{latency.ratio:.2f} of float's", style="green" if latency.ratio < 1 else "yellow")
+    before, after = latency.float_ms, latency.quantized_ms
+    ratio = Text(speed_change(latency.ratio), style="green" if latency.ratio < 1 else "yellow")
     how = Text(f" (median of {latency.pairs}, one thread)", style="dim")
-    return "latency", milliseconds(latency.float_ms), milliseconds(latency.quantized_ms), Text.assemble(ratio, how)
+    return "latency", milliseconds(before, after), milliseconds(after, before), Text.assemble(ratio, how)
 
 
 def _listing(counts: Mapping[str, int], most: int = 8) -> Text:

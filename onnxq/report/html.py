@@ -20,7 +20,18 @@ from typing import TYPE_CHECKING, Any
 from onnxq.errors import OutputError
 from onnxq.report.activations import Activation
 from onnxq.targets.host import processor_name
-from onnxq.text import FLOAT, decibels, format_drop, milliseconds, noise, printable, size, size_change
+from onnxq.text import (
+    FLOAT,
+    decibels,
+    format_drop,
+    milliseconds,
+    noise,
+    percent,
+    printable,
+    size,
+    size_change,
+    speed_change,
+)
 from onnxq.verification.records import Contribution, LayerComparison
 from onnxq.version import __version__
 
@@ -39,7 +50,9 @@ FILTERS = {
     "ms": milliseconds,
     "name": printable,
     "noise": noise,
+    "percent": percent,
     "size": size,
+    "speed": speed_change,
 }
 
 
@@ -98,14 +111,14 @@ def verdict(report: ReportData) -> str:
         return ""
     parts = [size_change(report.source_bytes, report.output_bytes)]
     if compared.latency is not None:
-        parts.append(f"{compared.latency.ratio:.2f} of float's time")
+        parts.append(speed_change(compared.latency.ratio))
     worst = compared.worst_sqnr
     lost = (
         "equal outputs"
         if worst == math.inf
         else f"an error of {_figure(100 * 10 ** (-worst / 20), 2)} % at the worst output"
     )
-    return f"The quantized model is {' and takes '.join(parts)}, with {lost}."
+    return f"The quantized model is {' and '.join(parts)}, with {lost}."
 
 
 def _charts(report: ReportData) -> dict[str, str | None]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from onnxq.text import FLOAT, decibels, format_drop, noise, printable
+from onnxq.text import FLOAT, decibels, format_drop, milliseconds, noise, percent, printable, size_change, speed_change
 
 if TYPE_CHECKING:
     from onnxq.report.records import ReportData
@@ -49,21 +49,16 @@ def _listed(report: ReportData, scheme: str) -> str:
 def _result(report: ReportData) -> str:
     if report.output is None or report.output_bytes is None:
         return "A plan: nothing was written.\n"
-    ratio = f"{report.output_bytes / report.source_bytes:.2f} of it" if report.source_bytes else ""
-    rows = [("size", f"{report.source_bytes:,} bytes", f"{report.output_bytes:,} bytes", ratio)]
+    change = size_change(report.source_bytes, report.output_bytes)
+    rows = [("size", f"{report.source_bytes:,} bytes", f"{report.output_bytes:,} bytes", change)]
     if report.comparison is None:
         written = f"Written to {_code(str(report.output))}, not compared with the float model.\n"
-        return "\n".join([written, _table(("", "float", "quantized", "ratio"), rows)])
+        return "\n".join([written, _table(("", "float", "quantized", "change"), rows)])
     latency = report.comparison.latency
     if latency:
-        rows.append(
-            (
-                "latency",
-                f"{latency.float_ms:.3f} ms",
-                f"{latency.quantized_ms:.3f} ms",
-                f"{latency.ratio:.2f} of it",
-            )
-        )
+        before, after = latency.float_ms, latency.quantized_ms
+        times = milliseconds(before, after), milliseconds(after, before)
+        rows.append(("latency", *times, speed_change(latency.ratio)))
     metric = report.comparison.metric
     if metric is not None:
         values = f"{metric.float_value:.6g}", f"{metric.quantized_value:.6g}", format_drop(metric.drop)
@@ -74,7 +69,7 @@ def _result(report: ReportData) -> str:
     ]
     written = f"Written to {_code(str(report.output))}, compared on {_plain(report.samples or '')}.\n"
     head = ("output", "SQNR", "largest error", "agreement")
-    parts = [written, _table(("", "float", "quantized", "ratio"), rows), _table(head, outputs)]
+    parts = [written, _table(("", "float", "quantized", "change"), rows), _table(head, outputs)]
     parts += ["".join(f"* {_plain(sentence)}\n" for sentence in report.comparison.selected())]
     return "\n".join(part for part in parts if part)
 
@@ -87,7 +82,7 @@ def _families(report: ReportData) -> str:
         (
             family.family + (" (this processor)" if family.here else ""),
             "not known" if family.sqnr is None else decibels(family.sqnr),
-            "not known" if family.latency is None else f"{family.latency:.2f} of float's",
+            "not known" if family.latency is None else speed_change(family.latency),
             "8-bit products saturate there" if family.saturates else "",
         )
         for family in report.families
@@ -101,7 +96,7 @@ def _sensitivity(report: ReportData) -> str:
         return ""
     ranked = sorted(report.sensitivity, key=lambda one: (-one.share, one.tensor))[:MOST_LAYERS]
     rows = [
-        (_code(one.node), _plain(one.op_type), f"{100 * one.share:.1f} %", "run alone" if one.exact else "estimated")
+        (_code(one.node), _plain(one.op_type), percent(one.share, 1), "run alone" if one.exact else "estimated")
         for one in ranked
     ]
     text = "Share of the outputs' error that comes from each node, by itself; the most first.\n"

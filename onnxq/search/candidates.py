@@ -16,6 +16,7 @@ from onnxq.planning.row_costs import row_time
 from onnxq.search.sensitivity import weighted_decisions
 from onnxq.targets import Costs
 from onnxq.targets.target import load_target
+from onnxq.text import percent
 from onnxq.verification.records import Contribution
 
 
@@ -139,13 +140,13 @@ def benefit_per_cost(step: int, move: Candidate) -> tuple[float, str]:
 
 
 def _choice(move: Candidate) -> Override:
-    price = f", for {100 * move.cost:.1f} % of the time" if move.priced else ""
+    price = f", for {percent(move.cost, 1)} of the time" if move.priced else ""
     return Override("weight-int8", reason_for(move) + price)
 
 
 def reason_for(move: Candidate) -> str:
     """Say what a node did to the outputs in 8 bit."""
-    return f"in 8 bit it made {100 * move.share:.0f} % of the error"
+    return f"in 8 bit it made {percent(move.share)} of the error"
 
 
 def _by_rows(decision: Decision) -> bool:

@@ -135,11 +135,12 @@ class Difference:
 
     def _add_classes(self, r: np.ndarray, q: np.ndarray) -> None:
         """Count rows where the class that one model prefers is one that the other likes best, ties included."""
-        if r.ndim not in CLASS_RANKS or r.shape[-1] < 2 or np.isnan(r.min()) or np.isnan(q.min()):
+        axis = class_axis(r.shape)
+        if axis is None or np.isnan(r.min()) or np.isnan(q.min()):
             return
-        chosen = np.take_along_axis(r, q.argmax(axis=-1)[..., None], axis=-1)[..., 0]
+        chosen = np.take_along_axis(r, np.expand_dims(q.argmax(axis=axis), axis), axis=axis)
         self._decisions += chosen.size
-        self._agreed += int((chosen == r.max(axis=-1)).sum())
+        self._agreed += int((chosen == r.max(axis=axis, keepdims=True)).sum())
 
     @property
     def equal(self) -> bool:
@@ -173,6 +174,21 @@ class Difference:
     def agreement(self) -> float | None:
         """Percentage of equal decisions, or None where there were none."""
         return 100.0 * self._agreed / self._decisions if self._decisions else None
+
+
+def class_axis(shape: Sequence[int]) -> int | None:
+    """Find the axis of class scores: the last one of up to three; of more, the only one behind the batch that is no 1.
+
+    Of three, as in `[batch, frames, 1]`, the last but one is no class axis: it counts places.
+
+    Returns:
+        Its index, as 1 for `[1, 1000, 1, 1]`; None where no axis can be told from others.
+
+    """
+    if len(shape) <= max(CLASS_RANKS):
+        return len(shape) - 1 if len(shape) and shape[-1] > 1 else None
+    wide = [axis for axis, size in enumerate(shape) if axis and size > 1]
+    return wide[0] if len(wide) == 1 else None
 
 
 def extended(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

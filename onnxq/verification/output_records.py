@@ -27,8 +27,9 @@ class OutputComparison:
             model gives NaN or infinity and the float one does not, or the float one infinity and the other does not.
         max_abs: Largest absolute difference.
         cosine: Cosine of the angle between both, all samples in one vector; None where one of them is zero.
-        agreement: Percentage of equal decisions: for floats of rank 1 to 3 the largest element along the last axis, for
-            integers, booleans and strings every element. None where neither makes sense.
+        agreement: Percentage of equal decisions: for floats the largest element along the axis of classes (see
+            `onnxq.verification.error_stats.class_axis`), for integers, booleans and strings every element. None where
+            neither makes sense.
         spoilt: How many elements are NaN or infinite in the quantized model only; 0 where some are so in the float
             model, too, which then was not made for such samples.
         undefined: How many are NaN in the float model, whatever the quantized one makes of them; the other figures

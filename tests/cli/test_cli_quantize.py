@@ -27,13 +27,18 @@ def test_the_table(cli, folder: Path) -> None:
     lines = squeezed(out)
     assert lines[0] == "digits_cnn.onnx → digits_cnn.int8.onnx recipe auto"
     size = (folder / "digits_cnn.int8.onnx").stat().st_size
-    assert f"size 296.4 kB {size / 1000:.1f} kB {296362 / size:.1f} times smaller" in lines
+    assert f"size 296.4 kB {size / 1000:.1f} kB {296362 / size:.1f}× smaller" in lines
     assert any(line.startswith("latency ") and line.endswith("one thread)") for line in lines)
     assert any(line.startswith("logits ") and " dB " in line and line.endswith(" %") for line in lines)
     assert "compared on 100 samples from digits_calibration.npz" in lines
     assert "random" not in out
     assert "took 22 initializers off the inputs of the graph" in lines
     assert not any(line != line.rstrip() for line in out.splitlines())
+    assert lines[-2:] == [
+        "next, better on data that no calibration has seen:",
+        "onnxq verify digits_cnn.int8.onnx --against digits_cnn.onnx -d digits_calibration.npz",
+    ]
+    assert cli(*lines[-1].split()[1:]).code == 0
 
 
 def test_json_says_the_same_and_nothing_else_is_on_stdout(cli, folder: Path) -> None:

@@ -107,8 +107,8 @@ def test_markdown(report: Report) -> None:
     for line in (
         "# m.onnx, recipe auto",
         f"Written to `{report.output}`, compared on 5 samples from d.npz.",
-        "| size | 1,000 bytes | 250 bytes | 0.25 of it |",
-        "| latency | 2.000 ms | 1.000 ms | 0.50 of it |",
+        "| size | 1,000 bytes | 250 bytes | 4.0× smaller |",
+        "| latency | 2.00 ms | 1.00 ms | 2.0× faster |",
         "| `y` | 31.2 dB | 0.125 | 97.50 % |",
         "| `z` | equal | 0 |  |",
         "| static-int8 | 2 | Conv 2 |",

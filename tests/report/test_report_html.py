@@ -140,8 +140,8 @@ def test_what_the_page_says(report: Report) -> None:
     shown = " ".join("".join(page.text).split())
     for words in (
         "250 bytes",
-        "4.0 times smaller, from 1.0 kB",
-        "0.50 of float's 2.000 ms; median of 100, one thread",
+        "4.0× smaller, from 1.0 kB",
+        "2.0× faster, from 2.00 ms; median of 100, one thread",
         "31.2 dB",
         "97.50 %",
         "1 of 3",

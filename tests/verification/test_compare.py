@@ -120,7 +120,18 @@ def test_classes_agree_where_the_float_model_likes_the_other_choice_as_much() ->
     assert difference.agreement == 75.0
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 4, 4), (4, 1), ()])
+@pytest.mark.parametrize("shape", [(4, 3, 1, 1), (4, 1, 3, 1), (4, 1, 1, 3), (4, 3), (2, 2, 3)])
+def test_the_only_axis_beside_the_batch_holds_classes(shape: tuple[int, ...]) -> None:
+    reference = np.zeros((4, 3), F)
+    reference[:, 0] = 1
+    result = reference.copy()
+    result[0] = [0, 1, 0]
+    difference = Difference()
+    difference.add(reference.reshape(shape), result.reshape(shape))
+    assert difference.agreement == 75.0
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 4, 4), (4, 1), (), (1, 16, 1)])
 def test_arrays_without_classes_have_no_agreement(shape: tuple[int, ...]) -> None:
     difference = Difference()
     difference.add(np.ones(shape, F), np.zeros(shape, F))
