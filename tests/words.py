@@ -36,7 +36,7 @@ def sentences(text: str) -> list[str]:
     return [
         part
         for part in re.split(
-            r"(?<=[.!?])[)\"']?\s+(?=[A-Z\"'(\d*]|CODE|onnx|stderr|pre-commit)", " ".join(text.split())
+            r"(?<=[.!?])[)\"']?\s+(?=[A-Z\"'(\d*]|CODE|onnx|stderr|stdout|pre-commit)", " ".join(text.split())
         )
         if part
     ]
