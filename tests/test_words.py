@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")))
 ROUGH_PAGES = {
     *("testing.md", "processors.md", "architecture.md", "determinism.md"),
-    *("evaluator.md", "json.md", "operators.md", "recipes.md"),
+    *("evaluator.md", "json.md", "operators.md"),
 }
 PLAIN_PACKAGES: list[str] = []
 
