@@ -160,7 +160,7 @@ PROJECT_FILES = [
 
 @pytest.mark.parametrize("content", PROJECT_FILES)
 def test_project_files_of_the_docs_are_right(content: str) -> None:
-    assert parse_project(tomllib.loads(content), Path("onnxq.toml")).entries[0].data
+    assert parse_project(tomllib.loads(content), Path("onnxq.toml")).entries[0].options.data
 
 
 def test_every_key_and_rule_of_a_project_is_described() -> None:

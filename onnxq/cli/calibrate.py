@@ -20,7 +20,6 @@ from onnxq.cli.options import (
     RecipeName,
     SampleLimit,
     Target,
-    chosen_recipe,
     use_custom_ops,
 )
 
@@ -61,7 +60,7 @@ def calibrate(
         observer.step("load")
         source = load(model)
         observer.step("plan")
-        prepared = prepare(source, chosen_recipe(recipe, target), with_data=True, exclude=exclude, only=only)
+        prepared = prepare(source, recipe, with_data=True, target=target, exclude=exclude, only=only)
         prepared = substitute_layers(prepared)
         if not prepared.plan.calibrated():
             raise NothingToQuantize(

@@ -23,7 +23,6 @@ from onnxq.cli.options import (
     Stats,
     Target,
     TimingsFile,
-    chosen_recipe,
     use_custom_ops,
 )
 
@@ -62,6 +61,7 @@ def explain(
     from onnxq.cli.explanation import explanation_tables
     from onnxq.cli.terminal import TerminalObserver, show
     from onnxq.explanation.explain import explain as explained
+    from onnxq.planning.recipe import choose_recipe
     from onnxq.report import SCHEMA, to_json
     from onnxq.stages.kernel_timing import Timing
 
@@ -70,7 +70,7 @@ def explain(
         found = explained(
             model,
             node,
-            chosen_recipe(recipe, target),
+            choose_recipe(recipe, target=target),
             data=data,
             stats=stats,
             exclude=exclude,

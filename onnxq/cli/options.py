@@ -1,20 +1,23 @@
-"""Arguments and options that several commands share.
+"""Arguments and options that several commands share; those of quantize are declared in `pipeline/options.py`.
 
 Tests: `tests/cli/test_cli_target.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from enum import StrEnum
+from functools import wraps
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from onnxq.cli.completion import recipes, targets
+from onnxq.pipeline.options import SOURCES, QuantizeOptions, declarations
 
-if TYPE_CHECKING:
-    from onnxq.planning.recipe import Recipe
+COMPLETIONS = {"recipe": recipes, "target": targets}
 
 
 class Format(StrEnum):
@@ -24,140 +27,74 @@ class Format(StrEnum):
     JSON = "json"
 
 
+def declared(name: str, text: str | None = None, options: type[QuantizeOptions] = QuantizeOptions) -> Any:
+    """Return the option of a command line that `QuantizeOptions` declares.
+
+    Args:
+        name: Of the field.
+        text: What `--help` says, if not what is declared.
+        options: Where it is declared.
+
+    """
+    one = declarations(options)[name]
+    more: dict[str, Any] = {} if one.kind is bool else {"metavar": one.metavar, "min": one.least}
+    if one.kind is not bool and not isinstance(one.default, str):
+        more["show_default"] = False
+    return typer.Option(
+        one.flag,
+        *filter(None, [one.short]),
+        help=text or one.help,
+        autocompletion=COMPLETIONS.get(name),
+        **more,
+    )
+
+
+def takes_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that has each option of quantize where the function has one parameter, `options`."""
+    given = signature(function, eval_str=True)
+    kind: type[QuantizeOptions] = given.parameters["options"].annotation
+    known = declarations(kind)
+
+    @wraps(function)
+    def run(**arguments: Any) -> None:
+        options = kind(**{name: one.parse(arguments.pop(name)) for name, one in known.items()})
+        function(**arguments, options=options)
+
+    parameters: list[Parameter] = []
+    for parameter in given.parameters.values():
+        if parameter.name == "options":
+            parameters += [
+                Parameter(
+                    name,
+                    Parameter.POSITIONAL_OR_KEYWORD,
+                    default=[] if one.many else one.default,
+                    annotation=Annotated[one.typed, declared(name, options=kind)],
+                )
+                for name, one in known.items()
+            ]
+        else:
+            parameters.append(parameter)
+    parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in parameters]
+    run.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
+    run.__signature__ = given.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run
+
+
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="The float model, an .onnx file.", show_default=False)]
-SOURCES = (
-    "an .npz or .npy file, a folder of them, ONNX test_data_set folders, or package.module:function. May be given "
-    "several times."
-)
-Data = Annotated[
-    list[str],
-    typer.Option("--data", "-d", metavar="DATA", help=f"Calibration data: {SOURCES}", show_default=False),
-]
-TestData = Annotated[
-    list[str],
-    typer.Option("--data", "-d", metavar="DATA", help=f"What to run on: {SOURCES}", show_default=False),
-]
-RecipeName = Annotated[
-    str,
-    typer.Option(
-        "--recipe",
-        "-r",
-        metavar="RECIPE",
-        help="Name of a recipe, or a .toml file. See `onnxq recipes`.",
-        autocompletion=recipes,
-    ),
-]
-Target = Annotated[
-    str | None,
-    typer.Option(
-        "--target",
-        metavar="NAME",
-        help="The runtime that the model is for: cpu (default), a family of processors (cpu-avx2, cpu-vnni, cpu-arm64, "
-        "cpu-armv8, or native for the one at hand), web (onnxruntime-web in a browser), generic, openvino, qnn or "
-        "tensorrt.",
-        show_default=False,
-        autocompletion=targets,
-    ),
-]
-Exclude = Annotated[
-    list[str],
-    typer.Option(
-        "--exclude",
-        "-x",
-        metavar="GLOB",
-        help="Leave nodes float whose name or operator matches. May be given several times.",
-        show_default=False,
-    ),
-]
-Only = Annotated[
-    list[str],
-    typer.Option(
-        "--only",
-        metavar="GLOB",
-        help="Quantize only nodes whose name or operator matches. May be given several times.",
-        show_default=False,
-    ),
-]
-Stats = Annotated[
-    Path | None,
-    typer.Option(
-        "--stats",
-        metavar="FILE",
-        help="Statistics from `onnxq calibrate`, instead of a calibration.",
-        show_default=False,
-    ),
-]
-SampleLimit = Annotated[
-    int | None,
-    typer.Option("--samples", metavar="N", min=1, help="Use at most the first N samples.", show_default=False),
-]
-Bits = Annotated[
-    int | None,
-    typer.Option(
-        "--bits",
-        metavar="N",
-        help="Store the weights of MatMul and Gemm in 2, 4 or 8 bit, in blocks with a scale each: for decoders and "
-        "language models. Without --recipe.",
-        show_default=False,
-    ),
-]
-Block = Annotated[
-    int | None,
-    typer.Option(
-        "--block",
-        metavar="N",
-        help="So many weights share a scale, with --bits: 16, 32 (default), 64, 128 or 256.",
-        show_default=False,
-    ),
-]
-MinSqnr = Annotated[
-    float | None,
-    typer.Option(
-        "--min-sqnr",
-        metavar="DB",
-        help="Least signal-to-quantization-noise ratio of every output, in dB; exit code 1 below it.",
-        show_default=False,
-    ),
-]
-MetricName = Annotated[
-    str | None,
-    typer.Option(
-        "--metric",
-        metavar="MODULE:FUNCTION",
-        help="A Python function that says how good a model is: it gets all outputs and the labels of the data.",
-        show_default=False,
-    ),
-]
-MaxDrop = Annotated[
-    float | None,
-    typer.Option("--max-drop", metavar="X", help="How far the metric may fall.", show_default=False),
-]
-MaxSize = Annotated[
-    str | None,
-    typer.Option(
-        "--max-size",
-        metavar="SIZE",
-        help="Most that the quantized model may take, such as 10MB; weights go to 4 bit where that is necessary.",
-        show_default=False,
-    ),
-]
-CustomOps = Annotated[
-    list[Path],
-    typer.Option(
-        "--custom-ops",
-        metavar="LIBRARY",
-        help="A shared library of custom operators for onnxruntime. May be given several times.",
-        show_default=False,
-    ),
-]
+Data = Annotated[list[str], declared("data")]
+TestData = Annotated[list[str], declared("data", f"What to run on: {SOURCES}")]
+RecipeName = Annotated[str, declared("recipe")]
+Target = Annotated[str | None, declared("target")]
+Exclude = Annotated[list[str], declared("exclude")]
+Only = Annotated[list[str], declared("only")]
+Stats = Annotated[Path | None, declared("stats")]
+SampleLimit = Annotated[int | None, declared("samples")]
+MinSqnr = Annotated[float | None, declared("min_sqnr")]
+MetricName = Annotated[str | None, declared("metric")]
+MaxDrop = Annotated[float | None, declared("max_drop")]
+CustomOps = Annotated[list[Path], declared("custom_ops")]
 TimingsFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--timings",
-        metavar="FILE",
-        help="Kernel times that `quantize --benchmark` has written, to decide by.",
-        show_default=False,
-    ),
+    Path | None, declared("timings", "Kernel times that `quantize --benchmark` has written, to decide by.")
 ]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace files that exist already.")]
 OutputFormat = Annotated[Format, typer.Option("--format", help="How to write the result to stdout.")]
@@ -185,7 +122,7 @@ Jobs = Annotated[
 ]
 
 
-def use_runtime(libraries: list[Path], most: int | None) -> None:
+def use_runtime(libraries: Iterable[Path], most: int | None) -> None:
     """Let onnxruntime know the libraries of `--custom-ops`, and use no more processors than `--jobs` names, if any."""
     use_custom_ops(libraries)
     if most is not None:
@@ -194,60 +131,9 @@ def use_runtime(libraries: list[Path], most: int | None) -> None:
         limit_processors(most)
 
 
-def use_custom_ops(libraries: list[Path]) -> None:
+def use_custom_ops(libraries: Iterable[Path]) -> None:
     """Let onnxruntime know the operators of the libraries that `--custom-ops` names."""
-    if libraries:
+    for library in libraries:
         from onnxq.runtime.custom_ops import register_custom_ops
 
-        for library in libraries:
-            register_custom_ops(library)
-
-
-def parsed_size(text: str | None) -> int | None:
-    """Read the value of `--max-size`: a number of bytes, or one with a unit."""
-    from onnxq.errors import RecipeError
-    from onnxq.text import UNITS, parse_size
-
-    if text is None:
-        return None
-    found = int(text) if text.isascii() and text.isdecimal() else parse_size(text)
-    if not found:
-        raise RecipeError(
-            f"--max-size cannot be '{text}': it is a number of bytes, or one with a unit ({', '.join(UNITS)})",
-            "Write for example --max-size 10MB.",
-        )
-    return found
-
-
-def chosen_recipe(
-    recipe: str, target: str | None, *, reduce_range: bool = False, bits: int | None = None, block: int | None = None
-) -> str | Recipe:
-    """Give the recipe with what options change of it; its bare name where they change nothing."""
-    from onnxq.planning.recipe import load_recipe
-
-    if bits is not None or block is not None:
-        chosen = block_recipe(recipe, bits, block, target)
-    elif target is None and not reduce_range:
-        return recipe
-    else:
-        chosen = load_recipe(recipe)
-    chosen = chosen if target is None else chosen.for_target(target)
-    return chosen.setting(reduce_range=True) if reduce_range else chosen
-
-
-def block_recipe(recipe: str, bits: int | None, block: int | None, target: str | None) -> Recipe:
-    """Return the recipe that `--bits` and `--block` stand for."""
-    from onnxq.errors import RecipeError
-    from onnxq.planning.recipe import BLOCK_BITS, BLOCK_SIZES, in_blocks
-
-    if bits is None:
-        raise RecipeError("--block says how many weights share a scale, with --bits", "Add --bits 4.")
-    if recipe != "auto":
-        hint = f"Leave --recipe {recipe} out, or set block_size in a recipe file."
-        raise RecipeError("--bits chooses the recipe itself", hint)
-    if bits not in BLOCK_BITS:
-        hint = f"Choose one of {', '.join(map(str, BLOCK_BITS))}."
-        raise RecipeError(f"--bits cannot be {bits}: onnxruntime multiplies by no such weights", hint)
-    if block is not None and block not in BLOCK_SIZES:
-        raise RecipeError(f"--block cannot be {block}", f"Choose one of {', '.join(map(str, BLOCK_SIZES))}.")
-    return in_blocks(bits, block, target)
+        register_custom_ops(library)

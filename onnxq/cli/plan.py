@@ -21,7 +21,6 @@ from onnxq.cli.options import (
     Stats,
     Target,
     TimingsFile,
-    chosen_recipe,
     use_custom_ops,
 )
 
@@ -54,13 +53,14 @@ def plan(
     from onnxq.cli.terminal import TerminalObserver
     from onnxq.cli.write import write_plan
     from onnxq.pipeline.plan import plan as planned
+    from onnxq.planning.recipe import choose_recipe
     from onnxq.stages.kernel_timing import Timing
 
     use_custom_ops(custom_ops)
     with TerminalObserver() as observer:
         report = planned(
             model,
-            chosen_recipe(recipe, target),
+            choose_recipe(recipe, target=target),
             data=data,
             stats=stats,
             exclude=exclude,

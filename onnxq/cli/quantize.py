@@ -7,34 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onnxq.cli.options import (
-    Bits,
-    Block,
-    Config,
-    CustomOps,
-    Data,
-    Exclude,
-    Force,
-    Format,
-    Jobs,
-    MaxDrop,
-    MaxSize,
-    MetricName,
-    MinSqnr,
-    Only,
-    OutputFormat,
-    RecipeName,
-    SampleLimit,
-    Stats,
-    Target,
-    chosen_recipe,
-    parsed_size,
-    use_runtime,
-)
+from onnxq.cli.options import Config, Force, Format, Jobs, OutputFormat, takes_options, use_runtime
+from onnxq.pipeline.options import QuantizeOptions
 
 Model = Annotated[
     Path | None,
@@ -45,7 +23,6 @@ Model = Annotated[
     ),
 ]
 if TYPE_CHECKING:
-    from onnxq.planning.recipe import Recipe
     from onnxq.report import Report
 
 Output = Annotated[
@@ -68,60 +45,14 @@ ReportFile = Annotated[
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Stop after the plan and show it; nothing is written.")]
-ExternalData = Annotated[
-    bool, typer.Option("--external-data", help="Put the weights into OUT.data; beyond 2 GB that happens by itself.")
-]
-
-Fast = Annotated[
-    bool,
-    typer.Option(
-        "--fast", help="Calibrate and quantize, nothing more: no rescaling, no search, weights rounded to nearest."
-    ),
-]
-Benchmark = Annotated[
-    bool,
-    typer.Option("--benchmark", help="Measure kernels of the model's shapes here, and decide by their times."),
-]
-TimesFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--timings",
-        metavar="FILE",
-        help="A JSON file of kernel times to decide by; with --benchmark: where to write them.",
-        show_default=False,
-    ),
-]
-ReduceRange = Annotated[
-    bool,
-    typer.Option(
-        "--reduce-range", help="7-bit weights where products of 8 bits could saturate on x86 processors without VNNI."
-    ),
-]
 
 
+@takes_options
 def quantize(
     context: typer.Context,
     model: Model = None,
     output: Output = None,
-    data: Data = [],  # noqa: B006  (typer reads the default and never hands it out)
-    stats: Stats = None,
-    recipe: RecipeName = "auto",
-    target: Target = None,
-    exclude: Exclude = [],  # noqa: B006
-    only: Only = [],  # noqa: B006
-    bits: Bits = None,
-    block: Block = None,
-    min_sqnr: MinSqnr = None,
-    metric: MetricName = None,
-    max_drop: MaxDrop = None,
-    max_size: MaxSize = None,
-    samples: SampleLimit = None,
-    fast: Fast = False,
-    benchmark: Benchmark = False,
-    timings: TimesFile = None,
-    reduce_range: ReduceRange = False,
-    custom_ops: CustomOps = [],  # noqa: B006
-    external_data: ExternalData = False,
+    options: QuantizeOptions = QuantizeOptions(),
     report: ReportFile = None,
     output_format: OutputFormat = Format.TEXT,
     dry_run: DryRun = False,
@@ -139,38 +70,19 @@ def quantize(
     if model is None:
         return build_project(context, config, output_format, force=force, jobs=jobs)
     refuse_config(context)
-    use_runtime(custom_ops, jobs)
-    _check(report, (model, output, timings), force=force)
-    result = _run(
-        model,
-        chosen_recipe(recipe, target, reduce_range=reduce_range, bits=bits, block=block),
-        output=output,
-        data=data,
-        stats=stats,
-        exclude=exclude,
-        only=only,
-        budget=(min_sqnr, metric, max_drop, parsed_size(max_size)),
-        sample_limit=samples,
-        fast=fast,
-        timing=(benchmark, timings, force),
-        force=force,
-        dry_run=dry_run,
-        external_data=external_data or None,
-        detailed=report is not None,
-    )
-    return _write(result, report, output_format, (data, custom_ops), dry_run=dry_run, force=force)
-
-
-def _run(model: Path, recipe: str | Recipe, budget: tuple[Any, ...], timing: tuple[Any, ...], **options: Any) -> Report:
-    """Quantize, progress shown; the fields of the budget and of the timing are in order."""
+    use_runtime(options.custom_ops, jobs)
+    _check(report, (model, output, options.timings), force=force)
     from onnxq.cli.terminal import TerminalObserver
     from onnxq.pipeline import quantize as pipeline
-    from onnxq.search.budget import Budget
-    from onnxq.stages.kernel_timing import Timing
 
+    detailed = report is not None
     with TerminalObserver() as observer:
-        limits, times = Budget(*budget), Timing(*timing)
-        return pipeline.quantize(model, recipe, observer=observer, budget=limits, timing=times, **options)
+        arguments = options.arguments(force=force)
+        result = pipeline.quantize(
+            model, output=output, dry_run=dry_run, detailed=detailed, observer=observer, **arguments
+        )
+    given = options.data, options.custom_ops
+    return _write(result, report, output_format, given, dry_run=dry_run, force=force)
 
 
 def _show_next(output: Path, model: Path, data: Sequence[str], custom_ops: Sequence[Path]) -> None:

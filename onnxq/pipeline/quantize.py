@@ -22,8 +22,8 @@ from onnxq.pipeline.offload import release_pages, spill_moments, spill_weights
 from onnxq.pipeline.schedule import Schedule
 from onnxq.pipeline.unrunnable import check_runs, quantize_unrunnable
 from onnxq.planning.planner import Plan
-from onnxq.planning.recipe import Recipe
-from onnxq.progress import Observer, expect, following
+from onnxq.planning.recipe import Recipe, choose_recipe
+from onnxq.progress import Observer, Progress, expect, following
 from onnxq.report import Report, activations, with_hazards
 from onnxq.runtime.blas_threads import single_threaded_blas
 from onnxq.runtime.custom_ops import foreign_node
@@ -74,12 +74,14 @@ def quantize(
     data: str | Path | Sequence[str | Path] = (),
     samples: object = None,
     stats: str | Path | Stats | None = None,
+    target: str | None = None,
     exclude: str | Sequence[str] = (),
     only: str | Sequence[str] = (),
     budget: Budget = NO_BUDGET,
     timing: Timing = NO_TIMING,
     sample_limit: int | None = None,
     fast: bool = False,
+    reduce_range: bool = False,
     force: bool = False,
     dry_run: bool = False,
     external_data: bool | None = None,
@@ -96,12 +98,14 @@ def quantize(
         data: Calibration data, one or several: `.npz` files, folders, `package.module:function`.
         samples: Instead of `data`: an iterable of `{input name: array}`, or a function that gives one.
         stats: Instead of a calibration run: statistics of an earlier one.
+        target: Name of the runtime that the model is for; by default that of the recipe.
         exclude: A glob of nodes to leave float, or several.
         only: A glob of nodes to quantize, or several.
         budget: What the result may lose and take; see `onnxq.search.budget`.
         timing: Kernel times to decide by; see `onnxq.stages.kernel_timing`.
         sample_limit: Use no more samples.
         fast: Leave out everything but calibration: no rescaling, no search, weights to nearest, a short comparison.
+        reduce_range: Give weights 7 bits where products of 8 bits could saturate.
         force: Replace an old output.
         dry_run: Stop after the plan; nothing is written.
         external_data: Put weights into `OUTPUT.data`; by default only beyond 2 GiB.
@@ -110,30 +114,41 @@ def quantize(
         observer: Told about each step.
 
     """
-    target, data = Path(output or default_output(Path(model))), as_list(data)
+    path, data = Path(output or default_output(Path(model))), as_list(data)
+    chosen = choose_recipe(recipe, target=target, reduce_range=reduce_range, exclude=exclude, only=only)
     with following(observer) as observer, gc_disabled(), single_threaded_blas():
-        most, detailed, read = budget.max_size, detailed and not fast, (*data, stats, recipe)
-        with_data = bool(data) or samples is not None or stats is not None
-        source = load_float_model(model, observer, target, timing, force=force, reads=read, plan=dry_run)
-        prepared = prepare(source, recipe, with_data=with_data, exclude=exclude, only=only, fast=fast, most=most)
-        given = open_data(prepared.model, data, samples, sample_limit)
-        prepared = _replanned_by_data(prepared, given, timing, observer, most, shapes=stats is None)
-        check_plan(prepared, with_data=with_data or dry_run)
+        files, reads = (data, samples, sample_limit), (*data, stats, recipe)
+        source = load_float_model(model, observer, path, timing, force=force, reads=reads, plan=dry_run)
+        prepared, given = _prepare_by_data(source, chosen, files, stats, timing, observer, budget.max_size, fast=fast)
+        check_plan(prepared, with_data=prepared.plan.with_data or dry_run)
         if dry_run:
             return plan_report(prepared)
-        budget = replace(budget, data_file=data_path(target).name) if external_data else budget
-        result = quantize_prepared(prepared, given, stats, observer, budget, detailed=detailed, scratch=target.parent)
-        result = check_result(result, budget, target, accept)
-        report = write_result(result, target, observer, force=force, external_data=external_data)
-        return replace(report, seconds=observer.seconds(), calibration_samples=None if given is None else given.count)
+        budget = replace(budget, data_file=data_path(path).name) if external_data else budget
+        result = quantize_prepared(prepared, given, stats, observer, budget, detailed=detailed, scratch=path.parent)
+        return write_result(result, budget, path, accept, observer, given, force=force, external_data=external_data)
 
 
-def _replanned_by_data(
-    prepared: Prepared, given: Samples | None, timing: Timing, observer: Observer, most: int | None, *, shapes: bool
-) -> Prepared:
-    """Replan with the shapes of the first sample, unless statistics stand for samples, and with measured times."""
-    prepared = replan_with_sample_shapes(prepared, given if shapes else None, most)
-    return replan_with_timings(prepared, given, timing, observer, most)
+def _prepare_by_data(
+    source: Model,
+    recipe: Recipe,
+    files: tuple[Sequence[str | Path], object, int | None],
+    stats: str | Path | Stats | None,
+    timing: Timing,
+    observer: Observer,
+    most: int | None,
+    *,
+    fast: bool,
+) -> tuple[Prepared, Samples | None]:
+    """Plan, open the data, and replan with the shapes of the first sample and with measured times.
+
+    Statistics stand for samples: then no sample says shapes.
+    """
+    data, samples, limit = files
+    with_data = bool(data) or samples is not None or stats is not None
+    prepared = prepare(source, recipe, with_data=with_data, fast=fast, most=most)
+    given = open_data(prepared.model, data, samples, limit)
+    prepared = replan_with_sample_shapes(prepared, given if stats is None else None, most)
+    return replan_with_timings(prepared, given, timing, observer, most), given
 
 
 def load_float_model(
@@ -158,12 +173,22 @@ def load_float_model(
 
 
 def write_result(
-    result: Quantized, target: Path, observer: Observer, *, force: bool, external_data: bool | None
+    result: Quantized,
+    budget: Budget,
+    path: Path,
+    accept: Callable[[Quantized], Mapping[str, str]] | None,
+    observer: Progress,
+    given: Samples | None,
+    *,
+    force: bool,
+    external_data: bool | None,
 ) -> Report:
-    """Write a quantized model, and say in the report where."""
+    """Write a quantized model that is accepted, and say in the report where, after how long, and by what samples."""
+    result = check_result(result, budget, path, accept)
     observer.step("save")
-    files = save(result.model, target, force=force, external_data=external_data, encoded=result.encoded)
-    return with_hazards(replace(result.report, output=target, files=tuple(files)), result.model)
+    files = save(result.model, path, force=force, external_data=external_data, encoded=result.encoded)
+    report = with_hazards(replace(result.report, output=path, files=tuple(files)), result.model)
+    return replace(report, seconds=observer.seconds(), calibration_samples=None if given is None else given.count)
 
 
 def plan_report(prepared: Prepared) -> Report:
@@ -202,6 +227,7 @@ def quantize_prepared(
 ) -> Quantized:
     """Calibrate, rewrite, and compare the result with the float model; nothing is written that has a name."""
     check_metric(budget, given)
+    detailed = detailed and not prepared.fast
     if (foreign := foreign_node(prepared.model)) is not None:
         return Quantized(*quantize_unrunnable(prepared, foreign, stats, observer, with_data=given is not None))
     if is_large(prepared.model):

@@ -250,6 +250,58 @@ def load_recipe(source: str | Path) -> Recipe:
     return parse_recipe(content, str(path), default_name=path.stem)
 
 
+def block_recipe(recipe: str, bits: int | None, block: int | None, target: str | None) -> Recipe:
+    """Return the recipe that the options `bits` and `block` stand for.
+
+    Args:
+        recipe: The option of that name, which has to be `auto`.
+        bits: Of a weight; one of `BLOCK_BITS`.
+        block: How many weights share a scale; one of `BLOCK_SIZES`, None for the default.
+        target: Name of the runtime that the model is for.
+
+    Raises:
+        RecipeError: They contradict each other, or onnxruntime has no such weights.
+
+    """
+    if bits is None:
+        raise RecipeError("--block says how many weights share a scale, with --bits", "Add --bits 4.")
+    if recipe != "auto":
+        hint = f"Leave --recipe {recipe} out, or set block_size in a recipe file."
+        raise RecipeError("--bits chooses the recipe itself", hint)
+    if bits not in BLOCK_BITS:
+        hint = f"Choose one of {', '.join(map(str, BLOCK_BITS))}."
+        raise RecipeError(f"--bits cannot be {bits}: onnxruntime multiplies by no such weights", hint)
+    if block is not None and block not in BLOCK_SIZES:
+        raise RecipeError(f"--block cannot be {block}", f"Choose one of {', '.join(map(str, BLOCK_SIZES))}.")
+    return in_blocks(bits, block, target)
+
+
+def choose_recipe(
+    source: str | Path | Recipe,
+    *,
+    target: str | None = None,
+    reduce_range: bool = False,
+    exclude: str | Iterable[str] = (),
+    only: str | Iterable[str] = (),
+) -> Recipe:
+    """Return a recipe with what the options of the same names change of it.
+
+    Args:
+        source: Name of a recipe, path of a TOML file, or a `Recipe`.
+        target: Name of the runtime that the model is for; None for that of the recipe.
+        reduce_range: Whether weights get 7 bits where products of 8 bits could saturate.
+        exclude: A glob of nodes to leave float, or several.
+        only: A glob of nodes to quantize, or several.
+
+    Raises:
+        RecipeError: There is no such recipe or target, or the recipe is wrong.
+
+    """
+    recipe = (source if isinstance(source, Recipe) else load_recipe(source)).selecting(exclude, only)
+    recipe = recipe if target is None else recipe.for_target(target)
+    return recipe.setting(reduce_range=True) if reduce_range else recipe
+
+
 def parse_recipe(content: str, label: str, default_name: str = "") -> Recipe:
     """Read a recipe from TOML text; `label` names it in messages."""
     try:

@@ -21,14 +21,14 @@ from onnxq.ir.proto_fields import MODEL_METADATA
 from onnxq.ir.storage.files import data_path, needs_external_data
 from onnxq.ir.wire import entry_field
 from onnxq.pipeline.large_model import is_large
+from onnxq.pipeline.options import QuantizeOptions
 from onnxq.pipeline.quantize import Quantized, quantize
 from onnxq.progress import Observer, Silent
 from onnxq.project.check import check_entry
 from onnxq.project.entry import Entry
-from onnxq.project.provenance import chosen_recipe, gather, record
+from onnxq.project.provenance import gather, record
 from onnxq.report import Report
 from onnxq.runtime.custom_ops import register_custom_ops
-from onnxq.search.budget import Budget
 from onnxq.search.size_search import written_bytes
 from onnxq.stages.files import open_data
 from onnxq.verification.compare import compare
@@ -114,7 +114,7 @@ def _build_one(entry: Entry, *, observer: Observer) -> Built:
             refuse(entry, comparison)
         elif entry.thresholds.given():
             raise CheckFailed(f"{entry.quantized} cannot be run here, so its thresholds are unknown", GIVE_LIBRARY)
-        outside = entry.external_data or needs_external_data(result.model)
+        outside = entry.options.external_data or needs_external_data(result.model)
         encoded = None if outside else result.encoded
         entries = record(wanted, encoded, comparison)
         recorded = sum(len(entry_field(MODEL_METADATA, *item)) for item in entries.items())
@@ -131,7 +131,9 @@ def _build_one(entry: Entry, *, observer: Observer) -> Built:
 
 def _to_be_measured(entry: Entry, found: Comparison) -> bool:
     """Whether a result is held to figures that nobody has yet: of other data, of more samples, or a metric's."""
-    return bool(entry.verify_data) or (entry.metric is not None and (entry.fast or found.metric is None))
+    return bool(entry.verify_data) or (
+        entry.options.metric is not None and (entry.options.fast or found.metric is None)
+    )
 
 
 def _quantized(
@@ -139,31 +141,18 @@ def _quantized(
 ) -> Report:
     """Quantize and write a model, which has to leave so many bytes of what it may take for its record."""
     with at_home(entry):
-        return quantize(
-            entry.source,
-            chosen_recipe(entry),
-            output=entry.quantized,
-            data=entry.data_sources(entry.data),
-            sample_limit=entry.samples,
-            exclude=entry.exclude,
-            only=entry.only,
-            external_data=entry.external_data or None,
-            fast=entry.fast,
-            budget=_budget(entry, room),
-            force=True,
-            accept=accept,
-            observer=observer,
-        )
+        arguments = _options(entry, room).arguments(force=True)
+        return quantize(entry.source, output=entry.quantized, accept=accept, observer=observer, **arguments)
 
 
-def _budget(entry: Entry, room: int) -> Budget:
-    """Give those limits that a build can work towards."""
-    asked = entry.thresholds
-    searched = entry.metric is not None and asked.max_drop is not None and bool(entry.data)
-    searched = searched and not _labelled_elsewhere(entry)
-    metric, max_drop = (entry.metric, asked.max_drop) if searched else (None, None)  # else `accept` holds it alone
-    most = None if entry.max_size is None else max(entry.max_size - room, 1)
-    return Budget(asked.min_sqnr, metric, max_drop, most)
+def _options(entry: Entry, room: int) -> QuantizeOptions:
+    """Return what a build works towards, paths as they are seen from the working folder."""
+    asked = entry.options
+    data = tuple(entry.data_sources(asked.data))
+    found = replace(asked, recipe=entry.recipe_source(), data=data)
+    if asked.metric is None or asked.max_drop is None or not data or _labelled_elsewhere(entry):
+        found = replace(found, metric=None, max_drop=None)  # `accept` alone holds the result to them
+    return found if asked.max_size is None else replace(found, max_size=max(asked.max_size - room, 1))
 
 
 def _labelled_elsewhere(entry: Entry) -> bool:
@@ -172,7 +161,9 @@ def _labelled_elsewhere(entry: Entry) -> bool:
         return False
     model = load(entry.source)
     infer_types(model)
-    opened = [open_data(model, entry.data_sources(data), None, None) for data in (entry.data, entry.verify_data)]
+    opened = [
+        open_data(model, entry.data_sources(data), None, None) for data in (entry.options.data, entry.verify_data)
+    ]
     calibrating, verifying = (samples is not None and bool(samples.labels()) for samples in opened)
     return verifying and not calibrating
 
@@ -195,7 +186,7 @@ def measure(
     """
     baseline = load(entry.source)
     infer_types(baseline)
-    data, limit = (entry.verify_data, None) if entry.verify_data else (entry.data, entry.samples)
+    data, limit = (entry.verify_data, None) if entry.verify_data else (entry.options.data, entry.options.samples)
     with at_home(entry):
         samples = open_data(baseline, entry.data_sources(data), None, limit)
         normalise(baseline)  # as for the build: onnxruntime refuses some float models as they come
@@ -204,8 +195,8 @@ def measure(
             samples = synthetic_samples(baseline, input_specs(baseline), RANDOM_SAMPLES)
         progress = (observer or Silent()).progress
         comparison = compare(source, quantized, samples, latency=False, progress=progress, blame=blame)
-        if entry.metric is not None:
-            metric = compare_metric(entry.metric, source, quantized, samples, progress=progress)
+        if entry.options.metric is not None:
+            metric = compare_metric(entry.options.metric, source, quantized, samples, progress=progress)
             comparison = replace(comparison, metric=metric)
         return comparison, samples.description
 
@@ -221,7 +212,7 @@ def refuse(entry: Entry, comparison: Comparison) -> None:
 
 
 def _refuse_size(entry: Entry, size: int, recorded: int) -> None:
-    total, most = size + recorded, entry.max_size
+    total, most = size + recorded, entry.options.max_size
     if most is not None and total > most:
         raise RecordTooLargeError(
             f"{entry.quantized} would have {total:,} bytes, {total - most:,} more than the {most:,} allowed",
@@ -233,7 +224,7 @@ def _refuse_size(entry: Entry, size: int, recorded: int) -> None:
 @contextmanager
 def at_home(entry: Entry) -> Iterator[None]:
     """Let functions be imported from the project's folder, wherever onnxq is called, and know its custom operators."""
-    for library in entry.custom_ops:
+    for library in entry.options.custom_ops:
         register_custom_ops(entry.root / library)
     place = str(entry.root.resolve())
     sys.path.insert(0, place)

@@ -142,11 +142,12 @@ def _stale(entry: Entry, source: Model, quantized: Model) -> list[Finding]:
 def _limits(entry: Entry, quantized: Model, *, fresh: bool) -> list[Finding]:
     """Compare size and recorded figures with what is asked; figures of a model that is out of date say nothing."""
     findings = []
-    if entry.max_size is not None:
+    most = entry.options.max_size
+    if most is not None:
         files = [entry.quantized, *external_files(entry.quantized, quantized)]
         size = sum(file.stat().st_size for file in files)
-        if size > entry.max_size:
-            message = f"has {size:,} bytes, {size - entry.max_size:,} more than the {entry.max_size:,} allowed"
+        if size > most:
+            message = f"has {size:,} bytes, {size - most:,} more than the {most:,} allowed"
             findings.append(Finding(entry.quantized, "too-large", message))
     comparison = recorded_comparison(quantized) if fresh else None
     if comparison is not None:

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
+from onnxq.pipeline.options import QuantizeOptions
+
 EXTERNAL_SUFFIXES = ("", ".data", ".onnx_data", ".bin", ".weight", ".weights", ".pb")  # what exporters write
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
@@ -48,17 +50,8 @@ class Entry:
         root: The project's folder; the paths below start with it, data and recipe files are relative to it.
         source: The float model.
         quantized: The model that is made of it.
-        recipe: Name of a recipe, or a `.toml` file.
-        target: Name of the runtime that the model is for; None for that of the recipe.
-        data: Calibration data, as `onnxq quantize --data` takes it.
-        samples: Use at most the first so many samples; None for all.
-        exclude, only: Globs of nodes, as on the command line.
-        custom_ops: Shared libraries of custom operators, relative to the project's folder.
-        external_data: Whether the weights go to a file of their own.
-        fast: Whether to leave out everything but calibration, as `onnxq quantize --fast`.
-        max_size: Most bytes that the quantized model may take, external data included.
+        options: What `onnxq quantize` is told; paths in it are relative to the project's folder.
         thresholds: What it has to reach.
-        metric: `package.module:function` that says how good a model is; None where there is none.
         verify_data: What to measure all that on; the calibration data where there is none.
 
     """
@@ -66,23 +59,14 @@ class Entry:
     root: Path
     source: Path
     quantized: Path
-    recipe: str = "auto"
-    target: str | None = None
-    data: tuple[str, ...] = ()
-    samples: int | None = None
-    exclude: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()
-    custom_ops: tuple[str, ...] = ()
-    external_data: bool = False
-    fast: bool = False
-    max_size: int | None = None
+    options: QuantizeOptions = QuantizeOptions()
     thresholds: Thresholds = Thresholds()
-    metric: str | None = None
     verify_data: tuple[str, ...] = ()
 
     def recipe_source(self) -> str:
         """Give the name of the recipe, or where its file is."""
-        return str(self.root / self.recipe) if self.recipe.endswith(".toml") else self.recipe
+        recipe = self.options.recipe
+        return str(self.root / recipe) if recipe.endswith(".toml") else recipe
 
     def data_sources(self, data: tuple[str, ...]) -> list[str]:
         """Give data as `open_samples` takes them: paths start with the project's folder."""
@@ -100,8 +84,8 @@ class Entry:
     def files(self) -> list[Path]:
         """Name every file and folder whose change makes a check of this model worth while."""
         found = [self.source, self.quantized]
-        found += [Path(self.recipe_source())] if self.recipe.endswith(".toml") else []
-        for given in (*self.data, *self.verify_data, *filter(None, [self.metric])):
+        found += [Path(self.recipe_source())] if self.options.recipe.endswith(".toml") else []
+        for given in (*self.options.data, *self.verify_data, *filter(None, [self.options.metric])):
             path = self.module_file(given) if self.is_function(given) else self.root / given
             found += [path] if path is not None else []
         return found

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxq.errors import ProjectError
+from onnxq.pipeline.options import Declaration, QuantizeOptions, declarations
 from onnxq.project.entry import Entry, Project, Thresholds
 from onnxq.text import UNITS, did_you_mean, parse_size
 
@@ -135,15 +136,22 @@ class _Reader:
             name: read(self, f"{source}: '{key}'", table[key]) for key, (name, read) in KEYS.items() if key in table
         }
         quantized = values.pop("quantized", source.removesuffix(".onnx") + ".int8.onnx")
-        values |= {"source": root / values["source"], "quantized": root / quantized}
-        self.refuse_contradictions(source, entry := Entry(root, **values))
+        thresholds = values.pop("thresholds", Thresholds())
+        verify_data = values.pop("verify_data", ())
+        del values["source"]
+        for name, one in declarations().items():
+            place, _, key = (one.toml or "").rpartition(".")
+            if place == "thresholds":
+                values[name] = getattr(thresholds, key.replace("-", "_"))
+        entry = Entry(root, root / source, root / quantized, QuantizeOptions(**values), thresholds, verify_data)
+        self.refuse_contradictions(source, entry)
         return entry
 
     def refuse_contradictions(self, source: str, entry: Entry) -> None:
         needs = (
-            ("samples", entry.samples, "data", entry.data),
-            ("max-drop", entry.thresholds.max_drop, "metric", entry.metric),
-            ("metric", entry.metric, "verify-data", entry.verify_data or entry.data),
+            ("samples", entry.options.samples, "data", entry.options.data),
+            ("max-drop", entry.options.max_drop, "metric", entry.options.metric),
+            ("metric", entry.options.metric, "verify-data", entry.verify_data or entry.options.data),
         )
         for key, value, other, needed in needs:
             if value is not None and not needed:
@@ -202,20 +210,18 @@ class _Reader:
         return Thresholds(**{names[key]: float(number) for key, number in value.items()})
 
 
+def _reader(one: Declaration) -> Callable[[_Reader, str, Any], Any]:
+    """Return what reads the value of an option."""
+    if one.many:
+        return lambda reader, what, value: tuple(one.kind(item) for item in reader.texts(what, value))
+    known: dict[type, Callable[[_Reader, str, Any], Any]] = {str: _Reader.text, int: _Reader.count, bool: _Reader.flag}
+    return _Reader.size if one.size else known[one.kind]
+
+
 KEYS: dict[str, tuple[str, Callable[[_Reader, str, Any], Any]]] = {
     "float": ("source", _Reader.text),
     "quantized": ("quantized", _Reader.text),
-    "recipe": ("recipe", _Reader.text),
-    "target": ("target", _Reader.text),
-    "data": ("data", _Reader.texts),
-    "samples": ("samples", _Reader.count),
-    "exclude": ("exclude", _Reader.texts),
-    "only": ("only", _Reader.texts),
-    "custom-ops": ("custom_ops", _Reader.texts),
-    "external-data": ("external_data", _Reader.flag),
-    "fast": ("fast", _Reader.flag),
-    "max-size": ("max_size", _Reader.size),
+    **{one.toml: (name, _reader(one)) for name, one in declarations().items() if one.toml and "." not in one.toml},
     "thresholds": ("thresholds", _Reader.thresholds),
-    "metric": ("metric", _Reader.text),
     "verify-data": ("verify_data", _Reader.texts),
 }

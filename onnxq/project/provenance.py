@@ -22,7 +22,8 @@ from onnxq.ir.proto_fields import MODEL_METADATA
 from onnxq.ir.storage.external import external_path
 from onnxq.ir.storage.lfs import POINTER, pointer_error
 from onnxq.ir.wire import fields
-from onnxq.planning.recipe import Recipe, load_recipe
+from onnxq.pipeline.options import QuantizeOptions, declarations
+from onnxq.planning.recipe import Recipe, choose_recipe
 from onnxq.project.entry import Entry
 from onnxq.verification.records import Comparison, MetricComparison, OutputComparison
 from onnxq.version import __version__
@@ -30,6 +31,7 @@ from onnxq.version import __version__
 INPUTS, MEASURED = "onnxq_inputs", "onnxq_measured"
 DATA_SUFFIXES = (".npz", ".npy", ".pb")
 ELSEWHERE = "installed elsewhere"  # in place of a hash: the module is no part of the repository
+HASHED = ("recipe", "target", "data", "metric", "custom_ops")  # options whose files are hashed, or need not be
 BLOCK = 1 << 20
 
 
@@ -52,25 +54,25 @@ def gather(entry: Entry, source: Model) -> dict[str, Any]:
         "onnxq": __version__,
         "float": _model_hashes(entry.source, source),
         "recipe": _sha256(chosen_recipe(entry).to_toml().encode()),
-        "data": {given: _data_hash(entry, given) for given in entry.data},
-        "metric": {given: _data_hash(entry, given) for given in filter(None, [entry.metric])},
-        "options": {
-            "samples": entry.samples,
-            "exclude": list(entry.exclude),
-            "only": list(entry.only),
-            "external-data": entry.external_data,
-            "fast": entry.fast,
-            "max-size": entry.max_size,
-            "min-sqnr": entry.thresholds.min_sqnr,
-            "max-drop": entry.thresholds.max_drop,
-        },
+        "data": {given: _data_hash(entry, given) for given in entry.options.data},
+        "metric": {given: _data_hash(entry, given) for given in filter(None, [entry.options.metric])},
+        "options": _plain(entry.options),
     }
+
+
+def _plain(options: QuantizeOptions) -> dict[str, Any]:
+    """Return as plain data, by key of the project file, the options that nothing else in the record stands for."""
+    found = {}
+    for name, one in declarations().items():
+        if one.toml is not None and name not in HASHED:
+            value = getattr(options, name)
+            found[one.toml.rpartition(".")[2]] = list(value) if one.many else value
+    return found
 
 
 def chosen_recipe(entry: Entry) -> Recipe:
     """Read the recipe of a model, for its target."""
-    recipe = load_recipe(entry.recipe_source())
-    return recipe if entry.target is None else recipe.for_target(entry.target)
+    return choose_recipe(entry.recipe_source(), target=entry.options.target)
 
 
 def changes(entry: Entry, recorded: str | None, wanted: dict[str, Any]) -> list[str]:
@@ -89,15 +91,15 @@ def changes(entry: Entry, recorded: str | None, wanted: dict[str, Any]) -> list[
     if made.get("float") != wanted["float"]:
         found.append(f"{entry.source} has changed since it was built")
     if made.get("recipe") != wanted["recipe"]:
-        found.append(f"its recipe {entry.recipe} is another one than it was built with")
+        found.append(f"its recipe {entry.options.recipe} is another one than it was built with")
     for key, plural in (("data", True), ("metric", False)):
         found += _listed_changes(key, plural, made.get(key), wanted[key])
     options = made.get("options")
-    options = options if isinstance(options, dict) else {}
+    options = _plain(QuantizeOptions()) | (options if isinstance(options, dict) else {})  # it may know fewer of them
     found += [
-        f"'{key}' was {json.dumps(options.get(key))} when it was built, and is {json.dumps(value)}"
+        f"'{key}' was {json.dumps(options[key])} when it was built, and is {json.dumps(value)}"
         for key, value in wanted["options"].items()
-        if options.get(key) != value
+        if options[key] != value
     ]
     return found
 

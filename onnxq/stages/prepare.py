@@ -20,7 +20,7 @@ from onnxq.ir.shape_inference.types import infer_types
 from onnxq.planning.planner import Plan
 from onnxq.planning.planner import make_plan as decide
 from onnxq.planning.portable import portable_costs
-from onnxq.planning.recipe import MICROSOFT, Recipe, load_recipe
+from onnxq.planning.recipe import MICROSOFT, Recipe, choose_recipe
 from onnxq.runtime.custom_ops import foreign_node
 from onnxq.simplify import simplify
 from onnxq.stages.prepared import Prepared
@@ -37,9 +37,11 @@ def prepare(
     recipe: str | Path | Recipe = "auto",
     *,
     with_data: bool,
+    target: str | None = None,
     exclude: str | Sequence[str] = (),
     only: str | Sequence[str] = (),
     fast: bool = False,
+    reduce_range: bool = False,
     most: int | None = None,
 ) -> Prepared:
     """Normalise a loaded model as far as the recipe needs, and decide about every node.
@@ -48,15 +50,17 @@ def prepare(
         model: The model; it is changed, or another takes its place.
         recipe: Name of a recipe, path of a TOML file, or a `Recipe`.
         with_data: Whether there are samples or statistics.
+        target: Name of the runtime that the model is for; None for that of the recipe.
         exclude: A glob of nodes to leave float, or several.
         only: A glob of nodes to quantize, or several.
         fast: Whether to leave out all that takes trials.
+        reduce_range: Whether weights get 7 bits where products of 8 bits could saturate.
         most: Bytes that the file may have; where that could ask for weights of 4 bit, the opset that knows them is
             raised to if the model can be converted.
 
     """
     source = model.sha256
-    chosen = (recipe if isinstance(recipe, Recipe) else load_recipe(recipe)).selecting(exclude, only)
+    chosen = choose_recipe(recipe, target=target, reduce_range=reduce_range, exclude=exclude, only=only)
     chosen = chosen.fast() if fast else chosen
     before = node_labels(model)
     notes = tuple(normalise(model))

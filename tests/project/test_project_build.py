@@ -40,10 +40,13 @@ def test_the_record_says_what_it_was_made_of(repo: Path) -> None:
         "metric": {},
         "options": {
             "samples": 8,
+            "bits": None,
+            "block": None,
             "exclude": [],
             "only": [],
             "external-data": False,
             "fast": False,
+            "reduce-range": False,
             "max-size": 100_000,
             "min-sqnr": 20.0,
             "max-drop": None,

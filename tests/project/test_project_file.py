@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from onnxq.errors import ExitCode, ProjectError
+from onnxq.pipeline.options import QuantizeOptions
 from onnxq.project.entry import EXTERNAL_SUFFIXES, Entry, Thresholds
 from onnxq.project.file import find_project, load_project
 from onnxq.stages.files import default_output
@@ -28,6 +29,7 @@ exclude = ["/head/*"]
 only = ["Conv"]
 custom-ops = ["libs/ops.so"]
 external-data = true
+reduce-range = true
 max-size = "1.5 MB"
 fast = true
 verify-data = ["test.npz"]
@@ -48,31 +50,35 @@ def test_every_key(tmp_path: Path) -> None:
         tmp_path,
         tmp_path / "a.onnx",
         tmp_path / "a.int8.onnx",
-        recipe="static-int8",
-        data=("calib.npz",),
+        QuantizeOptions(recipe="static-int8", data=("calib.npz",), min_sqnr=30.0),
         thresholds=Thresholds(30.0, 1.5),
     )
     assert second == Entry(
         tmp_path,
         tmp_path / "b.onnx",
         tmp_path / "out/b.onnx",
-        recipe="recipes/mine.toml",
-        target="cpu",
-        data=("folder", "samples:give"),
-        samples=64,
-        exclude=("/head/*",),
-        only=("Conv",),
-        custom_ops=("libs/ops.so",),
-        external_data=True,
-        max_size=1_500_000,
-        fast=True,
+        QuantizeOptions(
+            recipe="recipes/mine.toml",
+            target="cpu",
+            data=("folder", "samples:give"),
+            samples=64,
+            exclude=("/head/*",),
+            only=("Conv",),
+            custom_ops=(Path("libs/ops.so"),),
+            external_data=True,
+            reduce_range=True,
+            max_size=1_500_000,
+            min_sqnr=40.5,
+            max_drop=2.0,
+            metric="scores:top1",
+            fast=True,
+        ),
         thresholds=Thresholds(40.5, 1.5, 99.0, 0.5, 2.0),
-        metric="scores:top1",
         verify_data=("test.npz",),
     )
     assert first.recipe_source() == "static-int8"
     assert second.recipe_source() == str(tmp_path / "recipes/mine.toml")
-    assert second.data_sources(second.data) == [str(tmp_path / "folder"), "samples:give"]
+    assert second.data_sources(second.options.data) == [str(tmp_path / "folder"), "samples:give"]
 
 
 @pytest.mark.parametrize("name", ["net.onnx", "net", "net.v2.onnx"])
@@ -149,7 +155,7 @@ def test_what_is_wrong_is_said_with_a_hint(tmp_path: Path, name: str) -> None:
 )
 def test_sizes(tmp_path: Path, text: str, bytes_: int) -> None:
     (entry,) = load_project(written(tmp_path, f"[[models]]\nfloat = 'a.onnx'\nmax-size = {text}")).entries
-    assert entry.max_size == bytes_
+    assert entry.options.max_size == bytes_
 
 
 MODEL = "[[models]]\nfloat = 'm/a.onnx'\n"

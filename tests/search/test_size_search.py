@@ -10,11 +10,11 @@ import onnx
 import pytest
 from helpers import build, floats, node
 
-from onnxq.cli.options import parsed_size
 from onnxq.data.samples import input_specs, wrap_samples
 from onnxq.errors import CheckFailed, RecipeError
 from onnxq.ir import load
 from onnxq.pipeline import quantize as pipeline
+from onnxq.pipeline.options import declarations
 from onnxq.pipeline.quantize import quantize
 from onnxq.progress import Silent
 from onnxq.search.budget import Budget
@@ -178,13 +178,13 @@ def test_what_is_not_searched_is_checked(model, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("text", "size"), [("10MB", 10_000_000), ("1.5 kB", 1500), ("2048", 2048), ("1 KiB", 1024)])
 def test_sizes(text, size):
-    assert parsed_size(text) == size
+    assert declarations()["max_size"].parse(text) == size
 
 
 @pytest.mark.parametrize("text", ["ten", "10 megs", "0", "-3", "", "1.5", "٣kB"])
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(RecipeError, match="--max-size cannot be"):
-        parsed_size(text)
+        declarations()["max_size"].parse(text)
 
 
 def test_a_limit_that_no_file_meets_is_refused():

@@ -1,0 +1,260 @@
+"""The options of quantize, each declared once: for the command line, the project file and Python.
+
+A field of `QuantizeOptions` is the declaration of an option. `onnxq quantize` and the schema of `onnxq.toml` are made
+from the fields. The signature of `onnxq.quantize` is written out for type checkers, and a test holds it to the fields.
+
+Importing this must stay cheap: the command line does it for `--help`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from onnxq.errors import RecipeError
+from onnxq.text import UNITS, parse_size
+
+Default = TypeVar("Default")
+SOURCES = (
+    "an .npz or .npy file, a folder of them, ONNX test_data_set folders, or package.module:function. May be given "
+    "several times."
+)
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What is said about an option where it is declared.
+
+    Attributes:
+        name: Of the field, and of the parameter of the command.
+        kind: Type of its value, or of each of its values: str, Path, int, float or bool.
+        many: Whether it may be given several times.
+        optional: Whether it may be None.
+        default: Its value where it is not given.
+        help: What `--help` says.
+        metavar: What stands for its value in `--help`; None for a flag.
+        short: Short spelling on the command line, such as `-d`.
+        toml: Key in the project file, `table.key` in a table; None where a project file cannot have it.
+        keyword: Keyword of `onnxq.quantize`, `keyword.field` where an object stands there; None where it has none.
+        least: Smallest number.
+        size: Whether it is a number of bytes, which may have a unit.
+
+    """
+
+    name: str
+    kind: type
+    many: bool
+    optional: bool
+    default: Any
+    help: str
+    metavar: str | None = None
+    short: str | None = None
+    toml: str | None = None
+    keyword: str | None = None
+    least: int | None = None
+    size: bool = False
+
+    @property
+    def flag(self) -> str:
+        """The spelling on the command line."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def typed(self) -> Any:
+        """The type of what the command line reads, before `parse`."""
+        if self.many:
+            return list[self.kind]  # type: ignore[name-defined]
+        kind: Any = str if self.size else self.kind
+        return kind | None if self.optional else kind
+
+    def parse(self, value: Any) -> Any:
+        """Return the value of the field for what the command line has read.
+
+        Raises:
+            RecipeError: It is no number of bytes.
+
+        """
+        if self.many:
+            return tuple(value)
+        return self._bytes(value) if self.size and value is not None else value
+
+    def _bytes(self, text: str) -> int:
+        found = int(text) if text.isascii() and text.isdecimal() else parse_size(text)
+        if not found:
+            raise RecipeError(
+                f"{self.flag} cannot be '{text}': it is a number of bytes, or one with a unit ({', '.join(UNITS)})",
+                f"Write for example {self.flag} 10MB.",
+            )
+        return found
+
+
+def option(default: Default, text: str, **spelling: Any) -> Default:
+    """Declare an option of quantize.
+
+    Args:
+        default: Its value where it is not given.
+        text: What `--help` says.
+        **spelling: See `Declaration`. The keyword of `onnxq.quantize` is the name of the field by default.
+
+    """
+    declared: Default = field(default=default, metadata={"help": text, **spelling})
+    return declared
+
+
+@dataclass(frozen=True)
+class QuantizeOptions:
+    """What `onnxq quantize` is told about the model that it makes.
+
+    Where the result goes and what is printed belong to the command; where a build stands belongs to the project.
+    """
+
+    data: tuple[str, ...] = option((), f"Calibration data: {SOURCES}", metavar="DATA", short="-d", toml="data")
+    # A project file has no statistics and no kernel times: nobody could tell whether they are out of date.
+    stats: Path | None = option(None, "Statistics from `onnxq calibrate`, instead of a calibration.", metavar="FILE")
+    recipe: str = option(
+        "auto",
+        "Name of a recipe, or a .toml file. See `onnxq recipes`.",
+        metavar="RECIPE",
+        short="-r",
+        toml="recipe",
+    )
+    target: str | None = option(
+        None,
+        "The runtime that the model is for: cpu (default), a family of processors (cpu-avx2, cpu-vnni, cpu-arm64, "
+        "cpu-armv8, or native for the one at hand), web (onnxruntime-web in a browser), generic, openvino, qnn or "
+        "tensorrt.",
+        metavar="NAME",
+        toml="target",
+    )
+    exclude: tuple[str, ...] = option(
+        (),
+        "Leave nodes float whose name or operator matches. May be given several times.",
+        metavar="GLOB",
+        short="-x",
+        toml="exclude",
+    )
+    only: tuple[str, ...] = option(
+        (),
+        "Quantize only nodes whose name or operator matches. May be given several times.",
+        metavar="GLOB",
+        toml="only",
+    )
+    bits: int | None = option(  # in Python: a recipe of `onnxq.planning.recipe.in_blocks`
+        None,
+        "Store the weights of MatMul and Gemm in 2, 4 or 8 bit, in blocks with a scale each: for decoders and "
+        "language models. Without --recipe.",
+        metavar="N",
+        toml="bits",
+        keyword="recipe.bits",
+    )
+    block: int | None = option(
+        None,
+        "So many weights share a scale, with --bits: 16, 32 (default), 64, 128 or 256.",
+        metavar="N",
+        toml="block",
+        keyword="recipe.block",
+    )
+    min_sqnr: float | None = option(
+        None,
+        "Least signal-to-quantization-noise ratio of every output, in dB; exit code 1 below it.",
+        metavar="DB",
+        toml="thresholds.min-sqnr",
+        keyword="budget.min_sqnr",
+    )
+    metric: str | None = option(
+        None,
+        "A Python function that says how good a model is: it gets all outputs and the labels of the data.",
+        metavar="MODULE:FUNCTION",
+        toml="metric",
+        keyword="budget.metric",
+    )
+    max_drop: float | None = option(
+        None, "How far the metric may fall.", metavar="X", toml="thresholds.max-drop", keyword="budget.max_drop"
+    )
+    max_size: int | None = option(
+        None,
+        "Most that the quantized model may take, such as 10MB; weights go to 4 bit where that is necessary.",
+        metavar="SIZE",
+        toml="max-size",
+        keyword="budget.max_size",
+        size=True,
+    )
+    samples: int | None = option(
+        None, "Use at most the first N samples.", metavar="N", toml="samples", keyword="sample_limit", least=1
+    )
+    fast: bool = option(
+        False,
+        "Calibrate and quantize, nothing more: no rescaling, no search, weights rounded to nearest.",
+        toml="fast",
+    )
+    benchmark: bool = option(
+        False, "Measure kernels of the model's shapes here, and decide by their times.", keyword="timing.benchmark"
+    )
+    timings: Path | None = option(
+        None,
+        "A JSON file of kernel times to decide by; with --benchmark: where to write them.",
+        metavar="FILE",
+        keyword="timing.path",
+    )
+    reduce_range: bool = option(
+        False,
+        "7-bit weights where products of 8 bits could saturate on x86 processors without VNNI.",
+        toml="reduce-range",
+    )
+    custom_ops: tuple[Path, ...] = option(  # in Python: `onnxq.register_custom_ops`
+        (),
+        "A shared library of custom operators for onnxruntime. May be given several times.",
+        metavar="LIBRARY",
+        toml="custom-ops",
+        keyword=None,
+    )
+    external_data: bool = option(
+        False, "Put the weights into OUT.data; beyond 2 GB that happens by itself.", toml="external-data"
+    )
+
+    def arguments(self, *, force: bool = False) -> dict[str, Any]:
+        """Return the keyword arguments of `onnxq.quantize` that say the same; those of defaults are left out.
+
+        Args:
+            force: Whether files that exist are replaced.
+
+        Raises:
+            RecipeError: Options contradict each other; see `Budget` and `block_recipe`.
+
+        """
+        from onnxq.planning.recipe import block_recipe
+        from onnxq.search.budget import Budget
+        from onnxq.stages.kernel_timing import Timing
+
+        found: dict[str, Any] = {"force": force}
+        grouped: dict[str, dict[str, Any]] = {}
+        for one in declarations(type(self)).values():
+            value = getattr(self, one.name)
+            keyword, _, part = (one.keyword or "").partition(".")
+            if value == one.default or not keyword:
+                continue
+            if part:
+                grouped.setdefault(keyword, {})[part] = value
+            else:
+                found[keyword] = value
+        if "recipe" in grouped:
+            found["recipe"] = block_recipe(self.recipe, self.bits, self.block, self.target)
+        if "budget" in grouped:
+            found["budget"] = Budget(**grouped["budget"])
+        if "timing" in grouped:
+            found["timing"] = Timing(**grouped["timing"], force=force)
+        return found
+
+
+def declarations(options: type[QuantizeOptions] = QuantizeOptions) -> dict[str, Declaration]:
+    """Return the declaration of each option by its name, in the order of `--help`."""
+    types = get_type_hints(options)
+    return {one.name: _declaration(one.name, types[one.name], one.default, **one.metadata) for one in fields(options)}
+
+
+def _declaration(name: str, typed: Any, default: object, **spelling: Any) -> Declaration:
+    many = get_origin(typed) is tuple
+    kinds = get_args(typed) or (typed,)
+    return Declaration(name, kinds[0], many, NoneType in kinds, default, **{"keyword": name, **spelling})
