@@ -5,7 +5,8 @@ Tests: `tests/search/test_equalization_trial.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from onnxq.calibration.calibrate import calibrate
 from onnxq.calibration.output_sensitivity import OutputSensitivity, minimal_statistics
 from onnxq.calibration.qparams import QParams
 from onnxq.calibration.stats import Stats
+from onnxq.data.generated_text import generated_text
 from onnxq.data.samples import Samples, spread_samples
 from onnxq.ir import Model, Value
 from onnxq.lowering.rewrite import rewrite
@@ -30,6 +32,7 @@ from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies, quantize_copy
 
 SEQUENTIAL, MOST_ELEMENTS = 256, 1 << 22  # samples that advance together layer by layer, and elements of their inputs
+GENERATED = "chose codes on {} token sequences that the model generated itself"
 TO_NEAREST = "rounded the weights to nearest: codes chosen on some of the samples gained nothing on the others"
 
 
@@ -107,8 +110,8 @@ def calibrate_and_round(
         observer.step("trial")
         tried = choose_by_holdout(prepared, split)
     observer.step("calibrate")
-    jobs = block_jobs(prepared.plan)
-    staged = given is not None and stats is None and can_step(prepared.model, jobs)
+    texts = _texts(prepared, given) if stats is None else []
+    staged = bool(texts) and can_step(prepared.model, block_jobs(prepared.plan))
     layers = layers_needing_moments(prepared.plan, blocks=not staged)
     collect_garbage(prepared.model)
     measured = measure(prepared, layers, given, stats, observer)
@@ -116,17 +119,26 @@ def calibrate_and_round(
     observer.step("round")
     prepared = exclude_unreached_bodies(with_ranges(prepared, tried.ranges), measured)
     jobs, solutions = block_jobs(prepared.plan), {}
-    if jobs and staged and given is not None:
-        solutions = round_layer_by_layer(
-            prepared.model, jobs, spread_samples(given, SEQUENTIAL, MOST_ELEMENTS).values()
-        )
+    if jobs and staged:
+        solutions = round_layer_by_layer(prepared.model, jobs, texts)
     elif jobs:
         solutions = round_on_moments(jobs, layers, measured)
+    if given is None and jobs and staged:
+        prepared = replace(prepared, notes=(*prepared.notes, GENERATED.format(len(texts))))
     weights = Weights(remark=TO_NEAREST, solutions=solutions)
     if tried.rounding:
         qparams = choose_qparams(prepared.plan, measured)
         weights = Weights(prepared.plan, qparams, measured, layers, solutions=solutions)
     return Variants(prepared, measured, weights, split)
+
+
+def _texts(prepared: Prepared, given: Samples | None) -> Sequence[Mapping[str, np.ndarray]]:
+    """Return samples for weights that are rounded layer by layer: of the data, or those that a decoder generates."""
+    if not block_jobs(prepared.plan):
+        return []
+    if given is None:
+        return generated_text(prepared.model)
+    return list(spread_samples(given, SEQUENTIAL, MOST_ELEMENTS).values())
 
 
 class HoldoutChoice(NamedTuple):

@@ -6,6 +6,10 @@ import numpy as np
 import onnx
 import pytest
 from helpers import build, floats, node
+from onnx import helper
+
+from onnxq.pipeline.quantize import quantize
+from onnxq.planning.recipe import in_blocks
 
 
 @pytest.fixture
@@ -65,3 +69,21 @@ def test_refusals_come_before_any_output(cli, source, tmp_path, monkeypatch, giv
     assert code == 2
     assert message in err
     assert not (tmp_path / "q.onnx").exists()
+
+
+def test_a_decoder_without_data_is_calibrated_on_what_it_writes(tmp_path):
+    model = decoder_of_tokens()
+    onnx.save(model, tmp_path / "m.onnx")
+    report = quantize(tmp_path / "m.onnx", in_blocks(4), output=tmp_path / "q.onnx")
+    assert "chose codes on 64 token sequences that the model generated itself" in report.notes
+    assert [found.method for found in report.weights] == ["output error"]
+
+
+def decoder_of_tokens():
+    weights = {"table": floats(40, 32, seed=1), "head": floats(32, 40, seed=2)}
+    nodes = [node("Gather", "table ids", "e"), node("MatMul", "e head", "logits")]
+    ids = helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["batch", "length"])
+    logits = helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["batch", "length", 40])
+    stored = [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph(nodes, "g", [ids], [logits], stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)

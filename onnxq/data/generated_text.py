@@ -1,0 +1,171 @@
+"""Token sequences that a decoder generates itself, to calibrate on where there are no data.
+
+What a language model writes is distributed as what it reads: https://arxiv.org/abs/2305.17888. Sampling adds Gumbel
+noise that depends on the sequence and the place alone, and takes the greatest sum. onnxruntime drafts the tokens, and
+the evaluator checks all of them in one run: where its sums in float64 choose another token, the draft goes on from
+there. So the tokens are the same on every processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import TensorProto
+
+from onnxq.errors import OnnxqError
+from onnxq.evaluator import Evaluator
+from onnxq.ir import Model, Value
+from onnxq.runtime.session import InMemory, open_session, run_session
+
+LENGTH, LONGEST = 64, 512  # of sequences where the model leaves it open, and that is tried otherwise
+MOST_SEQUENCES, FEWEST_SEQUENCES = 64, 8
+WORK = 1 << 18  # tokens to run in all
+ROUNDS = 8  # of drafts that the evaluator corrects
+INTEGERS = (TensorProto.INT64, TensorProto.INT32)
+MASK, PLACES = "attention_mask", "position_ids"
+
+
+@dataclass(frozen=True)
+class TextInput:
+    """The inputs of a decoder, and its logits.
+
+    Attributes:
+        ids: Token ids `[batch, length]`.
+        others: A mask of ones and numbers of places, if there are any.
+        logits: `[batch, length, tokens]`.
+        tokens: How many tokens there are.
+        length: Of sequences.
+
+    """
+
+    ids: Value
+    others: tuple[Value, ...]
+    logits: Value
+    tokens: int
+    length: int
+
+    def feeds(self, ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Return what the model takes for token ids `[batch, length]`."""
+        made = {self.ids.name: ids.astype(_dtype(self.ids))}
+        for value in self.others:
+            numbers = np.ones_like(ids) if value.name == MASK else np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+            made[value.name] = numbers.astype(_dtype(value))
+        return made
+
+
+def text_input(model: Model) -> TextInput | None:
+    """Find the token ids and the logits of a decoder without a cache; None for any other model."""
+    inputs = [value for value in model.graph.inputs if value.tensor is None]
+    others = tuple(value for value in inputs if value.name in (MASK, PLACES))
+    named = [value for value in inputs if value not in others]
+    logits = model.graph.outputs[0] if model.graph.outputs else None
+    if len(named) != 1 or logits is None or any(value.dtype not in INTEGERS for value in inputs):
+        return None
+    ids, rows = named[0], [use.node.inputs[0] for use in named[0].uses if use.node.op_type == "Gather"]
+    tables = [value.constant for value in rows if value is not None and value.constant is not None]
+    shape, given = logits.shape, ids.shape
+    if not tables or shape is None or given is None or len(shape) != 3 or len(given) != 2:
+        return None
+    tokens, batch, length = shape[2], given[0], given[1]
+    if tokens != tables[0].shape[0] or logits.dtype != TensorProto.FLOAT or isinstance(batch, int):
+        return None
+    if isinstance(length, int) and not 2 <= length <= LONGEST:
+        return None
+    return TextInput(ids, others, logits, int(tokens), length if isinstance(length, int) else LENGTH)
+
+
+def generated_text(model: Model, seed: int = 0) -> list[dict[str, np.ndarray]]:
+    """Let a decoder generate token sequences.
+
+    Args:
+        model: The float model, types inferred.
+        seed: Of the first tokens and of the choice of all others.
+
+    Returns:
+        A sample for each sequence, its batch 1; none where the model is no decoder without a cache, or cannot be run.
+
+    """
+    found = text_input(model)
+    if found is None:
+        return []
+    count = int(np.clip(WORK // found.length**2, FEWEST_SEQUENCES, MOST_SEQUENCES))
+    random = np.random.default_rng(seed)
+    ids = np.zeros((count, found.length), np.int64)
+    ids[:, 0] = random.integers(0, found.tokens, count)
+    try:
+        evaluator = Evaluator(model, wide=True)
+        if not evaluator.has_kernels([found.logits]) or not _is_causal(evaluator, found, ids):
+            return []
+        session = open_session(InMemory(model))
+        name = found.logits.name
+
+        def draft(ids: np.ndarray) -> np.ndarray:
+            return np.asarray(run_session(session, [name], found.feeds(ids))[0])
+
+        def exact(ids: np.ndarray) -> np.ndarray:
+            rows = (evaluator.run(found.feeds(row[None]), [name])[name] for row in ids)
+            return np.concatenate(list(rows))
+
+        ids = _decode(found, ids, _Sampler(seed), draft, exact)
+    except OnnxqError:  # what is wrong with the model is said by those that have to run it
+        return []
+    return [found.feeds(row[None]) for row in ids]
+
+
+@dataclass(frozen=True)
+class _Sampler:
+    """The Gumbel noise of every sequence and place."""
+
+    seed: int
+
+    def next(self, logits: np.ndarray, place: int, sequence: int) -> int:
+        """Choose the token behind a place from its logits `[tokens]`."""
+        noise = np.random.default_rng([self.seed, sequence, place]).gumbel(size=len(logits))
+        return int((logits + noise).argmax())
+
+
+Run = Callable[[np.ndarray], np.ndarray]
+
+
+def _decode(found: TextInput, ids: np.ndarray, sampler: _Sampler, draft: Run, exact: Run) -> np.ndarray:
+    """Write sequences behind their first tokens: as the drafts say, as long as the exact logits agree."""
+    known = dict.fromkeys(range(len(ids)), 0)  # the last place of each sequence that is settled
+    for _ in range(ROUNDS):
+        _write(found, ids, known, sampler, draft)
+        left = {}
+        for row in known:
+            logits = exact(ids[row : row + 1])[0]
+            for place in range(known[row], found.length - 1):
+                token = sampler.next(logits[place], place, row)
+                if token != ids[row, place + 1]:
+                    ids[row, place + 1], left[row] = token, place + 1
+                    break
+        known = left
+        if not known:
+            break
+    return np.delete(ids, list(known), axis=0)
+
+
+def _write(found: TextInput, ids: np.ndarray, known: Mapping[int, int], sampler: _Sampler, draft: Run) -> None:
+    rows = np.array(list(known))
+    fixed = isinstance((found.ids.shape or ())[1], int)
+    for place in range(min(known.values()), found.length - 1):
+        logits = draft(ids[rows] if fixed else ids[rows, : place + 1])[:, place]
+        for row, scores in zip(rows, logits, strict=True):
+            if place >= known[int(row)]:
+                ids[row, place + 1] = sampler.next(scores, place, int(row))
+
+
+def _is_causal(evaluator: Evaluator, found: TextInput, ids: np.ndarray) -> bool:
+    """Tell whether the last token leaves the logits in front of it as they are."""
+    name, one = found.logits.name, ids[:1].copy()
+    before = evaluator.run(found.feeds(one), [name])[name]
+    one[:, -1] = (one[:, -1] + 1) % found.tokens
+    after = evaluator.run(found.feeds(one), [name])[name]
+    return bool(np.isfinite(after).all()) and np.array_equal(before[:, :-1], after[:, :-1])
+
+
+def _dtype(value: Value) -> np.dtype[np.int32] | np.dtype[np.int64]:
+    return np.dtype(np.int32) if value.dtype == TensorProto.INT32 else np.dtype(np.int64)
