@@ -5,6 +5,9 @@ Tests: `tests/ir/test_graph.py`.
 
 from __future__ import annotations
 
+LONGEST = 64  # characters of a name that is made: tf2onnx joins names of TensorFlow to hundreds, which readers repeat
+HEAD = 36  # of them from the front; the rest from the end, which says what the value is
+
 
 class Names:
     """Every tensor and node name of a model, so that fresh ones collide with none in any scope."""
@@ -18,7 +21,12 @@ class Names:
         self._taken.add(name)
 
     def fresh(self, hint: str) -> str:
-        """Give `hint`, or `hint_1`, `hint_2`, …: the first that is free, in constant time on average."""
+        """Give `hint`, or `hint_1`, `hint_2`, …: the first that is free, in constant time on average.
+
+        The middle of a long hint is left out.
+        """
+        if len(hint) > LONGEST:
+            hint = f"{hint[:HEAD]}..{hint[HEAD + 2 - LONGEST :]}"
         if hint and hint not in self._taken:
             self._taken.add(hint)
             return hint

@@ -39,7 +39,7 @@ from onnxq.search.rescaling_trial import rescale
 from onnxq.search.sensitivity import sensitivity
 from onnxq.search.variants import calibrate_and_round
 from onnxq.stages.files import check_target, default_output, open_data, refuse_own_output
-from onnxq.stages.finish import finalize
+from onnxq.stages.finish import finalize, size_note
 from onnxq.stages.kernel_timing import Timing, replan_with_sample_shapes, replan_with_timings
 from onnxq.stages.prepare import node_labels, prepare
 from onnxq.stages.prepared import Prepared
@@ -187,7 +187,9 @@ def write_result(
     result = check_result(result, budget, path, accept)
     observer.step("save")
     files = save(result.model, path, force=force, external_data=external_data, encoded=result.encoded)
-    report = with_hazards(replace(result.report, output=path, files=tuple(files)), result.model)
+    report = replace(result.report, output=path, files=tuple(files))
+    notes = (*report.notes, *size_note(result.model, report.source_bytes, report.output_bytes or 0))
+    report = with_hazards(replace(report, notes=notes), result.model)
     return replace(report, seconds=observer.seconds(), calibration_samples=None if given is None else given.count)
 
 

@@ -11,9 +11,14 @@ from onnxq.ir import Model
 from onnxq.ir.half_tensor import store_narrow
 from onnxq.ir.segment import is_large
 from onnxq.optimize.dedup_constants import merge_equal
+from onnxq.optimize.narrow_constants import narrow_constants
 from onnxq.optimize.optimize import optimize_for_target
 from onnxq.stages.prepared import Prepared
+from onnxq.targets.target import load_target
+from onnxq.text import size
 from onnxq.version import __version__
+
+SHRUNK = 0.5  # of the float model's bytes: whoever expects a quarter wants to know what the rest is
 
 
 def finalize(model: Model, prepared: Prepared) -> Model:
@@ -21,6 +26,8 @@ def finalize(model: Model, prepared: Prepared) -> Model:
     optimize_for_target(model, prepared.plan.recipe.scheme.target)
     if not is_large(model):
         merge_equal(model)
+        if load_target(prepared.plan.recipe.scheme.target).stored == "cast-mul":
+            narrow_constants(model)
     store_narrow(model)
     model.metadata["onnxq_version"] = __version__
     model.metadata["onnxq_recipe"] = prepared.plan.recipe.to_toml()
@@ -28,3 +35,26 @@ def finalize(model: Model, prepared: Prepared) -> Model:
     if prepared.plan.costs.timings is not None:
         model.metadata["onnxq_timings"] = json.dumps(prepared.plan.costs.timings.as_dict(), separators=(",", ":"))
     return model
+
+
+def size_note(model: Model, before: int, after: int) -> tuple[str, ...]:
+    """Say what a file consists of that is more than half as large as the float model's; nothing where it is smaller.
+
+    Args:
+        model: The quantized model.
+        before: Bytes of the float model.
+        after: Bytes of the quantized one.
+
+    """
+    if after <= SHRUNK * before:
+        return ()
+    narrow = wide = 0
+    for value in model.initializers():
+        assert value.tensor is not None
+        one_byte = value.tensor.nbytes <= max(value.tensor.size, 1)
+        narrow, wide = narrow + value.tensor.nbytes * one_byte, wide + value.tensor.nbytes * (not one_byte)
+    rest = max(after - narrow - wide, 0)
+    parts = (
+        f"{size(narrow)} of constants in 8 bit or less, {size(wide)} in wider types, {size(rest)} of nodes and names"
+    )
+    return (f"the file is {after / before:.2f} of the float model's size: {parts}",)

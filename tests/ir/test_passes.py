@@ -266,6 +266,22 @@ def test_infinite_results_are_not_folded():
 # -- what exporters note ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("text", "kept"), [
+    ("/home/me/nets/net.py(213): forward\n/usr/lib/torch/nn/module.py(477): _slow_forward", False),
+    ("/home/me/nets/net.py(213): forward\nsee also the paper", True),
+    ("the gate of layer 3", True),
+    ("", True),
+])  # fmt: skip
+def test_tracebacks_of_older_exporters_are_left_out(text: str, kept: bool) -> None:
+    """PyTorch wrote them as a description of every node: 0.4 of a style transfer's file."""
+    proto = text_model("g (float[2,4] x) => (float[2,4] y) { y = Relu(x) }")
+    proto.graph.node[0].doc_string = text
+    model = parse(proto.SerializeToString())
+    assert normalised(model) == ([] if kept else ["left out what PyTorch noted of the source of 1 node"])
+    (relu,) = onnx.load_from_string(model.serialize()).graph.node
+    assert relu.doc_string == (text if kept else "")
+
+
 def test_what_pytorch_notes_of_the_source_is_left_out_in_bodies_too():
     text = """g (bool c, float[2,4] x) => (float[2,4] y) {
         h = Relu(x) y = If(c) <then_branch = t () => (a) { a = Neg(h) }, else_branch = e () => (b) { b = Abs(h) }>
