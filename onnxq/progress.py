@@ -65,6 +65,7 @@ class StepWords(NamedTuple):
 STEPS: dict[str, StepWords] = {
     "load": StepWords("reading the model"),
     "plan": StepWords("planning"),
+    "examine": StepWords("looking at the samples", "sample"),
     "benchmark": StepWords("timing kernels", "kernel"),
     "rescale": StepWords("trying scales of channels", "trial"),
     "trial": StepWords("trying ranges and codes", "trial"),

@@ -8,19 +8,32 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from onnxq.cli.options import Format
 
 if TYPE_CHECKING:
     from onnxq.cli.runtime import Runtime
+    from onnxq.data.input_summary import InputSummary
     from onnxq.ir import Model
     from onnxq.verification.families import FamilyFigures
     from onnxq.verification.records import Comparison
+    from onnxq.warning import WarningLine
 
 MOST_MISSED = 5  # sentences on stderr; the rest is counted
+
+
+class Compared(NamedTuple):
+    """What there is to show about two models, and to warn of."""
+
+    comparison: Comparison
+    data: str
+    runtime: Runtime
+    families: tuple[FamilyFigures, ...]
+    inputs: tuple[InputSummary, ...]
+    warnings: tuple[WarningLine, ...]
 
 
 def check_options(given: Mapping[str, object], against: Path | None, data: list[str]) -> None:
@@ -53,19 +66,24 @@ def verify_against(
     target: str | None = None,
 ) -> None:
     """Compare two models, show how, and say which thresholds are missed: on this processor, or on those of a target."""
+    from onnxq.cli.terminal import warn
     from onnxq.errors import CheckFailed
+    from onnxq.report.result_warnings import USELESS
     from onnxq.targets.target import load_target
 
     if target is not None:
         load_target(target)  # refuses unknown names before any work
     found = _compare(model, against, data, limit, metric, target, with_layers=layers is not False)
-    missed = found[0].missed(**limits)
+    bare = bool(data) and all(value is None for value in limits.values())  # random numbers may give less
+    missed = found.comparison.missed(**({**limits, "min_sqnr": USELESS} if bare else limits))
     if target is not None:
-        missed += _missed_there(found[3], limits["min_sqnr"])
+        missed += _missed_there(found.families, limits["min_sqnr"])
     _write(model, against, found, missed, output_format, every_layer=bool(layers))
+    warn(found.warnings)
     if missed:
         more = f"; and {len(missed) - MOST_MISSED} more" if len(missed) > MOST_MISSED else ""
-        raise CheckFailed(f"{model}: {'; '.join(missed[:MOST_MISSED])}{more}", "")
+        hint = f"Without thresholds, {USELESS:g} dB are asked for: give --min-sqnr for less." if bare else ""
+        raise CheckFailed(f"{model}: {'; '.join(missed[:MOST_MISSED])}{more}", hint)
 
 
 def _missed_there(families: Sequence[FamilyFigures], least: float | None) -> list[str]:
@@ -89,13 +107,15 @@ def _compare(
     target: str | None,
     *,
     with_layers: bool,
-) -> tuple[Comparison, str, Runtime, tuple[FamilyFigures, ...]]:
+) -> Compared:
     from onnxq.cli.runtime import look
     from onnxq.cli.terminal import TerminalObserver, note
     from onnxq.cli.verify_inputs import check_form, choose_samples
+    from onnxq.data.examine import examine
     from onnxq.errors import CheckFailed
     from onnxq.ir import load
     from onnxq.ir.passes import normalise
+    from onnxq.report.result_warnings import result_warnings
     from onnxq.runtime.session import ModelSource, is_large
     from onnxq.verification import layerwise
     from onnxq.verification.compare import compare
@@ -110,8 +130,10 @@ def _compare(
         made_from = quantized.metadata.get("onnxq_source_sha256")
         if made_from is not None and made_from != baseline.sha256:
             note(f"{path} says that it was made from another file than {against}")
-        warn_of_swapped(path, quantized, against, baseline)
+        swapped = swapped_models(path, quantized, against, baseline)
         samples = choose_samples(baseline, data, limit)
+        observer.step("examine")
+        seen = examine(baseline, samples, calibrating=False, progress=observer.progress)
         listed = normalise(baseline, needs=("drop_initializer_inputs",))  # or onnxruntime would not fold constants
         source: ModelSource = baseline.serialize() if listed else against
         result: ModelSource = path
@@ -133,18 +155,34 @@ def _compare(
             asked = target or recorded_target(quantized)
             compared = (source, quantized, samples, comparison.worst_sqnr, recorded_latencies(quantized))
             families = family_figures(asked, *compared)
-        return comparison, samples.description, look(path, quantized), families
+        found = result_warnings(comparison, families, made_up=samples.made_up, for_size=_is_for_size(quantized))
+        warnings = (*swapped, *seen.warnings, *found)
+        return Compared(comparison, samples.description, look(path, quantized), families, seen.inputs, warnings)
 
 
-def warn_of_swapped(path: Path, model: Model, against: Path, baseline: Model) -> None:
-    """Say on stderr that the model is float and the one that it is compared with is quantized."""
-    from onnxq.cli.terminal import say
+def _is_for_size(model: Model) -> bool:
+    """Whether onnxq has quantized nothing but weights, which is done for the size."""
+    from onnxq.errors import OnnxqError
+    from onnxq.planning.recipe import parse_recipe
+    from onnxq.report.records import WEIGHT_ONLY
+
+    recipe = model.metadata.get("onnxq_recipe")
+    try:
+        return recipe is not None and parse_recipe(recipe, "metadata").scheme.name.startswith(WEIGHT_ONLY)
+    except OnnxqError:
+        return False
+
+
+def swapped_models(path: Path, model: Model, against: Path, baseline: Model) -> list[WarningLine]:
+    """Say that the model is float and the one that it is compared with is quantized."""
     from onnxq.verification.ort_graph import quantized_already
+    from onnxq.warning import WarningLine
 
     found = quantized_already(baseline)
-    if found and not quantized_already(model) and not _stored(model):
-        message = f"{path} is not quantized, and {against} is ({found}): the quantized model goes first"
-        say("warning", f"{message}. Write `onnxq verify {against} --against {path}`.", "bold yellow")
+    if not found or quantized_already(model) or _stored(model):
+        return []
+    message = f"{path} is not quantized, and {against} is ({found}): the quantized model goes first"
+    return [WarningLine("swapped-models", message, f"Write `onnxq verify {against} --against {path}`.")]
 
 
 def _stored(model: Model) -> bool:
@@ -159,7 +197,7 @@ def _stored(model: Model) -> bool:
 def _write(
     model: Path,
     against: Path,
-    found: tuple[Comparison, str, Runtime, tuple[FamilyFigures, ...]],
+    found: Compared,
     missed: list[str],
     output_format: Format,
     *,
@@ -167,18 +205,21 @@ def _write(
 ) -> None:
     from onnxq.cli.layer_tables import layer_tables
     from onnxq.cli.runtime import runtime_tables
-    from onnxq.cli.tables import comparison_tables, family_tables, latency_table, metric_table
+    from onnxq.cli.tables import comparison_tables, family_tables, input_table, latency_table, metric_table
     from onnxq.cli.terminal import show
     from onnxq.report import SCHEMA, comparison_dict, to_json
     from onnxq.report.as_json import record_dict
 
-    comparison, description, runtime, families = found
+    comparison, description, runtime, families, inputs, warnings = found
     if output_format is Format.JSON:
         result = {"model": str(model), "against": str(against), "passed": not missed, "missed": missed}
         compared: dict[str, object] = {"comparison": comparison_dict(comparison, description)}
         compared["families"] = [record_dict(family) for family in families]
+        compared["inputs"] = [asdict(one) for one in inputs]
+        compared["warnings"] = [asdict(warning) for warning in warnings]
         sys.stdout.write(to_json({"schema": SCHEMA, **result, **compared, **runtime.as_dict()}))
         return
+    show(input_table(inputs), "")
     show(*comparison_tables(comparison, description), "", *latency_table(comparison))
     if comparison.metric is not None:
         show("", metric_table(comparison.metric))

@@ -9,13 +9,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
 from onnxq.cli.options import Format
-from onnxq.cli.terminal import TerminalObserver, note, show_line
+from onnxq.cli.terminal import TerminalObserver, note, show_line, warn
 from onnxq.progress import Progress
 from onnxq.text import duration, printable
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from onnxq.project.build import Built
     from onnxq.project.entry import Entry, Project
     from onnxq.verification.records import Comparison
+    from onnxq.warning import WarningLine
 
 
 GENERAL = ("quiet", "verbose")  # parameters that every command has
@@ -117,6 +119,8 @@ def build_project(
     done.sort(key=lambda built: project.entries.index(built.entry))
     if output_format is Format.JSON:
         _write_json(project, [_built_dict(built) for built in done])
+    for built in done:
+        warn(built.warnings, str(built.entry.quantized))
     _finish([built.error for built in done])
 
 
@@ -193,6 +197,8 @@ def verify_project(context: typer.Context, config: Path | None, files: Sequence[
         _write_json(project, [_verified_dict(verified) for verified in done])
     else:
         _show([_row(v.entry, "failed" if v.error else "passed", _verified_words(v)) for v in done])
+    for verified in done:
+        warn(_warnings(verified), str(verified.entry.quantized))
     _finish([verified.error for verified in done])
 
 
@@ -246,14 +252,22 @@ def _why(entry: Entry, error: OnnxqError | None) -> str:
 
 def _built_dict(built: Built) -> dict[str, Any]:
     report = None if built.report is None else built.report.as_dict()
-    return _item(built.entry, built.state, built.error) | {"report": report}
+    warnings = [asdict(warning) for warning in built.warnings]
+    return _item(built.entry, built.state, built.error) | {"report": report, "warnings": warnings}
 
 
 def _verified_dict(verified: Verified) -> dict[str, Any]:
     from onnxq.report import comparison_dict
 
     figures = None if verified.comparison is None else comparison_dict(verified.comparison, verified.data)
-    return _item(verified.entry, "failed" if verified.error else "passed", verified.error) | {"comparison": figures}
+    item = _item(verified.entry, "failed" if verified.error else "passed", verified.error)
+    return item | {"comparison": figures, "warnings": [asdict(warning) for warning in _warnings(verified)]}
+
+
+def _warnings(verified: Verified) -> tuple[WarningLine, ...]:
+    from onnxq.report.result_warnings import result_warnings
+
+    return result_warnings(verified.comparison, made_up="random numbers" in verified.data)
 
 
 def _item(entry: Entry, state: str, error: OnnxqError | None) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def _write(
     force: bool,
 ) -> None:
     """Write a report and print the product; `given` are data and libraries of custom operators."""
-    from onnxq.cli.terminal import note
+    from onnxq.cli.terminal import note, warn
     from onnxq.cli.write import write_plan, write_report
     from onnxq.errors import OutputError
     from onnxq.report import write_report as save_report
@@ -140,6 +140,8 @@ def _write(
     (write_plan if dry_run else write_report)(result, output_format)
     if result.output is not None and output_format is Format.TEXT:
         _show_next(result.output, result.source, *given)
+    if not dry_run:
+        warn(result.warnings)
 
 
 def _warn_of_spoilt(path: Path) -> None:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onnxq.cli.terminal import TIE
+from onnxq.data.input_summary import InputSummary, short
 from onnxq.explanation.inspect import Inspection
 from onnxq.report import Report
 from onnxq.text import FLOAT, decibels, format_drop, milliseconds, percent, printable, size, size_change, speed_change
@@ -26,6 +27,7 @@ Cell = str | Text
 MOST_REASONS = 12  # lines; the rest is counted
 MOST_OUTPUTS = 20
 MOST_CONTRIBUTIONS = 15
+MOST_INPUTS = 16
 INDENT, GAP = 2, 3
 FAR_OFF = 0.25  # between a measured latency and the predicted one
 LEAST_MS = 1.0  # of a run in float: shorter ones waver by as much
@@ -81,6 +83,9 @@ def report_tables(report: Report) -> Iterator[RenderableType]:
         rows.append(_latency_row(report.comparison))
     yield columns(("", "float", "quantized", ""), rows, right=(1, 2))
     yield ""
+    if report.inputs:
+        yield input_table(report.inputs)
+        yield ""
     if report.comparison is not None:
         yield from comparison_tables(report.comparison, report.samples)
         yield ""
@@ -91,6 +96,22 @@ def report_tables(report: Report) -> Iterator[RenderableType]:
         yield from family_tables(report.families, report.comparison.latency if report.comparison is not None else None)
         yield ""
     yield from node_tables(report)
+
+
+def input_table(inputs: Sequence[InputSummary]) -> RenderableType:
+    """Lay out name, type, least, greatest and mean of every input."""
+    shown = inputs[: MOST_INPUTS if len(inputs) > MOST_INPUTS + 1 else len(inputs)]
+    rows = [_row(one) for one in shown]
+    if len(shown) < len(inputs):
+        rows.append((f"and {len(inputs) - len(shown)} more", "", "", "", ""))
+    return columns(("input", "type", "least", "greatest", "mean"), rows, right=(2, 3))
+
+
+def _row(one: InputSummary) -> tuple[str, str, str, str, str]:
+    kind = f"{one.type}, given as {one.given}" if one.given else one.type
+    if one.values is None:
+        return one.name, kind, "", "", ""
+    return one.name, kind, short(one.values.least), short(one.values.greatest), short(one.values.mean)
 
 
 def comparison_tables(comparison: Comparison, samples: str | None) -> Iterator[RenderableType]:

@@ -6,7 +6,7 @@ Tests: `tests/cli/test_cli_logs.py`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from enum import Enum
@@ -21,6 +21,7 @@ from onnxq.text import counted, duration, printable
 
 if TYPE_CHECKING:
     from onnxq.cli.progress_bar import Bar
+    from onnxq.warning import WarningLine
 
 # Columns where stdout is no terminal: nothing is cut or wrapped, so that lines can be searched
 FILE_WIDTH = 500
@@ -93,6 +94,18 @@ def show_line(*parts: tuple[str, str]) -> None:
 def say(label: str, message: str, style: str) -> None:
     """Print one labelled line to stderr."""
     stderr().print(Text.assemble((f"{label}: ", style), printable(message)), soft_wrap=True)
+
+
+def warn(warnings: Iterable[WarningLine], about: str = "") -> None:
+    """Print warnings to stderr, with what to do about each; -q does not silence them.
+
+    Args:
+        warnings: Printed in their order, equal ones once.
+        about: Which file they are about, where there are several.
+
+    """
+    for warning in dict.fromkeys(warnings):
+        say("warning", f"{about}: {warning}" if about else str(warning), "bold yellow")
 
 
 def note(message: str) -> None:

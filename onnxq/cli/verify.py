@@ -6,8 +6,9 @@ Tests: `tests/cli/test_cli_help.py`.
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -26,7 +27,9 @@ from onnxq.cli.options import (
 
 if TYPE_CHECKING:
     from onnxq.cli.runtime import Runtime
+    from onnxq.data.input_summary import InputSummary
     from onnxq.verification.engines import EngineCheck
+    from onnxq.warning import WarningLine
 from onnxq.cli.verify_inputs import check_form, choose_samples
 
 Quantized = Annotated[
@@ -169,22 +172,37 @@ def single(context: typer.Context, models: list[Path]) -> Path:
     return models[0]
 
 
+class CheckedAlone(NamedTuple):
+    """What there is to show about one model, and to warn of."""
+
+    check: EngineCheck
+    data: str
+    runtime: Runtime
+    inputs: tuple[InputSummary, ...]
+    warnings: tuple[WarningLine, ...]
+
+
 def verify_alone(path: Path, data: list[str], limit: int | None, output_format: Format) -> None:
     """Check one model by itself, write what was found, and raise CheckFailed where two engines disagree."""
+    from onnxq.cli.terminal import warn
     from onnxq.errors import CheckFailed
 
-    check, description, runtime = _check_alone(path, data, limit)
-    _write_alone(path, check, description, runtime, output_format)
+    checked = _check_alone(path, data, limit)
+    check = checked.check
+    _write_alone(path, checked, output_format)
+    warn(checked.warnings)
     if check.objection:
         raise CheckFailed(f"{path}: {check.objection}", ENGINES if data else MADE_UP)
 
 
-def _check_alone(path: Path, data: list[str], limit: int | None) -> tuple[EngineCheck, str, Runtime]:
+def _check_alone(path: Path, data: list[str], limit: int | None) -> CheckedAlone:
     from onnxq.calibration.nonfinite_weights import blaming_weights
     from onnxq.cli.runtime import look
     from onnxq.cli.terminal import TerminalObserver
+    from onnxq.data.examine import examine
     from onnxq.errors import CheckFailed
     from onnxq.ir import load
+    from onnxq.verification.calibrated_ranges import calibration_warnings
     from onnxq.verification.engines import check_engines
 
     with TerminalObserver() as observer:
@@ -192,25 +210,38 @@ def _check_alone(path: Path, data: list[str], limit: int | None) -> tuple[Engine
         model = load(path)
         check_form(path, model)
         samples = choose_samples(model, data, limit)
+        observer.step("examine")
+        seen = examine(model, samples, calibrating=False, progress=observer.progress)
+        warnings = (*seen.warnings, *(calibration_warnings(path, samples) if data else ()))
         observer.step("run")
         with blaming_weights(model, CheckFailed, CheckFailed):
             check = check_engines(path, samples, progress=observer.progress, blame=CheckFailed)
-        return check, samples.description, look(path, model)
+        return CheckedAlone(check, samples.description, look(path, model), seen.inputs, warnings)
 
 
-def _write_alone(model: Path, check: EngineCheck, description: str, runtime: Runtime, output_format: Format) -> None:
+def _write_alone(model: Path, checked: CheckedAlone, output_format: Format) -> None:
     from onnxq.cli.engine_tables import engine_tables
     from onnxq.cli.runtime import runtime_tables
+    from onnxq.cli.tables import input_table
     from onnxq.cli.terminal import show
     from onnxq.report.as_json import SCHEMA, engines_dict, to_json
 
+    check, description, runtime, inputs, warnings = checked
     missed = [check.objection] if check.objection else []
     if output_format is Format.JSON:
         result: dict[str, object] = {"model": str(model), "against": None, "passed": not missed, "missed": missed}
         result |= {"comparison": None, "samples": check.samples, "data": description, "engines": engines_dict(check)}
+        result["inputs"] = [asdict(one) for one in inputs]
+        result["warnings"] = [asdict(warning) for warning in warnings]
         sys.stdout.write(to_json({"schema": SCHEMA, **result, **runtime.as_dict()}))
         return
-    show(f"{model} is well formed, loads in onnxruntime and runs: {description}", "", *engine_tables(check))
+    show(
+        f"{model} is well formed, loads in onnxruntime and runs: {description}",
+        "",
+        input_table(inputs),
+        "",
+        *engine_tables(check),
+    )
     tables = list(runtime_tables(runtime))
     if tables:
         show("", *tables)

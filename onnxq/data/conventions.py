@@ -14,7 +14,7 @@ import numpy as np
 
 from onnxq.data.input_summary import InputSummary
 
-SCALES = (255.0, 32768.0)  # of pictures in 8 bit and of sound in 16 bit
+BYTE, SHORT = 255.0, 32768.0  # scales of pictures in 8 bit and of sound in 16 bit
 SLACK = 0.02  # how far values may lie outside a convention's range, as a share of it
 
 
@@ -88,7 +88,7 @@ def alternatives(summary: InputSummary) -> Iterator[Alternative]:
         for other in CONVENTIONS:
             if other is not own:
                 yield _converted(own, other, summary)
-    for scale in SCALES:
+    for scale in (BYTE,) if summary.channel_axis is not None else (BYTE, SHORT):
         yield _scaled(f"values {scale:.0f} times as large", scale)
         yield _scaled(f"values divided by {scale:.0f}", 1 / scale)
 

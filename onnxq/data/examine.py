@@ -6,13 +6,14 @@ Samples stream by once. Kept are sums, a few numbers of each sample, and a few s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from onnxq.data.input_summary import InputSummaries, InputSummary
 from onnxq.data.normalization import normalization_warnings
+from onnxq.data.output_checks import output_warnings
 from onnxq.data.samples import Samples, few_samples, input_specs, wrap_samples
 from onnxq.data.validation import Sample
 from onnxq.errors import OnnxqError
@@ -20,17 +21,14 @@ from onnxq.ir import Model
 from onnxq.ir.passes import normalise
 from onnxq.ir.segment import is_large
 from onnxq.ir.shape_inference.types import infer_types
-from onnxq.runtime.session import InMemory, SessionError, open_session, run_session
 from onnxq.text import counted
 from onnxq.warning import WarningLine
 
 FEW = 16  # samples below which ranges are a matter of luck
 MANY_EQUAL = 0.25  # share of samples that equal another one
-MOST_RUN, MOST_ELEMENTS = 8, 1 << 21  # samples that are run, and their elements
+MOST_RUN, MOST_ELEMENTS = 12, 1 << 21  # samples that are run, and their elements
 MOST_COMPARED, SIGNATURE = 512, 256  # samples that are compared with each other, and elements of each
 NEARLY = 0.01  # of a sample's deviation: how far another one may be from it and still be nearly equal
-HARDLY = 2e-5  # of an output's mean square: variance between samples, where inputs vary more than `VARIED`
-VARIED = 1e-2
 PASSES = ("lift_constants", "drop_initializer_inputs", "inline_functions")
 
 
@@ -45,17 +43,25 @@ class Examination:
 
     """
 
-    inputs: tuple[InputSummary, ...]
-    samples: int
+    inputs: tuple[InputSummary, ...] = ()
+    samples: int = 0
     warnings: tuple[WarningLine, ...] = ()
 
 
-def examine(model: Model, samples: Samples | Iterable[Mapping[str, np.ndarray]]) -> Examination:
+def examine(
+    model: Model,
+    samples: Samples | Iterable[Mapping[str, np.ndarray]],
+    *,
+    calibrating: bool = True,
+    progress: Callable[[int, int | None], None] | None = None,
+) -> Examination:
     """Look at samples before anything expensive is done with them.
 
     Args:
         model: The float model as it is loaded; it is not changed.
         samples: Checked `Samples`, or what `wrap_samples` takes.
+        calibrating: Whether ranges are found on the samples, for which a few are not enough.
+        progress: Called with the number of samples done and the total (None while unknown).
 
     Raises:
         DataError: A sample does not fit the model, or there is none.
@@ -66,12 +72,23 @@ def examine(model: Model, samples: Samples | Iterable[Mapping[str, np.ndarray]])
     infer_types(model)
     given = samples if isinstance(samples, Samples) else wrap_samples(samples, input_specs(model))
     seen = _Seen(InputSummaries(given.inputs))
-    few = few_samples(seen.watch(given), MOST_RUN, MOST_ELEMENTS)
+    few = few_samples(_counted(seen.watch(given), given.count, progress), MOST_RUN, MOST_ELEMENTS)
     summaries = seen.summaries.summaries(given.converted)
-    found = [*_of_dtypes(summaries), *seen.warnings()]
-    if not given.made_up and not is_large(model):
+    if given.made_up:
+        return Examination(summaries, seen.count)
+    found = [*_of_dtypes(summaries), *seen.warnings(calibrating=calibrating)]
+    if not is_large(model):
         found += _of_model(model, few, {summary.name: summary for summary in summaries})
     return Examination(summaries, seen.count, tuple(found))
+
+
+def _counted(
+    samples: Iterable[Sample], total: int | None, progress: Callable[[int, int | None], None] | None
+) -> Iterator[Sample]:
+    for done, sample in enumerate(samples, 1):
+        yield sample
+        if progress is not None:
+            progress(done, total)
 
 
 @dataclass
@@ -113,9 +130,9 @@ class _Seen:
             groups.setdefault(exact, []).append(values)
         return sum(_equal(np.stack(group)) for group in groups.values())
 
-    def warnings(self) -> Iterator[WarningLine]:
+    def warnings(self, *, calibrating: bool) -> Iterator[WarningLine]:
         """Yield what is wrong with the samples, whatever the model."""
-        if self.count < FEW:
+        if calibrating and self.count < FEW:
             amount = f"only {counted(self.count, 'sample')}"
             yield WarningLine("few-samples", f"ranges come from {amount}", "Give 32 to 200 typical samples.")
         compared, same = len(self.values), self.equal()
@@ -172,35 +189,4 @@ def _of_model(model: Model, few: list[Sample], summaries: Mapping[str, InputSumm
         found = normalization_warnings(model, few, summaries)
     except OnnxqError:
         found = []
-    return found or list(_of_outputs(model, few))
-
-
-def _of_outputs(model: Model, few: list[Sample]) -> Iterator[WarningLine]:
-    """Yield a warning where no output depends on the samples to speak of, though these differ."""
-    floats = [name for name, array in few[0].items() if array.dtype.kind == "f"]
-    if len(few) < 2 or not any(_variation([sample[name] for sample in few]) > VARIED for name in floats):
-        return
-    try:
-        session = open_session(InMemory(model))
-        runs = [run_session(session, None, sample) for sample in few]
-    except (OnnxqError, SessionError):
-        return
-    columns = [list(column) for column in zip(*runs, strict=True)]
-    real = [column for column in columns if isinstance(column[0], np.ndarray) and column[0].dtype.kind == "f"]
-    if len(real) == len(columns) and real and all(0 <= _variation(column) < HARDLY for column in real):
-        yield WarningLine(
-            "equal-outputs",
-            f"the outputs hardly differ between {len(few)} samples that do",
-            "Check how the samples are normalised: the model does not see what is in them.",
-        )
-
-
-def _variation(arrays: list[np.ndarray]) -> float:
-    """Return the variance between arrays as a share of their mean square; 1 where their shapes differ."""
-    if len({array.shape for array in arrays}) > 1 or not arrays[0].size:
-        return 1.0
-    wide = np.stack([array.ravel() for array in arrays]).astype(np.float64)
-    square = float((wide**2).mean())
-    if not np.isfinite(square):
-        return 1.0
-    return float(((wide - wide.mean(axis=0)) ** 2).mean()) / square if square else 1.0
+    return found or list(output_warnings(model, few, summaries))

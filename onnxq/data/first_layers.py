@@ -16,6 +16,7 @@ from onnxq.ir import Model, Node, Value
 
 AFFINE = ("Conv", "MatMul", "Gemm")
 SHAPES = ("Shape", "Size")  # whose results do not depend on values
+MOST_BOUND = 1e3  # of a Clip that stands for an activation
 MOST_LAYERS, MOST_NORMALIZATIONS = 3, 4
 NEVER = 1e-4  # a channel whose variance is this small a share of the usual one is dead
 
@@ -28,12 +29,14 @@ class FirstLayers:
         affine: Convolutions and products with constant weights that depend on this input alone.
         normalizations: BatchNormalization nodes with constant statistics that depend on this input alone.
         shared: BatchNormalization nodes that depend on other inputs as well.
+        bounded: Activations with a greatest value that depend on this input alone.
 
     """
 
     affine: list[Node] = field(default_factory=list)
     normalizations: list[Node] = field(default_factory=list)
     shared: list[Node] = field(default_factory=list)
+    bounded: list[Node] = field(default_factory=list)
 
 
 def first_layers(model: Model, name: str) -> FirstLayers:
@@ -54,11 +57,40 @@ def first_layers(model: Model, name: str) -> FirstLayers:
             continue
         if node.op_type in AFFINE and names == {name} and _has_constants(node, 1):
             found.affine.append(node)
+        elif node.op_type == "Add" and found.affine and node.inputs[0] in found.affine[-1].outputs:
+            found.affine[-1] = node if _has_constants(node, 1) else found.affine[-1]  # the bias of a MatMul
+        elif names == {name} and upper_bound(node) is not None:
+            found.bounded.append(node)
         elif node.op_type == "BatchNormalization" and _has_constants(node, 3, 4):
             (found.normalizations if names == {name} else found.shared).append(node)
     return FirstLayers(
-        found.affine[:MOST_LAYERS], found.normalizations[:MOST_NORMALIZATIONS], found.shared[:MOST_NORMALIZATIONS]
+        found.affine[:MOST_LAYERS],
+        found.normalizations[:MOST_NORMALIZATIONS],
+        found.shared[:MOST_NORMALIZATIONS],
+        found.bounded[:1],
     )
+
+
+def upper_bound(node: Node) -> float | None:
+    """Return the greatest value that an activation can have; None where it has none."""
+    if node.op_type in ("Sigmoid", "Tanh", "HardSigmoid"):
+        return 1.0
+    if node.op_type != "Clip":
+        return None
+    stored = node.inputs[2].constant if len(node.inputs) > 2 and node.inputs[2] is not None else None
+    bound = node.attribute("max") if stored is None else float(stored.numpy().reshape(()))
+    return float(bound) if bound is not None and bound < MOST_BOUND else None
+
+
+def saturated_share(taps: Taps, samples: Sequence[Sample], node: Node) -> float:
+    """Return the share of an activation's values that are at its bounds, to a hundredth: both of them but for Clip."""
+    bound, values = upper_bound(node), [value for value in node.outputs if value is not None]
+    if bound is None:
+        return 0.0
+    made = _joined(taps.run(samples, values))[0]
+    least = {"Tanh": -bound, "Sigmoid": 0.0, "HardSigmoid": 0.0}.get(node.op_type)
+    at_bound = made >= bound - 0.01 * abs(bound)
+    return float((at_bound if least is None else at_bound | (made <= least + 0.01)).mean()) if made.size else 0.0
 
 
 def _has_constants(node: Node, *slots: int) -> bool:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
 from onnxq.data.conventions import Alternative, alternatives
 from onnxq.data.first_layers import (
     FirstLayers,
@@ -20,6 +18,7 @@ from onnxq.data.first_layers import (
     first_layers,
     influences,
     replaced,
+    saturated_share,
     varied,
 )
 from onnxq.data.input_summary import InputSummary, short
@@ -35,8 +34,10 @@ CODE = "wrong-normalization"
 SURELY_WRONG, MAYBE_WRONG, FITS, MUCH_BETTER = 1.6, 0.6, 0.5, 0.45
 BARELY_MOVED, MOVED = 0.05, 0.15  # right data: 0.29 and more; 1 … 255 times too small: 0.03 and less
 UNBENT = 8.0  # right data: 44 and more, unless it is 0 … 255 less a mean colour
-MOST_ELEMENTS = 1 << 17  # of samples that the first layers are run on
-LEAST_BYTES, MOST_BYTES = 100.0, 255.0  # greatest value of pictures in 8 bit
+MOST_ELEMENTS = 1 << 16  # of samples that the first layers are run on
+# Shares of values at their bound: right data have up to 0.15 in a Clip, and 0.05 in a Tanh, 0.94 in one Sigmoid
+CLIPPED, SATURATED = 0.25, 0.9
+LEAST_BYTES, MOST_BYTES = 100.0, 255.5  # greatest value of pictures in 8 bit
 
 
 def normalization_warnings(
@@ -64,7 +65,7 @@ def _of_all(taps: Taps, samples: Sequence[Sample], inputs: Sequence[_Input]) -> 
     shared = [(one, one.layers.shared) for one in inputs if one.layers.shared and not one.layers.normalizations]
     if shared and batchnorm_misfit(taps, samples, shared[0][1]) > SURELY_WRONG:
         values = join_words([one.values() for one, nodes in shared if nodes == shared[0][1]])
-        yield WarningLine(CODE, _misfit_of(values, shared[0][1][0]), _remedy([]))
+        yield WarningLine(CODE, _misfit_of(values, shared[0][1][0]), remedy([]))
 
 
 def _misfit_of(values: str, node: Node) -> str:
@@ -102,7 +103,7 @@ class _Input:
         if not fits and given <= SURELY_WRONG:
             return []
         message = _misfit_of(self.values(), self.layers.normalizations[0])
-        return [WarningLine(CODE, message, _remedy([other] if fits and other is not None else []))]
+        return [WarningLine(CODE, message, remedy([other] if fits and other is not None else []))]
 
     def _by_bias(self, found: Sequence[Influence]) -> list[WarningLine]:
         first = found[0]
@@ -112,14 +113,20 @@ class _Input:
                 f"{self.values()} move '{first.layer.display_name}' by {100 * first.moved:.2g} % of what its bias "
                 "makes: they are far smaller than the model expects"
             )
-            return [WarningLine(CODE, message, _remedy(fitting[:2]))]
-        if len(found) > 1 and all(one.bent < UNBENT for one in found) and self._is_bytes():
-            message = (
-                f"{self.values()} leave nothing of the bias of '{first.layer.display_name}': "
-                "they are pictures of 0 … 255, and the model seems to expect smaller values"
-            )
-            return [WarningLine(CODE, message, "Normalise them as in training, for example x / 255.")]
+            return [WarningLine(CODE, message, remedy(fitting[:2]))]
+        if first.bent < UNBENT and (self._is_saturating() or (self._is_bytes() and _drown(found))):
+            what = "pictures of 0 … 255, and the model seems" if self._is_bytes() else "far larger than the model seems"
+            message = f"{self.values()} drown the bias of '{first.layer.display_name}': they are {what} to expect"
+            message += " smaller values" if self._is_bytes() else ""
+            return [WarningLine(CODE, message, "Normalise them as in training, pictures for example by x / 255.")]
         return []
+
+    def _is_saturating(self) -> bool:
+        """Whether the first activation that has a greatest value is mostly there."""
+        for node in self.layers.bounded:
+            most = CLIPPED if node.op_type == "Clip" else SATURATED
+            return saturated_share(self.taps, self._some(), node) > most
+        return False
 
     def _moves(self, other: Alternative, layer: Node) -> bool:
         """Whether other values would move a layer, and not drown its bias."""
@@ -132,12 +139,11 @@ class _Input:
         return list(alternatives(self.summary))
 
     def _is_bytes(self) -> bool:
-        """Whether the values are whole numbers from 0 to 255, as pictures are stored."""
+        """Whether the values are those of pictures as they are stored, from 0 to 255."""
         values = self.summary.values
         if values is None or self.summary.channel_axis is None or values.least < 0:
             return False
-        whole = all((np.rint(sample[self.name]) == sample[self.name]).mean() > 0.9 for sample in self.samples)
-        return whole and LEAST_BYTES < values.greatest <= MOST_BYTES
+        return LEAST_BYTES < values.greatest <= MOST_BYTES
 
     def values(self) -> str:
         """Name the input and its range in a sentence."""
@@ -146,7 +152,13 @@ class _Input:
         return f"the values of '{self.name}' ({short(values.least)} … {short(values.greatest)})"
 
 
-def _remedy(fitting: Sequence[Alternative]) -> str:
+def _drown(found: Sequence[Influence]) -> bool:
+    """Whether nothing is left of the biases of several layers."""
+    return len(found) > 1 and all(one.bent < UNBENT for one in found)
+
+
+def remedy(fitting: Sequence[Alternative]) -> str:
+    """Say how to prepare samples, by what would fit."""
     if not fitting:
         return "Prepare the samples as in training: the same range, mean and deviation."
     return f"Prepare the samples as in training; what fits: {', or '.join(other.words for other in fitting)}."

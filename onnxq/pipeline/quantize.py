@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnxq.calibration.stats import Stats
+from onnxq.data.examine import Examination, examine
 from onnxq.data.samples import Samples, input_specs
 from onnxq.data.synthetic import synthetic_samples
 from onnxq.errors import DataError, ModelError, NothingToQuantize
@@ -124,8 +125,29 @@ def quantize(
         if dry_run:
             return plan_report(prepared)
         budget = replace(budget, data_file=data_path(path).name) if external_data else budget
-        result = quantize_prepared(prepared, given, stats, observer, budget, detailed=detailed, scratch=path.parent)
+        result = _quantize_seen(prepared, given, stats, observer, budget, detailed=detailed, scratch=path.parent)
         return write_result(result, budget, path, accept, observer, given, force=force, external_data=external_data)
+
+
+def _quantize_seen(
+    prepared: Prepared,
+    given: Samples | None,
+    stats: str | Path | Stats | None,
+    observer: Observer,
+    budget: Budget,
+    *,
+    detailed: bool,
+    scratch: Path,
+) -> Quantized:
+    """Look at the samples, with BatchNormalization as it is in the file, and quantize; see `quantize_prepared`."""
+    seen = Examination()
+    if given is not None:
+        observer.step("examine")
+        calibrating = stats is None and bool(prepared.plan.calibrated())
+        seen = examine(load(prepared.path), given, calibrating=calibrating, progress=observer.progress)
+    result = quantize_prepared(prepared, given, stats, observer, budget, detailed=detailed, scratch=scratch)
+    report = replace(result.report, inputs=seen.inputs, data_warnings=seen.warnings, made_up=given is None)
+    return replace(result, report=report)
 
 
 def _prepare_by_data(

@@ -28,12 +28,14 @@ from onnxq.project.check import check_entry
 from onnxq.project.entry import Entry
 from onnxq.project.provenance import gather, record
 from onnxq.report import Report
+from onnxq.report.result_warnings import result_warnings
 from onnxq.runtime.custom_ops import register_custom_ops
 from onnxq.search.size_search import written_bytes
 from onnxq.stages.files import open_data
 from onnxq.verification.compare import compare
 from onnxq.verification.records import Comparison
 from onnxq.verification.user_metric import compare_metric
+from onnxq.warning import WarningLine
 
 GIVE_LIBRARY = "Name the library of its custom operators under 'custom-ops'."
 REBUILD = frozenset({"missing", "unreadable", "malformed", "altered", "stale"})
@@ -58,6 +60,7 @@ class Built:
         state: What was done.
         report: What a build did; None where nothing was built.
         error: Why it failed; None where it did not.
+        verified: Figures on the data to verify on; None where there are none.
 
     """
 
@@ -65,6 +68,13 @@ class Built:
     state: Literal["built", "up to date", "failed"]
     report: Report | None = None
     error: OnnxqError | None = None
+    verified: Comparison | None = None
+
+    @property
+    def warnings(self) -> tuple[WarningLine, ...]:
+        """What should be known before the model is used."""
+        own = () if self.report is None else self.report.warnings
+        return tuple(dict.fromkeys((*own, *result_warnings(self.verified))))
 
 
 def build(entries: Iterable[Entry], *, force: bool = False, observer: Observer | None = None) -> Iterator[Built]:
@@ -105,11 +115,14 @@ def up_to_date(entry: Entry) -> Built | None:
 def _build_one(entry: Entry, *, observer: Observer) -> Built:
     wanted = gather(entry, load(entry.source))
 
+    verified: list[Comparison] = []
+
     def accept(result: Quantized) -> Mapping[str, str]:
         comparison = result.report.comparison
         if comparison is not None and _to_be_measured(entry, comparison):
             observer.step("verify")
             comparison, _ = measure(entry, result.encoded or result.model, observer, blame=InvalidResult)
+            verified.append(comparison)
         if comparison is not None:
             refuse(entry, comparison)
         elif entry.thresholds.given():
@@ -126,7 +139,7 @@ def _build_one(entry: Entry, *, observer: Observer) -> Built:
         report = _quantized(entry, accept, observer)
     except RecordTooLargeError as error:  # how long the record is shows only now
         report = _quantized(entry, accept, observer, room=error.recorded)
-    return Built(entry, "built", report)
+    return Built(entry, "built", report, verified=verified[-1] if verified else None)
 
 
 def _to_be_measured(entry: Entry, found: Comparison) -> bool:

@@ -49,6 +49,8 @@ def report_dict(report: ReportData) -> dict[str, Any]:
         "timings": None if report.timings is None else report.timings.as_dict(),
         "families": [record_dict(family) for family in report.families],
         "min_onnxruntime": report.min_onnxruntime,
+        "inputs": [asdict(one) for one in report.inputs],
+        "warnings": [asdict(warning) for warning in report.warnings],
     }
 
 
@@ -64,6 +66,7 @@ def comparison_dict(comparison: Comparison, samples: str | None) -> dict[str, An
         "selection": None if comparison.selection is None else _selection_dict(comparison.selection),
         "layers": [record_dict(layer) for layer in comparison.layers],
         "no_layers": comparison.no_layers,
+        "warnings": [asdict(warning) for warning in comparison.warnings],
         "metric": None if comparison.metric is None else asdict(comparison.metric) | {"drop": comparison.metric.drop},
     }
 

@@ -17,6 +17,7 @@ from importlib.resources import files
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from onnxq.data.input_summary import short
 from onnxq.errors import OutputError
 from onnxq.report.activations import Activation
 from onnxq.targets.host import processor_name
@@ -51,6 +52,7 @@ FILTERS = {
     "name": printable,
     "noise": noise,
     "percent": percent,
+    "short": short,
     "size": size,
     "speed": speed_change,
 }
@@ -99,6 +101,7 @@ def html(report: ReportData) -> str:
         versions=_versions(),
         processor=processor_name(),
         verdict=verdict(report),
+        warnings=report.warnings,
         float_name=FLOAT,
         infinity=math.inf,
     )

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from onnxq.data.input_summary import short
 from onnxq.text import FLOAT, decibels, format_drop, milliseconds, noise, percent, printable, size_change, speed_change
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ def markdown(report: ReportData) -> str:
     """Write a report as Markdown."""
     sections = [
         f"# {_plain(report.source.name)}, recipe {_plain(report.recipe)}\n",
+        _warnings(report),
         _result(report),
+        _inputs(report),
         _families(report),
         _sensitivity(report),
         _layers(report.comparison),
@@ -72,6 +75,24 @@ def _result(report: ReportData) -> str:
     parts = [written, _table(("", "float", "quantized", "change"), rows), _table(head, outputs)]
     parts += ["".join(f"* {_plain(sentence)}\n" for sentence in report.comparison.selected())]
     return "\n".join(part for part in parts if part)
+
+
+def _warnings(report: ReportData) -> str:
+    """Say what should be known before the result is used."""
+    return "".join(f"> **warning:** {_plain(str(warning))}\n>\n" for warning in report.warnings)
+
+
+def _inputs(report: ReportData) -> str:
+    """Say what the samples hold."""
+    if not report.inputs:
+        return ""
+    rows = []
+    for one in report.inputs:
+        figures = ("", "", "") if one.values is None else (one.values.least, one.values.greatest, one.values.mean)
+        kind = f"{one.type}, given as {one.given}" if one.given else one.type
+        written = [value if isinstance(value, str) else short(value) for value in figures]
+        rows.append((_code(one.name), _plain(kind), *written))
+    return _table(("input", "type", "least", "greatest", "mean"), rows)
 
 
 def _families(report: ReportData) -> str:

@@ -11,16 +11,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from onnxq.data.input_summary import InputSummary
 from onnxq.ir import Graph
 from onnxq.ir.stored_tensor import StoredTensor
 from onnxq.planning.decision import FOR_SIZE
 from onnxq.planning.planner import Plan, node_key
 from onnxq.report.activations import Activation
+from onnxq.report.result_warnings import result_warnings
 from onnxq.rounding.summary import RoundingSummary
 from onnxq.targets.timings import Timings
 from onnxq.text import FLOAT
 from onnxq.verification.families import FamilyFigures
 from onnxq.verification.records import Comparison, Contribution
+from onnxq.warning import WarningLine
+
+WEIGHT_ONLY = "weight"  # what schemes begin with that leave activations float
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,9 @@ class ReportData:
         timings: Kernel times that decided; None where those that come with onnxq did.
         latencies: Predicted latency in that of float, by family of processors.
         families: SQNR and predicted latency on each family of processors; empty where nothing ran.
+        inputs: What the samples hold for each input; empty without samples.
+        data_warnings: What looks wrong about the samples.
+        made_up: Whether the models were compared on random numbers.
         min_onnxruntime: By architecture, the first onnxruntime from which on the model loads, runs and gives right
             results; None where nothing was written.
 
@@ -89,6 +97,9 @@ class ReportData:
     timings: Timings | None = None
     latencies: Mapping[str, float] = field(default_factory=dict)
     families: tuple[FamilyFigures, ...] = ()
+    inputs: tuple[InputSummary, ...] = ()
+    data_warnings: tuple[WarningLine, ...] = ()
+    made_up: bool = False
     min_onnxruntime: dict[str, str] | None = None
 
     @classmethod
@@ -111,6 +122,14 @@ class ReportData:
         return cls(
             source, size, recipe.name, nodes, tuple(notes), rules=recipe.to_toml(), returned=returned, timings=times
         )
+
+    @property
+    def warnings(self) -> tuple[WarningLine, ...]:
+        """What should be known before the result is used: about the samples, accuracy, latency, processors."""
+        schemes = {node.scheme for node in self.nodes if node.scheme is not None}
+        for_size = all(scheme.startswith(WEIGHT_ONLY) for scheme in schemes)
+        found = result_warnings(self.comparison, self.families, made_up=self.made_up, for_size=for_size)
+        return (*self.data_warnings, *found)
 
     @property
     def output_bytes(self) -> int | None:

@@ -23,6 +23,7 @@ from onnxq.progress import working
 from onnxq.runtime.custom_ops import refusal_hint
 from onnxq.runtime.ort_session import check_path
 from onnxq.runtime.session import ModelSource, SessionError, open_session, run_session
+from onnxq.verification.calibrated_ranges import CalibratedRanges
 from onnxq.verification.error_stats import ANY_AXIS, Difference, open_axes
 from onnxq.verification.records import Comparison, Latency, OutputComparison
 from onnxq.verification.replayed_detections import ReplayedDetections, replay_detections
@@ -74,10 +75,12 @@ def compare(
     told = replay_detections(float_model, quantized)
     differences = _differences(pair.reference, told)
     first: Sample | None = None
+    ranges = CalibratedRanges() if getattr(samples, "made_up", False) else CalibratedRanges.of(quantized)
     count = 0
     for count, feeds in enumerate(_counted(samples, progress)):
         first = feeds if first is None else first
         results = pair.run(feeds, count, _hint(samples))
+        ranges.add(feeds)
         for name, difference, expected, got in zip(names, differences, *results, strict=True):
             problem = difference.add(expected, got)
             if problem:
@@ -90,7 +93,7 @@ def compare(
         timed = _measure_latency(pair, first) if latency and pair.in_memory else None
     outputs = tuple(_summary(name, difference) for name, difference in zip(names, differences, strict=True))
     outputs, selection = told.figures(outputs) if told is not None else (outputs, None)
-    return Comparison(outputs, count + 1, timed, selection=selection)
+    return Comparison(outputs, count + 1, timed, selection=selection, warnings=ranges.warnings())
 
 
 def _counted(samples: Iterable[Mapping[str, np.ndarray]], progress: Progress | None) -> Iterator[Sample]:

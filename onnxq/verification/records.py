@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from onnxq.errors import CheckFailed
 from onnxq.verification.output_records import MISSED, SelectionComparison, sqnr_missed, with_sqnr
 from onnxq.verification.output_records import OutputComparison as OutputComparison
+from onnxq.warning import WarningLine
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ class Comparison:
         no_layers: Why there are none, where somebody asked.
         metric: None where nobody asked.
         selection: What the outputs hold of what is picked by scores; None where nothing is.
+        warnings: Which samples go beyond what the quantized model was calibrated for.
 
     """
 
@@ -127,6 +129,7 @@ class Comparison:
     no_layers: str | None = None
     metric: MetricComparison | None = None
     selection: SelectionComparison | None = None
+    warnings: tuple[WarningLine, ...] = ()
 
     def worst_layers(self, most: int) -> list[LayerComparison]:
         """The layers that add most to the error by themselves, without those that add nothing."""

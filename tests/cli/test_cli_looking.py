@@ -97,6 +97,8 @@ def test_verify_in_json(cli, quantized: Path) -> None:
         "hazards",
         "families",
         "min_onnxruntime",
+        "inputs",
+        "warnings",
     }
     assert (result["passed"], len(result["missed"]), result["comparison"]["samples"]) == (False, 1, 100)
 

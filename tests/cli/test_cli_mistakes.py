@@ -93,7 +93,7 @@ def test_models_that_are_swapped_are_noticed(cli, here: Path) -> None:
     assert "warning: m.onnx is not quantized, and q.onnx is (" in result.err
     assert "Write `onnxq verify q.onnx --against m.onnx`." in result.err
     for right in (("q.onnx", "m.onnx"), ("q.onnx", "q.onnx"), ("m.onnx", "m.onnx")):
-        assert "warning" not in cli("verify", right[0], "--against", right[1], "-d", "d.npz").err
+        assert "swapped-models" not in cli("verify", right[0], "--against", right[1], "-d", "d.npz").err
 
 
 def test_weights_that_are_only_stored_in_8_bit_count_as_quantized(cli, here: Path) -> None:

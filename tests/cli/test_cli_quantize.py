@@ -12,7 +12,7 @@ from helpers import build, node
 from onnxq.version import __version__
 
 STATIC = ("digits_cnn.onnx", "-d", "digits_calibration.npz")
-STEPS = ["load", "plan", "rescale", "trial", "calibrate", "round", "search", "correct", "rewrite", "verify"]
+STEPS = ["load", "plan", "examine", "rescale", "trial", "calibrate", "round", "search", "correct", "rewrite", "verify"]
 STEPS += ["families", "save"]
 
 
@@ -49,6 +49,7 @@ def test_json_says_the_same_and_nothing_else_is_on_stdout(cli, folder: Path) -> 
         "schema", "onnxq", "recipe", "source", "output", "counts", "reasons", "notes", "comparison", "seconds",
         "float_passes", "nodes",
         "rules", "activations", "returned", "sensitivity", "timings", "weights", "families", "min_onnxruntime",
+        "inputs", "warnings",
     }  # fmt: skip
     assert (report["schema"], report["onnxq"], report["recipe"]) == (1, __version__, "auto")
     assert report["source"] == {"path": "digits_cnn.onnx", "bytes": 296362}

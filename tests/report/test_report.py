@@ -84,6 +84,7 @@ def test_json(report: Report) -> None:
             "selection": None,
             "layers": [],
             "no_layers": None,
+            "warnings": [],
             "metric": None,
         },
         "seconds": {"load": 0.5},
@@ -97,6 +98,8 @@ def test_json(report: Report) -> None:
         "timings": None,
         "families": [],
         "min_onnxruntime": None,
+        "inputs": [],
+        "warnings": [],
         "weights": [],
         "activations": [],
     }  # fmt: skip

@@ -1,0 +1,123 @@
+"""What a model's outputs say about samples: they hardly differ, or the model is sure of other values only.
+
+A classifier whose samples are normalised otherwise than in training is sure of nothing and gives few classes. Where it
+is far surer of the same samples by another convention, and gives more classes then, that convention is likely right.
+
+Tests: `tests/data/test_output_checks.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from onnxq.data.conventions import Alternative, alternatives
+from onnxq.data.first_layers import replaced, varied
+from onnxq.data.input_summary import InputSummary
+from onnxq.data.normalization import CODE, remedy
+from onnxq.data.validation import Sample
+from onnxq.errors import OnnxqError
+from onnxq.ir import Model
+from onnxq.runtime.session import InMemory, Session, SessionError, open_session, run_session
+from onnxq.warning import WarningLine
+
+HARDLY = 2e-5  # of an output's mean square: variance between samples, where inputs vary more than `VARIED`
+VARIED = 1e-2
+LEAST_CLASSES, LEAST_SAMPLES = 10, 6
+UNSURE, SURE, MUCH_SURER = 0.25, 0.45, 2.5  # mean probability of the class that is chosen, and how it rises
+FEW_CLASSES, MORE_CLASSES = 0.75, 1.2  # classes chosen by the number of samples, and how they become more
+
+
+def output_warnings(
+    model: Model, samples: Sequence[Sample], summaries: Mapping[str, InputSummary]
+) -> Iterator[WarningLine]:
+    """Yield what the outputs say; nothing of a model that does not run, which others say.
+
+    Args:
+        model: The float model.
+        samples: A few samples, in memory.
+        summaries: By input, the figures of all samples.
+
+    """
+    try:
+        session = open_session(InMemory(model))
+        columns = _outputs(session, samples)
+        unsure = [name for name in summaries if varied(samples, name)]
+        if len(unsure) == 1 and (found := _surer(session, samples, columns, summaries[unsure[0]])) is not None:
+            yield found
+        elif _hardly_differ(samples, columns):
+            yield WarningLine(
+                "equal-outputs",
+                f"the outputs hardly differ between {len(samples)} samples that do",
+                "Check how the samples are normalised: the model does not see what is in them.",
+            )
+    except (OnnxqError, SessionError):
+        return
+
+
+def _outputs(session: Session, samples: Sequence[Sample]) -> list[list[np.ndarray]]:
+    """Run all samples, and give a list for each output."""
+    runs = [run_session(session, None, sample) for sample in samples]
+    return [list(column) for column in zip(*runs, strict=True)]
+
+
+def _hardly_differ(samples: Sequence[Sample], columns: Sequence[list[np.ndarray]]) -> bool:
+    floats = [name for name, array in samples[0].items() if array.dtype.kind == "f"]
+    if len(samples) < 2 or not any(_variation([sample[name] for sample in samples]) > VARIED for name in floats):
+        return False
+    real = [column for column in columns if isinstance(column[0], np.ndarray) and column[0].dtype.kind == "f"]
+    return len(real) == len(columns) and bool(real) and all(_variation(column) < HARDLY for column in real)
+
+
+def _variation(arrays: Sequence[np.ndarray]) -> float:
+    """Return the variance between arrays as a share of their mean square; 1 where their shapes differ.
+
+    It is NaN where nothing but zeros is there.
+    """
+    if len({array.shape for array in arrays}) > 1 or not arrays[0].size:
+        return 1.0
+    wide = np.stack([array.ravel() for array in arrays]).astype(np.float64)
+    square = float((wide**2).mean())
+    if not np.isfinite(square):
+        return 1.0
+    return float(((wide - wide.mean(axis=0)) ** 2).mean()) / square if square else math.nan
+
+
+def _surer(
+    session: Session, samples: Sequence[Sample], columns: Sequence[list[np.ndarray]], summary: InputSummary
+) -> WarningLine | None:
+    """Say that a classifier is unsure of the samples, and by which convention it is not."""
+    given = [answers for column in columns if (answers := _answers(column)) is not None]
+    if len(given) != 1 or len(samples) < LEAST_SAMPLES:
+        return None
+    certainty, classes = given[0]
+    if certainty > UNSURE or classes > FEW_CLASSES:
+        return None
+    fitting: list[tuple[float, Alternative]] = []
+    for other in alternatives(summary):
+        tried = _outputs(session, replaced(samples, summary.name, other.change))
+        answers = next((found for column in tried if (found := _answers(column)) is not None), None)
+        if answers is None or answers[0] < max(SURE, MUCH_SURER * certainty) or answers[1] < MORE_CLASSES * classes:
+            continue
+        fitting.append((answers[0], other))
+    if not fitting:
+        return None
+    message = f"the model is unsure of every sample ({100 * certainty:.0f} % for the class that it chooses)"
+    then = f"with other values of '{summary.name}' it is sure ({100 * fitting[0][0]:.0f} %)"
+    return WarningLine(CODE, f"{message}; {then}", remedy([other for _, other in fitting[:2]]))
+
+
+def _answers(column: Sequence[np.ndarray]) -> tuple[float, float] | None:
+    """Return the mean probability of the class that is chosen, and the classes chosen by the number of samples.
+
+    None where an output does not hold the probabilities of classes.
+    """
+    rows = [np.asarray(array, np.float64).ravel() for array in column if array.dtype.kind == "f"]
+    if len(rows) != len(column) or len({row.size for row in rows}) > 1 or rows[0].size < LEAST_CLASSES:
+        return None
+    stacked = np.stack(rows)
+    if not np.isfinite(stacked).all() or stacked.min() < 0 or abs(stacked.sum(axis=1) - 1).max() > 0.02:
+        return None
+    return float(stacked.max(axis=1).mean()), len(set(stacked.argmax(axis=1).tolist())) / len(rows)

@@ -1,0 +1,61 @@
+"""Outputs that say that samples are normalised otherwise than in training."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxq.data.examine import examine
+from onnxq.ir import Model, parse
+
+COUNT, CLASSES = 12, 16
+
+
+def classifier(scale: float, prior: float = 0.6) -> Model:
+    """Build a classifier that is sure of prototypes whose values are `scale` times those of 0 to 1."""
+    prototypes = np.random.default_rng(0).random((CLASSES, 48)).astype(np.float32)
+    weight = 4 * (prototypes - prototypes.mean(0)) / scale
+    priors = prior * np.random.default_rng(5).standard_normal(CLASSES)
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "w"], ["scores"]),
+        helper.make_node("Add", ["scores", "prior"], ["logits"]),
+        helper.make_node("Softmax", ["logits"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 4, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", CLASSES])],
+        [numpy_helper.from_array(np.asarray(a, np.float32), n) for n, a in (("w", weight.T), ("prior", priors))],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return parse(made.SerializeToString())
+
+
+def samples(scale: float) -> list[dict[str, np.ndarray]]:
+    prototypes = np.random.default_rng(0).random((CLASSES, 48)).astype(np.float32)
+    noise = np.random.default_rng(1).normal(0, 0.02, (COUNT, 48)).astype(np.float32)
+    rows = (prototypes[:COUNT] + noise).clip(0, 1) * np.float32(scale)
+    return [{"x": row.reshape(1, 3, 4, 4)} for row in rows]
+
+
+def codes(model: Model, given: list[dict[str, np.ndarray]]) -> list[str]:
+    found = examine(model, given).warnings
+    return [warning.code for warning in found if warning.code != "few-samples"]
+
+
+def test_a_classifier_that_is_sure_is_not_warned_of() -> None:
+    assert codes(classifier(1.0), samples(1.0)) == []
+    assert codes(classifier(255.0), samples(255.0)) == []
+
+
+def test_a_classifier_that_is_sure_of_other_values_only_is_named() -> None:
+    found = examine(classifier(60.0), samples(1.0)).warnings
+    assert "wrong-normalization" in [warning.code for warning in found]
+    message = next(warning for warning in found if warning.code == "wrong-normalization")
+    assert "0 … 255" in message.remedy or "255" in message.remedy
+
+
+def test_a_classifier_that_is_unsure_but_gives_all_classes_is_not_warned_of() -> None:
+    assert codes(classifier(40.0, prior=0.0), samples(1.0)) == []
