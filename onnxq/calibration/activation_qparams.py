@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnxq.calibration.qparams import QParams, activation_qparams
-from onnxq.calibration.ranges import add_headroom, choose_range, extrapolate_range
+from onnxq.calibration.ranges import METHODS, add_headroom, choose_range, extrapolate_range
 from onnxq.calibration.stats import TensorStats
 from onnxq.errors import ModelError
 from onnxq.ir import Value
@@ -28,9 +28,9 @@ def scheme_qparams(stats: TensorStats, scheme: Scheme, bounds: tuple[float, floa
     expected to need it; so is one by output error where it covers all that was seen. The range ends at the bounds of
     what makes the tensor: rounding in float32 may go beyond, and an absorbed Clip clamps where the codes end.
     """
-    method = "minmax" if scheme.ranges == "auto" else scheme.ranges
-    low, high = choose_range(stats, method, percentile=scheme.percentile, bits=scheme.bits, symmetric=scheme.symmetric)
-    if scheme.ranges in ("auto", "output-error"):
+    method, symmetric = scheme.ranges, scheme.symmetric
+    low, high = choose_range(stats, method, percentile=scheme.percentile, bits=scheme.bits, symmetric=symmetric)
+    if METHODS[scheme.ranges].extrapolates:
         low, high = extrapolate_range(stats, low, high, bits=scheme.bits)
     low, high = add_headroom(stats, low, high, scheme.headroom)
     if scheme.symmetric:

@@ -13,6 +13,7 @@ import numpy as np
 from onnxq.calibration.histogram import Histogram
 from onnxq.calibration.im2col import unfolding_of, weight_rows
 from onnxq.calibration.layer_moments import MeasuredLayers
+from onnxq.calibration.ranges import Needs, needs_of
 from onnxq.calibration.statistic import Statistic
 from onnxq.calibration.stats import StatisticFactory, basic_kinds, range_kinds
 from onnxq.calibration.weighted_histogram import WeightedHistogram, channel_weights
@@ -52,7 +53,7 @@ class OutputSensitivity:
 
 def minimal_statistics(plan: Plan) -> StatisticFactory:
     """Tell what ranges are chosen by while those that the recipe leaves open go from least to greatest value."""
-    return range_kinds if plan.range_methods <= {"minmax", "auto"} else basic_kinds
+    return range_kinds if needs_of(plan.range_methods) <= {Needs.EXTREMES} else basic_kinds
 
 
 def trial_statistics(plan: Plan, layers: MeasuredLayers) -> StatisticFactory:
@@ -60,11 +61,12 @@ def trial_statistics(plan: Plan, layers: MeasuredLayers) -> StatisticFactory:
 
     Reports and files want more, but of no trial; measuring it takes longer than many a model runs.
     """
-    methods = plan.range_methods
-    if methods <= {"minmax", "auto", "output-error"}:
-        besides = partial(layers.kinds, basics=range_kinds)
-        return OutputSensitivity(plan, besides, lambda name: (Histogram(),)).kinds if methods - {"minmax"} else besides
-    return OutputSensitivity(plan, layers.kinds).kinds
+    needs = needs_of(plan.range_methods, trial=True)
+    if Needs.HISTOGRAM in needs:
+        return OutputSensitivity(plan, layers.kinds).kinds
+    besides = partial(layers.kinds, basics=range_kinds)
+    weighted = Needs.WEIGHTED_HISTOGRAM in needs
+    return OutputSensitivity(plan, besides, lambda name: (Histogram(),)).kinds if weighted else besides
 
 
 def _weights(value: Value, readers: Iterable[Node], *, seen: bool) -> tuple[np.ndarray, int] | None:

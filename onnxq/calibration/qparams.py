@@ -11,8 +11,6 @@ import numpy as np
 
 from onnxq.calibration.ranges import (
     DEFAULT_PERCENTILE,
-    RANGE_METHODS,
-    RangeMethod,
     choose_range,
     expected_error,
 )
@@ -21,12 +19,10 @@ from onnxq.errors import ModelError, RecipeError
 __all__ = [
     "CODE_TYPES",
     "DEFAULT_PERCENTILE",
-    "RANGE_METHODS",
     "CodeType",
     "QParams",
     "QuantizedBias",
     "QuantizedWeight",
-    "RangeMethod",
     "activation_qparams",
     "choose_range",
     "dequantize",

@@ -1,5 +1,8 @@
 """Choose an activation's range from its statistics: all of it, all but the rarest values, or the least error.
 
+A range method is one function behind `range_method`: the line says its name, what it needs measured, and what the docs
+say of it. Recipes take the names of `RangesSetting`, and a test holds both to each other and to the docs.
+
 The error is that of the values themselves or, with a histogram that counts each channel by what its readers make of it
 (`weighted_histogram`), the one that it causes at their outputs. There, what is clipped counts more than what is
 rounded: rounding errors are independent of one another and add up by their squares, while neighbouring values beyond
@@ -20,7 +23,9 @@ Tests: `tests/calibration/test_tail_model.py`.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 
@@ -30,9 +35,8 @@ from onnxq.calibration.stats import TensorStats
 from onnxq.calibration.tail_model import FEWEST, exponential_tail, fit_lognormal
 from onnxq.calibration.weighted_histogram import WeightedHistogram
 from onnxq.errors import RecipeError
+from onnxq.ops.forms.scheme import RangesSetting
 
-RangeMethod = Literal["minmax", "percentile", "mse", "output-error"]
-RANGE_METHODS: tuple[RangeMethod, ...] = get_args(RangeMethod)
 # What onnxruntime's and TensorRT's calibrators use
 DEFAULT_PERCENTILE = 99.999
 # Beyond this many levels a cell is narrower than a bin, and its error is s**2 / 12 by the uniform density
@@ -46,9 +50,100 @@ COARSE = np.exp2(-np.arange(13) / 2)
 FINE = np.arange(-3, 4) / 8
 
 
+class Needs(Enum):
+    """What has to be measured of a tensor to choose its range."""
+
+    EXTREMES = "extremes"
+    HISTOGRAM = "histogram"
+    WEIGHTED_HISTOGRAM = "weighted histogram"  # see `onnxq.calibration.weighted_histogram`
+
+
+@dataclass(frozen=True)
+class RangeRequest:
+    """What a range is chosen from.
+
+    Attributes:
+        stats: Of the tensor.
+        low: The least value and 0, whichever is less.
+        high: The greatest value and 0, whichever is greater; above `low`.
+        percentile: Percent of values to cover; see `choose_range`.
+        levels: How many codes there are.
+        symmetric: The range is going to be symmetric around zero.
+
+    """
+
+    stats: TensorStats
+    low: float
+    high: float
+    percentile: float
+    levels: int
+    symmetric: bool
+
+    def ends(self) -> tuple[float, float]:
+        """Return the widest range: symmetric around zero where that is asked for."""
+        reach = max(-self.low, self.high)
+        return (-reach, reach) if self.symmetric else (self.low, self.high)
+
+
+@dataclass(frozen=True)
+class RangeMethod:
+    """A way to choose ranges.
+
+    Attributes:
+        name: As in recipes.
+        summary: What the docs say of it.
+        choose: Returns `(lo, hi)` with `lo <= 0 <= hi`; it is mirrored afterwards where the codes are symmetric.
+        needs: What has to be measured.
+        tried: What has to be measured while variants are tried.
+        extrapolates: Whether the range is widened by what other samples are expected to need.
+
+    """
+
+    name: RangesSetting
+    summary: str
+    choose: Callable[[RangeRequest], tuple[float, float]]
+    needs: Needs
+    tried: Needs
+    extrapolates: bool
+
+
+METHODS: dict[str, RangeMethod] = {}
+
+
+def range_method(
+    name: RangesSetting, summary: str, needs: Needs, *, tried: Needs | None = None, extrapolates: bool = False
+) -> Callable[[Callable[[RangeRequest], tuple[float, float]]], Callable[[RangeRequest], tuple[float, float]]]:
+    """Register a range method; see `RangeMethod`. By default it needs the same while variants are tried."""
+
+    def register(
+        choose: Callable[[RangeRequest], tuple[float, float]],
+    ) -> Callable[[RangeRequest], tuple[float, float]]:
+        METHODS[name] = RangeMethod(name, summary, choose, needs, tried or needs, extrapolates)
+        return choose
+
+    return register
+
+
+def needs_of(methods: Iterable[str], *, trial: bool = False) -> set[Needs]:
+    """Return what some range methods need measured, in all or while variants are tried."""
+    return {METHODS[name].tried if trial else METHODS[name].needs for name in methods}
+
+
+@range_method(
+    "auto",
+    "`minmax` or `output-error` with up to a fifth of headroom, whichever gains on held-out samples",
+    Needs.EXTREMES,
+    tried=Needs.WEIGHTED_HISTOGRAM,
+    extrapolates=True,
+)
+@range_method("minmax", "from the least to the greatest value", Needs.EXTREMES)
+def _cover(request: RangeRequest) -> tuple[float, float]:
+    return request.low, request.high
+
+
 def choose_range(
     stats: TensorStats,
-    method: RangeMethod = "minmax",
+    method: str = "minmax",
     *,
     percentile: float = DEFAULT_PERCENTILE,
     bits: int = 8,
@@ -58,10 +153,7 @@ def choose_range(
 
     Args:
         stats: Extremes and histogram of the tensor.
-        method: `minmax` covers every value; `percentile` leaves out at most `(100 - percentile) / 2` percent of the
-            values on each side, as onnxruntime's calibrator does; `mse` minimises the expected squared error of
-            quantization with `bits`, over both ends at once; `output-error` the one at the outputs of the readers,
-            where the statistics tell channels apart.
+        method: Name of one of `METHODS`.
         percentile: Percent of values to cover, above 50 and at most 100.
         bits: Width of the codes, 2 to 16.
         symmetric: The codes will be symmetric around zero, so the range is.
@@ -74,21 +166,19 @@ def choose_range(
         RecipeError: The method is unknown, or `percentile` or `bits` is out of range.
 
     """
-    if method not in RANGE_METHODS:
-        raise RecipeError(f"there is no range method '{method}'", f"Choose one of {', '.join(RANGE_METHODS)}.")
+    if method not in METHODS:
+        raise RecipeError(f"there is no range method '{method}'", f"Choose one of {', '.join(METHODS)}.")
     if not 50 < percentile <= 100 or not 2 <= bits <= 16:
         raise RecipeError(
             f"percentile {percentile} with {bits} bits is out of range", "Percentile: above 50 to 100; bits: 2 to 16."
         )
     low, high = min(stats.min, 0.0), max(stats.max, 0.0)
-    if method == "percentile":
-        low, high = _percentile(stats, percentile, low, high)
+    if high > low:
+        levels = 2**bits - 1 if symmetric else 2**bits
+        low, high = METHODS[method].choose(RangeRequest(stats, low, high, percentile, levels, symmetric))
     if symmetric:
         high = max(-low, high)
         low = -high
-    if method in ("mse", "output-error") and high > low:
-        density = _output_density(stats) if method == "output-error" else _Density(stats, stats.histogram)
-        low, high = _least_error(density, low, high, 2**bits - 1 if symmetric else 2**bits, symmetric)
     return float(np.float32(low)), float(np.float32(high))
 
 
@@ -174,9 +264,11 @@ def expected_error(stats: TensorStats, lo: float, hi: float, *, bits: int = 8) -
     return float(_Density(stats, stats.histogram).errors(np.array([lo]), np.array([hi]), 2**bits)[0]) / stats.count
 
 
-def _percentile(stats: TensorStats, percentile: float, low: float, high: float) -> tuple[float, float]:
-    histogram = stats.histogram
-    allowed = int(stats.count * (100.0 - percentile) / 200.0)
+@range_method("percentile", "without the rarest values", Needs.HISTOGRAM)
+def _percentile(request: RangeRequest) -> tuple[float, float]:
+    """Leave out at most `(100 - percentile) / 2` percent of the values on each side, as onnxruntime does."""
+    low, high, histogram = request.low, request.high, request.stats.histogram
+    allowed = int(request.stats.count * (100.0 - request.percentile) / 200.0)
     edges = histogram.edges(low, high)
     below = np.cumsum(histogram.counts)
     above = np.cumsum(histogram.counts[::-1])
@@ -187,8 +279,22 @@ def _percentile(stats: TensorStats, percentile: float, low: float, high: float) 
     return min(float(edges[first]), 0.0), max(float(edges[last + 1]), 0.0)
 
 
-def _output_density(stats: TensorStats) -> _Density:
-    return _Density(stats, stats[WeightedHistogram if WeightedHistogram in stats else Histogram], CLIPPED)
+@range_method("mse", "least squared error of the tensor", Needs.HISTOGRAM)
+def _tensor_error(request: RangeRequest) -> tuple[float, float]:
+    density = _Density(request.stats, request.stats.histogram)
+    return _least_error(density, *request.ends(), request.levels, request.symmetric)
+
+
+@range_method(
+    "output-error",
+    "least squared error at the outputs of the layers that read the tensor",
+    Needs.WEIGHTED_HISTOGRAM,
+    extrapolates=True,
+)
+def _output_error(request: RangeRequest) -> tuple[float, float]:
+    stats = request.stats
+    density = _Density(stats, stats[WeightedHistogram if WeightedHistogram in stats else Histogram], CLIPPED)
+    return _least_error(density, *request.ends(), request.levels, request.symmetric)
 
 
 def _least_error(density: _Density, low: float, high: float, levels: int, symmetric: bool) -> tuple[float, float]:

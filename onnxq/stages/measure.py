@@ -12,6 +12,7 @@ from onnxq.calibration.calibrate import calibrate
 from onnxq.calibration.layer_moments import MeasuredLayers
 from onnxq.calibration.output_sensitivity import OutputSensitivity, trial_statistics
 from onnxq.calibration.qparams import QParams
+from onnxq.calibration.ranges import Needs, needs_of
 from onnxq.calibration.stats import StatisticFactory, Stats, range_kinds
 from onnxq.calibration.stats_file import load_stats
 from onnxq.data.samples import Samples
@@ -59,13 +60,15 @@ def measure(
         return load_stats(stats, expected=prepared.source)[0]
     if not values or samples is None:
         return Stats()
-    methods = prepared.plan.range_methods
+    needs = needs_of(prepared.plan.range_methods)
     kinds: StatisticFactory = layers.kinds
-    if prepared.fast and methods <= {"minmax", "auto"}:
+    if prepared.fast and needs <= {Needs.EXTREMES}:
         kinds = range_kinds
     elif trial:
         kinds = trial_statistics(prepared.plan, layers)
-    elif "output-error" in methods or not is_large(prepared.model):  # for statistics that are kept, whatever the recipe
+    elif Needs.WEIGHTED_HISTOGRAM in needs or not is_large(
+        prepared.model
+    ):  # for statistics that are kept, whatever the recipe
         kinds = OutputSensitivity(prepared.plan, layers.kinds).kinds
     roughly = trial and not layers.values  # codes of weights are chosen on second moments, bit by bit
     return calibrate(prepared.model, values, samples, progress=observer.progress, kinds=kinds, trial=roughly)
