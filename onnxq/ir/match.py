@@ -55,11 +55,15 @@ class Constant(Pattern):
     Attributes:
         equals: The elements, as a number for a tensor of one element or as a list; None for any.
         size: How many elements there are; None for any number.
+        fits: What the elements have to fulfil besides, as `says` says.
+        once: Whether one place alone reads the value.
 
     """
 
     equals: float | Sequence[float] | None = None
     size: int | None = None
+    fits: Callable[[Tensor], bool] | None = None
+    once: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,11 +110,12 @@ def const(
     name: str = "",
     *,
     size: int | None = None,
-    accepts: Callable[[Value], bool] | None = None,
+    fits: Callable[[Tensor], bool] | None = None,
     says: str = Pattern.says,
+    once: bool = False,
 ) -> Constant:
     """Describe a constant: by its elements, by how many there are, by a test, or any."""
-    return Constant(name, accepts, says, equals, size)
+    return Constant(name, None, says, equals, size, fits, once)
 
 
 def maybe(pattern: Pattern) -> Optional:
@@ -335,6 +340,10 @@ class _Attempt:
             return self.fail(state, lambda: f"{place} is '{value.name}', which is no constant")
         if pattern.size is not None and tensor.size != pattern.size:
             return self.fail(state, lambda: f"'{value.name}' has {tensor.size} elements, not {pattern.size}")
+        if pattern.once and value.only_use is None:
+            return self.fail(state, lambda: f"{place} is '{value.name}', which {_readers(value)}: one reader is needed")
+        if pattern.fits is not None and not pattern.fits(tensor):
+            return self.fail(state, lambda: f"'{value.name}' is not {pattern.says}")
         if pattern.equals is None:
             return True
         expected = np.asarray(pattern.equals)

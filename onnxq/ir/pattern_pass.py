@@ -31,7 +31,8 @@ class Rewrite:
             result; raises `NoMatch` where the rewrite does not apply. It may ask for `shapes`, too.
         because: Why, in a few words; shown when a change turns out to be invalid.
         replaces: Name of the value in the pattern that is replaced; empty for what the root makes.
-        keeps_name: Whether the last new node gets the name of the one that made what is replaced.
+        anchor: Name of the value whose node the new ones stand in front of; empty for the one that is replaced.
+        keeps_name: Whether the last new node gets the name of that node.
         main_graph: Whether bodies are left alone.
         shapes: Whether `build` is given symbolic shapes of the graph.
         needs_opset: See `Change.opset`.
@@ -42,6 +43,7 @@ class Rewrite:
     build: Build
     because: str
     replaces: str = ""
+    anchor: str = ""
     keeps_name: bool = True
     main_graph: bool = False
     shapes: bool = False
@@ -67,7 +69,7 @@ class Rewrite:
 
     def _change(self, found: Match, shapes: Shapes | None) -> Change:
         old = found[self.replaces] if self.replaces else found.result
-        anchor = old.producer
+        anchor = found.node(self.anchor) if self.anchor else old.producer
         assert anchor is not None
         patch = Patch(anchor.graph, anchor, self.because)
         new = self.build(patch, found, shapes) if self.shapes else self.build(patch, found)
@@ -97,6 +99,7 @@ def pattern_pass(
     because: str,
     note: str = "",
     replaces: str = "",
+    anchor: str = "",
     keeps_name: bool = True,
     main_graph: bool = False,
     shapes: bool = False,
@@ -109,7 +112,7 @@ def pattern_pass(
     """
 
     def register(build: Build) -> Rewrite:
-        rewrite = Rewrite(pattern, build, because, replaces, keeps_name, main_graph, shapes, needs_opset)
+        rewrite = Rewrite(pattern, build, because, replaces, anchor, keeps_name, main_graph, shapes, needs_opset)
         register_pass(order=order, note=note, run=rewrite, **needs)(build)
         return rewrite
 

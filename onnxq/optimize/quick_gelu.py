@@ -9,35 +9,26 @@ Tests: `tests/optimize/test_pad_channels.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from onnxq.ir import Graph, Model, Patch
-from onnxq.ir.pass_manager import register_pass
-from onnxq.ops.forms.silu import MICROSOFT, silu_slot
+from onnxq.ir.graph import Value
+from onnxq.ir.match import Match, op, var
+from onnxq.ir.patch import Patch
+from onnxq.ir.pattern_pass import pattern_pass
+from onnxq.ops.forms.silu import MICROSOFT
 from onnxq.optimize.qdq import made_by
 
-
-@register_pass(order=50, timed=True, domain=MICROSOFT)
-def write_silu(model: Model) -> Iterator[Patch]:
-    """Write every SiLU of what a DequantizeLinear makes as QuickGelu, as onnxruntime does by itself of other values.
-
-    Args:
-        model: A quantized model. What it computes stays the same, but for the last bits of floats.
-
-    """
-    for graph in model.graph.graphs():
-        yield from _patches(graph)
+X = var("x", lambda value: made_by(value, "DequantizeLinear") is not None, "made by DequantizeLinear")
 
 
-def _patches(graph: Graph) -> list[Patch]:
-    patches = []
-    for node in graph.nodes:
-        slot, made = silu_slot(node), node.outputs[0]
-        read = node.inputs[slot] if slot is not None else None
-        if made is None or made_by(read, "DequantizeLinear") is None:
-            continue
-        patch = Patch(graph, node, f"write SiLU {node.label} as one operator")
-        (whole,) = patch.node("QuickGelu", [read], outputs=[made.name], name=node.name, domain=MICROSOFT, alpha=1.0)
-        patch.replace(made, whole)
-        patches.append(patch)
-    return patches
+@pattern_pass(
+    op("Mul", X, op("Sigmoid", X, once=True)),
+    order=50,
+    because="write SiLU as one operator",
+    keeps_name=False,
+    timed=True,
+    domain=MICROSOFT,
+)
+def write_silu(patch: Patch, found: Match) -> Value:
+    """Write QuickGelu, as onnxruntime does by itself of other values; the last bits of floats may change."""
+    name = found.root.name
+    made = patch.node("QuickGelu", [found["x"]], outputs=[found.result.name], name=name, domain=MICROSOFT, alpha=1.0)
+    return made[0]

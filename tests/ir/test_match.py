@@ -77,7 +77,16 @@ def test_a_match_gives_values_nodes_and_constants_by_name() -> None:
         ("y = Add(x, row)", op("Add", var(), const(size=1)), "'row' has 4 elements, not 1"),
         ("y = Add(x, two)", op("Add", var(), const(3)), "'two' is not 3"),
         ("y = Add(x, row)", op("Add", var(), const([1, 2, 3, 5])), "'row' is not [1, 2, 3, 5]"),
-        ("y = Add(x, row)", op("Add", var(), const(accepts=lambda v: False, says="even")), "'row' is not even"),
+        (
+            "y = Add(x, row)",
+            op("Add", var(), const(fits=lambda t: t.size == 3, says="even")),
+            "'row' is not even",
+        ),
+        (
+            "a = Add(x, two) y = Add(a, two)",
+            op("Add", var(), const(once=True)),
+            "input 1 of Add 'y' is 'two', which is read in 2 places: one reader is needed",
+        ),
         ("y = Sub(x, two)", op("Sub", var(), computed()), "'two' is not computed at run time"),
         ("a = Neg(x) y = Sub(a, x)", op("Sub", var("p"), var("p")), "'x' and 'a' have to be the same value"),
         ("y = Clip(x, , two)", op("Clip", var(), var(), var()), "input 1 of Clip 'y' is absent"),

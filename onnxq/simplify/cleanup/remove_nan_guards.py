@@ -7,52 +7,36 @@ finite number, as the newer exporter writes it, no row is NaN.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
-from onnxq.ir.graph import Node, Value
-from onnxq.ir.model import Model
-from onnxq.ir.pass_manager import register_pass
+from onnxq.ir.graph import Value
+from onnxq.ir.match import Match, NoMatch, const, op, var
 from onnxq.ir.patch import Patch
+from onnxq.ir.pattern_pass import pattern_pass
 
 DEPTH = 12  # operators between a Softmax and what it is computed from
 MOST = 1 << 20  # elements of a constant that is looked at
 SUMS = frozenset(("Add", "Sub"))
 MOVES = frozenset(("Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"))
+SOFTMAX = op("Softmax", var("scores"), name="softmax")
 
 
-@register_pass(order=210, note="left out {} question{s} whether a Softmax of finite scores is NaN")
-def guards(model: Model) -> Iterator[Patch]:
-    """Describe one change for each Where that puts something else in the place of NaN from such a Softmax.
+@pattern_pass(
+    op("Where", op("IsNaN", SOFTMAX), const(size=1), SOFTMAX),
+    order=210,
+    because="its Softmax is never NaN",
+    note="left out {} question{s} whether a Softmax of finite scores is NaN",
+)
+def guards(patch: Patch, found: Match) -> Value:
+    """Read the Softmax where its scores are finite.
 
     Products of activations count as finite: where one is not, the model has failed with or without that question.
     """
-    for graph in model.graph.graphs():
-        for node in graph.nodes:
-            guarded, output = _guarded(node), node.outputs[0] if node.outputs else None
-            if guarded is None or output is None or output.is_output:
-                continue
-            patch = Patch(graph, node, "its Softmax is never NaN")
-            patch.replace(output, guarded)
-            yield patch
-
-
-def _guarded(node: Node) -> Value | None:
-    """Give the result of a Softmax of finite scores, where a node chooses it wherever it is not NaN."""
-    asked = _made(node.inputs[0], "IsNaN") if node.op_type == "Where" and not node.domain else None
-    softmax = _made(asked.inputs[0], "Softmax") if asked is not None else None
-    if asked is None or softmax is None or node.inputs[2] is not asked.inputs[0] or node.graph is not softmax.graph:
-        return None
-    other = node.inputs[1].constant if node.inputs[1] is not None else None
-    if other is None or other.size != 1:
-        return None
-    return asked.inputs[0] if _is_finite(softmax.inputs[0], DEPTH) else None
-
-
-def _made(value: Value | None, op_type: str) -> Node | None:
-    node = value.producer if value is not None else None
-    return node if node is not None and node.op_type == op_type and not node.domain else None
+    if found.result.is_output:
+        raise NoMatch(f"'{found.result.name}' is an output of the graph, which a node has to make")
+    if not _is_finite(found["scores"], DEPTH):
+        raise NoMatch(f"'{found['scores'].name}' is not proved to be finite")
+    return found["softmax"]
 
 
 def _is_finite(value: Value | None, depth: int) -> bool:

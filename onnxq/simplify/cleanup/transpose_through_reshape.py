@@ -10,73 +10,44 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from onnxq.ir.graph import Graph, Node
-from onnxq.ir.model import Model
-from onnxq.ir.pass_manager import register_pass
-from onnxq.ir.patch import Patch, named_after
+from onnxq.ir.graph import Value
+from onnxq.ir.match import Match, NoMatch, op, var
+from onnxq.ir.patch import Patch
+from onnxq.ir.pattern_pass import pattern_pass
 from onnxq.ir.shape_inference.dims import Shape, Size, product
 from onnxq.ir.shape_inference.symbolic import Shapes
 
 MOST_AXES = 8  # of a tensor whose axes are joined: there are so many ways to join them
+JOINED = op("Reshape", var("whole"), var("told"), name="joined")
+TURNED = op("Transpose", JOINED, once=True, name="turned", perm=lambda perm: perm is not None)
 
 
-@register_pass(order=230, note="wrote {} Transpose{s} of joined axes without joining them")
-def joined_axes(model: Model) -> Iterator[Patch]:
-    """Describe one change for each Transpose of the main graph that has such Reshape nodes around it."""
-    graph = model.graph
-    found = [around for node in graph.nodes if (around := _around(node)) is not None]
-    shapes = Shapes(graph, model.opset) if found else None
-    for join, node, split in found:
-        assert shapes is not None
-        perm = _perm(join, node, split, shapes)
-        source, output = join.inputs[0], split.outputs[0]
-        if perm is None or source is None or output is None:
-            continue
-        patch = Patch(graph, split, "axes are joined for a Transpose alone")
-        result = patch.op("Transpose", source, hint=output.name, perm=perm)
-        named_after(patch, split)
-        patch.replace(output, result)
-        yield patch
-
-
-def _around(node: Node) -> tuple[Node, Node, Node] | None:
-    """Give the Reshape before a Transpose, the Transpose, and the Reshape that alone reads it."""
-    if node.op_type != "Transpose" or node.domain or node.attribute("perm") is None:
-        return None
-    source, output = node.inputs[0], node.outputs[0]
-    join = source.producer if source is not None else None
-    use = output.only_use if output is not None else None
-    split = use.node if use is not None else None
-    if join is None or split is None or not (_reshapes(join, node.graph) and _reshapes(split, node.graph)):
-        return None
-    return join, node, split
-
-
-def _reshapes(node: Node, graph: Graph) -> bool:
-    return node.op_type == "Reshape" and not node.domain and node.graph is graph
-
-
-def _perm(join: Node, node: Node, split: Node, shapes: Shapes) -> list[int] | None:
-    """Give the permutation of all axes that the three nodes are; None where that is not proved.
+@pattern_pass(
+    op("Reshape", TURNED, var("told_again")),
+    order=230,
+    because="axes are joined for a Transpose alone",
+    note="wrote {} Transpose{s} of joined axes without joining them",
+    main_graph=True,
+    shapes=True,
+)
+def joined_axes(patch: Patch, found: Match, shapes: Shapes) -> Value:
+    """Transpose all axes, where the three nodes are proved to be that permutation.
 
     Sizes that a Reshape is told count as sizes: where one of them is 0, there are no elements to transpose. One size
     may be left open, for the number of elements decides about it.
     """
-    whole, joined = shapes.of(join.inputs[0]), shapes.of(join.outputs[0])
-    apart, order = shapes.of(split.outputs[0]), node.attribute("perm")
+    whole, joined, apart = (shapes.of(value) for value in (found["whole"], found["joined"], found.result))
     if whole is None or joined is None or apart is None or not len(joined) < len(whole) == len(apart) <= MOST_AXES:
-        return None
+        raise NoMatch("it does not take as many axes apart as were joined")
+    told = [shapes.content(found[name]) for name in ("told", "told_again")]
     for groups in _groups(len(whole), len(joined)):
-        perm = [axis for group in order for axis in groups[group]]
+        perm = [axis for group in found.node("turned").attribute("perm") for axis in groups[group]]
         sizes = [whole[axis] for axis in perm]
         products = [product([whole[axis] for axis in group]) for group in groups]
-        told = (shapes.content(reshape.inputs[1]) for reshape in (join, split))
-        if all(
-            _open(expected, shape, stated) <= 1
-            for expected, shape, stated in zip((products, sizes), (joined, apart), told, strict=True)
-        ):
-            return perm
-    return None
+        pairs = zip((products, sizes), (joined, apart), told, strict=True)
+        if all(_open(expected, shape, stated) <= 1 for expected, shape, stated in pairs):
+            return patch.op("Transpose", found["whole"], hint=found.result.name, perm=perm)
+    raise NoMatch("its sizes are not proved to be those from before the axes were joined")
 
 
 def _groups(rank: int, count: int) -> Iterator[list[range]]:

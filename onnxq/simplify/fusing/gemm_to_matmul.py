@@ -7,98 +7,66 @@ What stands behind a product, such as the Split into queries, keys and values, c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
-
 import numpy as np
 
-from onnxq.ir import Model, Node, Patch, Value
-from onnxq.ir.pass_manager import register_pass
+from onnxq.ir.graph import Value
+from onnxq.ir.match import Match, NoMatch, const, maybe, op, unset_or, var
+from onnxq.ir.patch import Patch
+from onnxq.ir.pattern_pass import pattern_pass
 from onnxq.ir.shape_inference.dims import product
 from onnxq.ir.shape_inference.symbolic import Shapes
 from onnxq.ir.tensor import DeferredTensor, Tensor
 
 LEAST = 64  # rows and columns of a weight: below, it may stay in float, where a Gemm adds its bias for nothing
+ROWS = op("Reshape", var("source"), ...)
+BIAS = const(name="bias", fits=lambda tensor: len(tensor.shape) < 2, says="a vector")
+GEMM = op(
+    "Gemm", ROWS, const(name="weight"), maybe(BIAS), name="product", once=True,
+    transA=unset_or(0), alpha=unset_or(1.0), beta=unset_or(1.0),
+)  # fmt: skip
 
 
-class Flattened(NamedTuple):
-    """A Gemm between two Reshape nodes."""
-
-    source: Value
-    gemm: Node
-    back: Node
-    output: Value
-    weight: Value
-    bias: Value | None
-
-
-@register_pass(order=120, integer=True, note="wrote {} Gemm of flattened rows as product{s} of the tensor itself")
-def flattened(model: Model) -> Iterator[Patch]:
-    """Describe one change for each such Gemm of the main graph, where the sizes are proved to be the same again."""
-    graph = model.graph
-    found = [each for node in graph.nodes if (each := _flattened(node)) is not None]
-    shapes = Shapes(graph, model.opset) if found else None
-    for each in found:
-        assert shapes is not None
-        target = _come_back(each, shapes)
-        at_once = target is None and _is_square(each, shapes)
-        if target is None and not at_once:
-            continue
-        patch = Patch(graph, each.gemm, "its rows are flattened for it alone")
-        name, source, weight = each.output.name, each.source, each.weight
-        if target:
-            joined = patch.constant(np.array(target, np.int64), f"{name}_joined_axes")
-            source = patch.op("Reshape", source, joined, hint=f"{name}_joined")
-        elif at_once:
-            zeros = {"allowzero": 1} if each.back.attribute("allowzero", 0) else {}
-            source = patch.op("Reshape", source, each.back.inputs[1], hint=f"{name}_joined", **zeros)
-        if each.gemm.attribute("transB", 0):
-            weight = patch.constant(_turned(weight), f"{weight.name}_transposed")
-        result = patch.op("MatMul", source, weight, hint=name if each.bias is None else f"{name}_product")
-        if each.gemm.name:
-            patch.nodes[-1].name = each.gemm.name
-        if each.bias is not None:
-            result = patch.op("Add", result, each.bias, hint=name)
-        patch.replace(each.output, result)
-        yield patch
+@pattern_pass(
+    op("Reshape", GEMM, var("told")),
+    order=120,
+    because="its rows are flattened for it alone",
+    note="wrote {} Gemm of flattened rows as product{s} of the tensor itself",
+    anchor="product",
+    keeps_name=False,
+    main_graph=True,
+    shapes=True,
+    integer=True,
+)
+def flattened(patch: Patch, found: Match, shapes: Shapes) -> Value:
+    """Multiply the tensor as it was, where the sizes are proved to be the same again behind the Gemm."""
+    gemm, source, weight, bias = found.node("product"), found["source"], found["weight"], found.get("bias")
+    target, name = _come_back(found, shapes), found.result.name
+    if target is None and not _is_square(found, shapes):
+        raise NoMatch(f"its sizes are not proved to be those from before, or one of the weight is below {LEAST}")
+    if target:
+        joined = patch.constant(np.array(target, np.int64), f"{name}_joined_axes")
+        source = patch.op("Reshape", source, joined, hint=f"{name}_joined")
+    elif target is None:
+        zeros = {"allowzero": 1} if found.root.attribute("allowzero", 0) else {}
+        source = patch.op("Reshape", source, found["told"], hint=f"{name}_joined", **zeros)
+    if gemm.attribute("transB", 0):
+        weight = patch.constant(_turned(found.tensor("weight")), f"{weight.name}_transposed")
+    result = patch.op("MatMul", source, weight, hint=name if bias is None else f"{name}_product")
+    if gemm.name:
+        patch.nodes[-1].name = gemm.name
+    return result if bias is None else patch.op("Add", result, bias, hint=name)
 
 
-def _flattened(node: Node) -> Flattened | None:
-    if node.op_type != "Gemm" or node.domain or node.attribute("transA", 0):
-        return None
-    if node.attribute("alpha", 1.0) != 1 or node.attribute("beta", 1.0) != 1:
-        return None
-    rows, weight, bias, output = *[*node.inputs, None][:3], node.outputs[0]
-    use = output.only_use if output is not None else None
-    source = _reshaped(rows.producer if rows is not None else None, node)
-    tensor = weight.constant if weight is not None else None
-    if use is None or source is None or tensor is None or weight is None or _reshaped(use.node, node) is not output:
-        return None
-    if bias is not None and (bias.constant is None or len(bias.constant.shape) > 1):
-        return None
-    made = use.node.outputs[0]
-    return None if made is None else Flattened(source, node, use.node, made, weight, bias)
-
-
-def _reshaped(node: Node | None, gemm: Node) -> Value | None:
-    """Give what a Reshape of the same graph reads."""
-    if node is None or node.op_type != "Reshape" or node.domain or node.graph is not gemm.graph:
-        return None
-    return node.inputs[0]
-
-
-def _turned(weight: Value) -> Tensor:
-    tensor = weight.constant
-    assert tensor is not None
+def _turned(tensor: Tensor) -> Tensor:
     return DeferredTensor(tensor.dtype, tensor.shape[::-1], lambda: np.ascontiguousarray(tensor.numpy().T))
 
 
-def _come_back(each: Flattened, shapes: Shapes) -> list[int] | None:
-    """Give the target of a Reshape that joins the last axes alone, where all before them are the same again behind.
+def _come_back(found: Match, shapes: Shapes) -> list[int] | None:
+    """Return the target of a Reshape that joins the last axes alone, where all before them are the same again behind.
 
     It is empty where there is one such axis; None is for sizes that are not proved to be the same.
     """
-    before, after = shapes.of(each.source), shapes.of(each.output)
+    before, after = shapes.of(found["source"]), shapes.of(found.result)
     if before is None or after is None or not 3 <= len(after) <= len(before):
         return None
     lead = len(after) - 1
@@ -108,10 +76,10 @@ def _come_back(each: Flattened, shapes: Shapes) -> list[int] | None:
     return [] if len(before) == len(after) else [0] * lead + [rows.number]
 
 
-def _is_square(each: Flattened, shapes: Shapes) -> bool:
+def _is_square(found: Match, shapes: Shapes) -> bool:
     """Whether what the second Reshape is told fits in front of the product, too: its rows stay in their order."""
-    after, told = shapes.of(each.output), shapes.content(each.back.inputs[1])
+    after, told = shapes.of(found.result), shapes.content(found["told"])
     if after is None or told is None or len(after) < 3 or any(size.number == 0 for size in told):
         return False
-    weight = each.weight.constant
-    return weight is not None and min(weight.shape) >= LEAST and (after[-1].known,) * 2 == tuple(weight.shape)
+    weight = found.tensor("weight").shape
+    return min(weight) >= LEAST and (after[-1].known,) * 2 == tuple(weight)
