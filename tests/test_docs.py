@@ -125,7 +125,7 @@ def test_what_a_page_shows_is_what_a_command_prints(
 
 
 def test_the_tutorial_shows_all_common_commands() -> None:
-    assert {text.split()[2] for text in TRANSCRIPTS} == {"inspect", "quantize", "verify", "explain"}
+    assert {"inspect", "quantize", "verify", "explain"} <= {text.split()[2] for text in TRANSCRIPTS}
 
 
 def shape(table: str) -> list[str]:

@@ -5,7 +5,8 @@ Tests: `tests/cli/test_cli_help.py`.
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,10 +24,19 @@ from onnxq.cli.options import (
     TimingsFile,
     use_custom_ops,
 )
+from onnxq.text import printable
+
+if TYPE_CHECKING:
+    from onnxq.planning.recipe import Recipe
 
 Sensitivity = Annotated[
     bool,
     typer.Option("--sensitivity", help="Run variants of the model to see what each node adds to the outputs' error."),
+]
+
+WhyNot = Annotated[
+    tuple[str, str] | None,
+    typer.Option("--why-not", metavar="PASS NODE", help="Say why a pass over the graph did not change a node."),
 ]
 
 
@@ -41,6 +51,7 @@ def plan(
     timings: TimingsFile = None,
     custom_ops: CustomOps = [],  # noqa: B006
     sensitivity: Sensitivity = False,
+    why_not: WhyNot = None,
     output_format: OutputFormat = Format.TEXT,
 ) -> None:
     """Show what every node would become, or why it stays float.
@@ -57,6 +68,14 @@ def plan(
     from onnxq.stages.kernel_timing import Timing
 
     use_custom_ops(custom_ops)
+    if why_not is not None:
+        left_out = {
+            "--data": data, "--stats": stats, "--exclude": exclude, "--only": only,
+            "--timings": timings, "--sensitivity": sensitivity,
+        }  # fmt: skip
+        given = [name for name in left_out if left_out[name]]
+        _answer(model, why_not, choose_recipe(recipe, target=target), given, output_format)
+        return
     with TerminalObserver() as observer:
         report = planned(
             model,
@@ -70,3 +89,28 @@ def plan(
             observer=observer,
         )
     write_plan(report, output_format)
+
+
+def _answer(
+    model: Path, asked: tuple[str, str], recipe: str | Recipe, left_out: list[str], output_format: Format
+) -> None:
+    """Print why a pass did not change a node."""
+    import json
+    import sys
+    from dataclasses import asdict
+
+    from rich.text import Text
+
+    from onnxq.cli.terminal import show
+    from onnxq.errors import RecipeError
+    from onnxq.explanation.why_not import why_not
+
+    if left_out:
+        raise RecipeError(f"--why-not makes no plan, and {left_out[0]} is for one", f"Leave out {left_out[0]}.")
+    answer = why_not(model, *asked, recipe)
+    if output_format is Format.JSON:
+        sys.stdout.write(json.dumps({"schema": 1, **asdict(answer)}, indent=2) + "\n")
+        return
+    verdict = "it changes the node" if answer.applies else f"it does not change the node: {answer.reason}"
+    show(Text(f"{answer.name} ({answer.phase}): {answer.summary}"))
+    show(Text(printable(f"{answer.node} ({answer.operator}): {verdict}")))

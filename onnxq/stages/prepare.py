@@ -63,12 +63,7 @@ def prepare(
     chosen = choose_recipe(recipe, target=target, reduce_range=reduce_range, exclude=exclude, only=only)
     chosen = chosen.fast() if fast else chosen
     before = node_labels(model)
-    notes = tuple(normalise(model))
-    infer_types(model)
-    notes += make_loadable(model)
-    if model.opset < MIN_OPSET:
-        with suppress(ModelError):  # then onnxruntime says what it does not know of it
-            model, notes = _newer(model, raise_opset(model, MIN_OPSET), notes)
+    model, notes = normalise_for_plan(model)
     found = simplified(model, chosen)
     notes += found.notes
     plan = Plan(chosen, {}, with_data)
@@ -93,6 +88,22 @@ def _portable(prepared: Prepared, most: int | None) -> Prepared:
     return prepared if costs is prepared.plan.costs else replan_with_costs(prepared, most, costs)
 
 
+def normalise_for_plan(model: Model) -> tuple[Model, tuple[str, ...]]:
+    """Normalise a loaded model, infer its types, and raise its opset to one that onnxruntime loads.
+
+    Returns:
+        The model, or another of a newer opset, and what was done.
+
+    """
+    notes = tuple(normalise(model))
+    infer_types(model)
+    notes += make_loadable(model)
+    if model.opset < MIN_OPSET:
+        with suppress(ModelError):  # then onnxruntime says what it does not know of it
+            return _newer(model, raise_opset(model, MIN_OPSET), notes)
+    return model, notes
+
+
 def node_labels(model: Model) -> set[str]:
     """Name what a glob can match: names and operators of all nodes, bodies included."""
     return {label for node in model.graph.walk() for label in (node.name, node.op_type)}
@@ -102,8 +113,12 @@ def simplified(model: Model, recipe: Recipe) -> Outcome:
     """Simplify a model where the recipe and its target want it, and what it computes can be compared afterwards."""
     if not recipe.simplifies or foreign_node(model) is not None:
         return Outcome(model)
-    products = recipe.scheme_for("MatMul", "")[0].name
-    return simplify(model, integer=products in ("auto", "static-int8", "dynamic-int8"))
+    return simplify(model, integer=computes_in_integers(recipe))
+
+
+def computes_in_integers(recipe: Recipe) -> bool:
+    """Whether products are going to compute in 8 bit."""
+    return recipe.scheme_for("MatMul", "")[0].name in ("auto", "static-int8", "dynamic-int8")
 
 
 def replan_with_costs(prepared: Prepared, most: int | None = None, costs: Costs | None = None) -> Prepared:

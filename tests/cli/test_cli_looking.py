@@ -52,6 +52,34 @@ def test_plan_of_a_model_that_stays_float_is_no_failure(cli, folder: Path) -> No
     assert "float" in out
 
 
+def test_plan_says_why_a_pass_did_not_change_a_node(cli, folder: Path) -> None:
+    code, out, err = cli("plan", "digits_cnn.onnx", "--why-not", "rms_norm_reciprocal", "Relu_20")
+    assert (code, err) == (0, "")
+    lines = " ".join(out.split())
+    assert lines.startswith("rms_norm_reciprocal (simplify): Where a root mean square divides")
+    reason = "it replaces an expression that ends in Mul, and none is behind this Relu"
+    assert lines.endswith(f"Relu_20 (Relu): it does not change the node: {reason}")
+    code, out, _ = cli("plan", "digits_cnn.onnx", "--why-not", "rms_norm_reciprocal", "Relu_20", "--format", "json")
+    found = json.loads(out)
+    assert (code, found["applies"], found["reason"]) == (0, False, reason)
+
+
+@pytest.mark.parametrize(
+    ("options", "first", "second"),
+    [
+        (("rms", "Relu_20"), "no pass is called 'rms'", ""),
+        (("fold_pad", "Relu_2x"), "no node of digits_cnn.onnx is called 'Relu_2x'", "Did you mean 'Relu_2'"),
+        (("fold_pad", "Relu_20", *STATIC[1:]), "--why-not makes no plan, and --data is for one", "Leave out --data"),
+    ],
+)
+def test_a_question_about_a_pass_that_has_no_answer(cli, folder: Path, options, first: str, second: str) -> None:
+    code, out, err = cli("plan", "digits_cnn.onnx", "--why-not", *options)
+    assert (code, out) == (2, "")
+    lines = err.splitlines()
+    assert lines[0].startswith(f"error: {first}")
+    assert lines[1].startswith(f"hint: {second}")
+
+
 def test_plan_of_an_empty_model(cli, folder: Path) -> None:
     graph = helper.make_graph([], "g", *[[helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])]] * 2)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), "empty.onnx")
