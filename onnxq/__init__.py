@@ -20,6 +20,7 @@ from onnxq.version import __version__
 
 if TYPE_CHECKING:
     from onnxq.calibration.stats import Stats
+    from onnxq.data.reading import Preparation, Reading
     from onnxq.data.samples import Samples, open_samples
     from onnxq.evaluator import evaluate
     from onnxq.explanation.explain import explain
@@ -49,6 +50,8 @@ _LAZY = {
     "Observer": "onnxq.progress",
     "Progress": "onnxq.progress",
     "Quantized": "onnxq.pipeline.quantize",
+    "Preparation": "onnxq.data.reading",
+    "Reading": "onnxq.data.reading",
     "Recipe": "onnxq.planning.recipe",
     "Report": "onnxq.report",
     "STEPS": "onnxq.progress",
@@ -88,8 +91,10 @@ __all__ = [
     "Observer",
     "OnnxqError",
     "OutputError",
+    "Preparation",
     "Progress",
     "Quantized",
+    "Reading",
     "Recipe",
     "RecipeError",
     "Report",

@@ -224,6 +224,9 @@ class Progress:
                 self._pay(kind, found.seconds if found is not None else 0.0, self._clock())
                 self._running = None
 
+    def mention(self, sentence: str) -> None:
+        """Take note of something worth knowing before the run is over; whoever talks to people says it."""
+
     def trial(self) -> None:
         """Count a trial of the step at work."""
         self._trials += 1
@@ -288,6 +291,13 @@ def expect(work: Iterable[Work]) -> None:
     progress = _CURRENT.get()
     if progress is not None:
         progress.expect(work)
+
+
+def mention(sentence: str) -> None:
+    """Say something worth knowing before the run is over, if it is followed; see `Progress.mention`."""
+    progress = _CURRENT.get()
+    if progress is not None:
+        progress.mention(sentence)
 
 
 def tried() -> None:

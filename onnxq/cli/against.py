@@ -17,6 +17,7 @@ from onnxq.cli.options import Format
 if TYPE_CHECKING:
     from onnxq.cli.runtime import Runtime
     from onnxq.data.input_summary import InputSummary
+    from onnxq.data.reading import Reading
     from onnxq.ir import Model
     from onnxq.verification.families import FamilyFigures
     from onnxq.verification.records import Comparison
@@ -63,7 +64,8 @@ def verify_against(
     metric: str | None,
     layers: bool | None,
     output_format: Format,
-    target: str | None = None,
+    target: str | None,
+    reading: Reading,
 ) -> None:
     """Compare two models, show how, and say which thresholds are missed: on this processor, or on those of a target."""
     from onnxq.cli.terminal import warn
@@ -73,7 +75,7 @@ def verify_against(
 
     if target is not None:
         load_target(target)  # refuses unknown names before any work
-    found = _compare(model, against, data, limit, metric, target, with_layers=layers is not False)
+    found = _compare(model, against, data, limit, metric, target, reading, with_layers=layers is not False)
     bare = bool(data) and all(value is None for value in limits.values())  # random numbers may give less
     missed = found.comparison.missed(**({**limits, "min_sqnr": USELESS} if bare else limits))
     if target is not None:
@@ -105,16 +107,18 @@ def _compare(
     limit: int | None,
     metric: str | None,
     target: str | None,
+    reading: Reading,
     *,
     with_layers: bool,
 ) -> Compared:
     from onnxq.cli.runtime import look
-    from onnxq.cli.terminal import TerminalObserver, note
+    from onnxq.cli.terminal import TerminalObserver
     from onnxq.cli.verify_inputs import check_form, choose_samples
     from onnxq.data.examine import examine
     from onnxq.errors import CheckFailed
     from onnxq.ir import load
     from onnxq.ir.passes import normalise
+    from onnxq.progress import following
     from onnxq.report.result_warnings import result_warnings
     from onnxq.runtime.session import ModelSource, is_large
     from onnxq.verification import layerwise
@@ -122,16 +126,14 @@ def _compare(
     from onnxq.verification.families import family_figures, recorded_latencies, recorded_target
     from onnxq.verification.user_metric import compare_metric, load_metric
 
-    with TerminalObserver() as observer:
+    with TerminalObserver() as observer, following(observer):
         function = load_metric(metric) if metric is not None else None
         observer.step("load")
         quantized, baseline = load(path), load(against)
         check_form(path, quantized)
-        made_from = quantized.metadata.get("onnxq_source_sha256")
-        if made_from is not None and made_from != baseline.sha256:
-            note(f"{path} says that it was made from another file than {against}")
+        _note_another_source(path, quantized, against, baseline)
         swapped = swapped_models(path, quantized, against, baseline)
-        samples = choose_samples(baseline, data, limit)
+        samples = choose_samples(baseline, data, limit, reading)
         observer.step("examine")
         seen = examine(baseline, samples, calibrating=False, progress=observer.progress)
         listed = normalise(baseline, needs=("drop_initializer_inputs",))  # or onnxruntime would not fold constants
@@ -158,6 +160,15 @@ def _compare(
         found = result_warnings(comparison, families, made_up=samples.made_up, for_size=_is_for_size(quantized))
         warnings = (*swapped, *seen.warnings, *found)
         return Compared(comparison, samples.description, look(path, quantized), families, seen.inputs, warnings)
+
+
+def _note_another_source(path: Path, quantized: Model, against: Path, baseline: Model) -> None:
+    """Say that a model was made from another file than it is compared with."""
+    from onnxq.cli.terminal import note
+
+    made_from = quantized.metadata.get("onnxq_source_sha256")
+    if made_from is not None and made_from != baseline.sha256:
+        note(f"{path} says that it was made from another file than {against}")
 
 
 def _is_for_size(model: Model) -> bool:

@@ -20,18 +20,22 @@ from onnxq.cli.options import (
     RecipeName,
     SampleLimit,
     Target,
+    takes_reading,
     use_custom_ops,
 )
+from onnxq.data.reading import PLAIN, Reading
 
 StatsFile = Annotated[
     Path, typer.Option("--output", "-o", metavar="STATS", help="The .npz file to write.", show_default=False)
 ]
 
 
+@takes_reading
 def calibrate(
     model: Model,
     output: StatsFile,
     data: Data,
+    reading: Reading = PLAIN,
     recipe: RecipeName = "auto",
     target: Target = None,
     exclude: Exclude = [],  # noqa: B006  (typer reads the default and never hands it out)
@@ -48,6 +52,7 @@ def calibrate(
     from onnxq.cli.terminal import TerminalObserver, note
     from onnxq.errors import NothingToQuantize
     from onnxq.ir import check_output, load
+    from onnxq.progress import following
     from onnxq.stages.files import open_data
     from onnxq.stages.measure import layers_needing_moments, measure
     from onnxq.stages.prepare import prepare
@@ -56,7 +61,7 @@ def calibrate(
 
     check_output(output, force=force, reads=(model, *data, recipe))
     use_custom_ops(custom_ops)
-    with TerminalObserver() as observer:
+    with TerminalObserver() as observer, following(observer):
         observer.step("load")
         source = load(model)
         observer.step("plan")
@@ -67,7 +72,7 @@ def calibrate(
                 f"recipe {prepared.plan.recipe.name} needs no ranges of {model}",
                 "See every node's reason with `onnxq plan`.",
             )
-        given = open_data(prepared.model, data, None, samples)
+        given = open_data(prepared.model, data, None, samples, reading)
         observer.step("calibrate")
         stats = measure(prepared, layers_needing_moments(prepared.plan), given, None, observer)
         observer.step("save")

@@ -23,8 +23,10 @@ from onnxq.cli.options import (
     Stats,
     Target,
     TimingsFile,
+    takes_reading,
     use_custom_ops,
 )
+from onnxq.data.reading import PLAIN, Reading
 
 NodeName = Annotated[
     str,
@@ -36,10 +38,12 @@ NodeName = Annotated[
 ]
 
 
+@takes_reading
 def explain(
     model: Model,
     node: NodeName,
     data: Data = [],  # noqa: B006  (typer reads the default and never hands it out)
+    reading: Reading = PLAIN,
     stats: Stats = None,
     recipe: RecipeName = "auto",
     target: Target = None,
@@ -72,6 +76,7 @@ def explain(
             node,
             choose_recipe(recipe, target=target),
             data=data,
+            reading=reading,
             stats=stats,
             exclude=exclude,
             only=only,

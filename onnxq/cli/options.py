@@ -5,7 +5,7 @@ Tests: `tests/cli/test_cli_target.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from functools import wraps
 from inspect import Parameter, signature
@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from onnxq.cli.completion import recipes, targets
-from onnxq.pipeline.options import SOURCES, QuantizeOptions, declarations
+from onnxq.pipeline.options import READING, SOURCES, Declaration, QuantizeOptions, declarations
 
 COMPLETIONS = {"recipe": recipes, "target": targets}
 
@@ -63,21 +63,45 @@ def takes_options(function: Callable[..., None]) -> Callable[..., None]:
     parameters: list[Parameter] = []
     for parameter in given.parameters.values():
         if parameter.name == "options":
-            parameters += [
-                Parameter(
-                    name,
-                    Parameter.POSITIONAL_OR_KEYWORD,
-                    default=[] if one.many else one.default,
-                    annotation=Annotated[one.typed, declared(name, options=kind)],
-                )
-                for name, one in known.items()
-            ]
+            parameters += _parameters(known, kind)
         else:
             parameters.append(parameter)
     parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in parameters]
     run.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
     run.__signature__ = given.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
+
+
+def takes_reading(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that has each option about reading data where the function has one parameter, `reading`."""
+    given = signature(function, eval_str=True)
+    known = {name: one for name, one in declarations().items() if name in READING}
+
+    @wraps(function)
+    def run(**arguments: Any) -> None:
+        options = QuantizeOptions(**{name: one.parse(arguments.pop(name)) for name, one in known.items()})
+        function(**arguments, reading=options.reading)
+
+    parameters = []
+    for parameter in given.parameters.values():
+        parameters += _parameters(known) if parameter.name == "reading" else [parameter]
+    parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in parameters]
+    run.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
+    run.__signature__ = given.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def _parameters(known: Mapping[str, Declaration], kind: type[QuantizeOptions] = QuantizeOptions) -> list[Parameter]:
+    """Return the parameters of declared options."""
+    return [
+        Parameter(
+            name,
+            Parameter.POSITIONAL_OR_KEYWORD,
+            default=[] if one.many else one.default,
+            annotation=Annotated[one.typed, declared(name, options=kind)],
+        )
+        for name, one in known.items()
+    ]
 
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="The float model, an .onnx file.", show_default=False)]

@@ -22,8 +22,10 @@ from onnxq.cli.options import (
     Stats,
     Target,
     TimingsFile,
+    takes_reading,
     use_custom_ops,
 )
+from onnxq.data.reading import PLAIN, Reading
 from onnxq.text import printable
 
 if TYPE_CHECKING:
@@ -40,9 +42,11 @@ WhyNot = Annotated[
 ]
 
 
+@takes_reading
 def plan(
     model: Model,
     data: Data = [],  # noqa: B006  (typer reads the default and never hands it out)
+    reading: Reading = PLAIN,
     stats: Stats = None,
     recipe: RecipeName = "auto",
     target: Target = None,
@@ -70,7 +74,7 @@ def plan(
     use_custom_ops(custom_ops)
     if why_not is not None:
         left_out = {
-            "--data": data, "--stats": stats, "--exclude": exclude, "--only": only,
+            "--data": data, "--preprocess": reading.preprocess, "--stats": stats, "--exclude": exclude, "--only": only,
             "--timings": timings, "--sensitivity": sensitivity,
         }  # fmt: skip
         given = [name for name in left_out if left_out[name]]
@@ -81,6 +85,7 @@ def plan(
             model,
             choose_recipe(recipe, target=target),
             data=data,
+            reading=reading,
             stats=stats,
             exclude=exclude,
             only=only,

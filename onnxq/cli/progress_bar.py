@@ -43,6 +43,10 @@ class Bar:
         """Take the bar away."""
         self._live.stop()
 
+    def write_above(self, line: str) -> None:
+        """Write a line that stays."""
+        self._live.console.print(Text(printable(line), style="dim"), soft_wrap=True)
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw what is known now; on a narrow terminal without the bar, and with the words cut off."""
         progress = self._progress

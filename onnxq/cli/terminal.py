@@ -172,6 +172,14 @@ class TerminalObserver(Progress):
         self._leave_line()
         super().step(name)
 
+    def mention(self, sentence: str) -> None:
+        """Write a line of talk at once, above the bar if there is one."""
+        line = f"{self.label}: {sentence}" if self.label else sentence
+        if self._bar is not None:
+            self._bar.write_above(line)
+        else:
+            note(line)
+
     def _leave_line(self) -> None:
         """Keep a line about the step that is over; what is kept is written once the run turns out to be a long one."""
         wanted = voice() is Voice.VERBOSE or self._bar is None

@@ -22,8 +22,10 @@ from onnxq.cli.options import (
     OutputFormat,
     SampleLimit,
     TestData,
+    takes_reading,
     use_custom_ops,
 )
+from onnxq.data.reading import PLAIN, Reading
 
 if TYPE_CHECKING:
     from onnxq.cli.runtime import Runtime
@@ -107,11 +109,13 @@ MADE_UP = (
 )
 
 
+@takes_reading
 def verify(
     context: typer.Context,
     models: Quantized = [],  # noqa: B006
     against: Against = None,
     data: TestData = [],  # noqa: B006  (typer reads the default and never hands it out)
+    reading: Reading = PLAIN,
     samples: SampleLimit = None,
     min_sqnr: MinSqnr = None,
     max_abs: MaxAbs = None,
@@ -154,9 +158,9 @@ def verify(
     }
     check_options({**limits, "metric": metric, "layers": layers, "target": target}, against, data)
     if against is None:
-        verify_alone(model, data, samples, output_format)
+        verify_alone(model, data, samples, reading, output_format)
     else:
-        verify_against(model, against, data, samples, limits, metric, layers, output_format, target)
+        verify_against(model, against, data, samples, limits, metric, layers, output_format, target, reading)
 
 
 def single(context: typer.Context, models: list[Path]) -> Path:
@@ -182,12 +186,12 @@ class CheckedAlone(NamedTuple):
     warnings: tuple[WarningLine, ...]
 
 
-def verify_alone(path: Path, data: list[str], limit: int | None, output_format: Format) -> None:
+def verify_alone(path: Path, data: list[str], limit: int | None, reading: Reading, output_format: Format) -> None:
     """Check one model by itself, write what was found, and raise CheckFailed where two engines disagree."""
     from onnxq.cli.terminal import warn
     from onnxq.errors import CheckFailed
 
-    checked = _check_alone(path, data, limit)
+    checked = _check_alone(path, data, limit, reading)
     check = checked.check
     _write_alone(path, checked, output_format)
     warn(checked.warnings)
@@ -195,21 +199,22 @@ def verify_alone(path: Path, data: list[str], limit: int | None, output_format: 
         raise CheckFailed(f"{path}: {check.objection}", ENGINES if data else MADE_UP)
 
 
-def _check_alone(path: Path, data: list[str], limit: int | None) -> CheckedAlone:
+def _check_alone(path: Path, data: list[str], limit: int | None, reading: Reading) -> CheckedAlone:
     from onnxq.calibration.nonfinite_weights import blaming_weights
     from onnxq.cli.runtime import look
     from onnxq.cli.terminal import TerminalObserver
     from onnxq.data.examine import examine
     from onnxq.errors import CheckFailed
     from onnxq.ir import load
+    from onnxq.progress import following
     from onnxq.verification.calibrated_ranges import calibration_warnings
     from onnxq.verification.engines import check_engines
 
-    with TerminalObserver() as observer:
+    with TerminalObserver() as observer, following(observer):
         observer.step("load")
         model = load(path)
         check_form(path, model)
-        samples = choose_samples(model, data, limit)
+        samples = choose_samples(model, data, limit, reading)
         observer.step("examine")
         seen = examine(model, samples, calibrating=False, progress=observer.progress)
         warnings = (*seen.warnings, *(calibration_warnings(path, samples) if data else ()))

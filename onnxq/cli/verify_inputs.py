@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from onnxq.data.reading import Reading
     from onnxq.data.samples import Samples
     from onnxq.ir import Model as IrModel
 
@@ -40,7 +41,7 @@ def check_form(path: Path, model: IrModel) -> None:
         note(f"{path}: {defect.sentence}")
 
 
-def choose_samples(model: IrModel, data: list[str], limit: int | None) -> Samples:
+def choose_samples(model: IrModel, data: list[str], limit: int | None, reading: Reading) -> Samples:
     """Open the data, or make up random samples where there are none."""
     from onnxq.data.samples import input_specs
     from onnxq.data.synthetic import synthetic_samples
@@ -48,7 +49,7 @@ def choose_samples(model: IrModel, data: list[str], limit: int | None) -> Sample
     from onnxq.stages.files import open_data
 
     infer_types(model)
-    given = open_data(model, data, None, limit)
+    given = open_data(model, data, None, limit, reading)
     if given is not None:
         return given
     return synthetic_samples(model, input_specs(model), RANDOM_SAMPLES)

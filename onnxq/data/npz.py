@@ -25,6 +25,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from onnxq.data.reading import Preparation
 from onnxq.data.validation import InputSpec, check_names, check_shape, is_label
 from onnxq.errors import DataError
 from onnxq.ir.storage.lfs import POINTER, pointer_error
@@ -43,6 +44,8 @@ class Source:
         dropped: Rows left over by cutting fixed batches.
         rows: Rows of the file's arrays that make one sample.
         read_labels: Gives the arrays of a file that are no inputs; where it is None, they come with the samples.
+        preparations: What is done to files that hold no arrays, for each input.
+        notes: What was left out, in sentences.
 
     """
 
@@ -52,6 +55,8 @@ class Source:
     dropped: int = 0
     rows: int = 1
     read_labels: Callable[[], Mapping[str, np.ndarray]] | None = None
+    preparations: tuple[Preparation, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,17 @@ def read_folder(folder: Path, inputs: Sequence[InputSpec]) -> list[Source]:
     return sources
 
 
+def holds_arrays(folder: Path) -> bool:
+    """Whether a folder has arrays or ONNX test data itself, not further below."""
+    found = list(folder.iterdir())
+    sets = (path for path in found if path.name.startswith("test_data_set_"))
+    return (
+        any(path.suffix in (".npz", ".npy") for path in found)
+        or (folder / "input_0.pb").is_file()
+        or any((path / "input_0.pb").is_file() for path in sets)
+    )
+
+
 def natural_order(path: Path) -> list[tuple[int, str]]:
     """Sort key that puts `sample_2` before `sample_10`."""
     return [(int(p), "") if p.isdecimal() else (-1, p) for p in re.split(r"(\d+)", path.name) if p] + [(-2, path.name)]

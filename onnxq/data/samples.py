@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from onnxq.data.advice import missing_data, other_data, refuse_file_of_code, refuse_single_array
+from onnxq.data.advice import missing_data, refuse_file_of_code, refuse_single_array
 from onnxq.data.labels import Labels, read_labels
 from onnxq.data.npz import Source, read_npy, read_npz
-from onnxq.data.readers import read_folder, read_iterable
+from onnxq.data.opening import open_folder, open_other
+from onnxq.data.readers import read_iterable
+from onnxq.data.reading import NOTHING_KNOWN, PLAIN, ModelFacts, Preparation, Reading
 from onnxq.data.user_function import CALLABLE, import_named
 from onnxq.data.validation import InputSpec, Sample, conform, input_specs
 from onnxq.errors import DataError
@@ -84,6 +86,16 @@ class Samples(Iterable[Sample]):
         return total if total is None or self._most is None else min(total, self._most)
 
     @property
+    def preparations(self) -> tuple[Preparation, ...]:
+        """What is done to files that hold no arrays, for each input; the same from several sources is said once."""
+        return tuple({str(one): one for source in self._sources for one in source.preparations}.values())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out of the data, in sentences."""
+        return tuple(note for source in self._sources for note in source.notes)
+
+    @property
     def description(self) -> str:
         """One line for the report: how many samples, from where."""
         total, count = self._total(), self.count
@@ -142,14 +154,22 @@ class Samples(Iterable[Sample]):
         return None if None in counts else sum(c for c in counts if c is not None)
 
 
-def open_samples(sources: str | Path | Sequence[str | Path], inputs: Sequence[InputSpec]) -> Samples:
+def open_samples(
+    sources: str | Path | Sequence[str | Path],
+    inputs: Sequence[InputSpec],
+    reading: Reading = PLAIN,
+    facts: ModelFacts = NOTHING_KNOWN,
+) -> Samples:
     """Open the data that a user names; several sources are read one after another.
 
     Args:
         sources: One or several, each an `.npz` or `.npy` file, a folder of them, an ONNX `test_data_set_*` folder or
             one that contains such folders, or `package.module:function`, a callable that gives an iterable of
-            `{input name: array}` or such an iterable itself (the current folder is searched for the module).
+            `{input name: array}` or such an iterable itself (the current folder is searched for the module). Or
+            pictures: a folder of them, a text file of their paths, or the data file of ultralytics.
         inputs: What the model wants, from `input_specs`.
+        reading: How files that hold no arrays become samples.
+        facts: What is known of the model.
 
     Raises:
         DataError: A source is missing, unreadable, empty, or its headers show that it does not fit the model. Values
@@ -159,7 +179,7 @@ def open_samples(sources: str | Path | Sequence[str | Path], inputs: Sequence[In
     opened: list[Source] = []
     sources = as_list(sources)
     for source in sources:
-        opened += _open(str(source), inputs)
+        opened += _open(str(source), inputs, reading, facts)
     samples = Samples(opened, inputs, ", ".join(_short(str(source)) for source in sources))
     if samples.count == 0:
         raise _no_samples(", ".join(str(source) for source in sources) or "an empty list of sources")
@@ -235,11 +255,11 @@ def _elements(samples: Iterable[tuple[int, Mapping[str, np.ndarray]]]) -> int:
     return sum(np.size(array) for _, sample in samples for array in sample.values())
 
 
-def _open(source: str, inputs: Sequence[InputSpec]) -> list[Source]:
+def _open(source: str, inputs: Sequence[InputSpec], reading: Reading, facts: ModelFacts) -> list[Source]:
     path = Path(source)
     try:
         if path.is_dir():
-            return read_folder(path, inputs)
+            return open_folder(path, inputs, reading, facts)
         present = path.exists()
     except OSError as error:
         raise DataError(f"{source} cannot be read ({error.strerror})", "Check its name and permissions.") from error
@@ -249,7 +269,7 @@ def _open(source: str, inputs: Sequence[InputSpec]) -> list[Source]:
         refuse_single_array(source, inputs)
         return [read_npy({inputs[0].name: path}, inputs, path.name)]
     if present:
-        raise other_data(path, inputs)
+        return [open_other(path, inputs, reading, facts)]
     if source == "-":
         raise DataError("data are not read from stdin", "Save them to a file first: they are read several times.")
     refuse_file_of_code(source)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from onnxq.data.reading import PLAIN, Reading
 from onnxq.errors import ModelError
 from onnxq.explanation.records import Attempt, Explanation, Times, Wire
 from onnxq.hazards import planned_hazards
@@ -19,7 +20,7 @@ from onnxq.planning.decision import Decision, Plan
 from onnxq.planning.planner import form_of, schemes_to_try
 from onnxq.planning.recipe import Recipe
 from onnxq.planning.row_costs import settings_to_try
-from onnxq.progress import Observer, Silent
+from onnxq.progress import Observer, following
 from onnxq.report import NodeReport, Report, activations
 from onnxq.runtime.memory import gc_disabled
 from onnxq.stages.files import open_data
@@ -39,6 +40,7 @@ def explain(
     recipe: str | Path | Recipe = "auto",
     *,
     data: Sequence[str | Path] = (),
+    reading: Reading = PLAIN,
     stats: str | Path | None = None,
     exclude: Sequence[str] = (),
     only: Sequence[str] = (),
@@ -53,6 +55,7 @@ def explain(
         pattern: Name of a node, name of a tensor that a node makes, or a glob over names of nodes.
         recipe: As for `quantize`.
         data: Calibration data: the model is quantized in memory, and the errors of the nodes' outputs are measured.
+        reading: How data that are no arrays become samples.
         stats: Statistics of an earlier calibration: enough for ranges, without errors.
         exclude: Globs of nodes to leave float.
         only: Globs of nodes to quantize.
@@ -65,14 +68,13 @@ def explain(
         OnnxqError: As for `quantize`.
 
     """
-    observer = observer or Silent()
-    with gc_disabled():
+    with following(observer) as observer, gc_disabled():
         observer.step("load")
         source = load(model)
         before = _names(source)
         observer.step("plan")
         prepared = prepare(source, recipe, with_data=bool(data) or stats is not None, exclude=exclude, only=only)
-        given = open_data(prepared.model, data, None, sample_limit)
+        given = open_data(prepared.model, data, None, sample_limit, reading)
         prepared = replan_with_timings(
             replan_with_sample_shapes(prepared, given if stats is None else None), given, timing, observer
         )

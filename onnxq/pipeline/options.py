@@ -11,15 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from onnxq.errors import RecipeError
 from onnxq.text import UNITS, parse_size
 
+if TYPE_CHECKING:
+    from onnxq.data.reading import Reading
+
 Default = TypeVar("Default")
+READING = ("preprocess",)  # options that every command has that reads data
 SOURCES = (
-    "an .npz or .npy file, a folder of them, ONNX test_data_set folders, or package.module:function. May be given "
-    "several times."
+    "an .npz or .npy file, a folder of them or of pictures, a .txt of their paths, ONNX test_data_set folders, or "
+    "package.module:function. May be given several times."
 )
 
 
@@ -111,6 +115,14 @@ class QuantizeOptions:
     """
 
     data: tuple[str, ...] = option((), f"Calibration data: {SOURCES}", metavar="DATA", short="-d", toml="data")
+    preprocess: tuple[str, ...] = option(
+        (),
+        "How pictures become values: size, resize, channels, scale, mean, std and others. Several with commas between "
+        "them, or several times.",
+        metavar="KEY=VALUE",
+        toml="preprocess",
+        keyword="reading.preprocess",
+    )
     # A project file has no statistics and no kernel times: nobody could tell whether they are out of date.
     stats: Path | None = option(None, "Statistics from `onnxq calibrate`, instead of a calibration.", metavar="FILE")
     recipe: str = option(
@@ -214,6 +226,13 @@ class QuantizeOptions:
         False, "Put the weights into OUT.data; beyond 2 GB that happens by itself.", toml="external-data"
     )
 
+    @property
+    def reading(self) -> Reading:
+        """How data that are no arrays become samples."""
+        from onnxq.data.reading import Reading
+
+        return Reading(**{name: getattr(self, name) for name in READING})
+
     def arguments(self, *, force: bool = False) -> dict[str, Any]:
         """Return the keyword arguments of `onnxq.quantize` that say the same; those of defaults are left out.
 
@@ -241,6 +260,8 @@ class QuantizeOptions:
                 found[keyword] = value
         if "recipe" in grouped:
             found["recipe"] = block_recipe(self.recipe, self.bits, self.block, self.target)
+        if "reading" in grouped:
+            found["reading"] = self.reading
         if "budget" in grouped:
             found["budget"] = Budget(**grouped["budget"])
         if "timing" in grouped:
@@ -250,8 +271,17 @@ class QuantizeOptions:
 
 def declarations(options: type[QuantizeOptions] = QuantizeOptions) -> dict[str, Declaration]:
     """Return the declaration of each option by its name, in the order of `--help`."""
-    types = get_type_hints(options)
-    return {one.name: _declaration(one.name, types[one.name], one.default, **one.metadata) for one in fields(options)}
+    found = _DECLARED.get(options)
+    if found is None:  # reading types takes time, which every command would spend on each option
+        types = get_type_hints(options)
+        found = {
+            one.name: _declaration(one.name, types[one.name], one.default, **one.metadata) for one in fields(options)
+        }
+        _DECLARED[options] = found
+    return found
+
+
+_DECLARED: dict[type[QuantizeOptions], dict[str, Declaration]] = {}
 
 
 def _declaration(name: str, typed: Any, default: object, **spelling: Any) -> Declaration:

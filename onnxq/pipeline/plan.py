@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from onnxq.calibration.stats_file import load_stats
+from onnxq.data.reading import PLAIN, Reading
 from onnxq.ir import load
 from onnxq.pipeline.quantize import NO_TIMING, measure_sensitivity, plan_report
 from onnxq.planning.recipe import Recipe
@@ -22,6 +23,7 @@ def plan(
     recipe: str | Path | Recipe = "auto",
     *,
     data: str | Path | Sequence[str | Path] = (),
+    reading: Reading = PLAIN,
     samples: object = None,
     stats: str | Path | None = None,
     exclude: str | Sequence[str] = (),
@@ -37,6 +39,7 @@ def plan(
         recipe: Name of a recipe, path of a TOML file, or a `Recipe`.
         data: Calibration data, one or several: with data or statistics, the plan is a static one. They are opened, and
             the first sample is run where the model leaves sizes open.
+        reading: How data that are no arrays become samples.
         samples: Instead of `data`: an iterable of `{input name: array}`, or a function that gives one.
         stats: Instead of data: statistics of an earlier calibration.
         exclude: A glob of nodes to leave float, or several.
@@ -61,7 +64,7 @@ def plan(
         observer.step("plan")
         with_data = bool(given_data) or samples is not None or stats is not None
         prepared = prepare(source, recipe, with_data=with_data, exclude=exclude, only=only)
-        given = open_data(prepared.model, given_data, samples, None)
+        given = open_data(prepared.model, given_data, samples, None, reading)
         prepared = replan_with_sample_shapes(prepared, given if stats is None else None)
         prepared = replan_with_timings(prepared, given, timing, observer)
         if stats is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from onnxq.calibration.stats import Stats
 from onnxq.data.examine import Examination, examine
+from onnxq.data.reading import PLAIN, Reading
 from onnxq.data.samples import Samples, input_specs
 from onnxq.data.synthetic import synthetic_samples
 from onnxq.errors import DataError, ModelError, NothingToQuantize
@@ -73,6 +74,7 @@ def quantize(
     *,
     output: str | Path | None = None,
     data: str | Path | Sequence[str | Path] = (),
+    reading: Reading = PLAIN,
     samples: object = None,
     stats: str | Path | Stats | None = None,
     target: str | None = None,
@@ -96,7 +98,8 @@ def quantize(
         model: Path of a float ONNX model.
         recipe: Name of a recipe, path of a TOML file, or a `Recipe`.
         output: Where to write; `MODEL.int8.onnx` beside the input by default.
-        data: Calibration data, one or several: `.npz` files, folders, `package.module:function`.
+        data: Calibration data, one or several: `.npz` files, folders, `package.module:function`, pictures.
+        reading: How data that are no arrays become samples.
         samples: Instead of `data`: an iterable of `{input name: array}`, or a function that gives one.
         stats: Instead of a calibration run: statistics of an earlier one.
         target: Name of the runtime that the model is for; by default that of the recipe.
@@ -115,18 +118,22 @@ def quantize(
         observer: Told about each step.
 
     """
-    path, data = Path(output or default_output(Path(model))), as_list(data)
+    path, files = Path(output or default_output(Path(model))), (as_list(data), samples, sample_limit, reading)
     chosen = choose_recipe(recipe, target=target, reduce_range=reduce_range, exclude=exclude, only=only)
     with following(observer) as observer, gc_disabled(), single_threaded_blas():
-        files, reads = (data, samples, sample_limit), (*data, stats, recipe)
-        source = load_float_model(model, observer, path, timing, force=force, reads=reads, plan=dry_run)
+        source = load_float_model(model, observer, path, timing, force, (*files[0], stats, recipe), plan=dry_run)
         prepared, given = _prepare_by_data(source, chosen, files, stats, timing, observer, budget.max_size, fast=fast)
-        check_plan(prepared, with_data=prepared.plan.with_data or dry_run)
         if dry_run:
-            return plan_report(prepared)
+            return _planned(prepared)
         budget = replace(budget, data_file=data_path(path).name) if external_data else budget
         result = _quantize_seen(prepared, given, stats, observer, budget, detailed=detailed, scratch=path.parent)
         return write_result(result, budget, path, accept, observer, given, force=force, external_data=external_data)
+
+
+def _planned(prepared: Prepared) -> Report:
+    """Report a plan that changes something; data need not be there."""
+    check_plan(prepared, with_data=True)
+    return plan_report(prepared)
 
 
 def _quantize_seen(
@@ -140,6 +147,7 @@ def _quantize_seen(
     scratch: Path,
 ) -> Quantized:
     """Look at the samples, with BatchNormalization as it is in the file, and quantize; see `quantize_prepared`."""
+    check_plan(prepared, with_data=prepared.plan.with_data)
     seen = Examination()
     if given is not None:
         observer.step("examine")
@@ -153,7 +161,7 @@ def _quantize_seen(
 def _prepare_by_data(
     source: Model,
     recipe: Recipe,
-    files: tuple[Sequence[str | Path], object, int | None],
+    files: tuple[Sequence[str | Path], object, int | None, Reading],
     stats: str | Path | Stats | None,
     timing: Timing,
     observer: Observer,
@@ -165,10 +173,10 @@ def _prepare_by_data(
 
     Statistics stand for samples: then no sample says shapes.
     """
-    data, samples, limit = files
+    data, samples, limit, reading = files
     with_data = bool(data) or samples is not None or stats is not None
     prepared = prepare(source, recipe, with_data=with_data, fast=fast, most=most)
-    given = open_data(prepared.model, data, samples, limit)
+    given = open_data(prepared.model, data, samples, limit, reading)
     prepared = replan_with_sample_shapes(prepared, given if stats is None else None, most)
     return replan_with_timings(prepared, given, timing, observer, most), given
 
@@ -178,9 +186,9 @@ def load_float_model(
     observer: Observer,
     target: Path,
     timing: Timing = NO_TIMING,
-    *,
     force: bool = False,
     reads: Iterable[object] = (),
+    *,
     plan: bool = False,
 ) -> Model:
     """Load a model and refuse what onnxq has made, and files to write that are in the way or read; see `quantize`."""
@@ -212,7 +220,10 @@ def write_result(
     report = replace(result.report, output=path, files=tuple(files))
     notes = (*report.notes, *size_note(result.model, report.source_bytes, report.output_bytes or 0))
     report = with_hazards(replace(report, notes=notes), result.model)
-    return replace(report, seconds=observer.seconds(), calibration_samples=None if given is None else given.count)
+    report = replace(report, seconds=observer.seconds())
+    if given is None:
+        return report
+    return replace(report, calibration_samples=given.count, preparations=given.preparations)
 
 
 def plan_report(prepared: Prepared) -> Report:

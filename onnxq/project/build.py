@@ -175,7 +175,8 @@ def _labelled_elsewhere(entry: Entry) -> bool:
     model = load(entry.source)
     infer_types(model)
     opened = [
-        open_data(model, entry.data_sources(data), None, None) for data in (entry.options.data, entry.verify_data)
+        open_data(model, entry.data_sources(data), None, None, entry.options.reading)
+        for data in (entry.options.data, entry.verify_data)
     ]
     calibrating, verifying = (samples is not None and bool(samples.labels()) for samples in opened)
     return verifying and not calibrating
@@ -201,7 +202,7 @@ def measure(
     infer_types(baseline)
     data, limit = (entry.verify_data, None) if entry.verify_data else (entry.options.data, entry.options.samples)
     with at_home(entry):
-        samples = open_data(baseline, entry.data_sources(data), None, limit)
+        samples = open_data(baseline, entry.data_sources(data), None, limit, entry.options.reading)
         normalise(baseline)  # as for the build: onnxruntime refuses some float models as they come
         source = baseline if is_large(baseline) else baseline.serialize()
         if samples is None:

@@ -29,7 +29,7 @@ from onnxq.verification.records import Comparison, MetricComparison, OutputCompa
 from onnxq.version import __version__
 
 INPUTS, MEASURED = "onnxq_inputs", "onnxq_measured"
-DATA_SUFFIXES = (".npz", ".npy", ".pb")
+DATA_SUFFIXES = (".npz", ".npy", ".pb", ".jpg", ".jpeg", ".png", ".webp", ".bmp")
 ELSEWHERE = "installed elsewhere"  # in place of a hash: the module is no part of the repository
 HASHED = ("recipe", "target", "data", "metric", "custom_ops")  # options whose files are hashed, or need not be
 BLOCK = 1 << 20
@@ -187,7 +187,7 @@ def _data_hash(entry: Entry, given: str) -> str:
 
 def _folder_files(folder: Path) -> Iterator[tuple[str, Path]]:
     for name in sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*")):
-        if name.endswith(DATA_SUFFIXES) and (folder / name).is_file():
+        if name.lower().endswith(DATA_SUFFIXES) and (folder / name).is_file():
             yield name, folder / name
 
 

@@ -48,6 +48,7 @@ def report_dict(report: ReportData) -> dict[str, Any]:
         "weights": [record_dict(weight) for weight in report.weights],
         "timings": None if report.timings is None else report.timings.as_dict(),
         "families": [record_dict(family) for family in report.families],
+        "preparations": [asdict(one) for one in report.preparations],
         "min_onnxruntime": report.min_onnxruntime,
         "inputs": [asdict(one) for one in report.inputs],
         "warnings": [asdict(warning) for warning in report.warnings],

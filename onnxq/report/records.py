@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from onnxq.data.input_summary import InputSummary
+from onnxq.data.reading import Preparation
 from onnxq.ir import Graph
 from onnxq.ir.stored_tensor import StoredTensor
 from onnxq.planning.decision import FOR_SIZE
@@ -73,6 +74,7 @@ class ReportData:
         inputs: What the samples hold for each input; empty without samples.
         data_warnings: What looks wrong about the samples.
         made_up: Whether the models were compared on random numbers.
+        preparations: What was done to calibration data that are no arrays, for each input.
         min_onnxruntime: By architecture, the first onnxruntime from which on the model loads, runs and gives right
             results; None where nothing was written.
 
@@ -100,6 +102,7 @@ class ReportData:
     inputs: tuple[InputSummary, ...] = ()
     data_warnings: tuple[WarningLine, ...] = ()
     made_up: bool = False
+    preparations: tuple[Preparation, ...] = ()
     min_onnxruntime: dict[str, str] | None = None
 
     @classmethod

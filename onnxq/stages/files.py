@@ -9,10 +9,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from onnxq.data.reading import PLAIN, ModelFacts, Reading
 from onnxq.data.samples import Samples, input_specs, open_samples, wrap_samples
 from onnxq.errors import DataError, NothingToQuantize
 from onnxq.ir import Model, check_output, load
 from onnxq.ir.storage.files import check_sources, data_path, refuse_source
+from onnxq.progress import mention
 
 
 def refuse_own_output(model: Model) -> None:
@@ -41,7 +43,9 @@ def check_target(model: Path, target: Path, *, force: bool, reads: Iterable[obje
         check_sources(load(model), target)
 
 
-def open_data(model: Model, data: Sequence[str | Path], samples: Any, limit: int | None) -> Samples | None:
+def open_data(
+    model: Model, data: Sequence[str | Path], samples: Any, limit: int | None, reading: Reading = PLAIN
+) -> Samples | None:
     """Open the samples that the caller gave, in whatever form; None where there are none."""
     if data and samples is not None:
         raise DataError("both files and samples are given as data", "Give one of them.")
@@ -50,5 +54,10 @@ def open_data(model: Model, data: Sequence[str | Path], samples: Any, limit: int
             raise DataError("a number of samples is asked for, but no data is given", "Add --data.")
         return None
     inputs = input_specs(model)
-    opened = wrap_samples(samples, inputs) if samples is not None else open_samples(data, inputs)
+    if samples is not None:
+        opened = wrap_samples(samples, inputs)
+    else:
+        opened = open_samples(data, inputs, reading, ModelFacts.of(model))
+    for line in (*map(str, opened.preparations), *opened.notes):
+        mention(line)
     return opened if limit is None else opened.limit(limit)

@@ -30,8 +30,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Path(name).touch()
     np.save("x.npy", np.zeros((2, 4)))
     Path("photos").mkdir()
-    for name in ("a.jpg", "b.jpg", "notes.md"):
-        (Path("photos") / name).touch()
+    Path("notes").mkdir()
+    for name in ("a.md", "b.md", "notes.rst"):
+        (Path("notes") / name).touch()
     Path("nothing").mkdir()
     Path("nested/inside").mkdir(parents=True)
 
@@ -54,13 +55,12 @@ def refused(source: str, inputs: Sequence[InputSpec] = ONE) -> tuple[str, str]:
         ("code/more.py", "is Python code", "Write code.more:photos."),
         ("empty.py", "empty.py is Python code without a function", "Write one, and give empty:FUNCTION."),
         ("wrong.py", "wrong.py is Python code with a mistake", "Correct it"),
-        ("cat.JPEG", "cat.JPEG is a picture, and onnxq reads arrays", "numpy.savez('data.npz', data_0=array)"),
         ("talk.wav", "talk.wav is a sound", "data_0=array), where data_0 is float32[n, 3, 8, 8]."),
-        ("s.txt", "s.txt is text", "data_0=array"),
+        ("s.txt", "s.txt names no pictures", "Write the path of a picture in each line."),
         ("m.onnx", "m.onnx is a model, not data", "data_0=array"),
         ("input_0.pb", "input_0.pb is a single tensor", "Give the folder that it is in"),
         ("table.parquet", "table.parquet is neither .npz nor .npy nor a folder", "data_0=array"),
-        ("photos", "the folder photos has no samples in .npz or .npy: it holds 2 .jpg and 1 .md files", "data_0=array"),
+        ("notes", "the folder notes has no samples in .npz or .npy: it holds 2 .md and 1 .rst files", "data_0=array"),
         ("nothing", "has no samples in .npz or .npy: it is empty", "data_0=array"),
         ("nested", "has no samples in .npz or .npy: it holds 1 folder", "test_data_set_*"),
         ("photo", "photo does not exist", "Did you mean 'photos'?"),

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import onnxq
 from onnxq.cli.app import command
 from onnxq.cli.options import takes_options
+from onnxq.data.reading import Reading
 from onnxq.errors import ProjectError, RecipeError
 from onnxq.pipeline.options import QuantizeOptions, declarations, option
 from onnxq.pipeline.quantize import quantize
@@ -25,13 +26,19 @@ from onnxq.project.file import KEYS, parse_project
 from onnxq.search.budget import Budget
 from onnxq.stages.kernel_timing import Timing
 
-GROUPS: dict[str, Callable[..., Any]] = {"budget": Budget, "timing": Timing, "recipe": block_recipe}
+GROUPS: dict[str, Callable[..., Any]] = {
+    "budget": Budget,
+    "timing": Timing,
+    "recipe": block_recipe,
+    "reading": Reading,
+}
 # What says where files go, what is printed, and what only a program can give: no option of the model.
 OF_THE_COMMAND = {"model", "output", "report", "output_format", "dry_run", "force", "config", "jobs", "help"}
 OF_PYTHON = {"model", "output", "samples", "budget", "timing", "force", "dry_run", "detailed", "accept", "observer"}
 OF_A_PROJECT = {"float", "quantized", "thresholds", "verify-data"}
 OPTIONS = QuantizeOptions(
     data=("a.npz", "b.npz"),
+    preprocess=("size=8", "scale=255"),
     stats=Path("s.npz"),
     recipe="static-int8",
     target="web",
