@@ -10,14 +10,16 @@ from pathlib import Path
 
 from onnxq.calibration.layer_moments import MeasuredLayers
 from onnxq.calibration.stats import Stats
-from onnxq.data.samples import Samples, input_specs
+from onnxq.data.samples import Samples, input_specs, spread_samples
 from onnxq.data.synthetic import synthetic_samples
 from onnxq.ir import Model
 from onnxq.ir.storage.scratch_file import Spool
 from onnxq.lowering.rewrite import rewrite
 from onnxq.progress import Observer
 from onnxq.report import Report, activations
-from onnxq.rounding.weights import Weights
+from onnxq.rounding.block_solver import BlockSolution
+from onnxq.rounding.layer_by_layer import block_jobs, can_step, round_layer_by_layer
+from onnxq.rounding.weights import Key, Weights
 from onnxq.runtime.session import is_large
 from onnxq.stages.finish import finalize
 from onnxq.stages.measure import choose_qparams, measure
@@ -29,7 +31,9 @@ from onnxq.verification.layerwise import with_layers
 __all__ = ["is_large", "quantize_large"]
 
 SAMPLES = 2  # without data: enough to see that the model runs
+MOST_SAMPLES, MOST_ELEMENTS = 128, 1 << 22  # that advance layer by layer, and elements of their inputs
 SIMPLER = "a large model: weights were rounded to nearest, channels were not rescaled, latency was not measured"
+STAGED = "a large model: channels were not rescaled, latency was not measured"
 
 
 def quantize_large(
@@ -62,11 +66,13 @@ def quantize_large(
     prepared = exclude_unreached_bodies(prepared, measured)
     qparams = choose_qparams(prepared.plan, measured)
     observer.step("rewrite")
-    report = Report.planned(prepared.plan, source=prepared.path, notes=(*prepared.notes, SIMPLER))
+    report = Report.planned(prepared.plan, source=prepared.path, notes=prepared.notes)
     if detailed:
         report = replace(report, activations=activations(prepared.plan, qparams, measured))
     with Spool(scratch) as spool:
-        weights = Weights(spool=spool)
+        solutions = _block_solutions(prepared, given if stats is None else None, spool)
+        report = replace(report, notes=(*report.notes, STAGED if solutions else SIMPLER))
+        weights = Weights(spool=spool, solutions=solutions)
         model = finalize(rewrite(prepared.model, prepared.plan, qparams, weights), prepared)
         report = replace(report, notes=(*report.notes, *weights.notes()))
     observer.step("verify")
@@ -76,3 +82,12 @@ def quantize_large(
         observer.step("layers")
         comparison = with_layers(comparison, before, model, probe)
     return model, replace(report, comparison=comparison, samples=probe.description)
+
+
+def _block_solutions(prepared: Prepared, given: Samples | None, spool: Spool) -> dict[Key, BlockSolution]:
+    """Choose codes of weights in blocks layer by layer; none without samples, or for operators without a kernel."""
+    jobs = block_jobs(prepared.plan)
+    if given is None or not jobs or not can_step(prepared.model, jobs):
+        return {}
+    samples = spread_samples(given, MOST_SAMPLES, MOST_ELEMENTS).values()
+    return round_layer_by_layer(prepared.model, jobs, samples, spool)

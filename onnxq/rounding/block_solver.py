@@ -7,6 +7,7 @@ is decided on samples that it was not made of.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,11 +19,13 @@ from onnxq.rounding.block_grids import BlockGrid, best_grid, exported
 from onnxq.rounding.coordinate_descent import Feedback, damped, descend, nearest
 from onnxq.rounding.gptq import Method, MomentSource, shows_something
 
-DAMPINGS = (1e-3, 1e-2, 0.1)
+DAMPINGS, USUAL_DAMPING = (1e-3, 1e-2, 0.1), 1e-2
 PROBED = 64  # channels that this is tried on
 SWEEPS, REFITS = 3, 3
 STARTS = (1.0, 1.05)  # times the scales that are expected to be best
 LEAST_WEIGHT = 1e-4  # of a column in the cost of a block, relative to the mean: no element is free
+CHANNEL_SLAB = 1 << 20  # elements of the channels that are searched for together, in several arrays
+ORDER: tuple[Method, ...] = ("nearest", "weight error", "assumed inputs", "output error")
 SLAB = 1 << 21  # elements that are worked on at a time: 16 MB in float64
 
 
@@ -42,57 +45,89 @@ class BlockSolution:
     gain: float = 0.0
 
 
-def solve_blocks(rows: np.ndarray, moments: MomentSource | None, bits: int, block_size: int) -> BlockSolution:
+def solve_blocks(
+    rows: np.ndarray, moments: MomentSource | None, bits: int, block_size: int, *, quick: bool = False
+) -> BlockSolution:
     """Choose codes, scales and zero points.
 
+    Where H is of several blocks, each range of columns is a problem of its own.
+
     Args:
-        rows: Float `[channels, n]`, finite.
-        moments: Second moments of the layer's input; None weighs elements by their size.
+        rows: Float `[channels, n]`, finite; it is read a few channels at a time.
+        moments: Second moments of the layer's input; None weighs elements by their size. So do blocks of H that cut
+            blocks of the weight apart.
         bits: 2 to 8.
         block_size: Elements of a row that share a scale and a zero point.
+        quick: Leave out most of the search, and trust H as far as is usual.
 
     Returns:
         Codes of which no channel has a greater held-out error than rounded to nearest on the best grid.
 
     """
-    rows = np.asarray(rows, np.float64)
-    moments = None if moments is None else _Joined(moments)
     held_out = None if moments is None else moments.held_out()
     if moments is None or held_out is None or not rows.size or not shows_something(held_out):
-        grid = best_grid(rows, _by_size(rows), bits, block_size, "nearest")
-        return BlockSolution(_exported(rows, _nearest(rows, grid), grid), "weight error")
-    return _Search(rows, bits, block_size, held_out).run(moments)
+        return BlockSolution(_by_weight(rows, bits, block_size), "weight error")
+    size, n = held_out.matrix.shape[1], rows.shape[1]
+    del held_out
+    if size < n and size % block_size:
+        return BlockSolution(_by_weight(rows, bits, block_size), "weight error")
+    found = [
+        _RangeSearch(rows[:, start : start + size], _Range(moments, start // size), bits, block_size, quick=quick).run()
+        for start in range(0, n, size)
+    ]
+    codes = [each.codes for each in found]
+    parts = ([each.codes for each in codes], [each.scales for each in codes], [each.zeros for each in codes])
+    method = max((each.method for each in found), key=ORDER.index)
+    gain = float(np.mean([each.gain for each in found]))
+    return BlockSolution(BlockCodes(*(np.concatenate(part, axis=1) for part in parts)), method, gain)
 
 
 @dataclass(frozen=True)
-class _Joined:
-    """Second moments whose blocks stand in one matrix."""
+class _Range:
+    """One block of second moments."""
 
     moments: MomentSource
+    index: int
 
     @property
     def assumed(self) -> bool:
         return self.moments.assumed
 
     def fitted(self) -> Gram:
-        return _joined(self.moments.fitted())
+        return self._part(self.moments.fitted())
 
     def held_out(self) -> Gram:
-        return _joined(self.moments.held_out())
+        return self._part(self.moments.held_out())
 
     def total(self) -> Gram:
-        return _joined(self.moments.total())
+        return self._part(self.moments.total())
+
+    def _part(self, gram: Gram) -> Gram:
+        size = gram.matrix.shape[1]
+        mean = gram.mean[:, self.index * size : (self.index + 1) * size]
+        width = mean.shape[1]
+        matrix = gram.matrix[self.index : self.index + 1, :width, :width]
+        return Gram(matrix if len(gram.matrix) == 1 else matrix.copy(), mean, gram.rows)
 
 
-def _joined(gram: Gram) -> Gram:
-    count, size, _ = gram.matrix.shape
-    if count == 1:
-        return gram
-    full = np.zeros((1, count * size, count * size))
-    for index, block in enumerate(gram.matrix):
-        part = slice(index * size, (index + 1) * size)
-        full[0, part, part] = block
-    return Gram(full[:, : gram.n, : gram.n], gram.mean, gram.rows)
+def _slabs(rows: np.ndarray) -> list[slice]:
+    height = max(CHANNEL_SLAB // max(rows.shape[1], 1), 1)
+    return [slice(start, start + height) for start in range(0, len(rows), height)]
+
+
+def _stacked(parts: Sequence[BlockCodes]) -> BlockCodes:
+    """Put the codes of channels below each other."""
+    names = ("codes", "scales", "zeros")
+    return BlockCodes(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+def _by_weight(rows: np.ndarray, bits: int, block_size: int) -> BlockCodes:
+    parts = []
+    for slab in _slabs(rows) or [slice(0)]:
+        part = np.asarray(rows[slab], np.float64)
+        grid = best_grid(part, _by_size(part), bits, block_size, "nearest")
+        parts.append(_exported(part, _nearest(part, grid), grid))
+    return _stacked(parts)
 
 
 def _by_size(rows: np.ndarray) -> np.ndarray:
@@ -109,69 +144,118 @@ def _exported(rows: np.ndarray, codes: np.ndarray, grid: BlockGrid) -> BlockCode
     return BlockCodes(full.astype(np.uint8), grid.scales.astype(np.float32), grid.zeros.astype(np.uint8))
 
 
-class _Search:
-    """The search for one weight; codes are relative to their zero points."""
+@dataclass(frozen=True)
+class _Trusted:
+    """H with its damping, ready for error feedback."""
 
-    def __init__(self, rows: np.ndarray, bits: int, block_size: int, held_out: Gram) -> None:
-        self.rows, self.bits, self.block_size, self.held_out = rows, bits, block_size, held_out
+    damping: float
+    gram: Gram
+    feedback: Feedback
+
+    @classmethod
+    def of(cls, gram: Gram, damping: float) -> _Trusted:
+        H = damped(gram.matrix, damping)
+        return cls(damping, Gram(H, gram.mean, gram.rows), Feedback(H))
+
+
+class _RangeSearch:
+    """The search for a range of columns, some channels at a time."""
+
+    def __init__(self, rows: np.ndarray, moments: _Range, bits: int, block_size: int, *, quick: bool) -> None:
+        self.rows, self.moments, self.bits, self.block_size, self.quick = rows, moments, bits, block_size, quick
+        self.held_out = moments.held_out()
+
+    def run(self) -> BlockSolution:
+        """Decide how far H is trusted, then choose codes with all of it."""
+        fitted = self.held_out if self.moments.assumed else self.moments.fitted()
+        if not shows_something(fitted):
+            return BlockSolution(_stacked([self._search(slab).plain_codes() for slab in _slabs(self.rows)]), "nearest")
+        damping, held = USUAL_DAMPING, None
+        if not self.quick:
+            trusted = self._trust(fitted)
+            damping = trusted.damping
+            searches = (self._search(slab) for slab in _slabs(self.rows))
+            held = np.concatenate([search.errors(*search.solve(trusted, 0)) for search in searches])
+            del trusted
+        total = fitted if self.moments.assumed else self.moments.total()
+        del fitted
+        trusted = _Trusted.of(total, damping)
+        parts, plain, kept, gains = [], 0.0, 0.0, False
+        for slab in _slabs(self.rows):
+            search = self._search(slab)
+            codes, grid = search.solve(trusted, 1 if self.quick else REFITS)
+            found = search.errors(codes, grid)
+            told = found if held is None else held[slab]
+            which = (told < search.plain_errors) & (found < search.plain_errors)
+            parts.append(search.chosen(which, codes, grid))
+            plain += float(search.plain_errors.sum())
+            kept += float(np.minimum(told, search.plain_errors).sum())
+            gains = gains or bool(which.any())
+        gain = 0.0 if self.moments.assumed else float(10 * np.log10((plain + TINY) / (kept + TINY)))
+        method: Method = "nearest" if not gains else "assumed inputs" if self.moments.assumed else "output error"
+        return BlockSolution(_stacked(parts), method, gain)
+
+    def _search(self, channels: slice | np.ndarray) -> _Search:
+        rows = np.asarray(self.rows[channels], np.float64)
+        return _Search(rows, self.bits, self.block_size, self.held_out, quick=self.quick)
+
+    def _trust(self, fitted: Gram) -> _Trusted:
+        """Choose by some of the channels how far H is trusted."""
+        count = min(len(self.rows), PROBED)
+        probe = self._search(np.arange(count) * len(self.rows) // count)
+        best: tuple[float, _Trusted] | None = None
+        for damping in DAMPINGS:
+            trusted = _Trusted.of(fitted, damping)
+            error = float(probe.errors(*probe.solve(trusted, 0)).sum())
+            best = (error, trusted) if best is None or error < best[0] else best
+        assert best is not None
+        return best[1]
+
+
+class _Search:
+    """The search for some channels; codes are relative to their zero points."""
+
+    def __init__(self, rows: np.ndarray, bits: int, block_size: int, held_out: Gram, *, quick: bool) -> None:
+        self.rows, self.bits, self.block_size, self.held_out, self.quick = rows, bits, block_size, held_out, quick
         weights = _diagonal(held_out)
         self.plain = best_grid(rows, weights, bits, block_size, "nearest")
         self.nearest = _nearest(rows, self.plain)
-        self.plain_errors = held_out.errors(self._change(self.nearest, self.plain))
+        self.plain_errors = self.errors(self.nearest, self.plain)
 
-    def run(self, moments: MomentSource) -> BlockSolution:
-        """Decide how far H is trusted, then choose codes with all of it."""
-        fitted = self.held_out if moments.assumed else moments.fitted()
-        if not shows_something(fitted):
-            return BlockSolution(_exported(self.rows, self.nearest, self.plain), "nearest")
-        damping, held = self._trust(fitted)
-        gains = held < self.plain_errors
-        total = fitted if moments.assumed else moments.total()
-        H = damped(total.matrix, damping)
-        codes, grid = self._solve(Gram(H, total.mean, total.rows), Feedback(H), refine=True)
-        gains &= self.held_out.errors(self._change(codes, grid)) < self.plain_errors
-        codes, grid = np.where(gains[:, None], codes, self.nearest), grid.where(gains, self.plain)
-        kept = np.minimum(held, self.plain_errors).sum()
-        gain = float(10 * np.log10(max(self.plain_errors.sum(), TINY) / max(kept, TINY)))
-        method: Method = "nearest" if not gains.any() else "assumed inputs" if moments.assumed else "output error"
-        return BlockSolution(_exported(self.rows, codes, grid), method, 0.0 if moments.assumed else gain)
+    def errors(self, codes: np.ndarray, grid: BlockGrid) -> np.ndarray:
+        """Return the held-out error of each channel."""
+        return self.held_out.errors(self._change(codes, grid))
 
-    def _trust(self, fitted: Gram) -> tuple[float, np.ndarray]:
-        """Choose by some of the channels how far H is trusted; give the held-out error of all of them with it, too."""
-        probe = self
-        if len(self.rows) > PROBED:
-            taken = np.arange(PROBED) * len(self.rows) // PROBED
-            probe = _Search(self.rows[taken], self.bits, self.block_size, self.held_out)
-        best: tuple[float, float, Feedback, Gram] | None = None
-        for damping in DAMPINGS:
-            H = damped(fitted.matrix, damping)
-            gram, feedback = Gram(H, fitted.mean, fitted.rows), Feedback(H)
-            codes, grid = probe._solve(gram, feedback, refine=False)
-            error = float(probe.held_out.errors(probe._change(codes, grid)).sum())
-            best = (error, damping, feedback, gram) if best is None or error < best[0] else best
-        assert best is not None
-        codes, grid = self._solve(best[3], best[2], refine=False)
-        return best[1], self.held_out.errors(self._change(codes, grid))
+    def plain_codes(self) -> BlockCodes:
+        """Return the codes of rounding to nearest."""
+        return _exported(self.rows, self.nearest, self.plain)
 
-    def _change(self, codes: np.ndarray, grid: BlockGrid) -> np.ndarray:
-        return np.asarray(codes * grid.steps(self.rows.shape[1]) - self.rows)
+    def chosen(self, which: np.ndarray, codes: np.ndarray, grid: BlockGrid) -> BlockCodes:
+        """Return these codes for some of the channels, and those of rounding to nearest for the rest."""
+        codes = np.where(which[:, None], codes, self.nearest)
+        return _exported(self.rows, codes, grid.where(which, self.plain))
 
-    def _solve(self, gram: Gram, feedback: Feedback, *, refine: bool) -> tuple[np.ndarray, BlockGrid]:
-        """Choose codes from some grids, and refine scales and codes in turn."""
+    def solve(self, trusted: _Trusted, refits: int) -> tuple[np.ndarray, BlockGrid]:
+        """Choose codes by error feedback; with refits from several grids, then refine scales and codes in turn."""
+        gram, feedback = trusted.gram, trusted.feedback
         weights = feedback.weights.reshape(1, -1)
         expected = best_grid(self.rows, weights, self.bits, self.block_size, "feedback")
         best: tuple[np.ndarray, BlockGrid, np.ndarray] | None = None
-        for factor in STARTS if refine else STARTS[:1]:
+        sweeps = (1 if self.quick else SWEEPS) if refits else 0
+        for factor in STARTS if refits and not self.quick else STARTS[:1]:
             grid = expected if factor == 1 else expected.scaled(factor)
-            codes = self._round(gram, feedback, grid, SWEEPS if refine else 0)
+            codes = self._round(gram, feedback, grid, sweeps)
             best = self._better(best, codes, grid, gram)
         assert best is not None
-        for _ in range(REFITS if refine else 0):
+        for _ in range(refits):
             scales = refit_scales(self.rows, best[0], best[1], gram)
             grid = BlockGrid(scales, best[1].zeros, self.block_size, best[1].top)
-            codes = self._round(gram, None, grid, SWEEPS, best[0])
+            codes = self._round(gram, None, grid, sweeps, best[0])
             best = self._better(best, codes, grid, gram)
         return best[0], best[1]
+
+    def _change(self, codes: np.ndarray, grid: BlockGrid) -> np.ndarray:
+        return np.asarray(codes * grid.steps(self.rows.shape[1]) - self.rows)
 
     def _better(
         self, best: tuple[np.ndarray, BlockGrid, np.ndarray] | None, codes: np.ndarray, grid: BlockGrid, gram: Gram

@@ -8,7 +8,8 @@ sequential calibration as in GPTQ (https://arxiv.org/abs/2210.17323), for any gr
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,9 @@ from onnxq.calibration.second_moments import LayerMoments
 from onnxq.calibration.stats import Stats
 from onnxq.evaluator import Evaluator, Run, Step, arithmetic
 from onnxq.ir import Model, Node, Value
+from onnxq.ir.segment import is_large
+from onnxq.ir.storage.scratch_file import Spool
+from onnxq.ir.storage.shelf import Shelf, release_array
 from onnxq.planning.planner import Plan
 from onnxq.progress import working
 from onnxq.rounding.block_solver import BlockSolution, solve_blocks
@@ -26,6 +30,8 @@ from onnxq.rounding.jobs import WeightRows
 from onnxq.rounding.weights import Key, WeightSpec, finite_rows, searched_weights
 from onnxq.runtime.blas_threads import single_threaded_blas
 
+MOST_COLUMNS = 2304  # of a block of H: 42 MB in float64, of which a search holds six
+LARGEST_BLOCK = 256  # of a weight
 Moments = dict[tuple[Value, Unfolding], LayerMoments]
 
 
@@ -72,51 +78,83 @@ def can_step(model: Model, jobs: Sequence[BlockJob]) -> bool:
 
 
 def round_layer_by_layer(
-    model: Model, jobs: Sequence[BlockJob], samples: Iterable[Mapping[str, Any]]
+    model: Model, jobs: Sequence[BlockJob], samples: Iterable[Mapping[str, Any]], spool: Spool | None = None
 ) -> dict[Key, BlockSolution]:
     """Choose codes for weights in blocks, each on inputs that the quantized layers before give.
+
+    A large model is run in float32, and its search for codes is shorter.
 
     Args:
         model: The float model.
         jobs: The weights, in any order; layers inside bodies of control flow are left out.
-        samples: What to calibrate on; all of them are in memory, with their live tensors.
+        samples: What to calibrate on; all of them are in memory, with their live tensors, unless there is a spool.
+        spool: Where codes are kept; live tensors of samples are in another file of its folder.
 
     Returns:
         The solution of each weight, whose codes are of rows.
 
     """
-    evaluator = Evaluator(model, wide=True, changing={job.weight for job in jobs})
+    large = is_large(model)
+    evaluator = Evaluator(model, wide=not large, changing={job.weight for job in jobs})
     by_node = {node: job for job in jobs for node in job.readers}
     left = {node for node in by_node if node.graph is model.graph}
     found: dict[Key, BlockSolution] = {}
     known: Moments = {}
-    with working("round") as advance, arithmetic(), single_threaded_blas():
+    place = nullcontext() if spool is None else Shelf(spool.folder)
+    with place as shelf, working("round") as advance, arithmetic(), single_threaded_blas():
         runs = [evaluator.begin(sample) for sample in samples]
         for step in evaluator.steps:
             job = by_node.get(step.node)
             if job is not None and job.key not in found:
-                found[job.key] = _round(job, _moments(job.readers[step.node], step.node, runs, known))
+                moments = _moments(job.readers[step.node], step.node, runs, known)
+                found[job.key] = _kept(_round(job, moments, quick=large), spool)
                 advance(len(found), len(jobs))
             left.discard(step.node)
             if not left:
                 break
-            _advance(step, runs, job, found)
+            _advance(step, runs, job, found, shelf)
     return found
 
 
-def _advance(step: Step, runs: Sequence[Run], job: BlockJob | None, found: Mapping[Key, BlockSolution]) -> None:
+def _kept(solution: BlockSolution, spool: Spool | None) -> BlockSolution:
+    """Put large codes out of memory."""
+    if spool is None:
+        return solution
+    return replace(solution, codes=replace(solution.codes, codes=spool.keep(solution.codes.codes)))
+
+
+def _put_away(run: Run, step: Step, shelf: Shelf) -> None:
+    """Put what a node gave a sample out of memory, and let go of what the node has read."""
+    for value in step.node.outputs:
+        array = None if value is None else run.values.get(value)
+        if value is not None and isinstance(array, np.ndarray):
+            run.values[value] = shelf.keep(array)
+    for value in step.reads:
+        if isinstance(array := run.values.get(value), np.ndarray):
+            release_array(array)
+
+
+def _advance(
+    step: Step,
+    runs: Sequence[Run],
+    job: BlockJob | None,
+    found: Mapping[Key, BlockSolution],
+    shelf: Shelf | None,
+) -> None:
     """Run a node on all samples, with the weight that its codes stand for."""
     if job is not None:
         rows, codes = job.rows(), found[job.key].codes
         stands_for = codes.dequantized(1, job.coding.block_size)
         weight, _ = rows.restore(stands_for, np.ones(len(stands_for), np.float32))
-        weight = weight.astype(np.float64)  # once for all samples
+        weight = weight if shelf is not None else weight.astype(np.float64)  # once for all samples
     for run in runs:
         if job is not None:
             before, run.values[job.weight] = run.values[job.weight], weight
         run.compute(step)
         if job is not None:
             run.values[job.weight] = before
+        if shelf is not None:
+            _put_away(run, step, shelf)
         run.release(step)
 
 
@@ -127,16 +165,24 @@ def _moments(way: tuple[int, Unfolding], node: Node, runs: Sequence[Run], known:
     assert value is not None
     if (value, unfolding) not in known:
         known.clear()  # the largest thing in memory, and no earlier layer comes back
-        moments = LayerMoments(unfolding, unfolding.n)
+        moments = LayerMoments(unfolding, _columns(unfolding.n))
         for run in runs:
             moments.add(run.values[value])
+            release_array(run.values[value])
         known[value, unfolding] = moments
     return known[value, unfolding]
 
 
-def _round(job: BlockJob, moments: LayerMoments | None) -> BlockSolution:
+def _columns(n: int) -> int:
+    """Return the columns of a block of H: all of them, or equal parts that no block of a weight lies across."""
+    parts = -(-n // MOST_COLUMNS)
+    return n if parts == 1 else -(-n // (parts * LARGEST_BLOCK)) * LARGEST_BLOCK
+
+
+def _round(job: BlockJob, moments: LayerMoments | None, *, quick: bool = False) -> BlockSolution:
     rows = finite_rows(job.rows(), job.weight, next(iter(job.readers)).label)
-    return solve_blocks(rows, moments, job.coding.bits, job.coding.block_size)
+    job.rows().release()
+    return solve_blocks(rows, moments, job.coding.bits, job.coding.block_size, quick=quick)
 
 
 def round_on_moments(jobs: Sequence[BlockJob], layers: MeasuredLayers, stats: Stats) -> dict[Key, BlockSolution]:
