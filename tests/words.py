@@ -29,6 +29,7 @@ FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 def sentences(text: str) -> list[str]:
     """Split prose into sentences; code and links count as one word each."""
     text = re.sub(r"``?[^`]+``?", "CODE", text)
+    text = re.sub(r"CODE(,? (and |or )?CODE)+", "CODE", text)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r'"[^"]+"', "QUOTE", text)
     text = re.sub(r"<[^>\s]+>|\*\*", "", text).replace(" · ", ". * ")
