@@ -41,7 +41,7 @@ def scheme_qparams(stats: TensorStats, scheme: Scheme, bounds: tuple[float, floa
 
 
 def array_qparams(array: np.ndarray, scheme: Scheme) -> QParams:
-    """Give scale and zero point of a constant that is coded as activations are, its range covered.
+    """Return scale and zero point of a constant that is coded as activations are, its range covered.
 
     Raises:
         ModelError: It holds NaN or infinity.
@@ -54,7 +54,7 @@ def array_qparams(array: np.ndarray, scheme: Scheme) -> QParams:
 
 
 def coarsened(plan: Plan, qparams: dict[Value, QParams]) -> dict[Value, QParams]:
-    """Give averages over whole channels no steps that are too fine for onnxruntime beside those of what they average.
+    """Return averages over whole channels no steps that are too fine for onnxruntime beside those of what they average.
 
     Such an average is next to nothing, as behind an InstanceNormalization: its steps count what float32 rounded.
     """

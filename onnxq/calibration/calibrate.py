@@ -118,7 +118,7 @@ def _look(stats: Stats, value: Value) -> Callable[[Any], None]:
 
 
 def _checked(samples: Iterable[Mapping[str, np.ndarray]], model: Model) -> Iterator[tuple[int, Sample]]:
-    """Give the samples and where they stand in the data."""
+    """Yield the samples and where they stand in the data."""
     if isinstance(samples, Samples):
         yield from zip(count() if samples.numbers is None else samples.numbers, samples, strict=False)
         return

@@ -88,7 +88,7 @@ class ChannelStats(Statistic):
         self.batches += 1
 
     def merge(self, other: Self) -> Self:
-        """Give the statistics of both."""
+        """Return the statistics of both."""
         merged = type(self)(self.axis)
         for part in (self, other):
             if part.batches and merged._admits(part.channels):
@@ -100,7 +100,7 @@ class ChannelStats(Statistic):
         return merged
 
     def divided(self, divisor: np.ndarray) -> Self:
-        """Give the statistics of the tensor divided by a positive number for each channel.
+        """Return the statistics of the tensor divided by a positive number for each channel.
 
         Args:
             divisor: `[channels]`, positive.
@@ -115,7 +115,7 @@ class ChannelStats(Statistic):
         return made
 
     def shifted(self, shift: np.ndarray) -> Self:
-        """Give the statistics of the tensor with a number added to each channel.
+        """Return the statistics of the tensor with a number added to each channel.
 
         Args:
             shift: float64 `[channels]`.
@@ -130,7 +130,7 @@ class ChannelStats(Statistic):
         return made
 
     def joined(self, positions: int) -> Self:
-        """Give the statistics of channels that lie as so many neighbours each on the axis: of a flattened map.
+        """Return the statistics of channels that lie as so many neighbours each on the axis: of a flattened map.
 
         Which batch was greatest at which position is not known, so what a range would have been without its batch is
         the next batch's at the best position: less than it was, if the greatest of two positions are of two batches.
@@ -144,7 +144,7 @@ class ChannelStats(Statistic):
         return made
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Give the state."""
+        """Return the state."""
         return {
             "frame": np.array([self.axis, self.count, self.batches], np.int64),
             "extremes": np.concatenate([self.high, self.low]),

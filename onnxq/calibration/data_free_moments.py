@@ -32,7 +32,7 @@ DEPTH = 8  # of nodes that only pass values on
 
 
 def prior_moments(node: Node) -> LayerMoments | None:
-    """Give second moments to assume for what a layer reads, with a mean square of 1.
+    """Return second moments to assume for what a layer reads, with a mean square of 1.
 
     Args:
         node: Any node.

@@ -49,7 +49,7 @@ class FloatRuns:
         return 1
 
     def run(self, index: int, sample: Sample) -> list[Any]:
-        """Give the values of a sample, in the order of the taps.
+        """Return the values of a sample, in the order of the taps.
 
         Raises:
             DataError: It makes the model fail.

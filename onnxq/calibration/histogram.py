@@ -75,11 +75,11 @@ class Histogram(Statistic):
         self._count(values, np.float32(math.ldexp(1.0, -exponent)))
 
     def empty(self) -> Self:
-        """Give an empty histogram of the same kind."""
+        """Return an empty histogram of the same kind."""
         return type(self)()
 
     def merge(self, other: Self) -> Self:
-        """Give the histogram of both multisets."""
+        """Return the histogram of both multisets."""
         merged = self.empty()
         exponent = max(self.exponent, other.exponent)
         while True:
@@ -116,7 +116,7 @@ class Histogram(Statistic):
         return edges
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Give the state as arrays, to save."""
+        """Return the state as arrays, to save."""
         return {"frame": np.array([self.exponent, self.first, self.zeros], np.int64), "counts": self.counts}
 
     @classmethod

@@ -55,7 +55,7 @@ class Unfolding:
         return math.prod(self.kernel)
 
     def rows(self, values: np.ndarray, most: int) -> Iterator[np.ndarray]:
-        """Give rows of an input, some items of the batch at a time.
+        """Yield rows of an input, some items of the batch at a time.
 
         An item is an index along the batch axis: axis 0, or for a matrix every row of it. Of an item with more than
         `most` rows, `most` are taken, spread evenly but in no regular step, so that no column of a picture is missed.
@@ -115,7 +115,7 @@ def unfolding_of(node: Node) -> tuple[int, Unfolding] | None:
 
 
 def weight_rows(node: Node, weight: np.ndarray) -> np.ndarray:
-    """Give the weight of a layer that `unfolding_of` knows as rows `[channels, n]`, a view."""
+    """Return the weight of a layer that `unfolding_of` knows as rows `[channels, n]`, a view."""
     if node.op_type == "Conv":
         return weight.reshape(len(weight), -1)
     return weight if _weight_axis(node) == -1 else weight.T
@@ -168,7 +168,7 @@ def _spread(count: int, most: int) -> slice | np.ndarray:
 
 @lru_cache(maxsize=64)
 def _window_indices(unfolding: Unfolding, shape: tuple[int, ...], most: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Give where the elements of the chosen windows lie in a flattened picture.
+    """Return where the elements of the chosen windows lie in a flattened picture.
 
     Returns:
         int64 `[kernel positions, rows]`, and which of them lie in the padding (None where none does).

@@ -70,7 +70,7 @@ class MeasuredLayers:
         return *basics(name), InputMoments(LayerMoments(unfolding, block) for unfolding, block in ways.items())
 
     def moments(self, stats: Stats, *nodes: Node) -> LayerMoments | None:
-        """Give the moments of what nodes read that share a weight; None where one of them was not measured.
+        """Return the moments of what nodes read that share a weight; None where one of them was not measured.
 
         Nor are there any where one weight is read in different groups.
         """

@@ -70,7 +70,7 @@ def trial_statistics(plan: Plan, layers: MeasuredLayers) -> StatisticFactory:
 
 
 def _weights(value: Value, readers: Iterable[Node], *, seen: bool) -> tuple[np.ndarray, int] | None:
-    """Give the weights of a value's channels, and their axis; None where no reader tells channels apart."""
+    """Return the weights of a value's channels, and their axis; None where no reader tells channels apart."""
     known = [channel_energies(node, value) for node in readers]
     found = [energies for energies in known if energies is not None]
     axes = {axis if axis >= 0 or value.shape is None else axis + len(value.shape) for axis, _ in found}
@@ -81,7 +81,7 @@ def _weights(value: Value, readers: Iterable[Node], *, seen: bool) -> tuple[np.n
 
 
 def channel_energies(node: Node, value: Value) -> tuple[int, np.ndarray] | None:
-    """Give what a squared error of every channel of an input adds to the squared error of a layer's outputs.
+    """Return what a squared error of every channel of an input adds to the squared error of a layer's outputs.
 
     Args:
         node: A reader.

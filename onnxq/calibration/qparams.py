@@ -256,7 +256,7 @@ def _squared_errors(rows: np.ndarray, scales: np.ndarray, zeros: np.ndarray, bot
 
 
 def dequantize(codes: np.ndarray, scales: np.ndarray, zero_points: np.ndarray, axis: int | None) -> np.ndarray:
-    """Give the real values that codes stand for, float32: `(code - zero point) * scale`, as DequantizeLinear does."""
+    """Return the real values that codes stand for, float32: `(code - zero point) * scale`, as DequantizeLinear does."""
     shape = [1] * codes.ndim
     if axis is not None:
         shape[axis] = -1

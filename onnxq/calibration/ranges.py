@@ -206,7 +206,7 @@ def extrapolate_range(stats: TensorStats, low: float, high: float, *, bits: int 
 
 
 def add_headroom(stats: TensorStats, low: float, high: float, factor: float) -> tuple[float, float]:
-    """Give both ends of a range room for other samples, but for an end that several samples reach alike.
+    """Return both ends of a range room for other samples, but for an end that several samples reach alike.
 
     There the data end, as pictures do at white: no sample will go further, and codes that hit what pixels can be would
     hit it no more.
@@ -335,7 +335,7 @@ class _Density:
         self.spans = np.maximum(right - left, np.finfo(np.float64).tiny)
 
     def below(self, points: np.ndarray) -> np.ndarray:
-        """Give count, sum and sum of squares of the values below each point: shape `(3, *points.shape)`."""
+        """Return count, sum and sum of squares of the values below each point: shape `(3, *points.shape)`."""
         index = np.clip(points / self.width, -len(self.counts), len(self.counts)).astype(np.int64) - self.first
         index = np.clip(index, 0, len(self.counts) - 1)
         left = self.edges[index]
@@ -345,7 +345,7 @@ class _Density:
         return np.asarray(self.cumulative[:, index] + mass * powers)
 
     def errors(self, low: np.ndarray, high: np.ndarray, levels: int) -> np.ndarray:
-        """Give the total squared error of each candidate range, with the zero point rounded as it will be."""
+        """Return the total squared error of each candidate range, with the zero point rounded as it will be."""
         scale = (high - low) / (levels - 1)
         zero = np.clip(np.rint(-low / scale), 0, levels - 1)
         ends = np.stack([-zero * scale, (levels - 1 - zero) * scale])
@@ -361,7 +361,7 @@ class _Density:
         return np.asarray(within + (self.clipped - 1.0) * beyond)
 
     def _clipping(self, ends: np.ndarray, sums: np.ndarray) -> np.ndarray:
-        """Give the squared error of all values beyond the least and the greatest code."""
+        """Return the squared error of all values beyond the least and the greatest code."""
         total = self.cumulative[:, -1, None]
         parts = zip(ends, (sums[:, 0], total - sums[:, 1]), strict=True)
         return np.asarray(sum(np.maximum(s2 - 2 * end * s1 + end**2 * s0, 0) for end, (s0, s1, s2) in parts))

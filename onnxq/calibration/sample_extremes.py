@@ -37,13 +37,13 @@ class SampleExtremes(Statistic):
         self.below = _greatest(self.below, -low)
 
     def merge(self, other: Self) -> Self:
-        """Give the peaks of both."""
+        """Return the peaks of both."""
         merged = type(self)(self.batches + other.batches, self.elements + other.elements)
         merged.above, merged.below = _greatest(self.above, other.above), _greatest(self.below, other.below)
         return merged
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Give the state."""
+        """Return the state."""
         counts = np.array([self.batches, self.elements], np.int64)
         return {"counts": counts, "above": self.above, "below": self.below}
 
@@ -56,6 +56,6 @@ class SampleExtremes(Statistic):
 
 
 def _greatest(one: np.ndarray, other: np.ndarray | np.float32) -> np.ndarray:
-    """Give the greatest of both, the greatest first; what is below zero is no peak, and counts as zero."""
+    """Return the greatest of both, the greatest first; what is below zero is no peak, and counts as zero."""
     both = np.maximum(np.append(one, other), np.float32(0))
     return np.sort(both)[::-1][:KEPT].astype(np.float32)

@@ -69,7 +69,7 @@ class LayerMoments:
         return self.block, self.unfolding.columns, self.unfolding.groups
 
     def merge(self, other: LayerMoments) -> LayerMoments:
-        """Give the moments of both; they must be of the same columns, groups and block."""
+        """Return the moments of both; they must be of the same columns, groups and block."""
         if self.form != other.form:
             raise ValueError("second moments of different shapes cannot be merged")
         made = LayerMoments(self.unfolding, self.block)
@@ -120,13 +120,13 @@ class InputMoments(Statistic):
             layer.add(values)
 
     def merge(self, other: Self) -> Self:
-        """Give the moments of both; the sum is that of one pass, while a sample may be in the other half."""
+        """Return the moments of both; the sum is that of one pass, while a sample may be in the other half."""
         if self.layers.keys() != other.layers.keys():
             raise ValueError("second moments of different layers cannot be merged")
         return type(self)(layer.merge(other.layers[key]) for key, layer in self.layers.items())
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Give the state: a row of integers for each layer, and all sums in a row."""
+        """Return the state: a row of integers for each layer, and all sums in a row."""
         layers = list(self.layers.values())
         sums = [half.sums() for layer in layers for half in layer.halves]
         empty = np.zeros(0)

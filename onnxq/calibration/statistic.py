@@ -27,11 +27,11 @@ class Statistic(ABC):
 
     @abstractmethod
     def merge(self, other: Self) -> Self:
-        """Give what one pass over both would have given; neither is changed."""
+        """Return what one pass over both would have given; neither is changed."""
 
     @abstractmethod
     def arrays(self) -> dict[str, np.ndarray]:
-        """Give the state as numeric arrays whose rank does not depend on the data, to save."""
+        """Return the state as numeric arrays whose rank does not depend on the data, to save."""
 
     @classmethod
     @abstractmethod

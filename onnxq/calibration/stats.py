@@ -45,11 +45,11 @@ class Extremes(Statistic):
         self.high = max(self.high, high) + zero
 
     def merge(self, other: Self) -> Self:
-        """Give the extremes of both."""
+        """Return the extremes of both."""
         return type(self)(float(min(self.low, other.low)), float(max(self.high, other.high)))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Give the state."""
+        """Return the state."""
         return {"range": np.array([self.low, self.high], np.float32)}
 
     @classmethod
@@ -78,11 +78,11 @@ class Moments(Statistic):
             self.squares += float(chunk.sum())
 
     def merge(self, other: Self) -> Self:
-        """Give the moments of both."""
+        """Return the moments of both."""
         return type(self)(self.count + other.count, self.total + other.total, self.squares + other.squares)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Give the state."""
+        """Return the state."""
         return {"count": np.array(self.count, np.int64), "sums": np.array([self.total, self.squares])}
 
     @classmethod
@@ -194,7 +194,7 @@ class TensorStats:
             part.add_between(values, low, high)
 
     def merge(self, other: TensorStats) -> TensorStats:
-        """Give the statistics of both; both must measure the same things."""
+        """Return the statistics of both; both must measure the same things."""
         if self._parts.keys() != other._parts.keys():
             raise ValueError("statistics of different kinds cannot be merged")
         return TensorStats(part.merge(other._parts[kind]) for kind, part in self._parts.items())
@@ -214,7 +214,7 @@ class Stats:
         self.samples = 0
 
     def copy(self) -> Self:
-        """Give a copy of which tensors can be left out or replaced; the statistics themselves are shared."""
+        """Return a copy of which tensors can be left out or replaced; the statistics themselves are shared."""
         other = copy(self)
         other.tensors = dict(self.tensors)
         return other
@@ -258,7 +258,7 @@ class Stats:
             ) from None
 
     def merge(self, other: Stats) -> Stats:
-        """Give the statistics of both sets of samples."""
+        """Return the statistics of both sets of samples."""
         merged = Stats(self._kinds)
         merged.samples = self.samples + other.samples
         for name in {**self.tensors, **other.tensors}:

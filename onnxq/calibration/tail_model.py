@@ -37,12 +37,12 @@ class LognormalTail(NamedTuple):
     width: float
 
     def beyond(self, ends: np.ndarray) -> np.ndarray:
-        """Give the expected square of what a sample exceeds each end by, float64."""
+        """Return the expected square of what a sample exceeds each end by, float64."""
         return np.array([self._beyond(float(end)) for end in ends])
 
     def _beyond(self, end: float) -> float:
         def above(power: int) -> float:
-            """Give the moment of peaks above the end, by that power of the end."""
+            """Return the moment of peaks above the end, by that power of the end."""
             share = NORMAL.cdf((relative + power * self.width**2) / self.width)
             return math.exp(power * relative + (power * self.width) ** 2 / 2) * share
 
@@ -72,7 +72,7 @@ def fit_lognormal(sorted_peaks: np.ndarray, samples: int) -> LognormalTail | Non
 
 
 def exponential_tail(peaks: SampleExtremes, sorted_peaks: np.ndarray, ends: np.ndarray) -> np.ndarray | None:
-    """Give the expected square of what a sample exceeds each end by, if the greatest peaks are exponential.
+    """Return the expected square of what a sample exceeds each end by, if the greatest peaks are exponential.
 
     None where they are all the same.
     """

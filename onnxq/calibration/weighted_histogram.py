@@ -39,17 +39,17 @@ class WeightedHistogram(Histogram):
         self.axis = axis
 
     def empty(self) -> Self:
-        """Give an empty histogram of the same channels."""
+        """Return an empty histogram of the same channels."""
         return type(self)(self.weights, self.axis)
 
     def merge(self, other: Self) -> Self:
-        """Give the histogram of both; they must have the same weights."""
+        """Return the histogram of both; they must have the same weights."""
         if self.axis != other.axis or not np.array_equal(self.weights, other.weights):
             raise ValueError("histograms of different channel weights cannot be merged")
         return super().merge(other)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Give the state."""
+        """Return the state."""
         return {**super().arrays(), "weights": self.weights, "axis": np.array(self.axis, np.int64)}
 
     @classmethod
@@ -80,7 +80,7 @@ class WeightedHistogram(Histogram):
                     self._count_chunk(chunk, spread[: chunk.size], inverse)
 
     def _spread_weights(self, first: int, runs: int, length: int) -> np.ndarray:
-        """Give the weight of every element of so many runs, float64: those of the channels in turn."""
+        """Return the weight of every element of so many runs, float64: those of the channels in turn."""
         weights = self.weights.take(np.arange(first, first + runs), mode="wrap").astype(np.float64)
         return np.broadcast_to(weights[:, None], (runs, length)).reshape(-1)
 

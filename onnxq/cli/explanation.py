@@ -87,7 +87,7 @@ def _wire(role: str, verb: str, wire: Wire) -> tuple[Cell, ...]:
         names = [*names[:MOST_READERS], f"{len(names) - MOST_READERS} more"]
     if names:
         parts.append(verb + ", ".join(names))
-    return role, printable(wire.tensor or "nothing"), printable(wire.kind), "; ".join(parts) or "read by nobody"
+    return role, printable(wire.tensor or "nothing"), printable(wire.kind), "; ".join(parts) or "not read"
 
 
 def _range_tables(ranges: Sequence[Activation]) -> Iterator[RenderableType]:

@@ -1,9 +1,9 @@
 """One BLAS thread while the evaluator runs.
 
 OpenBLAS wakes all its threads for products far too small to gain from them, and they wait for each other in a busy
-loop. On a machine that has other work a product of 0.7 ms then takes up to 70 ms (measured: a convolutional network in
-5.0 s instead of 0.15 s on two busy cores). NumPy has no switch for it, so the functions of the library it ships with
-are called directly, as threadpoolctl does. A NumPy on another BLAS keeps that one's threads.
+loop. On a busy machine a product of 0.7 ms then takes up to 70 ms. Measured on two busy cores: a convolutional network
+in 5.0 s instead of 0.15 s. NumPy has no switch for it, so the functions of the library it ships with are called
+directly, as threadpoolctl does. A NumPy on another BLAS keeps that one's threads.
 
 Tests: `tests/evaluator/test_evaluate.py`.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-# Where the wheels keep their libraries on Linux and Windows, and on macOS; how the builds name the functions.
+# Folders of the wheels' libraries on Linux and Windows, and on macOS; names of the functions.
 FOLDERS = ("../numpy.libs", ".dylibs")
 NAMES = ("scipy_openblas_{}_num_threads64_", "scipy_openblas_{}_num_threads", "openblas_{}_num_threads64_")
 

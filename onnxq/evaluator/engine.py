@@ -21,12 +21,12 @@ from onnxq.ir import Graph, Model, Value, load, parse
 from onnxq.ops.quantized import Arithmetic
 
 Taps = Mapping[str | Value, Callable[[Any], None]]
-"""What to look at while a model runs: a tensor's name, or its value, and the function that is given its array."""
+"""Observed tensors of a run: a tensor's name or value, and the function that receives its array."""
 
 
 @contextmanager
 def arithmetic() -> Iterator[None]:
-    """What kernels count on: one thread, and no warnings, since 1/0 and overflow are values in ONNX, not mistakes."""
+    """Set up what kernels need: one thread, and no warnings: 1/0 and overflow are values in ONNX."""
     with np.errstate(all="ignore"), one_blas_thread():
         yield
 
@@ -164,7 +164,7 @@ class Evaluator:
         return most
 
     def _needed(self, targets: set[Value]) -> list[Step]:
-        """Give the steps that the targets, values of the main graph, depend on."""
+        """Return the steps that the targets, values of the main graph, depend on."""
         chosen = []
         for step in reversed(self._schedule.steps):
             if not targets.isdisjoint(step.node.outputs):
@@ -227,7 +227,7 @@ def _ignore(array: Any) -> None:
 
 
 def _in_main_graph(value: Value) -> Value:
-    """Give the value itself, or for one inside a body the first output of the outermost node around it."""
+    """Return the value itself, or for one inside a body the first output of the outermost node around it."""
     while value.graph.owner is not None:
         value = next(output for output in value.graph.owner.outputs if output is not None)
     return value
@@ -250,7 +250,7 @@ def _read(model: str | Path | Model | onnx.ModelProto) -> Model:
 
 
 def _inlined(model: Model) -> Model:
-    """Give the model without model-local functions; one whose operator set differs is converted by onnx."""
+    """Return the model without model-local functions; one whose operator set differs is converted by onnx."""
     if not model.has_functions:
         return model
     from onnx import inliner

@@ -20,8 +20,8 @@ from onnxq.ir.wire import join
 class Fallback:
     """Runs a node as a model of its own in `onnx.reference`.
 
-    The model states the element types and ranks of the node's inputs as they are met, because operators that are
-    defined as functions need them; there is one model for each combination that occurs.
+    The model states the element types and ranks of the node's inputs: operators that are defined as functions need
+    them. Each combination has one model.
 
     Args:
         node: The node.
@@ -37,7 +37,7 @@ class Fallback:
         self._prepared: dict[tuple[object, ...], Any] = {}
 
     def run(self, values: Mapping[Value, Any]) -> tuple[Any, ...]:
-        """Give the outputs of the node, None for those it does not name.
+        """Return the outputs of the node, None for those it does not name.
 
         Args:
             values: A value for everything the node reads.

@@ -1,4 +1,4 @@
-"""What an evaluation does, worked out once: for every node its function, what it reads, and what dies behind it.
+"""The schedule of an evaluation: for every node its function, its inputs, and the values that end after it.
 
 Tests: `tests/cli/test_cli_looking.py`.
 """

@@ -1,9 +1,9 @@
 """Sums and functions in float64, rounded to float32 once, so that every processor gives the same numbers.
 
-BLAS and NumPy add in another order on each processor, and compute exp or tanh in another way: the last bits of float32
-differ, by 6e-8 of a number. Of float64 it is 1e-16, and rounded to float32 it shows in one of some 10^8 numbers. What
-is exact but for one rounding, as a sum of two numbers or a quotient, is the same everywhere in float32 already; so are
-operators that move, compare or count, and those of quantized models, which are defined on float32.
+BLAS and NumPy add in another order on each processor, and compute exp or tanh in another way. The last bits of float32
+differ, by 6e-8 of a number. In float64 the difference is 1e-16. Rounded to float32 it shows in one of some 10^8
+numbers. Operators with a single rounding, as a sum of two numbers or a quotient, are the same everywhere in float32. So
+are operators that move, compare or count, and those of quantized models, which are defined on float32.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _is_simple(node: Node) -> bool:
 
 
 def keeps_widened(model: Model) -> bool:
-    """Tell whether the weights of a model are few enough to be kept in float64 besides."""
+    """Return whether the weights of a model are few enough to be kept in float64 as well."""
     return model.weight_bytes <= KEPT_BYTES
 
 

@@ -115,7 +115,7 @@ def chosen(prepared: Prepared, pattern: str, before: Iterable[str] = ()) -> list
         return found
     if pattern in set(before):
         raise ModelError(
-            f"'{pattern}' is gone before anything is quantized: {'; '.join(prepared.notes) or 'nobody reads it'}",
+            f"'{pattern}' is gone before anything is quantized: {'; '.join(prepared.notes) or 'it is not read'}",
             "Ask for the node that took it in; `onnxq plan` lists all of them.",
         )
     known = dict.fromkeys([*(d.node.display_name for d in decisions), *sorted(set().union(*made))])

@@ -20,7 +20,7 @@ def can_be_cloned(graph: Graph) -> bool:
 def clone_graph(graph: Graph) -> Graph:
     """Return a copy of a main graph for which `can_be_cloned`; types and shapes are copied, too.
 
-    What the file states about inner tensors is left out, as `encode_graph` does without `verbatim`.
+    Types that the file states for inner tensors are left out, as `encode_graph` does without `verbatim`.
     """
     made = Graph(graph.encoded, None, None, graph.folder, Names())
     made.name, made.dirty = graph.name, True

@@ -16,8 +16,8 @@ def commit(patches: Iterable[Patch]) -> None:
     """Apply patches to their graphs, in the order given.
 
     Nodes and initializers that lose their last reader go too, in the scopes around as well. The order of nodes stays
-    topological: a new node stands right before its patch's anchor, or right behind the last node it reads from if that
-    is later. The cost is linear in the graphs and the patches together: commit many patches at once.
+    topological. A new node goes before its patch's anchor, or after the last node it reads from if that is later. The
+    cost is linear in the graphs and the patches together: commit many patches at once.
 
     Raises:
         ValueError: The patches contradict themselves, for example by removing a node whose result is still read.
@@ -36,7 +36,7 @@ def commit(patches: Iterable[Patch]) -> None:
 
 
 class _Scope:
-    """What one commit has in store for one graph."""
+    """The changes of one commit to one graph."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -68,13 +68,13 @@ class _Commit:
         self.renamed: dict[Value, Value] = {}  # values whose maker took over another's name → that other
 
     def scope(self, graph: Graph) -> _Scope:
-        """Give what is in store for a graph."""
+        """Return what is in store for a graph."""
         if graph not in self.scopes:
             self.scopes[graph] = _Scope(graph)
         return self.scopes[graph]
 
     def current(self, value: Value) -> Value:
-        """Give the value that a value has become, where its maker took over another name."""
+        """Return the value that a value has become, where its maker took over another name."""
         while value in self.renamed:
             value = self.renamed[value]
         return value

@@ -1,4 +1,4 @@
-"""Write graphs and nodes back: bytes that nothing changed go out as they came, as views of the file.
+"""Write graphs and nodes back: unchanged bytes are copied, as views of the file.
 
 Tests: `tests/test_safety.py`.
 """

@@ -125,12 +125,12 @@ class Node:
 
     @property
     def label(self) -> str:
-        """What to call the node in a message: its name, or its first output where it has none."""
+        """The name of the node in a message: its name, or its first output if it has none."""
         return self.name or next((f"the {self.op_type} that makes '{o.name}'" for o in self.outputs if o), self.op_type)
 
     @property
     def display_name(self) -> str:
-        """What lists call the node: its name, or that of its first output where it has none; unlike `label` a name."""
+        """Its name in lists, or that of its first output if it has none; unlike `label` a name."""
         return self.name or next((output.name for output in self.outputs if output is not None), "")
 
     @property
@@ -151,7 +151,7 @@ class Node:
         return copied
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """Give an attribute as Python or NumPy data (strings decoded, tensors as arrays), or `default` if absent."""
+        """Return an attribute as Python or NumPy data (strings decoded, tensors as arrays), or `default` if absent."""
         if name not in self.spans:
             return default
         if name not in self._attributes:
@@ -159,11 +159,11 @@ class Node:
         return self._attributes[name]
 
     def attributes(self) -> dict[str, Any]:
-        """Give every attribute that is not a body."""
+        """Return every attribute that is not a body."""
         return {name: self.attribute(name) for name in self.spans if name not in self.bodies}
 
     def tensor_attribute(self, name: str) -> StoredTensor | None:
-        """Give a tensor attribute as a handle on the file, or None where it is absent or something else."""
+        """Return a tensor attribute as a handle on the file, or None where it is absent or something else."""
         try:
             for number, wire_type, _, payload, end in fields(self.spans.get(name, memoryview(b""))):
                 if number == ATTRIBUTE_TENSOR and wire_type == LENGTH_DELIMITED:

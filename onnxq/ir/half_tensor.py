@@ -17,7 +17,7 @@ HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 class WidenedTensor(DeferredTensor):
-    """A constant as float32, computed from its 16-bit elements when somebody asks.
+    """A constant as float32, computed from its 16-bit elements when they are read.
 
     Args:
         narrow: The constant as the file holds it.

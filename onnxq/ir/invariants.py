@@ -27,12 +27,12 @@ def objection(model: bytes | str) -> str | None:
 
 
 def first_line(error: Exception) -> str:
-    """Give the first line of an error's message, or its type where it has none."""
+    """Return the first line of an error's message, or its type where it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def problems(model: Model) -> Iterator[str]:
-    """Give a sentence for every broken promise; none for a sound model. The cost is linear in nodes and wires."""
+    """Yield a sentence for every broken promise; none for a sound model. The cost is linear in nodes and wires."""
     expected: dict[Value, dict[Use, None]] = {}
     for graph in model.graph.graphs():
         yield from _table_problems(graph)

@@ -11,12 +11,12 @@ Rewire = Callable[[Node, int, Value | None], None]
 
 
 def body_of(node: Node) -> Graph:
-    """Give the body of a Loop."""
+    """Return the body of a Loop."""
     return node.bodies["body"][0]
 
 
 def unchanged_state(node: Node) -> Iterator[int]:
-    """Give the numbers of the states that every run of a Loop's body hands on as it got them."""
+    """Yield the numbers of the states that every run of a Loop's body hands on as it got them."""
     body = body_of(node)
     for index in range(len(node.inputs) - FIRST_INPUT):
         value: Value | None = body.outputs[FIRST_OUTPUT + index]

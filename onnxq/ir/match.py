@@ -34,7 +34,7 @@ MOST_ELEMENTS = 1 << 16  # of a constant whose elements are compared
 
 @dataclass(frozen=True)
 class Pattern:
-    """What a value has to be.
+    """A condition on a value.
 
     Attributes:
         name: What a match calls the value; empty where nobody asks for it.
@@ -146,7 +146,7 @@ def unset_or(expected: Any) -> Callable[[Any], bool]:
 
 @dataclass(frozen=True)
 class Match:
-    """Where a pattern was found.
+    """The place of a pattern in a graph.
 
     Attributes:
         root: The last node of the expression.
@@ -187,7 +187,7 @@ class Match:
 
     @property
     def result(self) -> Value:
-        """What the root makes."""
+        """The output of the root."""
         made = self.root.outputs[0]
         if made is None:
             raise KeyError("the root makes nothing")
@@ -227,7 +227,7 @@ def attempt(pattern: Operator, node: Node) -> Match | Failure:
 
 @dataclass(frozen=True)
 class _State:
-    """What has matched so far on one way."""
+    """Bindings so far, on one branch of the search."""
 
     values: dict[str, Value]
     claimed: tuple[Node, ...]
@@ -353,7 +353,7 @@ class _Attempt:
         return True
 
     def _bound(self, pattern: Pattern, value: Value, state: _State) -> Iterator[_State]:
-        """Give a value its name, if it may have that one."""
+        """Name a value, if it may have that name."""
         if pattern.accepts is not None and not pattern.accepts(value):
             self.fail(state, lambda: f"'{value.name}' is not {pattern.says}")
             return

@@ -31,7 +31,7 @@ class Flow:
             self.edges.append((start, 0.0))
 
     def source_side(self) -> set[int]:
-        """Give the nodes on the source's side of the least cut; of several least cuts, the smallest such set."""
+        """Return the nodes on the source's side of the least cut; of several least cuts, the smallest such set."""
         while True:
             level = self._levels()
             if level[1] < 0:

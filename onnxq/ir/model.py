@@ -120,7 +120,7 @@ class Model:
 
     @property
     def weight_bytes(self) -> int:
-        """What the elements of all initializers take."""
+        """Bytes of the elements of all initializers."""
         return sum(value.tensor.nbytes for value in self.initializers() if value.tensor is not None)
 
     @property
@@ -135,13 +135,13 @@ class Model:
 
     @property
     def name(self) -> str:
-        """What to call the model in a message."""
+        """The name of the model in a message."""
         return str(self.path) if self.path else "the model"
 
     def chunks(
         self, tensor: EncodeTensor = encode_tensor, *, extra_outputs: Sequence[Value] = (), verbatim: bool = True
     ) -> list[Chunk]:
-        """Give the bytes of the ModelProto in pieces, most of them views of the file it was read from."""
+        """Return the bytes of the ModelProto in pieces, most of them views of the file it was read from."""
         if self.graph.dirty:  # before IR version 4 every initializer has to be an input, which new constants are not
             self.ir_version = max(self.ir_version, 4)
         header = (self.ir_version, self.opsets, self.metadata)
@@ -162,7 +162,7 @@ class Model:
         return out + [self._header(number) for number in sorted(pending)]
 
     def header(self) -> bytes:
-        """Give the fields that a part of the model needs as well: IR version and operator sets."""
+        """Return the fields that a part of the model needs as well: IR version and operator sets."""
         return integer_field(IR_VERSION, max(self.ir_version, 4)) + self._header(OPSET_IMPORT)
 
     def _header(self, number: int) -> bytes:
@@ -176,11 +176,11 @@ class Model:
         )
 
     def serialize(self, extra_outputs: Sequence[Value] = ()) -> bytes:
-        """Give the whole model as bytes, weights inside, with `extra_outputs` listed as outputs too."""
+        """Return the whole model as bytes, weights inside, with `extra_outputs` listed as outputs too."""
         return join(self.chunks(extra_outputs=extra_outputs, verbatim=not self.has_external_data))
 
     def skeleton(self, weights: list[Tensor] | None = None) -> bytes:
-        """Give the model without the elements of its larger weights and without stated types.
+        """Return the model without the elements of its larger weights and without stated types.
 
         Args:
             weights: Where to put the weights that were left out. In place of the n-th stands external data at
@@ -251,7 +251,7 @@ class Model:
 
 
 def load(path: str | Path) -> Model:
-    """Read a model without its weights: they stay in the file, mapped, until somebody asks for them.
+    """Read a model without its weights: they stay in the file, mapped, until they are read.
 
     Args:
         path: An ONNX file; external data is looked for beside it.

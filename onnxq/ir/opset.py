@@ -26,7 +26,7 @@ LISTED_INITIALIZERS_IR = 3  # up to here every initializer has to be an input to
 
 
 def minimum_ir(opset: int) -> int:
-    """Give the lowest IR version that may announce an opset of `ai.onnx`."""
+    """Return the lowest IR version that may announce an opset of `ai.onnx`."""
     return next((version for since, version in IR_OF_OPSET if opset >= since), LISTED_INITIALIZERS_IR)
 
 

@@ -1,4 +1,4 @@
-"""What onnx.version_converter gets wrong (measured with onnx 1.23.2 against onnxruntime), put right or refused.
+"""Mistakes of onnx.version_converter (onnx 1.23.2 against onnxruntime), mended or refused.
 
 Tests: `tests/ir/test_opset.py`.
 """
@@ -44,10 +44,10 @@ def prepare(model: Model, minimum: int) -> None:
 
 
 def _aligned(node: Node) -> Patch | None:
-    """Give the second input of a node axes of size 1 behind its own, so that it stays where it was.
+    """Return the second input of a node axes of size 1 behind its own, so that it stays where it was.
 
-    The converter adds as many as there are behind `axis`, those that the input has itself not taken off, and none to
-    the slopes of a PRelu, which were a number a channel.
+    The converter adds as many as there are behind `axis`, without those that the input has itself. It adds none to the
+    slopes of a PRelu, which were a number a channel.
 
     Raises:
         ValueError: How many axes it takes is not known.

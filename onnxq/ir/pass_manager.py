@@ -1,7 +1,7 @@
 """The pass manager: one registry of all passes over a graph, and the one runner that checks what each of them did.
 
-A pass is one module with one function under `register_pass`. Its name is the name of its module, its summary the first
-sentence of the module's docstring, and its phase follows from the package it stands in.
+A pass is one module with one function under `register_pass`. Its name is that of its module, its summary the first
+sentence of the module's docstring. Its phase follows from its package.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Change:
 
 
 class Runtime(Protocol):
-    """What the manager asks of a target; `onnxq.targets.target.Target` has it."""
+    """Capabilities of a target that the manager asks for; `onnxq.targets.target.Target` has it."""
 
     @property
     def name(self) -> str:
-        """What `--target` calls it."""
+        """Its name for `--target`."""
 
     @property
     def timed(self) -> bool:
@@ -177,7 +177,7 @@ def select_passes(phase: str, only: Collection[str] | None) -> list[Pass]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What passes made of a model.
+    """The result of passes on a model.
 
     Attributes:
         model: The same object, or another if the opset had to be raised; types inferred where they were before.

@@ -106,9 +106,9 @@ class Patch:
     def replace(self, old: Value, new: Value) -> None:
         """Let every reader of `old` but this patch's nodes, and the graph where `old` is an output, have `new` instead.
 
-        Where a node of this patch makes `new`, or where `old` is an output, the node that makes `new` takes over the
-        old name, so that no reader changes its bytes; likewise where the patch removes the node that made `old`. A
-        graph input or initializer that is listed as an output stays that output: only its readers change.
+        The node that makes `new` takes over the old name, so that no reader changes its bytes. It does so if it is of
+        this patch, if `old` is an output, or if the patch removes the node that made `old`. A graph input or
+        initializer that is listed as an output stays that output: only its readers change.
         """
         self.replaced.append((old, new))
 
@@ -142,6 +142,6 @@ class Patch:
 
 
 def named_after(patch: Patch, node: Node) -> None:
-    """Give the last node of a patch the name of one that it replaces, by which recipes and people know it."""
+    """Name the last node of a patch after the one that it replaces, so that recipes still find it."""
     if node.name:
         patch.nodes[-1].name = node.name

@@ -13,7 +13,7 @@ from onnxq.ir.graph import Graph, Value
 
 
 def rename_values(graph: Graph, names: Mapping[Value, str]) -> None:
-    """Give values of one scope other names, at a cost that is linear in the scope.
+    """Rename values of one scope, at a cost that is linear in the scope.
 
     Args:
         graph: The scope that defines the values.

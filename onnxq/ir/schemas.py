@@ -1,4 +1,4 @@
-"""What there is to know of operators by their names, and what the onnx package knows of them in operator sets.
+"""Facts about operators by their names, and what the onnx package knows of them in operator sets.
 
 Tests: `tests/ir/test_opset.py`.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import onnx
 
-# The operator set from which on Add, Mul and their like broadcast by themselves; before, an attribute asks for it, and
-# says along which axis: https://onnx.ai/onnx/operators/onnx__Add.html, versions 6 and 7
+# The operator set from which on Add, Mul and their like broadcast by themselves. Before, an attribute asks for it and
+# names the axis: https://onnx.ai/onnx/operators/onnx__Add.html, versions 6 and 7
 BROADCASTING = 7
 MAX_BROADCASTS = 8  # from here on Max takes a single input, and broadcasts
 PAD_OF_CODES = 11  # from here on Pad takes codes, and how many as an input; and Resize is the operator that it is today
@@ -21,7 +21,7 @@ RANDOM = frozenset(
 def same_meaning(op_type: str, one: int, other: int) -> bool:
     """Whether an operator of `ai.onnx` does the same in two operator sets, perhaps for other element types.
 
-    That is so where it has not been announced anew between them, or with the same words and defaults.
+    That is so if it was not redefined between them, or only with the same words and defaults.
 
     Args:
         op_type: The operator.

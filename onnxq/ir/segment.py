@@ -35,7 +35,7 @@ MAPPABLE = frozenset(
     | {TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64}
     | {TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64}
 )
-CAST_GROWTH = 5  # a weight in 8 bit that is cast to float32 takes four times its bytes beside its own
+CAST_GROWTH = 5  # a weight in 8 bits that is cast to float32 takes four times its bytes in addition
 
 
 def is_large(model: Model) -> bool:

@@ -1,4 +1,4 @@
-"""Constants of the model that was read: handles on its bytes or on its external data, mapped when somebody asks.
+"""Constants of the model that was read: handles on its bytes or its external data, mapped when read.
 
 Tests: `tests/ir/test_graph.py`.
 """
@@ -91,7 +91,7 @@ class StoredTensor(Tensor):
 
     @property
     def file(self) -> Path | None:
-        """Where elements that are in a file of their own should be; None for others."""
+        """The path of elements in a file of their own; None for others."""
         return self.folder / self.external.get("location", "") if self.folder is not None and self.external else None
 
     def _check_size(self) -> None:
@@ -113,7 +113,7 @@ class StoredTensor(Tensor):
             raise ModelError(f"tensor '{self.name}' has no data", "The file is damaged: fetch or export it again.")
 
     def raw(self) -> Raw | None:
-        """Give the packed elements as a view of the file, or None where a typed field holds them."""
+        """Return the packed elements as a view of the file, or None where a typed field holds them."""
         if self.external:
             return self._mapped()
         if self._raw is None and self.size and self.dtype != TensorProto.STRING:
@@ -121,7 +121,7 @@ class StoredTensor(Tensor):
         return self._raw if self._raw is not None else (None if self.dtype == TensorProto.STRING else b"")
 
     def numpy(self) -> np.ndarray:
-        """Give the elements as a read-only array, a view of the file where the type has whole bytes."""
+        """Return the elements as a read-only array, a view of the file where the type has whole bytes."""
         if self.dtype == TensorProto.STRING or (self._typed and self._raw is None):
             array = self._typed_numpy()
         elif self.dtype in SUB_BYTE_BITS:
@@ -134,7 +134,7 @@ class StoredTensor(Tensor):
         return array
 
     def encode(self, name: str, *, number: int) -> list[Chunk]:
-        """Write the tensor as it came, but for the name and for data that was external."""
+        """Write the tensor unchanged, but for the name and for data that was external."""
         if self.external:
             return super().encode(name, number=number)
         if name == self.name:
@@ -143,7 +143,7 @@ class StoredTensor(Tensor):
         return message_field(number, [*kept, bytes_field(NAME, name)])
 
     def release(self) -> None:
-        """Let go of the pages of the file that reading the elements brought into memory."""
+        """Release the pages of the file that reading the elements brought into memory."""
         if self.external:
             release(self._mapped())
         elif self._raw is not None:

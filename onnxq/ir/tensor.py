@@ -1,4 +1,4 @@
-"""Constants: their dtype and shape are known, their elements are mapped from disk or made when somebody asks."""
+"""Constants: their dtype and shape are known, their elements are mapped or computed when they are read."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class Tensor(ABC):
 
     @abstractmethod
     def numpy(self) -> np.ndarray:
-        """Give the elements as a read-only array of `shape`, without a copy where the file allows it."""
+        """Return the elements as a read-only array of `shape`, without a copy where the file allows it."""
 
     @abstractmethod
     def raw(self) -> Raw | None:
-        """Give the packed little-endian elements, or None where only a typed field or strings hold them."""
+        """Return the packed little-endian elements, or None where only a typed field or strings hold them."""
 
     def encode(self, name: str, *, number: int) -> list[Chunk]:
         """Write a TensorProto with its elements inside, as field `number` of the message around it."""
@@ -82,7 +82,7 @@ class Tensor(ABC):
         return message_field(number, [*self._header(name), *entries, integer_field(DATA_LOCATION, 1)])
 
     def release(self) -> None:  # noqa: B027  (most constants have nothing to let go of)
-        """Let go of the memory that reading the elements took, where the file can give them again."""
+        """Release the memory of the elements if the file can provide them again."""
 
     def _header(self, name: str) -> list[Chunk]:
         dims = b"".join(integer_field(DIMS, d) for d in self.shape)
@@ -107,11 +107,11 @@ class ArrayTensor(Tensor):
         self.shape = self.array.shape
 
     def numpy(self) -> np.ndarray:
-        """Give the array itself, which is read-only."""
+        """Return the array itself, which is read-only."""
         return self.array
 
     def raw(self) -> Raw | None:
-        """Give the packed elements; None for strings."""
+        """Return the packed elements; None for strings."""
         if self.dtype == TensorProto.STRING:
             return None
         if self.dtype in SUB_BYTE_BITS:
@@ -119,7 +119,7 @@ class ArrayTensor(Tensor):
         return self.array.reshape(-1).view(np.uint8).data if self.array.size else b""
 
     def release(self) -> None:
-        """Let go of the pages of a scratch file under the array."""
+        """Release the pages of a scratch file under the array."""
         if self.array.nbytes:
             release(self.array.reshape(-1).view(np.uint8).data)
 

@@ -19,7 +19,7 @@ class CycleError(ValueError):
 
 
 def reads(node: Node) -> Iterator[Value]:
-    """Give every value that a node needs: its inputs, and what its bodies capture from the scopes around them."""
+    """Yield every value that a node needs: its inputs, and what its bodies capture from the scopes around them."""
     for value in node.inputs:
         if value is not None:
             yield value

@@ -1,7 +1,7 @@
 """The protobuf wire format: walk the fields of a message without parsing it, and write fields back.
 
-Working on spans of the file, not on parsed messages, keeps weights on disk and lets every part of a model that no patch
-touches keep its exact bytes. Source: https://protobuf.dev/programming-guides/encoding.
+onnxq works on spans of the file, not on parsed messages. Weights stay on disk, and parts that no patch touches keep
+their exact bytes. Source: https://protobuf.dev/programming-guides/encoding.
 
 Tests: `tests/ir/test_formats.py`.
 """
@@ -48,7 +48,7 @@ class WireError(ValueError):
 
 
 def read_varint(data: memoryview, position: int, end: int) -> tuple[int, int]:
-    """Give the unsigned value of the varint at `position` and the position behind it."""
+    """Return the unsigned value of the varint at `position` and the position behind it."""
     value = shift = 0
     while position < end:
         byte = data[position]

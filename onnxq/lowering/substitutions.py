@@ -69,13 +69,13 @@ class Substitution:
 FORMS = (
     # Its codes would go back to float at once elsewhere: a decoder of a VAE lost 11 dB for a quarter of the time
     Substitution(
-        "wrote {} ConvTranspose as Conv and DepthToSpace, which 8 bit has kernels for",
+        "rewrote {} ConvTranspose as Conv and DepthToSpace, which have int8 kernels",
         lambda plan, model: subpixels(model.graph, plan.costs),
         as_conv,
         read_in_8_bit=True,
     ),
     Substitution(
-        "wrote {} Conv in front of a Transpose as MatMul, which gives floats in 8 bit",
+        "rewrote {} Conv before a Transpose as MatMul, whose int8 kernel writes floats",
         lambda plan, model: (node for node in pointwise(plan) if node.graph is model.graph),
         as_product,
         read_in_8_bit=False,

@@ -107,7 +107,7 @@ def _is_open(value: Value) -> bool:
 
 
 def kernel_pair(kernel: Kernel, target: str = DEFAULT) -> tuple[int, int] | None:
-    """Give the nanoseconds of a kernel as a target has it, in float and in 8 bit; None where onnxruntime cannot."""
+    """Return the nanoseconds of a kernel as a target has it, in float and in 8 bit; None where onnxruntime cannot."""
     feeds = {"x": np.random.default_rng(1).standard_normal(kernel.input).astype(np.float32)}
     times = []
     try:
@@ -122,7 +122,7 @@ def kernel_pair(kernel: Kernel, target: str = DEFAULT) -> tuple[int, int] | None
 
 
 def kernel_times(model: bytes, feeds: Mapping[str, np.ndarray], seconds: float = float("inf")) -> dict[str, float]:
-    """Give the time of each kernel type in nanoseconds, summed over the nodes of that type in one run.
+    """Return the time of each kernel type in nanoseconds, summed over the nodes of that type in one run.
 
     Args:
         model: A model.

@@ -39,7 +39,7 @@ def kernel_of(node: Node, shapes: Mapping[str, tuple[int, ...]]) -> Kernel | Non
 
 
 def interpolated(kernel: Kernel, costs: Costs) -> tuple[float, float]:
-    """Give the times of a kernel in float and in 8 bit by the table, in nanoseconds."""
+    """Return the times of a kernel in float and in 8 bit by the table, in nanoseconds."""
     elements = max(math.prod(kernel.input), 1)
     if kernel.operator != "Conv":
         columns = max(kernel.output[-1] if kernel.output else 1, 1)
@@ -52,7 +52,7 @@ def interpolated(kernel: Kernel, costs: Costs) -> tuple[float, float]:
 
 
 def node_times(node: Node, costs: Costs) -> tuple[float, float]:
-    """Give the time of a node in float and in 8 bit in nanoseconds, conversions around it left out.
+    """Return the time of a node in float and in 8 bit in nanoseconds, conversions around it left out.
 
     What onnxruntime computes with a Conv counts as a part of it: a Clip behind it, which codes do for nothing.
     """
@@ -67,7 +67,7 @@ def node_times(node: Node, costs: Costs) -> tuple[float, float]:
 
 
 def _conv_of(clamp: Node) -> Node | None:
-    """Give the Conv that nothing but this Relu or Clip reads; None for other nodes."""
+    """Return the Conv that nothing but this Relu or Clip reads; None for other nodes."""
     made = clamp.inputs[0] if clamp.op_type in CLAMPS and not clamp.domain and clamp.inputs else None
     conv = made.producer if made is not None and len(made.uses) == 1 and not made.is_output else None
     return conv if conv is not None and conv.op_type == "Conv" and not conv.domain else None
@@ -87,7 +87,7 @@ def _kernel_times(node: Node, costs: Costs) -> tuple[float, float]:
         columns = max(int(output.shape[-1]) if output.shape and isinstance(output.shape[-1], int) else 1, 1)
         inner = max(weight.tensor.size // columns, 1)
         return costs.matmul(max(elements // inner, 1), inner, columns)
-    if gated_by(node) is not None:  # the Mul behind it computes both at once
+    if gated_by(node) is not None:  # the Mul after it computes both
         return 0.0, 0.0
     if node.op_type == "Resize":
         kind = "Resize" if doublings(node) else "Resize_other"
@@ -110,7 +110,7 @@ def _kernel_times(node: Node, costs: Costs) -> tuple[float, float]:
 
 
 def _recurrent_times(node: Node, weight: tuple[int, ...], costs: Costs) -> tuple[float, float]:
-    """Give both times of a layer whose weight is `[directions, gates * hidden, inputs]`."""
+    """Return both times of a layer whose weight is `[directions, gates * hidden, inputs]`."""
     directions, rows, inputs = weight
     gates, first = GATES[node.op_type], node.inputs[0]
     shape = costs.shapes.get(first.name, first.shape) if first is not None else None

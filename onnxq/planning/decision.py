@@ -55,7 +55,7 @@ class Override:
     settings: tuple[tuple[str, Any], ...] = ()
 
 
-FOR_SIZE = "so that the file is small enough"  # the reason of a choice that no accuracy asked for
+FOR_SIZE = "to meet the size limit"  # the reason of a choice that no accuracy asked for
 Choices = Mapping[str, Override]  # by the name of a node's first output
 
 

@@ -19,7 +19,7 @@ PRODUCTS = frozenset(("Conv", "Gemm", "MatMul"))
 
 
 def before_logarithms(graphs: Iterable[Graph]) -> set[Node]:
-    """Give what a logarithm reads, and what stands between both; behind squares, what these are made of as well."""
+    """Return what a logarithm reads, and what stands between both; behind squares, what these are made of as well."""
     found: set[Node] = set()
     for graph in graphs:
         direct, _ = _before(node for node in graph.nodes if node.op_type == "Log" and not node.domain)
@@ -29,7 +29,7 @@ def before_logarithms(graphs: Iterable[Graph]) -> set[Node]:
 
 
 def _before(nodes: Iterable[Node]) -> tuple[set[Node], set[Node]]:
-    """Give what nodes read, up to the first operator that computes anything else, and which products are squared."""
+    """Return what nodes read, up to the first operator that computes anything else, and which products are squared."""
     found, squared = set[Node](), set[Node]()
     left = [(node, False) for node in nodes]
     seen = set(left)

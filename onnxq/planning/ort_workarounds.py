@@ -120,6 +120,6 @@ def _passes(node: Node, operators: Iterable[str]) -> bool:
 
 
 def _alone_before(node: Node) -> Node | None:
-    """Give the maker of what a node reads first, if nobody else reads that."""
+    """Return the maker of what a node reads first, if nobody else reads that."""
     read = node.inputs[0]
     return read.producer if read is not None and len(read.uses) == 1 else None

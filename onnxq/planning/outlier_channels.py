@@ -28,7 +28,7 @@ class Clipped(NamedTuple):
 
 
 def _sum_with_outliers(node: Node) -> Node | None:
-    """Give the Add of outliers behind a product, or behind the bias of it."""
+    """Return the Add of outliers behind a product, or behind the bias of it."""
     result = node.outputs[0]
     while result is not None and (use := result.only_use) is not None:
         after = use.node

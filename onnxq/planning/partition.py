@@ -69,7 +69,7 @@ def partition_graph(
 def _maker(
     node: Node | None, places: Mapping[Node, int], forms: Mapping[Node, QuantizedForm], merged: Mapping[Node, Node]
 ) -> int:
-    """Give the place of a node that can give its output in 8 bit, or vanishes into one that can; 1 for all others."""
+    """Return the place of a node that can give its output in 8 bit, or vanishes into one that can; 1 for all others."""
     form = forms.get(merged.get(node, node)) if node is not None else None
     return places[node] if node is not None and form is not None and form.output else 1
 
@@ -119,7 +119,7 @@ class _Boundary:
             flow.edge(into, *self.pooled)
 
     def time(self, chosen: Collection[int]) -> float:
-        """Give what it takes if those chosen work in 8 bit."""
+        """Return what it takes if those chosen work in 8 bit."""
         if self.maker in chosen:
             floats = [reader for reader in self.readers if reader not in chosen]
             blocks = self.blocks if any(reader in self.convs for reader in floats) else 0.0

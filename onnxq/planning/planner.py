@@ -30,7 +30,7 @@ __all__ = ["Choices", "Decision", "Override", "Plan", "form_of", "make_plan", "n
 NOT_WORTHWHILE = "the model as a whole would not be 3 % faster"
 # What `auto` tries for a node, in this order.
 AUTO_WITH_DATA: tuple[SchemeName, ...] = ("static-int8", "dynamic-int8", "weight-int8")
-NOT_FASTER = "8 bit would not be faster here"
+NOT_FASTER = "int8 is not faster for this shape"
 AUTO_WITHOUT_DATA: tuple[SchemeName, ...] = ("dynamic-int8", "weight-int8")
 
 
@@ -75,9 +75,9 @@ def make_plan(
             decided[node] = _of_opset(decided[node], plan, model.opset)
     for node in computing_sizes(model.graph.graphs()):
         if decided[node].form is not None:
-            decided[node] = Decision(node, None, "it computes how large something is")
+            decided[node] = Decision(node, None, "it computes sizes")
     for node in filter(adds_outliers, model.graph.walk()):
-        decided[node] = Decision(node, None, "it adds outliers, which is exact in float alone")
+        decided[node] = Decision(node, None, "it adds outlier channels in float")
     if recipe.scheme.name == "auto":
         _keep_sensitive(decided, model, plan)
     for graph in model.graph.graphs():
@@ -173,7 +173,7 @@ def _of_opset(decision: Decision, plan: Plan, opset: int) -> Decision:
             form = form_of(node, settings, opset)
             if form.opset <= opset:
                 return Decision(node, settings.name, form.sentence, settings, form)
-    return Decision(node, None, f"8 bit needs opset {needed} here, to which the model cannot be converted")
+    return Decision(node, None, f"8 bit needs opset {needed} here, but the model cannot be converted to it")
 
 
 def _keep_what_runs(graph: Graph, decided: dict[Node, Decision], recipe: Recipe, opset: int) -> None:
@@ -192,7 +192,7 @@ def _keep_sensitive(decided: dict[Node, Decision], model: Model, plan: Plan) -> 
             decided[node] = _stored_instead(node, recipe, model.opset, "a logarithm follows, of small values, too")
     for node in deciding_lengths(graphs, plan.costs) & open_nodes:
         if decided[node].form is not None:
-            decided[node] = Decision(node, None, "how long an output is depends on what it gives")
+            decided[node] = Decision(node, None, "its values decide the length of an output")
 
 
 def _stored_instead(node: Node, recipe: Recipe, opset: int, why: str) -> Decision:
@@ -227,7 +227,7 @@ def _keep_paying_passives(graph: Graph, decided: dict[Node, Decision], recipe: R
             continue
         sources = [value for slot in form.activations if (value := node.inputs[slot]) is not None]
         if form.passive and not (all(v in in_integers for v in sources) and any(v in wanted for v in node.outputs)):
-            decided[node] = Decision(node, None, "its neighbours are float, so 8 bit would only add conversions")
+            decided[node] = Decision(node, None, "neighbours are float: int8 would only add conversions")
             continue
         wanted.update(sources)
 

@@ -40,18 +40,18 @@ def resolve_target_defaults(scheme: Scheme, op_type: str, target: Target) -> Sch
 def check_target(node: Node, scheme: Scheme, target: Target) -> None:
     """Refuse what a target does not know; raises NotQuantizable."""
     if scheme.name == "dynamic-int8" and not target.run_time:
-        raise NotQuantizable(f"target {target.name} knows no quantization at run time")
+        raise NotQuantizable(f"target {target.name} has no quantization at run time")
     if scheme.name == "static-int8" and scheme.activations not in target.activations:
         raise NotQuantizable(
             f"target {target.name} takes {' or '.join(target.activations)} activations, not {scheme.activations}"
         )
     if scheme.form == "integer" and scheme.name == "static-int8" and not target.run_time:
-        raise NotQuantizable(f"target {target.name} knows no MatMulInteger")
+        raise NotQuantizable(f"target {target.name} has no MatMulInteger")
     domain = "com.microsoft" if scheme.form == "matmulnbits" else scheme.domain
     if domain not in target.domains:
-        raise NotQuantizable(f"target {target.name} knows no operators of {domain}")
+        raise NotQuantizable(f"target {target.name} has no operators of {domain}")
     if node.op_type == "Gather" and scheme.name.startswith("weight-") and not target.tables:
-        raise NotQuantizable(f"target {target.name} looks nothing up in 8-bit tables")
+        raise NotQuantizable(f"target {target.name} has no lookup in 8-bit tables")
 
 
 def check_activations(scheme: Scheme, opset: int) -> None:
@@ -78,7 +78,7 @@ def place_qdq(site: NodeView, target: Target) -> QuantizedForm:
         return _everywhere(site)
     wanted = weighted or any(fnmatchcase(node.op_type, glob) for glob in target.between)
     if not wanted and node.outputs and _dtype(node.outputs[0]) == TensorProto.FLOAT and not node.bodies:
-        raise NotQuantizable(f"target {target.name} wants no Q/DQ around it")
+        raise NotQuantizable(f"target {target.name} has no Q/DQ around it")
     form = plan_site(site)
     if not weighted:
         return form

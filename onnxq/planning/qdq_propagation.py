@@ -64,7 +64,7 @@ def _join_scales(plan: Plan) -> None:
 
 
 def _alone_behind(value: Value, reader: Node, plan: Plan) -> Value | None:
-    """Give the value whose scale a value has, if nobody reads either but a node, and what moves one to the other."""
+    """Return the value whose scale a value has, if nobody reads either but a node, and what moves one to the other."""
     while True:
         if value.is_output or any(use.node is not reader for use in value.uses):
             return None
@@ -91,7 +91,7 @@ def _follow_moves(plan: Plan) -> None:
 
 
 def _moved_from(value: Value, known: Collection[Value]) -> Value:
-    """Give the first of the calibrated values that all of a value is moved from; itself where there is none."""
+    """Return the first of the calibrated values that all of a value is moved from; itself where there is none."""
     found, node = value, value.producer
     while node is not None and not node.domain and node.op_type in (*MOVERS, "MaxPool") and node.op_type not in TAKING:
         source = node.inputs[0]

@@ -76,7 +76,7 @@ class Recipe:
     simplify: bool = True
 
     def scheme_for(self, op_type: str, node_name: str) -> tuple[Scheme, str]:
-        """Give the scheme of a node, and for one that is to stay float the words that say who wants that."""
+        """Return the scheme of a node, and for one that is to stay float the words that say who wants that."""
         if (op_type, node_name) not in self._schemes:
             self._schemes[op_type, node_name] = self._scheme_for(op_type, node_name)
         return self._schemes[op_type, node_name]
@@ -104,7 +104,7 @@ class Recipe:
         return (scheme, why) if glob is None else (replace(scheme, name="float"), f"--exclude {glob}")
 
     def excluded_by(self, op_type: str, node_name: str) -> str | None:
-        """Give the last glob of `exclude` that matches a node, or None."""
+        """Return the last glob of `exclude` that matches a node, or None."""
         found = [glob for glob in self.exclude if fnmatchcase(node_name, glob) or fnmatchcase(op_type, glob)]
         return found[-1] if found else None
 

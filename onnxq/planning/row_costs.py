@@ -21,7 +21,7 @@ MOST_OF_FLOAT = 0.8  # of float's time, where `auto` chooses it of its own accor
 
 
 def row_time(node: Node, costs: Costs) -> float | None:
-    """Give the time of a Conv, MatMul or Gemm with a scale for every row of its first input in nanoseconds.
+    """Return the time of a Conv, MatMul or Gemm with a scale for every row of its first input in nanoseconds.
 
     The conversion to 8 bit is left out for a MatMul or Gemm, as in `node_times`; the windows of a Conv are made of what
     is converted, and so is their layout.

@@ -36,7 +36,7 @@ MOST_TIME = 0.5  # of all nodes: beyond, the model is about its lengths
 
 
 def deciding_lengths(graphs: Iterable[Graph], costs: Costs) -> set[Node]:
-    """Give the nodes whose values decide about sizes; none where most of the time of the model is spent on that."""
+    """Return the nodes whose values decide about sizes; none where most of the time of the model is spent on that."""
     nodes = [node for graph in graphs for node in graph.nodes]
     found = _deciding(nodes)
     times = {node: node_times(node, costs)[0] for node in nodes if node.outputs and node.outputs[0] is not None}
@@ -45,7 +45,7 @@ def deciding_lengths(graphs: Iterable[Graph], costs: Costs) -> set[Node]:
 
 
 def computing_sizes(graphs: Iterable[Graph]) -> set[Node]:
-    """Give the nodes that compute sizes of nothing but sizes: `floor(1.5 * height)`.
+    """Return the nodes that compute sizes of nothing but sizes: `floor(1.5 * height)`.
 
     They are exact whatever a recipe asks for, as outputs would have other shapes: rounded to 8 bit, 15 becomes 14.9.
     """

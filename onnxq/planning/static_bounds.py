@@ -32,7 +32,7 @@ PASSING = (*MOVERS, *POOLS, "Expand", "Gather", "Identity", "Tile")
 
 
 def exact_bounds(value: Value) -> tuple[float, float]:
-    """Give the least and the greatest value that a tensor can have, zero among them; infinite where there is none."""
+    """Return the least and the greatest value that a tensor can have, zero among them; infinite where there is none."""
     low, high = UNKNOWN
     node = value.producer
     while node is not None and not node.domain and node.op_type in (*PASSING, *CLAMPS):

@@ -22,9 +22,9 @@ from onnxq.rescaling.find_groups import find_groups
 from onnxq.rescaling.folded_weights import FoldedWeights, constant_array
 from onnxq.rescaling.groups import Constant, ScaleGroup, linear_reader, reader_axis
 
-FOLDED = "rescaled the channels of {} tensors, folded into their neighbours"
-DIVIDED = "rescaled the channels of {} tensors by a Mul in front of their readers"
-OUTLIERS = "added in float what a few channels of {} tensors have beyond the range of all others"
+FOLDED = "rescaled channels of {} tensors (cross-layer equalization)"
+DIVIDED = "rescaled channels of {} tensors by a Mul (SmoothQuant)"
+OUTLIERS = "split outlier channels of {} tensors off in float"
 LEAST_GAIN = 1.0  # dB; below it the estimate is as often wrong as right
 
 

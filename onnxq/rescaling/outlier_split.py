@@ -89,7 +89,7 @@ def restore_unclipped(read: Value, clipped: Clipped, whole: Sequence[Node], part
     maker = read.producer
     source = maker.inputs[0] if maker is not None else None
     assert source is not None
-    patch = Patch(read.graph, maker, f"let go of what clips '{source.name}'")
+    patch = Patch(read.graph, maker, f"remove the clip of '{source.name}'")
     for node in whole:
         found = _sum_with_outliers(node)
         if found is not None:

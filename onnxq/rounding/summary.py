@@ -62,9 +62,9 @@ def summary(weights: Iterable[RoundingSummary]) -> tuple[str, ...]:
     parts = []
     if measured:
         gain = sorted(weight.gain for weight in measured)[len(measured) // 2]
-        parts.append(f"chose the codes of {_weights(len(measured))} by their layers' output error, for {gain:.1f} dB")
+        parts.append(f"rounded {_weights(len(measured))} by output error, +{gain:.1f} dB in the median")
     if assumed:
-        parts.append(f"chose the codes of {_weights(assumed)} for inputs usual for such layers")
+        parts.append(f"rounded {_weights(assumed)} by output error on assumed inputs")
     if nearest and parts:
         parts.append(f"rounded {nearest} to nearest")
     for kind in ("block-diagonal", "diagonal"):

@@ -34,7 +34,7 @@ from onnxq.rounding.saturation_limits import (
 from onnxq.rounding.summary import RoundingSummary, chosen_blocks, chosen_weight, summary
 
 MOST_NAMES = 8  # in a note
-LIMITED = "limited neighbouring codes of {}, whose products would saturate on processors without VNNI"
+LIMITED = "limited {} that would saturate on x86 processors without VNNI"
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ from onnxq.search.variants import round_variant_to_nearest
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, replan
 
-CENTRED = "shifted the channels of {} tensors around zero, in the biases of their neighbours"
-ENLARGED = "enlarged channels of {} tensors that stay far below an upper bound, folded into their neighbours"
-EQUALIZED = "divided the channels of {} of them, folded into their neighbours"
+CENTRED = "shifted channels of {} tensors around zero, at no cost"
+ENLARGED = "stretched channels of {} tensors below an upper bound, at no cost"
+EQUALIZED = "divided channels of {} of them, at no cost"
 LEAST_GAIN = 0.2  # dB, estimated for one tensor
 MOST_LOST = 0.2  # dB, where the halves change places
 Transform = Callable[[Prepared, Stats], Prepared]

@@ -23,7 +23,7 @@ from onnxq.stages.replan import copy_prepared
 WHY = "what lies deeper costs onnxruntime denormal numbers"
 CODED = "codes that reach deeper leave no steps for scores"
 MASKS = "limited the mask of {} Softmax node{} to {}: {}"
-SCORES = "limited the scores of {} Softmax node{} to {:.0f} below the greatest of a row: {}"
+SCORES = "limited the logits of {} Softmax node{} to {:.0f} below the largest of a row: {}"
 SAME = 100.0  # dB, that is 1e-5: float32 is more accurate, but not after many layers
 MOST_SEEN = 512 << 20  # bytes of scores and masks that are looked at
 # What masks are computed with

@@ -27,7 +27,7 @@ from onnxq.stages.measure import measure
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, quantize_copy, replan
 
-BY_ERROR = "chose the ranges of activations by the error that they cause at the outputs of the layers that read them"
+BY_ERROR = "chose ranges of activations by output error"
 ROOMIER = "left {:.0f} % of headroom beyond the ranges of activations, for what other samples bring"
 WORTH_CHANGING = 0.1  # dB on samples that chose nothing about the ranges
 DOUBT = 0.5  # standard errors of a gain over the folds that are taken off

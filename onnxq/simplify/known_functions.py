@@ -68,7 +68,7 @@ class Known:
     def note(self) -> str:
         """What writing it is, for the report."""
         made = "one operator" if len(self.operators) == 1 else f"{len(self.operators)} operators"
-        return f"wrote {{}} spelled-out {self.name} as {made}"
+        return f"fused {{}} decomposed {self.name} as {made}"
 
     def on(self, points: np.ndarray) -> np.ndarray:
         """Give the function on some points, computed once for each array."""
@@ -89,7 +89,7 @@ def candidates(points: np.ndarray, values: np.ndarray) -> Iterator[Known]:
 
     Args:
         points: Float64, with 0, ±1, ±`NEAR` and points far out among them.
-        values: What the spelled-out function makes of them.
+        values: What the decomposed function makes of them.
 
     """
     yield from FIXED

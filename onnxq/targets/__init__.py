@@ -1,6 +1,6 @@
-"""What a runtime's kernels cost, as data with sources: TOML tables made by `tests/bench/measure_target.py`.
+"""Kernel times of a runtime, as data with sources: TOML tables made by `tests/bench/measure_target.py`.
 
-What a plan makes of these times is in `planning`.
+Plans use these times in `planning`.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Costs:
         }
 
     def measured(self, kernel: Kernel | None) -> tuple[float, float] | None:
-        """Give the times of a kernel that was measured on its own."""
+        """Return the times of a kernel that was measured on its own."""
         return None if self.timings is None or kernel is None else self.timings.kernels.get(kernel)
 
     def conv(self, channels: int, filters: int, kernel: int, pixels: int, group: int) -> tuple[float, float]:
-        """Give the time of one Conv in float and in 8 bit.
+        """Return the time of one Conv in float and in 8 bit.
 
         Args:
             channels: Input channels, all groups together.
@@ -85,7 +85,9 @@ class Costs:
         return in_float * kernel / 9, in_integers * kernel / 9
 
     def integer_conv(self, positions: int, taps: int, channels: int, filters: int) -> float:
-        """Give the time of an integer Conv by its parts. Right to a tenth in relation to other forms of the same Conv.
+        """Return the time of an integer Conv by its parts.
+
+        Right to a tenth in relation to other forms of the same Conv.
 
         Args:
             positions: Of the output.
@@ -100,24 +102,24 @@ class Costs:
         return self.scale * float(parts["start"] + positions * (passes * parts["position"] + taps * tap))
 
     def matmul(self, rows: int, inner: int, columns: int) -> tuple[float, float]:
-        """Give the time of a product `[rows, inner] @ [inner, columns]` with float output in float and in 8 bit."""
+        """Return the time of a product `[rows, inner] @ [inner, columns]` with float output in float and in 8 bit."""
         return self._interpolate("matmul", (rows, inner, columns))
 
     def unsigned_matmul(self, rows: int, inner: int, columns: int) -> float:
-        """Give the time of the same product in 8 bit whose weights are uint8 with zero point 128."""
+        """Return the time of the same product in 8 bit whose weights are uint8 with zero point 128."""
         return self._interpolate("matmul", (rows, inner, columns), "unsigned")[1]
 
     def unsigned_conv(self, channels: int, filters: int, kernel: int, pixels: int) -> float:
-        """Give the time of a Conv of one group in 8 bit whose weights are uint8 with zero point 128; as `conv`."""
+        """Return the time of a Conv of one group in 8 bit whose weights are uint8 with zero point 128; as `conv`."""
         name = "pointwise" if kernel == 1 else "spatial"
         shape = (max(channels, 1 if kernel == 1 else FEWEST_CHANNELS), max(filters, 1), pixels)
         return self._interpolate(name, shape, "unsigned")[1] * (1 if kernel == 1 else kernel / 9)
 
     def recurrent(self, steps: int, batch: int, inputs: int, hidden: int, gates: int) -> tuple[float, float]:
-        """Give the time of a recurrent layer in float and in 8 bit.
+        """Return the time of a recurrent layer in float and in 8 bit.
 
-        The table is of an LSTM, four gates, with as many inputs as units; products with more or fewer take as long as
-        those of a square with as many weights.
+        The table is of an LSTM, four gates, with as many inputs as units. Other products take as long as square ones
+        with as many weights.
 
         Args:
             steps: Length of the sequence.
@@ -133,25 +135,25 @@ class Costs:
         return in_float * runs, in_integers * runs + self.scale * float(self.table["recurrent"]["start"])
 
     def elementwise(self, op_type: str, elements: int) -> tuple[float, float]:
-        """Give the time of an operator without weights in float and in 8 bit; the default is for moving values."""
+        """Return the time of an operator without weights in float and in 8 bit; the default is for moving values."""
         per_float, per_integer = self.table["elementwise"].get(op_type, (0.08, 0.02))
         return per_float * elements * self.scale, per_integer * elements * self.scale
 
     def clamp(self, op_type: str, elements: int) -> float:
-        """Give the time of a Relu or Clip that onnxruntime computes with the float Conv in front of it."""
+        """Return the time of a Relu or Clip that onnxruntime computes with the float Conv in front of it."""
         return float(self.table["clamps"][op_type]) * elements * self.scale
 
     def border(self, elements: int, *, into_integers: bool) -> float:
-        """Give the time of crossing between float and 8 bit: the conversion, and the change of layout around a Conv."""
+        """Return the time of a border: the conversion, and the change of layout around a Conv."""
         kind = "QuantizeLinear" if into_integers else "DequantizeLinear"
         return (self.borders[kind] + self.borders["Transpose"]) * elements + self.borders["conversion"]
 
     def reorder(self, elements: int) -> float:
-        """Give the time of the change of layout that a float Conv on one side of a border needs besides."""
+        """Return the time of the change of layout of a float Conv on one side of a border."""
         return self.borders["Reorder"] * elements
 
     def reading(self, elements: int) -> float:
-        """Give the time of the conversion to float alone, which onnxruntime repeats for every reader."""
+        """Return the time of the conversion to float alone, which onnxruntime repeats for every reader."""
         return self.borders["DequantizeLinear"] * elements + self.borders["node"]
 
     def _interpolate(self, name: str, point: tuple[int, ...], integers: str = "integer") -> tuple[float, float]:
@@ -164,8 +166,8 @@ class Costs:
     def _interpolated(self, name: str, point: tuple[int, ...], integers: str) -> tuple[float, float]:
         """Interpolate linearly in the logarithms of sizes and times; outside the table its edges are continued.
 
-        What is smaller than the table takes no longer than at its edge, and no less than the least of all its times:
-        there sizes hardly matter, and slopes along several axes add up to nonsense.
+        Below the table, a time is at most that at its edge, and at least the least of all times. Sizes hardly matter
+        there, and extrapolated slopes would add up to nonsense.
         """
         axes, times = logarithms(self.table[name], ("float", integers))
         place = [math.log2(max(size, 1)) for size in point]

@@ -62,8 +62,8 @@ def host_saturates() -> bool:
 def host_family() -> str:
     """Return the target of the processor at hand: by its kind, and by whether its integer products saturate.
 
-    An x86-64 processor whose products are exact is taken for one with VNNI, an Arm processor that does not say what it
-    has for one with dot products, as all of Apple's have them.
+    An x86-64 processor with exact products counts as one with VNNI. An Arm processor without a list of features counts
+    as one with dot products, which all of Apple's have.
     """
     if platform.machine().lower() in ARM64:
         return "cpu-arm64" if _has_dot_products(Path("/proc/cpuinfo")) else "cpu-armv8"

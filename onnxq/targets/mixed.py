@@ -19,8 +19,8 @@ OTHER = (0.08, 0.02)  # of an operator that a table of elementwise operators lea
 def mixed(tables: Mapping[str, Mapping[str, Any]], shares: Mapping[str, float]) -> dict[str, Any]:
     """Return the weighted sum of tables of kernel times.
 
-    A family's times count in units of the geometric mean of its float times, so that a slow clock has no more say than
-    a fast one. A cut that is the least by the sum of times is the least by the sum of families' times.
+    A family's times count in units of the geometric mean of its float times: a slow clock weighs no more than a fast
+    one. A cut that is the least by the sum of times is the least by the sum of families' times.
 
     Args:
         tables: By family; where they go over different sizes, the mix goes over all of them.

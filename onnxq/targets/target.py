@@ -1,4 +1,4 @@
-"""What a runtime asks of a quantized model: element types, operator sets, and where QuantizeLinear has to stand.
+"""Requirements of a runtime: element types, operator sets, and the places of QuantizeLinear.
 
 Tests: `tests/targets/test_targets.py`.
 """

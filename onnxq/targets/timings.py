@@ -16,7 +16,7 @@ from onnxq.errors import DataError
 from onnxq.version import __version__
 
 FORMAT = 1
-AGAIN = "Measure anew with --benchmark."
+AGAIN = "Measure again with --benchmark."
 KEYS = {"operator", "input", "weight", "output", "attributes", "float", "integer"}
 
 
@@ -42,7 +42,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Timings:
-    """What kernels take on some machine, one thread.
+    """Kernel times of one machine, one thread.
 
     Attributes:
         onnxruntime: The version that ran them.
@@ -57,7 +57,7 @@ class Timings:
     scale: float = 1.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the timings as plain data for JSON."""
+        """Return the timings as plain data for JSON."""
         kernels = [
             {
                 "operator": kernel.operator,

@@ -1,9 +1,9 @@
-"""Time in onnxruntime what `onnxq.simplify` weighs against each other: operators alone, and spelled-out functions.
+"""Time in onnxruntime what `onnxq.simplify` weighs against each other: operators alone, and decomposed functions.
 
     python tests/bench/bench_simplify.py
 
-Prints nanoseconds an element of every operator that a spelled-out function may consist of, beside the figure that
-`simplify.known_functions` decides by, and how long spelled-out functions take before and after, as a ratio; then small
+Prints nanoseconds an element of every operator that a decomposed function may consist of, beside the figure that
+`simplify.known_functions` decides by, and how long decomposed functions take before and after, as a ratio; then small
 transformers with and without the arithmetic about sizes that exporters write into every layer. CPU time of
 one thread, so that other work on the machine hardly matters. The exit code is 1 where a function became slower.
 """

@@ -32,7 +32,7 @@ def test_the_table(cli, folder: Path) -> None:
     assert any(line.startswith("logits ") and " dB " in line and line.endswith(" %") for line in lines)
     assert "compared on 100 samples from digits_calibration.npz" in lines
     assert "random" not in out
-    assert "took 22 initializers off the inputs of the graph" in lines
+    assert "removed 22 initializers from the graph inputs" in lines
     assert not any(line != line.rstrip() for line in out.splitlines())
     assert lines[-2:] == [
         "next, better on data that no calibration has seen:",

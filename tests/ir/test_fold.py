@@ -86,7 +86,7 @@ def test_a_weight_under_several_names_stays_one():
         {"w": RNG(0).random((4, 4)).astype(np.float32)},
     )
     before = run(model.serialize(), {"x": X})[0]
-    assert normalised(model) == ["computed 2 operators on constants beforehand"]
+    assert normalised(model) == ["folded 2 operators on constants"]
     assert [node.inputs[1].name for node in model.graph.nodes] == ["w", "w", "w"]
     assert list(model.graph.initializers) == ["w"]
     np.testing.assert_array_equal(run(model.serialize(), {"x": X})[0], before)
@@ -103,7 +103,7 @@ def test_a_bias_of_zeros_as_pytorch_exports_it_without_optimisation_is_seen_thro
     weights = {name: array.astype(np.float32) for name, array in weights.items()} | {"one": np.int64([1])}
     model = model_of(text, weights)
     before = run(model.serialize(), {"x": X.reshape(1, 2, 4)})[0]
-    said = ["stated the type of 1 CastLike", "computed 4 operators on constants beforehand"]
+    said = ["rewrote 1 CastLike as Cast", "folded 4 operators on constants"]
     assert normalised(model) == [*said, "folded 1 BatchNormalization into the layer before"]
     assert ops(model.graph) == ["Conv"]
     np.testing.assert_allclose(run(model.serialize(), {"x": X.reshape(1, 2, 4)})[0], before, rtol=1e-5, atol=1e-6)
@@ -121,7 +121,7 @@ def test_half_weights_become_float_and_eight_bit_ones_stay():
     """Float16 storage doubles and is seen as a weight; dequantizing by Cast and Mul would undo a quantized model."""
     half = {"w": RNG(0).random((64, 64)).astype(np.float16)}
     model = model_of("g (float[2,64] x) => (float[2,64] y) { k = Cast <to = 1> (w) y = MatMul(x, k) }", half)
-    assert normalised(model) == ["computed 1 operator on constants beforehand"]
+    assert normalised(model) == ["folded 1 operator on constants"]
     eight = {"w": np.ones((64, 64), np.int8), "s": np.ones(64, np.float32)}
     model = model_of(
         "g (float[2,64] x) => (float[2,64] y) { a = Cast <to = 1> (w) k = Mul(a, s) y = MatMul(x, k) }", eight
@@ -240,7 +240,7 @@ def test_zeros_before_a_conv_are_pads_of_its_own(pads, mode, value, attributes, 
     model = model_of(PADDED.format(mode=mode, value=value, attributes=attributes), weights)
     feeds = {"x": RNG(1).random((1, 3, 9, 9)).astype(np.float32)}
     before = run(model.serialize(), feeds)[0]
-    assert ("made 1 Pad part of the Conv behind" in normalised(model)) == folded
+    assert ("folded 1 Pad into the Conv after" in normalised(model)) == folded
     assert ops(model.graph) == (["Conv"] if folded else ["Pad", "Conv"])
     np.testing.assert_allclose(run(model.serialize(), feeds)[0], before, rtol=1e-5, atol=1e-6)
 

@@ -25,7 +25,7 @@ def loop_of(model):
 def test_constants_that_a_loop_hands_on_are_read_from_outside():
     model = model_of(HANDED_ON, COUNT)
     before = run(model.serialize(), {"x": X})
-    assert "took 2 constants out of the state that a Loop carries" in normalised(model)
+    assert "hoisted 2 constants out of Loop state" in normalised(model)
     assert_consistent(model)
     loop = loop_of(model)
     body = loop.bodies["body"][0]
@@ -42,7 +42,7 @@ def test_constants_that_a_loop_hands_on_are_read_from_outside():
 
 def test_state_that_changes_stays():
     model = model_of(CHANGED, COUNT)
-    assert "took 1 constant out of the state that a Loop carries" in normalised(model)
+    assert "hoisted 1 constant out of Loop state" in normalised(model)
     assert_consistent(model)
     assert [value.name for value in loop_of(model).inputs] == ["n", "go", "x", "w"]
 
@@ -55,6 +55,6 @@ def test_state_that_is_no_constant_or_an_output_stays(start):
     else:
         text = text.replace("Relu(w)", "Clip(w, x0)").replace("(float[2,4] x)", "(float[2,4] x, float x0)")
     model = model_of(text, COUNT)
-    assert "took 1 constant out of the state that a Loop carries" in normalised(model)
+    assert "hoisted 1 constant out of Loop state" in normalised(model)
     assert_consistent(model)
     assert len(loop_of(model).inputs) == 4

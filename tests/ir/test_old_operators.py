@@ -26,7 +26,7 @@ def test_experimental_operators_become_what_newer_opsets_have(written, shape, ex
     model = model_of(f"g (float[1,3,6,5] x) => (float[{shape}] y) {{ y = {written} }}", opset=opset)
     feeds = {"x": RNG(0).standard_normal((1, 3, 6, 5)).astype(np.float32)}
     before = run(model.serialize(), feeds)[0]
-    assert normalised(model) == ["wrote 1 experimental operator as standard ones"]
+    assert normalised(model) == ["rewrote 1 experimental operator as standard ones"]
     newer = raise_opset(model, 13)
     assert [op for op in ops(newer.graph) if op in expected] == expected
     for made in (newer, *([model] if opset >= 7 else [])):  # onnxruntime has no kernel for Mul of opset 6
@@ -42,7 +42,7 @@ def test_batchnorm_of_rows_for_every_element_is_one_for_every_channel():
         opset=8,
     )
     before = run(model.serialize(), {"x": X})[0]
-    assert normalised(model) == ["took 1 BatchNormalization for every element as one for every channel"]
+    assert normalised(model) == ["rewrote 1 BatchNormalization per element as one per channel"]
     assert ops(raise_opset(model, 13).graph) == ["Relu", "BatchNormalization"]
     np.testing.assert_array_equal(run(model.serialize(), {"x": X})[0], before)
 

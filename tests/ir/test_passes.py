@@ -89,7 +89,7 @@ def test_listed_initializers(listed, ir_version, left, ir_after):
     assert (value_of(model.graph, "w").constant is None) == ("w" in listed)
     said = normalised(model, "drop_initializer_inputs")
     count = 1 + len(listed) - len(left)
-    assert said == ([f"took {count} initializers off the inputs of the graph"] if count else [])
+    assert said == ([f"removed {count} initializers from the graph inputs"] if count else [])
     assert "".join(v.name for v in model.graph.inputs) == left
     assert model.ir_version == ir_after
     again = parse(model.serialize())
@@ -153,7 +153,7 @@ def test_initializers_that_nothing_reads_are_left_out():
     left = onnx.numpy_helper.from_array(np.ones(256, np.float32), "inner")
     proto.graph.node[0].attribute[0].g.initializer.append(left)
     model = parse(proto.SerializeToString())
-    assert normalised(model) == ["left out 2 initializers that nothing reads"]
+    assert normalised(model) == ["removed 2 unused initializers"]
     assert [value.name for value in model.initializers()] == ["read", "given", "small"]
 
 
@@ -295,7 +295,7 @@ def test_what_pytorch_notes_of_the_source_is_left_out_in_bodies_too():
             node.metadata_props.add(key=key, value=value)
         node.doc_string = "kept as well"
     model = parse(proto.SerializeToString())
-    assert normalised(model) == ["left out what PyTorch noted of the source of 2 nodes"]
+    assert normalised(model) == ["removed PyTorch's source metadata of 2 nodes"]
     relu, branch = onnx.load_from_string(model.serialize()).graph.node
     for node in (relu, branch.attribute[0].g.node[0]):
         assert [(entry.key, entry.value) for entry in node.metadata_props] == [

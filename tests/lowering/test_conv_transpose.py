@@ -99,7 +99,7 @@ def test_a_relu_is_done_before_pixels_are_put_side_by_side(tmp_path: Path) -> No
     prepared = substitute_layers(prepare(load(tmp_path / "m.onnx"), with_data=True))
     assert [step.op_type for step in prepared.model.graph.nodes] == ["Conv", "Conv", "Relu", "DepthToSpace", "Conv"]
     assert all(decision.scheme == "static-int8" for decision in prepared.plan.decisions)
-    assert "wrote 1 ConvTranspose as Conv and DepthToSpace, which 8 bit has kernels for" in prepared.notes
+    assert "rewrote 1 ConvTranspose as Conv and DepthToSpace, which have int8 kernels" in prepared.notes
     assert prepared.original is not None
 
 

@@ -19,7 +19,7 @@ from onnxq.stages.prepare import prepare
 from onnxq.stages.substitution import substitute_layers
 
 LAST = {"perm": [0, 2, 3, 1]}
-SAYS = "wrote 1 Conv in front of a Transpose as MatMul, which gives floats in 8 bit"
+SAYS = "rewrote 1 Conv before a Transpose as MatMul, whose int8 kernel writes floats"
 
 
 def head(behind: list[onnx.NodeProto] | None = None, output: str = "y", **attributes: Any) -> onnx.ModelProto:

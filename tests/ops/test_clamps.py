@@ -56,8 +56,8 @@ def test_a_branch_that_clamps_what_others_read_stays_in_8_bit(changes):
     ("proto", "settings", "reason"),
     [
         (residual(opset=11), {"granularity": "tensor"}, "Clip works on 8 bit from opset 12 on"),
-        (residual(), {"activations": "uint16"}, "its codes are clamped in 8 bit for onnxruntime alone"),
-        (residual(), {"target": "generic"}, "its codes are clamped in 8 bit for onnxruntime alone"),
+        (residual(), {"activations": "uint16"}, "its int8 form is for onnxruntime only"),
+        (residual(), {"target": "generic"}, "its int8 form is for onnxruntime only"),
     ],
 )
 def test_what_onnxruntime_cannot_clamp_in_codes_stays_float(proto, settings, reason):

@@ -201,7 +201,7 @@ def test_a_clamp_that_does_more_than_saturation_stays(case):
     made = clamped(*clamps, **options)
     assert made.ops["Relu"] + made.ops["Clip"] == 1
     assert made.decision("n_r").scheme is None
-    assert made.decision("n_r").reason == "it stays float where its neighbours are float"
+    assert made.decision("n_r").reason == "neighbours are float"
 
 
 def test_a_clamp_that_the_user_excludes_stays():

@@ -61,8 +61,8 @@ def test_between_convolutions_onnxruntime_computes_them_on_codes(nodes, opset, s
 
 def test_the_plan_says_how() -> None:
     made = quantized(node("HardSigmoid", "c", "g"), node("HardSwish", "g", "m"))
-    assert made.decision("n_g").reason == "computes in 8 bit, as a sum that codes clamp"
-    assert made.decision("n_m").reason == "computes in 8 bit, as a sum that codes clamp and a product"
+    assert made.decision("n_g").reason == "computes in int8, as a saturating sum"
+    assert made.decision("n_m").reason == "computes in int8, as a saturating sum and a product"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_the_plan_says_how() -> None:
 )
 def test_what_does_not_rise_from_0_to_1_stays_float(attributes):
     made = quantized(node("HardSigmoid", "c", "m", **attributes))
-    assert made.decision("n_m").reason == "codes compute only what rises, alpha above 0 and beta from 0 to 1"
+    assert made.decision("n_m").reason == "its int8 form needs alpha above 0 and beta from 0 to 1"
     assert made.ops["HardSigmoid"] == 1
 
 
@@ -78,10 +78,10 @@ def test_what_does_not_rise_from_0_to_1_stays_float(attributes):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"activations": "int8"}, "the codes that clamp it are uint8, not int8"),
-        ({"activations": "uint16", "domain": "com.microsoft"}, "the codes that clamp it are uint8, not uint16"),
-        ({"target": "generic"}, "only onnxruntime is known to be faster with it as a sum of codes"),
-        ({"target": "tensorrt", "activations": "int8"}, "target tensorrt wants no Q/DQ around it"),
+        ({"activations": "int8"}, "its int8 form needs uint8 activations, not int8"),
+        ({"activations": "uint16", "domain": "com.microsoft"}, "its int8 form needs uint8 activations, not uint16"),
+        ({"target": "generic"}, "its int8 form is for onnxruntime only"),
+        ({"target": "tensorrt", "activations": "int8"}, "target tensorrt has no Q/DQ around it"),
     ],
 )
 def test_other_codes_and_other_runtimes_leave_them_float(kind, changes, reason):
@@ -107,9 +107,7 @@ def test_half_precision_is_no_code() -> None:
 
 def test_without_data_they_stay_float() -> None:
     plan = make_plan(typed(between(node("HardSwish", "c", "m"))), recipe_of("dynamic-int8"), with_data=False)
-    assert {d.node.op_type: d.reason for d in plan.decisions}["HardSwish"] == (
-        "it stays float where its neighbours are float"
-    )
+    assert {d.node.op_type: d.reason for d in plan.decisions}["HardSwish"] == ("neighbours are float")
 
 
 def test_a_float_reader_gets_what_the_codes_stand_for() -> None:

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from helpers import ALL, build, floats, node, quantize_in_memory
 
-FLOAT_NEIGHBOURS = "its neighbours are float, so 8 bit would only add conversions"
+FLOAT_NEIGHBOURS = "neighbours are float: int8 would only add conversions"
 X = [1, 4, 8, 8]
 W = {
     "w": floats(8, 4, 3, 3, scale=0.3),
@@ -204,7 +204,7 @@ def test_a_split_with_a_part_that_nobody_reads_stays_float():
     weights = {"w": W["w"], "u": floats(4, 4, 1, 1, seed=2), "halves": W["halves"]}
     x = {"x": floats(*X)}
     made = quantize_in_memory(build(nodes, {"x": X}, ["y"], weights), "static-int8", [x])
-    assert made.decision("n_k").reason == "nobody reads one of its outputs, and onnxruntime splits floats then"
+    assert made.decision("n_k").reason == "one of its outputs is not read, and onnxruntime then splits floats"
     assert made.sqnr(x, ALL) > 30
 
 
@@ -221,6 +221,6 @@ def test_shuffled_channels_stay_float() -> None:
     weights = {"w": W["w"], "u": W["v"], **sizes}
     x = {"x": floats(*X)}
     made = quantize_in_memory(build(nodes, {"x": X}, ["y"], weights), "static-int8", [x])
-    reason = "it shuffles channels, which lie last in 8 bit, and onnxruntime moves their codes one by one"
+    reason = "it shuffles channels, and onnxruntime moves int8 channels one by one"
     assert made.decision("n_t").reason == reason
     assert made.sqnr(x, ALL) > 30

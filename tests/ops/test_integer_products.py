@@ -116,7 +116,7 @@ def test_auto_takes_it_for_onnxruntime_alone_and_a_named_recipe_keeps_pairs():
     [
         ({"activations": "uint16"}, "MatMulInteger takes activations of 8 bit, not uint16"),
         ({"domain": "com.microsoft"}, "MatMulInteger is of ai.onnx, and the recipe asks for com.microsoft"),
-        ({"target": "tensorrt"}, "target tensorrt knows no MatMulInteger"),
+        ({"target": "tensorrt"}, "target tensorrt has no MatMulInteger"),
     ],
 )
 def test_what_it_refuses(settings, reason):

@@ -79,7 +79,7 @@ def test_an_lstm_that_computes_in_8_bit(names: str, outputs: str, granularity: s
         (
             {"domain": "com.microsoft"},
             {"layout": 1},
-            "DynamicQuantizeLSTM wants the steps as first axis, not the batch",
+            "DynamicQuantizeLSTM needs the steps as first axis, not the batch",
         ),
     ],
 )

@@ -34,7 +34,7 @@ def test_between_convolutions_it_reads_codes_and_gives_codes(swapped, relu):
     made = quantize_in_memory(between(*nodes, relu=relu), "static-int8", [x])
     assert made.decision("n_m").reason == "computes SiLU in float, from codes to codes"
     assert (made.decision("n_m").scheme, made.decision("n_g").scheme) == ("static-int8", None)
-    assert made.decision("n_g").reason == "the Mul behind it computes both at once"
+    assert made.decision("n_g").reason == "the Mul after it computes both"
     assert [value.name for value in made.plan.calibrated()] == ["x", "c", "m", "y"], "the gate is not rounded"
     assert min(made.sqnr(x), made.sqnr(x, ALL)) > 30
 

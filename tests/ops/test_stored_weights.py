@@ -123,7 +123,7 @@ def test_packed_codes_read_back(bits, inner, columns, block_size, seed):
         ({"zero_points": True}, "zero points are of blocks, and the recipe sets no block_size"),
         ({"form": "matmulnbits"}, "MatMulNBits needs a block_size of 16 or more"),
         ({"block_size": 32, "granularity": "tensor"}, "one scale for the whole tensor leaves none for blocks"),
-        ({"block_size": 32, "form": "qdq", "domain": "com.microsoft"}, "of com.microsoft knows no blocks"),
+        ({"block_size": 32, "form": "qdq", "domain": "com.microsoft"}, "of com.microsoft has no blocks"),
     ],
 )
 def test_refusals(changes, reason):

@@ -36,7 +36,7 @@ WEIGHTS = {
 def test_what_predicts_durations_stays_float_and_what_follows_does_not(tmp_path):
     model = build(NODES, {"x": [8, 64]}, ["y"], WEIGHTS)
     made = quantize_in_memory(model, "auto")
-    assert made.decision("n_letters").reason == "how long an output is depends on what it gives"
+    assert made.decision("n_letters").reason == "its values decide the length of an output"
     assert made.decision("n_letters").scheme is None
     assert made.decision("n_y").scheme == "dynamic-int8"
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
@@ -61,7 +61,7 @@ def test_operators_that_read_nothing_take_their_time_too():
     made = quantize_in_memory(
         build([*nodes, node("MatMul", "noisy decoder", "y")], {"x": [8, 64]}, ["y"], WEIGHTS), "auto"
     )
-    assert made.decision("n_letters").reason == "how long an output is depends on what it gives"
+    assert made.decision("n_letters").reason == "its values decide the length of an output"
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.5])
@@ -97,7 +97,7 @@ def test_sizes_that_are_computed_of_sizes_are_exact_whatever_the_recipe(recipe):
     proto = build(nodes, {"x": ["batch", 4, "height", "width"]}, ["y"], weights)
     samples = [{"x": floats(1, 4, size, size)} for size in (10, 23)]
     made = quantize_in_memory(proto, recipe_of(recipe, target="qnn"), samples)
-    assert made.decision("n_larger").reason == "it computes how large something is"
+    assert made.decision("n_larger").reason == "it computes sizes"
     for feeds in samples:
         (expected,), (got,) = run(made.source, feeds), run(made.data, feeds)
         assert expected.shape == got.shape
@@ -117,4 +117,4 @@ def test_what_is_interpolated_to_a_predicted_size_is_as_large_as_in_float():
     ]
     weights = {**WEIGHTS, "one": np.array([1]), "first": np.array([0])}
     made = quantize_in_memory(build(nodes, {"x": [8, 64], "z": [1, 1, 9]}, ["y"], weights), "auto")
-    assert made.decision("n_letters").reason == "how long an output is depends on what it gives"
+    assert made.decision("n_letters").reason == "its values decide the length of an output"

@@ -26,7 +26,7 @@ from onnxq.verification.ort_graph import read_fusion
 from tests.helpers import recipe_of
 
 WIDTH, COLUMNS = 32, 40
-SENTENCE = "it adds outliers, which is exact in float alone"
+SENTENCE = "it adds outlier channels in float"
 LAYERS = {
     "MatMul": [("MatMul", ["z", "w"], ["y"])],
     "MatMul and bias": [("MatMul", ["z", "w"], ["h"]), ("Add", ["h", "b"], ["y"])],

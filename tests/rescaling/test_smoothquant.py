@@ -207,7 +207,7 @@ def test_a_channel_that_towers_above_the_rest_is_added_in_float():
     weight = model.graph.values["w"]
     rescaling = smoothed(model, stats)
     (change,) = rescaling.changes
-    assert rescaling.said() == ["added in float what a few channels of 1 tensors have beyond the range of all others"]
+    assert rescaling.said() == ["split outlier channels of 1 tensors off in float"]
     assert change.exponent is None
     known = stats["z"][ChannelStats]
     high, low = (np.delete(extremes[0], 5) for extremes in (known.high, known.low))

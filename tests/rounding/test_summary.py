@@ -33,9 +33,9 @@ def test_the_sentence() -> None:
     made.append(chosen_weight(job(4), rounded("output error", 3.0)))
     made += [chosen_weight(job(8), rounded("nearest")), chosen_weight(job(8), rounded("assumed inputs"))]
     assert summary(made) == (
-        "chose the codes of 4 weights by their layers' output error, for 3.0 dB; "
-        "chose the codes of 1 weight for inputs usual for such layers; rounded 1 to nearest; "
+        "rounded 4 weights by output error, +3.0 dB in the median; "
+        "rounded 1 weight by output error on assumed inputs; rounded 1 to nearest; "
         "knew only block-diagonal second moments for 1",
     )
-    assert summary(made[:1]) == ("chose the codes of 1 weight by their layers' output error, for 1.0 dB",)
+    assert summary(made[:1]) == ("rounded 1 weight by output error, +1.0 dB in the median",)
     assert summary([chosen_weight(job(8), rounded("nearest"))]) == ()

@@ -192,7 +192,7 @@ def test_scores_that_are_spread_too_widely_are_limited_themselves(tmp_path: Path
     prepared, split = ready_for(attention(ADD, {"m": window}), samples, tmp_path)
     changed = limit_attention_masks(prepared, split)
     assert "m" in constants(changed)
-    assert "limited the scores of 1 Softmax node to 80 below the greatest of a row" in changed.notes[-1]
+    assert "limited the logits of 1 Softmax node to 80 below the largest of a row" in changed.notes[-1]
     assert set(prepared.model.graph.values) < set(changed.model.graph.values), "they mean what they meant"
     assert worst(prepared, changed, feeds(99, scale=12)) < 1e-6
 
@@ -367,7 +367,7 @@ def test_scores_are_limited_where_the_softmax_reads_them(tmp_path: Path) -> None
     weights["m"][:, 1:] = np.where(np.tri(LENGTH, k=-3) + CAUSAL > 0, np.float32(-1e9), np.float32(0))
     prepared, split = ready_for(attention(WINDOWED, weights), samples, tmp_path)
     changed = limit_attention_masks(prepared, split)
-    assert "limited the scores of 1 Softmax node" in changed.notes[-1]
+    assert "limited the logits of 1 Softmax node" in changed.notes[-1]
     assert worst(prepared, changed, feeds(99, 12, batch=WINDOWS)) < 1e-5
 
 

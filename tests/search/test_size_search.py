@@ -60,7 +60,7 @@ def test_as_many_weights_go_to_4_bit_as_it_takes(model, tmp_path, given):
     assert 1 <= counts(tmp_path / "q.onnx")["int4"] < LAYERS
     reasons = [n.reason for n in report.nodes if n.scheme == "weight-int4"]
     assert reasons
-    assert all(reason.endswith("so that the file is small enough") for reason in reasons)
+    assert all(reason.endswith("to meet the size limit") for reason in reasons)
     assert report.returned == (), "nothing was returned to float for accuracy"
     assert sum(note.startswith(f"stored the weights of {len(reasons)} node") for note in report.notes) == 1
     onnx.checker.check_model(str(tmp_path / "q.onnx"), full_check=True)

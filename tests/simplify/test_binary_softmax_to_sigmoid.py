@@ -17,7 +17,7 @@ def text(shape: str, axis: int = -1, op_type: str = "Softmax") -> str:
 )
 def test_it_is_a_sigmoid_of_the_difference(shape: str, axis: int, opset: int) -> None:
     found = simplified(text(shape, axis), {}, "binary_softmax_to_sigmoid", opset)
-    assert found.notes[0] == "wrote 1 Softmax over two classes as Sigmoid of their difference"
+    assert found.notes[0] == "rewrote 1 two-class Softmax as Sigmoid"
     nodes = found.model.graph.nodes
     assert [node.op_type for node in nodes] == ["Split", "Sub", "Sub", "Concat", "Sigmoid"]
     assert nodes[0].inputs[1].constant.numpy().tolist() == [1, 1]

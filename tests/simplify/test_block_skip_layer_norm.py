@@ -33,7 +33,7 @@ def test_onnxruntime_does_not_fuse_what_was_kept_apart(tmp_path):
     assert [item.op_type for item in found.model.graph.nodes] == ["Sum", "LayerNormalization"]
     assert [value.name for value in found.model.graph.nodes[0].outputs] == ["s"]
     assert len(found.notes) == 1
-    assert found.notes[0].startswith("kept 1 addition apart from the LayerNormalization behind")
+    assert found.notes[0].startswith("kept 1 addition from being fused with LayerNormalization")
     np.testing.assert_array_equal(run(data, FEEDS)[0], run(proto.SerializeToString(), FEEDS)[0])
     assert kernels(proto.SerializeToString(), tmp_path / "a.onnx") == {"SkipLayerNormalization"}, (
         "else it is not needed"

@@ -14,7 +14,7 @@ from support import assert_same, simplified
 from onnxq.ir import infer_types, parse
 from onnxq.stages.prepare import prepare
 
-NOTE = "wrote 1 operator that onnxruntime had fused as those of ONNX"
+NOTE = "decomposed 1 fused operator of onnxruntime"
 
 I32 = TensorProto.INT32
 X = {"x": ["batch", "tokens", 32]}

@@ -14,7 +14,7 @@ from support import assert_same, simplified, written
 
 import onnxq
 
-SAID = ("wrote 1 Einsum with a constant as MatMul",)
+SAID = ("rewrote 1 Einsum with a constant as MatMul",)
 SIZES = {"a": 3, "b": 2, "c": 4, "d": 6, "e": 5, "h": 2, "k": 3, "l": 5, "o": 7, "w": 3}
 
 
@@ -136,7 +136,7 @@ def test_a_constant_that_is_read_twice_is_stored_once():
     nodes = [node("Einsum", f"{x} w", y, equation="bld,dhk->blhk") for x, y in (("x", "y"), ("z", "v"))]
     proto = build(nodes, {"x": ["b", 3, 6], "z": ["b", 4, 6]}, ["y", "v"], {"w": floats(6, 2, 3)})
     found = simplified(proto, "einsum_to_matmul")
-    assert found.notes == ("wrote 2 Einsum with a constant as MatMul",)
+    assert found.notes == ("rewrote 2 Einsum with a constant as MatMul",)
     products = [item.inputs[1] for item in found.model.graph.nodes if item.op_type == "MatMul"]
     assert products[0] is products[1]
     assert_same(proto, found, [{"x": floats(2, 3, 6), "z": floats(2, 4, 6)}], rtol=1e-6)
@@ -227,7 +227,7 @@ def test_a_network_of_einsums_computes_in_8_bit_whatever_the_batch(with_data, tm
     source.write_bytes(attention("b", "l").SerializeToString())
     samples = [{"x": floats(2, 32, 128, seed=seed)} for seed in range(4)] if with_data else None
     report = onnxq.quantize(source, samples=samples, output=target, fast=True)
-    assert "wrote 6 Einsum with a constant as MatMul" in report.notes
+    assert "rewrote 6 Einsum with a constant as MatMul" in report.notes
     assert target.stat().st_size < 0.28 * source.stat().st_size
     assert count_ops(onnx.load(target))["Einsum"] == 2
     scheme = "static-int8" if with_data else "dynamic-int8"

@@ -8,7 +8,7 @@ from helpers import floats, node
 from hypothesis import given, settings
 from support import PICTURES, assert_same, conv_with, convolutions_with_a_constant, simplified, written
 
-SAID = ("added 1 constant behind a convolution to its bias",)
+SAID = ("folded 1 constant into the bias of a convolution",)
 
 
 def test_a_constant_becomes_the_bias():

@@ -28,7 +28,7 @@ def test_it_becomes_weight_and_bias(listed):
     found = simplified(proto, "fold_batchnorm_into_matmul")
     assert [made.op_type for made in found.model.graph.nodes] == ["MatMul", "Add", listed.op_type, "Relu"]
     assert written(found.model)[0] == "p_scaled = MatMul(x, w_scaled[6, 4])"
-    assert found.notes == ("made 1 BatchNormalization of rows part of the product before",)
+    assert found.notes == ("folded 1 BatchNormalization of rows into the product before",)
     assert_same(proto, found, FEEDS, rtol=1e-5)
 
 

@@ -17,7 +17,7 @@ IDS = {"ids": np.int64([[0, 6, 3, 3], [1, -1, 2, 0]])}
 
 def said(count):
     s = "" if count == 1 else "s"
-    return (f"computed {count} operator{s} on looked-up rows ahead of time, in the table",)
+    return (f"folded {count} operator{s} on looked-up rows into the table",)
 
 
 def proto_of(nodes, weights=None, outputs=("y",), table=None):

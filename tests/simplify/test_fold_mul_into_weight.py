@@ -8,7 +8,7 @@ from helpers import build, floats, node
 from hypothesis import given, settings
 from support import PICTURES, assert_same, conv_with, convolutions_with_a_constant, simplified, written
 
-SAID = ("made 1 constant factor behind a layer part of its weight",)
+SAID = ("folded 1 constant factor into the weight of the layer before",)
 ROWS = [{"x": floats(2, 3, 5, seed=3)}]
 
 
@@ -28,7 +28,7 @@ def test_a_normalisation_spelled_out_behind_a_conv1d_is_part_of_it():
     proto = conv_with(nodes, weights)
     found = simplified(proto, "fold_add_into_conv", "fold_mul_into_weight")
     assert [item.op_type for item in found.model.graph.nodes] == ["Conv", "Squeeze", "Relu"]
-    assert found.notes == ("added 2 constants behind a convolution to its bias", *SAID)
+    assert found.notes == ("folded 2 constants into the bias of a convolution", *SAID)
     assert_same(proto, found, PICTURES, rtol=1e-6)
 
 

@@ -54,7 +54,7 @@ def test_a_shape_that_is_known_is_stated(case):
     proto = computed(op_type, shape, elements)
     found = simplified(proto, "fold_shape_computations")
     assert written(found.model) == [f"y = {op_type}(x, {target})"]
-    assert found.notes == ("stated 1 computed shape",)
+    assert found.notes == ("replaced 1 computed shape by constants",)
     assert_same_where_accepted(proto, found.model.serialize(), shape)
 
 
@@ -124,7 +124,7 @@ def test_a_computed_zero_copies_the_size_of_another_axis():
 def test_a_decoder_states_all_its_shapes():
     proto = gpt_like(layers=2)
     found = simplified(proto, "fold_shape_computations")
-    assert found.notes == ("stated 8 computed shapes",)
+    assert found.notes == ("replaced 8 computed shapes by constants",)
     assert sum("Reshape" in line and "[0, 0, " in line for line in written(found.model)) == 8
     assert_same(proto, found, [{"ids": ids_of(n, t)} for n, t in ((1, 1), (2, 7), (3, 16), (0, 5), (2, 0), (0, 0))])
 
@@ -133,7 +133,7 @@ def test_an_encoder_whose_mask_could_be_of_a_larger_batch():
     """What is left of the products may have the batch of the mask: their last shape stays computed."""
     proto = bert_like(layers=2)
     found = simplified(proto, "fold_shape_computations")
-    assert found.notes == ("stated 6 computed shapes",)
+    assert found.notes == ("replaced 6 computed shapes by constants",)
     sizes = ((1, 1), (2, 7), (3, 16))
     assert_same(proto, found, [{"ids": ids_of(n, t), "attention": attention_of(n, t)} for n, t in sizes])
     assert_same(proto, found, [{"ids": ids_of(3, 5), "attention": attention_of(1, 5)}])

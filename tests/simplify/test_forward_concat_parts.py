@@ -48,7 +48,7 @@ BOTH = "float[N,40,2] y, float[N,40,3] z"
 )
 def test_whole_parts_are_read_where_they_come_from(body: str, outputs: str, left: list[str]) -> None:
     found = simplified(text(body, outputs), WEIGHTS, "forward_concat_parts")
-    assert "of joined tensors where they come from" in found.notes[0]
+    assert "of Concat by their source" in found.notes[0]
     assert [op for op in ops(found.model) if op not in ("Concat", "Split")] == left
     readers = [node for node in found.model.graph.nodes if node.op_type in left]
     assert {value.name for node in readers for value in node.inputs} <= {"a", "b"}

@@ -97,7 +97,7 @@ def test_softplus_is_faster_in_eleven_operators():
     proto = spelled("z = Softplus x", "y = Floor z", shape=(8, 128))
     found = simplified(proto, "fuse_activations")
     assert len(found.model.graph.nodes) == 12
-    assert found.notes == ("wrote 1 spelled-out Softplus as 11 operators",)
+    assert found.notes == ("fused 1 decomposed Softplus as 11 operators",)
     assert_same(proto, found, [{"x": floats(8, 128, scale=9.0)}], rtol=1e-6)
     few = spelled("z = Softplus x", "y = Floor z", shape=(8, 16))
     assert simplified(few, "fuse_activations").notes == ()  # ten more nodes take longer
@@ -128,7 +128,7 @@ def test_spelled_out_functions(case):
     assert written(found.model) == expected
     assert found.model.graph.nodes[-1].name == "n_y"  # as the last of what it replaces
     said, *rest = found.notes
-    assert said.startswith(f"wrote 1 spelled-out {case.partition(' by ')[0]}")
+    assert said.startswith(f"fused 1 decomposed {case.partition(' by ')[0]}")
     assert rest == (["opset raised from 17 to 20"] if "Gelu" in case else [])
     assert_same(proto, found, FEEDS, rtol=1e-6)
 

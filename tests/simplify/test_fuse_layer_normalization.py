@@ -130,7 +130,7 @@ def rows(*shape: int, seed: int = 1) -> np.ndarray:
 def test_every_spelling_is_one_operator(opset, body):
     found = simplified(text(body), {**WEIGHTS, "i1": np.int64([1])}, "fuse_layer_normalization", opset)
     raised = () if opset >= 17 else (f"opset raised from {opset} to 17",)
-    assert found.notes == ("wrote 1 layer normalization as one operator", *raised)
+    assert found.notes == ("fused 1 decomposed LayerNormalization", *raised)
     assert ops(found.model) == ["LayerNormalization"]
     node = found.model.graph.nodes[0]
     _, scale, shift = node.inputs
@@ -213,7 +213,7 @@ def test_shapes_that_shape_inference_cannot_tell():
     body = SPELLINGS["broadcast to a computed shape"][1]
     model = model_of(text(body), {**WEIGHTS, "i1": np.int64([1])}, 13)
     found = simplify(model, ["eliminate_no_ops", "fuse_layer_normalization"])
-    assert found.notes[-2:] == ("wrote 1 layer normalization as one operator", "opset raised from 13 to 17")
+    assert found.notes[-2:] == ("fused 1 decomposed LayerNormalization", "opset raised from 13 to 17")
     assert ops(found.model) == ["LayerNormalization"]
     assert_same(found, {"x": rows(4, 3, 8)}, 1e-5)
 
@@ -256,7 +256,7 @@ def test_two_in_a_row():
     first = POW.replace("y =", "r =")
     second = re.sub(r"\b(m|c|s|v|ve|d|q|f)\b", r"\g<1>2", POW).replace("(x", "(r")
     found = simplified(text(f"{first} {second}"), WEIGHTS, "fuse_layer_normalization")
-    assert found.notes == ("wrote 2 layer normalizations as one operator",)
+    assert found.notes == ("fused 2 decomposed LayerNormalization",)
     assert ops(found.model) == ["LayerNormalization"] * 2
     assert_same(found, {"x": rows(4, 3, 8)}, 1e-5)
 

@@ -83,7 +83,7 @@ def text(body: str, shape: str = "N,3,5", more: str = "") -> str:
 @pytest.mark.parametrize(("opset", "body", "op_type"), SPELLINGS.values(), ids=SPELLINGS)
 def test_every_spelling_is_one_operator(opset, body, op_type):
     found = simplified(text(body), WEIGHTS, "fuse_softmax", opset)
-    assert found.notes == ("wrote 1 softmax function as one operator",)
+    assert found.notes == ("fused 1 decomposed Softmax",)
     assert ops(found.model) == [op_type]
     assert found.model.graph.nodes[0].attributes() == {"axis": 2}
     assert_same(found, {"x": floats(4, 3, 5, scale=8)}, 1e-5)
@@ -108,7 +108,7 @@ def test_another_axis_needs_operator_set_13(opset, raised):
     """Before, the operator takes all axes behind together."""
     body = "m = ReduceMax <axes = [1]> (x) c = Sub(x, m) e = Exp(c) l = ReduceLogSumExp <axes = [1]> (c) "
     found = simplified(text(body + "k = Exp(l) y = Div(e, k)", "N,16,5"), WEIGHTS, "fuse_softmax", opset)
-    assert found.notes == ("wrote 1 softmax function as one operator", *raised)
+    assert found.notes == ("fused 1 decomposed Softmax", *raised)
     assert ops(found.model) == ["Softmax"]
     assert found.model.graph.nodes[0].attribute("axis") == 1
     assert_same(found, {"x": floats(4, 16, 5, scale=8)}, 1e-5)

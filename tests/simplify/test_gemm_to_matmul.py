@@ -8,7 +8,7 @@ from helpers import build, floats, node
 from support import assert_same, simplified, written
 
 I64 = np.int64
-NOTE = "wrote 1 Gemm of flattened rows as product of the tensor itself"
+NOTE = "rewrote 1 Gemm of flattened rows as MatMul"
 WEIGHTS = {
     "w": floats(64, 96, seed=1), "wt": floats(96, 64, seed=1), "b": floats(96, seed=2), "rows": floats(1, 96, seed=2),
     "one": I64([1]), "flat": I64([-1, 64]), "end": I64([96]), "lead": I64([0]),

@@ -30,7 +30,7 @@ def mean(read: str, made: str = "y", axes: str = "2, 3", keepdims: int = 1) -> s
 def test_behind_a_conv_they_are_pools(steps: list[str]) -> None:
     whole = "N,8,7,5" if steps[-1].startswith("y = Mul") else "N,8,1,1"
     found = simplified(text(*steps, y=whole), W, "mean_to_global_average_pool", 14)
-    assert found.notes == ("wrote 1 mean over all places of a map as GlobalAveragePool",)
+    assert found.notes == ("rewrote 1 mean over whole maps as GlobalAveragePool",)
     operators = [node.op_type for node in found.model.graph.nodes]
     assert "ReduceMean" not in operators
     assert operators.count("GlobalAveragePool") == 1

@@ -67,7 +67,7 @@ def test_how_it_is_written():
         "y = Conv(x, k3_joined[4, 4, 3, 3], [0.0, 1.0, -2.0, 0.5], "
         "group=1, kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[2, 2])"
     ]
-    assert found.notes == ("added up 1 pair of branches over one input in one convolution",)
+    assert found.notes == ("merged 1 pair of parallel branches into one convolution",)
 
 
 APART = {

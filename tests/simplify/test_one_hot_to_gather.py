@@ -11,7 +11,7 @@ from onnx import TensorProto
 from support import assert_same, simplified, written
 
 I32, I64, U8 = TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8
-SAID = ("wrote 1 product with one-hot tensors as Gather",)
+SAID = ("rewrote 1 one-hot product as Gather",)
 
 
 def compared(classes, matrix, *, dtype=I32, shape=("n", 3, 1), turned=False, opset=17):

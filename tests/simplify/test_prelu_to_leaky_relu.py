@@ -16,7 +16,7 @@ def text(slope: str) -> str:
 def test_it_is_a_leaky_relu(shape: tuple[int, ...]) -> None:
     found = simplified(text("a"), {"a": np.full(shape, 0.25, np.float32)}, "prelu_to_leaky_relu", 13)
     assert ops(found.model) == ["LeakyRelu"]
-    assert found.notes == ("wrote 1 PRelu with one slope as LeakyRelu",)
+    assert found.notes == ("rewrote 1 PRelu with one slope as LeakyRelu",)
     assert_same(found, {"x": floats(2, 3, 4, 5), "s": floats(1)}, 0)
 
 

@@ -8,7 +8,7 @@ from helpers import build, floats, node
 from onnx import TensorProto
 from support import assert_same, simplified, written
 
-SAID = ("left counting from the end to 1 Gather",)
+SAID = ("removed index wrapping before 1 Gather",)
 CONSTANTS = {"zero": np.int32(0), "none": np.float32(0), "n": np.int32(7), "t": floats(7, 3)}
 KERAS = [
     node("Add", "i n", "a"),

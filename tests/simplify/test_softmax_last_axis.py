@@ -19,7 +19,7 @@ def text(shape: str, axis: int, op_type: str = "Softmax") -> str:
 
 def test_it_works_on_rows_of_a_matrix():
     found = simplified(text("2,4,2,3", 1), {}, "softmax_last_axis", 13)
-    assert found.notes == ("turned 1 Softmax to the last axis, where onnxruntime is fast",)
+    assert found.notes == ("moved 1 Softmax to the last axis",)
     nodes = found.model.graph.nodes
     assert [node.op_type for node in nodes] == TURNED
     assert [nodes[0].attribute("perm"), nodes[5].attribute("perm")] == [[0, 2, 3, 1], [0, 3, 1, 2]]

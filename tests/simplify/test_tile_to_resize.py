@@ -7,7 +7,7 @@ import pytest
 from helpers import build, floats, node
 from support import assert_same, simplified, written
 
-SAID = ("wrote 1 repetition of elements along axes as Resize",)
+SAID = ("rewrote 1 Tile upsampling as Resize",)
 CONSTANTS = {"a2": np.int64([2]), "a3": np.int64([3])}
 # Keras 3, channels last, in front of a Conv: x [n, 3, 5, 4] to [n, 4, 6, 10]
 LAST = [

@@ -7,7 +7,7 @@ import pytest
 from helpers import floats
 from spelled_support import assert_same, ops, simplified
 
-NOTE = "wrote 1 Transpose of joined axes without joining them"
+NOTE = "moved 1 Transpose through Reshape"
 WEIGHTS = {
     "low": np.int64([-(2**63)]), "two": np.int64([-2]), "zero": np.int64([0]), "one": np.int64([1]),
     "three": np.int64([3]), "any": np.int64([-1]), "all": np.int64([2**63 - 1]), "d": np.int64([4]),

@@ -97,7 +97,7 @@ WRITTEN_AS: dict[str, Callable[[Node, Value, _Writer], Value]] = {
 }
 
 
-@register_pass(order=90, note="wrote {} experimental operator{s} as standard ones")
+@register_pass(order=90, note="rewrote {} experimental operator{s} as standard ones")
 def experimental_operators(model: Model) -> Iterator[Patch]:
     """Describe the nodes that compute the same."""
     for node in model.graph.walk():

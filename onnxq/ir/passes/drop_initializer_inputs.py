@@ -14,12 +14,12 @@ from onnxq.ir.patch import Patch
 FIRST_IR_WITHOUT_LISTING = 4  # source: onnx/docs/IR.md, "initializer" of graphs
 
 
-@register_pass(order=50, note="took {} initializer{s} off the inputs of the graph")
+@register_pass(order=50, note="removed {} initializer{s} from the graph inputs")
 def drop_initializer_inputs(model: Model) -> Iterator[Patch]:
     """Describe the drops.
 
     Since IR version 4 a listed initializer is a default that callers may replace. Exporters that keep the old habit
-    list all weights; where most initializers are not listed, somebody chose the few that are, and they stay.
+    list all weights; if most initializers are not listed, the few listed ones were chosen, and they stay.
     """
     graph = model.graph
     listed = [value for value in graph.inputs if value.tensor is not None]

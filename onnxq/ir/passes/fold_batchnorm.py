@@ -73,7 +73,7 @@ def _fold(norm: Node) -> Patch | None:
 
 
 def scale_and_shift(norm: Node) -> tuple[np.ndarray, np.ndarray] | None:
-    """Give s = γ/√(σ² + ε) and β − μs in float64, or None for training forms and parameters that are no constants."""
+    """Return s = γ/√(σ² + ε) and β − μs in float64, or None for training forms and parameters that are no constants."""
     if norm.attribute("training_mode", 0) or not norm.attribute("spatial", 1):
         return None
     constants = [_constant(value) for value in norm.inputs[1:]]

@@ -31,7 +31,7 @@ FREE_VECTOR = 1 << 16  # bytes of one that has a single axis: a bias of zeros fo
 Compute = Callable[[Sequence[np.ndarray], Node, int], np.ndarray]
 
 
-@register_pass(order=130, note="computed {} operator{s} on constants beforehand")
+@register_pass(order=130, note="folded {} operator{s} on constants")
 def fold_constants(model: Model) -> Iterator[Patch]:
     """Describe the folds, chains of operators included. Results never take much more bytes than what they come from."""
     known: dict[Value, Tensor] = {}
@@ -93,13 +93,13 @@ def _fold(node: Node, known: dict[Value, Tensor], opset: int) -> Tensor | None:
 
 
 def _kept(compute: Callable[[], np.ndarray]) -> Tensor:
-    """Give a result that is computed again whenever it is needed where it is large."""
+    """Return a result that is computed again whenever it is needed where it is large."""
     tensor = ArrayTensor(compute())
     return tensor if tensor.nbytes <= KEEP_BELOW else DeferredTensor(tensor.dtype, tensor.shape, compute)
 
 
 def _split(node: Node, known: dict[Value, Tensor]) -> dict[Value, Tensor]:
-    """Give the parts that a Split cuts a constant into; none where it is not one, or sizes are not known."""
+    """Return the parts that a Split cuts a constant into; none where it is not one, or sizes are not known."""
     tensors = [None if value is None else known.get(value, value.constant) for value in node.inputs]
     data, sizes = tensors[0], node.attribute("split")
     if data is None or None in tensors or data.dtype == TensorProto.STRING:

@@ -20,7 +20,7 @@ from onnxq.ir.shape_inference.padding import auto_pad_of, pads_of
 Width = tuple[int, int]  # zeros before and behind an axis
 
 
-@register_pass(order=150, note="made {} Pad{s} part of the Conv behind")
+@register_pass(order=150, note="folded {} Pad{s} into the Conv after")
 def fold_pad(model: Model) -> Iterator[Patch]:
     """Describe the folds: each Conv behind a Pad, which goes with its last reader."""
     for graph in model.graph.graphs():
@@ -62,7 +62,7 @@ def _fold(conv: Node) -> Patch | None:
 
 
 def _chain(conv: Node) -> list[Node]:
-    """Give the Pad in front of a Conv and what moves its axes after that, each read by the next alone; none without.
+    """Return the Pad in front of a Conv and what moves its axes after that, each read by the next alone; none without.
 
     TensorFlow's convolutions along one axis are Conv in two dimensions behind Unsqueeze and Transpose.
     """
@@ -81,7 +81,7 @@ def _chain(conv: Node) -> list[Node]:
 
 
 def _moved(widths: list[Width], node: Node) -> list[Width] | None:
-    """Give the widths along the axes that a Transpose or Unsqueeze makes of those before; None where that is open."""
+    """Return the widths along the axes that a Transpose or Unsqueeze makes of those before; None where that is open."""
     if node.op_type == "Transpose":
         order = node.attribute("perm", list(range(len(widths)))[::-1])
         return [widths[axis] for axis in order]
@@ -95,7 +95,7 @@ def _moved(widths: list[Width], node: Node) -> list[Width] | None:
 
 
 def _zeros(pad: Node) -> list[Width] | None:
-    """Give how many zeros a Pad adds before and behind every axis; None where it does something else."""
+    """Return how many zeros a Pad adds before and behind every axis; None where it does something else."""
     widths = _widths(pad)
     rank = len(widths or ()) // 2
     return None if widths is None else list(zip(widths[:rank], widths[rank:], strict=True))

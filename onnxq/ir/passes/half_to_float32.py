@@ -30,8 +30,8 @@ TYPED_OTHERWISE = frozenset(
 def widen_floats(model: Model) -> int:
     """Widen every operator that exists for float32 too, and give how many there were.
 
-    Inputs and outputs of the model and of bodies keep their types, behind Cast nodes; so does what custom operators
-    and operators without a float32 form read and make.
+    Inputs and outputs of the model and of bodies keep their types by Cast nodes. So do those of custom operators and of
+    operators without a float32 form.
     """
     stated = any(value.dtype in HALF_TYPES for value in (*model.initializers(), *_stated(model)))
     if not stated and not any(
@@ -81,7 +81,7 @@ def _takes_float(values: Sequence[Value | None], parameters: Sequence[onnx.defs.
 
 
 class _Widening:
-    """What is wired to what: one Cast, or one float32 constant, for all readers of a value in its scope.
+    """The wiring: one Cast, or one float32 constant, for all readers of a value in its scope.
 
     Args:
         wide: Values that will be float32, because the nodes that make them are widened.
@@ -108,7 +108,7 @@ class _Widening:
             self._rewire(node, slot, self._up[value])
 
     def give_narrow(self, value: Value, widened: set[Node]) -> None:
-        """Let whoever still wants 16 bits read a widened value through a Cast."""
+        """Let readers of 16 bits read a widened value through a Cast."""
         kind = {"to": int(value.dtype or TensorProto.FLOAT16)}
         readers = [use for use in value.uses if use.node not in widened]
         patch = self._patch(value)

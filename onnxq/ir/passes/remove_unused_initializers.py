@@ -9,10 +9,10 @@ from onnxq.ir.graph import Value
 from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import register_pass
 
-LEAST = 1 << 10  # bytes; what takes less may stay as it came
+LEAST = 1 << 10  # bytes; smaller ones may stay
 
 
-@register_pass(order=60, note="left out {} initializer{s} that nothing reads")
+@register_pass(order=60, note="removed {} unused initializer{s}")
 def unread_initializers(model: Model) -> int:
     """Leave them out, in bodies too; those that are inputs or outputs stay."""
     count = 0

@@ -9,9 +9,9 @@ from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import register_pass
 
 
-@register_pass(order=30, note="renamed {} node{s} that had the name of another")
+@register_pass(order=30, note="renamed {} node{s} with a duplicate name")
 def name_nodes(model: Model) -> int:
-    """Give every node but the first of a name a fresh one; nodes without a name keep none."""
+    """Return every node but the first of a name a fresh one; nodes without a name keep none."""
     renamed = 0
     for graph in model.graph.graphs():
         seen: set[str] = set()

@@ -10,7 +10,7 @@ from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.rename import rename_values
 
 
-@register_pass(order=40, note="renamed {} tensor{s} in bodies that had the name of another")
+@register_pass(order=40, note="renamed {} tensor{s} with a duplicate name in bodies")
 def name_values(model: Model) -> int:
     """Rename what the bodies of `If`, `Loop` and `Scan` define under a name that another scope defines as well."""
     seen: set[str] = set()

@@ -1,6 +1,6 @@
 """Types behind fused operators of onnxruntime, which shape inference knows nothing of.
 
-For inference alone, such an operator is written as one of ONNX whose first output is of the same type and shape; nodes
+For inference alone, such an operator is written as one of ONNX whose first output has the same type and shape. Nodes
 keep their places. Inputs and attributes: ContribOperators.md of onnxruntime.
 
 Tests: `tests/ir/test_types.py`.

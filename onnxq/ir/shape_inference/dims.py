@@ -33,7 +33,7 @@ class Size:
         return Size(self.number * other.number, tuple(sorted(self.symbols + other.symbols)))
 
     def divided(self, other: Size) -> Size | None:
-        """Give the quotient where it is a product again."""
+        """Return the quotient where it is a product again."""
         left = Counter(self.symbols)
         left.subtract(other.symbols)
         if not other.number or self.number % other.number or any(count < 0 for count in left.values()):
@@ -51,7 +51,7 @@ def product(sizes: Sequence[Size]) -> Size:
 
 
 def fresh(output: Value, axis: int) -> Size:
-    """Give a symbol for an axis about which nothing is known."""
+    """Return a symbol for an axis about which nothing is known."""
     return Size(1, (f"{output.name}:{axis}",))
 
 
@@ -68,14 +68,14 @@ class Cut(str):
 
 
 def cut(size: Size, most: int, otherwise: Size) -> Size:
-    """Give what is left of an axis of `most` elements, at least one, in front of element number `size`."""
+    """Return what is left of an axis of `most` elements, at least one, in front of element number `size`."""
     symbol = Cut(f"cut({size!r}, {most})")
     symbol.size = size
     return Size(1, (symbol,)) if len(symbol) <= LONGEST else otherwise
 
 
 def broadcast(shapes: Sequence[Shape], output: Value) -> Shape:
-    """Give the shape that shapes broadcast to.
+    """Return the shape that shapes broadcast to.
 
     An axis that could be either of several has a symbol that says of which. That is sound because broadcasting asks
     only which sizes are not 1, and those have to be equal: neither order nor repetition matters.
@@ -86,7 +86,7 @@ def broadcast(shapes: Sequence[Shape], output: Value) -> Shape:
         here = dict.fromkeys(shape[axis] for shape in shapes if -axis <= len(shape))
         here.pop(ONE, None)
         numbers = [size for size in here if size.known is not None]
-        candidates = numbers or list(here) or [ONE]  # beside a number, a symbol can only be that number or 1
+        candidates = numbers or list(here) or [ONE]  # next to a number, a symbol can only be that number or 1
         new = fresh(output, axis % rank)
         sizes.append(candidates[0] if len(candidates) == 1 else new if numbers else _widest(candidates, new))
     return tuple(sizes)
@@ -94,7 +94,7 @@ def broadcast(shapes: Sequence[Shape], output: Value) -> Shape:
 
 def _widest(sizes: Sequence[Size], otherwise: Size) -> Size:
     parts = frozenset[Size]().union(*map(_parts, sizes))
-    # Beside a size, one cut from it can only be that size, or there was nothing to cut.
+    # Next to a size, one cut from it can only be that size, or nothing was cut.
     parts = frozenset(part for part in parts if not (isinstance(at := _symbol(part), Cut) and _parts(at.size) <= parts))
     if len(parts) == 1:
         return next(iter(parts))
@@ -113,7 +113,7 @@ def _parts(size: Size) -> frozenset[Size]:
 
 
 def takes_all(start: int, end: int, size: Size, others: Shape) -> bool:
-    """Whether a Slice of step 1 takes a whole axis, beside axes of sizes `others`."""
+    """Whether a Slice of step 1 takes a whole axis, next to axes of sizes `others`."""
     if start != 0 and not (start < 0 and (start <= -ENDLESS or (size.known is not None and start <= -size.number))):
         return False
     if size.known is not None:
@@ -123,7 +123,7 @@ def takes_all(start: int, end: int, size: Size, others: Shape) -> bool:
 
 
 def padded(shape: Shape, pads: Sequence[int] | None, output: Value) -> Shape:
-    """Give sizes with so many more in front of all axes, then behind; new ones where either is not known."""
+    """Return sizes with so many more in front of all axes, then behind; new ones where either is not known."""
     if pads is None or len(pads) != 2 * len(shape):
         return tuple(fresh(output, axis) for axis in range(len(shape)))
     more = [sum(pads[axis :: len(shape)]) for axis in range(len(shape))]

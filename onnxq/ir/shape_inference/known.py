@@ -1,4 +1,4 @@
-"""What rules of operators may ask about shapes; `symbolic.Shapes` answers it.
+"""Questions that rules of operators may ask about shapes; `symbolic.Shapes` answers it.
 
 Tests: `tests/ir/test_symbolic.py`.
 """

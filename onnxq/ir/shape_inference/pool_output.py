@@ -2,8 +2,7 @@
 
 With `ceil_mode`, a window that would start behind the input is left out, by the description of the operators, by
 PyTorch, and by onnxruntime. Inference (onnx 1.23) knows that from operator set 22 on, for a window that fits into the
-padded input.
-Where `pads` stand beside `auto_pad`, it takes the former, and onnxruntime the latter.
+padded input. If a node has `pads` and `auto_pad`, inference takes the former and onnxruntime the latter.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ POOLS = ("AveragePool", "LpPool", "MaxPool")
 def window_count(size: int, span: int, stride: int, pads: tuple[int, int], *, ceil_mode: bool, pool: bool) -> int:
     """Count the windows along an axis; negative where none comes near to fit.
 
-    Where a pool's window reaches beyond the padded input by less than a stride, the formula leaves none; onnxruntime
-    and ONNX shape inference divide towards zero and keep one (https://github.com/microsoft/onnxruntime/issues/25234),
-    and so does this. A Conv of that kind does not run.
+    If a pool's window reaches beyond the padded input by less than a stride, the formula leaves none. onnxruntime and
+    ONNX shape inference divide towards zero and keep one (https://github.com/microsoft/onnxruntime/issues/25234). This
+    function does the same. A Conv of that kind does not run.
 
     Args:
         size: Of the input.
@@ -53,7 +52,7 @@ def _is_doubtful(node: Node) -> bool:
 
 
 def _pooled(node: Node) -> tuple[int | str | None, ...] | None:
-    """Give the shape behind a pool as far as it is known, None where its attributes say nothing about it."""
+    """Return the shape behind a pool as far as it is known, None where its attributes say nothing about it."""
     given = node.inputs[0].shape if node.inputs and node.inputs[0] is not None else None
     result = node.outputs[0].shape if node.outputs and node.outputs[0] is not None else None
     rank = len(given or ()) - 2

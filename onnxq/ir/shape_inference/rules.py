@@ -44,11 +44,11 @@ def _reshape(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Sh
 
 
 def _asked(shape: Shape, target: Shape, axis: int) -> Size | None:
-    """Give the size that a Reshape makes of one element of its target; None where that may be another when it is 0.
+    """Return the size that a Reshape makes of one element of its target; None where that may be another when it is 0.
 
-    A 0 means the size that the input has there. A computed size is sure to be meant if the input's is then 0 too, if
-    there is none, or if all other sizes are numbers, as the number of elements has to stay. Where the input has a
-    number there, another size would have to be 0 as well: no samples of empty sequences are not reckoned with.
+    A 0 means the size that the input has there. A computed size is certain if the input's is then 0 too, if there is
+    none, or if all other sizes are numbers. The number of elements stays. If the input has a number there, another size
+    would have to be 0 as well. Empty batches of empty sequences are not considered.
     """
     size = target[axis]
     if size.known is not None:
@@ -122,7 +122,7 @@ def _gather(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Sha
 
 
 def slices(shapes: KnownShapes, node: Node, rank: int) -> list[tuple[int, int, int, int]] | None:
-    """Give axis, start, end and step of a Slice where they are constants."""
+    """Return axis, start, end and step of a Slice where they are constants."""
     if len(node.inputs) == 1:
         starts, ends = node.attribute("starts"), node.attribute("ends")
         axes, steps = node.attribute("axes", list(range(len(starts or ())))), None
@@ -158,7 +158,7 @@ def _slice(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shap
 
 
 def _cut(shapes: KnownShapes, node: Node, output: Value, sizes: list[Size]) -> Shape | None:
-    """Give the shape behind a Slice whose bounds are computed."""
+    """Return the shape behind a Slice whose bounds are computed."""
     starts, ends = shapes.content(node.inputs[1]), shapes.content(node.inputs[2])
     given = [*node.inputs[3:], None, None]
     count = next((len(bounds) for bounds in (starts, ends) if bounds is not None), 0)
@@ -183,7 +183,7 @@ def _shape(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shap
 
 
 def bounds(node: Node) -> tuple[int, int]:
-    """Give the first axis that a Shape reads, and the one that it no longer does."""
+    """Return the first axis that a Shape reads, and the one that it no longer does."""
     return int(node.attribute("start", 0)), int(node.attribute("end", LAST))
 
 

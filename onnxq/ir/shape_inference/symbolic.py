@@ -39,7 +39,7 @@ class Shapes:
                 self._contents[node.outputs[0]] = found
 
     def of(self, value: Value | None) -> Shape | None:
-        """Give a shape; None where the rank is unknown."""
+        """Return a shape; None where the rank is unknown."""
         if value is None:
             return None
         if value not in self._shapes:
@@ -47,7 +47,7 @@ class Shapes:
         return self._shapes[value]
 
     def content(self, value: Value | None) -> Shape | None:
-        """Give the elements of an integer vector or scalar, as far as they are followed."""
+        """Return the elements of an integer vector or scalar, as far as they are followed."""
         if value is None:
             return None
         tensor = value.constant
@@ -56,14 +56,14 @@ class Shapes:
         return self._contents.get(value)
 
     def numbers(self, value: Value | None) -> list[int] | None:
-        """Give the elements of an integer constant."""
+        """Return the elements of an integer constant."""
         content = self.content(value)
         if content is None or any(item.known is None for item in content):
             return None
         return [item.number for item in content]
 
     def axes(self, node: Node, slot: int = 1) -> list[int] | None:
-        """Give axes stated as an input or, in older operator sets, as an attribute; None where neither is known."""
+        """Return axes stated as an input or, in older operator sets, as an attribute; None where neither is known."""
         if len(node.inputs) > slot and node.inputs[slot] is not None:
             return self.numbers(node.inputs[slot])
         axes = node.attribute("axes")

@@ -1,4 +1,4 @@
-"""Element types and shapes of every value, inferred anew: what the file states about inner tensors is not believed."""
+"""Infer element types and shapes of every value; what the file states about inner tensors is ignored."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def _state(proto: onnx.GraphProto, value: Value) -> None:
 def _complete(model: Model, proto: onnx.ModelProto) -> None:
     """Set shapes of the main graph that inference leaves open, and go on with it behind them.
 
-    In the target of a Reshape it follows either sizes that are computed or numbers that stand for others, but not both:
-    behind `view(n, -1, heads, 64)` of PyTorch it would not even know ranks, and nowhere further on.
+    In the target of a Reshape it follows either computed sizes or numbers that stand for others, but not both. With
+    `view(n, -1, heads, 64)` of PyTorch it would not even know ranks, nor any further on.
     """
     for _ in range(MOST_ROUNDS):
         left = _open_shapes(model)
@@ -102,7 +102,7 @@ def _open_shapes(model: Model) -> list[Value]:
 
 
 def _sizes(graph: Graph, shape: Shape | None) -> tuple[int | str | None, ...] | None:
-    """Give sizes as inference would, with the names of the axes that they come from."""
+    """Return sizes as inference would, with the names of the axes that they come from."""
     return None if shape is None else tuple(_size(graph, size) for size in shape)
 
 
@@ -121,7 +121,7 @@ def _stated(value: Value) -> onnx.ValueInfoProto:
 def _forget(graph: Graph) -> None:
     """Leave out of the file what it states about inner tensors: onnxruntime refuses a type that is not what it infers.
 
-    Encoding anew does that: it keeps the types of graph inputs and outputs and of what no schema tells.
+    A second encoding does that: it keeps the types of graph inputs and outputs and of values without a schema.
     """
     kept = {value.name for value in (*graph.inputs, *graph.outputs)}
     if any(name not in kept for name in graph.infos):

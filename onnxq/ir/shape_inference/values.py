@@ -20,7 +20,7 @@ ZERO = Size(0)
 
 
 def content_of(shapes: KnownShapes, node: Node) -> Shape | None:
-    """Give the elements of a node's first output, as far as they are numbers and products of sizes."""
+    """Return the elements of a node's first output, as far as they are numbers and products of sizes."""
     rule = CONTENTS.get(node.op_type)
     if rule is None or node.domain:
         return None

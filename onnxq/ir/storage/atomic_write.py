@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and nothing else beside them.
+"""Files that appear whole or not at all, without leftovers.
 
 Tests: `tests/ir/test_save.py`.
 """
@@ -20,16 +20,15 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-RELEASED = 1 << 16  # bytes of a chunk from which on its pages are let go of
+RELEASED = 1 << 16  # bytes of a chunk from which on its pages are released
 WRITE_BLOCK = 1 << 24  # bytes written at a time, so that a mapped weight never stands in memory whole
 
 
 def write_together(files: dict[Path, Sequence[Chunk]]) -> None:
-    """Write beside the targets, flush to disk, rename, the last file last.
+    """Write next to the targets, flush to disk, rename, the last file last.
 
-    A single file replaces the old one in one step. Of several, the last refers to the others: its old version goes
-    before they change, so that nobody finds it beside data that is not its own. What a run that was killed left behind
-    is cleaned up.
+    A single file replaces the old one in one step. The last of several files refers to the others. Its old version is
+    removed before they change, so it is never found with foreign data. Leftovers of a killed run are removed.
 
     Raises:
         OSError: Something cannot be written; the folder is as it was then, unless renaming failed halfway.

@@ -34,7 +34,7 @@ def external_path(folder: Path | None, location: str, tensor: str) -> Path:
     except OSError as error:
         raise ModelError(
             f"tensor '{tensor}' needs the file {path}, which cannot be read ({error.strerror})",
-            "Put the external data file beside the model.",
+            "Put the external data file next to the model.",
         ) from error
     if not stat.S_ISREG(status.st_mode):
         raise ModelError(f"tensor '{tensor}' needs {path}, which is no regular file", hint)
@@ -60,7 +60,7 @@ def map_file(path: Path) -> memoryview:
 
 
 def release(view: memoryview) -> None:
-    """Drop a mapped file's pages under a view from memory; they are read again when somebody looks.
+    """Drop a mapped file's pages under a view from memory; a later access reads them again.
 
     A file that was read through a mapping counts as memory of the process, all of it, until the system is short of
     memory. Views of anything but a mapped file, even through arrays, are left alone.

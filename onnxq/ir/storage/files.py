@@ -136,7 +136,7 @@ def _same_file(one: Path, other: Path) -> bool:
 
 
 def _refuse_external_attributes(model: Model) -> None:
-    """A tensor attribute that points to a file beside the source would dangle in the copy."""
+    """A tensor attribute that points to a file next to the source would dangle in the copy."""
     for node in model.graph.walk():
         for name in node.spans if node.op_type == "Constant" and not node.domain else ():
             tensor = node.tensor_attribute(name)
@@ -163,7 +163,7 @@ def check_sources(model: Model, path: Path) -> None:
 
 
 def data_path(path: Path) -> Path:
-    """Where the weights of a model go that do not stand in its own file."""
+    """The place of weights that are not in the model's own file."""
     return path.with_name(path.name + ".data")
 
 
@@ -183,7 +183,7 @@ def _save_external(model: Model, path: Path, *, force: bool) -> list[Path]:
 
 
 def external_chunks(model: Model, location: str) -> tuple[list[Chunk], list[Chunk]]:
-    """Encode the weights of a model for a file of that name, and the model for one beside it."""
+    """Encode the weights of a model for a file of that name, and the model for one next to it."""
     blocks: list[Chunk] = []
     written = 0
 

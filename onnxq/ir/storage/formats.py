@@ -16,7 +16,7 @@ from onnxq.text import did_you_mean
 
 
 class Format(NamedTuple):
-    """What a file is, and what to do with it: `it is …`, and a sentence."""
+    """The format of a file, and the way to ONNX: `it is …`, and a sentence."""
 
     what: str
     hint: str
@@ -55,7 +55,7 @@ SAFETENSORS = Format(
 )
 SAVED_MODEL = Format("a TensorFlow SavedModel", TF2ONNX.format("saved-model", "FOLDER"))
 GRAPH_DEF = Format("a frozen TensorFlow graph", TF2ONNX.format("graphdef", "FILE --inputs NAME:0 --outputs NAME:0"))
-CAFFE = Format("a Caffe model", "Convert it to ONNX, for example with MMdnn, or export the model anew.")
+CAFFE = Format("a Caffe model", "Convert it to ONNX, for example with MMdnn, or export the model again.")
 PADDLE = Format("a PaddlePaddle model", "Convert it: paddle2onnx --model_dir FOLDER --save_file model.onnx.")
 CORE_ML_TYPES = range(200, 4000)  # fields of Core ML's Model, one for each kind; ONNX has none above 25
 CAFFE_LAYER = 100

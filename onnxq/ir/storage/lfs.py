@@ -14,7 +14,7 @@ E = TypeVar("E", bound=OnnxqError)
 
 
 def pointer_error(start: bytes | memoryview, label: str, kind: type[E], what: str) -> E | None:
-    """Give the error for a file that is only a pointer; None for one that is there.
+    """Return the error for a file that is only a pointer; None for one that is there.
 
     Args:
         start: At least the first `len(POINTER)` bytes of the file.

@@ -46,7 +46,7 @@ class Spool:
         self._file.close()
 
     def keep(self, array: np.ndarray) -> np.ndarray:
-        """Give an equal array, read-only and mapped from the file; a small one or a mapped one comes back as it is."""
+        """Return an equal array, read-only and mapped from the file; a small or mapped one unchanged."""
         if array.nbytes < SPOOLED or array.dtype.hasobject or is_mapped(array):
             return array
         return self.fill([np.ascontiguousarray(array)], array.dtype, array.shape)

@@ -21,7 +21,7 @@ RANKS = (3, 4)  # of what QLinearConv has a depthwise kernel for
 
 
 def averaging_window(node: Node) -> tuple[int, tuple[int, ...]] | None:
-    """Give channels and window of an AveragePool that is a Conv of equal weights; None where it is none."""
+    """Return channels and window of an AveragePool that is a Conv of equal weights; None where it is none."""
     read = node.inputs[0] if node.op_type == "AveragePool" and not node.domain and node.inputs else None
     channels = read.shape[1] if read is not None and read.shape is not None and len(read.shape) in RANKS else None
     padded = any(pads_of(node, 2)) and not node.attribute("count_include_pad", 0)

@@ -25,7 +25,7 @@ def minimum_scale(bias: np.ndarray, x_scale: float) -> np.ndarray:
 
 
 def integer_bias(patch: Rewriter, bias: np.ndarray, x_scale: float, w_scales: np.ndarray, name: str) -> Value:
-    """Give a bias as DequantizeLinear of int32 codes at `x_scale * w_scale`, the scale of the integer sum.
+    """Return a bias as DequantizeLinear of int32 codes at `x_scale * w_scale`, the scale of the integer sum.
 
     Raises:
         ModelError: The bias holds NaN or infinity.

@@ -52,7 +52,7 @@ def plan_dynamic_conv(site: NodeView) -> QuantizedForm:
         return plan_row_conv(site)
     if not site.scheme.integer_conv:
         raise NotQuantizable(
-            "ConvInteger has no fast kernel: it is no faster than float (integer_conv = true asks for it all the same)"
+            "ConvInteger has no fast kernel: it is no faster than float (set integer_conv = true to use it)"
         )
     return QuantizedForm("DynamicQuantizeLinear and ConvInteger with a uint8 weight", opset=11)
 

@@ -154,7 +154,7 @@ class Rewriter(Protocol):
         """Quantize an activation at run time: uint8 codes, scale and zero point, shared by its readers."""
 
     def once(self, value: Value, form: str, make: Callable[[], tuple[Value, ...]]) -> tuple[Value, ...]:
-        """Give what `make` makes of a value in some form, shared by its readers."""
+        """Return what `make` makes of a value in some form, shared by its readers."""
 
     def quantized(self, value: Value) -> tuple[Value, Value, Value]:
         """Quantize an activation by its calibrated scale: codes, scale and zero point, shared by its readers."""
@@ -189,10 +189,10 @@ class Rewriter(Protocol):
         """Quantize a weight in blocks along the one axis in `reduce`, each with a scale and a zero point."""
 
     def stored(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme, block_size: int = 0) -> Value:
-        """Give a float weight that the file holds in 8 or 4 bit."""
+        """Return a float weight that the file holds in 8 or 4 bit."""
 
     def linear_weight(self, codes: np.ndarray, scales: np.ndarray, axis: int, hint: str) -> Value:
-        """Give a float weight as DequantizeLinear of codes, with one scale or one for each index along `axis`."""
+        """Return a float weight as DequantizeLinear of codes, with one scale or one for each index along `axis`."""
 
 
 def is_stored_weight(value: Value) -> bool:

@@ -51,7 +51,7 @@ register_float_reason(
     "Mean",
 )
 register_float_reason(
-    "it stays float where its neighbours are float",
+    "neighbours are float",
     *("Add", "Mul", "Concat", "MaxPool", "AveragePool", "GlobalAveragePool", "Relu", "LeakyRelu", "Sigmoid", "Clip"),
     *("HardSigmoid", "HardSwish"),
 )

@@ -24,22 +24,22 @@ def plan_hard_sigmoid(site: NodeView) -> QuantizedForm:
     """Accept a HardSigmoid that rises from 0 to 1 and has a value of its own at 0."""
     alpha, beta = _line(site)
     if not (0 < alpha < math.inf and 0 <= beta <= 1):
-        raise NotQuantizable("codes compute only what rises, alpha above 0 and beta from 0 to 1")
-    return _form(site, "computes in 8 bit, as a sum that codes clamp")
+        raise NotQuantizable("its int8 form needs alpha above 0 and beta from 0 to 1")
+    return _form(site, "computes in int8, as a saturating sum")
 
 
 @register_plan("HardSwish", when="static-int8")
 def plan_hard_swish(site: NodeView) -> QuantizedForm:
     """Accept a HardSwish."""
-    return _form(site, "computes in 8 bit, as a sum that codes clamp and a product")
+    return _form(site, "computes in int8, as a saturating sum and a product")
 
 
 def _form(site: NodeView, sentence: str) -> QuantizedForm:
     site.float_input(0)
     if not load_target(site.scheme.target).ramps_as_sums:
-        raise NotQuantizable("only onnxruntime is known to be faster with it as a sum of codes")
+        raise NotQuantizable("its int8 form is for onnxruntime only")
     if site.scheme.activations != "uint8":
-        raise NotQuantizable(f"the codes that clamp it are uint8, not {site.scheme.activations}")
+        raise NotQuantizable(f"its int8 form needs uint8 activations, not {site.scheme.activations}")
     opset = site.scheme.pair_opset(activation=True)
     return QuantizedForm(sentence, activations=(0,), output=True, passive=True, opset=opset)
 

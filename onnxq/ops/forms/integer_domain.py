@@ -36,12 +36,10 @@ def plan_mover(site: NodeView) -> QuantizedForm:
     if len(site.node.outputs) > 1 and site.node.op_type != "Split":
         raise NotQuantizable("it has several outputs")
     if site.node.op_type == "Transpose" and list(site.node.attribute("perm") or ()) == SHUFFLE:
-        raise NotQuantizable(
-            "it shuffles channels, which lie last in 8 bit, and onnxruntime moves their codes one by one"
-        )
+        raise NotQuantizable("it shuffles channels, and onnxruntime moves int8 channels one by one")
     unread = [value for value in site.node.outputs if value is None or not (value.uses or value.is_output)]
     if site.node.op_type == "Split" and unread:
-        raise NotQuantizable("nobody reads one of its outputs, and onnxruntime splits floats then")
+        raise NotQuantizable("one of its outputs is not read, and onnxruntime then splits floats")
     return _keeping_scale(site, "moves 8-bit values")
 
 
@@ -52,11 +50,11 @@ def plan_clamp(site: NodeView) -> QuantizedForm:
     maker = source.producer
     moved = maker is not None and not maker.domain and maker.op_type in ("MaxPool", *MOVERS)
     if not (moved or source.is_output or len(source.uses) > 1):
-        raise NotQuantizable("it stays float where its neighbours are float")
+        raise NotQuantizable("neighbours are float")
     if clamp_bounds(site) is None:
         raise NotQuantizable("its bounds are computed, or zero is not between them")
     if not load_target(site.scheme.target).timed or site.scheme.activations not in ("uint8", "int8"):
-        raise NotQuantizable("its codes are clamped in 8 bit for onnxruntime alone")
+        raise NotQuantizable("its int8 form is for onnxruntime only")
     if site.opset < CLIP_OF_CODES:
         raise NotQuantizable(f"Clip works on 8 bit from opset {CLIP_OF_CODES} on")
     return _keeping_scale(site, "clamps 8-bit values")
@@ -113,7 +111,7 @@ def _activations(site: NodeView, slots: Sequence[int]) -> None:
         if slot not in constant:
             site.float_input(slot)
     if constant:
-        raise NotQuantizable("one of its inputs is a constant, and only activations are put into 8 bit here")
+        raise NotQuantizable("one of its inputs is a constant")
 
 
 @register_rewrite("MaxPool", "Resize", "Concat", *MOVERS, *CLAMPS, *ONE_INPUT, *TWO_INPUTS, when="static-int8")
@@ -129,7 +127,7 @@ def rewrite_passive(site: NodeView, patch: Rewriter) -> None:
 
 
 def clamp_bounds(site: NodeView) -> tuple[float, float] | None:
-    """Give the constant bounds of a Relu or Clip, or None where they are computed or exclude zero.
+    """Return the constant bounds of a Relu or Clip, or None where they are computed or exclude zero.
 
     A range that excludes zero cannot be the saturation of a quantized tensor, whose range includes it.
     """

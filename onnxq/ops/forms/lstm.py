@@ -50,7 +50,7 @@ def plan_dynamic_lstm(site: NodeView) -> QuantizedForm:
             'only com.microsoft has an LSTM that computes in 8 bit (domain = "com.microsoft" asks for it)'
         )
     if site.node.attribute("layout", 0):
-        raise NotQuantizable("DynamicQuantizeLSTM wants the steps as first axis, not the batch")
+        raise NotQuantizable("DynamicQuantizeLSTM needs the steps as first axis, not the batch")
     return QuantizedForm("DynamicQuantizeLSTM", opset=form.opset)
 
 
@@ -76,7 +76,7 @@ def rewrite_dynamic_lstm(site: NodeView, patch: Rewriter) -> None:
 
 
 def _columns(site: NodeView, patch: Rewriter, slot: int) -> tuple[Value, Value, Value]:
-    """Give the codes of a weight, their scales and their zero points."""
+    """Return the codes of a weight, their scales and their zero points."""
     weight = site.value(slot)
     codes, scales = patch.codes(weight, reduce=REDUCED, scheme=site.scheme)
     directions, columns = codes.shape[:2]

@@ -118,7 +118,7 @@ def _is_matrix(value: Value) -> bool:
 
 
 def _alone(value: Value, op_type: str) -> Node | None:
-    """Give the operator that alone reads a value, beside it and of this type."""
+    """Return the operator that alone reads a value, beside it and of this type."""
     use = value.only_use
     if use is None:
         return None
@@ -129,7 +129,7 @@ def _alone(value: Value, op_type: str) -> Node | None:
 
 
 def _constant_add(site: NodeView) -> Node | None:
-    """Give the Add of a constant vector that alone reads a product."""
+    """Return the Add of a constant vector that alone reads a product."""
     after, weight = _alone(site.output, "Add"), site.value(1).constant
     if after is None or weight is None:
         return None
@@ -195,7 +195,7 @@ def _columns(weight: Value, channel: int) -> int:
 
 
 def _bias_vector(site: NodeView, columns: int) -> np.ndarray | None:
-    """Give beta times the bias as one number a column, or None where it is absent, computed, or differs by row."""
+    """Return beta times the bias as one number a column, or None where it is absent, computed, or differs by row."""
     bias = site.constant(2)
     if bias is None or bias.size not in (1, columns) or (bias.size == columns != 1 and bias.shape[-1] != columns):
         return None

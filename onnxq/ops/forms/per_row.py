@@ -71,7 +71,7 @@ def is_nonnegative(value: Value) -> bool:
 
 
 def reduce_max(patch: Rewriter | Patch, value: Value, axis: int, opset: int, hint: str) -> Value:
-    """Give the largest element along an axis, which stays as 1."""
+    """Return the largest element along an axis, which stays as 1."""
     if opset < 18:
         return patch.op("ReduceMax", value, hint=hint, axes=[axis], keepdims=1)
     axes = patch.constant(np.array([axis], np.int64), f"{hint}_axis")
@@ -79,7 +79,7 @@ def reduce_max(patch: Rewriter | Patch, value: Value, axis: int, opset: int, hin
 
 
 def magnitudes(patch: Rewriter, value: Value, axis: int, opset: int, *, unsigned: bool) -> Value:
-    """Give the largest magnitude along an axis, which stays as 1."""
+    """Return the largest magnitude along an axis, which stays as 1."""
     name = value.name
     positive = value if unsigned else patch.op("Abs", value, hint=f"{name}_abs")
     return reduce_max(patch, positive, axis, opset, f"{name}_maximum")
@@ -91,12 +91,12 @@ def steps_of(*, unsigned: bool) -> int:
 
 
 def zero_point(patch: Rewriter, *, unsigned: bool) -> Value | None:
-    """Give the zero point of the codes: 128, or none where it is 0."""
+    """Return the zero point of the codes: 128, or none where it is 0."""
     return None if unsigned else patch.constant(np.array(128, np.uint8), "row_zero_point")
 
 
 def factor_of(patch: Rewriter, maxima: Value, steps: int, name: str) -> Value:
-    """Give what the elements of each row are multiplied by before they are rounded."""
+    """Return what the elements of each row are multiplied by before they are rounded."""
     return patch.op("Div", patch.constant(np.array(steps, np.float32), "row_steps"), maxima, hint=f"{name}_factor")
 
 
@@ -109,7 +109,7 @@ def codes_of(patch: Rewriter, value: Value, factor: Value, zero: Value | None, n
 
 
 def at_least(patch: Rewriter, *maxima: Value, name: str) -> Value:
-    """Give the largest of several maxima, and never zero."""
+    """Return the largest of several maxima, and never zero."""
     return patch.op("Max", *maxima, patch.constant(np.array(LEAST), "row_least"), hint=f"{name}_range")
 
 

@@ -105,7 +105,7 @@ def rewrite_row_conv(site: NodeView, patch: Rewriter) -> None:
 
 
 def _channels_last(site: NodeView, patch: Rewriter, found: Windows, *, unsigned: bool) -> tuple[Value, Value]:
-    """Give the input with channels last and zeros around it, and the largest magnitude at each position."""
+    """Return the input with channels last and zeros around it, and the largest magnitude at each position."""
     data, rank = site.value(0), len(site.weight(1).shape)
 
     def make() -> tuple[Value, ...]:
@@ -121,7 +121,7 @@ def _channels_last(site: NodeView, patch: Rewriter, found: Windows, *, unsigned:
 
 
 def _cut(patch: Rewriter, value: Value, found: Windows, name: str) -> list[Value]:
-    """Give for each element of the kernel what it meets, window by window."""
+    """Return for each element of the kernel what it meets, window by window."""
     if found.positions == 1 and found.stride == 1:
         return [value]
     axis, step = (

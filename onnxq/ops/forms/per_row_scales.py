@@ -12,14 +12,14 @@ from onnxq.ops.forms.family import Rewriter
 
 
 def ranked(scales: np.ndarray, slot: int) -> np.ndarray:
-    """Give scales of a weight the rank that kernels know: a vector beside a matrix, all axes beside a stack."""
+    """Reshape scales of a weight to the rank that kernels know: a vector for a matrix, all axes for a stack."""
     if scales.size == 1:
         return scales.reshape(())
     return scales.reshape(-1) if slot == 1 and scales.ndim == 2 else scales
 
 
 def unfolded(patch: Rewriter, scale: Value, hint: str) -> Value:
-    """Give a constant scale out of a DequantizeLinear of 1.
+    """Return a constant scale out of a DequantizeLinear of 1.
 
     onnxruntime computes a product of two constant scales when it loads the model, and then does not find the Mul of two
     scales that makes MatMulInteger a MatMulIntegerToFloat; a DequantizeLinear it leaves alone.

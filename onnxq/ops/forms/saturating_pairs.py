@@ -20,7 +20,7 @@ SLAB = 1 << 22  # pairs at a time
 
 
 def inner_rows(op_type: str, codes: np.ndarray, *, transposed: bool = False, group: int = 1) -> np.ndarray | None:
-    """Give the codes of a weight in the order in which kernels sum over them.
+    """Return the codes of a weight in the order in which kernels sum over them.
 
     Args:
         op_type: Conv, or any operator that multiplies matrices.

@@ -105,7 +105,7 @@ class Scheme:
         return "" if self.domain == "ai.onnx" else self.domain
 
     def pair_opset(self, *, activation: bool = False, weight: bool = False) -> int:
-        """Give the opset of `ai.onnx` in which QuantizeLinear and DequantizeLinear do what is asked of them.
+        """Return the opset of `ai.onnx` in which QuantizeLinear and DequantizeLinear do what is asked of them.
 
         Args:
             activation: They are to carry activations, of the type that the scheme says.

@@ -26,7 +26,7 @@ def quick_gelu(x: Array, *, alpha: float = 1.702) -> Array:
 
 
 def silu_slot(node: Node) -> int | None:
-    """Give the input of a Mul of which the other one is the Sigmoid, made for it alone; None for other nodes."""
+    """Return the input of a Mul of which the other one is the Sigmoid, made for it alone; None for other nodes."""
     if node.op_type != "Mul" or node.domain:
         return None
     for slot in (0, 1):
@@ -38,7 +38,7 @@ def silu_slot(node: Node) -> int | None:
 
 
 def gated_by(node: Node) -> Node | None:
-    """Give the Mul that makes a SiLU of a Sigmoid and of what that reads; None for other nodes."""
+    """Return the Mul that makes a SiLU of a Sigmoid and of what that reads; None for other nodes."""
     made = node.outputs[0] if node.op_type == "Sigmoid" and not node.domain else None
     use = made.only_use if made is not None else None
     return use.node if use is not None and silu_slot(use.node) is not None else None
@@ -49,7 +49,7 @@ def plan_silu(site: NodeView) -> QuantizedForm | None:
     if not _computes_floats(site):
         return None
     if gated_by(site.node) is not None:
-        raise NotQuantizable("the Mul behind it computes both at once")
+        raise NotQuantizable("the Mul after it computes both")
     slot = silu_slot(site.node)
     if slot is None:
         return None

@@ -35,7 +35,7 @@ def plan_stored(site: NodeView) -> QuantizedForm:
         if scheme.weight_bits < 4:
             raise NotQuantizable("weights of 2 bit are written as MatMulNBits only")
         if scheme.block_size and scheme.form == "qdq" and scheme.domain != "ai.onnx":
-            raise NotQuantizable(f"DequantizeLinear of {scheme.domain} knows no blocks")
+            raise NotQuantizable(f"DequantizeLinear of {scheme.domain} has no blocks")
         return stored_form(site, weight)
     if not scheme.block_size:
         raise NotQuantizable("MatMulNBits needs a block_size of 16 or more")
@@ -49,7 +49,7 @@ def plan_stored(site: NodeView) -> QuantizedForm:
 
 
 def _shared_axis(site: NodeView, slot: int) -> int:
-    """Give the axis of the weight that the product sums over, not negative."""
+    """Return the axis of the weight that the product sums over, not negative."""
     transposed = site.node.op_type == "Gemm" and site.node.attribute("transA" if slot == 0 else "transB", 0)
     return contracted(1 - slot if transposed else slot) % len(site.weight(slot).shape)
 

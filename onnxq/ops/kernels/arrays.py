@@ -20,7 +20,7 @@ class NotCovered(ModelError):
 
 
 def normalize_axis(axis: int, rank: int) -> int:
-    """Give an axis as a number from 0 to rank - 1.
+    """Return an axis as a number from 0 to rank - 1.
 
     Raises:
         ModelError: The axis is out of range.
@@ -33,14 +33,14 @@ def normalize_axis(axis: int, rank: int) -> int:
 
 
 def normalize_axes(axes: Sequence[int] | Array | None, rank: int) -> tuple[int, ...] | None:
-    """Give axes as numbers from 0 to rank - 1; None stays None."""
+    """Return axes as numbers from 0 to rank - 1; None stays None."""
     if axes is None:
         return None
     return tuple(normalize_axis(axis, rank) for axis in np.asarray(axes, np.int64).reshape(-1).tolist())
 
 
 def integers(values: Sequence[int] | Array) -> list[int]:
-    """Give a shape or index input (an int tensor of rank 0 or 1) as Python integers."""
+    """Return a shape or index input (an int tensor of rank 0 or 1) as Python integers."""
     return [int(v) for v in np.asarray(values).reshape(-1).tolist()]
 
 

@@ -27,7 +27,7 @@ def constant(
     value_string: str | None = None,
     value_strings: Sequence[str] | None = None,
 ) -> Array:
-    """Give the tensor that the one attribute holds.
+    """Return the tensor that the one attribute holds.
 
     Raises:
         NotCovered: For a sparse tensor.
@@ -66,13 +66,13 @@ def range_(start: Array, limit: Array, delta: Array) -> Array:
 
 @kernel("Shape")
 def shape(x: Array, *, start: int = 0, end: int | None = None) -> Array:
-    """Give the dimensions from `start` up to `end` as int64."""
+    """Return the dimensions from `start` up to `end` as int64."""
     return np.asarray(np.shape(x)[start:end], np.int64)
 
 
 @kernel("Size")
 def size(x: Array) -> Array:
-    """Give the number of elements as int64."""
+    """Return the number of elements as int64."""
     return np.asarray(np.size(x), np.int64)
 
 

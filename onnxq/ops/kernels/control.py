@@ -28,7 +28,7 @@ class Body(Protocol):
         ...
 
     def empty_output(self, index: int) -> Array:
-        """Give a tensor [0, ...] for a stack of output number `index` when the body never ran."""
+        """Return a tensor [0, ...] for a stack of output number `index` when the body never ran."""
         ...
 
 

@@ -82,7 +82,7 @@ def _transposed_padding(
     output_shape: Sequence[int] | None,
     auto_pad: str,
 ) -> tuple[list[int], list[int]]:
-    """Give where the output begins on the full canvas, and its size, for each spatial axis."""
+    """Return where the output begins on the full canvas, and its size, for each spatial axis."""
     rank = len(shape)
     begin, output = [0] * rank, [0] * rank
     given = list(pads) if pads and auto_pad == "NOTSET" else [0] * (2 * rank)

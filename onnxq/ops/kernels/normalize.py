@@ -208,7 +208,7 @@ def lrn(x: Array, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: f
 def dropout(
     x: Array, ratio: Array | None = None, training_mode: Array | None = None, *, seed: int = 0
 ) -> tuple[Array, Array]:
-    """Give X and a mask that keeps everything, as in inference.
+    """Return X and a mask that keeps everything, as in inference.
 
     Raises:
         NotCovered: In training mode with a ratio above 0, which is random.

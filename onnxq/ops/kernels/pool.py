@@ -64,7 +64,7 @@ def max_pool(
 
 
 def _with_places(x: Array, wide: Array, windows: Windows, order: Literal["C", "F"]) -> tuple[Array, Array]:
-    """Give the first maximum of every window and its place; a map's places run in C order or in that of Fortran."""
+    """Return the first maximum of every window and its place; a map's places run in C order or in that of Fortran."""
     spatial, maps = x.shape[2:], math.prod(x.shape[:2])
     numbers = np.arange(math.prod(spatial), dtype=np.int64).reshape(spatial, order=order)
     of_map = padded(numbers[None, None], windows, -1)

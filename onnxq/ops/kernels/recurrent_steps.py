@@ -119,7 +119,7 @@ def clipped(x: Array, limit: float | None) -> Array:
 
 
 def _order(layer: Layer, index: int, steps: int, batch: int) -> Array:
-    """Give which step of each sample runs when: int64 [steps, batch]. Backwards begins at each sample's own end."""
+    """Return which step of each sample runs when: int64 [steps, batch]. Backwards begins at each sample's own end."""
     step = np.arange(steps)[:, None]
     if not layer.reverse[index]:
         return np.broadcast_to(step, (steps, batch))

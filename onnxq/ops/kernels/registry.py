@@ -45,7 +45,7 @@ def kernel(op_type: str, *, domain: str = "", since: int = 1) -> Callable[[K], K
 
 
 def find_kernel(op_type: str, domain: str, opset: int) -> Kernel | None:
-    """Give the kernel for an operator at an opset, or None when there is none."""
+    """Return the kernel for an operator at an opset, or None when there is none."""
     load_families()
     found: Kernel | None = None
     for since, function in _KERNELS.get((domain, op_type), ()):

@@ -17,7 +17,7 @@ from onnxq.ops.kernels.registry import kernel
 
 @kernel("Reshape", since=5)
 def reshape(x: Array, shape: Array, *, allowzero: int = 0) -> Array:
-    """Give X another shape: -1 stands for what is left, 0 for the input's own dimension unless `allowzero`."""
+    """Reshape X: -1 stands for the rest, 0 for the input's own dimension unless `allowzero`."""
     wanted = integers(shape)
     if not allowzero:
         wanted = [x.shape[i] if size == 0 else size for i, size in enumerate(wanted)]
@@ -235,7 +235,7 @@ def space_to_depth(x: Array, *, blocksize: int) -> Array:
 
 @kernel("Identity")
 def identity(x: Any) -> Any:
-    """Give the input itself."""
+    """Return the input itself."""
     return x
 
 

@@ -111,7 +111,7 @@ def lay_windows(
 
 
 def padded(x: Array, windows: Windows, fill: Any = 0) -> Array:
-    """Give X [N, C, ...] with the padding of its windows, X itself when there is none; negative padding crops."""
+    """Return X [N, C, ...] with the padding of its windows, X itself when there is none; negative padding crops."""
     end = [e + extra for e, extra in zip(windows.end, windows.extra, strict=True)]
     if not any(windows.begin) and not any(end):
         return x

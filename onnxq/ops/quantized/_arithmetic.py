@@ -35,7 +35,7 @@ SMALL = 1 << 12
 
 
 def bounds(lowest: Any, highest: Any) -> tuple[Any, Any]:
-    """Give the bits that integers, or int32 arrays, between -2**22 and 2**22 have once rounded; see `to_integers`."""
+    """Return the bits that integers, or int32 arrays, between -2**22 and 2**22 have once rounded; see `to_integers`."""
     return lowest + _INTEGER_ZERO, highest + _INTEGER_ZERO
 
 

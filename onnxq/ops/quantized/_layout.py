@@ -82,7 +82,7 @@ class Layout(NamedTuple):
         return Chunk(slice(start, start + size), slice(o, o_end), slice(d, d_end), slice(i, i_end))
 
     def select(self, values: Array, chunk: Chunk) -> Array:
-        """Give the parameters of a chunk, broadcastable to its box.
+        """Return the parameters of a chunk, broadcastable to its box.
 
         Args:
             values: Parameters in the shape `params`.
@@ -107,7 +107,7 @@ _LOCAL = threading.local()
 
 
 def scratch(size: int) -> Array:
-    """Give a float32 buffer of at most `CHUNK` elements that belongs to this thread, and is reused by its next call.
+    """Return a float32 buffer of at most `CHUNK` elements that belongs to this thread, and is reused by its next call.
 
     A fresh buffer of this size is fresh memory from the system each time, which costs as much as a pass over it.
     """
@@ -118,7 +118,7 @@ def scratch(size: int) -> Array:
 
 
 def resolve_axis(operator: str, axis: int, rank: int) -> int:
-    """Give a possibly negative axis as an index from the front.
+    """Return a possibly negative axis as an index from the front.
 
     Raises:
         ModelError: The axis is outside [-rank, rank - 1].
@@ -211,7 +211,7 @@ class Expander:
         self._key: tuple[object, ...] = ()
 
     def __call__(self, chunk: Chunk) -> list[Array]:
-        """Give each parameter as a flat array with one value per element of the chunk."""
+        """Return each parameter as a flat array with one value per element of the chunk."""
         shape = tuple(part.stop - part.start for part in (chunk.outer, chunk.axis, chunk.inner))
         size = math.prod(shape)
         key = self._layout.key(chunk)

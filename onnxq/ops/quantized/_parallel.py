@@ -30,7 +30,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def threads_available() -> int:
-    """Give how many threads a kernel may use: the processors this process may run on, at most `MAX_THREADS`."""
+    """Return how many threads a kernel may use: the processors this process may run on, at most `MAX_THREADS`."""
     return min(available_processors(), MAX_THREADS)
 
 

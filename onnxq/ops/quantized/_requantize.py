@@ -19,7 +19,7 @@ from onnxq.ops.quantized._types import FLOAT32, INT8, INTEGER_RANGE, UINT8, Arra
 
 
 def scalar(operator: str, name: str, value: Array | None) -> Array:
-    """Give a required scalar (or one-element) input as a 0-d array.
+    """Return a required scalar (or one-element) input as a 0-d array.
 
     Raises:
         ModelError: It is absent or holds more than one value.
@@ -34,12 +34,12 @@ def scalar(operator: str, name: str, value: Array | None) -> Array:
 
 
 def scale_of(operator: str, name: str, value: Array | None) -> Array:
-    """Give a required scalar scale as a float32 0-d array."""
+    """Return a required scalar scale as a float32 0-d array."""
     return scalar(operator, name, value).astype(FLOAT32)
 
 
 def zero_of(operator: str, name: str, value: Array | None, tensor: Array) -> int:
-    """Give an optional scalar zero point as an int; it has the type of its 8-bit tensor.
+    """Return an optional scalar zero point as an int; it has the type of its 8-bit tensor.
 
     Raises:
         ModelError: The tensor is not uint8 or int8, or the zero point has another type or more than one value.
@@ -107,12 +107,12 @@ def _layout_of(total: Array, multiplier: Array) -> Layout:
 
 
 def requantized_table(x_scale: Array, x_zero: int, y_scale: Array, y_zero: Array, source: Array) -> Array:
-    """Give the 256 results of quantizing again what one 8-bit value stands for, indexed by its bits."""
+    """Return the 256 results of quantizing again what one 8-bit value stands for, indexed by its bits."""
     return quantized_table(real_values(x_scale, x_zero, source), y_scale, y_zero)
 
 
 def real_values(scale: Array, zero_point: int, source: Array) -> Array:
-    """Give what each of the 256 bit patterns of an 8-bit type stands for, as float32 indexed by the bits."""
+    """Return what each of the 256 bit patterns of an 8-bit type stands for, as float32 indexed by the bits."""
     values = np.arange(256, dtype=UINT8).view(source.dtype).astype(FLOAT32)
     return np.asarray((values - np.float32(zero_point)) * scale, FLOAT32)
 

@@ -95,7 +95,7 @@ _CODES: dict[int, DType] = {
 
 
 def dtype_of_code(code: int, attribute: str) -> DType:
-    """Give the NumPy type for a `TensorProto.DataType` code.
+    """Return the NumPy type for a `TensorProto.DataType` code.
 
     Raises:
         ModelError: No quantized operator knows the code; `attribute` says where it stood.
@@ -124,7 +124,7 @@ def check_type(operator: str, role: str, dtype: DType, allowed: dict[DType, int]
 
 
 def storage_of(dtype: DType) -> DType:
-    """Give the NumPy integer type in which values of a quantized type are counted before they are packed."""
+    """Return the NumPy integer type in which values of a quantized type are counted before they are packed."""
     if dtype.kind in "iu":
         return dtype
     return UINT8 if INTEGER_RANGE[dtype][0] == 0 else INT8

@@ -76,7 +76,7 @@ def q_linear_add(
 
 
 def _fused(a: Array, b: Array, c: Array) -> Array:
-    """Give a * b + c rounded to float32 once; the product of two float32 is exact in float64."""
+    """Return a * b + c rounded to float32 once; the product of two float32 is exact in float64."""
     return np.asarray(np.asarray(a, FLOAT64) * np.asarray(b, FLOAT64) + np.asarray(c, FLOAT64), FLOAT32)
 
 

@@ -50,7 +50,7 @@ class _Direction:
     input_forget: bool
 
     def step(self, gates: Array, h: Array, c: Array) -> tuple[Array, Array]:
-        """Give the next hidden and cell state, each [batch, hidden], from x W^T of this step, [batch, 4 * hidden]."""
+        """Return the next hidden and cell state, each [batch, hidden], from x W^T of this step, [batch, 4 * hidden]."""
         gates = gates + dynamic_quantize_mat_mul(h, *self.r) + self.bias
         i, o, f, g = np.split(gates, 4, axis=-1)
         p_i, p_o, p_f = np.split(self.peephole, 3)

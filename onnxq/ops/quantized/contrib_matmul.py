@@ -94,7 +94,7 @@ def _scaled_product(
     b_zero: Array | None,
     alpha: np.float32,
 ) -> tuple[Array, Array]:
-    """Give the int32 product, and alpha * a_scale * b_scale in float32, broadcastable to it."""
+    """Return the int32 product, and alpha * a_scale * b_scale in float32, broadcastable to it."""
     check_8_bit(name, "A", a, a_zero)
     check_8_bit(name, "B", b, b_zero)
     za = None if a_zero is None else scalar(name, "a_zero_point", a_zero)
@@ -118,7 +118,7 @@ def _real(total: Array, scale: Array, bias: Array | None = None) -> Array:
 
 
 def bias_of(name: str, bias: Array | None, columns: int, dtype: DType) -> Array | None:
-    """Give a bias of one value per column, or None; refuse another type or shape."""
+    """Return a bias of one value per column, or None; refuse another type or shape."""
     if bias is None:
         return None
     bias = np.asarray(bias)

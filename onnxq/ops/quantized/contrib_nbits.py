@@ -21,7 +21,7 @@ NAME = "MatMulNBits"
 
 
 def unpack_bits(packed: Array, bits: int, length: int) -> Array:
-    """Give the unsigned values of a byte array packed along its last axis, low bits first, cut to `length`."""
+    """Return the unsigned values of a byte array packed along its last axis, low bits first, cut to `length`."""
     if bits == 8:
         return packed[..., :length]
     shifts = np.arange(0, 8, bits, dtype=UINT8)

@@ -123,7 +123,7 @@ def whole_windows(
 
 
 def channel_parameter(operator: str, name: str, value: Array, channels: int) -> Array:
-    """Give a scalar or per-output-channel input as a 0-d or 1-D array; refuse another shape."""
+    """Return a scalar or per-output-channel input as a 0-d or 1-D array; refuse another shape."""
     value = np.asarray(value)
     if value.ndim <= 1 and value.size == 1:
         return value.reshape(())
@@ -136,7 +136,7 @@ def channel_parameter(operator: str, name: str, value: Array, channels: int) -> 
 
 
 def integer_convolution(x: Array, w: Array, xz: Array | None, wz: Array | None, windows: Windows, group: int) -> Array:
-    """Give the convolution of (x - xz) with (w - wz) as int32, exact but for the wrap at 32 bits.
+    """Return the convolution of (x - xz) with (w - wz) as int32, exact but for the wrap at 32 bits.
 
     Args:
         x: [N, C, ...]; 8-bit integers.

@@ -56,7 +56,7 @@ def dynamic_quantize_linear(x: Array) -> tuple[Array, Array, Array]:
 
 
 def value_range(flat: Array) -> tuple[np.float32, np.float32]:
-    """Give the smallest and largest value, each widened to zero; NaN when there is one. Empty: (0, 0)."""
+    """Return the smallest and largest value, each widened to zero; NaN when there is one. Empty: (0, 0)."""
     starts = range(0, flat.size, CHUNK)
     if len(starts) <= 1:
         return np.minimum.reduce(flat, initial=_ZERO), np.maximum.reduce(flat, initial=_ZERO)
@@ -73,7 +73,7 @@ def value_range(flat: Array) -> tuple[np.float32, np.float32]:
 
 
 def dynamic_parameters(low: np.float32, high: np.float32) -> tuple[np.float32, np.uint8]:
-    """Give scale and zero point for a range that holds zero, in float32 throughout."""
+    """Return scale and zero point for a range that holds zero, in float32 throughout."""
     with np.errstate(all="ignore"):
         scale = np.float32(1) if high == low else np.float32((high - low) / _TOP)
         zero_point = np.rint(_saturated(_ZERO - low / scale))

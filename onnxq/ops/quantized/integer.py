@@ -180,7 +180,7 @@ def _part(zero: Array | None, axis: int, start: int, length: int) -> Array | Non
 
 
 def shifted(values: Array, zero_point: Array | None) -> Array:
-    """Give values - zero_point as float32, which is exact for 8 bits."""
+    """Return values - zero_point as float32, which is exact for 8 bits."""
     result = values.astype(FLOAT32)
     if zero_point is not None and zero_point.any():
         np.subtract(result, zero_point.astype(FLOAT32), out=result)
@@ -188,7 +188,7 @@ def shifted(values: Array, zero_point: Array | None) -> Array:
 
 
 def magnitude(values: Array, zero_point: Array | None) -> int:
-    """Give a bound on |values - zero_point| that costs one pass: the ends of both ranges."""
+    """Return a bound on |values - zero_point| that costs one pass: the ends of both ranges."""
     if not values.size:
         return 0
     low, high = int(values.min()), int(values.max())

@@ -76,7 +76,7 @@ def q_linear_mat_mul(
 
 
 def _outer(sa: Array, sb: Array, rank: int, a_rank: int, b_rank: int) -> Array:
-    """Give a_scale * b_scale, broadcastable to a product that lost the rows of a 1-D a or the columns of a 1-D b."""
+    """Return a_scale * b_scale, broadcastable to a product that lost the rows of a 1-D a or the columns of a 1-D b."""
     if b_rank == 1 and sa.ndim >= 2:
         sa = sa[..., 0]
     if a_rank == 1 and sb.ndim >= 2:

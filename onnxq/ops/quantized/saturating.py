@@ -45,7 +45,7 @@ SUMS = 1 << 17
 """Columns times rows worked on at once: 512 KiB."""
 
 SPARSE = 8
-"""Of so many columns, one has pairs where single columns are taken off rather than all of them."""
+"""Single columns are corrected if at most one of so many columns has pairs, else all of them."""
 
 KEPT = 1 << 21
 """Bytes of memory that a thread keeps at most: fresh memory from the system costs as much as a pass over it."""
@@ -253,13 +253,13 @@ class _Buffers:
         self._narrow = memory[4 * (sums + chunk) : size].view(np.uint16).reshape(3, chunk)
 
     def take(self, pairs: int, rows: int) -> tuple[Array, Array, Array, Array]:
-        """Give three arrays uint16 [pairs, rows], and one of int32."""
+        """Return three arrays uint16 [pairs, rows], and one of int32."""
         size, shape = pairs * rows, (pairs, rows)
         first, second, third = (line[:size].reshape(shape) for line in self._narrow)
         return first, second, third, self._wide[:size].reshape(shape)
 
     def zeros(self, columns: int, rows: int) -> Array:
-        """Give zeros, int32 [columns, rows]."""
+        """Return zeros, int32 [columns, rows]."""
         sums = self._sums[: columns * rows].reshape(columns, rows)
         sums.fill(0)
         return sums

@@ -10,12 +10,12 @@ from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch
 
 
-@register_pass(order=20, note="left out {} operator{s} whose results nobody reads")
+@register_pass(order=20, note="removed {} dead operator{s}")
 def unread(model: Model) -> Iterator[Patch]:
     """Describe one change for each such operator; what custom ones and bodies do besides is not known."""
     for graph in model.graph.graphs():
         for node in _unread(graph):
-            patch = Patch(graph, node, "nobody reads its results")
+            patch = Patch(graph, node, "its results are not read")
             patch.remove(node)
             yield patch
 

@@ -18,7 +18,7 @@ MOVES_NOTHING = ("Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Unsquee
 MOST = 1 << 16  # elements of a constant that are looked at
 
 
-@register_pass(order=30, opset=BROADCASTING, note="left out {} operator{s} without effect")
+@register_pass(order=30, opset=BROADCASTING, note="removed {} no-op{s}")
 def neutral(model: Model) -> Iterator[Patch]:
     """Describe what can go: each such node's readers read its input.
 

@@ -26,7 +26,7 @@ COPY, REST = 0, -1  # in the target of a Reshape: the size that the input has th
 KEEP = 1  # in the target of an Expand: the size that the input has there
 
 
-@register_pass(order=40, note="stated {} computed shape{s}")
+@register_pass(order=40, note="replaced {} computed shape{s} by constants")
 def stated_shapes(model: Model) -> Iterator[Patch]:
     """Describe one change for each Reshape and Expand of the main graph whose shape needs no computation."""
     graph = model.graph

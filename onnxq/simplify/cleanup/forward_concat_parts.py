@@ -19,7 +19,7 @@ from onnxq.ir.shape_inference.symbolic import Shapes
 Span = tuple[int, int]  # from where to where a node takes elements of an axis
 
 
-@register_pass(order=50, note="read {} part{s} of joined tensors where they come from")
+@register_pass(order=50, note="replaced {} part{s} of Concat by their source")
 def parts(model: Model) -> Iterator[Change]:
     """Describe one change for each Slice or Split that takes whole inputs of a Concat, along its axis."""
     for graph in model.graph.graphs():

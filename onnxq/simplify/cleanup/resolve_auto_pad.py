@@ -19,7 +19,7 @@ from onnxq.ops.kernels.windows import lay_windows
 OPERATORS = ("Conv", "MaxPool", "AveragePool")
 
 
-@register_pass(order=80, note="stated the padding of {} window{s}")
+@register_pass(order=80, note="replaced auto_pad by pads in {} operator{s}")
 def stated_pads(model: Model) -> Iterator[Patch]:
     """Describe one change for each Conv and pool that pads to keep the size, if that is known."""
     for graph in model.graph.graphs():

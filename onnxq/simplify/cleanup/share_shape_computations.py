@@ -24,7 +24,7 @@ from onnxq.ir.shape_inference.values import MOST_CONTENT
 from onnxq.ir.tensor import ArrayTensor
 from onnxq.simplify.regions.constant_values import ARITHMETIC, known_array
 
-KNOWN = "computed {} operator{s} on known sizes beforehand"
+KNOWN = "folded {} operator{s} on known sizes"
 ASKED = "let {} Shape read an input of the same sizes"
 SIZES = frozenset(("Shape", "Size"))
 MAKERS = SIZES | {"ConstantOfShape", "EyeLike", "Range"}  # without any of them, nothing is computed from sizes
@@ -33,7 +33,7 @@ PLACED = ARITHMETIC | {"Mod", "Slice", "Transpose"}  # with which paddings are c
 SMALL = 1024  # bytes of a constant that is compared by what is in it
 
 
-@register_pass(order=60, note="left out {} operator{s} that computed from sizes what is there already")
+@register_pass(order=60, note="removed {} repeated shape computation{s}")
 def shared_sizes(model: Model) -> Iterator[Change]:
     """Describe one change for each node of the main graph that computes from sizes what is there, or is a constant."""
     graph = model.graph

@@ -23,7 +23,7 @@ FIRST_OPSET = 13  # before, Softmax works on all axes from its own on
 LEAST = 4  # elements of a row: for fewer, nothing is gained
 
 
-@register_pass(order=240, note="turned {} Softmax to the last axis, where onnxruntime is fast")
+@register_pass(order=240, note="moved {} Softmax to the last axis")
 def softmax_axes(model: Model) -> Iterator[Patch]:
     """Describe one change for each Softmax or LogSoftmax along such an axis, if all inputs have one size only.
 

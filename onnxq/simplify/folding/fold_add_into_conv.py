@@ -16,7 +16,7 @@ from onnxq.ir.tensor import ArrayTensor
 from onnxq.simplify.opset_builders import axes_of
 
 
-@register_pass(order=200, opset=BROADCASTING, note="added {} constant{s} behind a convolution to its bias")
+@register_pass(order=200, opset=BROADCASTING, note="folded {} constant{s} into the bias of a convolution")
 def conv_bias(model: Model) -> Iterator[Patch]:
     """Describe the new biases; a Squeeze or Unsqueeze of axes behind the channels may stand between."""
     for graph in model.graph.graphs():

@@ -21,9 +21,7 @@ FREE = 1 << 16  # elements that every table may have
 MOST_BYTES = 256 << 20  # of a table that is computed anew
 
 
-@register_pass(
-    order=110, opset=BROADCASTING, note="computed {} operator{s} on looked-up rows ahead of time, in the table"
-)
+@register_pass(order=110, opset=BROADCASTING, note="folded {} operator{s} on looked-up rows into the table")
 def lookups(model: Model) -> Iterator[Change]:
     """Describe the new tables.
 

@@ -37,7 +37,7 @@ class Layer(NamedTuple):
     bias: tuple[Node, int] | None
 
 
-@register_pass(order=220, opset=BROADCASTING, note="made {} constant factor{s} behind a layer part of its weight")
+@register_pass(order=220, opset=BROADCASTING, note="folded {} constant factor{s} into the weight of the layer before")
 def factors(model: Model) -> Iterator[Patch]:
     """Describe one change for each Mul or Div by a constant behind a layer that nobody else reads."""
     for graph in model.graph.graphs():

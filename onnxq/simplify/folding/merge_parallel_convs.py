@@ -49,7 +49,7 @@ class Branch:
         return self.weight.shape[2:]
 
 
-@register_pass(order=180, opset=BROADCASTING, note="added up {} pair{s} of branches over one input in one convolution")
+@register_pass(order=180, opset=BROADCASTING, note="merged {} pair{s} of parallel branches into one convolution")
 def branches(model: Model) -> Iterator[Patch]:
     """Describe one change for each sum or difference of two branches that nothing else reads."""
     for graph in model.graph.graphs():

@@ -62,7 +62,7 @@ class ColumnSlice:
     squeezed: bool
 
 
-@register_pass(order=290, integer=True, note="split {} product{s} whose columns are taken apart again")
+@register_pass(order=290, integer=True, note="split {} fused projection{s}")
 def describe(model: Model) -> Iterator[Patch]:
     """Describe one change for each product that is read in parts only."""
     for node in model.graph.walk():

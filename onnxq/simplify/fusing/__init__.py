@@ -1,4 +1,4 @@
-"""Passes that write a spelled-out function as one operator.
+"""Passes that write a decomposed function as one operator.
 
 Passes that move constants into weights are in `simplify.folding`.
 """

@@ -17,7 +17,7 @@ from onnxq.ir.pattern_pass import pattern_pass
     op("LayerNormalization", op("Add", computed("x"), computed("y"), name="sum", once=True), ...),
     order=300,
     because="keep it apart from the normalisation behind",
-    note="kept {} addition{s} apart from the LayerNormalization behind, as onnxruntime's kernel for both is slow",
+    note="kept {} addition{s} from being fused with LayerNormalization into a slow kernel",
     replaces="sum",
     keeps_name=False,
 )

@@ -70,7 +70,7 @@ class Product:
         return tuple(self.sizes[letter] for letter in letters)
 
 
-@register_pass(order=70, note="wrote {} Einsum with a constant as MatMul")
+@register_pass(order=70, note="rewrote {} Einsum with a constant as MatMul")
 def einsums(model: Model) -> Iterator[Patch]:
     """Describe one change for each Einsum of an activation and a constant that is a product of matrices."""
     for graph in model.graph.graphs():

@@ -17,7 +17,7 @@ from onnxq.simplify.ort_fusions import operators_left
 from onnxq.simplify.regions.single_entry_regions import ELEMENTWISE, Subgraph, compute, parts, places
 from onnxq.targets.assumed_shapes import count
 
-LEAST_GAIN = 0.9  # of the time that the spelled-out function takes
+LEAST_GAIN = 0.9  # of the time that the decomposed function takes
 NODE = 500  # nanoseconds that one more node takes, however small its tensor
 FUSE_WITH = ("Conv", "Gemm")  # what a Relu or Clip behind them is part of, in float and in 8 bit
 CODED = ("Conv", "ConvTranspose")  # what they make is in codes where they compute in 8 bit

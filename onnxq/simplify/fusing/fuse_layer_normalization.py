@@ -32,7 +32,7 @@ class Parameters(NamedTuple):
     epsilon: float
 
 
-@register_pass(order=140, note="wrote {} layer normalization{s} as one operator")
+@register_pass(order=140, note="fused {} decomposed LayerNormalization")
 def layer_normalization(model: Model) -> Iterator[Change]:
     """Describe one change for each normalisation that is spelled out, however it is.
 

@@ -22,7 +22,7 @@ PROBES = 8
 EXPONENTIALS = frozenset(("Exp", "ReduceLogSumExp"))
 
 
-@register_pass(order=150, note="wrote {} softmax function{s} as one operator")
+@register_pass(order=150, note="fused {} decomposed Softmax")
 def softmax(model: Model) -> Iterator[Change]:
     """Describe one change for each softmax that is spelled out, however it is.
 

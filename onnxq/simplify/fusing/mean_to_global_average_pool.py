@@ -24,7 +24,7 @@ ELEMENTWISE = ("Add", "Clip", "HardSigmoid", "HardSwish", "Mul", "Relu", "Sigmoi
 IN_BLOCKS = (*ELEMENTWISE, "AveragePool", "Conv", "GlobalAveragePool", "MaxPool", "ReduceMean")
 
 
-@register_pass(order=280, note="wrote {} mean{s} over all places of a map as GlobalAveragePool")
+@register_pass(order=280, note="rewrote {} mean{s} over whole maps as GlobalAveragePool")
 def means(model: Model) -> Iterator[Patch]:
     """Describe one change for each mean over the last two of four axes of what a Conv makes."""
     for graph in model.graph.graphs():

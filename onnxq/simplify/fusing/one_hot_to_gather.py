@@ -42,7 +42,7 @@ class Hot:
     wraps: bool
 
 
-@register_pass(order=90, note="wrote {} product{s} with one-hot tensors as Gather")
+@register_pass(order=90, note="rewrote {} one-hot product{s} as Gather")
 def one_hot(model: Model) -> Iterator[Change]:
     """Describe the lookups: row i of the product is row `index[i]` of the matrix, or zeros where there is none."""
     for graph in model.graph.graphs():

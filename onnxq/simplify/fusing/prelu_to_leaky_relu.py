@@ -14,7 +14,7 @@ X = var("x", lambda value: value.shape is not None, "a tensor of known rank")
     op("PRelu", X, const(name="slope", size=1)),
     order=160,
     because="it has one slope",
-    note="wrote {} PRelu with one slope as LeakyRelu",
+    note="rewrote {} PRelu with one slope as LeakyRelu",
 )
 def one_slope(patch: Patch, found: Match) -> Value:
     """Give LeakyRelu the slope, unless the slope has more axes: then the result has, too."""

@@ -20,7 +20,7 @@ ROOT = op("Sqrt", op("Add", MEAN_SQUARE, const()), name="root")
     op("Mul", var("x"), op("Reciprocal", ROOT, once=True)),
     order=170,
     because="its factor is a reciprocal",
-    note="wrote {} product{s} with the reciprocal of a root mean square as quotient{s}",
+    note="rewrote {} RMSNorm reciprocal{s} as Div",
 )
 def quotients(patch: Patch, found: Match) -> Value:
     """Divide a value by its own root mean square."""

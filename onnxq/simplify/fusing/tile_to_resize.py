@@ -35,7 +35,7 @@ class Repeated(NamedTuple):
     times: tuple[int, ...]
 
 
-@register_pass(order=270, opset=OPSET, note="wrote {} repetition{s} of elements along axes as Resize")
+@register_pass(order=270, opset=OPSET, note="rewrote {} Tile upsampling{s} as Resize")
 def repeats(model: Model) -> Iterator[Patch]:
     """Describe one change for each chain of Tile and operators that move axes which comes to a Resize."""
     shapes = Shapes(model.graph, model.opset)

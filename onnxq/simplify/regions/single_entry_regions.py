@@ -16,7 +16,7 @@ from onnxq.evaluator.schedule import bind
 from onnxq.ir.graph import Graph, Node, Value
 from onnxq.ops.kernels.registry import find_kernel
 
-MOST_NODES = 24  # of a part: a spelled-out function has ten or so
+MOST_NODES = 24  # of a part: a decomposed function has ten or so
 # Elementwise operators whose kernels compute in float64 when they are given that
 ELEMENTWISE = frozenset((
     "Abs", "Add", "Clip", "Div", "Elu", "Erf", "Exp", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish",

@@ -27,7 +27,7 @@ MOST_EVALUATED = 16  # samples: the evaluator takes some times as long as onnxru
 Progress = Callable[[int, int | None], None]
 UNSOUND = "Compare it with its float model: --against FLOAT."
 MADE_UP = (
-    "The sample was made up, and not every model takes any numbers: give --data, or --against FLOAT to see whether "
+    "The sample is random, and not every model takes random numbers. Pass --data, or --against FLOAT to see whether "
     "the float model does the same."
 )
 

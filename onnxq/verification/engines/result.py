@@ -116,8 +116,8 @@ class EngineCheck:
         if self.parting is not None and not (self.within or self.flipped or self.parting.is_step):
             at = self.parting
             return (
-                f"onnxruntime and the reference evaluator part at tensor '{at.tensor}' behind {at.op_type} node "
-                f"{at.node}, by up to {at.max_abs:.3g}, sample {at.sample}; no node disagrees by itself, so that small "
-                "differences must add up"
+                f"onnxruntime and the reference evaluator differ first at tensor '{at.tensor}' after {at.op_type} "
+                f"node {at.node}, by up to {at.max_abs:.3g}, sample {at.sample}; no single node disagrees, so small "
+                "differences add up"
             )
         return ""
