@@ -1,4 +1,4 @@
-"""What is measured on samples: statistics, ranges, second moments, scales and zero points of activations.
+"""Measurements on samples: statistics, ranges, second moments, scales and zero points of activations.
 
 It changes no graph.
 """

@@ -1,4 +1,4 @@
-"""Scale and zero point of an activation, from its statistics and the settings of whoever quantizes it.
+"""Scale and zero point of an activation, from its statistics and the settings of the node that quantizes it.
 
 Tests: `tests/calibration/test_sample_extremes.py`.
 """
@@ -24,9 +24,9 @@ PASSED = (*MOVERS, *CLAMPS, "Identity")  # what onnxruntime leaves out between a
 def scheme_qparams(stats: TensorStats, scheme: Scheme, bounds: tuple[float, float] = UNKNOWN) -> QParams:
     """Choose the range as the scheme says, and spread the codes of its activation type over it.
 
-    A choice that is still open is the range from the least to the greatest value, widened as far as other samples are
-    expected to need it; so is one by output error where it covers all that was seen. The range ends at the bounds of
-    what makes the tensor: rounding in float32 may go beyond, and an absorbed Clip clamps where the codes end.
+    An open choice is the range from the least to the greatest value, widened as far as other samples are expected to
+    need. So is one by output error that covers all samples. The range ends at the bounds of the tensor's operator.
+    Rounding in float32 may go beyond, and an absorbed Clip clamps at the ends of the codes.
     """
     method, symmetric = scheme.ranges, scheme.symmetric
     low, high = choose_range(stats, method, percentile=scheme.percentile, bits=scheme.bits, symmetric=symmetric)
@@ -54,7 +54,8 @@ def array_qparams(array: np.ndarray, scheme: Scheme) -> QParams:
 
 
 def coarsened(plan: Plan, qparams: dict[Value, QParams]) -> dict[Value, QParams]:
-    """Return averages over whole channels no steps that are too fine for onnxruntime beside those of what they average.
+    """Return averages over whole channels steps that are not too fine for onnxruntime, compared with those of their
+    input.
 
     Such an average is next to nothing, as behind an InstanceNormalization: its steps count what float32 rounded.
     """

@@ -39,8 +39,8 @@ def calibrate(
 ) -> Stats:
     """Measure values of the float model over all samples.
 
-    The evaluator runs the model, with sums and functions in float64, so that what is measured is the same on every
-    processor; `float_runs` says when onnxruntime runs it. A few samples are in memory at a time, with their values.
+    The evaluator runs the model, with sums and functions in float64: statistics are the same on every processor.
+    `float_runs` says when onnxruntime runs it. A few samples are in memory at a time, with their values.
 
     Args:
         model: The float model.
@@ -85,7 +85,7 @@ def calibrate(
 
 
 def _add_all(pool: Executor, stats: Stats, taps: dict[str, Value], results: list[Any], index: int) -> None:
-    """Measure what a run gave, several tensors at a time, and let go of each; the number of threads changes no bit."""
+    """Measure the tensors of a run, several at a time, and release each; the number of threads changes no bit."""
     measured = []
     for value in reversed(taps.values()):
         stats.begin(value.name)  # here, so that their order is always the same

@@ -1,8 +1,8 @@
-"""What is known of each channel of an activation: extremes of its samples, mean and second moment.
+"""Statistics of each channel of an activation: extremes of its samples, mean and second moment.
 
-The two greatest and the two least values of a channel come from different batches. So it is known what the range would
-have been without the batch that set it, and by how much that batch would then have been clipped: an estimate of what
-data that calibration has not seen will suffer, from one pass (leave one out).
+The two greatest and the two least values of a channel come from different batches. So the range without the batch that
+set it is known, and by how much that batch would then have been clipped. That estimates the clipping of unseen data
+from one pass (leave one out).
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ class ChannelStats(Statistic):
     def joined(self, positions: int) -> Self:
         """Return the statistics of channels that lie as so many neighbours each on the axis: of a flattened map.
 
-        Which batch was greatest at which position is not known, so what a range would have been without its batch is
-        the next batch's at the best position: less than it was, if the greatest of two positions are of two batches.
+        The batch of each position's maximum is not known. The range without its batch is therefore taken from the next
+        batch at the best position. It is less than before if the maxima of two positions are of two batches.
         """
         made = type(self)(self.axis)
         made.count, made.batches = self.count * positions, self.batches

@@ -1,7 +1,7 @@
 """Runs of the float model that give its tensors: with sums in float64, so that they are the same on every processor.
 
 The evaluator runs what it has kernels for. onnxruntime runs large models, whose weights stay in their files, and models
-with operators that only it knows: in float32, whose last bit each processor rounds in its own way. Its optimisations
+with operators that only it knows. It runs them in float32, whose last bit differs between processors. Its optimisations
 are the basic ones then: constants are folded, while fused approximations stay out.
 
 Tests: `tests/calibration/test_calibrate.py`.
@@ -115,7 +115,7 @@ class _Wide(FloatRuns):
         try:
             self._evaluator.run(sample, [], taps | dict(self._looks))
         except (ModelError, DataError):
-            # What onnxruntime says of the sample is better known; and it may know more cases of an operator
+            # onnxruntime's message about the sample is better known; and it may have more cases of an operator
             if self._looks:
                 super().run(index, sample)
                 raise

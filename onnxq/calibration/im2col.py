@@ -1,7 +1,7 @@
 """The input of a layer as rows: what one output element of a MatMul, Gemm or Conv is the product of.
 
 A layer with a weight `W [m, n]` computes `x Wᵀ` for every row `x [n]`. For MatMul and Gemm a row is a slice along the
-contracted axis; for Conv it is a window, unfolded in the order of the weight: input channel, then kernel position.
+contracted axis. For Conv it is a window, unfolded in the order of the weight: input channel, then kernel position.
 
 Tests: `tests/calibration/test_second_moments.py`.
 """

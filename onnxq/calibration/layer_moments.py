@@ -52,7 +52,7 @@ class MeasuredLayers:
 
     @property
     def bytes(self) -> int:
-        """What all H take, both halves."""
+        """Bytes of all H, both halves."""
         return sum(
             2 * 8 * unfolding.columns * block for ways in self._by_name.values() for unfolding, block in ways.items()
         )

@@ -1,4 +1,4 @@
-"""What an error of an activation does at the outputs of the layers that read its 8-bit codes.
+"""Effect of an activation's error at the outputs of the layers that read its 8-bit codes.
 
 Tests: `tests/calibration/test_weighted_histogram.py`.
 """
@@ -57,7 +57,7 @@ def minimal_statistics(plan: Plan) -> StatisticFactory:
 
 
 def trial_statistics(plan: Plan, layers: MeasuredLayers) -> StatisticFactory:
-    """Tell what ranges and codes of a trial are chosen by, those by output error among them, and nothing besides.
+    """List the statistics that choose ranges and codes of a trial, those by output error among them.
 
     Reports and files want more, but of no trial; measuring it takes longer than many a model runs.
     """
@@ -76,7 +76,7 @@ def _weights(value: Value, readers: Iterable[Node], *, seen: bool) -> tuple[np.n
     axes = {axis if axis >= 0 or value.shape is None else axis + len(value.shape) for axis, _ in found}
     if len(axes) != 1 or len({len(energies) for _, energies in found}) != 1:
         return None
-    alike = np.ones_like(found[0][1])  # for whoever reads it otherwise
+    alike = np.ones_like(found[0][1])  # for other readers
     return channel_weights([e for _, e in found] + [alike] * (seen + known.count(None))), axes.pop()
 
 

@@ -43,8 +43,7 @@ QParams = tuple[np.float32, "np.integer[Any]"]  # scale and zero point of a tens
 class CodeType(NamedTuple):
     """A quantized type: codes are held one per element in `container`, from `low` to `high`.
 
-    Symmetric codes leave out one value, so that they reach equally far on both sides: int8 is -127 to 127, uint8 is
-    1 to 255 around 128.
+    Symmetric codes leave out one value and reach equally far on both sides: int8 is -127 to 127, uint8 is 1 to 255.
     """
 
     container: np.dtype[Any]

@@ -3,10 +3,10 @@
 A range method is one function behind `range_method`: the line says its name, what it needs measured, and what the docs
 say of it. Recipes take the names of `RangesSetting`, and a test holds both to each other and to the docs.
 
-The error is that of the values themselves or, with a histogram that counts each channel by what its readers make of it
-(`weighted_histogram`), the one that it causes at their outputs. There, what is clipped counts more than what is
-rounded: rounding errors are independent of one another and add up by their squares, while neighbouring values beyond
-the range are clipped together, and in the same direction.
+The error is that of the values themselves. With a histogram that weighs each channel by its readers
+(`weighted_histogram`), it is the error at their outputs. Clipping counts more than rounding there. Rounding errors are
+independent and add up by their squares; neighbouring values beyond the range are clipped together, in the same
+direction.
 
 The squared error of a candidate is computed from the histogram in O(levels), whatever the number of values: inside a
 bin the density is taken as uniform, so the number, sum and sum of squares of all values below any point follow in
@@ -37,11 +37,11 @@ from onnxq.calibration.weighted_histogram import WeightedHistogram
 from onnxq.errors import RecipeError
 from onnxq.ops.forms.scheme import RangesSetting
 
-# What onnxruntime's and TensorRT's calibrators use
+# The default of onnxruntime's and TensorRT's calibrators
 DEFAULT_PERCENTILE = 99.999
 # Beyond this many levels a cell is narrower than a bin, and its error is s**2 / 12 by the uniform density
 MOST_CELLS = 1024
-# What the square of a clipped value counts at the outputs, where that of a rounded one counts 1: see docs/benchmarks.md
+# Weight of a squared clipping error at the outputs, where a rounding error counts 1: see docs/benchmarks.md
 CLIPPED = 4.0
 ALIKE = 4  # samples whose peaks are the same: that is no chance
 WIDTHS = np.linspace(1.0, 2.0, 41)
@@ -208,8 +208,8 @@ def extrapolate_range(stats: TensorStats, low: float, high: float, *, bits: int 
 def add_headroom(stats: TensorStats, low: float, high: float, factor: float) -> tuple[float, float]:
     """Return both ends of a range room for other samples, but for an end that several samples reach alike.
 
-    There the data end, as pictures do at white: no sample will go further, and codes that hit what pixels can be would
-    hit it no more.
+    The data end there, as pictures do at white. No sample goes further, and codes that match pixel values would match
+    them no more.
 
     Args:
         stats: Of the tensor; without `SampleExtremes` both ends get room.
@@ -247,7 +247,7 @@ def _end(peaks: SampleExtremes, sorted_peaks: np.ndarray, end: float, opposite: 
         far = least(ends, spread.beyond(ends))
         if far > ends[0]:
             return far
-    if end < highest:  # where seen values are clipped, somebody has weighed that
+    if end < highest:  # where seen values are clipped, that was weighed
         return end
     ends = WIDTHS * end
     beyond = exponential_tail(peaks, sorted_peaks, ends)

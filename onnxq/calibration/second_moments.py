@@ -23,8 +23,8 @@ RANK = 3  # most spatial axes of a Conv
 class LayerMoments:
     """H and the mean of one way to read a tensor, in two halves.
 
-    The first sample gives its first rows to one half and its last rows to the other; after it, samples go to the halves
-    in turn. An item of a batch counts as a sample.
+    The first rows of the first sample go to one half, its last rows to the other. Later samples go to the halves in
+    turn. An item of a batch counts as a sample.
 
     Args:
         unfolding: How the layer reads the tensor.

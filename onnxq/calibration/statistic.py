@@ -1,4 +1,4 @@
-"""What one measurement of a tensor must offer to be combined with others.
+"""The protocol of a mergeable measurement of a tensor.
 
 Tests: `tests/calibration/test_stats.py`.
 """

@@ -114,7 +114,7 @@ class NotFiniteError(ValueError):
 
 
 class TensorStats:
-    """What is known of one tensor: `stats[Histogram]` gives one statistic, the properties the common ones.
+    """Statistics of one tensor: `stats[Histogram]` gives one statistic, the properties the common ones.
 
     Args:
         parts: Empty statistics, at most one of a kind; the basic ones by default.

@@ -1,10 +1,9 @@
 """How far other samples may go, by the peaks of those that were seen.
 
-The greatest peaks are taken as exponential: by how much they exceed any threshold has the same mean. That is wrong
-where samples differ by factors, as vibration under other loads or knocks of all strengths do: then the logarithms of
-peaks are spread widely, and their greater half lies on a straight line over what a normal distribution would give. Its
-slope is that spread. Of the slope, its standard error is taken off: where one sample goes far beyond all others, that
-is no sign of more.
+The greatest peaks are taken as exponential: by how much they exceed any threshold has the same mean. That is wrong if
+samples differ by factors, as vibration under other loads does. The logarithms of peaks are then spread widely, and
+their greater half lies on a straight line over normal quantiles. Its slope is that spread. The standard error of the
+slope is subtracted: one sample far beyond all others is no sign of more.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A histogram in which an element counts as much as an error in its channel counts at the outputs of its readers.
 
-A layer `y = x Wᵀ` makes of an error e of its input the error `e Wᵀ`, whose square is, while the errors of different
-channels are independent, `Σ_k e_k² ‖W_k‖²` with `W_k` the column that channel k is multiplied with. So an element of
-channel k counts `‖W_k‖²`, in the same bins as in an ordinary histogram. Weights are integers: sums of them are exact in
-float64 up to 2**53, so that neither order nor splitting nor merging changes a count.
+A layer `y = x Wᵀ` turns an input error e into `e Wᵀ`. If errors of channels are independent, its square is `Σ_k e_k²
+‖W_k‖²` with `W_k` the column of channel k. So an element of channel k counts `‖W_k‖²`, in the same bins as in an
+ordinary histogram. Weights are integers: sums of them are exact in float64 up to 2**53, so that neither order nor
+splitting nor merging changes a count.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class Names:
         self._taken.add(name)
 
     def fresh(self, hint: str) -> str:
-        """Give `hint`, or `hint_1`, `hint_2`, …: the first that is free, in constant time on average.
+        """Return `hint`, or `hint_1`, `hint_2`, …: the first that is free, in constant time on average.
 
         The middle of a long hint is left out.
         """

@@ -1,4 +1,4 @@
-"""What a search may give a node between integer products and float."""
+"""Alternatives of a search between integer products and float."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BLOCKS_LEFT, ROWS_LEFT = 0.4, 0.3
 
 @dataclass(frozen=True)
 class Alternative:
-    """What a node may become in place of a static integer product, without going all the way to float.
+    """An alternative to a static integer product that is not float.
 
     Attributes:
         choice: What to choose.
@@ -54,7 +54,7 @@ def alternatives(node: Node, recipe: Recipe, opset: int, costs: Costs) -> tuple[
     """
     rows, blocks = by_rows(node, recipe, opset), by_blocks(node, recipe, opset)
     in_float, taken = node_times(node, costs)[0], row_time(node, costs)
-    # What onnxruntime computes with a float Conv besides, the Add and the Relu behind it, is not in the prediction
+    # The prediction leaves out the Add and the Relu that onnxruntime computes with a float Conv
     if node.op_type == "Conv" and not rows_pay(node, costs):
         rows = None
     found = [] if rows is None or taken is None else [Alternative(rows, taken, ROWS_LEFT)]

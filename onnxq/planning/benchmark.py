@@ -1,7 +1,7 @@
-"""What the kernels of one model take on this machine, in float and in 8 bit: tiny models of the very shapes, profiled.
+"""Kernel times of one model on this machine, in float and in int8, by profiles of tiny models of its shapes.
 
-One thread. Times come from onnxruntime's profiler, the fastest quarter of the runs, so that neither the conversions
-around a kernel nor other work on the machine is counted.
+One thread. Times come from onnxruntime's profiler, the fastest quarter of the runs. Neither conversions nor other work
+on the machine count.
 """
 
 from __future__ import annotations

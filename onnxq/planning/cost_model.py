@@ -54,14 +54,14 @@ def interpolated(kernel: Kernel, costs: Costs) -> tuple[float, float]:
 def node_times(node: Node, costs: Costs) -> tuple[float, float]:
     """Return the time of a node in float and in 8 bit in nanoseconds, conversions around it left out.
 
-    What onnxruntime computes with a Conv counts as a part of it: a Clip behind it, which codes do for nothing.
+    Operators that onnxruntime computes with a Conv count as a part of it: a Clip after it, which costs codes nothing.
     """
     if _conv_of(node) is not None:
         return 0.0, 0.0
     in_float, in_integers = _kernel_times(node, costs)
     made = node.outputs[0]
     clamps = [use.node.op_type for use in made.uses if _conv_of(use.node) is node] if made is not None else []
-    if made is not None and clamps:  # one, as nobody else reads what it clamps
+    if made is not None and clamps:  # one, as it is the only reader of its input
         in_float += costs.clamp(clamps[0], count(made, costs.shapes))
     return in_float, in_integers
 

@@ -1,4 +1,4 @@
-"""What a plan is made of: a decision for every node, and what they mean for values.
+"""The parts of a plan: a decision for every node, and what they mean for values.
 
 Tests: `tests/optimize/test_merge_scales.py`.
 """
@@ -21,7 +21,7 @@ from onnxq.targets import Costs, load_costs
 
 @dataclass(frozen=True)
 class Decision:
-    """What happens to one node.
+    """The decision about one node.
 
     Attributes:
         node: The node.
@@ -41,7 +41,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Override:
-    """What a search settled for one node.
+    """A search's choice for one node.
 
     Attributes:
         scheme: The only scheme to try; `float` for none.

@@ -1,7 +1,7 @@
-"""What a finished plan takes of float's time on a family of processors, by its table: kernels, conversions, the rest.
+"""Predicted latency of a finished plan on a family of processors: kernels, conversions, the rest.
 
-Other than the times that decide a plan, which compare forms of a node, these are of whole models: nodes that compute in
-float either way count, and so does what onnxruntime takes for a node and for a run.
+The times that decide a plan compare forms of a node. These are of whole models: float nodes count, and so does
+onnxruntime's overhead of a node and of a run.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class _Pairs:
         self.forms = {d.node: d.form for d in plan.decisions if d.scheme == "static-int8"}
 
     def time(self) -> float:
-        """Return the time of all conversions, and of the changes of layout beside them."""
+        """Return the time of all conversions, and of the changes of layout at them."""
         return math.fsum(self._of(value) for value in self._values())
 
     def _values(self) -> Iterator[Value]:

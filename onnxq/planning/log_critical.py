@@ -1,8 +1,8 @@
 """Which products a logarithm follows: their small results count as much as their large ones.
 
 A spectrum in bands spans many orders of magnitude, and so do its logarithms' arguments. Codes of 8 bits have one step
-for all of them, which is larger than most: of the decibels of a quiet band nothing is left. So it is with the spectrum
-itself, a product with sines and cosines, of whose squares the bands are sums.
+for all of them, which is larger than most. The decibels of a quiet band are lost. So it is with the spectrum itself, a
+product with sines and cosines, of whose squares the bands are sums.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from onnxq.ir import Graph, Node
 
-# What may stand between: it moves values, or changes all of them alike, or bounds them from below
+# Operators that may stand between: they move values, change all alike, or bound them from below
 MOVING = frozenset(("Cast", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"))
 BETWEEN = MOVING | {"Abs", "Add", "Clip", "Max", "Mul", "Pow", "Relu", "Sqrt"}
 SIZES = frozenset(("Abs", "Pow", "ReduceL2", "ReduceSumSquare", "Sqrt"))  # what makes the size of a number of it

@@ -1,12 +1,11 @@
 """Which nodes must stay out of 8 bit because onnxruntime breaks a node behind them, and what it would make slow.
 
-An integer Conv works channels last. onnxruntime puts Transposes around it and moves them on through the nodes behind,
-and of some of these it then permutes the wrong numbers (1.31.1, `transpose_optimizer`): the pads of a Pad with `axes`,
-the sizes and scales of a Resize with `axes`, the same inside CenterCropPad; and cubic Resize knows channels first only.
-The model is right, and neither loads nor runs. An AveragePool between a DequantizeLinear and a QuantizeLinear becomes
-QLinearAveragePool, which has no dilation, and counts padding in another way where the last window hangs over. And a
-product in front of a QuantizeLinear of the model is fused with it even where that has many scales, which QLinearMatMul
-refuses, and where the product makes the scale.
+An integer Conv works channels last. onnxruntime puts Transposes around it and moves them on through the nodes behind.
+It then permutes some attributes wrongly (1.31.1, `transpose_optimizer`): pads of a Pad with `axes`, sizes and scales of
+a Resize with `axes`, and the same inside CenterCropPad. Cubic Resize has channels first only. The model is right, and
+neither loads nor runs. An AveragePool between a DequantizeLinear and a QuantizeLinear becomes QLinearAveragePool. That
+has no dilation, and counts padding differently in an overhanging window. A product before a QuantizeLinear of the model
+is fused with it even if that has many scales, which QLinearMatMul refuses, or if the product makes the scale.
 """
 
 from __future__ import annotations
@@ -74,9 +73,9 @@ def computed_in_codes(value: Value, plan: Plan, target: str) -> bool:
 def pool_to_keep_float(value: Value, plan: Plan) -> Node | None:
     """Find the float pool that onnxruntime would compute in 8 bit because a value is quantized, and take longer for.
 
-    It moves a QuantizeLinear in front of a MaxPool that nobody else reads (1.31, `qdq_propagation.cc`), also across
-    nodes that move values. Then it pools codes, for which it has no fast kernel unless a QLinearConv has made them: a
-    network of a millisecond became twice as slow. An AveragePool between DequantizeLinear and QuantizeLinear becomes
+    It moves a QuantizeLinear in front of a MaxPool without other readers (1.31, `qdq_propagation.cc`), also across
+    nodes that move values. It then pools codes, without a fast kernel unless a QLinearConv has made them. A network of
+    a millisecond became twice as slow. An AveragePool between DequantizeLinear and QuantizeLinear becomes
     QLinearAveragePool, which takes ten times as long as in float. It sees nothing beyond a Max, be it one of a single
     input, which only copies.
     """
@@ -96,7 +95,7 @@ def product_to_keep_float(value: Value, plan: Plan) -> Node | None:
 
     It does so where a product reads what a DequantizeLinear gives and only a QuantizeLinear reads the result (1.31,
     `weight_bias_quantization.cc`), also across nodes that it moves the two through: in 8 bit with one scale for the
-    whole weight. What somebody has excluded, or what lost too much in 8 bit, would be computed in 8 bit all the same.
+    whole weight. Excluded nodes, or nodes that lost too much, would then compute in int8.
     """
     node = value.producer
     while node is not None and _passes(node, (*PASSED, *CLAMPS)) and node not in plan.outputs:
@@ -120,6 +119,6 @@ def _passes(node: Node, operators: Iterable[str]) -> bool:
 
 
 def _alone_before(node: Node) -> Node | None:
-    """Return the maker of what a node reads first, if nobody else reads that."""
+    """Return the maker of a node's first input, if that has no other reader."""
     read = node.inputs[0]
     return read.producer if read is not None and len(read.uses) == 1 else None

@@ -1,4 +1,4 @@
-"""The head of a model: the product that gives an output, whose rounding nothing behind it evens out.
+"""The head of a model: the product that gives an output, whose rounding error reaches the output directly.
 
 Tests: `tests/planning/test_output_head.py`.
 """

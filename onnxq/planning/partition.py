@@ -1,9 +1,9 @@
 """Which nodes work in 8 bit together: the cheapest cut between float and integers, borders counted.
 
 A Conv in 8 bit is not always faster than in float, and every change between the two costs a conversion of the tensor.
-Choosing sides for all nodes at once is a minimum cut: a node pays its float or its integer time for its side, and a
-value whose maker and readers are on different sides pays for one conversion. The cut is found exactly by maximum flow
-(Dinic 1970), so the choice is the same on every machine.
+Choosing sides for all nodes at once is a minimum cut. A node pays its float or its integer time. A value whose maker
+and readers are on different sides pays for one conversion. The cut is found exactly by maximum flow (Dinic 1970), so
+the choice is the same on every machine.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _maker(
 
 @dataclass(frozen=True)
 class _Boundary:
-    """A value that somebody makes or reads in 8 bit, and what it takes where not all of them do; places in the flow.
+    """A value at the border of int8, and its conversion time; places in the flow.
 
     Attributes:
         maker: Who makes it; 1 where that is in float for certain.

@@ -245,7 +245,7 @@ def _keep_paying_region(graph: Graph, decided: dict[Node, Decision], plan: Plan,
     recipe = plan.recipe
     forms = {n: d.form for n in graph.nodes if (d := decided[n]).scheme == "static-int8" and d.form is not None}
     schemes = {node: recipe.scheme_for(node.op_type, node.name)[0] for node in forms}
-    # The kernel times are those of uint8: whoever asks for other activations does not ask for this runtime's speed.
+    # The kernel times are those of uint8; other activations are not for this runtime's speed.
     asked = {node for node, scheme in schemes.items() if scheme.name != "auto" or scheme.activations != "uint8"}
     if len(asked) == len(forms):
         return

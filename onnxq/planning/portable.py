@@ -16,8 +16,8 @@ CLEARLY = 0.02  # less regret than the first mix has, or that one stays
 def portable_costs(plan: Plan, plan_by: Callable[[Costs], Plan]) -> Costs:
     """Return the kernel times by which a plan is good on every family that a target is for.
 
-    Regret is what a plan takes on a family by the least that any of the plans takes there; the worst over families is
-    to be least, among plans that are nowhere slower than float, if there are any.
+    Regret is a plan's time on a family over the least time of any plan there. The plan of least worst regret is taken,
+    among plans that are nowhere slower than float, if there are any.
 
     Args:
         plan: By the first mix.

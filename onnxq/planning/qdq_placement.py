@@ -1,4 +1,4 @@
-"""Where a runtime wants QuantizeLinear and DequantizeLinear: what its target's data mean for a node and its scheme."""
+"""Places of QuantizeLinear and DequantizeLinear for a runtime: what its target's data mean for a node."""
 
 from __future__ import annotations
 

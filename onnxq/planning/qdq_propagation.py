@@ -1,4 +1,4 @@
-"""What the decisions of a plan mean for values: which are calibrated, and which have scale or range of another.
+"""Decisions of a plan as facts about values: which are calibrated, and which have scale or range of another.
 
 Tests: `tests/planning/test_planner.py`.
 """
@@ -39,10 +39,10 @@ def propagate_qdq(plan: Plan) -> None:
 
 
 def _join_scales(plan: Plan) -> None:
-    """Let what nobody but a Concat reads have the scale of what is joined.
+    """Share the scale of a Concat's output with inputs that it alone reads.
 
-    It is rounded once in place of twice, and onnxruntime's QLinearConcat copies codes of its own scale, where it looks
-    up every other one in a table: half its time.
+    The value is rounded once instead of twice. onnxruntime's QLinearConcat copies codes of its own scale and looks up
+    all others in a table: half its time.
     """
     makers = {value: node for node, value in plan.outputs.items()}
     for decision in plan.decisions:

@@ -1,4 +1,4 @@
-"""What products with a scale for every row take, predicted from the table of a target.
+"""Times of products with a scale for every row, predicted from the table of a target.
 
 Tests: `tests/planning/test_alternatives.py`.
 """
@@ -16,7 +16,7 @@ from onnxq.targets import Costs
 from onnxq.targets.assumed_shapes import count
 from onnxq.targets.target import load_target
 
-NODES, NODES_OF_WINDOW = 9, 5  # besides the product; for each element of a window
+NODES, NODES_OF_WINDOW = 9, 5  # in addition to the product; for each element of a window
 MOST_OF_FLOAT = 0.8  # of float's time, where `auto` chooses it of its own accord
 
 

@@ -1,8 +1,8 @@
 """Which nodes compute lengths: what they give decides how large other tensors are.
 
 Speech models predict how long each sound lasts, and everything behind is as long as the sum. A duration that rounds to
-the next whole frame because of 8 bit moves all that follows, so no output can be held against that of the float model.
-Detections that are kept or dropped one by one are no such lengths: whole detectors stand before them.
+another frame in int8 moves all that follows. No output can then be compared with that of the float model. Detections
+that are kept or dropped one by one are no such lengths: whole detectors stand before them.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "Sqrt": (0.0, inf),
     "Tanh": (-1.0, 1.0),
 }
-# What they give are values of their first input, or means of such and zeros
+# Their outputs are values of their first input, or means of such and zeros
 POOLS = ("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool")
 PASSING = (*MOVERS, *POOLS, "Expand", "Gather", "Identity", "Tile")
 

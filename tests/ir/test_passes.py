@@ -277,7 +277,7 @@ def test_tracebacks_of_older_exporters_are_left_out(text: str, kept: bool) -> No
     proto = text_model("g (float[2,4] x) => (float[2,4] y) { y = Relu(x) }")
     proto.graph.node[0].doc_string = text
     model = parse(proto.SerializeToString())
-    assert normalised(model) == ([] if kept else ["left out what PyTorch noted of the source of 1 node"])
+    assert normalised(model) == ([] if kept else ["removed PyTorch's source metadata of 1 node"])
     (relu,) = onnx.load_from_string(model.serialize()).graph.node
     assert relu.doc_string == (text if kept else "")
 

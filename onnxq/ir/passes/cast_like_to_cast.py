@@ -12,7 +12,7 @@ from onnxq.ir.match import Match, op, var
 from onnxq.ir.patch import Patch
 from onnxq.ir.pattern_pass import pattern_pass
 
-# Of these, rounding and saturation are the same in all versions of both operators
+# Rounding and saturation are the same in all versions of both operators
 PLAIN = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16))
 PLAIN |= frozenset((TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL))
 LIKE = var("like", lambda value: value.dtype in PLAIN, "of a known type that all versions cast to alike")
@@ -22,7 +22,7 @@ LIKE = var("like", lambda value: value.dtype in PLAIN, "of a known type that all
     op("CastLike", var("data"), LIKE),
     order=80,  # before widening, which leaves stated types alone, and before constants are folded
     because="the type that it casts to is known",
-    note="stated the type of {} CastLike",
+    note="rewrote {} CastLike as Cast",
     keeps_name=False,
     operators=("CastLike",),
     types=True,

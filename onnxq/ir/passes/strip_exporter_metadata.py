@@ -1,4 +1,4 @@
-"""What PyTorch's exporter notes of the Python source of every node goes: up to half of a small model in 8 bit.
+"""Remove the notes of PyTorch's exporter on the source of every node: up to half of a small int8 model.
 
 Tests: `tests/ir/test_passes.py`.
 """
@@ -14,13 +14,13 @@ from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.proto_fields import NODE_DOC, NODE_METADATA
 from onnxq.ir.wire import LENGTH_DELIMITED, fields
 
-# Lines of source with their paths, the call that was traced, and names of classes, which `namespace` says too, and that
-# stays, with the names of modules; source: torch/onnx/_internal/exporter/_core.py
+# Lines of source with their paths, the traced call, and names of classes. `namespace` holds the last as well and stays,
+# with the names of modules. Source: torch/onnx/_internal/exporter/_core.py
 PLACE = re.compile(rb"\S.*\.py\(\d+\): \S+$")
 TRACES = frozenset(f"pkg.torch.onnx.{name}" for name in ("stack_trace", "fx_node", "class_hierarchy"))
 
 
-@register_pass(order=20, note="left out what PyTorch noted of the source of {} node{s}")
+@register_pass(order=20, note="removed PyTorch's source metadata of {} node{s}")
 def drop_traces(model: Model) -> int:
     """Write the nodes without those notes, and count the nodes that had some."""
     nodes = [node for node in model.graph.walk() if _drop(node)]

@@ -25,7 +25,7 @@ SOFTMAX = op("Softmax", var("scores"), name="softmax")
     op("Where", op("IsNaN", SOFTMAX), const(size=1), SOFTMAX),
     order=210,
     because="its Softmax is never NaN",
-    note="left out {} question{s} whether a Softmax of finite scores is NaN",
+    note="removed {} NaN guard{s} after Softmax",
 )
 def guards(patch: Patch, found: Match) -> Value:
     """Read the Softmax where its scores are finite.

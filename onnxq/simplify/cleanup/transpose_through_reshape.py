@@ -26,7 +26,7 @@ TURNED = op("Transpose", JOINED, once=True, name="turned", perm=lambda perm: per
     op("Reshape", TURNED, var("told_again")),
     order=230,
     because="axes are joined for a Transpose alone",
-    note="wrote {} Transpose{s} of joined axes without joining them",
+    note="moved {} Transpose{s} through Reshape",
     main_graph=True,
     shapes=True,
 )

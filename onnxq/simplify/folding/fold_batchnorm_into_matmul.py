@@ -30,7 +30,7 @@ FLAT = op(("Flatten", "Reshape"), ROWS, ..., once=True, name="flat")
     op("BatchNormalization", FLAT, var(), var(), var(), var()),
     order=190,
     because="it scales the columns of the product, and adds to them",
-    note="made {} BatchNormalization of rows part of the product before",
+    note="folded {} BatchNormalization of rows into the product before",
     keeps_name=False,
 )
 def row_norms(patch: Patch, found: Match) -> Value:

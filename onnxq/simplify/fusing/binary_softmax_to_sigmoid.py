@@ -26,7 +26,7 @@ LEAST_ROWS = 512  # for fewer, five operators take longer to start
     op("Softmax", var("scores", lambda value: value.dtype == TensorProto.FLOAT, "float32")),
     order=250,
     because="it is over two classes",
-    note="wrote {} Softmax over two classes as Sigmoid of their difference",
+    note="rewrote {} two-class Softmax as Sigmoid",
     shapes=True,
     needs_opset=OPSET,
 )

@@ -30,7 +30,7 @@ GEMM = op(
     op("Reshape", GEMM, var("told")),
     order=120,
     because="its rows are flattened for it alone",
-    note="wrote {} Gemm of flattened rows as product{s} of the tensor itself",
+    note="rewrote {} Gemm of flattened rows as MatMul",
     anchor="product",
     keeps_name=False,
     main_graph=True,
