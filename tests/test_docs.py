@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from words import objections_to_page
 
 import onnxq
 from onnxq.cli import main
@@ -32,6 +33,7 @@ PRE_COMMIT = (DOCS / "how-to" / "pre-commit.md").read_text("utf-8")
 PAGES = sorted(
     (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "sample_models" / "README.md", *DOCS.rglob("*.md"))
 )
+ROUGH_PAGES = {"testing.md", "architecture.md", "evaluator.md", "operators.md"}  # not rewritten yet
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 BLOCKS = BLOCK.findall(README)
 
@@ -253,6 +255,14 @@ def test_paths_exist(page: Path) -> None:
         assert any((folder / path).exists() for folder in (ROOT, ROOT / "onnxq")), path
     files = {path.name for folder in ("onnxq", "tests", "sample_models") for path in (ROOT / folder).rglob("*.py")}
     assert set(re.findall(r"`(\w+\.py)`", page.read_text("utf-8"))) <= files
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_are_plain(page: Path) -> None:
+    """No sentence has more than 25 words, and no private word is used: `python tests/words.py PAGE`."""
+    if page.parent.name != "decisions" and page.name not in ROUGH_PAGES and page.parent.name != "sample_models":
+        found = objections_to_page(page.read_text("utf-8"))
+        assert not found, "\n".join(found)
 
 
 def test_every_page_is_linked() -> None:
