@@ -590,7 +590,7 @@ def test_the_float_baseline_gets_its_best_chance(tmp_path: Path) -> None:
         proto.graph.input.append(helper.make_tensor_value_info(weight.name, TensorProto.FLOAT, list(weight.dims)))
     quantized, report = written(proto, tmp_path, samples=[{"x": floats(1, 8, 12, 12)}])
     assert [value.name for value in quantized.graph.input] == ["x"]
-    assert any("off the inputs" in note for note in report.notes)
+    assert any("from the graph inputs" in note for note in report.notes)
 
 
 @pytest.mark.parametrize("recipe", ["auto", "static-int8", "dynamic-int8", "weight-int8"])

@@ -114,7 +114,8 @@ def _answers(column: Sequence[np.ndarray]) -> tuple[float, float] | None:
 
     None where an output does not hold the probabilities of classes.
     """
-    rows = [np.asarray(array, np.float64).ravel() for array in column if array.dtype.kind == "f"]
+    tensors = [array for array in column if isinstance(array, np.ndarray)]  # an output may be a sequence of them
+    rows = [array.astype(np.float64).ravel() for array in tensors if array.dtype.kind == "f"]
     if len(rows) != len(column) or len({row.size for row in rows}) > 1 or rows[0].size < LEAST_CLASSES:
         return None
     stacked = np.stack(rows)

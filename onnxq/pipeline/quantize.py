@@ -148,6 +148,7 @@ def _quantize_seen(
 ) -> Quantized:
     """Look at the samples, with BatchNormalization as it is in the file, and quantize; see `quantize_prepared`."""
     check_plan(prepared, with_data=prepared.plan.with_data)
+    check_metric(budget, given)
     seen = Examination()
     if given is not None:
         observer.step("examine")

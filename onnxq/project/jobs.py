@@ -2,6 +2,8 @@
 
 Each process has its share of the processors, so that onnxruntime and NumPy do not start more threads than there are.
 What is written does not depend on how many jobs there are, nor on the order in which they end.
+
+Tests: `tests/project/test_project_jobs.py`.
 """
 
 from __future__ import annotations

@@ -59,3 +59,14 @@ def test_a_classifier_that_is_sure_of_other_values_only_is_named() -> None:
 
 def test_a_classifier_that_is_unsure_but_gives_all_classes_is_not_warned_of() -> None:
     assert codes(classifier(40.0, prior=0.0), samples(1.0)) == []
+
+
+def test_an_output_that_is_a_sequence_is_no_classifier() -> None:
+    """SplitToSequence gives a list of tensors, which has no type and no probabilities."""
+    nodes = [helper.make_node("SplitToSequence", ["x"], ["y"], axis=1)]
+    row = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", CLASSES])
+    parts = helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "g", [row], [parts])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    given = [{"x": np.random.default_rng(i).random((1, CLASSES), np.float32)} for i in range(COUNT)]
+    assert codes(parse(made.SerializeToString()), given) == []

@@ -40,6 +40,7 @@ def test_the_record_says_what_it_was_made_of(repo: Path) -> None:
         "metric": {},
         "options": {
             "samples": 8,
+            "preprocess": [],
             "bits": None,
             "block": None,
             "exclude": [],

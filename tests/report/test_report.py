@@ -100,6 +100,7 @@ def test_json(report: Report) -> None:
         "min_onnxruntime": None,
         "inputs": [],
         "warnings": [],
+        "preparations": [],
         "weights": [],
         "activations": [],
     }  # fmt: skip

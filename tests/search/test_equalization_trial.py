@@ -43,7 +43,7 @@ def bottleneck(
     return prepared, HoldoutSplit(prepared.model.copy(), wrapped)
 
 
-@pytest.mark.parametrize(("settings", "note"), [({"off": 8.0}, "shifted"), ({"clip": True}, "enlarged")])
+@pytest.mark.parametrize(("settings", "note"), [({"off": 8.0}, "shifted"), ({"clip": True}, "stretched")])
 def test_uneven_channels_are_evened_out_and_other_samples_gain(tmp_path, settings, note):
     prepared, split = bottleneck(tmp_path, **settings)
     others = wrap_samples(

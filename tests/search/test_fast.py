@@ -92,14 +92,14 @@ def test_nothing_is_tried_and_the_comparison_is_short(model, recipe, tmp_path, m
     for module in (onnxq.runtime.session, onnxq.runtime.in_memory):
         monkeypatch.setattr(module, "load_native", lambda *a, **k: opened.append(1) or original(*a, **k))
     report = quantize(model, recipe, output=tmp_path / "q.onnx", samples=samples(), fast=True, detailed=True)
-    assert len(opened) == 2  # both models once; the calibration runs in the evaluator
+    assert len(opened) == 3  # float to look at the samples, then both models; the calibration runs in the evaluator
     assert report.comparison.samples == 2
     assert report.comparison.latency is None
     assert not report.activations
     assert not any("rescaled" in note or "corrected" in note for note in report.notes)
     opened.clear()
     slow = quantize(model, recipe, output=tmp_path / "slow.onnx", samples=samples())
-    assert len(opened) > 2
+    assert len(opened) > 3
     assert slow.comparison.samples == 8
     assert slow.comparison.worst_sqnr > report.comparison.worst_sqnr
 

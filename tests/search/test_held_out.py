@@ -246,7 +246,8 @@ def test_rescaling_rounding_and_correction_share_the_float_outputs(path, tmp_pat
     recipe = tmp_path / "r.toml"
     recipe.write_text('scheme = "static-int8"\n')
     quantize(path, recipe, output=tmp_path / "q.onnx", samples=some(6))
-    assert len(made) == len(set(made)) == 6, "one for each half, tried in each other's place, and for each fold"
+    assert len(made) == len(set(made)), "none is made twice"
+    assert 4 <= len(made) <= 6, "one for each half, and for each of four folds that is still worth a trial"
     assert asked.count(made[0]) >= 6  # at least two for each of the three steps
     assert asked.count(made[1]) == 2  # a rescaling the other way, before and after
 

@@ -62,7 +62,7 @@ def test_as_many_weights_go_to_4_bit_as_it_takes(model, tmp_path, given):
     assert reasons
     assert all(reason.endswith("to meet the size limit") for reason in reasons)
     assert report.returned == (), "nothing was returned to float for accuracy"
-    assert sum(note.startswith(f"stored the weights of {len(reasons)} node") for note in report.notes) == 1
+    assert sum(note.startswith(f"stored weights of {len(reasons)} node") for note in report.notes) == 1
     onnx.checker.check_model(str(tmp_path / "q.onnx"), full_check=True)
 
 
