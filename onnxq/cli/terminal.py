@@ -13,13 +13,12 @@ from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console, RenderableType
-from rich.text import Text
-
 from onnxq.progress import Progress
 from onnxq.text import counted, duration, printable
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
     from onnxq.cli.progress_bar import Bar
     from onnxq.warning import WarningLine
 
@@ -62,6 +61,8 @@ def stderr() -> Console:
 
 def _console(stream: TextIO, width: int | None = None) -> Console:
     """Make a console that takes for a terminal what is one: FORCE_COLOR writes no escape codes into a file or a log."""
+    from rich.console import Console  # --help needs none of Rich
+
     return Console(
         file=stream, force_terminal=_is_terminal(stream), highlight=False, emoji=False, markup=False, width=width
     )
@@ -87,12 +88,16 @@ def show(*renderables: RenderableType) -> None:
 
 def show_line(*parts: tuple[str, str]) -> None:
     """Print one line to stdout, each part in its style, and write it out at once; not where nothing is wanted."""
+    from rich.text import Text
+
     show(Text.assemble(*parts))
     sys.stdout.flush()
 
 
 def say(label: str, message: str, style: str) -> None:
     """Print one labelled line to stderr."""
+    from rich.text import Text
+
     stderr().print(Text.assemble((f"{label}: ", style), printable(message)), soft_wrap=True)
 
 
@@ -112,6 +117,8 @@ def note(message: str) -> None:
     """Print one line of talk to stderr, unless nothing but warnings and errors is wanted."""
     if voice() is Voice.QUIET:
         return
+    from rich.text import Text
+
     stderr().print(Text(printable(message), style="dim"), soft_wrap=True)
 
 
