@@ -10,7 +10,7 @@ DATA = SAMPLES / "digits_calibration.npz"
 FAMILIES = [family for family in ("avx2", "sse41") if available(family)]
 
 
-@pytest.mark.skipif(not FAMILIES, reason="this machine cannot trap CPUID")
+@pytest.mark.skipif(not FAMILIES, reason="this machine cannot mask CPUID")
 @pytest.mark.parametrize("name", ["digits_cnn", "digits_lstm"])
 def test_processors_write_the_same_bytes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "1")
