@@ -16,19 +16,14 @@ from onnxq.calibration.gram import Gram
 from onnxq.calibration.im2col import Unfolding, unfolding_of
 from onnxq.calibration.layer_moments import SIZES, block_columns
 from onnxq.calibration.second_moments import LayerMoments
-from onnxq.ir import Node, Value
+from onnxq.ir import Node
+from onnxq.ir.operator_traits import is_nonnegative
 
 # Correlation of neighbours in a picture, and of channels that are not negative. Measured on the three networks above:
 # 0.9 to 0.97 and 0.3 to 0.5 differ by less than 1 dB. In a text or a table neighbours differ: with a kernel along one
 # axis only, taking them for alike costs a text classifier 3 dB.
 NEIGHBOURS = 0.95
 POSITIVE = 0.3
-NEVER_NEGATIVE = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Exp", "Abs", "Softplus"})
-PASSING = frozenset(
-    {"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Flatten", "Reshape", "Transpose", "Identity"}
-    | {"Dropout", "Squeeze", "Unsqueeze", "Slice", "Split", "Concat"}
-)
-DEPTH = 8  # of nodes that only pass values on
 
 
 def prior_moments(node: Node) -> LayerMoments | None:
@@ -46,7 +41,7 @@ def prior_moments(node: Node) -> LayerMoments | None:
         return None
     slot, unfolding = found
     value = node.inputs[slot]
-    shared = POSITIVE if value is not None and never_negative(value) else 0.0
+    shared = POSITIVE if value is not None and is_nonnegative(value) else 0.0
     picture = sum(size > 1 for size in unfolding.kernel) > 1
     if not shared and not picture:
         return None
@@ -105,20 +100,3 @@ def _blank_filling(gram: np.ndarray, unfolding: Unfolding, block: int) -> None:
         ends = gram[-(-unfolding.n // block) - 1 :: -(-unfolding.n // block)]
         ends[:, last:] = 0
         ends[:, :, last:] = 0
-
-
-def never_negative(value: Value, depth: int = DEPTH) -> bool:
-    """Tell whether a value is surely not negative, from the operators that make it."""
-    node = value.producer
-    if node is None or node.domain:
-        return False
-    if node.op_type in NEVER_NEGATIVE:
-        return True
-    if node.op_type == "Clip":
-        bound = node.inputs[1].constant if len(node.inputs) > 1 and node.inputs[1] is not None else None
-        low = node.attribute("min") if bound is None else float(bound.numpy())
-        return low is not None and low >= 0
-    if node.op_type not in PASSING or not depth:
-        return False
-    sources = node.inputs if node.op_type == "Concat" else node.inputs[:1]
-    return all(source is not None and never_negative(source, depth - 1) for source in sources)

@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 
 from onnxq.ir import Model, Node, Value
+from onnxq.ir.operator_traits import Trait, operators_with
 from onnxq.ops.kernels.registry import Kernel
 
-MOVING = frozenset((
-    "Cast", "CastLike", "Compress", "Concat", "Constant", "ConstantOfShape", "DepthToSpace", "Dropout", "Expand",
-    "EyeLike", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "NonZero", "OneHot", "Pad", "Reshape",
-    "ReverseSequence", "Scatter", "Shape", "Size", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose",
-    "Trilu", "Unsqueeze", "Where",
-))  # fmt: skip
+MOVING = operators_with(Trait.MOVES) | {
+    "Cast", "CastLike", "Compress", "Concat", "Constant", "ConstantOfShape", "Dropout", "EyeLike", "NonZero", "OneHot",
+    "Pad", "Scatter", "Shape", "Size", "Trilu", "Where",
+}  # fmt: skip
 COMPARING = frozenset((
     "ArgMax", "ArgMin", "Equal", "GlobalMaxPool", "Greater", "GreaterOrEqual", "Hardmax", "IsInf", "IsNaN", "Less",
     "LessOrEqual", "Max", "MaxPool", "Min", "ReduceMax", "ReduceMin", "Relu", "Sign", "TopK",

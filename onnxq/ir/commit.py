@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from onnxq.ir.graph import Graph, Node, Use, Value
+from onnxq.ir.graph import Graph, Node, Use, Value, rename_values
 from onnxq.ir.loop_state import uncarry
 from onnxq.ir.patch import Patch
-from onnxq.ir.rename import rename_values
 from onnxq.ir.tensor import Tensor
 from onnxq.ir.topological_order import CycleError, in_order, reads
 

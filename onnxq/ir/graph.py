@@ -5,7 +5,7 @@ Names are labels. Reading goes through these objects; changing goes through `onn
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -273,3 +273,29 @@ class Graph:
         while main.parent is not None:
             main = main.parent
         main.revision += 1
+
+
+def rename_values(graph: Graph, names: Mapping[Value, str]) -> None:
+    """Rename values of one scope, at a cost that is linear in the scope.
+
+    Args:
+        graph: The scope that defines the values.
+        names: Fresh names.
+
+    """
+    old = {value.name: value for value in names}
+    for value, name in names.items():
+        if value.name in graph.infos:
+            info = onnx.ValueInfoProto.FromString(bytes(graph.infos.pop(value.name)))
+            info.name = name
+            graph.infos[name] = memoryview(info.SerializeToString(deterministic=True))
+        value.name = name
+        for node in {use.node: None for use in value.uses} | ({value.producer: None} if value.producer else {}):
+            node.changed = True
+            node.graph.mark_dirty()
+    for table in (graph.values, graph.initializers):
+        if old.keys() & table.keys():
+            entries = [(value.name, value) for value in table.values()]
+            table.clear()
+            table.update(entries)
+    graph.mark_dirty()

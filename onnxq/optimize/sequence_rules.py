@@ -5,19 +5,18 @@ Tests: `tests/optimize/test_coordinates_first.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from onnxq.ir import Node, Value
+from onnxq.ir.operator_traits import Trait, operators_with
 from onnxq.ir.shape_inference.symbolic import Shapes
 
 FEWEST_AXES = 3  # batch, sequence and what belongs to a place in it
 SOFTMAX_OPSET = 13  # before, everything behind the axis was normalised together
-REDUCTIONS = tuple(
-    f"Reduce{name}" for name in ("L1", "L2", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
-)
+REDUCTIONS = operators_with(Trait.REDUCES)
 
 
 @dataclass(frozen=True)
@@ -166,12 +165,7 @@ def _transpose(node: Node, shapes: Shapes) -> Swappable | None:
 
 
 Rule = Callable[[Node, Shapes], Swappable | None]
-ELEMENTWISE: Sequence[str] = (
-    "Abs", "Add", "And", "Cast", "Ceil", "Clip", "Cos", "Div", "Elu", "Equal", "Erf", "Exp", "Floor", "Gelu", "Greater",
-    "GreaterOrEqual", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Mean",
-    "Min", "Mish", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin",
-    "Softplus", "Softsign", "Sqrt", "Sub", "Sum", "Tanh", "Where", "Xor",
-)  # fmt: skip
+ELEMENTWISE = operators_with(Trait.ELEMENTWISE) - {"PRelu"} | {"Cast"}  # a slope is broadcast one way only
 RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(("DequantizeLinear", "QuantizeLinear"), _by_one_scale),

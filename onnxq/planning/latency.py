@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from onnx import TensorProto
 
 from onnxq.ir import Graph, Node, Value
+from onnxq.ir.operator_traits import Trait, operators_with
 from onnxq.ops.forms.silu import gated_by
 from onnxq.planning.alternatives import BLOCKS_OF_FLOAT
 from onnxq.planning.cost_model import GATES, node_times
@@ -21,7 +22,7 @@ from onnxq.targets import Costs, load_costs
 from onnxq.targets.assumed_shapes import count
 
 RUN = 6000.0  # nanoseconds of a run from Python, however small the model
-FREE = ("Constant", "Dropout", "Flatten", "Identity", "Reshape", "Shape", "Squeeze", "Unsqueeze")
+FREE = operators_with(Trait.IN_ORDER) | {"Constant", "Dropout", "Shape"}
 REDUCING = ("Reduce", "Arg", "Global")
 IN_BLOCKS = ("Add", "AveragePool", "Concat", "GlobalAveragePool", "MaxPool", "Relu", "Clip", "Sigmoid", "HardSwish")
 MOVED = 0.08  # nanoseconds an element of what a table does not know

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from onnxq.ir import Graph, Node
+from onnxq.ir.operator_traits import Trait, operators_with
 
 # Operators that may stand between: they move values, change all alike, or bound them from below
-MOVING = frozenset(("Cast", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"))
-BETWEEN = MOVING | {"Abs", "Add", "Clip", "Max", "Mul", "Pow", "Relu", "Sqrt"}
+BETWEEN = operators_with(Trait.MOVES) | {"Abs", "Add", "Cast", "Clip", "Max", "Mul", "Pow", "Relu", "Sqrt"}
 SIZES = frozenset(("Abs", "Pow", "ReduceL2", "ReduceSumSquare", "Sqrt"))  # what makes the size of a number of it
 PRODUCTS = frozenset(("Conv", "Gemm", "MatMul"))
 

@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import cast
 
 from onnxq.ir import Node
+from onnxq.ir.operator_traits import Trait, operators_with
 from onnxq.ops.forms.scheme import WEIGHT_BITS, Scheme, SchemeName
 
-ELEMENTWISE = ("Add", "Cast", "Clip", "Div", "Identity", "LogSoftmax", "Mul", "Sigmoid", "Softmax", "Sub", "Tanh")
+BETWEEN = operators_with(Trait.ELEMENTWISE) | {"Cast", "LogSoftmax", "Softmax"}
 
 
 def is_head(node: Node) -> bool:
@@ -23,7 +24,7 @@ def is_head(node: Node) -> bool:
         if value.is_output:
             return True
         use = value.only_use
-        if use is None or use.node.op_type not in ELEMENTWISE or use.node.domain:
+        if use is None or use.node.op_type not in BETWEEN or use.node.domain:
             return False
         value = use.node.outputs[0]
     return False

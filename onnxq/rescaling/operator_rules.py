@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from onnxq.ir import Node, Value
+from onnxq.ir.operator_traits import Trait, operators_with
 from onnxq.ops.forms.family import NodeView
 from onnxq.ops.forms.integer_domain import clamp_bounds
 from onnxq.ops.forms.scheme import Scheme
@@ -149,8 +150,8 @@ def _multiply(group: ScaleGroup, node: Node, value: Value, axis: int) -> None:
 
 
 RULES: dict[str, Callable[[ScaleGroup, Node, Value, int], None]] = {
-    **dict.fromkeys(("Relu", "LeakyRelu", "PRelu", "Identity", "Dropout", "Abs"), _same_place),
-    **dict.fromkeys(("AveragePool", "MaxPool", "GlobalAveragePool", "GlobalMaxPool"), _pool),
+    **dict.fromkeys(operators_with(Trait.ELEMENTWISE | Trait.SCALES), _same_place),
+    **dict.fromkeys(operators_with(Trait.POOLS | Trait.SCALES), _pool),
     **dict.fromkeys(("Add", "Sub"), _add),
     **dict.fromkeys(("Mul", "Div"), _multiply),
     "Clip": _clip,

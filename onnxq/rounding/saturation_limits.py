@@ -20,8 +20,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from onnxq.ir import Node, Value
+from onnxq.ir.operator_traits import is_nonnegative
 from onnxq.ir.shape_inference.padding import pads_of
-from onnxq.ops.forms.per_row import is_nonnegative, steps_of
+from onnxq.ops.forms.per_row import steps_of
 from onnxq.ops.forms.scheme import Scheme
 from onnxq.optimize.fold_columns import Columns, columns_of, neighbours
 from onnxq.targets import load_costs

@@ -16,6 +16,7 @@ import numpy as np
 from onnxq.data.samples import Sample, Samples, few_samples, spread_samples, wrap_samples
 from onnxq.errors import DataError, ModelError
 from onnxq.ir import Model, Value
+from onnxq.ir.operator_traits import Trait, operators_with
 from onnxq.progress import tried, working
 from onnxq.runtime.session import InMemory, SessionError, open_session, run_session
 from onnxq.search.resolution import resolved
@@ -38,7 +39,7 @@ ENOUGH = 50.0
 MOST = 100.0  # dB either way, beyond which nothing is gained or lost
 FLATTENING = ("Softmax", "LogSoftmax", "Sigmoid")
 # What may stand between those and the output: it moves values, or codes them
-BETWEEN = ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "QuantizeLinear", "DequantizeLinear")
+BETWEEN = operators_with(Trait.IN_ORDER) | {"Transpose", "QuantizeLinear", "DequantizeLinear"}
 
 
 class _Expected(NamedTuple):

@@ -16,6 +16,7 @@ from onnxq.data.input_summary import short
 from onnxq.errors import OnnxqError
 from onnxq.evaluator import Evaluator
 from onnxq.ir import Model, Node, Value, load, parse
+from onnxq.ir.operator_traits import Trait, operators_with
 from onnxq.ir.segment import is_large
 from onnxq.runtime.in_memory import InMemory
 from onnxq.runtime.session import ModelSource
@@ -26,7 +27,7 @@ MOST_OUTSIDE = 0.05  # share of values beyond a range; ranges of least error cut
 NARROW, NARROW_BEHIND = 16, 32
 MOST_NODES = 4
 MOST_SAMPLES, FEW_SAMPLES = 64, 4  # that are looked at: of inputs as they are, of what float layers make of them
-MOVES = ("Identity", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Cast")
+PASSING = operators_with(Trait.MOVES) | {"Cast"}  # what an input goes through and stays what it is
 REMEDY = "Calibrate on data like these, or prepare these as the data to calibrate on were."
 
 
@@ -167,7 +168,7 @@ def _ranges(model: Model) -> Iterator[_Range]:
             words = f"'{name}'" if direct else f"'{source.name}', behind input '{name}',"
             yield _Range(source, words, direct, *bounds)
         elif node.op_type != "Shape":
-            direct = node.op_type in MOVES and all(is_direct for _, is_direct in origins[:1])
+            direct = node.op_type in PASSING and all(is_direct for _, is_direct in origins[:1])
             made = (value for value in node.outputs if value is not None)
             behind.update(dict.fromkeys(made, (origins[0][0], direct)))
 

@@ -5,9 +5,9 @@ Tests: `tests/ir/test_passes.py`.
 
 from __future__ import annotations
 
+from onnxq.ir.graph import rename_values
 from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import register_pass
-from onnxq.ir.rename import rename_values
 
 
 @register_pass(order=40, note="renamed {} tensor{s} with a duplicate name in bodies")

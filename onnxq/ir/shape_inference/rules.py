@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from onnxq.ir.graph import Node, Value
+from onnxq.ir.operator_traits import Trait, operators_with
 from onnxq.ir.shape_inference.dims import ONE, Shape, Size, broadcast, cut, fresh, padded, product, takes_all
 from onnxq.ir.shape_inference.known import KnownShapes
 
@@ -253,22 +254,15 @@ def _pad(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape 
     return padded(shape, None if any(node.inputs[3:]) else pads, output)  # axes may stand there
 
 
-UNARY = (
-    "Abs", "BatchNormalization", "Cast", "Ceil", "Celu", "Clip", "Cos", "CumSum", "DequantizeLinear", "Dropout", "Elu",
-    "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "InstanceNormalization", "IsInf", "IsNaN",
-    "LayerNormalization", "LeakyRelu", "Log", "LogSoftmax", "LpNormalization", "Mish", "Neg", "Not", "PRelu",
-    "QuantizeLinear", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Softmax", "Softplus",
-    "Softsign", "Sqrt", "Tanh", "ThresholdedRelu", "Trilu",
-)  # fmt: skip
-BINARY = (
-    "Add", "And", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Mean", "Min", "Mod",
-    "Mul", "Or", "Pow", "Sub", "Sum", "Where", "Xor",
-)  # fmt: skip
-REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+BROADCASTING = operators_with(Trait.BROADCASTS)
+SAME_SHAPE = (operators_with(Trait.ELEMENTWISE) - BROADCASTING) | {
+    "BatchNormalization", "Cast", "CumSum", "DequantizeLinear", "InstanceNormalization", "LayerNormalization",
+    "LogSoftmax", "LpNormalization", "QuantizeLinear", "ScatterElements", "ScatterND", "Softmax", "Trilu",
+}  # fmt: skip
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(UNARY, _same),
-    **dict.fromkeys(BINARY, _broadcast),
-    **{f"Reduce{name}": _reduce for name in REDUCTIONS},
+    **dict.fromkeys(SAME_SHAPE, _same),
+    **dict.fromkeys(BROADCASTING, _broadcast),
+    **dict.fromkeys(operators_with(Trait.REDUCES), _reduce),
     "ArgMax": _arg,
     "ArgMin": _arg,
     "AveragePool": _pool,
@@ -287,8 +281,6 @@ RULES: dict[str, Rule] = {
     "Pad": _pad,
     "Range": _range,
     "Reshape": _reshape,
-    "ScatterElements": _same,
-    "ScatterND": _same,
     "Shape": _shape,
     "Size": _size,
     "Slice": _slice,

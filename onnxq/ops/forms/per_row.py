@@ -19,19 +19,14 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.ir import Node, Patch, Value
+from onnxq.ir import Patch, Value
+from onnxq.ir.operator_traits import is_nonnegative
 from onnxq.ops.forms.family import NodeView, NotQuantizable, QuantizedForm, Rewriter
 from onnxq.ops.forms.per_row_scales import ranked, unfolded
 
 SENTENCE = "a scale for every row, computed at run time, and MatMulInteger"
 OPSET = 11  # as MatMulInteger and what quantizes beside it
 LEAST = np.float32(2.0**-100)  # a row of zeros is divided by this; 127 / LEAST is finite
-# Their outputs have no negative element, and those that only move, choose or average values keep that
-NONNEGATIVE = ("Relu", "Sigmoid", "HardSigmoid", "Softmax", "Softplus", "Exp", "Abs")
-KEEPING = (
-    *("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "Expand", "Tile"),
-    *("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"),
-)
 
 
 @dataclass(frozen=True)
@@ -60,14 +55,6 @@ def row_form(data: Value) -> QuantizedForm:
     if data.shape is None:
         raise NotQuantizable("a scale for every row needs an input of known rank")
     return QuantizedForm(SENTENCE, opset=OPSET)
-
-
-def is_nonnegative(value: Value) -> bool:
-    """Whether a value has no negative element, by what makes it."""
-    node: Node | None = value.producer
-    while node is not None and not node.domain and node.op_type in KEEPING and node.inputs[0] is not None:
-        node = node.inputs[0].producer
-    return node is not None and not node.domain and node.op_type in NONNEGATIVE
 
 
 def reduce_max(patch: Rewriter | Patch, value: Value, axis: int, opset: int, hint: str) -> Value:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxq.ir import Value
+from onnxq.ir.operator_traits import is_nonnegative
 from onnxq.ir.shape_inference.padding import auto_pad_of, pads_of
 from onnxq.ops.forms import per_row
 from onnxq.ops.forms.family import NodeView, NotQuantizable, QuantizedForm, Rewriter
@@ -83,7 +84,7 @@ def rewrite_row_conv(site: NodeView, patch: Rewriter) -> None:
     name, weight, found = site.output.name, site.value(1), windows_of(site)
     shape = site.weight(1).shape
     rank = len(shape)
-    unsigned = per_row.is_nonnegative(site.value(0))
+    unsigned = is_nonnegative(site.value(0))
     codes, scales = patch.codes(weight, reduce=tuple(range(1, rank)), scheme=site.scheme)
     matrix = np.ascontiguousarray(codes.reshape(*shape[:2], found.positions).transpose(2, 1, 0).reshape(-1, shape[0]))
     x, maxima = _channels_last(site, patch, found, unsigned=unsigned)

@@ -8,13 +8,14 @@ import numpy as np
 
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
+from onnxq.ir.operator_traits import Trait, operators_with
 from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch
 from onnxq.ir.schemas import BROADCASTING
 from onnxq.ir.shape_inference.rules import slices
 from onnxq.ir.shape_inference.symbolic import Shapes
 
-MOVES_NOTHING = ("Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")  # elements keep their order
+MOVES_NOTHING = operators_with(Trait.IN_ORDER) | {"Expand"}  # which does so if it repeats nothing
 MOST = 1 << 16  # elements of a constant that are looked at
 
 

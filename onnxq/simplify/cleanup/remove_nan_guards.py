@@ -11,13 +11,13 @@ import numpy as np
 
 from onnxq.ir.graph import Value
 from onnxq.ir.match import Match, NoMatch, const, op, var
+from onnxq.ir.operator_traits import Trait, has
 from onnxq.ir.patch import Patch
 from onnxq.ir.pattern_pass import pattern_pass
 
 DEPTH = 12  # operators between a Softmax and what it is computed from
 MOST = 1 << 20  # elements of a constant that is looked at
 SUMS = frozenset(("Add", "Sub"))
-MOVES = frozenset(("Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"))
 SOFTMAX = op("Softmax", var("scores"), name="softmax")
 
 
@@ -56,7 +56,7 @@ def _is_finite(value: Value | None, depth: int) -> bool:
         return _all(node.inputs, depth)
     if node.op_type == "Where":
         return _all(node.inputs[1:], depth)
-    return node.op_type in MOVES and _is_finite(node.inputs[0], depth - 1)
+    return has(node, Trait.MOVES) and _is_finite(node.inputs[0], depth - 1)
 
 
 def _all(values: list[Value | None], depth: int) -> bool:

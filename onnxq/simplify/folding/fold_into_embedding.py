@@ -10,11 +10,12 @@ from onnx import TensorProto
 
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
+from onnxq.ir.operator_traits import Trait, has
 from onnxq.ir.pass_manager import Change, register_pass
 from onnxq.ir.patch import Patch, named_after
 from onnxq.ir.schemas import BROADCASTING
 from onnxq.ir.tensor import ArrayTensor, Tensor
-from onnxq.simplify.regions.single_entry_regions import ELEMENTWISE, Subgraph, compute, parts, places
+from onnxq.simplify.regions.single_entry_regions import Subgraph, compute, parts, places
 
 GROWTH = 2  # how many times the elements of the old table the new one may have
 FREE = 1 << 16  # elements that every table may have
@@ -137,4 +138,4 @@ class _Rows:
             wide = right is not None and len(right.shape) == 2 and right.shape[1] <= right.shape[0]
             return self.axes >= 1 and wide and len(constants) == 1
         along = all(len(_along_row(t.shape)) <= self.axes and len(t.shape) <= self.rank for t in constants)
-        return node.op_type in ELEMENTWISE and along
+        return has(node, Trait.ELEMENTWISE) and along

@@ -9,12 +9,13 @@ from onnx import TensorProto
 
 from onnxq.ir.graph import Node
 from onnxq.ir.model import Model
+from onnxq.ir.operator_traits import Trait, has
 from onnxq.ir.pass_manager import Change, register_pass
 from onnxq.ir.patch import Patch, named_after
 from onnxq.ir.schemas import BROADCASTING
-from onnxq.simplify.known_functions import NEAR, Known, candidates, cost
+from onnxq.simplify.known_functions import NANOSECONDS, NEAR, Known, candidates, cost
 from onnxq.simplify.ort_fusions import operators_left
-from onnxq.simplify.regions.single_entry_regions import ELEMENTWISE, Subgraph, compute, parts, places
+from onnxq.simplify.regions.single_entry_regions import Subgraph, compute, parts, places
 from onnxq.targets.assumed_shapes import count
 
 LEAST_GAIN = 0.9  # of the time that the decomposed function takes
@@ -101,8 +102,8 @@ def _agrees(points: np.ndarray, values: np.ndarray, known: Known) -> bool:
 def _admits(node: Node) -> bool:
     constants = [value.constant for value in node.inputs if value is not None and value.constant is not None]
     return (
-        node.op_type in ELEMENTWISE
-        and not node.domain
+        has(node, Trait.ELEMENTWISE)
+        and node.op_type in NANOSECONDS
         and all(tensor.size == 1 and tensor.dtype == TensorProto.FLOAT for tensor in constants)
     )
 

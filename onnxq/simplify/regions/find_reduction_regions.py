@@ -14,6 +14,7 @@ from onnx import TensorProto
 
 from onnxq.evaluator.schedule import bind
 from onnxq.ir.graph import Graph, Node, Value
+from onnxq.ir.operator_traits import Trait, operators_with
 from onnxq.ir.schemas import BROADCASTING
 from onnxq.ir.shape_inference.symbolic import Shapes
 from onnxq.ops.kernels.arrays import Array
@@ -25,16 +26,9 @@ from onnxq.simplify.regions.reduction_region import POOLS, REDUCTIONS, Region, S
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
 AXES_AS_INPUT = 18  # from this operator set on the kernels of all reductions take axes as an input
 MOST_NODES = 64  # longest spelling seen in exports: 30 nodes
-ELEMENTWISE = frozenset((
-    "Abs", "Add", "And", "Clip", "Div", "Equal", "Exp", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less",
-    "LessOrEqual", "Log", "Max", "Mean", "Min", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "Relu", "Sqrt", "Sub",
-    "Sum", "Where",
-))  # fmt: skip
+ELEMENTWISE = operators_with(Trait.ELEMENTWISE) - CASTS
 # What they do can change beyond the probes: they may work on values reduced along the axes, whose probes cover float32.
-KINKED = frozenset((
-    "Abs", "And", "Clip", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Max", "Min",
-    "Not", "Or", "Relu",
-))  # fmt: skip
+KINKED = operators_with(Trait.KINKED)
 
 
 def find_regions(graph: Graph, opset: int) -> Iterator[Region]:

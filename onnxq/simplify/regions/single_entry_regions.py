@@ -17,12 +17,6 @@ from onnxq.ir.graph import Graph, Node, Value
 from onnxq.ops.kernels.registry import find_kernel
 
 MOST_NODES = 24  # of a part: a decomposed function has ten or so
-# Elementwise operators whose kernels compute in float64 when they are given that
-ELEMENTWISE = frozenset((
-    "Abs", "Add", "Clip", "Div", "Elu", "Erf", "Exp", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish",
-    "Identity", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Min", "Mish", "Mul", "Neg", "Not", "Pow",
-    "Reciprocal", "Relu", "Selu", "Sigmoid", "Sign", "Softplus", "Softsign", "Sqrt", "Sub", "Tanh", "Where",
-))  # fmt: skip
 
 
 @dataclass(frozen=True)
