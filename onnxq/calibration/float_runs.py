@@ -21,7 +21,7 @@ from onnxq.data.validation import Sample
 from onnxq.errors import DataError, ModelError
 from onnxq.evaluator import Evaluator, Taps
 from onnxq.ir import Model, Value
-from onnxq.runtime.session import InMemory, Session, SessionError, is_large, open_session, run_session
+from onnxq.runtime.session import Session, SessionError, is_large, open_session, run_session
 from onnxq.targets.host import available_processors
 
 MOST_THREADS = 8
@@ -67,9 +67,8 @@ class FloatRuns:
             listed = {value.name for value in self._model.graph.outputs}
             extra = [value for value in self._taps if value.name not in listed]
             try:
-                source = self._model if is_large(self._model) else InMemory(self._model, extra)
                 self._session = open_session(
-                    source, optimize="basic", threads=self._threads, reuse_shapes=False, taps=extra
+                    self._model, optimize="basic", threads=self._threads, reuse_shapes=False, taps=extra
                 )
             except SessionError as error:
                 raise ModelError(

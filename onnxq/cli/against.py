@@ -137,15 +137,12 @@ def _compare(
         observer.step("examine")
         seen = examine(baseline, samples, calibrating=False, progress=observer.progress)
         listed = normalise(baseline, needs=("drop_initializer_inputs",))  # or onnxruntime would not fold constants
-        source: ModelSource = baseline.serialize() if listed else against
-        result: ModelSource = path
-        if is_large(baseline):
-            source, result = baseline, quantized
+        source: ModelSource = baseline if listed else against
         observer.step("verify")
-        comparison = compare(source, result, samples, progress=observer.progress, blame=CheckFailed)
+        comparison = compare(source, path, samples, progress=observer.progress, blame=CheckFailed)
         if metric is not None:
             observer.step("metric")
-            measured = compare_metric(metric, source, result, samples, metric=function, progress=observer.progress)
+            measured = compare_metric(metric, source, path, samples, metric=function, progress=observer.progress)
             comparison = replace(comparison, metric=measured)
         if with_layers:
             observer.step("layers")

@@ -19,7 +19,7 @@ from onnxq.data.npz import Source
 from onnxq.data.samples import InputSpec, Sample, Samples
 from onnxq.errors import DataError
 from onnxq.ir import Model, Value
-from onnxq.runtime.session import InMemory, Session, SessionError, is_large, open_session, run_session
+from onnxq.runtime.session import Session, SessionError, open_session, run_session
 
 __all__ = ["random_samples", "synthetic_samples"]
 
@@ -125,9 +125,8 @@ def synthetic_samples(model: Model, inputs: Sequence[InputSpec], count: int) -> 
     fills = [InputFill(), *(fill for index, fill in enumerate(FILLS, 1) if shapes[index] not in shapes[:index])]
     masked = _may_be_masked(inputs)
     taps = [value for value in _attention(model) if masked]
-    source = model if is_large(model) else InMemory(model, taps)
     try:
-        session = open_session(source, taps=taps)
+        session = open_session(model, taps=taps)
     except SessionError:
         return usual  # the comparison says why
     outputs = [output.name for output in model.graph.outputs]

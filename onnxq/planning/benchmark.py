@@ -26,7 +26,7 @@ from onnxq.planning.planner import make_plan
 from onnxq.planning.recipe import Recipe
 from onnxq.progress import working
 from onnxq.runtime.ort_session import ORT_ERRORS, SessionError, Settings
-from onnxq.runtime.session import InMemory, is_large, open_session, run_session
+from onnxq.runtime.session import open_session, run_session
 from onnxq.targets import DEFAULT, load_costs
 from onnxq.targets.timings import Kernel, Timings
 
@@ -84,9 +84,7 @@ def sample_shapes(model: Model, sample: Mapping[str, np.ndarray]) -> dict[str, t
         return shapes
     measured, taps = _with_shapes(model, [value.name for value in made])
     try:
-        session = open_session(
-            measured if is_large(model) else InMemory(measured, taps), optimize="none", reuse_shapes=False, taps=taps
-        )
+        session = open_session(measured, optimize="none", reuse_shapes=False, taps=taps)
         results = run_session(session, [tap.name for tap in taps], sample)
     except SessionError:  # what is wrong with the sample is said when it is calibrated on
         return shapes

@@ -20,7 +20,6 @@ from onnxq.ir.passes import normalise
 from onnxq.ir.proto_fields import MODEL_METADATA
 from onnxq.ir.storage.files import data_path, needs_external_data
 from onnxq.ir.wire import entry_field
-from onnxq.pipeline.large_model import is_large
 from onnxq.pipeline.options import QuantizeOptions
 from onnxq.pipeline.quantize import Quantized, quantize
 from onnxq.progress import Observer, Silent
@@ -204,13 +203,12 @@ def measure(
     with at_home(entry):
         samples = open_data(baseline, entry.data_sources(data), None, limit, entry.options.reading)
         normalise(baseline)  # as for the build: onnxruntime refuses some float models as they come
-        source = baseline if is_large(baseline) else baseline.serialize()
         if samples is None:
             samples = synthetic_samples(baseline, input_specs(baseline), RANDOM_SAMPLES)
         progress = (observer or Silent()).progress
-        comparison = compare(source, quantized, samples, latency=False, progress=progress, blame=blame)
+        comparison = compare(baseline, quantized, samples, latency=False, progress=progress, blame=blame)
         if entry.options.metric is not None:
-            metric = compare_metric(entry.options.metric, source, quantized, samples, progress=progress)
+            metric = compare_metric(entry.options.metric, baseline, quantized, samples, progress=progress)
             comparison = replace(comparison, metric=metric)
         return comparison, samples.description
 

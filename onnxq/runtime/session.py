@@ -48,9 +48,8 @@ def open_session(
     """Load a model.
 
     Args:
-        model: Its bytes or its path; or the loaded model as `InMemory`; or, to be run in segments with its weights left
-            in their files, as large models are, the loaded model, which must not change as long as the session is in
-            use.
+        model: Its bytes, its path, or the loaded model. A large one is run in segments, its weights left in their
+            files: it must not change as long as the session is in use. `InMemory` has onnxruntime hold any size.
         optimize: Level of graph optimisation.
         threads: Threads for one operator; 0 lets onnxruntime choose.
         reuse_shapes: Keep a memory plan for every combination of input shapes seen. It saves allocations when shapes
@@ -68,7 +67,9 @@ def open_session(
         read = load(model)
         model = read if is_large(read) else model
     if isinstance(model, Model):
-        return StreamedSession(model, settings, taps)
+        if is_large(model):
+            return StreamedSession(model, settings, taps)
+        model = InMemory(model, taps)
     session: Session
     if isinstance(model, InMemory):
         session = open_in_memory(model, settings)

@@ -130,7 +130,5 @@ def _whole(source: ModelSource) -> Model | None:
     """Give a model whose graph can be looked at, and that onnxruntime can hold."""
     if isinstance(source, InMemory):
         return source.model
-    if isinstance(source, Model):
-        return None
-    model = parse(source) if isinstance(source, bytes) else load(source)
+    model = source if isinstance(source, Model) else parse(source) if isinstance(source, bytes) else load(source)
     return None if is_large(model) else model

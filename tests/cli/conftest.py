@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import onnx
 import pytest
+from cli_support import Cli, Result
 from helpers import build, floats, node
 
 from onnxq.cli import main
 from onnxq.pipeline.quantize import quantize
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
-
-
-class Result(NamedTuple):
-    """What one command left."""
-
-    code: int
-    out: str
-    err: str
-
-
-Cli = Callable[..., Result]
 
 
 @pytest.fixture

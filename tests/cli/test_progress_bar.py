@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Cli
+from cli_support import Cli
 from rich.console import Console
 
 from onnxq.cli import terminal

@@ -162,5 +162,5 @@ def test_fewer_made_up_samples_are_made_up() -> None:
 def test_masks_of_large_models_are_looked_at_in_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     proto = attention({"mask": (TensorProto.BOOL, ["b", 1, 1])}, [node("Where", "mask s inf", "m")], {})
     model = typed(proto)
-    monkeypatch.setattr("onnxq.data.synthetic.is_large", lambda _: True)
+    monkeypatch.setattr("onnxq.runtime.session.is_large", lambda _: True)
     assert all(sample["mask"].all() for sample in synthetic_samples(model, input_specs(model), 8))

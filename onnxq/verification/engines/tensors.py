@@ -15,7 +15,7 @@ from onnx import TensorProto
 from onnxq.evaluator import Evaluator
 from onnxq.ir import Value, infer_types
 from onnxq.ir.tensor import SUB_BYTE_BITS, item_bits
-from onnxq.runtime.session import SessionError, is_large, open_session, run_session
+from onnxq.runtime.session import SessionError, open_session, run_session
 
 # onnxruntime keeps all listed outputs until the end of a run: larger models are opened part by part
 MOST_BYTES = 512 << 20
@@ -101,9 +101,7 @@ class InnerTensors:
 
     def _run_once(self, wanted: list[Value]) -> dict[Value, Any]:
         extra = [value for value in wanted if not value.is_output]
-        large = is_large(self._model)
-        source = self._model if large else self._model.serialize(extra_outputs=extra)
-        session = open_session(source, optimize="none", reuse_shapes=False, taps=extra if large else ())
+        session = open_session(self._model, optimize="none", reuse_shapes=False, taps=extra)
         return dict(zip(wanted, run_session(session, [value.name for value in wanted], self._feeds), strict=True))
 
 
