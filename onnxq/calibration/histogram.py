@@ -98,7 +98,7 @@ class Histogram(Statistic):
         return merged
 
     def coarser(self, most: int) -> Self:
-        """Give the histogram of the same values in bins so wide that there are at most `most`, which is at least 3."""
+        """Return the same values in bins so wide that there are at most `most`, which is at least 3."""
         made = self.empty()
         made.exponent, made.first, made.counts, made.zeros = self.exponent, self.first, self.counts.copy(), self.zeros
         shift = 0
@@ -108,7 +108,7 @@ class Histogram(Statistic):
         return made
 
     def edges(self, low: float, high: float) -> np.ndarray:
-        """Give the `bins + 1` ascending edges, the outermost pulled in to the tensor's range `[low, high]` and zero."""
+        """Return the `bins + 1` ascending edges; the outermost are those of `[low, high]` and zero."""
         index = np.arange(self.first, self.last + 2, dtype=np.float64)
         edges = np.where(index <= 0, index - 1, index) * self.width
         edges[0] = max(edges[0], min(low, 0.0))

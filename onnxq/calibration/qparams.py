@@ -145,7 +145,7 @@ def activation_qparams(
 
 
 def _affine(low: np.ndarray, high: np.ndarray, kind: CodeType, symmetric: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Give float32 scales and zero points (as float32) of float32 ranges that include zero; scale 1 where only zero."""
+    """Return scales and zero points, both float32, of float32 ranges with zero; scale 1 where there is only zero."""
     if symmetric:
         scale = np.maximum(-low, high) / np.float32(kind.high - kind.middle)
         zero = np.full_like(scale, kind.middle)

@@ -232,7 +232,7 @@ def _alike(sorted_peaks: np.ndarray | None) -> bool:
 
 
 def _end(peaks: SampleExtremes, sorted_peaks: np.ndarray, end: float, opposite: float, bits: int) -> float:
-    """Give one end of least expected error for a batch: rounding in its elements, clipping where it exceeds the end."""
+    """Return one end of least expected error for a batch: rounding inside it, clipping beyond it."""
     highest = float(sorted_peaks[0])
     if end <= 0 or highest <= 0:
         return end

@@ -97,7 +97,7 @@ def run(argv: Sequence[str] | None) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Give a program that was started with stdout or stderr closed (`>&-`) a place to write to.
+    """Open a place to write to for a program that was started with stdout or stderr closed (`>&-`).
 
     The number of the closed stream would go to the next file opened, and what libraries print to that number, into it.
     """

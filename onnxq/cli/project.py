@@ -245,7 +245,7 @@ def _verified_words(verified: Verified) -> str:
 
 
 def _why(entry: Entry, error: OnnxqError | None) -> str:
-    """Give the sentence of an error without the path that stands before it already."""
+    """Return the sentence of an error without the path that stands before it already."""
     message = "" if error is None else error.message
     return message.removeprefix(f"{entry.quantized}: ").removeprefix(f"{entry.quantized} ")
 

@@ -86,7 +86,7 @@ def quantize(
 
 
 def _show_next(output: Path, model: Path, data: Sequence[str], custom_ops: Sequence[Path]) -> None:
-    """Give the command that says more about a result, ready to paste."""
+    """Return the command that says more about a result, ready to paste."""
     from shlex import quote
 
     from rich.text import Text

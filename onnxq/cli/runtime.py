@@ -47,7 +47,7 @@ class Runtime:
     least: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Give it as plain data for JSON."""
+        """Return it as plain data for JSON."""
         fusion = {
             "kernels": self.fusion.kernels,
             "nodes": [asdict(group) for group in self.fusion.groups],

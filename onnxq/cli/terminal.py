@@ -50,12 +50,12 @@ def speak(wanted: Voice) -> None:
 
 
 def stdout() -> Console:
-    """Give the console for the product; colours only on a terminal, and none with NO_COLOR."""
+    """Return the console for the product; colours only on a terminal, and none with NO_COLOR."""
     return _console(sys.stdout) if _is_terminal(sys.stdout) else _console(sys.stdout, FILE_WIDTH)
 
 
 def stderr() -> Console:
-    """Give the console for talk."""
+    """Return the console for talk."""
     return _console(sys.stderr)
 
 

@@ -164,7 +164,7 @@ def verify(
 
 
 def single(context: typer.Context, models: list[Path]) -> Path:
-    """Give the one MODEL that the options are about."""
+    """Return the one MODEL that the options are about."""
     from onnxq.cli.project import refuse_config
     from onnxq.errors import ProjectError
 

@@ -108,7 +108,7 @@ def convention_of(summary: InputSummary) -> Convention | None:
 
 
 def _converted(own: Convention, other: Convention, summary: InputSummary) -> Alternative:
-    """Give the values of another convention; a single channel takes the middle one's figures."""
+    """Return the values of another convention; a single channel takes the middle one's figures."""
     axis, count = summary.channel_axis, len(summary.channels)
 
     def figures(numbers: tuple[float, float, float]) -> np.ndarray:

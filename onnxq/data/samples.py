@@ -67,7 +67,7 @@ class Samples(Iterable[Sample]):
         self._seen: int | None = None  # how many the last pass over all of them gave
 
     def limit(self, n: int) -> Samples:
-        """Give the first `n` samples.
+        """Return the first `n` samples.
 
         Raises:
             DataError: `n` is below 1.
@@ -135,7 +135,7 @@ class Samples(Iterable[Sample]):
         self._seen = seen
 
     def labels(self) -> Labels:
-        """Give what the data say about the samples: the arrays whose names start with `_`.
+        """Return what the data say about the samples: the arrays whose names start with `_`.
 
         Returns:
             For each name a list in the order of the data: the whole array of a file as it stands there, and from a

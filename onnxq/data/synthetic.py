@@ -157,7 +157,7 @@ def _attention(model: Model) -> Iterator[Value]:
 
 
 def _sound_samples(session: Session, names: Sequence[str], usual: Samples, fill: InputFill, tried: int) -> Samples:
-    """Give samples of these sizes of which a model makes neither NaN nor infinity, as far as it is tried."""
+    """Return samples of these sizes of which a model makes neither NaN nor infinity, as far as it is tried."""
     if _is_sound(session, names, usual.limit(tried)):
         return usual
     for numbers in itertools.islice(_other_numbers(usual.inputs), MOST_TRIED):

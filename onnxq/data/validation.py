@@ -62,7 +62,7 @@ def input_specs(model: Model) -> list[InputSpec]:
 
 
 def check_names(names: Iterable[str], inputs: Sequence[InputSpec], where: str) -> list[str]:
-    """Give the names that are inputs, dropping those that start with `_`.
+    """Return the names that are inputs, dropping those that start with `_`.
 
     Raises:
         DataError: A name is no input of the model, or an input is missing.

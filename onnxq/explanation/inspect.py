@@ -71,7 +71,7 @@ class Inspection:
         return small / self.weight_bytes if self.weight_bytes else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the facts as plain data for JSON."""
+        """Return the facts as plain data for JSON."""
         return {
             "path": str(self.path),
             "bytes": self.file_bytes,

@@ -99,7 +99,7 @@ class Explanation:
     hazards: tuple[Hazard, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Give plain data for JSON: numbers that are not finite are null."""
+        """Return plain data for JSON: numbers that are not finite are null."""
         return {
             **asdict(self.node),
             "rule": self.rule,

@@ -102,7 +102,7 @@ def as_conv(node: Node) -> Patch:
 
 
 def _axes(node: Node) -> tuple[Axis, Axis] | None:
-    """Give what becomes of both axes of a ConvTranspose; None where it is none, or enlarges in another way."""
+    """Return what becomes of both axes of a ConvTranspose; None where it is none, or enlarges in another way."""
     weight = node.inputs[1].constant if node.op_type == "ConvTranspose" and node.inputs[1] is not None else None
     if node.domain or weight is None or weight.dtype != TensorProto.FLOAT or len(weight.shape) != 4:
         return None

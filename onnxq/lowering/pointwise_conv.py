@@ -60,7 +60,7 @@ def _is_pointwise(node: Node) -> bool:
 
 
 def _channels_last(node: Node) -> Node | None:
-    """Give the Transpose that alone reads what a node makes, if it puts channels last and leaves all else in order."""
+    """Return the Transpose that alone reads a node's output, if it puts channels last and nothing else moves."""
     made = node.outputs[0]
     use = made.only_use if made is not None else None
     last = use.node if use is not None and use.node.graph is node.graph else None

@@ -108,7 +108,7 @@ class QuantizingPatch(Patch):
         return made[0], made[1], made[2]
 
     def once(self, value: Value, form: str, make: Callable[[], tuple[Value, ...]]) -> tuple[Value, ...]:
-        """Give what `make` makes of a value, made once for all that read it in this form and scope."""
+        """Return what `make` makes of a value, made once for all that read it in this form and scope."""
         key = (self.graph, value, form)
         if key not in self._shared.made:
             self._shared.made[key] = make()
@@ -230,7 +230,7 @@ class QuantizingPatch(Patch):
         return self._shared.weights.block_codes(weight, coding, self._label)
 
     def stored(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme, block_size: int = 0) -> Value:
-        """Give a float weight that the file holds in 8 or 4 bit, one for all readers."""
+        """Return a float weight that the file holds in 8 or 4 bit, one for all readers."""
         assert weight.constant is not None
         rank = len(weight.constant.shape)
         kept = [axis for axis in range(rank) if axis not in [shared % rank for shared in reduce]]
@@ -264,7 +264,7 @@ class QuantizingPatch(Patch):
     def _blocks(
         self, codes: np.ndarray, scales: np.ndarray, axis: int, block_size: int, name: str, scheme: Scheme
     ) -> Value:
-        """Give a weight with a scale for each block of elements along an axis; the last block may be smaller."""
+        """Return a weight with a scale for each block of elements along an axis; the last block may be smaller."""
         shape, count = list(codes.shape), scales.shape[axis]
         if scheme.form == "qdq":
             inputs = [self.constant(codes, f"{name}_quantized"), self.constant(scales, f"{name}_scale")]
@@ -274,7 +274,7 @@ class QuantizingPatch(Patch):
         return self._joined(weight, shape, axis, count * block_size, name)
 
     def _zeroed_blocks(self, blocks: BlockCodes, axis: int, name: str, scheme: Scheme) -> Value:
-        """Give a weight whose blocks have zero points, too."""
+        """Return a weight whose blocks have zero points, too."""
         stored_type = ml_dtypes.uint4 if scheme.weight_bits == 4 else np.uint8
         codes, zeros = blocks.codes.astype(stored_type), blocks.zeros.astype(stored_type)
         scales, block_size = blocks.scales, scheme.block_size
@@ -310,7 +310,7 @@ class QuantizingPatch(Patch):
         return self.op("Slice", weight, *bounds, hint=f"{name}_dequantized")
 
     def linear_weight(self, codes: np.ndarray, scales: np.ndarray, axis: int, hint: str) -> Value:
-        """Give a float weight as DequantizeLinear of codes, with one scale or one for each index along `axis`."""
+        """Return a float weight as DequantizeLinear of codes, with one scale or one for each index along `axis`."""
         return self._linear(codes, scales, axis, hint, self._scheme)
 
     def _linear(self, codes: np.ndarray, scales: np.ndarray, axis: int, hint: str, scheme: Scheme) -> Value:

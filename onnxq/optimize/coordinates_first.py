@@ -156,14 +156,14 @@ def _along_last(node: Node, shapes: Shapes) -> bool:
 
 
 def _constants(node: Node) -> list[Value]:
-    """Give the constants that a node computes with."""
+    """Return the constants that a node computes with."""
     if node.op_type in ("Slice", "Split"):
         return []
     return [value for value in node.inputs if value is not None and value.constant is not None]
 
 
 def _placed(value: Value, lead: Shape) -> np.ndarray | None:
-    """Give a constant as `[last, rows]`, either of them 1 where it is the same for all; None where it does not fit."""
+    """Return a constant as `[last, rows]`, each 1 where it is the same for all; None where it does not fit."""
     assert value.constant is not None
     array = value.constant.numpy()
     if array.ndim > len(lead) + 1:
@@ -207,7 +207,7 @@ def _written(region: _Region, opset: int) -> Patch:
 
 
 def _given(patch: Patch, node: Node, slot: int, first: dict[Value, Value], region: _Region, opset: int) -> Value | None:
-    """Give what a node reads now in place of one of its inputs."""
+    """Return what a node reads now in place of one of its inputs."""
     value = node.inputs[slot]
     if value is None or value in first:
         return first[value] if value is not None else None

@@ -112,7 +112,7 @@ def integer_conv(node: Node) -> IntegerConv | None:
 
 
 def multiple_of(number: int, count: int) -> int:
-    """Give the least multiple of a number that is no less than a count."""
+    """Return the least multiple of a number that is no less than a count."""
     return -(-count // number) * number
 
 

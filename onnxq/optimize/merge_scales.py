@@ -62,7 +62,7 @@ def _products(graph: Graph) -> list[Scales]:
 
 
 def _number(value: Value | None) -> np.float32 | None:
-    """Give the constant that comes out of a DequantizeLinear of 1."""
+    """Return the constant that comes out of a DequantizeLinear of 1."""
     maker = value.producer if value is not None else None
     if maker is None or maker.op_type != "DequantizeLinear" or maker.domain or len(maker.inputs) != 2:
         return None

@@ -28,7 +28,7 @@ APART, TWICE = np.array([-1, 1, 0, 0], np.int64), np.array([1, 1, 2, 2], np.floa
 
 
 def doublings(node: Node) -> int:
-    """Give how often a Resize doubles both sides of a map by repeating its elements; 0 for everything else."""
+    """Return how often a Resize doubles both sides of a map by repeating its elements; 0 for everything else."""
     if node.op_type != "Resize" or node.domain or len(node.inputs) < 3 or node.attribute("axes") is not None:
         return 0
     where = node.attribute("coordinate_transformation_mode", "half_pixel")
@@ -43,7 +43,7 @@ def doublings(node: Node) -> int:
 
 
 def _factors(node: Node) -> list[float]:
-    """Give by how much each side grows; nothing where that is not constant."""
+    """Return by how much each side grows; nothing where that is not constant."""
     scales, sizes = (node.inputs[slot] if slot < len(node.inputs) else None for slot in (2, 3))
     if scales is not None and scales.constant is not None and scales.constant.size:
         return [float(scale) for scale in scales.constant.numpy()]

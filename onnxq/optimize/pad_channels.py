@@ -193,7 +193,7 @@ class _ChannelPadding:
         return self.pairs[codes]
 
     def _constants(self, conv: IntegerConv, patch: Patch) -> list[Value]:
-        """Give weight and bias with filters and channels of zeros behind the others."""
+        """Return weight and bias with filters and channels of zeros behind the others."""
         filters = self.widths.get(conv.made, conv.filters) - conv.filters
         channels = 0 if conv.depthwise else self._channels(conv) - conv.channels
         made = []

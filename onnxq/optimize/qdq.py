@@ -14,13 +14,13 @@ QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 
 
 def made_by(value: Value | None, op_type: str) -> Node | None:
-    """Give the node that makes a value, if it is of this type."""
+    """Return the node that makes a value, if it is of this type."""
     maker = value.producer if value is not None else None
     return maker if maker is not None and maker.op_type == op_type and not maker.domain else None
 
 
 def between_conversions(node: Node) -> tuple[Node, Node] | None:
-    """Give the DequantizeLinear whose numbers a node reads first, and the QuantizeLinear that alone reads its result.
+    """Return the DequantizeLinear whose numbers a node reads first, and the QuantizeLinear that alone reads its result.
 
     Whatever their domain; None where there is no such pair, or its QuantizeLinear stands in a body.
     """
@@ -39,7 +39,7 @@ def one_scale(node: Node) -> bool:
 
 
 def scale_and_zero(node: Node) -> tuple[np.ndarray, np.ndarray] | None:
-    """Give float32 scale and integer zero point of a conversion that has one of each, both constant, as scalars."""
+    """Return float32 scale and integer zero point of a conversion that has one of each, both constant, as scalars."""
     constants = [value.constant if value is not None else None for value in node.inputs[1:3]]
     if len(constants) != 2 or node.attribute("precision", 0):
         return None

@@ -87,7 +87,7 @@ def _patch(node: Node) -> Patch | None:
 
 
 def _shapes(order: _Order, steps: Sequence[Step], last: Node | None) -> list[np.ndarray] | None:
-    """Give what the Reshapes read: one in front of each step, and one behind the last."""
+    """Return what the Reshapes read: one in front of each step, and one behind the last."""
     found, lies = [], order.read
     for before, after in steps:
         found.append(_shape(order.sizes, lies, before))
@@ -98,7 +98,7 @@ def _shapes(order: _Order, steps: Sequence[Step], last: Node | None) -> list[np.
 
 
 def _behind(node: Node) -> Node | None:
-    """Give the Reshape behind a Transpose that alone reads it: onnxruntime moves a Transpose through one that splits.
+    """Return the Reshape behind a Transpose that alone reads it: onnxruntime moves a Transpose through one that splits.
 
     So the axes of a Transpose, which are split again where two have been joined, must not be seen.
     """
@@ -112,7 +112,7 @@ def _behind(node: Node) -> Node | None:
 
 
 def _followed(reshape: Node, order: _Order, lies: Sequence[Axes]) -> np.ndarray | None:
-    """Give what a Reshape reads if the axes in front of it are others; None where it copies a length that is open."""
+    """Return what a Reshape reads if the axes in front of it are others; None where it copies a length that is open."""
     value = reshape.inputs[1]
     assert value is not None
     assert value.constant is not None
@@ -160,7 +160,7 @@ def _elements(sizes: Sequence[int | None]) -> int:
 
 
 def _stays(sizes: Sequence[int | None], perm: Sequence[int]) -> int:
-    """Give how many elements stay side by side."""
+    """Return how many elements stay side by side."""
     count = 1
     for axis in reversed(range(len(perm))):
         if perm[axis] != axis:
@@ -225,7 +225,7 @@ def _joined(before: tuple[Axes, ...], after: tuple[Axes, ...]) -> Step:
 
 
 def _shape(sizes: Sequence[int | None], lies: Sequence[Axes], wanted: Sequence[Axes]) -> np.ndarray | None:
-    """Give what a Reshape reads for the axes wanted; None where more than one length is open that it cannot copy."""
+    """Return what a Reshape reads for the axes wanted; None where more than one length is open that it cannot copy."""
     shape = []
     for place, axes in enumerate(wanted):
         known = [sizes[axis] for axis in axes]

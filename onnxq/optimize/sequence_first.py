@@ -142,7 +142,7 @@ class _Layout:
         return patches
 
     def _converted(self, value: Value) -> Patch | None:
-        """Give readers of the other layout a Transpose, and a swapped value a name of its own."""
+        """Put a Transpose in front of readers of the other layout, and rename a swapped value."""
         swapped = self._maker(value) in self._chosen
         others = [
             use for use in value.uses if (self._reader(use) in self._chosen) != swapped and not _takes_shape(use.node)

@@ -48,7 +48,7 @@ def swappable(node: Node, shapes: Shapes) -> Swappable | None:
 
 
 def _rank(value: Value | None, shapes: Shapes) -> int:
-    """Give the number of axes; -1 where it is unknown."""
+    """Return the number of axes; -1 where it is unknown."""
     shape = shapes.of(value)
     return -1 if shape is None else len(shape)
 

@@ -43,6 +43,6 @@ def _patches(graph: Graph) -> list[Patch]:
 
 
 def _float_convs(value: Value) -> list[Node]:
-    """Give the convolutions in the value's own scope that read it as their activation, and compute in float."""
+    """Return the convolutions in the value's own scope that read it as their activation, and compute in float."""
     reads = [use.node for use in value.uses if use.slot == 0 and use.node.graph is value.graph]
     return [node for node in reads if node.op_type == "Conv" and not node.domain and integer_conv(node) is None]

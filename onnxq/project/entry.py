@@ -38,7 +38,7 @@ class Thresholds:
     max_drop: float | None = None
 
     def given(self) -> dict[str, float]:
-        """Give those that were asked for, by the names that `Comparison.missed` takes."""
+        """Return the thresholds that were asked for, by the names that `Comparison.missed` takes."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -64,12 +64,12 @@ class Entry:
     verify_data: tuple[str, ...] = ()
 
     def recipe_source(self) -> str:
-        """Give the name of the recipe, or where its file is."""
+        """Return the name of the recipe, or where its file is."""
         recipe = self.options.recipe
         return str(self.root / recipe) if recipe.endswith(".toml") else recipe
 
     def data_sources(self, data: tuple[str, ...]) -> list[str]:
-        """Give data as `open_samples` takes them: paths start with the project's folder."""
+        """Return data as `open_samples` takes them: paths start with the project's folder."""
         return [given if self.is_function(given) else str(self.root / given) for given in data]
 
     def is_function(self, given: str) -> bool:
@@ -123,7 +123,7 @@ class Project:
         return found
 
     def touched(self, file: Path) -> list[Entry]:
-        """Give the models that a file belongs to: as model, recipe or data, in a folder of data, or as project file.
+        """Return the models that a file belongs to: as model, recipe or data, in a folder of data, or as project file.
 
         What may be external data is taken for such of every model in its folder or above.
         """
@@ -135,7 +135,7 @@ class Project:
 
 
 def select(project: Project | None, files: Iterable[Path]) -> tuple[list[Entry], list[Path]]:
-    """Give the models of a project that files belong to, and the models among the files that belong to none.
+    """Return the models of a project that files belong to, and the models among the files that belong to none.
 
     A model or data that belongs to none may have been renamed, of which only the new name is told: then the models of
     the project that miss a file are given as well.

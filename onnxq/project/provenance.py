@@ -132,7 +132,7 @@ def record(wanted: dict[str, Any], encoded: bytes | None, comparison: Comparison
 
 
 def recorded_comparison(model: Model) -> Comparison | None:
-    """Give the figures that were measured when a model was built; None where it has none that could be read."""
+    """Return the figures that were measured when a model was built; None where it has none that could be read."""
     made = _parsed(model.metadata.get(MEASURED))
     try:
         metric = None if made["metric"] is None else MetricComparison(**made["metric"])

@@ -24,7 +24,7 @@ SCHEMA = 1  # rises when a key goes away or changes its meaning
 
 
 def report_dict(report: ReportData) -> dict[str, Any]:
-    """Give a report as plain data for JSON: numbers that are not finite are null."""
+    """Return a report as plain data for JSON: numbers that are not finite are null."""
     passes = report.float_passes
     return {
         "schema": SCHEMA,
@@ -56,7 +56,7 @@ def report_dict(report: ReportData) -> dict[str, Any]:
 
 
 def comparison_dict(comparison: Comparison, samples: str | None) -> dict[str, Any]:
-    """Give a comparison as plain data for JSON: numbers that are not finite are null."""
+    """Return a comparison as plain data for JSON: numbers that are not finite are null."""
     latency = None if comparison.latency is None else asdict(comparison.latency)
     return {
         "samples": comparison.samples,
@@ -77,7 +77,7 @@ def _selection_dict(selection: SelectionComparison) -> dict[str, Any]:
 
 
 def engines_dict(check: EngineCheck) -> dict[str, Any]:
-    """Give what two engines make of one model as plain data for JSON: numbers that are not finite are null."""
+    """Return what two engines make of one model as plain data for JSON: numbers that are not finite are null."""
     return {
         "outputs": [record_dict(output) for output in check.outputs],
         "optimised": [record_dict(output) for output in check.optimised],
@@ -97,7 +97,7 @@ def to_json(data: Any) -> str:
 
 
 def record_dict(record: DataclassInstance) -> dict[str, Any]:
-    """Give a record of figures as plain data for JSON: numbers that are not finite are null."""
+    """Return a record of figures as plain data for JSON: numbers that are not finite are null."""
     return {key: _finite(value) for key, value in asdict(record).items()}
 
 

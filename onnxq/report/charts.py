@@ -160,7 +160,7 @@ def _draw_grid(axes: Any, activation: Activation) -> None:
 
 @contextmanager
 def _figure(width: float, height: float) -> Iterator[Figure]:
-    """Give a figure to draw on, in the style of the page and without a word to anybody."""
+    """Return a figure to draw on, in the style of the page."""
     logger = logging.getLogger("matplotlib")
     level = logger.level
     logger.setLevel(logging.ERROR)

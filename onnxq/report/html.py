@@ -176,7 +176,7 @@ def worst_activations(report: ReportData, most: int = MOST_HISTOGRAMS) -> list[A
 
 
 def _rows(report: ReportData) -> list[dict[str, Any]]:
-    """Give every node with the error of its first compared output."""
+    """Return every node with the error of its first compared output."""
     layers: dict[str, LayerComparison] = {}
     for layer in report.comparison.layers if report.comparison is not None else ():
         layers.setdefault(layer.node, layer)

@@ -19,7 +19,7 @@ class Report(ReportData):
     """What was planned, and what came of it. The attributes are those of `ReportData`."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the report as plain data for JSON: numbers that are not finite are null."""
+        """Return the report as plain data for JSON: numbers that are not finite are null."""
         return report_dict(self)
 
     def to_json(self) -> str:

@@ -44,7 +44,7 @@ def through_heads(group: ScaleGroup, node: Node, value: Value, axis: int) -> Non
 
 
 def _neighbours(group: ScaleGroup, node: Node, value: Value, axes: Axes) -> Iterator[tuple[Value, Axes]]:
-    """Give the values on the other side of a node, and the axes that hold the channels there."""
+    """Return the values on the other side of a node, and the axes that hold the channels there."""
     result = node.outputs[0]
     if node.domain or result is None or result.shape is None or value.shape is None:
         raise UnabsorbedScaleError
@@ -80,7 +80,7 @@ def _mixed(group: ScaleGroup, node: Node, result: Value, value: Value, axes: Axe
 
 
 def _trailing(value: Value, channels: int) -> Axes:
-    """Give the last axes that together hold the channels, one after another; those of size 1 are left out."""
+    """Return the last axes that together hold the channels, one after another; those of size 1 are left out."""
     assert value.shape is not None
     held, axes = 1, []
     for axis, size in reversed(list(enumerate(value.shape))):

@@ -157,7 +157,7 @@ class Masked:
         return path[-1][0].inputs[path[-1][1]] if path else None
 
     def path(self) -> list[tuple[Node, int]]:
-        """Give the Adds from the Softmax to the mask, and which input of each leads there; of a Where, itself."""
+        """Return the Adds from the Softmax to the mask, and which input of each leads there; of a Where, itself."""
         found: list[tuple[Node, int]] = []
         if self.slot is not None and self.scores.producer is not None:
             return [(self.scores.producer, self.slot)]
@@ -184,7 +184,7 @@ class Masked:
 
 
 def is_masked(greatest: np.ndarray) -> np.ndarray:
-    """Give what limits are counted from: the greatest element of each row, and more than that where it is negative."""
+    """Return what limits are counted from: the greatest element of each row, more where it is negative."""
     return np.where(greatest < 0, np.float32(SINKING) * greatest, greatest)
 
 
@@ -218,7 +218,7 @@ def find_masked(graph: Graph, opset: int, known: Known, besides: Collection[Valu
 
 
 def _before_reshape(value: Value) -> Value:
-    """Give what a value is a Reshape of that leaves the last axis, and so every row, as it is."""
+    """Return what a value is a Reshape of that leaves the last axis, and so every row, as it is."""
     node = value.producer
     source = node.inputs[0] if node is not None and node.op_type == "Reshape" and not node.domain else None
     if source is None or not _is_own(source) or not source.shape or not value.shape:
@@ -246,7 +246,7 @@ def _is_own(value: Value) -> bool:
 
 
 def _adding(value: Value) -> Node | None:
-    """Give the Add whose result is read in one place only."""
+    """Return the Add whose result is read in one place only."""
     node = value.producer
     return node if node is not None and node.op_type == "Add" and not node.domain and _is_own(value) else None
 
@@ -261,7 +261,7 @@ def _inside(value: Value) -> Iterator[Value]:
 
 
 def _terms(value: Value) -> list[Value]:
-    """Give what is added up; more than `MOST_TERMS` where there are more."""
+    """Return what is added up; more than `MOST_TERMS` where there are more."""
     found: list[Value] = []
     left = [value]
     while left and len(found) <= MOST_TERMS:

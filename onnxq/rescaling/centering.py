@@ -85,7 +85,7 @@ def centre(values: Collection[Value], stats: Stats) -> Centering:
 def _of_sums(
     value: Value, centres: Mapping[Value, np.ndarray], given: Mapping[Value, np.ndarray]
 ) -> Iterator[np.ndarray]:
-    """Give what would bring the sums to zero that a value is the last term of."""
+    """Return what would bring the sums to zero that a value is the last term of."""
     for use in value.uses:
         total = use.node.outputs[0]
         if use.node.op_type == "Add" and total is not None and total in centres:
@@ -127,7 +127,7 @@ def _is_padded(node: Node) -> bool:
 
 
 def _middle(stats: Stats, value: Value) -> np.ndarray | None:
-    """Give the middle between the least and the greatest value of each channel."""
+    """Return the middle between the least and the greatest value of each channel."""
     known = stats.tensors.get(value.name)
     if known is None or ChannelStats not in known or not known[ChannelStats].channels:
         return None
@@ -137,7 +137,7 @@ def _middle(stats: Stats, value: Value) -> np.ndarray | None:
 
 
 def _passed_on(node: Node, shift: np.ndarray) -> np.ndarray:
-    """Give what a shift of its input adds to the output channels of a Conv without padding."""
+    """Return what a shift of its input adds to the output channels of a Conv without padding."""
     weight = node.inputs[1].constant if node.inputs[1] is not None else None
     assert weight is not None
     array = weight.numpy().astype(np.float64)

@@ -107,7 +107,7 @@ class Rescaling:
 
 
 def channel_axes(nodes: Iterable[Node]) -> dict[str, int]:
-    """Give the channel axis of every value that a MatMul, Gemm or Conv with a constant weight reads, by name."""
+    """Return the channel axis of every value that a MatMul, Gemm or Conv with a constant weight reads, by name."""
     axes: dict[str, int] = {}
     for node in nodes:
         value = node.inputs[0] if node.inputs else None
@@ -218,7 +218,7 @@ def _output(node: Node) -> Value:
 
 
 def measured_inputs(nodes: Iterable[Node], stats: Stats) -> dict[Node, Value]:
-    """Give what each MatMul, Gemm and Conv reads, where its channels were measured and are those of the weight."""
+    """Return what each MatMul, Gemm and Conv reads, where its channels were measured and are those of the weight."""
     found: dict[Node, Value] = {}
     for node in nodes:
         value = node.inputs[0] if node.inputs else None
@@ -257,7 +257,7 @@ def reading_of(
 
 
 def rescaled_stats(channels: ChannelStats, divisor: np.ndarray, bounds: Range | None = None) -> TensorStats:
-    """Give the statistics of a tensor whose channels are divided, and clipped then: extremes, moments and channels."""
+    """Return the statistics of a tensor whose channels are divided, then clipped."""
     divided = channels.divided(divisor)
     if bounds is not None:
         for part in (divided.high, divided.low):

@@ -143,7 +143,7 @@ class Reading:
         return total
 
     def _ranges(self, s: np.ndarray, outliers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Give the greatest and the least of what is read, `[candidates, ways]`, zero within."""
+        """Return the greatest and the least of what is read, `[candidates, ways]`, zero within."""
         high, low = (
             np.where(outliers, 0.0, (extremes[0] / s)[:, :, None]) for extremes in (self.stats.high, self.stats.low)
         )
@@ -245,14 +245,14 @@ def best(
 
 
 def _outlier_order(readings: Sequence[Reading], candidates: Sequence[Candidate]) -> np.ndarray:
-    """Give each channel its place, `[candidates, channels]`, by how far it reaches when divided; 0 reaches furthest."""
+    """Rank channels by how far they reach when divided, `[candidates, channels]`; 0 reaches furthest."""
     reach = np.max([np.maximum(r.stats.high[0], -r.stats.low[0]) for r in readings], axis=0)
     divided = reach / np.stack([candidate.divisor for candidate in candidates])
     return np.argsort(np.argsort(-divided, axis=1, kind="stable"), axis=1)
 
 
 def _even_candidates(readings: Sequence[Reading], least_share: float) -> Iterator[Candidate]:
-    """Give factors from the mean size of each channel: no batch sets it, so none is clipped that goes further."""
+    """Return factors from the mean size of each channel: no batch sets it, so none is clipped that goes further."""
     norm = np.sqrt(sum(reading.energy for reading in readings))
     size = np.sqrt(sum(reading.second for reading in readings))
     carried = size * norm

@@ -61,7 +61,7 @@ def _group_of(value: Value, axis: int, opened: set[Value]) -> ScaleGroup | None:
 
 
 def _starts(value: Value, axis: int) -> Iterator[tuple[Value, int]]:
-    """Give where to begin: the value, or the map that a Flatten or Reshape makes it of, whose channels are divided."""
+    """Return where to begin: the value, or the map that a Flatten or Reshape makes it of."""
     yield value, axis
     maker = value.producer
     if axis == -1 and maker is not None and maker.op_type in ("Flatten", "Reshape") and not maker.domain:

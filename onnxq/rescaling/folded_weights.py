@@ -14,7 +14,7 @@ from onnxq.rescaling.groups import Constant
 
 
 def constant_array(value: Value) -> np.ndarray:
-    """Give the elements of a constant, float64."""
+    """Return the elements of a constant, float64."""
     assert value.constant is not None
     return value.constant.numpy().astype(np.float64)
 

@@ -48,7 +48,7 @@ class Constant:
         return value
 
     def apply(self, array: np.ndarray, divisor: np.ndarray) -> np.ndarray:
-        """Give the constant after its group is divided by `divisor`, in float64."""
+        """Return the constant after its group is divided by `divisor`, in float64."""
         factor = np.repeat(divisor if self.absorb == "multiply" else 1.0 / divisor, self.positions)
         if self.groups > 1:
             spread = np.repeat(factor.reshape(self.groups, -1), len(array) // self.groups, axis=0)
@@ -94,7 +94,7 @@ class ScaleGroup:
         return [*self.sources, *self.readers]
 
     def copy(self) -> ScaleGroup:
-        """Give a group that can be changed by itself."""
+        """Return a group that can be changed by itself."""
         made = ScaleGroup(self.channels, dict(self.axes), dict(self.flattened), list(self.sources), list(self.readers))
         made.heads, made.pending, made.products = dict(self.heads), list(self.pending), list(self.products)
         made.limits = dict(self.limits)
@@ -143,7 +143,7 @@ class UnabsorbedScaleError(Exception):
 
 
 def linear_reader(node: Node, slot: int) -> Constant | None:
-    """Give the weight that multiplies input `slot` of a MatMul, Gemm or Conv, if that is a float32 constant."""
+    """Return the weight that multiplies input `slot` of a MatMul, Gemm or Conv, if that is a float32 constant."""
     weight = node.inputs[1] if slot == 0 and len(node.inputs) > 1 else None
     tensor = weight.constant if weight is not None else None
     if tensor is None or tensor.dtype != TensorProto.FLOAT or node.domain or node.graph.parent is not None:

@@ -101,7 +101,7 @@ def _transpose(group: ScaleGroup, node: Node, value: Value, axis: int) -> None:
 
 
 def operands(node: Node, value: Value, axis: int) -> tuple[list[tuple[int, Value, int]], int]:
-    """Give slot, value and channel axis of both inputs of a broadcasting operator (negative: none) and the output."""
+    """Return slot, value and channel axis of both inputs of a broadcasting operator (negative: none) and the output."""
     result = node.outputs[0]
     if result is None or result.shape is None or value.shape is None or len(node.inputs) != 2:
         raise UnabsorbedScaleError

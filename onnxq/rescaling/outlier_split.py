@@ -33,7 +33,7 @@ def clip(patch: Patch, value: Value, bounds: Range, opset: int, hint: str) -> Va
 
 
 def excess(patch: Patch, value: Value, channels: Sequence[int], bounds: Range, opset: int) -> Value:
-    """Give what channels have beyond a range.
+    """Return what channels have beyond a range.
 
     Args:
         patch: Describes the change.

@@ -138,7 +138,7 @@ def prices(readers: Sequence[Constant], least_gain: float) -> tuple[float, dict[
 
 
 def _range_of_others(stats: ChannelStats, candidate: Candidate) -> Range:
-    """Give the extremes of a divided value without its outliers, zero within."""
+    """Return the extremes of a divided value without its outliers, zero within."""
     divided = stats.divided(candidate.divisor)
     others = np.delete(np.stack([divided.low[0], divided.high[0]]), candidate.outliers, axis=1)
     return Range(np.minimum(others[0].min(), np.float32(0)), np.maximum(others[1].max(), np.float32(0)))

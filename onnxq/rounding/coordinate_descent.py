@@ -46,7 +46,7 @@ def nearest(weight: np.ndarray, steps: np.ndarray, bounds: Bounds) -> np.ndarray
 
 
 def errors(weight: np.ndarray, codes: np.ndarray, steps: np.ndarray, H: np.ndarray) -> np.ndarray:
-    """Give `dᵀ H d` of each channel, `[problems, channels]`."""
+    """Return `dᵀ H d` of each channel, `[problems, channels]`."""
     difference = codes * steps - weight
     return np.asarray(np.einsum("pbm,pbm->pm", H @ difference, difference))
 
@@ -207,7 +207,7 @@ def _in_turn(
 
 
 def _best(codes: np.ndarray, slope: np.ndarray, inverse: np.ndarray, steps: np.ndarray, bounds: Bounds) -> np.ndarray:
-    """Give the best integer for each code with all others as they are."""
+    """Return the best integer for each code with all others as they are."""
     best: np.ndarray = slope * inverse
     best /= steps
     np.subtract(codes, best, out=best)

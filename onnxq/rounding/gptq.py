@@ -152,17 +152,17 @@ class WeightSolver:
         return best[1], best[2] if probe is self else self.trial(best[1], held_out)
 
     def trial(self, fitted: DampedHessian, held_out: Gram) -> np.ndarray:
-        """Give the held-out error of each channel under codes from the other half."""
+        """Return the held-out error of each channel under codes from the other half."""
         return self._errors(held_out, *self._solve(fitted, SCALE_FACTORS[:1], sweeps=0))
 
     def kept(self, found: np.ndarray, plain: np.ndarray) -> float:
-        """Give what a channel keeps of its held-out error on average: the choice must not hang on how large it is."""
+        """Return what a channel keeps of its held-out error on average: the choice must not hang on how large it is."""
         if self.layout.per_tensor:
             return float(found.sum() / max(plain.sum(), TINY))
         return float(np.divide(found, plain, out=np.ones_like(found), where=plain > 0).clip(0, 1).mean())
 
     def _probe(self) -> WeightSolver:
-        """Give the search for a few channels, spread evenly."""
+        """Return the search for a few channels, spread evenly."""
         if len(self.rows) <= PROBED:
             return self
         taken = np.arange(PROBED) * len(self.rows) // PROBED
@@ -247,7 +247,7 @@ class WeightSolver:
         return np.ascontiguousarray(gram.split(rows).transpose(0, 2, 1))
 
     def _refit(self, judged: Gram, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        """Give the scale of least error for codes as they are: `(z H w) / (z H zᵀ)` of each channel, or of all."""
+        """Return the scale of least error for codes as they are: `(z H w) / (z H zᵀ)` of each channel, or of all."""
         cut, weight = judged.split(codes), judged.split(self.rows)
         product = np.matmul(cut, judged.matrix)
         shares = [np.einsum("pmb,pmb->pm", product, other) for other in (weight, cut)]

@@ -58,7 +58,7 @@ class WeightRows:
         return rows, int(np.prod([self.weight.shape[axis] for axis in self.axes], dtype=np.int64))
 
     def array(self) -> np.ndarray:
-        """Give the rows, contiguous."""
+        """Return the rows, contiguous."""
         moved = np.ascontiguousarray(self.weight.transpose(self._order))
         return moved.reshape(int(np.prod(self.scale_shape, dtype=np.int64)), -1)
 
@@ -68,7 +68,7 @@ class WeightRows:
             release(self.weight.reshape(-1).view(np.uint8).data)
 
     def floor(self, minimum: np.ndarray) -> np.ndarray:
-        """Give a least scale for each row."""
+        """Return a least scale for each row."""
         return np.broadcast_to(minimum.max(axis=self.axes, keepdims=True), self.scale_shape).reshape(-1)
 
     def restore(self, codes: np.ndarray, scales: np.ndarray) -> RoundingResult:
@@ -187,7 +187,7 @@ def solve_codes(
 
 
 def bias_shift(rows: np.ndarray, rounded: RoundedWeight, moments: LayerMoments) -> np.ndarray:
-    """Give what rounding adds to the mean of each output channel, float64 `[channels]`: to be taken off the bias."""
+    """Return what rounding adds to the mean of each output channel, float64 `[channels]`: to be taken off the bias."""
     return moments.total().shift(rounded.dequantized().astype(np.float64) - rows)
 
 

@@ -82,7 +82,7 @@ def _code(block: np.ndarray, scales: np.ndarray, limit: int) -> np.ndarray:
 def _ahead(
     pool: ThreadPoolExecutor, work: Callable[[slice], np.ndarray], blocks: Sequence[slice]
 ) -> Iterator[np.ndarray]:
-    """Give the results in order, a few of them made ahead, so that no more than those are in memory."""
+    """Return the results in order, a few of them made ahead, so that no more than those are in memory."""
     waiting: deque[Future[np.ndarray]] = deque()
     for block in blocks:
         waiting.append(pool.submit(work, block))

@@ -249,7 +249,7 @@ def least_pair_scales(weight: np.ndarray, axes: tuple[int, ...], summed: Summed)
 
 
 def _neighbours(elements: np.ndarray, summed: Summed) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Give the elements of a weight that may be multiplied side by side: first ones and second ones, `[..., pairs]`."""
+    """Return the weights that may be multiplied as neighbours: first ones and second ones, `[..., pairs]`."""
     sequences = np.moveaxis(elements, summed.axis, -1)
     odd = summed.kernel == "conv" and elements.shape[summed.axis] % 2 == 1
     if summed.kernel == "conv":

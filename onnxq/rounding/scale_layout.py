@@ -52,11 +52,11 @@ class ScaleLayout:
         return cls(shape, per_tensor=scales.shape[0] != shape[0])
 
     def shaped(self, scales: np.ndarray) -> np.ndarray:
-        """Give float32 scales as they are exported: `[channels]`, `[1]`, or `[channels, blocks]`."""
+        """Return float32 scales as they are exported: `[channels]`, `[1]`, or `[channels, blocks]`."""
         return scales.astype(np.float32) if self.block_size else scales[:, 0].astype(np.float32)
 
     def floor(self, minimum: np.ndarray | None) -> np.ndarray:
-        """Give least scales, broadcasting against the scales."""
+        """Return least scales, broadcasting against the scales."""
         if minimum is None:
             return np.zeros((1, 1))
         floor = np.asarray(minimum, np.float64).reshape(-1, 1)
@@ -65,13 +65,13 @@ class ScaleLayout:
         return floor.max(keepdims=True) if self.per_tensor else floor
 
     def expand(self, scales: np.ndarray) -> np.ndarray:
-        """Give each element its scale, `[channels, n]`."""
+        """Return the scale of each element, `[channels, n]`."""
         scales = scales.reshape(-1, self.blocks)
         wide = np.repeat(scales, self.block, axis=1)[:, : self.n] if self.blocks > 1 else scales
         return np.broadcast_to(wide, (self.channels, self.n))
 
     def peak(self, elements: np.ndarray) -> np.ndarray:
-        """Give the greatest element under each scale, 0 where there is none."""
+        """Return the greatest element under each scale, 0 where there is none."""
         return self._reduce(np.maximum, elements)
 
     def total(self, elements: np.ndarray) -> np.ndarray:
@@ -93,7 +93,7 @@ class ScaleLayout:
         limit: int,
         reach: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Give the scales of least error to be expected after error feedback.
+        """Return the scales of least error to be expected after error feedback.
 
         An element under scale s is left with `s² / 12` on average, a clipped one with the square of its distance from
         the range on top; each counts by its column's weight.
@@ -130,7 +130,7 @@ class ScaleLayout:
     def least_error(
         self, rows: np.ndarray, covering: np.ndarray, limit: int, floor: np.ndarray, pairs: PairLimits | None = None
     ) -> np.ndarray:
-        """Give the scales of least squared error when elements are rounded to nearest, the larger one at a tie."""
+        """Return the scales of least squared error when elements are rounded to nearest, the larger one at a tie."""
         candidates = storable(np.maximum(covering * _factors(limit)[:, None, None], floor))
         costs = np.zeros(candidates.shape)
         height = max(PIECE // max(self.n, 1), 1)
@@ -154,7 +154,7 @@ def code_bounds(rows: np.ndarray, steps: np.ndarray, limit: int, pairs: PairLimi
 
 
 def _factors(limit: int) -> np.ndarray:
-    """Give the candidates relative to the covering scale, the largest first; denser near it."""
+    """Return the candidates relative to the covering scale, the largest first; denser near it."""
     depth = DEPTH if limit >= 127 else DEPTH_BELOW_8_BITS
     return np.asarray(1 - depth * np.linspace(0, 1, CANDIDATES) ** 2)
 

@@ -75,5 +75,5 @@ def summary(weights: Iterable[RoundingSummary]) -> tuple[str, ...]:
 
 
 def _weights(count: int) -> str:
-    """Give the number with its noun."""
+    """Return the number with its noun."""
     return f"{count} weight{'' if count == 1 else 's'}"

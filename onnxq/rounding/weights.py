@@ -251,7 +251,7 @@ class Weights:
         )
 
     def keep(self, array: np.ndarray) -> np.ndarray:
-        """Give the same array, out of memory where it is large and there is a spool."""
+        """Return the same array, out of memory where it is large and there is a spool."""
         return array if self._spool is None else self._spool.keep(array)
 
 

@@ -41,7 +41,7 @@ def register_custom_ops(library: str | Path) -> None:
 
 
 def foreign_node(model: Model) -> Node | None:
-    """Give the first node of another domain whose operator no onnxruntime session here would know."""
+    """Return the first node of another domain whose operator no onnxruntime session here would know."""
     if LIBRARIES:  # what they hold, onnxruntime only tells when it loads a model
         return None
     return next((n for n in model.graph.walk() if n.domain and (n.domain, n.op_type) not in _known()), None)

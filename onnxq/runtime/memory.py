@@ -27,7 +27,7 @@ def collect_garbage(model: Model) -> None:
 
 
 def trim_heap(freed: int) -> None:
-    """Give so many bytes that were freed back to the system, where the C library keeps them; not if they are few.
+    """Hand freed bytes back to the system where the C library keeps them; not if they are few.
 
     glibc keeps blocks of up to 32 MB, such as weights of sessions and second moments, in heaps of each thread, where
     they lie idle while something else takes more.

@@ -145,7 +145,7 @@ def places(plan: Plan, quantized: Model) -> list[BiasSite]:
 
 
 def bias_adder(node: Node) -> Node | None:
-    """Give the node that adds a layer's bias: itself, or the Add of a constant vector behind a MatMul."""
+    """Return the node that adds a layer's bias: itself, or the Add of a constant vector behind a MatMul."""
     if node.domain or not node.outputs or node.outputs[0] is None:
         return None
     if node.op_type in ("Conv", "Gemm"):
@@ -259,7 +259,7 @@ class _SideBySide:
 
 
 def channel_means(array: np.ndarray, axis: int) -> np.ndarray:
-    """Give the mean of every channel, float64; zero where there is nothing."""
+    """Return the mean of every channel, float64; zero where there is nothing."""
     if not array.size:
         return np.zeros(array.shape[axis])
     others = tuple(other for other in range(array.ndim) if other != axis)
@@ -267,7 +267,7 @@ def channel_means(array: np.ndarray, axis: int) -> np.ndarray:
 
 
 def shrink_to_zero(off: np.ndarray) -> np.ndarray:
-    """Give the mean of `[samples, channels]`, shrunk as far as it may be chance: by m² / (m² + variance of m)."""
+    """Return the mean of `[samples, channels]`, shrunk as far as it may be chance: by m² / (m² + variance of m)."""
     mean = off.mean(axis=0)
     variance = off.var(axis=0, ddof=1) / len(off) if len(off) > 1 else np.square(mean)
     squared = np.square(mean)

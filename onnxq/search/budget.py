@@ -191,7 +191,7 @@ def _towards_goals(variants: Variants, ranked: list[Candidate], found: SearchRes
 
 
 def _given_back(variants: Variants, choices: Choices) -> float:
-    """Give how much longer the model takes with these choices, as a share of its time without."""
+    """Return how much longer the model takes with these choices, as a share of its time without."""
     before, after = variants.prepared.plan, variants.replan(choices)[0].plan
     return predicted_time(after, before.costs) / predicted_time(before, before.costs) - 1
 
@@ -213,7 +213,7 @@ def _more_accurate(
 
 
 def _widened(variants: Variants) -> Choices:
-    """Give all activations 16 bits, if the target has kernels for that: they read and write one type."""
+    """Return all activations 16 bits, if the target has kernels for that: they read and write one type."""
     plan, opset = variants.prepared.plan, variants.prepared.model.opset
     wide = load_target(plan.recipe.scheme.target).wide
     if wide == "":

@@ -100,7 +100,7 @@ def float_time(plan: Plan) -> float:
 
 
 def saved_time(plan: Plan) -> float:
-    """Give how much less time the plan takes than float does, as a share of its own time; 0 where it takes more."""
+    """Return how much less time the plan takes than float does, as a share of its own time; 0 where it takes more."""
     return max(float_time(plan) / predicted_time(plan, plan.costs) - 1, 0.0)
 
 
@@ -129,12 +129,12 @@ def within_cost(ranked: Sequence[Candidate], most: float, step: int = 0) -> list
 
 
 def option_at(step: int, move: Candidate) -> Option:
-    """Give what a node becomes in a step of the search: what it may become, in turn, and at the end float."""
+    """Return what a node becomes in a step of the search: what it may become, in turn, and at the end float."""
     return move.ways[min(step, len(move.ways) - 1)]
 
 
 def benefit_per_cost(step: int, move: Candidate) -> tuple[float, str]:
-    """Give a key that sorts those moves to the front that buy most for their time in a step of the search."""
+    """Return a key that sorts those moves to the front that buy most for their time in a step of the search."""
     way = option_at(step, move)
     return -move.noise * (1 - way.left) / (way.cost + 1e-3), move.key
 

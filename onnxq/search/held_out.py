@@ -99,7 +99,7 @@ class SqnrEvaluator:
             raise DataError("there are no samples to judge a model on", "Give at least one.")
 
     def noise(self, model: Model) -> np.ndarray:
-        """Give the squared error of every output and of what is picked from, then of the scores, by their squared size.
+        """Return the squared error by the squared size: of outputs, of what is picked from, then of scores.
 
         It is infinite where a model does not run, and 0 for values that the model does not have any more, and for
         labels and counts beside other outputs: how often they agree is another matter.
@@ -168,16 +168,16 @@ class SqnrEvaluator:
         return array - array.mean(axis=tuple(range(array.ndim)[slice(*axes)]), keepdims=True)
 
     def sqnr(self, model: Model) -> float:
-        """Give the signal-to-quantization-noise ratio of the worst output or of the worst scores in dB, `resolved`."""
+        """Return the signal-to-quantization-noise ratio of the worst output or scores in dB, `resolved`."""
         return resolved(min(self.worst(model)))
 
     def worst(self, model: Model) -> tuple[float, float]:
-        """Give the signal-to-quantization-noise ratio of the worst output and that of the worst scores in dB."""
+        """Return the signal-to-quantization-noise ratio of the worst output and that of the worst scores in dB."""
         noise = self.noise(model)
         return decibels(noise[: self._outputs]), decibels(noise[self._outputs :])
 
     def typical(self, model: Model) -> float:
-        """Give the mean of the ratios of single samples in dB, of the worst output or of the worst scores, `resolved`.
+        """Return the mean ratio of single samples in dB, of the worst output or scores, `resolved`.
 
         It says better than `sqnr` what a change does: where sizes differ much, that is about the largest of a few.
         """
@@ -186,12 +186,12 @@ class SqnrEvaluator:
         return resolved(float(ratios.mean(axis=0).min(initial=MOST)))
 
     def gain(self, before: Model, after: Model) -> float:
-        """Give how much nearer to float the second of two models is, in dB, of a typical sample."""
+        """Return how much nearer to float the second of two models is, in dB, of a typical sample."""
         return self.typical(after) - self.typical(before)
 
 
 def decibels(noise: np.ndarray) -> float:
-    """Give the signal-to-quantization-noise ratio of the worst of some errors by their sizes, in dB."""
+    """Return the signal-to-quantization-noise ratio of the worst of some errors by their sizes, in dB."""
     worst = float(noise.max(initial=0.0))
     return float("inf") if worst == 0 else -10 * float(np.log10(worst))
 
@@ -238,7 +238,7 @@ class HoldoutSplit:
         return first, second
 
     def folds(self) -> tuple[list[Samples], Samples | None]:
-        """Give samples in a few sets, in turn, each to judge on what is chosen on all others; at least two.
+        """Yield a few sets of samples, in turn, each to judge on what is chosen on all others; at least two.
 
         There are more than in the halves where a run is short: gains differ much from sample to sample. Besides, some
         are given that are in no set, evenly taken, to measure and not to judge on; None where there are none.

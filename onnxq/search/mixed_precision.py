@@ -56,7 +56,7 @@ class SearchResult:
 
 
 def decibels_without(share: float) -> float:
-    """Give how many dB the outputs gain where a share of their squared error goes."""
+    """Return how many dB the outputs gain where a share of their squared error goes."""
     return -10 * math.log10(max(1 - share, 1e-9))
 
 
@@ -127,7 +127,7 @@ def keep_small_weights_float(variants: Variants, ranked: Sequence[Candidate], fo
 
 
 def _gain(move: Candidate, way: Option, noise: float) -> float:
-    """Give the dB that the outputs are expected to gain by one way for a node, of all the noise that there is."""
+    """Return the dB that the outputs are expected to gain by one way for a node, of all the noise that there is."""
     return decibels_without(move.noise * (1 - way.left) / (noise or 1.0))
 
 
@@ -212,7 +212,7 @@ class _Stage:
 
 
 def _cheapened(found: _Stage, few: Sequence[Candidate], step: int) -> Choices:
-    """Give those nodes a cheaper way that the budget allows it for, the last ones first."""
+    """Choose a cheaper way for nodes for which the budget allows it, the last ones first."""
     for lower in range(step):
         found, few = _lowered(found, few, lower)
     return found.given(few)

@@ -125,7 +125,7 @@ def _gains(found: np.ndarray) -> np.ndarray:
 
 
 def _folds(prepared: Prepared, split: HoldoutSplit) -> Iterator[tuple[Samples, Callable[[], Stats]]]:
-    """Give every fold, and how to get what is measured of all other samples, with ranges by output error."""
+    """Return every fold, and how to get what is measured of all other samples, with ranges by output error."""
 
     def measured(samples: Samples) -> Stats:
         return measure(prepared, MeasuredLayers(()), samples, None, Silent(), trial=True)

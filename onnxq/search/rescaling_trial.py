@@ -92,7 +92,7 @@ def _methods(prepared: Prepared) -> list[tuple[Rescale, ...]]:
 def _rescaling_the_other_way(
     prepared: Prepared, split: HoldoutSplit, methods: Sequence[Rescale], observer: Observer
 ) -> float:
-    """Give what rescaling gains in dB, fitted on the half to judge on and judged on the half to fit on."""
+    """Return what rescaling gains in dB, fitted on the half to judge on and judged on the half to fit on."""
     fitting, judge = split.held_out, split.swapped_evaluator
     measured, before = (
         _channels(prepared, fitting, observer, trial=True),
@@ -102,7 +102,7 @@ def _rescaling_the_other_way(
 
 
 def to_rescale(prepared: Prepared) -> tuple[list[Node], frozenset[Node]]:
-    """Give the nodes whose channels may be divided, and those of them that only store their weights in 8 bit."""
+    """Return the nodes whose channels may be divided, and those of them that only store their weights in 8 bit."""
     wanted = [d for d in prepared.plan.decisions if d.settings and d.settings.smoothing and d.node.graph.parent is None]
     nodes = [d.node for d in wanted if d.scheme in ("static-int8", "dynamic-int8", "weight-int8")]
     return nodes, frozenset(d.node for d in wanted if d.scheme == "weight-int8")

@@ -72,7 +72,7 @@ def sensitivity(variants: Variants, *, exact: int = EXACT, all_alone: int = ALL_
 
 
 def weighted_decisions(plan: Plan) -> list[Decision]:
-    """Give the decisions for nodes that are quantized on their own account."""
+    """Return the decisions for nodes that are quantized on their own account."""
     return [d for d in plan.decisions if d.form is not None and not d.form.passive and d.node not in plan.absorbed]
 
 
@@ -90,7 +90,7 @@ def quantize_only(plan: Plan, chosen: Decision) -> Choices:
 
 
 def _own(variants: Variants, keys: Sequence[str]) -> list[float]:
-    """Give each node's own squared error by its squared size; 0 where it is part of the next node's."""
+    """Return each node's own squared error by its squared size; 0 where it is part of the next node's."""
     reference: Model = variants.prepared.model.copy()
     try:
         layers = compare_layers(reference, variants.model({}), variants.samples, limit=PASS_SAMPLES)

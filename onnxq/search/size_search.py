@@ -116,7 +116,7 @@ def file_bytes(
     data_file: str | None = None,
     change: Callable[[Model], object] | None = None,
 ) -> int:
-    """Give the size of the model that some choices lead to, with its weights in a file of that name or inside."""
+    """Return the size of the model that some choices lead to, with its weights in a file of that name or inside."""
     model = variants.model(choices, change)
     record_latencies(model, dict.fromkeys(shown_families(variants.prepared.plan.recipe.scheme.target), 1.0))
     return written_bytes(finalize(model, variants.prepared), None, data_file)
@@ -135,7 +135,7 @@ def fits_corrected(variants: Variants, choices: Choices, most: int, data_file: s
 
 
 def written_bytes(model: Model, encoded: bytes | None, data_file: str | None) -> int:
-    """Give what a model takes on disk, its weights inside or in a file of that name, with the space between them."""
+    """Return what a model takes on disk, its weights inside or in a file of that name, with the space between them."""
     if data_file is not None:
         return sum(length(chunks) for chunks in external_chunks(model, data_file))
     return length(model.chunks(verbatim=False)) if encoded is None else len(encoded)

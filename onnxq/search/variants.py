@@ -72,14 +72,14 @@ class Variants:
         self.weights.learn(prepared.plan, self.qparams(prepared), self.stats, layers_needing_moments(prepared.plan))
 
     def replan(self, choices: Choices) -> tuple[Prepared, dict[Value, QParams]]:
-        """Give the model planned with the final choices, and the scales and zero points of its activations."""
+        """Return the model planned with the final choices, and the scales and zero points of its activations."""
         prepared = (
             exclude_unreached_bodies(copy_prepared(self.prepared, choices), self.stats) if choices else self.prepared
         )
         return prepared, self.qparams(prepared)
 
     def qparams(self, prepared: Prepared) -> dict[Value, QParams]:
-        """Give scale and zero point of everything that a copy reads in 8 bit."""
+        """Return scale and zero point of everything that a copy reads in 8 bit."""
         unknown = [value for value in prepared.plan.calibrated() if value.name not in self.stats]
         if unknown:
             kinds = OutputSensitivity(prepared.plan).kinds
@@ -87,7 +87,7 @@ class Variants:
         return choose_qparams(prepared.plan, self.stats, self._ranges)
 
     def noise(self, choices: Choices, *, costs_count: bool = True) -> np.ndarray:
-        """Give the squared error of every output by its squared size with these choices."""
+        """Return the squared error of every output by its squared size with these choices."""
         return self.judge.noise(self.model(choices, costs_count=costs_count))
 
 

@@ -71,7 +71,7 @@ class Known:
         return f"fused {{}} decomposed {self.name} as {made}"
 
     def on(self, points: np.ndarray) -> np.ndarray:
-        """Give the function on some points, computed once for each array."""
+        """Return the function on some points, computed once for each array."""
         if id(points) not in self._kept:
             with np.errstate(all="ignore"):
                 self._kept[id(points)] = (points, self.function(points))
@@ -85,7 +85,7 @@ def cost(operators: Sequence[str]) -> float:
 
 
 def candidates(points: np.ndarray, values: np.ndarray) -> Iterator[Known]:
-    """Give the functions that could be meant, their parameters read off some values.
+    """Return the functions that could be meant, their parameters read off some values.
 
     Args:
         points: Float64, with 0, ±1, ±`NEAR` and points far out among them.

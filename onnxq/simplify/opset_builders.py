@@ -36,7 +36,7 @@ def scalar(patch: Patch, number: float, dtype: int, hint: str) -> Value:
 
 
 def axes_of(node: Node) -> list[int] | None:
-    """Give the axes of a Squeeze or Unsqueeze; None where they are no constants, or not stated."""
+    """Return the axes of a Squeeze or Unsqueeze; None where they are no constants, or not stated."""
     if len(node.inputs) > 1 and node.inputs[1] is not None:
         tensor = node.inputs[1].constant
         return None if tensor is None else [int(axis) for axis in tensor.numpy().reshape(-1)]

@@ -28,7 +28,7 @@ GRID = (("scale", np.array(0.02, np.float32)), ("zero", np.array(128, np.uint8))
 
 
 def operators_left(part: Subgraph, opset: int, *, codes: bool = False) -> tuple[str, ...]:
-    """Give the operators of a part of float32 after onnxruntime has optimised it alone; none if it refuses it.
+    """Return the operators of a part of float32 after onnxruntime has optimised it alone; none if it refuses it.
 
     Something stands before and behind it, because some fusions want that: what they fuse may not be an output.
 

@@ -49,7 +49,7 @@ def measure(
     *,
     trial: bool = False,
 ) -> Stats:
-    """Give the statistics that the plan needs: those that the caller has, or those of one pass over the samples.
+    """Return the statistics that the plan needs: those that the caller has, or those of one pass over the samples.
 
     For a trial, it measures what choices are made by, and not what files and reports want besides.
     """

@@ -167,7 +167,7 @@ def _newer(model: Model, newer: Model, notes: tuple[str, ...]) -> tuple[Model, t
 
 
 def raised(model: Model, plan: Plan, most: int | None) -> Model:
-    """Give a model of the opset that a plan needs, or that weights of 4 bit need where a limit could ask for them."""
+    """Return a model of the opset that a plan needs, or that weights of 4 bit need where a limit could ask for them."""
     if most is not None and model.opset < FOUR_BIT_OPSET and expected_bytes(model, plan) > ROOM * most:
         with suppress(ModelError):  # then there are none of 4 bit, which may do
             return raise_opset(model, max(plan.opset, FOUR_BIT_OPSET))
@@ -175,13 +175,13 @@ def raised(model: Model, plan: Plan, most: int | None) -> Model:
 
 
 def expected_bytes(model: Model, plan: Plan) -> int:
-    """Give about what the weights take in the quantized model: a quarter of those that quantized nodes read."""
+    """Return about what the weights take in the quantized model: a quarter of those that quantized nodes read."""
     read = {value for d in plan.quantized() for value in d.node.inputs if value is not None}
     return model.weight_bytes - sum(_spared(value) for value in read)
 
 
 def spared_bytes(node: Node) -> int:
-    """Give about how many bytes it spares to store the weights of a node in 8 bit."""
+    """Return about how many bytes it spares to store the weights of a node in 8 bit."""
     return sum(_spared(value) for value in node.inputs if value is not None)
 
 

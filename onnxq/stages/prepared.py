@@ -40,5 +40,5 @@ class Prepared:
     transforms: int = 0
 
     def baseline(self) -> Model:
-        """Give the float model that the result is compared with: a copy, or one that no later step changes."""
+        """Return the float model that the result is compared with: a copy, or one that no later step changes."""
         return self.original if self.original is not None else self.model.copy()

@@ -20,7 +20,7 @@ from onnxq.stages.prepared import Prepared
 
 
 def copy_prepared(prepared: Prepared, choices: Choices | None = None, *, costs_count: bool = True) -> Prepared:
-    """Give a copy to change, weights shared, planned with other choices where there are any."""
+    """Return a copy to change, weights shared, planned with other choices where there are any."""
     collect_garbage(prepared.model)  # what was tried before
     model = prepared.model.copy()
     infer_types(model)

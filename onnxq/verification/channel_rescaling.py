@@ -49,7 +49,7 @@ def channel_factors(exact: Sequence[np.ndarray], given: Sequence[np.ndarray]) ->
 
 
 def _squares(f: np.ndarray, q: np.ndarray) -> tuple[float, float]:
-    """Give Σ f² and Σ (f − q)²."""
+    """Return Σ f² and Σ (f − q)²."""
     exact = f.astype(np.float64).reshape(-1)
     off = exact - q.reshape(-1)
     with single_threaded_blas():
@@ -81,10 +81,10 @@ class _Fit:
         return np.divide(self._cross, self._power, out=np.ones(self.channels), where=sound)
 
     def left(self) -> float:
-        """Give the squared difference that is left with the factors."""
+        """Return the squared difference that is left with the factors."""
         factors = self._factors()
         return float((self._signal - 2 * factors * self._cross + factors**2 * self._power).sum())
 
     def factors(self) -> np.ndarray:
-        """Give the factors with a 1 for every other axis."""
+        """Return the factors with a 1 for every other axis."""
         return self._factors().reshape([self.channels if at == self._axis else 1 for at in range(self._rank)])

@@ -54,7 +54,7 @@ class Selection(NamedTuple):
     outputs: Collection[str]
 
     def of(self, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Give what is picked in one sample, out of all that a run gave."""
+        """Return what is picked in one sample, out of all that a run gave."""
         return {name: arrays[name] for name in self.picked if isinstance(arrays[name], np.ndarray)}
 
     def __bool__(self) -> bool:
@@ -91,7 +91,7 @@ def find_selection(model: Model) -> Selection:
 def replay_selections(
     model: Model, picked: Mapping[str, np.ndarray], shown: Iterable[str]
 ) -> tuple[Model, dict[str, str]]:
-    """Give a copy of a model that is told what to pick.
+    """Return a copy of a model that is told what to pick.
 
     Args:
         model: The model.
@@ -138,7 +138,7 @@ def agreement(operator: str, expected: np.ndarray, got: np.ndarray) -> tuple[int
 
 
 def _needed(model: Model) -> list[Node]:
-    """Give the nodes of the main graph that an output needs, in order."""
+    """Return the nodes of the main graph that an output needs, in order."""
     wanted = set(model.graph.outputs)
     found = []
     for node in reversed(model.graph.nodes):
@@ -166,7 +166,7 @@ def _operator(node: Node) -> str:
 
 
 def _picks(node: Node) -> list[Value]:
-    """Give the outputs that say what is picked; a node with bodies may have picked whatever it gives."""
+    """Return the outputs that say what is picked; a node with bodies may have picked whatever it gives."""
     if node.bodies:
         return [value for value in node.outputs if value is not None]
     place = PICKS[node.op_type][1] if node.op_type in PICKS else 0
@@ -174,7 +174,7 @@ def _picks(node: Node) -> list[Value]:
 
 
 def _compared(node: Node) -> list[Value]:
-    """Give the values of a node's own graph that it picks from."""
+    """Return the values of a node's own graph that it picks from."""
     if node.bodies:
         return [value for value in reads(node) if value.graph is node.graph]
     slots = PICKS[node.op_type][0] if node.op_type in PICKS else (0, 1)
@@ -204,7 +204,7 @@ def _made_by(value: Value, nodes: set[Node]) -> bool:
 def _behind(
     nodes: Sequence[Node], starts: Iterable[Node], values: Collection[Value] = (), *, sizes: bool = False
 ) -> set[Node]:
-    """Give the nodes that need some nodes or values, those included; also what needs only `sizes` if asked for."""
+    """Return the nodes that need some nodes or values, those included; also what needs only `sizes` if asked for."""
     found = set(starts)
     for node in nodes:
         if (sizes or node.op_type not in SHAPES) and any(v in values or _made_by(v, found) for v in reads(node)):

@@ -61,7 +61,7 @@ def read_saturation(model: Model) -> tuple[LayerSaturation, ...]:
 
 
 def _rows(node: Node) -> np.ndarray | None:
-    """Give the int8 weight of an integer product; None for other nodes and other weights."""
+    """Return the int8 weight of an integer product; None for other nodes and other weights."""
     slot = WEIGHT_SLOTS.get(node.op_type)
     weight = node.inputs[slot] if slot is not None and slot < len(node.inputs) else _behind_pair(node)
     if weight is None or weight.constant is None:
@@ -74,7 +74,7 @@ def _rows(node: Node) -> np.ndarray | None:
 
 
 def _behind_pair(node: Node) -> Value | None:
-    """Give the codes of a weight where both inputs of a float operator are dequantized."""
+    """Return the codes of a weight where both inputs of a float operator are dequantized."""
     if node.domain or node.op_type not in FUSED or len(node.inputs) < 2:
         return None
     makers = [None if value is None else value.producer for value in node.inputs[:2]]

@@ -122,7 +122,7 @@ class _Quantized:
                 self._held[name] = [run.values[known[name]] for run in self._runs]
 
     def take(self, name: str) -> list[Any]:
-        """Give a tensor of every sample, once."""
+        """Return a tensor of every sample, once."""
         while name not in self._held:
             step = next(self._steps)
             for run in self._runs:

@@ -154,7 +154,7 @@ def _is_dequantized(value: Value) -> bool:
 
 
 def _codes(value: Value) -> Value | None:
-    """Give the constant codes that a value is dequantized from; None for an activation, and for a single number."""
+    """Return the constant codes that a value is dequantized from; None for an activation, and for a single number."""
     codes = value.producer.inputs[0] if value.producer is not None and _is_dequantized(value) else None
     return codes if codes is not None and codes.tensor is not None and codes.tensor.size > 1 else None
 

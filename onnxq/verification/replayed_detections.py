@@ -104,7 +104,7 @@ class ReplayedDetections:
     def figures(
         self, outputs: tuple[OutputComparison, ...]
     ) -> tuple[tuple[OutputComparison, ...], SelectionComparison | None]:
-        """Give figures of outputs that mean something, out of those of models that pick for themselves."""
+        """Return figures of outputs that mean something, out of those of models that pick for themselves."""
         if self._failed:
             return outputs, None
         # Of several stages the worst: proposals are many, and near to those that are picked in their place
@@ -127,7 +127,7 @@ class ReplayedDetections:
 
 
 def _whole(source: ModelSource) -> Model | None:
-    """Give a model whose graph can be looked at, and that onnxruntime can hold."""
+    """Return a model whose graph can be looked at, and that onnxruntime can hold."""
     if isinstance(source, InMemory):
         return source.model
     model = source if isinstance(source, Model) else parse(source) if isinstance(source, bytes) else load(source)

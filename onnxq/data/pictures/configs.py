@@ -248,7 +248,7 @@ def of_metadata(metadata: Mapping[str, str]) -> Settings:
 
 
 def class_names(facts: ModelFacts) -> list[str]:
-    """Give the names of a model's classes in the order of its outputs; empty where nobody says them."""
+    """Return the names of a model's classes in the order of its outputs; empty where nobody says them."""
     path = facts.beside("config.json")
     table: Any = {}
     if path is not None:

@@ -130,7 +130,7 @@ class Preprocess:
         return scaled
 
     def as_settings(self) -> dict[str, Any]:
-        """Give it as plain data, as `--preprocess` takes it."""
+        """Return it as plain data, as `--preprocess` takes it."""
         size = None if self.height is None else [self.height, self.width]
         return {
             "size": size,
@@ -259,7 +259,7 @@ def _size(spec: InputSpec, layout: Layout, settings: Settings) -> tuple[int | No
 def _values(
     spec: InputSpec, channels: str, settings: Settings
 ) -> tuple[float, tuple[float, ...], tuple[float, ...], str]:
-    """Give scale, mean, deviation, and what was assumed."""
+    """Return scale, mean, deviation, and what was assumed."""
     assert spec.numpy_dtype is not None
     said = [key for key in ("normalize", "scale", "mean", "std") if key in settings]
     if "normalize" in said and len(said) > 1:
@@ -295,7 +295,7 @@ def _bytes(spec: InputSpec, settings: Settings) -> tuple[float, tuple[float, ...
 
 
 def _of_convention(convention: Convention, channels: str) -> tuple[float, tuple[float, ...], tuple[float, ...]]:
-    """Give the figures of a convention in the order of the channels; grey has those of green, alpha from 0 to 1."""
+    """Return the figures of a convention in the order of the channels; grey has those of green, alpha from 0 to 1."""
     order = {"rgb": (0, 1, 2), "bgr": (2, 1, 0), "grey": (1,), "rgba": (0, 1, 2), "bgra": (2, 1, 0)}[channels]
     mean, std = ([figures[index] for index in order] for figures in (convention.mean, convention.std))
     bytes_like = all(abs(one - 1 / GREATEST) < 1e-12 for one in convention.std)

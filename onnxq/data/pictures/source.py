@@ -220,7 +220,7 @@ def _labels(pictures: Pictures, facts: ModelFacts) -> Callable[[], Mapping[str, 
 
 
 def _numbers(pictures: Pictures, facts: ModelFacts) -> list[int]:
-    """Give the number of each class among the model's outputs: by its name, by the folder's number, or by their order.
+    """Return each class's place among the outputs: by its name, the folder's number, or their order.
 
     Raises:
         DataError: None of that fits.

@@ -90,7 +90,7 @@ def _pointwise(x: Array, w: Array, b: Array | None, group: int, windows: Windows
 
 
 def _flattened(x: Array, windows: Windows) -> tuple[Array, tuple[int, ...]]:
-    """Give padded X [N, C, D1, rest] as [N, C, D1 * rest], with a tail so that every tap is one slice from its offset.
+    """Return padded X [N, C, D1, rest] as [N, C, D1 * rest], with a tail: every tap is one slice from its offset.
 
     With strides of 1, element `tap` of the windows lies at the same distance from each window's first element in the
     flattened tensor, so a whole row of windows is one contiguous run. What is read across the end of an axis is

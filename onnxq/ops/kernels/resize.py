@@ -82,7 +82,7 @@ def coordinates(sampling: Sampling, length: int, target: Axis) -> Array:
 
 
 def taps(sampling: Sampling, x: Array, length: int) -> tuple[Array, Array]:
-    """Give the positions that each coordinate reads and their weights, both [count, output]; positions not clamped."""
+    """Return the positions that each coordinate reads, not clamped, and their weights: both [count, output]."""
     if sampling.mode == "nearest":
         if sampling.nearest_mode not in ROUNDINGS:
             raise ModelError(f"nearest mode '{sampling.nearest_mode}' does not exist", "Use one that ONNX defines.")

@@ -104,7 +104,7 @@ def _line_parameter(operator: str, name: str, value: Array, shape: tuple[int, ..
 
 
 def integer_product(operator: str, a: Array, b: Array, za: Array | None, zb: Array | None) -> Array:
-    """Give (a - za) @ (b - zb) as int32: exact but for the wrap at 32 bits, unless `integer_arithmetic` says otherwise.
+    """Return (a - za) @ (b - zb) as int32, exact but for the wrap at 32 bits, or as `integer_arithmetic` says.
 
     Args:
         operator: Name for messages.

@@ -21,7 +21,7 @@ def unread(model: Model) -> Iterator[Patch]:
 
 
 def _unread(graph: Graph) -> dict[Node, None]:
-    """Give the nodes that neither an output nor a node that stays depends on, the last first."""
+    """Return the nodes that neither an output nor a node that stays depends on, the last first."""
     found: dict[Node, None] = {}
     for node in reversed(graph.nodes):
         made = [value for value in node.outputs if value is not None]

@@ -50,7 +50,7 @@ def _replaceable(old: Value, new: Value, gone: dict[Value, Value]) -> bool:
 
 
 def _source(node: Node, shapes: Shapes) -> Value | None:
-    """Give the value that a node's output equals, or None."""
+    """Return the value that a node's output equals, or None."""
     if node.op_type == "Transpose":
         return _transposed_back(node)
     if node.op_type in MOVES_NOTHING:
@@ -86,7 +86,7 @@ def _as_before(node: Node, shapes: Shapes) -> Value | None:
 
 
 def _transposed_back(node: Node) -> Value | None:
-    """Give what a Transpose by no permutation reads, or what one before it that it undoes reads."""
+    """Return what a Transpose by no permutation reads, or what one before it that it undoes reads."""
     perm = node.attribute("perm")
     source = node.inputs[0]
     if perm is None or source is None or source.constant is not None:

@@ -55,7 +55,7 @@ def _is_computed(node: Node) -> bool:
 
 
 def _reshaped(node: Node, shapes: Shapes) -> tuple[int, ...] | None:
-    """Give a target of the same meaning.
+    """Return a target of the same meaning.
 
     What is left of the elements is asked for where all other sizes are numbers, or where the exporter has done so:
     beside a copied size, which may be 0, onnxruntime refuses to tell.
@@ -81,7 +81,7 @@ def _element(source: Shape, axis: int, size: Size, *, copies: bool) -> int:
 
 
 def _expanded(node: Node, shapes: Shapes) -> tuple[int, ...] | None:
-    """Give a target that has numbers where the computed one has, and keeps the sizes that the input has anyway."""
+    """Return a target that has numbers where the computed one has, and keeps the sizes that the input has anyway."""
     source, asked = shapes.of(node.inputs[0]), shapes.content(node.inputs[1])
     if source is None or asked is None:
         return None

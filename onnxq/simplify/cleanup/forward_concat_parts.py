@@ -45,7 +45,7 @@ def _in_graph(graph: Graph, opset: int) -> Iterator[Change]:
 
 
 def _joined(node: Node) -> Node | None:
-    """Give the Concat in the same graph that a Slice or Split reads."""
+    """Return the Concat in the same graph that a Slice or Split reads."""
     if node.op_type not in ("Slice", "Split") or node.domain or not node.inputs or node.inputs[0] is None:
         return None
     maker = node.inputs[0].producer
@@ -55,7 +55,7 @@ def _joined(node: Node) -> Node | None:
 
 
 def _taken(node: Node, joined: Node, shapes: Shapes) -> list[tuple[Value, Value]] | None:
-    """Give each output of a node, and which input of the Concat it is; None where one is not such an input."""
+    """Return each output of a node, and which input of the Concat it is; None where one is not such an input."""
     shape = shapes.of(node.inputs[0])
     if shape is None:
         return None
@@ -78,7 +78,7 @@ def _taken(node: Node, joined: Node, shapes: Shapes) -> list[tuple[Value, Value]
 
 
 def _side_by_side(values: Sequence[Value | None], axis: int, shapes: Shapes) -> list[Span] | None:
-    """Give where each value begins and ends where they lie side by side; None where a size is not known."""
+    """Return where each value begins and ends where they lie side by side; None where a size is not known."""
     sizes = []
     for value in values:
         shape = shapes.of(value)
@@ -90,7 +90,7 @@ def _side_by_side(values: Sequence[Value | None], axis: int, shapes: Shapes) -> 
 
 
 def _spans(node: Node, axis: int, rank: int, shapes: Shapes) -> list[Span] | None:
-    """Give what each output takes of an axis; None where the node takes anything of other axes, or that is computed."""
+    """Return what each output takes of an axis; None where it takes parts of other axes, or computed ones."""
     if node.op_type == "Slice":
         found = slices(shapes, node, rank)
         if found is None or len(found) != 1 or found[0][0] != axis or found[0][3] != 1:

@@ -49,7 +49,7 @@ def _in_graph(graph: Graph, opset: int) -> Iterator[Patch]:
 
 
 def _chain(last: Node) -> list[Node] | None:
-    """Give the nodes from the Transpose before a Transpose to it."""
+    """Return the nodes from the Transpose before a Transpose to it."""
     if not _is_transpose(last):
         return None
     chain = [last]
@@ -75,7 +75,7 @@ def _only_reader(node: Node) -> bool:
 
 
 def _followed(chain: list[Node], rank: int) -> list[int | None] | None:
-    """Give for each axis behind a chain the axis before it, or NEW; None where the chain drops one that it inserted."""
+    """Return for each axis behind a chain the axis before it, or NEW; None where an inserted one is dropped."""
     axes: list[int | None] = list(range(rank))
     for node in chain:
         if node.op_type == "Transpose":

@@ -44,7 +44,7 @@ def wrapped(model: Model) -> Iterator[Patch]:
 
 
 def _before(indices: Value, size: int) -> Value | None:
-    """Give the value that indices are made of, if they are the same to a Gather; None where there is none."""
+    """Return the value that indices are made of, if they are the same to a Gather; None where there is none."""
     cone, order = dict[Value, Node](), [indices]
     for value in order:
         node = value.producer

@@ -103,7 +103,7 @@ class _Sizes:
             yield Change(patch, ASKED)
 
     def _known(self, node: Node) -> np.ndarray | None:
-        """Give the elements of a node's output where they are numbers."""
+        """Return the elements of a node's output where they are numbers."""
         output = node.outputs[0]
         numbers, shape = self._shapes.numbers(output), self._shapes.of(output)
         if shape is None or output is None or output.dtype is None:
@@ -118,7 +118,7 @@ class _Sizes:
         return array if array is not None and (array.dtype, array.shape) == (dtype, sizes) else None
 
     def _computed(self, node: Node) -> Hashable:
-        """Give what is the same for nodes that compute the same: sizes, or operator, attributes and inputs."""
+        """Return what is the same for nodes that compute the same: sizes, or operator, attributes and inputs."""
         output = node.outputs[0]
         content, shape = self._shapes.content(output), self._shapes.of(output)
         if content is not None and shape is not None and output is not None and len(node.outputs) == 1:

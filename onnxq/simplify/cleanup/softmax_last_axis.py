@@ -47,7 +47,7 @@ def can_turn(shape: Dims, axis: int) -> bool:
 
 
 def wide_behind(shape: Dims, axis: int) -> int:
-    """Give how many axes behind one have not length 1."""
+    """Return how many axes behind one have not length 1."""
     return sum(size != 1 for size in shape[axis + 1 :])
 
 

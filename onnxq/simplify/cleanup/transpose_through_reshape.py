@@ -51,7 +51,7 @@ def joined_axes(patch: Patch, found: Match, shapes: Shapes) -> Value:
 
 
 def _groups(rank: int, count: int) -> Iterator[list[range]]:
-    """Give all ways to join neighbouring axes so that so many are left."""
+    """Return all ways to join neighbouring axes so that so many are left."""
     for ends in combinations(range(1, rank), count - 1):
         yield [range(start, end) for start, end in zip((0, *ends), (*ends, rank), strict=True)]
 

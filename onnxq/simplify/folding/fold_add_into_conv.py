@@ -40,7 +40,7 @@ def conv_bias(model: Model) -> Iterator[Patch]:
 
 
 def channel_path(conv: Node, until: tuple[str, ...]) -> list[Value]:
-    """Give what stands between a convolution and an operator that alone reads it; nothing where there is none."""
+    """Return what stands between a convolution and an operator that alone reads it; nothing where there is none."""
     value, path = conv.outputs[0], list[Value]()
     while value is not None and len(value.uses) == 1 and not value.is_output and value.shape is not None:
         path.append(value)
@@ -57,7 +57,7 @@ def channel_path(conv: Node, until: tuple[str, ...]) -> list[Value]:
 
 
 def bias_of(conv: Node) -> np.ndarray | None:
-    """Give the bias in float64, one element for each channel, zeros where there is none."""
+    """Return the bias in float64, one element for each channel, zeros where there is none."""
     weight = conv.inputs[1].constant if conv.inputs[1] is not None else None
     if weight is None or weight.dtype != TensorProto.FLOAT or len(weight.shape) < 3:
         return None
@@ -71,7 +71,7 @@ def bias_of(conv: Node) -> np.ndarray | None:
 
 
 def _added(node: Node, value: Value, channels: int) -> np.ndarray | None:
-    """Give what a node adds to every channel of a value, in float64; None where it does something else."""
+    """Return what a node adds to every channel of a value, in float64; None where it does something else."""
     other = node.inputs[1] if node.inputs[0] is value else node.inputs[0]
     if node.op_type == "Sub" and node.inputs[0] is not value:
         return None
@@ -80,7 +80,7 @@ def _added(node: Node, value: Value, channels: int) -> np.ndarray | None:
 
 
 def by_channel(other: Value | None, rank: int, channels: int, axis: int = 1) -> np.ndarray | None:
-    """Give a constant that is the same all over each channel, in float64; None where it is something else."""
+    """Return a constant that is the same all over each channel, in float64; None where it is something else."""
     stored = other.constant if other is not None else None
     if stored is None or stored.dtype != TensorProto.FLOAT or len(stored.shape) > rank:
         return None

@@ -51,7 +51,7 @@ def lookups(model: Model) -> Iterator[Change]:
 
 
 def _folded(gather: Node, place: dict[Node, int], opset: int) -> tuple[Subgraph, np.ndarray] | None:
-    """Give the largest part behind a Gather that a table can hold, and the table."""
+    """Return the largest part behind a Gather that a table can hold, and the table."""
     data, output = gather.inputs[0], gather.outputs[0]
     table = data.constant if data is not None else None
     if data is None or output is None or table is None or output.shape is None or output.dtype != TensorProto.FLOAT:
@@ -71,7 +71,7 @@ def _folded(gather: Node, place: dict[Node, int], opset: int) -> tuple[Subgraph,
 
 
 def _room(table: Tensor, *, alone: bool) -> int:
-    """Give how many elements a new table may have; the old one stays in the file where it is not read here alone."""
+    """Return how many elements a new table may have; the old one stays in the file where it is not read here alone."""
     return max(GROWTH * table.size if alone else 0, FREE)
 
 

@@ -49,7 +49,7 @@ def factors(model: Model) -> Iterator[Patch]:
 
 
 def _layer(node: Node) -> Layer | None:
-    """Give a convolution or product and its path; None where no multiplication follows."""
+    """Return a convolution or product and its path; None where no multiplication follows."""
     if node.domain:
         return None
     if node.op_type in ("Conv", "ConvTranspose"):
@@ -115,7 +115,7 @@ def _multiplied(node: Node, layer: Layer) -> Patch | None:
 
 
 def _factor(node: Node, value: Value, rank: int, channels: int, axis: int) -> np.ndarray | None:
-    """Give what a node multiplies every channel by, in float64; None where it does something else."""
+    """Return what a node multiplies every channel by, in float64; None where it does something else."""
     other = node.inputs[1] if node.inputs[0] is value else node.inputs[0]
     if node.op_type == "Div" and node.inputs[0] is not value:
         return None

@@ -68,7 +68,7 @@ def branches(model: Model) -> Iterator[Patch]:
 
 
 def _pair(node: Node) -> tuple[Node, Node] | None:
-    """Give the makers of what is added or subtracted, if both read the same value and nobody else reads them."""
+    """Return the makers of what is added or subtracted, if both read the same value and nobody else reads them."""
     if node.op_type not in ("Add", "Sub") or node.domain or len(node.inputs) != 2:
         return None
     makers = [_maker(value, node) for value in node.inputs]
@@ -84,7 +84,7 @@ def _maker(value: Value | None, reader: Node) -> Node | None:
 
 
 def _joined(node: Node, left: Node, right: Node) -> Branch | None:
-    """Give the one convolution; None where the two differ in more than their windows."""
+    """Return the one convolution; None where the two differ in more than their windows."""
     convs = [_branch(maker) if maker.op_type == "Conv" else None for maker in (left, right)]
     given = [_normalised(maker, other) if one is None else one for maker, one, other in _sides(left, right, convs)]
     one, other = given

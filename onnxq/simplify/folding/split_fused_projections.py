@@ -127,7 +127,7 @@ def _column_axis(product: Node) -> int:
 
 
 def _only_reader(value: Value) -> Node | None:
-    """Give the one node that reads a value as its data, in the same scope."""
+    """Return the one node that reads a value as its data, in the same scope."""
     use = value.only_use
     return use.node if use is not None and not use.node.domain and use.node.graph is value.graph else None
 
@@ -161,7 +161,7 @@ def _means_zero(node: Node) -> bool:
 
 
 def _filled(sizes: Sequence[int | str | None], columns: int) -> tuple[int, ...] | None:
-    """Give axes that hold so many columns, of which one size may be unknown."""
+    """Return axes that hold so many columns, of which one size may be unknown."""
     known = math.prod(size for size in sizes if isinstance(size, int))
     unknown = sum(not isinstance(size, int) for size in sizes)
     if known == 0 or columns % known or unknown > 1 or (not unknown and known != columns):

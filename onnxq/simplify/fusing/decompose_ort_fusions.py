@@ -47,7 +47,7 @@ def _input(node: Node, slot: int) -> Value | None:
 
 
 def _made(node: Node, *slots: int) -> list[Value | None] | None:
-    """Give some outputs, None for those that nobody reads; None if somebody reads others."""
+    """Return some outputs, None for those that nobody reads; None if somebody reads others."""
     read = [value if value is not None and (value.uses or value.is_output) else None for value in node.outputs]
     if any(value is not None for slot, value in enumerate(read) if slot not in slots):
         return None
@@ -120,7 +120,7 @@ def _embed_layer_normalization(patch: Patch, node: Node) -> bool:
 
 
 def _positions(patch: Patch, value: Value, axis: int, name: str) -> Value:
-    """Give 0, 1, 2 … along an axis, int64."""
+    """Return 0, 1, 2 … along an axis, int64."""
     place = patch.constant(np.array(axis, np.int64), f"{name}_axis")
     length = patch.op("Gather", patch.op("Shape", value, hint=f"{name}_shape"), place, hint=f"{name}_length", axis=0)
     ends = [patch.constant(np.array(each, np.int64), f"{name}_{what}") for each, what in ((0, "first"), (1, "step"))]
@@ -165,7 +165,7 @@ PERMUTATIONS = ((0, 2, 1, 3), (0, 2, 3, 1), (0, 2, 1, 3))  # of queries, keys an
 def _parts(
     patch: Patch, value: Value, matrix: np.ndarray, bias: Value | None, sizes: list[int], name: str
 ) -> Iterator[Value]:
-    """Give queries, keys and values, each as a product of its own."""
+    """Return queries, keys and values, each as a product of its own."""
     ends = np.cumsum([0, *sizes])
     stored = None if bias is None or bias.constant is None else bias.constant.numpy()
     for part, first, last in zip("qkv", ends[:-1], ends[1:], strict=True):
@@ -182,7 +182,7 @@ def _heads(patch: Patch, value: Value, heads: int, perm: tuple[int, ...], name: 
 
 
 def _barred(patch: Patch, node: Node, value: Value, mask: Value | None) -> Value | None:
-    """Give what is added to scores for a mask: which tokens count, `[batch, tokens]`, or how many, `[batch]`."""
+    """Return what is added to scores for a mask: which tokens count, `[batch, tokens]`, or how many, `[batch]`."""
     if mask is None or mask.shape is None or mask.dtype not in (TensorProto.INT32, TensorProto.INT64):
         return None
     name, rank = node.label, len(mask.shape)
@@ -200,7 +200,7 @@ def _barred(patch: Patch, node: Node, value: Value, mask: Value | None) -> Value
 
 
 def _causal(patch: Patch, node: Node, value: Value) -> Value | None:
-    """Give what is added to scores so that no token sees a later one."""
+    """Return what is added to scores so that no token sees a later one."""
     if not node.attribute("unidirectional", 0):
         return None
     name = node.label

@@ -66,7 +66,7 @@ class Product:
     sizes: dict[str, int]
 
     def shape(self, letters: str) -> tuple[int, ...]:
-        """Give the sizes of letters of the constant."""
+        """Return the sizes of letters of the constant."""
         return tuple(self.sizes[letter] for letter in letters)
 
 
@@ -191,7 +191,7 @@ def _reshaped(patch: Patch, value: Value, rows: str, tail: tuple[int, ...], hint
 def _matrix(
     patch: Patch, product: Product, matrices: dict[tuple[Value, tuple[int, ...], tuple[int, ...]], Value]
 ) -> Value:
-    """Give the constant as a matrix or a stack of them: itself where it is one, and once for all that read it so."""
+    """Return the constant as a matrix or a stack of them: itself where it is one, and once for all that read it so."""
     layout, weight = product.layout, product.node.inputs[product.slot]
     assert weight is not None
     tensor = weight.constant
@@ -214,7 +214,7 @@ def _turned(tensor: Tensor, perm: tuple[int, ...], shape: tuple[int, ...]) -> Te
 
 
 def _bias(product: Product) -> tuple[Node, Tensor] | tuple[None, None]:
-    """Give the Add behind and a number a column, where it alone reads the result and adds the same to all rows.
+    """Return the Add behind and a number a column, where it alone reads the result and adds the same to all rows.
 
     In front of the Reshape, it is part of the kernel that multiplies.
     """

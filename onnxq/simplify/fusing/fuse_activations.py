@@ -54,7 +54,7 @@ def activations(model: Model) -> Iterator[Change]:
 
 
 def recognised(found: Sequence[Subgraph], opset: int) -> tuple[Subgraph, Known] | tuple[None, None]:
-    """Give the largest of some parts of one entry that is a known function and costs more than that has to.
+    """Return the largest of some parts of one entry that is a known function and costs more than that has to.
 
     Args:
         found: The parts, the smallest first.

@@ -77,7 +77,7 @@ def _recognise(region: Region, taken: set[Node]) -> tuple[Exit, Parameters] | No
 
 
 def _rows(shape: tuple[int, ...], axes: tuple[int, ...]) -> Array:
-    """Give the probes [probe, *shape]: zeros, two of a known direction, then rows of different means and variances."""
+    """Return probes [probe, *shape]: zeros, two of a known direction, rows of several means and variances."""
     size = [length if axis in axes else 1 for axis, length in enumerate(shape)]
     count = int(np.prod(size))
     index = np.arange(count)

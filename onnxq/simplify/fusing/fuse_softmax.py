@@ -71,7 +71,7 @@ def _pays(region: Region, axis: int) -> bool:
 
 
 def _rows(shape: tuple[int, ...], axis: int) -> Array:
-    """Give probes [probe, *shape]: equal elements, and rows of different spread, around zero and far from it."""
+    """Return probes [probe, *shape]: equal elements, and rows of different spread, around zero and far from it."""
     count = shape[axis]
     noise = np.random.default_rng(0).standard_normal((PROBES, count))
     spread = np.array([[0], [0.01], [1], [6], [1], [1], [1], [1]])

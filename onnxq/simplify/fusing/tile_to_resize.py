@@ -60,7 +60,7 @@ def _in_graph(graph: Graph, shapes: Shapes) -> Iterator[Patch]:
 
 
 def _longest(first: Node, given: Array) -> tuple[list[Node], Repeated | None]:
-    """Give the longest chain that starts with a node and comes to a Resize, and what it does."""
+    """Return the longest chain that starts with a node and comes to a Resize, and what it does."""
     chain, best, array = list[Node](), (list[Node](), None), given
     node: Node | None = first
     while node is not None and node.operator in MOVES:
@@ -77,7 +77,7 @@ def _longest(first: Node, given: Array) -> tuple[list[Node], Repeated | None]:
 
 
 def _repeated(given: Array, array: Array) -> Repeated | None:
-    """Give what makes an array of another, if repetition along one or two axes of a map and a permutation do."""
+    """Return what makes an array of another, if repetition along one or two axes of a map and a permutation do."""
     if array.ndim != RANK:
         return None
     for perm in permutations(range(RANK)):

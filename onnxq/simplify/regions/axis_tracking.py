@@ -34,12 +34,12 @@ class Traced:
     narrow: frozenset[int] = frozenset()
 
     def dims(self, shape: Dims) -> Dims:
-        """Give its shape, from that of the entry."""
+        """Return its shape, from that of the entry."""
         return tuple(1 if axis in self.narrow else shape[axis] for axis in self.layout)
 
 
 def dims_of(value: Value | None, shapes: Shapes) -> Dims | None:
-    """Give the shape of a value as far as shape inference or what is followed through `Shape` tells it."""
+    """Return the shape of a value as far as shape inference or what is followed through `Shape` tells it."""
     if value is None:
         return None
     followed, inferred = shapes.of(value), value.shape
@@ -64,7 +64,7 @@ def same(one: Dim, other: Dim) -> bool:
 
 
 def constant_axes(node: Node, slot: int) -> list[int] | None:
-    """Give axes that are an attribute or a constant input; None where they are absent or computed."""
+    """Return axes that are an attribute or a constant input; None where they are absent or computed."""
     if len(node.inputs) <= slot or node.inputs[slot] is None:
         found = node.attribute("axes")
         return None if found is None else [int(axis) for axis in found]
@@ -74,7 +74,7 @@ def constant_axes(node: Node, slot: int) -> list[int] | None:
 
 
 def axes_of(node: Node, rank: int | None) -> tuple[int, ...] | None:
-    """Give the axes that a reduction of a tensor of known rank reduces, ascending; None where that is not certain."""
+    """Return the axes that a reduction of a tensor of known rank reduces, ascending; None where that is not certain."""
     if rank is None:
         return None
     if node.op_type.startswith("Global"):
@@ -90,7 +90,7 @@ def axes_of(node: Node, rank: int | None) -> tuple[int, ...] | None:
 
 
 def aligned(array: Array | None, layout: tuple[int, ...], shape: Dims) -> Array | None:
-    """Give a constant as float64 with all axes of the entry and one more in front, as broadcasting aligns it.
+    """Return a constant as float64 with all axes of the entry and one more in front, as broadcasting aligns it.
 
     None where it is no number or could make a tensor larger than the entry.
     """
@@ -109,7 +109,7 @@ def aligned(array: Array | None, layout: tuple[int, ...], shape: Dims) -> Array 
 
 
 def view(node: Node, traced: Traced, shape: Dims, axes: tuple[int, ...], shapes: Shapes) -> Traced | None:
-    """Give the layout behind an operator that moves no element, or None if it may be another one than it seems.
+    """Return the layout behind an operator that moves no element, or None if it may be another one than it seems.
 
     Args:
         node: Reshape, Expand, Squeeze, Unsqueeze, Cast or Identity.

@@ -28,7 +28,7 @@ ARITHMETIC = frozenset((
 def known_array(
     value: Value | None, shapes: Shapes, depth: int = DEPTH, operators: Collection[str] = ARITHMETIC
 ) -> Array | None:
-    """Give the elements of a value that is the same at every run, such as the length of an axis as a float.
+    """Return the elements of a value that is the same at every run, such as the length of an axis as a float.
 
     Args:
         value: Any value of the graph.

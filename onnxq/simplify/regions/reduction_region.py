@@ -91,7 +91,7 @@ class Region:
         return shape
 
     def probe_shape(self, steps: Sequence[Step]) -> tuple[int, ...]:
-        """Give the smallest shape that shows what steps do: one row, unless their constants differ between rows."""
+        """Return the smallest shape that shows what steps do: one row, unless their constants differ between rows."""
         varying = {
             axis
             for step in steps
@@ -105,7 +105,7 @@ class Region:
         )
 
     def length(self, axis: int) -> int:
-        """Give the length of an axis in a trial run."""
+        """Return the length of an axis in a trial run."""
         size = self.shape[axis]
         return size if isinstance(size, int) else UNKNOWN
 
@@ -143,7 +143,7 @@ class Region:
                     yield Exit(last.output, steps, readers)
 
     def _leading_to(self, last: Step) -> list[Step]:
-        """Give the steps that the last one depends on, and itself, in order."""
+        """Return the steps that the last one depends on, and itself, in order."""
         wanted, steps = {last.output}, list[Step]()
         for step in reversed(self.steps):
             if step.output in wanted:
@@ -152,7 +152,7 @@ class Region:
         return steps[::-1]
 
     def _side_readers(self, last: Step, cone: set[Node]) -> list[Node] | None:
-        """Give the Shape operators that read values behind the entry and before an exit; None if others do."""
+        """Return the Shape operators that read values behind the entry and before an exit; None if others do."""
         shapes: list[Node] = []
         for node in cone - {last.node}:
             for value in node.outputs:
@@ -169,7 +169,7 @@ class Region:
 
 
 def last_axes(region: Region, axes: Sequence[int]) -> list[int] | None:
-    """Give axes where they are the last ones, axes of length 1 between and behind them included; else None."""
+    """Return axes where they are the last ones, axes of length 1 between and behind them included; else None."""
     last = list(range(min(axes), len(region.shape)))
     return last if all(axis in axes or region.shape[axis] == 1 for axis in last) else None
 

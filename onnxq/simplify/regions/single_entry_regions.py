@@ -36,7 +36,7 @@ class Subgraph:
 
 
 def places(graph: Graph) -> dict[Node, int]:
-    """Give every node's place in its graph."""
+    """Return every node's place in its graph."""
     return {node: index for index, node in enumerate(graph.nodes)}
 
 

@@ -125,7 +125,7 @@ class _Runs:
                 self._look(feeds, index)
 
     def _evaluate(self, feeds: dict[str, np.ndarray], index: int) -> dict[str, Any] | None:
-        """Give the evaluator's outputs; None where it cannot run the model by itself."""
+        """Return the evaluator's outputs; None where it cannot run the model by itself."""
         if index == 0:
             looked = self._look(feeds, index)
             if looked is not None:
@@ -151,7 +151,7 @@ class _Runs:
         return outputs
 
     def result(self, samples: int) -> EngineCheck:
-        """Give what was found."""
+        """Return what was found."""
         nodes = self.nodes
         notes = nodes.notes()
         if self.hidden:
@@ -198,5 +198,5 @@ class _Sum:
         self.relative = max(self.relative, found.relative)
 
     def summary(self, name: str) -> OutputAgreement:
-        """Give the figures."""
+        """Return the figures."""
         return OutputAgreement(name, self.dtype, self.elements, self.differing, self.max_abs, self.relative)

@@ -173,7 +173,7 @@ def _rounds_inside(step: Step) -> bool:
 
 
 def _rounded_by(inputs: Iterable[Any]) -> float:
-    """Give what the largest ordinary number among the inputs is rounded by."""
+    """Return what the largest ordinary number among the inputs is rounded by."""
     found = 0.0
     for array in inputs:
         if _is_float(array):

@@ -43,7 +43,7 @@ def origin_of(evaluator: Evaluator, feeds: Mapping[str, np.ndarray], output: str
 
 
 def _followed(evaluator: Evaluator, feeds: Mapping[str, np.ndarray], wrong: Any) -> dict[str, tuple[Node, str]]:
-    """Give for each tensor that holds such numbers the node that they come from, and what that makes."""
+    """Return for each tensor that holds such numbers the node that they come from, and what that makes."""
     theirs = InnerTensors(evaluator, feeds)
     found: dict[Value, tuple[Node, str]] = {}
     for index, step in enumerate(evaluator.steps):

@@ -53,7 +53,7 @@ class InnerTensors:
         self._end = 0
 
     def of(self, index: int) -> Mapping[Value, Any]:
-        """Give the outputs of a step, and perhaps more; steps have to be asked for in order.
+        """Return the outputs of a step, and perhaps more; steps have to be asked for in order.
 
         Raises:
             SessionError: onnxruntime cannot load the model with its inner tensors as outputs, or cannot run it.
@@ -110,7 +110,7 @@ def _shown(outputs: Sequence[Value | None]) -> list[Value]:
 
 
 def _symbols(evaluator: Evaluator, feeds: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """Give the sizes that a sample gives to the symbolic dimensions of the inputs."""
+    """Return the sizes that a sample gives to the symbolic dimensions of the inputs."""
     sizes: dict[str, int] = {}
     for value in evaluator.model.graph.inputs:
         if value.name in feeds and value.shape is not None:

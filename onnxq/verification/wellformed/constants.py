@@ -12,7 +12,7 @@ from onnxq.ir import Tensor, Value
 
 
 def tensor_of(value: Value | None) -> Tensor | None:
-    """Give the handle of a constant, be it an initializer or a Constant node's tensor; None for what is computed."""
+    """Return the handle of a constant, be it an initializer or a Constant node's tensor; None for what is computed."""
     if value is None:
         return None
     producer = value.producer
@@ -39,13 +39,13 @@ def numbers_of(value: Value | None) -> np.ndarray | None:
 
 
 def dtype_of(value: Value | None) -> int | None:
-    """Give the `TensorProto.DataType` of a value, None where nothing states it."""
+    """Return the `TensorProto.DataType` of a value, None where nothing states it."""
     tensor = tensor_of(value)
     return tensor.dtype if tensor is not None else value.dtype if value is not None else None
 
 
 def shape_of(value: Value | None) -> tuple[int | str | None, ...] | None:
-    """Give the dimensions of a value, None where the rank is unknown."""
+    """Return the dimensions of a value, None where the rank is unknown."""
     tensor = tensor_of(value)
     return tensor.shape if tensor is not None else value.shape if value is not None else None
 
