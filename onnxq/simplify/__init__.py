@@ -1,7 +1,7 @@
-"""Simplifying passes, one file each: functions that an exporter has spelled out become one operator, or none, or are
-written so that the target's runtime makes its faster kernels of them.
+"""Simplifying passes, one file each: a function that an exporter has decomposed becomes one operator or none.
+Others are written in the form for which the target's runtime has its faster kernel.
 
-They keep what a model computes, to rounding, and run where the recipe allows it and the target gains by it.
+They keep what a model computes, to rounding. They run where the recipe allows it and the target gains.
 """
 
 from collections.abc import Collection
@@ -43,7 +43,7 @@ def convert(model: Model, opset: int) -> Model | None:
         return None
     try:
         newer = raise_opset(model, opset)
-    except ModelError:  # then it stays spelled out
+    except ModelError:  # then it stays decomposed
         return None
     normalise(newer)
     infer_types(newer)

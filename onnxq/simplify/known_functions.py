@@ -25,8 +25,8 @@ NEAR = 2.0**-10  # a point to read slopes off
 LEAST_WIDTH = 1e-3  # of the bounds of a Clip: what hardly varies is within the tolerance of many functions
 SATURATED = 30.0  # exp of twice that is far beyond what float32 adds 2 to, and far below its end
 
-# Nanoseconds an element in onnxruntime 1.31.1, x86-64, one thread, 512 x 512; `tests/bench/bench_simplify.py` measures
-# them anew. Pow by other exponents than 2 and 3 takes 9.6, Softplus 11.6: neither is vectorised.
+# Nanoseconds an element in onnxruntime 1.31.1, x86-64, one thread, 512 x 512; `tests/bench/bench_simplify.py`
+# measures them. Pow by other exponents than 2 and 3 takes 9.6, Softplus 11.6: neither is vectorised.
 NANOSECONDS = {
     "Abs": 0.13, "Add": 0.12, "Clip": 0.16, "Div": 0.23, "Elu": 1.80, "Erf": 0.38, "Exp": 0.14, "Gelu": 0.49,
     "FastGelu": 0.45, "Greater": 0.28, "GreaterOrEqual": 0.28, "HardSigmoid": 0.18, "HardSwish": 0.36, "Identity": 0.0,
@@ -61,12 +61,12 @@ class Known:
 
     @property
     def nanoseconds(self) -> float:
-        """What it costs."""
+        """Return its cost in ns for an element."""
         return cost(self.operators)
 
     @property
     def note(self) -> str:
-        """What writing it is, for the report."""
+        """Return the sentence for the report."""
         made = "one operator" if len(self.operators) == 1 else f"{len(self.operators)} operators"
         return f"fused {{}} decomposed {self.name} as {made}"
 

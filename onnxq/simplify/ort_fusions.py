@@ -1,4 +1,4 @@
-"""What onnxruntime makes by itself of a few nodes: what it fuses already is not to be written anew.
+"""Find what onnxruntime fuses by itself in a few nodes, so that no pass writes it a second time.
 
 Tests: `tests/simplify/test_fuse_activations.py`.
 """
@@ -35,8 +35,8 @@ def operators_left(part: Subgraph, opset: int, *, codes: bool = False) -> tuple[
     Args:
         part: What to optimise.
         opset: Of the model.
-        codes: Whether it reads what was in codes: every reader is given a DequantizeLinear of its own then, and what
-            begins with several of them is no longer fused.
+        codes: Whether it reads dequantized codes. Every reader then has a DequantizeLinear of its own, and onnxruntime
+            does not fuse a part that begins with several of them.
 
     """
     names: dict[Value, str] = {}

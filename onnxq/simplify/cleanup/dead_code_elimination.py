@@ -1,4 +1,4 @@
-"""Operators whose results nobody reads go: exporters leave some, and they would be planned like the others."""
+"""Dead-code elimination: exporters leave operators without readers, which would be planned like the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxq.ir.patch import Patch
 
 @register_pass(order=20, note="removed {} dead operator{s}")
 def unread(model: Model) -> Iterator[Patch]:
-    """Describe one change for each such operator; what custom ones and bodies do besides is not known."""
+    """Describe one change for each such operator; custom ones and bodies may have effects, so they stay."""
     for graph in model.graph.graphs():
         for node in _unread(graph):
             patch = Patch(graph, node, "its results are not read")

@@ -1,11 +1,11 @@
 """Shapes that a Reshape or Expand could state are no longer computed at every run.
 
-An exporter writes `x.view(x.size(0), x.size(1), 12, 32)` as Shape, Gather, Unsqueeze and Concat, anew in each layer.
-Where the sizes are proved to be those that `x` has in the same places, the constant `[0, 0, 12, 32]` says the same.
+An exporter writes `x.view(x.size(0), x.size(1), 12, 32)` as Shape, Gather, Unsqueeze and Concat, in each layer again.
+The constant `[0, 0, 12, 32]` says the same if the sizes are proved to be those of `x` in the same places.
 
-Of a single size among numbers, -1 tells onnxruntime less than 0. Where it knows all shapes when it loads a model, it
-decides then which results share a buffer, and that is slower (1.31, one thread: by 2 to 4 % in a GPT of 3 M parameters
-in 8 bit; with `enable_mem_reuse` off, both take the same).
+For a single size among numbers, -1 tells onnxruntime less than 0, and less is better. When it knows all shapes at load
+time, it decides then which results share a buffer. That is slower by 2 to 4 % in a GPT of 3 M parameters in 8 bit.
+It was measured with 1.31 on one thread; with `enable_mem_reuse` off, both take the same.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def _is_computed(node: Node) -> bool:
 def _reshaped(node: Node, shapes: Shapes) -> tuple[int, ...] | None:
     """Return a target of the same meaning.
 
-    What is left of the elements is asked for where all other sizes are numbers, or where the exporter has done so:
-    beside a copied size, which may be 0, onnxruntime refuses to tell.
+    The target has -1 if all other sizes are numbers, or if the exporter wrote it. Next to a copied size, which may be
+    0, onnxruntime refuses -1.
     """
     source, output, asked = shapes.of(node.inputs[0]), shapes.of(node.outputs[0]), shapes.content(node.inputs[1])
     if source is None or output is None or (asked is not None and len(asked) != len(output)):

@@ -1,4 +1,4 @@
-"""What is put together and taken apart again at the same places is read where it comes from.
+"""Read the parts of a Concat directly where a Split or Slice takes the same parts out again.
 
 A detector joins the centres and the sizes of its boxes, and takes both out of that four times for their corners. Along
 the last axis onnxruntime copies every row by itself: 130 µs of a small face detector's 5.4 ms (1.31, one thread).

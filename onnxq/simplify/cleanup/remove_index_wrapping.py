@@ -1,7 +1,7 @@
 """Negative indices that are counted from the end before a Gather are left to it.
 
 Keras looks up a row with `where(i < 0, i + n, i)`, which reaches ONNX as eight operators on small integers; a Gather
-does the same by itself. Of a network for tables with four embeddings, these are half of the operators.
+does the same by itself. They are half of the operators of a network for tables with four embeddings.
 """
 
 from __future__ import annotations

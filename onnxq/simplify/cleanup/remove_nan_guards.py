@@ -1,8 +1,8 @@
-"""Where a Softmax cannot give NaN, nobody asks whether it did.
+"""Remove the NaN guard behind a Softmax that cannot give NaN.
 
-PyTorch's exporters write `scaled_dot_product_attention` with a mask so that a row that is masked as a whole comes to 0,
-and not to NaN: IsNaN and Where behind each Softmax, over all scores of all heads. Where what is masked gets the lowest
-finite number, as the newer exporter writes it, no row is NaN.
+PyTorch's exporters write IsNaN and Where behind each Softmax of `scaled_dot_product_attention` with a mask. A row that
+is masked as a whole then gives 0 instead of NaN. The newer exporter masks with the lowest finite number. No row is NaN
+then, and the guard only costs time, over all scores of all heads.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Padding that is worked out from sizes, `auto_pad`, is stated where the sizes are known.
+"""State the padding of `auto_pad` in numbers where the sizes are known.
 
-Whoever folds into a Conv or its neighbours has to know what it pads; models from TensorFlow and CNTK leave that to the
-runtime. The same goes for `ceil_mode`: where sizes behind a pool become known, onnxruntime's own inference counts
-windows that there are not (`ir.pools`), and refuses the model.
+Passes that fold into a Conv have to know what it pads; models from TensorFlow and CNTK leave that to the runtime. The
+same goes for `ceil_mode`. When sizes behind a pool become known, onnxruntime's own inference counts windows that do not
+exist (`ir/shape_inference/pool_output.py`), and refuses the model.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What follows from sizes alone is computed once: the same mask for all layers, not one in each.
+"""Common-subexpression elimination over sizes: one mask for all layers, not one in each.
 
-An exporter writes what a module does each time that it is called, so every layer asks for the sizes of its own input,
-and computes targets, positions and masks from them. Where the sizes are proved to be equal, so is all that is
-computed from them and from constants. What depends on data is left alone: a value that more nodes read could be
-quantized in another way.
+An exporter writes a module each time that it is called. So every layer asks for the sizes of its own input, and
+computes shapes, positions and masks from them. If the sizes are proved to be equal, so is all that is computed from
+them and from constants. Values that depend on data are left alone: with more readers, they could be quantized in
+another way.
 """
 
 from __future__ import annotations

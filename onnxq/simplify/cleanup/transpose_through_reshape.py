@@ -1,8 +1,8 @@
 """A Transpose between a Reshape that joins axes and one that takes them apart again is a Transpose of all of them.
 
-PyTorch's exporter since 2.9 writes the keys of `scaled_dot_product_attention` so: batch and heads are joined, the last
-two axes swapped, batch and heads taken apart, with the sizes for that computed anew in each layer. What is left is one
-with the Transpose before it, and onnxruntime takes it for part of the product behind.
+PyTorch's exporter since 2.9 writes the keys of `scaled_dot_product_attention` so: it joins batch and heads, swaps the
+last two axes, and splits batch and heads. Each layer computes the sizes for that again. The Transpose that is left
+merges with the one before it, and onnxruntime fuses it into the product behind.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """BatchNormalization of the rows of a product becomes part of its weight and of a bias.
 
 PyTorch's normalises a matrix, so networks flatten what a Linear makes of a sequence and put it back afterwards, as
-LeViT does 48 times. Behind a Gemm, it is folded before anything is simplified (`ir/passes/fold_batchnorm.py`).
+LeViT does 48 times. A BatchNormalization behind a Gemm is folded earlier, by `ir/passes/fold_batchnorm.py`.
 """
 
 from __future__ import annotations

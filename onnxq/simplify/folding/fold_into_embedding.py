@@ -1,4 +1,4 @@
-"""What is computed of each looked-up row alone moves into the table, row by row, ahead of time."""
+"""Fold functions of a looked-up row into the table: they are computed once for each row of it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from onnxq.simplify.regions.single_entry_regions import Subgraph, compute, parts
 
 GROWTH = 2  # how many times the elements of the old table the new one may have
 FREE = 1 << 16  # elements that every table may have
-MOST_BYTES = 256 << 20  # of a table that is computed anew
+MOST_BYTES = 256 << 20  # of a new table
 
 
 @register_pass(order=110, opset=BROADCASTING, note="folded {} operator{s} on looked-up rows into the table")
 def lookups(model: Model) -> Iterator[Change]:
     """Describe the new tables.
 
-    A table T [K, ...] is looked up on axis 0, so f(T[ids]) = f(T)[ids] for every f that treats each row alike:
-    elementwise operators with constants that lie along a row, and products of the last axis with a constant matrix.
-    f(T) is computed in float64 and rounded to float32 once.
+    A table T [K, ...] is looked up on axis 0, so f(T[ids]) = f(T)[ids] for every f that treats each row alike. Such
+    are elementwise operators with constants along a row, and products of the last axis with a constant matrix. The
+    new table is computed in float64 and rounded to float32 once.
     """
     for graph in model.graph.graphs():
         place, taken = places(graph), set[Node]()

@@ -1,7 +1,7 @@
 """A constant that every channel behind a layer is multiplied by becomes part of its weight.
 
-TensorFlow writes the BatchNormalization of anything but pictures as a Mul and an Add: behind a Conv1D, which is a Conv
-with an axis of size 1 that a Squeeze takes out, and behind a Dense. In 8 bit, that is two passes over floats.
+TensorFlow writes the BatchNormalization of anything but pictures as a Mul and an Add. They stand behind a Dense, and
+behind a Conv1D: a Conv with an axis of size 1 that a Squeeze removes. In 8 bit, that is two passes over floats.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from onnxq.simplify.folding.fold_add_into_conv import bias_of, by_channel, chann
 
 
 class Layer(NamedTuple):
-    """A layer, and what stands behind it up to a multiplication.
+    """A layer and the operators behind it, up to a multiplication.
 
     Attributes:
         path: The values from its output to what is multiplied.
-        axis: Where the channels are in them.
+        axis: Of the channels in them.
         bias: The node that adds the bias, and at which input; None where there is none.
 
     """
@@ -39,7 +39,7 @@ class Layer(NamedTuple):
 
 @register_pass(order=220, opset=BROADCASTING, note="folded {} constant factor{s} into the weight of the layer before")
 def factors(model: Model) -> Iterator[Patch]:
-    """Describe one change for each Mul or Div by a constant behind a layer that nobody else reads."""
+    """Describe one change for each Mul or Div by a constant that is the only reader of a layer."""
     for graph in model.graph.graphs():
         for node in graph.nodes:
             layer = _layer(node)

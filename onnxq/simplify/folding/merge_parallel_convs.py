@@ -1,7 +1,7 @@
-"""Convolutions of one value that are added up are one convolution, and so is a BatchNormalization of it beside them.
+"""Merge parallel convolutions of one value whose results are added, and a BatchNormalization parallel to them.
 
 Networks that are trained with branches, as RepVGG, MobileOne and FastViT are, have a form with one convolution in place
-of each such sum. Exporters write the form that the model is in, and nobody has asked for the other. Sources: RepVGG,
+of each such sum. Exporters write the form that the model is in, often the one for training. Sources: RepVGG,
 https://arxiv.org/abs/2101.03697; MobileOne, https://arxiv.org/abs/2206.04040.
 """
 
@@ -68,7 +68,7 @@ def branches(model: Model) -> Iterator[Patch]:
 
 
 def _pair(node: Node) -> tuple[Node, Node] | None:
-    """Return the makers of what is added or subtracted, if both read the same value and nobody else reads them."""
+    """Return the makers of what is added or subtracted, if both read the same value and have no other reader."""
     if node.op_type not in ("Add", "Sub") or node.domain or len(node.inputs) != 2:
         return None
     makers = [_maker(value, node) for value in node.inputs]
@@ -126,7 +126,7 @@ def _branch(conv: Node) -> Branch | None:
 
 
 def _normalised(norm: Node, beside: Branch | None) -> Branch | None:
-    """Write a BatchNormalization as a convolution of single places, with the groups of the one beside it."""
+    """Write a BatchNormalization as a convolution of single places, with the groups of the parallel one."""
     found = scale_and_shift(norm) if norm.op_type == "BatchNormalization" and not any(norm.outputs[1:]) else None
     if found is None or beside is None:
         return None

@@ -1,4 +1,4 @@
-"""What onnxruntime has fused in a model that was saved afterwards, written as operators of ONNX again.
+"""Decompose operators that onnxruntime had fused before a model was saved into operators of ONNX.
 
 Integer kernels exist for products alone: within a fused operator, weights are no more than stored. Whatever onnxruntime
 still fuses of the rest, it fuses when it loads the quantized model. Inputs and attributes: ContribOperators.md.
@@ -47,7 +47,7 @@ def _input(node: Node, slot: int) -> Value | None:
 
 
 def _made(node: Node, *slots: int) -> list[Value | None] | None:
-    """Return some outputs, None for those that nobody reads; None if somebody reads others."""
+    """Return some outputs, None for those without readers; None if another output has a reader."""
     read = [value if value is not None and (value.uses or value.is_output) else None for value in node.outputs]
     if any(value is not None for slot, value in enumerate(read) if slot not in slots):
         return None

@@ -1,9 +1,9 @@
 """An Einsum of an activation and a constant is written as MatMul, for which there are integer kernels.
 
 Keras writes an EinsumDense as `abc,cde->abde` in front of attention and `abcd,cde->abe` behind it, Flax and
-torch.einsum likewise. The constant is brought into the form of a matrix beforehand. Reshape stands in front where
-several axes are summed over and behind where the constant gives several, and a Transpose on one side at most: with one
-on both sides nothing is gained. A letter of both inputs that stays makes a stack of matrices of the constant.
+torch.einsum likewise. The constant is reshaped into a matrix ahead of time. A Reshape stands in front if several axes
+are summed over, and behind if the constant gives several. A Transpose stands on one side at most: with one on both
+sides nothing is gained. A letter of both inputs that stays makes a stack of matrices of the constant.
 """
 
 from __future__ import annotations

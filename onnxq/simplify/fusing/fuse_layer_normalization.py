@@ -1,4 +1,4 @@
-"""Mean and variance along axes, spelled out, and what is normalised by them, become one LayerNormalization."""
+"""Fuse a decomposed LayerNormalization: mean, variance and what they normalise become one operator."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Parameters(NamedTuple):
 
 @register_pass(order=140, note="fused {} decomposed LayerNormalization")
 def layer_normalization(model: Model) -> Iterator[Change]:
-    """Describe one change for each normalisation that is spelled out, however it is.
+    """Describe one change for each decomposed normalisation, in any spelling.
 
-    y = γ(x − mean(x))/√(var(x) + ε) + β, over one or more axes. ε, γ and β are found by what comes out for rows of no
-    variance, next to none and some; more rows, in float64, tell whether that is all there is to it. Where the axes are
-    not the last ones, the operator stands between two Transpose.
+    y = γ(x − mean(x))/√(var(x) + ε) + β, over one or more axes. Rows of no variance, of hardly any and of some reveal
+    ε, γ and β. More rows, in float64, verify the formula. The operator stands between two Transpose if the axes are
+    not the last ones.
     """
     for graph in model.graph.graphs():
         yield from _in_graph(graph, model.opset)

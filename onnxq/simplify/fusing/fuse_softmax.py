@@ -1,4 +1,4 @@
-"""Exponentials divided by their sum along an axis, spelled out, become Softmax; their logarithms LogSoftmax."""
+"""Fuse a decomposed Softmax: exponentials divided by their sum along an axis; their logarithms are LogSoftmax."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ EXPONENTIALS = frozenset(("Exp", "ReduceLogSumExp"))
 
 @register_pass(order=150, note="fused {} decomposed Softmax")
 def softmax(model: Model) -> Iterator[Change]:
-    """Describe one change for each softmax that is spelled out, however it is.
+    """Describe one change for each decomposed softmax, in any spelling.
 
-    exp(x)/Σexp(x) along one axis, the maximum taken off x before or not: where it is not, the operator gives a result
-    where the sum of the exponentials overflows.
+    exp(x)/Σexp(x) along one axis, with or without the maximum subtracted from x before. Without it, the sum of the
+    exponentials may overflow; the operator then gives a result where the nodes gave none.
     """
     for graph in model.graph.graphs():
         yield from _in_graph(graph, model.opset)
@@ -65,7 +65,7 @@ def _recognise(region: Region, taken: set[Node]) -> tuple[Exit, str, int] | None
 
 
 def _pays(region: Region, axis: int) -> bool:
-    """Whether one operator is faster than what is spelled out; `softmax_axes` is about axes in the middle."""
+    """Whether one operator is faster than the decomposed form; `softmax_last_axis.py` is about axes in the middle."""
     few_behind = wide_behind(region.shape, axis) <= 1
     return pays(region, [axis]) and (few_behind or can_turn(region.shape, axis))
 

@@ -1,8 +1,8 @@
 """A Gemm of rows that are laid one after the other for it alone is a product of the tensor as it was.
 
 GPT-2 and its kin do so in every layer: Reshape to two axes, Gemm, and Reshape back to sizes that are computed again.
-What stands behind a product, such as the Split into queries, keys and values, can then be taken for what it is, and in
-8 bit onnxruntime adds the bias to a product as well.
+Other passes then recognise what follows the product, such as the Split into queries, keys and values. In 8 bit
+onnxruntime adds the bias to a product as well.
 """
 
 from __future__ import annotations

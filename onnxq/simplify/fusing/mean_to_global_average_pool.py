@@ -1,9 +1,9 @@
 """A mean over all places of a map behind a Conv, as squeezing and exciting begins with, is a GlobalAveragePool.
 
-onnxruntime keeps the channels of such a map in blocks, in which it pools as well; for a ReduceMean it puts them in
-order first: in float an EfficientNet takes 0.96 of the time so (1.31, one thread). And a ReduceMean has no kernel on
-codes: in 8 bit throughout, 1.63 of float's time became 1.26. Where the axes go, a Flatten takes them, which moves
-nothing: a small MobileNetV2 takes 0.986 of the time.
+onnxruntime keeps the channels of such a map in blocks, and pools in blocks too. For a ReduceMean it puts them in order
+first: without that, an EfficientNet takes 0.96 of the time in float (1.31, one thread). A ReduceMean has no kernel on
+codes either: in 8 bit throughout, 1.63 of float's time became 1.26. A Flatten removes axes that the mean does not keep,
+and moves nothing: a small MobileNetV2 takes 0.986 of the time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onnxq.ir.patch import Patch, named_after
 from onnxq.simplify.opset_builders import axes_of
 
 RANK = 4  # blocks are of maps in two dimensions
-# What onnxruntime computes on channels in blocks, one value of the result from one place: `nchwc_transformer.cc`
+# Elementwise operators that onnxruntime computes on channels in blocks: `nchwc_transformer.cc`
 ELEMENTWISE = ("Add", "Clip", "HardSigmoid", "HardSwish", "Mul", "Relu", "Sigmoid", "Sum", "Tanh")
 IN_BLOCKS = (*ELEMENTWISE, "AveragePool", "Conv", "GlobalAveragePool", "MaxPool", "ReduceMean")
 
@@ -42,7 +42,7 @@ def _is_over_places(node: Node, value: Value) -> bool:
 
 
 def _in_blocks(value: Value) -> bool:
-    """Whether a Conv makes a value, or what works in its blocks, and nobody reads the value who needs them in order."""
+    """Whether a Conv, or an operator that works in its blocks, makes a value, and all readers work in blocks."""
     if value.is_output or not all(use.node.op_type in IN_BLOCKS and not use.node.domain for use in value.uses):
         return False
     maker = value.producer

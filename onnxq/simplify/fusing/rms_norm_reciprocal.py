@@ -1,8 +1,8 @@
-"""Where a root mean square divides, it is written as a divisor: onnxruntime then knows it as RMS normalization.
+"""Write the product with a reciprocal root mean square as a division, which onnxruntime fuses as RMS normalization.
 
-PyTorch's newer exporter writes `x * rsqrt(mean(x²) + ε)` as Reciprocal and Mul. onnxruntime (1.31) makes its
-SimplifiedLayerNormalization of `Pow, ReduceMean, Add, Sqrt, Div, Mul` only: on a small LLaMA in 8 bit, nine of them
-take 99 µs, where what they were written as takes 560 of 3800.
+PyTorch's newer exporter writes `x * rsqrt(mean(x²) + ε)` as Reciprocal and Mul. onnxruntime (1.31) fuses
+SimplifiedLayerNormalization from `Pow, ReduceMean, Add, Sqrt, Div, Mul` only. On a small LLaMA in 8 bit, nine of them
+take 99 µs; as exported they take 560 of 3800.
 """
 
 from __future__ import annotations

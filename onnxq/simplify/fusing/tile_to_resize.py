@@ -29,7 +29,7 @@ NEAREST = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "n
 
 
 class Repeated(NamedTuple):
-    """What a chain does: it permutes axes, and repeats each element along them."""
+    """The effect of a chain: it permutes axes, and repeats each element along them."""
 
     perm: tuple[int, ...]
     times: tuple[int, ...]

@@ -27,7 +27,7 @@ FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
 AXES_AS_INPUT = 18  # from this operator set on the kernels of all reductions take axes as an input
 MOST_NODES = 64  # longest spelling seen in exports: 30 nodes
 ELEMENTWISE = operators_with(Trait.ELEMENTWISE) - CASTS
-# What they do can change beyond the probes: they may work on values reduced along the axes, whose probes cover float32.
+# Their behaviour can change beyond the probes: they may work on reduced values only, whose probes cover float32.
 KINKED = operators_with(Trait.KINKED)
 
 

@@ -1,8 +1,8 @@
 """Parts of a graph that compute something along some axes of one value: their nodes, and what they compute when run.
 
-Exporters write one function in many ways, so a pass does not look for patterns: it takes everything between a value and
-what depends on that value and constants alone, runs it on a few rows in float64, and compares the results with the
-function it looks for.
+Exporters write one function in many ways, so a pass does not look for patterns. It takes everything that depends on one
+value and on constants alone, and runs it on a few rows in float64. It compares the results with the function that it
+looks for.
 
 Tests: `tests/simplify/test_fuse_layer_normalization.py`.
 """
@@ -25,7 +25,7 @@ from onnxq.ops.kernels.arrays import Array
 from onnxq.simplify.regions.axis_tracking import Dims, Traced, dims_of
 
 MOST_ELEMENTS = 1 << 20  # of one value in a trial run
-LEAST_TURNED = 16  # elements: from here on two Transpose and the operator take less time than what is spelled out
+LEAST_TURNED = 16  # elements: from here on two Transpose and the operator are faster than the decomposed form
 UNKNOWN = 6  # length of an axis in a trial run where it is not known
 
 # tf2onnx writes a mean over all axes but the first two as GlobalAveragePool, over the features of a sequence, too
@@ -64,7 +64,7 @@ class Exit:
 
 @dataclass
 class Region:
-    """What depends on one value and constants alone, and reduces along the same axes only.
+    """All that depends on one value and constants alone, and reduces along the same axes only.
 
     Attributes:
         entry: The value. Its rank is known.
@@ -175,7 +175,7 @@ def last_axes(region: Region, axes: Sequence[int]) -> list[int] | None:
 
 
 def pays(region: Region, axes: Sequence[int]) -> bool:
-    """Whether an operator that works along the last axes is faster than what is spelled out along these."""
+    """Whether an operator that works along the last axes is faster than the decomposed form along these."""
     lengths = [size for axis in axes if isinstance(size := region.shape[axis], int)]
     turned = len(lengths) == len(axes) and math.prod(lengths) >= LEAST_TURNED
     return turned or last_axes(region, axes) is not None

@@ -21,7 +21,7 @@ MOST_NODES = 24  # of a part: a decomposed function has ten or so
 
 @dataclass(frozen=True)
 class Subgraph:
-    """Nodes that compute one value from another and constants, and whose other results nobody else reads.
+    """Nodes that compute one value from another and constants, and whose other results have no other readers.
 
     Attributes:
         entry: What they start from; others may read it too.
@@ -52,7 +52,7 @@ def parts(entry: Value, place: Mapping[Node, int], admits: Callable[[Node], bool
     waiting = [place[node] for node in entry.consumers() if node in place]
     heapq.heapify(waiting)
     by_place = {place[node]: node for node in entry.consumers() if node in place}
-    unread: dict[Value, int] = {}  # results that somebody still has to read; the entry may have other readers
+    unread: dict[Value, int] = {}  # results with readers that are not in yet; the entry may have other readers
     inside, nodes = {entry}, list[Node]()
     while waiting and len(nodes) < MOST_NODES:
         node = by_place[heapq.heappop(waiting)]
