@@ -1,9 +1,9 @@
 """Copies of what bodies read behind a conversion to float, without which onnxruntime ends the process.
 
 It moves a DequantizeLinear through nodes that only move values, and gives each reader of the last one a pair of its own
-(1.31, `qdq_propagation.cc`). Where the body of an If, Loop or Scan reads that value, it writes beyond the inputs of
-the If: a build with assertions aborts while it loads the model, one without overwrites memory. It moves nothing across
-a Max, be it one of a single input, which only copies.
+(1.31, `qdq_propagation.cc`). If the body of an If, Loop or Scan reads that value, it writes beyond the inputs of
+the If. A build with assertions aborts while it loads the model, one without overwrites memory. It moves nothing across
+a Max. A Max of a single input only copies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def copy_for_bodies(model: Model) -> Iterator[Patch]:
     """Let bodies read a copy where onnxruntime would move a DequantizeLinear up to them.
 
     Args:
-        model: A quantized model. What it computes stays the same.
+        model: A quantized model. Its results stay the same.
 
     """
     for graph in model.graph.graphs():

@@ -1,11 +1,11 @@
 """Codes that come from floats, put channels last once where convolutions and sums read them.
 
-onnxruntime wraps every integer Conv into a change of layout, and moves these on as long as fewer are left in front of a
-node than before. In front of a sum of what a Conv makes and of codes that lie channels first, there are as many as
-before: so the sum keeps channels first, and with it every sum of a residual network behind a first layer in float. If
-the codes are moved there and back, both inputs of the sum come from a change of layout, and all of them go: a network
-of six residual blocks for sound took 0.87 of the time. Between there and back is a Reshape to the same shape, or
-onnxruntime (1.31, 1.32) would see that it is nothing.
+onnxruntime wraps every integer Conv into two changes of layout, and moves these on if fewer are left in front of a node
+than before. A sum may read a Conv and codes that lie channels first. As many are left in front of it, so it keeps
+channels first. So does every sum of a residual network behind a first layer in float. If the codes are transposed
+there and back, both inputs of the sum come from a change of layout, and all of them go. A network of six residual
+blocks for sound took 0.87 of the time. A Reshape to the same shape stands between the two; otherwise onnxruntime (1.31,
+1.32) would remove both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def keep_channels_last(model: Model) -> Iterator[Patch]:
     """Put codes channels last, and back, where a sum would keep all behind it channels first.
 
     Args:
-        model: A quantized model. What it computes stays the same to the bit.
+        model: A quantized model. Its results stay the same to the bit.
 
     """
     for graph in model.graph.graphs():

@@ -1,7 +1,7 @@
 """Operators of a quantized model that treat every channel alike: what goes in with more channels comes out with them.
 
-They stand between convolutions, as the two of a SiLU or a HardSwish and those around squeezing and exciting do. What
-they make of channels of zeros does not matter, as nobody reads it by a weight that is not zero.
+They stand between convolutions, as those of a SiLU, a HardSwish or squeeze and excitation do. Their results for padded
+channels do not matter, since only weights of zero read them.
 
 Tests: `tests/optimize/test_pad_channels.py`.
 """
@@ -28,7 +28,7 @@ class Carrier:
     Attributes:
         node: The operator.
         reads: The codes at each of its inputs that is an activation, None at those that are one constant number.
-        quantize: The QuantizeLinear behind it, which alone reads what it gives.
+        quantize: The QuantizeLinear behind it, its only reader.
         made: The codes behind that.
 
     """

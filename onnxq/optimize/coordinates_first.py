@@ -1,10 +1,9 @@
 """Boxes and other short rows, taken apart and joined along an axis that lies in front of all others.
 
-Detectors keep the coordinates of thousands of boxes on a last axis of 4, and take centres, sizes and corners apart and
-together along it. There onnxruntime (1.31) copies each row's part by itself, 7 nanoseconds each; along the first axis
-a part lies in one piece. So what happens between is done with coordinates in front, where that is worth a Transpose of
-what comes in and of what goes out: a face detector takes 0.98 of the time. A Reshape behind each keeps onnxruntime from
-moving them together, where they would come to nothing.
+Detectors keep the coordinates of thousands of boxes on a last axis of 4. They split and join centres, sizes and corners
+along it. There onnxruntime (1.31) copies each row's part by itself, 7 nanoseconds each. Along the first axis a part
+lies in one piece. So these nodes get coordinates in front, if that is worth a Transpose of their inputs and outputs.
+A face detector takes 0.98 of the time. A Reshape behind each Transpose keeps onnxruntime from merging them.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def put_coordinates_first(model: Model) -> Iterator[Patch]:
     """Compute with coordinates in front where rows are taken apart and joined.
 
     Args:
-        model: A model whose types are inferred. What it computes stays the same to the bit.
+        model: A model whose types are inferred. Its results stay the same to the bit.
 
     """
     for graph in model.graph.graphs():
@@ -66,12 +65,12 @@ class _Region:
         return math.prod(size.known or 1 for size in self.lead)
 
     def entering(self) -> list[Value]:
-        """What the nodes read that others make."""
+        """Return the values that the nodes read from others."""
         inside = set(self.nodes)
         return [value for value in self.last if value.producer not in inside]
 
     def leaving(self) -> list[Value]:
-        """What the nodes make that others read."""
+        """Return the values of the nodes that others read."""
         inside = set(self.nodes)
         made = [value for value in self.last if value.producer in inside]
         return [value for value in made if value.is_output or any(use.node not in inside for use in value.uses)]
@@ -180,7 +179,7 @@ def _placed(value: Value, lead: Shape) -> np.ndarray | None:
 
 
 def _written(region: _Region, opset: int) -> Patch:
-    """Describe the nodes anew with coordinates in front."""
+    """Describe the nodes with coordinates in front."""
     rank = len(region.lead) + 1
     patch = Patch(region.graph, region.nodes[0], "coordinates lie in front")
     first: dict[Value, Value] = {}

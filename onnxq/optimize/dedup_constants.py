@@ -16,7 +16,7 @@ def merge_equal(model: Model) -> int:
     """Let all readers of equal constants of the main graph read the first of them.
 
     Args:
-        model: A model; it is changed. What it computes stays the same.
+        model: A model; it is changed. Its results stay the same.
 
     Returns:
         How many constants are gone.

@@ -1,12 +1,11 @@
 """Neighbouring columns as channels: a Conv over few channels in the form that onnxruntime has a fast kernel for.
 
-onnxruntime's QLinearConv goes through the places of a window one by one, and takes a few channels of each: with three
-of a picture it hardly multiplies. Codes lie channels last, so a row of width W with C channels is, as it lies, a row of
-width W/m with m C channels; and what a Conv with b times as many filters makes of it, each of them shifted by a stride,
-is the wanted row of b columns at once. Zeros between are multiplied, too, yet 7 × 7 from 3 to 64 channels with stride 2
-took 0.66 of the time, and 3 × 3 from 1 to 16 channels half (`tests/bench/bench_conv_channels.py`). What the weights are
-made of is a matter of constants, which onnxruntime computes once, when it loads the model: the file hardly grows.
-Over both axes this is known as space to depth.
+onnxruntime's QLinearConv goes through the places of a window one by one, and takes a few channels of each. With the
+three of a picture it hardly multiplies. Codes lie channels last. So a row of width W with C channels is also a
+row of width W/m with m C channels. A Conv with b times as many filters, each shifted by a stride, then computes b
+columns at once. It multiplies zeros between them, too. Yet 7 × 7 from 3 to 64 channels with stride 2 took 0.66 of the
+time. 3 × 3 from 1 to 16 channels took half (`tests/bench/bench_conv_channels.py`). The new weights are computed from
+constants when onnxruntime loads the model: the file hardly grows. Over both axes this is known as space to depth.
 """
 
 from __future__ import annotations
@@ -92,11 +91,11 @@ def columns_of(node: Node, weight: Sequence[int], costs: Costs) -> Columns | Non
 def neighbours(weight: Sequence[int], columns: Columns, left: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return which elements of a filter the kernel multiplies side by side where a block holds channel after channel.
 
-    Where it holds column after column, those are the ones that follow one another in the filter as it was.
+    If it holds column after column, neighbours are those of the original filter.
 
     Args:
         weight: Shape of the weight, `[filters, channels, ..., width]`.
-        columns: What becomes of its columns.
+        columns: How its columns are folded.
         left: Padding on the left of the Conv.
 
     Returns:
@@ -131,8 +130,8 @@ def fold_columns(model: Model, target: Target) -> Iterator[Patch]:
     """Turn neighbouring columns into channels where convolutions are faster for it.
 
     Args:
-        model: A quantized model of operator set 11 or later whose types are inferred. What it computes
-            on codes stays the same to the bit.
+        model: A quantized model of operator set 11 or later whose types are inferred. Its
+            results on codes stay the same to the bit.
         target: Says what kernels take.
 
     """
@@ -150,9 +149,9 @@ def _patch(conv: IntegerConv, columns: Columns, *, by_pixel: bool) -> Patch:
 
     Args:
         conv: The Conv.
-        columns: What becomes of its columns.
-        by_pixel: Whether a block holds one column after the other, as codes lie that a Conv makes. Of others it holds
-            one channel after the other, because more than single codes are moved at once then.
+        columns: How its columns are folded.
+        by_pixel: Whether a block holds one column after the other, as the output of a Conv does. Otherwise it holds one
+            channel after the other, so that several codes are moved at once.
 
     """
     patch = Patch(conv.node.graph, conv.node, f"fold the columns of {conv.node.label}")

@@ -1,8 +1,8 @@
 """Wide windows over few channels: shifted copies of what an integer Conv reads, as further channels.
 
-onnxruntime's QLinearConv takes the places of a window one by one, and of each a multiple of four channels: of a
-single channel it multiplies three times as many zeros. The same window over copies that are shifted by a place each
-is as high, one wide, and full: a Conv of 5 × 5 from 1 to 64 channels, 224 × 224, took 5.0 ms, and 2.6 ms so.
+onnxruntime's QLinearConv takes the places of a window one by one, and a multiple of four channels of each. With a
+single channel it multiplies three times as many zeros. The same window over shifted copies is as high, one wide, and
+full. A Conv of 5 × 5 from 1 to 64 channels, 224 × 224, took 5.0 ms, and 2.6 ms so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def fold_taps(model: Model, target: Target) -> Iterator[Patch]:
     """Turn the places along the last axis of windows into channels where that saves half of the products.
 
     Args:
-        model: A quantized model. What it computes stays the same to the bit.
+        model: A quantized model. Its results stay the same to the bit.
         target: Says how many channels a kernel takes at once.
 
     """

@@ -24,8 +24,8 @@ from onnxq.optimize.qdq import between_conversions, scale_and_zero
 def clamp_codes(model: Model) -> Iterator[Patch]:
     """Write every clamp between two conversions of the same scale and zero point as Clip of codes.
 
-    Dequantizing keeps the order of codes, and quantizing gives each its own code back, so that what the clamp makes of
-    a number is what the codes of its bounds make of the number's code.
+    Dequantizing keeps the order of codes, and quantizing gives each its own code back. So clamping a number gives the
+    same as clamping its code at the codes of the bounds.
 
     Args:
         model: A quantized model of operator set 12 or later. Its outputs stay the same to the bit.

@@ -1,10 +1,9 @@
-"""The two constant scales of an integer product as one, beside a 1 that all products share.
+"""Merge the two constant scales of an integer product; the place of one is taken by a 1 that all products share.
 
-onnxruntime looks for a Mul of two scales, and would fold it if both were constants: one of them comes out of a
-DequantizeLinear, a node for each quantized value, and where several products read it, one for each of these
-(1.31, `ensure_unique_dq_for_node_unit.cc`). One DequantizeLinear of 1 does for a whole graph, behind a Max, which is
-not doubled: 1.4 % of the time of a MiniLM. The products are the same to the bit, for the scales were multiplied first
-before, too.
+onnxruntime looks for a Mul of two scales, and would fold it if both were constants. But one of them comes from a
+DequantizeLinear, which it copies for each product that reads it (1.31, `ensure_unique_dq_for_node_unit.cc`). One
+DequantizeLinear of 1 is enough for a whole graph, behind a Max, which is not copied: 1.4 % of the time of a MiniLM. The
+products are the same to the bit, since the scales were multiplied first before, too.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def join_scales(model: Model) -> Iterator[Patch]:
     """Multiply both scales of integer products beforehand.
 
     Args:
-        model: A quantized model. What it computes stays the same.
+        model: A quantized model. Its results stay the same.
 
     """
     for graph in model.graph.graphs():
@@ -78,7 +77,7 @@ def _scalar(value: Value | None) -> Tensor | None:
 
 
 def _scales_a_product(node: Node) -> bool:
-    """Whether nobody reads a Mul of scales but the Mul behind a MatMulInteger and its Cast."""
+    """Whether the Mul behind a MatMulInteger and its Cast is the only reader of a Mul of scales."""
     result = node.outputs[0]
     use = result.only_use if result is not None else None
     if use is None:

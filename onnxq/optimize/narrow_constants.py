@@ -1,8 +1,8 @@
 """Constants stored in the narrowest type that holds every element of them exactly.
 
-What exporters write as int64 or float32 is often small numbers: indices of a scatter, positions, masks of zeros and
-ones, weights that were trained in 16 bits. A Cast gives the type back, which onnxruntime folds when it loads the model,
-so that a run takes no longer. Two thirds of a speech enhancer's file were indices below 256.
+Exporters often write small numbers as int64 or float32: indices of a scatter, positions, masks of zeros and ones.
+Weights may have been trained in 16 bits. A Cast restores the type. onnxruntime folds it when it loads the model, so a
+run takes no longer. Two thirds of a speech enhancer's file were indices below 256.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def narrow_constants(model: Model) -> int:
     """Store constants of the main graph in narrower types, behind a Cast.
 
     Args:
-        model: A model; it is changed. What it computes stays the same to the bit.
+        model: A model; it is changed. Its results stay the same to the bit.
 
     Returns:
         How many constants are stored so.

@@ -1,9 +1,9 @@
 """Channels of integer convolutions, filled up with zeros to the numbers that a runtime has a fast kernel for.
 
-onnxruntime's QLinearConv reads windows where they lie only if inputs and outputs come in certain multiples; of all
-others it copies every window first, which takes up to three times as long: a Conv of 32 to 9 channels, 224 × 224, took
-8.2 ms, one of 32 to 16 channels 2.7 ms. A filter of zeros gives codes that nobody reads, or that weights of zero read,
-so no other code changes. Source: `MlasConvSymPackWSize` in onnxruntime/core/mlas/lib/convsym.cpp (1.31).
+onnxruntime's QLinearConv reads windows in place only if inputs and outputs come in certain multiples. For all others it
+copies every window first, which takes up to three times as long. A Conv of 32 to 9 channels, 224 × 224, took 8.2 ms,
+one of 32 to 16 channels 2.7 ms. A filter of zeros gives codes without readers, or with weights of zero as readers. So
+no other code changes. Source: `MlasConvSymPackWSize` in onnxruntime/core/mlas/lib/convsym.cpp (1.31).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from onnxq.optimize.fold_columns import folds
 from onnxq.optimize.integer_conv import IntegerConv, absorbed, integer_convs, multiple_of
 from onnxq.targets.target import Target
 
-# Cutting filters off again and adding channels is a copy for every pixel, about 10 ns where a window of 3 × 3 saves 20
-# to 400. Where there are fewer pixels, what is saved is no more than what one more node takes.
+# Cutting filters off again and adding channels is a copy for every pixel, about 10 ns. A window of 3 × 3 saves 20 to
+# 400. With fewer pixels, one more node takes as long as is saved.
 LEAST_PIXELS = 196
 MANY_FILTERS = 24  # from here on a Conv of 1 × 1 saves more than that copy takes, too
 
@@ -31,7 +31,7 @@ def align(model: Model, target: Target) -> int:
     """Fill the channels of integer convolutions up to what the kernels of a target are fast for.
 
     Args:
-        model: A quantized model; it is changed. What it computes stays the same to the bit.
+        model: A quantized model; it is changed. Its results stay the same to the bit.
         target: Says which numbers of channels those are.
 
     Returns:
@@ -74,9 +74,9 @@ def _widths(
 ) -> dict[Value, int]:
     """Choose how many channels codes have from now on that convolutions make, and what carries these on.
 
-    What a depthwise Conv reads and makes has as many channels, and so has what a carrier does: these belong together.
-    They can grow if convolutions make all of them and nothing else reads any. Other convolutions can also where cutting
-    off what was added pays.
+    Input and output of a depthwise Conv have as many channels, and so have those of a carrier: these belong together.
+    They can grow if convolutions make all of them and nothing else reads any. Other convolutions can grow too, if
+    cutting the added channels off pays.
     """
     made = {conv.made: conv for conv in convs}
     everyone = [*made, *(carrier.made for carrier in between)]
@@ -115,8 +115,8 @@ class _ChannelPadding:
     """The patches of one graph. Wide codes are made once, for all that read them.
 
     Args:
-        widths: How many channels codes are made with from now on, where that is more than before.
-        added: How many codes get that are made as they were, for those that read them with more.
+        widths: New numbers of channels of codes that are made with more than before.
+        added: Channels to add to codes that are made as before, for readers that want more.
 
     """
 
@@ -140,7 +140,7 @@ class _ChannelPadding:
 
         Args:
             conv: The Conv.
-            cut: Whether somebody reads what it makes who cannot do with more channels.
+            cut: Whether it has a reader that cannot do with more channels.
 
         """
         patch = Patch(conv.node.graph, conv.node, f"fill up the channels of {conv.node.label}")

@@ -1,8 +1,8 @@
 """SiLU of what has been codes, as one operator.
 
-When it loads a model, onnxruntime gives each reader of what a DequantizeLinear makes one of its own (1.32,
-`ensure_unique_dq_for_node_unit.cc`). Then Sigmoid and Mul no longer read the same value, and it does not make the
-QuickGelu of them that it makes of other floats: two conversions, a Sigmoid and a Mul took three times as long.
+When it loads a model, onnxruntime copies a DequantizeLinear for each of its readers (1.32,
+`ensure_unique_dq_for_node_unit.cc`). Then Sigmoid and Mul no longer read the same value, and it does not fuse them into
+QuickGelu. Two conversions, a Sigmoid and a Mul took three times as long.
 
 Tests: `tests/optimize/test_pad_channels.py`.
 """

@@ -1,10 +1,10 @@
 """Transposes that onnxruntime moves element by element, written as such that it moves in rows.
 
-Its Transpose (1.31) is fast where a single axis changes its place, or where what lies innermost stays there. For all
-others it computes every element's place by itself, 6 to 30 nanoseconds each: in a super-resolution network in 8 bit
-the pixels of its output took a seventh of the time. Two moves of single axes put them in the same order in an eighth
-to a thirtieth of that, with a Reshape between them, which takes no time and keeps onnxruntime from making one of both.
-The same goes for DepthToSpace, which took two to four times as long (`tests/bench/bench_transpose.py`).
+Its Transpose (1.31) is fast if a single axis changes its place, or if the innermost axes stay. For all others it
+computes every element's place by itself, 6 to 30 nanoseconds each. In a super-resolution network in 8 bit the pixels of
+the output took a seventh of the time. Two moves of single axes give the same order in an eighth to a thirtieth of that.
+A Reshape between them takes no time and keeps onnxruntime from merging them. The same goes for DepthToSpace, which took
+two to four times as long (`tests/bench/bench_transpose.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Order:
-    """What a node puts in another order.
+    """The axes that a node puts in another order.
 
     Attributes:
         sizes: Of the axes; None where the model leaves one open.
@@ -51,7 +51,7 @@ def move_single_axes(model: Model) -> Iterator[Patch]:
     """Write transpositions as moves of single axes where onnxruntime is fast for those alone.
 
     Args:
-        model: A model whose types are inferred. What it computes stays the same to the bit.
+        model: A model whose types are inferred. Its results stay the same to the bit.
 
     """
     for graph in model.graph.graphs():
@@ -196,8 +196,8 @@ def _runs(items: Sequence[T], order: Sequence[T]) -> list[list[T]]:
 def _moves(wanted: Sequence[Axes], groups: tuple[Axes, ...]) -> list[Step] | None:
     """Find two moves of a single group each that lead to an order: what they start from, and what comes out.
 
-    The second starts from groups that are joined anew: at least two of the first are behind one another then. Where one
-    move is enough, onnxruntime sees that itself.
+    The second starts from groups that are joined again: at least two of the first are adjacent then. If one move is
+    enough, onnxruntime finds it by itself.
     """
     goal, best = tuple(wanted), None
     if _is_move([groups.index(group) for group in goal]):

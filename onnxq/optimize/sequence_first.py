@@ -1,13 +1,13 @@
 """Attention over values that hold the sequence on their first axis and the batch on their second.
 
-Heads are taken apart and put in front of the sequence by a Transpose, of queries, keys and values each, as batched
-products want it. onnxruntime's kernel can read them where they are, without a Transpose, but only from a tensor whose
-axes are sequence, batch, heads, channels (FusedMatMul with `transBatchA` and `transBatchB`, 1.31,
-`matmul_transpose_fusion.cc`). Most of a transformer works on each place of a sequence by itself and does not mind, so
-the layout is changed once in front and once behind: the attention of a MiniLM takes a fifth less, the whole model 5 %.
+A Transpose of queries, keys and values each puts heads in front of the sequence, as batched products want it.
+onnxruntime's kernel can read them in place, without a Transpose, but only from a tensor whose axes are sequence, batch,
+heads, channels. Source: FusedMatMul with `transBatchA` and `transBatchB`, 1.31, `matmul_transpose_fusion.cc`. Most of a
+transformer works on each place of a sequence by itself. So the layout is changed once in front and once behind: the
+attention of a MiniLM takes a fifth less, the whole model 5 %.
 
-Where the first two axes are swapped is a least cut: a Transpose that a product could do without pulls its neighbours
-in, and every value between the two layouts costs a Transpose of whole rows.
+A minimum cut decides for which nodes the first two axes are swapped. A Transpose that a product could do without gains,
+and every value between the two layouts costs a Transpose of whole rows.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def put_sequence_first(model: Model) -> int:
 class _Layout:
     """Which values of a graph have their first two axes swapped.
 
-    A node that works on any layout has one place in the cut; a Transpose has one for what it reads and one for what it
-    makes.
+    A node that works on any layout has one place in the cut; a Transpose has one for its input and one for its
+    output.
 
     Attributes:
         reads, makes: Places of nodes that can read and make swapped values.

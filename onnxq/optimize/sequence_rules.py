@@ -21,7 +21,7 @@ REDUCTIONS = operators_with(Trait.REDUCES)
 
 @dataclass(frozen=True)
 class Swappable:
-    """What has to change with a node whose outputs have their first two axes swapped.
+    """The changes to a node whose outputs have their first two axes swapped.
 
     Attributes:
         slots: Inputs that are swapped, too.
@@ -110,7 +110,7 @@ def _softmax(node: Node, shapes: Shapes) -> Swappable | None:
 
 
 def _along(node: Node, shapes: Shapes) -> Swappable | None:
-    """Along one axis behind the first two: what is read beside that is the same for all."""
+    """Accept an axis behind the first two, if all other inputs are constants."""
     axis = node.attribute("axis", 0) % max(_rank(node.inputs[0], shapes), 1)
     fixed = all(value is None or value.constant is not None for value in node.inputs[1:])
     return _first(node, shapes) if axis >= 2 and fixed else None
@@ -148,7 +148,7 @@ def _product(node: Node, shapes: Shapes) -> Swappable | None:
 
 
 def _reshape(node: Node, shapes: Shapes) -> Swappable | None:
-    """Where the first two axes stay what they are, and the others are known."""
+    """Accept a Reshape that keeps the first two axes and whose other sizes are known."""
     before, after = shapes.of(node.inputs[0]), shapes.of(node.outputs[0])
     if before is None or after is None or before[:2] != after[:2] or node.attribute("allowzero", 0):
         return None
@@ -160,7 +160,7 @@ def _reshape(node: Node, shapes: Shapes) -> Swappable | None:
 
 
 def _transpose(node: Node, shapes: Shapes) -> Swappable | None:
-    """Where the first two axes stay in their places; others see `sequence_first`."""
+    """Accept a Transpose that keeps the first two axes; `sequence_first` is about others."""
     return _first(node, shapes) if list(node.attribute("perm") or ())[:2] == [0, 1] else None
 
 

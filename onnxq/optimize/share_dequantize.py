@@ -1,9 +1,9 @@
 """One conversion to float for all convolutions that read the same codes in float.
 
 onnxruntime gives every reader of a DequantizeLinear one of its own when it loads a model (1.31,
-`ensure_unique_dq_for_node_unit.cc`), and behind each of them a float Conv changes the layout once more: on the feature
-maps of a face detector both twice, for 4 % of its time. It does not look behind a Max, be it one of a single input,
-which only copies.
+`ensure_unique_dq_for_node_unit.cc`). A float Conv behind each of them changes the layout once more. On the feature maps
+of a face detector both happened twice, for 4 % of its time. It does not look behind a Max, which only copies if it has
+a single input.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def share_conversions(model: Model) -> Iterator[Patch]:
     """Let convolutions in float read what they have in common behind a copy.
 
     Args:
-        model: A quantized model. What it computes stays the same.
+        model: A quantized model. Its results stay the same.
 
     """
     for graph in model.graph.graphs():
