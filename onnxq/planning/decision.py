@@ -77,7 +77,7 @@ class Plan:
         moved: Calibrated values that have the range of another, as a scale of their own with the same number: what
             operators in float only move → the calibrated value that it comes from.
         ranges: The scheme settings that choose each calibrated value's range.
-        clipped: Values that are clipped for nothing but to add outliers in float (`outliers.py`), by name.
+        clipped: Values that are clipped only to add outliers in float (`rescaling/outlier_split.py`), by name.
         conversions: What conversions between float and 8 bit take by these kernel times, in nanoseconds; 0 where they
             decided nothing.
         keeps_opset: Whether the model cannot be converted, so that only forms count that its opset has.

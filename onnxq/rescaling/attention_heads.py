@@ -1,9 +1,9 @@
 """How the factors of a group pass attention: channels that are taken apart into heads, and mixed over tokens.
 
-Values of attention hold their channels on several axes, `[batch, heads, tokens, size of a head]`, and the product of
-the attention weights with them mixes tokens and leaves channels where they are: what is read behind the heads can be
-divided in the projection of the values. Source: https://arxiv.org/abs/2211.10438, section 4, where only normalisations
-take factors up; this is the same for linear pairs.
+Values of attention hold their channels on several axes, `[batch, heads, tokens, size of a head]`. The product with the
+attention weights mixes tokens and leaves channels in place. So factors of what is read behind the heads can be divided
+out in the projection of the values. Source: https://arxiv.org/abs/2211.10438, section 4, extended from normalisations
+to linear pairs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def through_heads(group: ScaleGroup, node: Node, value: Value, axis: int) -> Non
     Args:
         group: Gets every value on the way; ordinary rules go on where channels are on one axis again.
         node: Reshape or MatMul, entered from one of its inputs or from its output.
-        value: Where it is entered from.
+        value: The input or output that it is entered from.
         axis: Its channel axis.
 
     Raises:

@@ -1,8 +1,8 @@
 """Masks in front of a Softmax: how far below a row's greatest score what is masked has to lie, and no further.
 
-exp(-88) and less is a denormal number, for which a processor takes many times as long, and onnxruntime's Softmax makes
-one of every score that is masked with -1e9 or -inf. What lies 60 below the greatest score of its row weighs nothing in
-float32, either: the mask is limited from below, row by row, and no result changes.
+exp(-88) and less is a denormal number, for which a processor takes many times as long. onnxruntime's Softmax makes one
+of every score that is masked with -1e9 or -inf. A score 60 below the greatest of its row weighs nothing in float32,
+either. So the mask is limited from below, row by row, and no result changes.
 
 A row that is masked as a whole stays as it is: its limit is twice as deep as its greatest element.
 """
@@ -33,13 +33,13 @@ MOST_TERMS = 6  # of a sum in front of a Softmax
 
 @dataclass
 class ScoreRange:
-    """What samples say about a mask and the scores that it is added to, in rows that are not masked as a whole.
+    """Statistics of a mask and of the scores that it is added to, over rows that are not masked as a whole.
 
     Attributes:
         below: How far a score lies below the greatest of its row that is not masked, at most.
         above: How far a masked score lies above that, at most, before it is masked.
         elements, rows: How many elements the mask has, and in how many rows.
-        undefined: Whether there was a row of nothing but -inf, of which a Softmax makes NaN.
+        undefined: Whether there was a row of nothing but -inf, for which a Softmax gives NaN.
 
     """
 
@@ -79,12 +79,12 @@ class Masked:
 
     Attributes:
         softmax: The node.
-        scores: What it reads, or what that is a Reshape of which leaves rows as they are: a mask may be added to
+        scores: Its input, or the value that the input is a Reshape of, with the same rows. A mask may be added to
             scores with one axis more, as for the windows of a picture.
         terms: Values to look at: what is added up, or `scores` themselves behind a Where.
-        slot: Which input of a Where is the number; None for a sum.
+        slot: The input of a Where that is the number; None for a sum.
         number: That number.
-        awaited: Whether NaN is awaited, which is what becomes of a row of nothing but -inf.
+        awaited: Whether NaN is expected: the result for a row of nothing but -inf.
         coded: Whether the scores are quantized: steps that reach down to -1e9 leave one code for all that counts.
         spreads: By what is taken for the mask.
         deep: Terms in which an element lies so deep below the greatest of its row that only a mask can mean it.
@@ -172,7 +172,7 @@ class Masked:
 
     @property
     def spread(self) -> ScoreRange:
-        """What was seen of the mask, nothing where there is none."""
+        """Return the statistics of the mask; empty ones if there is none."""
         return self.spreads.get(self.mask, ScoreRange()) if self.mask is not None else ScoreRange()
 
     def limit(self) -> int | None:
@@ -195,7 +195,7 @@ def find_masked(graph: Graph, opset: int, known: Known, besides: Collection[Valu
         graph: The main graph, types inferred.
         opset: Its operator set.
         known: Gives the elements of a small value that is the same at every run, or None.
-        besides: Values that have to stay as they are.
+        besides: Values that must not change.
 
     """
     found = []

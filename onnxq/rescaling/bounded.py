@@ -1,9 +1,8 @@
 """Factors for channels in front of an upper bound, as the 6 of a Relu6: they must not bring a channel there.
 
-`min(x, 6)` does not commute with a factor. But where a channel stays below 3 on all samples, it is the same whether
-it is clamped at 6 or at 4, and such a channel wastes half of the codes of a tensor that others fill. So channels that
-reach the bound keep their size, and the others are enlarged by no more than leaves them room for what other samples
-may bring.
+`min(x, 6)` does not commute with a factor. But a channel that stays below 3 on all samples is the same whether it is
+clamped at 6 or at 4. Such a channel wastes half of the codes of a tensor that others fill. So channels that reach the
+bound keep their size. The others are enlarged, with room left for larger values in other samples.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from onnxq.calibration.channel_stats import ChannelStats
 from onnxq.calibration.stats import Stats
 from onnxq.rescaling.groups import ScaleGroup
 
-# A channel that is next to nothing on all samples may be more on others; enlarged four times, it has lost 15 parts of
-# 16 of its share in the error, and there is nothing left to gain
+# A channel that is almost zero on all samples may be larger on others. Enlarged four times, it has lost 15/16 of its
+# share in the error, and more gains nothing
 LEAST = 1 / 16
 
 

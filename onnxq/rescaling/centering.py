@@ -1,10 +1,10 @@
 """Shift channels so that all of them lie around zero where that is free: between a Conv and the Conv that read it.
 
-A tensor has one zero point. Where some channels reach from -1 to 5 and others from -5 to 1, its codes are spread
-over 10 although no channel needs more than 6. A Conv whose output nobody clamps adds any number to a channel in its
-bias, and a Conv without padding that reads it takes it off in its own; a residual Add adds the numbers up. Padding
-would have to be that number instead of zero. Source: channel-wise shifting, https://arxiv.org/abs/2304.09145, section
-4.1.
+A tensor has one zero point. If some channels reach from -1 to 5 and others from -5 to 1, its codes are spread over 10.
+No channel needs more than 6. A Conv without a clamp behind it can add any number to a channel in its bias. A
+Conv without padding that reads it subtracts the number in its own bias; a residual Add adds such numbers. With padding,
+the padded value would have to be that number instead of zero. Source: channel-wise shifting,
+https://arxiv.org/abs/2304.09145, section 4.1.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def centerable_tensors(graph: Graph) -> list[Value]:
 
 @dataclass(frozen=True)
 class Centering:
-    """What is added to channels, float64.
+    """The numbers that are added to channels, float64.
 
     Attributes:
         biases: To the bias of each Conv, by its first output.
-        values: To each value, which differs from that where a Conv takes off what its input was shifted by.
+        values: To each value. They differ from those if a Conv subtracts the shift of its input.
 
     """
 
@@ -110,7 +110,7 @@ def _free_bias(node: Node) -> bool:
 
 
 def _taken_off(value: Value, found: Collection[Value | None]) -> bool:
-    """Whether everybody who reads a value can undo its shift, or hands it on to somebody who can."""
+    """Whether all readers of a value can undo its shift, or pass it on to readers that can."""
     for use in value.uses:
         if use.node.graph is not value.graph:
             return False

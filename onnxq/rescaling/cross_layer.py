@@ -1,7 +1,7 @@
 """Rescale the channels of values that are read in 8 bit where that is free: equalisation and smoothing by folding.
 
-Behind a normalisation its gamma and beta take the factors up, behind a MatMul, Gemm or Conv its weight and bias; the
-weights that read the value undo them. Runs on the normalised float model, before anything is quantized.
+The gamma and beta of a normalisation absorb the factors, or the weight and bias of a MatMul, Gemm or Conv. The weights
+that read the value undo them. Runs on the normalised float model, before anything is quantized.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RescaledTensor:
         exponent: `a` of the factors; None where nothing is divided.
         gain: How much less error the readers' outputs have, in dB, estimated from statistics.
         inserted: Name of the value that the division makes; None where it is free.
-        bounds: The range that the inserted value is clipped to, where what lies beyond is added in float.
+        bounds: The range that the inserted value is clipped to; the excess is added in float.
         outliers: The channels that leave it.
 
     """
@@ -59,7 +59,7 @@ class RescaledTensor:
 
 @dataclass
 class Rescaling:
-    """What is to be changed. Commit `patches`, then call `update` on the statistics.
+    """The changes to make. Commit `patches`, then call `update` on the statistics.
 
     Attributes:
         changes: What happens to which values.
@@ -91,9 +91,9 @@ class Rescaling:
     def update(self, stats: Stats) -> None:
         """Bring statistics of the float model up to date, so that no second calibration is needed.
 
-        Extremes, moments and channels follow exactly, but for the moments of what is clipped, which are bounded. What
-        does not follow from them, such as a histogram, is not known any more, and ranges have to be chosen by extremes;
-        a tensor without statistics by channel is left out, so that `Stats.require` asks for it.
+        Extremes, moments and channels follow exactly; moments of clipped values are bounded. A histogram does not
+        follow from them: it is dropped, and ranges have to be chosen by extremes. A tensor without statistics by
+        channel is left out, so that `Stats.require` asks for it.
         """
         for change in self.changes:
             for name, divisor in change.divisors.items():
@@ -122,7 +122,7 @@ def channel_kinds(axes: Mapping[str, int], name: str, *, basics: StatisticFactor
     Args:
         axes: Channel axis by name; a tensor that is not in it gets the basic statistics alone.
         name: The tensor.
-        basics: What those are; rescaling itself is chosen by none of them.
+        basics: The basic statistics; rescaling itself uses none of them.
 
     """
     return (*basics(name), ChannelStats(axes[name])) if name in axes else basics(name)
@@ -146,16 +146,16 @@ def equalize(
             will compute in float with weights stored in 8 bit.
         stats: Of their inputs, with `ChannelStats`; values without them are left as they are.
         stored: The latter.
-        even: Whether factors of maps that only Conv read come from the mean size of each channel instead of its range.
-        weight_share: How much of the error of rounding weights to nearest counts: 1, or less where the weights are
-            going to be rounded better.
+        even: Whether factors of maps with only Conv readers come from the mean size of each channel, not its range.
+        weight_share: Share of the error of rounding weights to nearest that counts: 1, or less if the weights will be
+            rounded better.
         least_gain: dB that a change has to gain.
         least_share: See `best`.
-        wanted: Which groups to change.
+        wanted: Says whether to change a group.
 
     Returns:
-        The changes. The float model computes the same with them, up to rounding in float32, and with groups that have
-        an upper bound, but for channels that go much further than in all samples.
+        The changes. With them the float model computes the same, up to rounding in float32. Groups with an upper bound
+        are an exception: channels that go much further than in all samples are clipped.
 
     """
     measured = measured_inputs(nodes, stats)
@@ -182,8 +182,9 @@ def _readings(
 ) -> dict[ScaleGroup, list[Reading]]:
     """Put together what is known of the values of each group, and who reads them.
 
-    What a reader gives counts by who reads that in turn, so the last groups come first. Everything is taken from the
-    model as it is: rescaling one group changes nothing about another, because sizes and what they count change alike.
+    The error of a reader's output is weighted by the readers of that output, so the last groups come first. All sizes
+    are those of the original model: rescaling one group changes nothing for another, since sizes and weights change
+    alike.
     """
     position = {node: index for index, node in enumerate(measured)}
     first = {
@@ -246,7 +247,7 @@ def reading_of(
         stats: Of the value, by channel.
         value: The value.
         readers: The weights that it meets.
-        importance: For each reader, what an error of its output channels counts; None where all count the same.
+        importance: For each reader, the weight of an error of its output channels; None if all count the same.
         in_float: Whether it is read in float, and only the weights are rounded.
 
     """

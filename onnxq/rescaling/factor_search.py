@@ -1,19 +1,19 @@
 """How much error a rescaling of channels causes in 8 bit, and the search for the factors that cause the least.
 
-A value x with one 8-bit scale Δ for all channels, divided by s and read by a weight whose input channels are multiplied
-by s, has at the reader's outputs the squared error
+A value x has one 8-bit scale Δ for all channels. It is divided by s, and the input channels of the weight that reads it
+are multiplied by s. The squared error at the reader's outputs is then
 
     Σ_k s_k² ‖W_k‖² min(Δ²/12, E[x_k²]/s_k²)         rounding of x/s (a channel below Δ/2 is rounded to zero)
   + Σ_k ‖W_k‖² E[clipped part of x_k]²               on data that calibration has not seen: leave one batch out
   + Σ_j E[(D_j x)²]                                  rounding of the weight, D = round(W s)/s - W
 
-Where outliers are added in float (`outliers.py`), a few channels may leave the range of the others: the step Δ is that
-of the others, nothing of those few is lost, and their rows of the weight in 8 bit meet only what lies within the range.
+If outliers are added in float (`outlier_split.py`), a few channels may leave the range of the others. The step Δ is
+that of the others, and nothing of those few is lost. Their rows of the 8-bit weight meet only values within the range.
 
-Factors come from the family `s = r^a / ‖W‖^(1-a)` of SmoothQuant (https://arxiv.org/abs/2211.10438, equation 4), with
-the range r of each channel, or with its mean size, which no outlier sets. They undo every rescaling of the channels
-that the model may come with, because `r → c r, ‖W‖ → ‖W‖/c` gives `s → c s`; so does the error, as long as an output
-channel whose size is a matter of choice counts by what its own readers make of it.
+Factors come from the family `s = r^a / ‖W‖^(1-a)` of SmoothQuant (https://arxiv.org/abs/2211.10438, equation 4).
+There r is the range of each channel, or its mean size, which no outlier sets. They undo every rescaling of the channels
+that the model may come with, because `r → c r, ‖W‖ → ‖W‖/c` gives `s → c s`. The error does not depend on such a
+rescaling either, if an output channel of arbitrary size is weighted by its own readers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from onnxq.rescaling.groups import Constant
 
 EXPONENTS = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
 MEAN_EXPONENTS = (0.3, 0.5, 0.6, 0.7, 0.8)
-# Of the room below a bound, in octaves: what a channel is enlarged by, and what is left to other samples
+# Octaves of the room below a bound: by how much a channel is enlarged, and how much other samples keep
 HALF_WAY = 0.5
 LEVELS = 255
 WEIGHT_LEVELS = 127
@@ -48,8 +48,8 @@ class Candidate:
     Attributes:
         exponent: `a`; None for no change.
         divisor: `[channels]`, positive.
-        without: What the divisor of each channel would have been without the batch that set its range.
-        outliers: Channels of which what lies beyond the range of all others is added in float.
+        without: The divisor of each channel without the batch that set its range.
+        outliers: Channels whose excess over the range of all others is added in float.
 
     """
 
@@ -64,8 +64,8 @@ class Reading:
 
     Args:
         stats: Of the value, by channel.
-        weights: What it is multiplied with: `[groups, outputs, channels / groups, positions]`.
-        importance: For each of them what a squared error of an output channel counts, `[groups * outputs]`; None where
+        weights: Of its readers: `[groups, outputs, channels / groups, positions]`.
+        importance: For each of them the weight of a squared error of an output channel, `[groups * outputs]`; None if
             all count the same.
         in_float: Whether it is read in float after all: only the weights are rounded.
 
@@ -121,8 +121,8 @@ class Reading:
 
         Args:
             candidates: The factors.
-            weight_share: How much of the error of rounding the weights to nearest counts: less than 1 where better
-                rounding follows.
+            weight_share: Share of the error of rounding weights to nearest that counts: less than 1 if better rounding
+                follows.
             outliers: bool `[candidates, channels, ways]`: ways to let channels leave the range of the others.
 
         Returns:
@@ -214,12 +214,11 @@ def best(
         even: Whether factors come from the mean size of each channel instead of its range.
         price: dB that dividing has to gain.
         outlier_prices: How many channels may leave the range of the others, and dB that this has to gain.
-        needed: What each channel needs of the room below an upper bound; None where there is none (`bounded.py`).
-        least_share: What a channel is taken to carry at least, of what the greatest does.
+        needed: The share of the room below an upper bound that each channel needs; None without one (`bounded.py`).
+        least_share: Least weight of a channel, as a share of the greatest.
 
     Returns:
-        The candidate that gains most beyond its price, and how much less its error is than without a change, in dB;
-        0 for no change.
+        The candidate that gains most beyond its price, and its gain over no change in dB; 0 for no change.
 
     """
     width = readings[0].stats.channels
@@ -271,7 +270,7 @@ def _candidates(readings: Sequence[Reading], least_share: float) -> Iterator[Can
         return
     norm = np.maximum(norm, norm.max() * least_share**2)
     for weight in _side_weights(readings):
-        # Of several values each counts by what its channels carry, seen from the readers
+        # Several values are weighted by what their channels carry, seen from the readers
         sides = [np.maximum(r.stats.high, -r.stats.low * np.float32(weight)).astype(np.float64) for r in readings]
         reach = np.maximum(np.max(sides, axis=0), 0)
         carried = reach * norm
@@ -289,8 +288,8 @@ def _candidates(readings: Sequence[Reading], least_share: float) -> Iterator[Can
 def _side_weights(readings: Sequence[Reading]) -> list[float]:
     """How much a negative value counts against a positive one, where one side reaches further than the other.
 
-    After GELU every channel reaches down to -0.17, and a few up to 25: making negative sides equal to positive ones
-    would waste half of the codes on them.
+    After GELU every channel reaches down to -0.17, and a few up to 25. Equal negative and positive sides would waste
+    half of the codes.
     """
     high = max(float(r.stats.high[0].max()) for r in readings)
     low = -min(float(r.stats.low[0].min()) for r in readings)

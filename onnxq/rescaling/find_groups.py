@@ -71,7 +71,7 @@ def _starts(value: Value, axis: int) -> Iterator[tuple[Value, int]]:
 
 
 def _weights_are_its_own(group: ScaleGroup) -> bool:
-    """Whether no weight is read by somebody who does not take part: it would have to be stored twice."""
+    """Whether all readers of each weight take part; otherwise it would have to be stored twice."""
     taking_part = {(constant.node, constant.slot) for constant in group.constants}
     for constant in group.constants:
         tensor = constant.value.tensor

@@ -1,4 +1,4 @@
-"""The constants that absorb factors, while they change: each is written anew once, whatever was done to it.
+"""The constants that absorb factors, while they change: each is written once, after all changes.
 
 Tests: `tests/rescaling/test_cross_layer.py`.
 """
@@ -61,5 +61,5 @@ class FoldedWeights:
 
 
 def _history(steps: Iterable[tuple[int, Constant]]) -> tuple[object, ...]:
-    """What was done to a constant, wherever it is read."""
+    """The changes to a constant, for all of its readers."""
     return tuple((index, c.axis, c.absorb, c.groups, c.positions) for index, c in steps)

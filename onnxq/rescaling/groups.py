@@ -1,9 +1,10 @@
 """Values that are rescaled together channel by channel, and the constants that absorb it, so that no output changes.
 
-Dividing a channel of a value by a positive number is free where whoever makes the value can divide (a normalisation's
-gamma and beta, the output channels of a weight and its bias) and everybody who reads it can multiply (the input
-channels of a weight), directly or through operators that commute with a positive factor. Source: cross-layer
-equalisation, https://arxiv.org/abs/1906.04721, section 4.1; https://arxiv.org/abs/2211.10438, section 4.
+Dividing a channel of a value by a positive number is free if its producer can divide and all readers can multiply. A
+normalisation divides in gamma and beta, a layer in the output channels of its weight and in its bias. A layer that
+reads multiplies the input channels of its weight. Operators between them commute with a positive factor.
+Sources: cross-layer equalization, https://arxiv.org/abs/1906.04721, section 4.1; https://arxiv.org/abs/2211.10438,
+section 4.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ class Constant:
     """A constant input that absorbs the factors of a group.
 
     Attributes:
-        node, slot: Where it is read.
+        node, slot: The input that reads it.
         axis: Its channel axis, counted from zero.
         absorb: Whether it is divided or multiplied by the factors.
-        groups: Of a grouped Conv that reads: axis 1 holds `channels / groups`, axis 0 the groups one after another.
+        groups: Of a grouped Conv: axis 1 holds `channels / groups`, axis 0 the groups one after another.
         positions: Elements of a channel that follow each other on the axis, where the reader sees a flattened map.
 
     """
@@ -68,7 +69,7 @@ class ScaleGroup:
         readers: Weights that are multiplied, of MatMul, Gemm and Conv.
         pending: Values whose neighbours were not looked at yet.
         products: Products of activations; exactly one factor of each may be divided.
-        heads: Values whose channels are on several axes, in this order: see `folding_heads.py`.
+        heads: Values whose channels are on several axes, in this order: see `attention_heads.py`.
         limits: Values that a Clip keeps at or below a number: a channel may only be divided as far as it stays there.
 
     """

@@ -20,9 +20,9 @@ class Limited:
     """Softmax nodes that get one limited mask, or a single one whose scores are limited.
 
     Attributes:
-        readers: What it is for.
+        readers: The layers that it is for.
         limit: How deep the mask reaches below the greatest element of a row; None where scores are limited.
-        elements: The mask that is there now, where it is the same at every run.
+        elements: The mask that is there now, if it is the same at every run.
 
     """
 
@@ -44,8 +44,8 @@ class Limited:
 def choose_limits(found: Iterable[Masked], known: Known) -> list[Limited]:
     """Choose limits that pay: for a mask one for all that read it, the highest that one of them needs.
 
-    Whoever needs a lower one shares with others of that kind. Where scores are spread so widely that no mask serves all
-    rows, the scores themselves are limited, row by row, which takes longer.
+    Layers that need a lower limit share one with others of that kind. If no mask serves all
+    rows of widely spread scores, the scores themselves are limited, row by row, which takes longer.
     """
     groups: dict[object, list[Masked]] = {}
     elements: dict[object, np.ndarray | None] = {}

@@ -130,7 +130,7 @@ def _add(group: ScaleGroup, node: Node, value: Value, axis: int) -> None:
 
 
 def _multiply(group: ScaleGroup, node: Node, value: Value, axis: int) -> None:
-    """A constant with an element for each channel absorbs; beside a number or an activation the value goes on."""
+    """A constant with an element for each channel absorbs; with a number or an activation the factor passes on."""
     terms, at = operands(node, value, axis)
     from_output = value is node.outputs[0]
     for slot, operand, where in terms:

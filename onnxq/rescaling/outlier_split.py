@@ -77,13 +77,13 @@ def add_outlier_product(patch: Patch, node: Node, outliers: Value, rows: np.ndar
 
 
 def restore_unclipped(read: Value, clipped: Clipped, whole: Sequence[Node], parted: Sequence[Node]) -> Patch:
-    """Let go of a Clip, which costs nothing only where static codes do it, in front of layers that have none.
+    """Remove a Clip in front of layers without static codes: only static codes do it at no cost.
 
     Args:
         read: What `clip` gave.
         clipped: How it was clipped.
-        whole: Layers that compute in float: they read the value whole, and nothing is added to what they give.
-        parted: Layers with something else in 8 bit, from which outliers stay apart: their channels alone are clipped.
+        whole: Layers that compute in float: they read the whole value, and nothing is added to their outputs.
+        parted: Other layers in 8 bit, with outliers split off: only the channels of the outliers are clipped.
 
     """
     maker = read.producer

@@ -1,12 +1,11 @@
 """Smooth outlier channels where no producer can take the factors up: in front of the MatMuls that read a value.
 
-Behind GELU, and where a residual connection reads a normalisation too, dividing costs a Mul by a vector: two
-passes over the activation, where an 8-bit MatMul saves many. It is worth it where some channels carry outliers that
-decide the range of all the others.
+Dividing costs a Mul by a vector behind GELU, and behind a normalisation that a residual connection reads too. That is
+two passes over the activation; an 8-bit MatMul saves many. It pays if some channels carry outliers that decide the
+range of all the others.
 
-Where a few channels tower above the rest, no factor helps: what it takes from the activation's range it puts into
-the weight's. What they have beyond the range of the others is then added in float (`outliers.py`), with a Mul or
-without.
+If a few channels are far larger than the rest, no factor helps: it moves the range from the activation into the weight.
+Their excess over the range of the others is then added in float (`outlier_split.py`), with a Mul or without.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from onnxq.rescaling.factor_search import Candidate, best
 from onnxq.rescaling.groups import Constant, linear_reader
 from onnxq.rescaling.outlier_split import add_outlier_product, clip, excess
 
-# What passes take, divided by what the product takes that reads a value in 8 bit: a Mul so much for all columns of the
-# product together, adding outliers so much for all its channels, and so much more for each outlier. Measured with 1536
+# Time of passes over a value, divided by that of the 8-bit product that reads it. A Mul counts for all columns of the
+# product together. Adding outliers counts for all its channels, and again for each outlier. Measured with 1536
 # channels, 384 columns and 144 rows, where the product took 600 microseconds, and the passes about 104, 80 and 4
 MUL_SHARE = 66.0
 OUTLIERS_SHARE, OUTLIER_SHARE = 204.0, 11.0
@@ -53,23 +52,23 @@ def smooth(
 ) -> Rescaling:
     """Choose factors and outliers for the inputs of MatMul and Gemm, to be divided by a Mul of their own.
 
-    What is free comes first: commit the patches of `equalize` and update the statistics before.
+    Free changes come first: commit the patches of `equalize` and update the statistics before.
 
     Args:
         nodes: MatMul and Gemm that will read their first input in 8 bit, with one scale for the tensor; Conv is passed
             over.
         stats: Of their inputs, with `ChannelStats`; values without them are left as they are.
-        opset: Of the model.
+        opset: Operator set of the model.
         stored: Nodes to pass over, too, because they will compute in float.
-        at_run_time: Nodes that find the range of what they read in every run, so that nothing of it may be clipped.
-        weight_share: How much of the error of rounding weights to nearest counts: 1, or less where the weights are
-            going to be rounded better.
+        at_run_time: Nodes that find the range of their input in every run, so that nothing of it may be clipped.
+        weight_share: Share of the error of rounding weights to nearest that counts: 1, or less if the weights will be
+            rounded better.
         least_gain: dB that pay for as much time as the products take that read a value.
         least_columns: Output channels that the readers of a value need to have together.
 
     Returns:
-        The changes. On what calibration has seen the float model computes the same with them, up to rounding in
-        float32; beyond, what is clipped stays clipped, as in 8 bit.
+        The changes. Within the calibrated ranges the float model computes the same with them, up to rounding in
+        float32. Beyond, clipped values stay clipped, as in 8 bit.
 
     """
     by_value: dict[Value, list[Constant]] = {}

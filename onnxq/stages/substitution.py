@@ -22,7 +22,7 @@ from onnxq.targets.target import load_target
 def substitute_layers(
     prepared: Prepared, most: int | None = None, costs_of: Callable[[Model], Costs] | None = None
 ) -> Prepared:
-    """Write layers in forms that are faster in 8 bit, as far as they work in 8 bit then; see `quant.forms`.
+    """Write layers in forms that are faster in 8 bit, if they work in 8 bit then; see `lowering/substitutions.py`.
 
     Args:
         prepared: The plan for the layers as they are.
