@@ -80,6 +80,7 @@ STEPS: dict[str, StepWords] = {
     "metric": StepWords("measuring the metric", "sample"),
     "save": StepWords("writing"),
     "build": StepWords("building"),
+    "merge": StepWords("adding shards"),
     "run": StepWords("running", "sample"),
 }
 

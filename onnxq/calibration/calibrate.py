@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onnxq.calibration.blocks import BlockMeter
 from onnxq.calibration.float_runs import MOST_THREADS, float_runs, in_order
 from onnxq.calibration.nonfinite_weights import blaming_weights
 from onnxq.calibration.stats import StatisticFactory, Stats, basic_kinds
@@ -36,6 +37,7 @@ def calibrate(
     threads: int = 0,
     kinds: StatisticFactory = basic_kinds,
     trial: bool = False,
+    meter: BlockMeter | None = None,
 ) -> Stats:
     """Measure values of the float model over all samples.
 
@@ -52,6 +54,7 @@ def calibrate(
         kinds: Makes the statistics to collect for a tensor of that name.
         trial: Run onnxruntime, in a fraction of the time: for what is judged, at a resolution that the last bits of
             float32 do not reach, and not kept.
+        meter: Takes the statistics of each block of samples in place of `kinds`; what is returned is then empty.
 
     Raises:
         DataError: A sample does not fit the model or makes it fail, a value is not finite, or there are no samples.
@@ -61,8 +64,8 @@ def calibrate(
     """
     taps, fed, inner = _sort_out(values)
     total = samples.count if isinstance(samples, Samples) else len(samples) if isinstance(samples, Sequence) else None
-    stats = Stats(kinds)
-    looks: dict[str | Value, Callable[[Any], None]] = {value: _look(stats, value) for value in inner}
+    stats = Stats(kinds) if meter is None else meter.start()
+    looks: dict[str | Value, Callable[[Any], None]] = {value: _look(lambda: stats, value) for value in inner}
     runs = float_runs(model, list(taps.values()), looks, threads, trial=trial) if taps or looks else None
     if progress:
         progress(0, total)
@@ -74,12 +77,13 @@ def calibrate(
                 stats.add(name, _floats(name, sample[name]), f"an input of the model, sample {index}")
             _add_all(pool, stats, taps, results, index)
             stats.samples += 1
+            stats = stats if meter is None else meter.hand_over(stats)
             advance(done, total)
             if progress:
                 progress(done, total)
     del runs
     trim_heap(model.weight_bytes)
-    if not stats.samples:
+    if not stats.samples and meter is None:
         raise DataError("there are no samples to calibrate with", "Give at least one; 32 to 200 make good ranges.")
     return stats
 
@@ -113,8 +117,8 @@ def _sort_out(values: Sequence[Value]) -> tuple[dict[str, Value], list[str], lis
     return taps, fed, inner
 
 
-def _look(stats: Stats, value: Value) -> Callable[[Any], None]:
-    return lambda array: stats.add(value.name, _floats(value.name, array), f"{_origin(value)}, in a body")
+def _look(stats: Callable[[], Stats], value: Value) -> Callable[[Any], None]:
+    return lambda array: stats().add(value.name, _floats(value.name, array), f"{_origin(value)}, in a body")
 
 
 def _checked(samples: Iterable[Mapping[str, np.ndarray]], model: Model) -> Iterator[tuple[int, Sample]]:

@@ -31,6 +31,7 @@ class LayerMoments:
         block: Columns of a block of H: all of a group for the full matrix, 1 for the diagonal.
 
     Attributes:
+        before: How many samples stand in the data before the first one here.
         assumed: Whether H is not measured, so that nothing can be judged by it.
         high: Greatest value of each column, float32; -inf while unknown.
         share: Greatest share of each column in the largest magnitude of a row, float32; -inf while unknown.
@@ -41,7 +42,7 @@ class LayerMoments:
 
     def __init__(self, unfolding: Unfolding, block: int) -> None:
         self.unfolding, self.block = unfolding, block
-        self.items = 0
+        self.items = self.before = 0
         self.high = np.full(unfolding.columns, -np.inf, np.float32)
         self.share = self.high.copy()
         self.halves = (Half(unfolding, block), Half(unfolding, block))
@@ -53,14 +54,14 @@ class LayerMoments:
                 flat = rows.reshape(-1, rows.shape[-1])
                 np.maximum(self.high, flat.max(axis=0), out=self.high)
                 np.maximum(self.share, _shares(flat).max(axis=0), out=self.share)
-            if not self.items and len(rows):
+            if not self.before + self.items and len(rows):
                 middle = (rows.shape[1] + 1) // 2
                 self.halves[0].add(rows[0, :middle])
                 self.halves[1].add(rows[0, middle:])
                 self.items, rows = 1, rows[1:]
             for offset in range(2):
                 taken = rows[offset::2]
-                self.halves[(self.items + offset) % 2].add(taken.reshape(-1, taken.shape[-1]))
+                self.halves[(self.before + self.items + offset) % 2].add(taken.reshape(-1, taken.shape[-1]))
             self.items += len(rows)
 
     @property
@@ -82,12 +83,12 @@ class LayerMoments:
         return made
 
     def fitted(self) -> Gram:
-        """The half to make choices on."""
-        return self._gram(self.halves[:1])
+        """The half to make choices on; both where all samples are in the other."""
+        return self._gram(self.halves[:1] if self.halves[0].rows else self.halves)
 
     def held_out(self) -> Gram:
-        """The half to judge them on."""
-        return self._gram(self.halves[1:])
+        """The half to judge them on; both where all samples are in the other."""
+        return self._gram(self.halves[1:] if self.halves[1].rows else self.halves)
 
     def total(self) -> Gram:
         """Both halves."""

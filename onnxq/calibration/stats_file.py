@@ -9,14 +9,16 @@ import hashlib
 import os
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from onnxq.calibration.stats import KINDS, Stats, TensorStats
 from onnxq.errors import DataError, OutputError
 
+T = TypeVar("T")
 FORMAT = "onnxq statistics 3"
 FORMAT_KEY, FINGERPRINT_KEY, NAMES_KEY, SAMPLES_KEY = "format", "fingerprint", "names", "samples"
 
@@ -45,16 +47,24 @@ def save_stats(path: str | Path, stats: Stats, fingerprint: str, *, force: bool 
         OutputError: The file exists already, or cannot be written.
 
     """
-    path = Path(path)
-    if path.exists() and not force:
-        raise OutputError(f"{path} exists already", "Use --force to replace it, or choose another place.")
     columns: dict[str, np.ndarray] = {
         FORMAT_KEY: np.array(FORMAT),
         FINGERPRINT_KEY: np.array(fingerprint),
         NAMES_KEY: np.array(stats.names, dtype=np.str_),
         SAMPLES_KEY: np.array(stats.samples, np.int64),
     }
-    columns |= _pack([stats[name] for name in stats.names])
+    write_arrays(Path(path), columns | pack_stats(stats), force=force)
+
+
+def write_arrays(path: Path, columns: Mapping[str, np.ndarray], *, force: bool = False) -> None:
+    """Write arrays by name, atomically; the same arrays give the same bytes.
+
+    Raises:
+        OutputError: The file exists already, or cannot be written.
+
+    """
+    if path.exists() and not force:
+        raise OutputError(f"{path} exists already", "Use --force to replace it, or choose another place.")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -82,9 +92,10 @@ def load_stats(path: str | Path, expected: str | None = None) -> tuple[Stats, st
         DataError: The file is missing, damaged, no statistics, or belongs to another model.
 
     """
-    try:
-        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            columns = {key: archive[key] for key in archive.files}
+
+    def parse(columns: dict[str, np.ndarray]) -> tuple[Stats, str]:
+        if str(columns[FORMAT_KEY]).startswith("onnxq shard"):
+            raise DataError(f"{path} holds one shard of the statistics", "Merge all shards with `onnxq merge`.")
         if str(columns[FORMAT_KEY]) != FORMAT:
             raise DataError(
                 f"{path} has format '{columns[FORMAT_KEY]}'", f"This onnxq reads '{FORMAT}': calibrate again."
@@ -92,10 +103,36 @@ def load_stats(path: str | Path, expected: str | None = None) -> tuple[Stats, st
         names = [str(name) for name in columns[NAMES_KEY]]
         stats = Stats()
         stats.samples = int(columns[SAMPLES_KEY])
-        stats.tensors = dict(zip(names, _unpack(columns, len(names)), strict=True))
-        found = str(columns[FINGERPRINT_KEY])
+        stats.tensors = dict(zip(names, unpack_stats(columns, len(names)), strict=True))
+        return stats, str(columns[FINGERPRINT_KEY])
+
+    stats, found = read_arrays(Path(path), parse, "statistics", "Make it with `onnxq calibrate`.")
+    names = list(stats.tensors)
+    if expected is not None and found != fingerprint(expected, names):
+        raise DataError(
+            f"the statistics in {path} belong to another model", "Calibrate this model: ranges of another are wrong."
+        )
+    return stats, found
+
+
+def read_arrays(path: Path, parse: Callable[[dict[str, np.ndarray]], T], what: str, hint: str) -> T:
+    """Read what `write_arrays` wrote, and make something of it.
+
+    Args:
+        path: The file.
+        parse: Makes it of the arrays.
+        what: What it is called in messages.
+        hint: Where it comes from.
+
+    Raises:
+        DataError: The file is missing or damaged, or `parse` finds that it is something else.
+
+    """
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return parse({key: archive[key] for key in archive.files})
     except FileNotFoundError:
-        raise DataError(f"{path} does not exist", "Make it with `onnxq calibrate`.") from None
+        raise DataError(f"{path} does not exist", hint) from None
     except (
         OSError,
         EOFError,
@@ -108,15 +145,13 @@ def load_stats(path: str | Path, expected: str | None = None) -> tuple[Stats, st
     ) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         reason = f"it has no array {reason}" if isinstance(error, KeyError) else reason
-        raise DataError(f"{path} holds no statistics: {reason}", "Make it with `onnxq calibrate`.") from error
-    if expected is not None and found != fingerprint(expected, names):
-        raise DataError(
-            f"the statistics in {path} belong to another model", "Calibrate this model: ranges of another are wrong."
-        )
-    return stats, found
+        kind = "no" if what == "statistics" else "no whole"
+        raise DataError(f"{path} holds {kind} {what}: {reason}", hint) from error
 
 
-def _pack(tensors: list[TensorStats]) -> dict[str, np.ndarray]:
+def pack_stats(stats: Stats) -> dict[str, np.ndarray]:
+    """Return the states of all tensors as arrays, in the order of their names."""
+    tensors = [stats[name] for name in stats.names]
     owners: dict[str, list[int]] = {}
     states: dict[str, list[np.ndarray]] = {}
     for index, tensor in enumerate(tensors):
@@ -132,7 +167,8 @@ def _pack(tensors: list[TensorStats]) -> dict[str, np.ndarray]:
     return packed
 
 
-def _unpack(columns: dict[str, np.ndarray], count: int) -> list[TensorStats]:
+def unpack_stats(columns: Mapping[str, np.ndarray], count: int) -> list[TensorStats]:
+    """Return the statistics of so many tensors, from what `pack_stats` gave."""
     states: list[dict[str, dict[str, np.ndarray]]] = [{} for _ in range(count)]
     for key in columns:
         if key.endswith(".owners"):

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from onnxq.cli.calibrate import calibrate
+from onnxq.cli.calibrate import calibrate, merge
 from onnxq.cli.check import check
 from onnxq.cli.completion import install, show
 from onnxq.cli.explain import explain
@@ -24,7 +24,7 @@ from onnxq.cli.terminal import Voice, note, speak
 from onnxq.cli.verify import verify
 from onnxq.errors import RecipeError
 
-COMMANDS = (quantize, plan, explain, calibrate, verify, check, inspect, recipes)
+COMMANDS = (quantize, plan, explain, calibrate, merge, verify, check, inspect, recipes)
 Quiet = Annotated[
     bool,
     typer.Option(

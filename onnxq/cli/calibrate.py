@@ -6,7 +6,7 @@ Tests: `tests/cli/test_cli_help.py`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,8 +25,22 @@ from onnxq.cli.options import (
 )
 from onnxq.data.reading import PLAIN, Reading
 
+if TYPE_CHECKING:
+    from onnxq.calibration.stats import Stats
+
 StatsFile = Annotated[
     Path, typer.Option("--output", "-o", metavar="STATS", help="The .npz file to write.", show_default=False)
+]
+
+
+ShardOf = Annotated[
+    str | None,
+    typer.Option(
+        "--shard",
+        metavar="K/N",
+        help="Measure the K-th of N parts of the samples alone; `onnxq merge` adds them up.",
+        show_default=False,
+    ),
 ]
 
 
@@ -42,39 +56,84 @@ def calibrate(
     only: Only = [],  # noqa: B006
     samples: SampleLimit = None,
     custom_ops: CustomOps = [],  # noqa: B006
+    shard: ShardOf = None,
     force: Force = False,
 ) -> None:
     """Measure ranges once, for `onnxq quantize --stats`.
 
     The statistics serve this model alone, and every recipe that needs the ranges of no other tensors.
     """
-    from onnxq.calibration.stats_file import fingerprint, save_stats
     from onnxq.cli.terminal import TerminalObserver, note
-    from onnxq.errors import NothingToQuantize
-    from onnxq.ir import check_output, load
+    from onnxq.distributed.shards import Calibration, open_calibration
+    from onnxq.ir import check_output
     from onnxq.progress import following
-    from onnxq.stages.files import open_data
-    from onnxq.stages.measure import layers_needing_moments, measure
-    from onnxq.stages.prepare import prepare
-    from onnxq.stages.substitution import substitute_layers
     from onnxq.text import counted
 
+    part = None if shard is None else parse_shard(shard)
     check_output(output, force=force, reads=(model, *data, recipe))
     use_custom_ops(custom_ops)
+    asked = Calibration(
+        model, tuple(data), reading, recipe, target, exclude=tuple(exclude), only=tuple(only), samples=samples
+    )
     with TerminalObserver() as observer, following(observer):
-        observer.step("load")
-        source = load(model)
-        observer.step("plan")
-        prepared = prepare(source, recipe, with_data=True, target=target, exclude=exclude, only=only)
-        prepared = substitute_layers(prepared)
-        if not prepared.plan.calibrated():
-            raise NothingToQuantize(
-                f"recipe {prepared.plan.recipe.name} needs no ranges of {model}",
-                "See every node's reason with `onnxq plan`.",
-            )
-        given = open_data(prepared.model, data, None, samples, reading)
-        observer.step("calibrate")
-        stats = measure(prepared, layers_needing_moments(prepared.plan), given, None, observer)
+        opened = open_calibration(asked, observer)
+        if part is not None:
+            from onnxq.calibration.shard_file import save_shard
+
+            made = opened.shard(*part, observer)
+            observer.step("save")
+            save_shard(output, made, force=force)
+            measured = sum(stats.samples for stats in made.sums.pieces.values())
+            of = f"{counted(measured, 'sample')} of {opened.blocks.samples}"
+            note(f"{output}: shard {part[0]} of {part[1]}, {of} measured")
+            return
+        stats = opened.measure(range(opened.blocks.count), observer).whole
+        assert stats is not None
         observer.step("save")
-        save_stats(output, stats, fingerprint(prepared.source, stats.names), force=force)
+        _save(output, stats, opened.prepared.source, force=force)
+
+
+def merge(
+    shards: Annotated[list[Path], typer.Argument(metavar="SHARD…", help="Files of `onnxq calibrate --shard`, all.")],
+    output: StatsFile,
+    force: Force = False,
+) -> None:
+    """Add up the shards of a calibration, for `onnxq quantize --stats`.
+
+    The file is the same to the byte as that of one run of `onnxq calibrate`, in whatever order shards are named.
+    """
+    from onnxq.calibration.shard_file import merge_shards
+    from onnxq.cli.terminal import TerminalObserver
+    from onnxq.ir import check_output
+
+    check_output(output, force=force, reads=shards)
+    with TerminalObserver() as observer:
+        observer.step("merge")
+        stats, source = merge_shards(shards)
+        observer.step("save")
+        _save(output, stats, source, force=force)
+
+
+def parse_shard(given: str) -> tuple[int, int]:
+    """Return which shard is meant, counted from 1, and how many there are.
+
+    Raises:
+        RecipeError: It is no shard.
+
+    """
+    from onnxq.errors import RecipeError
+
+    number, slash, count = given.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise RecipeError(f"--shard {given} is no part of a whole", "Give its number and how many there are: 3/16.")
+    return int(number), int(count)
+
+
+def _save(output: Path, stats: Stats, source: str, *, force: bool) -> None:
+    """Write statistics of a model and say so."""
+    from onnxq.calibration.stats_file import fingerprint, save_stats
+    from onnxq.cli.terminal import note
+    from onnxq.text import counted
+
+    save_stats(output, stats, fingerprint(source, stats.names), force=force)
     note(f"{output}: {counted(len(stats.names), 'tensor')} measured on {counted(stats.samples, 'sample')}")

@@ -62,7 +62,7 @@ class Samples(Iterable[Sample]):
         self.inputs = tuple(inputs)
         self._sources = tuple(sources)
         self._origin = origin
-        self._most = most
+        self._first, self._most = 0, most
         self.converted: dict[str, np.dtype[Any]] = {}
         self._seen: int | None = None  # how many the last pass over all of them gave
 
@@ -79,11 +79,18 @@ class Samples(Iterable[Sample]):
         limited.made_up = self.made_up
         return limited
 
+    def between(self, start: int, stop: int) -> Samples:
+        """Give the samples from one place in the data up to another, which is not among them."""
+        part = Samples(self._sources, self.inputs, self._origin, stop if self._most is None else min(stop, self._most))
+        part._first, part.numbers, part.made_up = start, range(start, stop), self.made_up
+        return part
+
     @property
     def count(self) -> int | None:
         """Number of samples; None while unknown."""
         total = self._total()
-        return total if total is None or self._most is None else min(total, self._most)
+        stop = total if total is None or self._most is None else min(total, self._most)
+        return None if stop is None else max(stop - self._first, 0)
 
     @property
     def preparations(self) -> tuple[Preparation, ...]:
@@ -110,9 +117,15 @@ class Samples(Iterable[Sample]):
     def __iter__(self) -> Iterator[Sample]:
         seen = 0
         for source in self._sources:
+            if source.count is not None and seen + source.count <= self._first:
+                seen += source.count
+                continue
             for index, raw in enumerate(source.read()):
                 if seen == self._most:
                     return self._passed(seen)
+                if seen < self._first:
+                    seen += 1
+                    continue
                 where = source.label if source.count == 1 else f"{source.label}, sample {index}"
                 where = f"samples[{index}]" if source.label == PYTHON else where
                 sample = conform(raw, self.inputs, where)

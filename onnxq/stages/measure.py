@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from onnxq.calibration.activation_qparams import coarsened, scheme_qparams
+from onnxq.calibration.blocks import BlockMeter, Blocks, BlockSums
 from onnxq.calibration.calibrate import calibrate
 from onnxq.calibration.layer_moments import MeasuredLayers
 from onnxq.calibration.output_sensitivity import OutputSensitivity, trial_statistics
@@ -60,18 +61,39 @@ def measure(
         return load_stats(stats, expected=prepared.source)[0]
     if not values or samples is None:
         return Stats()
-    needs = needs_of(prepared.plan.range_methods)
-    kinds: StatisticFactory = layers.kinds
-    if prepared.fast and needs <= {Needs.EXTREMES}:
-        kinds = range_kinds
-    elif trial:
-        kinds = trial_statistics(prepared.plan, layers)
-    elif Needs.WEIGHTED_HISTOGRAM in needs or not is_large(
-        prepared.model
-    ):  # for statistics that are kept, whatever the recipe
-        kinds = OutputSensitivity(prepared.plan, layers.kinds).kinds
+    kinds = _kinds(prepared, layers, trial=trial)
     roughly = trial and not layers.values  # codes of weights are chosen on second moments, bit by bit
     return calibrate(prepared.model, values, samples, progress=observer.progress, kinds=kinds, trial=roughly)
+
+
+def measure_blocks(
+    prepared: Prepared, layers: MeasuredLayers, samples: Samples, blocks: Blocks, span: range, observer: Observer
+) -> BlockSums:
+    """Give the sums of blocks of the samples, for a file: of all blocks, or of those of one shard.
+
+    Raises:
+        DataError, ModelError: As `calibrate`.
+
+    """
+    meter = BlockMeter(blocks, span, _kinds(prepared, layers, trial=False))
+    part = samples.between(blocks.first(span.start), blocks.first(span.stop))
+    values = [*prepared.plan.calibrated(), *layers.values]
+    calibrate(prepared.model, values, part, progress=observer.progress, meter=meter)
+    return meter.sums
+
+
+def _kinds(prepared: Prepared, layers: MeasuredLayers, *, trial: bool) -> StatisticFactory:
+    """Choose what is measured of each tensor."""
+    needs = needs_of(prepared.plan.range_methods)
+    if prepared.fast and needs <= {Needs.EXTREMES}:
+        return range_kinds
+    if trial:
+        return trial_statistics(prepared.plan, layers)
+    if Needs.WEIGHTED_HISTOGRAM in needs or not is_large(
+        prepared.model
+    ):  # for statistics that are kept, whatever the recipe
+        return OutputSensitivity(prepared.plan, layers.kinds).kinds
+    return layers.kinds
 
 
 Known = dict[tuple[str, Scheme, tuple[float, float]], QParams]  # by the value, its settings and its bounds
