@@ -277,6 +277,16 @@ def following(observer: Observer | None) -> Iterator[Progress]:
 
 
 @contextmanager
+def unfollowed() -> Iterator[None]:
+    """Follow nothing inside: it is one of several tasks, and the thread that waits for them counts them."""
+    token = _CURRENT.set(None)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+@contextmanager
 def working(kind: str) -> Iterator[Advance]:
     """Do some work of a kind, which the run that is followed may expect; see `Progress.task`."""
     progress = _CURRENT.get()

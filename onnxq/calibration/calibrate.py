@@ -18,7 +18,9 @@ from onnxq.data.validation import Sample, conform
 from onnxq.errors import DataError
 from onnxq.progress import working
 from onnxq.runtime.memory import trim_heap
-from onnxq.targets.host import available_processors
+from onnxq.runtime.workers import submit_alone, worker_count
+
+WORTH = 1 << 14  # bytes of a tensor below which handing it to a thread costs more than it saves
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +72,7 @@ def calibrate(
     if progress:
         progress(0, total)
     kind = "measure roughly" if trial else "measure"
-    executor = ThreadPoolExecutor(min(available_processors(), MOST_THREADS))
+    executor = ThreadPoolExecutor(min(worker_count(), MOST_THREADS))
     with working(kind) as advance, blaming_weights(model), executor as pool:
         for done, (index, sample, results) in enumerate(in_order(runs, _checked(samples, model)), 1):
             for name in fed:
@@ -94,7 +96,11 @@ def _add_all(pool: Executor, stats: Stats, taps: dict[str, Value], results: list
     for value in reversed(taps.values()):
         stats.begin(value.name)  # here, so that their order is always the same
         array = _floats(value.name, results.pop())
-        measured.append(pool.submit(stats.add, value.name, array, f"{_origin(value)}, sample {index}"))
+        origin = f"{_origin(value)}, sample {index}"
+        if array.nbytes < WORTH:
+            stats.add(value.name, array, origin)
+        else:
+            measured.append(submit_alone(pool, stats.add, value.name, array, origin))
         del array
     for one in measured:
         one.result()

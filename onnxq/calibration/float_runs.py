@@ -22,7 +22,7 @@ from onnxq.errors import DataError, ModelError
 from onnxq.evaluator import Evaluator, Taps
 from onnxq.ir import Model, Value
 from onnxq.runtime.session import Session, SessionError, is_large, open_session, run_session
-from onnxq.targets.host import available_processors
+from onnxq.runtime.workers import submit_alone, worker_count
 
 MOST_THREADS = 8
 MOST_BYTES = 256 << 20  # of the tensors of all samples that are run at a time
@@ -45,8 +45,10 @@ class FloatRuns:
 
     @property
     def most(self) -> int:
-        """How many samples may run at a time."""
-        return 1
+        """How many samples may run at a time; one where bodies are looked into, and where weights stay in files."""
+        if self._looks or is_large(self._model):
+            return 1
+        return min(self._threads or worker_count(), MOST_THREADS)
 
     def run(self, index: int, sample: Sample) -> list[Any]:
         """Return the values of a sample, in the order of the taps.
@@ -67,8 +69,9 @@ class FloatRuns:
             listed = {value.name for value in self._model.graph.outputs}
             extra = [value for value in self._taps if value.name not in listed]
             try:
+                threads = self._threads if is_large(self._model) else 1  # samples run at a time instead
                 self._session = open_session(
-                    self._model, optimize="basic", threads=self._threads, reuse_shapes=False, taps=extra
+                    self._model, optimize="basic", threads=threads, reuse_shapes=False, taps=extra
                 )
             except SessionError as error:
                 raise ModelError(
@@ -99,10 +102,6 @@ class _Wide(FloatRuns):
     def __init__(self, evaluator: Evaluator, model: Model, taps: Sequence[Value], looks: Taps, threads: int) -> None:
         super().__init__(model, taps, looks, threads)
         self._evaluator = evaluator
-
-    @property
-    def most(self) -> int:
-        return 1 if self._looks else min(self._threads or available_processors(), MOST_THREADS)
 
     def run(self, index: int, sample: Sample) -> list[Any]:
         found: dict[str, Any] = {}
@@ -158,13 +157,13 @@ def in_order(runs: FloatRuns | None, samples: Iterable[tuple[int, Sample]]) -> I
     waiting: deque[tuple[int, Sample, Future[list[Any]]]] = deque()
     with ThreadPoolExecutor(max(runs.most, 1)) as pool:
         for index, sample in samples:
-            waiting.append((index, sample, pool.submit(runs.run, index, sample)))
+            waiting.append((index, sample, submit_alone(pool, runs.run, index, sample)))
             if len(waiting) >= most:
                 number, first, future = waiting.popleft()
                 results = future.result()
                 if most == 1 and runs.most > 1:
                     taken = sum(array.nbytes for array in results if isinstance(array, np.ndarray))
-                    most = max(min(runs.most + 1, MOST_BYTES // max(taken, 1)), 1)
+                    most = max(min(worker_count(taken) + 1, runs.most + 1, MOST_BYTES // max(taken, 1)), 1)
                 yield number, first, results
         while waiting:
             number, first, future = waiting.popleft()

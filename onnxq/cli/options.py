@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from onnxq.cli.completion import recipes, targets
-from onnxq.pipeline.options import READING, SOURCES, Declaration, QuantizeOptions, declarations
+from onnxq.pipeline.options import READING, SOURCES, Declaration, QuantizeOptions, declarations, parse_bytes
 
 COMPLETIONS = {"recipe": recipes, "target": targets}
 
@@ -144,15 +144,28 @@ Jobs = Annotated[
         show_default=False,
     ),
 ]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        help="Do fewer things at a time where they would take more memory than this, such as 4GB.",
+        show_default=False,
+    ),
+]
 
 
-def use_runtime(libraries: Iterable[Path], most: int | None) -> None:
-    """Let onnxruntime know the libraries of `--custom-ops`, and use no more processors than `--jobs` names, if any."""
+def use_runtime(libraries: Iterable[Path], most: int | None, memory: str | None) -> None:
+    """Let onnxruntime know the libraries of `--custom-ops`, and keep to `--jobs` and `--memory`, if they are given."""
     use_custom_ops(libraries)
     if most is not None:
         from onnxq.targets.host import limit_processors
 
         limit_processors(most)
+    if memory is not None:
+        from onnxq.runtime.memory import limit_memory
+
+        limit_memory(parse_bytes("--memory", memory))
 
 
 def use_custom_ops(libraries: Iterable[Path]) -> None:

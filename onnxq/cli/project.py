@@ -92,11 +92,20 @@ def open_project(config: Path | None) -> Project:
 
 
 def build_project(
-    context: typer.Context, config: Path | None, output_format: Format, *, force: bool, jobs: int | None
+    context: typer.Context,
+    config: Path | None,
+    output_format: Format,
+    *,
+    force: bool,
+    jobs: int | None,
+    memory: str | None,
 ) -> None:
     """Build all models of the project that are out of date, several at a time, and print a line as each is done."""
-    refuse_options(context, ("config", "force", "jobs", "output_format"))
+    refuse_options(context, ("config", "force", "jobs", "memory", "output_format"))
+    from onnxq.cli.options import use_runtime
     from onnxq.targets.host import available_processors
+
+    use_runtime((), None, memory)
 
     project = open_project(config)
     lines = _Lines([entry.quantized for entry in project.entries]) if output_format is Format.TEXT else None

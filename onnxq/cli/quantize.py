@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onnxq.cli.options import Config, Force, Format, Jobs, OutputFormat, takes_options, use_runtime
+from onnxq.cli.options import Config, Force, Format, Jobs, Memory, OutputFormat, takes_options, use_runtime
 from onnxq.pipeline.options import QuantizeOptions
 
 Model = Annotated[
@@ -59,6 +59,7 @@ def quantize(
     force: Force = False,
     config: Config = None,
     jobs: Jobs = None,
+    memory: Memory = None,
 ) -> None:
     """Quantize a model, compare it with the float one, and write it.
 
@@ -68,9 +69,9 @@ def quantize(
     from onnxq.cli.project import build_project, refuse_config
 
     if model is None:
-        return build_project(context, config, output_format, force=force, jobs=jobs)
+        return build_project(context, config, output_format, force=force, jobs=jobs, memory=memory)
     refuse_config(context)
-    use_runtime(options.custom_ops, jobs)
+    use_runtime(options.custom_ops, jobs, memory)
     _check(report, (model, output, options.timings), force=force)
     from onnxq.cli.terminal import TerminalObserver
     from onnxq.pipeline import quantize as pipeline

@@ -82,16 +82,23 @@ class Declaration:
         """
         if self.many:
             return tuple(value)
-        return self._bytes(value) if self.size and value is not None else value
+        return parse_bytes(self.flag, value) if self.size and value is not None else value
 
-    def _bytes(self, text: str) -> int:
-        found = int(text) if text.isascii() and text.isdecimal() else parse_size(text)
-        if not found:
-            raise RecipeError(
-                f"{self.flag} cannot be '{text}': it is a number of bytes, or one with a unit ({', '.join(UNITS)})",
-                f"Write for example {self.flag} 10MB.",
-            )
-        return found
+
+def parse_bytes(flag: str, text: str) -> int:
+    """Read a number of bytes that an option was given.
+
+    Raises:
+        RecipeError: It is none.
+
+    """
+    found = int(text) if text.isascii() and text.isdecimal() else parse_size(text)
+    if not found:
+        raise RecipeError(
+            f"{flag} cannot be '{text}': it is a number of bytes, or one with a unit ({', '.join(UNITS)})",
+            f"Write for example {flag} 10MB.",
+        )
+    return found
 
 
 def option(default: Default, text: str, **spelling: Any) -> Default:

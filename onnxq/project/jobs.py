@@ -21,10 +21,13 @@ from types import FrameType, TracebackType
 from onnxq.errors import ModelError
 from onnxq.project.build import Built, build, up_to_date
 from onnxq.project.entry import Entry
+from onnxq.runtime.memory import limit_memory, memory_limit
 from onnxq.targets.host import available_processors, limit_processors
 
 # What a process runs: it finds modules where this one does, and then its task
 START = "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from onnxq.project.jobs import work; work()"
+# What a build takes in memory: so much, and for each byte of the model's file; see `docs/benchmarks.md`
+BUILD_BYTES, BYTES_PER_BYTE = 400 << 20, 8
 PATIENCE = 1.5  # seconds that a process gets to remove its temporary files
 
 
@@ -35,7 +38,8 @@ def build_in_jobs(
 
     Args:
         entries: The models.
-        jobs: How many to build at a time; those that are up to date take no process.
+        jobs: How many to build at a time, fewer where `limit_memory` leaves room for fewer; those that are up to date
+            take no process.
         force: Build those that are up to date as well.
         done: Told what became of each model, in the order in which they end.
 
@@ -54,8 +58,8 @@ def build_in_jobs(
         if not force and (settled := up_to_date(entry)) is not None:
             note(at, settled)
     stale = [at for at in range(len(entries)) if at not in found]
-    jobs = max(min(jobs, len(stale)), 1)
-    with ThreadPoolExecutor(jobs) as pool, _Processes(max(available_processors() // jobs, 1)) as processes:
+    jobs = _as_memory_allows(min(jobs, len(stale)), [entries[at] for at in stale])
+    with ThreadPoolExecutor(jobs) as pool, _Processes(max(available_processors() // jobs, 1), jobs) as processes:
         running = {pool.submit(processes.build, entries[at]): at for at in stale}
         try:
             for future in as_completed(running):
@@ -65,16 +69,27 @@ def build_in_jobs(
     return [found[at] for at in range(len(entries))]
 
 
+def _as_memory_allows(jobs: int, entries: Sequence[Entry]) -> int:
+    """Return how many of the largest models may be built at a time; one at least."""
+    most = memory_limit()
+    if most is not None:
+        largest = max((entry.source.stat().st_size for entry in entries if entry.source.is_file()), default=0)
+        jobs = min(jobs, most // (BUILD_BYTES + BYTES_PER_BYTE * largest))
+    return max(jobs, 1)
+
+
 class _Processes:
     """Processes that build a model each, and are gone at the end whatever happens.
 
     Args:
         share: How many processors each of them may use.
+        jobs: How many there are at a time, which share the memory.
 
     """
 
-    def __init__(self, share: int) -> None:
-        self._share = share
+    def __init__(self, share: int, jobs: int) -> None:
+        most = memory_limit()
+        self._share = share, None if most is None else max(most // jobs, 1)
         self._lock = Lock()
         self._running: set[subprocess.Popen[bytes]] = set()
         self._closed = False
@@ -124,8 +139,9 @@ class _Processes:
 
 def work() -> None:
     """Build the model that stdin names, and write what became of it to stdout; both pickled by `build_in_jobs`."""
-    entry, share = pickle.load(sys.stdin.buffer)
+    entry, (share, memory) = pickle.load(sys.stdin.buffer)
     limit_processors(share)
+    limit_memory(memory)
     signal.signal(signal.SIGTERM, _end)
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answer:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what functions of the user print is talk

@@ -26,8 +26,8 @@ from onnxq.rounding.gptq import RoundedWeight, WeightSolver, shows_something
 from onnxq.rounding.saturation_limits import PairLimits
 from onnxq.rounding.scale_layout import ScaleLayout, code_bounds, storable
 from onnxq.runtime.blas_threads import single_threaded_blas
-from onnxq.runtime.memory import trim_heap
-from onnxq.targets.host import available_processors
+from onnxq.runtime.memory import room_left, trim_heap
+from onnxq.runtime.workers import worker_count
 
 IN_WORK = 1 << 30  # bytes that searches take at the same time, however many processors there are
 COPIES = 8  # of H, damped, ordered and decomposed, that a search holds
@@ -116,8 +116,8 @@ def solve_all(jobs: Mapping[K, RoundingJob], *, threads: int | None = None) -> d
         threads: How many at a time; one for each processor by default.
 
     """
-    workers = threads or available_processors()
-    room = _Room(IN_WORK)
+    workers, left = threads or worker_count(), room_left()
+    room = _Room(IN_WORK if left is None else min(IN_WORK, left))
 
     def choose(job: RoundingJob) -> RoundedWeight:
         with room.taken(job.bytes):

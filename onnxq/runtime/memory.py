@@ -1,4 +1,4 @@
-"""When memory is given back: graphs that were tried, and what the C library keeps of what was freed.
+"""When memory is given back, and how much of it a run may take: graphs that were tried, and what the C library keeps.
 
 Tests: `tests/pipeline/test_offload.py`.
 """
@@ -7,13 +7,41 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 from onnxq.ir import Model
 
 HEAVY = 8 << 20  # bytes from which on copies of weights, and other memory, are not left lying about
+STATM = Path("/proc/self/statm")  # where Linux says how many pages a process has in memory
+_limit: int | None = None
+
+
+def limit_memory(size: int | None) -> None:
+    """Let this process run no more tasks at a time than fit into so many bytes; None for any number."""
+    global _limit  # a fact about the process, as its memory is
+    _limit = size
+
+
+def memory_limit() -> int | None:
+    """Return what `limit_memory` was told last; None where there is no limit."""
+    return _limit
+
+
+def resident_bytes() -> int:
+    """Return the bytes that this process has in memory; 0 where the system does not say."""
+    try:
+        return int(STATM.read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def room_left() -> int | None:
+    """Return how many bytes are left of what this process may take, 0 at least; None where there is no limit."""
+    return None if _limit is None else max(_limit - resident_bytes(), 0)
 
 
 def collect_garbage(model: Model) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from onnxq.data.samples import Sample, Samples, few_samples
 from onnxq.errors import ModelError
 from onnxq.evaluator import Evaluator, Run, Step, arithmetic
+from onnxq.evaluator.several_runs import Compute, several_runs
 from onnxq.ir import Model, Node, Patch, Value, commit
 from onnxq.planning.decision import Choices, Plan
 from onnxq.planning.planner import node_key
@@ -80,8 +81,10 @@ def correct(variants: Variants, choices: Choices) -> Shifts:
         fitted = shifts(variants, choices, halves[0])
         if not fitted:
             return {}
-        before = judge.sqnr(variants.model(choices))
-        if judge.sqnr(variants.model(choices, partial(shift_biases, shifts=fitted))) < before + LEAST_GAIN:
+        before, after = judge.sqnrs(
+            variants.model(choices, change) for change in (None, partial(shift_biases, shifts=fitted))
+        )
+        if after < before + LEAST_GAIN:
             return {}
         return shifts(variants, choices, variants.samples)
     except ModelError:
@@ -208,14 +211,14 @@ class _SideBySide:
         self._exact = {place.exact for place in found.values()}
         self._ahead = iter(self._steps[0])
         self._means: dict[str, list[np.ndarray]] = {}
+        self._compute: Compute
 
     def run(self) -> dict[str, np.ndarray]:
         """Run both models once; gives what to add to each bias, float64 by channel, by the key of its place."""
         shifts: dict[str, np.ndarray] = {}
-        with working("biases") as advance:
+        with working("biases") as advance, several_runs() as self._compute:
             for count, step in enumerate(self._steps[1], 1):
-                for run in self._runs[1]:
-                    run.compute(step)
+                self._compute(self._runs[1], step)
                 for value in step.node.outputs:
                     place = self._places.get(value.name) if value is not None else None
                     if value is not None and place is not None:
@@ -248,8 +251,7 @@ class _SideBySide:
             if step is None:
                 return
             runs: list[Run] = self._runs[0]
-            for run in runs:
-                run.compute(step)
+            self._compute(runs, step)
             for value in step.node.outputs:
                 if value is not None and value.name in self._exact:
                     axis = next(p.axis for p in self._places.values() if p.exact == value.name)

@@ -6,20 +6,20 @@ with the halves in each other's place.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from onnxq.calibration.calibrate import calibrate
 from onnxq.calibration.channel_stats import ChannelStats
 from onnxq.calibration.stats import Stats
 from onnxq.data.samples import Samples
-from onnxq.ir import commit
+from onnxq.ir import Model, commit
 from onnxq.ir.shape_inference.types import infer_types
 from onnxq.rescaling.centering import centerable_tensors, centre
 from onnxq.rescaling.cross_layer import channel_axes, equalize
 from onnxq.rescaling.groups import ScaleGroup
 from onnxq.search.bias_correction import shift_biases
-from onnxq.search.held_out import HoldoutSplit
+from onnxq.search.held_out import HoldoutSplit, SqnrEvaluator
 from onnxq.search.rescaling_trial import WORTH_RESCALING, to_rescale
 from onnxq.search.variants import round_variant_to_nearest
 from onnxq.stages.prepared import Prepared
@@ -40,17 +40,7 @@ def equalize_if_it_helps(prepared: Prepared, split: HoldoutSplit) -> Prepared:
     ways = [way for way in TRANSFORMS if _applies(way, prepared)]
     gains: dict[Transform, list[float]] = {way: [] for way in ways}
     for fitting, judge in zip(split.halves, (split.judge, split.swapped_evaluator), strict=True) if ways else ():
-        measured, before = (
-            _channels(prepared, fitting, trial=True),
-            judge.sqnr(round_variant_to_nearest(copy_prepared(prepared), fitting)),
-        )
-        for way in list(gains):
-            changed = way(copy_prepared(prepared), measured.copy())
-            gained = (
-                0.0
-                if changed.transforms == prepared.transforms
-                else judge.sqnr(round_variant_to_nearest(changed, fitting)) - before
-            )
+        for way, gained in _gains(prepared, fitting, judge, list(gains)).items():
             gains[way].append(gained)
             if gained < -MOST_LOST:
                 del gains[way]
@@ -61,6 +51,25 @@ def equalize_if_it_helps(prepared: Prepared, split: HoldoutSplit) -> Prepared:
     if best is None or means[best] < WORTH_RESCALING:
         return prepared
     return best(prepared, _channels(prepared, split.samples))
+
+
+def _gains(
+    prepared: Prepared, fitting: Samples, judge: SqnrEvaluator, ways: Sequence[Transform]
+) -> dict[Transform, float]:
+    """Return what each way gains in dB; 0 for one that changes nothing."""
+    measured = _channels(prepared, fitting, trial=True)
+    changing: list[Transform] = []
+
+    def variants() -> Iterator[Model]:
+        yield round_variant_to_nearest(copy_prepared(prepared), fitting)
+        for way in ways:
+            changed = way(copy_prepared(prepared), measured.copy())
+            if changed.transforms != prepared.transforms:
+                changing.append(way)
+                yield round_variant_to_nearest(changed, fitting)
+
+    before, *reached = judge.sqnrs(variants())
+    return dict.fromkeys(ways, 0.0) | {way: after - before for way, after in zip(changing, reached, strict=True)}
 
 
 def applicable(prepared: Prepared) -> int:

@@ -7,8 +7,9 @@ scores, boxes for example, all models pick what the float one does, and what is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,9 @@ from onnxq.errors import DataError, ModelError
 from onnxq.ir import Model, Value
 from onnxq.ir.operator_traits import Trait, operators_with
 from onnxq.progress import tried, working
+from onnxq.runtime.memory import resident_bytes
 from onnxq.runtime.session import InMemory, SessionError, open_session, run_session
+from onnxq.runtime.workers import run_in_order
 from onnxq.search.resolution import resolved
 from onnxq.verification.detections import find_selection, replay_selections
 from onnxq.verification.error_stats import ANY_AXIS, Difference
@@ -68,6 +71,7 @@ class SqnrEvaluator:
         measured = [*self._measured, *(value.name for value in self._scores.values())]
         names = list(dict.fromkeys([*measured, *self._selection.picked]))
         self._expected: list[_Expected] = []
+        self._bytes = 0  # about what a variant takes to be judged, where the system says
         with working("judge") as advance:
             self._run_float(baseline, samples, names, measured, advance)
 
@@ -80,17 +84,23 @@ class SqnrEvaluator:
         advance: Callable[[int, int | None], None],
     ) -> None:
         """Compute what the float model makes of each sample, as far as there is room to keep it."""
-        values, kept = baseline.graph.values, 0
+        values, kept, before = baseline.graph.values, 0, resident_bytes()
         try:
-            session = open_session(InMemory(baseline, [values[name] for name in names if not values[name].is_output]))
-            for sample in samples:
-                outputs = dict(zip(names, run_session(session, names, sample), strict=True))
-                kept += sum(output.nbytes for output in outputs.values() if isinstance(output, np.ndarray))
-                arrays = [outputs[name] for name in measured]
-                self._expected.append(_Expected(sample, arrays, self._selection.of(outputs)))
-                advance(len(self._expected), samples.count)
-                if kept > KEPT_BYTES:
-                    break
+            taps = [values[name] for name in names if not values[name].is_output]
+            session = open_session(InMemory(baseline, taps), threads=1)
+
+            def run(sample: Sample) -> tuple[Sample, dict[str, Any]]:
+                return sample, dict(zip(names, run_session(session, names, sample), strict=True))
+
+            with closing(run_in_order(run, samples)) as runs:
+                for sample, outputs in runs:
+                    self._bytes = self._bytes or max(resident_bytes() - before, 0)
+                    kept += sum(output.nbytes for output in outputs.values() if isinstance(output, np.ndarray))
+                    arrays = [outputs[name] for name in measured]
+                    self._expected.append(_Expected(sample, arrays, self._selection.of(outputs)))
+                    advance(len(self._expected), samples.count)
+                    if kept > KEPT_BYTES:
+                        break
         except SessionError as error:
             raise ModelError(
                 f"onnxruntime cannot run the float model: {error}", "Check the float model first."
@@ -107,6 +117,15 @@ class SqnrEvaluator:
         noise: np.ndarray = self._noise(model, 1)[0]
         return noise
 
+    def noises(self, models: Iterable[Model]) -> Iterator[np.ndarray]:
+        """Yield the same for several models, some of which are judged at the same time.
+
+        Args:
+            models: Made as they are needed, by the thread that asks.
+
+        """
+        return (noise[0] for noise in self._noises(models, 1))
+
     def _noise(self, model: Model, sets: int) -> np.ndarray:
         """Return the same for so many sets of samples, taken in turn: `[sets, values]`."""
         with working("judge") as advance:
@@ -114,21 +133,30 @@ class SqnrEvaluator:
         tried()
         return noise
 
-    def _run_quantized(self, model: Model, sets: int, advance: Callable[[int, int | None], None]) -> np.ndarray:
+    def _noises(self, models: Iterable[Model], sets: int) -> Iterator[np.ndarray]:
+        for noise in run_in_order(partial(self._run_quantized, sets=sets), models, task_bytes=self._bytes):
+            with working("judge"):  # what has gone by since the last one
+                tried()
+            yield noise
+
+    def _run_quantized(
+        self, model: Model, sets: int, advance: Callable[[int, int | None], None] | None = None
+    ) -> np.ndarray:
         found = scores(model, self._selection.read)
         names = [name if name in model.graph.values else None for name in self._measured]
         names += [found[name].name if name in found else None for name in self._scores]
         wanted = list(dict.fromkeys(name for name in names if name is not None))
         differences = [[Difference(classes=False, lengths=ANY_AXIS) for _ in names] for _ in range(sets)]
         try:
-            run = self._runner(model, wanted)
-            for index, expected in enumerate(self._expected):
-                got = dict(zip(wanted, run(expected), strict=True))
+            runs = run_in_order(self._runner(model, wanted), self._expected, task_bytes=self._bytes)
+            for index, (expected, outputs) in enumerate(zip(self._expected, runs, strict=True)):
+                got = dict(zip(wanted, outputs, strict=True))
                 for place, name in enumerate(names):
                     if name is not None:
                         pair = (self._relative(place, array) for array in (expected.arrays[place], got[name]))
                         differences[index % sets][place].add(*pair)
-                advance(index + 1, len(self._expected))
+                if advance is not None:
+                    advance(index + 1, len(self._expected))
         except SessionError:
             return np.full((sets, len(names)), np.inf)
         noise = np.array([[10 ** (-difference.sqnr / 10) for difference in each] for each in differences])
@@ -140,10 +168,10 @@ class SqnrEvaluator:
         picked = self._expected[0].picked
         if not picked:
             taps = [values[name] for name in wanted if not values[name].is_output]
-            session = open_session(InMemory(model, taps), exact=True)
+            session = open_session(InMemory(model, taps), threads=1, exact=True)
             return lambda expected: run_session(session, wanted, expected.sample)
         following, fed = replay_selections(model, picked, wanted)
-        told = open_session(InMemory(following), exact=True)
+        told = open_session(InMemory(following), threads=1, exact=True)
 
         def run(expected: _Expected) -> list[Any]:
             picks = {given: expected.picked[name] for name, given in fed.items()}
@@ -169,11 +197,20 @@ class SqnrEvaluator:
 
     def sqnr(self, model: Model) -> float:
         """Return the signal-to-quantization-noise ratio of the worst output or scores in dB, `resolved`."""
-        return resolved(min(self.worst(model)))
+        return self._sqnr(self.noise(model))
+
+    def sqnrs(self, models: Iterable[Model]) -> list[float]:
+        """Return the same for several models; see `noises`."""
+        return [self._sqnr(noise) for noise in self.noises(models)]
+
+    def _sqnr(self, noise: np.ndarray) -> float:
+        return resolved(min(self._worst(noise)))
 
     def worst(self, model: Model) -> tuple[float, float]:
         """Return the signal-to-quantization-noise ratio of the worst output and that of the worst scores in dB."""
-        noise = self.noise(model)
+        return self._worst(self.noise(model))
+
+    def _worst(self, noise: np.ndarray) -> tuple[float, float]:
         return decibels(noise[: self._outputs]), decibels(noise[self._outputs :])
 
     def typical(self, model: Model) -> float:
@@ -181,13 +218,20 @@ class SqnrEvaluator:
 
         It says better than `sqnr` what a change does: where sizes differ much, that is about the largest of a few.
         """
-        noise = self._noise(model, len(self._expected))
+        return self._typical(self._noise(model, len(self._expected)))
+
+    def typicals(self, models: Iterable[Model]) -> Iterator[float]:
+        """Yield the same for several models; see `noises`."""
+        return map(self._typical, self._noises(models, len(self._expected)))
+
+    def _typical(self, noise: np.ndarray) -> float:
         ratios = -10 * np.log10(np.clip(noise, 10 ** (-MOST / 10), 10 ** (MOST / 10)))
         return resolved(float(ratios.mean(axis=0).min(initial=MOST)))
 
     def gain(self, before: Model, after: Model) -> float:
         """Return how much nearer to float the second of two models is, in dB, of a typical sample."""
-        return self.typical(after) - self.typical(before)
+        worse, better = self.typicals([before, after])
+        return better - worse
 
 
 def decibels(noise: np.ndarray) -> float:

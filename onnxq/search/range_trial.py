@@ -70,7 +70,7 @@ def choose_ranges(prepared: Prepared, split: HoldoutSplit) -> RangeChoice:
     def judged(fold: int, candidates: Sequence[int]) -> list[float]:
         samples, others = folds[fold]
         judge, stats = SqnrEvaluator(split.baseline, samples), others()
-        return [judge.sqnr(quantize_copy(copy_prepared(variants[at]), stats, weights)) for at in candidates]
+        return judge.sqnrs(quantize_copy(copy_prepared(variants[at]), stats, weights) for at in candidates)
 
     return CANDIDATES[best_candidate(len(folds), len(CANDIDATES), judged)]
 

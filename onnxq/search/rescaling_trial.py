@@ -5,7 +5,7 @@ What statistics promise layer by layer is checked here on the whole model before
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -13,7 +13,7 @@ from onnxq.calibration.calibrate import calibrate
 from onnxq.calibration.stats import Stats
 from onnxq.data.samples import Samples
 from onnxq.errors import DataError, ModelError
-from onnxq.ir import Node, commit
+from onnxq.ir import Model, Node, commit
 from onnxq.ir.shape_inference.types import infer_types
 from onnxq.progress import Observer
 from onnxq.rescaling.cross_layer import Rescaling, channel_axes, channel_kinds, equalize
@@ -58,16 +58,23 @@ def rescale(prepared: Prepared, split: HoldoutSplit, observer: Observer) -> Prep
         return prepared
     fitting = split.halves[0]
     measured = _channels(prepared, fitting, observer, trial=True)
-    least: float | None = None
     best, chosen = 0.0, None
-    for methods in _methods(prepared):
-        changed = _rescaled(copy_prepared(prepared), methods, measured)
-        if changed.transforms == prepared.transforms:
-            continue
-        if least is None:
-            least = split.judge.typical(round_variant_to_nearest(copy_prepared(prepared), fitting))
-        gained = split.judge.typical(round_variant_to_nearest(changed, fitting)) - least
-        del changed  # with weights of its own
+    tried: list[tuple[Rescale, ...]] = []
+
+    def variants() -> Iterator[Model]:
+        """Make the model as it is, if any way changes it, and then as each way does."""
+        for methods in _methods(prepared):
+            changed = _rescaled(copy_prepared(prepared), methods, measured)
+            if changed.transforms == prepared.transforms:
+                continue
+            if not tried:
+                yield round_variant_to_nearest(copy_prepared(prepared), fitting)
+            tried.append(methods)
+            yield round_variant_to_nearest(changed, fitting)
+
+    reached = list(split.judge.typicals(variants()))
+    for methods, typical in zip(tried, reached[1:], strict=True):
+        gained = typical - reached[0]
         if gained > best + (MIN_LEAD_DB if chosen == RESCALING_METHODS[0] else WORTH_RESCALING):
             best, chosen = gained, methods
     if chosen and (best + _rescaling_the_other_way(prepared, split, chosen, observer)) / 2 > WORTH_RESCALING:

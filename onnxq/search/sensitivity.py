@@ -11,7 +11,7 @@ Tests: `tests/search/test_trial_passes.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -49,21 +49,22 @@ def sensitivity(variants: Variants, *, exact: int = EXACT, all_alone: int = ALL_
     keys = [node_key(decision.node) for decision in nodes]
     measured: dict[int, float] = {}
 
-    def alone(index: int) -> float:
-        if index not in measured:
-            noise = variants.noise(quantize_only(plan, nodes[index]), costs_count=False)
+    def alone(indices: Iterable[int]) -> list[float]:
+        new = [index for index in indices if index not in measured]
+        found = variants.noises((quantize_only(plan, nodes[index]) for index in new), costs_count=False)
+        for index, noise in zip(new, found, strict=True):
             measured[index] = resolved_noise(float(noise.max(initial=0.0)))
-        return measured[index]
+        return [measured[index] for index in indices]
 
     if len(nodes) <= all_alone:
-        noises = [alone(index) for index in range(len(nodes))]
+        noises = alone(range(len(nodes)))
     else:
         own = _own(variants, keys)
-        for index in np.linspace(0, len(nodes) - 1, PROBES).round().astype(int):
-            alone(int(index))
+        alone(np.linspace(0, len(nodes) - 1, PROBES).round().astype(int).tolist())
         noises = _interpolated(own, measured)
-        for index in sorted(range(len(nodes)), key=lambda i: (-noises[i], i))[:exact]:
-            noises[index] = alone(index)
+        top = sorted(range(len(nodes)), key=lambda i: (-noises[i], i))[:exact]
+        for index, noise in zip(top, alone(top), strict=True):
+            noises[index] = noise
     total = math.fsum(noises) or 1.0
     return tuple(
         Contribution(d.node.display_name, d.node.op_type, key, d.scheme or "", noise, noise / total, index in measured)

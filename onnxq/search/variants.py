@@ -5,7 +5,7 @@ Tests: `tests/search/test_equalization_trial.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -86,9 +86,9 @@ class Variants:
             self.stats = self.stats.merge(calibrate(prepared.model, unknown, self.samples, kinds=kinds))
         return choose_qparams(prepared.plan, self.stats, self._ranges)
 
-    def noise(self, choices: Choices, *, costs_count: bool = True) -> np.ndarray:
-        """Return the squared error of every output by its squared size with these choices."""
-        return self.judge.noise(self.model(choices, costs_count=costs_count))
+    def noises(self, several: Iterable[Choices], *, costs_count: bool = True) -> Iterator[np.ndarray]:
+        """Yield the squared error of every output by its squared size with each of several choices."""
+        return self.judge.noises(self.model(choices, costs_count=costs_count) for choices in several)
 
 
 def calibrate_and_round(
@@ -168,10 +168,11 @@ def _codes_serve_others(prepared: Prepared, split: HoldoutSplit, fitting: Sample
     spare = copy_prepared(prepared)
     layers = layers_needing_moments(spare.plan, blocks=False)
     measured = measure(spare, layers, fitting, None, Silent(), trial=True)
-    simple = split.judge.sqnr(quantize_copy(copy_prepared(prepared), measured))
     spare = exclude_unreached_bodies(spare, measured)
     chosen = Weights(spare.plan, choose_qparams(spare.plan, measured), measured, layers, quick=True)
-    return split.judge.sqnr(quantize_copy(copy_prepared(prepared), measured, chosen)) > simple
+    both = (quantize_copy(copy_prepared(prepared), measured, weights) for weights in (None, chosen))
+    simple, better = split.judge.sqnrs(both)
+    return better > simple
 
 
 def round_variant_to_nearest(prepared: Prepared, fitting: Samples) -> Model:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from threading import local
 
 import numpy as np
 
@@ -16,17 +19,31 @@ ARM64 = ("aarch64", "arm64")
 DOT_PRODUCT = "asimddp"  # what Linux calls it
 WIDTH = 32
 _limit: int | None = None
+_thread = local()  # `alone`: whether this thread shares the processors with others that do the same
 
 
 def available_processors() -> int:
-    """Return how many processors this process may use: at least 1."""
+    """Return how many processors this process may use: at least 1, and 1 in a thread that is one of several."""
+    if getattr(_thread, "alone", False):
+        return 1
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return count if _limit is None else min(count, _limit)
 
 
 def processor_limit() -> int:
-    """Return what `limit_processors` was told last; 0 where there is no limit."""
-    return _limit or 0
+    """Return what `limit_processors` was told last, 1 in a thread that is one of several; 0 where there is no limit."""
+    return 1 if getattr(_thread, "alone", False) else _limit or 0
+
+
+@contextmanager
+def one_processor() -> Iterator[None]:
+    """Let this thread start no threads of its own: it is one of several that share the processors."""
+    before = getattr(_thread, "alone", False)
+    _thread.alone = True
+    try:
+        yield
+    finally:
+        _thread.alone = before
 
 
 def limit_processors(count: int) -> None:

@@ -15,6 +15,7 @@ from onnxq.project import jobs
 from onnxq.project.build import Built, build
 from onnxq.project.file import load_project
 from onnxq.project.jobs import build_in_jobs
+from onnxq.runtime import memory
 
 QUANTIZED = Path("models/cnn.int8.onnx")
 SECOND = """
@@ -91,3 +92,19 @@ def _children(parent: int) -> list[int]:
 def _is_alive(process: int) -> bool:
     stat = Path(f"/proc/{process}/stat")
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_memory_limits_how_many_are_built_at_a_time(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = load_project().entries
+    assert jobs._as_memory_allows(8, entries) == 8
+    monkeypatch.setattr(memory, "_limit", 3 * (jobs.BUILD_BYTES + 8 * entries[0].source.stat().st_size) + 5)
+    assert jobs._as_memory_allows(8, entries) == 3
+    monkeypatch.setattr(memory, "_limit", 1)
+    assert jobs._as_memory_allows(8, entries) == 1
+
+
+def test_a_size_that_is_none_is_refused(two: Path) -> None:
+    command = [sys.executable, "-m", "onnxq", "quantize", "--memory", "much"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode != 0
+    assert "--memory cannot be 'much'" in run.stderr

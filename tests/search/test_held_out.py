@@ -240,9 +240,14 @@ def test_one_sample_cannot_be_held_out(path):
 
 def test_rescaling_rounding_and_correction_share_the_float_outputs(path, tmp_path, monkeypatch):
     made, asked = [], []
-    begin, noise = SqnrEvaluator.__init__, SqnrEvaluator._noise
+    begin, noise = SqnrEvaluator.__init__, SqnrEvaluator._run_quantized
+
+    def ask(self: SqnrEvaluator, *args: object, **kind: int) -> np.ndarray:
+        asked.append(self)
+        return noise(self, *args, **kind)
+
     monkeypatch.setattr(SqnrEvaluator, "__init__", lambda self, *args: (made.append(self), begin(self, *args))[1])
-    monkeypatch.setattr(SqnrEvaluator, "_noise", lambda self, *args: (asked.append(self), noise(self, *args))[1])
+    monkeypatch.setattr(SqnrEvaluator, "_run_quantized", ask)
     recipe = tmp_path / "r.toml"
     recipe.write_text('scheme = "static-int8"\n')
     quantize(path, recipe, output=tmp_path / "q.onnx", samples=some(6))
