@@ -58,6 +58,7 @@ class WeightSpec:
     zero_points: bool = False
 
 
+MOST_FLOORED = 64  # weights whose codes with a least scale are kept
 Key = tuple[Tensor, WeightSpec]  # copies of a model share the tensors of their weights
 
 
@@ -107,6 +108,7 @@ class Weights:
             self._jobs = {key: replace(job, quick=quick) for key, job in jobs.items()}
         self._rounded: dict[Key, RoundedWeight] = solve_all(self._jobs) if self._jobs else {}
         self._known: dict[Key, RoundingResult] = {}
+        self._above_floors: dict[tuple[Key, bytes], RoundingResult] = {}
         self.reduced: dict[str, None] = {}
         self.limited: dict[str, int] = {}
         self._saturating: dict[Key, int] = {}
@@ -124,6 +126,8 @@ class Weights:
         self._rounded |= solve_all(jobs) if jobs else {}
         for key in jobs:
             self._known.pop(key, None)
+        if jobs:
+            self._above_floors.clear()
 
     def codes(self, weight: Value, coding: WeightSpec, minimum: np.ndarray | None, reader: str) -> RoundingResult:
         """Quantize a weight.
@@ -143,15 +147,25 @@ class Weights:
         coding = replace(coding, summed=None) if self._exact else coding
         key = (weight.constant, coding)
         if minimum is not None and coding.bits < 8:  # what is searched for with a floor could be another even above it
-            return self._coded(weight, coding, minimum, reader)
+            return self._floored(weight, coding, minimum, reader)
         if key not in self._known:
             self._known[key] = self._coded(weight, coding, None, reader)
         coded = self._known[key]
         if minimum is not None and not _above(coded, minimum, coding):
-            coded = self._coded(weight, coding, minimum, reader)
+            coded = self._floored(weight, coding, minimum, reader)
         if self._saturating.get(key):
             self.limited[reader] = self._saturating[key]
         return coded
+
+    def _floored(self, weight: Value, coding: WeightSpec, minimum: np.ndarray, reader: str) -> RoundingResult:
+        """Return codes with a least scale: found once, for variants of a model ask for the same again and again."""
+        assert weight.constant is not None
+        key = (weight.constant, coding), minimum.tobytes()
+        if key not in self._above_floors:
+            while len(self._above_floors) >= MOST_FLOORED:
+                del self._above_floors[next(iter(self._above_floors))]
+            self._above_floors[key] = self._coded(weight, coding, minimum, reader)
+        return self._above_floors[key]
 
     def block_codes(self, weight: Value, coding: WeightSpec, reader: str) -> BlockCodes:
         """Quantize a weight in blocks with a scale and a zero point each.

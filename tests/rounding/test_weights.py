@@ -11,6 +11,8 @@ from onnxq.calibration.layer_moments import MeasuredLayers
 from onnxq.calibration.stats import Stats
 from onnxq.errors import ModelError
 from onnxq.planning.planner import make_plan
+from onnxq.rounding import weights as weights_module
+from onnxq.rounding.jobs import solve_all
 from onnxq.rounding.weights import WeightRows, Weights, WeightSpec, rounding_jobs
 
 
@@ -103,6 +105,23 @@ def test_the_least_scale_is_kept_by_chosen_codes():
     codes, scales = weights.codes(model.graph.nodes[0].inputs[1], WeightSpec((0,)), floor, "y")
     assert (scales >= 0.5).all()
     assert (np.abs(codes * scales - weight) <= scales).all()
+
+
+def test_variants_of_a_model_share_the_codes_with_a_least_scale(monkeypatch):
+    weight = np.random.default_rng(2).standard_normal((24, 40)).astype(np.float32)
+    model = typed(build([node("MatMul", "x w", "y")], {"x": [64, 24]}, ["y"], {"w": weight}))
+    plan = make_plan(model, recipe_of("weight-int8"), with_data=True)
+    layers, stats = measured(model, plan, floats(64, 24))
+    weights, asked = Weights(plan, {}, stats, layers), []
+    monkeypatch.setattr(weights_module, "solve_all", lambda jobs: asked.append(jobs) or solve_all(jobs))
+    floor = np.full((1, 40), 0.5, np.float32)
+    for value in (model.copy().graph.nodes[0].inputs[1] for _ in range(3)):
+        codes, scales = weights.codes(value, WeightSpec((0,)), floor, "y")
+        np.testing.assert_array_equal(codes, weights.codes(value, WeightSpec((0,)), floor.copy(), "y")[0])
+        assert (scales >= 0.5).all()
+    assert len(asked) == 1
+    weights.codes(value, WeightSpec((0,)), floor * 2, "y")
+    assert len(asked) == 2
 
 
 def test_the_whole_way_is_deterministic():
