@@ -16,7 +16,7 @@ ORDER = [
     *("version", "errors", "text", "progress", "warning"),
     *("ir", "targets", "ops", "runtime", "evaluator", "data", "simplify", "optimize", "planning", "calibration"),
     *("rescaling", "rounding", "lowering", "verification", "hazards", "report", "stages", "search", "pipeline"),
-    *("explanation", "project", "distributed", "cli"),
+    *("explanation", "publish", "project", "distributed", "cli"),
 ]
 ROOT_MODULES = {"__init__", "__main__", "version", "errors", "text", "progress", "warning"}
 MOST_FILES = 26  # of a package without its sub-packages

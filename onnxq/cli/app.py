@@ -16,6 +16,7 @@ from onnxq.cli.calibrate import calibrate, merge
 from onnxq.cli.check import check
 from onnxq.cli.completion import install, show
 from onnxq.cli.explain import explain
+from onnxq.cli.export import export
 from onnxq.cli.inspect import inspect
 from onnxq.cli.plan import plan
 from onnxq.cli.quantize import quantize
@@ -24,7 +25,7 @@ from onnxq.cli.terminal import Voice, note, speak
 from onnxq.cli.verify import verify
 from onnxq.errors import RecipeError
 
-COMMANDS = (quantize, plan, explain, calibrate, merge, verify, check, inspect, recipes)
+COMMANDS = (quantize, plan, explain, calibrate, merge, verify, check, inspect, export, recipes)
 Quiet = Annotated[
     bool,
     typer.Option(

@@ -1,0 +1,89 @@
+"""`onnxq export`: the files that a model hub or another runtime loads, each for its processors.
+
+Tests: `tests/publish/test_export.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxq.cli.options import (
+    CustomOps,
+    Data,
+    Force,
+    Format,
+    MetricName,
+    Model,
+    OutputFormat,
+    SampleLimit,
+    takes_reading,
+    use_custom_ops,
+)
+from onnxq.data.reading import PLAIN, Reading
+
+Ecosystem = Annotated[
+    str,
+    typer.Option(
+        "--for",
+        metavar="WHERE",
+        help="Whose file names to use: hub (Hugging Face), transformers.js or sherpa (sherpa-onnx).",
+        show_default=False,
+    ),
+]
+Folder = Annotated[
+    Path, typer.Option("--output", "-o", metavar="FOLDER", help="The folder to write to.", show_default=False)
+]
+
+
+@takes_reading
+def export(
+    model: Model,
+    convention: Ecosystem,
+    output: Folder,
+    data: Data = [],  # noqa: B006  (typer reads the default and never hands it out)
+    reading: Reading = PLAIN,
+    samples: SampleLimit = None,
+    metric: MetricName = None,
+    custom_ops: CustomOps = [],  # noqa: B006
+    output_format: OutputFormat = Format.TEXT,
+    force: Force = False,
+) -> None:
+    """Write a file for each family of processors, as hubs want it.
+
+    Each file is quantized for its target and compared with the float model. A table for the model card comes with them.
+    """
+    from onnxq.cli.terminal import TerminalObserver, note, show
+    from onnxq.publish.export import export as export_files
+    from onnxq.publish.model_card import table
+    from onnxq.report import SCHEMA, to_json
+
+    use_custom_ops(custom_ops)
+    with TerminalObserver(str(output)) as observer:
+        result = export_files(
+            model,
+            convention,
+            output,
+            data=data,
+            reading=reading,
+            sample_limit=samples,
+            metric=metric,
+            force=force,
+            observer=observer,
+        )
+    if output_format is Format.JSON:
+        files = [file.as_dict() for file in result.files]
+        skipped = [{"name": name, "reason": reason} for name, reason in result.skipped]
+        record = {"schema": SCHEMA, "folder": str(result.folder), "files": files, "skipped": skipped}
+        sys.stdout.write(to_json(record))
+        return
+    from onnxq.cli.tables import columns
+
+    head, rows = table(result.files)
+    show(f"{model} → {result.folder}", "", columns(head, rows, right=(2, 3)))
+    for name, reason in result.skipped:
+        note(f"{name} is not written: {reason}")
+    note(f"{result.card}: the table for the model card")

@@ -1,0 +1,153 @@
+"""Write one file for each target of a convention, all of them or none.
+
+Each is quantized, run and compared with the float model as by `onnxq.quantize`. All are written to a hidden folder
+next to the output first, and moved when the last one is done.
+
+Tests: `tests/publish/test_export.py`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onnxq.data.reading import PLAIN, Reading
+from onnxq.errors import NothingToQuantize, OutputError
+from onnxq.ir import load, save
+from onnxq.pipeline.quantize import quantize
+from onnxq.planning.recipe import in_blocks
+from onnxq.progress import Observer
+from onnxq.publish.conventions import Convention, PublishedFile, find_convention
+from onnxq.publish.model_card import ExportedFile, model_card
+from onnxq.search.budget import Budget
+
+CARD = "onnxq-model-card.md"
+BLOCK = 32  # weights that share a scale in 4 bits, as in the files of transformers.js
+
+
+@dataclass(frozen=True)
+class Export:
+    """The files that were written.
+
+    Attributes:
+        folder: Where they are.
+        files: In the order of the convention.
+        skipped: Names of files that were not written, and why.
+        card: Path of the model card's table.
+
+    """
+
+    folder: Path
+    files: tuple[ExportedFile, ...]
+    skipped: tuple[tuple[str, str], ...]
+    card: Path
+
+
+def export(
+    model: str | Path,
+    convention: str,
+    folder: str | Path,
+    *,
+    data: str | Path | Sequence[str | Path] = (),
+    reading: Reading = PLAIN,
+    sample_limit: int | None = None,
+    metric: str | None = None,
+    force: bool = False,
+    observer: Observer | None = None,
+) -> Export:
+    """Quantize a model for each target of a convention, and write the files and a table for the model card.
+
+    Args:
+        model: Path of a float ONNX model.
+        convention: `hub`, `transformers.js` or `sherpa`.
+        folder: Where to write; it is made if it does not exist.
+        data: Calibration data as for `onnxq.quantize`; without, the recipe is dynamic.
+        reading: How data that are no arrays become samples.
+        sample_limit: Use no more samples.
+        metric: `module:function` of a task metric, measured on each file.
+        force: Replace files that exist.
+        observer: Told about each step.
+
+    Raises:
+        RecipeError: There is no such convention.
+        OutputError: A file exists, or cannot be written.
+        OnnxqError: As `onnxq.quantize`; nothing was written then.
+
+    """
+    chosen, source, target = find_convention(convention), Path(model), Path(folder)
+    names = {file: file.name.format(model=source.stem) for file in chosen.files}
+    _refuse_existing(source, target, [*names.values(), CARD], force=force)
+    done: list[ExportedFile] = []
+    skipped: list[tuple[str, str]] = []
+    settings = {"data": data, "reading": reading, "sample_limit": sample_limit, "budget": Budget(metric=metric)}
+    with _beside(target) as hidden:
+        for file, name in names.items():
+            path = hidden / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                done.append(_write(source, file, name, path, {**settings, "observer": observer}))
+            except NothingToQuantize as error:
+                if file.bits is None:  # then no file of the convention can be made
+                    raise
+                skipped.append((name, error.message.partition(": ")[2] or error.message))
+        card = model_card(chosen.ecosystem, done, skipped, chosen.left_out.format(model=source.stem))
+        (hidden / CARD).write_text(card, "utf-8")
+        _move(hidden, target)
+    return Export(target, tuple(done), tuple(skipped), target / CARD)
+
+
+def _write(source: Path, file: PublishedFile, name: str, path: Path, settings: Mapping[str, Any]) -> ExportedFile:
+    """Write one file, and describe it."""
+    if file.target is None:
+        save(load(source), path)
+        return ExportedFile.of_float(name, file.serves, path)
+    recipe = "auto" if file.bits is None else in_blocks(file.bits, BLOCK, file.target)
+    target = file.target if file.bits is None else None
+    return ExportedFile.of_report(name, file.serves, quantize(source, recipe, output=path, target=target, **settings))
+
+
+def _refuse_existing(source: Path, folder: Path, names: Sequence[str], *, force: bool) -> None:
+    """Refuse to replace the float model, or other files without `force`."""
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"{folder} is a file", "Name a folder with --output.")
+    if not folder.absolute().parent.is_dir():
+        raise OutputError(f"{folder.absolute().parent} does not exist", "Make it first, or choose another folder.")
+    for name in names:
+        path = folder / name
+        if path.exists() and path.resolve() == source.resolve():
+            raise OutputError(f"{path} would be replaced by itself", "Choose another folder with --output.")
+        if path.exists() and not force:
+            raise OutputError(f"{path} already exists", "Use --force to replace it, or choose another folder.")
+
+
+@contextmanager
+def _beside(folder: Path) -> Iterator[Path]:
+    """Yield a hidden folder on the same disk as a folder; it is removed afterwards."""
+    try:
+        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".tmp", dir=folder.absolute().parent))
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be written ({error.strerror})", "Choose another folder.") from error
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _move(hidden: Path, folder: Path) -> None:
+    """Move all files; models last, so that none refers to weights that are not there."""
+    files = sorted(path for path in hidden.rglob("*") if path.is_file())
+    try:
+        for path in sorted(files, key=lambda path: path.suffix == ".onnx"):
+            place = folder / path.relative_to(hidden)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(place)
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be written ({error.strerror})", "Choose another folder.") from error
+
+
+__all__ = ["CARD", "Convention", "Export", "PublishedFile", "export"]

@@ -1,0 +1,94 @@
+"""Files for model hubs: names, targets, the card, and nothing half-written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from helpers import build, floats, node
+
+from onnxq.errors import NothingToQuantize, OutputError, RecipeError
+from onnxq.publish.conventions import CONVENTIONS
+from onnxq.publish.export import CARD, export
+
+HUB = ["onnx/model.onnx", *(f"onnx/model_qint8{end}.onnx" for end in ("", "_avx512_vnni", "_avx2", "_arm64"))]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with two products, `m.onnx`, and their data, `d.npz`."""
+    monkeypatch.chdir(tmp_path)
+    nodes = [node("MatMul", "x w", "h"), node("Relu", "h", "r"), node("MatMul", "r v", "y")]
+    weights = {"w": floats(128, 128) / 11, "v": floats(128, 128, seed=2) / 11}
+    onnx.save(build(nodes, {"x": ["n", 128]}, weights=weights), "m.onnx")
+    np.savez("d.npz", x=floats(16, 128, seed=1))
+    return tmp_path
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_every_file_has_the_name_that_is_loaded_and_computes_nearly_the_same(here: Path) -> None:
+    done = export("m.onnx", "hub", "out", data="d.npz")
+    assert [file.name for file in done.files] == HUB
+    assert files(here / "out") == sorted([*HUB, CARD])
+    assert files(here) == sorted(["d.npz", "m.onnx", *(f"out/{name}" for name in (*HUB, CARD))])
+    assert all(file.sqnr is not None and file.sqnr > 25 for file in done.files[1:])
+    assert (here / "out/onnx/model.onnx").read_bytes() == (here / "m.onnx").read_bytes()
+    card = (here / "out" / CARD).read_text("utf-8")
+    assert all(f"| `{name}` |" in card for name in HUB)
+    assert "16 samples from d.npz" in card
+
+
+def test_each_file_is_for_its_target(here: Path) -> None:
+    export("m.onnx", "transformers.js", "out", data="d.npz")
+    for file in CONVENTIONS["transformers.js"].files:
+        model = onnx.load(here / "out" / file.name)
+        recipe = next((p.value for p in model.metadata_props if p.key == "onnxq_recipe"), "")
+        assert (f'target = "{file.target}"' in recipe) == (file.target not in (None, "cpu"))
+        assert any(n.op_type == "MatMulNBits" for n in model.graph.node) == (file.bits == 4)
+
+
+def test_names_follow_the_model_where_the_tool_wants_that(here: Path) -> None:
+    export("m.onnx", "sherpa", "out")
+    assert files(here / "out") == sorted(["m.onnx", "m.int8.onnx", CARD])
+
+
+def test_a_file_that_cannot_be_made_is_named(here: Path) -> None:
+    """A convolution of few channels has no product whose weight goes into blocks of 4 bits."""
+    weights = {"w": floats(8, 8, 3, 3)}
+    onnx.save(build([node("Conv", "x w", "y")], {"x": [1, 8, 16, 16]}, weights=weights), "c.onnx")
+    done = export("c.onnx", "transformers.js", "out")
+    names = [file.name for file in done.files]
+    assert len(names) + len(done.skipped) == 4
+    assert all(f"Not written: `{name}`" in (here / "out" / CARD).read_text("utf-8") for name, _ in done.skipped)
+
+
+def test_nothing_is_left_behind_where_it_fails(here: Path) -> None:
+    onnx.save(build([node("Relu", "x", "y")], {"x": ["n", 4]}), "r.onnx")
+    before = files(here)
+    with pytest.raises(NothingToQuantize):
+        export("r.onnx", "hub", "out")
+    assert files(here) == before
+    assert not (here / "out").exists()
+
+
+def test_files_that_exist_are_not_replaced_unasked(here: Path) -> None:
+    export("m.onnx", "sherpa", "out")
+    (here / "out/m.int8.onnx").write_bytes(b"mine")
+    with pytest.raises(OutputError, match=r"m\.onnx already exists"):
+        export("m.onnx", "sherpa", "out")
+    assert (here / "out/m.int8.onnx").read_bytes() == b"mine"
+    export("m.onnx", "sherpa", "out", force=True)
+    assert (here / "out/m.int8.onnx").read_bytes() != b"mine"
+    with pytest.raises(OutputError, match="would be replaced by itself"):
+        export("m.onnx", "sherpa", ".", force=True)
+    with pytest.raises(OutputError, match="does not exist"):
+        export("m.onnx", "sherpa", "no/where")
+    with pytest.raises(OutputError, match="is a file"):
+        export("m.onnx", "sherpa", "d.npz")
+    with pytest.raises(RecipeError, match="no file names for 'hugging'"):
+        export("m.onnx", "hugging", "out")
