@@ -12,12 +12,13 @@ from typing import Annotated, Any
 
 import typer
 
-from onnxq.cli.calibrate import calibrate, merge
+from onnxq.cli.calibrate import calibrate
 from onnxq.cli.check import check
 from onnxq.cli.completion import install, show
 from onnxq.cli.explain import explain
 from onnxq.cli.export import export
 from onnxq.cli.inspect import inspect
+from onnxq.cli.merge import merge
 from onnxq.cli.plan import plan
 from onnxq.cli.quantize import quantize
 from onnxq.cli.recipes import recipes

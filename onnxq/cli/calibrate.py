@@ -90,28 +90,7 @@ def calibrate(
         stats = opened.measure(range(opened.blocks.count), observer).whole
         assert stats is not None
         observer.step("save")
-        _save(output, stats, opened.prepared.source, force=force)
-
-
-def merge(
-    shards: Annotated[list[Path], typer.Argument(metavar="SHARD…", help="Files of `onnxq calibrate --shard`, all.")],
-    output: StatsFile,
-    force: Force = False,
-) -> None:
-    """Add up the shards of a calibration, for `onnxq quantize --stats`.
-
-    The file is the same to the byte as that of one run of `onnxq calibrate`, in whatever order shards are named.
-    """
-    from onnxq.calibration.shard_file import merge_shards
-    from onnxq.cli.terminal import TerminalObserver
-    from onnxq.ir import check_output
-
-    check_output(output, force=force, reads=shards)
-    with TerminalObserver() as observer:
-        observer.step("merge")
-        stats, source = merge_shards(shards)
-        observer.step("save")
-        _save(output, stats, source, force=force)
+        write_stats(output, stats, opened.prepared.source, force=force)
 
 
 def parse_shard(given: str) -> tuple[int, int]:
@@ -129,7 +108,7 @@ def parse_shard(given: str) -> tuple[int, int]:
     return int(number), int(count)
 
 
-def _save(output: Path, stats: Stats, source: str, *, force: bool) -> None:
+def write_stats(output: Path, stats: Stats, source: str, *, force: bool) -> None:
     """Write statistics of a model and say so."""
     from onnxq.calibration.stats_file import fingerprint, save_stats
     from onnxq.cli.terminal import note

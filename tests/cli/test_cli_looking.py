@@ -56,7 +56,7 @@ def test_plan_says_why_a_pass_did_not_change_a_node(cli, folder: Path) -> None:
     code, out, err = cli("plan", "digits_cnn.onnx", "--why-not", "rms_norm_reciprocal", "Relu_20")
     assert (code, err) == (0, "")
     lines = " ".join(out.split())
-    assert lines.startswith("rms_norm_reciprocal (simplify): Where a root mean square divides")
+    assert lines.startswith("rms_norm_reciprocal (simplify): Write the product with a reciprocal root mean square")
     reason = "it replaces an expression that ends in Mul, and none is behind this Relu"
     assert lines.endswith(f"Relu_20 (Relu): it does not change the node: {reason}")
     code, out, _ = cli("plan", "digits_cnn.onnx", "--why-not", "rms_norm_reciprocal", "Relu_20", "--format", "json")
