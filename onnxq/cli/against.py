@@ -211,7 +211,7 @@ def _write(
     *,
     every_layer: bool,
 ) -> None:
-    from onnxq.cli.layer_tables import layer_tables
+    from onnxq.cli.details.layer_tables import layer_tables
     from onnxq.cli.runtime import runtime_tables
     from onnxq.cli.tables import comparison_tables, family_tables, input_table, latency_table, metric_table
     from onnxq.cli.terminal import show

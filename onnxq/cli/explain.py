@@ -62,7 +62,7 @@ def explain(
 
     With --stats, scales and zero points. Nothing is written.
     """
-    from onnxq.cli.explanation import explanation_tables
+    from onnxq.cli.details.explanation_tables import explanation_tables
     from onnxq.cli.terminal import TerminalObserver, show
     from onnxq.explanation.explain import explain as explained
     from onnxq.planning.recipe import choose_recipe

@@ -225,7 +225,7 @@ def _check_alone(path: Path, data: list[str], limit: int | None, reading: Readin
 
 
 def _write_alone(model: Path, checked: CheckedAlone, output_format: Format) -> None:
-    from onnxq.cli.engine_tables import engine_tables
+    from onnxq.cli.details.engine_tables import engine_tables
     from onnxq.cli.runtime import runtime_tables
     from onnxq.cli.tables import input_table
     from onnxq.cli.terminal import show
