@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from onnxq.ir import Node, Value
+from onnxq.ir import Graph, Node, Value
 from onnxq.ops.forms.family import QuantizedForm
 from onnxq.ops.forms.scheme import Scheme, SchemeName
 from onnxq.planning.outlier_channels import Clipped
@@ -82,6 +82,7 @@ class Plan:
             decided nothing.
         keeps_opset: Whether the model cannot be converted, so that only forms count that its opset has.
         stores_only: Whether what is left to `auto` computes in float with weights stored in 8 bit.
+        planned: What it was made from; see `onnxq.planning.copy_plan`. None where costs did not count.
 
     """
 
@@ -100,6 +101,7 @@ class Plan:
     conversions: float = 0.0
     keeps_opset: bool = False
     stores_only: bool = False
+    planned: tuple[Graph, int, tuple[object, ...]] | None = field(default=None, compare=False, repr=False)
 
     def quantized(self) -> list[Decision]:
         """The decisions that change something."""

@@ -10,6 +10,7 @@ from onnxq.ir import Graph, Model, Node, Value
 from onnxq.ops.forms.family import NodeView, NotQuantizable, QuantizedForm
 from onnxq.ops.forms.integer_domain import CLAMPS, clamp_bounds
 from onnxq.ops.forms.scheme import Scheme, SchemeName
+from onnxq.planning.copy_plan import planned_state
 from onnxq.planning.cost_model import node_times
 from onnxq.planning.decision import Choices, Decision, Override, Plan, node_key
 from onnxq.planning.log_critical import before_logarithms
@@ -91,6 +92,7 @@ def make_plan(
     plan.decisions = list(decided.values())
     propagate_qdq(plan)
     plan.decisions = [_readable(decision, plan, model.opset) for decision in plan.decisions]
+    plan.planned = planned_state(model, plan) if costs_count and not unreached else None
     return plan
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 
 from onnxq.ir import Node
-from onnxq.ops.forms.scheme import Scheme, SchemeName
+from onnxq.ops.forms.scheme import ActivationGranularity, Scheme, SchemeName
 from onnxq.planning.cost_model import node_times
 from onnxq.targets import Costs
 from onnxq.targets.assumed_shapes import count
@@ -81,5 +82,11 @@ def settings_to_try(
     ours = ours and not one_row(node)
     for name in names:
         if name == "dynamic-int8" and ours and costs is not None and rows_pay(node, costs):
-            yield replace(scheme, name=name, activation_granularity="row")
-        yield replace(scheme, name=name)
+            yield _named(scheme, name, "row")
+        yield _named(scheme, name, scheme.activation_granularity)
+
+
+@cache
+def _named(scheme: Scheme, name: SchemeName, granularity: ActivationGranularity) -> Scheme:
+    """Return the scheme with another name, made once: every plan asks for the same few for every node."""
+    return replace(scheme, name=name, activation_granularity=granularity)

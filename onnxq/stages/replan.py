@@ -12,6 +12,7 @@ from onnxq.calibration.stats import Stats
 from onnxq.ir import Graph, Model
 from onnxq.ir.shape_inference.types import infer_types
 from onnxq.lowering.rewrite import rewrite
+from onnxq.planning.copy_plan import copy_plan
 from onnxq.planning.planner import Choices, make_plan
 from onnxq.rounding.weights import Weights
 from onnxq.runtime.memory import collect_garbage
@@ -24,6 +25,10 @@ def copy_prepared(prepared: Prepared, choices: Choices | None = None, *, costs_c
     collect_garbage(prepared.model)  # what was tried before
     model = prepared.model.copy()
     infer_types(model)
+    if costs_count and (choices is None or choices == prepared.plan.choices):
+        plan = copy_plan(prepared.plan, prepared.model, model)
+        if plan is not None:
+            return replace(prepared, model=model, plan=plan)
     return replan(replace(prepared, model=model), choices, costs_count=costs_count)
 
 

@@ -1,0 +1,55 @@
+"""The plan of a model for a copy of it: the decisions are the same, about the nodes and values of the copy.
+
+Planning a graph of hundreds of nodes takes longer than copying or quantizing it. A search copies it dozens of times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from onnxq.ir import Graph, Model, Node, Value
+from onnxq.planning.decision import Plan
+
+
+def planned_state(model: Model, plan: Plan) -> tuple[Graph, int, tuple[object, ...]]:
+    """Return what a plan was made from: the graph, how many changes it had, and the settings, by identity."""
+    settings = (plan.recipe, plan.choices, plan.with_data, plan.costs, plan.clipped, plan.keeps_opset, plan.stores_only)
+    return model.graph, model.graph.revision, settings
+
+
+def copy_plan(plan: Plan, model: Model, copy: Model) -> Plan | None:
+    """Return a plan for a copy of a model.
+
+    Args:
+        plan: Any plan.
+        model: The model.
+        copy: A copy that nothing was changed in, types inferred.
+
+    Returns:
+        None where the copy has to be planned: the plan is not one of this model as it is, with these settings, or was
+        made without costs; or the model has bodies, whose plan depends on what samples ran.
+
+    """
+    if plan.planned is None or not model.is_typed or any(node.bodies for node in model.graph.nodes):
+        return None
+    (graph, revision, before), (_, now, settings) = plan.planned, planned_state(model, plan)
+    same = len(before) == len(settings) and all(a is b for a, b in zip(before, settings, strict=True))
+    if graph is not model.graph or revision != now or not same or len(graph.nodes) != len(copy.graph.nodes):
+        return None
+    nodes: dict[Node, Node] = dict(zip(graph.nodes, copy.graph.nodes, strict=True))
+
+    def value(old: Value) -> Value:
+        return copy.graph.values[old.name]
+
+    made = replace(
+        plan,
+        decisions=[replace(decision, node=nodes[decision.node]) for decision in plan.decisions],
+        outputs={nodes[node]: value(output) for node, output in plan.outputs.items()},
+        others={nodes[node]: tuple(map(value, others)) for node, others in plan.others.items()},
+        absorbed={nodes[clamp]: nodes[maker] for clamp, maker in plan.absorbed.items()},
+        same_scale={value(moved): value(source) for moved, source in plan.same_scale.items()},
+        moved={value(moved): value(source) for moved, source in plan.moved.items()},
+        ranges={value(read): settings for read, settings in plan.ranges.items()},
+    )
+    made.planned = planned_state(copy, made)
+    return made
