@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -122,15 +122,21 @@ def _prepare_step(node: Node, model: Model, constants: Mapping[Value, Any] | Non
 
 def bind(kernel: Kernel, node: Node) -> Callable[..., Any] | None:
     """Bind the node's attributes; None when the kernel does not know one of them."""
-    parameters = inspect.signature(kernel).parameters
+    names, open_ended = _keywords(kernel)
     attributes = node.attributes()
-    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    names = {name for name, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
     if not open_ended and not names.issuperset((*attributes, *node.bodies)):
         return None
     if OUTPUT_COUNT in names:
         attributes[OUTPUT_COUNT] = len(node.outputs)
     return partial(kernel, **attributes) if attributes else kernel
+
+
+@cache
+def _keywords(kernel: Kernel) -> tuple[frozenset[str], bool]:
+    """Return the names of a kernel's keywords, and whether it takes any others."""
+    parameters = inspect.signature(kernel).parameters
+    names = frozenset(name for name, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY)
+    return names, any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
 
 def _reads(node: Node) -> Iterator[Value]:

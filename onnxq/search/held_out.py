@@ -19,9 +19,9 @@ from onnxq.errors import DataError, ModelError
 from onnxq.ir import Model, Value
 from onnxq.ir.operator_traits import Trait, operators_with
 from onnxq.progress import tried, working
-from onnxq.runtime.memory import resident_bytes
 from onnxq.runtime.session import InMemory, SessionError, open_session, run_session
 from onnxq.runtime.workers import run_in_order
+from onnxq.search.float_outputs import KEPT_BYTES, FloatOutputs
 from onnxq.search.resolution import resolved
 from onnxq.verification.detections import find_selection, replay_selections
 from onnxq.verification.error_stats import ANY_AXIS, Difference
@@ -36,7 +36,6 @@ SEARCH_SAMPLES, FEW_SEARCHES = 8, 4  # for variants that are only ranked, or tha
 # hundreds of runs are most of what a segmenter or a detector of large pictures takes to be quantized
 LONG_RUN = 5e7
 MOST_ELEMENTS = 1 << 26  # of the inputs of all samples together: they are in memory at the same time
-KEPT_BYTES = 256 << 20  # of float outputs
 # dB, from which on nothing is given for more: agreement is complete long before, and what a trial gains is often chance
 ENOUGH = 50.0
 MOST = 100.0  # dB either way, beyond which nothing is gained or lost
@@ -59,10 +58,11 @@ class SqnrEvaluator:
     Args:
         baseline: The float model.
         samples: What to run; fewer where their outputs are large.
+        known: Of an evaluator of the same model: what it knows of samples, which is added to.
 
     """
 
-    def __init__(self, baseline: Model, samples: Samples) -> None:
+    def __init__(self, baseline: Model, samples: Samples, known: FloatOutputs | None = None) -> None:
         self._selection = find_selection(baseline)
         self._scores = scores(baseline, self._selection.read)
         self._shared = [shared_axes(value, baseline.opset) for value in self._scores.values()]
@@ -71,33 +71,21 @@ class SqnrEvaluator:
         measured = [*self._measured, *(value.name for value in self._scores.values())]
         names = list(dict.fromkeys([*measured, *self._selection.picked]))
         self._expected: list[_Expected] = []
-        self._bytes = 0  # about what a variant takes to be judged, where the system says
+        self.known = FloatOutputs(baseline, names) if known is None else known
         with working("judge") as advance:
-            self._run_float(baseline, samples, names, measured, advance)
+            self._run_float(samples, measured, advance)
+        self._bytes = self.known.bytes  # about what a variant takes to be judged
 
-    def _run_float(
-        self,
-        baseline: Model,
-        samples: Samples,
-        names: list[str],
-        measured: list[str],
-        advance: Callable[[int, int | None], None],
-    ) -> None:
+    def _run_float(self, samples: Samples, measured: list[str], advance: Callable[[int, int | None], None]) -> None:
         """Compute what the float model makes of each sample, as far as there is room to keep it."""
-        values, kept, before = baseline.graph.values, 0, resident_bytes()
+        kept = 0
         try:
-            taps = [values[name] for name in names if not values[name].is_output]
-            session = open_session(InMemory(baseline, taps), threads=1)
-
-            def run(sample: Sample) -> tuple[Sample, dict[str, Any]]:
-                return sample, dict(zip(names, run_session(session, names, sample), strict=True))
-
-            with closing(run_in_order(run, samples)) as runs:
-                for sample, outputs in runs:
-                    self._bytes = self._bytes or max(resident_bytes() - before, 0)
-                    kept += sum(output.nbytes for output in outputs.values() if isinstance(output, np.ndarray))
-                    arrays = [outputs[name] for name in measured]
-                    self._expected.append(_Expected(sample, arrays, self._selection.of(outputs)))
+            with closing(self.known.of(samples)) as runs:
+                for computed in runs:
+                    kept += computed.nbytes
+                    arrays = [computed.outputs[name] for name in measured]
+                    picked = self._selection.of(computed.outputs)
+                    self._expected.append(_Expected(computed.sample, arrays, picked))
                     advance(len(self._expected), samples.count)
                     if kept > KEPT_BYTES:
                         break
@@ -257,6 +245,7 @@ class HoldoutSplit:
     def __init__(self, baseline: Model, samples: Samples, run_time: float = 0.0) -> None:
         self.baseline = baseline
         self.samples = samples
+        self._known: FloatOutputs | None = None
         self.room = LONG_RUN / max(run_time, LONG_RUN / MORE)
         self._share = min(self.room, 1.0)
         self.searched = max(int(SEARCH_SAMPLES * self._share), FEW_SEARCHES)
@@ -287,7 +276,7 @@ class HoldoutSplit:
         There are more than in the halves where a run is short: gains differ much from sample to sample. Besides, some
         are given that are in no set, evenly taken, to measure and not to judge on; None where there are none.
         """
-        taken = self._few if self.room == self._share else self._spread(self.room)
+        taken = self._few if self.room == self._share else self._few_among(self._spread(self.room))
         left = [place for place in range(self.samples.count or 0) if place not in taken]
         count = min(len(left), max(int(REST * self._share), 1))
         chosen = {left[index * len(left) // count] for index in range(count)}
@@ -300,6 +289,16 @@ class HoldoutSplit:
             rest.numbers = sorted(chosen)
         return self._sets(taken, min(FOLDS, len(taken))), rest
 
+    def _few_among(self, taken: dict[int, Sample]) -> dict[int, Sample]:
+        """Return the same samples, those of the halves as the arrays that were run already."""
+        return {place: self._few.get(place, sample) for place, sample in taken.items()}
+
+    def evaluator(self, samples: Samples) -> SqnrEvaluator:
+        """Return what judges variants on some samples; those that were run before are not run again."""
+        made = SqnrEvaluator(self.baseline, samples, self._known)
+        self._known = made.known
+        return made
+
     def _sets(self, taken: Mapping[int, Sample], count: int) -> list[Samples]:
         samples, places = list(taken.values()), list(taken)
         sets = [wrap_samples(samples[first::count], self.samples.inputs) for first in range(count)]
@@ -310,25 +309,25 @@ class HoldoutSplit:
     @cached_property
     def judge(self) -> SqnrEvaluator:
         """The float outputs on the half to judge on; ValueError where `halves` is None."""
-        return SqnrEvaluator(self.baseline, self.held_out)
+        return self.evaluator(self.held_out)
 
     @cached_property
     def swapped_evaluator(self) -> SqnrEvaluator:
         """The float outputs on the half to fit on, for what is fitted on the other; ValueError as for `judge`."""
-        return SqnrEvaluator(self.baseline, self._half(0))
+        return self.evaluator(self._half(0))
 
     @cached_property
     def ranking_evaluator(self) -> SqnrEvaluator:
         """The float outputs on a few of all samples."""
         few = few_samples(self._few.values(), self.searched)
-        return SqnrEvaluator(self.baseline, wrap_samples(few, self.samples.inputs))
+        return self.evaluator(wrap_samples(few, self.samples.inputs))
 
     @cached_property
     def goal_evaluator(self) -> SqnrEvaluator:
         """The float outputs on all samples that are tried on: where one is much larger, it decides what a few say."""
         if len(self._few) <= self.searched:
             return self.ranking_evaluator
-        return SqnrEvaluator(self.baseline, wrap_samples(list(self._few.values()), self.samples.inputs))
+        return self.evaluator(wrap_samples(list(self._few.values()), self.samples.inputs))
 
     @property
     def held_out(self) -> Samples:

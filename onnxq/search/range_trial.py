@@ -21,7 +21,7 @@ from onnxq.data.samples import Samples
 from onnxq.ops.forms.scheme import RangesSetting
 from onnxq.progress import Silent
 from onnxq.rounding.weights import Weights
-from onnxq.search.held_out import ENOUGH, MOST, HoldoutSplit, SqnrEvaluator
+from onnxq.search.held_out import ENOUGH, MOST, HoldoutSplit
 from onnxq.search.resolution import resolved
 from onnxq.stages.measure import measure
 from onnxq.stages.prepared import Prepared
@@ -69,7 +69,7 @@ def choose_ranges(prepared: Prepared, split: HoldoutSplit) -> RangeChoice:
 
     def judged(fold: int, candidates: Sequence[int]) -> list[float]:
         samples, others = folds[fold]
-        judge, stats = SqnrEvaluator(split.baseline, samples), others()
+        judge, stats = split.evaluator(samples), others()
         return judge.sqnrs(quantize_copy(copy_prepared(variants[at]), stats, weights) for at in candidates)
 
     return CANDIDATES[best_candidate(len(folds), len(CANDIDATES), judged)]

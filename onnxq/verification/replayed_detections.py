@@ -27,8 +27,9 @@ from onnxq.verification.output_records import INDICES, OutputComparison, Selecti
 
 def replay_detections(float_model: ModelSource, quantized: ModelSource) -> ReplayedDetections | None:
     """Prepare the comparison of two models; None for large ones, and where nothing is picked under a name of both."""
-    reference, result = _whole(float_model), _whole(quantized)
+    reference = _whole(float_model)
     selection = find_selection(reference) if reference is not None else None
+    result = _whole(quantized) if selection else None  # reading the bytes of a large graph takes long
     if reference is None or result is None or not selection:
         return None
     known = result.graph.values

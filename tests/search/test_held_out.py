@@ -170,7 +170,7 @@ def test_each_half_has_a_judge_of_its_own(path, monkeypatch):
     model = load(path)
     given = some(5)
     split = HoldoutSplit(model.copy(), wrap_samples(given, input_specs(model)))
-    monkeypatch.setattr("onnxq.search.held_out.SqnrEvaluator", lambda _, samples: list(samples))
+    monkeypatch.setattr(HoldoutSplit, "evaluator", lambda _, samples: list(samples))
     assert split.swapped_evaluator == [given[0], given[2], given[4]]
     assert split.judge == [given[1], given[3]]
 
@@ -180,7 +180,7 @@ def test_all_parts_of_the_data_are_judged_on(path, monkeypatch):
     model = load(path)
     given = some(60)
     split = HoldoutSplit(model.copy(), wrap_samples(given, input_specs(model)))
-    monkeypatch.setattr("onnxq.search.held_out.SqnrEvaluator", lambda _, samples: list(samples))
+    monkeypatch.setattr(HoldoutSplit, "evaluator", lambda _, samples: list(samples))
     fitting, held_out = split.halves
     places = [*fitting.numbers, *held_out.numbers]
     assert [given[place] for place in places] == [*fitting, *held_out]
@@ -198,7 +198,7 @@ def test_all_parts_of_the_data_are_judged_on(path, monkeypatch):
 def test_fewer_samples_are_tried_on_where_a_run_takes_long(path, monkeypatch, run_time, trials, searched):
     model = load(path)
     split = HoldoutSplit(model.copy(), wrap_samples(some(60), input_specs(model)), run_time)
-    monkeypatch.setattr("onnxq.search.held_out.SqnrEvaluator", lambda _, samples: list(samples))
+    monkeypatch.setattr(HoldoutSplit, "evaluator", lambda _, samples: list(samples))
     assert sum(map(len, map(list, split.halves))) == trials
     assert len(split.ranking_evaluator) == searched
     assert len(split.goal_evaluator) == trials

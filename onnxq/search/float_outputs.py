@@ -1,0 +1,93 @@
+"""What the float model gives on samples that variants are judged on, computed once for all searches.
+
+Tests: `tests/search/test_held_out.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onnxq.data.samples import Sample
+from onnxq.ir import Model
+from onnxq.runtime.memory import HEAVY, resident_bytes
+from onnxq.runtime.session import InMemory, Session, open_session, run_session
+from onnxq.runtime.workers import run_in_order
+
+KEPT_BYTES = 256 << 20  # of float outputs
+Key = tuple[int, ...]  # of a sample: the identities of its arrays
+
+
+class Computed(NamedTuple):
+    """What the float model makes of a sample, by name; the sample is kept, for it is found by its arrays."""
+
+    sample: Sample
+    outputs: dict[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the outputs that are arrays."""
+        return sum(output.nbytes for output in self.outputs.values() if isinstance(output, np.ndarray))
+
+
+class FloatOutputs:
+    """Tensors of the float model, and those of samples that were run before; its session stays open unless it is heavy.
+
+    Args:
+        baseline: The float model, which must not change.
+        names: The tensors.
+
+    Attributes:
+        bytes: About what a session and a run of it take in memory, once there was one; 0 where the system does not say.
+
+    """
+
+    def __init__(self, baseline: Model, names: list[str]) -> None:
+        self._baseline, self._names = baseline, names
+        self._known: dict[Key, Computed] = {}
+        self._kept, self._lock = 0, Lock()
+        self._session: Session | None = None
+        self.bytes = 0
+
+    def _open(self) -> Session:
+        """Return the session, opened by the first sample that was not run before."""
+        with self._lock:
+            if self._session is None:
+                values = self._baseline.graph.values
+                taps = [values[name] for name in self._names if not values[name].is_output]
+                self._session = open_session(InMemory(self._baseline, taps), threads=1)
+            return self._session
+
+    def of(self, samples: Iterable[Sample]) -> Generator[Computed, None, None]:
+        """Yield what the model makes of each sample, several at a time; close it where not all are needed.
+
+        Raises:
+            SessionError: The model does not load, or does not run on a sample.
+
+        """
+        before = resident_bytes()
+        try:
+            for computed in run_in_order(self._run, samples):
+                self.bytes = self.bytes or max(resident_bytes() - before, 0)
+                key = _key(computed.sample)
+                if key not in self._known and self._kept <= KEPT_BYTES:
+                    self._known[key] = computed
+                    self._kept += computed.nbytes + sum(array.nbytes for array in computed.sample.values())
+                yield computed
+        finally:
+            if self._baseline.weight_bytes >= HEAVY:
+                self._session = None  # it holds the weights once more
+
+    def _run(self, sample: Sample) -> Computed:
+        known = self._known.get(_key(sample))
+        if known is not None:
+            return known
+        found = run_session(self._open(), self._names, sample)
+        return Computed(sample, dict(zip(self._names, found, strict=True)))
+
+
+def _key(sample: Sample) -> Key:
+    return tuple(map(id, sample.values()))
