@@ -74,7 +74,9 @@ def plan(
     use_custom_ops(custom_ops)
     if why_not is not None:
         left_out = {
-            "--data": data, "--preprocess": reading.preprocess, "--stats": stats, "--exclude": exclude, "--only": only,
+            "--data": data, "--preprocess": reading.preprocess, "--tokenizer": reading.tokenizer,
+            "--text-key": reading.text_key, "--max-length": reading.max_length, "--state": reading.state,
+            "--stats": stats, "--exclude": exclude, "--only": only,
             "--timings": timings, "--sensitivity": sensitivity,
         }  # fmt: skip
         given = [name for name in left_out if left_out[name]]

@@ -82,11 +82,24 @@ def quantize(
         result = pipeline.quantize(
             model, output=output, dry_run=dry_run, detailed=detailed, observer=observer, **arguments
         )
-    given = options.data, options.custom_ops
+    given = _repeated(options)
     return _write(result, report, output_format, given, dry_run=dry_run, force=force)
 
 
-def _show_next(output: Path, model: Path, data: Sequence[str], custom_ops: Sequence[Path]) -> None:
+def _repeated(options: QuantizeOptions) -> list[tuple[str, str]]:
+    """Return the options that `onnxq verify` needs as well to read the same data."""
+    from onnxq.pipeline.options import READING, declarations
+
+    found = []
+    for name in ("data", *READING, "custom_ops"):
+        one, value = declarations()[name], getattr(options, name)
+        for item in value if one.many else [value]:
+            if item is not None:
+                found.append((one.short or one.flag, str(item)))
+    return found
+
+
+def _show_next(output: Path, model: Path, given: Sequence[tuple[str, str]]) -> None:
     """Return the command that says more about a result, ready to paste."""
     from shlex import quote
 
@@ -95,10 +108,9 @@ def _show_next(output: Path, model: Path, data: Sequence[str], custom_ops: Seque
     from onnxq.cli.terminal import TIE, show
     from onnxq.text import printable
 
-    given = [("-d", each) for each in data] + [("--custom-ops", str(each)) for each in custom_ops]
     options = "".join(f" {option} {quote(value)}" for option, value in given)
     command = printable(f"onnxq verify {quote(str(output))} --against {quote(str(model))}{options}")
-    unseen = ", better on data that no calibration has seen" if data else ""
+    unseen = ", better on data that no calibration has seen" if any(option == "-d" for option, _ in given) else ""
     show("", Text(f"next{unseen}:", style="dim"), Text(f"  {command}".replace(" ", TIE), style="dim", overflow="fold"))
 
 
@@ -117,12 +129,12 @@ def _write(
     result: Report,
     path: Path | None,
     output_format: Format,
-    given: tuple[Sequence[str], Sequence[Path]],
+    given: Sequence[tuple[str, str]],
     *,
     dry_run: bool,
     force: bool,
 ) -> None:
-    """Write a report and print the product; `given` are data and libraries of custom operators."""
+    """Write a report and print the product; `given` are options that `onnxq verify` needs."""
     from onnxq.cli.terminal import note, warn
     from onnxq.cli.write import write_plan, write_report
     from onnxq.errors import OutputError
@@ -140,7 +152,7 @@ def _write(
         _warn_of_spoilt(result.source)
     (write_plan if dry_run else write_report)(result, output_format)
     if result.output is not None and output_format is Format.TEXT:
-        _show_next(result.output, result.source, *given)
+        _show_next(result.output, result.source, given)
     if not dry_run:
         warn(result.warnings)
 

@@ -23,11 +23,19 @@ class Reading:
 
     Attributes:
         preprocess: Settings for pictures, each `KEY=VALUE` or several with commas between them; `KEY` may start with
-            the name of an input and a point.
+            the name of an input and a point. Sounds have settings, too.
+        tokenizer: A `tokenizer.json`, or the folder that holds one; by default the one next to the model.
+        text_key: Columns or keys that hold the text. Commas join a pair, `a,b`; several are texts of their own.
+        max_length: Most tokens of a text.
+        state: States that are fed from step to step, each `OUTPUT=INPUT`.
 
     """
 
     preprocess: str | Sequence[str] = ()
+    tokenizer: str | Path | None = None
+    text_key: str | Sequence[str] = ()
+    max_length: int | None = None
+    state: str | Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -38,12 +46,14 @@ class ModelFacts:
         path: Its file; None for a model in memory.
         metadata: Its key-value pairs.
         outputs: What it declares of its outputs.
+        model: The float model, where samples need it run: its states are what it made of the step before.
 
     """
 
     path: Path | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     outputs: tuple[InputSpec, ...] = ()
+    model: Model | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, model: Model) -> ModelFacts:
@@ -51,7 +61,7 @@ class ModelFacts:
         from onnxq.data.validation import InputSpec
 
         outputs = tuple(InputSpec(value.name, value.dtype, value.shape) for value in model.graph.outputs)
-        return cls(model.path, dict(model.metadata), outputs)
+        return cls(model.path, dict(model.metadata), outputs, model)
 
     @property
     def classes(self) -> int | None:

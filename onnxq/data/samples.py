@@ -19,6 +19,8 @@ from onnxq.data.npz import Source, read_npy, read_npz
 from onnxq.data.opening import open_folder, open_other
 from onnxq.data.readers import read_iterable
 from onnxq.data.reading import NOTHING_KNOWN, PLAIN, ModelFacts, Preparation, Reading
+from onnxq.data.recurrent.feed import fed_source, float_model, make_feed
+from onnxq.data.recurrent.pairs import state_pairs
 from onnxq.data.user_function import CALLABLE, import_named
 from onnxq.data.validation import InputSpec, Sample, conform, input_specs
 from onnxq.errors import DataError
@@ -179,7 +181,8 @@ def open_samples(
         sources: One or several, each an `.npz` or `.npy` file, a folder of them, an ONNX `test_data_set_*` folder or
             one that contains such folders, or `package.module:function`, a callable that gives an iterable of
             `{input name: array}` or such an iterable itself (the current folder is searched for the module). Or
-            pictures: a folder of them, a text file of their paths, or the data file of ultralytics.
+            pictures: a folder of them, a text file of their paths, or the data file of ultralytics. Or a file of
+            sentences, or recordings.
         inputs: What the model wants, from `input_specs`.
         reading: How files that hold no arrays become samples.
         facts: What is known of the model.
@@ -191,8 +194,12 @@ def open_samples(
     """
     opened: list[Source] = []
     sources = as_list(sources)
+    pairs = state_pairs(as_list(reading.state), inputs, facts.outputs)
+    given = [spec for spec in inputs if spec.name not in pairs]
+    model = float_model(pairs, facts) if pairs else None
     for source in sources:
-        opened += _open(str(source), inputs, reading, facts)
+        for one in _open(str(source), given, reading, facts):
+            opened.append(fed_source(one, make_feed(inputs, pairs, facts, model=model)) if pairs else one)
     samples = Samples(opened, inputs, ", ".join(_short(str(source)) for source in sources))
     if samples.count == 0:
         raise _no_samples(", ".join(str(source) for source in sources) or "an empty list of sources")
@@ -282,7 +289,7 @@ def _open(source: str, inputs: Sequence[InputSpec], reading: Reading, facts: Mod
         refuse_single_array(source, inputs)
         return [read_npy({inputs[0].name: path}, inputs, path.name)]
     if present:
-        return [open_other(path, inputs, reading, facts)]
+        return open_other(path, inputs, reading, facts)
     if source == "-":
         raise DataError("data are not read from stdin", "Save them to a file first: they are read several times.")
     refuse_file_of_code(source)

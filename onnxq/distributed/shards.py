@@ -99,7 +99,7 @@ class Opened:
             "model": self.prepared.source,
             "recipe": hashlib.sha256(recipe.encode()).hexdigest(),
             "nodes": [list(self.asked.exclude), list(self.asked.only)],
-            "reading": json.loads(json.dumps(asdict(self.asked.reading))),
+            "reading": json.loads(json.dumps(asdict(self.asked.reading), default=str)),
             "data": [Path(source).name for source in self.asked.data],
             "samples": self.blocks.samples,
             "shards": shards,

@@ -20,10 +20,16 @@ if TYPE_CHECKING:
     from onnxq.data.reading import Reading
 
 Default = TypeVar("Default")
-READING = ("preprocess",)  # options that every command has that reads data
+READING = (
+    "preprocess",
+    "tokenizer",
+    "text_key",
+    "max_length",
+    "state",
+)  # options that every command has that reads data
 SOURCES = (
-    "an .npz or .npy file, a folder of them or of pictures, a .txt of their paths, ONNX test_data_set folders, or "
-    "package.module:function. May be given several times."
+    "an .npz or .npy file, a folder of arrays, pictures or recordings, a .txt of their paths, sentences in .txt, "
+    ".jsonl or .csv, ONNX test_data_set folders, or package.module:function. May be given several times."
 )
 
 
@@ -124,11 +130,35 @@ class QuantizeOptions:
     data: tuple[str, ...] = option((), f"Calibration data: {SOURCES}", metavar="DATA", short="-d", toml="data")
     preprocess: tuple[str, ...] = option(
         (),
-        "How pictures become values: size, resize, channels, scale, mean, std and others. Several with commas between "
-        "them, or several times.",
+        "How pictures become values: size, resize, channels, scale, mean, std and others; and sounds: rate, length, "
+        "hop, scale. Several with commas between them, or several times.",
         metavar="KEY=VALUE",
         toml="preprocess",
         keyword="reading.preprocess",
+    )
+    tokenizer: Path | None = option(
+        None,
+        "For sentences: a tokenizer.json, or the folder that holds one. By default the one next to the model.",
+        metavar="FILE",
+        toml="tokenizer",
+        keyword="reading.tokenizer",
+    )
+    text_key: tuple[str, ...] = option(
+        (),
+        "For .jsonl and .csv: the column of the text; a,b for a pair. May be given several times.",
+        metavar="NAME",
+        toml="text-key",
+        keyword="reading.text_key",
+    )
+    max_length: int | None = option(
+        None, "Most tokens of a sentence.", metavar="N", toml="max-length", keyword="reading.max_length", least=1
+    )
+    state: tuple[str, ...] = option(
+        (),
+        "Feed an output to an input from step to step, starting with zeros. May be given several times.",
+        metavar="OUT=IN",
+        toml="state",
+        keyword="reading.state",
     )
     # A project file has no statistics and no kernel times: nobody could tell whether they are out of date.
     stats: Path | None = option(None, "Statistics from `onnxq calibrate`, instead of a calibration.", metavar="FILE")

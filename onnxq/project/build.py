@@ -161,7 +161,7 @@ def _options(entry: Entry, room: int) -> QuantizeOptions:
     """Return what a build works towards, paths as they are seen from the working folder."""
     asked = entry.options
     data = tuple(entry.data_sources(asked.data))
-    found = replace(asked, recipe=entry.recipe_source(), data=data)
+    found = replace(asked, recipe=entry.recipe_source(), data=data, tokenizer=entry.tokenizer())
     if asked.metric is None or asked.max_drop is None or not data or _labelled_elsewhere(entry):
         found = replace(found, metric=None, max_drop=None)  # `accept` alone holds the result to them
     return found if asked.max_size is None else replace(found, max_size=max(asked.max_size - room, 1))
@@ -174,7 +174,7 @@ def _labelled_elsewhere(entry: Entry) -> bool:
     model = load(entry.source)
     infer_types(model)
     opened = [
-        open_data(model, entry.data_sources(data), None, None, entry.options.reading)
+        open_data(model, entry.data_sources(data), None, None, entry.reading())
         for data in (entry.options.data, entry.verify_data)
     ]
     calibrating, verifying = (samples is not None and bool(samples.labels()) for samples in opened)
@@ -201,7 +201,7 @@ def measure(
     infer_types(baseline)
     data, limit = (entry.verify_data, None) if entry.verify_data else (entry.options.data, entry.options.samples)
     with at_home(entry):
-        samples = open_data(baseline, entry.data_sources(data), None, limit, entry.options.reading)
+        samples = open_data(baseline, entry.data_sources(data), None, limit, entry.reading())
         normalise(baseline)  # as for the build: onnxruntime refuses some float models as they come
         if samples is None:
             samples = synthetic_samples(baseline, input_specs(baseline), RANDOM_SAMPLES)

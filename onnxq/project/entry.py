@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from onnxq.data.reading import Reading
 from onnxq.pipeline.options import QuantizeOptions
 
 EXTERNAL_SUFFIXES = ("", ".data", ".onnx_data", ".bin", ".weight", ".weights", ".pb")  # what exporters write
@@ -72,6 +73,15 @@ class Entry:
         """Return data as `open_samples` takes them: paths start with the project's folder."""
         return [given if self.is_function(given) else str(self.root / given) for given in data]
 
+    def tokenizer(self) -> Path | None:
+        """Return where the tokenizer is that the project names."""
+        named = self.options.tokenizer
+        return None if named is None else self.root / named
+
+    def reading(self) -> Reading:
+        """Return how data that are no arrays become samples; paths start with the project's folder."""
+        return replace(self.options.reading, tokenizer=self.tokenizer())
+
     def is_function(self, given: str) -> bool:
         """Whether data is named as `package.module:function`; a file of that name would win."""
         return CALLABLE.fullmatch(given) is not None and not (self.root / given).exists()
@@ -88,6 +98,7 @@ class Entry:
         for given in (*self.options.data, *self.verify_data, *filter(None, [self.options.metric])):
             path = self.module_file(given) if self.is_function(given) else self.root / given
             found += [path] if path is not None else []
+        found += [path for path in [self.tokenizer()] if path is not None]
         return found
 
 

@@ -215,6 +215,7 @@ def _reader(one: Declaration) -> Callable[[_Reader, str, Any], Any]:
     if one.many:
         return lambda reader, what, value: tuple(one.kind(item) for item in reader.texts(what, value))
     known: dict[type, Callable[[_Reader, str, Any], Any]] = {str: _Reader.text, int: _Reader.count, bool: _Reader.flag}
+    known[Path] = lambda reader, what, value: Path(reader.text(what, value))
     return _Reader.size if one.size else known[one.kind]
 
 

@@ -29,9 +29,16 @@ from onnxq.verification.records import Comparison, MetricComparison, OutputCompa
 from onnxq.version import __version__
 
 INPUTS, MEASURED = "onnxq_inputs", "onnxq_measured"
-DATA_SUFFIXES = (".npz", ".npy", ".pb", ".jpg", ".jpeg", ".png", ".webp", ".bmp")
+DATA_SUFFIXES = (".npz", ".npy", ".pb", ".jpg", ".jpeg", ".png", ".webp", ".bmp", ".wav", ".flac")
 ELSEWHERE = "installed elsewhere"  # in place of a hash: the module is no part of the repository
-HASHED = ("recipe", "target", "data", "metric", "custom_ops")  # options whose files are hashed, or need not be
+HASHED = (
+    "recipe",
+    "target",
+    "data",
+    "tokenizer",
+    "metric",
+    "custom_ops",
+)  # options whose files are hashed, or need not be
 BLOCK = 1 << 20
 
 
@@ -54,10 +61,18 @@ def gather(entry: Entry, source: Model) -> dict[str, Any]:
         "onnxq": __version__,
         "float": _model_hashes(entry.source, source),
         "recipe": _sha256(chosen_recipe(entry).to_toml().encode()),
-        "data": {given: _data_hash(entry, given) for given in entry.options.data},
+        "data": {given: _data_hash(entry, given) for given in (*entry.options.data, *_tokenizer(entry))},
         "metric": {given: _data_hash(entry, given) for given in filter(None, [entry.options.metric])},
         "options": _plain(entry.options),
     }
+
+
+def _tokenizer(entry: Entry) -> list[str]:
+    """Name the tokenizer that sentences are read with, if the project names one."""
+    path = entry.options.tokenizer
+    if path is None:
+        return []
+    return [(path / "tokenizer.json" if (entry.root / path).is_dir() else path).as_posix()]
 
 
 def _plain(options: QuantizeOptions) -> dict[str, Any]:

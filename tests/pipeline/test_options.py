@@ -39,6 +39,10 @@ OF_A_PROJECT = {"float", "quantized", "thresholds", "verify-data"}
 OPTIONS = QuantizeOptions(
     data=("a.npz", "b.npz"),
     preprocess=("size=8", "scale=255"),
+    tokenizer=Path("tokenizer.json"),
+    text_key=("question,answer",),
+    max_length=128,
+    state=("hn=h",),
     stats=Path("s.npz"),
     recipe="static-int8",
     target="web",
@@ -162,7 +166,7 @@ def test_a_project_file_gives_the_options_that_it_has_keys_for() -> None:
     lines = ["[[models]]", 'float = "m.onnx"']
     for name, one in declarations().items():
         value = getattr(OPTIONS, name)
-        text = [str(item) for item in value] if one.many else value
+        text = [str(item) for item in value] if one.many else str(value) if isinstance(value, Path) else value
         if one.toml:
             lines.append(f"{one.toml} = {str(text).lower() if isinstance(text, bool) else repr(text)}")
     entry = parse_project(tomllib.loads("\n".join(lines)), Path("onnxq.toml")).entries[0]

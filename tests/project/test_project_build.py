@@ -41,6 +41,9 @@ def test_the_record_says_what_it_was_made_of(repo: Path) -> None:
         "options": {
             "samples": 8,
             "preprocess": [],
+            "text-key": [],
+            "max-length": None,
+            "state": [],
             "bits": None,
             "block": None,
             "exclude": [],

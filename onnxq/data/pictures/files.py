@@ -15,6 +15,7 @@ from typing import Any
 
 from onnxq.data.flat_yaml import read_yaml
 from onnxq.data.readers import natural_order
+from onnxq.data.text_file import read_lines
 from onnxq.errors import DataError
 from onnxq.text import counted, join_words
 
@@ -54,7 +55,7 @@ def is_picture(path: Path) -> bool:
 
 def holds_pictures(folder: Path) -> bool:
     """Whether there are pictures in a folder or below it, also of kinds that are not read."""
-    return any(path.suffix.lower() in (*SUFFIXES, *UNREAD) for path in _walk(folder))
+    return any(path.suffix.lower() in (*SUFFIXES, *UNREAD) for path in walk_files(folder))
 
 
 def read_folder_of_pictures(folder: Path) -> Pictures:
@@ -69,7 +70,7 @@ def read_folder_of_pictures(folder: Path) -> Pictures:
     found = sorted((path for path in folder.iterdir() if path.name[0] != "."), key=natural_order)
     direct = [path for path in found if is_picture(path)]
     below = {path: pictures for path in found if path.is_dir() and (pictures := _pictures(path))}
-    notes = _left_out(folder, [path for path in _walk(folder) if not is_picture(path)])
+    notes = _left_out(folder, [path for path in walk_files(folder) if not is_picture(path)])
     if direct or len(below) == 1:
         files = direct + [file for pictures in below.values() for file in pictures]
         return Pictures(str(folder), tuple((file,) for file in files), notes=notes)
@@ -77,7 +78,7 @@ def read_folder_of_pictures(folder: Path) -> Pictures:
     if parts:
         raise DataError(f"{folder} holds parts of a data set: {join_words(parts)}", f"Give one: {folder / parts[0]}.")
     if not below:
-        kinds = Counter(path.suffix.lower() for path in _walk(folder) if path.suffix.lower() in UNREAD)
+        kinds = Counter(path.suffix.lower() for path in walk_files(folder) if path.suffix.lower() in UNREAD)
         amounts = join_words([f"{count} {kind}" for kind, count in kinds.most_common(MOST_KINDS)])
         raise DataError(f"{folder} holds pictures that are not read: {amounts}", CONVERT)
     turns = zip_longest(*([(index, file) for file in files] for index, files in enumerate(below.values())))
@@ -113,23 +114,8 @@ def read_list_of_pictures(path: Path, inputs: int) -> Pictures:
     return Pictures(str(path), tuple(rows), tuple(classes) if classes else None)
 
 
-def read_lines(path: Path) -> list[str]:
-    """Read the lines of a text file in UTF-8.
-
-    Raises:
-        DataError: It cannot be read, or is no text.
-
-    """
-    try:
-        return path.read_text("utf-8-sig").splitlines()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}", "Check its name and permissions.") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no text in UTF-8: byte {error.start} does not fit", "Save it as UTF-8.") from error
-
-
 def _row(line: str, folder: Path, inputs: int, where: str) -> tuple[tuple[Path, ...], int | None]:
-    if inputs == 1 and (whole := _below(folder, line)).is_file():  # a path with blanks in it
+    if inputs == 1 and (whole := below(folder, line)).is_file():  # a path with blanks in it
         return (whole,), None
     words = line.split()
     label = int(words.pop()) if len(words) > inputs and words[-1].isdecimal() else None
@@ -138,7 +124,7 @@ def _row(line: str, folder: Path, inputs: int, where: str) -> tuple[tuple[Path, 
     if len(words) != inputs:
         hint = f"The model takes {counted(inputs, 'picture')}: write so many paths in each line, with blanks between."
         raise DataError(f"{where} has {counted(len(words), 'path')}", hint)
-    files = tuple(_below(folder, word) for word in words)
+    files = tuple(below(folder, word) for word in words)
     for file in files:
         if not file.exists():
             raise DataError(f"{where}: {file} does not exist", "Paths are relative to the folder of the list.")
@@ -147,7 +133,8 @@ def _row(line: str, folder: Path, inputs: int, where: str) -> tuple[tuple[Path, 
     return files, label
 
 
-def _below(folder: Path, name: str) -> Path:
+def below(folder: Path, name: str) -> Path:
+    """Return the path that a list in a folder means."""
     return Path(os.path.normpath(folder / name)) if not Path(name).is_absolute() else Path(name)
 
 
@@ -162,7 +149,7 @@ def read_data_yaml(path: Path) -> Pictures:
     part = next((name for name in ("val", "train", "test") if table.get(name)), None)
     if part is None:
         raise DataError(f"{path} names no pictures: it has neither 'val' nor 'train'", "Give the folder of pictures.")
-    root = _below(path.parent, str(table["path"])) if table.get("path") else path.parent
+    root = below(path.parent, str(table["path"])) if table.get("path") else path.parent
     places = table[part] if isinstance(table[part], list) else [table[part]]
     found = [_part(root, str(place), path, part) for place in places]
     rows = tuple(row for pictures in found for row in pictures.rows)
@@ -171,7 +158,7 @@ def read_data_yaml(path: Path) -> Pictures:
 
 
 def _part(root: Path, place: str, path: Path, part: str) -> Pictures:
-    where = _below(root, place)
+    where = below(root, place)
     if where.is_dir():
         pictures = _pictures(where)
         if not pictures:
@@ -183,7 +170,7 @@ def _part(root: Path, place: str, path: Path, part: str) -> Pictures:
     raise DataError(f"{path}: {where}, its '{part}', does not exist", hint)
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def walk_files(folder: Path) -> Iterator[Path]:
     """Yield all files below a folder, in natural order; hidden ones are none."""
     for place, folders, files in os.walk(folder):
         folders[:] = sorted((name for name in folders if name[0] != "."), key=lambda name: natural_order(Path(name)))
@@ -192,7 +179,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _pictures(folder: Path) -> list[Path]:
-    return [path for path in _walk(folder) if is_picture(path)]
+    return [path for path in walk_files(folder) if is_picture(path)]
 
 
 def _left_out(folder: Path, others: Sequence[Path]) -> tuple[str, ...]:

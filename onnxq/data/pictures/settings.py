@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from onnxq.data.conventions import BYTES, CENTRED, IMAGENET, SIGNED, UNIT, Convention
@@ -32,12 +32,22 @@ ALIGNS = ("center", "topleft")
 MOST_SIDE = 1 << 14
 
 
-def parse_settings(texts: Iterable[str], names: Sequence[str]) -> tuple[Settings, dict[str, Settings]]:
+Readers = dict[str, Callable[[str], Any]]
+
+
+def parse_settings(
+    texts: Iterable[str],
+    names: Sequence[str],
+    keys: Readers | None = None,
+    examples: Mapping[str, str] | None = None,
+) -> tuple[Settings, dict[str, Settings]]:
     """Read what a user says.
 
     Args:
         texts: Each `KEY=VALUE`, or several with commas between them; a value may be a list with commas.
         names: Of the model's inputs: `NAME.KEY=VALUE` is about one of them.
+        keys: How the value of each key is read; those of pictures by default.
+        examples: What to write for each key.
 
     Returns:
         What is said about all pictures, and about single inputs by their names.
@@ -57,7 +67,7 @@ def parse_settings(texts: Iterable[str], names: Sequence[str]) -> tuple[Settings
         if bare == "value" and not name:
             hint = f"Write for example {names[0]}.value=0." if names else ""
             raise DataError("--preprocess: 'value' belongs to an input", hint)
-        target[bare] = read_setting(bare, value, "--preprocess")
+        target[bare] = read_setting(bare, value, "--preprocess", keys, examples)
     return shared, single
 
 
@@ -79,19 +89,22 @@ def _pairs(texts: Iterable[str]) -> list[tuple[str, str]]:
     return found
 
 
-def read_setting(key: str, text: str, where: str) -> Any:
+def read_setting(
+    key: str, text: str, where: str, keys: Readers | None = None, examples: Mapping[str, str] | None = None
+) -> Any:
     """Read the value of one setting.
 
     Raises:
         DataError: The key is unknown, or the value is wrong; `where` names the place.
 
     """
-    if key not in KEYS:
-        hint = did_you_mean(key, KEYS) or f"Keys are {', '.join(KEYS)}."
+    known = KEYS if keys is None else keys
+    if key not in known:
+        hint = did_you_mean(key, known) or f"Keys are {', '.join(known)}."
         raise DataError(f"{where} has an unknown key '{key}'", hint)
-    value = KEYS[key](text)
+    value = known[key](text)
     if value is None:
-        raise DataError(f"{where}: {key} cannot be '{text}'", f"Write {EXAMPLES[key]}.")
+        raise DataError(f"{where}: {key} cannot be '{text}'", f"Write {(examples or EXAMPLES)[key]}.")
     return value
 
 
@@ -119,7 +132,8 @@ def number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _numbers(text: str) -> tuple[float, ...] | None:
+def numbers(text: str) -> tuple[float, ...] | None:
+    """Read numbers with commas between them; None where one is none."""
     values = [number(part) for part in text.replace(";", ",").split(",")]
     return None if None in values else tuple(value for value in values if value is not None)
 
@@ -130,12 +144,12 @@ def _positive(text: str) -> float | None:
 
 
 def _deviations(text: str) -> tuple[float, ...] | None:
-    values = _numbers(text)
+    values = numbers(text)
     return values if values is not None and all(value > 0 for value in values) else None
 
 
 def _pad(text: str) -> tuple[int, ...] | None:
-    values = _numbers(text)
+    values = numbers(text)
     if values is None or not all(value == int(value) and 0 <= value <= 255 for value in values):
         return None
     return tuple(int(value) for value in values)
@@ -154,13 +168,13 @@ KEYS: dict[str, Callable[[str], Any]] = {
     "channels": _one_of(CHANNELS),
     "normalize": _one_of(NORMALIZATIONS),
     "scale": _positive,
-    "mean": _numbers,
+    "mean": numbers,
     "std": _deviations,
     "pad": _pad,
     "align": _one_of(ALIGNS),
     "layout": _one_of(LAYOUTS),
     "config": lambda text: text or None,
-    "value": _numbers,
+    "value": numbers,
 }
 EXAMPLES = {
     "size": "size=224, or size=HEIGHTxWIDTH",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onnxq.data.constants import constant
 from onnxq.data.npz import Source
 from onnxq.data.pictures.configs import class_names, find_settings
 from onnxq.data.pictures.decode import Decoder
@@ -65,7 +66,7 @@ def picture_inputs(inputs: Sequence[InputSpec], facts: ModelFacts, reading: Read
     for spec in inputs:
         own = single.get(spec.name, {})
         if "value" in own:
-            constants[spec.name] = _constant(spec, own["value"])
+            constants[spec.name] = constant(spec, own["value"])
             preparations.append(_told(spec, constants[spec.name]))
             continue
         layout = _layout(spec, shared, own)
@@ -110,29 +111,6 @@ def _fitting(found: Settings, spec: InputSpec, layout: Layout, asked: Settings) 
             if key == "channels" or (value is not None and len(value) not in (1, layout.channels)):
                 kept.pop(key, None)
     return kept
-
-
-def _constant(spec: InputSpec, values: Sequence[float]) -> np.ndarray:
-    """Make the array of an input that is the same for all samples."""
-    dtype = spec.numpy_dtype or np.dtype(np.float32)
-    shape = [] if spec.shape is None else [spec.fixed(axis) for axis in range(len(spec.shape))]
-    shape = [1 if size is None and axis == 0 else size for axis, size in enumerate(shape)]
-    if shape and shape[-1] is None:
-        shape[-1] = len(values)
-    if None in shape:
-        raise DataError(f"the size of '{spec.name}' ({spec}) is not known", "Give arrays: an .npz file.")
-    sizes = [size for size in shape if size is not None]
-    if len(values) not in (1, math.prod(sizes), sizes[-1] if sizes else 1):
-        raise DataError(
-            f"{spec.name}.value has {counted(len(values), 'number')}, and '{spec.name}' is {spec}",
-            f"Give one, or {math.prod(sizes)}.",
-        )
-    wide = np.asarray(values, np.float64)
-    wide = wide.reshape(sizes) if len(values) == math.prod(sizes) else np.broadcast_to(wide, sizes)
-    made = wide.astype(dtype)
-    if dtype.kind in "iub" and not (made == wide).all():
-        raise DataError(f"{spec.name}.value does not fit its type {dtype.name}", "Give whole numbers in its range.")
-    return np.ascontiguousarray(made)
 
 
 def _told(spec: InputSpec, constant: np.ndarray) -> Preparation:
@@ -213,20 +191,25 @@ def _labels(pictures: Pictures, facts: ModelFacts) -> Callable[[], Mapping[str, 
     def read() -> Mapping[str, np.ndarray]:
         if pictures.classes is None:
             return {}
-        numbers = _numbers(pictures, facts)
+        numbers = class_numbers(pictures.names, pictures.label, facts)
         return {"_label": np.array([numbers[one] if numbers else one for one in pictures.classes], np.int64)}
 
     return read
 
 
-def _numbers(pictures: Pictures, facts: ModelFacts) -> list[int]:
-    """Return each class's place among the outputs: by its name, the folder's number, or their order.
+def class_numbers(given: Sequence[str], label: str, facts: ModelFacts) -> list[int]:
+    """Return the number of each class among the model's outputs: by name, by the folder's number, or by their order.
+
+    Args:
+        given: Names of the folders.
+        label: Names where they are, for messages.
+        facts: Of the model.
 
     Raises:
         DataError: None of that fits.
 
     """
-    names = list(pictures.names)
+    names = list(given)
     if not names:
         return []
     known = {name.lower(): index for index, name in reversed(list(enumerate(class_names(facts))))}
@@ -237,6 +220,6 @@ def _numbers(pictures: Pictures, facts: ModelFacts) -> list[int]:
     if facts.classes in (None, len(names)):
         return list(range(len(names)))
     raise DataError(
-        f"{pictures.label} has {len(names)} folders of classes, and the model tells {facts.classes} apart",
+        f"{label} has {len(names)} folders of classes, and the model tells {facts.classes} apart",
         "Name the folders by the numbers of their classes: 0, 1, 2, …",
     )
