@@ -58,7 +58,7 @@ CONVENTIONS: dict[str, Convention] = {
             PublishedFile("onnx/model_qint8_avx2.onnx", "x86 with AVX2 or AVX-512, without VNNI", "cpu-avx2"),
             PublishedFile("onnx/model_qint8_arm64.onnx", "Arm64", "cpu-arm64"),
         ),
-        "model_quint8_avx2.onnx: the file for AVX2 has int8 weights that cannot saturate, and says so in its name",
+        "model_quint8_avx2.onnx: the file for AVX2 has int8 weights, and says so in its name",
     ),
     "transformers.js": Convention(
         "transformers.js",

@@ -25,6 +25,7 @@ from onnxq.progress import Observer
 from onnxq.publish.conventions import Convention, PublishedFile, find_convention
 from onnxq.publish.model_card import ExportedFile, model_card
 from onnxq.search.budget import Budget
+from onnxq.targets import families_of
 
 CARD = "onnxq-model-card.md"
 BLOCK = 32  # weights that share a scale in 4 bits, as in the files of transformers.js
@@ -108,7 +109,8 @@ def _write(source: Path, file: PublishedFile, name: str, path: Path, settings: M
         return ExportedFile.of_float(name, file.serves, path)
     recipe = "auto" if file.bits is None else in_blocks(file.bits, BLOCK, file.target)
     target = file.target if file.bits is None else None
-    return ExportedFile.of_report(name, file.serves, quantize(source, recipe, output=path, target=target, **settings))
+    report = quantize(source, recipe, output=path, target=target, **settings)
+    return ExportedFile.of_report(name, file.serves, report, families_of(file.target))
 
 
 def _refuse_existing(source: Path, folder: Path, names: Sequence[str], *, force: bool) -> None:

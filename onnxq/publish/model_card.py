@@ -5,7 +5,7 @@ Tests: `tests/publish/test_export.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -26,7 +26,8 @@ class ExportedFile:
         serves: The computer or setting that loads it.
         recipe: Name of the recipe; `float` for the float model.
         bytes: Its size, external data included.
-        sqnr: Of the worst output on the samples, in dB; None for the float model.
+        sqnr: Of the worst output on the samples, in dB, on the worst family that the file is for. None for the float
+            model, and if it could not be evaluated.
         samples: What it was compared on; None for the float model.
         metric: Value of the task metric; None if none was asked for.
         latencies: By family of processors, its predicted latency as a share of float's.
@@ -50,12 +51,24 @@ class ExportedFile:
         return cls(name, serves, FLOAT, total)
 
     @classmethod
-    def of_report(cls, name: str, serves: str, report: Report) -> Self:
-        """Describe a quantized model by the report of its run."""
+    def of_report(cls, name: str, serves: str, report: Report, families: Collection[str]) -> Self:
+        """Describe a quantized model by the report of its run.
+
+        Args:
+            name: Its path in the folder.
+            serves: The computer or setting that loads it.
+            report: Of `quantize`.
+            families: Those that the file is for. Their SQNR counts saturation, whichever processor ran the model.
+
+        """
         comparison = report.comparison
         measured = None if comparison is None or comparison.metric is None else comparison.metric.quantized_value
         latencies = {one.family: one.latency for one in report.families if one.latency is not None}
-        sqnr = None if comparison is None else comparison.worst_sqnr
+        found = [one.sqnr for one in report.families if one.family in families]
+        known = [sqnr for sqnr in found if sqnr is not None]
+        sqnr = min(known) if known and len(known) == len(found) else None
+        if not found and comparison is not None:
+            sqnr = comparison.worst_sqnr
         return cls(name, serves, report.recipe, report.output_bytes or 0, sqnr, report.samples, measured, latencies)
 
     def as_dict(self) -> dict[str, Any]:
@@ -79,7 +92,9 @@ def table(files: Sequence[ExportedFile]) -> tuple[list[str], list[list[str]]]:
     head = ["file", "for", "size", "SQNR", *(["metric"] if measured else []), *families]
     rows = []
     for file in files:
-        row = [file.name, file.serves, size(file.bytes), NOTHING if file.sqnr is None else decibels(file.sqnr)]
+        unknown = NOTHING if file.recipe == FLOAT else "not known"
+        sqnr = unknown if file.sqnr is None else decibels(file.sqnr)
+        row = [file.name, file.serves, size(file.bytes), sqnr]
         if measured:
             row.append(NOTHING if file.metric is None else f"{file.metric:.4g}")
         latencies = (file.latencies.get(family) for family in families)
@@ -97,8 +112,9 @@ def model_card(ecosystem: str, files: Sequence[ExportedFile], skipped: Sequence[
         f"|{'---|' * len(head)}",
         *(f"| `{row[0]}` | {' | '.join(row[1:])} |" for row in rows),
         "",
-        "SQNR is the signal-to-quantization-noise ratio of the worst output against the float model. 20 dB is an error",
-        "of a tenth of the signal, 40 dB of a hundredth. Columns of processors give the predicted speed against float.",
+        "SQNR is the signal-to-quantization-noise ratio of the worst output against the float model, on the worst of",
+        "the processors that the file is for. 20 dB is an error of a tenth of the signal, 40 dB of a hundredth.",
+        "Columns of processors give the predicted speed against float.",
     ]
     compared = dict.fromkeys(file.samples for file in files if file.samples)
     if compared:

@@ -12,6 +12,9 @@ from helpers import build, floats, node
 from onnxq.errors import NothingToQuantize, OutputError, RecipeError
 from onnxq.publish.conventions import CONVENTIONS
 from onnxq.publish.export import CARD, export
+from onnxq.publish.model_card import ExportedFile, table
+from onnxq.report import Report
+from onnxq.verification.families import FamilyFigures
 
 HUB = ["onnx/model.onnx", *(f"onnx/model_qint8{end}.onnx" for end in ("", "_avx512_vnni", "_avx2", "_arm64"))]
 
@@ -92,3 +95,16 @@ def test_files_that_exist_are_not_replaced_unasked(here: Path) -> None:
         export("m.onnx", "sherpa", "d.npz")
     with pytest.raises(RecipeError, match="no file names for 'hugging'"):
         export("m.onnx", "hugging", "out")
+
+
+@pytest.mark.parametrize(
+    ("families", "sqnr"),
+    [(("cpu-avx2",), 21.0), (("cpu-vnni",), 40.0), (("cpu-avx2", "cpu-vnni"), 21.0), (("cpu-vnni", "web"), None)],
+)
+def test_the_sqnr_is_that_of_the_processors_that_a_file_is_for(families: tuple[str, ...], sqnr: float | None) -> None:
+    """Products saturate on AVX2: a file for it is as good as it is there, not as on the processor at hand."""
+    known = (("cpu-avx2", 21.0), ("cpu-vnni", 40.0), ("web", None))
+    figures = tuple(FamilyFigures(name, value) for name, value in known)
+    file = ExportedFile.of_report("m.onnx", "x86", Report(Path("m"), 0, "auto", (), families=figures), families)
+    assert file.sqnr == sqnr
+    assert table([file])[1][0][3] == ("not known" if sqnr is None else f"{sqnr:.1f} dB")
