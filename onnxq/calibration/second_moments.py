@@ -83,12 +83,12 @@ class LayerMoments:
         return made
 
     def fitted(self) -> Gram:
-        """The half to make choices on; both where all samples are in the other."""
-        return self._gram(self.halves[:1] if self.halves[0].rows else self.halves)
+        """The half to make choices on; both where all samples of a shard are in the other."""
+        return self._gram(self.halves[:1] if self.halves[0].rows or not self.before else self.halves)
 
     def held_out(self) -> Gram:
-        """The half to judge them on; both where all samples are in the other."""
-        return self._gram(self.halves[1:] if self.halves[1].rows else self.halves)
+        """The half to judge them on; both where all samples of a shard are in the other."""
+        return self._gram(self.halves[1:] if self.halves[1].rows or not self.before else self.halves)
 
     def total(self) -> Gram:
         """Both halves."""
