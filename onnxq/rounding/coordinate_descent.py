@@ -38,11 +38,21 @@ def part_of(bounds: Bounds, index: Any) -> Bounds:
     return (low[index] if isinstance(low, np.ndarray) else low), (high[index] if isinstance(high, np.ndarray) else high)
 
 
+def limit(codes: np.ndarray, bounds: Bounds) -> np.ndarray:
+    """Keep codes within bounds, in place.
+
+    NumPy's `clip` does the same in ten times the time of a column, of which a search has tens of thousands.
+    """
+    np.maximum(codes, bounds[0], out=codes)
+    np.minimum(codes, bounds[1], out=codes)
+    return codes
+
+
 def nearest(weight: np.ndarray, steps: np.ndarray, bounds: Bounds) -> np.ndarray:
     """Round each element by itself, to codes within bounds."""
     codes: np.ndarray = weight / steps
     np.rint(codes, out=codes)
-    return np.clip(codes, *bounds, out=codes)
+    return limit(codes, bounds)
 
 
 def errors(weight: np.ndarray, codes: np.ndarray, steps: np.ndarray, H: np.ndarray) -> np.ndarray:
@@ -97,7 +107,7 @@ class Feedback:
                 np.subtract(wanted, code, out=code)
                 code /= step
                 np.rint(code, out=code)
-                np.clip(code, *part_of(bounds, np.s_[:, start + j]), out=code)
+                limit(code, part_of(bounds, np.s_[:, start + j]))
                 change[:, j] = code * step - wanted
                 strip[:, j + 1 :] += corner[:, j + 1 :, j, None] * change[:, j, None]
             owed[:, stop:] += self.factor[:, stop:, start:stop] @ change
@@ -212,4 +222,4 @@ def _best(codes: np.ndarray, slope: np.ndarray, inverse: np.ndarray, steps: np.n
     best /= steps
     np.subtract(codes, best, out=best)
     np.rint(best, out=best)
-    return np.clip(best, *bounds, out=best)
+    return limit(best, bounds)
