@@ -153,7 +153,7 @@ def settle_accuracy(variants: Variants, budget: Budget) -> SearchOutcome:
         if not variants.replan(found.choices)[0].plan.quantized():
             raise CheckFailed(f"only the float model meets the budget: {meets.last}", RAISE)
     else:
-        found = _towards_goals(variants, ranked, found)
+        found = _towards_goals(variants, ranked, found, keeps_weights=budget.max_size is None)
         if budget.max_size is None:
             found = keep_small_weights_float(variants, ranked, found)
     return SearchOutcome(_stored_unless_worthwhile(variants, found.choices), contributions)
@@ -168,8 +168,18 @@ def _stored_unless_worthwhile(variants: Variants, choices: Choices) -> Choices:
     return {**choices, **{node_key(node): Override("weight-int8", NOT_WORTHWHILE) for node in rest}}
 
 
-def _towards_goals(variants: Variants, ranked: list[Candidate], found: SearchResult) -> SearchResult:
-    """Go from goal to goal, as far as what is given back by then is worth it."""
+def _towards_goals(
+    variants: Variants, ranked: list[Candidate], found: SearchResult, *, keeps_weights: bool = False
+) -> SearchResult:
+    """Go from goal to goal, as far as what is given back by then is worth it.
+
+    Args:
+        variants: What is tried.
+        ranked: The nodes, in the order in which they are returned.
+        found: The choices so far.
+        keeps_weights: Whether weights may stay float for a goal that may take any time: the file grows by them.
+
+    """
     before, judge = variants.prepared.plan, variants.split.goal_evaluator
     if judge is not variants.judge and found.sqnr is not None and found.sqnr < ENOUGH:
         found = replace(found, sqnr=judge.sqnr(variants.model(found.choices)))
@@ -183,8 +193,9 @@ def _towards_goals(variants: Variants, ranked: list[Candidate], found: SearchRes
         def meets(model: Model, goal: float = goal) -> bool:
             return judge.sqnr(model) >= goal
 
-        reached = _more_accurate(variants, ranked, meets, found, stages=1, most=most)
-        if not reached.met:
+        stages = 2 if keeps_weights and math.isinf(most) else 1
+        reached = _more_accurate(variants, ranked, meets, found, stages=stages, most=most)
+        if not reached.met or not variants.replan(reached.choices)[0].plan.quantized():
             break
         found = replace(reached, sqnr=goal)
     return found

@@ -1,4 +1,4 @@
-"""What onnxq makes of a folder of models that others trained: error on other samples, latency and size.
+"""Measure a folder of models that others trained: error on other samples, latency and size.
 
     python tests/bench/bench_real.py FOLDER [PATTERN ...] [--samples N] [--recipe NAME] [--target NAME]
 
@@ -48,7 +48,8 @@ def judge(model: Path, calibration: Path, held_out: Path, options: argparse.Name
         seconds = time.perf_counter() - started
         baseline = prepare(load(model), with_data=False).model
         found = compare(baseline.serialize(), target, open_samples([held_out], input_specs(baseline)))
-        assert found.latency is not None and report.comparison is not None
+        assert found.latency is not None
+        assert report.comparison is not None
         predicted = max((family.latency for family in report.families if family.latency is not None), default=1.0)
         figures = [f"{found.worst_sqnr:.1f} dB", f"{report.comparison.worst_sqnr:.1f} dB"]
         figures += [f"{found.latency.ratio:.2f}", f"{predicted:.2f}"]

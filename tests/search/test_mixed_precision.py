@@ -292,6 +292,34 @@ def test_a_model_of_no_use_is_not_what_auto_gives(tmp_path, monkeypatch):
     assert aimed >= 20
 
 
+def test_weights_whose_rounding_spoils_the_model_stay_float(tmp_path):
+    """Codes of a weight with a row 3000 times as large round all other rows to nothing, which 0.6 dB are left of."""
+    generator = np.random.default_rng(0)
+    weights = {f"w{i}": (generator.standard_normal((48, 48)) / 7).astype(np.float32) for i in range(3)}
+    weights["w0"][0] *= 3000
+    nodes = [
+        node("MatMul", "x w0", "m0"),
+        node("Tanh", "m0", "t0"),
+        node("MatMul", "t0 w1", "m1"),
+        node("Tanh", "m1", "t1"),
+        node("MatMul", "t1 w2", "y"),
+    ]
+    path = tmp_path / "large_row.onnx"
+    path.write_bytes(build(nodes, {"x": [1, 48]}, ["y"], weights).SerializeToString())
+    samples = [{"x": generator.standard_normal((1, 48)).astype(np.float32)} for _ in range(12)]
+    for sample in samples:
+        sample["x"][0, 0] = 0  # what the large row is multiplied with
+    report = quantize(path, output=tmp_path / "q.onnx", samples=samples)
+    assert report.comparison.worst_sqnr >= 20
+    assert [n.scheme for n in report.nodes if n.op_type == "MatMul"] == [None, "weight-int8", "weight-int8"]
+    kept = next(n for n in report.nodes if n.op_type == "MatMul")
+    assert kept.reason.startswith("kept float: in 8 bit it made")
+    bound = quantize(
+        path, output=tmp_path / "small.onnx", samples=samples, budget=Budget(max_size=int(0.4 * path.stat().st_size))
+    )
+    assert [n.scheme for n in bound.nodes if n.op_type == "MatMul"] == ["weight-int8"] * 3
+
+
 @pytest.mark.parametrize(("few", "all_tried", "asked"), [(40.0, 15.0, 1), (15.0, 40.0, 0), (ENOUGH, 15.0, 0)])
 def test_goals_are_held_against_all_samples_that_are_tried_on(monkeypatch, few, all_tried, asked):
     """Of a few pictures, one that is larger than the others decides: 9.5 dB by eight where all 24 say 16.8."""
