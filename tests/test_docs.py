@@ -300,3 +300,29 @@ def test_versions_agree() -> None:
 def test_no_page_names_what_a_stranger_does_not_have() -> None:
     for page in (*PAGES, ROOT / "CHANGELOG.md"):
         assert "shared/" not in page.read_text("utf-8")
+
+
+SITE = ROOT / "docs" / "site" / "mkdocs.yml"
+
+
+def test_the_api_page_describes_every_public_name_once() -> None:
+    listed = re.findall(
+        r"^::: onnxq\.(\w+)$", (ROOT / "docs" / "reference" / "api.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert sorted(listed) == sorted(set(onnxq.__all__) - {"STEPS", "__version__"})
+
+
+def test_the_site_has_every_page_but_the_decisions() -> None:
+    text = SITE.read_text("utf-8")
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    listed = re.findall(r"^ +- (?:[^:\n]+: )?(\S+\.md)$", text, re.MULTILINE)
+    assert sorted(listed) == sorted(page for page in pages if not page.startswith(("decisions/", "packaging/")))
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocstrings")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", SITE, "-d", tmp_path / "site"]
+    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+    assert "onnxq.quantize" in (tmp_path / "site" / "reference" / "api.html").read_text("utf-8")

@@ -32,10 +32,14 @@ Run = Callable[[Sample], list[np.ndarray]]
 
 
 def samples(model: Path, data: Path) -> list[Sample]:
-    """Read samples as onnxq reads them."""
+    """Read samples as onnxq reads them, one row each."""
     loaded = load(model)
     normalise(loaded, needs=("drop_initializer_inputs",))
-    return [dict(sample) for sample in open_samples([data], input_specs(loaded))]
+    found: list[Sample] = []
+    for sample in open_samples([data], input_specs(loaded)):
+        rows = max(array.shape[0] if array.ndim else 1 for array in sample.values())
+        found += [{name: array[row : row + 1] for name, array in sample.items()} for row in range(rows)]
+    return found
 
 
 def compiled(core: ov.Core, model: Any) -> Run:
@@ -53,8 +57,7 @@ def sqnr(expected: list[list[np.ndarray]], got: list[list[np.ndarray]]) -> float
             continue
         signal = sum(float(np.sum(np.square(run[place], dtype=np.float64))) for run in expected)
         noise = sum(
-            float(np.sum(np.square(a[place].astype(np.float64) - b[place])))
-            for a, b in zip(expected, got, strict=True)
+            float(np.sum(np.square(a[place].astype(np.float64) - b[place]))) for a, b in zip(expected, got, strict=True)
         )
         worst = min(worst, 10 * np.log10(signal / noise) if noise else np.inf)
     return float(worst)
