@@ -224,6 +224,7 @@ def _with_figures(one: Explanation, report: Report) -> Explanation:
         contribution=next((found for found in report.sensitivity if found.tensor in tensors), None),
         activations=tuple(activation for activation in report.activations if name in activation.nodes),
         layers=tuple(layer for layer in layers if layer.node == name),
+        saturation=next((cure for cure in report.saturation if cure.node == name), None),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from onnxq.hazards import Hazard
 from onnxq.report import Activation, NodeReport, record_dict
+from onnxq.rounding.saturation_cures import SaturationCure
 from onnxq.verification.records import Contribution, LayerComparison
 
 
@@ -83,6 +84,7 @@ class Explanation:
         activations: What was measured of the activations that it holds in codes; empty without data.
         layers: The errors of its outputs; empty without data.
         hazards: What versions of onnxruntime make of what it becomes.
+        saturation: What keeps its products within 16 bits; None where nothing has to, or without data.
 
     """
 
@@ -97,6 +99,7 @@ class Explanation:
     activations: tuple[Activation, ...] = ()
     layers: tuple[LayerComparison, ...] = ()
     hazards: tuple[Hazard, ...] = ()
+    saturation: SaturationCure | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON: numbers that are not finite are null."""
@@ -112,4 +115,5 @@ class Explanation:
             "activations": [record_dict(activation) for activation in self.activations],
             "layers": [record_dict(layer) for layer in self.layers],
             "hazards": [hazard.as_dict() for hazard in self.hazards],
+            "saturation": None if self.saturation is None else asdict(self.saturation),
         }

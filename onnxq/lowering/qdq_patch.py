@@ -6,7 +6,6 @@ Tests: `tests/lowering/test_rewrite.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -19,7 +18,7 @@ from onnxq.ir import ArrayTensor, Graph, Node, Patch, Tensor, Value
 from onnxq.ops.forms.block_codes import BlockCodes
 from onnxq.ops.forms.family import QuantizedForm
 from onnxq.ops.forms.per_row_scales import unfolded
-from onnxq.ops.forms.saturating_pairs import SAFE_BITS, could_saturate
+from onnxq.ops.forms.saturating_pairs import could_saturate
 from onnxq.ops.forms.scheme import Scheme
 from onnxq.planning.ort_workarounds import computed_in_codes
 from onnxq.planning.planner import Plan
@@ -208,11 +207,11 @@ class QuantizingPatch(Patch):
             block_size,
             None if self.anchor is None else summed_pairs(self.anchor, weight, scheme),
         )
-        coded = weights.codes(weight, coding, minimum, self._label)
+        name = "" if self.anchor is None else self.anchor.display_name
+        coded = weights.codes(weight, coding, minimum, self._label, name)
         node = self.anchor if scheme.reduce_range else None
         if node is not None and weight in node.inputs[1:2] and could_saturate(node, coded[0], scheme):
-            weights.reduced[self._label] = None
-            return weights.codes(weight, replace(coding, bits=SAFE_BITS), minimum, self._label)
+            return weights.reduce(weight, coding, minimum, self._label, name)
         return coded
 
     def block_codes(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme) -> BlockCodes:

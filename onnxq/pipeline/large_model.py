@@ -74,7 +74,7 @@ def quantize_large(
         report = replace(report, notes=(*report.notes, STAGED if solutions else SIMPLER))
         weights = Weights(spool=spool, solutions=solutions)
         model = finalize(rewrite(prepared.model, prepared.plan, qparams, weights), prepared)
-        report = replace(report, notes=(*report.notes, *weights.notes()))
+        report = replace(report, notes=(*report.notes, *weights.notes()), saturation=weights.cures())
     observer.step("verify")
     probe = probe.limit(SAMPLES) if prepared.fast else probe
     comparison = compare(baseline, model, probe, progress=observer.progress)

@@ -332,7 +332,8 @@ def search_and_rewrite(
     variants.weights.begin_notes()
     model = rewrite(prepared.model, prepared.plan, qparams, variants.weights)
     notes = (*report.notes, *settled.notes, *variants.weights.notes())
-    return prepared, model, replace(report, notes=notes, weights=variants.weights.chosen(), latencies=latencies)
+    report = replace(report, notes=notes, latencies=latencies)
+    return prepared, model, replace(report, weights=variants.weights.chosen(), saturation=variants.weights.cures())
 
 
 def add_metric(

@@ -46,6 +46,7 @@ def report_dict(report: ReportData) -> dict[str, Any]:
         "returned": list(report.returned),
         "sensitivity": [record_dict(contribution) for contribution in report.sensitivity],
         "weights": [record_dict(weight) for weight in report.weights],
+        "saturation": [asdict(cure) for cure in report.saturation],
         "timings": None if report.timings is None else report.timings.as_dict(),
         "families": [record_dict(family) for family in report.families],
         "preparations": [asdict(one) for one in report.preparations],

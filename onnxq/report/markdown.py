@@ -27,6 +27,7 @@ def markdown(report: ReportData) -> str:
         _result(report),
         _inputs(report),
         _families(report),
+        _saturation(report),
         _sensitivity(report),
         _layers(report.comparison),
         "## Nodes\n",
@@ -109,6 +110,18 @@ def _families(report: ReportData) -> str:
         for family in report.families
     ]
     return "\n".join(["## Processors\n", _table(("family", "SQNR", "predicted latency", ""), rows)])
+
+
+def _saturation(report: ReportData) -> str:
+    """Say what keeps products within 16 bits on x86 processors without VNNI, layers that need it first."""
+    if not report.saturation:
+        return ""
+    needed = sorted(report.saturation, key=lambda cure: cure.cure == "none needed")
+    rows = [
+        (_code(one.node), one.cure, "" if one.pairs is None else str(one.pairs), _plain(one.because)) for one in needed
+    ]
+    text = "What keeps the products of each layer exact on x86 processors without VNNI.\n"
+    return "\n".join(["## Saturation\n", text, _table(("node", "cure", "pairs", "because"), rows)])
 
 
 def _sensitivity(report: ReportData) -> str:

@@ -19,6 +19,7 @@ from onnxq.planning.decision import FOR_SIZE
 from onnxq.planning.planner import Plan, node_key
 from onnxq.report.activations import Activation
 from onnxq.report.result_warnings import result_warnings
+from onnxq.rounding.saturation_cures import SaturationCure
 from onnxq.rounding.summary import RoundingSummary
 from onnxq.targets.timings import Timings
 from onnxq.text import FLOAT
@@ -68,6 +69,7 @@ class ReportData:
         returned: Names of the nodes that a search returned to float for the sake of accuracy.
         sensitivity: What each quantized node adds to the error of the outputs; empty where nobody measured it.
         weights: How the codes of weights were chosen; empty where all were rounded to nearest.
+        saturation: What keeps each layer's integer products within 16 bits; empty where nothing has to.
         timings: Kernel times that decided; None where those that come with onnxq did.
         latencies: Predicted latency in that of float, by family of processors.
         families: SQNR and predicted latency on each family of processors; empty where nothing ran.
@@ -96,6 +98,7 @@ class ReportData:
     returned: tuple[str, ...] = ()
     sensitivity: tuple[Contribution, ...] = ()
     weights: tuple[RoundingSummary, ...] = ()
+    saturation: tuple[SaturationCure, ...] = ()
     timings: Timings | None = None
     latencies: Mapping[str, float] = field(default_factory=dict)
     families: tuple[FamilyFigures, ...] = ()

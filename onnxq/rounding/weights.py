@@ -17,13 +17,16 @@ from onnxq.errors import ModelError
 from onnxq.ir import Node, Tensor, Value
 from onnxq.ir.storage.scratch_file import SPOOLED, Spool
 from onnxq.ops.forms.block_codes import BlockCodes
+from onnxq.ops.forms.saturating_pairs import SAFE_BITS
 from onnxq.ops.forms.scheme import Scheme
 from onnxq.planning.planner import Plan, node_key
 from onnxq.rounding.block_solver import BlockSolution, solve_blocks
 from onnxq.rounding.gptq import RoundedWeight
 from onnxq.rounding.jobs import RoundingJob, RoundingResult, WeightRows, solve_all, solve_codes
 from onnxq.rounding.round_to_nearest import nearest_codes
+from onnxq.rounding.saturation_cures import SaturationCure, merged, pair_cure, seven_bits
 from onnxq.rounding.saturation_limits import (
+    FULL,
     PairLimits,
     Summed,
     largest_codes,
@@ -77,10 +80,6 @@ class Weights:
         exact: Let codes be such that products of neighbours saturate on some processors, where a trial runs on exact
             arithmetic and is about something else.
 
-    Attributes:
-        reduced: Nodes whose weights were given 7 bits, by name, in order.
-        limited: How many pairs of neighbouring codes of a node's weight could have saturated and were limited, by name.
-
     Raises:
         ModelError: A weight holds NaN or infinity.
 
@@ -109,14 +108,12 @@ class Weights:
         self._rounded: dict[Key, RoundedWeight] = solve_all(self._jobs) if self._jobs else {}
         self._known: dict[Key, RoundingResult] = {}
         self._above_floors: dict[tuple[Key, bytes], RoundingResult] = {}
-        self.reduced: dict[str, None] = {}
-        self.limited: dict[str, int] = {}
-        self._saturating: dict[Key, int] = {}
+        self._cures: dict[tuple[str, Tensor], SaturationCure] = {}
+        self._saturating: dict[Key, tuple[int, bool]] = {}  # pairs that could, and whether samples tell
 
     def begin_notes(self) -> None:
         """Forget which nodes asked for codes so far: variants that were tried are not to be reported."""
-        self.reduced.clear()
-        self.limited.clear()
+        self._cures.clear()
 
     def learn(self, plan: Plan, qparams: Mapping[Value, QParams], stats: Stats, layers: MeasuredLayers) -> None:
         """Choose codes of 4 bit that another plan asks for; those of 8 bit stay as they are."""
@@ -129,7 +126,9 @@ class Weights:
         if jobs:
             self._above_floors.clear()
 
-    def codes(self, weight: Value, coding: WeightSpec, minimum: np.ndarray | None, reader: str) -> RoundingResult:
+    def codes(
+        self, weight: Value, coding: WeightSpec, minimum: np.ndarray | None, reader: str, name: str = ""
+    ) -> RoundingResult:
         """Quantize a weight.
 
         Args:
@@ -137,6 +136,7 @@ class Weights:
             coding: How to.
             minimum: Least scale, broadcasting against the scales; for biases that would overflow otherwise.
             reader: The node that reads it, for the message.
+            name: What lists call the node; `reader` by default.
 
         Returns:
             int8 codes of the weight's shape, and float32 scales of the same rank with 1 along the shared axes, or as
@@ -153,8 +153,9 @@ class Weights:
         coded = self._known[key]
         if minimum is not None and not _above(coded, minimum, coding):
             coded = self._floored(weight, coding, minimum, reader)
-        if self._saturating.get(key):
-            self.limited[reader] = self._saturating[key]
+        if key in self._saturating:
+            pairs, measured = self._saturating[key]
+            self._cures[name or reader, weight.constant] = pair_cure(name or reader, pairs, measured=measured)
         return coded
 
     def _floored(self, weight: Value, coding: WeightSpec, minimum: np.ndarray, reader: str) -> RoundingResult:
@@ -166,6 +167,18 @@ class Weights:
                 del self._above_floors[next(iter(self._above_floors))]
             self._above_floors[key] = self._coded(weight, coding, minimum, reader)
         return self._above_floors[key]
+
+    def reduce(
+        self, weight: Value, coding: WeightSpec, minimum: np.ndarray | None, reader: str, name: str = ""
+    ) -> RoundingResult:
+        """Quantize a weight with 7 bits, as `codes` does with 8; the report names the node."""
+        assert weight.constant is not None
+        self._cures[name or reader, weight.constant] = seven_bits(name or reader)
+        return self.codes(weight, replace(coding, bits=SAFE_BITS), minimum, reader)
+
+    def cures(self) -> tuple[SaturationCure, ...]:
+        """Return what keeps products of each node's weights within 16 bits, in the order of their first question."""
+        return merged(self._cures.values())
 
     def block_codes(self, weight: Value, coding: WeightSpec, reader: str) -> BlockCodes:
         """Quantize a weight in blocks with a scale and a zero point each.
@@ -206,7 +219,8 @@ class Weights:
         job = self._jobs.get(key)
         pairs = _pairs(weight.constant, coding) if job is None else job.pairs
         if pairs is not None and key not in self._saturating:
-            self._saturating[key] = pairs.limited(_finite(rows.array(), weight, reader))
+            found = pairs.limited(_finite(rows.array(), weight, reader))
+            self._saturating[key] = found, bool((pairs.largest < FULL).any())
         if chosen in self._rounded:
             rounded = self._rounded[chosen]
             # rare, and only channels below the floor get coarser
@@ -252,12 +266,12 @@ class Weights:
     def notes(self) -> tuple[str, ...]:
         """Say how the codes were chosen, and what the weights got other than the usual 8 bits."""
         found = summary(self.chosen()) + ((self._remark,) if self._remark else ())
-        count = len(self.limited)
+        count = sum(cure.cure == "pair limits" for cure in self._cures.values())
         if count:
             found = (*found, LIMITED.format("1 weight" if count == 1 else f"{count} weights"))
-        if not self.reduced:
+        names = [cure.node for cure in self.cures() if cure.cure == "7 bits"]
+        if not names:
             return found
-        names = list(self.reduced)
         more = f" and {len(names) - MOST_NAMES} more nodes" if len(names) > MOST_NAMES else ""
         return (
             *found,

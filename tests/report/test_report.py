@@ -102,6 +102,7 @@ def test_json(report: Report) -> None:
         "warnings": [],
         "preparations": [],
         "weights": [],
+        "saturation": [],
         "activations": [],
     }  # fmt: skip
 

@@ -64,6 +64,8 @@ def _grounds(one: Explanation) -> list[tuple[Cell, ...]]:
     if one.contribution is not None:
         how = "run alone" if one.contribution.exact else "estimated"
         rows.append(("adds", f"{percent(one.contribution.share, 1)} of the outputs' error ({how})"))
+    if one.saturation is not None:
+        rows.append(("saturation", f"{one.saturation.cure}: {one.saturation.because}"))
     rows += [("runtime", printable(hazard.advice)) for hazard in one.hazards]
     return rows
 
