@@ -47,7 +47,7 @@ def test_a_node_that_is_changed_or_goes_with_the_change(ask, about: str) -> None
     found = ask(model(RMS), "rms_norm_reciprocal", about)
     assert (found.applies, found.reason) == (True, "")
     assert (found.phase, found.node) == ("simplify", about)
-    assert found.summary.startswith("Where a root mean square divides")
+    assert found.summary.startswith("Write the product with a reciprocal root mean square")
 
 
 def test_the_reason_of_a_pattern(ask) -> None:
