@@ -5,6 +5,7 @@
     ├── DataError                   2   calibration or test data do not fit the model
     ├── RecipeError                 2   a recipe or an option is wrong
     ├── ProjectError                2   the project file is missing or wrong
+    ├── EngineError                 2   an engine of other processes is gone, or its workers differ
     ├── OutputError                 2   the output exists already or cannot be written
     ├── CheckFailed                 1   the check said no: a budget or threshold was missed
     │   └── NothingToQuantize       1   no node could be quantized
@@ -62,6 +63,10 @@ class RecipeError(OnnxqError):
 
 class ProjectError(OnnxqError):
     """The project file, which lists the models of a repository, is missing or wrong."""
+
+
+class EngineError(OnnxqError):
+    """An engine that runs tasks elsewhere is gone, or a worker must not be used."""
 
 
 class OutputError(OnnxqError):

@@ -80,6 +80,7 @@ STEPS: dict[str, StepWords] = {
     "metric": StepWords("measuring the metric", "sample"),
     "save": StepWords("writing"),
     "build": StepWords("building"),
+    "shards": StepWords("measuring shards", "shard"),
     "merge": StepWords("adding shards"),
     "run": StepWords("running", "sample"),
 }

@@ -14,14 +14,16 @@ from onnxq.cli.options import (
     CustomOps,
     Data,
     Exclude,
+    ExecutorName,
     Force,
+    Jobs,
     Model,
     Only,
     RecipeName,
     SampleLimit,
     Target,
     takes_reading,
-    use_custom_ops,
+    use_runtime,
 )
 from onnxq.data.reading import PLAIN, Reading
 
@@ -42,6 +44,16 @@ ShardOf = Annotated[
         show_default=False,
     ),
 ]
+ShardCount = Annotated[
+    int | None,
+    typer.Option(
+        "--shards",
+        metavar="N",
+        min=1,
+        help="With --executor: cut the samples into so many tasks; by default 16.",
+        show_default=False,
+    ),
+]
 
 
 @takes_reading
@@ -57,6 +69,9 @@ def calibrate(
     samples: SampleLimit = None,
     custom_ops: CustomOps = [],  # noqa: B006
     shard: ShardOf = None,
+    executor: ExecutorName = None,
+    shards: ShardCount = None,
+    jobs: Jobs = None,
     force: Force = False,
 ) -> None:
     """Measure ranges once, for `onnxq quantize --stats`.
@@ -70,12 +85,22 @@ def calibrate(
     from onnxq.text import counted
 
     part = None if shard is None else parse_shard(shard)
+    _check_engine(shard, executor, shards)
     check_output(output, force=force, reads=(model, *data, recipe))
-    use_custom_ops(custom_ops)
+    use_runtime(custom_ops, jobs, None)
     asked = Calibration(
         model, tuple(data), reading, recipe, target, exclude=tuple(exclude), only=tuple(only), samples=samples
     )
     with TerminalObserver() as observer, following(observer):
+        if executor is not None:
+            from onnxq.distributed.calibrations import calibrate_on
+
+            stats, source = calibrate_on(
+                executor, asked, output, observer, shards=shards, processors=jobs or 1, custom_ops=tuple(custom_ops)
+            )
+            observer.step("save")
+            write_stats(output, stats, source, force=force)
+            return
         opened = open_calibration(asked, observer)
         if part is not None:
             from onnxq.calibration.shard_file import save_shard
@@ -87,10 +112,10 @@ def calibrate(
             of = f"{counted(measured, 'sample')} of {opened.blocks.samples}"
             note(f"{output}: shard {part[0]} of {part[1]}, {of} measured")
             return
-        stats = opened.measure(range(opened.blocks.count), observer).whole
-        assert stats is not None
+        whole = opened.measure(range(opened.blocks.count), observer).whole
+        assert whole is not None
         observer.step("save")
-        write_stats(output, stats, opened.prepared.source, force=force)
+        write_stats(output, whole, opened.prepared.source, force=force)
 
 
 def parse_shard(given: str) -> tuple[int, int]:
@@ -106,6 +131,21 @@ def parse_shard(given: str) -> tuple[int, int]:
     if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
         raise RecipeError(f"--shard {given} is no part of a whole", "Give its number and how many there are: 3/16.")
     return int(number), int(count)
+
+
+def _check_engine(shard: str | None, executor: str | None, shards: int | None) -> None:
+    """Refuse options that contradict each other, and what names no engine."""
+    from onnxq.errors import RecipeError
+
+    if executor is None:
+        if shards is not None:
+            raise RecipeError("--shards needs --executor", "Measure one shard with --shard K/N.")
+        return
+    if shard is not None:
+        raise RecipeError("--executor measures all shards, --shard only one", "Leave one of them out.")
+    from onnxq.distributed.engines import check_name
+
+    check_name(executor)
 
 
 def write_stats(output: Path, stats: Stats, source: str, *, force: bool) -> None:

@@ -155,6 +155,17 @@ Memory = Annotated[
 ]
 
 
+ExecutorName = Annotated[
+    str | None,
+    typer.Option(
+        "--executor",
+        metavar="ENGINE",
+        help="Do the work on dask://HOST:PORT, or on the executor that package.module:function returns.",
+        show_default=False,
+    ),
+]
+
+
 def use_runtime(libraries: Iterable[Path], most: int | None, memory: str | None) -> None:
     """Let onnxruntime know the libraries of `--custom-ops`, and keep to `--jobs` and `--memory`, if they are given."""
     use_custom_ops(libraries)

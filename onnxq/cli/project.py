@@ -63,9 +63,14 @@ def refuse_options(context: typer.Context, allowed: Collection[str]) -> None:
 
 
 def refuse_config(context: typer.Context) -> None:
-    """Refuse --config beside a MODEL, which is done without the project file."""
+    """Refuse --config and --executor beside a MODEL, which is done without the project file."""
     from onnxq.errors import ProjectError
 
+    if _was_given(context, "executor"):
+        raise ProjectError(
+            "--executor builds the models of a project, but one MODEL is named",
+            "Leave it out, or measure on it with `onnxq calibrate --executor`.",
+        )
     if _was_given(context, "config"):
         raise ProjectError(
             "--config is about the models of a project, but one MODEL is named", "Leave one of them out."
@@ -99,13 +104,18 @@ def build_project(
     force: bool,
     jobs: int | None,
     memory: str | None,
+    executor: str | None = None,
 ) -> None:
     """Build all models of the project that are out of date, several at a time, and print a line as each is done."""
-    refuse_options(context, ("config", "force", "jobs", "memory", "output_format"))
+    refuse_options(context, ("config", "force", "jobs", "memory", "executor", "output_format"))
     from onnxq.cli.options import use_runtime
     from onnxq.targets.host import available_processors
 
     use_runtime((), None, memory)
+    if executor is not None:
+        from onnxq.distributed.engines import check_name
+
+        check_name(executor)
 
     project = open_project(config)
     lines = _Lines([entry.quantized for entry in project.entries]) if output_format is Format.TEXT else None
@@ -122,7 +132,10 @@ def build_project(
     started = time.perf_counter()
     try:
         with observer:
-            _build(project.entries, jobs or available_processors(), observer, ended, force=force)
+            if executor is not None:
+                _build_on(executor, project.entries, jobs or 1, observer, ended, force=force)
+            else:
+                _build(project.entries, jobs or available_processors(), observer, ended, force=force)
     finally:  # after an interrupt, too: what is done stays
         _sum_up(Counter(built.state for built in done), time.perf_counter() - started)
     done.sort(key=lambda built: project.entries.index(built.entry))
@@ -150,6 +163,22 @@ def _build(
     for number, entry in enumerate(entries, 1):
         observer.label = f"{number} of {len(entries)}, {entry.source}"
         ended(next(build([entry], force=force, observer=observer)))
+
+
+def _build_on(
+    engine: str,
+    entries: Sequence[Entry],
+    processors: int,
+    observer: Progress,
+    ended: Callable[[Built], None],
+    *,
+    force: bool,
+) -> None:
+    """Build models on an engine, each with so many processors."""
+    from onnxq.distributed.builds import build_on
+
+    observer.step("build")
+    build_on(engine, entries, processors=processors, done=ended, force=force)
 
 
 class _Lines:

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onnxq.cli.options import Config, Force, Format, Jobs, Memory, OutputFormat, takes_options, use_runtime
+from onnxq.cli.options import (
+    Config,
+    ExecutorName,
+    Force,
+    Format,
+    Jobs,
+    Memory,
+    OutputFormat,
+    takes_options,
+    use_runtime,
+)
 from onnxq.pipeline.options import QuantizeOptions
 
 Model = Annotated[
@@ -60,6 +70,7 @@ def quantize(
     config: Config = None,
     jobs: Jobs = None,
     memory: Memory = None,
+    executor: ExecutorName = None,
 ) -> None:
     """Quantize a model, compare it with the float one, and write it.
 
@@ -69,7 +80,7 @@ def quantize(
     from onnxq.cli.project import build_project, refuse_config
 
     if model is None:
-        return build_project(context, config, output_format, force=force, jobs=jobs, memory=memory)
+        return build_project(context, config, output_format, force=force, jobs=jobs, memory=memory, executor=executor)
     refuse_config(context)
     use_runtime(options.custom_ops, jobs, memory)
     _check(report, (model, output, options.timings), force=force)

@@ -1,0 +1,153 @@
+"""A task where it is done: in a process of its own, which ends with its worker and with the run.
+
+Tests: `tests/distributed/test_runs.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from onnxq.distributed.lease import Watch
+from onnxq.errors import OnnxqError
+from onnxq.targets.host import limit_processors
+from onnxq.version import __version__
+
+# The code of the process: it finds modules where the worker does, and then its task
+START = (
+    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from onnxq.distributed.worker import work; work()"
+)
+POLL = 0.2  # seconds between two looks at the lease
+ENDING = 0.7  # seconds that a process gets to remove its temporary files
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The end of a task.
+
+    Attributes:
+        kind: `done`; `failed` with an error of onnxq; `refused`, as this worker must not do it; `died`, or `stopped`.
+        value: What the task gives, pickled, or a sentence.
+        worker: Where that was.
+
+    """
+
+    kind: Literal["done", "failed", "refused", "died", "stopped"]
+    value: Any
+    worker: str
+
+
+def installed() -> dict[str, str]:
+    """Return the versions that decide about bytes, of what is installed here."""
+    found = {"onnxq": __version__}
+    for name in ("onnxruntime", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "missing"
+    return found
+
+
+def perform(versions: dict[str, str], lease: str, processors: int, task: bytes) -> Answer:
+    """Do a task in a new process, and wait for it as long as the lease is there.
+
+    Args:
+        versions: From `installed`, where the run began.
+        lease: Path of its file.
+        processors: How many the task may use.
+        task: Pickled: an object with `run`.
+
+    """
+    name = f"{socket.gethostname()} (process {os.getpid()})"
+    here = installed()
+    other = [f"{key} {here[key]}, not {wanted}" for key, wanted in versions.items() if here.get(key) != wanted]
+    if other:
+        return Answer("refused", f"worker {name} has {'; '.join(other)}", name)
+    if not Path(lease).is_file():
+        return Answer("refused", f"worker {name} does not see {Path(lease).parent}", name)
+    process = subprocess.Popen(
+        [sys.executable, "-c", START], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        said = _wait(process, pickle.dumps(sys.path) + pickle.dumps((processors, task)), Watch(Path(lease)))
+    finally:
+        _end_process(process)
+    if said is None:
+        return Answer("stopped", "the run has ended", name)
+    if process.returncode != 0:
+        return Answer("died", f"its process on worker {name} ended with code {process.returncode}", name)
+    kind, value = pickle.loads(said)
+    return Answer(kind, value, name)
+
+
+def _wait(process: subprocess.Popen[bytes], task: bytes, watch: Watch) -> bytes | None:
+    """Return the answer of a process to its task; None where the run ends before."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    said: list[bytes] = []
+    stdout = process.stdout
+    reader = threading.Thread(target=lambda: said.append(stdout.read()), daemon=True)
+    reader.start()
+    with suppress(OSError):  # it has died already
+        process.stdin.write(task)
+        process.stdin.flush()  # it stays open: its end tells the process that the worker is gone
+    while reader.is_alive():
+        reader.join(POLL)
+        if reader.is_alive() and watch.is_over():
+            return None
+    process.wait()
+    return said[0] if said else b""
+
+
+def _end_process(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(ENDING)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with suppress(OSError):  # it did not take its task
+                stream.close()
+
+
+def work() -> None:
+    """Do the task that stdin names, and write what it gives to stdout; `perform` is at the other end of both."""
+    processors, task = pickle.load(sys.stdin.buffer)
+    limit_processors(processors)
+    signal.signal(signal.SIGTERM, _end)
+    threading.Thread(target=_end_with_worker, daemon=True).start()
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answer:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what functions of the user print is talk
+        try:
+            found: tuple[str, Any] = "done", pickle.loads(task).run()
+        except OnnxqError as error:
+            found = "failed", error
+        pickle.dump(found, answer)
+
+
+def _end_with_worker() -> None:
+    """End where stdin ends: the worker was killed. The main thread removes its temporary files first, if it can."""
+    os.read(sys.stdin.fileno(), 1)  # past the buffer, whose lock the end of the interpreter wants
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait(ENDING)
+    os._exit(1)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    """End by an exception, so that temporary files are removed; a module that is just imported may talk about it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    raise SystemExit(128 + number)
