@@ -79,7 +79,7 @@ def save_shard(path: Path, shard: Shard, *, force: bool = False) -> None:
         columns[f"{index}/{NAMES_KEY}"] = np.array(stats.names, dtype=np.str_)
         columns[f"{index}/{SAMPLES_KEY}"] = np.array(stats.samples, np.int64)
         columns |= {f"{index}/{key}": array for key, array in pack_stats(stats).items()}
-    write_arrays(path, columns, force=force)
+    write_arrays(path, columns, force=force, compress=False)  # it is read once, and soon
 
 
 def load_shard(path: Path) -> Shard:

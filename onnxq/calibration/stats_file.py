@@ -56,7 +56,7 @@ def save_stats(path: str | Path, stats: Stats, fingerprint: str, *, force: bool 
     write_arrays(Path(path), columns | pack_stats(stats), force=force)
 
 
-def write_arrays(path: Path, columns: Mapping[str, np.ndarray], *, force: bool = False) -> None:
+def write_arrays(path: Path, columns: Mapping[str, np.ndarray], *, force: bool = False, compress: bool = True) -> None:
     """Write arrays by name, atomically; the same arrays give the same bytes.
 
     Raises:
@@ -68,7 +68,7 @@ def write_arrays(path: Path, columns: Mapping[str, np.ndarray], *, force: bool =
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            np.savez_compressed(file, allow_pickle=False, **columns)
+            (np.savez_compressed if compress else np.savez)(file, allow_pickle=False, **columns)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
