@@ -87,7 +87,9 @@ def _dask(name: str) -> Iterator[Executor]:
         from distributed import Client
     except ImportError:
         raise RecipeError("dask:// needs dask.distributed", "Install it: pip install 'onnxq[dask]'") from None
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # a scheduler that goes away is one sentence
+    for each in ("distributed", "asyncio", "tornado", *logging.root.manager.loggerDict):
+        if each.partition(".")[0] in ("distributed", "asyncio", "tornado"):  # a scheduler that goes is one sentence
+            logging.getLogger(each).setLevel(logging.CRITICAL + 1)
     address = "tcp://" + name.removeprefix(DASK)
     try:
         with dask.config.set({"distributed.comm.timeouts.connect": CONNECTING}):

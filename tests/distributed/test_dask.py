@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -61,10 +61,14 @@ class Cluster:
         os.kill(random.choice(computing), signal.SIGKILL)
 
     def end(self) -> None:
+        below = [pid for worker in self.workers for pid in family(worker.pid)]
         for process in (*self.workers, self.scheduler):
-            process.terminate()
+            process.kill()
         for process in (*self.workers, self.scheduler):
             process.wait(30)
+        for pid in below:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
