@@ -15,6 +15,7 @@ import typer
 from onnxq.cli.calibrate import calibrate
 from onnxq.cli.check import check
 from onnxq.cli.completion import install, show
+from onnxq.cli.data import data
 from onnxq.cli.explain import explain
 from onnxq.cli.export import export
 from onnxq.cli.inspect import inspect
@@ -26,7 +27,7 @@ from onnxq.cli.terminal import Voice, note, speak
 from onnxq.cli.verify import verify
 from onnxq.errors import RecipeError
 
-COMMANDS = (quantize, plan, explain, calibrate, merge, verify, check, inspect, export, recipes)
+COMMANDS = (quantize, data, plan, explain, calibrate, merge, verify, check, inspect, export, recipes)
 Quiet = Annotated[
     bool,
     typer.Option(

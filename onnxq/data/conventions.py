@@ -88,6 +88,8 @@ def alternatives(summary: InputSummary) -> Iterator[Alternative]:
         for other in CONVENTIONS:
             if other is not own:
                 yield _converted(own, other, summary)
+    if len(summary.channels) == 3 and summary.channel_axis is not None:
+        yield _swapped(summary.channel_axis)
     for scale in (BYTE,) if summary.channel_axis is not None else (BYTE, SHORT):
         yield _scaled(f"values {scale:.0f} times as large", scale)
         yield _scaled(f"values divided by {scale:.0f}", 1 / scale)
@@ -122,6 +124,15 @@ def _converted(own: Convention, other: Convention, summary: InputSummary) -> Alt
         return np.asarray((unit - figures(other.mean)) / figures(other.std), array.dtype)
 
     return Alternative(f"{other.words} ({other.recipe}, where x is a picture of 0 … 255)", change)
+
+
+def _swapped(axis: int) -> Alternative:
+    """Return the values with red and blue in each other's place."""
+
+    def change(array: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(np.flip(array, axis))
+
+    return Alternative("the channels in the other order: RGB instead of BGR, or BGR instead of RGB", change)
 
 
 def _scaled(words: str, scale: float) -> Alternative:

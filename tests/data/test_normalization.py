@@ -39,10 +39,11 @@ def convolved(images: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return np.einsum("nchwij,ocij->nohw", windows, weight)
 
 
-def build(kind: Convention, *, folded: bool) -> Model:
+def build(kind: Convention, *, folded: bool, images: np.ndarray | None = None) -> Model:
     """Build Conv, BatchNormalization, Relu, Conv, Relu, a mean and Gemm, with the statistics of right data."""
     random = np.random.default_rng(2)
-    images, weights = as_convention(pictures(), kind).astype(np.float64), {}
+    given = pictures() if images is None else images
+    images, weights = as_convention(given, kind).astype(np.float64), {}
     nodes, read = [], "x"
     for index, channels in enumerate((8, 16)):
         weight = random.standard_normal((channels, images.shape[1], 3, 3)) / 3
@@ -104,6 +105,16 @@ def test_batchnorm_tells_another_convention_and_names_the_right_one(expects: Con
     found = warnings(build(expects, folded=False), as_convention(pictures(), given))
     assert [code for code, _ in found] == ["wrong-normalization"]
     assert expects.words in found[0][1] or expects.recipe in found[0][1]
+
+
+def test_batchnorm_tells_swapped_channels() -> None:
+    """Right data are warm: red is bright, blue is dark."""
+    images = pictures() * np.array([1.0, 0.5, 0.1], np.float32).reshape(1, 3, 1, 1)
+    model = build(UNIT, folded=False, images=images)
+    assert warnings(model, images) == []
+    found = warnings(model, np.ascontiguousarray(images[:, ::-1]))
+    assert [code for code, _ in found] == ["wrong-normalization"]
+    assert "RGB instead of BGR" in found[0][1]
 
 
 @pytest.mark.parametrize("factor", [255, 1 / 255])

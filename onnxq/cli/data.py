@@ -1,0 +1,113 @@
+"""`onnxq data`: what a model is going to see, and what looks wrong about it.
+
+Tests: `tests/cli/test_cli_data.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+from onnxq.cli.options import (
+    CustomOps,
+    Format,
+    Model,
+    OutputFormat,
+    SampleLimit,
+    declared,
+    takes_reading,
+    use_custom_ops,
+)
+from onnxq.data.reading import PLAIN, Reading
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from onnxq.data.examine import Examination
+    from onnxq.data.input_summary import InputSummary
+    from onnxq.data.samples import Samples
+
+MOST_LABELS = 8
+GivenData = Annotated[list[str], declared("data")]
+
+
+@takes_reading
+def data(
+    model: Model,
+    data: GivenData = [],  # noqa: B006  (typer reads the default and never hands it out)
+    reading: Reading = PLAIN,
+    samples: SampleLimit = None,
+    custom_ops: CustomOps = [],  # noqa: B006
+    output_format: OutputFormat = Format.TEXT,
+) -> None:
+    """Show what a model is going to see.
+
+    Warns of data that look wrong for the model. Only the first layers and a few whole runs are computed.
+    """
+    from onnxq.cli.terminal import TerminalObserver, show, warn
+    from onnxq.data.examine import examine
+    from onnxq.errors import DataError
+    from onnxq.ir import infer_types, load
+    from onnxq.progress import following
+    from onnxq.report import SCHEMA, to_json
+    from onnxq.stages.files import open_data
+
+    if not data:
+        raise DataError("no data is given", "Add --data.")
+    use_custom_ops(custom_ops)
+    with TerminalObserver() as observer, following(observer):
+        observer.step("load")
+        read = load(model)
+        infer_types(read)
+        given = open_data(read, data, None, samples, reading)
+        assert given is not None
+        observer.step("examine")
+        seen = examine(read, given, progress=observer.progress)
+    if output_format is Format.JSON:
+        sys.stdout.write(to_json({"schema": SCHEMA, "model": str(model), **as_dict(given, seen)}))
+        return
+    show(*tables(given, seen))
+    warn(seen.warnings)
+
+
+def as_dict(given: Samples, seen: Examination) -> dict[str, Any]:
+    """Return what there is to say, for programs."""
+    return {
+        "data": given.description,
+        "samples": seen.samples,
+        "inputs": [asdict(one) for one in seen.inputs],
+        "preparations": [asdict(one) for one in given.preparations],
+        "labels": sorted(given.labels()),
+        "notes": list(given.notes),
+        "warnings": [asdict(one) for one in seen.warnings],
+    }
+
+
+def tables(given: Samples, seen: Examination) -> list[RenderableType]:
+    """Return the screen: samples, inputs, channels, preprocessing and labels."""
+    from onnxq.cli.tables import columns, input_table
+    from onnxq.text import counted, truncate
+
+    shown: list[RenderableType] = [f"{given.description}, {counted(seen.samples, 'row')} in all", ""]
+    shown.append(input_table(seen.inputs))
+    channels = [row for one in seen.inputs for row in _channels(one)]
+    if channels:
+        shown += ["", columns(("channel of", "", "least", "greatest", "mean", "deviation"), channels, (2, 3, 4, 5))]
+    if given.preparations:
+        rows = [(one.input, one.words, one.origin or "the model's input") for one in given.preparations]
+        shown += ["", columns(("input", "preprocessing", "said by"), rows)]
+        shown += [f"  {one.input}: {one.assumed}" for one in given.preparations if one.assumed]
+    labels = sorted(given.labels())
+    if labels:
+        shown += ["", f"  labels: {', '.join(truncate(labels, MOST_LABELS))}"]
+    return shown
+
+
+def _channels(one: InputSummary) -> list[tuple[str, ...]]:
+    from onnxq.data.input_summary import short
+
+    return [
+        (one.name, str(index), short(found.least), short(found.greatest), short(found.mean), short(found.std))
+        for index, found in enumerate(one.channels)
+    ]
