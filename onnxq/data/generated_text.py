@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -24,6 +25,7 @@ MOST_SEQUENCES, FEWEST_SEQUENCES = 64, 8
 WORK = 1 << 18  # tokens to run in all
 ROUNDS = 8  # of drafts that the evaluator corrects
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
+FLOATS: Mapping[int | None, type[np.floating[Any]]] = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16}
 MASK, PLACES = "attention_mask", "position_ids"
 
 
@@ -34,6 +36,7 @@ class TextInput:
     Attributes:
         ids: Token ids `[batch, length]`.
         others: A mask of ones and numbers of places, if there are any.
+        caches: Keys and values of earlier tokens `[batch, heads, past, head]`: there are none.
         logits: `[batch, length, tokens]`.
         tokens: How many tokens there are.
         length: Of sequences.
@@ -42,6 +45,7 @@ class TextInput:
 
     ids: Value
     others: tuple[Value, ...]
+    caches: tuple[Value, ...]
     logits: Value
     tokens: int
     length: int
@@ -52,16 +56,20 @@ class TextInput:
         for value in self.others:
             numbers = np.ones_like(ids) if value.name == MASK else np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
             made[value.name] = numbers.astype(_dtype(value))
+        for value in self.caches:
+            heads, head = (int(size) for size in (value.shape or ())[1::2] if isinstance(size, int))
+            made[value.name] = np.zeros((len(ids), heads, 0, head), FLOATS[value.dtype])
         return made
 
 
 def text_input(model: Model) -> TextInput | None:
-    """Find the token ids and the logits of a decoder without a cache; None for any other model."""
+    """Find the token ids and the logits of a decoder whose cache, if it has one, can be empty; None for another."""
     inputs = [value for value in model.graph.inputs if value.tensor is None]
     others = tuple(value for value in inputs if value.name in (MASK, PLACES))
-    named = [value for value in inputs if value not in others]
+    caches = tuple(value for value in inputs if _is_cache(value))
+    named = [value for value in inputs if value not in others + caches]
     logits = model.graph.outputs[0] if model.graph.outputs else None
-    if len(named) != 1 or logits is None or any(value.dtype not in INTEGERS for value in inputs):
+    if len(named) != 1 or logits is None or any(value.dtype not in INTEGERS for value in (*named, *others)):
         return None
     ids, rows = named[0], [use.node.inputs[0] for use in named[0].uses if use.node.op_type == "Gather"]
     tables = [value.constant for value in rows if value is not None and value.constant is not None]
@@ -69,11 +77,19 @@ def text_input(model: Model) -> TextInput | None:
     if not tables or shape is None or given is None or len(shape) != 3 or len(given) != 2:
         return None
     tokens, batch, length = shape[2], given[0], given[1]
-    if tokens != tables[0].shape[0] or logits.dtype != TensorProto.FLOAT or isinstance(batch, int):
+    if tokens != tables[0].shape[0] or logits.dtype not in FLOATS or isinstance(batch, int):
         return None
     if isinstance(length, int) and not 2 <= length <= LONGEST:
         return None
-    return TextInput(ids, others, logits, int(tokens), length if isinstance(length, int) else LENGTH)
+    return TextInput(ids, others, caches, logits, int(tokens), length if isinstance(length, int) else LENGTH)
+
+
+def _is_cache(value: Value) -> bool:
+    """Tell whether an input is of floats `[batch, heads, past, head]` for any batch and past."""
+    shape = value.shape
+    if value.dtype not in FLOATS or shape is None or len(shape) != 4:
+        return False
+    return all(isinstance(size, int) == (axis in (1, 3)) for axis, size in enumerate(shape))
 
 
 def generated_text(model: Model, seed: int = 0) -> list[dict[str, np.ndarray]]:
@@ -84,7 +100,7 @@ def generated_text(model: Model, seed: int = 0) -> list[dict[str, np.ndarray]]:
         seed: Of the first tokens and of the choice of all others.
 
     Returns:
-        A sample for each sequence, its batch 1; none where the model is no decoder without a cache, or cannot be run.
+        A sample for each sequence, its batch 1; none where the model is no decoder, or cannot be run.
 
     """
     found = text_input(model)
@@ -123,7 +139,7 @@ class _Sampler:
     def next(self, logits: np.ndarray, place: int, sequence: int) -> int:
         """Choose the token behind a place from its logits `[tokens]`."""
         noise = np.random.default_rng([self.seed, sequence, place]).gumbel(size=len(logits))
-        return int((logits + noise).argmax())
+        return int((logits.astype(np.float64) + noise).argmax())
 
 
 Run = Callable[[np.ndarray], np.ndarray]

@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--bits", type=int, default=4)
     parser.add_argument("--block", type=int, default=32)
     parser.add_argument("--head", choices=("same", "float"), default="same")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     with np.load(arguments.ids) as arrays:
         ids = next(arrays[name] for name in arrays.files if not name.startswith("_"))
         told = arrays["_w"] if "_w" in arrays.files else None

@@ -1,0 +1,248 @@
+"""Operators of onnxruntime that saved decoders consist of: attention with a cache, rotary embedding, RMSNorm.
+
+Inputs, attributes and defaults: ContribOperators.md of onnxruntime. What its CPU kernels leave undefined, the cache
+behind the last token of a sequence, is zero here.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from onnxq.ops.kernels.arrays import Array, NotCovered, normalize_axis
+from onnxq.ops.kernels.registry import kernel
+
+MICROSOFT = "com.microsoft"
+
+
+@kernel("SimplifiedLayerNormalization")
+def simplified_layer_normalization(
+    x: Array, scale: Array, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1, output_count: int = 1
+) -> Array | tuple[Array, Array]:
+    """Compute x / sqrt(mean(x²) + epsilon) * scale over the axes from `axis` on, and the factor."""
+    axes = tuple(range(normalize_axis(axis, x.ndim), x.ndim))
+    wide = x.astype(np.float32) if x.dtype.itemsize < 4 else x
+    inverse = 1 / np.sqrt(np.mean(wide * wide, axis=axes, keepdims=True) + wide.dtype.type(epsilon))
+    y = (wide * inverse * scale).astype(x.dtype, copy=False)
+    return (y, inverse) if output_count > 1 else y
+
+
+@kernel("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
+def skip_simplified_layer_normalization(
+    x: Array, skip: Array, gamma: Array, bias: Array | None = None, *, epsilon: float = 1e-5, output_count: int = 1
+) -> Array | tuple[Array | None, ...]:
+    """Normalise x + skip + bias by its root mean square; the last of four outputs is the sum."""
+    total = x + skip if bias is None else x + skip + bias
+    y = simplified_layer_normalization(total, gamma, epsilon=epsilon)
+    assert not isinstance(y, tuple)
+    return (y, None, None, total)[:output_count] if output_count > 1 else y
+
+
+@kernel("SkipLayerNormalization", domain=MICROSOFT)
+def skip_layer_normalization(
+    x: Array,
+    skip: Array,
+    gamma: Array,
+    beta: Array | None = None,
+    bias: Array | None = None,
+    *,
+    epsilon: float = 1e-5,
+    output_count: int = 1,
+) -> Array | tuple[Array | None, ...]:
+    """Normalise x + skip + bias over its last axis; the last of four outputs is the sum."""
+    total = x + skip if bias is None else x + skip + bias
+    wide = total.astype(np.float32) if total.dtype.itemsize < 4 else total
+    centred = wide - wide.mean(axis=-1, keepdims=True)
+    inverse = 1 / np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + wide.dtype.type(epsilon))
+    y = centred * inverse * gamma
+    y = (y if beta is None else y + beta).astype(x.dtype, copy=False)
+    return (y, None, None, total)[:output_count] if output_count > 1 else y
+
+
+def rotate(x: Array, cos: Array, sin: Array, *, interleaved: bool) -> Array:
+    """Rotate pairs of the first elements of each head.
+
+    Args:
+        x: `[batch, heads, length, head]`.
+        cos: `[batch, length, rotated / 2]`; the elements beyond `rotated` stay.
+        sin: As `cos`.
+        interleaved: Whether a pair is of neighbours, or of elements half of `rotated` apart.
+
+    """
+    half = cos.shape[-1]
+    cos, sin = cos[:, None], sin[:, None]
+    result = x.copy()
+    one, two = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(half), slice(half, 2 * half))
+    result[..., one] = x[..., one] * cos - x[..., two] * sin
+    result[..., two] = x[..., two] * cos + x[..., one] * sin
+    return result
+
+
+@kernel("RotaryEmbedding", domain=MICROSOFT)
+def rotary_embedding(
+    x: Array,
+    position_ids: Array,
+    cos_cache: Array,
+    sin_cache: Array,
+    *,
+    interleaved: int = 0,
+    num_heads: int = 0,
+    rotary_embedding_dim: int = 0,
+    scale: float = 1.0,
+) -> Array:
+    """Rotate `[batch, length, hidden]` or `[batch, heads, length, head]`, positions as ids or as the first one."""
+    batch, length = x.shape[0], x.shape[-2]
+    head = 2 * cos_cache.shape[1] if not rotary_embedding_dim else x.shape[-1] // num_heads
+    heads = _heads(x, x.shape[-1] // head) if x.ndim == 3 else x
+    places = position_ids.reshape(-1, 1) + np.arange(length) if position_ids.size == 1 else position_ids
+    places = np.broadcast_to(places, (batch, length))
+    result = rotate(heads, cos_cache[places], sin_cache[places], interleaved=bool(interleaved))
+    return _joined(result) if x.ndim == 3 else result
+
+
+@kernel("GroupQueryAttention", domain=MICROSOFT)
+def group_query_attention(
+    query: Array,
+    key: Array | None,
+    value: Array | None,
+    past_key: Array | None,
+    past_value: Array | None,
+    seqlens_k: Array,
+    total_sequence_length: Array,
+    cos_cache: Array | None = None,
+    sin_cache: Array | None = None,
+    position_ids: Array | None = None,
+    attention_bias: Array | None = None,
+    *,
+    num_heads: int,
+    kv_num_heads: int,
+    scale: float = 0.0,
+    do_rotary: int = 0,
+    rotary_interleaved: int = 0,
+    local_window_size: int = -1,
+    softcap: float = 0.0,
+    output_count: int = 1,
+) -> Array | tuple[Array, ...]:
+    """Let each query attend to the cache and to the tokens in front of it; queries share heads of keys and values.
+
+    `seqlens_k` is the number of tokens of each sequence, this call's included, less one. Keys and values of a call
+    without a past may be shorter than its queries: then what follows them is padding.
+    """
+    if key is None or value is None:
+        query, key, value = _split_packed(query, num_heads, kv_num_heads)
+    q, k, v = _heads(query, num_heads), _heads(key, kv_num_heads), _heads(value, kv_num_heads)
+    batch, length, total = len(q), q.shape[2], int(np.asarray(total_sequence_length).reshape(-1)[0])
+    known = np.asarray(seqlens_k).reshape(-1).astype(np.int64) + 1 - length
+    before = np.zeros(batch, np.int64) if length == total else known
+    if (before < 0).any():
+        raise NotCovered("a sequence is shorter than what follows its cache", "Put the same length into the mask.")
+    places = before[:, None] + np.arange(length)
+    if do_rotary:
+        if cos_cache is None or sin_cache is None:
+            raise NotCovered("there is no table of rotations", "Give cos_cache and sin_cache.")
+        own = places if position_ids is None else position_ids
+        cos, sin = cos_cache[own], sin_cache[own]
+        q, k = (rotate(each, cos, sin, interleaved=bool(rotary_interleaved)) for each in (q, k))
+    room = total if past_key is None else max(total, past_key.shape[2])
+    keys, values = _cache(past_key, k, places, before, room), _cache(past_value, v, places, before, room)
+    seen = np.arange(room) <= places[..., None]
+    if local_window_size >= 0:
+        seen &= np.arange(room) > places[..., None] - local_window_size
+    share = num_heads // kv_num_heads
+    wide = [np.repeat(each, share, axis=1) for each in (keys, values)]
+    logits = q @ wide[0].swapaxes(-1, -2) * q.dtype.type(scale or 1 / math.sqrt(q.shape[-1]))
+    logits = softcap * np.tanh(logits / softcap) if softcap else logits
+    if attention_bias is not None:
+        logits[..., : attention_bias.shape[-1]] += attention_bias
+    result = _joined(_attended(np.where(seen[:, None], logits, -np.inf), wide[1]).astype(q.dtype, copy=False))
+    return (result, keys, values)[:output_count] if output_count > 1 else result
+
+
+@kernel("MultiHeadAttention", domain=MICROSOFT)
+def multi_head_attention(
+    query: Array,
+    key: Array | None = None,
+    value: Array | None = None,
+    bias: Array | None = None,
+    key_padding_mask: Array | None = None,
+    attention_bias: Array | None = None,
+    past_key: Array | None = None,
+    past_value: Array | None = None,
+    *,
+    num_heads: int,
+    mask_filter_value: float = -10000.0,
+    scale: float = 0.0,
+    unidirectional: int = 0,
+    output_count: int = 1,
+) -> Array | tuple[Array, ...]:
+    """Let each query attend to the keys; keys of `[batch, heads, length, head]` are those of an encoder.
+
+    Raises:
+        NotCovered: Queries, keys and values are packed into one tensor, or a mask has a form that is not known here.
+
+    """
+    if key is None or value is None or query.ndim != 3:
+        raise NotCovered("packed queries, keys and values are not supported", "Export them apart.")
+    width = query.shape[-1]
+    if bias is not None:
+        query = query + bias[:width]
+        if key.ndim == 3:
+            key, value = key + bias[width : width + key.shape[-1]], value + bias[width + key.shape[-1] :]
+    q = _heads(query, num_heads)
+    k, v = (_heads(each, num_heads) if each.ndim == 3 else each for each in (key, value))
+    if past_key is not None and past_value is not None and key.ndim == 3:
+        k, v = np.concatenate([past_key, k], axis=2), np.concatenate([past_value, v], axis=2)
+    logits = q @ k.swapaxes(-1, -2) * q.dtype.type(scale or 1 / math.sqrt(q.shape[-1]))
+    if attention_bias is not None:
+        logits = logits + attention_bias
+    logits = _masked(logits, key_padding_mask, mask_filter_value)
+    if unidirectional:
+        places = np.arange(logits.shape[-2])[:, None] + logits.shape[-1] - logits.shape[-2]
+        logits = np.where(np.arange(logits.shape[-1]) <= places, logits, -np.inf)
+    result = _joined(_attended(logits, v).astype(q.dtype, copy=False))
+    return (result, k, v)[:output_count] if output_count > 1 else result
+
+
+def _masked(logits: Array, mask: Array | None, filler: float) -> Array:
+    """Put a value where a mask `[batch, keys]` is 0, or behind the lengths `[batch]` of sequences."""
+    if mask is None:
+        return logits
+    batch, keys = len(logits), logits.shape[-1]
+    if mask.shape == (batch,):
+        mask = np.arange(keys) < mask[:, None]
+    if mask.shape != (batch, keys):
+        raise NotCovered(f"a mask of {list(mask.shape)} is not supported", "Export it as [batch, keys].")
+    return np.asarray(np.where(mask[:, None, None] != 0, logits, logits.dtype.type(filler)))
+
+
+def _attended(logits: Array, values: Array) -> Array:
+    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return np.asarray(weights @ values)
+
+
+def _heads(x: Array, count: int) -> Array:
+    """Return `[batch, heads, length, head]` of `[batch, length, heads * head]`."""
+    return x.reshape(*x.shape[:2], count, -1).swapaxes(1, 2)
+
+
+def _joined(x: Array) -> Array:
+    """Return `[batch, length, heads * head]` of `[batch, heads, length, head]`."""
+    return np.ascontiguousarray(x.swapaxes(1, 2)).reshape(x.shape[0], x.shape[2], -1)
+
+
+def _split_packed(packed: Array, heads: int, kv_heads: int) -> tuple[Array, Array, Array]:
+    size = packed.shape[-1] // (heads + 2 * kv_heads)
+    q, k, v = np.split(packed, [heads * size, (heads + kv_heads) * size], axis=-1)
+    return q, k, v
+
+
+def _cache(past: Array | None, new: Array, places: Array, before: Array, room: int) -> Array:
+    """Return the cache with what is new at its places, `[batch, heads, room, head]`."""
+    result = np.zeros((new.shape[0], new.shape[1], room, new.shape[3]), new.dtype)
+    for index, count in enumerate(before):
+        if past is not None:
+            result[index, :, :count] = past[index, :, :count]
+        result[index, :, places[index]] = new[index].swapaxes(0, 1)
+    return result

@@ -1,0 +1,107 @@
+"""Operators of decoders that onnxruntime alone has give what onnxruntime gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from decoders import MICROSOFT, genai_decoder, genai_samples
+from helpers import floats
+from onnx import helper
+
+from onnxq.evaluator import Evaluator, evaluate
+
+
+def both(op_type, inputs, outputs=1, domain=MICROSOFT, **attributes):
+    """Run an operator in onnxruntime and here; None is an absent input."""
+    names = [f"i{slot}" if array is not None else "" for slot, array in enumerate(inputs)]
+    feeds = {name: array for name, array in zip(names, inputs, strict=True) if name}
+    node = helper.make_node(op_type, names, [f"o{slot}" for slot in range(outputs)], domain=domain, **attributes)
+    kinds = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in feeds.items()}
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info(name, kinds[name], array.shape) for name, array in feeds.items()],
+        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in node.output],
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    assert Evaluator(model).has_kernels(node.output)
+    run = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return run.run(None, feeds), list(evaluate(model, feeds).values())
+
+
+def close(pair):
+    for expected, found in zip(*pair, strict=True):
+        assert found.shape == expected.shape
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)
+
+
+COS, SIN = np.cos(floats(20, 4, seed=8)), np.sin(floats(20, 4, seed=8))
+
+
+def test_rms_normalization():
+    x, scale = floats(2, 3, 8), floats(8, seed=1)
+    close(both("SimplifiedLayerNormalization", [x, scale], domain="", axis=-1, epsilon=1e-5))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_normalization_of_a_sum(bias):
+    inputs = [floats(2, 3, 8), floats(2, 3, 8, seed=1), floats(8, seed=2)]
+    more = [floats(8, seed=3)] if bias else []
+    close(both("SkipSimplifiedLayerNormalization", inputs + more, epsilon=1e-5))
+    close(both("SkipLayerNormalization", [*inputs, floats(8, seed=4), *more], epsilon=1e-5))
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+@pytest.mark.parametrize("places", [np.array([3]), np.array([[3, 4, 5], [0, 1, 2]])])
+def test_rotary_embedding(interleaved, places):
+    for x in (floats(2, 3, 16), floats(2, 2, 3, 8)):
+        close(both("RotaryEmbedding", [x, places, COS, SIN], interleaved=interleaved))
+
+
+@pytest.mark.parametrize(("past", "batch", "length"), [(0, 2, 3), (5, 1, 3), (5, 2, 1)])
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"do_rotary": 1}, {"do_rotary": 1, "rotary_interleaved": 1}, {"local_window_size": 2}, {"softcap": 2.0}],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_group_query_attention(past, batch, length, more, packed):
+    heads, kv_heads, size = 4, 2, 16
+    q, k, v = floats(batch, length, heads * size), *(floats(batch, length, kv_heads * size, seed=s) for s in (1, 2))
+    caches = [floats(batch, kv_heads, past, size, seed=s) for s in (3, 4)]
+    lengths = np.full((batch,), past + length - 1, np.int32)
+    tables = [make(floats(20, size // 2, seed=8)) for make in (np.cos, np.sin)]
+    inputs = [np.concatenate([q, k, v], axis=-1), None, None] if packed else [q, k, v]
+    inputs += [*caches, lengths, np.array(past + length, np.int32), *tables]
+    close(both("GroupQueryAttention", inputs, 3, num_heads=heads, kv_num_heads=kv_heads, **more))
+
+
+@pytest.mark.parametrize("unidirectional", [0, 1])
+@pytest.mark.parametrize("past", [0, 4])
+def test_multi_head_attention(unidirectional, past):
+    heads, size = 2, 8
+    q, k, v = (floats(2, 3, heads * size, seed=s) for s in range(3))
+    bias = floats(3 * heads * size, seed=5)
+    inputs = [q, k, v, bias, None, floats(2, heads, 3, 3 + past, seed=9)]
+    inputs += [floats(2, heads, past, size, seed=s) for s in (6, 7)] if past else []
+    close(both("MultiHeadAttention", inputs, 3, num_heads=heads, unidirectional=unidirectional))
+
+
+def test_attention_to_an_encoder_and_its_padding():
+    q, k, v = floats(2, 3, 16), floats(2, 2, 6, 8, seed=1), floats(2, 2, 6, 8, seed=2)
+    close(both("MultiHeadAttention", [q, k, v], num_heads=2))
+    q, k, v = (floats(2, 3, 16, seed=s) for s in range(3))
+    for mask in (np.array([[1, 1, 0], [1, 1, 1]], np.int32), np.array([2, 3], np.int32)):
+        close(both("MultiHeadAttention", [q, k, v, None, mask], num_heads=2))
+
+
+@pytest.mark.parametrize("past", [0, 6])
+def test_a_whole_decoder_of_the_builder(past):
+    model = genai_decoder()
+    for sample in genai_samples(model, 2, length=5, past=past):
+        expected = ort.InferenceSession(model.SerializeToString()).run(None, sample)
+        for found, wanted in zip(evaluate(model, sample).values(), expected, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,56 @@
+"""Decoders as exporters write them are quantized on data, on what they write themselves, and at any size."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from decoders import genai_decoder, genai_samples, optimum_decoder
+
+from onnxq.ir import segment
+from onnxq.pipeline.quantize import quantize
+from onnxq.planning.recipe import in_blocks
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("large", [False, True])
+def test_a_decoder_of_the_builder_is_rounded_layer_by_layer(tmp_path, monkeypatch, half, large):
+    model = genai_decoder(half=half)
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    samples = [*genai_samples(model, 12), *genai_samples(model, 12, length=3, past=6, seed=1)]
+    if large:
+        monkeypatch.setattr(segment, "LARGE", 0)
+    report = quantize(tmp_path / "m.onnx", in_blocks(4), samples=samples, output=tmp_path / "q.onnx")
+    nearest = in_blocks(4).setting(rounding="nearest")
+    plain = quantize(tmp_path / "m.onnx", nearest, samples=samples, output=tmp_path / "n.onnx")
+    assert any("rounded 15 weights by output error" in note for note in report.notes)
+    made = Counter(node.op_type for node in onnx.load(tmp_path / "q.onnx").graph.node)
+    assert made["MatMulNBits"] == 15
+    assert made["GroupQueryAttention"] == 2
+    assert report.comparison is not None
+    assert plain.comparison is not None
+    assert report.comparison.worst_sqnr > plain.comparison.worst_sqnr
+
+
+@pytest.mark.parametrize("make", [genai_decoder, optimum_decoder])
+def test_a_decoder_with_a_cache_is_calibrated_on_what_it_writes(tmp_path, make):
+    onnx.save(make(), tmp_path / "m.onnx")
+    report = quantize(tmp_path / "m.onnx", in_blocks(4), output=tmp_path / "q.onnx")
+    assert "chose codes on 64 token sequences that the model generated itself" in report.notes
+
+
+def test_a_token_behind_a_cache_is_computed_as_without(tmp_path):
+    model = genai_decoder()
+    onnx.save(model, tmp_path / "m.onnx")
+    quantize(tmp_path / "m.onnx", in_blocks(8), samples=genai_samples(model, 8), output=tmp_path / "q.onnx")
+    run = ort.InferenceSession(tmp_path / "q.onnx", providers=["CPUExecutionProvider"])
+    (sample,) = genai_samples(model, 1, length=9)
+    whole = run.run(None, sample)
+    start = {name: array[:, :8] if name in ("input_ids", "attention_mask") else array for name, array in sample.items()}
+    first = run.run(None, start)
+    caches = {value.name: array for value, array in zip(model.graph.input[2:], first[1:], strict=True)}
+    step = {"input_ids": sample["input_ids"][:, 8:], "attention_mask": sample["attention_mask"]} | caches
+    np.testing.assert_allclose(run.run(None, step)[0][:, 0], whole[0][:, 8], rtol=0.05, atol=0.2)
