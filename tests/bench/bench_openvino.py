@@ -22,7 +22,7 @@ import openvino as ov
 
 import onnxq
 from onnxq.data.samples import input_specs, open_samples
-from onnxq.ir import load
+from onnxq.ir import infer_types, load
 from onnxq.ir.passes import normalise
 
 SECONDS = 6.0  # of runs for a model
@@ -35,6 +35,7 @@ def samples(model: Path, data: Path) -> list[Sample]:
     """Read samples as onnxq reads them, one row each."""
     loaded = load(model)
     normalise(loaded, needs=("drop_initializer_inputs",))
+    infer_types(loaded)
     found: list[Sample] = []
     for sample in open_samples([data], input_specs(loaded)):
         rows = max(array.shape[0] if array.ndim else 1 for array in sample.values())
