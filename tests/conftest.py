@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from onnxq.cli import terminal
+from onnxq.targets import host
 
 # How fast examples are made says how busy the machine is, not whether the code is right.
 settings.register_profile("patient", suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -16,3 +17,9 @@ settings.load_profile("patient")
 def _no_lines_about_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no run, however slow the machine, leave lines about its steps: tests of those ask for them."""
     monkeypatch.setattr(terminal, "PATIENCE", math.inf)
+
+
+@pytest.fixture(autouse=True)
+def _all_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no test inherit the limit of another: `--jobs` limits the processors of the whole process."""
+    monkeypatch.setattr(host, "_limit", None)

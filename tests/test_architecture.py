@@ -67,6 +67,12 @@ def test_no_module_imports_itself_through_others() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
+def test_no_two_test_modules_have_one_name() -> None:
+    """Pytest imports them by their names alone, and collects only the first of two."""
+    names = Counter(path.name for path in TESTS.rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_every_package_has_its_place() -> None:
     floor = {path.stem if path.suffix else path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"}
     assert floor - {"__init__", "__main__", "py"} == set(ORDER)

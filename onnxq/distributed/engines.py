@@ -1,6 +1,6 @@
 """Engines that run tasks elsewhere, by name: a Dask scheduler, or a function of the user that gives an executor.
 
-Tests: `tests/distributed/test_engines.py`.
+Tests: `tests/distributed/test_executor_engines.py`.
 """
 
 from __future__ import annotations

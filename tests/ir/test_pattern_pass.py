@@ -94,7 +94,7 @@ def test_shapes_and_an_operator_set_can_be_asked_for() -> None:
 def test_a_pattern_pass_is_registered_under_the_module_of_its_function() -> None:
     found = {item.name: item for item in find_passes("simplify")}
     assert isinstance(found["rms_norm_reciprocal"].run, Rewrite)
-    assert found["rms_norm_reciprocal"].summary.startswith("Where a root mean square divides")
+    assert found["rms_norm_reciprocal"].summary.startswith("Write the product with a reciprocal root mean square")
     with pytest.raises(ValueError, match="no module of a phase"):
         pattern_pass(TWICE, order=1, because="it is undone")(keep)
 

@@ -33,7 +33,19 @@ GROUPS: dict[str, Callable[..., Any]] = {
     "reading": Reading,
 }
 # What says where files go, what is printed, and what only a program can give: no option of the model.
-OF_THE_COMMAND = {"model", "output", "report", "output_format", "dry_run", "force", "config", "jobs", "memory", "help"}
+OF_THE_COMMAND = {
+    "model",
+    "output",
+    "report",
+    "output_format",
+    "dry_run",
+    "force",
+    "config",
+    "jobs",
+    "memory",
+    "executor",
+    "help",
+}
 OF_PYTHON = {"model", "output", "samples", "budget", "timing", "force", "dry_run", "detailed", "accept", "observer"}
 OF_A_PROJECT = {"float", "quantized", "thresholds", "verify-data"}
 OPTIONS = QuantizeOptions(

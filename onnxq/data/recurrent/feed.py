@@ -2,7 +2,7 @@
 
 The model runs with sums in float64, as calibration does, so that samples are the same on every processor.
 
-Tests: `tests/data/test_recurrent.py`.
+Tests: `tests/data/test_recurrent_states.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which output of a model is the next value of which state.
 
-Tests: `tests/data/test_recurrent.py`.
+Tests: `tests/data/test_recurrent_states.py`.
 """
 
 from __future__ import annotations
