@@ -49,7 +49,7 @@ class Checked:
     """What a check looked at, and what it found.
 
     Attributes:
-        models: How many model files were looked at.
+        models: How many models were looked at; the float and the quantized file of an entry are one.
         findings: In the order of the project file, then of the files that belong to no project.
 
     """
@@ -72,20 +72,27 @@ def check(project: Project | None, files: Sequence[Path] = ()) -> Checked:
     jobs += [partial(check_model, path) for path in others]
     with ThreadPoolExecutor(min(len(jobs), available_processors()) or 1) as pool:
         found = [finding for findings in pool.map(lambda job: job(), jobs) for finding in findings]
-    return Checked(2 * len(entries) + len(others), tuple(dict.fromkeys(found)))
+    return Checked(len(entries) + len(others), tuple(dict.fromkeys(found)))
 
 
 def check_entry(entry: Entry) -> list[Finding]:
     """Check one model of a project: both files well formed, the quantized one up to date and within its limits."""
     source, findings = _load(entry.source, "the project file lists it")
     quantized, more = _load(entry.quantized, BUILD)
-    findings += more
+    findings += [*more, *_missing_data(entry)]
     stale: list[Finding] = []
     if source is not None and quantized is not None:
         stale = _stale(entry, source, quantized)
     if quantized is not None:
         findings += stale + _limits(entry, quantized, fresh=not stale)
     return findings
+
+
+def _missing_data(entry: Entry) -> list[Finding]:
+    """Name data to verify with that are not there: without them, thresholds would never be measured."""
+    paths = [Path(given) for given in entry.data_sources(entry.verify_data) if not entry.is_function(given)]
+    said = f"does not exist; the project file lists it to verify {entry.quantized}"
+    return [Finding(path, "missing", said) for path in paths if not path.exists()]
 
 
 def check_model(path: Path) -> list[Finding]:

@@ -51,7 +51,7 @@ def replace_in_project(old: str, new: str) -> None:
 
 def test_nothing_is_wrong_with_what_was_just_built(repo: Path) -> None:
     result = check(load_project())
-    assert (result.models, result.findings) == (2, ())
+    assert (result.models, result.findings) == (1, ())
 
 
 def test_reading_changes_nothing(repo: Path) -> None:
@@ -310,7 +310,7 @@ def test_only_what_files_belong_to_is_checked(repo: Path) -> None:
     assert check(project, [Path("README.md"), Path("other.txt")]) == check(None, [])
     both = check(project, [FLOAT, QUANTIZED, Path("other.onnx"), Path("other.onnx")])
     assert [f.rule for f in both.findings] == ["missing", "unreadable"]
-    assert both.models == 3
+    assert both.models == 2
 
 
 @pytest.mark.parametrize("renamed", [FLOAT, QUANTIZED, DATA])
@@ -318,7 +318,7 @@ def test_what_is_renamed_is_missing(repo: Path, renamed: Path) -> None:
     """pre-commit tells the new name only."""
     new = renamed.rename(renamed.with_stem("renamed"))
     result = check(load_project(), [new])
-    assert result.models == 2 + (new.suffix == ".onnx")
+    assert result.models == 1 + (new.suffix == ".onnx")
     assert [f.rule for f in result.findings] == ["stale" if renamed == DATA else "missing"]
     assert check(load_project(), [Path("code.py")]).findings == ()
 
@@ -345,7 +345,7 @@ def test_onnxruntime_is_not_imported(repo: Path) -> None:
         "sys.exit(code or sum(name in sys.modules for name in late))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "2 models checked: all is well\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "1 model checked: all is well\n")
 
 
 def test_other_files_cost_not_even_an_import(repo: Path) -> None:
@@ -361,3 +361,10 @@ def test_a_build_says_no_before_it_writes(repo: Path) -> None:
     (done,) = build(load_project().entries)
     assert isinstance(done.error, CheckFailed)
     assert not QUANTIZED.exists()
+
+
+def test_data_to_verify_with_that_are_missing_are_a_finding(repo: Path) -> None:
+    path = Path("onnxq.toml")
+    path.write_text(path.read_text().replace("[[models]]", '[[models]]\nverify-data = ["data/nowhere.npz"]', 1))
+    (missing,) = [message for name, rule, message in found() if (rule, Path(name).name) == ("missing", "nowhere.npz")]
+    assert "the project file lists it to verify" in missing
