@@ -262,7 +262,6 @@ def quantize_prepared(
     scratch: Path = Path(),
 ) -> Quantized:
     """Calibrate, rewrite, and compare the result with the float model; nothing is written that has a name."""
-    check_metric(budget, given)
     detailed = detailed and not prepared.fast
     if (foreign := foreign_node(prepared.model)) is not None:
         return Quantized(*quantize_unrunnable(prepared, foreign, stats, observer, with_data=given is not None))

@@ -22,7 +22,7 @@ from onnxq.ir import load, save
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.recipe import in_blocks
 from onnxq.progress import Observer
-from onnxq.publish.conventions import Convention, PublishedFile, find_convention
+from onnxq.publish.conventions import PublishedFile, find_convention
 from onnxq.publish.model_card import ExportedFile, model_card
 from onnxq.search.budget import Budget
 from onnxq.targets import families_of
@@ -150,6 +150,3 @@ def _move(hidden: Path, folder: Path) -> None:
             path.replace(place)
     except OSError as error:
         raise OutputError(f"{folder} cannot be written ({error.strerror})", "Choose another folder.") from error
-
-
-__all__ = ["CARD", "Convention", "Export", "PublishedFile", "export"]
