@@ -1,14 +1,16 @@
 """What each method is worth: every model quantized with each one turned off in turn, judged on data it has not seen.
 
-    python tests/bench/bench_ablation.py [FOLDER] [NAME...]
+    python tests/bench/bench_ablation.py [--only VARIANT...] [FOLDER] [NAME...]
 
 FOLDER holds `models/*.onnx`, and for each model by the beginning of its name `data/NAME_calib.npz` and
-`data/NAME_eval.npz`; by default the models that the tests use. Prints a Markdown table of the SQNR of the worst output
-in dB, which depends on no clock. Nothing is written outside of a temporary folder.
+`data/NAME_eval.npz`; by default the models that the tests use. A flat folder holds `NAME.onnx` and data of these names,
+files or folders. Prints a Markdown table of the SQNR of the worst output in dB, which depends on no clock. Nothing is
+written outside of a temporary folder. A VARIANT is one of the rows; `--` ends them.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import time
@@ -40,6 +42,12 @@ VARIANTS: dict[str, Recipe] = {
 
 def tasks(folder: Path, names: list[str]) -> dict[str, tuple[Path, Path, Path]]:
     found = {}
+    if not (folder / "models").is_dir():
+        for model in sorted(folder.glob("*.onnx")):
+            data = [next(iter(folder.glob(f"{model.stem}_{part}*")), None) for part in ("calib", "eval")]
+            if data[0] is not None and data[1] is not None and (not names or model.stem in names):
+                found[model.stem] = model, data[0], data[1]
+        return found
     for calibration in sorted((folder / "data").glob("*_calib.npz")):
         name = calibration.name.removesuffix("_calib.npz")
         models = [
@@ -63,14 +71,19 @@ def score(model: Path, calibration: Path, evaluation: Path, recipe: Recipe, scra
 
 
 def main() -> int:
-    given = sys.argv[1:]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", nargs="*", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("given", nargs="*")
+    arguments = parser.parse_args()
+    given = arguments.given
     folder = Path(given.pop(0)) if given and Path(given[0]).is_dir() else DEFAULT
     found = tasks(folder, given)
     if not found:
         print(f"{folder} holds no models with data", file=sys.stderr)
         return 2
     print("| | " + " | ".join(found) + " |\n|---|" + "---:|" * len(found), flush=True)
-    for label, recipe in VARIANTS.items():
+    for label in arguments.only:
+        recipe = VARIANTS[label]
         cells = []
         for model, calibration, evaluation in found.values():
             started = time.perf_counter()

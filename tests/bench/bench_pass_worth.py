@@ -1,6 +1,7 @@
 """What each simplifying and optimizing pass is worth: every model quantized without it, where it finds anything.
 
-    python tests/bench/bench_pass_worth.py [--measure] FOLDER... [--only PASS...]
+    python tests/bench/made_for.py /tmp/made-for
+    python tests/bench/bench_pass_worth.py [--measure] [--recipe RECIPE] FOLDER... [--only PASS...]
 
 A FOLDER holds `NAME.onnx`, and for each `NAME_calib.npz` or a folder of that name where there are data. Models are
 quantized with `--fast` on at most eight samples. Prints for each pass how many models it changes and, with `--measure`,
@@ -56,11 +57,12 @@ def without(name: str) -> Iterator[None]:
         yield
 
 
-def quantized(model: Path, data: Path | None, output: Path) -> float | None:
+def quantized(model: Path, data: Path | None, output: Path, recipe: str) -> float | None:
     """Quantize, and give the SQNR of the worst output; None where that is refused."""
     try:
         report = onnxq.quantize(
             model,
+            recipe=recipe,
             output=output,
             data=[data] if data else [],
             sample_limit=SAMPLES if data else None,
@@ -104,6 +106,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--recipe", default="auto")
     parser.add_argument("--only", nargs="*", default=[])
     given = parser.parse_args()
     passes = [item.name for phase in (SIMPLIFY, OPTIMIZE) for item in find_passes(phase)]
@@ -115,7 +118,7 @@ def main() -> int:
             with tempfile.TemporaryDirectory() as scratch:
                 whole, part = Path(scratch) / "whole.onnx", Path(scratch) / "part.onnx"
                 with counted() as found:
-                    sqnr = quantized(model, data, whole)
+                    sqnr = quantized(model, data, whole, given.recipe)
                 if sqnr is None:
                     continue
                 for name in (name for name in passes if found[name]):
@@ -123,7 +126,7 @@ def main() -> int:
                     if not given.measure or (given.only and name not in given.only):
                         continue
                     with without(name):
-                        other = quantized(model, data, part)
+                        other = quantized(model, data, part, given.recipe)
                     if other is None:
                         gains[name].append((np.inf, np.inf, model.stem))
                         continue
