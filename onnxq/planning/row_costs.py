@@ -62,13 +62,17 @@ def rows_pay(node: Node, costs: Costs) -> bool:
 
 
 def one_row(node: Node) -> bool:
-    """Whether a MatMul reads a single row of each sample, as where a model is given one token at a time.
+    """Whether a MatMul or Gemm reads a single row of each sample.
 
-    A scale found at run time is then one for this row, as accurate as can be, and takes no longer than a fixed one.
+    A model that is given one token at a time has such products, and one whose batch is fixed at 1. A scale found at run
+    time is then one for this row, as accurate as can be, and takes no longer than a fixed one.
     """
-    read = node.inputs[0] if node.op_type == "MatMul" and not node.domain and len(node.inputs) > 1 else None
+    takes = node.op_type in ("MatMul", "Gemm") and not node.domain and len(node.inputs) > 1
+    read = node.inputs[0] if takes else None
     shape = read.shape if read is not None and read.tensor is None else None
-    return shape is not None and len(shape) > 2 and all(size == 1 for size in shape[1:-1])
+    if shape is None or len(shape) < 2 or (node.op_type == "Gemm" and node.attribute("transA", 0)):
+        return False
+    return all(size == 1 for size in (shape[:1] if len(shape) == 2 else shape[1:-1]))
 
 
 def settings_to_try(

@@ -333,17 +333,21 @@ def test_ranges_are_found_at_run_time_only_where_that_is_faster(rows, inner, col
 
 
 @pytest.mark.parametrize(
-    ("shape", "scheme"),
+    ("op_type", "shape", "scheme"),
     [
-        (["batch", 1, 256], "dynamic-int8"),
-        ([1, 1, 1, 256], "dynamic-int8"),
-        (["batch", 8, 256], "static-int8"),
-        (["batch", "tokens", 256], "static-int8"),
-        (["batch", 256], "static-int8"),
+        ("MatMul", ["batch", 1, 256], "dynamic-int8"),
+        ("MatMul", [1, 1, 1, 256], "dynamic-int8"),
+        ("MatMul", ["batch", 8, 256], "static-int8"),
+        ("MatMul", ["batch", "tokens", 256], "static-int8"),
+        ("MatMul", ["batch", 256], "static-int8"),
+        ("MatMul", [1, 256], "dynamic-int8"),
+        ("Gemm", [1, 256], "dynamic-int8"),
+        ("Gemm", ["batch", 256], "static-int8"),
+        ("Gemm", [4, 256], "static-int8"),
     ],
 )
-def test_a_product_of_one_row_gets_its_scale_at_run_time_with_data_too(shape: list, scheme: str) -> None:
-    proto = build([node("MatMul", "x w", "y")], {"x": shape}, ["y"], {"w": floats(256, 512)})
+def test_a_product_of_one_row_gets_its_scale_at_run_time_with_data_too(op_type: str, shape: list, scheme: str) -> None:
+    proto = build([node(op_type, "x w", "y")], {"x": shape}, ["y"], {"w": floats(256, 512)})
     plan = make_plan(typed(proto), recipe_of("auto"), with_data=True)
     (decision,) = plan.decisions
     assert decision.scheme == scheme
