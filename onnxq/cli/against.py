@@ -50,7 +50,7 @@ def check_options(given: Mapping[str, object], against: Path | None, data: list[
         if isinstance(value, float) and not math.isfinite(value):
             raise RecipeError(f"--{name.replace('_', '-')} is {value}, not a finite number", "Give a number.")
     if given["max_drop"] is not None and given["metric"] is None:
-        raise RecipeError("--max-drop needs a metric that could drop", "Add --metric package.module:function.")
+        raise RecipeError("--max-drop needs a metric that could drop", "Add --metric, such as --metric top1.")
     if given["metric"] is not None and not data:
         raise RecipeError("--metric needs data: random numbers have no right answers", "Add --data.")
 
@@ -124,16 +124,19 @@ def _compare(
     from onnxq.verification import layerwise
     from onnxq.verification.compare import compare
     from onnxq.verification.families import family_figures, recorded_latencies, recorded_target
-    from onnxq.verification.user_metric import compare_metric, load_metric
+    from onnxq.verification.user_metric import check_labels, compare_metric, load_metric
 
     with TerminalObserver() as observer, following(observer):
-        function = load_metric(metric) if metric is not None else None
+        if metric is not None:
+            load_metric(metric)  # refuses unknown names before any work
         observer.step("load")
         quantized, baseline = load(path), load(against)
         check_form(path, quantized)
         _note_another_source(path, quantized, against, baseline)
         swapped = swapped_models(path, quantized, against, baseline)
         samples = choose_samples(baseline, data, limit, reading)
+        if metric is not None:
+            check_labels(metric, samples)
         observer.step("examine")
         seen = examine(baseline, samples, calibrating=False, progress=observer.progress)
         listed = normalise(baseline, needs=("drop_initializer_inputs",))  # or onnxruntime would not fold constants
@@ -142,7 +145,7 @@ def _compare(
         comparison = compare(source, path, samples, progress=observer.progress, blame=CheckFailed)
         if metric is not None:
             observer.step("metric")
-            measured = compare_metric(metric, source, path, samples, metric=function, progress=observer.progress)
+            measured = compare_metric(metric, source, path, samples, progress=observer.progress)
             comparison = replace(comparison, metric=measured)
         if with_layers:
             observer.step("layers")

@@ -170,7 +170,7 @@ def latency_table(comparison: Comparison) -> Iterator[RenderableType]:
 
 def metric_table(metric: MetricComparison) -> RenderableType:
     """Lay out what a metric says about both models."""
-    row = (metric.name, f"{metric.float_value:.6g}", f"{metric.quantized_value:.6g}", format_drop(metric.drop))
+    row = (metric.name, f"{metric.float_value:.6g}", f"{metric.quantized_value:.6g}", format_drop(metric.change))
     return columns(("metric", "float", "quantized", ""), [row], right=(1, 2))
 
 

@@ -32,6 +32,14 @@ def read_labels(sources: Sequence[Source], inputs: Sequence[InputSpec], most: in
     return found
 
 
+def first_labels(sources: Sequence[Source], inputs: Sequence[InputSpec]) -> Labels:
+    """Collect the labels of the first source, or of its first sample; see `Samples.first_labels`."""
+    for source in sources[:1]:
+        for labels in _of_source(source, inputs, 1 if source.read_labels is None else None):
+            return {name: [array] for name, array in labels.items()}
+    return {}
+
+
 def _of_source(source: Source, inputs: Sequence[InputSpec], most: int | None) -> Iterator[Mapping[str, np.ndarray]]:
     if source.read_labels is None:
         for raw in islice(source.read(), most):

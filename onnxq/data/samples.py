@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from onnxq.data.advice import missing_data, refuse_file_of_code, refuse_single_array
-from onnxq.data.labels import Labels, read_labels
+from onnxq.data.labels import Labels, first_labels, read_labels
 from onnxq.data.npz import Source, read_npy, read_npz
 from onnxq.data.opening import open_folder, open_other
 from onnxq.data.readers import read_iterable
@@ -163,6 +163,15 @@ class Samples(Iterable[Sample]):
 
         """
         return read_labels(self._sources, self.inputs, self._most)
+
+    def first_labels(self) -> Labels:
+        """Return the labels of the first file or sample, for a look at their names and shapes.
+
+        Raises:
+            DataError: It cannot be read.
+
+        """
+        return first_labels(self._sources, self.inputs)
 
     def _total(self) -> int | None:
         counts = [source.count for source in self._sources]

@@ -214,13 +214,18 @@ class QuantizeOptions:
     )
     metric: str | None = option(
         None,
-        "A Python function that says how good a model is: it gets all outputs and the labels of the data.",
-        metavar="MODULE:FUNCTION",
+        "top1, top5, agreement, cosine, psnr, iou, perplexity or spearman; or a Python function that gets all outputs "
+        "and the labels of the data.",
+        metavar="METRIC",
         toml="metric",
         keyword="budget.metric",
     )
     max_drop: float | None = option(
-        None, "How far the metric may fall.", metavar="X", toml="thresholds.max-drop", keyword="budget.max_drop"
+        None,
+        "How much worse the metric may get, in its own unit.",
+        metavar="X",
+        toml="thresholds.max-drop",
+        keyword="budget.max_drop",
     )
     max_size: int | None = option(
         None,

@@ -50,7 +50,7 @@ from onnxq.verification.compare import compare
 from onnxq.verification.families import family_figures, predicted_latencies, record_latencies
 from onnxq.verification.layerwise import with_layers
 from onnxq.verification.ort_graph import quantized_already
-from onnxq.verification.user_metric import compare_metric, load_metric
+from onnxq.verification.user_metric import check_labels, compare_metric
 
 PLAN_HINT = "See every node's reason with `onnxq plan`."
 DATA_HINT = "Add --data, or use the recipe dynamic-int8, which needs none."
@@ -361,11 +361,11 @@ def check_plan(prepared: Prepared, *, with_data: bool) -> None:
 
 
 def check_metric(budget: Budget, given: Samples | None) -> None:
-    """Refuse a metric without data, or one that is not there, before any work."""
+    """Refuse a metric without data, one that is not there, or one without its labels, before any work."""
     if given is None and budget.metric is not None:
         raise DataError("a metric needs data: random numbers have no right answers", "Add --data.")
-    if budget.metric is not None:
-        load_metric(budget.metric)
+    if given is not None and budget.metric is not None:
+        check_labels(budget.metric, given)
 
 
 def check_result(

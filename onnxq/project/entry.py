@@ -95,7 +95,8 @@ class Entry:
         """Name every file and folder whose change makes a check of this model worth while."""
         found = [self.source, self.quantized]
         found += [Path(self.recipe_source())] if self.options.recipe.endswith(".toml") else []
-        for given in (*self.options.data, *self.verify_data, *filter(None, [self.options.metric])):
+        metric = [given for given in [self.options.metric] if given is not None and self.is_function(given)]
+        for given in (*self.options.data, *self.verify_data, *metric):
             path = self.module_file(given) if self.is_function(given) else self.root / given
             found += [path] if path is not None else []
         found += [path for path in [self.tokenizer()] if path is not None]

@@ -62,7 +62,7 @@ def gather(entry: Entry, source: Model) -> dict[str, Any]:
         "float": _model_hashes(entry.source, source),
         "recipe": _sha256(chosen_recipe(entry).to_toml().encode()),
         "data": {given: _data_hash(entry, given) for given in (*entry.options.data, *_tokenizer(entry))},
-        "metric": {given: _data_hash(entry, given) for given in filter(None, [entry.options.metric])},
+        "metric": {given: _metric_hash(entry, given) for given in filter(None, [entry.options.metric])},
         "options": _plain(entry.options),
     }
 
@@ -187,6 +187,11 @@ def _model_hashes(path: Path, model: Model) -> dict[str, str]:
     hashes = {"model": model.sha256}
     folder = Path(path.parent).resolve()
     return hashes | {file.relative_to(folder).as_posix(): _file_sha256(file) for file in external_files(path, model)}
+
+
+def _metric_hash(entry: Entry, given: str) -> str:
+    """Hash the module of a function; a metric of onnxq changes only with its version."""
+    return _data_hash(entry, given) if entry.is_function(given) else ELSEWHERE
 
 
 def _data_hash(entry: Entry, given: str) -> str:

@@ -70,7 +70,7 @@ def export(
         data: Calibration data as for `onnxq.quantize`; without, the recipe is dynamic.
         reading: How data that are no arrays become samples.
         sample_limit: Use no more samples.
-        metric: `module:function` of a task metric, measured on each file.
+        metric: A name such as `top1`, or `module:function`, measured on each file.
         force: Replace files that exist.
         observer: Told about each step.
 

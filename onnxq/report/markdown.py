@@ -65,7 +65,7 @@ def _result(report: ReportData) -> str:
         rows.append(("latency", *times, speed_change(latency.ratio)))
     metric = report.comparison.metric
     if metric is not None:
-        values = f"{metric.float_value:.6g}", f"{metric.quantized_value:.6g}", format_drop(metric.drop)
+        values = f"{metric.float_value:.6g}", f"{metric.quantized_value:.6g}", format_drop(metric.change)
         rows.append((_plain(metric.name), *values))
     outputs = [
         (_code(o.name), decibels(o.sqnr), f"{o.max_abs:.4g}", "" if o.agreement is None else f"{o.agreement:.2f} %")

@@ -29,7 +29,7 @@ from onnxq.search.size_search import fits_corrected, meet_size_limit, written_by
 from onnxq.search.variants import Variants
 from onnxq.targets.target import load_target
 from onnxq.verification.records import Contribution
-from onnxq.verification.user_metric import Metric, load_metric, measure_metric
+from onnxq.verification.user_metric import MetricJudge
 
 # What `auto` goes for of its own accord, in dB, and the share of the time saved by 8 bit that it gives back for it, all
 # goals before together: below 20 dB a model is of no use, however fast, and above 30 dB hardly any decision changes.
@@ -50,8 +50,9 @@ class Budget:
 
     Attributes:
         min_sqnr: Least signal-to-quantization-noise ratio of every output in dB.
-        metric: `package.module:function`, more being better; see `onnxq.verification.user_metric`.
-        max_drop: How far the metric may fall.
+        metric: A name such as `top1`, or `package.module:function`; see `onnxq.verification.user_metric`. Without
+            `max_drop`, it is only measured.
+        max_drop: How much worse the metric may get.
         max_size: Most bytes on disk.
         data_file: Name of the file that the weights go to, if not into the model: it takes room between them.
 
@@ -68,8 +69,8 @@ class Budget:
         for option, limit in (("--min-sqnr", self.min_sqnr), ("--max-drop", self.max_drop)):
             if limit is not None and not math.isfinite(limit):
                 raise RecipeError(f"{option} is {limit}, not a finite number", "Give a number.")
-        if (self.metric is None) != (self.max_drop is None):
-            raise RecipeError("a metric and how far it may fall belong together", "Give both --metric and --max-drop.")
+        if self.metric is None and self.max_drop is not None:
+            raise RecipeError("--max-drop needs a metric that could drop", "Add --metric, such as --metric top1.")
         if self.max_size is not None and self.max_size < 1:
             raise RecipeError(f"--max-size is {self.max_size}, which no file meets", "Give a number of bytes above 0.")
 
@@ -272,13 +273,10 @@ class BudgetCheck:
 
     def __init__(self, baseline: Model, samples: Samples, budget: Budget) -> None:
         self._budget = budget
-        self._samples = samples
         self._judge = SqnrEvaluator(baseline, samples) if budget.min_sqnr is not None else None
-        self._metric: Metric | None = None
-        self._float_value = 0.0
+        self._metric: MetricJudge | None = None
         if budget.metric is not None and budget.max_drop is not None:
-            self._metric = load_metric(budget.metric)
-            self._float_value = measure_metric(self._metric, InMemory(baseline), samples, name=budget.metric)
+            self._metric = MetricJudge(budget.metric, InMemory(baseline), samples)
         self.last = ""
 
     def __call__(self, model: Model) -> bool:
@@ -291,9 +289,11 @@ class BudgetCheck:
                 behind = f", {scores:.2f} dB in front of a Softmax or Sigmoid" if scores < enough else ""
                 self.last = f"{reached:.2f} dB{behind} at best, {budget.min_sqnr:g} dB asked for"
                 return False
-        if self._metric is not None and budget.max_drop is not None and budget.metric is not None:
-            value = measure_metric(self._metric, InMemory(model), self._samples, name=budget.metric)
-            if self._float_value - value > budget.max_drop:
-                self.last = f"{budget.metric} falls from {self._float_value:.6g} to {value:.6g} at best"
+        if self._metric is not None and budget.max_drop is not None:
+            found = self._metric.compare(InMemory(model))
+            if found.drop > budget.max_drop:
+                goes = "rises" if found.lower_is_better else "falls"
+                values = f"from {found.float_value:.6g} to {found.quantized_value:.6g}"
+                self.last = f"{found.name} {goes} {values} at best"
                 return False
         return True

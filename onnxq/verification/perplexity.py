@@ -1,4 +1,4 @@
-"""Perplexity of language models, as a metric: `--metric onnxq.verification.perplexity:negative_perplexity`.
+"""Minus the perplexity, as a function of outputs and labels: `onnxq.verification.perplexity:negative_perplexity`.
 
 Tests: `tests/verification/test_perplexity.py`.
 """
@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from onnxq.verification.metrics.language import token_losses
 
 
 def negative_perplexity(outputs: Mapping[str, Sequence[Any]], labels: Mapping[str, Sequence[np.ndarray]]) -> float:
@@ -45,7 +47,4 @@ def _losses(logits: np.ndarray, following: np.ndarray) -> np.ndarray:
     """Return minus the log probability of each next token that counts."""
     if following.shape != logits.shape[:2]:
         raise ValueError(f"next tokens are {list(following.shape)}, and logits {list(logits.shape)}")
-    highest = logits.max(axis=-1)
-    normalizer = highest + np.log(np.exp(logits - highest[..., None]).sum(axis=-1))
-    chosen = np.take_along_axis(logits, np.maximum(following, 0)[..., None].astype(np.int64), axis=-1)[..., 0]
-    return np.asarray((normalizer - chosen)[following >= 0])
+    return token_losses(logits, following)

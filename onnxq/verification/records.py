@@ -63,22 +63,29 @@ class LayerComparison:
 
 @dataclass(frozen=True)
 class MetricComparison:
-    """What a metric of the user's own says about both models; more is better.
+    """The value of a metric for both models.
 
     Attributes:
-        name: Where the function is, as the user named it.
+        name: Of the metric, or where the function is, as the user wrote it.
         float_value: Of the float model.
         quantized_value: Of the quantized model.
+        lower_is_better: Whether a smaller value is better, as of perplexity.
 
     """
 
     name: str
     float_value: float
     quantized_value: float
+    lower_is_better: bool = False
 
     @property
     def drop(self) -> float:
-        """How far the metric fell; negative where it rose."""
+        """How much worse the quantized model is; negative if it is better."""
+        return 0.0 - self.change if self.lower_is_better else self.change
+
+    @property
+    def change(self) -> float:
+        """The float value minus the quantized one."""
         return self.float_value - self.quantized_value
 
 
@@ -217,5 +224,6 @@ class Comparison:
                 raise CheckFailed("no metric was measured that could have dropped", "Name one with --metric.")
             if self.metric.drop > max_drop:
                 by = self.metric.drop - max_drop
-                found.append(f"{self.metric.name} fell by {self.metric.drop:.4g}, {by:.4g} more than {max_drop:g}")
+                how = "rose" if self.metric.lower_is_better else "fell"
+                found.append(f"{self.metric.name} {how} by {self.metric.drop:.4g}, {by:.4g} more than {max_drop:g}")
         return found

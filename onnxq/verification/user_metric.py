@@ -1,18 +1,26 @@
-"""Metrics of the user's own: what a model is good for, in one number."""
+"""Metrics: what a model is good for, in one number.
+
+A metric is a function of the user, or one of `onnxq.verification.metrics` by name.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from onnxq.data.labels import Labels
 from onnxq.data.samples import Samples
 from onnxq.data.user_function import CALLABLE, CALLED, import_named
+from onnxq.data.validation import Sample
 from onnxq.errors import DataError, ModelError
 from onnxq.runtime.session import ModelSource, SessionError, open_session, run_session
+from onnxq.text import did_you_mean
+from onnxq.verification.metrics.by_name import METRICS
+from onnxq.verification.metrics.named_metric import MetricRun, NamedMetric
 from onnxq.verification.records import MetricComparison
 
 Metric = Callable[[dict[str, list[Any]], dict[str, list[np.ndarray]]], float]
@@ -25,15 +33,21 @@ those of `Samples.labels`: for each array of the data whose name starts with `_`
 SIGNATURE = "It is called as metric(outputs, labels) and gives a number: see docs/reference/data.md."
 
 
-def load_metric(source: str) -> Metric:
-    """Import a metric named as `package.module:function`.
+Progress = Callable[[int, int | None], None]
+
+
+def load_metric(source: str) -> Metric | NamedMetric:
+    """Look up a metric by name, or import one named as `package.module:function`.
 
     Raises:
-        DataError: It cannot be imported, or is no function.
+        DataError: There is none of that name, it cannot be imported, or is no function.
 
     """
+    if source in METRICS:
+        return METRICS[source]
     if not CALLABLE.fullmatch(source):
-        raise DataError(f"'{source}' does not name a function", "Write it as package.module:function.")
+        hint = did_you_mean(source, METRICS) or f"Metrics are {', '.join(METRICS)}, or package.module:function."
+        raise DataError(f"'{source}' is no metric, and does not name a function", hint)
     found = import_named(source)
     if not callable(found):
         raise DataError(f"{source} is {type(found).__name__}, not a function", SIGNATURE)
@@ -41,23 +55,38 @@ def load_metric(source: str) -> Metric:
     return metric
 
 
+def check_labels(source: str, samples: Samples) -> None:
+    """Refuse data that lack what a metric reads; only the first file or sample is read.
+
+    Raises:
+        DataError: There is no such metric, or labels are missing.
+
+    """
+    metric = load_metric(source)
+    if isinstance(metric, NamedMetric):
+        metric.check(samples.first_labels(), samples.inputs)
+
+
 def measure_metric(
-    metric: Metric,
+    metric: Metric | str,
     model: ModelSource,
     samples: Samples,
     *,
     name: str = "the metric",
-    progress: Callable[[int, int | None], None] | None = None,
+    float_model: ModelSource | None = None,
+    progress: Progress | None = None,
 ) -> float:
     """Run a model in onnxruntime on every sample and give its outputs to a metric.
 
     The outputs of all samples are in memory at the same time, the samples are not.
 
     Args:
-        metric: The function.
+        metric: The function, `package.module:function`, or the name of a metric, such as `top1`.
         model: The model: its bytes, or its path (needed where it has external data).
         samples: From `open_samples` or `wrap_samples`.
         name: What to call the metric in messages.
+        float_model: What `agreement` and `cosine` compare with, and `iou` and `psnr` if the data have no labels; the
+            model itself by default.
         progress: Called with the number of samples done and the total (None while unknown).
 
     Raises:
@@ -65,18 +94,19 @@ def measure_metric(
         DataError: There are no samples, or the metric fails or gives something other than a number.
 
     """
-    label = str(model) if isinstance(model, str | Path) else "the model"
-    try:
-        session = open_session(model, exact=True)
-        names = [output.name for output in session.get_outputs()]
-        outputs: dict[str, list[Any]] = {output: [] for output in names}
-        for count, sample in enumerate(samples, 1):
-            for output, result in zip(names, run_session(session, None, sample), strict=True):
-                outputs[output].append(result)
-            if progress:
-                progress(count, samples.count)
-    except SessionError as error:
-        raise ModelError(f"onnxruntime cannot load or run {label}: {error}", "Check the model first.") from error
+    if isinstance(metric, str):
+        name, found = metric, load_metric(metric)
+        if isinstance(found, NamedMetric):
+            found.check(samples.first_labels(), samples.inputs)
+            run = _run(found, model, samples, samples.labels(), progress)
+            if float_model is None:
+                return run.score(run)
+            return run.score(_run(found, float_model, samples, samples.labels(), progress))
+        metric = found
+    outputs: dict[str, list[Any]] = {}
+    for _, results in _results(model, samples, progress):
+        for output, result in results.items():
+            outputs.setdefault(output, []).append(result)
     labels = samples.labels()
     hint = (
         SIGNATURE
@@ -86,31 +116,88 @@ def measure_metric(
     return _call(metric, (outputs, labels), name, hint)
 
 
+class MetricJudge:
+    """Measures a metric on one quantized model after another; the float model is run once.
+
+    Args:
+        source: `package.module:function`, or the name of a metric.
+        float_model: The float model.
+        samples: From `open_samples` or `wrap_samples`.
+        progress: As in `measure_metric`.
+
+    Raises:
+        ModelError, DataError: As `measure_metric`.
+
+    """
+
+    def __init__(
+        self, source: str, float_model: ModelSource, samples: Samples, progress: Progress | None = None
+    ) -> None:
+        self._source, self._samples, self._progress = source, samples, progress
+        self._metric = load_metric(source)
+        self._labels: Labels = {}
+        self._reference: MetricRun | None = None
+        if isinstance(self._metric, NamedMetric):
+            self._metric.check(samples.first_labels(), samples.inputs)
+            self._labels = samples.labels()
+            self._reference = _run(self._metric, float_model, samples, self._labels, progress)
+            self._float_value = self._reference.score(self._reference)
+        else:
+            self._float_value = measure_metric(self._metric, float_model, samples, name=source, progress=progress)
+
+    def compare(self, quantized: ModelSource) -> MetricComparison:
+        """Measure the metric on a quantized model.
+
+        Raises:
+            ModelError, DataError: As `measure_metric`.
+
+        """
+        if isinstance(self._metric, NamedMetric) and self._reference is not None:
+            run = _run(self._metric, quantized, self._samples, self._labels, self._progress)
+            value, falls = run.score(self._reference), self._metric.lower_is_better
+            return MetricComparison(self._source, self._float_value, value, falls)
+        assert not isinstance(self._metric, NamedMetric)
+        progress = self._progress
+        value = measure_metric(self._metric, quantized, self._samples, name=self._source, progress=progress)
+        return MetricComparison(self._source, self._float_value, value)
+
+
 def compare_metric(
     source: str,
     float_model: ModelSource,
     quantized: ModelSource,
     samples: Samples,
     *,
-    metric: Metric | None = None,
-    progress: Callable[[int, int | None], None] | None = None,
+    progress: Progress | None = None,
 ) -> MetricComparison:
-    """Measure a metric on both models; see `measure_metric`.
+    """Measure a metric on both models; see `MetricJudge`."""
+    return MetricJudge(source, float_model, samples, progress).compare(quantized)
 
-    Args:
-        source: `package.module:function`.
-        float_model: The float model.
-        quantized: The quantized model.
-        samples: From `open_samples` or `wrap_samples`.
-        metric: The function, where it is imported already.
-        progress: As in `measure_metric`.
 
-    """
-    function = metric or load_metric(source)
-    values = [
-        measure_metric(function, model, samples, name=source, progress=progress) for model in (float_model, quantized)
-    ]
-    return MetricComparison(source, *values)
+def _run(
+    metric: NamedMetric, model: ModelSource, samples: Samples, labels: Labels, progress: Progress | None
+) -> MetricRun:
+    """Give all outputs of a model to a named metric."""
+    run = metric.begin(labels)
+    for sample, results in _results(model, samples, progress):
+        run.add(sample, results)
+    return run
+
+
+def _results(
+    model: ModelSource, samples: Samples, progress: Progress | None
+) -> Iterator[tuple[Sample, dict[str, Any]]]:
+    """Yield each sample with the outputs of a model by name."""
+    label = str(model) if isinstance(model, str | Path) else "the model"
+    try:
+        session = open_session(model, exact=True)
+        names = [output.name for output in session.get_outputs()]
+        for count, sample in enumerate(samples, 1):
+            yield sample, dict(zip(names, run_session(session, None, sample), strict=True))
+            if progress:
+                progress(count, samples.count)
+    except SessionError as error:
+        raise ModelError(f"onnxruntime cannot load or run {label}: {error}", "Check the model first.") from error
 
 
 def _call(metric: Metric, arguments: Sequence[Any], name: str, hint: str) -> float:

@@ -338,9 +338,10 @@ def test_goals_are_held_against_all_samples_that_are_tried_on(monkeypatch, few, 
     assert len(searched) == asked
 
 
-def test_half_a_limit_is_refused():
-    with pytest.raises(RecipeError, match="belong together"):
-        Budget(metric="m:f")
+def test_a_drop_of_no_metric_is_refused():
+    with pytest.raises(RecipeError, match="--max-drop needs a metric"):
+        Budget(max_drop=1.0)
+    assert not Budget(metric="m:f").is_set  # it is measured, and the plan is not changed for it
 
 
 def test_a_recipe_that_leaves_nothing_open_is_not_changed(spoilt):
