@@ -89,5 +89,5 @@ def _block_solutions(prepared: Prepared, given: Samples | None, spool: Spool) ->
     jobs = block_jobs(prepared.plan)
     if given is None or not jobs or not can_step(prepared.model, jobs):
         return {}
-    samples = spread_samples(given, MOST_SAMPLES, MOST_ELEMENTS).values()
-    return round_layer_by_layer(prepared.model, jobs, samples, spool)
+    samples = list(spread_samples(given, MOST_SAMPLES, MOST_ELEMENTS).values())
+    return round_layer_by_layer(prepared.model, jobs, samples, spool, prepared.open_checkpoint(samples))

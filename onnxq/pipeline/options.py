@@ -264,6 +264,11 @@ class QuantizeOptions:
         toml="custom-ops",
         keyword=None,
     )
+    resume: bool = option(  # a build of a project is repeated whole
+        False,
+        "With --bits: keep chosen codes in OUT.resume until OUT is written, and go on from those of an interrupted "
+        "run.",
+    )
     external_data: bool = option(
         False, "Put the weights into OUT.data; beyond 2 GB that happens by itself.", toml="external-data"
     )

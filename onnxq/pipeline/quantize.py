@@ -15,7 +15,7 @@ from onnxq.data.examine import Examination, examine
 from onnxq.data.reading import PLAIN, Reading
 from onnxq.data.samples import Samples, input_specs
 from onnxq.data.synthetic import synthetic_samples
-from onnxq.errors import DataError, ModelError, NothingToQuantize
+from onnxq.errors import DataError, ModelError, NothingToQuantize, RecipeError
 from onnxq.ir import Model, load, save
 from onnxq.ir.storage.files import data_path
 from onnxq.lowering.rewrite import rewrite
@@ -27,6 +27,8 @@ from onnxq.planning.planner import Plan
 from onnxq.planning.recipe import Recipe, choose_recipe
 from onnxq.progress import Observer, Progress, expect, following
 from onnxq.report import Report, activations, with_hazards
+from onnxq.rounding.checkpoint import checkpoint_folder, remove_checkpoint
+from onnxq.rounding.layer_by_layer import block_jobs
 from onnxq.runtime.blas_threads import single_threaded_blas
 from onnxq.runtime.custom_ops import foreign_node
 from onnxq.runtime.memory import collect_garbage, gc_disabled
@@ -86,6 +88,7 @@ def quantize(
     fast: bool = False,
     reduce_range: bool = False,
     force: bool = False,
+    resume: bool = False,
     dry_run: bool = False,
     external_data: bool | None = None,
     detailed: bool = False,
@@ -111,6 +114,8 @@ def quantize(
         fast: Leave out everything but calibration: no rescaling, no search, weights to nearest, a short comparison.
         reduce_range: Give weights 7 bits where products of 8 bits could saturate.
         force: Replace an old output.
+        resume: Keep codes of weights in blocks beside the output until it is written, and go on from those of a run
+            that was interrupted.
         dry_run: Stop after the plan; nothing is written.
         external_data: Put weights into `OUTPUT.data`; by default only beyond 2 GiB.
         detailed: Put the histograms of activations and the errors of layers into the report, too; not if `fast`.
@@ -125,9 +130,22 @@ def quantize(
         prepared, given = _prepare_by_data(source, chosen, files, stats, timing, observer, budget.max_size, fast=fast)
         if dry_run:
             return _planned(prepared)
+        prepared = _resumable(prepared, path) if resume else prepared
         budget = replace(budget, data_file=data_path(path).name) if external_data else budget
         result = _quantize_seen(prepared, given, stats, observer, budget, detailed=detailed, scratch=path.parent)
-        return write_result(result, budget, path, accept, observer, given, force=force, external_data=external_data)
+        report = write_result(result, budget, path, accept, observer, given, force=force, external_data=external_data)
+        if prepared.checkpoint is not None:
+            remove_checkpoint(prepared.checkpoint)
+        return report
+
+
+def _resumable(prepared: Prepared, path: Path) -> Prepared:
+    """Keep the codes that are chosen beside the output."""
+    if not block_jobs(prepared.plan):
+        raise RecipeError(
+            "--resume keeps codes of weights in blocks, and this recipe makes none", "Leave it out, or pass --bits."
+        )
+    return replace(prepared, checkpoint=checkpoint_folder(path))
 
 
 def _planned(prepared: Prepared) -> Report:

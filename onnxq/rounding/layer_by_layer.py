@@ -7,7 +7,7 @@ sequential calibration as in GPTQ (https://arxiv.org/abs/2210.17323), for any gr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,6 +26,7 @@ from onnxq.ir.storage.shelf import Shelf, release_array
 from onnxq.planning.planner import Plan
 from onnxq.progress import working
 from onnxq.rounding.block_solver import BlockSolution, solve_blocks
+from onnxq.rounding.checkpoint import Checkpoint
 from onnxq.rounding.jobs import WeightRows
 from onnxq.rounding.weights import Key, WeightSpec, finite_rows, searched_weights
 from onnxq.runtime.blas_threads import single_threaded_blas
@@ -78,7 +79,11 @@ def can_step(model: Model, jobs: Sequence[BlockJob]) -> bool:
 
 
 def round_layer_by_layer(
-    model: Model, jobs: Sequence[BlockJob], samples: Iterable[Mapping[str, Any]], spool: Spool | None = None
+    model: Model,
+    jobs: Sequence[BlockJob],
+    samples: Sequence[Mapping[str, Any]],
+    spool: Spool | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> dict[Key, BlockSolution]:
     """Choose codes for weights in blocks, each on inputs that the quantized layers before give.
 
@@ -89,6 +94,7 @@ def round_layer_by_layer(
         jobs: The weights, in any order; layers inside bodies of control flow are left out.
         samples: What to calibrate on; all of them are in memory, with their live tensors, unless there is a spool.
         spool: Where codes are kept; live tensors of samples are in another file of its folder.
+        checkpoint: What an earlier run has chosen, and where this one puts what it chooses.
 
     Returns:
         The solution of each weight, whose codes are of rows.
@@ -106,8 +112,13 @@ def round_layer_by_layer(
         for step in evaluator.steps:
             job = by_node.get(step.node)
             if job is not None and job.key not in found:
-                moments = _moments(job.readers[step.node], step.node, runs, known)
-                found[job.key] = _kept(_round(job, moments, quick=large), spool)
+                solution = None if checkpoint is None else checkpoint.find(job.key[0].numpy(), job.coding)
+                if solution is None:
+                    moments = _moments(job.readers[step.node], step.node, runs, known)
+                    solution = _round(job, moments, quick=large)
+                    if checkpoint is not None:
+                        checkpoint.keep(solution)
+                found[job.key] = _kept(solution, spool)
                 advance(len(found), len(jobs))
             left.discard(step.node)
             if not left:

@@ -120,7 +120,7 @@ def calibrate_and_round(
     prepared = exclude_unreached_bodies(with_ranges(prepared, tried.ranges), measured)
     jobs, solutions = block_jobs(prepared.plan), {}
     if jobs and staged:
-        solutions = round_layer_by_layer(prepared.model, jobs, texts)
+        solutions = round_layer_by_layer(prepared.model, jobs, texts, checkpoint=prepared.open_checkpoint(texts))
     elif jobs:
         solutions = round_on_moments(jobs, layers, measured)
     if given is None and jobs and staged:

@@ -5,11 +5,14 @@ Tests: `tests/search/test_mask_limit_trial.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from onnxq.ir import Model
 from onnxq.planning.planner import Plan
+from onnxq.rounding.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Prepared:
             not.
         transforms: How many transforms of values the model has gone through: equal numbers mean that one changed
             nothing.
+        checkpoint: A folder for the codes chosen so far, where an interrupted run is to be resumed; None keeps none.
 
     """
 
@@ -38,7 +42,14 @@ class Prepared:
     fast: bool = False
     original: Model | None = None
     transforms: int = 0
+    checkpoint: Path | None = None
 
     def baseline(self) -> Model:
         """Return the float model that the result is compared with: a copy, or one that no later step changes."""
         return self.original if self.original is not None else self.model.copy()
+
+    def open_checkpoint(self, samples: Iterable[Mapping[str, Any]]) -> Checkpoint | None:
+        """Return what an earlier run has chosen on these samples; None where nothing is to be kept."""
+        if self.checkpoint is None:
+            return None
+        return Checkpoint(self.checkpoint, (self.source, self.plan.recipe.to_toml()), samples)

@@ -1,0 +1,110 @@
+"""Codes chosen so far, kept in a folder beside the output, so that an interrupted run can go on.
+
+The name of each file is a digest of everything that its codes depend on: the model, the samples, the settings, the
+weight itself, and all weights before it. A file of another run is not found. A file appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxq.errors import OutputError
+from onnxq.ops.forms.block_codes import BlockCodes
+from onnxq.rounding.block_solver import BlockSolution
+from onnxq.version import __version__
+
+SUFFIX = ".resume"  # of the folder, behind the name of the output
+PIECE = 1 << 24  # elements that are hashed at a time
+
+
+def checkpoint_folder(output: Path) -> Path:
+    """Return the folder for the codes of an output."""
+    return output.with_name(output.name + SUFFIX)
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Remove the files that a checkpoint has written, and the folder if nothing else is in it."""
+    for path in folder.glob("*.npz"):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()
+
+
+class Checkpoint:
+    """The solutions of a run in the order in which they are asked for.
+
+    Args:
+        folder: Where they are kept; it is made if it is missing.
+        run: What all solutions depend on, such as the digest of the model.
+        samples: What they are chosen on.
+
+    Raises:
+        OutputError: The folder cannot be made.
+
+    """
+
+    def __init__(self, folder: Path, run: Iterable[str], samples: Iterable[Mapping[str, Any]]) -> None:
+        self._folder = folder
+        self._digest = hashlib.blake2b("\0".join((__version__, *run)).encode(), digest_size=16)
+        for sample in samples:
+            for name, array in sample.items():
+                self._digest.update(name.encode())
+                self._add(array)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def find(self, weight: np.ndarray, coding: object) -> BlockSolution | None:
+        """Return the solution of the next weight; None where it has to be chosen and handed to `keep`."""
+        self._digest.update(repr(coding).encode())
+        self._add(weight)
+        try:
+            with self._path().open("rb") as file, np.load(file) as arrays:
+                codes = BlockCodes(arrays["codes"], arrays["scales"], arrays["zeros"])
+                return BlockSolution(codes, str(arrays["method"]), float(arrays["gain"]))  # type: ignore[arg-type]
+        except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
+            return None
+
+    def keep(self, solution: BlockSolution) -> None:
+        """Write the solution of the weight that `find` was asked for last.
+
+        Raises:
+            OutputError: The disk is full.
+
+        """
+        codes, path = solution.codes, self._path()
+        parts: dict[str, Any] = {"codes": codes.codes, "scales": codes.scales, "zeros": codes.zeros}
+        try:
+            with tempfile.NamedTemporaryFile(dir=self._folder, suffix=".tmp", delete=False) as file:
+                np.savez(file, method=np.array(solution.method), gain=np.array(solution.gain), **parts)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(file.name).replace(path)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _path(self) -> Path:
+        return self._folder / f"{self._digest.hexdigest()}.npz"
+
+    def _add(self, array: Any) -> None:
+        """Take an array into the digest."""
+        array = np.asarray(array)
+        self._digest.update(f"{array.dtype.str}{array.shape}".encode())
+        flat = np.ascontiguousarray(array).reshape(-1)
+        for start in range(0, flat.size, PIECE):
+            self._digest.update(flat[start : start + PIECE].tobytes())
+
+    def _failed(self, error: OSError) -> OutputError:
+        return OutputError(
+            f"the folder {self._folder} cannot keep codes ({error.strerror})", "Leave --resume out, or make room."
+        )

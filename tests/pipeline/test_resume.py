@@ -1,0 +1,130 @@
+"""A run that is interrupted at any moment and resumed writes the bytes of one that was not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from decoders import genai_decoder, genai_samples
+
+from onnxq.errors import RecipeError
+from onnxq.ir import segment
+from onnxq.pipeline.quantize import quantize
+from onnxq.planning.recipe import in_blocks
+from onnxq.rounding import checkpoint, layer_by_layer
+
+MOMENTS = 10
+
+
+@pytest.fixture
+def source(tmp_path):
+    onnx.save(genai_decoder(1), tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+def made(source, name, *, samples=6, bits=4, resume=True):
+    given = genai_samples(onnx.load(source, load_external_data=False), samples)
+    output = source.with_name(name)
+    quantize(source, in_blocks(bits), samples=given, output=output, resume=resume, force=True)
+    return output.read_bytes()
+
+
+def interrupt(monkeypatch, moment):
+    """Interrupt a run when so many nodes have run on the samples; return what counts them."""
+    counted, advance = [], layer_by_layer._advance
+
+    def counting(*given):
+        counted.append(None)
+        if len(counted) == moment:
+            raise KeyboardInterrupt
+        advance(*given)
+
+    monkeypatch.setattr(layer_by_layer, "_advance", counting)
+    return counted
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_interrupted_at_ten_moments(source, monkeypatch, large):
+    if large:
+        monkeypatch.setattr(segment, "LARGE", 0)
+    with monkeypatch.context() as patch:
+        steps = interrupt(patch, 0)
+        expected = made(source, "whole.onnx", resume=False)
+    folder, kept = source.with_name("q.onnx.resume"), []
+    for moment in np.linspace(2, len(steps), MOMENTS).astype(int):
+        with monkeypatch.context() as patch:
+            interrupt(patch, moment)
+            with pytest.raises(KeyboardInterrupt):
+                made(source, "q.onnx")
+        kept.append(len(list(folder.glob("*.npz"))))
+    assert not source.with_name("q.onnx").exists()
+    assert kept == sorted(kept)
+    assert kept[-1] >= 7
+    solved, solve = [], layer_by_layer.solve_blocks
+    monkeypatch.setattr(layer_by_layer, "solve_blocks", lambda *a, **k: solved.append(a) or solve(*a, **k))
+    assert made(source, "q.onnx") == expected
+    assert len(solved) == 8 - kept[-1]
+    assert not folder.exists()
+
+
+def test_a_torn_file_and_codes_of_other_runs_are_not_taken(source, monkeypatch):
+    monkeypatch.setattr(segment, "LARGE", 0)
+    expected = made(source, "whole.onnx", resume=False)
+    with monkeypatch.context() as patch:
+        patch.setattr("onnxq.pipeline.quantize.remove_checkpoint", lambda folder: None)
+        made(source, "q.onnx", samples=5)
+        made(source, "q.onnx", bits=2)
+        made(source, "q.onnx")
+    folder = source.with_name("q.onnx.resume")
+    files = sorted(folder.iterdir())
+    assert len(files) == 3 * 8
+    for path in files:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert made(source, "q.onnx") == expected
+    assert not folder.exists()
+
+
+def test_what_is_not_ours_stays_in_the_folder(tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / "codes.npz").write_text("")
+    checkpoint.remove_checkpoint(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_recipe_without_blocks_has_nothing_to_resume(source):
+    with pytest.raises(RecipeError, match="keeps codes of weights in blocks"):
+        quantize(source, "weight-int8", output=source.with_name("q.onnx"), resume=True)
+    assert not source.with_name("q.onnx").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="SIGKILL is of POSIX")
+def test_killed_at_ten_moments(source):
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; import test_resume as t; "
+        "t.segment.LARGE = 0; t.made(Path(sys.argv[2]), 'q.onnx', samples=40)"
+    )
+    command = [sys.executable, "-c", script, str(Path(__file__).parent), str(source)]
+    paths = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    folder = source.with_name("q.onnx.resume")
+    for moment in range(MOMENTS):  # there are eight weights
+        run = subprocess.Popen(command, env=environment)
+        end = time.time() + 60
+        while run.poll() is None and time.time() < end and len(list(folder.glob("*.npz"))) <= 0.8 * moment:
+            time.sleep(0.01)
+        run.send_signal(signal.SIGKILL)
+        run.wait()
+    assert not source.with_name("q.onnx").exists()
+    subprocess.run(command, env=environment, check=True)
+    found = source.with_name("q.onnx").read_bytes()
+    subprocess.run([*command[:2], script.replace("'q.onnx'", "'r.onnx'"), *command[3:]], env=environment, check=True)
+    assert source.with_name("r.onnx").read_bytes() == found
+    assert not folder.exists()
