@@ -114,8 +114,7 @@ def quantize(
         fast: Leave out everything but calibration: no rescaling, no search, weights to nearest, a short comparison.
         reduce_range: Give weights 7 bits where products of 8 bits could saturate.
         force: Replace an old output.
-        resume: Keep codes of weights in blocks beside the output until it is written, and go on from those of a run
-            that was interrupted.
+        resume: Keep chosen codes beside the output until it is written, and go on from those of an interrupted run.
         dry_run: Stop after the plan; nothing is written.
         external_data: Put weights into `OUTPUT.data`; by default only beyond 2 GiB.
         detailed: Put the histograms of activations and the errors of layers into the report, too; not if `fast`.
@@ -130,17 +129,16 @@ def quantize(
         prepared, given = _prepare_by_data(source, chosen, files, stats, timing, observer, budget.max_size, fast=fast)
         if dry_run:
             return _planned(prepared)
-        prepared = _resumable(prepared, path) if resume else prepared
+        prepared = _resumable(prepared, path, resume=resume)
         budget = replace(budget, data_file=data_path(path).name) if external_data else budget
         result = _quantize_seen(prepared, given, stats, observer, budget, detailed=detailed, scratch=path.parent)
-        report = write_result(result, budget, path, accept, observer, given, force=force, external_data=external_data)
-        if prepared.checkpoint is not None:
-            remove_checkpoint(prepared.checkpoint)
-        return report
+        return write_result(result, budget, path, accept, observer, given, force=force, external_data=external_data)
 
 
-def _resumable(prepared: Prepared, path: Path) -> Prepared:
-    """Keep the codes that are chosen beside the output."""
+def _resumable(prepared: Prepared, path: Path, *, resume: bool) -> Prepared:
+    """Keep the codes that are chosen beside the output, if that is wished for."""
+    if not resume:
+        return prepared
     if not block_jobs(prepared.plan):
         raise RecipeError(
             "--resume keeps codes of weights in blocks, and this recipe makes none", "Leave it out, or pass --bits."
@@ -236,6 +234,7 @@ def write_result(
     result = check_result(result, budget, path, accept)
     observer.step("save")
     files = save(result.model, path, force=force, external_data=external_data, encoded=result.encoded)
+    remove_checkpoint(checkpoint_folder(path))
     report = replace(result.report, output=path, files=tuple(files))
     notes = (*report.notes, *size_note(result.model, report.source_bytes, report.output_bytes or 0))
     report = with_hazards(replace(report, notes=notes), result.model)

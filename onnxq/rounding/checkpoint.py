@@ -2,6 +2,8 @@
 
 The name of each file is a digest of everything that its codes depend on: the model, the samples, the settings, the
 weight itself, and all weights before it. A file of another run is not found. A file appears whole or not at all.
+
+Tests: `tests/pipeline/test_resume.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ def checkpoint_folder(output: Path) -> Path:
 
 def remove_checkpoint(folder: Path) -> None:
     """Remove the files that a checkpoint has written, and the folder if nothing else is in it."""
-    for path in folder.glob("*.npz"):
+    for path in (*folder.glob(32 * "[0-9a-f]" + ".npz"), *folder.glob("tmp*.tmp")):
         path.unlink(missing_ok=True)
     with suppress(OSError):
         folder.rmdir()

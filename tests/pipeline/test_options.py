@@ -72,6 +72,7 @@ OPTIONS = QuantizeOptions(
     timings=Path("t.json"),
     reduce_range=True,
     custom_ops=(Path("ops.so"),),
+    resume=True,
     external_data=True,
 )
 

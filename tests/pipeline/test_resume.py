@@ -93,7 +93,7 @@ def test_a_torn_file_and_codes_of_other_runs_are_not_taken(source, monkeypatch):
 
 def test_what_is_not_ours_stays_in_the_folder(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
-    (tmp_path / "codes.npz").write_text("")
+    (tmp_path / f"{32 * 'a'}.npz").write_text("")
     checkpoint.remove_checkpoint(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
