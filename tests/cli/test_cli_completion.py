@@ -36,7 +36,7 @@ def completed(cli, monkeypatch: pytest.MonkeyPatch, line: str) -> list[str]:
     [
         ("onnxq qu", ["quantize"]),
         ("onnxq ", [function.__name__ for function in COMMANDS]),
-        ("onnxq quantize --re", ["--recipe", "--reduce-range", "--report"]),
+        ("onnxq quantize --re", ["--recipe", "--reduce-range", "--resume", "--report"]),
         ("onnxq quantize m.onnx -r ", recipe_names()),
         ("onnxq plan m.onnx --recipe weight", ["weight-int2", "weight-int4", "weight-int8"]),
         ("onnxq quantize m.onnx --target ", target_names()),
