@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from onnxq.calibration.stats import Stats
 from onnxq.data.examine import Examination, examine
@@ -127,23 +128,39 @@ def quantize(
     with following(observer) as observer, gc_disabled(), single_threaded_blas():
         source = load_float_model(model, observer, path, timing, force, (*files[0], stats, recipe), plan=dry_run)
         prepared, given = _prepare_by_data(source, chosen, files, stats, timing, observer, budget.max_size, fast=fast)
-        if dry_run:
-            return _planned(prepared)
-        prepared = _resumable(prepared, path, resume=resume)
-        budget = replace(budget, data_file=data_path(path).name) if external_data else budget
-        result = _quantize_seen(prepared, given, stats, observer, budget, detailed=detailed, scratch=path.parent)
-        return write_result(result, budget, path, accept, observer, given, force=force, external_data=external_data)
+        wanted = _Output(path, accept, force, resume, external_data, detailed)
+        return _planned(prepared) if dry_run else _quantize_into(wanted, prepared, given, stats, observer, budget)
 
 
-def _resumable(prepared: Prepared, path: Path, *, resume: bool) -> Prepared:
-    """Keep the codes that are chosen beside the output, if that is wished for."""
-    if not resume:
-        return prepared
-    if not block_jobs(prepared.plan):
+class _Output(NamedTuple):
+    """How a result is to be written; see `quantize`."""
+
+    path: Path
+    accept: Callable[[Quantized], Mapping[str, str]] | None
+    force: bool
+    resume: bool
+    external_data: bool | None
+    detailed: bool
+
+
+def _quantize_into(
+    wanted: _Output,
+    prepared: Prepared,
+    given: Samples | None,
+    stats: str | Path | Stats | None,
+    observer: Progress,
+    budget: Budget,
+) -> Report:
+    """Quantize and write; codes chosen so far are kept if the run is to be resumed."""
+    path, accept, force, resume, external_data, detailed = wanted
+    if resume and not block_jobs(prepared.plan):
         raise RecipeError(
             "--resume keeps codes of weights in blocks, and this recipe makes none", "Leave it out, or pass --bits."
         )
-    return replace(prepared, checkpoint=checkpoint_folder(path))
+    prepared = replace(prepared, checkpoint=checkpoint_folder(path)) if resume else prepared
+    budget = replace(budget, data_file=data_path(path).name) if external_data else budget
+    result = _quantize_seen(prepared, given, stats, observer, budget, detailed=detailed, scratch=path.parent)
+    return write_result(result, budget, path, accept, observer, given, force=force, external_data=external_data)
 
 
 def _planned(prepared: Prepared) -> Report:
