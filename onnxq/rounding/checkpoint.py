@@ -1,6 +1,7 @@
 """Codes chosen so far, kept in a folder next to the output, so that an interrupted run can go on.
 
-The name of each file is a digest of what its codes depend on: model, samples, settings, and all weights so far. A file of another run is not found. A file appears whole or not at all.
+The name of each file is a digest of what its codes depend on: model, samples, settings, and all weights so far. A file
+of another run is not found. A file appears whole or not at all.
 
 Tests: `tests/pipeline/test_resume.py`.
 """
