@@ -131,8 +131,7 @@ Config = Annotated[
         show_default=False,
     ),
 ]
-
-
+NoConfig = Annotated[bool, typer.Option("--no-config", help="Leave the project file out: only these options count.")]
 Jobs = Annotated[
     int | None,
     typer.Option(

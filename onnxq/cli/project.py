@@ -54,7 +54,7 @@ def refuse_options(context: typer.Context, allowed: Collection[str]) -> None:
     from onnxq.errors import ProjectError
 
     general = (*allowed, *GENERAL)
-    given = [p for p in context.command.params if p.name not in general and _was_given(context, p.name)]
+    given = [p for p in context.command.params if p.name not in general and was_given(context, p.name)]
     if given:
         raise ProjectError(
             f"{max(given[0].opts, key=len)} is about one MODEL, and none is named",
@@ -62,22 +62,29 @@ def refuse_options(context: typer.Context, allowed: Collection[str]) -> None:
         )
 
 
-def refuse_config(context: typer.Context) -> None:
-    """Refuse --config and --executor beside a MODEL, which is done without the project file."""
+def refuse_executor(context: typer.Context) -> None:
+    """Refuse --executor with a MODEL, which is built here."""
     from onnxq.errors import ProjectError
 
-    if _was_given(context, "executor"):
+    if was_given(context, "executor"):
         raise ProjectError(
             "--executor builds the models of a project, but one MODEL is named",
             "Leave it out, or measure on it with `onnxq calibrate --executor`.",
         )
-    if _was_given(context, "config"):
+
+
+def refuse_config(context: typer.Context) -> None:
+    """Refuse --config with a MODEL, which is verified without the project file."""
+    from onnxq.errors import ProjectError
+
+    if was_given(context, "config"):
         raise ProjectError(
             "--config is about the models of a project, but one MODEL is named", "Leave one of them out."
         )
 
 
-def _was_given(context: typer.Context, name: str | None) -> bool:
+def was_given(context: typer.Context, name: str | None) -> bool:
+    """Whether an option stands on the command line."""
     source = context.get_parameter_source(name or "")
     return source is not None and source.name == "COMMANDLINE"
 

@@ -18,6 +18,7 @@ from onnxq.cli.options import (
     Format,
     Jobs,
     Memory,
+    NoConfig,
     OutputFormat,
     takes_options,
     use_runtime,
@@ -68,6 +69,7 @@ def quantize(
     dry_run: DryRun = False,
     force: Force = False,
     config: Config = None,
+    no_config: NoConfig = False,
     jobs: Jobs = None,
     memory: Memory = None,
     executor: ExecutorName = None,
@@ -75,15 +77,27 @@ def quantize(
     """Quantize a model, compare it with the float one, and write it.
 
     With data the result is static: ranges are fixed, QuantizeLinear and DequantizeLinear carry them. Without, ranges
-    are found at run time. Without MODEL, all models of the project file are built that are out of date.
+    are found at run time.
+
+    Inside a project, MODEL is built by its entry in the project file; options given here win. Without MODEL, all
+    models of the project are built that are out of date.
     """
-    from onnxq.cli.project import build_project, refuse_config
+    from onnxq.cli.details.project_entry import entry_of
+    from onnxq.cli.project import build_project, refuse_executor
 
     if model is None:
         return build_project(context, config, output_format, force=force, jobs=jobs, memory=memory, executor=executor)
-    refuse_config(context)
-    use_runtime(options.custom_ops, jobs, memory)
+    refuse_executor(context)
+    found = entry_of(context, model, output, options, config, no_config=no_config)
+    use_runtime(options.custom_ops if found is None else (), jobs, memory)
     _check(report, (model, output, options.timings), force=force)
+    if found is not None:
+        wanted = force or dry_run or report is not None or output_format is not Format.TEXT
+        if not wanted and found.is_up_to_date():
+            return None
+        result = found.build(force=force, dry_run=dry_run, detailed=report is not None)
+        command = found.verify_command() or _verify_command(result, found.options())
+        return _write(result, report, output_format, command, dry_run=dry_run, force=force)
     from onnxq.cli.terminal import TerminalObserver
     from onnxq.pipeline import quantize as pipeline
 
@@ -93,8 +107,7 @@ def quantize(
         result = pipeline.quantize(
             model, output=output, dry_run=dry_run, detailed=detailed, observer=observer, **arguments
         )
-    given = _repeated(options)
-    return _write(result, report, output_format, given, dry_run=dry_run, force=force)
+    return _write(result, report, output_format, _verify_command(result, options), dry_run=dry_run, force=force)
 
 
 def _repeated(options: QuantizeOptions) -> list[tuple[str, str]]:
@@ -110,19 +123,26 @@ def _repeated(options: QuantizeOptions) -> list[tuple[str, str]]:
     return found
 
 
-def _show_next(output: Path, model: Path, given: Sequence[tuple[str, str]]) -> None:
-    """Return the command that says more about a result, ready to paste."""
+def _verify_command(result: Report, options: QuantizeOptions) -> str:
+    """Return the command that measures a result on the same data; empty where nothing was written."""
     from shlex import quote
 
+    if result.output is None:
+        return ""
+    more = "".join(f" {option} {quote(value)}" for option, value in _repeated(options))
+    return f"onnxq verify {quote(str(result.output))} --against {quote(str(result.source))}{more}"
+
+
+def _show_next(command: str) -> None:
+    """Show the command that says more about a result, ready to paste."""
     from rich.text import Text
 
     from onnxq.cli.terminal import TIE, show
     from onnxq.text import printable
 
-    options = "".join(f" {option} {quote(value)}" for option, value in given)
-    command = printable(f"onnxq verify {quote(str(output))} --against {quote(str(model))}{options}")
-    unseen = ", better on data that no calibration has seen" if any(option == "-d" for option, _ in given) else ""
-    show("", Text(f"next{unseen}:", style="dim"), Text(f"  {command}".replace(" ", TIE), style="dim", overflow="fold"))
+    unseen = ", better on data that no calibration has seen" if " -d " in command else ""
+    line = f"  {printable(command)}".replace(" ", TIE)
+    show("", Text(f"next{unseen}:", style="dim"), Text(line, style="dim", overflow="fold"))
 
 
 def _check(path: Path | None, others: Sequence[Path | None], *, force: bool) -> None:
@@ -140,12 +160,12 @@ def _write(
     result: Report,
     path: Path | None,
     output_format: Format,
-    given: Sequence[tuple[str, str]],
+    command: str,
     *,
     dry_run: bool,
     force: bool,
 ) -> None:
-    """Write a report and print the product; `given` are options that `onnxq verify` needs."""
+    """Write a report and print the product, and which command measures the result."""
     from onnxq.cli.terminal import note, warn
     from onnxq.cli.write import write_plan, write_report
     from onnxq.errors import OutputError
@@ -163,7 +183,7 @@ def _write(
         _warn_of_spoilt(result.source)
     (write_plan if dry_run else write_report)(result, output_format)
     if result.output is not None and output_format is Format.TEXT:
-        _show_next(result.output, result.source, given)
+        _show_next(command)
     if not dry_run:
         warn(result.warnings)
 

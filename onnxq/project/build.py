@@ -6,11 +6,11 @@ Tests: `tests/project/test_project_build.py`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from onnxq.data.samples import input_specs
 from onnxq.data.synthetic import synthetic_samples
@@ -52,7 +52,7 @@ class RecordTooLargeError(CheckFailed):
 
 @dataclass(frozen=True)
 class Built:
-    """What became of one model.
+    """Result of one model.
 
     Attributes:
         entry: The model.
@@ -91,7 +91,7 @@ def build(entries: Iterable[Entry], *, force: bool = False, observer: Observer |
             yield settled
             continue
         try:
-            yield _build_one(entry, observer=observer or Silent())
+            yield build_model(entry, observer=observer or Silent())
         except OnnxqError as error:
             yield Built(entry, "failed", error=error)
 
@@ -111,7 +111,22 @@ def up_to_date(entry: Entry) -> Built | None:
     return Built(entry, "up to date")
 
 
-def _build_one(entry: Entry, *, observer: Observer) -> Built:
+def build_model(
+    entry: Entry, *, observer: Observer, force: bool = True, dry_run: bool = False, detailed: bool = False
+) -> Built:
+    """Build a model, up to date or not.
+
+    Args:
+        entry: The model.
+        observer: Told about each step.
+        force: Replace an old one.
+        dry_run: Stop after the plan; nothing is written.
+        detailed: Put histograms and layers into the report, too; see `onnxq.pipeline.quantize.quantize`.
+
+    Raises:
+        OnnxqError: It could not be built, or misses a threshold; nothing was written.
+
+    """
     wanted = gather(entry, load(entry.source))
 
     verified: list[Comparison] = []
@@ -134,10 +149,11 @@ def _build_one(entry: Entry, *, observer: Observer) -> Built:
         _refuse_size(entry, written_bytes(result.model, encoded, data_file), recorded)
         return entries
 
+    how: dict[str, Any] = {"accept": accept, "observer": observer, "dry_run": dry_run, "detailed": detailed}
     try:
-        report = _quantized(entry, accept, observer)
+        report = _quantized(entry, 0, force=force, **how)
     except RecordTooLargeError as error:  # how long the record is shows only now
-        report = _quantized(entry, accept, observer, room=error.recorded)
+        report = _quantized(entry, error.recorded, force=force, **how)
     return Built(entry, "built", report, verified=verified[-1] if verified else None)
 
 
@@ -148,13 +164,11 @@ def _to_be_measured(entry: Entry, found: Comparison) -> bool:
     )
 
 
-def _quantized(
-    entry: Entry, accept: Callable[[Quantized], Mapping[str, str]], observer: Observer, room: int = 0
-) -> Report:
+def _quantized(entry: Entry, room: int, *, force: bool, **how: Any) -> Report:
     """Quantize and write a model, which has to leave so many bytes of what it may take for its record."""
     with at_home(entry):
-        arguments = _options(entry, room).arguments(force=True)
-        return quantize(entry.source, output=entry.quantized, accept=accept, observer=observer, **arguments)
+        arguments = _options(entry, room).arguments(force=force)
+        return quantize(entry.source, output=entry.quantized, **how, **arguments)
 
 
 def _options(entry: Entry, room: int) -> QuantizeOptions:

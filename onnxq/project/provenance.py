@@ -25,6 +25,7 @@ from onnxq.ir.wire import fields
 from onnxq.pipeline.options import QuantizeOptions, declarations
 from onnxq.planning.recipe import Recipe, choose_recipe
 from onnxq.project.entry import Entry
+from onnxq.text import join_words
 from onnxq.verification.records import Comparison, MetricComparison, OutputComparison
 from onnxq.version import __version__
 
@@ -51,12 +52,18 @@ def gather(entry: Entry, source: Model) -> dict[str, Any]:
 
     Returns:
         Plain data: `onnxq` (version), `float` (SHA-256 by file name), `recipe` (SHA-256), `data` and `metric` (SHA-256
-        by name as in the project file) and `options`, those limits among them that a build works towards.
+        by name as in the project file) and `options`, those limits among them that a build works towards. `by_hand`
+        names options that a project file cannot hold, if there are any.
 
     Raises:
         ModelError, RecipeError, DataError: One of them is missing or cannot be read.
 
     """
+    by_hand = [
+        one.flag
+        for name, one in declarations().items()
+        if one.toml is None and getattr(entry.options, name) != one.default
+    ]
     return {
         "onnxq": __version__,
         "float": _model_hashes(entry.source, source),
@@ -64,6 +71,7 @@ def gather(entry: Entry, source: Model) -> dict[str, Any]:
         "data": {given: _data_hash(entry, given) for given in (*entry.options.data, *_tokenizer(entry))},
         "metric": {given: _metric_hash(entry, given) for given in filter(None, [entry.options.metric])},
         "options": _plain(entry.options),
+        **({"by_hand": by_hand} if by_hand else {}),
     }
 
 
@@ -116,6 +124,9 @@ def changes(entry: Entry, recorded: str | None, wanted: dict[str, Any]) -> list[
         for key, value in wanted["options"].items()
         if options[key] != value
     ]
+    by_hand = made.get("by_hand")
+    if isinstance(by_hand, list):
+        found.append(f"it was built with {join_words([str(flag) for flag in by_hand])}, which no project file holds")
     return found
 
 

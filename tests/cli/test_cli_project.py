@@ -185,7 +185,11 @@ def test_another_project_file(cli, project: Path) -> None:
         ("quantize --dry-run", "--dry-run is about one MODEL, and none is named", "leave the option to the project"),
         ("quantize -d x.npz", "--data is about one MODEL, and none is named", "Name it"),
         ("verify --min-sqnr 3", "--min-sqnr is about one MODEL, and none is named", "Name it"),
-        ("quantize digits_cnn.onnx --config x", "--config is about the models of a project", "Leave one of them out"),
+        (
+            "quantize digits_cnn.onnx --config x",
+            "x cannot be read (No such file or directory)",
+            "Check the path of the",
+        ),
         ("verify digits_cnn.onnx --config x", "--config is about the models of a project", "Leave one of them out"),
         ("verify a.onnx b.onnx", "2 models are given", "--project"),
     ],
