@@ -20,9 +20,9 @@ from onnxq.cli import main
 from onnxq.cli.app import COMMANDS, command
 from onnxq.errors import ExitCode
 from onnxq.planning.recipe import load_recipe, parse_recipe, recipe_names
-from onnxq.project.check import Rule
 from onnxq.project.entry import Thresholds
 from onnxq.project.file import KEYS, parse_project
+from onnxq.project.rules import Rule
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")

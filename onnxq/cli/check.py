@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from onnxq.cli.completion import codes
 from onnxq.cli.options import Config, Format, OutputFormat
 
 Files = Annotated[
@@ -21,10 +22,22 @@ Files = Annotated[
         show_default=False,
     ),
 ]
+Ignore = Annotated[
+    list[str],
+    typer.Option(
+        "--ignore",
+        metavar="CODE",
+        help="Leave findings with this code out, such as stale-version; stale stands for all that begin so. "
+        "May be given several times.",
+        show_default=False,
+        autocompletion=codes,
+    ),
+]
 
 
 def check(
     files: Files = [],  # noqa: B006  (typer reads the default and never hands it out)
+    ignore: Ignore = [],  # noqa: B006
     config: Config = None,
     output_format: OutputFormat = Format.TEXT,
 ) -> None:
@@ -40,7 +53,10 @@ def check(
     from onnxq.errors import ExitCode, ModelError
     from onnxq.project.entry import select
     from onnxq.project.file import find_project, load_project
-    from onnxq.text import printable
+    from onnxq.project.rules import check_codes
+    from onnxq.text import counted, printable
+
+    check_codes(ignore, "--ignore")
 
     found = config or find_project()
     project = load_project(found) if found is not None or not files else None
@@ -52,18 +68,18 @@ def check(
         return
     from onnxq.project.check import check as look
 
-    checked = look(project, files)
+    checked = look(project, files, ignore)
     if output_format is Format.JSON:
         from onnxq.report import SCHEMA, to_json
 
         findings = [{"path": str(f.path), "rule": f.rule, "message": f.message} for f in checked.findings]
-        result = {"schema": SCHEMA, "passed": not findings, "models": checked.models, "findings": findings}
-        sys.stdout.write(to_json(result))
+        result = {"schema": SCHEMA, "passed": not findings, "models": checked.models}
+        sys.stdout.write(to_json({**result, "ignored": checked.ignored, "findings": findings}))
     else:
         for finding in checked.findings:
-            sys.stdout.write(f"{printable(str(finding.path))}: {printable(finding.message)}\n")
-        models = f"{checked.models} model{'s' * (checked.models != 1)}"
-        count = len(checked.findings)
-        note(f"{models} checked: " + (f"{count} finding{'s' * (count != 1)}" if count else "all is well"))
+            sys.stdout.write(f"{printable(str(finding))}\n")
+        said = counted(len(checked.findings), "finding") if checked.findings else "all is well"
+        left_out = f", {checked.ignored} ignored" if checked.ignored else ""
+        note(f"{counted(checked.models, 'model')} checked: {said}{left_out}")
     if checked.findings:
         raise typer.Exit(int(ExitCode.CHECK_FAILED))

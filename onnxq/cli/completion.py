@@ -1,4 +1,4 @@
-"""What a shell completes: commands, options, recipes and targets; and the script that asks for it.
+"""What a shell completes: commands, options, recipes, targets and codes; and the script that asks for it.
 
 typer writes the scripts and reads what a shell asks; onnxq runs its command line in a way of its own, so that this is
 called from here. Files are completed by the shell itself, wherever nothing else is.
@@ -60,6 +60,13 @@ def recipes(incomplete: str) -> list[str]:
     from onnxq.planning.recipe import recipe_names
 
     return [name for name in recipe_names() if name.startswith(incomplete)]
+
+
+def codes(incomplete: str) -> list[str]:
+    """List the codes of findings that begin so."""
+    from onnxq.project.rules import NAMES
+
+    return [name for name in NAMES if name.startswith(incomplete)]
 
 
 def targets(incomplete: str) -> list[str]:

@@ -23,9 +23,10 @@ from onnxq.ir.wire import entry_field
 from onnxq.pipeline.options import QuantizeOptions
 from onnxq.pipeline.quantize import Quantized, quantize
 from onnxq.progress import Observer, Silent
-from onnxq.project.check import check_entry
+from onnxq.project.check import find_all
 from onnxq.project.entry import Entry
 from onnxq.project.provenance import gather, record
+from onnxq.project.rules import is_ignored, is_stale
 from onnxq.report import Report
 from onnxq.report.result_warnings import result_warnings
 from onnxq.runtime.custom_ops import register_custom_ops
@@ -37,7 +38,7 @@ from onnxq.verification.user_metric import compare_metric
 from onnxq.warning import WarningLine
 
 GIVE_LIBRARY = "Name the library of its custom operators under 'custom-ops'."
-REBUILD = frozenset({"missing", "unreadable", "malformed", "altered", "stale"})
+DAMAGED = frozenset({"missing", "unreadable", "malformed", "altered"})  # built again even if switched off
 RANDOM_SAMPLES = 8
 SPARE_BYTES = 64  # figures of another model may take more digits
 
@@ -100,10 +101,11 @@ def up_to_date(entry: Entry) -> Built | None:
     """Say that a model is up to date, or that building it anew would not help; None where it is to be built."""
     try:
         gather(entry, load(entry.source))
-        found = [finding for finding in check_entry(entry) if finding.path == entry.quantized]
+        every = [finding for finding in find_all(entry) if finding.path == entry.quantized]
     except OnnxqError as error:
         return Built(entry, "failed", error=error)
-    if any(finding.rule in REBUILD for finding in found):
+    found = [finding for finding in every if not is_ignored(finding.rule, entry.ignore)]
+    if any(finding.rule in DAMAGED for finding in every) or any(is_stale(finding.rule) for finding in found):
         return None
     if found:
         message = f"{entry.quantized}: {found[0].message}"

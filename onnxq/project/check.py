@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from onnxq.errors import CheckFailed, OnnxqError
 from onnxq.ir import Model, Value, load
@@ -20,12 +19,12 @@ from onnxq.ir.proto_fields import DATA_TYPE, DIMS, GRAPH_INITIALIZER, NAME
 from onnxq.ir.wire import Chunk, bytes_field, integer_field, join
 from onnxq.project.entry import Entry, Project, select
 from onnxq.project.provenance import INPUTS, changes, external_files, gather, recorded_comparison, was_altered
+from onnxq.project.rules import Rule, check_codes, is_ignored
 from onnxq.targets.host import available_processors
+from onnxq.verification.records import Comparison
 from onnxq.verification.wellformed import find_defects
 
 BUILD = "build it with `onnxq quantize`"
-
-Rule = Literal["missing", "unreadable", "malformed", "altered", "stale", "too-large", "below-threshold"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Finding:
 
     Attributes:
         path: The file.
-        rule: What kind of finding it is.
+        rule: Its code.
         message: What is wrong, in a sentence whose subject is the path.
 
     """
@@ -42,6 +41,9 @@ class Finding:
     path: Path
     rule: Rule
     message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message} ({self.rule})"
 
 
 @dataclass(frozen=True)
@@ -51,31 +53,47 @@ class Checked:
     Attributes:
         models: How many models were looked at; the float and the quantized file of an entry are one.
         findings: In the order of the project file, then of the files that belong to no project.
+        ignored: How many findings are switched off.
 
     """
 
     models: int
     findings: tuple[Finding, ...]
+    ignored: int = 0
 
 
-def check(project: Project | None, files: Sequence[Path] = ()) -> Checked:
+def check(project: Project | None, files: Sequence[Path] = (), ignore: Sequence[str] = ()) -> Checked:
     """Check the models of a project, or only those that some files belong to.
 
     Args:
         project: None where there is none; then the files are all that is checked.
         files: Models, data, recipes or the project file. Models outside the project only have to be well formed; other
             files outside are left alone. Without files, all models of the project are checked.
+        ignore: Codes of findings to leave out, with those that the project leaves out; see `onnxq.project.rules`.
+
+    Raises:
+        ProjectError: No finding has such a code.
 
     """
+    check_codes(ignore, "--ignore")
     entries, others = select(project, files)
-    jobs: list[Callable[[], list[Finding]]] = [partial(check_entry, entry) for entry in entries]
+    jobs: list[Callable[[], list[Finding]]] = [partial(find_all, entry) for entry in entries]
     jobs += [partial(check_model, path) for path in others]
+    switched_off = [(*entry.ignore, *ignore) for entry in entries] + [tuple(ignore)] * len(others)
     with ThreadPoolExecutor(min(len(jobs), available_processors()) or 1) as pool:
-        found = [finding for findings in pool.map(lambda job: job(), jobs) for finding in findings]
-    return Checked(len(entries) + len(others), tuple(dict.fromkeys(found)))
+        by_model = list(pool.map(lambda job: job(), jobs))
+    found = dict.fromkeys(finding for findings in by_model for finding in findings)
+    shown = [
+        finding
+        for findings, codes in zip(by_model, switched_off, strict=True)
+        for finding in findings
+        if not is_ignored(finding.rule, codes)
+    ]
+    unique = tuple(dict.fromkeys(shown))
+    return Checked(len(entries) + len(others), unique, len(found) - len(unique))
 
 
-def check_entry(entry: Entry) -> list[Finding]:
+def find_all(entry: Entry) -> list[Finding]:
     """Check one model of a project: both files well formed, the quantized one up to date and within its limits."""
     source, findings = _load(entry.source, "the project file lists it")
     quantized, more = _load(entry.quantized, BUILD)
@@ -84,7 +102,8 @@ def check_entry(entry: Entry) -> list[Finding]:
     if source is not None and quantized is not None:
         stale = _stale(entry, source, quantized)
     if quantized is not None:
-        findings += stale + _limits(entry, quantized, fresh=not stale)
+        fresh = all(is_ignored(finding.rule, entry.ignore) for finding in stale)
+        findings += stale + _limits(entry, quantized, fresh=fresh)
     return findings
 
 
@@ -92,7 +111,7 @@ def _missing_data(entry: Entry) -> list[Finding]:
     """Name data to verify with that are not there: without them, thresholds would never be measured."""
     paths = [Path(given) for given in entry.data_sources(entry.verify_data) if not entry.is_function(given)]
     said = f"does not exist; the project file lists it to verify {entry.quantized}"
-    return [Finding(path, "missing", said) for path in paths if not path.exists()]
+    return [Finding(path, "missing-data", said) for path in paths if not path.exists()]
 
 
 def check_model(path: Path) -> list[Finding]:
@@ -140,10 +159,36 @@ def check_structure(model: Model) -> str | None:
 
 def _stale(entry: Entry, source: Model, quantized: Model) -> list[Finding]:
     try:
-        found = changes(entry, quantized.metadata.get(INPUTS), gather(entry, source))
+        found = changes(entry, quantized.metadata.get(INPUTS), gather(entry, source), _met(entry, quantized))
     except OnnxqError as error:
-        return [Finding(entry.quantized, "stale", f"may be out of date: {error.message}")]
-    return [Finding(entry.quantized, "stale", f"is out of date: {'; '.join(found)}")] if found else []
+        return [Finding(entry.quantized, "stale-unknown", f"may be out of date: {error.message}")]
+    said: dict[Rule, list[str]] = {}
+    for change in found:
+        said.setdefault(change.rule, []).append(change.sentence)
+    return [Finding(entry.quantized, rule, f"is out of date: {'; '.join(each)}") for rule, each in said.items()]
+
+
+def _met(entry: Entry, quantized: Model) -> set[str]:
+    """Name the limits that a build works towards and that the model keeps to: no build would be needed for them."""
+    asked = entry.options
+    found = set() if asked.max_size is not None and _bytes(entry, quantized) > asked.max_size else {"max-size"}
+    comparison = recorded_comparison(quantized)
+    for key, limits in (("min-sqnr", {"min_sqnr": asked.min_sqnr}), ("max-drop", {"max_drop": asked.max_drop})):
+        given = {name: limit for name, limit in limits.items() if limit is not None}
+        if not given or (comparison is not None and not _missed(comparison, given)):
+            found.add(key)
+    return found
+
+
+def _missed(comparison: Comparison, limits: dict[str, float]) -> list[str]:
+    try:
+        return comparison.missed(**limits)
+    except CheckFailed as error:
+        return [error.message]
+
+
+def _bytes(entry: Entry, quantized: Model) -> int:
+    return sum(file.stat().st_size for file in (entry.quantized, *external_files(entry.quantized, quantized)))
 
 
 def _limits(entry: Entry, quantized: Model, *, fresh: bool) -> list[Finding]:
@@ -151,17 +196,13 @@ def _limits(entry: Entry, quantized: Model, *, fresh: bool) -> list[Finding]:
     findings = []
     most = entry.options.max_size
     if most is not None:
-        files = [entry.quantized, *external_files(entry.quantized, quantized)]
-        size = sum(file.stat().st_size for file in files)
+        size = _bytes(entry, quantized)
         if size > most:
             message = f"has {size:,} bytes, {size - most:,} more than the {most:,} allowed"
             findings.append(Finding(entry.quantized, "too-large", message))
     comparison = recorded_comparison(quantized) if fresh else None
     if comparison is not None:
-        try:
-            missed = comparison.missed(**entry.thresholds.given())
-        except CheckFailed as error:
-            missed = [error.message]
+        missed = _missed(comparison, entry.thresholds.given())
         findings += [Finding(entry.quantized, "below-threshold", f"when it was built, {each}") for each in missed]
     return findings
 

@@ -54,6 +54,7 @@ class Entry:
         options: What `onnxq quantize` is told; paths in it are relative to the project's folder.
         thresholds: What it has to reach.
         verify_data: What to measure all that on; the calibration data where there is none.
+        ignore: Codes of findings that are switched off; see `onnxq.project.rules`.
 
     """
 
@@ -63,6 +64,7 @@ class Entry:
     options: QuantizeOptions = QuantizeOptions()
     thresholds: Thresholds = Thresholds()
     verify_data: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
 
     def recipe_source(self) -> str:
         """Return the name of the recipe, or where its file is."""

@@ -16,6 +16,7 @@ from typing import Any
 from onnxq.errors import ProjectError
 from onnxq.pipeline.options import Declaration, QuantizeOptions, declarations
 from onnxq.project.entry import Entry, Project, Thresholds
+from onnxq.project.rules import check_codes
 from onnxq.text import UNITS, did_you_mean, parse_size
 
 FILE, PYPROJECT = "onnxq.toml", "pyproject.toml"
@@ -137,13 +138,14 @@ class _Reader:
         }
         quantized = values.pop("quantized", source.removesuffix(".onnx") + ".int8.onnx")
         thresholds = values.pop("thresholds", Thresholds())
-        verify_data = values.pop("verify_data", ())
+        verify_data, ignore = values.pop("verify_data", ()), values.pop("ignore", ())
         del values["source"]
         for name, one in declarations().items():
             place, _, key = (one.toml or "").rpartition(".")
             if place == "thresholds":
                 values[name] = getattr(thresholds, key.replace("-", "_"))
-        entry = Entry(root, root / source, root / quantized, QuantizeOptions(**values), thresholds, verify_data)
+        options = QuantizeOptions(**values)
+        entry = Entry(root, root / source, root / quantized, options, thresholds, verify_data, ignore)
         self.refuse_contradictions(source, entry)
         return entry
 
@@ -176,6 +178,11 @@ class _Reader:
         if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
             raise self.wrong(what, "a list of strings", '["…", "…"]')
         return tuple(value)
+
+    def codes(self, what: str, value: Any) -> tuple[str, ...]:
+        found = self.texts(what, value)
+        check_codes(found, f"{self.label}: {what}")
+        return found
 
     def count(self, what: str, value: Any) -> int:
         if type(value) is not int or value < 1:
@@ -225,4 +232,5 @@ KEYS: dict[str, tuple[str, Callable[[_Reader, str, Any], Any]]] = {
     **{one.toml: (name, _reader(one)) for name, one in declarations().items() if one.toml and "." not in one.toml},
     "thresholds": ("thresholds", _Reader.thresholds),
     "verify-data": ("verify_data", _Reader.texts),
+    "ignore": ("ignore", _Reader.codes),
 }

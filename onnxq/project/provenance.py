@@ -11,10 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from onnxq.errors import DataError
 from onnxq.ir import Model, StoredTensor
@@ -25,6 +25,7 @@ from onnxq.ir.wire import fields
 from onnxq.pipeline.options import QuantizeOptions, declarations
 from onnxq.planning.recipe import Recipe, choose_recipe
 from onnxq.project.entry import Entry
+from onnxq.project.rules import Rule
 from onnxq.text import join_words
 from onnxq.verification.records import Comparison, MetricComparison, OutputComparison
 from onnxq.version import __version__
@@ -98,36 +99,57 @@ def chosen_recipe(entry: Entry) -> Recipe:
     return choose_recipe(entry.recipe_source(), target=entry.options.target)
 
 
-def changes(entry: Entry, recorded: str | None, wanted: dict[str, Any]) -> list[str]:
+class Change(NamedTuple):
+    """Something that a model was built from and that is another one now."""
+
+    rule: Rule
+    sentence: str
+
+
+def changes(entry: Entry, recorded: str | None, wanted: dict[str, Any], met: Collection[str] = ()) -> list[Change]:
     """Say in sentences why a quantized model is out of date.
 
     Args:
         entry: The model.
         recorded: What it has under `INPUTS`.
         wanted: What `gather` gives now.
+        met: Keys of limits that the model keeps to: whether they have changed makes no difference.
 
     """
     made = _parsed(recorded)
     if not made:
-        return [f"it was not built from {entry.source} by the project file"]
-    found = [f"it was built by onnxq {made.get('onnxq')}, this is {__version__}"] * (made.get("onnxq") != __version__)
+        return [Change("stale-origin", f"it was not built from {entry.source} by the project file")]
+    found: list[Change] = []
+    if _minor(made.get("onnxq")) != _minor(__version__):
+        found.append(Change("stale-version", f"it was built by onnxq {made.get('onnxq')}, this is {__version__}"))
     if made.get("float") != wanted["float"]:
-        found.append(f"{entry.source} has changed since it was built")
+        found.append(Change("stale-float", f"{entry.source} has changed since it was built"))
     if made.get("recipe") != wanted["recipe"]:
-        found.append(f"its recipe {entry.options.recipe} is another one than it was built with")
-    for key, plural in (("data", True), ("metric", False)):
-        found += _listed_changes(key, plural, made.get(key), wanted[key])
+        sentence = f"its recipe {entry.options.recipe} is another one than it was built with"
+        found.append(Change("stale-recipe", sentence))
+    found += [Change("stale-data", one) for one in _listed_changes("data", True, made.get("data"), wanted["data"])]
+    changed = _listed_changes("metric", False, made.get("metric"), wanted["metric"])
+    found += [Change("stale-metric", one) for one in changed]
+    return found + [Change("stale-options", one) for one in _option_changes(made, wanted["options"], met)]
+
+
+def _option_changes(made: dict[str, Any], wanted: dict[str, Any], met: Collection[str]) -> list[str]:
     options = made.get("options")
     options = _plain(QuantizeOptions()) | (options if isinstance(options, dict) else {})  # it may know fewer of them
-    found += [
+    found = [
         f"'{key}' was {json.dumps(options[key])} when it was built, and is {json.dumps(value)}"
-        for key, value in wanted["options"].items()
-        if options[key] != value
+        for key, value in wanted.items()
+        if options[key] != value and key not in met
     ]
     by_hand = made.get("by_hand")
     if isinstance(by_hand, list):
         found.append(f"it was built with {join_words([str(flag) for flag in by_hand])}, which no project file holds")
     return found
+
+
+def _minor(version: object) -> str:
+    """Return a version without its last number: versions that differ in it alone choose the same codes."""
+    return ".".join(str(version).split(".")[:2])
 
 
 def _listed_changes(key: str, plural: bool, recorded: object, wanted: dict[str, str]) -> list[str]:

@@ -31,8 +31,8 @@ def test_a_life(cli, project: Path) -> None:
     code, out, err = cli("check")
     assert code == 1
     assert out.splitlines() == [
-        "digits_cnn.int8.onnx: does not exist; build it with `onnxq quantize`",
-        "second.int8.onnx: does not exist; build it with `onnxq quantize`",
+        "digits_cnn.int8.onnx: does not exist; build it with `onnxq quantize` (missing)",
+        "second.int8.onnx: does not exist; build it with `onnxq quantize` (missing)",
     ]
     assert err == "2 models checked: 2 findings\n"
 
@@ -135,6 +135,7 @@ def test_json(cli, project: Path) -> None:
         "schema": 1,
         "passed": False,
         "models": 2,
+        "ignored": 0,
         "findings": [
             {"path": "second.onnx", "rule": "missing", "message": "does not exist; the project file lists it"},
             {
@@ -150,6 +151,10 @@ def test_files_choose_models(cli, project: Path) -> None:
     Path("notes.txt").write_text("x")
     code, out, err = cli("check", "second.onnx", "notes.txt")
     assert (code, out.count("\n"), err) == (1, 1, "1 model checked: 1 finding\n")
+    assert cli("check", "--ignore", "missing") == (0, "", "2 models checked: all is well, 2 ignored\n")
+    code, out, err = cli("check", "--ignore", "mising")
+    assert (code, out) == (2, "")
+    assert err == "error: --ignore names an unknown finding 'mising'\nhint: Did you mean 'missing'?\n"
     assert cli("check", "notes.txt") == (0, "", "no model is concerned\n")
     assert cli("check", "second.int8.onnx").code == 1  # listed, but missing
     code, out, _ = cli("verify", "--project", "second.onnx", "notes.txt")
@@ -230,4 +235,4 @@ def test_ctrl_c_leaves_what_is_complete_and_nothing_else(project: Path) -> None:
     left = {path.name for path in project.iterdir()} - {"__pycache__", "running", "slow.py", "onnxq.toml"}
     assert left == {"digits_cnn.onnx", "digits_cnn.int8.onnx", "second.onnx", "digits_calibration.npz"}
     checked = subprocess.run([sys.executable, "-m", "onnxq", "check"], capture_output=True, text=True, check=False)
-    assert checked.stdout == "second.int8.onnx: does not exist; build it with `onnxq quantize`\n"
+    assert checked.stdout == "second.int8.onnx: does not exist; build it with `onnxq quantize` (missing)\n"

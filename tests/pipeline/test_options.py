@@ -41,13 +41,14 @@ OF_THE_COMMAND = {
     "dry_run",
     "force",
     "config",
+    "no_config",
     "jobs",
     "memory",
     "executor",
     "help",
 }
 OF_PYTHON = {"model", "output", "samples", "budget", "timing", "force", "dry_run", "detailed", "accept", "observer"}
-OF_A_PROJECT = {"float", "quantized", "thresholds", "verify-data"}
+OF_A_PROJECT = {"float", "quantized", "thresholds", "verify-data", "ignore"}
 OPTIONS = QuantizeOptions(
     data=("a.npz", "b.npz"),
     preprocess=("size=8", "scale=255"),

@@ -166,7 +166,7 @@ def test_a_good_commit_and_a_good_push_pass(repository: Repository) -> None:
 @pytest.mark.parametrize(
     ("spoil", "line"),
     [
-        (stale, "models/cnn.int8.onnx: is out of date: models/cnn.onnx has changed since it was built\n"),
+        (stale, "models/cnn.int8.onnx: is out of date: models/cnn.onnx has changed since it was built (stale-float)\n"),
         (corrupted, "models/cnn.int8.onnx: is not a readable ONNX model: "),
         (zero_scale, "models/cnn.int8.onnx: QuantizeLinear "),
     ],
