@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from onnxq.cli.options import (
     CustomOps,
+    Force,
     Format,
     Model,
     OutputFormat,
@@ -30,6 +34,10 @@ if TYPE_CHECKING:
 
 MOST_LABELS = 8
 GivenData = Annotated[list[str], declared("data")]
+Page = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="Write the same as an HTML page, with a sheet of the pictures."),
+]
 
 
 @takes_reading
@@ -39,6 +47,8 @@ def data(
     reading: Reading = PLAIN,
     samples: SampleLimit = None,
     custom_ops: CustomOps = [],  # noqa: B006
+    html: Page = None,
+    force: Force = False,
     output_format: OutputFormat = Format.TEXT,
 ) -> None:
     """Show what a model is going to see.
@@ -51,11 +61,14 @@ def data(
     from onnxq.ir import infer_types, load
     from onnxq.progress import following
     from onnxq.report import SCHEMA, to_json
+    from onnxq.report.data_page import check_page_path, data_page, write_data_page
     from onnxq.stages.files import open_data
 
     if not data:
         raise DataError("no data is given", "Add --data.")
     use_custom_ops(custom_ops)
+    if html is not None:
+        check_page_path(html, force=force)
     with TerminalObserver() as observer, following(observer):
         observer.step("load")
         read = load(model)
@@ -64,6 +77,8 @@ def data(
         assert given is not None
         observer.step("examine")
         seen = examine(read, given, progress=observer.progress)
+    if html is not None:
+        write_data_page(html, data_page(model.name, given, seen))
     if output_format is Format.JSON:
         sys.stdout.write(to_json({"schema": SCHEMA, "model": str(model), **as_dict(given, seen)}))
         return

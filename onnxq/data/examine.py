@@ -14,6 +14,7 @@ import numpy as np
 from onnxq.data.input_summary import InputSummaries, InputSummary
 from onnxq.data.normalization import normalization_warnings
 from onnxq.data.output_checks import output_warnings
+from onnxq.data.pictures.sheet import PictureSheet, Thumbnail
 from onnxq.data.samples import Samples, few_samples, input_specs, wrap_samples
 from onnxq.data.validation import Sample
 from onnxq.errors import OnnxqError
@@ -40,12 +41,14 @@ class Examination:
         inputs: Figures of each input, in the model's order.
         samples: How many samples there are; a batch counts for as many as it has rows.
         warnings: What looks wrong, each with its remedy; empty where all is well.
+        pictures: A few pictures as the model sees them; empty if the data are no pictures.
 
     """
 
     inputs: tuple[InputSummary, ...] = ()
     samples: int = 0
     warnings: tuple[WarningLine, ...] = ()
+    pictures: tuple[Thumbnail, ...] = ()
 
 
 def examine(
@@ -71,7 +74,7 @@ def examine(
     normalise(model, PASSES)
     infer_types(model)
     given = samples if isinstance(samples, Samples) else wrap_samples(samples, input_specs(model))
-    seen = _Seen(InputSummaries(given.inputs))
+    seen = _Seen(InputSummaries(given.inputs), PictureSheet(given.decoders))
     few = few_samples(_counted(seen.watch(given), given.count, progress), MOST_RUN, MOST_ELEMENTS)
     summaries = seen.summaries.summaries(given.converted)
     if given.made_up:
@@ -79,7 +82,7 @@ def examine(
     found = [*_of_dtypes(summaries), *seen.warnings(calibrating=calibrating)]
     if not is_large(model):
         found += _of_model(model, few, {summary.name: summary for summary in summaries})
-    return Examination(summaries, seen.count, tuple(found))
+    return Examination(summaries, seen.count, tuple(found), seen.sheet.thumbnails())
 
 
 def _counted(
@@ -96,6 +99,7 @@ class _Seen:
     """What is kept of samples that stream by."""
 
     summaries: InputSummaries
+    sheet: PictureSheet
     count: int = 0
     constant: int = 0
     signatures: list[bytes] = field(default_factory=list)
@@ -105,6 +109,7 @@ class _Seen:
         """Pass samples on, and note what they are like."""
         for sample in samples:
             self.summaries.add(sample)
+            self.sheet.add(sample)
             for row in _rows(sample):
                 self._note(row)
             yield sample

@@ -19,7 +19,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,6 +46,8 @@ class Source:
         read_labels: Gives the arrays of a file that are no inputs; where it is None, they come with the samples.
         preparations: What is done to files that hold no arrays, for each input.
         notes: What was left out, in sentences.
+        decoders: For each input that takes pictures, how its values become colours again: called with the values of a
+            sample and the most pixels of a side, it gives bytes `[height, width, 1 or 3]`.
 
     """
 
@@ -57,6 +59,7 @@ class Source:
     read_labels: Callable[[], Mapping[str, np.ndarray]] | None = None
     preparations: tuple[Preparation, ...] = ()
     notes: tuple[str, ...] = ()
+    decoders: Mapping[str, Callable[[np.ndarray, int], np.ndarray]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,11 @@ class Samples(Iterable[Sample]):
         return tuple(note for source in self._sources for note in source.notes)
 
     @property
+    def decoders(self) -> dict[str, Callable[[np.ndarray, int], np.ndarray]]:
+        """For each input that takes pictures, how its values become colours again; see `Source`."""
+        return {name: decode for source in self._sources for name, decode in source.decoders.items()}
+
+    @property
     def description(self) -> str:
         """One line for the report: how many samples, from where."""
         total, count = self._total(), self.count

@@ -189,7 +189,7 @@ def _quantize_seen(
         seen = examine(load(prepared.path), given, calibrating=calibrating, progress=observer.progress)
     result = quantize_prepared(prepared, given, stats, observer, budget, detailed=detailed, scratch=scratch)
     report = replace(result.report, inputs=seen.inputs, data_warnings=seen.warnings, made_up=given is None)
-    return replace(result, report=report)
+    return replace(result, report=replace(report, pictures=seen.pictures))
 
 
 def _prepare_by_data(

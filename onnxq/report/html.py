@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from onnxq.data.input_summary import short
 from onnxq.errors import OutputError
 from onnxq.report.activations import Activation
+from onnxq.report.picture_sheet import picture_sheet, sheet_style
 from onnxq.targets.host import processor_name
 from onnxq.text import (
     FLOAT,
@@ -93,7 +94,8 @@ def html(report: ReportData) -> str:
         report=report,
         script=Markup(script),  # ours, and the page's policy runs no other
         script_hash=digest,
-        style=Markup(style),
+        style=Markup(style + sheet_style()),
+        pictures=picture_sheet(report.pictures),
         charts={key: None if svg is None else Markup(svg) for key, svg in _charts(report).items()},
         histograms=[(activation, Markup(svg)) for activation, svg in _histograms(report)],
         rows=_rows(report),

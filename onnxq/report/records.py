@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from onnxq.data.input_summary import InputSummary
+from onnxq.data.pictures.sheet import Thumbnail
 from onnxq.data.reading import Preparation
 from onnxq.ir import Graph
 from onnxq.ir.stored_tensor import StoredTensor
@@ -77,6 +78,7 @@ class ReportData:
         data_warnings: What looks wrong about the samples.
         made_up: Whether the models were compared on random numbers.
         preparations: What was done to calibration data that are no arrays, for each input.
+        pictures: A few pictures as the model sees them; only the HTML page has them.
         min_onnxruntime: By architecture, the first onnxruntime from which on the model loads, runs and gives right
             results; None where nothing was written.
 
@@ -106,6 +108,7 @@ class ReportData:
     data_warnings: tuple[WarningLine, ...] = ()
     made_up: bool = False
     preparations: tuple[Preparation, ...] = ()
+    pictures: tuple[Thumbnail, ...] = ()
     min_onnxruntime: dict[str, str] | None = None
 
     @classmethod

@@ -102,6 +102,19 @@ class Preprocess:
         pixels = pixels[..., [2, 1, 0]] if self.channels == "bgra" else pixels
         return np.ascontiguousarray(pixels[..., :3])
 
+    def first_picture(self, values: np.ndarray, most: int) -> np.ndarray:
+        """Get the first picture of a sample back for people, every so many pixels; see `decode`.
+
+        Args:
+            values: Of the input, with or without an axis of pictures in front.
+            most: Most pixels of a side.
+
+        """
+        one = values if self.layout.batch is None else values[0]
+        rows, columns = one.shape[1:] if self.layout.first else one.shape[:2]
+        step = max(-(-max(rows, columns) // most), 1)
+        return self.decode(one[:, ::step, ::step] if self.layout.first else one[::step, ::step])
+
     def _figures(self) -> list[tuple[float, float]]:
         means, stds = (values * self.count if len(values) == 1 else values for values in (self.mean, self.std))
         return list(zip(means, stds, strict=True))

@@ -172,6 +172,7 @@ def picture_source(pictures: Pictures, wanted: PictureInputs, facts: ModelFacts)
         read_labels=_labels(pictures, facts),
         preparations=wanted.preparations,
         notes=pictures.notes,
+        decoders={name: how.first_picture for name, how in wanted.pictures.items()},
     )
 
 

@@ -1,0 +1,78 @@
+"""The samples of a model as one HTML file: figures, warnings, preprocessing and pictures.
+
+Tests: `tests/report/test_data_page.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+
+from onnxq.data.examine import Examination
+from onnxq.data.input_summary import short
+from onnxq.data.samples import Samples
+from onnxq.errors import OutputError
+from onnxq.ir import check_output
+from onnxq.report.picture_sheet import picture_sheet, sheet_style
+from onnxq.text import printable
+
+
+def check_page_path(path: Path, *, force: bool) -> None:
+    """Refuse a page that could not be written, before any work is done.
+
+    Raises:
+        OutputError: It is not called .html, Jinja2 is not installed, or as `onnxq.ir.check_output`.
+
+    """
+    if path.suffix != ".html":
+        raise OutputError(f"{path} is to be an HTML page", "Name it .html.")
+    if find_spec("jinja2") is None:
+        raise OutputError("an HTML page needs Jinja2, not installed here", "Run `pip install 'onnxq[report]'`.")
+    check_output(path, force=force, option="--html")
+
+
+def data_page(model: str, given: Samples, seen: Examination) -> str:
+    """Write what is known of samples as one HTML file, which loads nothing from elsewhere.
+
+    Args:
+        model: Name of the model.
+        given: The samples.
+        seen: From `examine`.
+
+    """
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    folder = files("onnxq.report") / "page"
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"name": printable, "short": short}
+    template = environment.from_string((folder / "data.html.j2").read_text("utf-8"))
+    return template.render(
+        model=model,
+        data=given.description,
+        seen=seen,
+        notes=given.notes,
+        preparations=given.preparations,
+        labels=sorted(given.labels()),
+        pictures=picture_sheet(seen.pictures),
+        style=Markup((folder / "page.css").read_text("utf-8") + sheet_style()),
+    )
+
+
+def write_data_page(path: Path, page: str) -> None:
+    """Write a page, whole or not at all.
+
+    Raises:
+        OutputError: The disk is full, or the folder is not writable.
+
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(page, encoding="utf-8", errors="backslashreplace")  # names of files need not be UTF-8
+        temporary.replace(path)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written ({error.strerror})", "Choose another place.") from error
+    finally:
+        temporary.unlink(missing_ok=True)
