@@ -8,23 +8,20 @@ from words import objections_to_module, objections_to_page
 ROOT = Path(__file__).parents[1]
 # Objections to docstrings, comments and messages that are left: lower a number, never raise it.
 MOST_OBJECTIONS = {
-    "calibration": 21,
-    "cli": 30,
+    "calibration": 2,
+    "cli": 14,
     "data": 61,
-    "explanation": 6,
-    "hazards": 7,
-    "ir": 2,
-    "lowering": 6,
-    "ops": 47,
-    "pipeline": 15,
-    "planning": 9,
+    "hazards": 2,
+    "lowering": 1,
+    "ops": 10,
+    "pipeline": 4,
+    "planning": 3,
     "project": 13,
-    "report": 15,
-    "rounding": 23,
-    "runtime": 23,
+    "rounding": 1,
+    "runtime": 1,
     "search": 56,
-    "stages": 12,
-    "verification": 59,
+    "stages": 1,
+    "verification": 5,
 }
 
 

@@ -1,8 +1,8 @@
 """Statistics of blocks of samples, added in one order however the samples were split into shards.
 
-Sums of floats depend on their order. So the order is fixed: samples are measured in blocks, the blocks of a group are
-added from first to last, then the groups from first to last. Where blocks and groups begin depends on the number of
-samples alone. What cannot be added yet, since a block before it is missing, is kept.
+Sums of floats depend on their order. So the order is fixed. Samples are measured in blocks. The blocks of a group are
+added from first to last, then the groups from first to last. The bounds of blocks and groups depend on the number of
+samples alone. A block that cannot be added yet, since one before it is missing, is kept.
 
 Tests: `tests/distributed/test_shard_sums.py`.
 """

@@ -1,6 +1,6 @@
 """Sums of `x xᵀ` over rows, and what they tell about a layer: errors and shifts of its output.
 
-For a layer `x Wᵀ` whose weight changes by `D`, the squared error of the output summed over all rows is `tr(D H Dᵀ)`
+Let the weight of a layer `x Wᵀ` change by `D`. The squared error of the output, summed over all rows, is `tr(D H Dᵀ)`
 with `H = XᵀX` (https://arxiv.org/abs/2208.11580, section 3). With H, no choice of scales or codes needs another run. H
 is full, or of blocks of neighbouring columns on the diagonal, down to blocks of one.
 

@@ -57,8 +57,9 @@ class Unfolding:
     def rows(self, values: np.ndarray, most: int) -> Iterator[np.ndarray]:
         """Yield rows of an input, some items of the batch at a time.
 
-        An item is an index along the batch axis: axis 0, or for a matrix every row of it. Of an item with more than
-        `most` rows, `most` are taken, spread evenly but in no regular step, so that no column of a picture is missed.
+        An item is an index along the batch axis: axis 0, or for a matrix every row of it. An item with more than `most`
+        rows gives `most` of them. They are spread evenly but in no regular step, so that no column of a picture is
+        missed.
 
         Args:
             values: What the layer reads, float32.

@@ -13,10 +13,10 @@ bin the density is taken as uniform, so the number, sum and sum of squares of al
 closed form from cumulative sums, and a quantization cell `[a, b)` that is rounded to `g` costs
 `S2 - 2 g S1 + g**2 S0`.
 
-Of n samples, one more exceeds the greatest value of them all with a chance of 1 in n + 1, in every tensor anew. Where
-the tensor is small and its peaks differ much from sample to sample, that outweighs what a finer grid saves: one picture
-in thirty that clips decides the error of them all. Where the tensor is large or its peaks are alike, a wider range only
-makes the grid coarser. `extrapolate_range` finds the least expected sum of both (`onnxq.calibration.tail_model`).
+A further sample exceeds the greatest value of n samples with a chance of 1 in n + 1, independently in every tensor. In
+a small tensor whose peaks differ much from sample to sample, this outweighs the gain of a finer grid. One picture in
+thirty that is clipped decides the error of them all. In a large tensor, or one whose peaks are alike, a wider range
+only makes the grid coarser. `extrapolate_range` finds the least expected sum of both (`onnxq.calibration.tail_model`).
 
 Tests: `tests/calibration/test_tail_model.py`.
 """
@@ -51,7 +51,7 @@ FINE = np.arange(-3, 4) / 8
 
 
 class Needs(Enum):
-    """What has to be measured of a tensor to choose its range."""
+    """The statistics of a tensor that choosing its range needs."""
 
     EXTREMES = "extremes"
     HISTOGRAM = "histogram"
@@ -60,7 +60,7 @@ class Needs(Enum):
 
 @dataclass(frozen=True)
 class RangeRequest:
-    """What a range is chosen from.
+    """The statistics that a range is chosen from.
 
     Attributes:
         stats: Of the tensor.
@@ -185,8 +185,8 @@ def choose_range(
 def extrapolate_range(stats: TensorStats, low: float, high: float, *, bits: int = 8) -> tuple[float, float]:
     """Widen a range by what other samples are expected to need, each end that covers all that was seen.
 
-    Where samples differ by factors, it is widened even if the least error on seen ones is inside of it: that cuts off a
-    little of the samples that went furthest, and others go further by half.
+    If samples differ by factors, it is widened even if the least error on seen ones is inside of it. The least error
+    would clip the samples that went furthest, and other samples go further by half.
 
     Args:
         stats: Of the tensor; without `SampleExtremes` the range stays as it is.

@@ -29,7 +29,7 @@ from onnxq.text import join_words
 
 SHARD_FORMAT = "onnxq shard 1"
 ORIGIN_KEY, SPANS_KEY = "origin", "spans"
-# What must be equal of shards that are merged, in words
+# The properties that must be equal in shards that are merged, in words
 WORDS = {
     "onnxq": "version of onnxq",
     "onnxruntime": "version of onnxruntime",
@@ -46,7 +46,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Shard:
-    """What was measured of one shard.
+    """The measurements of one shard.
 
     Attributes:
         origin: By key of `WORDS`, what it was measured on and with.

@@ -34,8 +34,8 @@ def fingerprint(model_sha256: str, names: Iterable[str]) -> str:
 def save_stats(path: str | Path, stats: Stats, fingerprint: str, *, force: bool = False) -> None:
     """Write statistics; the same statistics give the same bytes.
 
-    Each state array is stored flat for all tensors in a row (`extremes.range`); beside it are its shapes
-    (`extremes.range.shapes`, a row for each tensor) and which tensors have it (`extremes.range.owners`).
+    Each state array is stored flat for all tensors in a row (`extremes.range`). Its shapes are in
+    `extremes.range.shapes`, a row for each tensor, and the tensors that have it in `extremes.range.owners`.
 
     Args:
         path: File to write, atomically.

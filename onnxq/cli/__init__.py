@@ -1,6 +1,6 @@
 """The command line: the only part of onnxq that prints and that decides how the process ends.
 
-What the commands do is in the packages before.
+The work of the commands is in the other packages.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ MOST_MISSED = 5  # sentences on stderr; the rest is counted
 
 
 class Compared(NamedTuple):
-    """What there is to show about two models, and to warn of."""
+    """The figures and warnings about two models."""
 
     comparison: Comparison
     data: str

@@ -35,7 +35,8 @@ class _Interrupts:
 
     @contextmanager
     def watched(self, *, to_the_end: bool) -> Iterator[None]:
-        """Watch for Ctrl-C, SIGTERM and SIGHUP, unless somebody else does or they are ignored, as in a background job.
+        """Watch for Ctrl-C, SIGTERM and SIGHUP, unless another handler does or they are ignored, as in a background
+        job.
 
         Args:
             to_the_end: The process ends behind this: what is done is done, and a Ctrl-C while the interpreter ends
@@ -43,7 +44,7 @@ class _Interrupts:
 
         """
         defaults: dict[int, object] = {signal.SIGINT: signal.default_int_handler}
-        if to_the_end:  # else the process is somebody else's, who wants it to end, not the command alone
+        if to_the_end:  # else the process belongs to another program, which wants all of it to end
             defaults |= dict.fromkeys(ENDED, signal.SIG_DFL)
         if threading.current_thread() is not threading.main_thread():
             defaults = {}

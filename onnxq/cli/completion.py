@@ -1,6 +1,6 @@
-"""What a shell completes: commands, options, recipes, targets and codes; and the script that asks for it.
+"""Shell completion of commands, options, recipes, targets and codes, and the script that asks for it.
 
-typer writes the scripts and reads what a shell asks; onnxq runs its command line in a way of its own, so that this is
+typer writes the scripts and reads the shell's request. onnxq runs its command line in a way of its own, so this is
 called from here. Files are completed by the shell itself, wherever nothing else is.
 
 Tests: `tests/cli/test_cli_completion.py`.

@@ -29,7 +29,7 @@ MOST_UNFUSED = 12
 
 @dataclass(frozen=True)
 class Runtime:
-    """What happens when a model is loaded here.
+    """The result of loading a model on this machine.
 
     Attributes:
         fusion: The kernels.

@@ -30,7 +30,7 @@ MOST_CONTRIBUTIONS = 15
 MOST_INPUTS = 16
 INDENT, GAP = 2, 3
 FAR_OFF = 0.25  # between a measured latency and the predicted one
-LEAST_MS = 1.0  # of a run in float: shorter ones waver by as much
+LEAST_MS = 1.0  # of a run in float: shorter ones vary by as much
 LAST_COLUMN = 24  # the least that a sentence needs
 SCALE = "20 dB is an error of a tenth of the signal, 40 dB of a hundredth: higher is better"
 

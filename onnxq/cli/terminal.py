@@ -1,4 +1,4 @@
-"""What goes where: the product to stdout, talk and progress to stderr.
+"""Streams: the product goes to stdout, messages and progress to stderr.
 
 Tests: `tests/cli/test_cli_logs.py`.
 """
@@ -29,7 +29,7 @@ TIE = "\ue000"  # a space at which no line is broken; Rich breaks at every other
 
 
 class Voice(Enum):
-    """How much is said on stderr besides warnings and errors."""
+    """How much is written to stderr, apart from warnings and errors."""
 
     QUIET = "quiet"  # nothing
     USUAL = "usual"  # a bar on a terminal, elsewhere a line for each step
@@ -45,7 +45,7 @@ def voice() -> Voice:
 
 
 def speak(wanted: Voice) -> None:
-    """Say so much from now on."""
+    """Set the verbosity from now on."""
     _VOICE.set(wanted)
 
 
@@ -125,7 +125,7 @@ def note(message: str) -> None:
 class TerminalObserver(Progress):
     """Shows the step at work and how far the run is: a bar on a terminal, elsewhere a line as each step ends.
 
-    What a user's function prints meanwhile, which gives data or measures, is talk as well: stdout is for the product.
+    Output of a user's function that gives data or measures goes to stderr, too: stdout is for the product.
 
     Args:
         label: What is at work, where there are several models; whoever has several says so when one is done, and steps

@@ -13,7 +13,7 @@ from typing import Any
 
 from onnxq.text import join_words
 
-# What other tools call things: for commands a sentence, for options the option here
+# Names in other tools: for commands a sentence, for options the option here
 COMMANDS = {
     "version": "Write `onnxq --version`.",
     "help": "Write `onnxq --help`, or `onnxq COMMAND --help`.",

@@ -177,7 +177,7 @@ def single(context: typer.Context, models: list[Path]) -> Path:
 
 
 class CheckedAlone(NamedTuple):
-    """What there is to show about one model, and to warn of."""
+    """The figures and warnings about one model."""
 
     check: EngineCheck
     data: str

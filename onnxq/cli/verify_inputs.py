@@ -1,4 +1,4 @@
-"""What `onnxq verify` reads: a model whose form is right, and samples.
+"""The inputs of `onnxq verify`: a model in the right form, and samples.
 
 Tests: `tests/cli/test_cli_looking.py`.
 """

@@ -1,4 +1,4 @@
-"""What there is to say about a model and its nodes without changing them.
+"""Descriptions of a model and its nodes, which change nothing.
 
 Figures of a result are in `verification`.
 """

@@ -1,4 +1,4 @@
-"""What is in a model: operators, bytes by dtype, and how much of it is quantized. No weight is read.
+"""The content of a model: operators, bytes by dtype, and the share that is quantized. No weight is read.
 
 Tests: `tests/lowering/test_qdq_pairs.py`.
 """

@@ -1,4 +1,4 @@
-"""What there is to say about one node, as records.
+"""Records of all that is known about one node.
 
 Tests: `tests/explanation/test_explain.py`.
 """
@@ -50,7 +50,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Times:
-    """What the tables of kernel times say of a node, in microseconds; `auto` weighs them along the graph.
+    """Kernel times of a node from the tables, in microseconds; `auto` weighs them along the graph.
 
     Attributes:
         in_float: The node in float.
@@ -70,7 +70,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What there is to say about one node.
+    """All that is known about one node.
 
     Attributes:
         node: Its name, operator, what it becomes, and why.

@@ -25,7 +25,7 @@ FARTHEST = 6  # nodes between one that is asked about and the end of an expressi
 
 @dataclass(frozen=True)
 class PassAnswer:
-    """What a pass says about a node.
+    """The answer of a pass about a node.
 
     Attributes:
         name, phase, summary: Of the pass.

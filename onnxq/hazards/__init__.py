@@ -1,4 +1,4 @@
-"""What versions of onnxruntime make of a quantized model that its file does not say: hazards, as a table of data.
+"""Hazards: versions of onnxruntime that compute a quantized model otherwise than its file says, as a table of data.
 
 Measured accuracy and latency are in `verification`.
 """

@@ -63,10 +63,10 @@ def matmulnbits(model: Model) -> Iterator[Found]:
 def weight_only_product(model: Model) -> Iterator[Found]:
     """Yield the float products whose weight stands behind DequantizeLinear as onnxruntime takes it for MatMulNBits.
 
-    That is a constant matrix on the right, with scales along its columns, for all of it, or in blocks of 16 and more
-    along its rows; of a Gemm without transposing and factors, and with a bias of one axis. Facts: `operator`, `bits`,
+    The weight is a constant matrix on the right. It has one scale, scales along its columns, or blocks of 16 and more
+    along its rows. A Gemm has no transposition, no factors, and a bias of one axis. Facts: `operator`, `bits`,
     `block_size` (0 for none), `shared`, whether the dequantized weight is read elsewhere, too, `bare`, whether a
-    Transpose stands between a DequantizeLinear of signed codes without zero points and the product, and `opset`.
+    Transpose stands between the product and a DequantizeLinear of signed codes without zero points; and `opset`.
     """
     for node in model.graph.walk():
         found = _dequantized_weight(node)
@@ -280,7 +280,7 @@ def _rank(value: Value) -> int | None:
 
 
 def _code_type(value: Value | None) -> int | None:
-    """Return the element type of codes without a zero point beside them: what made them says it."""
+    """Return the element type of codes without a zero point: that of the node that made them."""
     if value is None or value.producer is None:
         return None if value is None else value.dtype
     maker = value.producer

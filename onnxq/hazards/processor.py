@@ -12,7 +12,7 @@ from pathlib import Path
 from onnxq.targets.host import host_saturates
 
 CPU_INFO = Path("/proc/cpuinfo")
-# What the table of hazards calls a processor, and what people read
+# Names of processors in the table of hazards, and names for people
 NAMES = {
     "x86-64": "x86-64",
     "vnni": "x86-64 with VNNI",

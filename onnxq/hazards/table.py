@@ -87,7 +87,7 @@ class Hazard:
 
     @property
     def advice(self) -> str:
-        """What happens where and what to do, in one line for people."""
+        """One line for people: the effect, the versions, and the remedy."""
         return f"{self.scope}: {self.sentence}. {self.remedy}"
 
     @property

@@ -1,4 +1,4 @@
-"""What operators of ai.onnx do to the elements that they read, in one table.
+"""One table of the effects that operators of ai.onnx have on the elements they read.
 
 Passes, cost models and checks ask for a trait by its name. They keep no lists of operators of their own, unless the
 list is about a kernel of one runtime. A new operator is written here once.

@@ -29,7 +29,7 @@ LEAST_GAIN = 0.8  # of the time of the ConvTranspose, without what stands around
 
 @dataclass(frozen=True)
 class Axis:
-    """What becomes of a ConvTranspose along one axis.
+    """The convolution that replaces a ConvTranspose along one axis.
 
     Attributes:
         stride: How many phases there are.

@@ -29,7 +29,7 @@ LARGEST = 1e30  # of a scale that is no longer that of its codes: what onnxrunti
 
 
 class Shared:
-    """What several nodes share: one DynamicQuantizeLinear or Q/DQ pair per value, one stored form per weight."""
+    """Nodes that several layers share: one DynamicQuantizeLinear or Q/DQ pair per value, one stored form per weight."""
 
     def __init__(self, plan: Plan, qparams: Mapping[Value, QParams], weights: Weights) -> None:
         self.plan = plan
@@ -143,7 +143,7 @@ class QuantizingPatch(Patch):
     def dequantized(self, value: Value) -> Value:
         """Read an activation through its Q/DQ pair; where its producer quantizes it, that is the value itself.
 
-        Every scope has pairs of its own: onnxruntime fuses a pair only with a node that stands beside it.
+        Every scope has pairs of its own: onnxruntime fuses a pair only with a node of the same scope.
         """
         key = (self.graph, value)
         if key not in self._shared.dequantized:

@@ -18,7 +18,7 @@ LAYERS = ("Conv", "MatMul")
 
 @dataclass(frozen=True)
 class Written:
-    """What has become of a layer: what computes it now, and the name of what is made of that."""
+    """The replacement of a layer: the node that computes it now, and the name of its result."""
 
     layer: Node
     made: str

@@ -1,4 +1,4 @@
-"""What is large and seldom looked at goes out of memory: to a file without a name, or back to the model's own."""
+"""Large arrays that are rarely read go out of memory: to a file without a name, or back to the model's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORTH_IT = 64 << 20  # bytes that are kept in memory all the same
 
 
 def spill_moments(stats: Stats, scratch: Path) -> None:
-    """Move second moments to a file in a folder with room for it; few codes are chosen anew once all are chosen."""
+    """Move second moments to a file in a folder with room for it; few codes are chosen again once all are chosen."""
     halves = list(stats.halves())
     size = sum(half.gram.nbytes for half in halves)
     if size < WORTH_IT:
@@ -27,7 +27,7 @@ def spill_moments(stats: Stats, scratch: Path) -> None:
 
 
 def spill_weights(model: Model, source: Model, scratch: Path) -> None:
-    """Move new weights of a model to such a file, and let go of those that it was read with.
+    """Move new weights of a model to such a file, and free the original ones.
 
     Args:
         model: A model that was changed.
@@ -47,7 +47,7 @@ def spill_weights(model: Model, source: Model, scratch: Path) -> None:
 
 
 def release_pages(model: Model) -> None:
-    """Let go of the pages of files that reading a model's weights brought into memory."""
+    """Release the pages of files that reading a model's weights brought into memory."""
     for value in model.initializers():
         if value.tensor is not None:
             value.tensor.release()

@@ -35,7 +35,7 @@ SOURCES = (
 
 @dataclass(frozen=True)
 class Declaration:
-    """What is said about an option where it is declared.
+    """The declaration of an option.
 
     Attributes:
         name: Of the field, and of the parameter of the command.
@@ -122,9 +122,9 @@ def option(default: Default, text: str, **spelling: Any) -> Default:
 
 @dataclass(frozen=True)
 class QuantizeOptions:
-    """What `onnxq quantize` is told about the model that it makes.
+    """The options of `onnxq quantize` that change the model.
 
-    Where the result goes and what is printed belong to the command; where a build stands belongs to the project.
+    The command holds the output path and the verbosity; the project holds the place of a build.
     """
 
     data: tuple[str, ...] = option((), f"Calibration data: {SOURCES}", metavar="DATA", short="-d", toml="data")

@@ -1,4 +1,4 @@
-"""What would happen to every node of a model, without doing it."""
+"""The plan for every node of a model, without carrying it out."""
 
 from __future__ import annotations
 

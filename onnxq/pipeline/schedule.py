@@ -1,8 +1,8 @@
 """The work that a run is expected to do, step by step, in seconds on a usual processor; see `onnxq.progress`.
 
-It is estimated from the plan: how many variants each search is likely to try, on how many samples, and what a run of
-the float model takes by the table of kernel times. Only how the parts compare counts, and only at first: a run soon
-measures what each kind of work takes. The constants were fitted to runs of `tests/bench/bench_progress.py`.
+It is estimated from the plan: the variants that each search is likely to try, their samples, and the time of a float
+run by the table of kernel times. Only how the parts compare counts, and only at first: a run soon measures what each
+kind of work takes. The constants were fitted to runs of `tests/bench/bench_progress.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onnxq.search.sensitivity import ALL_ALONE, EXACT, PROBES, weighted_decision
 from onnxq.stages.measure import layers_needing_moments
 from onnxq.stages.prepared import Prepared
 
-UNKNOWN = 100  # samples, where nobody has counted them
+UNKNOWN = 100  # samples, if their number is not known
 # Times of the float model's by the table: a session that gives tensors, the evaluator, the same for channels alone
 ROUGH, FULL, CHANNELS = 2.3, 10.0, 5.5
 RUN = 1.7  # of a variant in a session of exact arithmetic
@@ -62,7 +62,7 @@ class _Prices:
 
 
 class Schedule:
-    """What carrying out a plan is expected to take.
+    """The expected work of carrying out a plan.
 
     Args:
         prepared: The model and its plan.

@@ -29,7 +29,7 @@ from onnxq.targets.target import load_target
 __all__ = ["Choices", "Decision", "Override", "Plan", "form_of", "make_plan", "node_key", "schemes_to_try"]
 
 NOT_WORTHWHILE = "the model as a whole would not be 3 % faster"
-# What `auto` tries for a node, in this order.
+# The forms that `auto` tries for a node, in this order.
 AUTO_WITH_DATA: tuple[SchemeName, ...] = ("static-int8", "dynamic-int8", "weight-int8")
 NOT_FASTER = "int8 is not faster for this shape"
 AUTO_WITHOUT_DATA: tuple[SchemeName, ...] = ("dynamic-int8", "weight-int8")

@@ -64,7 +64,7 @@ def _join_scales(plan: Plan) -> None:
 
 
 def _alone_behind(value: Value, reader: Node, plan: Plan) -> Value | None:
-    """Return the value whose scale a value has, if nobody reads either but a node, and what moves one to the other."""
+    """Return the value whose scale a value has, if a single node reads both, and the nodes between them."""
     while True:
         if value.is_output or any(use.node is not reader for use in value.uses):
             return None

@@ -83,7 +83,7 @@ class Recipe:
 
     @cached_property
     def _schemes(self) -> dict[tuple[str, str], tuple[Scheme, str]]:
-        """What `scheme_for` has found: every plan asks about each node several times."""
+        """Cached results of `scheme_for`: every plan asks about each node several times."""
         return {}
 
     def _scheme_for(self, op_type: str, node_name: str) -> tuple[Scheme, str]:
@@ -135,7 +135,7 @@ class Recipe:
         return self.setting(domain=MICROSOFT)
 
     def with_ranges(self, method: str, headroom: float = 1.0) -> Recipe:
-        """Say what `ranges = "auto"` stands for, in the scheme and in the rules, and what headroom they get besides."""
+        """Resolve `ranges = "auto"` in the scheme and in the rules, and set their headroom."""
         opened = self.scheme.ranges == "auto"
         rules = []
         for rule in self.rules:

@@ -18,14 +18,14 @@ from onnxq.targets.assumed_shapes import count
 from onnxq.targets.target import load_target
 
 NODES, NODES_OF_WINDOW = 9, 5  # in addition to the product; for each element of a window
-MOST_OF_FLOAT = 0.8  # of float's time, where `auto` chooses it of its own accord
+MOST_OF_FLOAT = 0.8  # of float's time, if `auto` is to choose it
 
 
 def row_time(node: Node, costs: Costs) -> float | None:
     """Return the time of a Conv, MatMul or Gemm with a scale for every row of its first input in nanoseconds.
 
-    The conversion to 8 bit is left out for a MatMul or Gemm, as in `node_times`; the windows of a Conv are made of what
-    is converted, and so is their layout.
+    The conversion to 8 bit is left out for a MatMul or Gemm, as in `node_times`. The windows of a Conv and their layout
+    are made after the conversion.
 
     Returns:
         None where the weight is not the second input, the target has no such times, or shapes are not known.

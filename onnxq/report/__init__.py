@@ -1,6 +1,6 @@
-"""What a run did: one object behind the table on the terminal, JSON, Markdown and the HTML page.
+"""The results of a run: one object behind the table on the terminal, JSON, Markdown and the HTML page.
 
-What is measured is in `verification`; tables on the terminal are in `cli`.
+Measuring is in `verification`; tables on the terminal are in `cli`.
 """
 
 from onnxq.report.activations import Activation, activations

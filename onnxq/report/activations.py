@@ -1,4 +1,4 @@
-"""What was measured of activations, and the grid of codes that was laid over each.
+"""The statistics of activations, and the grid of codes of each.
 
 Tests: `tests/report/test_report_activations.py`.
 """

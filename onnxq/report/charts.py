@@ -1,7 +1,7 @@
 """Charts as SVG that stands inside a page: no fonts, no colours and no identifiers of their own, the same bytes always.
 
-Text stays text, so it can be searched and read aloud; colours are CSS variables of the page, so that they follow its
-light or dark scheme.
+Text stays text, so it can be searched and read aloud. Colours are CSS variables of the page, so they follow its light
+or dark scheme.
 
 Tests: `tests/report/test_report_html.py`.
 """
@@ -26,7 +26,7 @@ from onnxq.report.activations import Activation
 from onnxq.text import printable, truncate
 from onnxq.verification.records import LayerComparison
 
-# What a chart is drawn in, and the variable of the page that takes its place
+# Colours of a chart, and the variable of the page that replaces each
 INK, RULE, SOFT = "#101112", "#202122", "#303132"
 TOTAL, OWN, INHERITED, CLIPPED = "#404142", "#505152", "#606162", "#707172"
 VARIABLES = {

@@ -1,4 +1,4 @@
-"""What a report says about versions of onnxruntime.
+"""The part of a report about versions of onnxruntime.
 
 Tests: `tests/report/test_report_layers.py`.
 """

@@ -165,7 +165,7 @@ def _histograms(report: ReportData) -> list[tuple[Activation, str]]:
 def worst_activations(report: ReportData, most: int = MOST_HISTOGRAMS) -> list[Activation]:
     """Choose the activations to show: those of the worst layers, then the coarsest.
 
-    The worst layers are those that add most to the outputs' error, or where nobody measured that, the ones with the
+    The worst layers are those that add most to the outputs' error. If that was not measured, they are those with the
     largest errors of their own.
     """
     seen = [activation for activation in report.activations if activation.elements]

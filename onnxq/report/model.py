@@ -1,4 +1,4 @@
-"""What a run did, as one object: the command line renders it, and it goes to a file as JSON, Markdown or HTML.
+"""The results of a run, as one object: the command line renders it, and it goes to a file as JSON, Markdown or HTML.
 
 Tests: `tests/report/test_report_layers.py`.
 """
@@ -16,7 +16,7 @@ from onnxq.report.records import ReportData
 
 @dataclass(frozen=True)
 class Report(ReportData):
-    """What was planned, and what came of it. The attributes are those of `ReportData`."""
+    """The plan, and its result. The attributes are those of `ReportData`."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain data for JSON: numbers that are not finite are null."""

@@ -33,7 +33,7 @@ WEIGHT_ONLY = "weight"  # what schemes begin with that leave activations float
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What happened to one node.
+    """The decision about one node and its effects.
 
     Attributes:
         name: Its name, or the name of its first output where it has none.
@@ -51,7 +51,7 @@ class NodeReport:
 
 @dataclass(frozen=True)
 class ReportData:
-    """What was planned, and what came of it.
+    """The plan, and its result.
 
     Attributes:
         source: The float model.
@@ -134,7 +134,7 @@ class ReportData:
 
     @property
     def warnings(self) -> tuple[WarningLine, ...]:
-        """What should be known before the result is used: about the samples, accuracy, latency, processors."""
+        """Warnings to read before the result is used: about the samples, accuracy, latency, processors."""
         schemes = {node.scheme for node in self.nodes if node.scheme is not None}
         for_size = all(scheme.startswith(WEIGHT_ONLY) for scheme in schemes)
         found = result_warnings(self.comparison, self.families, made_up=self.made_up, for_size=for_size)
@@ -147,7 +147,7 @@ class ReportData:
 
     @property
     def float_passes(self) -> tuple[tuple[str, float], ...] | None:
-        """What every step took in runs of the float model, on one thread, over all calibration samples.
+        """The time of every step, in runs of the float model on one thread over all calibration samples.
 
         It says more than seconds do of another machine. None where either is unknown: without data, and where the
         float model was not timed.

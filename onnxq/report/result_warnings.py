@@ -1,4 +1,4 @@
-"""What there is to warn of about a result: its accuracy, its latency, processors that saturate.
+"""Warnings about a result: its accuracy, its latency, processors that saturate.
 
 Tests: `tests/report/test_result_warnings.py`.
 """

@@ -1,8 +1,8 @@
 """Codes, scales and zero points of a weight in blocks, of least error at the layer's output.
 
-Codes follow by error feedback in Babai's order (GPTQ, see `coordinate_descent.Feedback`) on grids that leave little to
-clip, then by coordinate descent; scales once more by least squares over all blocks of a channel. How far H is trusted
-is decided on samples that it was not made of.
+Codes follow by error feedback in Babai's order (GPTQ, see `coordinate_descent.Feedback`) on grids that clip little,
+then by coordinate descent. Scales are fitted once more by least squares over all blocks of a channel. How far H is
+trusted is decided on samples that it was not made of.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def solve_blocks(
 ) -> BlockSolution:
     """Choose codes, scales and zero points.
 
-    Where H is of several blocks, each range of columns is a problem of its own.
+    If H is block-diagonal, each range of columns is a problem of its own.
 
     Args:
         rows: Float `[channels, n]`, finite; it is read a few channels at a time.

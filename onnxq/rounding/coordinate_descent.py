@@ -1,8 +1,8 @@
 """Integer codes that make the error of a layer's output small: error feedback, then coordinate descent.
 
-Everything works on `[problems, columns, channels]` float64 arrays with one `H [columns, columns]` for each problem: one
-problem for a dense layer, one for each group of a Conv and each block of a block-diagonal H. A problem's error is
-`dᵀ H d` for each channel, `d = codes * steps - weight`.
+All functions work on `[problems, columns, channels]` float64 arrays with one `H [columns, columns]` for each problem. A
+dense layer is one problem; each group of a Conv and each block of a block-diagonal H is one. A problem's error is `dᵀ H
+d` for each channel, `d = codes * steps - weight`.
 
 Sources: GPTQ, https://arxiv.org/abs/2210.17323 (`Feedback`); coordinate descent on codes as in QuantEase,
 https://arxiv.org/abs/2309.01885 (`descend`).

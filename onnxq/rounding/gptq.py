@@ -20,11 +20,11 @@ from onnxq.rounding.scale_layout import ScaleLayout, code_bounds, storable
 # to 0.1, super-resolution with its many pixels loses 5.
 DAMPINGS = (1e-4, 1e-2, 0.2)
 PROBED = 64  # channels that this is tried on, in layers of one group
-# Starting scales relative to the predicted one, and how many of them a layer can afford: each draws other codes, and
+# Starting scales relative to the predicted one, and how many of them a layer can afford. Each gives other codes, and
 # every channel keeps its best. Clipping costs more than coarser steps, so most lie above.
 SCALE_FACTORS = (1.0, 1.03, 0.97, 1.06, 1.015, 0.985, 1.045, 0.94)
 AFFORDABLE = ((4e7, 8), (2.5e8, 4), (float("inf"), 2))  # multiplications of one sweep → starts
-COLUMN = 1e5  # what stepping to the next column costs besides, in multiplications
+COLUMN = 1e5  # further cost of stepping to the next column, in multiplications
 SWEEPS = 4
 MARGIN = 1e-9  # no choice hangs on the last bits of a sum
 SLAB = 1 << 21  # elements that are worked on at a time: 16 MB in float64
@@ -80,7 +80,7 @@ class DampedHessian:
 
 
 class MomentSource(Protocol):
-    """The second moments of an input, made anew whenever they are asked for: they are the largest thing here."""
+    """The second moments of an input, computed again at each request: they are the largest array here."""
 
     @property
     def assumed(self) -> bool:

@@ -1,9 +1,9 @@
 """Which integer codes and scales a weight gets: of least error at the layer's output, where samples were measured.
 
-With the second moments H of what a layer reads, the mean squared error of its output is `diag(D H Dᵀ)`, D being the
-change of the weight. Scales are predicted in closed form, codes follow by error feedback (GPTQ) and coordinate descent,
-scales once more by least squares. How far H is to be trusted is decided on samples that it was not made of, and a
-channel that gains nothing on those is rounded to nearest.
+H are the second moments of a layer's input, and D is the change of its weight. The mean squared error of its output is
+`diag(D H Dᵀ)`. Scales are predicted in closed form, codes follow by error feedback (GPTQ) and coordinate descent,
+scales once more by least squares. Other samples than those of H decide how far H is trusted. A channel that gains
+nothing on them is rounded to nearest.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class WeightRows:
         return moved.reshape(int(np.prod(self.scale_shape, dtype=np.int64)), -1)
 
     def release(self) -> None:
-        """Let go of the pages of a mapped file that the elements are in."""
+        """Release the pages of the mapped file that holds the elements."""
         if self.weight.flags.c_contiguous and self.weight.size:
             release(self.weight.reshape(-1).view(np.uint8).data)
 
@@ -84,10 +84,10 @@ class WeightRows:
 
 @dataclass(frozen=True)
 class RoundingJob:
-    """What `solve_codes` is asked for; `readers` are names for the report, `quick` leaves out most of the search,
-    and `pairs` keeps products of neighbours within 16 bits.
+    """The input of `solve_codes`. `readers` are names for the report, `quick` leaves out most of the search, and
+    `pairs` keeps products of neighbours within 16 bits.
 
-    Of a weight whose elements lie otherwise, rows are made while it is worked on.
+    For a weight in another layout, rows are made while it is rounded.
     """
 
     rows: np.ndarray | WeightRows

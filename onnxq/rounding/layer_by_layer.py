@@ -1,8 +1,8 @@
 """Codes of block weights, chosen layer by layer: each on what it reads once the layers before are quantized.
 
-All samples advance together, one node after the other. Where a layer with a weight in blocks is next, the second
-moments of what it reads decide about its codes, and the samples go on with the weight that these stand for. That is
-sequential calibration as in GPTQ (https://arxiv.org/abs/2210.17323), for any graph.
+All samples advance together, one node after the other. If the next layer has a weight in blocks, the second moments of
+its input decide its codes. The samples go on with the weight of those codes. That is sequential calibration as in GPTQ
+(https://arxiv.org/abs/2210.17323), for any graph.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class BlockJob:
 
     @property
     def key(self) -> Key:
-        """What the solution is kept under."""
+        """The key of the solution."""
         assert self.weight.constant is not None
         return self.weight.constant, self.coding
 
@@ -135,7 +135,7 @@ def _kept(solution: BlockSolution, spool: Spool | None) -> BlockSolution:
 
 
 def _put_away(run: Run, step: Step, shelf: Shelf) -> None:
-    """Put what a node gave a sample out of memory, and let go of what the node has read."""
+    """Move the results of a node for a sample out of memory, and release the values that the node has read."""
     for value in step.node.outputs:
         array = None if value is None else run.values.get(value)
         if value is not None and isinstance(array, np.ndarray):

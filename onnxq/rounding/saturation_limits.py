@@ -7,8 +7,8 @@ neighbouring activations have, products of weights of one sign stay exact as lon
 
     a * |w_a| + b * |w_b| <= 32767.
 
-Weights of different signs cannot saturate: one product alone stays below 255 * 127. A limit for each code alone, such
-that two neighbours at their limits obey the inequality, lets every search for codes work as it does without one.
+Weights of different signs cannot saturate: one product alone stays below 255 * 127. Each code gets a limit of its own,
+such that two neighbours at their limits obey the inequality. So every search for codes works as it does without limits.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Summed(NamedTuple):
 class _Pairs(NamedTuple):
     first: np.ndarray
     second: np.ndarray
-    a: np.ndarray  # largest activation codes beside the first
+    a: np.ndarray  # largest activation codes, without the first
     b: np.ndarray
     one_sign: np.ndarray  # whether both weights have the same sign
 
@@ -143,8 +143,8 @@ class PairLimits:
     def bounds(self, rows: np.ndarray, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the least and the greatest code of each element.
 
-        What is left of 16 bits when both neighbours have the codes that they are nearest to is shared between them;
-        what is missing is taken from both alike.
+        Both neighbours start from their nearest codes. The rest of the 16 bits is shared between them; an excess is
+        taken from both alike.
 
         Args:
             rows: Float `[channels, n]`.
@@ -204,8 +204,8 @@ def pair_limits(
 ) -> PairLimits:
     """Find the neighbours in a weight, as `Rows` lays it out.
 
-    A Conv with an odd number of input channels may be computed with channels filled up, or with kernel positions as
-    further channels: elements that follow one another in any such order are taken for neighbours.
+    A Conv with an odd number of input channels may be computed with padded channels, or with kernel positions as
+    further channels. Elements that follow one another in any such order count as neighbours.
 
     Args:
         shape: Of the weight.

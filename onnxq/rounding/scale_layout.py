@@ -95,8 +95,8 @@ class ScaleLayout:
     ) -> np.ndarray:
         """Return the scales of least error to be expected after error feedback.
 
-        An element under scale s is left with `s² / 12` on average, a clipped one with the square of its distance from
-        the range on top; each counts by its column's weight.
+        An element under scale s has an error of `s² / 12` on average. A clipped one adds the square of its distance
+        from the range. Each counts by its column's weight.
 
         Args:
             rows: `[channels, n]`.

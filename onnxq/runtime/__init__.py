@@ -1,4 +1,4 @@
 """ONNX Runtime sessions, custom operator libraries, threads and memory.
 
-What a model computes in NumPy is in `evaluator`.
+Running a model in NumPy is in `evaluator`.
 """

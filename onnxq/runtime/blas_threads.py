@@ -1,7 +1,7 @@
 """One thread for the matrix products of NumPy's own BLAS.
 
-With more, OpenBLAS gives other last bits on another number of processors, and its waiting threads take the processor
-from onnxruntime's: ten times slower calibration on two busy cores. We run several layers at a time instead.
+With more, OpenBLAS gives other last bits on another number of processors. Its waiting threads also take the processor
+from onnxruntime's: calibration was ten times slower on two busy cores. We run several layers at a time instead.
 
 Tests: `tests/verification/test_error_stats.py`.
 """

@@ -1,9 +1,9 @@
-"""A model in memory for onnxruntime: its large weights are handed over where they are, beside the rest of its bytes.
+"""A model in memory for onnxruntime, whose large weights are handed over without a copy into the model's bytes.
 
-Of bytes, onnxruntime's Python interface makes a copy, and of that the parser makes another, before a session has
-weights of its own; so opening one over 438 MB of weights took 1.3 GB besides, and the bytes stayed as long as the
-session (measured with 1.31.1). Handed over as `OrtValue`s, weights are copied once, and the session is the same to the
-bit: optimisations see them, and they are packed in advance.
+onnxruntime's Python interface copies the bytes of a model, and the parser copies them again, before a session has
+weights of its own. Opening a session over 438 MB of weights took 1.3 GB more, and the bytes stayed as long as the
+session (1.31.1). Weights that are handed over as `OrtValue` are copied once. The session is the same to the bit:
+optimisations see the weights, which are packed in advance.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def open_in_memory(source: InMemory, settings: Settings) -> ort.InferenceSession
         return load_native(model.serialize(extra_outputs=taps), settings)
     encoded, weights = encode_apart(model, taps)
     values = {name: ort.OrtValue.ortvalue_from_numpy(tensor.numpy()) for name, tensor in weights.items()}
-    trim_heap(sum(tensor.nbytes for tensor in weights.values()))  # blocks of a session before seldom fit
+    trim_heap(sum(tensor.nbytes for tensor in weights.values()))  # blocks of an earlier session rarely fit
     session = load_native(encoded, settings, copies=values)
     for tensor in weights.values():
         tensor.release()
@@ -80,7 +80,7 @@ def encode_apart(model: Model, taps: Sequence[Value] = ()) -> tuple[bytes, dict[
 
 
 def _goes_beside(value: Value) -> bool:
-    """Whether a weight is large, and read in the main graph: what nobody reads there, onnxruntime no longer has."""
+    """Whether a weight is large, and read in the main graph: onnxruntime drops a weight without readers there."""
     tensor = value.tensor
     large = tensor is not None and tensor.dtype in TYPES and tensor.nbytes >= BESIDE
     return large and any(use.node.graph is value.graph for use in value.uses) and value.graph.parent is None

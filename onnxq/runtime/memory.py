@@ -45,9 +45,9 @@ def room_left() -> int | None:
 
 
 def collect_garbage(model: Model) -> None:
-    """Let go of variants of a model that were tried: nodes and values hold each other, and new weights with them.
+    """Free the variants of a model that were tried: their nodes and values form cycles, which also hold new weights.
 
-    While the collector is off, somebody has to. Of a small model they are not worth the time.
+    While the collector is off, this has to be called. For a small model they are not worth the time.
     """
     if model.weight_bytes >= HEAVY:
         gc.collect()
@@ -57,8 +57,8 @@ def collect_garbage(model: Model) -> None:
 def trim_heap(freed: int) -> None:
     """Hand freed bytes back to the system where the C library keeps them; not if they are few.
 
-    glibc keeps blocks of up to 32 MB, such as weights of sessions and second moments, in heaps of each thread, where
-    they lie idle while something else takes more.
+    glibc keeps blocks of up to 32 MB in heaps of each thread, such as weights of sessions and second moments. They lie
+    idle there while something else takes more.
     """
     trim = _trim()
     if trim is not None and freed >= HEAVY:

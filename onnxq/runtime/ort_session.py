@@ -24,8 +24,8 @@ _LEVELS = {
     "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
 LIBRARIES: list[str] = []  # of custom operators, which every session is to know
-# From opset 21 on, 1.31 states the type on Q/DQ nodes that it moves, then makes int8 zero points uint8 ones: a sound
-# model for another runtime does not load, unless int8 may stay.
+# From opset 21 on, 1.31 states the type on Q/DQ nodes that it moves. It then makes int8 zero points uint8 ones. So a
+# sound model for another runtime does not load, unless int8 may stay.
 MISMATCH = "output_dtype INT8 does not match y_zero_point type UINT8"
 FATAL = 4  # log severity: errors are raised, so nothing below a crash needs to be printed as well
 # Everything that onnxruntime raises; they share no base class of their own
@@ -83,7 +83,7 @@ class Settings:
         options.graph_optimization_level = _LEVELS[self.optimize]
         options.intra_op_num_threads = self.threads or processor_limit()
         options.enable_mem_pattern = self.reuse_shapes
-        # Threads that wait for work take the processor from NumPy between runs, and from others: a run of a small
+        # Threads that wait for work take the processor from NumPy and from other programs. A run of a small
         # EfficientNet took 29 ms in place of 21 on two busy cores
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if self.exact:
@@ -123,7 +123,7 @@ def load_native(
         check_path(model)
     options = settings.options()
     if weights:
-        # Packed weights would be copies, too. Where only the second call below is made, all of them are.
+        # Packed weights would be copies, too. If only the second call below is made, all weights are copies.
         options.add_session_config_entry("session.disable_prepacking", "1")
         options.enable_cpu_mem_arena = False  # many such sessions stand open: none is to keep what it used last
         for name, array in weights.items():

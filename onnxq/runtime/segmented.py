@@ -1,9 +1,9 @@
 """A large model in onnxruntime, one segment after the other, over weights that stay mapped from their files.
 
-onnxruntime reads a weight where the caller has it if the caller gives it as an `OrtValue`, the model calls it external
-data, and weights are not packed in advance (measured with 1.31.1: a session over 436 MB of weights then takes 9 MB and
-opens in 10 ms). Only optimisations that look at the elements themselves, such as folding a Cast of a weight, fail then;
-a segment with those gets copies and is opened for each run anew.
+onnxruntime can read a weight in the caller's memory. The caller gives it as an `OrtValue`, the model calls it external
+data, and weights are not packed in advance. A session over 436 MB of weights then takes 9 MB and opens in 10 ms
+(1.31.1). Only optimisations that look at the elements themselves fail then, such as folding a Cast of a weight. A
+segment with those gets copies and is opened for each run.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Opened(NamedTuple):
 
 
 class StreamedSession:
-    """What `InferenceSession` is for a model that fits into memory.
+    """The counterpart of `InferenceSession` for a model that does not fit into memory.
 
     Args:
         model: The model; it must not change as long as the session is in use.
@@ -140,7 +140,7 @@ class StreamedSession:
 
 
 def _release(part: _Part) -> None:
-    """Let go of the pages of the files that a run looked at."""
+    """Release the pages of the files that a run read."""
     for value in part.segment.constants:
         if value.tensor is not None:
             value.tensor.release()

@@ -24,7 +24,7 @@ ModelSource = bytes | str | Path | Model | InMemory
 
 
 class Session(Protocol):
-    """What sessions have in common."""
+    """The interface of all sessions."""
 
     def get_inputs(self) -> Sequence[Any]:
         """Describe the inputs: `name`, `type`, `shape`."""

@@ -31,7 +31,7 @@ def refuse_own_output(model: Model) -> None:
 
 
 def default_output(model: Path) -> Path:
-    """Where the quantized model goes when nobody says: `MODEL.int8.onnx` beside the float one."""
+    """The default path of the quantized model: `MODEL.int8.onnx` in the folder of the float one."""
     return model.parent / (model.name.removesuffix(".onnx") + ".int8.onnx")
 
 

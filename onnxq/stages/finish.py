@@ -1,4 +1,4 @@
-"""What is done to a quantized model last: optimization for the target, metadata.
+"""The last steps for a quantized model: optimization for the target, metadata.
 
 Tests: `tests/search/test_size_search.py`.
 """
@@ -18,7 +18,7 @@ from onnxq.targets.target import load_target
 from onnxq.text import size
 from onnxq.version import __version__
 
-SHRUNK = 0.5  # of the float model's bytes: whoever expects a quarter wants to know what the rest is
+SHRUNK = 0.5  # of the float model's bytes: users expect a quarter, so a larger file is explained
 
 
 def finalize(model: Model, prepared: Prepared) -> Model:

@@ -34,7 +34,7 @@ UNKNOWN = "none of the model's kernels is among the kernel times that were given
 
 @dataclass(frozen=True)
 class Timing:
-    """Where kernel times come from, if not from the table that comes with onnxq.
+    """Sources of kernel times other than the tables that come with onnxq.
 
     Attributes:
         benchmark: Measure them here.
@@ -57,7 +57,7 @@ class Timing:
 
 
 def replan_with_sample_shapes(prepared: Prepared, given: Samples | None, most: int | None = None) -> Prepared:
-    """Decide anew by the sizes of the first sample where the model leaves them open, and write layers in other forms.
+    """Decide again by the sizes of the first sample if the model leaves them open, and write layers in other forms.
 
     Args:
         prepared: The plan with open sizes guessed.
@@ -91,7 +91,7 @@ def _schemes(prepared: Prepared) -> set[str]:
 def replan_with_timings(
     prepared: Prepared, given: Samples | None, timing: Timing, observer: Observer, most: int | None = None
 ) -> Prepared:
-    """Decide anew by measured kernel times, or whether the plan by the table is worthwhile as a whole.
+    """Decide again by measured kernel times, or whether the plan by the table is worthwhile as a whole.
 
     Args:
         prepared: The plan by the table.

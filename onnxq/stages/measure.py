@@ -52,7 +52,7 @@ def measure(
 ) -> Stats:
     """Return the statistics that the plan needs: those that the caller has, or those of one pass over the samples.
 
-    For a trial, it measures what choices are made by, and not what files and reports want besides.
+    For a trial, it measures only the statistics that choices need, and none for files and reports.
     """
     values = [*prepared.plan.calibrated(), *layers.values]
     if isinstance(stats, Stats):

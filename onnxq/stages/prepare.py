@@ -124,8 +124,8 @@ def computes_in_integers(recipe: Recipe) -> bool:
 def replan_with_costs(prepared: Prepared, most: int | None = None, costs: Costs | None = None) -> Prepared:
     """Decide about every node by these kernel times, and raise the opset as far as that needs; see `prepare`.
 
-    Where the model cannot be converted, `auto` takes the forms that its opset has: onnxruntime runs the model, and has
-    QuantizeLinear and DequantizeLinear of its own with scales for each channel.
+    If the model cannot be converted, `auto` takes the forms that its opset has. onnxruntime runs such a model, and has
+    its own QuantizeLinear and DequantizeLinear with scales for each channel.
     """
     before = prepared.plan
     if before.keeps_opset:

@@ -1,7 +1,7 @@
 """Whether samples keep to the ranges that a quantized model was calibrated for: its QuantizeLinear nodes have them.
 
-Looked at are the nodes that quantize first behind the inputs. What they read is the input itself where nothing computes
-in front of them, and otherwise what float nodes make of it.
+Looked at are the nodes that quantize first behind the inputs. They read the input itself if nothing computes in front
+of them, and otherwise results of float nodes.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class CalibratedRanges:
                 return cls()
             found = list(_ranges(model))
             return cls(found, Evaluator(model) if found else None)
-        except OnnxqError:  # whoever runs it says why it does not
+        except OnnxqError:  # running it gives the reason
             return cls()
 
     def add(self, sample: Mapping[str, np.ndarray]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxq.runtime.blas_threads import single_threaded_blas
 
-# Channels multiplied by constants: the tensor is off by more than a tenth of its size (20 dB), and one factor for each
+# Channels multiplied by constants: the tensor is off by more than a tenth of its size (20 dB). One factor for each
 # channel, least squares over at least four elements, explains all of that but a thirtieth (15 dB). Rounding does not.
 LEAST_SHARE, MOST_LEFT, LEAST_ELEMENTS = 1e-2, 1 / 30, 4
 

@@ -51,8 +51,8 @@ def compare(
     """Run both models on every sample, one sample in memory at a time, and measure how the outputs differ.
 
     With signal r (float) and output q (quantized), summed in float64 over all elements of all samples, an output has
-    SQNR = 10·log10(Σ r² / Σ (r − q)²) dB and cosine = Σ rq / √(Σ r² Σ q²). Where an output holds what is picked by
-    scores, q is that of a quantized model which is told what to pick; see `onnxq.verification.detections`.
+    SQNR = 10·log10(Σ r² / Σ (r − q)²) dB and cosine = Σ rq / √(Σ r² Σ q²). If an output holds picks by scores, q is
+    that of a quantized model with the float model's picks; see `onnxq.verification.detections`.
 
     Args:
         float_model: The float model: its bytes, its path, or loaded. Initializers listed
@@ -111,7 +111,7 @@ def _counted(samples: Iterable[Mapping[str, np.ndarray]], progress: Progress | N
 
 
 def _differences(reference: Any, told: ReplayedDetections | None) -> list[Difference]:
-    """Begin a sum for each output; how many boxes there are differs even where the model does not say so."""
+    """Begin a sum for each output; the number of boxes differs even if the model states a fixed one."""
     picked = told.selection.outputs if told is not None else ()
     return [
         Difference(lengths=ANY_AXIS if output.name in picked else open_axes(output.shape))

@@ -1,9 +1,9 @@
 """Selections: what NonMaxSuppression and its like pick by scores, and what the outputs hold of that.
 
-Which boxes are picked, in which order, and how many of them, flips with the last bits of the scores, and everything
-behind is then compared with something else, however good the model is. So a quantized model is run with what the float
-model picks in place of its own picks: its outputs are then those of the same boxes. What it would have picked itself is
-a matter of the values that are picked from, which are measured beside the outputs.
+The last bits of the scores decide the boxes that are picked, their order and their number. Everything behind is then
+compared with something else, however good the model is. So a quantized model is run with the float model's picks in
+place of its own. Its outputs are then those of the same boxes. Its own picks depend on the values that are picked from,
+which are measured as well as the outputs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ THRESHOLDS = frozenset(("Greater", "GreaterOrEqual", "Less", "LessOrEqual"))
 GATHERS = frozenset(("Gather", "GatherElements", "GatherND"))
 TAKERS = frozenset(("Compress",))
 SCATTERS = frozenset(("Scatter", "ScatterElements", "ScatterND", "OneHot"))  # what puts things back in their places
-# What makes a value one that 8 bit changes; masks and numbers of words come from the inputs as they are
+# Operators whose results 8 bit changes; masks and numbers of words come from the inputs unchanged
 PRODUCTS = frozenset(
     ("Conv", "ConvTranspose", "MatMul", "Gemm", "LSTM", "GRU", "RNN", "Attention", "Einsum", "DeformConv")
 )
@@ -40,7 +40,7 @@ SHAPES = frozenset(("Shape", "Size"))
 
 
 class Selection(NamedTuple):
-    """What a model picks.
+    """The picks of a model.
 
     Attributes:
         picked: Values of the main graph that say what is picked, by name, with the operator that does it.
@@ -68,8 +68,8 @@ NOTHING = Selection({}, (), ())
 def find_selection(model: Model) -> Selection:
     """Find what a model picks where its outputs cannot be compared otherwise: boxes, or places in a map.
 
-    A NonMaxSuppression always counts. Other picks do where computed values are gathered by them and not put back in
-    their places: experts that are chosen for every word change what is computed there, not the order of the words.
+    A NonMaxSuppression always counts. Other picks do if computed values are gathered by them and not put back in their
+    places. Experts that are chosen for every word change the values there, not the order of the words.
     """
     nodes = _needed(model)
     computed = _behind(nodes, (node for node in nodes if node.op_type in PRODUCTS or node.bodies))
@@ -91,7 +91,7 @@ def find_selection(model: Model) -> Selection:
 def replay_selections(
     model: Model, picked: Mapping[str, np.ndarray], shown: Iterable[str]
 ) -> tuple[Model, dict[str, str]]:
-    """Return a copy of a model that is told what to pick.
+    """Return a copy of a model that takes its picks as inputs.
 
     Args:
         model: The model.

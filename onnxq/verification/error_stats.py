@@ -179,7 +179,7 @@ class Difference:
 def class_axis(shape: Sequence[int]) -> int | None:
     """Find the axis of class scores: the last one of up to three; of more, the only one behind the batch that is no 1.
 
-    Of three, as in `[batch, frames, 1]`, the last but one is no class axis: it counts places.
+    With three axes, as in `[batch, frames, 1]`, the last but one is no class axis: it counts places.
 
     Returns:
         Its index, as 1 for `[1, 1000, 1, 1]`; None where no axis can be told from others.

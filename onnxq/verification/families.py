@@ -1,7 +1,7 @@
-"""What a quantized model is on each family of processors: how far it is from float there, and how fast.
+"""A quantized model on each family of processors: its error there, and its latency.
 
-Integer products are exact on most processors, so one measurement holds for all of those. Where products of the
-very file could saturate, the graph that onnxruntime makes of it runs in the evaluator with such processors' arithmetic.
+Integer products are exact on most processors, so one measurement holds for all of those. If products of the very file
+could saturate, onnxruntime's optimised graph of it runs in the evaluator with such processors' arithmetic.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from onnxq.verification.error_stats import ANY_AXIS, Difference
 from onnxq.verification.int8_saturation import read_saturation
 
 LATENCIES = "onnxq_latencies"  # metadata: predicted latency in that of float, by family
-# Of float operators into those of com.microsoft, which the evaluator has no kernels for
+# Fusions of float operators into those of com.microsoft, which the evaluator has no kernels for
 FLOAT_FUSIONS = (
     "AttentionFusion",
     "BiasGeluFusion",
@@ -57,7 +57,7 @@ SAMPLES = 4  # that are evaluated where products could saturate
 
 @dataclass(frozen=True)
 class FamilyFigures:
-    """What is known of a quantized model on one family of processors.
+    """Figures of a quantized model on one family of processors.
 
     Attributes:
         family: The target of that name.

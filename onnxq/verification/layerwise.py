@@ -1,8 +1,8 @@
-"""Where the error of a quantized model comes from: what each tensor inherits, and what its own node adds.
+"""The error of a quantized model by tensor: the part that is inherited, and the part that its own node adds.
 
-Three runs of the evaluator go side by side, node by node: the float model, the quantized one, and the float model's
-operators on what the quantized model holds. The last one gives what a tensor would be if its own node were exact, and
-so tells the node's own error from the one that its inputs bring.
+Three runs of the evaluator go in step, node by node. They are the float model, the quantized one, and the float model's
+operators on values of the quantized model. The last one gives each tensor as if its own node were exact. So it tells
+the node's own error from the one of its inputs.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def compare_layers(
 
     With r the float tensor, q the quantized model's and f the float node's result on the quantized model's inputs, the
     signal is Σ r², and the noise Σ (r − q)² in all, Σ (f − q)² of the node's own, and Σ (r − f)² inherited, each summed
-    in float64 over all samples. Where the quantized model does not hold a tensor, because it has fused the nodes around
-    it, f stands in for it, and the error is that of the next tensor that both hold.
+    in float64 over all samples. If the quantized model does not hold a tensor, because it has fused the nodes around
+    it, f stands in for it. The error is then that of the next tensor that both hold.
 
-    What the float model picks, places of boxes for example, the quantized one goes on from, too.
+    The quantized model goes on from the float model's picks, places of boxes for example.
 
-    Where the quantized model was made with channels rescaled, q is multiplied by the factor of each channel that brings
-    it closest to f; outputs of the graph never are.
+    If channels of the quantized model are rescaled, q is multiplied by the factor of each channel that brings it
+    closest to f. Outputs of the graph never are.
 
     Memory is that of the live tensors of three runs for each sample.
 
@@ -100,7 +100,7 @@ def with_layers(
 
 
 class _Quantized:
-    """The quantized model, run as far as somebody asks for a tensor.
+    """The quantized model, run as far as the tensors that are asked for.
 
     Attributes:
         names: Those of `wanted` that it has, be it with the first two axes swapped.

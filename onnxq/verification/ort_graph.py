@@ -1,7 +1,8 @@
-"""What onnxruntime makes of a quantized model: the kernel of every quantized node, and which are paid for nothing.
+"""The graph that onnxruntime runs of a quantized model: the kernel of every quantized node, and nodes that gain
+nothing.
 
-It is read from the graph that onnxruntime optimises when it loads the model, up to its extended level: what the last
-level adds changes the layout of tensors, not what is computed in 8 bit.
+It is read from the graph that onnxruntime optimises when it loads the model, up to its extended level. The last level
+changes the layout of tensors, not the nodes that compute in 8 bit.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ MERGED = "merged"
 
 @dataclass(frozen=True)
 class FusedNode:
-    """What became of one quantized node of the model.
+    """The kernels that run one quantized node of the model.
 
     Attributes:
         node: Its name, or its first output where it has none.
@@ -56,7 +57,7 @@ class FusedNode:
 
 @dataclass(frozen=True)
 class Fusion:
-    """What onnxruntime makes of a model.
+    """The graph that onnxruntime runs of a model.
 
     Attributes:
         kernels: How many nodes of the optimised graph run in which kernel: kernels on codes, conversions, and products

@@ -51,7 +51,7 @@ class OutputComparison:
 
 @dataclass(frozen=True)
 class SelectionComparison:
-    """What the outputs hold of what is picked by scores, as boxes are, and what it is picked from.
+    """The outputs that hold picks by scores, as boxes are, and the values that are picked from.
 
     Attributes:
         operators: The operators that pick.
@@ -87,7 +87,7 @@ class SelectionComparison:
 
 
 def with_sqnr(dtypes: Sequence[str]) -> list[bool]:
-    """Tell which outputs an SQNR says something about: beside others not labels, which are as far apart as they may."""
+    """Tell for which outputs an SQNR is meaningful: not for labels if there are others."""
     counts = [dtype not in INDICES for dtype in dtypes]
     return counts if any(counts) else [True] * len(dtypes)
 

@@ -1,4 +1,4 @@
-"""What comparing two models gives: figures for every output, latency, and thresholds that are met or missed.
+"""The result of comparing two models: figures for every output, latency, and thresholds that are met or missed.
 
 Tests: `tests/verification/test_compare.py`.
 """
@@ -91,7 +91,7 @@ class MetricComparison:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What quantizing one node adds to the error of the outputs.
+    """The error that quantizing one node adds to the outputs.
 
     Attributes:
         node: The node by name, or by its first output where it has none.
@@ -115,7 +115,7 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found.
+    """The result of `compare`.
 
     Attributes:
         outputs: One for each output of the model, in its order.

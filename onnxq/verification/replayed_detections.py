@@ -68,7 +68,7 @@ class ReplayedDetections:
         self._float = open_session(InMemory(reference, taps), threads=1)
 
     def add(self, sample: Mapping[str, np.ndarray]) -> None:
-        """Run both models on a sample; where the quantized one cannot be told what to pick, all is left as it was."""
+        """Run both models on a sample; if the quantized one cannot be given picks, nothing is changed."""
         if self._failed:
             return
         try:
@@ -108,7 +108,7 @@ class ReplayedDetections:
         """Return figures of outputs that mean something, out of those of models that pick for themselves."""
         if self._failed:
             return outputs, None
-        # Of several stages the worst: proposals are many, and near to those that are picked in their place
+        # The worst of several stages: proposals are many, and similar to those that are picked instead
         agreed = min((100.0 * same / most for same, most in self._counts.values() if most), default=None)
         known = [replace(o, agreement=agreed) if o.name in self.selection.outputs else o for o in outputs]
         known = [

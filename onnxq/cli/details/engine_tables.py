@@ -1,4 +1,4 @@
-"""What two engines make of one model, for a terminal.
+"""Results of one model in two engines, for a terminal.
 
 Tests: `tests/cli/test_cli_looking.py`.
 """

@@ -86,6 +86,6 @@ class Shelf:
 
 
 def release_array(array: np.ndarray) -> None:
-    """Let go of the pages of a mapped array; of any other, nothing happens."""
+    """Release the pages of a mapped array; any other array is left alone."""
     if array.flags.c_contiguous and array.size and is_mapped(array):
         release(array.reshape(-1).view(np.uint8).data)

@@ -1,8 +1,8 @@
 """AveragePool between quantized neighbours, in onnxruntime: a Conv over single channels whose weights are one code.
 
-QLinearAveragePool goes element by element: a ninth of an Inception's operators took a quarter of its time. What divides
-every window by the same number, padding counted or none there, is a depthwise QLinearConv, whose kernel is fast, and
-which rounds the same sums once, as the other does.
+QLinearAveragePool goes element by element: a ninth of an Inception's operators took a quarter of its time. A pool that
+divides every window by the same number, with padding counted or absent, is a depthwise QLinearConv. Its kernel is fast,
+and it rounds the same sums once, as the other does.
 """
 
 from __future__ import annotations

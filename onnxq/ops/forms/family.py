@@ -1,4 +1,4 @@
-"""What an operator family offers to quantization: a plan that may refuse, and a rewrite that may not.
+"""The interface of operator families for quantization: a plan that may refuse, and a rewrite that may not.
 
 A family registers two functions for an operator and a scheme. The plan reads types and shapes, never weights, and
 either gives a `QuantizedForm` or raises `NotQuantizable` with a sentence. The rewrite describes the new nodes; since
@@ -36,7 +36,7 @@ class NotQuantizable(Exception):
 
 @dataclass(frozen=True)
 class QuantizedForm:
-    """What a node becomes.
+    """The planned form of a node.
 
     Attributes:
         sentence: For the plan.

@@ -1,7 +1,7 @@
 """HardSigmoid and HardSwish between quantized neighbours, for onnxruntime: a sum of codes that saturates, a product.
 
 onnxruntime has no integer kernel for either, but HardSigmoid, `alpha x + beta` clamped to 0 and 1, is a QLinearAdd. The
-codes of x read with alpha times their scale are `alpha x`, beta is a code too, and codes from 0 to 1 saturate where
+codes of x, read with alpha times their scale, are `alpha x`. beta is a code too. Codes from 0 to 1 saturate where
 HardSigmoid clamps. HardSwish, which is x times such a HardSigmoid, is a QLinearMul more.
 """
 

@@ -1,7 +1,7 @@
 """MatMul and Gemm with a constant weight as MatMulInteger: activations quantized at run time, or by calibrated scales.
 
 Cast and Mul scale the sums, and where an Add of a bias follows, onnxruntime makes one kernel of all, which is
-MatMulIntegerToFloat or DynamicQuantizeMatMul. Of Q/DQ pairs around a MatMul it makes the former, too, but without the
+MatMulIntegerToFloat or DynamicQuantizeMatMul. It turns Q/DQ pairs around a MatMul into the former, too, but without the
 bias, which stays a pass of its own.
 """
 

@@ -96,7 +96,7 @@ def _keep_clamp_apart(site: NodeView, patch: Rewriter, output: Value, product: V
     """Write a Relu or Clip behind a product as Max and Min, where onnxruntime would leave the product float for it.
 
     It takes a clamp between a product and its only reader for one that a QuantizeLinear makes superfluous (1.31,
-    `qdq_selectors.cc`). Where none follows, the product stays float, and its weight is dequantized in every run.
+    `qdq_selectors.cc`). Without one, the product stays float, and its weight is dequantized in every run.
     """
     clamp = _alone(output, "Relu") or _alone(output, "Clip")
     clamped = clamp.outputs[0] if clamp is not None else None
@@ -118,7 +118,7 @@ def _is_matrix(value: Value) -> bool:
 
 
 def _alone(value: Value, op_type: str) -> Node | None:
-    """Return the operator that alone reads a value, beside it and of this type."""
+    """Return the operator of this type that alone reads a value, in the same graph."""
     use = value.only_use
     if use is None:
         return None

@@ -6,10 +6,10 @@ A row is what one sum of the product goes over. For x `[..., rows, K]`, in opera
     q = QuantizeLinear(x · (127 / m), scale 1, zero point 128)
     y = Cast(MatMulInteger(q, w, 128)) · (w_scale / 127) · m
 
-What is never negative needs no zero point, and has 255 steps. Measured in onnxruntime 1.31.1, one thread: both factors
-stay in Muls of their own, because MatMulIntegerToFloat, into which their product would be fused, has no scales for rows
-and gives wrong results; the first alone may be, which saves 1 to 3 % of a transformer's time; a Mul by the quotient
-takes less time than a Div; Max(ReduceMax, -ReduceMin) saves nothing.
+Values that are never negative need no zero point, and have 255 steps. Measured in onnxruntime 1.31.1, one thread. Both
+factors stay in Muls of their own. Their product would be fused into MatMulIntegerToFloat, which has no scales for rows
+and gives wrong results. The first alone may be fused, which saves 1 to 3 % of a transformer's time. A Mul by the
+quotient takes less time than a Div. Max(ReduceMax, -ReduceMin) saves nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from onnxq.ops.forms.family import NodeView, NotQuantizable, QuantizedForm, Rewr
 from onnxq.ops.forms.per_row_scales import ranked, unfolded
 
 SENTENCE = "a scale for every row, computed at run time, and MatMulInteger"
-OPSET = 11  # as MatMulInteger and what quantizes beside it
+OPSET = 11  # as MatMulInteger and the nodes that quantize its input
 LEAST = np.float32(2.0**-100)  # a row of zeros is divided by this; 127 / LEAST is finite
 
 

@@ -21,7 +21,7 @@ def ranked(scales: np.ndarray, slot: int) -> np.ndarray:
 def unfolded(patch: Rewriter, scale: Value, hint: str) -> Value:
     """Return a constant scale out of a DequantizeLinear of 1.
 
-    onnxruntime computes a product of two constant scales when it loads the model, and then does not find the Mul of two
-    scales that makes MatMulInteger a MatMulIntegerToFloat; a DequantizeLinear it leaves alone.
+    onnxruntime computes a product of two constant scales when it loads the model. Then it does not find the Mul of two
+    scales that makes MatMulInteger a MatMulIntegerToFloat. It leaves a DequantizeLinear alone.
     """
     return patch.op("DequantizeLinear", patch.constant(np.array(1, np.int32), "one"), scale, hint=hint)

@@ -64,7 +64,7 @@ def saturating_pairs(rows: np.ndarray) -> int:
 
 
 def could_saturate(node: Node, codes: np.ndarray, scheme: Scheme) -> bool:
-    """Whether products of a node with its weight could saturate, be it read as int8 beside codes of 8 bits."""
+    """Whether products of a node with its weight could saturate if the weight is int8 and activations have 8 bits."""
     if node.op_type not in ("MatMul", "Gemm", "Conv"):
         return False
     as_uint8 = scheme.name == "dynamic-int8" and node.op_type == "Conv"

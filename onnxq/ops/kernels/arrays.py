@@ -1,4 +1,4 @@
-"""What every kernel family shares: the array type, axes that count from the end, and how to decline a case.
+"""Helpers of every kernel family: the array type, axes that count from the end, and how to decline a case.
 
 Tests: `tests/ops/test_construct.py`.
 """
@@ -16,7 +16,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class NotCovered(ModelError):
-    """A kernel leaves this case of its operator to somebody else; the evaluator then asks `onnx.reference`."""
+    """A kernel declines this case of its operator; the evaluator then asks `onnx.reference`."""
 
 
 def normalize_axis(axis: int, rank: int) -> int:

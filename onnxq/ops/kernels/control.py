@@ -48,7 +48,7 @@ def _truth(condition: Array) -> bool:
 def loop(
     trip_count: Array | None = None, condition: Array | None = None, *state: Any, body: Body, output_count: int = 1
 ) -> tuple[Any, ...]:
-    """Run a body until the trip count is reached or its condition fails; stack what it gives beside its state."""
+    """Run a body until the trip count is reached or its condition fails; stack its results other than the state."""
     limit = None if trip_count is None else int(np.asarray(trip_count).reshape(())[()])
     proceed = True if condition is None else _truth(condition)
     carried = list(state)
@@ -134,7 +134,7 @@ def scan_8(
 
 @kernel("SequenceMap", since=17)
 def sequence_map(sequence: list[Any], *others: Any, body: Body) -> tuple[list[Any], ...]:
-    """Run a body for each item of a sequence, with the items of other sequences beside it and tensors as they are."""
+    """Run a body for each item of a sequence, with the same item of other sequences; tensors are passed whole."""
     rows = [
         body(item, *(other[i] if isinstance(other, list) else other for other in others))
         for i, item in enumerate(sequence)

@@ -74,8 +74,8 @@ def conv(
 def _pointwise(x: Array, w: Array, b: Array | None, group: int, windows: Windows) -> Array:
     """One product, summed in float64.
 
-    BLAS sums the rows of a float32 product in different orders, so equal weights give unequal last bits; behind such a
-    layer a Softmax of large logits (SqueezeNet) then picks one of several equal classes. Nothing is gathered here, so
+    BLAS sums the rows of a float32 product in different orders, so equal weights give unequal last bits. A Softmax of
+    large logits behind such a layer (SqueezeNet) then picks one of several equal classes. Nothing is gathered here, so
     the wider type costs little.
     """
     x = x[(slice(None), slice(None), *windows.slices((0,) * len(windows.kernel)))]
@@ -92,9 +92,9 @@ def _pointwise(x: Array, w: Array, b: Array | None, group: int, windows: Windows
 def _flattened(x: Array, windows: Windows) -> tuple[Array, tuple[int, ...]]:
     """Return padded X [N, C, D1, rest] as [N, C, D1 * rest], with a tail: every tap is one slice from its offset.
 
-    With strides of 1, element `tap` of the windows lies at the same distance from each window's first element in the
-    flattened tensor, so a whole row of windows is one contiguous run. What is read across the end of an axis is
-    computed as well and left out of the result.
+    With strides of 1, element `tap` of the windows has the same distance from each window's first element in the
+    flattened tensor. So a whole row of windows is one contiguous run. Windows across the end of an axis are computed as
+    well and left out of the result.
     """
     steps = [math.prod(x.shape[2 + i + 1 :]) for i in range(len(windows.kernel))]
     offsets = tuple(

@@ -1,7 +1,7 @@
 """Operators of onnxruntime that saved decoders consist of: attention with a cache, rotary embedding, RMSNorm.
 
-Inputs, attributes and defaults: ContribOperators.md of onnxruntime. What its CPU kernels leave undefined, the cache
-behind the last token of a sequence, is zero here.
+Inputs, attributes and defaults: ContribOperators.md of onnxruntime. Its CPU kernels leave the cache behind the last
+token of a sequence undefined; it is zero here.
 """
 
 from __future__ import annotations

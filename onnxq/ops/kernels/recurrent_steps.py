@@ -1,4 +1,4 @@
-"""What LSTM, GRU and RNN share: activation functions by name, directions, samples of different length.
+"""Steps of LSTM, GRU and RNN: activation functions by name, directions, samples of different length.
 
 Tests: `tests/ops/test_recurrent.py`.
 """
@@ -83,7 +83,7 @@ def activations_of(
 
 @dataclass(frozen=True)
 class Layer:
-    """What the directions of one recurrent operator have in common.
+    """The properties that all directions of one recurrent operator share.
 
     Attributes:
         hidden: Length of the state.

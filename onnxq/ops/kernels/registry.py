@@ -1,4 +1,4 @@
-"""Where operator families announce what they can do: kernels, plans and rewrites, found by walking the package.
+"""The registry of operator families: their kernels, plans and rewrites, found by walking the package.
 
 A family file needs no list anywhere else: `@kernel`, `@plans` and `@rewrites` register it, and `load_families` imports
 every module of `onnxq.ops`.
@@ -23,9 +23,9 @@ _KERNELS: dict[tuple[str, str], list[tuple[int, Kernel]]] = {}
 def kernel(op_type: str, *, domain: str = "", since: int = 1) -> Callable[[K], K]:
     """Register a NumPy kernel for an operator.
 
-    The function takes the operator's inputs as positional arguments (`None` for an optional input that is absent) and
-    its attributes as keywords with the defaults of the specification. It returns one array, or a tuple of arrays for
-    operators with several outputs. It never modifies its inputs.
+    The function takes the operator's inputs as positional arguments, `None` for an optional input that is absent. It
+    takes the attributes as keywords with the defaults of the specification. It returns one array, or a tuple of arrays
+    for operators with several outputs. It never modifies its inputs.
 
     Args:
         op_type: Name of the operator, such as `QuantizeLinear`.

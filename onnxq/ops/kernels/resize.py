@@ -53,7 +53,7 @@ class Axis:
 
 
 def coordinates(sampling: Sampling, length: int, target: Axis) -> Array:
-    """Where each element of the result lies on the original axis of `length`; float32 [output].
+    """The place of each element of the result on the original axis of `length`; float32 [output].
 
     Formulas of the operator's page, in float32 like onnxruntime: `nearest` decides ties by the last bit.
     """

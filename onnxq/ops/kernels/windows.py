@@ -43,7 +43,7 @@ class Windows:
     output: tuple[int, ...]
 
     def slices(self, tap: Sequence[int]) -> tuple[slice, ...]:
-        """Where element `tap` of every window lies in the padded tensor."""
+        """The place of element `tap` of every window in the padded tensor."""
         starts = [t * d for t, d in zip(tap, self.dilations, strict=True)]
         return tuple(
             slice(start, start + out * stride, stride)

@@ -1,7 +1,7 @@
 """Granularity: which scale belongs to which element, checked once and then walked in cache-sized chunks.
 
-Per tensor, per axis and blocked quantization are one case: the tensor is seen as (outer, axis, inner) and the
-parameters as (1 or outer, ceil(axis / block), 1 or inner). Source: "quantization granularity" in QuantizeLinear 21.
+Per tensor, per axis and blocked quantization are one case. The tensor is seen as (outer, axis, inner). The parameters
+are seen as (1 or outer, ceil(axis / block), 1 or inner). Source: "quantization granularity" in QuantizeLinear 21.
 
 Tests: `tests/ops/test_quantized_properties.py`.
 """
@@ -199,8 +199,8 @@ def _folded(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
 class Expander:
     """Repeats parameters over the elements of a chunk, in a buffer of its own (one per thread).
 
-    NumPy's loops over two contiguous arrays are vectorised where those over an array and a scalar are not (`fmax` is
-    four times faster), and neighbouring chunks mostly need the same parameters: the copy is kept until the key changes.
+    NumPy's loops over two contiguous arrays are vectorised; those over an array and a scalar are not (`fmax` is four
+    times faster). Neighbouring chunks mostly need the same parameters, so the copy is kept until the key changes.
     """
 
     def __init__(self, layout: Layout, *values: tuple[Array, DType]) -> None:

@@ -95,8 +95,8 @@ def dynamic_quantize_lstm(
     [directions, 4 * hidden] for one per column. Optional: B [directions, 8 * hidden], P [directions, 3 * hidden],
     sequence_lens int32 [batch], initial_h and initial_c [directions, batch, hidden]; absent: zero, and `steps`.
 
-    Attributes: as those of LSTM in ai.onnx. `activations` are three a direction: gates, cell and output; `clip` 0 is
-    none; `hidden_size` 0 is taken from R; with `input_forget` the forget gate is one minus the input gate.
+    Attributes: as those of LSTM in ai.onnx. `activations` are three a direction: gates, cell and output. `clip` 0 is
+        none; `hidden_size` 0 is taken from R. With `input_forget` the forget gate is one minus the input gate.
 
     Returns:
         Y [steps, directions, batch, hidden], Y_h and Y_c [directions, batch, hidden]; float32, zero beyond the end of a

@@ -41,8 +41,8 @@ def q_linear_average_pool(
     Inputs: X uint8 or int8 [N, C, D1..Dn] with n = 1, 2 or 3, or [N, D1..Dn, C] with `channels_last`; scales float32
     scalars; zero points scalars of the type of X, zero when absent.
 
-    Attributes: as those of AveragePool in ai.onnx; with `count_include_pad` the sum is divided by the whole window, not
-    by its part inside X; `ceil_mode` rounds the output's size up.
+    Attributes: as those of AveragePool in ai.onnx. With `count_include_pad` the sum is divided by the whole window, not
+        by its part inside X. `ceil_mode` rounds the output's size up.
 
     Raises:
         ModelError: Types are not 8-bit or differ, or shapes and attributes do not fit.

@@ -11,8 +11,8 @@ other pairs of types are exact. Source: mlas of onnxruntime, QgemmU8X8KernelAvx2
 ConvSymKernelAvx2.S and those for AVX-512; held against onnxruntime 1.32 in tests/ops/test_quantized_saturating.py.
 
 Only two weights of one sign can leave 16 bits, and only those whose magnitudes add up to more than 128. So the exact
-sum is computed first, and what saturation takes off it is summed over the pairs that can saturate with the largest
-codes that are there.
+sum is computed first. The loss by saturation is summed over the pairs that can saturate with the largest codes of the
+input.
 
 Tests: `tests/ops/test_quantized_saturating.py`.
 """
@@ -115,7 +115,7 @@ class _Pairs(NamedTuple):
 
 
 class Lost:
-    """What saturation takes off the sums of a product; false where it takes nothing.
+    """The loss by saturation in the sums of a product; false if there is none.
 
     Args:
         weights: int8 [K, N]; rows 0 and 1 are neighbours, rows 2 and 3, …

@@ -1,10 +1,10 @@
-"""What saturation takes off integer convolutions: how onnxruntime's kernels make matrix products of them.
+"""The loss by saturation in integer convolutions, which onnxruntime's kernels compute as matrix products.
 
-QLinearConv takes its input for the left matrix and the filters for the right one, and its inner dimension runs over
-kernel positions outside and input channels inside; its depthwise kernel, for one input and one output channel to a
-group, adds in 32 bits. ConvInteger takes the filters for the left matrix, and its inner dimension runs over input
-channels outside. Padding counts as the zero point's code. Sources: `ReorderFilter` and `Compute` in qlinearconv.cc,
-conv_integer.cc and convsym.cpp of onnxruntime.
+QLinearConv takes its input for the left matrix and the filters for the right one. Its inner dimension runs over kernel
+positions outside and input channels inside. Its depthwise kernel, for one input and one output channel to a group, adds
+in 32 bits. ConvInteger takes the filters for the left matrix, and its inner dimension runs over input channels outside.
+Padding counts as the zero point's code. Sources: `ReorderFilter` and `Compute` in qlinearconv.cc, conv_integer.cc and
+convsym.cpp of onnxruntime.
 
 Tests: `tests/ops/test_quantized_mutants.py`.
 """

@@ -42,11 +42,12 @@ def check_engines(
     """Run a model on every sample in onnxruntime, with and without optimisations, and in the reference evaluator.
 
     The evaluator runs on the first 16 samples. The first one, and the first whose outputs are further apart than the
-    tolerance, are looked at node by node: the evaluator's kernel runs on what onnxruntime gave the node, and the two
-    results have to be the same. Integers have to be equal, but for codes that are rounded half-way (off by one, one in
-    a hundred at most); floats may differ by 1e-4 of the tensor's largest magnitude. So a node that disagrees is told
-    from those behind it, and from codes that tip over because the numbers in front of them differ in the last bits.
-    The evaluator computes integer products as onnxruntime does on this processor: without VNNI, x86 saturates.
+    tolerance, are checked node by node. The evaluator's kernel runs on the inputs that onnxruntime gave the node, and
+    both results have to be the same. Integers have to be equal, except for codes that are rounded half-way: off by one,
+    one in a hundred at most. Floats may differ by 1e-4 of the tensor's largest magnitude. So a node that disagrees is
+    told from those behind it. It is also told from codes that flip since the numbers in front of them differ in the
+    last bits. The evaluator computes integer products as onnxruntime does on this processor: without VNNI, x86
+    saturates.
 
     Args:
         model: Its path, or its bytes where it has no external data.

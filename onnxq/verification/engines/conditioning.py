@@ -1,7 +1,7 @@
-"""What the last bit of a node's inputs makes of its output: as much may lie between two engines that are both right.
+"""The change of a node's output by the last bit of its inputs: two engines that are both right may differ by as much.
 
-A normalisation of a channel that is the same everywhere makes anything of the last bits of a mean, and a sum of what
-cancels has no more digits than what it was added up from.
+Normalising a channel that is the same everywhere magnifies the last bits of a mean without bound. A sum whose terms
+cancel has no more digits than the terms.
 
 Tests: `tests/verification/test_engines.py`.
 """

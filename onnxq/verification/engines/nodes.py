@@ -27,8 +27,8 @@ STEPS = frozenset(("Round", "Floor", "Ceil", "Sign", "TopK", "DynamicQuantizeLin
 # Sums, of which what cancels has no more digits than what it was added up from
 SUMS = frozenset(("Add", "Sub", "Sum", "ReduceMean", "AveragePool", "GlobalAveragePool"))
 CANCELLED = 8  # times what the largest input is rounded by
-# What int8 inputs may change of a MatMulNBits, of the largest magnitude: 0.7 % at most was seen with 4 bit and 8 bit.
-# A step of 8 bit is as much: what a body gives whose codes tip over
+# Largest change of a MatMulNBits by int8 inputs, relative to the largest magnitude: 0.7 % at most was seen with 4 bit
+# and 8 bit. A step of 8 bit is as much: what a body gives whose codes tip over
 INSIDE = 0.02
 
 

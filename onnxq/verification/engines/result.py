@@ -1,4 +1,4 @@
-"""What running a model in two engines gives.
+"""The result of running a model in two engines.
 
 Tests: `tests/ops/test_silu.py`.
 """
@@ -77,7 +77,7 @@ class Parting:
 
 @dataclass(frozen=True)
 class EngineCheck:
-    """What `check_engines` found.
+    """The result of `check_engines`.
 
     Attributes:
         samples: Number of samples.

@@ -1,4 +1,4 @@
-"""What onnxruntime computes inside a model: the outputs of all nodes of the main graph, listed as outputs.
+"""The tensors that onnxruntime computes inside a model: outputs of all nodes of the main graph, listed as outputs.
 
 Tests: `tests/verification/test_engines_arena.py`.
 """

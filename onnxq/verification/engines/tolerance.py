@@ -12,10 +12,10 @@ import numpy as np
 
 from onnxq.verification.error_stats import arrays
 
-# Of a tensor's largest magnitude. Engines sum in different orders, and their exp, erf and tanh differ in the last bits:
-# on six real models and their quantized forms, the largest difference of one node on equal inputs was 2e-5.
+# Relative to a tensor's largest magnitude. Engines sum in different orders, and their exp, erf and tanh differ in the
+# last bits. On six real models and their quantized forms, the largest difference of one node on equal inputs was 2e-5.
 RELATIVE = 1e-4
-# Larger numbers stand for infinity, such as a mask's -1e9: they would make any difference beside them look small.
+# Larger numbers stand for infinity, such as a mask's -1e9: they would make any other difference look small.
 LARGEST_NUMBER = 1e6
 MOST_TIES = 0.01  # share of codes: another way of rounding would change far more
 

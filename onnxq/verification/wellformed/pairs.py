@@ -1,4 +1,4 @@
-"""QuantizeLinear and DequantizeLinear as pairs: codes that somebody reads as codes, and numbers that were codes.
+"""QuantizeLinear and DequantizeLinear as pairs: codes with a reader of codes, and a DequantizeLinear of codes.
 
 Tests: `tests/verification/test_wellformed.py`.
 """
@@ -23,7 +23,7 @@ COUNTERS = frozenset(("ArgMax", "ArgMin", "NonZero", "Shape", "Size", "Range", "
 
 
 def check_pairs(node: Node, model: Model) -> Iterator[Defect]:
-    """Find codes that nobody reads, or reads as something else, and a DequantizeLinear of what is no code."""
+    """Find codes without readers, or with readers of something else, and a DequantizeLinear whose input is no code."""
     if is_quantize(node):
         yield from _check_readers(node, model)
     elif is_dequantize(node):
