@@ -21,7 +21,7 @@ MOST_OBJECTIONS = {
     "runtime": 1,
     "search": 56,
     "stages": 1,
-    "verification": 5,
+    "verification": 2,
 }
 
 

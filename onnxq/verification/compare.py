@@ -50,9 +50,9 @@ def compare(
 ) -> Comparison:
     """Run both models on every sample, one sample in memory at a time, and measure how the outputs differ.
 
-    With signal r (float) and output q (quantized), summed in float64 over all elements of all samples, an output has
-    SQNR = 10·log10(Σ r² / Σ (r − q)²) dB and cosine = Σ rq / √(Σ r² Σ q²). If an output holds picks by scores, q is
-    that of a quantized model with the float model's picks; see `onnxq.verification.detections`.
+    Let r be the signal (float) and q the output (quantized), summed in float64 over all elements of all samples. An
+    output has SQNR = 10·log10(Σ r² / Σ (r − q)²) dB and cosine = Σ rq / √(Σ r² Σ q²). If an output holds picks by
+    scores, q is that of a quantized model with the float model's picks; see `onnxq.verification.detections`.
 
     Args:
         float_model: The float model: its bytes, its path, or loaded. Initializers listed

@@ -44,10 +44,10 @@ def compare_layers(
 ) -> tuple[LayerComparison, ...]:
     """Compare every float tensor of the main graph that both models hold under the same name.
 
-    With r the float tensor, q the quantized model's and f the float node's result on the quantized model's inputs, the
-    signal is Σ r², and the noise Σ (r − q)² in all, Σ (f − q)² of the node's own, and Σ (r − f)² inherited, each summed
-    in float64 over all samples. If the quantized model does not hold a tensor, because it has fused the nodes around
-    it, f stands in for it. The error is then that of the next tensor that both hold.
+    Let r be the float tensor, q the quantized model's, and f the float node's result on the quantized model's inputs.
+    The signal is Σ r². The noise is Σ (r − q)² in all, Σ (f − q)² by the node itself, and Σ (r − f)² by its inputs.
+    Each is summed in float64 over all samples. If the quantized model does not hold a tensor, because it has fused the
+    nodes around it, f stands in for it. The error is then that of the next tensor that both hold.
 
     The quantized model goes on from the float model's picks, places of boxes for example.
 

@@ -177,7 +177,7 @@ def compare_metric(
 def _run(
     metric: NamedMetric, model: ModelSource, samples: Samples, labels: Labels, progress: Progress | None
 ) -> MetricRun:
-    """Give all outputs of a model to a named metric."""
+    """Return all outputs of a model to a named metric."""
     run = metric.begin(labels)
     for sample, results in _results(model, samples, progress):
         run.add(sample, results)

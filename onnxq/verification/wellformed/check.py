@@ -19,11 +19,11 @@ from onnxq.verification.wellformed.versions import check_imports, check_version
 def find_defects(model: Model) -> list[Defect]:
     """Find what is wrong with the quantized parts of a model.
 
-    Checks scales (positive, finite), zero points (type of the codes, shape of the scale), axis and block size against
-    the shapes, QuantizeLinear and DequantizeLinear as pairs, the operator sets that Q/DQ features need, imports of
-    every domain in use, and that external data is there and long enough. Nodes in the bodies of If, Loop and Scan and
-    in model-local functions are checked, and the operators of com.microsoft. Only scales and zero points are read: the
-    time does not depend on the size of the weights.
+    Checks scales (positive, finite), zero points (type of the codes, shape of the scale), and axis and block size
+    against the shapes. Checks QuantizeLinear and DequantizeLinear as pairs, the operator sets that Q/DQ features need,
+    and imports of every domain. External data have to be there and long enough. Nodes in the bodies of If, Loop and
+    Scan and in model-local functions are checked, and the operators of com.microsoft. Only scales and zero points are
+    read: the time does not depend on the size of the weights.
 
     Args:
         model: The model as it was loaded; the types and shapes of its values are inferred.
