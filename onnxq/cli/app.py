@@ -18,6 +18,7 @@ from onnxq.cli.completion import install, show
 from onnxq.cli.data import data
 from onnxq.cli.explain import explain
 from onnxq.cli.export import export
+from onnxq.cli.init import init
 from onnxq.cli.inspect import inspect
 from onnxq.cli.merge import merge
 from onnxq.cli.plan import plan
@@ -27,7 +28,7 @@ from onnxq.cli.terminal import Voice, note, speak
 from onnxq.cli.verify import verify
 from onnxq.errors import RecipeError
 
-COMMANDS = (quantize, data, plan, explain, calibrate, merge, verify, check, inspect, export, recipes)
+COMMANDS = (quantize, init, data, plan, explain, calibrate, merge, verify, check, inspect, export, recipes)
 Quiet = Annotated[
     bool,
     typer.Option(

@@ -17,12 +17,12 @@ from onnxq.text import join_words
 COMMANDS = {
     "version": "Write `onnxq --version`.",
     "help": "Write `onnxq --help`, or `onnxq COMMAND --help`.",
-    "init": 'Write an onnxq.toml with [[models]] and float = "MODEL.onnx"; then `onnxq quantize` builds them.',
     **dict.fromkeys(("compare", "diff", "eval", "evaluate", "test", "validate", "benchmark", "run"), "verify"),
     **dict.fromkeys(("convert", "compress", "build", "optimize", "optimise", "quant", "export"), "quantize"),
     **dict.fromkeys(("info", "show", "summary", "print", "view", "list", "ls", "stats"), "inspect"),
     **dict.fromkeys(("lint", "status"), "check"),
     **dict.fromkeys(("recipe", "presets", "configs"), "recipes"),
+    **dict.fromkeys(("new", "create", "setup", "start"), "init"),
     **dict.fromkeys(("calibration", "collect"), "calibrate"),
 }
 OPTIONS = {

@@ -21,7 +21,7 @@ CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 @dataclass(frozen=True)
 class Thresholds:
-    """What a quantized model has to reach; None where nothing is asked.
+    """Limits of a quantized model; None where nothing is asked.
 
     Attributes:
         min_sqnr: Least signal-to-quantization-noise ratio of every output in dB.

@@ -1,0 +1,90 @@
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from helpers import build, floats, node
+
+from onnxq.errors import ProjectError
+from onnxq.project.file import load_project
+from onnxq.project.new_project import NewProject, Proposal, propose, write_project
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """Two products that take 4 and 8 numbers."""
+    for name, size in (("four", 4), ("eight", 8)):
+        weights = {"w": floats(size, 3)}
+        onnx.save(build([node("MatMul", "x w", "y")], {"x": ["n", size]}, weights=weights), tmp_path / f"{name}.onnx")
+    return tmp_path
+
+
+def save(path: Path, size: int, count: int = 3) -> None:
+    path.parent.mkdir(exist_ok=True)
+    np.savez(path, x=np.zeros((count, size), np.float32))
+
+
+def found(root: Path) -> dict[str, Proposal]:
+    return {one.model: one for one in propose(root).models}
+
+
+def test_data_that_a_model_takes_are_listed(models: Path) -> None:
+    save(models / "data" / "calibration.npz", 4)
+    save(models / "eight_calib.npz", 8, 300)
+    save(models / "eight_test.npz", 8)
+    project = found(models)
+    assert project["four.onnx"].data == ("data/calibration.npz",)
+    assert project["eight.onnx"] == Proposal("eight.onnx", ("eight_calib.npz",), ("eight_test.npz",), 200)
+    assert "samples = 200\n" in project["eight.onnx"].to_toml()
+
+
+def test_data_that_do_not_fit_are_left_out_with_the_reason(models: Path) -> None:
+    save(models / "four_calib.npz", 5)
+    project = found(models)
+    assert project["four.onnx"].data == ()
+    ((name, why),) = project["four.onnx"].refused
+    assert name == "four_calib.npz"
+    assert "5" in why
+    assert "# no data found that fit" in project["four.onnx"].to_toml()
+
+
+def test_data_of_another_name_serve_the_only_model(models: Path) -> None:
+    (models / "eight.onnx").unlink()
+    save(models / "street.npz", 4)
+    assert found(models)["four.onnx"].data == ("street.npz",)
+    shutil.copy(models / "four.onnx", models / "five.onnx")
+    assert found(models)["four.onnx"].data == ()
+
+
+def test_what_is_no_float_model_is_left_out(models: Path) -> None:
+    (models / "eight.onnx").write_text("nothing")
+    model = onnx.load(models / "four.onnx")
+    onnx.helper.set_model_props(model, {"onnxq_version": "0.1.0"})
+    onnx.save(model, models / "done.onnx")
+    left_out = dict(propose(models).left_out)
+    assert left_out["done.onnx"] == "is quantized already"
+    assert left_out["eight.onnx"].startswith("is not a readable ONNX model")
+    (models / "four.onnx").unlink()
+    with pytest.raises(ProjectError, match=r"there is no float model below .*: done\.onnx is quantized already"):
+        propose(models)
+
+
+def test_the_file_is_read_as_it_was_meant(tmp_path: Path) -> None:
+    name = 'mödels/a "b"\\c.onnx'
+    project = NewProject((Proposal(name, ("dätä/x y.npz",), ("v.npz",), 200), Proposal("b.onnx")))
+    path = tmp_path / "onnxq.toml"
+    write_project(project, path)
+    first, second = load_project(path).entries
+    assert first.source == tmp_path / name
+    assert (first.options.data, first.verify_data, first.options.samples) == (("dätä/x y.npz",), ("v.npz",), 200)
+    assert second.options.data == ()
+    with pytest.raises(ProjectError, match="exists already"):
+        write_project(project, path)
+
+
+def test_a_folder_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ProjectError, match="gone is no folder"):
+        propose(tmp_path / "gone")
+    with pytest.raises(ProjectError, match="there is no float model below"):
+        propose(tmp_path)
