@@ -6,7 +6,7 @@ up to a number of columns, beyond that of blocks of neighbouring input channels,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Self
 
 import numpy as np
@@ -54,14 +54,8 @@ class LayerMoments:
                 flat = rows.reshape(-1, rows.shape[-1])
                 np.maximum(self.high, flat.max(axis=0), out=self.high)
                 np.maximum(self.share, _shares(flat).max(axis=0), out=self.share)
-            if not self.before + self.items and len(rows):
-                middle = (rows.shape[1] + 1) // 2
-                self.halves[0].add(rows[0, :middle])
-                self.halves[1].add(rows[0, middle:])
-                self.items, rows = 1, rows[1:]
-            for offset in range(2):
-                taken = rows[offset::2]
-                self.halves[(self.before + self.items + offset) % 2].add(taken.reshape(-1, taken.shape[-1]))
+            for half, part in halves_of(rows, self.before + self.items):
+                self.halves[half].add(part)
             self.items += len(rows)
 
     @property
@@ -100,6 +94,24 @@ class LayerMoments:
         gram = sum((gram for gram, _ in sums[1:]), sums[0][0]) / max(rows, 1)
         mean = sum((total for _, total in sums[1:]), sums[0][1]) / max(rows, 1)
         return Gram(gram, mean.reshape(self.unfolding.groups, -1), rows)
+
+
+def halves_of(items: np.ndarray, before: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield which half the rows of some items go to, 0 or 1, and those rows; see `LayerMoments`.
+
+    Args:
+        items: `[items, rows of an item, columns]`.
+        before: How many items came before.
+
+    """
+    if not before and len(items):
+        middle = (items.shape[1] + 1) // 2
+        yield 0, items[0, :middle]
+        yield 1, items[0, middle:]
+        before, items = 1, items[1:]
+    for offset in range(2):
+        taken = items[offset::2]
+        yield (before + offset) % 2, taken.reshape(-1, taken.shape[-1])
 
 
 class InputMoments(Statistic):

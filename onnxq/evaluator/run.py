@@ -51,6 +51,12 @@ class Run:
             for value in dict.fromkeys((*schedule.constants, *inputs)):
                 self._tap(value)
 
+    def copy(self) -> Run:
+        """Return a run that stands where this one does, with the same tensors."""
+        other = Run(self._taps, self.keep, self._arithmetic)
+        other.values.update(self.values)
+        return other
+
     def step(self, step: Step) -> None:
         """Run one node and drop what nothing reads any more."""
         self.compute(step)

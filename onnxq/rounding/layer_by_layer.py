@@ -2,7 +2,8 @@
 
 All samples advance together, one node after the other. If the next layer has a weight in blocks, the second moments of
 its input decide its codes. The samples go on with the weight of those codes. That is sequential calibration as in GPTQ
-(https://arxiv.org/abs/2210.17323), for any graph.
+(https://arxiv.org/abs/2210.17323), for any graph. The float model advances at the same time, so that each weight can
+compensate for the error of the layers before (`prefix_error`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from onnxq.progress import working
 from onnxq.rounding.block_solver import BlockSolution, solve_blocks
 from onnxq.rounding.checkpoint import Checkpoint
 from onnxq.rounding.jobs import WeightRows
+from onnxq.rounding.prefix_error import PrefixError, residual_of
 from onnxq.rounding.weights import Key, WeightSpec, finite_rows, searched_weights
 from onnxq.runtime.blas_threads import single_threaded_blas
 
@@ -44,12 +46,14 @@ class BlockJob:
         weight: A constant float32 matrix.
         coding: How to round it.
         readers: The layers that read it, with the slot of their activation and how they read that.
+        corrects: Whether it may compensate for the error of the layers before.
 
     """
 
     weight: Value
     coding: WeightSpec
     readers: Mapping[Node, tuple[int, Unfolding]]
+    corrects: bool = False
 
     @property
     def key(self) -> Key:
@@ -65,11 +69,25 @@ class BlockJob:
 def block_jobs(plan: Plan) -> list[BlockJob]:
     """List the weights that a plan codes in blocks with zero points and whose codes are worth choosing."""
     jobs = []
+    correcting = {d.node for d in plan.decisions if d.settings is not None and d.settings.prefix_correction}
     for (weight, coding), nodes in searched_weights(plan).items():
         if coding.zero_points:
             found = {node: unfolding_of(node) for node in nodes}
-            jobs.append(BlockJob(weight, coding, {node: way for node, way in found.items() if way is not None}))
+            ways = {node: way for node, way in found.items() if way is not None}
+            jobs.append(BlockJob(weight, coding, ways, correcting.issuperset(nodes) and _is_plain(weight, ways)))
     return jobs
+
+
+def _is_plain(weight: Value, ways: Mapping[Node, tuple[int, Unfolding]]) -> bool:
+    """Whether a weight is a matrix that multiplies the last axis of one activation."""
+    (slot, unfolding), *others = ways.values()
+    return (
+        not others
+        and not slot
+        and unfolding.axis == -1
+        and weight.constant is not None
+        and len(weight.shape or ()) == 2
+    )
 
 
 def can_step(model: Model, jobs: Sequence[BlockJob]) -> bool:
@@ -109,22 +127,46 @@ def round_layer_by_layer(
     place = nullcontext() if spool is None else Shelf(spool.folder)
     with place as shelf, working("round") as advance, arithmetic(), single_threaded_blas():
         runs = [evaluator.begin(sample) for sample in samples]
+        exact: list[Run] = []
         for step in evaluator.steps:
             job = by_node.get(step.node)
             if job is not None and job.key not in found:
                 solution = None if checkpoint is None else checkpoint.find(job.key[0].numpy(), job.coding)
                 if solution is None:
                     moments = _moments(job.readers[step.node], step.node, runs, known)
-                    solution = _round(job, moments, quick=large)
+                    rows = _rows(job, step.node, runs, exact, moments)
+                    solution = solve_blocks(rows, moments, job.coding.bits, job.coding.block_size, quick=large)
                     if checkpoint is not None:
                         checkpoint.keep(solution)
                 found[job.key] = _kept(solution, spool)
                 advance(len(found), len(jobs))
+                if not exact and any(other.corrects for other in jobs):
+                    exact = [run.copy() for run in runs]
             left.discard(step.node)
             if not left:
                 break
             _advance(step, runs, job, found, shelf)
+            _advance(step, exact, None, found, shelf)
     return found
+
+
+def _rows(job: BlockJob, node: Node, runs: Sequence[Run], exact: Sequence[Run], moments: LayerMoments) -> np.ndarray:
+    """Return the weight to choose codes for, which compensates for the error of the layers before."""
+    rows = finite_rows(job.rows(), job.weight, node.label)
+    job.rows().release()
+    if not exact or not job.corrects:
+        return rows
+    known, added = node.inputs[0], residual_of(node)
+    assert known is not None
+    error = PrefixError(rows)
+    for run, other in zip(runs, exact, strict=True):
+        difference = None
+        if added in run.values and np.shape(run.values[added]) == (*np.shape(run.values[known])[:-1], len(rows)):
+            difference = other.values[added] - run.values[added]
+        error.add(run.values[known], other.values[known], difference)
+        for each in (run, other):
+            release_array(each.values[known])
+    return error.corrected(moments)
 
 
 def _kept(solution: BlockSolution, spool: Spool | None) -> BlockSolution:
@@ -190,17 +232,15 @@ def _columns(n: int) -> int:
     return n if parts == 1 else -(-n // (parts * LARGEST_BLOCK)) * LARGEST_BLOCK
 
 
-def _round(job: BlockJob, moments: LayerMoments | None, *, quick: bool = False) -> BlockSolution:
-    rows = finite_rows(job.rows(), job.weight, next(iter(job.readers)).label)
-    job.rows().release()
-    return solve_blocks(rows, moments, job.coding.bits, job.coding.block_size, quick=quick)
-
-
 def round_on_moments(jobs: Sequence[BlockJob], layers: MeasuredLayers, stats: Stats) -> dict[Key, BlockSolution]:
     """Choose codes for weights in blocks on statistics of the float model."""
     with working("round") as advance, single_threaded_blas():
         found = {}
         for job in jobs:
-            found[job.key] = _round(job, layers.moments(stats, *job.readers))
+            rows = finite_rows(job.rows(), job.weight, next(iter(job.readers)).label)
+            job.rows().release()
+            found[job.key] = solve_blocks(
+                rows, layers.moments(stats, *job.readers), job.coding.bits, job.coding.block_size
+            )
             advance(len(found), len(jobs))
     return found

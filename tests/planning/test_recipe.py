@@ -64,6 +64,7 @@ SETTINGS = {
     "headroom": st.floats(1, 4),
     "percentile": st.floats(50, 100, exclude_min=True),
     "smoothing": st.booleans(),
+    "prefix_correction": st.booleans(),
     "bias_correction": st.booleans(),
     "return_to_float": st.booleans(),
     "reduce_range": st.booleans(),

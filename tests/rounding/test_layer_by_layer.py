@@ -48,7 +48,7 @@ def test_the_first_layer_is_rounded_on_the_samples_and_the_second_on_what_the_qu
 
 
 def test_what_later_layers_read_is_of_the_weight_that_the_codes_stand_for():
-    model, plan = two_layers()
+    model, plan = two_layers(prefix_correction=False)
     jobs = block_jobs(plan)
     found = round_layer_by_layer(model, jobs, samples())
     quantized = found[jobs[0].key].codes.dequantized(1, 32).T
@@ -106,3 +106,19 @@ def test_rounding_serves_the_whole_model_better_than_the_weights_own_error():
             error += float(np.square(np.maximum(sample["x"] @ first, 0) @ second - expected).sum())
         errors.append(error)
     assert errors[0] < 0.5 * errors[1]
+
+
+def output_error(model, plan):
+    jobs = block_jobs(plan)
+    found = round_layer_by_layer(model, jobs, samples())
+    first, second = (found[job.key].codes.dequantized(1, 32).T for job in jobs)
+    error = 0.0
+    for sample in samples(10, first=500):
+        expected = evaluate(model, sample)["y"]
+        error += float(np.square(np.maximum(sample["x"] @ first, 0) @ second - expected).sum())
+    return error
+
+
+def test_the_second_layer_compensates_for_the_error_of_the_first():
+    corrected, left = (output_error(*two_layers(prefix_correction=wanted)) for wanted in (True, False))
+    assert corrected < 0.97 * left

@@ -57,6 +57,8 @@ class Scheme:
         reduce_range: Whether weights get 7 bits where products of 8 could saturate on an x86 processor without VNNI.
         smoothing: Whether channels of outliers may be rescaled, which leaves the float function as it is.
         rounding: Weights to nearest, or so that the layer's output changes least on what the samples show.
+        prefix_correction: Whether a weight in blocks with zero points may compensate for the error of quantized layers
+            before it.
         bias_correction: Whether the mean errors of a layer's outputs may be taken out of its bias.
         return_to_float: Whether `auto` may return nodes to float that cost more accuracy than they save time.
 
@@ -81,6 +83,7 @@ class Scheme:
     rounding: Literal["nearest", "output-error"] = "output-error"
     reduce_range: bool = False
     smoothing: bool = True
+    prefix_correction: bool = True
     bias_correction: bool = True
     return_to_float: bool = True
 

@@ -1,0 +1,108 @@
+"""Compensate in a layer's weight for the error of the quantized layers before it.
+
+A layer behind quantized layers reads `x̂` instead of `x`. Its output is added to `ĥ` instead of `h`. The float weight
+then leaves the error `e = W (x - x̂) + (h - ĥ)`. The part of it that depends on `x̂` goes into the weight:
+`ΔW = E[e x̂ᵀ] (E[x̂ x̂ᵀ] + λ)⁻¹`. Codes are chosen for `W + a ΔW`.
+
+The first term is that of Qronos (https://arxiv.org/abs/2505.11695), the second that of LoaQ
+(https://arxiv.org/abs/2509.06297). The strength `a` is that of QEP (https://arxiv.org/abs/2504.09629); the other half
+of the samples decides about it here.
+
+Tests: `tests/rounding/test_prefix_error.py`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxq.calibration.gram import Gram
+from onnxq.calibration.im2col import Unfolding
+from onnxq.calibration.second_moments import ROWS_PER_ITEM, LayerMoments, halves_of
+from onnxq.ir import Node, Value
+
+RIDGES = (1e-2, 1e-1, 1.0)  # λ, relative to the mean of the diagonal
+SUMS = ("Add", "Sum", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
+LEAST_GAIN = 1e-4  # of the error: a weight that gains less stays as it is
+
+
+class PrefixError:
+    """Sums of `e x̂ᵀ` in two halves, which are those of `LayerMoments`.
+
+    Args:
+        weight: Float rows `[channels, n]`.
+
+    """
+
+    def __init__(self, weight: np.ndarray) -> None:
+        self.weight = weight
+        self.sums = [np.zeros(weight.shape) for _ in range(2)]
+        self.rows, self.squares = [0, 0], [0.0, 0.0]
+        self._items = 0
+
+    def add(self, quantized: np.ndarray, exact: np.ndarray, residual: np.ndarray | None) -> None:
+        """Take in a sample.
+
+        Args:
+            quantized: What the layer reads behind quantized layers, `[..., n]`.
+            exact: What it reads in the float model, of the same shape.
+            residual: `h - ĥ`, `[..., channels]`; None where the output is added to nothing.
+
+        """
+        error = (exact - quantized) @ self.weight.T.astype(quantized.dtype, copy=False)
+        if residual is not None:
+            error += residual
+        n, stacked = self.weight.shape[1], np.concatenate([quantized, error], axis=-1)
+        for items in Unfolding(stacked.shape[-1]).rows(stacked, ROWS_PER_ITEM):
+            for half, rows in halves_of(items, self._items):
+                read, wrong = rows[:, :n].astype(np.float64), rows[:, n:].astype(np.float64)
+                self.sums[half] += wrong.T @ read
+                self.squares[half] += float(np.square(wrong).sum())
+                self.rows[half] += len(rows)
+            self._items += len(items)
+
+    def corrected(self, moments: LayerMoments) -> np.ndarray:
+        """Return the weight to choose codes for, float32 `[channels, n]`.
+
+        Args:
+            moments: Second moments of `x̂`, of the same samples.
+
+        """
+        if not all(self.rows):
+            return self.weight
+        fitted, held_out = moments.fitted(), moments.held_out()
+        best = (0.0, 0.0, RIDGES[0])
+        for ridge in RIDGES:
+            change = _solve(self.sums[0] / self.rows[0], fitted, ridge)
+            size = float(held_out.errors(change).sum())
+            along = float((change * self.sums[1]).sum()) / self.rows[1]
+            strength = min(max(along / size, 0.0), 1.0) if size > 0 else 0.0
+            gain = strength * (2 * along - strength * size)
+            best = max(best, (gain, strength, ridge))
+        gain, strength, ridge = best
+        if gain <= LEAST_GAIN * self.squares[1] / self.rows[1]:
+            return self.weight
+        change = _solve((self.sums[0] + self.sums[1]) / sum(self.rows), moments.total(), ridge)
+        return np.asarray(self.weight + strength * change, np.float32)
+
+
+def residual_of(node: Node) -> Value | None:
+    """Return what a layer's output is added to, if nothing else reads the output; biases do not count."""
+    value = node.outputs[0]
+    while value is not None and (use := value.only_use) is not None:
+        reader = use.node
+        if reader.op_type not in SUMS or use.slot > 1 or (reader.op_type == "Sum" and len(reader.inputs) != 2):
+            return None
+        other = reader.inputs[1 - use.slot]
+        if other is None or other.constant is None:
+            return other
+        value = reader.outputs[0] if reader.op_type == "Add" else None
+    return None
+
+
+def _solve(sums: np.ndarray, gram: Gram, ridge: float) -> np.ndarray:
+    """Return the change of the weight, block by block of H."""
+    blocks = gram.split(sums)
+    size = gram.matrix.shape[1]
+    scale = np.einsum("pbb->pb", gram.matrix).mean(axis=1)[:, None, None]
+    system = gram.matrix + np.maximum(ridge * scale, np.finfo(np.float64).tiny) * np.eye(size)
+    return gram.join(np.linalg.solve(system, blocks.transpose(0, 2, 1)).transpose(0, 2, 1))
