@@ -26,13 +26,14 @@ def test_a_decoder_of_the_builder_is_rounded_layer_by_layer(tmp_path, monkeypatc
     report = quantize(tmp_path / "m.onnx", in_blocks(4), samples=samples, output=tmp_path / "q.onnx")
     nearest = in_blocks(4).setting(rounding="nearest")
     plain = quantize(tmp_path / "m.onnx", nearest, samples=samples, output=tmp_path / "n.onnx")
-    assert any("rounded 15 weights by output error" in note for note in report.notes)
+    by_output_error = ("rounded 14 weights by output error", "rounded 15 weights by output error")  # one gains nothing
+    assert any(note.startswith(by_output_error) for note in report.notes)
     made = Counter(node.op_type for node in onnx.load(tmp_path / "q.onnx").graph.node)
     assert made["MatMulNBits"] == 15
     assert made["GroupQueryAttention"] == 2
     assert report.comparison is not None
     assert plain.comparison is not None
-    assert report.comparison.worst_sqnr > plain.comparison.worst_sqnr
+    assert report.comparison.worst_sqnr > plain.comparison.worst_sqnr + 2
 
 
 @pytest.mark.parametrize("make", [genai_decoder, optimum_decoder])
