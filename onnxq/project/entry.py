@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from onnxq.data.beside import files_beside
 from onnxq.data.reading import Reading
 from onnxq.pipeline.options import QuantizeOptions
 
@@ -101,8 +102,12 @@ class Entry:
         for given in (*self.options.data, *self.verify_data, *metric):
             path = self.module_file(given) if self.is_function(given) else self.root / given
             found += [path] if path is not None else []
-        found += [path for path in [self.tokenizer()] if path is not None]
-        return found
+        return [*found, *self.beside((*self.options.data, *self.verify_data))]
+
+    def beside(self, data: Iterable[str]) -> list[Path]:
+        """Name the files next to the model that some data are read with, such as its tokenizer."""
+        paths = [self.root / given for given in data if not self.is_function(given)]
+        return files_beside(self.source, paths, self.tokenizer())
 
 
 @dataclass(frozen=True)

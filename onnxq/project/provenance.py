@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -69,19 +70,18 @@ def gather(entry: Entry, source: Model) -> dict[str, Any]:
         "onnxq": __version__,
         "float": _model_hashes(entry.source, source),
         "recipe": _sha256(chosen_recipe(entry).to_toml().encode()),
-        "data": {given: _data_hash(entry, given) for given in (*entry.options.data, *_tokenizer(entry))},
+        "data": {given: _data_hash(entry, given) for given in dict.fromkeys((*entry.options.data, *_read_with(entry)))},
         "metric": {given: _metric_hash(entry, given) for given in filter(None, [entry.options.metric])},
         "options": _plain(entry.options),
         **({"by_hand": by_hand} if by_hand else {}),
     }
 
 
-def _tokenizer(entry: Entry) -> list[str]:
-    """Name the tokenizer that sentences are read with, if the project names one."""
-    path = entry.options.tokenizer
-    if path is None:
-        return []
-    return [(path / "tokenizer.json" if (entry.root / path).is_dir() else path).as_posix()]
+def _read_with(entry: Entry) -> list[str]:
+    """Name the tokenizer and the configs that data are read with, relative to the project."""
+    named = entry.options.tokenizer
+    found = [] if named is None or (entry.root / named).is_dir() else [named.as_posix()]
+    return [*found, *(Path(os.path.relpath(path, entry.root)).as_posix() for path in entry.beside(entry.options.data))]
 
 
 def _plain(options: QuantizeOptions) -> dict[str, Any]:

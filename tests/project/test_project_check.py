@@ -10,13 +10,14 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from text_support import encoder, save_tokenizer, sentences
 
 from onnxq.errors import CheckFailed, ProjectError
 from onnxq.ir import load, parse
 from onnxq.project.build import build
 from onnxq.project.check import Checked, Finding, check, check_structure
 from onnxq.project.file import load_project
-from onnxq.project.provenance import INPUTS, MEASURED
+from onnxq.project.provenance import INPUTS, MEASURED, gather
 
 FLOAT, QUANTIZED, DATA = Path("models/cnn.onnx"), Path("models/cnn.int8.onnx"), Path("data/calibration.npz")
 
@@ -404,3 +405,26 @@ def test_data_to_verify_with_that_are_missing_are_a_finding(repo: Path) -> None:
     ((name, message),) = [(name, message) for name, rule, message in found() if rule == "missing-data"]
     assert Path(name).name == "nowhere.npz"
     assert "the project file lists it to verify" in message
+
+
+def test_a_tokenizer_next_to_the_model_that_changes_makes_it_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tokenizers")
+    monkeypatch.chdir(tmp_path)
+    encoder(Path("m/encoder.onnx"))
+    tokenizer = save_tokenizer(Path("m"))
+    Path("s.txt").write_text("\n".join(sentences(16)))
+    Path("onnxq.toml").write_text("[[models]]\nfloat = 'm/encoder.onnx'\ndata = ['s.txt']\nfast = true\n")
+    entries = load_project().entries
+    assert [done.state for done in build(entries)] == ["built"]
+    assert set(gather(entries[0], load(entries[0].source))["data"]) == {
+        "s.txt",
+        "m/tokenizer.json",
+        "m/tokenizer_config.json",
+    }
+    assert not check(load_project()).findings
+    assert tokenizer.resolve() in {path.resolve() for path in entries[0].files()}
+    tokenizer.write_text(tokenizer.read_text().replace('"green"', '"greenish"'))
+    (finding,) = check(load_project()).findings
+    assert "its data m/tokenizer.json have changed since it was built" in finding.message

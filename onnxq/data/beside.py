@@ -1,0 +1,53 @@
+"""Files next to a model that say how its data are read: tokenizers and configs of preprocessing.
+
+Tests: `tests/data/test_files_beside.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from onnxq.data.reading import ModelFacts
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json")
+PICTURES = ("preprocessor_config.json", "config.json", "metadata.yaml", "args.yaml")
+SOUNDS = ("preprocessor_config.json", "feature_extractor_config.json", "config.json")
+SENTENCE_SUFFIXES = (".txt", ".jsonl", ".csv", ".tsv")
+LIST_SUFFIXES = (".txt", ".yaml", ".yml")  # of paths
+PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+SOUND_SUFFIXES = (".wav", ".flac")
+
+
+def files_beside(model: Path, data: Sequence[Path], tokenizer: Path | None = None) -> list[Path]:
+    """List the files next to a model that its data may be read with.
+
+    Args:
+        model: Path of the float model.
+        data: Files and folders of data.
+        tokenizer: The `tokenizer.json`, or its folder, that the user names instead of the one next to the model.
+
+    Returns:
+        Those that exist, each once; none for arrays.
+
+    """
+    suffixes = {suffix for path in data for suffix in _suffixes(path)}
+    facts = ModelFacts(model)
+    found: list[Path | None] = []
+    if suffixes & {*SENTENCE_SUFFIXES}:
+        folder = None if tokenizer is None else tokenizer if tokenizer.is_dir() else tokenizer.parent
+        found += [facts.beside(name) if folder is None else folder / name for name in TOKENIZER]
+        found += [tokenizer] if tokenizer is not None and not tokenizer.is_dir() else []
+    if suffixes & {*PICTURE_SUFFIXES, *LIST_SUFFIXES}:
+        found += [facts.beside(name) for name in (*PICTURES, model.with_suffix(".xml").name)]
+    if suffixes & {*SOUND_SUFFIXES, ".txt"}:
+        found += [facts.beside(name) for name in SOUNDS]
+    return list(dict.fromkeys(path for path in found if path is not None and path.is_file()))
+
+
+def _suffixes(path: Path) -> Iterator[str]:
+    """Yield the suffixes of a file, or of all files below a folder."""
+    if path.is_dir():
+        yield from {file.suffix.lower() for file in path.rglob("*")}
+    else:
+        yield path.suffix.lower()
