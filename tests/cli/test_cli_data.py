@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from picture_support import classifier, photos
+from picture_support import box_detector, classifier, photos
 from sound_support import detector, recordings
 from text_support import encoder, save_tokenizer, sentences
 
@@ -29,6 +29,21 @@ def test_photos_and_a_classifier(here: Path, cli) -> None:
     assert result.code == 0, result.err
     assert Path("m.int8.onnx").exists()
     assert "-d photos --preprocess scale=255" in result.out
+
+
+def test_photos_and_a_detector(here: Path, cli) -> None:
+    box_detector(here / "m.onnx")
+    photos(here / "coco/images/val", 18, 48, 80)
+    Path("coco.yaml").write_text("path: coco\ntrain: images/val\nval: images/val\nnames:\n  0: cat\n  1: dog\n")
+    shown = cli("data", "m.onnx", "-d", "coco.yaml", "--format", "json")
+    assert shown.code == 0, shown.err
+    (told,) = json.loads(shown.out)["preparations"]
+    assert (told["settings"]["resize"], told["settings"]["size"]) == ("letterbox", [64, 64])
+    assert (told["settings"]["pad"], told["settings"]["scale"]) == ([114], 255)
+    assert told["origin"] == "the model's metadata"
+    result = cli("quantize", "m.onnx", "-d", "coco.yaml", "-r", "static-int8", "--fast", "--metric", "cosine")
+    assert result.code == 0, result.err
+    assert "  cosine" in result.out
 
 
 def test_sentences_and_an_encoder(here: Path, cli) -> None:

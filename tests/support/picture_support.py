@@ -82,6 +82,41 @@ def classifier(
     return path
 
 
+def box_detector(path: Path, side: int = 64, classes: int = 2) -> Path:
+    """A detector as ultralytics exports them: `[1, 4 + classes, places]`, and metadata about its pictures."""
+    generator = np.random.default_rng(5)
+    cells = side // 8
+    weights = {
+        "w": generator.normal(0, 0.2, (8, 3, 4, 4)).astype(np.float32),
+        "b": generator.normal(0, 0.2, 8).astype(np.float32),
+        "v": generator.normal(0, 0.4, (4 + classes, 8, 2, 2)).astype(np.float32),
+        "shape": np.array([1, 4 + classes, cells * cells]),
+        "parts": np.array([4, classes]),
+    }
+    nodes = [
+        helper.make_node("Conv", ["images", "w", "b"], ["c"], strides=[4, 4]),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("Conv", ["r", "v"], ["h"], strides=[2, 2]),
+        helper.make_node("Reshape", ["h", "shape"], ["f"]),
+        helper.make_node("Split", ["f", "parts"], ["boxes", "logits"], axis=1),
+        helper.make_node("Sigmoid", ["logits"], ["scores"]),
+        helper.make_node("Concat", ["boxes", "scores"], ["output0"], axis=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "detector",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, [1, 3, side, side])],
+        [helper.make_tensor_value_info("output0", TensorProto.FLOAT, [1, 4 + classes, cells * cells])],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    names = "{" + ", ".join(f"{number}: 'class {number}'" for number in range(classes)) + "}"
+    metadata = {"author": "Ultralytics", "task": "detect", "stride": "8", "imgsz": f"[{side}, {side}]", "names": names}
+    helper.set_model_props(model, metadata)
+    onnx.save(model, path)
+    return path
+
+
 def png(chunks: list[tuple[bytes, bytes]]) -> bytes:
     """A PNG file of chunks, each with its right checksum."""
     made = b"\x89PNG\r\n\x1a\n"
