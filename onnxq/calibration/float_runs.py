@@ -21,7 +21,8 @@ from onnxq.data.validation import Sample
 from onnxq.errors import DataError, ModelError
 from onnxq.evaluator import Evaluator, Taps
 from onnxq.ir import Model, Value
-from onnxq.runtime.session import Session, SessionError, is_large, open_session, run_session
+from onnxq.ir.segment import is_large
+from onnxq.runtime.session import Session, SessionError, open_session, run_session
 from onnxq.runtime.workers import submit_alone, worker_count
 
 MOST_THREADS = 8

@@ -118,9 +118,10 @@ def _compare(
     from onnxq.errors import CheckFailed
     from onnxq.ir import load
     from onnxq.ir.passes import normalise
+    from onnxq.ir.segment import is_large
     from onnxq.progress import following
     from onnxq.report.result_warnings import result_warnings
-    from onnxq.runtime.session import ModelSource, is_large
+    from onnxq.runtime.session import ModelSource
     from onnxq.verification import layerwise
     from onnxq.verification.compare import compare
     from onnxq.verification.families import family_figures, recorded_latencies, recorded_target

@@ -18,7 +18,7 @@ from onnxq.cli.tables import columns
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.hazards import Finding, find_hazards, least_onnxruntime
 from onnxq.ir import Model, infer_types
-from onnxq.runtime.session import is_large
+from onnxq.ir.segment import is_large
 from onnxq.targets.host import host_saturates
 from onnxq.text import printable
 from onnxq.verification.int8_saturation import LayerSaturation, read_saturation

@@ -20,15 +20,12 @@ from onnxq.report import Report, activations
 from onnxq.rounding.block_solver import BlockSolution
 from onnxq.rounding.layer_by_layer import block_jobs, can_step, round_layer_by_layer
 from onnxq.rounding.weights import Key, Weights
-from onnxq.runtime.session import is_large
 from onnxq.stages.finish import finalize
 from onnxq.stages.measure import choose_qparams, measure
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import exclude_unreached_bodies
 from onnxq.verification.compare import compare
 from onnxq.verification.layerwise import with_layers
-
-__all__ = ["is_large", "quantize_large"]
 
 SAMPLES = 2  # without data: enough to see that the model runs
 MOST_SAMPLES, MOST_ELEMENTS = 128, 1 << 22  # that advance layer by layer, and elements of their inputs

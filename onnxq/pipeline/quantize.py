@@ -18,9 +18,10 @@ from onnxq.data.samples import Samples, input_specs
 from onnxq.data.synthetic import synthetic_samples
 from onnxq.errors import DataError, ModelError, NothingToQuantize, RecipeError
 from onnxq.ir import Model, load, save
+from onnxq.ir.segment import is_large
 from onnxq.ir.storage.files import data_path
 from onnxq.lowering.rewrite import rewrite
-from onnxq.pipeline.large_model import is_large, quantize_large
+from onnxq.pipeline.large_model import quantize_large
 from onnxq.pipeline.offload import release_pages, spill_moments, spill_weights
 from onnxq.pipeline.schedule import Schedule
 from onnxq.pipeline.unrunnable import check_runs, quantize_unrunnable

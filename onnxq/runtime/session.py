@@ -18,7 +18,7 @@ from onnxq.runtime.in_memory import InMemory, open_in_memory
 from onnxq.runtime.ort_session import FATAL, ORT_ERRORS, Optimization, SessionError, Settings, load_native, reason
 from onnxq.runtime.segmented import StreamedSession
 
-__all__ = ["InMemory", "ModelSource", "Session", "SessionError", "is_large", "open_session", "reason", "run_session"]
+__all__ = ["InMemory", "ModelSource", "Session", "SessionError", "open_session", "reason", "run_session"]
 
 ModelSource = bytes | str | Path | Model | InMemory
 

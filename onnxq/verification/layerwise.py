@@ -19,10 +19,10 @@ from onnxq.errors import DataError, ModelError
 from onnxq.evaluator import Evaluator, Run, Step, arithmetic
 from onnxq.ir import Model, Value, load
 from onnxq.ir.passes import normalise
+from onnxq.ir.segment import is_large
 from onnxq.optimize.sequence_first import SWAPPED
 from onnxq.optimize.sequence_rules import FEWEST_AXES
 from onnxq.progress import working
-from onnxq.runtime.session import is_large
 from onnxq.verification.channel_rescaling import channel_factors
 from onnxq.verification.detections import find_selection
 from onnxq.verification.error_stats import Difference

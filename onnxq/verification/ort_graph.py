@@ -17,8 +17,8 @@ from onnx import TensorProto
 
 from onnxq.errors import ModelError
 from onnxq.ir import Model, Node, Value, load, parse
+from onnxq.ir.segment import is_large
 from onnxq.runtime.ort_session import SessionError, Settings, load_native
-from onnxq.runtime.session import is_large
 
 CONVERSIONS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 # Kernels on codes. Sources: onnxruntime's ContribOperators.md and its CPU execution provider

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from onnxq.ir import Model, load, parse
-from onnxq.runtime.session import InMemory, ModelSource, Session, SessionError, is_large, open_session, run_session
+from onnxq.ir.segment import is_large
+from onnxq.runtime.session import InMemory, ModelSource, Session, SessionError, open_session, run_session
 from onnxq.verification.detections import (
     SUPPRESSION,
     THRESHOLDS,

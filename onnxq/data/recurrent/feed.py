@@ -19,7 +19,8 @@ from onnxq.data.validation import InputSpec, Sample, conform
 from onnxq.errors import DataError, ModelError
 from onnxq.evaluator.engine import Evaluator
 from onnxq.ir import Model
-from onnxq.runtime.session import InMemory, SessionError, is_large, open_session, run_session
+from onnxq.ir.segment import is_large
+from onnxq.runtime.session import SessionError, open_session, run_session
 
 MOST_KEPT = 64 << 20  # bytes of states that are remembered from one pass to the next
 
@@ -58,8 +59,7 @@ class FloatModel:
             evaluator = Evaluator(self._model, wide=True)
             if evaluator.has_kernels(self._names):
                 return lambda sample: list(evaluator.run(sample, self._names).values())
-        source = self._model if is_large(self._model) else InMemory(self._model)
-        session = open_session(source, optimize="basic", reuse_shapes=False)
+        session = open_session(self._model, optimize="basic", reuse_shapes=False)
         return lambda sample: run_session(session, self._names, sample)
 
 
