@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +17,9 @@ from onnxq.calibration.stats import Stats
 from onnxq.distributed.builds import check_files, enter
 from onnxq.distributed.runs import Run, failure
 from onnxq.distributed.shards import Calibration, check_shards, open_calibration
-from onnxq.errors import DataError, OutputError
+from onnxq.errors import DataError
 from onnxq.ir import load
+from onnxq.ir.storage.scratch_file import scratch_folder
 from onnxq.pipeline.options import QuantizeOptions
 from onnxq.progress import Observer, Silent
 from onnxq.project.entry import Entry
@@ -103,7 +101,7 @@ def calibrate_on(
     count = min(SHARDS, opened.blocks.count) if shards is None else shards
     check_shards(opened.blocks, count)
     wanted = gather(_entry(asked), load(asked.model))
-    with _scratch(output) as folder:
+    with scratch_folder(output) as folder:
         paths = [folder / f"{number}.stats" for number in range(1, count + 1)]
         tasks = [
             ShardTask(asked, wanted, number, count, path, os.getcwd(), custom_ops)
@@ -131,20 +129,6 @@ def _entry(asked: Calibration) -> Entry:
     """Return the calibration as an entry of a project, whose files can be hashed."""
     options = QuantizeOptions(recipe=asked.recipe, target=asked.target, data=asked.data)
     return Entry(Path("."), asked.model, asked.model, options)
-
-
-@contextmanager
-def _scratch(output: Path) -> Iterator[Path]:
-    """Make a folder next to the output that goes away with the run."""
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".tmp", dir=output.absolute().parent))
-    except OSError as error:
-        raise OutputError(f"{output} cannot be written ({error.strerror})", "Choose another place.") from error
-    try:
-        yield folder
-    finally:
-        for _ in range(3):  # a worker that is just ending may add a file
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sha256(path: Path) -> str:

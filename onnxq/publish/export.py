@@ -8,10 +8,7 @@ Tests: `tests/publish/test_export.py`.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from typing import Any
 from onnxq.data.reading import PLAIN, Reading
 from onnxq.errors import NothingToQuantize, OutputError
 from onnxq.ir import load, save
+from onnxq.ir.storage.scratch_file import scratch_folder
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.recipe import in_blocks
 from onnxq.progress import Observer
@@ -86,7 +84,7 @@ def export(
     done: list[ExportedFile] = []
     skipped: list[tuple[str, str]] = []
     settings = {"data": data, "reading": reading, "sample_limit": sample_limit, "budget": Budget(metric=metric)}
-    with _beside(target) as hidden:
+    with scratch_folder(target) as hidden:
         for file, name in names.items():
             path = hidden / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -125,19 +123,6 @@ def _refuse_existing(source: Path, folder: Path, names: Sequence[str], *, force:
             raise OutputError(f"{path} would be replaced by itself", "Choose another folder with --output.")
         if path.exists() and not force:
             raise OutputError(f"{path} already exists", "Use --force to replace it, or choose another folder.")
-
-
-@contextmanager
-def _beside(folder: Path) -> Iterator[Path]:
-    """Yield a hidden folder on the same disk as a folder; it is removed afterwards."""
-    try:
-        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".tmp", dir=folder.absolute().parent))
-    except OSError as error:
-        raise OutputError(f"{folder} cannot be written ({error.strerror})", "Choose another folder.") from error
-    try:
-        yield made
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
 
 
 def _move(hidden: Path, folder: Path) -> None:

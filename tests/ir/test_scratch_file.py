@@ -11,7 +11,7 @@ import pytest
 from onnxq.errors import OutputError
 from onnxq.ir import ArrayTensor
 from onnxq.ir.storage import scratch_file
-from onnxq.ir.storage.scratch_file import Spool, is_mapped
+from onnxq.ir.storage.scratch_file import Spool, is_mapped, scratch_folder
 
 
 @pytest.fixture
@@ -63,3 +63,22 @@ def test_a_full_disk_is_a_sentence(tmp_path):
     with pytest.raises(OutputError, match="cannot take a scratch file"):
         Spool(tmp_path / "missing")
     assert os.listdir(tmp_path) == []
+
+
+def _fails_inside(output):
+    with scratch_folder(output) as folder:
+        (folder / "part").write_bytes(b"x")
+        assert folder.parent == output.parent
+        assert folder.name.startswith(f".{output.name}-")
+        raise KeyError
+
+
+def test_a_scratch_folder_lies_next_to_the_output_and_goes(tmp_path):
+    with pytest.raises(KeyError):
+        _fails_inside(tmp_path / "out.stats")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_scratch_folder_that_cannot_be_made_is_named(tmp_path):
+    with pytest.raises(OutputError, match="cannot be written"), scratch_folder(tmp_path / "missing" / "out"):
+        pass

@@ -1,11 +1,13 @@
-"""A scratch file without a name for what is too large to be kept in memory until it is written."""
+"""Scratch files: one without a name for arrays too large for memory, and a hidden folder for files of a run."""
 
 from __future__ import annotations
 
 import mmap
 import os
+import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -84,3 +86,22 @@ def is_mapped(array: np.ndarray) -> bool:
     while isinstance(owner, np.ndarray | memoryview):
         owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
     return isinstance(owner, mmap.mmap)
+
+
+@contextmanager
+def scratch_folder(output: Path) -> Iterator[Path]:
+    """Yield a hidden folder next to an output, on the same disk; it is removed with all its files afterwards.
+
+    Raises:
+        OutputError: It cannot be made.
+
+    """
+    try:
+        made = Path(tempfile.mkdtemp(prefix=f".{output.name}-", suffix=".tmp", dir=output.absolute().parent))
+    except OSError as error:
+        raise OutputError(f"{output} cannot be written ({error.strerror})", "Choose another place.") from error
+    try:
+        yield made
+    finally:
+        for _ in range(3):  # a worker process that is just ending may add a file
+            shutil.rmtree(made, ignore_errors=True)
