@@ -118,7 +118,6 @@ def _compare(
     from onnxq.errors import CheckFailed
     from onnxq.ir import load
     from onnxq.ir.passes import normalise
-    from onnxq.ir.segment import is_large
     from onnxq.progress import following
     from onnxq.report.result_warnings import result_warnings
     from onnxq.runtime.session import ModelSource
@@ -152,12 +151,10 @@ def _compare(
             observer.step("layers")
             normalise(baseline)
             comparison = layerwise.with_layers(comparison, baseline, quantized, samples)
-        families: tuple[FamilyFigures, ...] = ()
-        if not is_large(quantized):
-            observer.step("families")
-            asked = target or recorded_target(quantized)
-            compared = (source, quantized, samples, comparison.worst_sqnr, recorded_latencies(quantized))
-            families = family_figures(asked, *compared)
+        observer.step("families")
+        asked = target or recorded_target(quantized)
+        compared = (source, quantized, samples, comparison.worst_sqnr, recorded_latencies(quantized))
+        families = family_figures(asked, *compared)
         found = result_warnings(comparison, families, made_up=samples.made_up, for_size=_is_for_size(quantized))
         warnings = (*swapped, *seen.warnings, *found)
         return Compared(comparison, samples.description, look(path, quantized), families, seen.inputs, warnings)

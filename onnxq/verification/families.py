@@ -18,6 +18,7 @@ import numpy as np
 from onnxq.errors import OnnxqError
 from onnxq.evaluator import Evaluator
 from onnxq.ir import Model, parse
+from onnxq.ir.segment import is_large
 from onnxq.ops.quantized import Arithmetic
 from onnxq.planning.latency import predicted_latency
 from onnxq.planning.planner import Plan
@@ -127,7 +128,7 @@ def family_figures(
     measured: float,
     latencies: Mapping[str, float],
 ) -> tuple[FamilyFigures, ...]:
-    """Find what a quantized model is on each family of a target.
+    """Find accuracy and latency of a quantized model on each family of a target; nothing for a large one.
 
     Args:
         target: Whose families are asked about.
@@ -138,6 +139,8 @@ def family_figures(
         latencies: Predicted ones by family.
 
     """
+    if is_large(quantized):
+        return ()
     shown = shown_families(target)
     could = bool(shown) and bool(read_saturation(quantized))
     saturates = {name: could and load_target(name).saturates for name in shown}
