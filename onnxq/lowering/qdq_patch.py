@@ -23,6 +23,7 @@ from onnxq.ops.forms.scheme import Scheme
 from onnxq.planning.ort_workarounds import computed_in_codes
 from onnxq.planning.planner import Plan
 from onnxq.rounding.saturation_limits import summed_pairs
+from onnxq.rounding.tied_tables import tied_tables
 from onnxq.rounding.weights import Weights, WeightSpec
 
 LARGEST = 1e30  # of a scale that is no longer that of its codes: what onnxruntime divides it by leaves it finite
@@ -40,6 +41,7 @@ class Shared:
         self.stored: dict[tuple[Value, tuple[int, ...], Scheme], Value] = {}
         self.constants: dict[tuple[Graph, str], list[Value]] = {}
         self.outer: dict[Graph, QuantizingPatch] = {}
+        self.tied = tied_tables(plan)
 
 
 class QuantizingPatch(Patch):
@@ -227,6 +229,11 @@ class QuantizingPatch(Patch):
         axis = reduce[0] % len(weight.constant.shape)
         coding = WeightSpec((axis,), scheme.weight_bits, scheme.block_size, zero_points=True)
         return self._shared.weights.block_codes(weight, coding, self._label)
+
+    def tied_product(self, table: Value) -> tuple[Value, int, Scheme] | None:
+        """Find the product that multiplies by a table in blocks of 8 bits: its weight, the axis, and its settings."""
+        found = self._shared.tied.get(table)
+        return None if found is None else (found.weight, found.axis, found.scheme)
 
     def stored(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme, block_size: int = 0) -> Value:
         """Return a float weight that the file holds in 8 or 4 bit, one for all readers."""

@@ -30,6 +30,7 @@ from onnxq.rounding.block_solver import BlockSolution, solve_blocks
 from onnxq.rounding.checkpoint import Checkpoint
 from onnxq.rounding.jobs import WeightRows
 from onnxq.rounding.prefix_error import PrefixError, residual_of
+from onnxq.rounding.tied_tables import tied_tables
 from onnxq.rounding.weights import Key, WeightSpec, finite_rows, searched_weights
 from onnxq.runtime.blas_threads import single_threaded_blas
 
@@ -70,11 +71,13 @@ def block_jobs(plan: Plan) -> list[BlockJob]:
     """List the weights that a plan codes in blocks with zero points and whose codes are worth choosing."""
     jobs = []
     correcting = {d.node for d in plan.decisions if d.settings is not None and d.settings.prefix_correction}
+    tied = {product.weight for product in tied_tables(plan).values()}  # rows of a table mean the same behind no layer
     for (weight, coding), nodes in searched_weights(plan).items():
         if coding.zero_points:
             found = {node: unfolding_of(node) for node in nodes}
             ways = {node: way for node, way in found.items() if way is not None}
-            jobs.append(BlockJob(weight, coding, ways, correcting.issuperset(nodes) and _is_plain(weight, ways)))
+            corrects = correcting.issuperset(nodes) and weight not in tied and _is_plain(weight, ways)
+            jobs.append(BlockJob(weight, coding, ways, corrects))
     return jobs
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
+from onnxq.ir import Value
 from onnxq.ops.forms.family import (
     MINIMUM_STORED_ELEMENTS,
     NodeView,
@@ -14,6 +15,8 @@ from onnxq.ops.forms.family import (
     register_plan,
     register_rewrite,
 )
+from onnxq.ops.forms.scheme import Scheme
+from onnxq.ops.forms.stored_weights import block_arrays
 
 
 @register_plan("Gather", when="weight-int8")
@@ -31,7 +34,13 @@ def plan_table(site: NodeView) -> QuantizedForm:
 
 @register_rewrite("Gather", when="weight-int8")
 def rewrite_table(site: NodeView, patch: Rewriter) -> None:
-    """Look up codes, Cast, and Mul by a scale of each row or of each column, whichever rounds the table less."""
+    """Look up codes, Cast, and Mul by a scale of each row or of each column, whichever rounds the table less.
+
+    A table that a MatMulNBits multiplies by is stored once, in the blocks of that.
+    """
+    if (tied := patch.tied_product(site.value(0))) is not None and site.value(1).shape is not None:
+        _look_up_blocks(site, patch, *tied)
+        return
     name, table, indices = site.output.name, site.value(0), site.value(1)
     assert table.constant is not None
     values = table.constant.numpy()
@@ -48,3 +57,25 @@ def rewrite_table(site: NodeView, patch: Rewriter) -> None:
         site.output,
         patch.op("Mul", patch.op("Cast", rows, to=int(TensorProto.FLOAT), hint=f"{name}_cast"), scale, hint=name),
     )
+
+
+def _look_up_blocks(site: NodeView, patch: Rewriter, weight: Value, axis: int, scheme: Scheme) -> None:
+    """Look rows up in the blocks of a product, and join the blocks of each row."""
+    name, indices = site.output.name, site.value(1)
+    packed, scales, zeros = (
+        patch.constant(array, f"{weight.name}_{what}", beside=weight)
+        for what, array in block_arrays(patch, weight, axis, scheme).items()
+    )
+    count = len(site.weight(0).shape) + 1  # axes of the table with one for blocks
+    wide = [
+        patch.op(
+            "Reshape", value, patch.constant(np.array([0, 0, 1], np.int64), f"{name}_shape"), hint=f"{name}_{what}"
+        )
+        for what, value in (("scale", scales), ("zero_point", zeros))
+    ]
+    attributes = {"bits": 8, "block_size": scheme.block_size, "gather_axis": 0, "quantize_axis": count - 1}
+    inputs = [packed, indices, *wide]
+    hint = f"{name}_blocks"
+    rows = patch.node("GatherBlockQuantized", inputs, outputs=[hint], domain="com.microsoft", **attributes)[0]
+    shape = np.array([0] * len(indices.shape or ()) + [-1], np.int64)
+    patch.replace(site.output, patch.op("Reshape", rows, patch.constant(shape, f"{name}_joined"), hint=name))

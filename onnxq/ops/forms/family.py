@@ -188,6 +188,9 @@ class Rewriter(Protocol):
     def block_codes(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme) -> BlockCodes:
         """Quantize a weight in blocks along the one axis in `reduce`, each with a scale and a zero point."""
 
+    def tied_product(self, table: Value) -> tuple[Value, int, Scheme] | None:
+        """Find the product that multiplies by a table in blocks of 8 bits: its weight, the axis, and its settings."""
+
     def stored(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme, block_size: int = 0) -> Value:
         """Return a float weight that the file holds in 8 or 4 bit."""
 

@@ -19,6 +19,8 @@ from onnxq.ops.forms.family import (
 from onnxq.ops.forms.integer_products import add_bias, contracted, weight_slot
 from onnxq.ops.forms.scheme import Scheme
 
+ONE = np.float32(1)
+
 
 @register_plan("MatMul", "Gemm", when="weight-int8")
 @register_plan("MatMul", "Gemm", when="weight-int4")
@@ -71,22 +73,41 @@ def rewrite_stored(site: NodeView, patch: Rewriter) -> None:
 def _multiply_bits(site: NodeView, patch: Rewriter, axis: int) -> None:
     node, scheme, weight, name = site.node, site.scheme, site.value(1), site.output.name
     alpha = np.float32(node.attribute("alpha", 1.0))
-    blocks = _unsigned(patch, weight, axis, scheme, negative=bool(alpha < 0))
-    scales = np.ascontiguousarray(np.float32(abs(alpha)) * blocks.scales)
-    columns, inner = blocks.codes.shape
+    arrays = block_arrays(patch, weight, axis, scheme, alpha)
+    inner, columns = site.weight(1).shape[axis], site.weight(1).shape[1 - axis]
     attributes = {"K": inner, "N": columns, "bits": scheme.weight_bits, "block_size": scheme.block_size}
     if scheme.accuracy_level:
         attributes["accuracy_level"] = scheme.accuracy_level
     x = site.value(0)
     if node.attribute("transA", 0):
         x = patch.op("Transpose", x, hint=f"{name}_transposed", perm=[1, 0])
-    packed = patch.constant(pack(blocks, scheme), f"{weight.name}_quantized", beside=weight)
-    inputs = [x, packed, patch.constant(scales, f"{weight.name}_scale", beside=weight)]
-    if scheme.zero_points:
-        zeros = pack_bits(blocks.zeros, scheme.weight_bits)
-        inputs.append(patch.constant(zeros, f"{weight.name}_zero_point", beside=weight))
+    inputs = [x, *(patch.constant(array, f"{weight.name}_{what}", beside=weight) for what, array in arrays.items())]
     product = patch.node("MatMulNBits", inputs, outputs=[name], domain="com.microsoft", **attributes)[0]
     patch.replace(site.output, add_bias(site, patch, product) if node.op_type == "Gemm" else product)
+
+
+def block_arrays(
+    patch: Rewriter, weight: Value, axis: int, scheme: Scheme, alpha: np.float32 = ONE
+) -> dict[str, np.ndarray]:
+    """Return the constants of a MatMulNBits by what to name them: codes, scales, and zero points if it has them.
+
+    Args:
+        patch: Gives the codes.
+        weight: A constant float32 matrix.
+        axis: The axis that the product sums over.
+        scheme: The settings of the product.
+        alpha: What the weight is multiplied by.
+
+    Returns:
+        `quantized` uint8 `[columns, blocks, bytes]`, `scale` float32 `[columns, blocks]`, `zero_point` uint8
+        `[columns, bytes]`.
+
+    """
+    blocks = _unsigned(patch, weight, axis, scheme, negative=bool(alpha < 0))
+    arrays = {"quantized": pack(blocks, scheme), "scale": np.ascontiguousarray(abs(alpha) * blocks.scales)}
+    if scheme.zero_points:
+        arrays["zero_point"] = pack_bits(blocks.zeros, scheme.weight_bits)
+    return arrays
 
 
 def _unsigned(patch: Rewriter, weight: Value, axis: int, scheme: Scheme, *, negative: bool) -> BlockCodes:
