@@ -24,7 +24,7 @@ class Reading:
     Attributes:
         preprocess: Settings for pictures, each `KEY=VALUE` or several with commas between them; `KEY` may start with
             the name of an input and a point. Sounds have settings, too.
-        tokenizer: A `tokenizer.json`, or the folder that holds one; by default the one next to the model.
+        tokenizer: A `tokenizer.json`, the folder that holds one, or `bytes`; by default the one next to the model.
         text_key: Columns or keys that hold the text. Commas join a pair, `a,b`; several are texts of their own.
         max_length: Most tokens of a text.
         state: States that are fed from step to step, each `OUTPUT=INPUT`.

@@ -138,7 +138,7 @@ class QuantizeOptions:
     )
     tokenizer: Path | None = option(
         None,
-        "For sentences: a tokenizer.json, or the folder that holds one. By default the one next to the model.",
+        "For sentences: a tokenizer.json, its folder, or `bytes`. By default the one next to the model.",
         metavar="FILE",
         toml="tokenizer",
         keyword="reading.tokenizer",

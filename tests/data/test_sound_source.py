@@ -49,6 +49,15 @@ def test_a_recording_is_cut_into_windows(tmp_path: Path) -> None:
     assert "no file says the model's rate: 16000 Hz" in samples.preparations[0].assumed
 
 
+@pytest.mark.parametrize("name", ["serving_default_input_2:0", "audio"])
+def test_channels_may_come_last(tmp_path: Path, name: str) -> None:
+    recordings(tmp_path, 1, seconds=0.05)
+    rows = [sample[name] for sample in opened(tmp_path, spec(name, "n", 300, 1))]
+    assert rows[0].shape == (1, 300, 1)
+    whole = np.concatenate([row[0, :, 0] for row in rows])
+    np.testing.assert_array_equal(whole[:800], heard(tmp_path / "0.wav").astype(np.float32))
+
+
 def test_a_short_recording_is_filled_up(tmp_path: Path) -> None:
     save_wav(tmp_path / "a.wav", tone(0.01))
     samples = opened(tmp_path / "a.wav", spec("x", 1, 1, 400), spec("lengths", "n", dtype=TensorProto.INT64))

@@ -81,7 +81,12 @@ class SoundInputs:
     @property
     def channels(self) -> int:
         """How many channels the waveform has."""
-        return (self.wave.fixed(1) or 1) if len(self.wave.shape or ()) == 3 else 1
+        return (self.wave.fixed(2 if self.last else 1) or 1) if len(self.wave.shape or ()) == 3 else 1
+
+    @property
+    def last(self) -> bool:
+        """Whether channels come behind the samples of a waveform."""
+        return _channels_last(self.wave)
 
     @property
     def batch(self) -> int:
@@ -91,7 +96,7 @@ class SoundInputs:
     @property
     def length(self) -> int | None:
         """How many samples a window has; None where that is open."""
-        return self.wave.fixed(len(self.wave.shape or ()) - 1)
+        return self.wave.fixed(len(self.wave.shape or ()) - (2 if self.last else 1))
 
 
 def takes_sound(inputs: Sequence[InputSpec]) -> bool:
@@ -103,8 +108,19 @@ def _is_wave(spec: InputSpec) -> bool:
     shape, kind = spec.shape, spec.numpy_dtype
     if shape is None or len(shape) not in (1, 2, 3) or kind is None or not (kind.kind == "f" or kind == np.int16):
         return False
+    if _channels_last(spec):
+        return True
     length = spec.fixed(len(shape) - 1)
     return (length is None or length >= SHORTEST) and (len(shape) < 3 or spec.fixed(1) in (1, 2, None))
+
+
+def _channels_last(spec: InputSpec) -> bool:
+    """Whether a waveform is `[batch, length, channels]`; with two channels, the name has to say that it is sound."""
+    if spec.shape is None or len(spec.shape) != 3:
+        return False
+    length, channels = spec.fixed(1), spec.fixed(2)
+    named = SOUND.search(spec.name.lower()) is not None
+    return (channels == 1 or (channels == 2 and named)) and (length is None or length >= SHORTEST)
 
 
 def sound_inputs(inputs: Sequence[InputSpec], constants: Mapping[str, np.ndarray]) -> SoundInputs:
@@ -310,7 +326,10 @@ class _Cutter:
         rank, dtype = len(wanted.wave.shape or ()), wanted.wave.numpy_dtype or np.dtype(np.float32)
         if dtype == np.int16:
             wave = np.clip(np.round(wave), -32768, 32767)
-        wave = wave if rank == 3 else wave[:, 0] if rank == 2 else wave[0, 0]
+        if rank == 3:
+            wave = np.moveaxis(wave, 1, 2) if wanted.last else wave
+        else:
+            wave = wave[:, 0] if rank == 2 else wave[0, 0]
         sample: dict[str, Any] = dict(wanted.constants) | {wanted.wave.name: wave.astype(dtype)}
         told = np.array(used, np.int64)
         for spec, array in (

@@ -113,7 +113,7 @@ def _role(spec: InputSpec) -> str:
         return "types"
     if "position" in name or "pos_id" in name:
         return "positions"
-    return "ids" if re.search(r"(^|[^a-z])(ids?|tokens?|inputs?|text)([^a-z]|$)", name) else ""
+    return "ids" if re.search(r"(^|[^a-z])(ids?|tokens?|inputs?|text|bytes?)([^a-z]|$)", name) else ""
 
 
 def _rank(spec: InputSpec) -> int:

@@ -19,6 +19,7 @@ from onnxq.data.recurrent.feed import Feed, make_feed
 from onnxq.data.recurrent.pairs import find_pairs
 from onnxq.data.text.roles import TextInputs, text_inputs
 from onnxq.data.text.sentences import Sentences
+from onnxq.data.text.text_bytes import byte_tokenizer
 from onnxq.data.text.tokenizer import LONGEST, Encoded, Padding, TextTokenizer, find_tokenizer
 from onnxq.data.validation import InputSpec
 from onnxq.errors import DataError
@@ -40,7 +41,7 @@ def text_source(sentences: Sentences, inputs: Sequence[InputSpec], facts: ModelF
         raise DataError("--state is for recordings and arrays: the caches of a text are fed already", "Leave it out.")
     constants = constant_inputs(inputs, reading)
     wanted = text_inputs(inputs, constants)
-    tokenizer = find_tokenizer(facts, reading, sentences.label)
+    tokenizer = byte_tokenizer(wanted.ids, facts, reading) or find_tokenizer(facts, reading, sentences.label)
     most = _most(wanted, tokenizer, reading)
     pairs = [tokenizer.encode(row, most) for row in sentences.rows]
     encoded = [found for found, _ in pairs]

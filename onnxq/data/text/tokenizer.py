@@ -113,7 +113,7 @@ def find_tokenizer(facts: ModelFacts, reading: Reading, label: str) -> TextToken
             raise DataError(f"{path} does not exist", f"--tokenizer takes a {NAME}, or the folder that holds one.")
     if path is None:
         where = f"next to {facts.path}" if facts.path is not None else "given"
-        hint = f"Give it with --tokenizer {NAME}: models of Hugging Face come with one."
+        hint = f"Give it with --tokenizer {NAME}: models of Hugging Face come with one. For bytes: --tokenizer bytes."
         raise DataError(f"{label} holds sentences, and no {NAME} is {where}", hint)
     text = read_text(path)
     library = need("tokenizers", "text", "reading sentences")
