@@ -1,7 +1,7 @@
 """The names under which other tools load ONNX models, as data.
 
 Sources: `export_dynamic_quantized_onnx_model` of sentence-transformers, whose files the Hugging Face Hub holds;
-`DEFAULT_DTYPE_SUFFIX_MAPPING` of transformers.js; the model files of sherpa-onnx.
+`DEFAULT_DTYPE_SUFFIX_MAPPING` and `scripts/convert.py` of transformers.js; the model files of sherpa-onnx.
 
 Tests: `tests/publish/test_export.py`.
 """
@@ -23,6 +23,7 @@ class PublishedFile:
         serves: The computer or setting that loads it, for the model card.
         target: The target that it is quantized for; None for the float model as it is.
         bits: Of weights in blocks of 32; None for the recipe `auto`.
+        mode: What the scripts of transformers.js call such a file; None in other ecosystems and for float.
 
     """
 
@@ -30,6 +31,7 @@ class PublishedFile:
     serves: str
     target: str | None
     bits: int | None = None
+    mode: str | None = None
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,14 @@ class Convention:
         ecosystem: Its name, for the model card.
         files: In the order of the table.
         left_out: Files of the ecosystem that onnxq does not write, and why; empty if there is none.
+        settings: Name of a file that says how the others were quantized; empty if there is none.
 
     """
 
     ecosystem: str
     files: tuple[PublishedFile, ...]
     left_out: str = ""
+    settings: str = ""
 
 
 CONVENTIONS: dict[str, Convention] = {
@@ -64,11 +68,12 @@ CONVENTIONS: dict[str, Convention] = {
         "transformers.js",
         (
             PublishedFile("onnx/model.onnx", "dtype fp32", None),
-            PublishedFile("onnx/model_quantized.onnx", "dtype q8, WebAssembly", "web"),
-            PublishedFile("onnx/model_int8.onnx", "dtype int8, any processor", "cpu"),
-            PublishedFile("onnx/model_q4.onnx", "dtype q4, a small download", "cpu", bits=4),
+            PublishedFile("onnx/model_quantized.onnx", "dtype q8, WebAssembly", "web", mode="q8"),
+            PublishedFile("onnx/model_int8.onnx", "dtype int8, any processor", "cpu", mode="int8"),
+            PublishedFile("onnx/model_q4.onnx", "dtype q4, a small download", "cpu", bits=4, mode="q4"),
         ),
         "model_fp16.onnx, model_q4f16.onnx, model_bnb4.onnx: onnxq writes no float16 and no NF4",
+        "quantize_config.json",
     ),
     "sherpa": Convention(
         "sherpa-onnx",

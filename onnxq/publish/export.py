@@ -22,6 +22,7 @@ from onnxq.planning.recipe import in_blocks
 from onnxq.progress import Observer
 from onnxq.publish.conventions import PublishedFile, find_convention
 from onnxq.publish.model_card import ExportedFile, model_card
+from onnxq.publish.quantize_config import quantize_config
 from onnxq.search.budget import Budget
 from onnxq.targets import families_of
 
@@ -80,7 +81,8 @@ def export(
     """
     chosen, source, target = find_convention(convention), Path(model), Path(folder)
     names = {file: file.name.format(model=source.stem) for file in chosen.files}
-    _refuse_existing(source, target, [*names.values(), CARD], force=force)
+    extra = [chosen.settings] if chosen.settings else []
+    _refuse_existing(source, target, [*names.values(), *extra, CARD], force=force)
     done: list[ExportedFile] = []
     skipped: list[tuple[str, str]] = []
     settings = {"data": data, "reading": reading, "sample_limit": sample_limit, "budget": Budget(metric=metric)}
@@ -96,6 +98,10 @@ def export(
                 skipped.append((name, error.message.partition(": ")[2] or error.message))
         card = model_card(chosen.ecosystem, done, skipped, chosen.left_out.format(model=source.stem))
         (hidden / CARD).write_text(card, "utf-8")
+        if chosen.settings:
+            written = {file.name for file in done}
+            made = [file for file, name in names.items() if name in written]
+            (hidden / chosen.settings).write_text(quantize_config(made, done, BLOCK), "utf-8")
         _move(hidden, target)
     return Export(target, tuple(done), tuple(skipped), target / CARD)
 

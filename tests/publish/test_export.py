@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,20 @@ def test_each_file_is_for_its_target(here: Path) -> None:
         recipe = next((p.value for p in model.metadata_props if p.key == "onnxq_recipe"), "")
         assert (f'target = "{file.target}"' in recipe) == (file.target not in (None, "cpu"))
         assert any(n.op_type == "MatMulNBits" for n in model.graph.node) == (file.bits == 4)
+
+
+def test_settings_for_transformers_js_are_those_of_the_files(here: Path) -> None:
+    done = export("m.onnx", "transformers.js", "out", data="d.npz", metric="cosine")
+    settings = json.loads((here / "out/quantize_config.json").read_text())
+    assert settings["modes"] == ["q8", "int8", "q4"]
+    assert settings["recipes"] == {file.name: file.recipe for file in done.files}
+    (product, *_) = [n for n in onnx.load(here / "out/onnx/model_q4.onnx").graph.node if n.op_type == "MatMulNBits"]
+    values = {one.name: onnx.helper.get_attribute_value(one) for one in product.attribute}
+    assert (values["block_size"], values.get("accuracy_level")) == (settings["block_size"], settings["accuracy_level"])
+    assert settings["is_symmetric"] == (len(product.input) < 4)
+    assert all(file.metric is not None and file.metric > 0.98 for file in done.files[1:])
+    with pytest.raises(OutputError, match="already exists"):
+        export("m.onnx", "transformers.js", "out", data="d.npz")
 
 
 def test_names_follow_the_model_where_the_tool_wants_that(here: Path) -> None:
