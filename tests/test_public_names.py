@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType
+from typing import Any, get_args, get_type_hints
 
 import onnxq
+from onnxq.cli.app import COMMANDS
 
 
 def checked(folder: Path, text: str) -> str:
@@ -20,6 +24,28 @@ def checked(folder: Path, text: str) -> str:
     settings = ["--strict", "--no-error-summary", "--config-file=", "--follow-imports=silent"]
     command = [sys.executable, "-m", "mypy", *settings, f"--cache-dir={folder / 'cache'}", str(program)]
     return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1]).stdout
+
+
+def named(kind: Any) -> Iterator[type]:
+    """Classes of onnxq that an annotation names."""
+    if isinstance(kind, type) and kind.__module__.startswith("onnxq."):
+        yield kind
+    for part in get_args(kind):
+        for each in part if isinstance(part, list) else [part]:
+            yield from named(each)
+
+
+def test_every_type_in_a_public_signature_is_public() -> None:
+    functions = [found for name in onnxq.__all__ if isinstance(found := getattr(onnxq, name), FunctionType)]
+    assert len(functions) > 20
+    kinds = {kind for function in functions for hint in get_type_hints(function).values() for kind in named(hint)}
+    assert {kind for kind in kinds if getattr(onnxq, kind.__name__, None) is not kind} == set()
+
+
+def test_every_command_has_a_function() -> None:
+    other = {"data": "examine", "recipes": "recipe_names"}
+    commands = {function.__name__ for function in COMMANDS} - {"init"}  # which writes a file to start from
+    assert {other.get(name, name) for name in commands} <= set(onnxq.__all__)
 
 
 def test_a_misspelt_name_fails_a_type_check(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import typer
 from onnxq.cli.options import Format, OutputFormat
 
 if TYPE_CHECKING:
-    from onnxq.cli.runtime import Runtime
+    from onnxq.api.runtime import Runtime
 
 AnyModel = Annotated[Path, typer.Argument(metavar="MODEL", help="Any model, float or quantized.", show_default=False)]
 
@@ -45,7 +45,7 @@ def inspect(model: AnyModel, output_format: OutputFormat = Format.TEXT) -> None:
 
 
 def _runtime(path: Path) -> Runtime:
-    from onnxq.cli.runtime import look
+    from onnxq.api.runtime import look
     from onnxq.ir import load
 
     return look(path, load(path))

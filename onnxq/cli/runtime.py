@@ -1,4 +1,4 @@
-"""What onnxruntime makes of a quantized model, for `verify` and `inspect`.
+"""Tables of what onnxruntime makes of a quantized model.
 
 Tests: `tests/cli/test_cli_runtime.py`.
 """
@@ -6,73 +6,16 @@ Tests: `tests/cli/test_cli_runtime.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
+from onnxq.api.runtime import Runtime
 from onnxq.cli.tables import columns
-from onnxq.errors import ModelError, OnnxqError
-from onnxq.hazards import Finding, find_hazards, least_onnxruntime
-from onnxq.ir import Model, infer_types
-from onnxq.ir.segment import is_large
-from onnxq.targets.host import host_saturates
+from onnxq.hazards import Finding
 from onnxq.text import printable
-from onnxq.verification.int8_saturation import LayerSaturation, read_saturation
-from onnxq.verification.ort_graph import Fusion, read_fusion
 
 MOST_UNFUSED = 12
-
-
-@dataclass(frozen=True)
-class Runtime:
-    """The result of loading a model on this machine.
-
-    Attributes:
-        fusion: The kernels.
-        saturating: Layers whose products could saturate on a processor without VNNI.
-        saturates: Whether this processor is one.
-        hazards: What versions of onnxruntime make of the model that its file does not say.
-        least: By architecture, the first onnxruntime from which on the model loads, runs and gives right results.
-
-    """
-
-    fusion: Fusion
-    saturating: tuple[LayerSaturation, ...]
-    saturates: bool
-    hazards: tuple[Finding, ...] = ()
-    least: dict[str, str] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as plain data for JSON."""
-        fusion = {
-            "kernels": self.fusion.kernels,
-            "nodes": [asdict(group) for group in self.fusion.groups],
-            "skipped": self.fusion.skipped,
-        }
-        layers = [asdict(layer) for layer in self.saturating]
-        return {
-            "fusion": fusion,
-            "saturation": {"this_processor": self.saturates, "layers": layers},
-            "hazards": [finding.as_dict() for finding in self.hazards],
-            "min_onnxruntime": self.least,
-        }
-
-
-def look(path: Path, model: Model) -> Runtime:
-    """Look at what onnxruntime makes of a model; one that it refuses has that for its reason."""
-    try:
-        fusion = read_fusion(path)
-    except ModelError as error:
-        fusion = Fusion({}, (), error.message)
-    with suppress(OnnxqError):  # shapes that stay unknown leave hazards that depend on them possible
-        infer_types(model)
-    hazards = find_hazards(model)
-    saturating = () if is_large(model) else read_saturation(model)
-    return Runtime(fusion, saturating, host_saturates(), hazards, least_onnxruntime(model, hazards))
 
 
 def runtime_tables(runtime: Runtime) -> Iterator[RenderableType]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,11 +28,7 @@ from onnxq.cli.options import (
 from onnxq.data.reading import PLAIN, Reading
 
 if TYPE_CHECKING:
-    from onnxq.cli.runtime import Runtime
-    from onnxq.data.input_summary import InputSummary
-    from onnxq.verification.engines import EngineCheck
-    from onnxq.warning import WarningLine
-from onnxq.cli.verify_inputs import check_form, choose_samples
+    from onnxq.api.verify import Verification
 
 Quantized = Annotated[
     list[Path],
@@ -141,26 +137,28 @@ def verify(
 
     Exit code 1 if a model fails or a threshold is missed.
     """
-    from onnxq.cli.against import check_options, verify_against
+    from onnxq.api.verify import verify as verified
+    from onnxq.cli.against import refuse_missed, write_comparison
     from onnxq.cli.project import verify_project
+    from onnxq.cli.terminal import TerminalObserver, warn
 
     use_custom_ops(custom_ops)
     if project or not models:
         verify_project(context, config, models, output_format)
         return
     model = single(context, models)
-    limits = {
-        "min_sqnr": min_sqnr,
-        "max_abs": max_abs,
-        "min_agreement": min_agreement,
-        "min_cosine": min_cosine,
-        "max_drop": max_drop,
-    }
-    check_options({**limits, "metric": metric, "layers": layers, "target": target}, against, data)
-    if against is None:
-        verify_alone(model, data, samples, reading, output_format)
+    limits = {"min_sqnr": min_sqnr, "max_abs": max_abs, "min_agreement": min_agreement, "min_cosine": min_cosine}
+    asked: dict[str, Any] = {**limits, "metric": metric, "max_drop": max_drop, "layers": layers, "target": target}
+    with TerminalObserver() as observer:
+        found = verified(model, against, data=data, reading=reading, sample_limit=samples, observer=observer, **asked)
+    if against is not None:
+        write_comparison(found, model, against, output_format, every_layer=bool(layers))
+        warn(found.warnings)
+        refuse_missed(found, model)
     else:
-        verify_against(model, against, data, samples, limits, metric, layers, output_format, target, reading)
+        _write_alone(model, found, output_format)
+        warn(found.warnings)
+        _refuse_disagreement(found, model)
 
 
 def single(context: typer.Context, models: list[Path]) -> Path:
@@ -176,77 +174,39 @@ def single(context: typer.Context, models: list[Path]) -> Path:
     return models[0]
 
 
-class CheckedAlone(NamedTuple):
-    """The figures and warnings about one model."""
-
-    check: EngineCheck
-    data: str
-    runtime: Runtime
-    inputs: tuple[InputSummary, ...]
-    warnings: tuple[WarningLine, ...]
-
-
-def verify_alone(path: Path, data: list[str], limit: int | None, reading: Reading, output_format: Format) -> None:
-    """Check one model by itself, write what was found, and raise CheckFailed where two engines disagree."""
-    from onnxq.cli.terminal import warn
+def _refuse_disagreement(found: Verification, model: Path) -> None:
+    """Raise CheckFailed where two engines disagree."""
     from onnxq.errors import CheckFailed
 
-    checked = _check_alone(path, data, limit, reading)
-    check = checked.check
-    _write_alone(path, checked, output_format)
-    warn(checked.warnings)
-    if check.objection:
-        raise CheckFailed(f"{path}: {check.objection}", ENGINES if data else MADE_UP)
+    if found.missed:
+        raise CheckFailed(f"{model}: {found.missed[0]}", MADE_UP if found.made_up else ENGINES)
 
 
-def _check_alone(path: Path, data: list[str], limit: int | None, reading: Reading) -> CheckedAlone:
-    from onnxq.calibration.nonfinite_weights import blaming_weights
-    from onnxq.cli.runtime import look
-    from onnxq.cli.terminal import TerminalObserver
-    from onnxq.data.examine import examine
-    from onnxq.errors import CheckFailed
-    from onnxq.ir import load
-    from onnxq.progress import following
-    from onnxq.verification.calibrated_ranges import calibration_warnings
-    from onnxq.verification.engines import check_engines
-
-    with TerminalObserver() as observer, following(observer):
-        observer.step("load")
-        model = load(path)
-        check_form(path, model)
-        samples = choose_samples(model, data, limit, reading)
-        observer.step("examine")
-        seen = examine(model, samples, calibrating=False, progress=observer.progress)
-        warnings = (*seen.warnings, *(calibration_warnings(path, samples) if data else ()))
-        observer.step("run")
-        with blaming_weights(model, CheckFailed, CheckFailed):
-            check = check_engines(path, samples, progress=observer.progress, blame=CheckFailed)
-        return CheckedAlone(check, samples.description, look(path, model), seen.inputs, warnings)
-
-
-def _write_alone(model: Path, checked: CheckedAlone, output_format: Format) -> None:
+def _write_alone(model: Path, found: Verification, output_format: Format) -> None:
+    """Show what two engines make of one model."""
     from onnxq.cli.details.engine_tables import engine_tables
     from onnxq.cli.runtime import runtime_tables
     from onnxq.cli.tables import input_table
     from onnxq.cli.terminal import show
     from onnxq.report.as_json import SCHEMA, engines_dict, to_json
 
-    check, description, runtime, inputs, warnings = checked
-    missed = [check.objection] if check.objection else []
+    check = found.engines
+    assert check is not None
     if output_format is Format.JSON:
-        result: dict[str, object] = {"model": str(model), "against": None, "passed": not missed, "missed": missed}
-        result |= {"comparison": None, "samples": check.samples, "data": description, "engines": engines_dict(check)}
-        result["inputs"] = [asdict(one) for one in inputs]
-        result["warnings"] = [asdict(warning) for warning in warnings]
-        sys.stdout.write(to_json({"schema": SCHEMA, **result, **runtime.as_dict()}))
+        result: dict[str, object] = {"model": str(model), "against": None}
+        result |= {"passed": found.passed, "missed": list(found.missed), "comparison": None}
+        result |= {"samples": check.samples, "data": found.data, "engines": engines_dict(check)}
+        result["inputs"] = [asdict(one) for one in found.inputs]
+        result["warnings"] = [asdict(warning) for warning in found.warnings]
+        sys.stdout.write(to_json({"schema": SCHEMA, **result, **found.runtime.as_dict()}))
         return
     show(
-        f"{model} is well formed, loads in onnxruntime and runs: {description}",
+        f"{model} is well formed, loads in onnxruntime and runs: {found.data}",
         "",
-        input_table(inputs),
+        input_table(found.inputs),
         "",
         *engine_tables(check),
     )
-    tables = list(runtime_tables(runtime))
+    tables = list(runtime_tables(found.runtime))
     if tables:
         show("", *tables)

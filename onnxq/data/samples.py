@@ -205,6 +205,14 @@ def open_samples(
         DataError: A source is missing, unreadable, empty, or its headers show that it does not fit the model. Values
             are checked when they are read.
 
+    Returns:
+        The samples, which can be read any number of times.
+
+    Example:
+        >>> import onnxq
+        >>> onnxq.open_samples("calibration.npz", onnxq.input_specs("model.onnx")).count
+        16
+
     """
     opened: list[Source] = []
     sources = as_list(sources)

@@ -21,7 +21,7 @@ from onnxq.calibration.shard_file import Shard
 from onnxq.data.reading import PLAIN, Reading
 from onnxq.data.samples import Samples
 from onnxq.errors import DataError, NothingToQuantize
-from onnxq.ir import load
+from onnxq.ir import Model, load
 from onnxq.progress import Observer
 from onnxq.stages.files import open_data
 from onnxq.stages.measure import layers_needing_moments, measure_blocks
@@ -106,8 +106,16 @@ class Opened:
         }
 
 
-def open_calibration(asked: Calibration, observer: Observer) -> Opened:
+def open_calibration(
+    asked: Calibration, observer: Observer, given: object = None, model: Model | None = None
+) -> Opened:
     """Load and plan the model, open the data and count the samples.
+
+    Args:
+        asked: What to measure.
+        observer: Told about each step.
+        given: Samples in place of data that are read: an iterable, or a function that gives one.
+        model: The float model where it is loaded already; it is changed.
 
     Raises:
         ModelError, RecipeError, DataError: As for `quantize`.
@@ -115,17 +123,17 @@ def open_calibration(asked: Calibration, observer: Observer) -> Opened:
 
     """
     observer.step("load")
-    source = load(asked.model)
+    source = model or load(asked.model)
     observer.step("plan")
     left, kept = list(asked.exclude), list(asked.only)
     prepared = prepare(source, asked.recipe, with_data=True, target=asked.target, exclude=left, only=kept)
     prepared = substitute_layers(prepared)
     if not prepared.plan.calibrated():
         raise NothingToQuantize(
-            f"recipe {prepared.plan.recipe.name} needs no ranges of {asked.model}",
+            f"recipe {prepared.plan.recipe.name} needs no ranges of {prepared.path}",
             "See every node's reason with `onnxq plan`.",
         )
-    samples = open_data(prepared.model, asked.data, None, asked.samples, asked.reading)
+    samples = open_data(prepared.model, asked.data, given, asked.samples, asked.reading)
     assert samples is not None  # data are required
     observer.step("calibrate")
     count = samples.count

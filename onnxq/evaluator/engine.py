@@ -17,7 +17,7 @@ from onnxq.errors import DataError, ModelError
 from onnxq.evaluator.blas import one_blas_thread
 from onnxq.evaluator.run import Run, element_type
 from onnxq.evaluator.schedule import Schedule, Step, prepare
-from onnxq.ir import Graph, Model, Value, load, parse
+from onnxq.ir import Graph, Model, ModelInput, Value, load, parse
 from onnxq.ops.quantized import Arithmetic
 
 Taps = Mapping[str | Value, Callable[[Any], None]]
@@ -32,12 +32,33 @@ def arithmetic() -> Iterator[None]:
 
 
 def evaluate(
-    model: str | Path | Model | onnx.ModelProto,
+    model: ModelInput,
     feeds: Mapping[str, Any],
     outputs: Sequence[str] | None = None,
     taps: Taps | None = None,
 ) -> dict[str, Any]:
-    """Run a model once; see `Evaluator` and `Evaluator.run`."""
+    """Run a model once in the reference evaluator.
+
+    Args:
+        model: Its path, a ModelProto, or loaded.
+        feeds: An array for each input of the graph; an input that has an initializer may be left out.
+        outputs: Names of the tensors to return, any of the main graph; the graph's outputs by default.
+        taps: Functions to call with tensors as they are computed, by name.
+
+    Returns:
+        The tensors by name, in the order of `outputs`.
+
+    Raises:
+        ModelError: The model cannot be read, or an operator is unknown.
+        DataError: An input is missing, unknown, or of the wrong type, or there is no such tensor.
+
+    Example:
+        >>> import numpy as np, onnxq
+        >>> outputs = onnxq.evaluate("model.onnx", {"image": np.zeros((1, 3, 8, 8), np.float32)})
+        >>> outputs["scores"].shape
+        (1, 4)
+
+    """
     return Evaluator(model).run(feeds, outputs, taps)
 
 
@@ -61,7 +82,7 @@ class Evaluator:
 
     def __init__(
         self,
-        model: str | Path | Model | onnx.ModelProto,
+        model: ModelInput,
         arithmetic: Arithmetic = "exact",
         *,
         wide: bool = False,

@@ -11,7 +11,7 @@ from onnxq.data.reading import PLAIN, Reading
 from onnxq.errors import ModelError
 from onnxq.explanation.records import Attempt, Explanation, Times, Wire
 from onnxq.hazards import planned_hazards
-from onnxq.ir import Model, Node, Value, load
+from onnxq.ir import Model, ModelInput, Node, Value, read_model
 from onnxq.ops.forms.family import NotQuantizable, dtype_name
 from onnxq.ops.forms.scheme import Scheme
 from onnxq.pipeline.quantize import NO_TIMING, plan_report, quantize_prepared
@@ -31,19 +31,19 @@ from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import exclude_unreached_bodies
 from onnxq.targets import Costs
 from onnxq.targets.assumed_shapes import count
-from onnxq.text import did_you_mean
+from onnxq.text import as_list, did_you_mean
 
 
 def explain(
-    model: str | Path,
+    model: ModelInput,
     pattern: str,
     recipe: str | Path | Recipe = "auto",
     *,
-    data: Sequence[str | Path] = (),
+    data: str | Path | Sequence[str | Path] = (),
     reading: Reading = PLAIN,
     stats: str | Path | None = None,
-    exclude: Sequence[str] = (),
-    only: Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    only: str | Sequence[str] = (),
     sample_limit: int | None = None,
     timing: Timing = NO_TIMING,
     observer: Observer | None = None,
@@ -51,26 +51,36 @@ def explain(
     """Explain the nodes that a pattern names; nothing is written.
 
     Args:
-        model: Path of a float ONNX model.
+        model: A float ONNX model: its path, a ModelProto, or loaded.
         pattern: Name of a node, name of a tensor that a node makes, or a glob over names of nodes.
         recipe: As for `quantize`.
         data: Calibration data: the model is quantized in memory, and the errors of the nodes' outputs are measured.
         reading: How data that are no arrays become samples.
         stats: Statistics of an earlier calibration: enough for ranges, without errors.
-        exclude: Globs of nodes to leave float.
-        only: Globs of nodes to quantize.
+        exclude: A glob of nodes to leave float, or several.
+        only: A glob of nodes to quantize, or several.
         sample_limit: Use no more samples.
-        timing: Kernel times to decide by; see `onnxq.stages.kernel_timing`.
+        timing: Kernel times to decide by.
         observer: Told about each step.
+
+    Returns:
+        One for each node, in the order of the graph.
 
     Raises:
         ModelError: No node fits the pattern; the hint names one that is called nearly so.
         OnnxqError: As for `quantize`.
 
+    Example:
+        >>> import onnxq
+        >>> (one,) = onnxq.explain("model.onnx", "head", "dynamic-int8")
+        >>> one.node.scheme
+        'dynamic-int8'
+
     """
+    data = as_list(data)
     with following(observer) as observer, gc_disabled():
         observer.step("load")
-        source = load(model)
+        source = read_model(model)
         before = _names(source)
         observer.step("plan")
         prepared = prepare(source, recipe, with_data=bool(data) or stats is not None, exclude=exclude, only=only)

@@ -14,7 +14,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto
 
-from onnxq.ir import Model, Node, Tensor, Value, load
+from onnxq.ir import IN_MEMORY, Model, ModelInput, Node, Tensor, Value, read_model
 from onnxq.ops.forms.family import dtype_name
 from onnxq.report import model_bytes
 
@@ -30,7 +30,7 @@ class Inspection:
     """Facts about a model.
 
     Attributes:
-        path: Its file.
+        path: Its file; `the model` where it has none.
         file_bytes: Size with external data.
         ir_version, opsets: As in ModelProto; the domain of standard operators is `ai.onnx`.
         inputs, outputs: `(name, dtype and shape)`; inputs that have an initializer are left out.
@@ -90,14 +90,25 @@ class Inspection:
         }
 
 
-def inspect(path: str | Path) -> Inspection:
-    """Look into a model file.
+def inspect(model: ModelInput) -> Inspection:
+    """Look into a model; no weight is read.
+
+    Args:
+        model: Its path, a ModelProto, or loaded.
+
+    Returns:
+        Operators, types, sizes, and how much is quantized.
 
     Raises:
         ModelError: There is no such file, or it is no readable ONNX model.
 
+    Example:
+        >>> import onnxq
+        >>> onnxq.inspect("model.onnx").operators
+        {'Conv': 2, 'Relu': 2, 'Flatten': 1, 'Gemm': 1, 'GlobalAveragePool': 1}
+
     """
-    model = load(path)
+    model = read_model(model)
     nodes = list(model.graph.walk())
     operators = Counter(node.operator for node in nodes)
     weights: dict[str, tuple[int, int]] = {}
@@ -106,8 +117,8 @@ def inspect(path: str | Path) -> Inspection:
         count, size = weights.get(name, (0, 0))
         weights[name] = (count + 1, size + tensor.nbytes)
     return Inspection(
-        path=Path(path),
-        file_bytes=model_bytes(Path(path), model.graph),
+        path=model.path or IN_MEMORY,
+        file_bytes=model_bytes(model.path, model.graph) if model.path else len(model.source),
         ir_version=model.ir_version,
         opsets={domain or "ai.onnx": version for domain, version in model.opsets.items()},
         inputs=tuple((v.name, _describe(model, v)) for v in model.graph.inputs if v.tensor is None),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from onnxq.errors import ModelError, RecipeError
 from onnxq.explanation.inspect import CONVERSIONS, INTEGER_PREFIXES
-from onnxq.ir import Model, Node, Patch, load
+from onnxq.ir import Model, ModelInput, Node, Patch, read_model
 from onnxq.ir.match import Failure, attempt, match
 from onnxq.ir.pass_manager import NORMALISE, OPTIMIZE, PACKAGES, Change, Pass, find_passes, run_passes
 from onnxq.ir.pattern_pass import Rewrite
@@ -45,25 +45,34 @@ class PassAnswer:
     reason: str
 
 
-def why_not(model: str | Path, name: str, node: str, recipe: str | Path | Recipe = "auto") -> PassAnswer:
+def why_not(model: ModelInput, name: str, node: str, recipe: str | Path | Recipe = "auto") -> PassAnswer:
     """Say why a pass does not change a node, or that it does; nothing is written.
 
     Args:
-        model: Path of a float ONNX model; of a quantized one for a pass that optimizes quantized models.
+        model: Its path, a ModelProto, or loaded: a float ONNX model, a quantized one for a pass that optimizes those.
         name: Name of the pass.
         node: Name of a node, or of a tensor that a node makes.
         recipe: As for `quantize`.
 
+    Returns:
+        Whether the pass changes the node, and why not.
+
     Raises:
         RecipeError: No pass has the name; the hint lists all of them.
         ModelError: The model has no such node, or is not quantized where the pass works on quantized models.
+
+    Example:
+        >>> import onnxq
+        >>> onnxq.why_not("model.onnx", "fold_add_into_conv", "conv1").applies
+        False
 
     """
     item = find_pass(name)
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     target = load_target(chosen.scheme.target)
     with gc_disabled():
-        source = load(model)
+        source = read_model(model)
+        label = source.name
         known = [node.display_name for node in source.graph.walk()]
         asked = _Asked(item, node, integer=computes_in_integers(chosen))
         asked.look(source)
@@ -81,7 +90,7 @@ def why_not(model: str | Path, name: str, node: str, recipe: str | Path | Recipe
                 run_passes(source, asked.followed(), rounds=ROUNDS, typed=True, convert=convert)
     if not asked.operator:
         raise ModelError(
-            f"no node of {model} is called '{node}' or makes a tensor of that name",
+            f"no node of {label} is called '{node}' or makes a tensor of that name",
             did_you_mean(node, known, most=3, cutoff=0.5) or "`onnxq plan` lists all nodes.",
         )
     return asked.answer(source, target)

@@ -11,6 +11,8 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import onnx
+
 from onnxq.errors import ModelError
 from onnxq.ir.clone import can_be_cloned, clone_graph
 from onnxq.ir.encode import EncodeTensor, encode_graph, encode_tensor
@@ -256,8 +258,16 @@ def load(path: str | Path) -> Model:
     Args:
         path: An ONNX file; external data is looked for beside it.
 
+    Returns:
+        The model.
+
     Raises:
         ModelError: There is no such file, or it is no valid ONNX model.
+
+    Example:
+        >>> import onnxq
+        >>> onnxq.load("model.onnx").weight_bytes
+        11200
 
     """
     path = Path(path)
@@ -295,6 +305,40 @@ def parse(data: bytes | memoryview, path: Path | None = None) -> Model:
     if not model.opsets and model.graph.nodes:
         raise ModelError(f"{label} is not a readable ONNX model: it imports no operator set", "Export the model again.")
     return model
+
+
+ModelInput = str | Path | Model | onnx.ModelProto
+"""A model as a caller has it: its path, loaded by `load`, or a `ModelProto` with its weights inside."""
+IN_MEMORY = Path("the model")  # what a model without a file is called
+
+
+def read_model(model: ModelInput) -> Model:
+    """Read a model in whatever form a caller has it; what is returned may be changed.
+
+    Raises:
+        ModelError: As `load`, or a ModelProto is larger than protobuf can write.
+
+    """
+    if isinstance(model, Model):
+        return model.copy()
+    if isinstance(model, onnx.ModelProto):
+        return parse(encode_proto(model))
+    return load(model)
+
+
+def encode_proto(model: onnx.ModelProto) -> bytes:
+    """Return the bytes of a ModelProto.
+
+    Raises:
+        ModelError: It is larger than protobuf can write.
+
+    """
+    try:
+        encoded: bytes = model.SerializeToString()
+    except Exception as error:  # protobuf has several classes for it, none of which is public
+        hint = "Save it with onnx.save_model(…, save_as_external_data=True), and give the path."
+        raise ModelError("the ModelProto is too large for protobuf", hint) from error
+    return encoded
 
 
 def _opset(data: memoryview) -> tuple[str, int]:

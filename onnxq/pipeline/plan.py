@@ -7,8 +7,8 @@ from pathlib import Path
 
 from onnxq.calibration.stats_file import load_stats
 from onnxq.data.reading import PLAIN, Reading
-from onnxq.ir import load
-from onnxq.pipeline.quantize import NO_TIMING, measure_sensitivity, plan_report
+from onnxq.ir import ModelInput, read_model
+from onnxq.pipeline.quantize import NO_TIMING, measure_sensitivity, plan_report, with_source_size
 from onnxq.planning.recipe import Recipe
 from onnxq.progress import Observer, following
 from onnxq.report import Report
@@ -19,7 +19,7 @@ from onnxq.text import as_list
 
 
 def plan(
-    model: str | Path,
+    model: ModelInput,
     recipe: str | Path | Recipe = "auto",
     *,
     data: str | Path | Sequence[str | Path] = (),
@@ -35,7 +35,7 @@ def plan(
     """Decide about every node; nothing is written.
 
     Args:
-        model: Path of a float ONNX model.
+        model: A float ONNX model: its path, a ModelProto, or loaded.
         recipe: Name of a recipe, path of a TOML file, or a `Recipe`.
         data: Calibration data, one or several: with data or statistics, the plan is a static one. They are opened, and
             the first sample is run where the model leaves sizes open.
@@ -56,11 +56,18 @@ def plan(
         DataError: The data do not fit the model, or `sensitivity` has none.
         RecipeError: The recipe is wrong.
 
+    Example:
+        >>> import onnxq
+        >>> report = onnxq.plan("model.onnx", "static-int8", data="calibration.npz")
+        >>> [(node.op_type, node.scheme) for node in report.nodes][:2]
+        [('Conv', 'static-int8'), ('Relu', 'static-int8')]
+
     """
     given_data = as_list(data)
     with following(observer) as observer:
         observer.step("load")
-        source = load(model)
+        source = read_model(model)
+        before = source.copy()
         observer.step("plan")
         with_data = bool(given_data) or samples is not None or stats is not None
         prepared = prepare(source, recipe, with_data=with_data, exclude=exclude, only=only)
@@ -69,4 +76,5 @@ def plan(
         prepared = replan_with_timings(prepared, given, timing, observer)
         if stats is not None:
             load_stats(stats, expected=prepared.source)
-        return measure_sensitivity(prepared, given, stats, observer) if sensitivity else plan_report(prepared)
+        report = measure_sensitivity(prepared, given, stats, observer) if sensitivity else plan_report(prepared)
+        return with_source_size(report, before)

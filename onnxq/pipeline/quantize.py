@@ -6,6 +6,7 @@ rewrite → optimize → verify → save → report
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +17,8 @@ from onnxq.data.examine import Examination, examine
 from onnxq.data.reading import PLAIN, Reading
 from onnxq.data.samples import Samples, input_specs
 from onnxq.data.synthetic import synthetic_samples
-from onnxq.errors import DataError, ModelError, NothingToQuantize, RecipeError
-from onnxq.ir import Model, load, save
+from onnxq.errors import DataError, ModelError, NothingToQuantize, OutputError, RecipeError
+from onnxq.ir import IN_MEMORY, Model, ModelInput, check_output, read_model, save
 from onnxq.ir.segment import is_large
 from onnxq.ir.storage.files import data_path
 from onnxq.lowering.rewrite import rewrite
@@ -73,7 +74,7 @@ class Quantized:
 
 
 def quantize(
-    model: str | Path,
+    model: ModelInput,
     recipe: str | Path | Recipe = "auto",
     *,
     output: str | Path | None = None,
@@ -100,9 +101,10 @@ def quantize(
     """Quantize a model, check the result, and write it; where OnnxqError is raised, nothing was written.
 
     Args:
-        model: Path of a float ONNX model.
+        model: A float ONNX model: its path, a ModelProto, or loaded.
         recipe: Name of a recipe, path of a TOML file, or a `Recipe`.
-        output: Where to write; `MODEL.int8.onnx` beside the input by default.
+        output: Where to write; `MODEL.int8.onnx` beside a model that is given by its path. Of others nothing is
+            written by default: `Report.model` has the result.
         data: Calibration data, one or several: `.npz` files, folders, `package.module:function`, pictures.
         reading: How data that are no arrays become samples.
         samples: Instead of `data`: an iterable of `{input name: array}`, or a function that gives one.
@@ -110,8 +112,8 @@ def quantize(
         target: Name of the runtime that the model is for; by default that of the recipe.
         exclude: A glob of nodes to leave float, or several.
         only: A glob of nodes to quantize, or several.
-        budget: What the result may lose and take; see `onnxq.search.budget`.
-        timing: Kernel times to decide by; see `onnxq.stages.kernel_timing`.
+        budget: What the result may lose and take.
+        timing: Kernel times to decide by.
         sample_limit: Use no more samples.
         fast: Leave out everything but calibration: no rescaling, no search, weights to nearest, a short comparison.
         reduce_range: Give weights 7 bits where products of 8 bits could saturate.
@@ -123,20 +125,42 @@ def quantize(
         accept: Asked before anything is written: raises to refuse the result, or gives entries for its metadata.
         observer: Told about each step.
 
+    Returns:
+        What became of every node, how the result compares with the float model, and where it was written.
+
+    Raises:
+        ModelError: The model cannot be read, or has what onnxq does not support.
+        DataError: The data do not fit the model, or there are none and the recipe needs some.
+        RecipeError: The recipe or an option is wrong.
+        OutputError: The output exists already, or cannot be written.
+        CheckFailed: The budget is missed.
+        NothingToQuantize: No node can be quantized.
+
+    Example:
+        >>> import onnxq
+        >>> report = onnxq.quantize("model.onnx", "static-int8", data="calibration.npz", output="new.onnx")
+        >>> report.counts()
+        {'static-int8': 7}
+        >>> report.comparison.worst_sqnr > 20
+        True
+
     """
-    path, files = Path(output or default_output(Path(model))), (as_list(data), samples, sample_limit, reading)
+    path, files = _target(model, output, external_data), (as_list(data), samples, sample_limit, reading)
     chosen = choose_recipe(recipe, target=target, reduce_range=reduce_range, exclude=exclude, only=only)
     with following(observer) as observer, gc_disabled(), single_threaded_blas():
         source = load_float_model(model, observer, path, timing, force, (*files[0], stats, recipe), plan=dry_run)
+        before = source.copy()
         prepared, given = _prepare_by_data(source, chosen, files, stats, timing, observer, budget.max_size, fast=fast)
+        if dry_run:
+            return _planned(prepared, before)
         wanted = _Output(path, accept, force, resume, external_data, detailed)
-        return _planned(prepared) if dry_run else _quantize_into(wanted, prepared, given, stats, observer, budget)
+        return _quantize_into(wanted, before, prepared, given, stats, observer, budget)
 
 
 class _Output(NamedTuple):
-    """How a result is to be written; see `quantize`."""
+    """How a result is to be written, None if it stays in memory; see `quantize`."""
 
-    path: Path
+    path: Path | None
     accept: Callable[[Quantized], Mapping[str, str]] | None
     force: bool
     resume: bool
@@ -146,6 +170,7 @@ class _Output(NamedTuple):
 
 def _quantize_into(
     wanted: _Output,
+    before: Model,
     prepared: Prepared,
     given: Samples | None,
     stats: str | Path | Stats | None,
@@ -154,23 +179,50 @@ def _quantize_into(
 ) -> Report:
     """Quantize and write; codes chosen so far are kept if the run is to be resumed."""
     path, accept, force, resume, external_data, detailed = wanted
-    if resume and not block_jobs(prepared.plan):
-        raise RecipeError(
-            "--resume keeps codes of weights in blocks, and this recipe makes none", "Leave it out, or pass --bits."
-        )
-    prepared = replace(prepared, checkpoint=checkpoint_folder(path)) if resume else prepared
-    budget = replace(budget, data_file=data_path(path).name) if external_data else budget
-    result = _quantize_seen(prepared, given, stats, observer, budget, detailed=detailed, scratch=path.parent)
+    if resume:
+        prepared = _resumed(prepared, path)
+    budget = replace(budget, data_file=data_path(path).name) if path and external_data else budget
+    scratch = path.parent if path else Path(tempfile.gettempdir())
+    result = _quantize_seen(before, prepared, given, stats, observer, budget, detailed=detailed, scratch=scratch)
+    result = replace(result, report=with_source_size(result.report, before))
     return write_result(result, budget, path, accept, observer, given, force=force, external_data=external_data)
 
 
-def _planned(prepared: Prepared) -> Report:
+def _resumed(prepared: Prepared, path: Path | None) -> Prepared:
+    """Keep codes in a folder next to the output, and go on from those that are there."""
+    if not block_jobs(prepared.plan):
+        raise RecipeError(
+            "--resume keeps codes of weights in blocks, and this recipe makes none", "Leave it out, or pass --bits."
+        )
+    if path is None:
+        raise OutputError("codes are kept next to the output, and there is none", "Give an output.")
+    return replace(prepared, checkpoint=checkpoint_folder(path))
+
+
+def _target(model: ModelInput, output: str | Path | None, external_data: bool | None) -> Path | None:
+    """Return where the result goes: into a file, or, of a model that has none, by default nowhere."""
+    if output is not None:
+        return Path(output)
+    if isinstance(model, str | Path):
+        return default_output(Path(model))
+    if external_data:
+        raise OutputError("weights have no file to go to where the model is not written", "Give an output.")
+    return None
+
+
+def _planned(prepared: Prepared, before: Model) -> Report:
     """Report a plan that changes something; data need not be there."""
     check_plan(prepared, with_data=True)
-    return plan_report(prepared)
+    return with_source_size(plan_report(prepared), before)
+
+
+def with_source_size(report: Report, before: Model) -> Report:
+    """Say in a report how large a float model is that has no file."""
+    return report if before.path is not None else replace(report, source_bytes=len(before.source))
 
 
 def _quantize_seen(
+    before: Model,
     prepared: Prepared,
     given: Samples | None,
     stats: str | Path | Stats | None,
@@ -180,14 +232,14 @@ def _quantize_seen(
     detailed: bool,
     scratch: Path,
 ) -> Quantized:
-    """Look at the samples, with BatchNormalization as it is in the file, and quantize; see `quantize_prepared`."""
+    """Look at the samples, with BatchNormalization as it was in the float model, and quantize."""
     check_plan(prepared, with_data=prepared.plan.with_data)
     check_metric(budget, given)
     seen = Examination()
     if given is not None:
         observer.step("examine")
         calibrating = stats is None and bool(prepared.plan.calibrated())
-        seen = examine(load(prepared.path), given, calibrating=calibrating, progress=observer.progress)
+        seen = examine(before, given, calibrating=calibrating, progress=observer.progress)
     result = quantize_prepared(prepared, given, stats, observer, budget, detailed=detailed, scratch=scratch)
     report = replace(result.report, inputs=seen.inputs, data_warnings=seen.warnings, made_up=given is None)
     return replace(result, report=replace(report, pictures=seen.pictures))
@@ -217,9 +269,9 @@ def _prepare_by_data(
 
 
 def load_float_model(
-    path: str | Path,
+    given: ModelInput,
     observer: Observer,
-    target: Path,
+    target: Path | None,
     timing: Timing = NO_TIMING,
     force: bool = False,
     reads: Iterable[object] = (),
@@ -227,11 +279,18 @@ def load_float_model(
     plan: bool = False,
 ) -> Model:
     """Load a model and refuse what onnxq has made, and files to write that are in the way or read; see `quantize`."""
+    path = Path(given) if isinstance(given, str | Path) else None
     timing.check(target, (path, *reads))
-    if not plan:
-        check_target(Path(path), target, force=force, reads=(*reads, timing.path))
+    if not plan and target is not None:
+        reads = (*reads, timing.path)
+        if path is not None:
+            check_target(path, target, force=force, reads=reads)
+        else:
+            check_output(target, force=force, reads=reads)
     observer.step("load")
-    model = load(path)
+    model = read_model(given)
+    if target is None and is_large(model):
+        raise OutputError("the result is too large to stay in memory", "Give an output.")
     refuse_own_output(model)
     observer.step("plan")
     return model
@@ -240,7 +299,7 @@ def load_float_model(
 def write_result(
     result: Quantized,
     budget: Budget,
-    path: Path,
+    path: Path | None,
     accept: Callable[[Quantized], Mapping[str, str]] | None,
     observer: Progress,
     given: Samples | None,
@@ -249,11 +308,14 @@ def write_result(
     external_data: bool | None,
 ) -> Report:
     """Write a quantized model that is accepted, and say in the report where, after how long, and by what samples."""
-    result = check_result(result, budget, path, accept)
+    result = check_result(result, budget, path or IN_MEMORY, accept)
     observer.step("save")
-    files = save(result.model, path, force=force, external_data=external_data, encoded=result.encoded)
-    remove_checkpoint(checkpoint_folder(path))
-    report = replace(result.report, output=path, files=tuple(files))
+    if path is None:
+        report = replace(result.report, encoded=result.encoded or result.model.serialize())
+    else:
+        files = save(result.model, path, force=force, external_data=external_data, encoded=result.encoded)
+        remove_checkpoint(checkpoint_folder(path))
+        report = replace(result.report, output=path, files=tuple(files))
     notes = (*report.notes, *size_note(result.model, report.source_bytes, report.output_bytes or 0))
     report = with_hazards(replace(report, notes=notes), result.model)
     report = replace(report, seconds=observer.seconds())

@@ -199,7 +199,17 @@ def _toml(value: Any) -> str:
 
 
 def recipe_names() -> list[str]:
-    """List the recipes that come with onnxq."""
+    """List the recipes that come with onnxq.
+
+    Returns:
+        Their names.
+
+    Example:
+        >>> import onnxq
+        >>> "dynamic-int8" in onnxq.recipe_names()
+        True
+
+    """
     return sorted(path.name.removesuffix(".toml") for path in _folder().iterdir() if path.name.endswith(".toml"))
 
 
@@ -213,6 +223,17 @@ def in_blocks(bits: int, block_size: int | None = None, target: str | None = Non
         bits: One of `BLOCK_BITS`.
         block_size: One of `BLOCK_SIZES`; that of the recipe `weight-int4` by default.
         target: Name of a target; the usual one by default.
+
+    Returns:
+        A recipe for `quantize`.
+
+    Raises:
+        RecipeError: There is no such number of bits, block size or target.
+
+    Example:
+        >>> import onnxq
+        >>> onnxq.in_blocks(4, 64).name
+        'bits-4-block-64'
 
     """
     recipe = load_recipe("weight-int4")
@@ -229,8 +250,19 @@ def in_blocks(bits: int, block_size: int | None = None, target: str | None = Non
 def load_recipe(source: str | Path) -> Recipe:
     """Read a recipe by its name, or from a TOML file.
 
+    Args:
+        source: The name, or the path of the file.
+
+    Returns:
+        The recipe; its `to_toml` writes it as a file to start from.
+
     Raises:
         RecipeError: There is no such recipe or file, or it does not parse, or it has an unknown key or value.
+
+    Example:
+        >>> import onnxq
+        >>> onnxq.load_recipe("auto").scheme.target
+        'cpu'
 
     """
     text = str(source)

@@ -25,6 +25,7 @@ from onnxq.publish.model_card import ExportedFile, model_card
 from onnxq.publish.quantize_config import quantize_config
 from onnxq.search.budget import Budget
 from onnxq.targets import families_of
+from onnxq.verification.user_metric import Metric
 
 CARD = "onnxq-model-card.md"
 BLOCK = 32  # weights that share a scale in 4 bits, as in the files of transformers.js
@@ -56,7 +57,7 @@ def export(
     data: str | Path | Sequence[str | Path] = (),
     reading: Reading = PLAIN,
     sample_limit: int | None = None,
-    metric: str | None = None,
+    metric: str | Metric | None = None,
     force: bool = False,
     observer: Observer | None = None,
 ) -> Export:
@@ -69,14 +70,23 @@ def export(
         data: Calibration data as for `onnxq.quantize`; without, the recipe is dynamic.
         reading: How data that are no arrays become samples.
         sample_limit: Use no more samples.
-        metric: A name such as `top1`, or `module:function`, measured on each file.
+        metric: A name such as `top1`, a function of outputs and labels, or `package.module:function`, measured on each
+            file.
         force: Replace files that exist.
         observer: Told about each step.
+
+    Returns:
+        The files that were written, and those that were not.
 
     Raises:
         RecipeError: There is no such convention.
         OutputError: A file exists, or cannot be written.
         OnnxqError: As `onnxq.quantize`; nothing was written then.
+
+    Example:
+        >>> import onnxq
+        >>> [file.name for file in onnxq.export("model.onnx", "sherpa", "files", data="calibration.npz").files]
+        ['model.onnx', 'model.int8.onnx']
 
     """
     chosen, source, target = find_convention(convention), Path(model), Path(folder)

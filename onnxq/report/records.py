@@ -6,14 +6,17 @@ Tests: `tests/runtime/test_custom_ops.py`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
+
+import onnx
 
 from onnxq.data.input_summary import InputSummary
 from onnxq.data.pictures.sheet import Thumbnail
 from onnxq.data.reading import Preparation
+from onnxq.errors import OutputError
 from onnxq.ir import Graph
 from onnxq.ir.stored_tensor import StoredTensor
 from onnxq.planning.decision import FOR_SIZE
@@ -59,7 +62,7 @@ class ReportData:
         recipe: Name of the recipe.
         nodes: Every node of the normalised model, in graph order.
         notes: What normalising did, a sentence each.
-        output: The quantized model; None where nothing was written.
+        output: File of the quantized model; None where nothing was written.
         files: Every file that was written, the model first.
         comparison: Float against quantized; None where nothing ran.
         samples: What both ran on, for example `100 samples from calib.npz`.
@@ -80,7 +83,9 @@ class ReportData:
         preparations: What was done to calibration data that are no arrays, for each input.
         pictures: A few pictures as the model sees them; only the HTML page has them.
         min_onnxruntime: By architecture, the first onnxruntime from which on the model loads, runs and gives right
-            results; None where nothing was written.
+            results; None of a plan.
+        encoded: The quantized model as bytes, where it was not written.
+        wording: How warnings say what to do: as the command line has it, or as Python has it.
 
     """
 
@@ -110,6 +115,8 @@ class ReportData:
     preparations: tuple[Preparation, ...] = ()
     pictures: tuple[Thumbnail, ...] = ()
     min_onnxruntime: dict[str, str] | None = None
+    encoded: bytes | None = field(default=None, repr=False)
+    wording: Callable[[str], str] = field(default=str, repr=False, compare=False)
 
     @classmethod
     def planned(cls, plan: Plan, *, source: Path, notes: Sequence[str] = ()) -> Self:
@@ -138,12 +145,28 @@ class ReportData:
         schemes = {node.scheme for node in self.nodes if node.scheme is not None}
         for_size = all(scheme.startswith(WEIGHT_ONLY) for scheme in schemes)
         found = result_warnings(self.comparison, self.families, made_up=self.made_up, for_size=for_size)
-        return (*self.data_warnings, *found)
+        return tuple(replace(line, remedy=self.wording(line.remedy)) for line in (*self.data_warnings, *found))
 
     @property
     def output_bytes(self) -> int | None:
-        """Size of the files that were written; None where nothing was."""
+        """Size of the files that were written, or of the model in memory; None of a plan."""
+        if self.encoded is not None:
+            return len(self.encoded)
         return sum(file.stat().st_size for file in self.files) if self.files else None
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The quantized model, read from its files where it was written.
+
+        Raises:
+            OutputError: There is none, as after a dry run.
+
+        """
+        if self.encoded is not None:
+            return onnx.load_model_from_string(self.encoded)
+        if self.output is None:
+            raise OutputError("nothing was quantized, so there is no model", "Leave out dry_run.")
+        return onnx.load(self.output)
 
     @property
     def float_passes(self) -> tuple[tuple[str, float], ...] | None:

@@ -31,13 +31,23 @@ def check_report_path(path: Path, *, force: bool) -> None:
     check_output(path, force=force, option="--report")
 
 
-def write_report(report: Report, path: Path, *, force: bool = False) -> None:
+def write_report(report: Report, path: str | Path, *, force: bool = False) -> None:
     """Write a report as JSON, Markdown or HTML, by the suffix of `path`, whole or not at all.
 
+    Args:
+        report: What `quantize` or `plan` gave.
+        path: The file to write: `.json`, `.md` or `.html`.
+        force: Replace a file that exists.
+
     Raises:
-        OutputError: As `check_report_path`, or the disk is full.
+        OutputError: The file exists already, cannot be written, or has another suffix.
+
+    Example:
+        >>> import onnxq
+        >>> onnxq.write_report(onnxq.plan("model.onnx", data="calibration.npz"), "report.json")
 
     """
+    path = Path(path)
     check_report_path(path, force=force)
     content = FACES[path.suffix](report)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -24,6 +24,12 @@ def register_custom_ops(library: str | Path) -> None:
     Raises:
         ModelError: There is no such file, or onnxruntime cannot load it.
 
+    Example:
+        >>> import onnxq
+        >>> onnxq.register_custom_ops("libcustom.so")
+        Traceback (most recent call last):
+        onnxq.errors.ModelError: the library of custom operators libcustom.so does not exist
+
     """
     path = Path(library).resolve()
     if not path.is_file():

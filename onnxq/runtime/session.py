@@ -10,17 +10,27 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 
-from onnxq.ir import Model, Value, load
+from onnxq.ir import Model, ModelInput, Value, encode_proto, load, parse
 from onnxq.ir.segment import is_large
 from onnxq.runtime.in_memory import InMemory, open_in_memory
 from onnxq.runtime.ort_session import FATAL, ORT_ERRORS, Optimization, SessionError, Settings, load_native, reason
 from onnxq.runtime.segmented import StreamedSession
 
-__all__ = ["InMemory", "ModelSource", "Session", "SessionError", "open_session", "reason", "run_session"]
+__all__ = [
+    "InMemory",
+    "ModelSource",
+    "Session",
+    "SessionError",
+    "open_session",
+    "reason",
+    "run_session",
+    "source_model",
+]
 
-ModelSource = bytes | str | Path | Model | InMemory
+ModelSource = bytes | ModelInput | InMemory
 
 
 class Session(Protocol):
@@ -48,8 +58,9 @@ def open_session(
     """Load a model.
 
     Args:
-        model: Its bytes, its path, or the loaded model. A large one is run in segments, its weights left in their
-            files: it must not change as long as the session is in use. `InMemory` has onnxruntime hold any size.
+        model: Its bytes, its path, a ModelProto, or the loaded model. A large one is run in segments, its weights left
+            in their files: it must not change as long as the session is in use. `InMemory` has onnxruntime hold any
+            size.
         optimize: Level of graph optimisation.
         threads: Threads for one operator; 0 lets onnxruntime choose.
         reuse_shapes: Keep a memory plan for every combination of input shapes seen. It saves allocations when shapes
@@ -66,6 +77,8 @@ def open_session(
     if isinstance(model, str | Path):
         read = load(model)
         model = read if is_large(read) else model
+    if isinstance(model, onnx.ModelProto):
+        model = parse(encode_proto(model))
     if isinstance(model, Model):
         if is_large(model):
             return StreamedSession(model, settings, taps)
@@ -76,6 +89,22 @@ def open_session(
     else:
         session = load_native(model if isinstance(model, bytes) else str(model), settings)
     return session
+
+
+def source_model(source: ModelSource) -> Model:
+    """Return the model that a source holds: the very one where it is loaded, which its owner goes on with.
+
+    Raises:
+        ModelError: The model cannot be read.
+
+    """
+    if isinstance(source, InMemory):
+        return source.model
+    if isinstance(source, Model):
+        return source
+    if isinstance(source, onnx.ModelProto):
+        return parse(encode_proto(source))
+    return parse(source) if isinstance(source, bytes) else load(source)
 
 
 def run_session(session: Session, outputs: Sequence[str] | None, feeds: Mapping[str, np.ndarray]) -> list[Any]:

@@ -29,7 +29,7 @@ from onnxq.search.size_search import fits_corrected, meet_size_limit, written_by
 from onnxq.search.variants import Variants
 from onnxq.targets.target import load_target
 from onnxq.verification.records import Contribution
-from onnxq.verification.user_metric import MetricJudge
+from onnxq.verification.user_metric import Metric, MetricJudge
 
 # What `auto` goes for of its own accord, in dB, and the share of the time saved by 8 bit that it gives back for it, all
 # goals before together: below 20 dB a model is of no use, however fast, and above 30 dB hardly any decision changes.
@@ -50,8 +50,8 @@ class Budget:
 
     Attributes:
         min_sqnr: Least signal-to-quantization-noise ratio of every output in dB.
-        metric: A name such as `top1`, or `package.module:function`; see `onnxq.verification.user_metric`. Without
-            `max_drop`, it is only measured.
+        metric: A name such as `top1`, a function, or `package.module:function`; see `onnxq.verification.user_metric`.
+            Without `max_drop`, it is only measured.
         max_drop: How much worse the metric may get.
         max_size: Most bytes on disk.
         data_file: Name of the file that the weights go to, if not into the model: it takes room between them.
@@ -59,7 +59,7 @@ class Budget:
     """
 
     min_sqnr: float | None = None
-    metric: str | None = None
+    metric: str | Metric | None = None
     max_drop: float | None = None
     max_size: int | None = None
     data_file: str | None = None
@@ -119,7 +119,7 @@ def meet_budget(variants: Variants, budget: Budget) -> SearchOutcome:
     if budget.max_size is None:
         return settled
     choices = meet_size_limit(variants, settled.choices, budget.max_size, budget.data_file)
-    if budget.metric is not None and choices != settled.choices:
+    if budget.max_drop is not None and choices != settled.choices:
         meets = BudgetCheck(variants.baseline, variants.samples, budget)
         if not meets(variants.model(choices)):
             raise CheckFailed(f"no choice of nodes that is small enough meets the budget: {meets.last}", RAISE)
@@ -137,7 +137,7 @@ def settle_accuracy(variants: Variants, budget: Budget) -> SearchOutcome:
 
     """
     if not any(searchable(variants.prepared.plan, decision) for decision in weighted_decisions(variants.prepared.plan)):
-        if budget.metric is not None:  # an SQNR is held against the budget at the end
+        if budget.max_drop is not None:  # an SQNR is held against the budget at the end
             meets = BudgetCheck(variants.baseline, variants.samples, budget)
             if not meets(variants.model({})):
                 raise CheckFailed(f"the recipe leaves no node open, and misses the budget: {meets.last}", RAISE)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from onnxq.errors import ModelError
-from onnxq.ir import Model, Node, Value
+from onnxq.ir import IN_MEMORY, Model, ModelInput, Node, Value, read_model
 from onnxq.ir.opset import MIN_OPSET, make_loadable, raise_opset
 from onnxq.ir.pass_manager import Outcome
 from onnxq.ir.passes import normalise
@@ -33,7 +33,7 @@ ROOM = 0.8  # how full a file may be by estimate before it is counted
 
 
 def prepare(
-    model: Model,
+    model: ModelInput,
     recipe: str | Path | Recipe = "auto",
     *,
     with_data: bool,
@@ -44,10 +44,10 @@ def prepare(
     reduce_range: bool = False,
     most: int | None = None,
 ) -> Prepared:
-    """Normalise a loaded model as far as the recipe needs, and decide about every node.
+    """Normalise a model as far as the recipe needs, and decide about every node.
 
     Args:
-        model: The model; it is changed, or another takes its place.
+        model: The model: its path, a ModelProto, or loaded. One that is loaded is changed, or another takes its place.
         recipe: Name of a recipe, path of a TOML file, or a `Recipe`.
         with_data: Whether there are samples or statistics.
         target: Name of the runtime that the model is for; None for that of the recipe.
@@ -58,7 +58,21 @@ def prepare(
         most: Bytes that the file may have; where that could ask for weights of 4 bit, the opset that knows them is
             raised to if the model can be converted.
 
+    Returns:
+        The model that is quantized, and a decision for every node.
+
+    Raises:
+        ModelError: The model cannot be read, or has what onnxq does not support.
+        RecipeError: The recipe or an option is wrong.
+
+    Example:
+        >>> import onnxq
+        >>> prepared = onnxq.prepare("model.onnx", "static-int8", with_data=True)
+        >>> len(prepared.plan.quantized())
+        7
+
     """
+    model = model if isinstance(model, Model) else read_model(model)
     source = model.sha256
     chosen = choose_recipe(recipe, target=target, reduce_range=reduce_range, exclude=exclude, only=only)
     chosen = chosen.fast() if fast else chosen
@@ -68,7 +82,7 @@ def prepare(
     notes += found.notes
     plan = Plan(chosen, {}, with_data)
     prepared = replan_with_costs(
-        Prepared(model.path or Path(), source, found.model, plan, notes, fast, found.original), most
+        Prepared(model.path or IN_MEMORY, source, found.model, plan, notes, fast, found.original), most
     )
     prepared = _portable(prepared, most)
     return replace(prepared, notes=(*prepared.notes, *chosen.idle_globs(node_labels(prepared.model), before)))

@@ -20,7 +20,7 @@ class Prepared:
     """A float model that is ready to be quantized, and what will happen to it.
 
     Attributes:
-        path: The file it was read from.
+        path: The file it was read from; `onnxq.ir.IN_MEMORY` where there is none.
         source: SHA-256 of the file it was read from, as hexadecimal digits.
         model: The normalised float model, simplified where the recipe allows it, types inferred.
         plan: A decision for every node.

@@ -15,11 +15,10 @@ import numpy as np
 from onnxq.data.input_summary import short
 from onnxq.errors import OnnxqError
 from onnxq.evaluator import Evaluator
-from onnxq.ir import Model, Node, Value, load, parse
+from onnxq.ir import Model, Node, Value
 from onnxq.ir.operator_traits import Trait, operators_with
 from onnxq.ir.segment import is_large
-from onnxq.runtime.in_memory import InMemory
-from onnxq.runtime.session import ModelSource
+from onnxq.runtime.session import ModelSource, source_model
 from onnxq.warning import WarningLine
 
 MOST_OUTSIDE = 0.05  # share of values beyond a range; ranges of least error cut off less than that
@@ -102,7 +101,7 @@ class CalibratedRanges:
 
         """
         try:
-            model = _read(source)
+            model = source_model(source)
             if is_large(model):
                 return cls()
             found = list(_ranges(model))
@@ -137,14 +136,6 @@ def calibration_warnings(source: ModelSource, samples: Iterable[Mapping[str, np.
     for sample in islice(samples, MOST_SAMPLES if ranges.ranges else 0):
         ranges.add(sample)
     return ranges.warnings()
-
-
-def _read(source: ModelSource) -> Model:
-    if isinstance(source, bytes):
-        return parse(source)
-    if isinstance(source, InMemory):
-        return source.model
-    return source if isinstance(source, Model) else load(source)
 
 
 def _ranges(model: Model) -> Iterator[_Range]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from onnxq.data.samples import few_samples
 from onnxq.errors import DataError, ModelError
 from onnxq.evaluator import Evaluator, Run, Step, arithmetic
-from onnxq.ir import Model, Value, load
+from onnxq.ir import Model, ModelInput, Value, read_model
 from onnxq.ir.passes import normalise
 from onnxq.ir.segment import is_large
 from onnxq.optimize.sequence_first import SWAPPED
@@ -35,8 +34,8 @@ Progress = Callable[[int, int | None], None]
 
 
 def compare_layers(
-    float_model: str | Path | Model,
-    quantized: str | Path | Model,
+    float_model: ModelInput,
+    quantized: ModelInput,
     samples: Iterable[Mapping[str, np.ndarray]],
     *,
     limit: int = SAMPLES,
@@ -58,8 +57,8 @@ def compare_layers(
 
     Args:
         float_model: The float model, normalised as it was for quantizing (`onnxq.ir.passes.normalise`): node by node
-            the two have to mean the same. One that is given as a path is normalised here.
-        quantized: The quantized model.
+            the two have to mean the same. One that is not loaded is normalised here.
+        quantized: The quantized model, likewise.
         samples: `{input name: array}` with exactly the model's dtypes; shapes may differ.
         limit: Use so many samples, or fewer where they are large.
         progress: Called with the number of nodes done and their total.
@@ -71,9 +70,16 @@ def compare_layers(
         ModelError: The evaluator cannot run one of the models.
         DataError: There are no samples, or they do not fit.
 
+    Example:
+        >>> import numpy as np, onnxq
+        >>> samples = [{"image": image[None]} for image in np.load("calibration.npz")["image"]]
+        >>> layers = onnxq.compare_layers("model.onnx", "small.onnx", samples)
+        >>> min(layers, key=lambda layer: layer.own).own > 20
+        True
+
     """
     if not isinstance(float_model, Model):
-        float_model = load(float_model)
+        float_model = read_model(float_model)
         normalise(float_model)
     reference, result = Evaluator(float_model), Evaluator(quantized)
     feeds = few_samples(samples, limit, MOST_ELEMENTS)
@@ -85,8 +91,8 @@ def compare_layers(
 
 def with_layers(
     comparison: Comparison,
-    float_model: str | Path | Model,
-    quantized: str | Path | Model,
+    float_model: ModelInput,
+    quantized: ModelInput,
     samples: Iterable[Mapping[str, np.ndarray]],
     progress: Progress | None = None,
 ) -> Comparison:

@@ -16,7 +16,7 @@ from pathlib import Path
 from onnx import TensorProto
 
 from onnxq.errors import ModelError
-from onnxq.ir import Model, Node, Value, load, parse
+from onnxq.ir import Model, ModelInput, Node, Value, load, parse, read_model
 from onnxq.ir.segment import is_large
 from onnxq.runtime.ort_session import SessionError, Settings, load_native
 
@@ -77,17 +77,27 @@ class Fusion:
         return tuple(group for group in self.groups if group.kernel is None)
 
 
-def read_fusion(model: str | Path | bytes) -> Fusion:
+def read_fusion(model: ModelInput | bytes) -> Fusion:
     """Let onnxruntime optimise a model, and compare the graphs.
 
     Args:
-        model: The quantized model: its bytes, or its path (needed where it has external data).
+        model: The quantized model: its path, a ModelProto, loaded, or its bytes; with external data by its path.
+
+    Returns:
+        How many nodes run in which kernel, and what became of each quantized node.
 
     Raises:
         ModelError: onnxruntime cannot load the model.
 
+    Example:
+        >>> import onnxq
+        >>> onnxq.read_fusion("small.onnx").kernels["QLinearConv"]
+        2
+
     """
-    source = parse(model) if isinstance(model, bytes) else load(model)
+    source = parse(model) if isinstance(model, bytes) else read_model(model)
+    if not isinstance(model, str | Path | bytes):
+        model = source.serialize()
     if is_large(source):
         return Fusion({}, (), "the model is too large for onnxruntime to write it optimised")
     with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:

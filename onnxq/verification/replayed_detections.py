@@ -11,9 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.ir import Model, load, parse
+from onnxq.ir import Model
 from onnxq.ir.segment import is_large
-from onnxq.runtime.session import InMemory, ModelSource, Session, SessionError, open_session, run_session
+from onnxq.runtime.session import (
+    InMemory,
+    ModelSource,
+    Session,
+    SessionError,
+    open_session,
+    run_session,
+    source_model,
+)
 from onnxq.verification.detections import (
     SUPPRESSION,
     THRESHOLDS,
@@ -132,5 +140,5 @@ def _whole(source: ModelSource) -> Model | None:
     """Return a model whose graph can be looked at, and that onnxruntime can hold."""
     if isinstance(source, InMemory):
         return source.model
-    model = source if isinstance(source, Model) else parse(source) if isinstance(source, bytes) else load(source)
+    model = source_model(source)
     return None if is_large(model) else model

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,12 +23,20 @@ from onnxq.verification.metrics.by_name import METRICS
 from onnxq.verification.metrics.named_metric import MetricRun, NamedMetric
 from onnxq.verification.records import MetricComparison
 
-Metric = Callable[[dict[str, list[Any]], dict[str, list[np.ndarray]]], float]
-"""Gives a number, more being better, for outputs and labels.
 
-The outputs are a list for each output of the model by name, with what the model gives for each sample. The labels are
-those of `Samples.labels`: for each array of the data whose name starts with `_`, a list of one array a file.
-"""
+class Metric(Protocol):
+    """Gives a number, more being better, for outputs and labels."""
+
+    def __call__(self, outputs: dict[str, list[Any]], labels: dict[str, list[np.ndarray]], /) -> float:
+        """Judge what a model gives.
+
+        Args:
+            outputs: For each output of the model by its name, a list with what the model gives for each sample.
+            labels: Those of `Samples.labels`: for each array of the data whose name starts with `_`, a list of one
+                array a file.
+
+        """
+
 
 SIGNATURE = "It is called as metric(outputs, labels) and gives a number: see docs/reference/data.md."
 
@@ -36,13 +44,25 @@ SIGNATURE = "It is called as metric(outputs, labels) and gives a number: see doc
 Progress = Callable[[int, int | None], None]
 
 
-def load_metric(source: str) -> Metric | NamedMetric:
-    """Look up a metric by name, or import one named as `package.module:function`.
+def metric_name(metric: str | Metric) -> str:
+    """Return what a metric is called: `package.module:function`, as people write it, or `top1`."""
+    if isinstance(metric, str):
+        return metric
+    name = getattr(metric, "__qualname__", type(metric).__qualname__)
+    return f"{getattr(metric, '__module__', type(metric).__module__)}:{name}"
+
+
+def load_metric(source: str | Metric) -> Metric | NamedMetric:
+    """Look up a metric by name, import one named as `package.module:function`, or return a function as it is.
 
     Raises:
         DataError: There is none of that name, it cannot be imported, or is no function.
 
     """
+    if not isinstance(source, str):
+        if not callable(source):
+            raise DataError(f"a metric is {type(source).__name__}, not a function", SIGNATURE)
+        return source
     if source in METRICS:
         return METRICS[source]
     if not CALLABLE.fullmatch(source):
@@ -55,7 +75,7 @@ def load_metric(source: str) -> Metric | NamedMetric:
     return metric
 
 
-def check_labels(source: str, samples: Samples) -> None:
+def check_labels(source: str | Metric, samples: Samples) -> None:
     """Refuse data that lack what a metric reads; only the first file or sample is read.
 
     Raises:
@@ -82,7 +102,7 @@ def measure_metric(
 
     Args:
         metric: The function, `package.module:function`, or the name of a metric, such as `top1`.
-        model: The model: its bytes, or its path (needed where it has external data).
+        model: The model: its path, its bytes, a ModelProto, or loaded; with external data by its path.
         samples: From `open_samples` or `wrap_samples`.
         name: What to call the metric in messages.
         float_model: What `agreement` and `cosine` compare with, and `iou` and `psnr` if the data have no labels; the
@@ -92,6 +112,15 @@ def measure_metric(
     Raises:
         ModelError: onnxruntime cannot load or run the model.
         DataError: There are no samples, or the metric fails or gives something other than a number.
+
+    Returns:
+        What the metric gives.
+
+    Example:
+        >>> import onnxq
+        >>> samples = onnxq.open_samples("calibration.npz", onnxq.input_specs("model.onnx"))
+        >>> onnxq.measure_metric(lambda outputs, labels: len(outputs["scores"]), "model.onnx", samples)
+        16.0
 
     """
     if isinstance(metric, str):
@@ -120,7 +149,7 @@ class MetricJudge:
     """Measures a metric on one quantized model after another; the float model is run once.
 
     Args:
-        source: `package.module:function`, or the name of a metric.
+        source: A function, `package.module:function`, or the name of a metric.
         float_model: The float model.
         samples: From `open_samples` or `wrap_samples`.
         progress: As in `measure_metric`.
@@ -131,9 +160,9 @@ class MetricJudge:
     """
 
     def __init__(
-        self, source: str, float_model: ModelSource, samples: Samples, progress: Progress | None = None
+        self, source: str | Metric, float_model: ModelSource, samples: Samples, progress: Progress | None = None
     ) -> None:
-        self._source, self._samples, self._progress = source, samples, progress
+        self._name, self._samples, self._progress = metric_name(source), samples, progress
         self._metric = load_metric(source)
         self._labels: Labels = {}
         self._reference: MetricRun | None = None
@@ -143,7 +172,7 @@ class MetricJudge:
             self._reference = _run(self._metric, float_model, samples, self._labels, progress)
             self._float_value = self._reference.score(self._reference)
         else:
-            self._float_value = measure_metric(self._metric, float_model, samples, name=source, progress=progress)
+            self._float_value = measure_metric(self._metric, float_model, samples, name=self._name, progress=progress)
 
     def compare(self, quantized: ModelSource) -> MetricComparison:
         """Measure the metric on a quantized model.
@@ -155,15 +184,15 @@ class MetricJudge:
         if isinstance(self._metric, NamedMetric) and self._reference is not None:
             run = _run(self._metric, quantized, self._samples, self._labels, self._progress)
             value, falls = run.score(self._reference), self._metric.lower_is_better
-            return MetricComparison(self._source, self._float_value, value, falls)
+            return MetricComparison(self._name, self._float_value, value, falls)
         assert not isinstance(self._metric, NamedMetric)
         progress = self._progress
-        value = measure_metric(self._metric, quantized, self._samples, name=self._source, progress=progress)
-        return MetricComparison(self._source, self._float_value, value)
+        value = measure_metric(self._metric, quantized, self._samples, name=self._name, progress=progress)
+        return MetricComparison(self._name, self._float_value, value)
 
 
 def compare_metric(
-    source: str,
+    source: str | Metric,
     float_model: ModelSource,
     quantized: ModelSource,
     samples: Samples,

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxq.cli.runtime import Runtime
+from onnxq.api.runtime import Runtime
 from onnxq.targets.host import host_saturates
 from onnxq.verification.int8_saturation import LayerSaturation
 from onnxq.verification.ort_graph import Fusion
@@ -75,7 +75,7 @@ def test_a_model_that_onnxruntime_refuses_is_still_inspected(cli, folder: Path) 
 def shown(cli, monkeypatch: pytest.MonkeyPatch, *, saturates: bool) -> str:
     layers = tuple(LayerSaturation(f"layer{i}", "Conv", 3, 10) for i in range(7))
     found = Runtime(Fusion({}, ()), layers, saturates)
-    monkeypatch.setattr("onnxq.cli.runtime.look", lambda path, model: found)
+    monkeypatch.setattr("onnxq.api.runtime.look", lambda path, model: found)
     return str(cli("inspect", "q.onnx").out)
 
 

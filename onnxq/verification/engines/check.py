@@ -6,17 +6,16 @@ Tests: `tests/ops/test_hard_activations.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from onnxq.errors import DataError, InvalidResult, OnnxqError
 from onnxq.evaluator import Evaluator
-from onnxq.ir import load, parse
+from onnxq.ir import ModelInput
 from onnxq.ops.quantized import host_arithmetic
 from onnxq.runtime.custom_ops import refusal_hint
-from onnxq.runtime.session import SessionError, open_session, run_session
+from onnxq.runtime.session import SessionError, open_session, run_session, source_model
 from onnxq.verification.engines.nodes import NodeByNode
 from onnxq.verification.engines.origin import holds, origin_of
 from onnxq.verification.engines.result import EngineCheck, OutputAgreement
@@ -33,7 +32,7 @@ MADE_UP = (
 
 
 def check_engines(
-    model: Path | bytes,
+    model: ModelInput | bytes,
     samples: Iterable[Mapping[str, np.ndarray]],
     *,
     progress: Progress | None = None,
@@ -50,7 +49,7 @@ def check_engines(
     saturates.
 
     Args:
-        model: Its path, or its bytes where it has no external data.
+        model: Its path, a ModelProto, loaded, or its bytes; with external data by its path.
         samples: `{input name: array}` with exactly the model's dtypes; shapes may differ.
         progress: Called with the number of samples done and the total (None while unknown).
         blame: What to raise where the model is at fault.
@@ -77,8 +76,9 @@ def check_engines(
 class _Runs:
     """The three runs of every sample, added up."""
 
-    def __init__(self, model: Path | bytes, blame: type[OnnxqError], hint: str) -> None:
-        self.label = "the model" if isinstance(model, bytes) else str(model)
+    def __init__(self, model: ModelInput | bytes, blame: type[OnnxqError], hint: str) -> None:
+        read = source_model(model)
+        self.label = read.name
         self.blame = blame
         self.hint = hint
         try:
@@ -87,7 +87,6 @@ class _Runs:
         except SessionError as error:
             raise self._refused(error) from error
         self.names = [output.name for output in self.plain.get_outputs()]
-        read = parse(model) if isinstance(model, bytes) else load(model)
         self.evaluator = Evaluator(read, host_arithmetic())  # on the same inputs, both are to give the same
         self.nodes = NodeByNode(self.evaluator)
         self.against_evaluator = [_Sum() for _ in self.names]

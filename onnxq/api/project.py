@@ -1,0 +1,94 @@
+"""The models of a project file, built and checked.
+
+Tests: `tests/api/test_api_examples.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from onnxq.errors import ProjectError
+from onnxq.progress import Observer
+from onnxq.project.build import Built
+from onnxq.project.build import build as build_entries
+from onnxq.project.check import Checked
+from onnxq.project.check import check as check_project
+from onnxq.project.entry import Project
+from onnxq.project.file import FILE, START, find_project, load_project
+from onnxq.project.jobs import build_in_jobs
+from onnxq.text import as_list
+
+
+def check(files: str | Path | Sequence[str | Path] = (), *, project: str | Path | None = None) -> Checked:
+    """Find models of a project that are missing, damaged, stale, too large or below a threshold; nothing is run.
+
+    Args:
+        files: Only the models that these files belong to. Models outside the project have to be well formed.
+        project: The project file; by default the one in this folder or above it.
+
+    Returns:
+        How many models were looked at, and what is wrong with them.
+
+    Raises:
+        ProjectError: The project file is wrong, or there is none and no files are given.
+
+    Example:
+        >>> import onnxq
+        >>> onnxq.check("model.onnx").findings
+        ()
+
+    """
+    given = [Path(file) for file in as_list(files)]
+    found = _find(project)
+    if found is None and not given:
+        raise _missing()
+    return check_project(None if found is None else load_project(found), given)
+
+
+def build(
+    project: str | Path | None = None, *, force: bool = False, jobs: int = 1, observer: Observer | None = None
+) -> tuple[Built, ...]:
+    r"""Build the models of a project that are out of date; one that fails does not keep the others from being built.
+
+    Args:
+        project: The project file; by default the one in this folder or above it.
+        force: Build those that are up to date as well.
+        jobs: How many to build at a time, each in a process of its own.
+        observer: Told about each step, where one is built at a time.
+
+    Returns:
+        What became of each model, in the order of the file.
+
+    Raises:
+        ProjectError: The project file is missing or wrong.
+
+    Example:
+        >>> import onnxq, pathlib
+        >>> text = '[[models]]\nfloat = "model.onnx"\ndata = ["calibration.npz"]\n'
+        >>> _ = pathlib.Path("onnxq.toml").write_text(text)
+        >>> [built.state for built in onnxq.build()]
+        ['built']
+        >>> [built.state for built in onnxq.build()]
+        ['up to date']
+
+    """
+    entries = _load(project).entries
+    if jobs > 1:
+        return tuple(build_in_jobs(entries, jobs, force=force))
+    return tuple(build_entries(entries, force=force, observer=observer))
+
+
+def _find(project: str | Path | None) -> Path | None:
+    return Path(project) if project is not None else find_project()
+
+
+def _missing() -> ProjectError:
+    return ProjectError(f"there is no {FILE} in this folder or above it", f"Name the file, or create it. {START}")
+
+
+def _load(project: str | Path | None) -> Project:
+    found = _find(project)
+    if found is None:
+        raise _missing()
+    return load_project(found)

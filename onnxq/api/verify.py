@@ -1,0 +1,374 @@
+"""Whether a quantized model still does what the float one does: what `onnxq verify` finds.
+
+Tests: `tests/api/test_api_models.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx
+
+from onnxq.api.runtime import Runtime, look
+from onnxq.calibration.nonfinite_weights import blaming_weights
+from onnxq.data.examine import examine
+from onnxq.data.input_summary import InputSummary
+from onnxq.data.reading import PLAIN, Reading
+from onnxq.data.samples import Samples, input_specs
+from onnxq.data.synthetic import synthetic_samples
+from onnxq.errors import CheckFailed, ModelError, OnnxqError, RecipeError
+from onnxq.ir import IN_MEMORY, Model, ModelInput, infer_types, read_model
+from onnxq.ir.invariants import objection
+from onnxq.ir.passes import normalise
+from onnxq.ir.segment import is_large
+from onnxq.planning.recipe import parse_recipe
+from onnxq.progress import Observer, Progress, following
+from onnxq.project.provenance import external_files
+from onnxq.report.records import WEIGHT_ONLY
+from onnxq.report.result_warnings import USELESS, result_warnings
+from onnxq.runtime.session import ModelSource
+from onnxq.stages.files import open_data
+from onnxq.targets.target import load_target
+from onnxq.text import as_list
+from onnxq.verification.calibrated_ranges import calibration_warnings
+from onnxq.verification.compare import check_wellformed, compare
+from onnxq.verification.engines import EngineCheck, check_engines
+from onnxq.verification.families import FamilyFigures, family_figures, recorded_latencies, recorded_target
+from onnxq.verification.layerwise import with_layers
+from onnxq.verification.ort_graph import quantized_already
+from onnxq.verification.records import Comparison
+from onnxq.verification.user_metric import Metric, check_labels, compare_metric, load_metric
+from onnxq.verification.wellformed import find_defects
+from onnxq.warning import WarningLine
+
+RANDOM_SAMPLES = 8
+AGAIN = "Export or quantize it again."
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Findings of `verify`.
+
+    Attributes:
+        model: The file of the model; `the model` where it has none.
+        against: The file of the float model, likewise; None where the model was looked at alone.
+        missed: A sentence for each threshold that is missed, and for engines that differ; empty where all is well.
+        bare: Whether no threshold was given: an output of less than 10 dB counts as missed then.
+        data: What the models ran on, for example `100 samples from calib.npz`.
+        made_up: Whether the samples are random numbers, which say little about accuracy.
+        comparison: Float against quantized; None where the model was looked at alone.
+        engines: onnxruntime against the reference evaluator; None where two models were compared.
+        families: SQNR and latency on each family of processors.
+        inputs: What the samples hold for each input.
+        warnings: What should be known before the result is used.
+        runtime: What onnxruntime makes of the model.
+
+    """
+
+    model: Path
+    against: Path | None
+    missed: tuple[str, ...]
+    bare: bool
+    data: str
+    made_up: bool
+    comparison: Comparison | None
+    engines: EngineCheck | None
+    families: tuple[FamilyFigures, ...]
+    inputs: tuple[InputSummary, ...]
+    warnings: tuple[WarningLine, ...]
+    runtime: Runtime
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is missed."""
+        return not self.missed
+
+
+def verify(
+    model: ModelInput,
+    against: ModelInput | None = None,
+    *,
+    data: str | Path | Sequence[str | Path] = (),
+    reading: Reading = PLAIN,
+    samples: object = None,
+    sample_limit: int | None = None,
+    min_sqnr: float | None = None,
+    max_abs: float | None = None,
+    min_agreement: float | None = None,
+    min_cosine: float | None = None,
+    metric: str | Metric | None = None,
+    max_drop: float | None = None,
+    layers: bool | None = None,
+    target: str | None = None,
+    observer: Observer | None = None,
+) -> Verification:
+    """Check a model, and compare it with its float original.
+
+    Without `against`, the model runs in onnxruntime and in the reference evaluator, which have to give the same.
+    Without data, random numbers go in, which say little about accuracy.
+
+    Args:
+        model: The quantized model: its path, a ModelProto, or loaded.
+        against: The float model to compare with, likewise.
+        data: What samples are read from, one source or several, as for `quantize`.
+        reading: How data that are no arrays become samples.
+        samples: Instead of `data`: an iterable of `{input name: array}`, or a function that gives one.
+        sample_limit: Use no more samples.
+        min_sqnr: Least signal-to-quantization-noise ratio of every output in dB.
+        max_abs: Largest absolute difference of any element.
+        min_agreement: Least percentage of equal decisions.
+        min_cosine: Least cosine of the angle between every output and the float one.
+        metric: A name such as `top1`, a function of outputs and labels, or `package.module:function`.
+        max_drop: How far the metric may fall.
+        layers: Whether to compare layers, too; by default where two models are compared.
+        target: Hold `min_sqnr` against what the model is on processors of this target, too.
+        observer: Told about each step.
+
+    Returns:
+        What was found. Thresholds that are missed are in its `missed`; nothing is raised for them.
+
+    Raises:
+        CheckFailed: The model is not well formed, does not load or run, or gives NaN or infinity.
+        ModelError: A model cannot be read.
+        DataError: The samples do not fit the models.
+        RecipeError: A threshold needs something else that is not given.
+
+    Example:
+        >>> import onnxq
+        >>> found = onnxq.verify("small.onnx", "model.onnx", data="calibration.npz", min_sqnr=20)
+        >>> found.passed, found.missed
+        (True, ())
+
+    """
+    limits = {
+        "min_sqnr": min_sqnr,
+        "max_abs": max_abs,
+        "min_agreement": min_agreement,
+        "min_cosine": min_cosine,
+        "max_drop": max_drop,
+    }
+    given = _Given(as_list(data), reading, samples, sample_limit)
+    _check_options({**limits, "metric": metric, "layers": layers, "target": target}, against, given)
+    with following(observer) as progress:
+        if against is None:
+            return _alone(model, given, progress)
+        found = _compare(model, against, given, metric, target, progress, with_layers=layers is not False)
+    bare = given.is_given and all(limit is None for limit in limits.values())  # random numbers may give less
+    assert found.comparison is not None
+    missed = found.comparison.missed(**({**limits, "min_sqnr": USELESS} if bare else limits))
+    if target is not None:
+        missed += _missed_there(found.families, min_sqnr)
+    return replace(found, missed=tuple(missed), bare=bare)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """Sources of samples."""
+
+    data: Sequence[str | Path]
+    reading: Reading
+    samples: object
+    limit: int | None
+
+    @property
+    def is_given(self) -> bool:
+        return bool(self.data) or self.samples is not None
+
+    def open(self, model: Model) -> Samples:
+        """Open the data, or make up random samples where there are none."""
+        infer_types(model)
+        found = open_data(model, self.data, self.samples, self.limit, self.reading)
+        return found if found is not None else synthetic_samples(model, input_specs(model), RANDOM_SAMPLES)
+
+
+def _check_options(given: Mapping[str, object], against: ModelInput | None, data: _Given) -> None:
+    """Refuse options that need another one, and limits that are no numbers."""
+    if against is None:
+        for name, value in given.items():
+            if value is not None:
+                option = "--no-layers" if value is False else "--" + name.replace("_", "-")
+                raise RecipeError(f"{option} needs a float model to compare with", "Add --against FLOAT.")
+    for name, value in given.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise RecipeError(f"--{name.replace('_', '-')} is {value}, not a finite number", "Give a number.")
+    if given["max_drop"] is not None and given["metric"] is None:
+        raise RecipeError("--max-drop needs a metric that could drop", "Add --metric, such as --metric top1.")
+    if given["metric"] is not None and not data.is_given:
+        raise RecipeError("--metric needs data: random numbers have no right answers", "Add --data.")
+    if isinstance(given["target"], str):
+        load_target(given["target"])  # refuses unknown names before any work
+
+
+def _missed_there(families: Sequence[FamilyFigures], least: float | None) -> list[str]:
+    """Say on which families the SQNR is less than it is to be, or is not known."""
+    if least is None:
+        return []
+    return [
+        f"SQNR on {family.family} is "
+        + ("not known" if family.sqnr is None else f"{family.sqnr:.1f} dB, not {least:g}")
+        for family in families
+        if family.sqnr is None or family.sqnr < least
+    ]
+
+
+def _alone(source: ModelInput, given: _Given, progress: Progress) -> Verification:
+    """Run one model in two engines."""
+    progress.step("load")
+    model = read_model(source)
+    _check_form(source, model, progress)
+    samples = given.open(model)
+    progress.step("examine")
+    seen = examine(model, samples, calibrating=False, progress=progress.progress)
+    warnings = (*seen.warnings, *(calibration_warnings(source, samples) if given.is_given else ()))
+    progress.step("run")
+    with blaming_weights(model, CheckFailed, CheckFailed):
+        check = check_engines(source, samples, progress=progress.progress, blame=CheckFailed)
+    return Verification(
+        model=model.path or IN_MEMORY,
+        against=None,
+        missed=(check.objection,) if check.objection else (),
+        bare=False,
+        data=samples.description,
+        made_up=samples.made_up,
+        comparison=None,
+        engines=check,
+        families=(),
+        inputs=seen.inputs,
+        warnings=warnings,
+        runtime=look(source, model),
+    )
+
+
+def _compare(
+    model: ModelInput,
+    against: ModelInput,
+    given: _Given,
+    metric: str | Metric | None,
+    target: str | None,
+    progress: Progress,
+    *,
+    with_layers: bool,
+) -> Verification:
+    if metric is not None:
+        load_metric(metric)  # refuses unknown names before any work
+    progress.step("load")
+    quantized, baseline = read_model(model), read_model(against)
+    _check_form(model, quantized, progress)
+    _note_another_source(quantized, baseline, progress)
+    swapped = _swapped_models(quantized, baseline)
+    samples = given.open(baseline)
+    if metric is not None:
+        check_labels(metric, samples)
+    progress.step("examine")
+    seen = examine(baseline, samples, calibrating=False, progress=progress.progress)
+    listed = normalise(baseline, needs=("drop_initializer_inputs",))  # or onnxruntime would not fold constants
+    source: ModelSource = baseline if listed else against
+    progress.step("verify")
+    comparison = compare(source, model, samples, progress=progress.progress, blame=CheckFailed)
+    if metric is not None:
+        progress.step("metric")
+        measured = compare_metric(metric, source, model, samples, progress=progress.progress)
+        comparison = replace(comparison, metric=measured)
+    if with_layers:
+        progress.step("layers")
+        comparison = _with_layers(comparison, baseline, quantized, samples)
+    families = _families(source, quantized, samples, comparison, target, progress)
+    found = result_warnings(comparison, families, made_up=samples.made_up, for_size=_is_for_size(quantized))
+    return Verification(
+        model=quantized.path or IN_MEMORY,
+        against=baseline.path or IN_MEMORY,
+        missed=(),
+        bare=False,
+        data=samples.description,
+        made_up=samples.made_up,
+        comparison=comparison,
+        engines=None,
+        families=families,
+        inputs=seen.inputs,
+        warnings=(*swapped, *seen.warnings, *found),
+        runtime=look(model, quantized),
+    )
+
+
+def _with_layers(comparison: Comparison, baseline: Model, quantized: Model, samples: Samples) -> Comparison:
+    normalise(baseline)
+    return with_layers(comparison, baseline, quantized, samples)
+
+
+def _families(
+    source: ModelSource,
+    quantized: Model,
+    samples: Samples,
+    comparison: Comparison,
+    target: str | None,
+    progress: Progress,
+) -> tuple[FamilyFigures, ...]:
+    """Measure a model on each family of processors."""
+    progress.step("families")
+    asked = target or recorded_target(quantized)
+    latencies = recorded_latencies(quantized)
+    return family_figures(asked, source, quantized, samples, comparison.worst_sqnr, latencies)
+
+
+def _check_form(source: ModelInput, model: Model, progress: Progress) -> None:
+    """Refuse a model that the ONNX checker or ours objects to; what is only odd is mentioned."""
+    name = model.name
+    try:
+        external_files(model.path or Path(), model)  # the checker has other words for one that is missing
+    except ModelError as error:
+        raise CheckFailed(f"{name} is not well formed: {error.message}", error.hint) from error
+    wrong = _objection(source, model)
+    if wrong:
+        raise CheckFailed(f"{name} is no valid ONNX model: {wrong}", AGAIN)
+    defects = find_defects(model)
+    errors = [defect.sentence for defect in defects if defect.is_error]
+    if errors:
+        more = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
+        raise CheckFailed(f"{name} is not well formed: {errors[0]}{more}", AGAIN)
+    for defect in defects:
+        progress.mention(f"{name}: {defect.sentence}")
+
+
+def _objection(source: ModelInput, model: Model) -> str | None:
+    """Ask the ONNX checker about a file, or about a model in memory."""
+    if isinstance(source, str | Path):
+        return check_wellformed(Path(source))
+    if isinstance(source, onnx.ModelProto):
+        return objection(source.SerializeToString())
+    return None if is_large(model) else objection(model.serialize())
+
+
+def _note_another_source(quantized: Model, baseline: Model, progress: Progress) -> None:
+    """Mention that a model was made from another file than it is compared with."""
+    made_from = quantized.metadata.get("onnxq_source_sha256")
+    if made_from is not None and made_from != baseline.sha256:
+        progress.mention(f"{quantized.name} says that it was made from another file than {baseline.name}")
+
+
+def _is_for_size(model: Model) -> bool:
+    """Whether onnxq has quantized nothing but weights, which is done for the size."""
+    recipe = model.metadata.get("onnxq_recipe")
+    try:
+        return recipe is not None and parse_recipe(recipe, "metadata").scheme.name.startswith(WEIGHT_ONLY)
+    except OnnxqError:
+        return False
+
+
+def _swapped_models(model: Model, baseline: Model) -> tuple[WarningLine, ...]:
+    """Say that the model is float and the one that it is compared with is quantized."""
+    found = quantized_already(baseline)
+    if not found or quantized_already(model) or _stored(model):
+        return ()
+    message = f"{model.name} is not quantized, and {baseline.name} is ({found}): the quantized model goes first"
+    return (WarningLine("swapped-models", message, f"Write `onnxq verify {baseline.name} --against {model.name}`."),)
+
+
+def _stored(model: Model) -> bool:
+    """Whether a model holds weights in few bits, which an operator of float models gives their type."""
+    types = onnx.TensorProto
+    small = (types.INT8, types.UINT8, types.INT4, types.UINT4)
+    weights = (value for value in model.initializers() if value.tensor is not None and value.tensor.dtype in small)
+    return any(use.node.op_type == "Cast" for value in weights for use in value.uses)
