@@ -8,7 +8,7 @@ compensate for the error of the layers before (`prefix_error`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +29,7 @@ from onnxq.progress import working
 from onnxq.rounding.block_solver import BlockSolution, solve_blocks
 from onnxq.rounding.checkpoint import Checkpoint
 from onnxq.rounding.jobs import WeightRows
-from onnxq.rounding.prefix_error import PrefixError, residual_of
+from onnxq.rounding.prefix_error import Triple, compensated, residual_of
 from onnxq.rounding.tied_tables import tied_tables
 from onnxq.rounding.weights import Key, WeightSpec, finite_rows, searched_weights
 from onnxq.runtime.blas_threads import single_threaded_blas
@@ -161,15 +161,18 @@ def _rows(job: BlockJob, node: Node, runs: Sequence[Run], exact: Sequence[Run], 
         return rows
     known, added = node.inputs[0], residual_of(node)
     assert known is not None
-    error = PrefixError(rows)
-    for run, other in zip(runs, exact, strict=True):
-        difference = None
-        if added in run.values and np.shape(run.values[added]) == (*np.shape(run.values[known])[:-1], len(rows)):
-            difference = other.values[added] - run.values[added]
-        error.add(run.values[known], other.values[known], difference)
-        for each in (run, other):
-            release_array(each.values[known])
-    return error.corrected(moments)
+
+    def read() -> Iterator[Triple]:
+        for run, other in zip(runs, exact, strict=True):
+            one, two = run.values[known], other.values[known]
+            residual = None
+            if added in run.values and np.shape(run.values[added]) == (*np.shape(one)[:-1], len(rows)):
+                residual = other.values[added] - run.values[added]
+            yield one, two, residual
+            release_array(one)
+            release_array(two)
+
+    return compensated(rows, read, moments)
 
 
 def _kept(solution: BlockSolution, spool: Spool | None) -> BlockSolution:

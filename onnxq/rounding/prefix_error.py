@@ -13,6 +13,8 @@ Tests: `tests/rounding/test_prefix_error.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+
 import numpy as np
 
 from onnxq.calibration.gram import Gram
@@ -22,7 +24,10 @@ from onnxq.ir import Node, Value
 
 RIDGES = (1e-2, 1e-1, 1.0)  # λ, relative to the mean of the diagonal
 SUMS = ("Add", "Sum", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
+SLAB = 1 << 22  # elements of the weight at a time: 32 MB for each of two sums
 LEAST_GAIN = 1e-4  # of the error: a weight that gains less stays as it is
+
+Triple = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
 
 class PrefixError:
@@ -54,24 +59,28 @@ class PrefixError:
         n, stacked = self.weight.shape[1], np.concatenate([quantized, error], axis=-1)
         for items in Unfolding(stacked.shape[-1]).rows(stacked, ROWS_PER_ITEM):
             for half, rows in halves_of(items, self._items):
-                read, wrong = rows[:, :n].astype(np.float64), rows[:, n:].astype(np.float64)
+                read, wrong = rows[:, :n], rows[:, n:]
                 self.sums[half] += wrong.T @ read
-                self.squares[half] += float(np.square(wrong).sum())
+                self.squares[half] += float(np.square(wrong, dtype=np.float64).sum())
                 self.rows[half] += len(rows)
             self._items += len(items)
 
-    def corrected(self, moments: LayerMoments) -> np.ndarray:
-        """Return the weight to choose codes for, float32 `[channels, n]`.
+    def corrected(self, moments: LayerMoments, ridges: Sequence[float] = RIDGES) -> tuple[np.ndarray, float | None]:
+        """Return the weight to choose codes for, float32 `[channels, n]`, and the ridge that served best.
 
         Args:
             moments: Second moments of `x̂`, of the same samples.
+            ridges: Which to try.
+
+        Returns:
+            The weight, and the ridge; None with the weight as it was.
 
         """
         if not all(self.rows):
-            return self.weight
+            return self.weight, None
         fitted, held_out = moments.fitted(), moments.held_out()
-        best = (0.0, 0.0, RIDGES[0])
-        for ridge in RIDGES:
+        best = (0.0, 0.0, ridges[0])
+        for ridge in ridges:
             change = _solve(self.sums[0] / self.rows[0], fitted, ridge)
             size = float(held_out.errors(change).sum())
             along = float((change * self.sums[1]).sum()) / self.rows[1]
@@ -80,9 +89,36 @@ class PrefixError:
             best = max(best, (gain, strength, ridge))
         gain, strength, ridge = best
         if gain <= LEAST_GAIN * self.squares[1] / self.rows[1]:
-            return self.weight
+            return self.weight, None
         change = _solve((self.sums[0] + self.sums[1]) / sum(self.rows), moments.total(), ridge)
-        return np.asarray(self.weight + strength * change, np.float32)
+        return np.asarray(self.weight + strength * change, np.float32), ridge
+
+
+def compensated(rows: np.ndarray, samples: Callable[[], Iterable[Triple]], moments: LayerMoments) -> np.ndarray:
+    """Return the weight to choose codes for, some channels at a time.
+
+    Args:
+        rows: The float weight `[channels, n]`.
+        samples: Gives for each sample what `PrefixError.add` takes; it is called once for each slab of channels.
+        moments: Second moments of `x̂`, of the same samples.
+
+    Returns:
+        float32 `[channels, n]`; the weight itself where nothing is gained.
+
+    """
+    height = max(SLAB // max(rows.shape[1], 1), 1)
+    ridges: Sequence[float] = RIDGES
+    result = rows
+    for start in range(0, len(rows), height):
+        slab = slice(start, start + height)
+        error = PrefixError(rows[slab])
+        for quantized, exact, residual in samples():
+            error.add(quantized, exact, None if residual is None else residual[..., slab])
+        weight, ridge = error.corrected(moments, ridges)
+        if ridge is not None:
+            result = rows.copy() if result is rows else result
+            result[slab], ridges = weight, (ridge,)
+    return result
 
 
 def residual_of(node: Node) -> Value | None:

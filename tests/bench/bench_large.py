@@ -1,6 +1,6 @@
 """Peak memory and time of onnxq on models of gigabytes, against copying their files.
 
-    python tests/bench/bench_large.py [--folder FOLDER] [--cases dynamic static verify embedded]
+    python tests/bench/bench_large.py [--folder FOLDER] [--cases dynamic static verify bits embedded] [--blocks 24]
 
 Makes the models in a temporary folder inside FOLDER (8 GB have to be free), prints a table in Markdown, deletes all.
 """
@@ -25,6 +25,7 @@ from onnxq.ir import load, save
 WIDTH, INNER = 4096, 3328  # two matrices of 54.5 MB a block; 24 blocks are 2.6 GB
 BLOCKS, BLOCKS_IN_ONE_FILE = 24, 14
 SAMPLES = 4
+TOKENS = 128  # of a sample for weights in blocks, which are chosen on what layers read
 ONNXQ = [sys.executable, "-m", "onnxq"]
 ONNXRUNTIME = """
 import sys, numpy, onnxruntime
@@ -87,7 +88,7 @@ def copy_seconds(files: Sequence[Path], folder: Path) -> float:
     return min(times)
 
 
-def runs(folder: Path, cases: Sequence[str]) -> Iterator[tuple[str, Sequence[Path], list[object]]]:
+def runs(folder: Path, cases: Sequence[str], blocks: int) -> Iterator[tuple[str, Sequence[Path], list[object]]]:
     """Give what to measure: a name, the files of the model, a command."""
     rng = np.random.default_rng(1)
     np.savez(folder / "data.npz", x=rng.standard_normal((SAMPLES, 1, 4, WIDTH), dtype=np.float32))
@@ -95,8 +96,8 @@ def runs(folder: Path, cases: Sequence[str]) -> Iterator[tuple[str, Sequence[Pat
     path, out = folder / "big.onnx", folder / "big.int8.onnx"
     files = [path, folder / "big.onnx.data"]
     quantize = [*ONNXQ, "quantize", path, "-f", "-o", out, "--recipe"]
-    if {"dynamic", "static", "verify"} & {*cases}:
-        make_model(path, BLOCKS)
+    if {"dynamic", "static", "verify", "bits"} & {*cases}:
+        make_model(path, blocks)
     if "static" in cases:
         yield "onnxruntime runs it", files, [sys.executable, "-c", ONNXRUNTIME, path]
         yield f"static, {SAMPLES} samples", files, [*quantize, "static-int8", *data]
@@ -104,6 +105,14 @@ def runs(folder: Path, cases: Sequence[str]) -> Iterator[tuple[str, Sequence[Pat
         yield "dynamic", files, [*quantize, "dynamic-int8"]
     if "verify" in cases:
         yield "verify --against", files, [*ONNXQ, "verify", out, "--against", path, *data]
+    if "bits" in cases:
+        texts = folder / "texts.npz"
+        np.savez(texts, x=rng.standard_normal((SAMPLES, 1, TOKENS, WIDTH), dtype=np.float32))
+        float_pass = ONNXRUNTIME.replace("(1, 4, 4096)", f"({SAMPLES}, {TOKENS}, 4096)")
+        yield f"float pass, {SAMPLES * TOKENS} tokens", files, [sys.executable, "-c", float_pass, path]
+        bits = [*quantize[:-1], "--bits", "4", "--data", texts]
+        yield f"4 bits, {SAMPLES * TOKENS} tokens", files, bits
+        yield f"4 bits, no search, {SAMPLES * TOKENS} tokens", files, [*bits, "--fast"]
     out.unlink(missing_ok=True)
     if "embedded" in cases:
         make_model(path, BLOCKS_IN_ONE_FILE)
@@ -118,13 +127,14 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
-    every = ["dynamic", "static", "verify", "embedded"]
+    parser.add_argument("--blocks", type=int, default=BLOCKS, help="of 109 MB each (default 24)")
+    every = ["dynamic", "static", "verify", "bits", "embedded"]
     parser.add_argument("--cases", nargs="+", choices=every, default=every)
     given = parser.parse_args()
     print("| model | run | peak memory | of the file | time | of `cp` |\n|---|---|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory(dir=given.folder) as name:
         copied: dict[Path, float] = {}
-        for what, files, command in runs(Path(name), given.cases):
+        for what, files, command in runs(Path(name), given.cases, given.blocks):
             if files[0] not in copied:
                 copied[files[0]] = copy_seconds(files, Path(name))
             size = sum(file.stat().st_size for file in files)

@@ -9,7 +9,8 @@ from helpers import build, floats, node
 from onnxq.calibration.im2col import Unfolding
 from onnxq.calibration.second_moments import LayerMoments
 from onnxq.ir import infer_types, parse
-from onnxq.rounding.prefix_error import PrefixError, residual_of
+from onnxq.rounding import prefix_error
+from onnxq.rounding.prefix_error import PrefixError, compensated, residual_of
 
 WEIGHT = floats(12, 24, seed=3)
 
@@ -19,7 +20,7 @@ def corrected(pairs, residuals=None):
     for index, (quantized, exact) in enumerate(pairs):
         moments.add(quantized)
         error.add(quantized, exact, None if residuals is None else residuals[index])
-    return error.corrected(moments)
+    return error.corrected(moments)[0]
 
 
 def error_left(weight, pairs):
@@ -55,7 +56,9 @@ def test_the_error_of_what_the_output_is_added_to_is_compensated():
 
 def test_one_half_without_rows_changes_nothing():
     error = PrefixError(WEIGHT)
-    assert error.corrected(LayerMoments(Unfolding(24), 24)) is WEIGHT
+    weight, ridge = error.corrected(LayerMoments(Unfolding(24), 24))
+    assert weight is WEIGHT
+    assert ridge is None
 
 
 @pytest.mark.parametrize("blocks", [8, 12])
@@ -65,7 +68,7 @@ def test_blocks_of_second_moments_are_solved_alone(blocks):
         moments.add(quantized)
         error.add(quantized, exact, None)
     unseen = distorted(900)
-    assert error_left(error.corrected(moments), unseen) < 0.9 * error_left(WEIGHT, unseen)
+    assert error_left(error.corrected(moments)[0], unseen) < 0.9 * error_left(WEIGHT, unseen)
 
 
 @pytest.mark.parametrize(
@@ -86,3 +89,15 @@ def test_what_an_output_is_added_to(nodes, expected):
     infer_types(model)
     found = residual_of(model.graph.nodes[0])
     assert (None if found is None else found.name) == expected
+
+
+def test_channels_in_slabs_are_those_of_one(monkeypatch):
+    moments, pairs = LayerMoments(Unfolding(24), 24), distorted(100)
+    for quantized, _ in pairs:
+        moments.add(quantized)
+    triples = [(quantized, exact, exact @ floats(12, 24, seed=8).T) for quantized, exact in pairs]
+    whole = compensated(WEIGHT, lambda: triples, moments)
+    monkeypatch.setattr(prefix_error, "SLAB", 5 * 24)
+    before = WEIGHT.copy()
+    np.testing.assert_allclose(compensated(WEIGHT, lambda: triples, moments), whole, atol=2e-3)
+    np.testing.assert_array_equal(WEIGHT, before)
