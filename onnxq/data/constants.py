@@ -10,23 +10,36 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onnxq.data.pictures.settings import EXAMPLES, numbers, parse_settings
+from onnxq.data.pictures.settings import EXAMPLES, Readers, numbers, parse_settings
 from onnxq.data.reading import Reading
 from onnxq.data.validation import InputSpec
 from onnxq.errors import DataError
 from onnxq.text import as_list, counted
 
 
-def constant_inputs(inputs: Sequence[InputSpec], reading: Reading) -> dict[str, np.ndarray]:
-    """Return the inputs that the user gives a value, for data that have no other settings.
+def whole_number(text: str) -> int | None:
+    """Read a whole number above 0; None if it is none."""
+    return int(text) if text.isascii() and text.isdecimal() and int(text) > 0 else None
+
+
+TEXT_KEYS: Readers = {"length": whole_number, "value": numbers}
+TEXT_EXAMPLES = {**EXAMPLES, "length": "length=256: shorter texts are filled up"}
+
+
+def text_settings(inputs: Sequence[InputSpec], reading: Reading) -> tuple[dict[str, np.ndarray], int | None]:
+    """Return the inputs that the user gives a value, and the length that texts are filled up to.
 
     Raises:
-        DataError: A value does not fit, or something else is said than values.
+        DataError: A value does not fit, or something else is said.
 
     """
     names = [spec.name for spec in inputs]
-    _, single = parse_settings(as_list(reading.preprocess), names, {"value": numbers}, EXAMPLES)
-    return {spec.name: constant(spec, single[spec.name]["value"]) for spec in inputs if spec.name in single}
+    shared, single = parse_settings(as_list(reading.preprocess), names, TEXT_KEYS, TEXT_EXAMPLES)
+    constants = {
+        spec.name: constant(spec, single[spec.name]["value"]) for spec in inputs if "value" in single.get(spec.name, {})
+    }
+    lengths = [one["length"] for one in (shared, *single.values()) if "length" in one]
+    return constants, lengths[-1] if lengths else None
 
 
 def constant(spec: InputSpec, values: Sequence[float]) -> np.ndarray:

@@ -28,6 +28,15 @@ def test_an_input_of_bytes_gets_them(tmp_path: Path) -> None:
     assert read(tmp_path, SMALL, max_length=3) == [[*"Grüße".encode()[:3]], [97, 98]]
 
 
+def test_texts_are_filled_up_to_a_length(tmp_path: Path) -> None:
+    assert read(tmp_path, SMALL, "abcdef\nab", preprocess=("length=4",)) == [[*b"abcd"], [97, 98, 0, 0]]
+    named = InputSpec("bytes", TensorProto.INT32, ("n", 4))
+    with pytest.raises(DataError, match="takes 4 tokens, and --preprocess says length=5"):
+        read(tmp_path, named, preprocess=("length=5",))
+    with pytest.raises(DataError, match="length cannot be 'x'"):
+        read(tmp_path, SMALL, preprocess=("length=x",))
+
+
 def test_other_inputs_get_them_if_asked_for(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no tokenizer\.json is next to"):
         read(tmp_path, WIDE)

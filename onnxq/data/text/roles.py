@@ -30,6 +30,7 @@ class TextInputs:
         branch: Whether caches are used, a boolean of merged decoders; likewise.
         caches: Inputs that hold what the model made of the tokens before.
         constants: Inputs that have a value for all samples.
+        filled: How many tokens texts are filled up to if the model leaves that open.
 
     """
 
@@ -41,6 +42,7 @@ class TextInputs:
     branch: InputSpec | None = None
     caches: tuple[InputSpec, ...] = ()
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)
+    filled: int | None = None
 
     @property
     def batch(self) -> int:
@@ -50,7 +52,7 @@ class TextInputs:
     @property
     def length(self) -> int | None:
         """How many tokens a text has; None where that is open."""
-        return self.ids.fixed(_rank(self.ids) - 1)
+        return self.ids.fixed(_rank(self.ids) - 1) or self.filled
 
 
 def takes_text(inputs: Sequence[InputSpec]) -> bool:
@@ -84,7 +86,9 @@ def text_inputs(inputs: Sequence[InputSpec], constants: Mapping[str, np.ndarray]
             raise DataError(f"{names} both look like {what}", "Give arrays: which sentence goes where is not known.")
     if "ids" not in roles:
         raise DataError("no input takes token ids", "Give arrays: an .npz file.")
-    found = TextInputs(caches=caches, constants=constants, **{role: specs[0] for role, specs in roles.items()})
+    found = TextInputs(
+        caches=caches, constants=constants, filled=None, **{role: specs[0] for role, specs in roles.items()}
+    )
     for row in (found.mask, found.types, found.positions):
         if row is not None and row.shape is not None and _rank(row) != _rank(found.ids):
             hint = "Give arrays: masks of that shape are made differently by each model."

@@ -6,12 +6,12 @@ Tests: `tests/data/test_text_source.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from onnxq.data.constants import constant_inputs
+from onnxq.data.constants import text_settings
 from onnxq.data.npz import Source
 from onnxq.data.pictures.configs import class_names
 from onnxq.data.reading import ModelFacts, Preparation, Reading
@@ -39,8 +39,12 @@ def text_source(sentences: Sentences, inputs: Sequence[InputSpec], facts: ModelF
     """
     if reading.state:
         raise DataError("--state is for recordings and arrays: the caches of a text are fed already", "Leave it out.")
-    constants = constant_inputs(inputs, reading)
+    constants, length = text_settings(inputs, reading)
     wanted = text_inputs(inputs, constants)
+    if length is not None and wanted.length not in (None, length):
+        hint = "Leave it out."
+        raise DataError(f"the model takes {wanted.length} tokens, and --preprocess says length={length}", hint)
+    wanted = replace(wanted, filled=length)
     tokenizer = byte_tokenizer(wanted.ids, facts, reading) or find_tokenizer(facts, reading, sentences.label)
     most = _most(wanted, tokenizer, reading)
     pairs = [tokenizer.encode(row, most) for row in sentences.rows]
