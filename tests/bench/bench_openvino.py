@@ -1,10 +1,11 @@
 """Accuracy and latency in OpenVINO: onnxq's target `openvino` beside NNCF's post-training quantization, in one run.
 
     pip install openvino nncf
-    python tests/bench/bench_openvino.py MODEL.onnx CALIBRATION EVALUATION [MODEL CALIBRATION EVALUATION …]
+    python tests/bench/bench_openvino.py [--keep FOLDER] MODEL.onnx CALIBRATION EVALUATION [MODEL …]
 
 Both calibrate on the same samples. SQNR is that of the worst output on the evaluation samples, against the float model
-in OpenVINO. Latency is the least time of a run on one thread, the three models in turn, as a share of float's.
+in OpenVINO. Latency is the least time of a run on one thread, the three models in turn, as a share of float's. With
+--keep, quantized models are kept in a folder, and a second run on an idle machine only measures them.
 """
 
 from __future__ import annotations
@@ -79,13 +80,14 @@ def latencies(runs: list[Run], sample: Sample) -> list[float]:
 def row(core: ov.Core, model: Path, calibration: Path, evaluation: Path, folder: Path) -> str:
     """Measure one model."""
     given, unseen = samples(model, calibration), samples(model, evaluation)[:MOST_EVALUATED]
-    output = folder / "onnxq.onnx"
-    onnxq.quantize(model, data=[calibration], target="openvino", output=output, force=True)
-    float_model = core.read_model(model)
-    by_nncf = nncf.quantize(
-        core.read_model(model), nncf.Dataset(given), preset=nncf.QuantizationPreset.MIXED, subset_size=len(given)
-    )
-    runs = [compiled(core, float_model), compiled(core, core.read_model(output)), compiled(core, by_nncf)]
+    ours_at, theirs_at = folder / f"{model.stem}.onnx", folder / f"{model.stem}.nncf.xml"
+    if not ours_at.exists():
+        onnxq.quantize(model, data=[calibration], target="openvino", output=ours_at)
+    if not theirs_at.exists():
+        mixed = nncf.QuantizationPreset.MIXED
+        made = nncf.quantize(core.read_model(model), nncf.Dataset(given), preset=mixed, subset_size=len(given))
+        ov.save_model(made, theirs_at, compress_to_fp16=False)
+    runs = [compiled(core, core.read_model(path)) for path in (model, ours_at, theirs_at)]
     results = [[run(sample) for sample in unseen] for run in runs]
     times = latencies(runs, unseen[0])
     ours, theirs = (sqnr(results[0], result) for result in results[1:])
@@ -94,14 +96,16 @@ def row(core: ov.Core, model: Path, calibration: Path, evaluation: Path, folder:
 
 
 def main() -> None:
-    paths = [Path(given) for given in sys.argv[1:]]
+    arguments = sys.argv[1:]
+    kept = Path(arguments[1]) if arguments[:1] == ["--keep"] else None
+    paths = [Path(given) for given in (arguments if kept is None else arguments[2:])]
     if not paths or len(paths) % 3:
         sys.exit(__doc__)
     core = ov.Core()
     print("| model | onnxq dB | latency | NNCF dB | latency |\n|---|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:
         for start in range(0, len(paths), 3):
-            print(row(core, *paths[start : start + 3], Path(folder)), flush=True)
+            print(row(core, *paths[start : start + 3], kept or Path(folder)), flush=True)
 
 
 if __name__ == "__main__":
