@@ -60,6 +60,15 @@ def matmulnbits(model: Model) -> Iterator[Found]:
         )
 
 
+def block_lookup(model: Model) -> Iterator[Found]:
+    """Yield the GatherBlockQuantized nodes: `bits`, and `codes`, the type of their table."""
+    for node in model.graph.walk():
+        if node.op_type == "GatherBlockQuantized" and node.domain == MICROSOFT:
+            table = _input(node, 0)
+            unsigned = table is not None and _dtype(table) == TensorProto.UINT8
+            yield node, {"bits": node.attribute("bits", 4), "codes": "uint8" if unsigned else "other"}
+
+
 def weight_only_product(model: Model) -> Iterator[Found]:
     """Yield the float products whose weight stands behind DequantizeLinear as onnxruntime takes it for MatMulNBits.
 
@@ -138,6 +147,7 @@ def integer_product(model: Model) -> Iterator[Found]:
 
 FINDERS: dict[str, Finder] = {
     "matmulnbits": matmulnbits,
+    "block_lookup": block_lookup,
     "weight_only_product": weight_only_product,
     "transposed_weight": transposed_weight,
     "integer_product": integer_product,

@@ -71,6 +71,16 @@ def nbits(
     return model([made], {name: w for name, w in weights.items() if name in reads.split()}, (1, inner))
 
 
+def lookup(bits: int) -> onnx.ModelProto:
+    weights: dict[str, np.ndarray | onnx.TensorProto] = {
+        "w": np.zeros((50, 2, 32 * bits // 8), np.uint8),
+        "s": np.ones((50, 2, 1), np.float32),
+    }
+    attributes = {"bits": bits, "block_size": 32, "gather_axis": 0, "quantize_axis": 2}
+    made = node("GatherBlockQuantized", "w x s", "y", name="rows", domain="com.microsoft", **attributes)
+    return model([made], weights, (1, 5), kind=TensorProto.INT64)
+
+
 def codes(kind: int, shape: tuple[int, ...]) -> onnx.TensorProto:
     signed = kind in (TensorProto.INT8, TensorProto.INT4)
     low, high = {8: (-127, 128), 4: (-7, 8)}[8 if kind in (TensorProto.INT8, TensorProto.UINT8) else 4]
@@ -212,6 +222,11 @@ CASES: dict[str, list[tuple[onnx.ModelProto, str, frozenset[str], bool]]] = {
         (weight_only(), "1.24.4", AVX2, False),
     ],
     "nbits-8-unknown": [(nbits(8), "1.21.1", AVX2, True), (nbits(4), "1.21.1", AVX2, False)],
+    "lookup-8-unknown": [
+        (lookup(8), "1.22.1", AVX2, True),
+        (lookup(8), "1.23.2", AVX2, False),
+        (lookup(4), "1.22.1", AVX2, False),
+    ],
     "nbits-8-arm64-unknown": [(nbits(8), "1.22.1", ARM, True), (nbits(8), "1.22.1", AVX2, False)],
     "nbits-8-level-unknown": [(nbits(8, level=1), "1.22.1", AVX2, True), (nbits(8), "1.22.1", AVX2, False)],
     "nbits-2-unknown": [(nbits(2), "1.23.2", AVX2, True), (nbits(2), "1.24.4", AVX2, False)],
@@ -397,6 +412,7 @@ def test_cast_mul_is_immune() -> None:
         (nbits(2), {"x86-64": "1.24", "arm64": "1.24"}),
         (nbits(4), {"x86-64": "1.18", "arm64": "1.18"}),  # operator set 21
         (nbits(block=512), {"x86-64": "1.32", "arm64": "1.32"}),
+        (lookup(8), {"x86-64": "1.23", "arm64": "1.23"}),
         (nbits(2, g_idx=True), {}),  # wrong in all that are known
         (weight_only(block=512, inner=1024), {"x86-64": "1.30", "arm64": "1.30"}),
         (integer(columns=24), {"x86-64": "1.18", "arm64": "1.18"}),  # hazards of some processors do not count
