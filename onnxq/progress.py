@@ -77,6 +77,7 @@ STEPS: dict[str, StepWords] = {
     "verify": StepWords("comparing with the float model", "sample"),
     "layers": StepWords("comparing layers", "node"),
     "families": StepWords("comparing processors", "sample"),
+    "details": StepWords("timing operators"),
     "metric": StepWords("measuring the metric", "sample"),
     "save": StepWords("writing"),
     "build": StepWords("building"),

@@ -5,7 +5,10 @@ Tests: `tests/cli/test_cli_quantize.py`.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -55,6 +58,7 @@ ReportFile = Annotated[
         show_default=False,
     ),
 ]
+UNREPEATED = ("quiet", "verbose", "output_format")  # which say nothing about the result
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Stop after the plan and show it; nothing is written.")]
 
 
@@ -101,13 +105,36 @@ def quantize(
     from onnxq.cli.terminal import TerminalObserver
     from onnxq.pipeline import quantize as pipeline
 
-    detailed = report is not None
+    detailed, command = report is not None, command_line(context)
     with TerminalObserver() as observer:
         arguments = options.arguments(force=force)
         result = pipeline.quantize(
             model, output=output, dry_run=dry_run, detailed=detailed, observer=observer, **arguments
         )
+    result = replace(result, command=command)
     return _write(result, report, output_format, _verify_command(result, options), dry_run=dry_run, force=force)
+
+
+def command_line(context: typer.Context) -> str:
+    """Return the command that repeats a run, ready to paste."""
+    words = ["onnxq", str(context.info_name)]
+    for one in context.command.params:
+        source = context.get_parameter_source(one.name or "")
+        if one.name is None or source is None or source.name != "COMMANDLINE" or one.name in UNREPEATED:
+            continue
+        value = context.params[one.name]
+        values = value if isinstance(value, list | tuple) else [value]
+        if one.param_type_name == "argument":
+            words += map(_spelled, values)
+        elif getattr(one, "is_flag", False):
+            words += [max(one.opts, key=len)] if value else [max(one.secondary_opts, key=len)]
+        else:
+            words += [word for each in values for word in (max(one.opts, key=len), _spelled(each))]
+    return shlex.join(words)
+
+
+def _spelled(value: object) -> str:
+    return str(value.value if isinstance(value, Enum) else value)
 
 
 def _repeated(options: QuantizeOptions) -> list[tuple[str, str]]:
@@ -125,12 +152,10 @@ def _repeated(options: QuantizeOptions) -> list[tuple[str, str]]:
 
 def _verify_command(result: Report, options: QuantizeOptions) -> str:
     """Return the command that measures a result on the same data; empty where nothing was written."""
-    from shlex import quote
-
     if result.output is None:
         return ""
-    more = "".join(f" {option} {quote(value)}" for option, value in _repeated(options))
-    return f"onnxq verify {quote(str(result.output))} --against {quote(str(result.source))}{more}"
+    more = "".join(f" {option} {shlex.quote(value)}" for option, value in _repeated(options))
+    return f"onnxq verify {shlex.quote(str(result.output))} --against {shlex.quote(str(result.source))}{more}"
 
 
 def _show_next(command: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from onnxq.planning.planner import Plan
 from onnxq.planning.recipe import Recipe, choose_recipe
 from onnxq.progress import Observer, Progress, expect, following
 from onnxq.report import Report, activations, with_hazards
+from onnxq.report.details import kernels_of, layer_sizes, limits_kept, operator_times
 from onnxq.rounding.checkpoint import checkpoint_folder, remove_checkpoint
 from onnxq.rounding.layer_by_layer import block_jobs
 from onnxq.runtime.blas_threads import single_threaded_blas
@@ -318,7 +320,10 @@ def write_result(
         report = replace(result.report, output=path, files=tuple(files))
     notes = (*report.notes, *size_note(result.model, report.source_bytes, report.output_bytes or 0))
     report = with_hazards(replace(report, notes=notes), result.model)
-    report = replace(report, seconds=observer.seconds())
+    limits = {"min_sqnr": budget.min_sqnr, "max_drop": budget.max_drop}
+    kept = limits_kept(report.comparison, report.output_bytes, max_size=budget.max_size, **limits)
+    made = datetime.now(UTC).isoformat(timespec="seconds")
+    report = replace(report, seconds=observer.seconds(), budget=kept, made=made)
     if given is None:
         return report
     return replace(report, calibration_samples=given.count, preparations=given.preparations)
@@ -390,7 +395,17 @@ def quantize_prepared(
     observer.step("families")
     families = family_figures(target, baseline, model, probe, comparison.worst_sqnr, report.latencies)
     report = replace(report, comparison=comparison, samples=probe.description, families=families)
+    if detailed:
+        observer.step("details")
+        report = _with_details(report, baseline.model, model, encoded, probe)
     return add_metric(Quantized(model, report, encoded), budget, baseline, given, observer)
+
+
+def _with_details(report: Report, before: Model, model: Model, encoded: bytes, samples: Samples) -> Report:
+    """Add kernels, times by operator and sizes by layer."""
+    times = operator_times(before.serialize(), encoded, next(iter(samples)))
+    sizes = layer_sizes(before, model)
+    return replace(report, kernels=kernels_of(encoded), operator_times=times, layer_sizes=sizes)
 
 
 def search_and_rewrite(

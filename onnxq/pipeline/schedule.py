@@ -194,6 +194,7 @@ class Schedule:
             yield Work("verify", "latency", min(LATENCY, 1000 * prices.run) + 2 * LATENCY_RUNS * prices.run)
         if self._detailed:
             yield Work("layers", "layers", 3 * prices.full(min(LAYER_SAMPLES, self._samples)))
+            yield Work("details", "details", 1.0 + 8 * prices.run)
         yield Work("families", "families", 2 * prices.full(FAMILY_SAMPLES), PROBABLE)
         if self._budget.metric is not None:
             yield Work("metric", "metric", 4 * self._samples * prices.run)

@@ -53,6 +53,12 @@ def report_dict(report: ReportData) -> dict[str, Any]:
         "min_onnxruntime": report.min_onnxruntime,
         "inputs": [asdict(one) for one in report.inputs],
         "warnings": [asdict(warning) for warning in report.warnings],
+        "made": report.made,
+        "command": report.command,
+        "kernels": dict(report.kernels),
+        "operator_times": [asdict(one) for one in report.operator_times],
+        "layer_sizes": [asdict(one) for one in report.layer_sizes],
+        "budget": [asdict(one) for one in report.budget],
     }
 
 
@@ -68,6 +74,7 @@ def comparison_dict(comparison: Comparison, samples: str | None) -> dict[str, An
         "selection": None if comparison.selection is None else _selection_dict(comparison.selection),
         "layers": [record_dict(layer) for layer in comparison.layers],
         "no_layers": comparison.no_layers,
+        "worst_samples": [record_dict(one) for one in comparison.worst_samples],
         "warnings": [asdict(warning) for warning in comparison.warnings],
         "metric": None if comparison.metric is None else asdict(comparison.metric) | {"drop": comparison.metric.drop},
     }

@@ -38,7 +38,7 @@ VARIABLES = {
     INHERITED: "inherited",
     CLIPPED: "clipped",
 }
-WIDTH, NARROW = 8.2, 4.6  # inches of 72 units
+WIDTH, NARROW = 6.6, 4.6  # inches of 72 units: letters stay readable on a phone
 MOST_NAMES = 16  # along an axis
 FLOAT_NOISE = 100.0  # dB; beyond that is how float32 itself rounds
 STYLE: Any = {
@@ -97,7 +97,16 @@ def error_chart(layers: Sequence[LayerComparison]) -> str | None:
             axes.locator_params(axis="x", integer=True)
             axes.set_xlabel("layer, in graph order")
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
-        return _svg(figure, "Signal-to-quantization-noise ratio of every layer along the graph: total, own, inherited")
+        said = [_said(place, layer) for place, layer in enumerate(layers, 1)]
+        title = "Signal-to-quantization-noise ratio of every layer along the graph: total, own, inherited"
+        return _svg(figure, title, said=said)
+
+
+def _said(place: int, layer: LayerComparison) -> str:
+    """Say what stands at a place of the error chart."""
+    figures = (("total", layer.sqnr), ("own", layer.own), ("inherited", layer.inherited))
+    known = ", ".join(f"{name} {value:.1f} dB" for name, value in figures if math.isfinite(value))
+    return f"{place}  {printable(layer.node)} ({layer.op_type})\n{known or 'no error'}"
 
 
 def bar_chart(names: Sequence[str], values: Sequence[float], label: str, title: str) -> str:
@@ -112,7 +121,8 @@ def bar_chart(names: Sequence[str], values: Sequence[float], label: str, title: 
         axes.grid(visible=False, axis="y")
         axes.margins(x=0.12, y=0.01)
         axes.tick_params(axis="y", length=0)
-        return _svg(figure, title)
+        said = [f"{printable(name)}\n{value:.3g} %" for name, value in zip(names, values, strict=True)]
+        return _svg(figure, title, said=said, across=True)
 
 
 def histogram_chart(activation: Activation) -> str:
@@ -174,8 +184,17 @@ def _figure(width: float, height: float) -> Iterator[Figure]:
         logger.setLevel(level)
 
 
-def _svg(figure: Figure, title: str) -> str:
-    """Write a figure as an `svg` element to put into a page."""
+def _svg(figure: Figure, title: str, *, said: Sequence[str] = (), across: bool = False) -> str:
+    """Write a figure as an `svg` element to put into a page.
+
+    Args:
+        figure: The figure.
+        title: What it shows.
+        said: What a browser says when the pointer is over each place: on the x axis counted from 1, or on the y axis
+            from 0.
+        across: Whether places are rows.
+
+    """
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
@@ -187,8 +206,28 @@ def _svg(figure: Figure, title: str) -> str:
     box = re.search(r'viewBox="[^"]*"', head)
     assert box is not None
     body = re.sub(r"\n\s*", "\n", body).strip()
+    body = body.removesuffix("</svg>") + _hover(figure, said, across=across) + "</svg>"
     label = escape(title, quote=True)
     return f'<svg role="img" aria-label="{label}" {box[0]}><title>{escape(title)}</title>{body}'
+
+
+def _hover(figure: Figure, said: Sequence[str], *, across: bool) -> str:
+    """Lay a rectangle without colour over each place, with its words as a title."""
+    if not said:
+        return ""
+    axes = figure.axes[0]
+    box = axes.get_position()
+    width, height = (72 * inches for inches in figure.get_size_inches())
+    left, top, wide, high = box.x0 * width, (1 - box.y1) * height, box.width * width, box.height * height
+    first, last = axes.get_ylim()[::-1] if across else axes.get_xlim()
+    step = (high if across else wide) / (last - first)
+    made = []
+    for index, words in enumerate(said):
+        start = ((index if across else index + 1) - 0.5 - first) * step
+        place = (0.0, top + start, width, step) if across else (left + start, top, step, high)
+        x, y, w, h = (f"{number:.2f}" for number in place)
+        made.append(f'<rect x="{x}" y="{y}" width="{w}" height="{h}"><title>{escape(words)}</title></rect>')
+    return f'<g class="hover">{"".join(made)}</g>'
 
 
 def _in_the_pages_colours(style: re.Match[str]) -> str:

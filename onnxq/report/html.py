@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from importlib.util import find_spec
@@ -43,12 +43,14 @@ if TYPE_CHECKING:
 NEEDED = {"matplotlib": "Matplotlib", "jinja2": "Jinja2"}
 MOST_HISTOGRAMS = 6
 MOST_BARS = 20
+MOST_SIZES = 15
 
 
-FILTERS = {
+FILTERS: dict[str, Callable[..., str]] = {
     "decibels": decibels,
     "drop": format_drop,
     "figure": lambda value, digits=4: _figure(value, digits),
+    "moment": lambda made: _moment(made),
     "ms": milliseconds,
     "name": printable,
     "noise": noise,
@@ -97,7 +99,10 @@ def html(report: ReportData) -> str:
         style=Markup(style + sheet_style()),
         pictures=picture_sheet(report.pictures),
         charts={key: None if svg is None else Markup(svg) for key, svg in _charts(report).items()},
-        histograms=[(activation, Markup(svg)) for activation, svg in _histograms(report)],
+        histograms=[(activation, Markup(svg)) for activation, svg in _histograms(worst_activations(report))],
+        input_histograms=[(activation, Markup(svg)) for activation, svg in _histograms(_of_inputs(report))],
+        most_time=max((max(one.float_ms, one.quantized_ms) for one in report.operator_times), default=0.0),
+        most_sizes=MOST_SIZES,
         rows=_rows(report),
         change=None if report.output_bytes is None else size_change(report.source_bytes, report.output_bytes),
         versions=_versions(),
@@ -156,10 +161,16 @@ def _by_share(contributions: Sequence[Contribution]) -> list[Contribution]:
     return sorted(contributions, key=lambda contribution: (-contribution.share, contribution.tensor))
 
 
-def _histograms(report: ReportData) -> list[tuple[Activation, str]]:
+def _histograms(activations: Sequence[Activation]) -> list[tuple[Activation, str]]:
     from onnxq.report.charts import histogram_chart
 
-    return [(activation, histogram_chart(activation)) for activation in worst_activations(report)]
+    return [(activation, histogram_chart(activation)) for activation in activations]
+
+
+def _of_inputs(report: ReportData) -> list[Activation]:
+    """Return the calibrated activations that are inputs of the model."""
+    names = {one.name for one in report.inputs}
+    return [one for one in report.activations if one.elements and one.tensor in names][:MOST_HISTOGRAMS]
 
 
 def worst_activations(report: ReportData, most: int = MOST_HISTOGRAMS) -> list[Activation]:
@@ -193,6 +204,11 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:  # installed under another name, such as onnxruntime-gpu
             continue
     return found
+
+
+def _moment(made: str) -> str:
+    """Write a moment in UTC as people read it."""
+    return made.replace("T", " ").replace("+00:00", " UTC")
 
 
 def _figure(value: float | None, digits: int) -> str:

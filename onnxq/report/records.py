@@ -22,6 +22,7 @@ from onnxq.ir.stored_tensor import StoredTensor
 from onnxq.planning.decision import FOR_SIZE
 from onnxq.planning.planner import Plan, node_key
 from onnxq.report.activations import Activation
+from onnxq.report.details import LayerSize, Limit, OperatorTime
 from onnxq.report.result_warnings import result_warnings
 from onnxq.rounding.saturation_cures import SaturationCure
 from onnxq.rounding.summary import RoundingSummary
@@ -84,6 +85,12 @@ class ReportData:
         pictures: A few pictures as the model sees them; only the HTML page has them.
         min_onnxruntime: By architecture, the first onnxruntime from which on the model loads, runs and gives right
             results; None of a plan.
+        made: When, in UTC, such as `2026-05-02T10:00:00+00:00`; None of a plan.
+        command: The command line that repeats it; None where a program called the library.
+        kernels: Number of nodes by kernel of onnxruntime; empty where nobody asked.
+        operator_times: Time by operator in both models; empty where nobody asked.
+        layer_sizes: Bytes of constants by layer in both models; empty where nobody asked.
+        budget: Limits that were asked for, and what was reached.
         encoded: The quantized model as bytes, where it was not written.
         wording: How warnings say what to do: as the command line has it, or as Python has it.
 
@@ -115,6 +122,12 @@ class ReportData:
     preparations: tuple[Preparation, ...] = ()
     pictures: tuple[Thumbnail, ...] = ()
     min_onnxruntime: dict[str, str] | None = None
+    made: str | None = None
+    command: str | None = None
+    kernels: Mapping[str, int] = field(default_factory=dict)
+    operator_times: tuple[OperatorTime, ...] = ()
+    layer_sizes: tuple[LayerSize, ...] = ()
+    budget: tuple[Limit, ...] = ()
     encoded: bytes | None = field(default=None, repr=False)
     wording: Callable[[str], str] = field(default=str, repr=False, compare=False)
 

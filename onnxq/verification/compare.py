@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -25,7 +26,7 @@ from onnxq.runtime.ort_session import check_path
 from onnxq.runtime.session import ModelSource, SessionError, open_session, run_session
 from onnxq.verification.calibrated_ranges import CalibratedRanges
 from onnxq.verification.error_stats import ANY_AXIS, Difference, open_axes
-from onnxq.verification.records import Comparison, Latency, OutputComparison
+from onnxq.verification.records import Comparison, Latency, OutputComparison, SampleError
 from onnxq.verification.replayed_detections import ReplayedDetections, replay_detections
 
 __all__ = ["Comparison", "Latency", "OutputComparison", "check_wellformed", "compare"]
@@ -33,6 +34,7 @@ __all__ = ["Comparison", "Latency", "OutputComparison", "check_wellformed", "com
 Progress = Callable[[int, int | None], None]
 
 # Timing: enough pairs for a steady median, and never much longer than this for a model that runs in milliseconds
+WORST_SAMPLES = 5  # that are named
 WARM_UPS, LEAST_PAIRS, MOST_PAIRS, TIMING_SECONDS = 3, 7, 500, 0.5
 OTHER_MODEL = "Compare only models with the same inputs and outputs; if onnxq made this one, report it."
 UNPREPARED = "Check that the sample is prepared as the model expects: sizes, token ids, masks."
@@ -84,25 +86,46 @@ def compare(
     told = replay_detections(float_model, quantized)
     differences = _differences(pair.reference, told)
     first: Sample | None = None
+    worst: tuple[SampleError, ...] = ()
     ranges = CalibratedRanges() if getattr(samples, "made_up", False) else CalibratedRanges.of(quantized)
     count = 0
     for count, feeds in enumerate(_counted(samples, progress)):
         first = feeds if first is None else first
         results = pair.run(feeds, count, _hint(samples))
         ranges.add(feeds)
+        before = [(difference.signal, difference.noise) for difference in differences]
         for name, difference, expected, got in zip(names, differences, *results, strict=True):
             problem = difference.add(expected, got)
             if problem:
                 raise blame(f"output '{name}' of the quantized model {problem}, sample {count}", OTHER_MODEL)
         if told is not None:
             told.add(feeds)
+        worst = _worst(worst, count, names, differences, before)
     if first is None:
         raise DataError("there are no samples to compare the models on", "Give at least one.")
     with working("latency"):
         timed = _measure_latency(pair, first) if latency and pair.in_memory else None
     outputs = tuple(_summary(name, difference) for name, difference in zip(names, differences, strict=True))
     outputs, selection = told.figures(outputs) if told is not None else (outputs, None)
-    return Comparison(outputs, count + 1, timed, selection=selection, warnings=ranges.warnings())
+    warned = ranges.warnings()
+    return Comparison(outputs, count + 1, timed, selection=selection, warnings=warned, worst_samples=worst)
+
+
+def _worst(
+    worst: tuple[SampleError, ...],
+    index: int,
+    names: Sequence[str],
+    differences: Sequence[Difference],
+    before: Sequence[tuple[float, float]],
+) -> tuple[SampleError, ...]:
+    """Take a sample into the few that are off most, by what it has added to the sums of its float outputs."""
+    found = []
+    for name, difference, (signal, noise) in zip(names, differences, before, strict=True):
+        power, off = difference.signal - signal, difference.noise - noise
+        if difference.dtype.startswith("float") and power > 0 and off > 0:
+            found.append(SampleError(index, name, 10 * math.log10(power / off)))
+    most = min(found, key=lambda one: one.sqnr, default=None)
+    return worst if most is None else tuple(sorted((*worst, most), key=lambda one: one.sqnr)[:WORST_SAMPLES])
 
 
 def _counted(samples: Iterable[Mapping[str, np.ndarray]], progress: Progress | None) -> Iterator[Sample]:

@@ -90,6 +90,22 @@ class MetricComparison:
 
 
 @dataclass(frozen=True)
+class SampleError:
+    """How far the outputs of one sample are off.
+
+    Attributes:
+        index: Its place among the samples, counted from 0.
+        output: Its worst output.
+        sqnr: Signal-to-quantization-noise ratio of that output in dB.
+
+    """
+
+    index: int
+    output: str
+    sqnr: float
+
+
+@dataclass(frozen=True)
 class Contribution:
     """The error that quantizing one node adds to the outputs.
 
@@ -126,6 +142,7 @@ class Comparison:
         metric: None where nobody asked.
         selection: What the outputs hold of what is picked by scores; None where nothing is.
         warnings: Which samples go beyond what the quantized model was calibrated for.
+        worst_samples: The samples that are off most, the worst first; none that is equal.
 
     """
 
@@ -137,6 +154,7 @@ class Comparison:
     metric: MetricComparison | None = None
     selection: SelectionComparison | None = None
     warnings: tuple[WarningLine, ...] = ()
+    worst_samples: tuple[SampleError, ...] = ()
 
     def worst_layers(self, most: int) -> list[LayerComparison]:
         """The layers that add most to the error by themselves, without those that add nothing."""

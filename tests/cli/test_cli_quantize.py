@@ -50,6 +50,7 @@ def test_json_says_the_same_and_nothing_else_is_on_stdout(cli, folder: Path) -> 
         "float_passes", "nodes",
         "rules", "activations", "returned", "sensitivity", "timings", "weights", "families", "min_onnxruntime",
         "inputs", "warnings", "preparations", "saturation",
+        "made", "command", "kernels", "operator_times", "layer_sizes", "budget",
     }  # fmt: skip
     assert (report["schema"], report["onnxq"], report["recipe"]) == (1, __version__, "auto")
     assert report["source"] == {"path": "digits_cnn.onnx", "bytes": 296362}

@@ -84,6 +84,7 @@ def test_json(report: Report) -> None:
             "selection": None,
             "layers": [],
             "no_layers": None,
+            "worst_samples": [],
             "warnings": [],
             "metric": None,
         },
@@ -104,6 +105,12 @@ def test_json(report: Report) -> None:
         "weights": [],
         "saturation": [],
         "activations": [],
+        "made": None,
+        "command": None,
+        "kernels": {},
+        "operator_times": [],
+        "layer_sizes": [],
+        "budget": [],
     }  # fmt: skip
 
 

@@ -37,13 +37,21 @@ found.float = filter("", "float");
 found.both = filter("relu", "float");
 found.none = filter("no such words", "");
 filter("", "");
+const first = () => document.querySelector("#nodes tbody tr th").textContent;
+const sorted = column => { document.querySelectorAll("#nodes thead button")[column].click(); return first(); };
+found.sorted = [first(), sorted(0), sorted(0), sorted(3)];
+found.sort = [...document.querySelectorAll("#nodes thead th")].map(head => head.getAttribute("aria-sort"));
+found.hover = [...document.querySelectorAll(".hover title")].map(title => title.textContent);
 found.width = document.documentElement.scrollWidth - document.documentElement.clientWidth;
-const boxes = [...document.querySelectorAll(".chart, #outputs ~ .scroll")];
-found.cut = boxes.filter(box => box.scrollWidth > box.clientWidth).length;
+const boxes = [...document.querySelectorAll(".chart, .scroll")].filter(box => !box.closest("details"));
+found.cut = boxes.filter(box => box.scrollWidth > box.clientWidth + 1).map(box => box.textContent.slice(0, 40));
+found.texts = [...document.querySelectorAll("h1, h2, h3, p, dd, dt, li, figcaption, caption")]
+  .filter(each => each.scrollWidth > each.clientWidth + 1).map(each => each.textContent.slice(0, 40));
 found.charts = [...document.querySelectorAll("svg")].map(svg => svg.getBoundingClientRect().height);
 found.asked = performance.getEntriesByType("resource").map(entry => entry.name);
 found.ink = getComputedStyle(document.querySelector("svg text")).fill;
 document.title = JSON.stringify(found);
+parent.postMessage(document.title, "*");
 });
 """
 
@@ -62,11 +70,16 @@ def browse(page: Path, folder: Path, *flags: str) -> tuple[str, list[str]]:
     return done.stdout, [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
 
 
-def measured(report: Report, folder: Path, *flags: str) -> dict[str, Any]:
-    """Run `MEASURE` at the end of the page, which its policy has to be taken out for."""
+def measured(report: Report, folder: Path, *flags: str, frame: int = 0) -> dict[str, Any]:
+    """Run `MEASURE` at the end of the page, which its policy has to be taken out for; in a frame of a width, if any."""
     text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", report.to_html())
     page = folder / "measured.html"
     page.write_text(text.replace("</body>", f"<script>{MEASURE}</script></body>"), encoding="utf-8")
+    if frame:  # a window cannot be as narrow as a phone
+        listens = 'addEventListener("message", event => { document.title = event.data; })'
+        page = folder / "phone.html"
+        content = f'<script>{listens}</script><iframe src="measured.html" width="{frame}" height="900"></iframe>'
+        page.write_text(content, encoding="utf-8")
     elements, console = browse(page, folder, *flags)
     assert console == []
     title = re.search(r"<title>(.*?)</title>", elements, re.DOTALL)
@@ -82,9 +95,10 @@ def test_it_renders_and_the_console_stays_empty(report: Report, tmp_path: Path) 
     assert f"{len(report.nodes)} of {len(report.nodes)} nodes" in elements  # the page's own script ran
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1600, 1), (1100, 1), (500, 0), (500, 1)])
-def test_filter_and_layout(report: Report, tmp_path: Path, width: int, scheme: int) -> None:
-    found = measured(report, tmp_path, f"--window-size={width},900", f"--blink-settings=preferredColorScheme={scheme}")
+@pytest.mark.parametrize(("width", "scheme"), [(1600, 1), (800, 0), (400, 0), (400, 1)])
+def test_filter_sort_and_layout(report: Report, tmp_path: Path, width: int, scheme: int) -> None:
+    flags = (f"--window-size={max(width, 600)},900", f"--blink-settings=preferredColorScheme={scheme}")
+    found = measured(report, tmp_path, *flags, frame=width if width < 500 else 0)
     nodes = report.nodes
     total = len(nodes)
     convs = sum(node.op_type == "Conv" and node.scheme == "static-int8" for node in nodes)
@@ -98,7 +112,15 @@ def test_filter_and_layout(report: Report, tmp_path: Path, width: int, scheme: i
     assert found["none"] == [0, f"0 of {total} nodes"]
     assert found["asked"] == []
     assert found["width"] == 0  # wide tables scroll by themselves
-    assert found["cut"] == 0
+    assert found["cut"] == []
+    assert found["texts"] == []
+    names = [node.name for node in nodes]
+    assert found["sorted"][:3] == [names[0], min(names, key=str.lower), max(names, key=str.lower)]
+    assert found["sorted"][3] in names
+    assert found["sort"] == [None, None, None, "ascending", None]
+    assert report.comparison is not None
+    assert len(found["hover"]) >= len(report.comparison.layers) + len(report.sensitivity)
+    assert any("Conv" in words and "dB" in words for words in found["hover"])
     assert len(found["charts"]) >= 4
     assert min(found["charts"]) > 60
     light, dark = "rgb(27, 34, 48)", "rgb(230, 233, 239)"

@@ -17,6 +17,7 @@ from onnxq.errors import OutputError
 from onnxq.pipeline.quantize import quantize
 from onnxq.report import NodeReport, Report, check_report_path, write_report
 from onnxq.report.activations import Activation, describe
+from onnxq.report.details import Limit
 from onnxq.report.html import worst_activations
 from onnxq.verification.records import (
     Comparison,
@@ -155,8 +156,23 @@ def test_what_the_page_says(report: Report) -> None:
         assert words in shown, words
     assert len(list(page.all("svg"))) == 4
     assert all(svg["role"] == "img" and svg["aria-label"] for svg in page.all("svg"))
-    assert [tag for tag, _ in page.elements].count("title") == 1 + 4
+    assert [tag for tag, _ in page.elements].count(
+        "title"
+    ) == 1 + 4 + 3 + 2  # of the page, of charts, of layers and of bars
     assert all("scope" in header for header in page.all("th"))
+
+
+def test_the_page_says_when_how_and_within_which_limits(report: Report) -> None:
+    limits = (Limit("size", "at most 300 bytes", "250 bytes", True), Limit("SQNR", "at least 40 dB", "31.2 dB", False))
+    made = replace(report, made="2026-05-02T10:00:00+00:00", command="onnxq quantize m.onnx -d d.npz", budget=limits)
+    shown = " ".join("".join(Page(made.to_html()).text).split())
+    for words in (
+        "2026-05-02 10:00:00 UTC",
+        "Repeat it: onnxq quantize m.onnx -d d.npz",
+        "passed size: 250 bytes, at most 300 bytes asked for",
+        "failed SQNR: 31.2 dB, at least 40 dB asked for",
+    ):
+        assert words in shown, words
 
 
 def test_a_metric_and_what_is_spoilt_show(report: Report) -> None:
