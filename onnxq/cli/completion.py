@@ -1,4 +1,4 @@
-"""Shell completion of commands, options, recipes, targets and codes, and the script that asks for it.
+"""Shell completion of commands, options, recipes, targets, metrics and codes, and the script that asks for it.
 
 typer writes the scripts and reads the shell's request. onnxq runs its command line in a way of its own, so this is
 called from here. Files are completed by the shell itself, wherever nothing else is.
@@ -60,6 +60,20 @@ def recipes(incomplete: str) -> list[str]:
     from onnxq.planning.recipe import recipe_names
 
     return [name for name in recipe_names() if name.startswith(incomplete)]
+
+
+def metrics(incomplete: str) -> list[str]:
+    """List the metrics that begin so; functions of the user are not known."""
+    from onnxq.verification.metrics.by_name import METRICS
+
+    return [name for name in METRICS if name.startswith(incomplete)]
+
+
+def conventions(incomplete: str) -> list[str]:
+    """List the conventions of `onnxq export --for` that begin so."""
+    from onnxq.publish.conventions import CONVENTIONS
+
+    return [name for name in CONVENTIONS if name.startswith(incomplete)]
 
 
 def codes(incomplete: str) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from onnxq.cli.completion import conventions
 from onnxq.cli.options import (
     CustomOps,
     Data,
@@ -32,6 +33,7 @@ Ecosystem = Annotated[
         metavar="WHERE",
         help="Whose file names to use: hub (Hugging Face), transformers.js or sherpa (sherpa-onnx).",
         show_default=False,
+        autocompletion=conventions,
     ),
 ]
 Folder = Annotated[

@@ -14,10 +14,10 @@ from typing import Annotated, Any
 
 import typer
 
-from onnxq.cli.completion import recipes, targets
+from onnxq.cli.completion import metrics, recipes, targets
 from onnxq.pipeline.options import READING, SOURCES, Declaration, QuantizeOptions, declarations, parse_bytes
 
-COMPLETIONS = {"recipe": recipes, "target": targets}
+COMPLETIONS = {"recipe": recipes, "target": targets, "metric": metrics}
 
 
 class Format(StrEnum):

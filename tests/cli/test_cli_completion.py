@@ -14,10 +14,11 @@ import pytest
 from onnxq.cli import completion
 from onnxq.cli.app import COMMANDS
 from onnxq.planning.recipe import recipe_names
+from onnxq.publish.conventions import CONVENTIONS
 from onnxq.targets.tables import target_names
 
 ONNXQ = [sys.executable, "-m", "onnxq"]
-BASH = shutil.which("bash")
+BASH, ZSH = shutil.which("bash"), shutil.which("zsh")
 
 
 def completed(cli, monkeypatch: pytest.MonkeyPatch, line: str) -> list[str]:
@@ -43,6 +44,9 @@ def completed(cli, monkeypatch: pytest.MonkeyPatch, line: str) -> list[str]:
         ("onnxq calibrate m.onnx --target open", ["openvino"]),
         ("onnxq inspect m.onnx --format ", ["text", "json"]),
         ("onnxq recipes static", ["static-int8"]),
+        ("onnxq verify q.onnx --metric top", ["top1", "top5"]),
+        ("onnxq quantize m.onnx --metric per", ["perplexity"]),
+        ("onnxq export m.onnx --for ", list(CONVENTIONS)),
         ("onnxq quantize model", []),  # files are the shell's
         ("onnxq quantize m.onnx -r nothing", []),
     ],
@@ -77,6 +81,23 @@ def test_bash_completes_with_the_script(tmp_path: Path) -> None:
     script += '_onnxq_completion onnxq; echo "${COMPREPLY[@]}"; complete -p onnxq'
     done = subprocess.run([BASH, "-c", script], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout.splitlines() == ["tensorrt", "complete -o default -F _onnxq_completion onnxq"]
+
+
+@pytest.mark.skipif(ZSH is None, reason="needs zsh")
+def test_zsh_completes_with_the_script(tmp_path: Path) -> None:
+    """The function of the script runs with the words of a line; zsh's own functions for it print what they get."""
+    assert ZSH is not None
+    program = tmp_path / "onnxq"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(ONNXQ)} "$@"\n')
+    program.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SHELL": "/bin/zsh"}
+    script = 'compdef() { echo "$@" }; _arguments() { echo "$@" }; _files() { echo files }; '
+    script += 'eval "$(onnxq --show-completion)"; words=(onnxq quantize m.onnx --target tens); CURRENT=5; '
+    script += "_onnxq_completion"
+    done = subprocess.run([ZSH, "-f", "-c", script], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.splitlines()[0] == "_onnxq_completion onnxq"
+    assert "tensorrt" in done.stdout
+    assert "openvino" not in done.stdout
 
 
 @pytest.mark.parametrize(
