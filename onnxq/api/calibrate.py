@@ -75,7 +75,7 @@ def calibrate(
         OutputError: The output exists already, or cannot be written.
         NothingToQuantize: The recipe needs no ranges.
 
-    Example:
+    Examples:
         >>> import onnxq
         >>> stats = onnxq.calibrate("model.onnx", data="calibration.npz", recipe="static-int8")
         >>> stats.samples
@@ -130,7 +130,7 @@ def merge(shards: Sequence[str | Path], output: str | Path | None = None, *, for
         DataError: A shard is missing, there twice, or of another calibration.
         OutputError: The output exists already, or cannot be written.
 
-    Example:
+    Examples:
         >>> import onnxq
         >>> for number in (1, 2):
         ...     settings = {"recipe": "static-int8", "shard": onnxq.Shard(number, 2)}

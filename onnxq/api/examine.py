@@ -32,7 +32,7 @@ def input_specs(model: ModelInput) -> list[InputSpec]:
     Raises:
         ModelError: The model cannot be read.
 
-    Example:
+    Examples:
         >>> import onnxq
         >>> [str(spec) for spec in onnxq.input_specs("model.onnx")]
         ['float32[n, 3, 8, 8]']
@@ -68,7 +68,7 @@ def examine(
     Raises:
         DataError: There are no data, or they do not fit the model.
 
-    Example:
+    Examples:
         >>> import onnxq
         >>> seen = onnxq.examine("model.onnx", data="calibration.npz")
         >>> seen.samples, seen.inputs[0].name

@@ -33,7 +33,7 @@ def check(files: str | Path | Sequence[str | Path] = (), *, project: str | Path 
     Raises:
         ProjectError: The project file is wrong, or there is none and no files are given.
 
-    Example:
+    Examples:
         >>> import onnxq
         >>> onnxq.check("model.onnx").findings
         ()
@@ -63,7 +63,7 @@ def build(
     Raises:
         ProjectError: The project file is missing or wrong.
 
-    Example:
+    Examples:
         >>> import onnxq, pathlib
         >>> text = '[[models]]\nfloat = "model.onnx"\ndata = ["calibration.npz"]\n'
         >>> _ = pathlib.Path("onnxq.toml").write_text(text)

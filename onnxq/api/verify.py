@@ -136,7 +136,7 @@ def verify(
         DataError: The samples do not fit the models.
         RecipeError: A threshold needs something else that is not given.
 
-    Example:
+    Examples:
         >>> import onnxq
         >>> found = onnxq.verify("small.onnx", "model.onnx", data="calibration.npz", min_sqnr=20)
         >>> found.passed, found.missed

@@ -59,7 +59,7 @@ def in_python(text: str, own: Collection[str] = (), *, names: bool = False) -> s
         own: Keywords of the function that is called; others of `quantize` are named with their object.
         names: Whether an option without a value is to be its bare name, as in a message: `data` for `data=…`.
 
-    Example:
+    Examples:
         >>> in_python("Use --force to replace it, or see `onnxq plan`.")
         'Use force=True to replace it, or see `onnxq.plan`.'
         >>> in_python("Give --min-sqnr 20.")

@@ -208,7 +208,7 @@ def open_samples(
     Returns:
         The samples, which can be read any number of times.
 
-    Example:
+    Examples:
         >>> import onnxq
         >>> onnxq.open_samples("calibration.npz", onnxq.input_specs("model.onnx")).count
         16

@@ -52,7 +52,7 @@ def evaluate(
         ModelError: The model cannot be read, or an operator is unknown.
         DataError: An input is missing, unknown, or of the wrong type, or there is no such tensor.
 
-    Example:
+    Examples:
         >>> import numpy as np, onnxq
         >>> outputs = onnxq.evaluate("model.onnx", {"image": np.zeros((1, 3, 8, 8), np.float32)})
         >>> outputs["scores"].shape

@@ -70,7 +70,7 @@ def explain(
         ModelError: No node fits the pattern; the hint names one that is called nearly so.
         OnnxqError: As for `quantize`.
 
-    Example:
+    Examples:
         >>> import onnxq
         >>> (one,) = onnxq.explain("model.onnx", "head", "dynamic-int8")
         >>> one.node.scheme

@@ -102,7 +102,7 @@ def inspect(model: ModelInput) -> Inspection:
     Raises:
         ModelError: There is no such file, or it is no readable ONNX model.
 
-    Example:
+    Examples:
         >>> import onnxq
         >>> onnxq.inspect("model.onnx").operators
         {'Conv': 2, 'Relu': 2, 'Flatten': 1, 'Gemm': 1, 'GlobalAveragePool': 1}

@@ -61,7 +61,7 @@ def why_not(model: ModelInput, name: str, node: str, recipe: str | Path | Recipe
         RecipeError: No pass has the name; the hint lists all of them.
         ModelError: The model has no such node, or is not quantized where the pass works on quantized models.
 
-    Example:
+    Examples:
         >>> import onnxq
         >>> onnxq.why_not("model.onnx", "fold_add_into_conv", "conv1").applies
         False

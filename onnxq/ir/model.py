@@ -264,7 +264,7 @@ def load(path: str | Path) -> Model:
     Raises:
         ModelError: There is no such file, or it is no valid ONNX model.
 
-    Example:
+    Examples:
         >>> import onnxq
         >>> onnxq.load("model.onnx").weight_bytes
         11200

@@ -56,7 +56,7 @@ def plan(
         DataError: The data do not fit the model, or `sensitivity` has none.
         RecipeError: The recipe is wrong.
 
-    Example:
+    Examples:
         >>> import onnxq
         >>> report = onnxq.plan("model.onnx", "static-int8", data="calibration.npz")
         >>> [(node.op_type, node.scheme) for node in report.nodes][:2]

@@ -138,7 +138,7 @@ def quantize(
         CheckFailed: The budget is missed.
         NothingToQuantize: No node can be quantized.
 
-    Example:
+    Examples:
         >>> import onnxq
         >>> report = onnxq.quantize("model.onnx", "static-int8", data="calibration.npz", output="new.onnx")
         >>> report.counts()

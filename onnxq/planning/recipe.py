@@ -204,7 +204,7 @@ def recipe_names() -> list[str]:
     Returns:
         Their names.
 
-    Example:
+    Examples:
         >>> import onnxq
         >>> "dynamic-int8" in onnxq.recipe_names()
         True
@@ -230,7 +230,7 @@ def in_blocks(bits: int, block_size: int | None = None, target: str | None = Non
     Raises:
         RecipeError: There is no such number of bits, block size or target.
 
-    Example:
+    Examples:
         >>> import onnxq
         >>> onnxq.in_blocks(4, 64).name
         'bits-4-block-64'
@@ -259,7 +259,7 @@ def load_recipe(source: str | Path) -> Recipe:
     Raises:
         RecipeError: There is no such recipe or file, or it does not parse, or it has an unknown key or value.
 
-    Example:
+    Examples:
         >>> import onnxq
         >>> onnxq.load_recipe("auto").scheme.target
         'cpu'

@@ -83,7 +83,7 @@ def export(
         OutputError: A file exists, or cannot be written.
         OnnxqError: As `onnxq.quantize`; nothing was written then.
 
-    Example:
+    Examples:
         >>> import onnxq
         >>> [file.name for file in onnxq.export("model.onnx", "sherpa", "files", data="calibration.npz").files]
         ['model.onnx', 'model.int8.onnx']

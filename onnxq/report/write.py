@@ -42,7 +42,7 @@ def write_report(report: Report, path: str | Path, *, force: bool = False) -> No
     Raises:
         OutputError: The file exists already, cannot be written, or has another suffix.
 
-    Example:
+    Examples:
         >>> import onnxq
         >>> onnxq.write_report(onnxq.plan("model.onnx", data="calibration.npz"), "report.json")
 

@@ -24,7 +24,7 @@ def register_custom_ops(library: str | Path) -> None:
     Raises:
         ModelError: There is no such file, or onnxruntime cannot load it.
 
-    Example:
+    Examples:
         >>> import onnxq
         >>> onnxq.register_custom_ops("libcustom.so")
         Traceback (most recent call last):

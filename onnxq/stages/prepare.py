@@ -65,7 +65,7 @@ def prepare(
         ModelError: The model cannot be read, or has what onnxq does not support.
         RecipeError: The recipe or an option is wrong.
 
-    Example:
+    Examples:
         >>> import onnxq
         >>> prepared = onnxq.prepare("model.onnx", "static-int8", with_data=True)
         >>> len(prepared.plan.quantized())

@@ -73,7 +73,7 @@ def compare(
     Returns:
         How each output differs, and both latencies.
 
-    Example:
+    Examples:
         >>> import numpy as np, onnxq
         >>> samples = [{"image": image[None]} for image in np.load("calibration.npz")["image"]]
         >>> onnxq.compare("model.onnx", "small.onnx", samples).worst_sqnr > 20

@@ -70,7 +70,7 @@ def compare_layers(
         ModelError: The evaluator cannot run one of the models.
         DataError: There are no samples, or they do not fit.
 
-    Example:
+    Examples:
         >>> import numpy as np, onnxq
         >>> samples = [{"image": image[None]} for image in np.load("calibration.npz")["image"]]
         >>> layers = onnxq.compare_layers("model.onnx", "small.onnx", samples)

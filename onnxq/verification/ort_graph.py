@@ -89,7 +89,7 @@ def read_fusion(model: ModelInput | bytes) -> Fusion:
     Raises:
         ModelError: onnxruntime cannot load the model.
 
-    Example:
+    Examples:
         >>> import onnxq
         >>> onnxq.read_fusion("small.onnx").kernels["QLinearConv"]
         2

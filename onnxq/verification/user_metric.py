@@ -116,7 +116,7 @@ def measure_metric(
     Returns:
         What the metric gives.
 
-    Example:
+    Examples:
         >>> import onnxq
         >>> samples = onnxq.open_samples("calibration.npz", onnxq.input_specs("model.onnx"))
         >>> onnxq.measure_metric(lambda outputs, labels: len(outputs["scores"]), "model.onnx", samples)

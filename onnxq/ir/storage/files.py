@@ -46,7 +46,7 @@ def save(
         ModelError: External data is missing or out of bounds, or the model without weights is beyond 2 GiB.
         OutputError: The file exists and `force` is not given, or the folder cannot be written to.
 
-    Example:
+    Examples:
         >>> import onnxq
         >>> [path.name for path in onnxq.save(onnxq.load("model.onnx"), "copy.onnx", external_data=True)]
         ['copy.onnx', 'copy.onnx.data']
