@@ -72,7 +72,7 @@ class FloatRuns:
             try:
                 threads = self._threads if is_large(self._model) else 1  # samples run at a time instead
                 self._session = open_session(
-                    self._model, optimize="basic", threads=threads, reuse_shapes=False, taps=extra
+                    self._model, optimize="basic", threads=threads, reuse_shapes=False, taps=extra, keep=True
                 )
             except SessionError as error:
                 raise ModelError(
@@ -154,17 +154,17 @@ def in_order(runs: FloatRuns | None, samples: Iterable[tuple[int, Sample]]) -> I
     if runs is None:
         yield from ((index, sample, []) for index, sample in samples)
         return
-    most = 1
+    most, limit = 1, runs.most
     waiting: deque[tuple[int, Sample, Future[list[Any]]]] = deque()
-    with ThreadPoolExecutor(max(runs.most, 1)) as pool:
+    with ThreadPoolExecutor(max(limit, 1)) as pool:
         for index, sample in samples:
             waiting.append((index, sample, submit_alone(pool, runs.run, index, sample)))
             if len(waiting) >= most:
                 number, first, future = waiting.popleft()
                 results = future.result()
-                if most == 1 and runs.most > 1:
+                if most == 1 and limit > 1:
                     taken = sum(array.nbytes for array in results if isinstance(array, np.ndarray))
-                    most = max(min(worker_count(taken) + 1, runs.most + 1, MOST_BYTES // max(taken, 1)), 1)
+                    most = max(min(worker_count(taken) + 1, limit + 1, MOST_BYTES // max(taken, 1)), 1)
                 yield number, first, results
         while waiting:
             number, first, future = waiting.popleft()

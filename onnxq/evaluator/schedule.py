@@ -38,6 +38,7 @@ class Step:
         reads: Every value that has to be there: the inputs and what the bodies read from the scopes around them.
         dead: Values of this graph that nothing reads after this node.
         mapped: Of a large model: weights that it reads, whose pages are let go of behind it.
+        fixed: Whether it reads constants alone, so that all runs give the same: codes of a weight made real, say.
 
     """
 
@@ -48,6 +49,7 @@ class Step:
     reads: list[Value]
     dead: list[Value] = field(default_factory=list)
     mapped: list[Tensor] = field(default_factory=list)
+    fixed: bool = False
 
     @property
     def has_kernel(self) -> bool:
@@ -90,12 +92,16 @@ def prepare(graph: Graph, model: Model, *, wide: bool = False, changing: Collect
     if widened and changing:
         widened = {value: array for value, array in widened.items() if value not in changing}
     steps: list[Step] = []
+    fixed = {value for value in constants if not value.is_input}.difference(changing)
     for node in graph.nodes:
         step = _prepare_step(node, model, widened)
         if node.op_type == "Constant" and not node.domain and step.call is not None and node.outputs[0] is not None:
             constants[node.outputs[0]] = np.asarray(step.call())
+            fixed.add(node.outputs[0])
         else:
             steps.append(step)
+            step.fixed = step.call is not None and not step.bodies and bool(step.reads) and fixed.issuperset(step.reads)
+            fixed.update(value for value in node.outputs if step.fixed and value is not None)
             if large:
                 step.mapped = [value.tensor for value in step.reads if value.tensor is not None]
     _mark_dead(graph, steps)

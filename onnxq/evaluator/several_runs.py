@@ -26,6 +26,9 @@ def several_runs() -> Iterator[Compute]:
     with ThreadPoolExecutor(count, thread_name_prefix="onnxq-run") as pool:
 
         def compute(runs: Sequence[Run], step: Step) -> None:
+            if step.fixed:
+                _share(runs, step)
+                return
             for number, run in enumerate(runs):
                 run.compute(step)
                 if number == 0 and count > 1 and _bytes(run, step) >= WORTH:
@@ -43,6 +46,14 @@ def several_runs() -> Iterator[Compute]:
 def _compute_all(runs: Sequence[Run], step: Step) -> None:
     for run in runs:
         run.compute(step)
+
+
+def _share(runs: Sequence[Run], step: Step) -> None:
+    """Compute a node that reads constants alone in one run, and give all others what it gave."""
+    for run in runs[:1]:
+        run.compute(step)
+    for run in runs[1:]:
+        run.values.update((value, runs[0].values[value]) for value in step.node.outputs if value is not None)
 
 
 def _bytes(run: Run, step: Step) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import cache, cached_property
 
 import numpy as np
 import onnx
@@ -44,12 +45,12 @@ class Tensor(ABC):
     dtype: int
     shape: tuple[int, ...]
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of the packed elements, as `raw_data` holds them (strings count as zero)."""
         if self.dtype == TensorProto.STRING:
@@ -162,6 +163,7 @@ class DeferredTensor(Tensor):
         return message_field(number, [*self._header(name), *message_field(RAW_DATA, [Pending(self.nbytes, self.raw)])])
 
 
+@cache
 def item_bits(dtype: int) -> int:
     """Bits of one packed element; KeyError for a type that ONNX does not define."""
     if dtype in SUB_BYTE_BITS:

@@ -37,7 +37,7 @@ from onnxq.rounding.layer_by_layer import block_jobs
 from onnxq.runtime.blas_threads import single_threaded_blas
 from onnxq.runtime.custom_ops import foreign_node
 from onnxq.runtime.memory import collect_garbage, gc_disabled
-from onnxq.runtime.session import InMemory, ModelSource
+from onnxq.runtime.session import InMemory, ModelSource, sessions_kept
 from onnxq.search.bias_correction import correct_biases
 from onnxq.search.budget import Budget, SearchOutcome, check_budget, check_size, meet_budget
 from onnxq.search.candidates import float_time
@@ -149,7 +149,7 @@ def quantize(
     """
     path, files = _target(model, output, external_data), (as_list(data), samples, sample_limit, reading)
     chosen = choose_recipe(recipe, target=target, reduce_range=reduce_range, exclude=exclude, only=only)
-    with following(observer) as observer, gc_disabled(), single_threaded_blas():
+    with following(observer) as observer, gc_disabled(), single_threaded_blas(), sessions_kept():
         source = load_float_model(model, observer, path, timing, force, (*files[0], stats, recipe), plan=dry_run)
         before = source.copy()
         prepared, given = _prepare_by_data(source, chosen, files, stats, timing, observer, budget.max_size, fast=fast)

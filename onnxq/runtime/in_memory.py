@@ -8,7 +8,8 @@ optimisations see the weights, which are packed in advance.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import onnxruntime as ort
@@ -40,7 +41,42 @@ class InMemory(NamedTuple):
     taps: Sequence[Value] = ()
 
 
-def open_in_memory(source: InMemory, settings: Settings) -> ort.InferenceSession:
+class Encoded(NamedTuple):
+    """A model as onnxruntime is told it.
+
+    Attributes:
+        data: A ModelProto, in which the weights below are external data where nothing is to be read.
+        weights: Weights that are handed over beside it, by name.
+
+    """
+
+    data: bytes
+    weights: Mapping[str, Tensor]
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of all of it: equal models of equal outputs have the same."""
+        found = hashlib.sha256(self.data)
+        for name, tensor in self.weights.items():
+            found.update(name.encode())
+            found.update(tensor.raw() or b"")
+        return found.digest()
+
+
+def encode(source: InMemory) -> Encoded:
+    """Write a model for onnxruntime.
+
+    Raises:
+        ModelError: A weight cannot be read.
+
+    """
+    model, taps = source
+    if not any(_goes_beside(value) for value in model.graph.initializers.values()):
+        return Encoded(model.serialize(extra_outputs=taps), {})
+    return Encoded(*encode_apart(model, taps))
+
+
+def open_encoded(encoded: Encoded, settings: Settings) -> ort.InferenceSession:
     """Load a model; nothing of it is needed any more afterwards.
 
     Raises:
@@ -48,13 +84,12 @@ def open_in_memory(source: InMemory, settings: Settings) -> ort.InferenceSession
         ModelError: A weight cannot be read.
 
     """
-    model, taps = source
-    if not any(_goes_beside(value) for value in model.graph.initializers.values()):
-        return load_native(model.serialize(extra_outputs=taps), settings)
-    encoded, weights = encode_apart(model, taps)
+    weights = encoded.weights
+    if not weights:
+        return load_native(encoded.data, settings)
     values = {name: ort.OrtValue.ortvalue_from_numpy(tensor.numpy()) for name, tensor in weights.items()}
     trim_heap(sum(tensor.nbytes for tensor in weights.values()))  # blocks of an earlier session rarely fit
-    session = load_native(encoded, settings, copies=values)
+    session = load_native(encoded.data, settings, copies=values)
     for tensor in weights.values():
         tensor.release()
     return session

@@ -5,7 +5,9 @@ Tests: `tests/runtime/test_exact_sessions.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +17,8 @@ import onnxruntime as ort
 
 from onnxq.ir import Model, ModelInput, Value, encode_proto, load, parse
 from onnxq.ir.segment import is_large
-from onnxq.runtime.in_memory import InMemory, open_in_memory
+from onnxq.runtime.in_memory import Encoded, InMemory, encode, open_encoded
+from onnxq.runtime.memory import HEAVY
 from onnxq.runtime.ort_session import FATAL, ORT_ERRORS, Optimization, SessionError, Settings, load_native, reason
 from onnxq.runtime.segmented import StreamedSession
 
@@ -31,6 +34,8 @@ __all__ = [
 ]
 
 ModelSource = bytes | ModelInput | InMemory
+MOST_KEPT = 3  # sessions, each of which holds the weights once more
+_kept: ContextVar[dict[tuple[bytes, Settings], Session] | None] = ContextVar("onnxq_kept_sessions", default=None)
 
 
 class Session(Protocol):
@@ -47,26 +52,28 @@ class Session(Protocol):
 
 
 def open_session(
-    model: ModelSource,
+    model: ModelSource | Encoded,
     *,
     optimize: Optimization = "all",
     threads: int = 0,
     reuse_shapes: bool = True,
     taps: Sequence[Value] = (),
     exact: bool = False,
+    keep: bool = False,
 ) -> Session:
     """Load a model.
 
     Args:
         model: Its bytes, its path, a ModelProto, or the loaded model. A large one is run in segments, its weights left
-            in their files: it must not change as long as the session is in use. `InMemory` has onnxruntime hold any
-            size.
+            in their files: it must not change as long as the session is in use. `InMemory` and `Encoded` have
+            onnxruntime hold any size.
         optimize: Level of graph optimisation.
         threads: Threads for one operator; 0 lets onnxruntime choose.
         reuse_shapes: Keep a memory plan for every combination of input shapes seen. It saves allocations when shapes
             repeat, and grows without bound when they do not.
         taps: Of a loaded model: values of the main graph that runs can give besides the outputs.
         exact: Compute products of integers exactly, on processors that saturate, too: to judge a model, not to time it.
+        keep: Take the session of an equal model that was opened so before, inside `sessions_kept`; not if it is heavy.
 
     Raises:
         SessionError: onnxruntime cannot load it.
@@ -83,9 +90,14 @@ def open_session(
         if is_large(model):
             return StreamedSession(model, settings, taps)
         model = InMemory(model, taps)
-    session: Session
     if isinstance(model, InMemory):
-        session = open_in_memory(model, settings)
+        light = model.model.weight_bytes < HEAVY
+        model = encode(model)
+        if keep and light:
+            return _kept_session(model, settings)
+    session: Session
+    if isinstance(model, Encoded):
+        session = open_encoded(model, settings)
     else:
         session = load_native(model if isinstance(model, bytes) else str(model), settings)
     return session
@@ -105,6 +117,28 @@ def source_model(source: ModelSource) -> Model:
     if isinstance(source, onnx.ModelProto):
         return parse(encode_proto(source))
     return parse(source) if isinstance(source, bytes) else load(source)
+
+
+@contextmanager
+def sessions_kept() -> Iterator[None]:
+    """Keep the last few sessions that are opened inside with `keep`: loading takes longer than several runs do."""
+    token = _kept.set({})
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+
+
+def _kept_session(model: Encoded, settings: Settings) -> Session:
+    kept = _kept.get()
+    key = model.digest, settings
+    if kept is None:
+        kept = {}
+    session: Session = kept.pop(key) if key in kept else open_encoded(model, settings)
+    kept[key] = session  # the last one
+    for oldest in list(kept)[:-MOST_KEPT]:
+        del kept[oldest]
+    return session
 
 
 def run_session(session: Session, outputs: Sequence[str] | None, feeds: Mapping[str, np.ndarray]) -> list[Any]:

@@ -16,6 +16,7 @@ from onnxq.ir import Model
 from onnxq.runtime.memory import HEAVY, resident_bytes
 from onnxq.runtime.session import InMemory, Session, open_session, run_session
 from onnxq.runtime.workers import run_in_order
+from onnxq.verification.error_stats import Difference
 
 KEPT_BYTES = 256 << 20  # of float outputs
 Key = tuple[int, ...]  # of a sample: the identities of its arrays
@@ -51,6 +52,16 @@ class FloatOutputs:
         self._kept, self._lock = 0, Lock()
         self._session: Session | None = None
         self.bytes = 0
+        self._judged: dict[bytes, dict[Key, list[Difference]]] = {}
+
+    def judged(self, digest: bytes) -> dict[Key, list[Difference]]:
+        """Return how far a variant is off on samples that it was run on before, to be added to, by its digest."""
+        return self._judged.setdefault(digest, {})
+
+    def key(self, sample: Sample) -> Key | None:
+        """Return what a sample is found by; None where it is not kept, so that its arrays may give way to others."""
+        key = _key(sample)
+        return key if key in self._known else None
 
     def _open(self) -> Session:
         """Return the session, opened by the first sample that was not run before."""

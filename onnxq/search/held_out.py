@@ -19,7 +19,8 @@ from onnxq.errors import DataError, ModelError
 from onnxq.ir import Model, Value
 from onnxq.ir.operator_traits import Trait, operators_with
 from onnxq.progress import tried, working
-from onnxq.runtime.session import InMemory, SessionError, open_session, run_session
+from onnxq.runtime.in_memory import Encoded, InMemory, encode
+from onnxq.runtime.session import SessionError, open_session, run_session
 from onnxq.runtime.workers import run_in_order
 from onnxq.search.float_outputs import KEPT_BYTES, FloatOutputs
 from onnxq.search.resolution import resolved
@@ -135,14 +136,22 @@ class SqnrEvaluator:
         names += [found[name].name if name in found else None for name in self._scores]
         wanted = list(dict.fromkeys(name for name in names if name is not None))
         differences = [[Difference(classes=False, lengths=ANY_AXIS) for _ in names] for _ in range(sets)]
+        encoded, fed = self._encoded(model, wanted)
+        judged = self.known.judged(encoded.digest)
+        before = {key: judged[key] for one in self._expected if (key := self.known.key(one.sample)) in judged}
+        new = [one for one in self._expected if self.known.key(one.sample) not in before]
         try:
-            runs = run_in_order(self._runner(model, wanted), self._expected, task_bytes=self._bytes)
-            for index, (expected, outputs) in enumerate(zip(self._expected, runs, strict=True)):
-                got = dict(zip(wanted, outputs, strict=True))
-                for place, name in enumerate(names):
-                    if name is not None:
-                        pair = (self._relative(place, array) for array in (expected.arrays[place], got[name]))
-                        differences[index % sets][place].add(*pair)
+            run = self._runner(encoded, fed, wanted) if new else None
+            runs = run_in_order(run, new, task_bytes=self._bytes) if run is not None else iter(())
+            for index, expected in enumerate(self._expected):
+                key = self.known.key(expected.sample)
+                parts = before.get(key) if key is not None else None
+                if parts is None:
+                    parts = self._differences(expected, names, dict(zip(wanted, next(runs), strict=True)))
+                if key is not None:
+                    judged[key] = parts
+                for total, part in zip(differences[index % sets], parts, strict=True):
+                    total.merge(part)
                 if advance is not None:
                     advance(index + 1, len(self._expected))
         except SessionError:
@@ -150,20 +159,33 @@ class SqnrEvaluator:
         noise = np.array([[10 ** (-difference.sqnr / 10) for difference in each] for each in differences])
         return np.where(self._counts(), noise, 0.0)
 
-    def _runner(self, model: Model, wanted: list[str]) -> Callable[[_Expected], list[Any]]:
-        """Open a model, told what to pick where anything is picked."""
-        values = model.graph.values
+    def _differences(
+        self, expected: _Expected, names: Sequence[str | None], got: Mapping[str, Any]
+    ) -> list[Difference]:
+        """Compare what a variant gives for a sample with what the float model does."""
+        parts = [Difference(classes=False, lengths=ANY_AXIS) for _ in names]
+        for place, name in enumerate(names):
+            if name is not None:
+                pair = (self._relative(place, array) for array in (expected.arrays[place], got[name]))
+                parts[place].add(*pair)
+        return parts
+
+    def _encoded(self, model: Model, wanted: Sequence[str]) -> tuple[Encoded, Mapping[str, str]]:
+        """Write a model for onnxruntime, told what to pick where anything is picked; by name, where it is told."""
         picked = self._expected[0].picked
-        if not picked:
-            taps = [values[name] for name in wanted if not values[name].is_output]
-            session = open_session(InMemory(model, taps), threads=1, exact=True)
-            return lambda expected: run_session(session, wanted, expected.sample)
-        following, fed = replay_selections(model, picked, wanted)
-        told = open_session(InMemory(following), threads=1, exact=True)
+        if picked:
+            following, fed = replay_selections(model, picked, wanted)
+            return encode(InMemory(following)), fed
+        values = model.graph.values
+        return encode(InMemory(model, [values[name] for name in wanted if not values[name].is_output])), {}
+
+    @staticmethod
+    def _runner(encoded: Encoded, fed: Mapping[str, str], wanted: Sequence[str]) -> Callable[[_Expected], list[Any]]:
+        session = open_session(encoded, threads=1, exact=True)
 
         def run(expected: _Expected) -> list[Any]:
             picks = {given: expected.picked[name] for name, given in fed.items()}
-            return run_session(told, wanted, {**expected.sample, **picks})
+            return run_session(session, wanted, {**expected.sample, **picks})
 
         return run
 

@@ -71,6 +71,13 @@ class Difference:
                 self._add_numbers(reference, result)
         return ""
 
+    def merge(self, other: Difference) -> None:
+        """Add what was counted of other samples; sample after sample, sums are those of adding each of them here."""
+        self.dtype = self.dtype or other.dtype
+        for name in ("elements", "unequal", "broken", "spoilt", "unsound", "undefined", "_decisions", "_agreed"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self._take(np.array([other.signal, other.noise, other.cross, other.power]), other._max_abs)
+
     def _differ_in_length(self, reference: np.ndarray, result: np.ndarray) -> bool:
         if reference.ndim != result.ndim or reference.dtype.kind not in "fiub":
             return False

@@ -16,8 +16,8 @@ from onnxq.ir import Model, infer_types, load, parse
 from onnxq.ir.passes import normalise
 from onnxq.pipeline.quantize import quantize
 from onnxq.runtime import in_memory
-from onnxq.runtime.in_memory import InMemory, encode_apart
-from onnxq.runtime.session import SessionError, open_session, run_session
+from onnxq.runtime.in_memory import InMemory, encode, encode_apart
+from onnxq.runtime.session import SessionError, open_session, run_session, sessions_kept
 
 FOLDER = Path(__file__).parents[2] / "sample_models"
 MODELS = sorted(FOLDER.glob("*.onnx"))
@@ -167,3 +167,33 @@ def test_opening_a_session_takes_the_memory_of_its_weights_and_little_more(tmp_p
 
     # The pages of the mapped file count, too
     assert taken("apart") < 2.8 < 3.5 < taken("whole")
+
+
+def test_equal_models_share_a_session_where_sessions_are_kept() -> None:
+    weights = {"w": floats(4, 4)}
+
+    def model(operator: str, scale: float = 1.0) -> Model:
+        nodes = [node("MatMul", "x w", "h"), node(operator, "h", "y")]
+        given = {name: array * np.float32(scale) for name, array in weights.items()}
+        return parse(build(nodes, {"x": [2, 4]}, ["y"], given).SerializeToString())
+
+    with sessions_kept():
+        first = open_session(model("Relu"), keep=True)
+        assert open_session(model("Relu"), keep=True) is first
+        assert open_session(model("Relu")) is not first
+        assert open_session(model("Relu"), keep=True, optimize="basic") is not first
+        assert open_session(model("Relu", 2.0), keep=True) is not first
+        assert open_session(model("Relu"), keep=True) is first
+        for operator in ("Neg", "Abs", "Exp"):
+            open_session(model(operator), keep=True)
+        assert open_session(model("Relu"), keep=True) is not first  # the last few only
+    assert open_session(model("Relu"), keep=True) is not open_session(model("Relu"), keep=True)
+
+
+def test_a_digest_covers_weights_beside_the_bytes(apart: None) -> None:
+    def digest(scale: float) -> bytes:
+        weights = {"w": floats(8, 8) * np.float32(scale)}
+        made = build([node("MatMul", "x w", "y")], {"x": [2, 8]}, ["y"], weights)
+        return encode(InMemory(parse(made.SerializeToString()))).digest
+
+    assert digest(1.0) == digest(1.0) != digest(2.0)

@@ -9,10 +9,12 @@ import pytest
 from helpers import build, floats, node
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import TensorProto, helper
 
 from onnxq.data.samples import input_specs, wrap_samples
 from onnxq.evaluator import Evaluator, evaluate
-from onnxq.ir import load
+from onnxq.evaluator.several_runs import several_runs
+from onnxq.ir import load, parse
 from onnxq.progress import Silent
 from onnxq.search import bias_correction
 from onnxq.search.bias_correction import (
@@ -166,3 +168,37 @@ def test_more_samples_are_taken_where_a_run_is_short(tmp_path, run_time, expecte
     )
     assert shifts(variants, {}, given)
     assert taken == [expected]
+
+
+def test_what_reads_constants_alone_is_computed_once_for_all_samples() -> None:
+    nodes = [node("DequantizeLinear", "c s", "w"), node("Neg", "w", "n"), node("MatMul", "x n", "y")]
+    weights = {"c": np.arange(-8, 8, dtype=np.int8).reshape(4, 4), "s": np.float32(0.5)}
+    evaluator = Evaluator(parse(build(nodes, {"x": [2, 4]}, ["y"], weights).SerializeToString()), wide=True)
+    assert [step.fixed for step in evaluator.steps] == [True, True, False]
+    calls = 0
+    before = evaluator.steps[0].call
+    assert before is not None
+
+    def counted(*given):
+        nonlocal calls
+        calls += 1
+        return before(*given)
+
+    evaluator.steps[0].call = counted
+    feeds = [{"x": floats(2, 4, seed=seed)} for seed in range(3)]
+    runs = [evaluator.begin(one) for one in feeds]
+    with several_runs() as compute:
+        for step in evaluator.steps:
+            compute(runs, step)
+            for run in runs:
+                run.release(step)
+    assert calls == 1
+    for run, one in zip(runs, feeds, strict=True):
+        expected = evaluator.run(one)["y"]
+        np.testing.assert_array_equal(run.values[evaluator.model.graph.values["y"]], expected)
+
+
+def test_an_initializer_that_is_an_input_too_is_no_constant() -> None:
+    made = build([node("Neg", "w", "n"), node("MatMul", "x n", "y")], {"x": [2, 4]}, ["y"], {"w": floats(4, 4)})
+    made.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [4, 4]))
+    assert not any(step.fixed for step in Evaluator(parse(made.SerializeToString())).steps)

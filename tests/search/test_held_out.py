@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxq.data.samples import input_specs, wrap_samples
 from onnxq.ir import load, parse
 from onnxq.pipeline.quantize import quantize
+from onnxq.search import held_out
 from onnxq.search.budget import Budget, BudgetCheck
 from onnxq.search.held_out import LONG_RUN, TRIAL_SAMPLES, HoldoutSplit, SqnrEvaluator, scores, shared_axes
 from onnxq.search.resolution import RESOLUTION, resolved, resolved_noise
@@ -53,6 +55,34 @@ def test_scores_show_what_certain_probabilities_hide() -> None:
     assert noise[0] < 1e-20
     np.testing.assert_allclose(noise[1], 0.01, rtol=1e-4)  # a tenth of the scores
     np.testing.assert_allclose(judge.sqnr(worse), 20, atol=RESOLUTION + 1e-3)
+
+
+def test_a_variant_runs_once_on_a_sample_whoever_judges_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = classifier(WEIGHT, ("Softmax", {"axis": -1}))
+    samples = wrap_samples([{"x": floats(1, 2, seed=seed)} for seed in range(8)], input_specs(parse(data)))
+    opened, ran = [0], [0]
+    open_before, run_before = held_out.open_session, held_out.run_session
+
+    def count_open(*given: Any, **settings: Any) -> Any:
+        opened[0] += 1
+        return open_before(*given, **settings)
+
+    def count_run(*given: Any) -> Any:
+        ran[0] += 1
+        return run_before(*given)
+
+    monkeypatch.setattr(held_out, "open_session", count_open)
+    monkeypatch.setattr(held_out, "run_session", count_run)
+    split = HoldoutSplit(parse(data), samples)
+    worse = classifier(WEIGHT * np.float32(0.9), ("Softmax", {"axis": -1}))
+    half, again = split.judge.noise(parse(worse)), split.judge.noise(parse(worse))
+    np.testing.assert_array_equal(half, again)
+    assert (opened, ran) == ([1], [4])
+    everything = split.goal_evaluator.noise(parse(worse))
+    assert (opened, ran) == ([2], [8])
+    np.testing.assert_array_equal(everything, SqnrEvaluator(parse(data), samples).noise(parse(worse)))
+    split.judge.noise(parse(data))
+    assert (opened, ran) == ([4], [20])
 
 
 def test_a_limit_is_one_for_outputs_and_as_far_as_it_decides_anything_for_scores() -> None:

@@ -28,3 +28,17 @@ def test_sums_are_the_same_however_many_threads_there_are() -> None:
         put(before)
     assert sums[0] == sums[1] == sums[2]
     np.testing.assert_allclose(sums[0][0], np.square(expected.astype(np.float64)).sum(), rtol=1e-12)
+
+
+def test_what_is_merged_sample_by_sample_is_what_adding_each_gives() -> None:
+    whole, merged = Difference(), Difference()
+    pairs = [(floats(3, 5, seed=seed), floats(3, 5, seed=seed + 9)) for seed in range(4)]
+    pairs.append((np.array([1, 2, 3]), np.array([1, 2, 4])))
+    pairs.append((np.array([np.nan, 1, np.inf], np.float32), np.array([np.nan, np.nan, np.inf], np.float32)))
+    for expected, got in pairs:
+        one = Difference()
+        for total in (whole, one):
+            assert not total.add(expected, got)
+        merged.merge(one)
+    assert vars(merged) == vars(whole)
+    assert merged.agreement == whole.agreement
