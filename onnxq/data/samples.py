@@ -21,6 +21,7 @@ from onnxq.data.readers import read_iterable
 from onnxq.data.reading import NOTHING_KNOWN, PLAIN, ModelFacts, Preparation, Reading
 from onnxq.data.recurrent.feed import fed_source, float_model, make_feed
 from onnxq.data.recurrent.pairs import state_pairs
+from onnxq.data.remote import is_remote, local_copy
 from onnxq.data.user_function import CALLABLE, import_named
 from onnxq.data.validation import InputSpec, Sample, conform, input_specs
 from onnxq.errors import DataError
@@ -196,7 +197,7 @@ def open_samples(
             one that contains such folders, or `package.module:function`, a callable that gives an iterable of
             `{input name: array}` or such an iterable itself (the current folder is searched for the module). Or
             pictures: a folder of them, a text file of their paths, or the data file of ultralytics. Or a file of
-            sentences, or recordings.
+            sentences, or recordings. Or a URL of any of these, which fsspec fetches.
         inputs: What the model wants, from `input_specs`.
         reading: How files that hold no arrays become samples.
         facts: What is known of the model.
@@ -298,7 +299,7 @@ def _elements(samples: Iterable[tuple[int, Mapping[str, np.ndarray]]]) -> int:
 
 
 def _open(source: str, inputs: Sequence[InputSpec], reading: Reading, facts: ModelFacts) -> list[Source]:
-    path = Path(source)
+    path = local_copy(source)
     try:
         if path.is_dir():
             return open_folder(path, inputs, reading, facts)
@@ -326,4 +327,4 @@ def _no_samples(origin: str) -> DataError:
 
 
 def _short(source: str) -> str:
-    return source if CALLABLE.fullmatch(source) else Path(source).name or source
+    return source if CALLABLE.fullmatch(source) or is_remote(source) else Path(source).name or source

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from onnxq.data.remote import is_remote
 from onnxq.errors import CheckFailed, OnnxqError
 from onnxq.ir import Model, Value, load
 from onnxq.ir.invariants import objection
@@ -109,7 +110,8 @@ def find_all(entry: Entry) -> list[Finding]:
 
 def _missing_data(entry: Entry) -> list[Finding]:
     """Name data to verify with that are not there: without them, thresholds would never be measured."""
-    paths = [Path(given) for given in entry.data_sources(entry.verify_data) if not entry.is_function(given)]
+    named = [given for given in entry.verify_data if not entry.is_function(given) and not is_remote(given)]
+    paths = [Path(given) for given in entry.data_sources(tuple(named))]
     said = f"does not exist; the project file lists it to verify {entry.quantized}"
     return [Finding(path, "missing-data", said) for path in paths if not path.exists()]
 

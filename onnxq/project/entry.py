@@ -14,6 +14,7 @@ from pathlib import Path
 
 from onnxq.data.beside import files_beside
 from onnxq.data.reading import Reading
+from onnxq.data.remote import is_remote
 from onnxq.pipeline.options import QuantizeOptions
 
 EXTERNAL_SUFFIXES = ("", ".data", ".onnx_data", ".bin", ".weight", ".weights", ".pb")  # what exporters write
@@ -74,7 +75,7 @@ class Entry:
 
     def data_sources(self, data: tuple[str, ...]) -> list[str]:
         """Return data as `open_samples` takes them: paths start with the project's folder."""
-        return [given if self.is_function(given) else str(self.root / given) for given in data]
+        return [given if self.is_function(given) or is_remote(given) else str(self.root / given) for given in data]
 
     def tokenizer(self) -> Path | None:
         """Return where the tokenizer is that the project names."""
@@ -100,13 +101,15 @@ class Entry:
         found += [Path(self.recipe_source())] if self.options.recipe.endswith(".toml") else []
         metric = [given for given in [self.options.metric] if given is not None and self.is_function(given)]
         for given in (*self.options.data, *self.verify_data, *metric):
+            if is_remote(given):
+                continue
             path = self.module_file(given) if self.is_function(given) else self.root / given
             found += [path] if path is not None else []
         return [*found, *self.beside((*self.options.data, *self.verify_data))]
 
     def beside(self, data: Iterable[str]) -> list[Path]:
         """Name the files next to the model that some data are read with, such as its tokenizer."""
-        paths = [self.root / given for given in data if not self.is_function(given)]
+        paths = [self.root / given for given in data if not self.is_function(given) and not is_remote(given)]
         return files_beside(self.source, paths, self.tokenizer())
 
 

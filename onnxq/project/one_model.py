@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from onnxq.data.remote import is_remote
 from onnxq.errors import ProjectError
 from onnxq.pipeline.options import QuantizeOptions, declarations
 from onnxq.project.entry import CALLABLE, Entry, Project, Thresholds
@@ -80,7 +81,7 @@ def _moved(root: Path, name: str, value: Any) -> Any:
     if value is None or (name == "recipe" and not value.endswith(".toml")):
         return value
     path = Path(value)
-    if CALLABLE.fullmatch(str(value)) and not path.exists():
+    if is_remote(str(value)) or (CALLABLE.fullmatch(str(value)) and not path.exists()):
         return value
     if not path.is_absolute():
         path = Path(os.path.relpath(os.path.join(os.path.realpath(path.parent), path.name), os.path.realpath(root)))

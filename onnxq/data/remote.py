@@ -1,0 +1,82 @@
+"""Data by URL: fetched once for each process through fsspec, into a folder that goes away with it.
+
+A URL may end with `#sha256=HEX`: what is fetched must have this digest. Of a folder it is the digest of the names of
+its files and their digests.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import re
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from onnxq.data.extras import need
+from onnxq.errors import DataError
+
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z][A-Za-z0-9+.-]+)*://")
+DIGEST = "#sha256="
+
+
+def is_remote(source: str) -> bool:
+    """Whether data are named by a URL, such as `s3://bucket/calib.npz`, and not by a path."""
+    return URL.match(source) is not None
+
+
+def local_copy(source: str) -> Path:
+    """Return where a source is in the file system: a path as it is, a URL once it is fetched.
+
+    Raises:
+        DataError: fsspec or the package for this protocol is missing, nothing is there, or it has another digest.
+
+    """
+    return _fetched(source) if is_remote(source) else Path(source)
+
+
+@cache
+def _fetched(source: str) -> Path:
+    url, _, wanted = source.partition(DIGEST)
+    fsspec = need("fsspec", "remote", f"reading {url}")
+    target = Path(tempfile.mkdtemp(dir=_folder())) / (Path(url).name or "data")
+    try:
+        system, path = fsspec.url_to_fs(url)
+        if system.isdir(path):
+            system.get(path.rstrip("/") + "/", f"{target}/", recursive=True)
+        else:
+            system.get_file(path, str(target))
+    except Exception as error:  # each protocol has its own, and those of packages that are missing
+        shutil.rmtree(target.parent, ignore_errors=True)
+        missing = isinstance(error, FileNotFoundError)
+        reason = "there is nothing" if missing else (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{url} cannot be read: {reason}", _hint(error)) from error
+    found = digest(target) if wanted else ""
+    if found != wanted.lower():
+        shutil.rmtree(target.parent, ignore_errors=True)
+        raise DataError(f"{url} has the SHA-256 {found}, not {wanted}", "Check the URL, or give the new digest.")
+    return target
+
+
+def _hint(error: Exception) -> str:
+    if isinstance(error, ImportError):
+        return "Install the package that it names."
+    return "Check the URL, and that this machine may read it."
+
+
+def digest(path: Path) -> str:
+    """Return SHA-256 of a file, or of the names and digests of all files of a folder."""
+    if path.is_dir():
+        names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
+        return hashlib.sha256("".join(f"{name} {digest(path / name)}\n" for name in names).encode()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@cache
+def _folder() -> str:
+    """Make the folder of all that is fetched; it is removed when the process ends."""
+    folder = tempfile.mkdtemp(prefix="onnxq-data-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
