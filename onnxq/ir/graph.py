@@ -234,17 +234,19 @@ class Graph:
         """Visit every node, bodies right behind the node they belong to."""
         for node in self.nodes:
             yield node
-            for bodies in node.bodies.values():
-                for body in bodies:
-                    yield from body.walk()
+            if node.bodies:
+                for bodies in node.bodies.values():
+                    for body in bodies:
+                        yield from body.walk()
 
     def graphs(self) -> Iterator[Graph]:
         """Visit this graph and every body inside it."""
         yield self
         for node in self.nodes:
-            for bodies in node.bodies.values():
-                for body in bodies:
-                    yield from body.graphs()
+            if node.bodies:
+                for bodies in node.bodies.values():
+                    for body in bodies:
+                        yield from body.graphs()
 
     def find(self, name: str) -> Value | None:
         """Resolve a name as a node of this scope sees it: here first, then in the scopes around."""

@@ -120,11 +120,19 @@ def signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
+_SHORT = [bytes((value,)) for value in range(0x80)]
+_TAGS = [bytes((number << 3 | LENGTH_DELIMITED,)) for number in range(16)]  # of the fields that a message has most
+
+
+def _tag(number: int) -> bytes:
+    return _TAGS[number] if number < len(_TAGS) else varint(number << 3 | LENGTH_DELIMITED)
+
+
 def varint(value: int) -> bytes:
     """Encode an integer; negative ones as their 64-bit two's complement."""
+    if 0 <= value < len(_SHORT):
+        return _SHORT[value]
     value &= 0xFFFFFFFFFFFFFFFF
-    if value < 0x80:
-        return bytes((value,))
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -141,7 +149,7 @@ def integer_field(number: int, value: int) -> bytes:
 def bytes_field(number: int, payload: bytes | str) -> bytes:
     """Encode a string, bytes or embedded message field whose payload is at hand."""
     raw = payload.encode() if isinstance(payload, str) else payload
-    return varint(number << 3 | LENGTH_DELIMITED) + varint(len(raw)) + raw
+    return _tag(number) + varint(len(raw)) + raw
 
 
 def length(chunks: Iterable[Chunk]) -> int:
@@ -151,12 +159,12 @@ def length(chunks: Iterable[Chunk]) -> int:
 
 def join(chunks: Iterable[Chunk]) -> bytes:
     """Put chunks together."""
-    return b"".join(chunk.get() if isinstance(chunk, Pending) else chunk for chunk in chunks)
+    return b"".join([chunk.get() if isinstance(chunk, Pending) else chunk for chunk in chunks])
 
 
 def message_field(number: int, chunks: list[Chunk]) -> list[Chunk]:
     """Frame chunks as an embedded message, without joining them: weights stay views of the file."""
-    return [varint(number << 3 | LENGTH_DELIMITED) + varint(length(chunks)), *chunks]
+    return [_tag(number) + varint(length(chunks)), *chunks]
 
 
 def entry_field(number: int, key: str, value: str) -> bytes:

@@ -15,14 +15,13 @@ from onnxq.targets import UNKNOWN_SIDE
 def count(value: Value, shapes: Mapping[str, tuple[int, ...]] | None = None) -> int:
     """Number of elements, open dimensions guessed: one sample, a spatial side of 56; or as `shapes` has them."""
     shape = _shape(value, shapes or {})
-    return 1 if shape is None else max(math.prod(shape), 1)
+    return max(math.prod(shape), 1) if shape else 1
 
 
 def _shape(value: Value, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
     if value.name in shapes:
         return shapes[value.name]
-    if value.shape is None:
-        return None
-    return tuple(
-        size if isinstance(size, int) else (1 if axis == 0 else UNKNOWN_SIDE) for axis, size in enumerate(value.shape)
-    )
+    shape = value.shape
+    if shape is None or all(type(size) is int for size in shape):
+        return shape  # type: ignore[return-value]  # most are known: nothing to guess
+    return tuple(size if isinstance(size, int) else (UNKNOWN_SIDE if axis else 1) for axis, size in enumerate(shape))
