@@ -1,7 +1,7 @@
 """Data by URL: fetched once for each process through fsspec, into a folder that goes away with it.
 
-A URL may end with `#sha256=HEX`: what is fetched must have this digest. Of a folder it is the digest of the names of
-its files and their digests.
+A URL may end with `#sha256=HEX`: what is fetched must have this digest. A folder has that of the names of its files and
+their digests.
 """
 
 from __future__ import annotations
