@@ -23,6 +23,7 @@ from onnxq.ir import Model, Node, Patch, Value, commit
 from onnxq.planning.decision import Choices, Plan
 from onnxq.planning.planner import node_key
 from onnxq.progress import working
+from onnxq.search.held_out import ENOUGH
 from onnxq.search.rescaling_trial import LEAST_GAIN
 from onnxq.search.variants import Variants
 from onnxq.stages.prepared import Prepared
@@ -64,6 +65,9 @@ def correct_biases(prepared: Prepared, variants: Variants, choices: Choices) -> 
 def correct(variants: Variants, choices: Choices) -> Shifts:
     """Find what to add to the biases, if that gains on samples that it was not found on.
 
+    Codes were chosen on those samples as well. From `ENOUGH` on, nothing is corrected: the little error that is left of
+    these samples is not that of others.
+
     Args:
         variants: The quantized model.
         choices: What was settled for single nodes.
@@ -84,7 +88,7 @@ def correct(variants: Variants, choices: Choices) -> Shifts:
         before, after = judge.sqnrs(
             variants.model(choices, change) for change in (None, partial(shift_biases, shifts=fitted))
         )
-        if after < before + LEAST_GAIN:
+        if before >= ENOUGH or after < before + LEAST_GAIN:
             return {}
         return shifts(variants, choices, variants.samples)
     except ModelError:

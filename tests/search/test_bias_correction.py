@@ -90,6 +90,15 @@ def test_what_is_kept_gains_on_other_samples(tmp_path, kind):
         assert after > judge.sqnr(variants.model({}))
 
 
+def test_nothing_is_corrected_where_little_is_lost(tmp_path, monkeypatch):
+    """Codes fit the few samples that they were chosen on, and their mean errors there are not those of others."""
+    variants = variants_of(tmp_path, "gemm")
+    monkeypatch.setattr(bias_correction, "LEAST_GAIN", -100.0)
+    assert correct(variants, {})
+    monkeypatch.setattr(bias_correction, "ENOUGH", 10.0)
+    assert not correct(variants, {})
+
+
 def test_a_conv_without_a_bias_gets_one(tmp_path):
     variants = variants_of(tmp_path, "conv")
     model = variants.prepared.model.copy()
