@@ -15,29 +15,56 @@ from onnxq.ir import Value
 from onnxq.ops.forms.integer_domain import CLAMPS, MOVERS
 from onnxq.ops.forms.scheme import Scheme
 from onnxq.planning.decision import Plan
+from onnxq.planning.logit_reach import NO_REACH, Reach
 from onnxq.planning.static_bounds import UNKNOWN
 
+MOST_WIDENED = 4 / 3  # of a range of logits, for what no sample has shown
 FINEST = 128  # steps of an average for one of what it averages: QLinearGlobalAveragePool refuses 256 and more
 PASSED = (*MOVERS, *CLAMPS, "Identity")  # what onnxruntime leaves out between an average and its codes, or moves
 
 
-def scheme_qparams(stats: TensorStats, scheme: Scheme, bounds: tuple[float, float] = UNKNOWN) -> QParams:
+def scheme_qparams(
+    stats: TensorStats, scheme: Scheme, bounds: tuple[float, float] = UNKNOWN, reach: Reach = NO_REACH
+) -> QParams:
     """Choose the range as the scheme says, and spread the codes of its activation type over it.
 
     An open choice is the range from the least to the greatest value, widened as far as other samples are expected to
     need. So is one by output error that covers all samples. The range ends at the bounds of the tensor's operator.
-    Rounding in float32 may go beyond, and an absorbed Clip clamps at the ends of the codes.
+    Rounding in float32 may go beyond, and an absorbed Clip clamps at the ends of the codes. Logits keep their reach
+    (`onnxq.planning.logit_reach`).
     """
     method, symmetric = scheme.ranges, scheme.symmetric
     low, high = choose_range(stats, method, percentile=scheme.percentile, bits=scheme.bits, symmetric=symmetric)
     if METHODS[scheme.ranges].extrapolates:
         low, high = extrapolate_range(stats, low, high, bits=scheme.bits)
     low, high = add_headroom(stats, low, high, scheme.headroom)
+    low, high = cover_reach(low, high, (stats.min, stats.max), reach)
     if scheme.symmetric:
-        reach = max(-bounds[0], bounds[1])
-        bounds = -reach, reach
+        farthest = max(-bounds[0], bounds[1])
+        bounds = -farthest, farthest
     low, high = max(low, bounds[0]), min(high, bounds[1])
     return activation_qparams(low, high, scheme.activations, symmetric=scheme.symmetric)
+
+
+def cover_reach(low: float, high: float, seen: tuple[float, float], reach: Reach) -> tuple[float, float]:
+    """Widen a range of logits to what was seen of them up to their reach, and towards their reach what was not.
+
+    The latter makes codes coarser by a third at most: where all logits are small, what they say is in between.
+
+    Args:
+        low: Lower end, at most 0.
+        high: Upper end, at least 0.
+        seen: The least and the greatest value of the samples.
+        reach: How far the range goes at least.
+
+    """
+    low, high = min(low, max(seen[0], -reach.logit)), max(high, min(seen[1], reach.logit))
+    least = max(reach.logit, reach.share * max(-low, high))
+    below, above = max(least + low, 0.0), max(least - high, 0.0)
+    if below + above == 0.0 or high <= low:
+        return low, high
+    share = min((MOST_WIDENED - 1.0) * (high - low) / (below + above), 1.0)
+    return low - share * below, high + share * above
 
 
 def array_qparams(array: np.ndarray, scheme: Scheme) -> QParams:

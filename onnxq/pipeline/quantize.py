@@ -62,6 +62,7 @@ from onnxq.verification.user_metric import check_labels, compare_metric
 PLAN_HINT = "See every node's reason with `onnxq plan`."
 DATA_HINT = "Add --data, or use the recipe dynamic-int8, which needs none."
 NO_BUDGET, NO_TIMING = Budget(), Timing()
+FITTED = ", the ones calibrated on"
 FEW_SAMPLES = 2  # that a fast run compares on
 RANDOM_SAMPLES = 4  # without data: enough to time a model and to see that it runs
 
@@ -394,7 +395,9 @@ def quantize_prepared(
     target = prepared.plan.recipe.scheme.target
     observer.step("families")
     families = family_figures(target, baseline, model, probe, comparison.worst_sqnr, report.latencies)
-    report = replace(report, comparison=comparison, samples=probe.description, families=families)
+    fitted = given is not None and stats is None and (prepared.plan.calibrated() or report.weights)
+    judged = probe.description + (FITTED if fitted else "")
+    report = replace(report, comparison=comparison, samples=judged, families=families)
     if detailed:
         observer.step("details")
         report = _with_details(report, baseline.model, model, encoded, probe)

@@ -20,6 +20,7 @@ from onnxq.data.samples import Samples
 from onnxq.ir import Value
 from onnxq.ir.segment import LARGE, is_large
 from onnxq.ops.forms.scheme import Scheme
+from onnxq.planning.logit_reach import Reach, least_reach
 from onnxq.planning.planner import Plan
 from onnxq.planning.static_bounds import exact_bounds
 from onnxq.progress import Observer
@@ -96,7 +97,8 @@ def _kinds(prepared: Prepared, layers: MeasuredLayers, *, trial: bool) -> Statis
     return layers.kinds
 
 
-Known = dict[tuple[str, Scheme, tuple[float, float]], QParams]  # by the value, its settings and its bounds
+# By the value, its settings, its bounds and its reach
+Known = dict[tuple[str, Scheme, tuple[float, float], Reach], QParams]
 
 
 def choose_qparams(plan: Plan, stats: Stats, known: Known | None = None) -> dict[Value, QParams]:
@@ -114,7 +116,7 @@ def choose_qparams(plan: Plan, stats: Stats, known: Known | None = None) -> dict
     known, chosen = {} if known is None else known, {}
     for value in values:
         owner = plan.range_owner(value)
-        key = owner.name, plan.range_settings(owner), exact_bounds(owner)
+        key = owner.name, plan.range_settings(owner), exact_bounds(owner), least_reach(owner)
         if key not in known:
             known[key] = scheme_qparams(stats[owner.name], *key[1:])
         chosen[value] = known[key]

@@ -116,9 +116,9 @@ def test_a_range_is_searched_for_once_in_each_trial(model, monkeypatch):
     ranges: Counter[object] = Counter()
     before = measure.scheme_qparams
 
-    def count(stats, scheme, bounds):
+    def count(stats, scheme, *given):
         ranges[id(stats), scheme] += 1
-        return before(stats, scheme, bounds)
+        return before(stats, scheme, *given)
 
     monkeypatch.setattr(measure, "scheme_qparams", count)
     sensitivity(variants)
