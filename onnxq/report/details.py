@@ -30,7 +30,7 @@ KERNELS = {
     "MatMulNBits": "MatMul",
     "GatherBlockQuantized": "Gather",
 }
-PREFIXES = ("DynamicQuantize", "QLinear", "Nhwc", "Fused", "Quick", "Q")
+PREFIXES = ("DynamicQuantize", "QLinear", "Nhwc", "Fused", "Q")
 BETWEEN = (*CONVERSIONS, "Cast", "Mul", "Transpose", "Reshape", "Unpack")  # may stand between a weight and its layer
 
 
@@ -131,14 +131,27 @@ def operator_of(kernel: str) -> str:
 
 
 def layer_sizes(float_model: Model, quantized: Model) -> tuple[LayerSize, ...]:
-    """Compare the bytes of constants that layers of one name read, the largest first."""
-    after = {node.name: sum(_constant_bytes(node)) for node in quantized.graph.walk() if node.name}
+    """Compare the bytes of constants that a layer reads in both models, the largest first.
+
+    A layer is found again by its name, or by that of its output: a quantized node may have another one.
+    """
+    named = {node.name: node for node in quantized.graph.walk() if node.name}
+    made = {value.name: value for node in quantized.graph.walk() for value in node.outputs if value is not None}
     found = []
     for node in float_model.graph.walk():
         before = sum(_constant_bytes(node))
-        if before and node.name in after:
-            found.append(LayerSize(node.display_name, node.operator, before, after[node.name]))
+        outputs = (made.get(value.name) for value in node.outputs if value is not None)
+        after = named.get(node.name) or next((maker for value in outputs if (maker := _maker(value))), None)
+        if before and after is not None:
+            found.append(LayerSize(node.display_name, node.operator, before, sum(_constant_bytes(after))))
     return tuple(sorted(found, key=lambda one: (-one.float_bytes, one.node)))
+
+
+def _maker(value: Value | None) -> Node | None:
+    """Return the node that computes a value, before it is quantized and dequantized."""
+    while value is not None and value.producer is not None and value.producer.op_type in CONVERSIONS:
+        value = value.producer.inputs[0]
+    return None if value is None else value.producer
 
 
 def _constant_bytes(node: Node) -> Iterator[int]:

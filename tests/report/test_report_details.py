@@ -32,7 +32,7 @@ SAMPLES = Path(__file__).parents[2] / "sample_models"
         ("QuantizeLinear", "conversions"),
         ("DynamicQuantizeLinear", "conversions"),
         ("Reshape", "Reshape"),
-        ("QuickGelu", "Gelu"),
+        ("QuickGelu", "QuickGelu"),
     ],
 )
 def test_kernels_belong_to_operators(kernel: str, operator: str) -> None:
@@ -50,6 +50,20 @@ def test_sizes_of_layers_count_what_stands_behind_a_dequantize() -> None:
     narrow = build(nodes, {"x": [1, 8]}, weights=codes)
     found = layer_sizes(parse(wide.SerializeToString()), parse(narrow.SerializeToString()))
     assert found == (LayerSize("m", "MatMul", 8 * 4 * 4, 8 * 4 + 4 * 4),)
+
+
+def test_a_layer_that_has_another_name_is_found_by_its_output() -> None:
+    wide = build([node("Gemm", "x w", "y", name="g")], {"x": [1, 8]}, weights={"w": floats(8, 4)})
+    codes = {"c": np.ones((8, 4), np.int8), "s": np.array(1, np.float32), "z": np.array(0, np.uint8)}
+    nodes = [
+        node("DequantizeLinear", "c s", "w"),
+        node("Gemm", "x w", "h", name="another"),
+        node("QuantizeLinear", "h s z", "q"),
+        node("DequantizeLinear", "q s z", "y"),
+    ]
+    narrow = build(nodes, {"x": [1, 8]}, weights=codes)
+    found = layer_sizes(parse(wide.SerializeToString()), parse(narrow.SerializeToString()))
+    assert found == (LayerSize("g", "Gemm", 8 * 4 * 4, 8 * 4 + 4),)
 
 
 def test_limits_say_what_was_reached() -> None:
