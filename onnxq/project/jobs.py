@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from threading import Lock
 from types import FrameType, TracebackType
 
@@ -24,7 +25,7 @@ from onnxq.project.entry import Entry
 from onnxq.runtime.memory import limit_memory, memory_limit
 from onnxq.targets.host import available_processors, limit_processors
 
-# What a process runs: it finds modules where this one does, and then its task
+# What a process runs: it finds modules where this one does, and then its tasks
 START = "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from onnxq.project.jobs import work; work()"
 # What a build takes in memory: so much, and for each byte of the model's file; see `docs/benchmarks.md`
 BUILD_BYTES, BYTES_PER_BYTE = 400 << 20, 8
@@ -79,7 +80,9 @@ def _as_memory_allows(jobs: int, entries: Sequence[Entry]) -> int:
 
 
 class _Processes:
-    """Processes that build a model each, and are gone at the end whatever happens.
+    """Processes that build one model after another, and are gone at the end whatever happens.
+
+    A process takes most of a second to import what it needs, so it is kept for the next model.
 
     Args:
         share: How many processors each of them may use.
@@ -91,35 +94,48 @@ class _Processes:
         most = memory_limit()
         self._share = share, None if most is None else max(most // jobs, 1)
         self._lock = Lock()
-        self._running: set[subprocess.Popen[bytes]] = set()
+        self._started: set[subprocess.Popen[bytes]] = set()
+        self._idle: list[subprocess.Popen[bytes]] = []
         self._closed = False
 
     def __enter__(self) -> _Processes:
         return self
 
     def build(self, entry: Entry) -> Built:
-        """Build a model in a new process, and wait for it."""
-        process = self._start()
+        """Build a model in a process that is idle, or in a new one, and wait for it."""
+        process = self._take()
         if process is None:
             return Built(entry, "failed", error=ModelError("the build was interrupted"))
-        answer, _ = process.communicate(pickle.dumps(sys.path) + pickle.dumps((entry, self._share)))
-        with self._lock:
-            self._running.discard(process)
-        if process.returncode != 0:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(pickle.dumps((entry, self._share)))
+            process.stdin.flush()
+            built = pickle.load(process.stdout)
+        except (OSError, EOFError, ValueError, pickle.UnpicklingError):  # it has ended, or was ended
+            with self._lock:
+                self._started.discard(process)
+            _end_process(process)
             message = f"{entry.quantized}: the process that built it ended with code {process.returncode}"
             return Built(entry, "failed", error=ModelError(message, "Build with --jobs 1 to see what happens."))
-        built = pickle.loads(answer)
         assert isinstance(built, Built)
+        with self._lock:
+            self._idle.append(process)
         return built
 
-    def _start(self) -> subprocess.Popen[bytes] | None:
-        """Start a process in a session of its own, which an interrupt from the terminal does not reach."""
+    def _take(self) -> subprocess.Popen[bytes] | None:
+        """Return an idle process, or start one in a session of its own, which no interrupt from a terminal reaches."""
         with self._lock:
             if self._closed:
                 return None
+            if self._idle:
+                return self._idle.pop()
             command = [sys.executable, "-c", START]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-            self._running.add(process)
+            self._started.add(process)
+            assert process.stdin is not None
+            with suppress(OSError):  # what becomes of it shows when it is asked to build
+                process.stdin.write(pickle.dumps(sys.path))
             return process
 
     def __exit__(
@@ -127,26 +143,45 @@ class _Processes:
     ) -> None:
         with self._lock:
             self._closed = True
-            left = list(self._running)
+            left = list(self._started)
         for process in left:
             process.terminate()
         for process in left:
-            try:
-                process.wait(PATIENCE)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            _end_process(process)
+
+
+def _end_process(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a process that is about to end, end it if it does not, and close its pipes."""
+    try:
+        process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):  # a task that it did not take
+                pipe.close()
 
 
 def work() -> None:
-    """Build the model that stdin names, and write what became of it to stdout; both pickled by `build_in_jobs`."""
-    entry, (share, memory) = pickle.load(sys.stdin.buffer)
-    limit_processors(share)
-    limit_memory(memory)
+    """Build the models that stdin names, and write what became of each to stdout; pickled by `build_in_jobs`."""
     signal.signal(signal.SIGTERM, _end)
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answer:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what functions of the user print is talk
-        built = next(build([entry], force=True))
-        pickle.dump(built, answer)
+        while (task := _next_task()) is not None:
+            entry, (share, memory) = task
+            limit_processors(share)
+            limit_memory(memory)
+            pickle.dump(next(build([entry], force=True)), answer)
+            answer.flush()
+
+
+def _next_task() -> tuple[Entry, tuple[int, int | None]] | None:
+    try:
+        task: tuple[Entry, tuple[int, int | None]] = pickle.load(sys.stdin.buffer)
+    except EOFError:
+        return None
+    return task
 
 
 def _end(number: int, _frame: FrameType | None) -> None:

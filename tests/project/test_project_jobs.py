@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,8 +65,21 @@ def test_a_model_that_fails_says_so_and_keeps_none_from_being_built(two: Path) -
     assert first.error.hint
 
 
+def test_a_process_builds_one_model_after_another(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = [0]
+    before = subprocess.Popen
+
+    def count(*given: Any, **settings: Any) -> Any:
+        started[0] += 1
+        return before(*given, **settings)
+
+    monkeypatch.setattr(jobs.subprocess, "Popen", count)
+    assert [built.state for built in build_in_jobs(load_project().entries, 1, force=True)] == ["built", "built"]
+    assert started == [1]
+
+
 def test_a_process_that_dies_is_a_failure_of_its_model(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "START", "import os, sys; sys.stdin.buffer.read(); os.kill(os.getpid(), 9)")
+    monkeypatch.setattr(jobs, "START", "import os, sys; sys.stdin.buffer.read(1); os.kill(os.getpid(), 9)")
     for built in build_in_jobs(load_project().entries, 2, force=True):
         assert built.state == "failed"
         assert built.error is not None
