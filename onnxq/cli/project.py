@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from onnxq.warning import WarningLine
 
 
+MOST_NAMES = 20  # of models that an interrupted run names
 GENERAL = ("quiet", "verbose")  # parameters that every command has
 
 
@@ -38,6 +39,11 @@ class Verified(NamedTuple):
     comparison: Comparison | None
     data: str
     error: OnnxqError | None
+
+    @property
+    def state(self) -> str:
+        """Whether the model passed or failed."""
+        return "failed" if self.error else "passed"
 
 
 def refuse_options(context: typer.Context, allowed: Collection[str]) -> None:
@@ -143,7 +149,10 @@ def build_project(
                 _build_on(executor, project.entries, jobs or 1, observer, ended, force=force)
             else:
                 _build(project.entries, jobs or available_processors(), observer, ended, force=force)
-    finally:  # after an interrupt, too: what is done stays
+    except BaseException:  # after an interrupt, too: what is done stays
+        _name_both(project.entries, done)
+        raise
+    finally:
         _sum_up(Counter(built.state for built in done), time.perf_counter() - started)
     done.sort(key=lambda built: project.entries.index(built.entry))
     if output_format is Format.JSON:
@@ -211,10 +220,19 @@ def _sum_up(states: Mapping[str, int], seconds: float) -> None:
         note(f"{', '.join(f'{count} {state}' for state, count in states.items())} in {duration(seconds)}")
 
 
+def _name_both(entries: Sequence[Entry], done: Sequence[Built]) -> None:
+    """Name the models of a run that has ended early: those that were built, and those that were not."""
+    built = [one.entry for one in done if one.state == "built"]
+    over = [one.entry for one in done]
+    for words, named in (("built", built), ("not built", [entry for entry in entries if entry not in over])):
+        more = [f"and {len(named) - MOST_NAMES} more"] if len(named) > MOST_NAMES else []
+        if named:
+            note(f"{words}: {', '.join([*(str(entry.quantized) for entry in named[:MOST_NAMES]), *more])}")
+
+
 def verify_project(context: typer.Context, config: Path | None, files: Sequence[Path], output_format: Format) -> None:
     """Measure the models of the project, or those that files belong to, and print a line for each."""
     refuse_options(context, ("models", "project", "config", "output_format"))
-    from onnxq.errors import CheckFailed, OnnxqError
     from onnxq.project.entry import select
 
     project = open_project(config)
@@ -222,43 +240,42 @@ def verify_project(context: typer.Context, config: Path | None, files: Sequence[
     if not entries and output_format is Format.TEXT:
         note(f"no model of {project.path} is concerned")  # known without importing onnxruntime
         return
-    from onnxq.project.build import measure, refuse
-
+    lines = _Lines([entry.quantized for entry in entries]) if output_format is Format.TEXT else None
     done: list[Verified] = []
-    with TerminalObserver("reading the project") as observer:
-        for number, entry in enumerate(entries, 1):
-            observer.label = f"{number} of {len(entries)}, {entry.quantized}"
-            comparison, data = None, ""
-            try:
-                if not entry.quantized.exists():
-                    raise CheckFailed(f"{entry.quantized} does not exist", "Build it with `onnxq quantize`.")
-                observer.step("verify")
-                comparison, data = measure(entry, entry.quantized, observer)
-                refuse(entry, comparison)
-                done.append(Verified(entry, comparison, data, None))
-            except OnnxqError as error:
-                done.append(Verified(entry, comparison, data, error))
+    started = time.perf_counter()
+    try:
+        with TerminalObserver("reading the project") as observer:
+            for number, entry in enumerate(entries, 1):
+                observer.label = f"{number} of {len(entries)}, {entry.quantized}"
+                verified = _verify_one(entry, observer)
+                done.append(verified)
+                if lines is not None:
+                    with observer.paused():
+                        lines.add(entry, verified.state, _verified_words(verified))
+    finally:
+        _sum_up(Counter(verified.state for verified in done), time.perf_counter() - started)
     if output_format is Format.JSON:
         _write_json(project, [_verified_dict(verified) for verified in done])
-    else:
-        _show([_row(v.entry, "failed" if v.error else "passed", _verified_words(v)) for v in done])
     for verified in done:
         warn(_warnings(verified), str(verified.entry.quantized))
     _finish([verified.error for verified in done])
 
 
-def _row(entry: Entry, state: str, words: str) -> tuple[Any, ...]:
-    from rich.text import Text
+def _verify_one(entry: Entry, observer: TerminalObserver) -> Verified:
+    """Measure one model of a project against its float model."""
+    from onnxq.errors import CheckFailed, OnnxqError
+    from onnxq.project.build import measure, refuse
 
-    colour = {"failed": "bold red", "up to date": "dim"}.get(state, "green")
-    return printable(str(entry.quantized)), Text(state, style=colour), words
-
-
-def _show(rows: Sequence[tuple[Any, ...]]) -> None:
-    from onnxq.cli.tables import columns
-    from onnxq.cli.terminal import show
-
-    show(columns(("model", "result", ""), rows))
+    comparison, data = None, ""
+    try:
+        if not entry.quantized.exists():
+            raise CheckFailed(f"{entry.quantized} does not exist", "Build it with `onnxq quantize`.")
+        observer.step("verify")
+        comparison, data = measure(entry, entry.quantized, observer)
+        refuse(entry, comparison)
+    except OnnxqError as error:
+        return Verified(entry, comparison, data, error)
+    return Verified(entry, comparison, data, None)
 
 
 def _built_words(built: Built) -> str:
@@ -305,7 +322,7 @@ def _verified_dict(verified: Verified) -> dict[str, Any]:
     from onnxq.report import comparison_dict
 
     figures = None if verified.comparison is None else comparison_dict(verified.comparison, verified.data)
-    item = _item(verified.entry, "failed" if verified.error else "passed", verified.error)
+    item = _item(verified.entry, verified.state, verified.error)
     return item | {"comparison": figures, "warnings": [asdict(warning) for warning in _warnings(verified)]}
 
 
