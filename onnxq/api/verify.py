@@ -258,7 +258,7 @@ def _compare(
     quantized, baseline = read_model(model), read_model(against)
     _check_form(model, quantized, progress)
     _note_another_source(quantized, baseline, progress)
-    swapped = _swapped_models(quantized, baseline)
+    mixed_up = _same_models(quantized, baseline) or _swapped_models(quantized, baseline)
     samples = given.open(baseline)
     if metric is not None:
         check_labels(metric, samples)
@@ -288,7 +288,7 @@ def _compare(
         engines=None,
         families=families,
         inputs=seen.inputs,
-        warnings=(*swapped, *seen.warnings, *found),
+        warnings=(*mixed_up, *seen.warnings, *(() if _same_models(quantized, baseline) else found)),
         runtime=look(model, quantized),
     )
 
@@ -344,7 +344,7 @@ def _objection(source: ModelInput, model: Model) -> str | None:
 def _note_another_source(quantized: Model, baseline: Model, progress: Progress) -> None:
     """Mention that a model was made from another file than it is compared with."""
     made_from = quantized.metadata.get("onnxq_source_sha256")
-    if made_from is not None and made_from != baseline.sha256:
+    if made_from is not None and made_from != baseline.sha256 != quantized.sha256:
         progress.mention(f"{quantized.name} says that it was made from another file than {baseline.name}")
 
 
@@ -355,6 +355,15 @@ def _is_for_size(model: Model) -> bool:
         return recipe is not None and parse_recipe(recipe, "metadata").scheme.name.startswith(WEIGHT_ONLY)
     except OnnxqError:
         return False
+
+
+def _same_models(model: Model, baseline: Model) -> tuple[WarningLine, ...]:
+    """Say that both models are one: figures of it say nothing, and latencies differ by chance."""
+    if model.sha256 != baseline.sha256:
+        return ()
+    one = model.name == baseline.name
+    message = f"{model.name} is compared with itself" if one else f"{model.name} and {baseline.name} are the same model"
+    return (WarningLine("same-model", message, "Give the float model with --against."),)
 
 
 def _swapped_models(model: Model, baseline: Model) -> tuple[WarningLine, ...]:

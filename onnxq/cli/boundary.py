@@ -60,7 +60,7 @@ class _Interrupts:
 
 def run(argv: Sequence[str] | None) -> int:
     """Run the command line and turn whatever happens into an exit code and, at most, three lines on stderr."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = _meant(list(sys.argv[1:] if argv is None else argv))
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):  # a name that the terminal's encoding lacks is no reason to fail
         if isinstance(stream, io.TextIOWrapper):
@@ -95,6 +95,16 @@ def run(argv: Sequence[str] | None) -> int:
         _say(f"onnxq hit a bug: {type(error).__name__}: {lines[0] if lines else ''}".rstrip(" :"), "")
         _tell_log(error, arguments)
         return int(ExitCode.BUG)
+
+
+def _meant(arguments: list[str]) -> list[str]:
+    """Take `onnxq version` and `onnxq help COMMAND`, which other programs have, for the options of that name."""
+    match arguments:
+        case ["version"]:
+            return ["--version"]
+        case ["help", *words] if len(words) <= 1:
+            return [*words, "--help"]
+    return arguments
 
 
 def _open_closed_streams() -> None:

@@ -16,7 +16,7 @@ from onnxq.text import join_words
 # Names in other tools: for commands a sentence, for options the option here
 COMMANDS = {
     "version": "Write `onnxq --version`.",
-    "help": "Write `onnxq --help`, or `onnxq COMMAND --help`.",
+    "help": "Write `onnxq help COMMAND`.",
     **dict.fromkeys(("compare", "diff", "eval", "evaluate", "test", "validate", "benchmark", "run"), "verify"),
     **dict.fromkeys(("convert", "compress", "build", "optimize", "optimise", "quant", "export"), "quantize"),
     **dict.fromkeys(("info", "show", "summary", "print", "view", "list", "ls", "stats"), "inspect"),

@@ -26,7 +26,7 @@ from onnxq.ir.proto_fields import MODEL_IR_VERSION as IR_VERSION
 from onnxq.ir.proto_fields import MODEL_METADATA as METADATA
 from onnxq.ir.proto_fields import MODEL_OPSET_IMPORT as OPSET_IMPORT
 from onnxq.ir.storage.external import release
-from onnxq.ir.storage.formats import foreign_folder, similar_model, unreadable_model
+from onnxq.ir.storage.formats import foreign_folder, missing_model, unreadable_model
 from onnxq.ir.storage.lfs import pointer_error
 from onnxq.ir.stored_tensor import StoredTensor
 from onnxq.ir.tensor import Tensor
@@ -281,7 +281,7 @@ def load(path: str | Path) -> Model:
     except FileNotFoundError:
         if path.name == "-":
             raise ModelError("a model is not read from stdin", "Save it to a file first, and give its path.") from None
-        raise ModelError(f"{path} does not exist", similar_model(path) or "Check the path of the model.") from None
+        raise missing_model(path) from None
     except IsADirectoryError:
         found = foreign_folder(path)
         if found is not None:

@@ -19,7 +19,7 @@ from onnxq.data.reading import PLAIN, Reading
 from onnxq.data.samples import Samples, input_specs
 from onnxq.data.synthetic import synthetic_samples
 from onnxq.errors import DataError, ModelError, NothingToQuantize, OutputError, RecipeError
-from onnxq.ir import IN_MEMORY, Model, ModelInput, check_output, read_model, save
+from onnxq.ir import IN_MEMORY, Model, ModelInput, read_model, save
 from onnxq.ir.segment import is_large
 from onnxq.ir.storage.files import data_path
 from onnxq.lowering.rewrite import rewrite
@@ -47,7 +47,7 @@ from onnxq.search.mask_limit_trial import limit_attention_masks
 from onnxq.search.rescaling_trial import rescale
 from onnxq.search.sensitivity import sensitivity
 from onnxq.search.variants import calibrate_and_round
-from onnxq.stages.files import check_target, default_output, open_data, refuse_own_output
+from onnxq.stages.files import default_output, objection_to, open_data, refuse_own_output
 from onnxq.stages.finish import finalize, size_note
 from onnxq.stages.kernel_timing import Timing, replan_with_sample_shapes, replan_with_timings
 from onnxq.stages.prepare import node_labels, prepare
@@ -151,12 +151,14 @@ def quantize(
     path, files = _target(model, output, external_data), (as_list(data), samples, sample_limit, reading)
     chosen = choose_recipe(recipe, target=target, reduce_range=reduce_range, exclude=exclude, only=only)
     with following(observer) as observer, gc_disabled(), single_threaded_blas(), sessions_kept():
-        source = load_float_model(model, observer, path, timing, force, (*files[0], stats, recipe), plan=dry_run)
+        reads = (*files[0], stats, recipe)
+        source = load_float_model(model, observer, path, timing, reads)
+        blocked = None if dry_run or path is None else _in_the_way(source, path, timing, reads, force=force)
         before = source.copy()
         prepared, given = _prepare_by_data(source, chosen, files, stats, timing, observer, budget.max_size, fast=fast)
         if dry_run:
             return _planned(prepared, before)
-        wanted = _Output(path, accept, force, resume, external_data, detailed)
+        wanted = _Output(path, accept, force, resume, external_data, detailed, blocked)
         return _quantize_into(wanted, before, prepared, given, stats, observer, budget)
 
 
@@ -169,6 +171,22 @@ class _Output(NamedTuple):
     resume: bool
     external_data: bool | None
     detailed: bool
+    blocked: OutputError | None
+
+
+def _in_the_way(
+    source: Model, path: Path, timing: Timing, reads: Iterable[object], *, force: bool
+) -> OutputError | None:
+    """Return why a result cannot be written, to be said after what is wrong with samples and nodes.
+
+    Raises:
+        OutputError: The same, at once where the steps between take long.
+
+    """
+    found = objection_to(source.path, path, force=force, reads=(*reads, timing.path))
+    if found is not None and (timing.benchmark or is_large(source)):
+        raise found
+    return found
 
 
 def _quantize_into(
@@ -181,7 +199,10 @@ def _quantize_into(
     budget: Budget,
 ) -> Report:
     """Quantize and write; codes chosen so far are kept if the run is to be resumed."""
-    path, accept, force, resume, external_data, detailed = wanted
+    path, accept, force, resume, external_data, detailed, blocked = wanted
+    if blocked is not None:
+        _check_samples(prepared, given, budget)
+        raise blocked
     if resume:
         prepared = _resumed(prepared, path)
     budget = replace(budget, data_file=data_path(path).name) if path and external_data else budget
@@ -222,6 +243,14 @@ def _planned(prepared: Prepared, before: Model) -> Report:
 def with_source_size(report: Report, before: Model) -> Report:
     """Say in a report how large a float model is that has no file."""
     return report if before.path is not None else replace(report, source_bytes=len(before.source))
+
+
+def _check_samples(prepared: Prepared, given: Samples | None, budget: Budget) -> None:
+    """Refuse a plan that changes nothing, and data whose first sample does not fit."""
+    check_plan(prepared, with_data=prepared.plan.with_data)
+    check_metric(budget, given)
+    if given is not None:
+        next(iter(given))
 
 
 def _quantize_seen(
@@ -272,24 +301,11 @@ def _prepare_by_data(
 
 
 def load_float_model(
-    given: ModelInput,
-    observer: Observer,
-    target: Path | None,
-    timing: Timing = NO_TIMING,
-    force: bool = False,
-    reads: Iterable[object] = (),
-    *,
-    plan: bool = False,
+    given: ModelInput, observer: Observer, target: Path | None, timing: Timing, reads: Iterable[object]
 ) -> Model:
-    """Load a model and refuse what onnxq has made, and files to write that are in the way or read; see `quantize`."""
+    """Load a model and refuse what onnxq has made, and a file of times that is in the way or read; see `quantize`."""
     path = Path(given) if isinstance(given, str | Path) else None
     timing.check(target, (path, *reads))
-    if not plan and target is not None:
-        reads = (*reads, timing.path)
-        if path is not None:
-            check_target(path, target, force=force, reads=reads)
-        else:
-            check_output(target, force=force, reads=reads)
     observer.step("load")
     model = read_model(given)
     if target is None and is_large(model):

@@ -11,7 +11,7 @@ from typing import Any
 
 from onnxq.data.reading import PLAIN, ModelFacts, Reading
 from onnxq.data.samples import Samples, input_specs, open_samples, wrap_samples
-from onnxq.errors import DataError, NothingToQuantize
+from onnxq.errors import DataError, NothingToQuantize, OutputError
 from onnxq.ir import Model, check_output, load
 from onnxq.ir.storage.files import check_sources, data_path, refuse_source
 from onnxq.progress import mention
@@ -41,6 +41,26 @@ def check_target(model: Path, target: Path, *, force: bool, reads: Iterable[obje
     check_output(target, force=force, reads=reads)
     if model.is_file() and (target.exists() or data_path(target).exists()):
         check_sources(load(model), target)
+
+
+def objection_to(model: Path | None, target: Path, *, force: bool, reads: Iterable[object] = ()) -> OutputError | None:
+    """Return why a result cannot be written; None where it can.
+
+    Args:
+        model: The float model; None if it is no file.
+        target: Where the result is to go.
+        force: Whether an old one is replaced.
+        reads: Other things that the run reads.
+
+    """
+    try:
+        if model is None:
+            check_output(target, force=force, reads=reads)
+        else:
+            check_target(model, target, force=force, reads=reads)
+    except OutputError as error:
+        return error
+    return None
 
 
 def open_data(

@@ -50,7 +50,7 @@ def test_a_keyword_of_the_function_needs_no_object() -> None:
 def test_errors_name_keywords(here: Path) -> None:
     Path("m.int8.onnx").touch()
     with pytest.raises(onnxq.OutputError) as caught:
-        onnxq.quantize("m.onnx", data="d.npz")
+        onnxq.quantize("m.onnx", "static-int8", data="d.npz")
     assert caught.value.hint == "Use force=True to replace it, or choose another place with output=…."
     with pytest.raises(onnxq.DataError) as missing:
         onnxq.quantize("m.onnx", "static-int8", force=True)

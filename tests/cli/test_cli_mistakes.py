@@ -35,9 +35,19 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "quantize m.onnx --batch-size 3": ("no such option: --batch-size", HELP),
     "quantize m.onnx --zzz": ("no such option: --zzz", HELP),
     "-d x": ("no such option: -d", "Options stand behind a command"),
-    "version": ("no such command 'version'", "Write `onnxq --version`."),
     "verison": ("no such command 'verison'", "Write `onnxq --version`."),
-    "help": ("no such command 'help'", "Write `onnxq --help`"),
+    "help quantize plan": ("no such command 'help'", "Write `onnxq help COMMAND`."),
+    "help quantise": ("no such command 'quantise'", "Did you mean 'quantize'?"),
+    "quantize https://a.b/c/m.onnx": (
+        "error: https://a.b/c/m.onnx is an address, and models are read from files",
+        "Download it first: curl -L -o m.onnx https://a.b/c/m.onnx",
+    ),
+    "inspect hf://a/m.onnx": ("hf://a/m.onnx is an address", "Download it first."),
+    "verify m.onnx --against https://a.b/f.onnx": ("https://a.b/f.onnx is an address", "curl -L -o f.onnx"),
+    "quantize m.onnx -d d.npz -o s3://a/q.onnx": (
+        "s3://a/q.onnx is an address, and files are written to folders",
+        "Name a file with --output.",
+    ),
     "quantise m.onnx": ("no such command 'quantise'", "Did you mean 'quantize'?"),
     "convert m.onnx": ("no such command 'convert'", "Did you mean 'quantize'?"),
     "info m.onnx": ("no such command 'info'", "Did you mean 'inspect'?"),
@@ -75,6 +85,41 @@ def test_a_mistake_is_named_with_what_was_meant(cli, here: Path, typed_in: str) 
     assert second.startswith("hint: ")
     assert hint in second
     assert set(here.rglob("*")) == before
+
+
+def test_help_and_version_are_commands_as_elsewhere(cli) -> None:
+    assert cli("help") == cli("--help")
+    assert cli("help", "plan") == cli("plan", "--help")
+    assert cli("version") == cli("--version")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        ("-d gone.npz", 2, "gone.npz does not exist"),
+        ("-d wrong.npz", 2, "input 'x' has 64 in dimension 1"),
+        ("-x *", 1, "no node of m.onnx can be quantized: --exclude * leaves it float"),
+        ("-d d.npz", 2, "q.onnx exists already"),
+    ],
+)
+def test_an_old_output_is_named_when_nothing_else_is_wrong(
+    cli, here: Path, options: str, code: int, message: str
+) -> None:
+    np.savez("wrong.npz", x=floats(8, 63))
+    Path("q.onnx").write_text("old")
+    result = cli("quantize", "m.onnx", "-o", "q.onnx", *options.split())
+    assert (result.code, result.out, Path("q.onnx").read_text()) == (code, "", "old")
+    assert message in result.err.splitlines()[0]
+
+
+def test_a_model_compared_with_itself_is_noticed(cli, here: Path) -> None:
+    result = cli("verify", "m.onnx", "--against", "m.onnx", "-d", "d.npz")
+    assert result.code == 0
+    assert "warning: m.onnx is compared with itself (same-model). Give the float model with --against.\n" in result.err
+    assert "slower" not in result.err
+    Path("c.onnx").write_bytes(Path("m.onnx").read_bytes())
+    err = cli("verify", "m.onnx", "--against", "c.onnx", "-d", "d.npz").err
+    assert "warning: m.onnx and c.onnx are the same model (same-model)." in err
 
 
 def test_no_hint_is_made_up_for_what_is_like_nothing(cli, here: Path) -> None:

@@ -14,6 +14,7 @@ from onnxq.ir.graph import Value
 from onnxq.ir.model import Model
 from onnxq.ir.proto_fields import GRAPH_INITIALIZER
 from onnxq.ir.storage.atomic_write import write_together
+from onnxq.ir.storage.formats import address
 from onnxq.ir.stored_tensor import StoredTensor
 from onnxq.ir.wire import Chunk, Pending, length
 
@@ -107,6 +108,10 @@ def check_output(path: Path, *, force: bool, reads: Iterable[object] = (), optio
     if path.exists() and not force:
         raise OutputError(
             f"{path} exists already", f"Use --force to replace it, or choose another place with {option}."
+        )
+    if address(path) is not None:
+        raise OutputError(
+            f"{address(path)} is an address, and files are written to folders", f"Name a file with {option}."
         )
     if not path.parent.is_dir():
         raise OutputError(

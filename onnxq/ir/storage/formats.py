@@ -6,6 +6,8 @@ Sources of signatures: the specifications of the formats, and `file(1)`'s databa
 from __future__ import annotations
 
 import io
+import re
+import shlex
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +15,8 @@ from typing import NamedTuple
 from onnxq.errors import ModelError
 from onnxq.ir.wire import LENGTH_DELIMITED, VARINT, WireError, fields
 from onnxq.text import did_you_mean
+
+ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")  # pathlib makes one slash of two
 
 
 class Format(NamedTuple):
@@ -105,6 +109,22 @@ def similar_model(path: Path) -> str:
     names = [name for name in names if name != made]
     same = [name for name in names if path.name.lower() in (name.lower(), name.lower().removesuffix(".onnx"))]
     return did_you_mean(path.name, names, cutoff=0.75) if not same else f"Did you mean '{same[0]}'?"
+
+
+def missing_model(path: Path) -> ModelError:
+    """Make the error for a model that is not there, with what was meant perhaps."""
+    url = address(path)
+    if url is None:
+        return ModelError(f"{path} does not exist", similar_model(path) or "Check the path of the model.")
+    name = shlex.quote(path.name)
+    how = f": curl -L -o {name} {shlex.quote(url)}" if url.startswith("http") else "."
+    return ModelError(f"{url} is an address, and models are read from files", f"Download it first{how}")
+
+
+def address(path: Path) -> str | None:
+    """Return the address that was given for a path, such as `https://…`; None where it is a path."""
+    found = ADDRESS.fullmatch(path.as_posix())
+    return None if found is None else f"{found[1]}://{found[2]}"
 
 
 def unreadable_model(data: bytes | memoryview, path: Path | None, label: str, reason: str) -> ModelError:
