@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxq.calibration.blocks import BlockMeter
-from onnxq.calibration.float_runs import MOST_THREADS, float_runs, in_order
+from onnxq.calibration.float_runs import MOST_THREADS, WORTH, float_runs, in_order
 from onnxq.calibration.nonfinite_weights import blaming_weights
 from onnxq.calibration.stats import StatisticFactory, Stats, basic_kinds
 from onnxq.data.samples import Samples, input_specs
@@ -19,8 +19,6 @@ from onnxq.errors import DataError
 from onnxq.progress import working
 from onnxq.runtime.memory import trim_heap
 from onnxq.runtime.workers import submit_alone, worker_count
-
-WORTH = 1 << 14  # bytes of a tensor below which handing it to a thread costs more than it saves
 
 if TYPE_CHECKING:
     from collections.abc import Callable

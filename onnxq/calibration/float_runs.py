@@ -26,6 +26,8 @@ from onnxq.runtime.session import Session, SessionError, open_session, run_sessi
 from onnxq.runtime.workers import submit_alone, worker_count
 
 MOST_THREADS = 8
+# Bytes of a tensor, on average, below which NumPy hardly lets go of the interpreter: threads would wait for each other
+WORTH = 1 << 15
 MOST_BYTES = 256 << 20  # of the tensors of all samples that are run at a time
 
 
@@ -162,8 +164,8 @@ def in_order(runs: FloatRuns | None, samples: Iterable[tuple[int, Sample]]) -> I
             if len(waiting) >= most:
                 number, first, future = waiting.popleft()
                 results = future.result()
-                if most == 1 and limit > 1:
-                    taken = sum(array.nbytes for array in results if isinstance(array, np.ndarray))
+                taken = sum(array.nbytes for array in results if isinstance(array, np.ndarray))
+                if most == 1 and limit > 1 and taken >= WORTH * len(results):
                     most = max(min(worker_count(taken) + 1, limit + 1, MOST_BYTES // max(taken, 1)), 1)
                 yield number, first, results
         while waiting:
