@@ -59,7 +59,7 @@ def test_json_says_the_same_and_nothing_else_is_on_stdout(cli, folder: Path) -> 
     assert sum(report["reasons"].values()) == report["counts"]["float"]
     assert {node["scheme"] for node in report["nodes"]} == {None, "static-int8", "weight-int8"}
     assert list(report["seconds"]) == STEPS
-    assert report["comparison"]["data"] == "100 samples from digits_calibration.npz"
+    assert report["comparison"]["data"] == "100 samples from digits_calibration.npz, the ones calibrated on"
     assert report["comparison"]["samples"] == 100
     (logits,) = report["comparison"]["outputs"]
     assert logits["name"] == "logits"
