@@ -126,6 +126,11 @@ def _invoke(arguments: list[str]) -> int:
     built = command()
     if answer(built):
         return int(ExitCode.OK)
+    for before, word in zip(["", *arguments], arguments, strict=False):
+        if word == "" or (word.startswith("--") and word.endswith("=")):  # it would count as the working folder
+            what = word.rstrip("=") or (before if before.startswith("-") else "an argument")
+            _say(f"{what} is empty", "Leave it out, or give a value: a variable of the shell may be unset.")
+            return int(ExitCode.ERROR)
     try:
         with built.make_context("onnxq", arguments) as context:
             context.command.invoke(context)

@@ -63,7 +63,8 @@ def usage_error(error: Any, arguments: Sequence[str]) -> tuple[str, str]:
     kind = type(error).__name__
     if kind == "NoSuchOption":
         name = str(error.option_name)
-        return f"no such option: {name}", f"{_options(name, command)} {see}".lstrip()
+        behind = not hasattr(getattr(context, "command", None), "commands")  # else it stands before the command
+        return f"no such option: {name}", f"{_options(name, command, behind=behind)} {see}".lstrip()
     message = str(error.format_message()).strip().replace(": Value error, ", ": ")
     message = message[:1].lower() + message[1:].rstrip(".")
     if message.startswith("no such command"):
@@ -100,9 +101,11 @@ def _names(command: Any) -> list[str]:
     return [name for parameter in parameters for name in parameter.opts if name.startswith("--")]
 
 
-def _options(name: str, command: Any) -> str:
+def _options(name: str, command: Any, *, behind: bool) -> str:
     """Say which options were meant perhaps: what others call so, a part of the name, or one spelt alike."""
     known = _names(command)
+    if not behind and command is not None and any(name in parameter.opts for parameter in command.params):
+        return f"Write it behind the command: `onnxq {command.name} … {name}`."
     if not known:
         return "Options stand behind a command, as in `onnxq quantize MODEL --data DATA`."
     meant = OPTIONS.get(name)

@@ -62,6 +62,8 @@ def empty_folder(folder: Path, found: Sequence[Path], inputs: Sequence[InputSpec
 def missing_data(source: str) -> DataError:
     """Make the error for data that are not there, with what was meant perhaps."""
     path = Path(source)
+    if path.is_symlink():
+        return DataError(f"{source} is a link to {path.readlink()}, which does not exist", "Mend the link.")
     near = did_you_mean(path.name, _beside(path), cutoff=0.75)
     code = Path(source.rstrip(":") + ".py")
     whole, _, name = source.rpartition(".")

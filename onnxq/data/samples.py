@@ -306,6 +306,10 @@ def _open(source: str, inputs: Sequence[InputSpec], reading: Reading, facts: Mod
         present = path.exists()
     except OSError as error:
         raise DataError(f"{source} cannot be read ({error.strerror})", "Check its name and permissions.") from error
+    if present and not path.is_file():  # opening a pipe would wait for its writer
+        raise DataError(f"{source} is no regular file", "Save the data to a file first: they are read several times.")
+    if present and path.stat().st_size == 0:
+        raise DataError(f"{source} is empty", "Save the data again.")
     if present and path.suffix == ".npz":
         return [read_npz(path, inputs)]
     if present and path.suffix == ".npy":

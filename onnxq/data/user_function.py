@@ -32,9 +32,9 @@ def import_named(source: str) -> Any:
         found = importlib.import_module(module_name)
     except CALLED as error:  # a user's module may raise anything while it is imported
         text = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise DataError(
-            f"{source} cannot be imported: {text}", "The module is looked for here and on PYTHONPATH."
-        ) from error
+        absent = isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]
+        hint = "The module is looked for here and on PYTHONPATH." if absent else "Mend the module: it fails by itself."
+        raise DataError(f"{source} cannot be imported: {text}", hint) from error
     finally:
         if here in sys.path:
             sys.path.remove(here)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,16 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "quantize m.onnx --zzz": ("no such option: --zzz", HELP),
     "-d x": ("no such option: -d", "Options stand behind a command"),
     "verison": ("no such command 'verison'", "Write `onnxq --version`."),
+    "quantize gone.onnx": ("gone.onnx is a link to nowhere.onnx, which does not exist", "Mend the link."),
+    "quantize m.onnx -d gone.npz": ("gone.npz is a link to nowhere.npz, which does not exist", "Mend the link."),
+    "quantize no*.onnx": ("no file matches no*.onnx", "Check the folder and the pattern."),
+    "quantize m.onnx -d empty.npz": ("empty.npz is empty", "Save the data again."),
+    "quantize m.onnx -d pipe.npz": ("pipe.npz is no regular file", "Save the data to a file first"),
+    "quantize m.onnx -d wrong:f": ("cannot be imported: SyntaxError", "Mend the module: it fails by itself."),
+    "quantize m.onnx -d absent:f": ("cannot be imported: ModuleNotFoundError", "looked for here and on PYTHONPATH."),
+    "quantize m.onnx --output=": ("--output is empty", "Leave it out, or give a value"),
+    "--quiet quantize m.onnx": ("no such option: --quiet", "Write it behind the command: `onnxq quantize … --quiet`."),
+    "-f quantize m.onnx": ("no such option: -f", "Write it behind the command: `onnxq quantize … -f`."),
     "help quantize plan": ("no such command 'help'", "Write `onnxq help COMMAND`."),
     "help quantise": ("no such command 'quantise'", "Did you mean 'quantize'?"),
     "quantize https://a.b/c/m.onnx": (
@@ -76,6 +87,12 @@ MISTAKES: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize("typed_in", MISTAKES)
 def test_a_mistake_is_named_with_what_was_meant(cli, here: Path, typed_in: str) -> None:
     message, hint = MISTAKES[typed_in]
+    if "gone." in typed_in:
+        Path("gone.onnx").symlink_to("nowhere.onnx")
+        Path("gone.npz").symlink_to("nowhere.npz")
+    Path("empty.npz").touch()
+    os.mkfifo("pipe.npz")
+    Path("wrong.py").write_text("def f(:\n")
     before = set(here.rglob("*"))
     result = cli(*typed_in.split())
     assert (result.code, result.out) == (2, "")
@@ -85,6 +102,14 @@ def test_a_mistake_is_named_with_what_was_meant(cli, here: Path, typed_in: str) 
     assert second.startswith("hint: ")
     assert hint in second
     assert set(here.rglob("*")) == before
+
+
+@pytest.mark.parametrize("arguments", [("quantize", ""), ("quantize", "m.onnx", "-d", ""), ("inspect", "")])
+def test_an_empty_argument_is_not_the_working_folder(cli, here: Path, arguments: tuple[str, ...]) -> None:
+    what = "-d" if "-d" in arguments else "an argument"
+    result = cli(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"error: {what} is empty\nhint: Leave it out, or give a value")
 
 
 def test_help_and_version_are_commands_as_elsewhere(cli) -> None:

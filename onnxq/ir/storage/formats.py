@@ -40,6 +40,7 @@ SIGNATURES: tuple[tuple[int, bytes, Format], ...] = (
     (4, b"TFL3", Format("a TensorFlow Lite model", TF2ONNX.format("tflite", "FILE"))),
     (4, b"ORTM", Format("a model in ORT format", "Give the .onnx file that it was made of.")),
     (0, b"\x89HDF\r\n\x1a\n", Format("an HDF5 file, perhaps a Keras model", KERAS)),
+    (0, b"%PDF", Format("a PDF document", "Give an ONNX model.")),
     (0, b"GGUF", Format("a GGUF file", "Export the original model: optimum-cli export onnx --model NAME FOLDER.")),
     (0, b"\x93NUMPY", DATA),
     (0, b"\x1f\x8b", Format("packed by gzip", "Unpack it: gunzip FILE.")),
@@ -114,6 +115,10 @@ def similar_model(path: Path) -> str:
 def missing_model(path: Path) -> ModelError:
     """Make the error for a model that is not there, with what was meant perhaps."""
     url = address(path)
+    if path.is_symlink():
+        return ModelError(f"{path} is a link to {path.readlink()}, which does not exist", "Mend the link.")
+    if url is None and any(sign in path.name for sign in "*?"):
+        return ModelError(f"no file matches {path}", "Check the folder and the pattern.")
     if url is None:
         return ModelError(f"{path} does not exist", similar_model(path) or "Check the path of the model.")
     name = shlex.quote(path.name)
