@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+
+from onnxq.version import __version__
 
 ROOT = Path(__file__).parents[2]
 PACKAGED = ("onnxq", "pyproject.toml", "README.md", "LICENSE", ".pre-commit-hooks.yaml")
@@ -50,7 +54,7 @@ def clean_environment(home: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def hooks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A git repository of what the package is built from, and its commit."""
+    """A git repository of what the package is built from, and its tag."""
     base = tmp_path_factory.mktemp("hooks")
     env, tree = clean_environment(base / "home"), base / "onnxq"
     tree.mkdir()
@@ -62,14 +66,18 @@ def hooks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     succeed("git", "init", "-q", env=env, cwd=tree)
     succeed("git", "add", "-A", env=env, cwd=tree)
     succeed("git", "commit", "-q", "-m", "The working tree", env=env, cwd=tree)
-    return tree, succeed("git", "rev-parse", "HEAD", env=env, cwd=tree).strip()
+    succeed("git", "tag", f"v{__version__}", env=env, cwd=tree)
+    return tree, f"v{__version__}"
 
 
 def configure(folder: Path, hooks: tuple[Path, str]) -> None:
-    (folder / ".pre-commit-config.yaml").write_text(
-        f"default_install_hook_types: [pre-commit, pre-push]\nrepos:\n  - repo: {hooks[0]}\n    rev: {hooks[1]}\n"
-        "    hooks:\n      - id: onnxq-check\n      - id: onnxq-verify\n"
-    )
+    """Write what the docs show, with a plain clone in place of the address."""
+    shown = re.search(r"```yaml\n(.*?)```", (ROOT / "docs" / "how-to" / "pre-commit.md").read_text("utf-8"), re.DOTALL)
+    assert shown
+    lines = textwrap.dedent(shown[1].rstrip(" ")).replace("https://git.example.com/onnxq", f"file://{hooks[0]}")
+    assert f"rev: {hooks[1]}\n" in lines
+    assert "file://" in lines
+    (folder / ".pre-commit-config.yaml").write_text(lines)
 
 
 def install(base: Path, hooks: tuple[Path, str], extra: dict[str, str]) -> dict[str, str]:
