@@ -9,17 +9,16 @@ ROOT = Path(__file__).parents[1]
 # Objections to docstrings, comments and messages that are left: lower a number, never raise it.
 MOST_OBJECTIONS = {
     "calibration": 2,
-    "cli": 14,
-    "data": 61,
+    "cli": 13,
+    "data": 10,
     "hazards": 2,
     "lowering": 1,
     "ops": 10,
     "pipeline": 4,
     "planning": 3,
-    "project": 13,
     "rounding": 1,
     "runtime": 1,
-    "search": 56,
+    "search": 11,
     "stages": 1,
     "verification": 2,
 }

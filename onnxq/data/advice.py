@@ -1,4 +1,4 @@
-"""What to do about data that onnxq does not read: the errors say it with the model's own inputs."""
+"""Advice for data that onnxq does not read; errors give it with the model's own inputs."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ SLACK = 0.02  # how far values may lie outside a convention's range, as a share 
 
 @dataclass(frozen=True)
 class Convention:
-    """What the values of pictures mean: `value = (unit - mean) / std`, where `unit` is from 0 to 1.
+    """Conventions for the values of pictures: `value = (unit - mean) / std`, where `unit` is from 0 to 1.
 
     Attributes:
         words: What a person calls it.

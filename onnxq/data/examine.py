@@ -1,4 +1,4 @@
-"""What a model is going to see: figures of its inputs, and what looks wrong about the samples.
+"""The samples that a model is going to see: figures of its inputs, and warnings.
 
 Samples stream by once. Kept are sums, a few numbers of each sample, and a few samples to run the first layers on.
 """
@@ -35,7 +35,7 @@ PASSES = ("lift_constants", "drop_initializer_inputs", "inline_functions")
 
 @dataclass(frozen=True)
 class Examination:
-    """What samples hold, and what looks wrong about them.
+    """Figures of samples, and warnings about them.
 
     Attributes:
         inputs: Figures of each input, in the model's order.
@@ -96,7 +96,7 @@ def _counted(
 
 @dataclass
 class _Seen:
-    """What is kept of samples that stream by."""
+    """Statistics of samples that stream by."""
 
     summaries: InputSummaries
     sheet: PictureSheet

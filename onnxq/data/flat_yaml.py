@@ -1,6 +1,6 @@
 """Enough YAML to read the small files that trainers write: keys, scalars, lists and one level of nesting.
 
-PyYAML is no dependency, and what a file means must not hang on whether it is installed. What goes beyond is refused.
+PyYAML is no dependency, and what a file means must not hang on whether it is installed. Anything beyond is refused.
 
 Tests: `tests/data/test_flat_yaml.py`.
 """

@@ -1,9 +1,9 @@
 """Token sequences that a decoder generates itself, to calibrate on where there are no data.
 
-What a language model writes is distributed as what it reads: https://arxiv.org/abs/2305.17888. Sampling adds Gumbel
-noise that depends on the sequence and the place alone, and takes the greatest sum. onnxruntime drafts the tokens, and
-the evaluator checks all of them in one run: where its sums in float64 choose another token, the draft goes on from
-there. So the tokens are the same on every processor.
+The text that a language model writes is distributed as the text that it reads: https://arxiv.org/abs/2305.17888.
+Sampling adds Gumbel noise that depends on the sequence and the place alone, and takes the greatest sum. onnxruntime
+drafts the tokens, and the evaluator checks all of them in one run. If its sums in float64 choose another token, the
+draft goes on from there. So the tokens are the same on every processor.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What samples hold for each input: least, greatest and mean value, in all and by channel.
+"""Statistics of samples for each input: least, greatest and mean value, in all and by channel.
 
 Tests: `tests/data/test_examine.py`.
 """
@@ -37,7 +37,7 @@ class ChannelSummary:
 
 @dataclass(frozen=True)
 class InputSummary:
-    """What samples hold for one input.
+    """Statistics of samples for one input.
 
     Attributes:
         name: Name of the input.

@@ -1,4 +1,4 @@
-"""Labels beside samples: arrays of the data whose names start with `_`, for metrics of the user's own.
+"""Labels of samples: arrays of the data whose names start with `_`, for metrics.
 
 Tests: `tests/data/test_samples.py`.
 """

@@ -1,8 +1,8 @@
 """Whether samples are normalised as a model expects, by what its first layers make of them.
 
-Where a model has BatchNormalization, its running mean and variance say what it was trained with. Where it was folded
-into a convolution, biases do: trained biases are of the order of what they are added to. A model whose first layers
-have neither says nothing, and nothing is said about it.
+The running mean and variance of a BatchNormalization tell the values that a model was trained with. If it was folded
+into a convolution, biases do: trained biases are of the order of the values that they are added to. A model whose first
+layers have neither says nothing, and nothing is said about it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from onnxq.text import join_words
 from onnxq.warning import WarningLine
 
 CODE = "wrong-normalization"
-# Distances of `batchnorm_misfit`: 0.5 is seen on right data of another kind, 0.6 to 1.2 where two conventions differ
-# by a factor of two to five, 4 and more for 0 … 255 instead of 0 … 1 (25 models with their own data)
+# Distances of `batchnorm_misfit` on 25 models with their own data. Right data of another kind have 0.5. Conventions
+# that differ by a factor of two to five have 0.6 to 1.2. 0 … 255 instead of 0 … 1 has 4 and more
 SURELY_WRONG, MAYBE_WRONG, FITS, MUCH_BETTER = 1.6, 0.6, 0.5, 0.45
 BARELY_MOVED, MOVED = 0.05, 0.15  # right data: 0.29 and more; 1 … 255 times too small: 0.03 and less
 UNBENT = 8.0  # right data: 44 and more, unless it is 0 … 255 less a mean colour

@@ -3,8 +3,8 @@
 How an array in a file is cut into samples (`Cut`):
 
 * rank of the input plus one: a stack, one sample per entry of the first axis;
-* the input's own rank: batched along its first axis. Where the model fixes the batch at B, samples are batches of B and
-  the rows left over are dropped (`Source.dropped` says how many); where it is dynamic, one row is one sample, `[1, …]`;
+* the input's own rank: batched along its first axis. If the model fixes the batch at B, samples are batches of B, and
+the rows left over are dropped (`Source.dropped` says how many). If it is dynamic, one row is one sample, `[1, …]`;
 * a scalar for a scalar input, or any array for an input of unknown rank: the whole array is one sample;
 * arrays of different numbers of rows, of inputs whose first axes the model gives different names: four texts and one
   picture are one sample.
@@ -35,7 +35,7 @@ UNREADABLE = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, Not
 
 @dataclass(frozen=True)
 class Source:
-    """Samples of one file or callable, read anew each time.
+    """Samples of one file or callable, read again each time.
 
     Attributes:
         label: Names it in messages.

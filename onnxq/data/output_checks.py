@@ -1,7 +1,7 @@
-"""What a model's outputs say about samples: they hardly differ, or the model is sure of other values only.
+"""Warnings about samples by a model's outputs: they hardly differ, or the model is sure of other values only.
 
-A classifier whose samples are normalised otherwise than in training is sure of nothing and gives few classes. Where it
-is far surer of the same samples by another convention, and gives more classes then, that convention is likely right.
+A classifier whose samples are normalised otherwise than in training is sure of nothing and gives few classes. If it is
+far surer of the same samples by another convention, and gives more classes then, that convention is likely right.
 
 Tests: `tests/data/test_output_checks.py`.
 """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a user asks for about files that hold no arrays.
+    """The user's settings for files that hold no arrays.
 
     Attributes:
         preprocess: Settings for pictures, each `KEY=VALUE` or several with commas between them; `KEY` may start with
@@ -40,7 +40,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What is known of the model that samples are for.
+    """Facts about the model that samples are for.
 
     Attributes:
         path: Its file; None for a model in memory.
@@ -72,7 +72,7 @@ class ModelFacts:
         return sizes[0] if len(sizes) == 1 and isinstance(sizes[0], int) and sizes[0] > 1 else None
 
     def beside(self, *names: str) -> Path | None:
-        """Find the first of some files beside the model; that is also the folder above one called `onnx`."""
+        """Find the first of some files next to the model, or in the folder above one called `onnx`."""
         if self.path is None:
             return None
         folder = self.path.absolute().parent
@@ -85,7 +85,7 @@ PLAIN, NOTHING_KNOWN = Reading(), ModelFacts()
 
 @dataclass(frozen=True)
 class Preparation:
-    """What was done to files to make the values of one input.
+    """The preprocessing that made the values of one input from files.
 
     Attributes:
         input: Name of the input.

@@ -1,7 +1,7 @@
 """Samples for calibration and verification: one class whatever they come from, checked as they stream by.
 
-`Samples` starts anew with every `iter()` and holds one sample at a time. The forms of data and how arrays are cut into
-samples are described in `onnxq.data.npz`.
+`Samples` starts from the beginning with every `iter()` and holds one sample at a time. The forms of data and how arrays
+are cut into samples are described in `onnxq.data.npz`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ Given = TypeVar("Given", bound=Mapping[str, np.ndarray])
 class Samples(Iterable[Sample]):
     """A stream of checked samples that can be read any number of times.
 
-    Iterating gives `{input name: array}` with exactly the model's dtypes, and raises DataError, naming the input, the
-    file and the sample, for data that do not fit or when there is no sample at all.
+    Iterating gives `{input name: array}` with exactly the model's dtypes. It raises DataError for data that do not fit,
+    with the input, the file and the sample, or if there is no sample at all.
 
     Attributes:
         inputs: What the model wants.
@@ -97,12 +97,12 @@ class Samples(Iterable[Sample]):
 
     @property
     def preparations(self) -> tuple[Preparation, ...]:
-        """What is done to files that hold no arrays, for each input; the same from several sources is said once."""
+        """The preprocessing of files that hold no arrays, for each input; equal ones are given once."""
         return tuple({str(one): one for source in self._sources for one in source.preparations}.values())
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was left out of the data, in sentences."""
+        """The parts of the data that were left out, in sentences."""
         return tuple(note for source in self._sources for note in source.notes)
 
     @property

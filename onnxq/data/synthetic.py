@@ -1,8 +1,8 @@
 """Samples made up for a model that comes without data, of sizes and numbers that it takes: found by trying.
 
 Numbers at random may mask everything: a row of scores with nothing to attend to gives NaN, which says nothing about a
-model. Whether 1 stands for what is masked or for what is not, no model states; so masks that leave the first places,
-and masks that hide the last, are tried for one input after the other.
+model. No model states whether 1 stands for masked places or for the others. So masks that leave the first places, and
+masks that hide the last, are tried for one input after the other.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from onnxq.runtime.session import Session, SessionError, open_session, run_sessi
 
 __all__ = ["random_samples", "synthetic_samples"]
 
-# Other numbers than those at random: 1 up to some place of the last axis and 0 behind it, the other way round, or
-# floats from 0 to 1
+# Numbers other than random ones: 1 up to some place of the last axis and 0 behind it, the reverse, or floats from 0 to
+# 1
 FIRST, LAST, EVEN = "first", "last", "even"
 MOST_TRIED, MOST_FLOATS = 24, 4  # of other numbers, and inputs of floats that get some
 MOST_ELEMENTS = 1 << 22  # of what a Softmax makes: of pictures it may not fit into memory beside others
@@ -36,7 +36,7 @@ RANDOM_SIZE, RANDOM_CHANNELS, RANDOM_PIXELS = 16, 3, 64
 
 @dataclass(frozen=True)
 class InputFill:
-    """What open dimensions are taken for, first axes apart.
+    """Sizes of open dimensions, without first axes.
 
     Attributes:
         size: Of an axis; channels of images excepted.
@@ -54,8 +54,8 @@ class InputFill:
     first: int = 1
 
 
-# Windows of audio and sides of pictures come in powers of two; 160 and 16000 are 10 ms and 1 s of audio at 16 kHz.
-# What takes 1 only takes the least time; the largest come last, because a model may take minutes before it refuses them
+# Windows of audio and sides of pictures come in powers of two. 160 and 16000 are 10 ms and 1 s of audio at 16 kHz. What
+# takes 1 only takes the least time; the largest come last, because a model may take minutes before it refuses them
 SIZES = (64, 128, 256, 512, 1024, 32, 224, 640, 160, 1, 4096, 16000)
 FILLS = (
     InputFill(past=0),
@@ -76,8 +76,8 @@ def random_samples(
     """Make up samples for a model that comes without data: fit for timing and for checks, not for calibration.
 
     Floats are standard normal, integers 0 or 1 (right for masks, safe as ids), booleans are drawn evenly. Dynamic
-    dimensions: 1 for the first axis, 3 channels and 64 pixels for rank 4 and 5, 16 otherwise; one symbolic name has one
-    size, and a name that is a sum, such as `past + 1`, that of its terms. Sample `i` depends on `seed` and `i` alone.
+    dimensions: 1 for the first axis, 3 channels and 64 pixels for rank 4 and 5, 16 otherwise. One symbolic name has one
+    size. A name that is a sum, such as `past + 1`, has that of its terms. Sample `i` depends on `seed` and `i` alone.
 
     Args:
         inputs: What the model wants.
@@ -108,7 +108,7 @@ def random_samples(
 def synthetic_samples(model: Model, inputs: Sequence[InputSpec], count: int) -> Samples:
     """Make up samples of sizes that a model takes, and of numbers that do not make NaN of it.
 
-    Those of the usual sizes are given where it takes none that is tried, and those of the usual numbers where others
+    Samples of the usual sizes are given if it takes none that is tried. Those of the usual numbers are given if others
     give NaN as well.
 
     Args:

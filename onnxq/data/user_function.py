@@ -1,4 +1,4 @@
-"""What a user names as `package.module:function`.
+"""A function that the user names as `package.module:function`.
 
 Tests: `tests/data/test_samples.py`.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from onnxq.errors import DataError
 
-# What code of the user's may raise: whoever writes a script may leave it by sys.exit, which would end the command.
+# Errors that a user's code may raise: a script may leave by sys.exit, which would end the command.
 CALLED = (Exception, SystemExit)
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 

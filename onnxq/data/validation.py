@@ -27,7 +27,7 @@ Sample = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What a model wants for one of its inputs.
+    """The type and shape of one input of a model.
 
     Attributes:
         name: Name of the input.

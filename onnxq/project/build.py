@@ -72,7 +72,7 @@ class Built:
 
     @property
     def warnings(self) -> tuple[WarningLine, ...]:
-        """What should be known before the model is used."""
+        """Warnings to read before the model is used."""
         own = () if self.report is None else self.report.warnings
         return tuple(dict.fromkeys((*own, *result_warnings(self.verified))))
 
@@ -98,7 +98,7 @@ def build(entries: Iterable[Entry], *, force: bool = False, observer: Observer |
 
 
 def up_to_date(entry: Entry) -> Built | None:
-    """Say that a model is up to date, or that building it anew would not help; None where it is to be built."""
+    """Say that a model is up to date, or that building it again would not help; None if it is to be built."""
     try:
         gather(entry, load(entry.source))
         every = [finding for finding in find_all(entry) if finding.path == entry.quantized]
@@ -160,7 +160,7 @@ def build_model(
 
 
 def _to_be_measured(entry: Entry, found: Comparison) -> bool:
-    """Whether a result is held to figures that nobody has yet: of other data, of more samples, or a metric's."""
+    """Whether a result is held to figures that are not known yet: of other data, of more samples, or a metric's."""
     return bool(entry.verify_data) or (
         entry.options.metric is not None and (entry.options.fast or found.metric is None)
     )

@@ -49,7 +49,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check looked at, and what it found.
+    """The models that a check read, and its findings.
 
     Attributes:
         models: How many models were looked at; the float and the quantized file of an entry are one.

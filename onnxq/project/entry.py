@@ -147,7 +147,7 @@ class Project:
     def touched(self, file: Path) -> list[Entry]:
         """Return the models that a file belongs to: as model, recipe or data, in a folder of data, or as project file.
 
-        What may be external data is taken for such of every model in its folder or above.
+        A file that may hold external data counts as that of every model in its folder or above.
         """
         real = Path(os.path.realpath(file))
         found = [entry for path in (real, *real.parents) for entry in self.owners.get(path, ())]
@@ -159,7 +159,7 @@ class Project:
 def select(project: Project | None, files: Iterable[Path]) -> tuple[list[Entry], list[Path]]:
     """Return the models of a project that files belong to, and the models among the files that belong to none.
 
-    A model or data that belongs to none may have been renamed, of which only the new name is told: then the models of
+    A model or data that belongs to no entry may have been renamed, and only the new name is known. Then the models of
     the project that miss a file are given as well.
     """
     files = list(files)

@@ -1,7 +1,7 @@
 """Build the models of a project in several processes at a time.
 
 Each process has its share of the processors, so that onnxruntime and NumPy do not start more threads than there are.
-What is written does not depend on how many jobs there are, nor on the order in which they end.
+The files do not depend on the number of jobs, nor on the order in which they end.
 
 Tests: `tests/project/test_project_jobs.py`.
 """
@@ -25,9 +25,9 @@ from onnxq.project.entry import Entry
 from onnxq.runtime.memory import limit_memory, memory_limit
 from onnxq.targets.host import available_processors, limit_processors
 
-# What a process runs: it finds modules where this one does, and then its tasks
+# The program of a process: it finds modules where this one does, and then its tasks
 START = "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from onnxq.project.jobs import work; work()"
-# What a build takes in memory: so much, and for each byte of the model's file; see `docs/benchmarks.md`
+# Memory of a build: a constant, and a factor for each byte of the model's file; see `docs/benchmarks.md`
 BUILD_BYTES, BYTES_PER_BYTE = 400 << 20, 8
 PATIENCE = 1.5  # seconds that a process gets to remove its temporary files
 

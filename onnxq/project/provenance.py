@@ -1,7 +1,8 @@
-"""What a quantized model was made from, kept in its own metadata: there is no lock file that could get lost.
+"""The inputs of a quantized model, kept in its own metadata: there is no lock file that could get lost.
 
-The record is JSON under the key `onnxq_inputs`: SHA-256 of the float model, its external data, the recipe and the data,
-the options, the version of onnxq, and SHA-256 of what was written. `onnxq_measured` holds the figures of every output.
+The record is JSON under the key `onnxq_inputs`. It holds SHA-256 of the float model, its external data, the recipe and
+the data. It also holds the options, the version of onnxq, and SHA-256 of the output. `onnxq_measured` holds the figures
+of every output.
 
 Tests: `tests/project/test_project_check.py`.
 """

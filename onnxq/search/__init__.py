@@ -1,4 +1,4 @@
 """Variants judged on held-out samples: rescaling, ranges, bias correction, mixed precision, budgets.
 
-What a variant consists of is in the packages before.
+The parts of a variant are in the packages before.
 """

@@ -1,9 +1,9 @@
 """Bias correction: each output channel's mean error, with everything before it quantized, taken out of its bias.
 
 Rounding shifts the means of a layer's outputs, and every layer behind sees shifted inputs. The float and the quantized
-model run side by side, node by node; behind each layer with a bias, the mean difference of its output channels goes
-into the bias and into what the following layers see, so that one run over the samples corrects all layers in order
-(sequential bias correction, Nagel 2019, https://arxiv.org/abs/1906.04721, section 4.2).
+model run in step, node by node. Behind each layer with a bias, the mean difference of its output channels goes into the
+bias. The following layers see the corrected output, so one run over the samples corrects all layers in order. This is
+sequential bias correction (Nagel 2019, https://arxiv.org/abs/1906.04721, section 4.2).
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def shifts(variants: Variants, choices: Choices, samples: Samples) -> Shifts:
 def paired_samples(both: Iterable[Evaluator], samples: Samples, room: int) -> list[Sample]:
     """Take as many samples as fit into memory together, judged by the first of them; one at least.
 
-    Of inputs that say little about what becomes of them, as the numbers of words, that is seen only in a run.
+    For inputs that say little about the sizes inside, such as numbers of words, that is known only after a run.
 
     Args:
         both: What will run side by side.

@@ -1,4 +1,4 @@
-"""What a quantized model may lose, and how the plan is changed until it loses no more.
+"""The loss that a quantized model may have, and the changes of the plan that keep to it.
 
 Tests: `tests/search/test_wide_activations.py`.
 """
@@ -38,7 +38,7 @@ GOALS = ((20.0, math.inf), (24.0, 0.6), (27.0, 0.3), (LAST_GOAL, 0.05))
 WIDER = "8 bit activations miss the goal, and the target has kernels for 16"
 WIDENED = f"gave activations 16 bits: {WIDER}"
 SMALLER = "stored weights of {} node{} in fewer bits to meet the size limit"
-FEW = 3  # nodes run alone where nobody asked for a budget
+FEW = 3  # nodes run alone without a budget of the user's
 SENSITIVE = "Leave sensitive nodes float with --exclude, or give more data."
 SMALL = "Allow a larger file, or ask for less."
 RAISE = "Ask for less, give more data, or leave nodes float with --exclude."
@@ -46,7 +46,7 @@ RAISE = "Ask for less, give more data, or leave nodes float with --exclude."
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits that somebody asked for.
+    """Limits that the user asked for.
 
     Attributes:
         min_sqnr: Least signal-to-quantization-noise ratio of every output in dB.
@@ -87,7 +87,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """What the search settled.
+    """The decisions of the search.
 
     Attributes:
         choices: For the nodes that are returned to float.
@@ -102,7 +102,7 @@ class SearchOutcome:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the report has to say about all nodes at once."""
+        """The notes of the report about all nodes at once."""
         reasons = Counter(choice.reason for choice in self.choices.values())
         smaller = (SMALLER.format(reasons[FOR_SIZE], "s" * (reasons[FOR_SIZE] > 1)),) if reasons[FOR_SIZE] else ()
         return ((WIDENED,) if reasons[WIDER] else ()) + smaller
@@ -267,8 +267,8 @@ def check_size(model: Model, encoded: bytes | None, budget: Budget, target: Path
 class BudgetCheck:
     """Whether a model meets the budget; remembers what the last one missed.
 
-    The limit is one for the outputs. Scores in front of a Softmax, by which clear cases are told from others, are held
-    against it, too, but against no more than `LAST_GOAL`, above which hardly any decision changes.
+    The limit is one for the outputs. Scores in front of a Softmax, which tell clear cases from others, have to meet it,
+    too. They have to meet no more than `LAST_GOAL`, above which hardly any decision changes.
     """
 
     def __init__(self, baseline: Model, samples: Samples, budget: Budget) -> None:

@@ -1,4 +1,4 @@
-"""What a search may do with each node: what it may become in place of 8 bit, what that costs, and what it buys.
+"""The choices of a search for each node: forms other than 8 bit, their cost, and the error that they remove.
 
 Tests: `tests/search/test_mixed_precision.py`.
 """
@@ -22,7 +22,7 @@ from onnxq.verification.records import Contribution
 
 @dataclass(frozen=True)
 class Option:
-    """What a node may become in place of its static 8-bit form.
+    """A form that a node may take in place of its static 8-bit form.
 
     Attributes:
         choice: What to choose.

@@ -1,7 +1,7 @@
-"""Channels evened out for free, if samples that chose nothing about it gain: shifted to zero, enlarged below a bound.
+"""Trial of equalization that costs no time: channels shifted to zero, or enlarged below a bound.
 
-Ways are tried as `rescaling_trial.rescale` tries others: fitted on one half of the samples, judged on the other, then
-with the halves in each other's place.
+Ways are tried as `rescaling_trial.rescale` tries others. They are fitted on one half of the samples and judged on the
+other, then with the halves swapped.
 """
 
 from __future__ import annotations

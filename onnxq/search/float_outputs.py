@@ -1,4 +1,4 @@
-"""What the float model gives on samples that variants are judged on, computed once for all searches.
+"""The float model's results for samples that variants are judged on, computed once for all searches.
 
 Tests: `tests/search/test_held_out.py`.
 """
@@ -23,7 +23,7 @@ Key = tuple[int, ...]  # of a sample: the identities of its arrays
 
 
 class Computed(NamedTuple):
-    """What the float model makes of a sample, by name; the sample is kept, for it is found by its arrays."""
+    """The float model's results for a sample, by name; the sample is kept, since it is found by its arrays."""
 
     sample: Sample
     outputs: dict[str, Any]

@@ -1,8 +1,9 @@
 """How far quantized models are from the float one on a few samples.
 
-Besides the outputs, the scores in front of a final Softmax or Sigmoid are measured: where all samples are clear cases,
-probabilities are 0 and 1 whatever the scores lose, and it shows only on others. Where outputs hold what is picked by
-scores, boxes for example, all models pick what the float one does, and what is picked from is measured like an output.
+The scores in front of a final Softmax or Sigmoid are measured like outputs. If all samples are clear cases,
+probabilities are 0 and 1 whatever the scores lose, and the loss shows only on other samples. If outputs hold picks by
+scores, boxes for example, all models take the float model's picks. The values that are picked from are measured like an
+output.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ from onnxq.verification.output_records import with_sqnr
 TRIAL_SAMPLES, FEW_TRIALS = 24, 8  # and what is left of them where a run of the model takes long
 FOLDS = 4  # of those samples
 MORE = 4  # times as many samples are in folds where a run is short
-REST = 72  # samples besides, of which tensors are measured and nothing is judged
+REST = 72  # further samples, whose tensors are measured and which judge nothing
 SEARCH_SAMPLES, FEW_SEARCHES = 8, 4  # for variants that are only ranked, or that gain a lot
-# Nanoseconds of a run by the table of kernel times, twice as many on a slower processor, from which on fewer are taken:
-# hundreds of runs are most of what a segmenter or a detector of large pictures takes to be quantized
+# Nanoseconds of a run by the table of kernel times, from which on fewer samples are taken; twice as many on a slower
+# processor. Hundreds of runs are most of the time that quantizing a segmenter or detector of large pictures takes
 LONG_RUN = 5e7
 MOST_ELEMENTS = 1 << 26  # of the inputs of all samples together: they are in memory at the same time
 # dB, from which on nothing is given for more: agreement is complete long before, and what a trial gains is often chance
 ENOUGH = 50.0
 MOST = 100.0  # dB either way, beyond which nothing is gained or lost
 FLATTENING = ("Softmax", "LogSoftmax", "Sigmoid")
-# What may stand between those and the output: it moves values, or codes them
+# Operators that may stand between those and the output: they move values, or code them
 BETWEEN = operators_with(Trait.IN_ORDER) | {"Transpose", "QuantizeLinear", "DequantizeLinear"}
 
 
 class _Expected(NamedTuple):
-    """What the float model makes of a sample: what is measured, and by name what it picks."""
+    """The float model's results for a sample: the measured values, and by name its picks."""
 
     sample: Sample
     arrays: list[Any]
@@ -100,8 +101,8 @@ class SqnrEvaluator:
     def noise(self, model: Model) -> np.ndarray:
         """Return the squared error by the squared size: of outputs, of what is picked from, then of scores.
 
-        It is infinite where a model does not run, and 0 for values that the model does not have any more, and for
-        labels and counts beside other outputs: how often they agree is another matter.
+        It is infinite if a model does not run. It is 0 for values that the model no longer has, and for labels and
+        counts if there are other outputs: their agreement is measured elsewhere.
         """
         noise: np.ndarray = self._noise(model, 1)[0]
         return noise
@@ -190,7 +191,7 @@ class SqnrEvaluator:
         return run
 
     def _counts(self) -> list[bool]:
-        """Tell what counts: not labels beside others, and not what is picked, which would be compared with others."""
+        """Tell which outputs count: no labels if there are others, and no picks."""
         dtypes = [str(getattr(array, "dtype", "")) for array in self._expected[0].arrays[: self._outputs]]
         counts = [
             counted and name not in self._selection.picked

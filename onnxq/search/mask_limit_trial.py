@@ -26,7 +26,7 @@ MASKS = "limited the mask of {} Softmax node{} to {}: {}"
 SCORES = "limited the logits of {} Softmax node{} to {:.0f} below the largest of a row: {}"
 SAME = 100.0  # dB, that is 1e-5: float32 is more accurate, but not after many layers
 MOST_SEEN = 512 << 20  # bytes of scores and masks that are looked at
-# What masks are computed with
+# Operators that masks are computed with
 OPERATORS = ARITHMETIC | frozenset((
     "And", "ConstantOfShape", "Equal", "Expand", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "Or",
     "Range", "Slice", "Tile", "Transpose", "Trilu", "Where",

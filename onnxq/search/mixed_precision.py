@@ -1,9 +1,8 @@
 """The search for the fewest nodes that have to compute in float, so that the outputs stay within a budget.
 
-Contributions of single nodes rank them by what each buys for its time; because they add up, whoever contributes most
-for the least time goes first, and the smallest number that meets the budget is found by bisection, each step a run of
-the whole model. Nodes compute in float with weights stored in 8 bit first; only if that is not enough are weights
-stored in float as well.
+Nodes are ranked by the error that each removes for its time. Since errors add up, the node that removes most for the
+least time goes first. Bisection finds the smallest number that meets the budget; each step runs the whole model. Nodes
+compute in float with weights stored in 8 bit first; only if that is not enough are weights stored in float as well.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ KEPT_GAIN = 0.5  # of what was expected of one
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search came to.
+    """The result of a search.
 
     Attributes:
         choices: For the nodes that are returned to float.
@@ -66,8 +65,8 @@ Predicate = Callable[[Model], bool]
 def cheap_wins(variants: Variants, ranked: Sequence[Candidate]) -> SearchResult:
     """Return nodes to float, one by one, whose error is out of proportion to the time that 8 bit saves there.
 
-    Of several ways for a node, the cheapest that keeps its promise is taken. What a node really takes along shows when
-    the plan is made anew: where it goes, its neighbours may follow.
+    The cheapest of several ways for a node that keeps its promise is taken. A new plan shows the real cost of a node:
+    its neighbours may follow it to float.
     """
     costs = variants.prepared.plan.costs
     choices: dict[str, Override] = {}
@@ -84,7 +83,7 @@ def cheap_wins(variants: Variants, ranked: Sequence[Candidate]) -> SearchResult:
             break
         move = max(worth, key=lambda one: (one[2] / (one[1].cost + 1e-3), one[0].key))[0]
         left.remove(move)
-        remaining = 0.0  # of a node that is no bargain, nothing is expected any more
+        remaining = 0.0  # a node that gains too little for its time is not tried again
         for way, gain in [(way, gain) for other, way, gain in worth if other is move]:
             attempt = {**choices, move.key: way.choice}
             longer = predicted_time(variants.replan(attempt)[0].plan, costs)
@@ -197,7 +196,7 @@ def _put_back(found: _Stage, kept: Sequence[Candidate], before: Choices, computi
 
 @dataclass(frozen=True)
 class _Stage:
-    """One way for some nodes, beside choices that stay."""
+    """One way for some nodes, on top of choices that stay."""
 
     variants: Variants
     meets: Predicate

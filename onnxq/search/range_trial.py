@@ -1,9 +1,9 @@
 """Ranges of activations that a recipe leaves open: the way is taken that serves samples that had no part in it best.
 
-Ranges go from the least to the greatest value, or are those of least error at the outputs of the readers, and either
-way may have headroom beyond. Every one of a few folds of samples is judged with ranges of all others. Gains are
-averaged over the folds in dB: one sample that goes much further than all others speaks for its own fold only, where by
-the sum of all errors it would decide for all of them.
+Ranges go from the least to the greatest value, or are those of least error at the outputs of the readers. Both may have
+headroom beyond. Every one of a few folds of samples is judged with ranges of all others. Gains are averaged over the
+folds in dB. So one sample that goes much further than all others decides for its own fold only. By the sum of all
+errors it would decide for all folds.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def best_candidate(folds: int, candidates: int, judged: Callable[[int, Sequence[
 def still_open(gains: np.ndarray, folds: int) -> list[int]:
     """Tell which candidates can still be chosen after some of the folds; `MIN_MAX`, the first, always can.
 
-    A candidate goes out where it would gain too little even if it did as well on each fold that is left as on its best
-    one. One fold alone says nothing of how much they differ, so none goes out before the second.
+    A candidate is dropped if it would gain too little even with its best gain on each fold that is left. One fold alone
+    says nothing of how much they differ, so none goes out before the second.
 
     Args:
         gains: dB over `MIN_MAX`, `[folds so far, candidates]`; NaN where a candidate has gone out before.

@@ -1,6 +1,6 @@
 """Trials: variants of a quantized model, judged on samples that chose nothing about them.
 
-What statistics promise layer by layer is checked here on the whole model before it is kept.
+Statistics predict a gain layer by layer; here it is checked on the whole model before it is kept.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """At what resolution variants of a model are told apart.
 
 onnxruntime computes them in float32, whose last bits are others on every processor: by some 1e-4 dB of what is judged.
-Whoever compares ratios rounds them first; of variants that are equal then, the simpler one is taken.
+Ratios are rounded before they are compared; of variants that are equal then, the simpler one is taken.
 
 Tests: `tests/search/test_held_out.py`.
 """

@@ -1,9 +1,9 @@
-"""What every quantized node contributes to the error of the outputs, from one pass and a few probes.
+"""The error that every quantized node adds to the outputs, from one pass and a few probes.
 
-Errors of single nodes add up at the outputs as long as they are small. What a node contributes is the error that it
-makes itself, times what the rest of the graph makes of an error at that place. One pass over two samples gives the
-first for all nodes; the second is measured at a few nodes spread over the graph, by quantizing them alone, and its
-logarithm interpolated between them. The nodes that come out on top are then run alone as well.
+Errors of single nodes add up at the outputs as long as they are small. A node's contribution is the error that it makes
+itself, times the factor by which the rest of the graph passes it on. One pass over two samples gives the error for all
+nodes. The factor is measured at a few nodes spread over the graph, by quantizing them alone. Its logarithm is
+interpolated between them. The nodes that come out on top are then run alone as well.
 
 Tests: `tests/search/test_trial_passes.py`.
 """

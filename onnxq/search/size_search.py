@@ -1,6 +1,6 @@
 """The search for the fewest weights that have to be stored in fewer bits, so that the file keeps to a size.
 
-Weights that are float go to 8 bit first, then weights of 8 bit to 4, those first that add least to the error of the
+Float weights go to 8 bit first, then weights of 8 bit to 4. The first ones are those that add least to the error of the
 outputs for each byte they save. How many it takes is found by bisection, each step a model that is encoded: what the
 file really has, names and all.
 """
@@ -142,7 +142,7 @@ def written_bytes(model: Model, encoded: bytes | None, data_file: str | None) ->
 
 
 def _to_eight_bits(variants: Variants, choices: Choices) -> list[SizeOption]:
-    """List the weights that are float, though nobody asked for that."""
+    """List the weights that are float without a setting that asks for it."""
     return _moves(variants, choices, 0.75, lambda decision, _: None if decision.scheme else ("weight-int8", {}))
 
 

@@ -142,7 +142,7 @@ def _texts(prepared: Prepared, given: Samples | None) -> Sequence[Mapping[str, n
 
 
 class HoldoutChoice(NamedTuple):
-    """What held-out samples say: whether chosen codes serve them, and which ranges do."""
+    """The verdict of held-out samples: whether chosen codes gain on them, and which ranges do."""
 
     rounding: bool = True
     ranges: RangeChoice = MIN_MAX
@@ -151,8 +151,8 @@ class HoldoutChoice(NamedTuple):
 def choose_by_holdout(prepared: Prepared, split: HoldoutSplit) -> HoldoutChoice:
     """Tell whether what is chosen on some of the samples serves others better than what is simpler.
 
-    Those are codes of weights instead of rounding to nearest, and where the recipe leaves them open, ranges by output
-    error instead of extremes, and headroom beyond either. Every layer has passed such a test of its own by then;
+    Those are codes of weights instead of rounding to nearest. If the recipe leaves them open, they are also ranges by
+    output error instead of extremes, and headroom beyond either. Every layer has passed such a test of its own by then;
     whether it carries to the outputs shows only the whole model.
     """
     opened = not prepared.fast and "auto" in prepared.plan.range_methods

@@ -1,4 +1,4 @@
-"""Preprocessing as other tools write it down: beside a model, or in its metadata.
+"""Preprocessing as other tools write it down: next to a model, or in its metadata.
 
 Read are `preprocessor_config.json` (Hugging Face), `config.json` of timm, `args.yaml` and `metadata.yaml` of
 ultralytics, the `.xml` that OpenVINO keeps beside an exported model, and in the model's metadata what ultralytics,
@@ -248,7 +248,7 @@ def of_metadata(metadata: Mapping[str, str]) -> Settings:
 
 
 def class_names(facts: ModelFacts) -> list[str]:
-    """Return the names of a model's classes in the order of its outputs; empty where nobody says them."""
+    """Return the names of a model's classes in the order of its outputs; empty if they are not known."""
     path = facts.beside("config.json")
     table: Any = {}
     if path is not None:

@@ -1,4 +1,4 @@
-"""One picture from its file to the values of an input. What cannot be decoded is named with its file.
+"""One picture from its file to the values of an input. Errors of decoding name the file.
 
 Sizes and crops are rounded as torchvision rounds them, and letterboxes as ultralytics does. Nothing is decoded at a
 smaller scale to save time: that would give other pixels than the model sees in use.

@@ -25,7 +25,7 @@ NEEDS_SIZE = "Say what the model is trained with, for example --preprocess size=
 
 @dataclass(frozen=True)
 class Layout:
-    """Where an input has what: channels first or last, and whether there is an axis of pictures in front.
+    """The layout of an input: channels first or last, and whether there is an axis of pictures in front.
 
     Attributes:
         first: Whether channels come before height and width.
@@ -43,7 +43,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """What is done with each picture for one input.
+    """The preprocessing of each picture for one input.
 
     `value = (byte / scale - mean) / std`, by channel in the order of the input; nothing for an input of bytes.
 

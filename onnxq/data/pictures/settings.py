@@ -1,4 +1,4 @@
-"""What can be said about the preprocessing of pictures: `KEY=VALUE`, checked.
+"""The settings for the preprocessing of pictures: `KEY=VALUE`, checked.
 
 Settings are a dictionary of the keys in `KEYS`. Those of a config file and those of the user are joined key by key.
 

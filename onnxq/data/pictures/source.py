@@ -26,7 +26,7 @@ from onnxq.text import as_list, counted, join_words
 
 @dataclass(frozen=True)
 class PictureInputs:
-    """What each input of a model gets.
+    """The values that each input of a model gets.
 
     Attributes:
         pictures: By name, what is done with pictures; in the order of the inputs.
@@ -52,7 +52,7 @@ def takes_pictures(inputs: Sequence[InputSpec], reading: Reading) -> bool:
 
 
 def picture_inputs(inputs: Sequence[InputSpec], facts: ModelFacts, reading: Reading) -> PictureInputs:
-    """Decide what each input gets, from what the user says, what stands beside the model, and its shape.
+    """Decide the values of each input, by the user's settings, the files next to the model, and its shape.
 
     Raises:
         DataError: No input takes pictures, something is missing, or contradicts the model.
@@ -88,7 +88,7 @@ def _layout(spec: InputSpec, shared: Settings, own: Settings) -> Layout | None:
 
 
 def _fitting(found: Settings, spec: InputSpec, layout: Layout, asked: Settings) -> Settings:
-    """Take from a config what an input can have: the model's own shape and type say more than a file beside it."""
+    """Take from a config what an input can have: the model's own shape and type outweigh a file next to it."""
     kept = dict(found)
     own = (layout.height, layout.width)
     shorter = None if layout.height is None or layout.width is None else min(layout.height, layout.width)

@@ -59,7 +59,7 @@ EXAMPLES = {
 
 @dataclass(frozen=True)
 class SoundInputs:
-    """What each input of a model gets.
+    """The values that each input of a model gets.
 
     Attributes:
         wave: The waveform.
@@ -160,7 +160,7 @@ def sound_inputs(inputs: Sequence[InputSpec], constants: Mapping[str, np.ndarray
 def sound_sources(sounds: Sounds, inputs: Sequence[InputSpec], facts: ModelFacts, reading: Reading) -> list[Source]:
     """Make sources of recordings, which are decoded as they are asked for.
 
-    A model with states gets one source for each recording: its states begin anew there.
+    A model with states gets one source for each recording, at whose beginning its states are reset.
 
     Raises:
         DataError: soundfile is not installed, a recording is broken, an input takes something else, or the rate or the

@@ -1,4 +1,4 @@
 """Texts as samples: files of sentences, tokenizers, and the inputs of encoders and decoders.
 
-What is done with arrays does not belong here, nor does running a model: that has `onnxq.data.recurrent`.
+Work on arrays does not belong here, nor does running a model: that is in `onnxq.data.recurrent`.
 """

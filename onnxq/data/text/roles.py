@@ -1,4 +1,4 @@
-"""What each input of a language model takes, by its name, type and shape.
+"""The role of each input of a language model, by its name, type and shape.
 
 Tests: `tests/data/test_text_source.py`.
 """

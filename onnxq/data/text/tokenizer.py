@@ -17,7 +17,7 @@ from onnxq.data.text_file import read_text
 from onnxq.errors import DataError
 
 NAME = "tokenizer.json"
-LONGEST = 512  # tokens, where nobody asks for more: calibration on longer texts takes long and tells little more
+LONGEST = 512  # tokens, by default: calibration on longer texts takes long and tells little more
 PADS = ("[PAD]", "<pad>", "<|endoftext|>", "</s>", "<|end_of_text|>", "<unk>", "[UNK]")
 MAX_LENGTHS = ("model_max_length", "max_position_embeddings", "n_positions", "max_len")
 
