@@ -67,9 +67,7 @@ def missing_data(source: str) -> DataError:
     near = did_you_mean(path.name, _beside(path), cutoff=0.75)
     code = Path(source.rstrip(":") + ".py")
     whole, _, name = source.rpartition(".")
-    if "://" in source:
-        hint = "Fetch it first: data are read from files."
-    elif "," in source and all(Path(part.strip()).exists() for part in source.split(",")):
+    if "," in source and all(Path(part.strip()).exists() for part in source.split(",")):
         hint = f"Repeat --data for every file: {' '.join(f'-d {part.strip()}' for part in source.split(','))}."
     elif any(sign in source for sign in "*?["):
         hint = "No file matches it: give the folder that the files are in, or repeat --data for each."

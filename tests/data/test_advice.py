@@ -27,7 +27,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("code").mkdir()
     Path("code/more.py").write_text("def photos(): ...\n")
     for name in ("cat.JPEG", "talk.wav", "s.txt", "m.onnx", "input_0.pb", "table.parquet"):
-        Path(name).touch()
+        Path(name).write_text("\n")
+    Path("blank.npz").touch()
     np.save("x.npy", np.zeros((2, 4)))
     Path("photos").mkdir()
     Path("notes").mkdir()
@@ -59,6 +60,7 @@ def refused(source: str, inputs: Sequence[InputSpec] = ONE) -> tuple[str, str]:
         ("s.txt", "s.txt names no pictures", "Write the path of a picture in each line."),
         ("m.onnx", "m.onnx is a model, not data", "data_0=array"),
         ("input_0.pb", "input_0.pb is a single tensor", "Give the folder that it is in"),
+        ("blank.npz", "blank.npz is empty", ""),
         ("table.parquet", "table.parquet is neither .npz nor .npy nor a folder", "data_0=array"),
         ("notes", "the folder notes has no samples in .npz or .npy: it holds 2 .md and 1 .rst files", "data_0=array"),
         ("nothing", "has no samples in .npz or .npy: it is empty", "data_0=array"),
@@ -70,7 +72,6 @@ def refused(source: str, inputs: Sequence[InputSpec] = ONE) -> tuple[str, str]:
         ("x.npy,s.txt", "x.npy,s.txt does not exist", "for every file: -d x.npy -d s.txt."),
         ("*.npz", "*.npz does not exist", "No file matches it"),
         ("~/d.npz", "~/d.npz does not exist", "write $HOME"),
-        ("https://example.com/d.npz", "does not exist", "Fetch it first"),
         ("nowhere/d.npz", "nowhere/d.npz does not exist", "Give an .npz file, a folder"),
     ],
 )
