@@ -194,7 +194,7 @@ def test_a_model_below_its_threshold_is_not_pushed(repository: Repository) -> No
     assert committed.returncode == 0, committed.stdout
     pushed = repository.push()
     assert pushed.returncode == 1, pushed.stdout
-    assert "models/cnn.int8.onnx   failed" in pushed.stdout
+    assert "models/cnn.int8.onnx  failed" in pushed.stdout
     assert "below the 20 dB asked for" in pushed.stdout
     remote = repository.folder.parent / "remote"
     assert run("git", "rev-parse", "--verify", "main", env=repository.env, cwd=remote).returncode != 0
