@@ -29,7 +29,7 @@ from onnxq.progress import working
 from onnxq.rounding.block_solver import BlockSolution, solve_blocks
 from onnxq.rounding.checkpoint import Checkpoint
 from onnxq.rounding.jobs import WeightRows
-from onnxq.rounding.prefix_error import Triple, compensated, residual_of
+from onnxq.rounding.prefix_error import Pair, compensated
 from onnxq.rounding.tied_tables import tied_tables
 from onnxq.rounding.weights import Key, WeightSpec, finite_rows, searched_weights
 from onnxq.runtime.blas_threads import single_threaded_blas
@@ -159,16 +159,13 @@ def _rows(job: BlockJob, node: Node, runs: Sequence[Run], exact: Sequence[Run], 
     job.rows().release()
     if not exact or not job.corrects:
         return rows
-    known, added = node.inputs[0], residual_of(node)
+    known = node.inputs[0]
     assert known is not None
 
-    def read() -> Iterator[Triple]:
+    def read() -> Iterator[Pair]:
         for run, other in zip(runs, exact, strict=True):
             one, two = run.values[known], other.values[known]
-            residual = None
-            if added in run.values and np.shape(run.values[added]) == (*np.shape(one)[:-1], len(rows)):
-                residual = other.values[added] - run.values[added]
-            yield one, two, residual
+            yield one, two
             release_array(one)
             release_array(two)
 

@@ -1,12 +1,11 @@
 """Compensate in a layer's weight for the error of the quantized layers before it.
 
-A layer behind quantized layers reads `x̂` instead of `x`. Its output is added to `ĥ` instead of `h`. The float weight
-then leaves the error `e = W (x - x̂) + (h - ĥ)`. The part of it that depends on `x̂` goes into the weight:
-`ΔW = E[e x̂ᵀ] (E[x̂ x̂ᵀ] + λ)⁻¹`. Codes are chosen for `W + a ΔW`.
+A layer behind quantized layers reads `x̂` instead of `x`. The float weight then leaves the error `e = W (x - x̂)`. The
+part of it that depends on `x̂` goes into the weight: `ΔW = E[e x̂ᵀ] (E[x̂ x̂ᵀ] + λ)⁻¹`. Codes are chosen for `W + a ΔW`.
 
-The first term is that of Qronos (https://arxiv.org/abs/2505.11695), the second that of LoaQ
-(https://arxiv.org/abs/2509.06297). The strength `a` is that of QEP (https://arxiv.org/abs/2504.09629); the other half
-of the samples decides about it here.
+The term is that of Qronos (https://arxiv.org/abs/2505.11695). The strength `a` is that of QEP
+(https://arxiv.org/abs/2504.09629); the other half of the samples decides about it here. The error of the residual
+stream (LoaQ, https://arxiv.org/abs/2509.06297) is left out: with it, the perplexity of two decoders rose.
 
 Tests: `tests/rounding/test_prefix_error.py`.
 """
@@ -20,14 +19,12 @@ import numpy as np
 from onnxq.calibration.gram import Gram
 from onnxq.calibration.im2col import Unfolding
 from onnxq.calibration.second_moments import ROWS_PER_ITEM, LayerMoments, halves_of
-from onnxq.ir import Node, Value
 
 RIDGES = (1e-2, 1e-1, 1.0)  # λ, relative to the mean of the diagonal
-SUMS = ("Add", "Sum", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
 SLAB = 1 << 22  # elements of the weight at a time: 32 MB for each of two sums
 LEAST_GAIN = 1e-4  # of the error: a weight that gains less stays as it is
 
-Triple = tuple[np.ndarray, np.ndarray, np.ndarray | None]
+Pair = tuple[np.ndarray, np.ndarray]
 
 
 class PrefixError:
@@ -44,18 +41,15 @@ class PrefixError:
         self.rows, self.squares = [0, 0], [0.0, 0.0]
         self._items = 0
 
-    def add(self, quantized: np.ndarray, exact: np.ndarray, residual: np.ndarray | None) -> None:
+    def add(self, quantized: np.ndarray, exact: np.ndarray) -> None:
         """Take in a sample.
 
         Args:
             quantized: What the layer reads behind quantized layers, `[..., n]`.
             exact: What it reads in the float model, of the same shape.
-            residual: `h - ĥ`, `[..., channels]`; None where the output is added to nothing.
 
         """
         error = (exact - quantized) @ self.weight.T.astype(quantized.dtype, copy=False)
-        if residual is not None:
-            error += residual
         n, stacked = self.weight.shape[1], np.concatenate([quantized, error], axis=-1)
         for items in Unfolding(stacked.shape[-1]).rows(stacked, ROWS_PER_ITEM):
             for half, rows in halves_of(items, self._items):
@@ -94,7 +88,7 @@ class PrefixError:
         return np.asarray(self.weight + strength * change, np.float32), ridge
 
 
-def compensated(rows: np.ndarray, samples: Callable[[], Iterable[Triple]], moments: LayerMoments) -> np.ndarray:
+def compensated(rows: np.ndarray, samples: Callable[[], Iterable[Pair]], moments: LayerMoments) -> np.ndarray:
     """Return the weight to choose codes for, some channels at a time.
 
     Args:
@@ -112,27 +106,13 @@ def compensated(rows: np.ndarray, samples: Callable[[], Iterable[Triple]], momen
     for start in range(0, len(rows), height):
         slab = slice(start, start + height)
         error = PrefixError(rows[slab])
-        for quantized, exact, residual in samples():
-            error.add(quantized, exact, None if residual is None else residual[..., slab])
+        for quantized, exact in samples():
+            error.add(quantized, exact)
         weight, ridge = error.corrected(moments, ridges)
         if ridge is not None:
             result = rows.copy() if result is rows else result
             result[slab], ridges = weight, (ridge,)
     return result
-
-
-def residual_of(node: Node) -> Value | None:
-    """Return what a layer's output is added to, if nothing else reads the output; biases do not count."""
-    value = node.outputs[0]
-    while value is not None and (use := value.only_use) is not None:
-        reader = use.node
-        if reader.op_type not in SUMS or use.slot > 1 or (reader.op_type == "Sum" and len(reader.inputs) != 2):
-            return None
-        other = reader.inputs[1 - use.slot]
-        if other is None or other.constant is None:
-            return other
-        value = reader.outputs[0] if reader.op_type == "Add" else None
-    return None
 
 
 def _solve(sums: np.ndarray, gram: Gram, ridge: float) -> np.ndarray:
