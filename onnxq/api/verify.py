@@ -258,7 +258,8 @@ def _compare(
     quantized, baseline = read_model(model), read_model(against)
     _check_form(model, quantized, progress)
     _note_another_source(quantized, baseline, progress)
-    mixed_up = _same_models(quantized, baseline) or _swapped_models(quantized, baseline)
+    same = _same_models(quantized, baseline)
+    mixed_up = same or _swapped_models(quantized, baseline)
     samples = given.open(baseline)
     if metric is not None:
         check_labels(metric, samples)
@@ -288,7 +289,7 @@ def _compare(
         engines=None,
         families=families,
         inputs=seen.inputs,
-        warnings=(*mixed_up, *seen.warnings, *(() if _same_models(quantized, baseline) else found)),
+        warnings=(*mixed_up, *seen.warnings, *(() if same else found)),
         runtime=look(model, quantized),
     )
 

@@ -61,7 +61,8 @@ def data(
     from onnxq.ir import infer_types, load
     from onnxq.progress import following
     from onnxq.report import SCHEMA, to_json
-    from onnxq.report.data_page import check_page_path, data_page, write_data_page
+    from onnxq.report.data_page import check_page_path, data_page
+    from onnxq.report.write import write_text
     from onnxq.stages.files import open_data
 
     if not data:
@@ -78,7 +79,7 @@ def data(
         observer.step("examine")
         seen = examine(read, given, progress=observer.progress)
     if html is not None:
-        write_data_page(html, data_page(model.name, given, seen))
+        write_text(html, data_page(model.name, given, seen))
     if output_format is Format.JSON:
         sys.stdout.write(to_json({"schema": SCHEMA, "model": str(model), **as_dict(given, seen)}))
         return

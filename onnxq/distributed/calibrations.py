@@ -5,7 +5,6 @@ Tests: `tests/distributed/test_runs.py`.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 
 from onnxq.calibration.shard_file import merge_shards, save_shard
 from onnxq.calibration.stats import Stats
+from onnxq.data.remote import digest
 from onnxq.distributed.builds import check_files, enter
 from onnxq.distributed.runs import Run, failure
 from onnxq.distributed.shards import Calibration, check_shards, open_calibration
@@ -133,8 +133,7 @@ def _entry(asked: Calibration) -> Entry:
 
 def _sha256(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return digest(path)
     except OSError as error:
         raise DataError(
             f"{path} cannot be read here ({error.strerror})", "Share its folder with the workers."

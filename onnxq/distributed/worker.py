@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from onnxq.distributed.lease import Watch
 from onnxq.errors import OnnxqError
+from onnxq.project.jobs import end_process
 from onnxq.targets.host import limit_processors
 from onnxq.version import __version__
 
@@ -82,7 +83,8 @@ def perform(versions: dict[str, str], lease: str, processors: int, task: bytes) 
     try:
         said = _wait(process, pickle.dumps(sys.path) + pickle.dumps((processors, task)), Watch(Path(lease)))
     finally:
-        _end_process(process)
+        process.terminate()  # nothing if it has ended
+        end_process(process, ENDING)
     if said is None:
         return Answer("stopped", "the run has ended", name)
     if process.returncode != 0:
@@ -108,20 +110,6 @@ def _wait(process: subprocess.Popen[bytes], task: bytes, watch: Watch) -> bytes 
             return None
     process.wait()
     return said[0] if said else b""
-
-
-def _end_process(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(ENDING)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            with suppress(OSError):  # it did not take its task
-                stream.close()
 
 
 def work() -> None:

@@ -115,7 +115,7 @@ class _Processes:
         except (OSError, EOFError, ValueError, pickle.UnpicklingError):  # it has ended, or was ended
             with self._lock:
                 self._started.discard(process)
-            _end_process(process)
+            end_process(process, PATIENCE)
             message = f"{entry.quantized}: the process that built it ended with code {process.returncode}"
             return Built(entry, "failed", error=ModelError(message, "Build with --jobs 1 to see what happens."))
         assert isinstance(built, Built)
@@ -147,13 +147,13 @@ class _Processes:
         for process in left:
             process.terminate()
         for process in left:
-            _end_process(process)
+            end_process(process, PATIENCE)
 
 
-def _end_process(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a process that is about to end, end it if it does not, and close its pipes."""
+def end_process(process: subprocess.Popen[bytes], patience: float) -> None:
+    """Wait some seconds for a process that is about to end, kill it if it does not, and close its pipes."""
     try:
-        process.wait(PATIENCE)
+        process.wait(patience)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

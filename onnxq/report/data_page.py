@@ -5,8 +5,6 @@ Tests: `tests/report/test_data_page.py`.
 
 from __future__ import annotations
 
-import os
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from onnxq.data.input_summary import short
 from onnxq.data.samples import Samples
 from onnxq.errors import OutputError
 from onnxq.ir import check_output
+from onnxq.report.page_parts import page_part, render
 from onnxq.report.picture_sheet import picture_sheet, sheet_style
 from onnxq.text import printable
 
@@ -42,14 +41,11 @@ def data_page(model: str, given: Samples, seen: Examination) -> str:
         seen: From `examine`.
 
     """
-    from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
-    folder = files("onnxq.report") / "page"
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"name": printable, "short": short}
-    template = environment.from_string((folder / "data.html.j2").read_text("utf-8"))
-    return template.render(
+    return render(
+        "data.html.j2",
+        {"name": printable, "short": short},
         model=model,
         data=given.description,
         seen=seen,
@@ -57,22 +53,5 @@ def data_page(model: str, given: Samples, seen: Examination) -> str:
         preparations=given.preparations,
         labels=sorted(given.labels()),
         pictures=picture_sheet(seen.pictures),
-        style=Markup((folder / "page.css").read_text("utf-8") + sheet_style()),
+        style=Markup(page_part("page.css") + sheet_style()),
     )
-
-
-def write_data_page(path: Path, page: str) -> None:
-    """Write a page, whole or not at all.
-
-    Raises:
-        OutputError: The disk is full, or the folder is not writable.
-
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(page, encoding="utf-8", errors="backslashreplace")  # names of files need not be UTF-8
-        temporary.replace(path)
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written ({error.strerror})", "Choose another place.") from error
-    finally:
-        temporary.unlink(missing_ok=True)

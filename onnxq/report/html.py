@@ -13,13 +13,13 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from onnxq.data.input_summary import short
 from onnxq.errors import OutputError
 from onnxq.report.activations import Activation
+from onnxq.report.page_parts import page_part, render
 from onnxq.report.picture_sheet import picture_sheet, sheet_style
 from onnxq.targets.host import processor_name
 from onnxq.text import (
@@ -83,16 +83,13 @@ def html(report: ReportData) -> str:
 
     """
     check_extra()
-    from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
-    folder = files("onnxq.report") / "page"
-    script, style = ((folder / name).read_text("utf-8") for name in ("filter.js", "page.css"))
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= FILTERS
-    template = environment.from_string((folder / "page.html.j2").read_text("utf-8"))
+    script, style = page_part("filter.js"), page_part("page.css")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return template.render(
+    return render(
+        "page.html.j2",
+        FILTERS,
         report=report,
         script=Markup(script),  # ours, and the page's policy runs no other
         script_hash=digest,

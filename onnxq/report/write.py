@@ -49,7 +49,16 @@ def write_report(report: Report, path: str | Path, *, force: bool = False) -> No
     """
     path = Path(path)
     check_report_path(path, force=force)
-    content = FACES[path.suffix](report)
+    write_text(path, FACES[path.suffix](report))
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write a text file, whole or not at all.
+
+    Raises:
+        OutputError: The disk is full, or the folder is not writable.
+
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         # names of files need not be UTF-8

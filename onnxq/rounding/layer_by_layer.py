@@ -66,6 +66,12 @@ class BlockJob:
         """Return the weight as rows."""
         return WeightRows(self.key[0].numpy(), self.coding.axes)
 
+    def finite_rows(self, node: Node) -> np.ndarray:
+        """Return the rows in memory, and release the file that they come from; see `weights.finite_rows`."""
+        rows = finite_rows(self.rows(), self.weight, node.label)
+        self.rows().release()
+        return rows
+
 
 def block_jobs(plan: Plan) -> list[BlockJob]:
     """List the weights that a plan codes in blocks with zero points and whose codes are worth choosing."""
@@ -155,8 +161,7 @@ def round_layer_by_layer(
 
 def _rows(job: BlockJob, node: Node, runs: Sequence[Run], exact: Sequence[Run], moments: LayerMoments) -> np.ndarray:
     """Return the weight to choose codes for, which compensates for the error of the layers before."""
-    rows = finite_rows(job.rows(), job.weight, node.label)
-    job.rows().release()
+    rows = job.finite_rows(node)
     if not exact or not job.corrects:
         return rows
     known = node.inputs[0]
@@ -240,8 +245,7 @@ def round_on_moments(jobs: Sequence[BlockJob], layers: MeasuredLayers, stats: St
     with working("round") as advance, single_threaded_blas():
         found = {}
         for job in jobs:
-            rows = finite_rows(job.rows(), job.weight, next(iter(job.readers)).label)
-            job.rows().release()
+            rows = job.finite_rows(next(iter(job.readers)))
             found[job.key] = solve_blocks(
                 rows, layers.moments(stats, *job.readers), job.coding.bits, job.coding.block_size
             )

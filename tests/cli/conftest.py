@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from cli_support import Cli, Result
+from cli_support import Cli, runner
 from helpers import build, floats, node
 
-from onnxq.cli import main
 from onnxq.pipeline.quantize import quantize
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
@@ -19,12 +18,7 @@ SAMPLES = Path(__file__).parents[2] / "sample_models"
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    def run(*arguments: object) -> Result:
-        capsys.readouterr()
-        code = main([str(argument) for argument in arguments])
-        return Result(code, *capsys.readouterr())
-
-    return run
+    return runner(capsys)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from process_family import family
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="signals")]
 ONNXQ = [sys.executable, "-m", "onnxq"]
@@ -24,15 +25,6 @@ def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
-
-
-def family(parent: int) -> list[int]:
-    """Processes below a process, from `/proc`."""
-    found = []
-    for listed in Path(f"/proc/{parent}/task").glob("*/children"):
-        for child in listed.read_text().split():
-            found += [int(child), *family(int(child))]
-    return found
 
 
 class Cluster:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from process_family import family
 
 from onnxq.cli import main
 from onnxq.distributed import runs, worker
@@ -242,12 +243,3 @@ def test_ctrl_c_ends_all_within_two_seconds(farm: Path) -> None:
         time.sleep(0.05)
     assert not left
     assert tidy(farm)
-
-
-def family(parent: int) -> list[int]:
-    """Processes below a process."""
-    found = []
-    for listed in Path(f"/proc/{parent}/task").glob("*/children"):
-        for child in listed.read_text().split():
-            found += [int(child), *family(int(child))]
-    return found

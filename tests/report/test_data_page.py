@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_support import Cli, Result
+from cli_support import Cli, runner
 from picture_support import classifier, photos
 from text_support import encoder, save_tokenizer, sentences
 
 from onnxq import quantize
-from onnxq.cli import main
 
 
 @pytest.fixture
@@ -23,12 +22,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    def run(*arguments: object) -> Result:
-        capsys.readouterr()
-        code = main([str(argument) for argument in arguments])
-        return Result(code, *capsys.readouterr())
-
-    return run
+    return runner(capsys)
 
 
 def test_a_page_has_pictures_channels_and_preprocessing(here: Path, cli) -> None:
