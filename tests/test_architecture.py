@@ -22,6 +22,8 @@ ORDER = [
 ]
 ROOT_MODULES = {"__init__", "__main__", "version", "errors", "text", "progress", "warning"}
 MOST_FILES = 26  # of a package without its sub-packages
+# They choose the strategy, and keep equal constants of a result that fits into memory once
+ASKERS = {"onnxq.stages.strategy", "onnxq.stages.finish"}
 MOST_LINES = 0.2  # share of all lines
 FILES = sorted(PACKAGE.rglob("*.py"))
 PACKAGES = sorted({path.parent for path in FILES})
@@ -142,6 +144,13 @@ def test_a_function_fits_a_screen(path: Path) -> None:
             if onnxq._LAZY.get(node.name, "").startswith(name_of(path).rpartition(".")[0]):
                 length -= len((ast.get_docstring(node, clean=False) or "").splitlines())
             assert length <= 60, f"{path.name}:{node.lineno} {node.name} has {length} lines"
+
+
+def test_the_way_of_a_model_through_the_pipeline_is_chosen_in_one_place() -> None:
+    """What runs or keeps a model may look at its size; stages and pipelines have the strategy."""
+    for name, path in MODULES.items():
+        if name.startswith(("onnxq.stages.", "onnxq.search.", "onnxq.lowering.")) and name not in ASKERS:
+            assert not re.search(r"^from .* import .*\b(is_large|foreign_node)\b", path.read_text(), re.MULTILINE), name
 
 
 def test_nothing_outside_the_product_is_named() -> None:

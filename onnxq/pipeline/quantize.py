@@ -35,7 +35,6 @@ from onnxq.report.details import kernels_of, layer_sizes, limits_kept, operator_
 from onnxq.rounding.checkpoint import checkpoint_folder, remove_checkpoint
 from onnxq.rounding.layer_by_layer import block_jobs
 from onnxq.runtime.blas_threads import single_threaded_blas
-from onnxq.runtime.custom_ops import foreign_node
 from onnxq.runtime.memory import collect_garbage, gc_disabled
 from onnxq.runtime.session import InMemory, ModelSource, sessions_kept
 from onnxq.search.bias_correction import correct_biases
@@ -52,6 +51,7 @@ from onnxq.stages.finish import finalize, size_note
 from onnxq.stages.kernel_timing import Timing, replan_with_sample_shapes, replan_with_timings
 from onnxq.stages.prepare import node_labels, prepare
 from onnxq.stages.prepared import Prepared
+from onnxq.stages.strategy import Strategy
 from onnxq.text import as_list
 from onnxq.verification.compare import compare
 from onnxq.verification.families import family_figures, predicted_latencies, record_latencies
@@ -359,7 +359,7 @@ def measure_sensitivity(
         raise DataError("what a node adds to the error shows on data only", "Add --data.")
     check_plan(prepared, with_data=True)
     check_runs(prepared.model)
-    if is_large(prepared.model):
+    if prepared.strategy is Strategy.STREAMED:
         raise ModelError(f"{prepared.path} is too large to run it many times", "Leave --sensitivity out.")
     split = HoldoutSplit(prepared.model.copy(), given, float_time(prepared.plan))
     observer.step("rescale")
@@ -382,11 +382,25 @@ def quantize_prepared(
 ) -> Quantized:
     """Calibrate, rewrite, and compare the result with the float model; nothing is written that has a name."""
     detailed = detailed and not prepared.fast
-    if (foreign := foreign_node(prepared.model)) is not None:
-        return Quantized(*quantize_unrunnable(prepared, foreign, stats, observer, with_data=given is not None))
-    if is_large(prepared.model):
+    if prepared.strategy is Strategy.NOT_RUN:
+        return Quantized(*quantize_unrunnable(prepared, stats, observer, with_data=given is not None))
+    if prepared.strategy is Strategy.STREAMED:
         large = Quantized(*quantize_large(prepared, given, stats, observer, scratch, detailed=detailed))
         return add_metric(large, budget, prepared.model, given, observer)
+    return _quantize_in_memory(prepared, given, stats, observer, budget, detailed=detailed, scratch=scratch)
+
+
+def _quantize_in_memory(
+    prepared: Prepared,
+    given: Samples | None,
+    stats: str | Path | Stats | None,
+    observer: Observer,
+    budget: Budget,
+    *,
+    detailed: bool,
+    scratch: Path,
+) -> Quantized:
+    """Take every step of the pipeline; variants are judged on samples."""
     before = prepared.model.copy()
     probe = (
         given if given is not None else synthetic_samples(prepared.model, input_specs(prepared.model), RANDOM_SAMPLES)

@@ -11,7 +11,7 @@ from pathlib import Path
 from onnxq.calibration.layer_moments import MeasuredLayers
 from onnxq.calibration.stats import Stats
 from onnxq.errors import InvalidResult, ModelError
-from onnxq.ir import Model, Node
+from onnxq.ir import Model
 from onnxq.ir.invariants import objection, problems
 from onnxq.lowering.rewrite import rewrite
 from onnxq.progress import Observer
@@ -32,23 +32,25 @@ def check_runs(model: Model) -> None:
         ModelError: It has one, which the sentence names.
 
     """
+    if (lacking := _lacking(model)) is not None:
+        raise ModelError(f"onnxruntime cannot run {model.name} on the data: it has no {lacking}", GIVE_LIBRARY)
+
+
+def _lacking(model: Model) -> str | None:
+    """Name an operator that onnxruntime does not know; None where it knows all."""
     foreign = foreign_node(model)
-    if foreign is not None:
-        raise ModelError(f"onnxruntime cannot run {model.name} on the data: it has no {_label(foreign)}", GIVE_LIBRARY)
-
-
-def _label(foreign: Node) -> str:
+    if foreign is None:
+        return None
     return f"operator {foreign.op_type} of domain {foreign.domain} (node {foreign.label})"
 
 
 def quantize_unrunnable(
-    prepared: Prepared, foreign: Node, stats: str | Path | Stats | None, observer: Observer, *, with_data: bool
+    prepared: Prepared, stats: str | Path | Stats | None, observer: Observer, *, with_data: bool
 ) -> tuple[Model, Report, bytes]:
     """Rewrite a model and check that it is well formed, without running it.
 
     Args:
         prepared: The float model with its plan.
-        foreign: A node that onnxruntime does not know.
         stats: Statistics of an earlier calibration, if there are any.
         observer: Told about each step.
         with_data: Whether samples were given, which cannot be used.
@@ -70,7 +72,8 @@ def quantize_unrunnable(
     qparams = choose_qparams(prepared.plan, measured)
     weights = Weights(prepared.plan, qparams, measured)
     observer.step("rewrite")
-    note = f"not run and not compared with the float model, only checked for form: onnxruntime has no {_label(foreign)}"
+    lacking = _lacking(prepared.model)
+    note = f"not run and not compared with the float model, only checked for form: onnxruntime has no {lacking}"
     report = replace(
         Report.planned(prepared.plan, source=prepared.path, notes=prepared.notes), notes=(*prepared.notes, note)
     )

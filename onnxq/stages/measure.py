@@ -18,13 +18,14 @@ from onnxq.calibration.stats import StatisticFactory, Stats, range_kinds
 from onnxq.calibration.stats_file import load_stats
 from onnxq.data.samples import Samples
 from onnxq.ir import Value
-from onnxq.ir.segment import LARGE, is_large
+from onnxq.ir.segment import LARGE
 from onnxq.ops.forms.scheme import Scheme
 from onnxq.planning.logit_reach import Reach, least_reach
 from onnxq.planning.planner import Plan
 from onnxq.planning.static_bounds import exact_bounds
 from onnxq.progress import Observer
 from onnxq.stages.prepared import Prepared
+from onnxq.stages.strategy import Strategy
 
 
 def layers_needing_moments(plan: Plan, *, blocks: bool = True) -> MeasuredLayers:
@@ -90,9 +91,8 @@ def _kinds(prepared: Prepared, layers: MeasuredLayers, *, trial: bool) -> Statis
         return range_kinds
     if trial:
         return trial_statistics(prepared.plan, layers)
-    if Needs.WEIGHTED_HISTOGRAM in needs or not is_large(
-        prepared.model
-    ):  # for statistics that are kept, whatever the recipe
+    if Needs.WEIGHTED_HISTOGRAM in needs or prepared.strategy is not Strategy.STREAMED:
+        # for statistics that are kept, whatever the recipe
         return OutputSensitivity(prepared.plan, layers.kinds).kinds
     return layers.kinds
 

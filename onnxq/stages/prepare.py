@@ -15,15 +15,14 @@ from onnxq.ir import IN_MEMORY, Model, ModelInput, Node, Value, read_model
 from onnxq.ir.opset import MIN_OPSET, make_loadable, raise_opset
 from onnxq.ir.pass_manager import Outcome
 from onnxq.ir.passes import normalise
-from onnxq.ir.segment import is_large
 from onnxq.ir.shape_inference.types import infer_types
 from onnxq.planning.planner import Plan
 from onnxq.planning.planner import make_plan as decide
 from onnxq.planning.portable import portable_costs
 from onnxq.planning.recipe import MICROSOFT, Recipe, choose_recipe
-from onnxq.runtime.custom_ops import foreign_node
 from onnxq.simplify import simplify
 from onnxq.stages.prepared import Prepared
+from onnxq.stages.strategy import Strategy, choose_strategy
 from onnxq.targets import Costs
 from onnxq.targets.target import load_target
 
@@ -78,19 +77,19 @@ def prepare(
     chosen = chosen.fast() if fast else chosen
     before = node_labels(model)
     model, notes = normalise_for_plan(model)
-    found = simplified(model, chosen)
+    strategy = choose_strategy(model)
+    found = simplified(model, chosen) if strategy.runs else Outcome(model)
     notes += found.notes
     plan = Plan(chosen, {}, with_data)
-    prepared = replan_with_costs(
-        Prepared(model.path or IN_MEMORY, source, found.model, plan, notes, fast, found.original), most
-    )
-    prepared = _portable(prepared, most)
+    path = model.path or IN_MEMORY
+    planned = Prepared(path, source, found.model, plan, notes, fast, found.original, strategy=strategy)
+    prepared = _portable(replan_with_costs(planned, most), most)
     return replace(prepared, notes=(*prepared.notes, *chosen.idle_globs(node_labels(prepared.model), before)))
 
 
 def _portable(prepared: Prepared, most: int | None) -> Prepared:
     """Plan for all families of processors that the target is for, where `auto` may choose."""
-    if prepared.plan.recipe.scheme.name != "auto" or is_large(prepared.model):
+    if prepared.plan.recipe.scheme.name != "auto" or prepared.strategy is Strategy.STREAMED:
         return prepared
 
     def plan_by(costs: Costs) -> Plan:
@@ -125,7 +124,7 @@ def node_labels(model: Model) -> set[str]:
 
 def simplified(model: Model, recipe: Recipe) -> Outcome:
     """Simplify a model where the recipe and its target want it, and what it computes can be compared afterwards."""
-    if not recipe.simplifies or foreign_node(model) is not None:
+    if not recipe.simplifies:
         return Outcome(model)
     return simplify(model, integer=computes_in_integers(recipe))
 

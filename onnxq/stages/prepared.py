@@ -13,6 +13,7 @@ from typing import Any
 from onnxq.ir import Model
 from onnxq.planning.planner import Plan
 from onnxq.rounding.checkpoint import Checkpoint
+from onnxq.stages.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Prepared:
             not.
         transforms: How many transforms of values the model has gone through: equal numbers mean that one changed
             nothing.
+        strategy: How the model goes through the pipeline.
         checkpoint: A folder for the codes chosen so far, where an interrupted run is to be resumed; None keeps none.
 
     """
@@ -42,6 +44,7 @@ class Prepared:
     fast: bool = False
     original: Model | None = None
     transforms: int = 0
+    strategy: Strategy = Strategy.IN_MEMORY
     checkpoint: Path | None = None
 
     def baseline(self) -> Model:

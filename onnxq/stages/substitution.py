@@ -9,10 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from onnxq.ir import Model
-from onnxq.ir.segment import is_large
 from onnxq.lowering.substitutions import FORMS
 from onnxq.planning.decision import node_key
-from onnxq.runtime.custom_ops import foreign_node
 from onnxq.stages.prepare import replan_with_costs
 from onnxq.stages.prepared import Prepared
 from onnxq.targets import Costs
@@ -31,7 +29,7 @@ def substitute_layers(
 
     """
     recipe = prepared.plan.recipe
-    simple = recipe.simplifies and not is_large(prepared.model) and foreign_node(prepared.model) is None
+    simple = recipe.simplifies and prepared.strategy.tries_variants
     if not (prepared.plan.with_data and simple and load_target(recipe.scheme.target).timed):
         return prepared
     for form in FORMS:
