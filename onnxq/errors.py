@@ -23,7 +23,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What the process says when it ends."""
+    """Exit codes of the process."""
 
     OK = 0
     CHECK_FAILED = 1

@@ -1,8 +1,8 @@
 """How the library, which never prints, tells what it does: steps, how far each is, and an estimate of the time left.
 
 An `Observer` is told about steps. `Progress` is one that estimates: the pipeline tells it what work is expected, in
-seconds on a usual processor, by kind of work. What work of a kind really takes corrects the price of the rest of that
-kind, and of all others as long as nothing is known of them.
+seconds on a usual processor, by kind of work. The measured time of one kind of work corrects the price of the rest of
+that kind. It corrects all other prices as long as nothing is known of them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import NamedTuple, Protocol
 
-# Seconds of work, and the share of all that is expected, which have to be measured until their price counts as much as
-# the one that was assumed
+# Seconds of work, and the share of all expected work, to be measured until their price counts as much as the assumed
+# one
 DOUBT, DOUBT_SHARE = 0.05, 0.01
 ALMOST = 0.97  # of a task that takes longer than expected is done, by the clock
 REST = "rest"  # what is between tasks
@@ -25,7 +25,7 @@ Advance = Callable[[int, int | None], None]  # how many parts of a task are done
 
 
 class Observer(Protocol):
-    """Told what a run does. Its methods are called by the thread that runs the library, and return at once."""
+    """Receives each step of a run. Its methods are called by the thread that runs the library, and return at once."""
 
     def step(self, name: str) -> None:
         """A step begins, and the one before it is done.
@@ -50,7 +50,7 @@ class Silent:
 
 
 class StepWords(NamedTuple):
-    """What a step does, and what it counts.
+    """Words for a step, and for its unit of count.
 
     Attributes:
         sentence: Such as `calibrating`.
@@ -145,7 +145,7 @@ class Progress:
 
     @property
     def words(self) -> StepWords:
-        """What the step at work does, and what it counts."""
+        """Words for the current step, and for its unit of count."""
         return STEPS.get(self.name, StepWords(self.name))
 
     @property
@@ -228,7 +228,7 @@ class Progress:
                 self._running = None
 
     def mention(self, sentence: str) -> None:
-        """Take note of something worth knowing before the run is over; whoever talks to people says it."""
+        """Take note of something worth knowing before the run is over; the interface in use shows it."""
 
     def trial(self) -> None:
         """Count a trial of the step at work."""
@@ -236,7 +236,7 @@ class Progress:
         self.progress(self._trials, None)
 
     def _pay(self, kind: str, expected: float, now: float) -> None:
-        """Note what was taken since the end of the task before; what nobody expected says nothing about prices."""
+        """Note the time taken since the end of the task before; unexpected work says nothing about prices."""
         taken, self._mark = now - self._mark, now
         if expected > 0:
             before = self._measured.get(kind, (0.0, 0.0))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class WarningLine:
-    """What a command or a report warns of.
+    """Warnings of a command or a report.
 
     Attributes:
         code: Stable, such as `few-samples`; docs list all.

@@ -4,8 +4,8 @@ Bin `i` holds the float32 values with `trunc(x / w) == i`, `w = 2**k`: bin 0 is 
 w)`, bin `i < 0` is `((i - 1) w, i w]`. `k` is the smallest exponent with at most `BINS` bins from zero to the least and
 to the greatest value. It depends on these two alone. Raising `k` by one sends bin `i` to `trunc(i / 2)`, exactly,
 because `trunc(trunc(x / w) / 2) == trunc(x / 2w)`. Order, splitting and merging therefore cannot change a count. The
-quotient `x / w` is exact in float32, since `w` is a power of two (where it underflows it is below 1 in magnitude, and
-truncation gives 0 either way).
+quotient `x / w` is exact in float32, since `w` is a power of two. If it underflows, it is below 1 in magnitude, and
+truncation gives 0 either way.
 
 Tests: `tests/calibration/test_weighted_histogram.py`.
 """

@@ -8,10 +8,9 @@ The error is that of the values themselves. With a histogram that weighs each ch
 independent and add up by their squares; neighbouring values beyond the range are clipped together, in the same
 direction.
 
-The squared error of a candidate is computed from the histogram in O(levels), whatever the number of values: inside a
-bin the density is taken as uniform, so the number, sum and sum of squares of all values below any point follow in
-closed form from cumulative sums, and a quantization cell `[a, b)` that is rounded to `g` costs
-`S2 - 2 g S1 + g**2 S0`.
+The squared error of a candidate is computed from the histogram in O(levels), whatever the number of values. Inside a
+bin the density is taken as uniform. So the number, sum and sum of squares of all values below any point follow in
+closed form from cumulative sums. A quantization cell `[a, b)` that is rounded to `g` costs `S2 - 2 g S1 + g**2 S0`.
 
 A further sample exceeds the greatest value of n samples with a chance of 1 in n + 1, independently in every tensor. In
 a small tensor whose peaks differ much from sample to sample, this outweighs the gain of a finer grid. One picture in

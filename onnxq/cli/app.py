@@ -39,10 +39,7 @@ Verbose = Annotated[
     bool,
     typer.Option("--verbose", "-v", help="Say on stderr what runs where, and leave a line for each step."),
 ]
-EPILOG = (
-    "Exit codes: 0 fine, 1 the check said no, 2 could not do it (bad model, data or arguments), 3 a bug of onnxq, "
-    "130 interrupted."
-)
+EPILOG = "Exit codes: 0 fine, 1 the check said no, 2 bad model, data or arguments, 3 a bug of onnxq, 130 interrupted."
 
 
 def command() -> Any:
@@ -67,7 +64,7 @@ def command() -> Any:
 
 
 def _with_voice(function: Callable[..., None]) -> Callable[..., None]:
-    """Return a command with the options that every command has: how much it says besides its product."""
+    """Return a command with the options that every command has: how much it reports apart from its product."""
 
     @wraps(function)
     def run(*arguments: Any, quiet: bool = False, verbose: bool = False, **options: Any) -> None:

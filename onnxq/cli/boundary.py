@@ -17,7 +17,7 @@ from types import FrameType
 from onnxq.errors import ExitCode, OnnxqError
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell reports for a program whose reader went away
-# What a shell reports for a program that ended, or whose terminal was closed: 128 and the signal
+# The code that a shell reports for a program that ended, or whose terminal was closed: 128 and the signal
 ENDED = {signal.SIGTERM: "terminated", **({signal.SIGHUP: "terminal closed"} if hasattr(signal, "SIGHUP") else {})}
 DISK = "Check that the disk has room, and that you may read and write there."
 PACKAGES = ("onnxq", "onnx", "onnxruntime", "numpy", "ml_dtypes", "protobuf", "typer", "rich")
@@ -161,8 +161,9 @@ def _say(message: str, hint: str) -> None:
 
 
 def _interrupted(number: int | None, *, at_once: bool) -> int:
-    """Say so; at once, do not wait for threads inside onnxruntime, nor for an interpreter that was interrupted.
+    """Say that it was interrupted, and return or end with the exit code.
 
+    At once, that is without waiting for threads inside onnxruntime or for an interpreter that was interrupted.
     CPython ends with the signal instead of the exit code where the interrupt hit code that `exec` ran from a string, as
     `dataclasses` does. All temporary files are gone by now: the exception has passed through their owners.
     """

@@ -149,7 +149,7 @@ def _check_engine(shard: str | None, executor: str | None, shards: int | None) -
 
 
 def write_stats(output: Path, stats: Stats, source: str, *, force: bool) -> None:
-    """Write statistics of a model and say so."""
+    """Write statistics of a model and name the file."""
     from onnxq.calibration.stats_file import fingerprint, save_stats
     from onnxq.cli.terminal import note
     from onnxq.text import counted

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Folder = Annotated[
     Path,
-    typer.Argument(metavar="FOLDER", help="Where the models are; the working folder by default.", show_default=False),
+    typer.Argument(metavar="FOLDER", help="Folder with the models; the working folder by default.", show_default=False),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the file to stdout; nothing is written.")]
 MOST_REFUSED = 3

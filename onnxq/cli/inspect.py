@@ -22,7 +22,7 @@ AnyModel = Annotated[Path, typer.Argument(metavar="MODEL", help="Any model, floa
 def inspect(model: AnyModel, output_format: OutputFormat = Format.TEXT) -> None:
     """Show operators, weight types, and how much is quantized.
 
-    Of a quantized model, also say which kernels onnxruntime makes of it.
+    For a quantized model, also name the kernels that onnxruntime makes of it.
     """
     from onnxq.cli.terminal import show
     from onnxq.explanation.inspect import inspect as examine

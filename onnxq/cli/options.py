@@ -106,7 +106,7 @@ def _parameters(known: Mapping[str, Declaration], kind: type[QuantizeOptions] = 
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="The float model, an .onnx file.", show_default=False)]
 Data = Annotated[list[str], declared("data")]
-TestData = Annotated[list[str], declared("data", f"What to run on: {SOURCES}")]
+TestData = Annotated[list[str], declared("data", f"Data to run on: {SOURCES}")]
 RecipeName = Annotated[str, declared("recipe")]
 Target = Annotated[str | None, declared("target")]
 Exclude = Annotated[list[str], declared("exclude")]

@@ -1,4 +1,4 @@
-"""What `onnxq quantize` and `onnxq verify` do with the models of a project.
+"""`onnxq quantize` and `onnxq verify` for the models of a project.
 
 Tests: `tests/cli/test_cli_project.py`.
 """

@@ -45,7 +45,7 @@ Output = Annotated[
         "--output",
         "-o",
         metavar="OUT",
-        help="Where to write the quantized model; MODEL.int8.onnx beside the model by default.",
+        help="Path of the quantized model; MODEL.int8.onnx next to the model by default.",
         show_default=False,
     ),
 ]

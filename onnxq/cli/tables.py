@@ -139,7 +139,7 @@ def comparison_tables(comparison: Comparison, samples: str | None) -> Iterator[R
 
 
 def family_tables(families: Sequence[FamilyFigures], measured: Latency | None) -> Iterator[RenderableType]:
-    """Lay out what the model is on each family of processors, and say so where this one differs from its prediction."""
+    """Lay out accuracy and latency on each family of processors, and where this one differs from its prediction."""
     rows: list[tuple[Cell, ...]] = []
     for family in families:
         sqnr = "not known" if family.sqnr is None else decibels(family.sqnr)

@@ -128,8 +128,8 @@ def verify(
 ) -> None:
     """Check a model, and compare it with its float original.
 
-    Without --against, the model has to be well formed, load in onnxruntime, give finite results, and give the same in
-    the reference evaluator, node by node.
+    Without --against, the model has to be well formed, load in onnxruntime and give finite results. The reference
+    evaluator has to give the same, node by node.
 
     Without --data, random numbers go in, which says little about accuracy.
 

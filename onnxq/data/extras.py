@@ -34,7 +34,7 @@ def need(module: str, extra: str, what: str) -> ModuleType:
     except OSError as error:  # a library of the system that is missing
         raise DataError(
             f"{what} needs {PACKAGES.get(module, module)}, which does not load: {error}",
-            f"Install it anew: pip install --force-reinstall 'onnxq[{extra}]'",
+            f"Install it again: pip install --force-reinstall 'onnxq[{extra}]'",
         ) from error
 
 

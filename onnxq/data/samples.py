@@ -83,7 +83,7 @@ class Samples(Iterable[Sample]):
         return limited
 
     def between(self, start: int, stop: int) -> Samples:
-        """Give the samples from one place in the data up to another, which is not among them."""
+        """Return the samples from one place in the data up to another, which is not among them."""
         part = Samples(self._sources, self.inputs, self._origin, stop if self._most is None else min(stop, self._most))
         part._first, part.numbers, part.made_up = start, range(start, stop), self.made_up
         return part

@@ -1,4 +1,4 @@
-"""Samples made up for a model that comes without data, of sizes and numbers that it takes: found by trying.
+"""Synthetic samples for a model that comes without data, of sizes and numbers that it takes: found by trying.
 
 Numbers at random may mask everything: a row of scores with nothing to attend to gives NaN, which says nothing about a
 model. No model states whether 1 stands for masked places or for the others. So masks that leave the first places, and
@@ -23,11 +23,10 @@ from onnxq.runtime.session import Session, SessionError, open_session, run_sessi
 
 __all__ = ["random_samples", "synthetic_samples"]
 
-# Numbers other than random ones: 1 up to some place of the last axis and 0 behind it, the reverse, or floats from 0 to
-# 1
+# Numbers that are not random: 1 up to a place of the last axis and 0 behind, the reverse, or floats from 0 to 1
 FIRST, LAST, EVEN = "first", "last", "even"
 MOST_TRIED, MOST_FLOATS = 24, 4  # of other numbers, and inputs of floats that get some
-MOST_ELEMENTS = 1 << 22  # of what a Softmax makes: of pictures it may not fit into memory beside others
+MOST_ELEMENTS = 1 << 22  # of what a Softmax makes: of pictures it may not fit into memory with others
 BOOL = np.dtype(bool)
 
 # Sizes for open dimensions of random samples: small, and divisible by the 32 that many vision models shrink by
@@ -54,8 +53,8 @@ class InputFill:
     first: int = 1
 
 
-# Windows of audio and sides of pictures come in powers of two. 160 and 16000 are 10 ms and 1 s of audio at 16 kHz. What
-# takes 1 only takes the least time; the largest come last, because a model may take minutes before it refuses them
+# Windows of audio and sides of pictures come in powers of two. 160 and 16000 are 10 ms and 1 s of audio at 16 kHz. A
+# size of 1 takes the least time; the largest come last, because a model may take minutes before it refuses them
 SIZES = (64, 128, 256, 512, 1024, 32, 224, 640, 160, 1, 4096, 16000)
 FILLS = (
     InputFill(past=0),

@@ -128,9 +128,9 @@ def check_shape(shape: tuple[int, ...], spec: InputSpec, where: str, *, behind: 
 def conform(raw: Mapping[str, Any], inputs: Sequence[InputSpec], where: str) -> Sample:
     """Turn raw arrays into a sample that onnxruntime takes.
 
-    Casts that are done: between float widths; integers and booleans to another integer type when every value fits;
-    integers and booleans to a float type that holds every value of theirs (uint8 → float32, not int64 → float32);
-    0 and 1 to boolean. Everything else is refused: a float fed to an integer input is nearly always a mistake.
+    Casts that are done: between float widths. Integers and booleans to another integer type when every value fits.
+    Integers and booleans to a float type that holds every value of theirs (uint8 → float32, not int64 → float32). 0 and
+    1 to boolean. Everything else is refused: a float fed to an integer input is nearly always a mistake.
 
     Args:
         raw: One sample, arrays or what NumPy makes arrays of. It may hold further names that start with `_`.

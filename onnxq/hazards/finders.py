@@ -73,9 +73,11 @@ def weight_only_product(model: Model) -> Iterator[Found]:
     """Yield the float products whose weight stands behind DequantizeLinear as onnxruntime takes it for MatMulNBits.
 
     The weight is a constant matrix on the right. It has one scale, scales along its columns, or blocks of 16 and more
-    along its rows. A Gemm has no transposition, no factors, and a bias of one axis. Facts: `operator`, `bits`,
-    `block_size` (0 for none), `shared`, whether the dequantized weight is read elsewhere, too, `bare`, whether a
-    Transpose stands between the product and a DequantizeLinear of signed codes without zero points; and `opset`.
+    along its rows. A Gemm has no transposition, no factors, and a bias of one axis. Facts:
+
+    * `operator`, `bits`, `block_size` (0 for none), and `opset`;
+    * `shared`: whether the dequantized weight is read elsewhere, too;
+    * `bare`: whether a Transpose stands between the product and a DequantizeLinear of signed codes without zero points.
     """
     for node in model.graph.walk():
         found = _dequantized_weight(node)
@@ -118,9 +120,12 @@ def transposed_weight(model: Model) -> Iterator[Found]:
 def integer_product(model: Model) -> Iterator[Found]:
     """Yield the products that compute on codes with a constant weight.
 
-    Facts: `operator`; `pairs`, whether it is a float operator between Q/DQ pairs; `activations` and `weights`, their
-    types; `unsigned_by_signed`, whether these are uint8 and int8; `columns`, or filters of a group; `rows`, None where
-    the model leaves them open; `symmetric`, whether onnxruntime has a kernel for that very convolution (ConvSym).
+    Facts:
+
+    * `operator`, and `pairs`: whether it is a float operator between Q/DQ pairs;
+    * `activations` and `weights`: their types, and `unsigned_by_signed`: whether these are uint8 and int8;
+    * `columns`: or filters of a group, and `rows`: None where the model leaves them open;
+    * `symmetric`: whether onnxruntime has a kernel for that very convolution (ConvSym).
     """
     for node in model.graph.walk():
         found = _on_codes(node) or _between_pairs(node)

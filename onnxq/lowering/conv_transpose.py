@@ -1,7 +1,7 @@
 """A ConvTranspose that enlarges a map by its strides, as a Conv that makes all pixels of a block at once.
 
-onnxruntime has no kernel on codes for a ConvTranspose. One that makes s times as many places from each has s phases:
-output s q + r reads input q + d by weight a wherever s d + a = r + p, p being the padding in front. A Conv with s
+onnxruntime has no kernel on codes for a ConvTranspose. One that makes s times as many places from each has s phases.
+Output s q + r reads input q + d by weight a wherever s d + a = r + p, p being the padding in front. A Conv with s
 filters for each of its own along an axis gives all phases, and DepthToSpace puts them side by side. In float it takes
 longer, since windows of different phases are filled up with zeros; in 8 bit, 0.3 to 0.6 of the time. Sources: sub-pixel
 convolution, https://arxiv.org/abs/1609.05158; that both compute the same, https://arxiv.org/abs/1609.07009.

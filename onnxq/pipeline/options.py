@@ -29,7 +29,7 @@ READING = (
 )  # options that every command has that reads data
 SOURCES = (
     "an .npz or .npy file, a folder of arrays, pictures or recordings, a .txt of their paths, sentences in .txt, "
-    ".jsonl or .csv, ONNX test_data_set folders, or package.module:function. May be given several times."
+    ".jsonl or .csv. Also ONNX test_data_set folders, or package.module:function. May be given several times."
 )
 
 
@@ -160,7 +160,7 @@ class QuantizeOptions:
         toml="state",
         keyword="reading.state",
     )
-    # A project file has no statistics and no kernel times: nobody could tell whether they are out of date.
+    # A project file has no statistics and no kernel times: no check could tell whether they are out of date.
     stats: Path | None = option(None, "Statistics from `onnxq calibrate`, instead of a calibration.", metavar="FILE")
     recipe: str = option(
         "auto",
@@ -171,9 +171,8 @@ class QuantizeOptions:
     )
     target: str | None = option(
         None,
-        "The runtime that the model is for: cpu (default), a family of processors (cpu-avx2, cpu-vnni, cpu-arm64, "
-        "cpu-armv8, or native for the one at hand), web (onnxruntime-web in a browser), generic, openvino, qnn or "
-        "tensorrt.",
+        "The runtime that the model is for: cpu (default), web (onnxruntime-web in a browser), generic, openvino, qnn, "
+        "tensorrt. Or a family of processors: cpu-avx2, cpu-vnni, cpu-arm64, cpu-armv8, native for the one at hand.",
         metavar="NAME",
         toml="target",
     )

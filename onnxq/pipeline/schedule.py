@@ -1,8 +1,8 @@
 """The work that a run is expected to do, step by step, in seconds on a usual processor; see `onnxq.progress`.
 
-It is estimated from the plan: the variants that each search is likely to try, their samples, and the time of a float
-run by the table of kernel times. Only how the parts compare counts, and only at first: a run soon measures what each
-kind of work takes. The constants were fitted to runs of `tests/bench/bench_progress.py`.
+It is estimated from the plan: the variants that each search is likely to try, their samples, and the table of kernel
+times. Only how the parts compare counts, and only at first: a run soon measures what each kind of work takes. The
+constants were fitted to runs of `tests/bench/bench_progress.py`.
 """
 
 from __future__ import annotations

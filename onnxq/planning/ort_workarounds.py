@@ -1,11 +1,12 @@
 """Which nodes must stay out of 8 bit because onnxruntime breaks a node behind them, and what it would make slow.
 
 An integer Conv works channels last. onnxruntime puts Transposes around it and moves them on through the nodes behind.
-It then permutes some attributes wrongly (1.31.1, `transpose_optimizer`): pads of a Pad with `axes`, sizes and scales of
-a Resize with `axes`, and the same inside CenterCropPad. Cubic Resize has channels first only. The model is right, and
-neither loads nor runs. An AveragePool between a DequantizeLinear and a QuantizeLinear becomes QLinearAveragePool. That
-has no dilation, and counts padding differently in an overhanging window. A product before a QuantizeLinear of the model
-is fused with it even if that has many scales, which QLinearMatMul refuses, or if the product makes the scale.
+It then permutes some attributes wrongly (1.31.1, `transpose_optimizer`): pads of a Pad with `axes`, and sizes and
+scales of a Resize with `axes`. The same holds inside CenterCropPad. Cubic Resize has channels first only. The model is
+right, and neither loads nor runs. An AveragePool between a DequantizeLinear and a QuantizeLinear becomes
+QLinearAveragePool. That has no dilation, and counts padding differently in an overhanging window. A product before a
+QuantizeLinear of the model is fused with it even if that has many scales, which QLinearMatMul refuses. It is fused even
+if the product makes the scale.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ def product_to_keep_float(value: Value, plan: Plan) -> Node | None:
     """Find the float product whose weight onnxruntime would quantize because a value is quantized.
 
     It does so where a product reads what a DequantizeLinear gives and only a QuantizeLinear reads the result (1.31,
-    `weight_bias_quantization.cc`), also across nodes that it moves the two through: in 8 bit with one scale for the
-    whole weight. Excluded nodes, or nodes that lost too much, would then compute in int8.
+    `weight_bias_quantization.cc`). It does so across nodes that it moves the two through, too: in 8 bit with one scale
+    for the whole weight. Excluded nodes, or nodes that lost too much, would then compute in int8.
     """
     node = value.producer
     while node is not None and _passes(node, (*PASSED, *CLAMPS)) and node not in plan.outputs:

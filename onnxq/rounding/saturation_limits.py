@@ -268,7 +268,7 @@ def _of_one_sign(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def _least_scales(a: np.ndarray | float, first: np.ndarray, b: np.ndarray | float, second: np.ndarray) -> np.ndarray:
-    """Return the scales at which two magnitudes saturate beside the codes `a` and `b`, however both are rounded."""
+    """Return the scales at which two magnitudes saturate next to the codes `a` and `b`, however both are rounded."""
     return np.asarray((a * first + b * second) / (MOST_SUM - ROUNDING - (a + b) / 2))
 
 

@@ -23,8 +23,8 @@ from onnxq.runtime.memory import trim_heap
 from onnxq.runtime.ort_session import Settings, load_native
 
 BESIDE = 1 << 16  # bytes from which on a weight is handed over
-# Those that weights have and NumPy has as well; what other integers stand for, sizes and places, onnxruntime wants to
-# read before weights are handed over
+# Types of weights that NumPy has as well. Other integers stand for sizes and places, which onnxruntime wants to read
+# before weights are handed over
 TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.INT8, TensorProto.UINT8)
 
 

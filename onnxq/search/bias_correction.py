@@ -1,9 +1,9 @@
 """Bias correction: each output channel's mean error, with everything before it quantized, taken out of its bias.
 
 Rounding shifts the means of a layer's outputs, and every layer behind sees shifted inputs. The float and the quantized
-model run in step, node by node. Behind each layer with a bias, the mean difference of its output channels goes into the
-bias. The following layers see the corrected output, so one run over the samples corrects all layers in order. This is
-sequential bias correction (Nagel 2019, https://arxiv.org/abs/1906.04721, section 4.2).
+model run in step, node by node. The mean difference of a layer's output channels goes into its bias. The following
+layers see the corrected output, so one run over the samples corrects all layers in order. This is sequential bias
+correction (Nagel 2019, https://arxiv.org/abs/1906.04721, section 4.2).
 """
 
 from __future__ import annotations

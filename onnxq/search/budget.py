@@ -31,8 +31,8 @@ from onnxq.targets.target import load_target
 from onnxq.verification.records import Contribution
 from onnxq.verification.user_metric import Metric, MetricJudge
 
-# What `auto` goes for of its own accord, in dB, and the share of the time saved by 8 bit that it gives back for it, all
-# goals before together: below 20 dB a model is of no use, however fast, and above 30 dB hardly any decision changes.
+# Goals of `auto` without a budget, in dB, and the share of the saved time given back for each, with all goals before.
+# Below 20 dB a model is of no use, however fast. Above 30 dB hardly any decision changes.
 LAST_GOAL = 30.0
 GOALS = ((20.0, math.inf), (24.0, 0.6), (27.0, 0.3), (LAST_GOAL, 0.05))
 WIDER = "8 bit activations miss the goal, and the target has kernels for 16"
@@ -144,7 +144,7 @@ def settle_accuracy(variants: Variants, budget: Budget) -> SearchOutcome:
         return SearchOutcome()
     contributions = sensitivity(variants, exact=EXACT if budget.is_accuracy else FEW)
     ranked = find_candidates(variants.prepared.plan, contributions, variants.prepared.model.opset)
-    found = cheap_wins(variants, ranked if is_priced(variants.prepared.plan) else [])  # no price, no bargain
+    found = cheap_wins(variants, ranked if is_priced(variants.prepared.plan) else [])  # no price, no trade
     if budget.is_accuracy:
         meets = BudgetCheck(variants.baseline, variants.samples, budget)
         if not meets(variants.model(found.choices)):

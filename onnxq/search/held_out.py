@@ -101,8 +101,8 @@ class SqnrEvaluator:
     def noise(self, model: Model) -> np.ndarray:
         """Return the squared error by the squared size: of outputs, of what is picked from, then of scores.
 
-        It is infinite if a model does not run. It is 0 for values that the model no longer has, and for labels and
-        counts if there are other outputs: their agreement is measured elsewhere.
+        It is infinite if a model does not run. It is 0 for values that the model no longer has. It is 0 for labels and
+        counts, too, if there are other outputs: their agreement is measured elsewhere.
         """
         noise: np.ndarray = self._noise(model, 1)[0]
         return noise
@@ -172,7 +172,7 @@ class SqnrEvaluator:
         return parts
 
     def _encoded(self, model: Model, wanted: Sequence[str]) -> tuple[Encoded, Mapping[str, str]]:
-        """Write a model for onnxruntime, told what to pick where anything is picked; by name, where it is told."""
+        """Write a model for onnxruntime that takes its picks as inputs, and return these inputs by name."""
         picked = self._expected[0].picked
         if picked:
             following, fed = replay_selections(model, picked, wanted)
@@ -296,8 +296,8 @@ class HoldoutSplit:
     def folds(self) -> tuple[list[Samples], Samples | None]:
         """Yield a few sets of samples, in turn, each to judge on what is chosen on all others; at least two.
 
-        There are more than in the halves where a run is short: gains differ much from sample to sample. Besides, some
-        are given that are in no set, evenly taken, to measure and not to judge on; None where there are none.
+        There are more than in the halves where a run is short: gains differ much from sample to sample. Some samples
+        are in neither set, evenly taken, to measure and not to judge on; None where there are none.
         """
         taken = self._few if self.room == self._share else self._few_among(self._spread(self.room))
         left = [place for place in range(self.samples.count or 0) if place not in taken]

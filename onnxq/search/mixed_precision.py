@@ -30,11 +30,11 @@ from onnxq.stages.prepare import expected_bytes, spared_bytes
 
 T = TypeVar("T")
 
-# A bargain: dB that a node has to gain, dB for the whole time (0.9 for a hundredth of it), the most that it may take
+# Terms of a trade: dB that a node has to gain, dB for the whole time, the most time that it may take
 LEAST_GAIN, GAIN_FOR_TIME, MOST_FOR_ONE = 1.0, 90.0, 0.03
 # The same in bytes of the file, of a weight that is only stored in 8 bit, and takes no time in float
 LEAST_FOR_BYTES, GAIN_FOR_BYTES = 0.1, 10.0
-GAINS = 4  # bargains tried
+GAINS = 4  # trades tried
 KEPT_GAIN = 0.5  # of what was expected of one
 
 

@@ -71,7 +71,7 @@ def measure(
 def measure_blocks(
     prepared: Prepared, layers: MeasuredLayers, samples: Samples, blocks: Blocks, span: range, observer: Observer
 ) -> BlockSums:
-    """Give the sums of blocks of the samples, for a file: of all blocks, or of those of one shard.
+    """Return the sums of blocks of the samples, for a file: of all blocks, or of those of one shard.
 
     Raises:
         DataError, ModelError: As `calibrate`.

@@ -1,7 +1,7 @@
 """How a model goes through the pipeline: decided once, when it is prepared.
 
-What runs models (`runtime`, `evaluator`, `calibration`) looks at their size itself, for it also serves `verify` and
-`compare`, which have no pipeline.
+Packages that run models (`runtime`, `evaluator`, `calibration`) look at their size themselves, for they also serve
+`verify` and `compare`, which have no pipeline.
 
 Tests: `tests/stages/test_strategy.py`.
 """

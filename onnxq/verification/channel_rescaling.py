@@ -19,8 +19,8 @@ LEAST_SHARE, MOST_LEFT, LEAST_ELEMENTS = 1e-2, 1 / 30, 4
 def channel_factors(exact: Sequence[np.ndarray], given: Sequence[np.ndarray]) -> np.ndarray | None:
     """Find the positive factors by which the channels of a tensor were multiplied, along whatever axis fits best.
 
-    For a channel with f of `exact` and q of `given`, least squares give the factor Σ fq / Σ q², and leave the noise
-    Σ f² − (Σ fq)² / Σ q².
+    Take a channel with f of `exact` and q of `given`. Least squares give the factor Σ fq / Σ q², and leave the noise Σ
+    f² − (Σ fq)² / Σ q².
 
     Args:
         exact: Float arrays of one rank, one for each sample.

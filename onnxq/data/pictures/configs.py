@@ -1,8 +1,8 @@
 """Preprocessing as other tools write it down: next to a model, or in its metadata.
 
-Read are `preprocessor_config.json` (Hugging Face), `config.json` of timm, `args.yaml` and `metadata.yaml` of
-ultralytics, the `.xml` that OpenVINO keeps beside an exported model, and in the model's metadata what ultralytics,
-OpenVINO's Model API and the ONNX standard (`Image.BitmapPixelFormat`, `Image.NominalPixelRange`) put there.
+The files are `preprocessor_config.json` (Hugging Face), `config.json` of timm, `args.yaml` and `metadata.yaml` of
+ultralytics, and the `.xml` that OpenVINO keeps next to an exported model. The metadata are those of ultralytics,
+OpenVINO's Model API and the ONNX standard (`Image.BitmapPixelFormat`, `Image.NominalPixelRange`).
 
 Tests: `tests/data/test_picture_configs.py`.
 """

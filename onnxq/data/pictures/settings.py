@@ -188,7 +188,7 @@ EXAMPLES = {
     "pad": "pad=114, from 0 to 255",
     "align": f"align={'|'.join(ALIGNS)}",
     "layout": f"layout={'|'.join(LAYOUTS)}",
-    "config": "config=FILE, or config=none to ignore those beside the model",
+    "config": "config=FILE, or config=none to ignore those next to the model",
     "value": "NAME.value=0, for an input that no picture goes to",
 }
 

@@ -1,8 +1,8 @@
 """Pairs of weight codes whose products can leave 16 bits: what the 8-bit kernels of older x86 processors add up first.
 
 Without VNNI, onnxruntime multiplies unsigned by signed bytes with VPMADDUBSW, which adds two neighbouring products into
-a signed 16-bit number and saturates. The largest code of an activation is 255, so two weights of the same sign can do
-that when their magnitudes add up to more than 128: 255 · 128 = 32640 fits, 255 · 129 does not. Sources: Intel's
+a signed 16-bit number and saturates. The largest code of an activation is 255. So two weights of the same sign can do
+that when their magnitudes add up to more than 128. 255 · 128 = 32640 fits, 255 · 129 does not. Sources: Intel's
 instruction set reference; "When and why do I need to try U8U8" in onnxruntime's documentation of quantization; in its
 mlas library, ConvSymKernelAvx2.S and the packing of QLinearConv (`ReorderFilter`).
 """

@@ -32,7 +32,9 @@ def _initial(state: Array | None, layer: Layer, batch: int, dtype: Any, layout: 
 def _run(
     layer: Layer, projected: Callable[[int], Array], states: Sequence[Array], cell: Callable[[int], Cell], layout: int
 ) -> tuple[Array, ...]:
-    """Run every direction and stack them: Y [T, D, B, H], or [B, T, D, H] with layout 1, and the last states [D, B, H].
+    """Run every direction and stack them.
+
+    Y is [T, D, B, H], or [B, T, D, H] with layout 1, and the last states are [D, B, H].
 
     Args:
         layer: Shape and directions.
@@ -75,10 +77,10 @@ def lstm(
 ) -> tuple[Array, ...]:
     """Long short-term memory; gates in the order i, o, f, c.
 
-    X [T, B, I]; W [D, 4H, I]; R [D, 4H, H]; B [D, 8H] or None; sequence_lens [B] or None; initial_h and initial_c
-    [D, B, H] or None; P [D, 3H] or None, the peepholes i, o, f. Gives Y [T, D, B, H], Y_h and Y_c [D, B, H] in the type
-    of X. With `layout = 1` the batch axis comes first in all of them. Attributes are as ONNX defines them;
-    `hidden_size` and `output_sequence` say what the shapes already do.
+    X is [T, B, I], W [D, 4H, I] and R [D, 4H, H]. Optional are B [D, 8H], sequence_lens [B], initial_h and initial_c
+    [D, B, H], and P [D, 3H], the peepholes i, o, f. Gives Y [T, D, B, H], Y_h and Y_c [D, B, H] in the type of X. With
+    `layout = 1` the batch axis comes first in all of them. Attributes are as ONNX defines them; `hidden_size` and
+    `output_sequence` say what the shapes already do.
 
     Raises:
         ModelError: The direction does not fit the weights, or an activation does not exist.

@@ -7,8 +7,8 @@ text of QuantizeLinear; this order of steps is the one that onnxruntime's CPU ke
 tests/ops.
 
 Rounding and clamping may change places, for the bounds are integers. So the quotient is rounded first, by adding
-1.5 * 2**23, and clamped as an integer: the bits of float32 numbers keep their order when they are read as int32, as
-long as the negative ones only have to be below all others. One pass clamps both ends, where `fmax` and `fmin` take two.
+1.5 * 2**23, and clamped as an integer. The bits of float32 numbers keep their order when they are read as int32, if
+negative ones only have to be below all others. One pass clamps both ends, where `fmax` and `fmin` take two.
 
 Tests: `tests/ops/test_quantized_mutants.py`.
 """

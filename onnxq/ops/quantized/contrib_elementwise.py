@@ -41,7 +41,7 @@ def q_linear_add(
 ) -> Array:
     """Add two quantized tensors with broadcasting.
 
-    With ra = A_scale / C_scale and rb = B_scale / C_scale in float32, the zero point is added before rounding, and each
+    Let ra = A_scale / C_scale and rb = B_scale / C_scale in float32. The zero point is added before rounding, and each
     product is added without being rounded (fused), as onnxruntime does on x86-64:
 
         C = saturate(round_half_even(A * ra + (B * rb + (C_zero - (ra * A_zero + rb * B_zero)))))

@@ -90,9 +90,9 @@ def dynamic_quantize_lstm(
 ) -> tuple[Array, Array, Array]:
     """Run an LSTM with 8-bit weights; all of X, and each hidden state, is quantized as by `dynamic_quantize_linear`.
 
-    Inputs: X float32 [steps, batch, inputs]; W [directions, inputs, 4 * hidden] and R [directions, hidden, 4 * hidden],
-    uint8 or int8, gates in the order input, output, forget, cell; their scales and zero points [directions], or
-    [directions, 4 * hidden] for one per column. Optional: B [directions, 8 * hidden], P [directions, 3 * hidden],
+    X is float32 [steps, batch, inputs]. W [directions, inputs, 4 * hidden] and R [directions, hidden, 4 * hidden] are
+    uint8 or int8, with gates in the order input, output, forget, cell. Their scales and zero points are [directions],
+    or [directions, 4 * hidden] for one per column. Optional are B [directions, 8 * hidden], P [directions, 3 * hidden],
     sequence_lens int32 [batch], initial_h and initial_c [directions, batch, hidden]; absent: zero, and `steps`.
 
     Attributes: as those of LSTM in ai.onnx. `activations` are three a direction: gates, cell and output. `clip` 0 is

@@ -38,8 +38,8 @@ def q_linear_average_pool(
 
     The values of a window are added in float32 in their order, and the zero point before rounding, as onnxruntime does.
 
-    Inputs: X uint8 or int8 [N, C, D1..Dn] with n = 1, 2 or 3, or [N, D1..Dn, C] with `channels_last`; scales float32
-    scalars; zero points scalars of the type of X, zero when absent.
+    X is uint8 or int8 [N, C, D1..Dn] with n = 1, 2 or 3, or [N, D1..Dn, C] with `channels_last`. Scales are float32
+    scalars, zero points scalars of the type of X, zero when absent.
 
     Attributes: as those of AveragePool in ai.onnx. With `count_include_pad` the sum is divided by the whole window, not
         by its part inside X. `ceil_mode` rounds the output's size up.

@@ -1,8 +1,8 @@
 """MatMulInteger, and the integer matrix product that the other quantized products use.
 
-NumPy has no BLAS for integers, so the product goes through float32 BLAS in slices of the inner dimension short enough
-that no sum passes 2**24, below which float32 holds every integer. The slices are added as int32, which wraps as the
-engines do.
+NumPy has no BLAS for integers, so the product goes through float32 BLAS in slices of the inner dimension. They are
+short enough that no sum passes 2**24, below which float32 holds every integer. The slices are added as int32, which
+wraps as the engines do.
 
 Tests: `tests/ops/test_quantized_mutants.py`.
 """

@@ -140,9 +140,9 @@ def q_linear_conv(
 
     where sum is the int32 convolution of (x - x_zero_point) with (w - w_zero_point); padding counts as zero.
 
-    Inputs: x [N, C, D1..Dn] with n = 1, 2 or 3 and w [M, C / group, k1..kn], uint8 or int8; w_scale and w_zero_point
-    scalar or [M], the other parameters scalar; scales float32, zero points of the type of their tensor, y_zero_point
-    uint8 or int8; B int32 [M] of scale x_scale * w_scale, added before the multiplication.
+    x [N, C, D1..Dn] with n = 1, 2 or 3 and w [M, C / group, k1..kn] are uint8 or int8. Scales are float32, zero
+    points of the type of their tensor, y_zero_point uint8 or int8: scalars, for w also [M]. B is int32 [M] of scale
+    x_scale * w_scale, added before the multiplication.
 
     Attributes: as those of `conv_integer`.
 

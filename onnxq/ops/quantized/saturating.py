@@ -1,7 +1,7 @@
 """Integer products as x86 processors without VNNI compute them: neighbours are added in 16 bits, and saturate.
 
-onnxruntime's kernels for unsigned times signed bytes (GEMM, GEMV and symmetric convolutions of AVX2 and of AVX-512
-without VNNI) go through VPMADDUBSW, which adds two products of neighbours along the inner dimension,
+onnxruntime has kernels for unsigned times signed bytes: GEMM, GEMV and symmetric convolutions of AVX2 and of AVX-512
+without VNNI. They go through VPMADDUBSW, which adds two products of neighbours along the inner dimension,
 
     clip(a[2i] · b[2i] + a[2i + 1] · b[2i + 1], -32768, 32767)
 

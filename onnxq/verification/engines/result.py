@@ -117,7 +117,7 @@ class EngineCheck:
             at = self.parting
             return (
                 f"onnxruntime and the reference evaluator differ first at tensor '{at.tensor}' after {at.op_type} "
-                f"node {at.node}, by up to {at.max_abs:.3g}, sample {at.sample}; no single node disagrees, so small "
+                f"node {at.node}, by up to {at.max_abs:.3g}, sample {at.sample}. No single node disagrees: small "
                 "differences add up"
             )
         return ""
