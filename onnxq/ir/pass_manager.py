@@ -212,7 +212,7 @@ def run_passes(
         passes: What runs. A pass with an `obstacle` is left out.
         target: The runtime that the model is for.
         rounds: How often they all run at most, where one makes work for another; they end when none finds anything.
-        typed: Whether types are inferred, and have to be at the end.
+        typed: Whether types are inferred, and have to be again behind each pass that changes something.
         keep: Whether to copy the model before the first change.
         convert: Converts the model to another operator set where a change needs that; such changes are left out
             without it.
@@ -253,7 +253,7 @@ class _Run:
         self.model = model
         self.original: Model | None = None
         self._target = target
-        self._typed = typed
+        self._typed = self._keeps_types = typed
         self._keep = keep
         self._convert = convert
         self._start = model.opset
@@ -264,7 +264,7 @@ class _Run:
         """Carry out what a pass finds; tell whether that was anything."""
         if item.obstacle(self.model, self._target):
             return False
-        if item.types:
+        if item.types or self._keeps_types:
             self.infer()
         found = self._asked(item, self.model)
         if isinstance(found, int):

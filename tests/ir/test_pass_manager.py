@@ -219,6 +219,18 @@ def test_types_are_inferred_for_passes_that_ask_for_them_and_kept_where_they_wer
     assert model.graph.nodes[0].outputs[0].shape == (1, 4)
 
 
+def test_a_shape_that_one_pass_makes_known_is_known_to_the_next_one():
+    """Where types are kept: a Softmax behind a computed Resize had several axes behind its own only afterwards."""
+    seen = []
+
+    def look(model: Model) -> int:
+        seen.append(model.graph.nodes[-1].outputs[0].shape)
+        return 0
+
+    run_passes(negated(), [abs_of_neg(), Pass("look", "simplify", 2, "It looks.", look)], typed=True)
+    assert seen == [(1, 4)]
+
+
 def test_operator_sets_of_new_operators_are_imported():
     def describe(model: Model):
         item = model.graph.nodes[-1]
