@@ -51,7 +51,7 @@ class Centering:
         for value, shift in self.values.items():
             known = stats.tensors.pop(value.name, None)
             if known is not None and ChannelStats in known and known[ChannelStats].channels == len(shift):
-                stats.tensors[value.name] = rescaled_stats(known[ChannelStats].shifted(shift), np.ones(len(shift)))
+                stats.tensors[value.name] = rescaled_stats(known, np.ones(len(shift)), shift=shift)
 
 
 def centre(values: Collection[Value], stats: Stats) -> Centering:

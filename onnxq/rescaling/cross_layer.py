@@ -6,12 +6,13 @@ that read the value undo them. Runs on the normalised float model, before anythi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from onnxq.calibration.channel_stats import ChannelStats
+from onnxq.calibration.sample_extremes import ChannelPeaks
 from onnxq.calibration.statistic import Statistic
 from onnxq.calibration.stats import Extremes, Moments, StatisticFactory, Stats, TensorStats, basic_kinds
 from onnxq.ir import Node, Patch, Value
@@ -103,7 +104,7 @@ class Rescaling:
                 if change.inserted is not None:
                     stats.tensors[name] = known
                 if ChannelStats in known and known[ChannelStats].channels == len(divisor):
-                    stats.tensors[change.inserted or name] = rescaled_stats(known[ChannelStats], divisor, change.bounds)
+                    stats.tensors[change.inserted or name] = rescaled_stats(known, divisor, change.bounds)
 
 
 def channel_axes(nodes: Iterable[Node]) -> dict[str, int]:
@@ -257,8 +258,19 @@ def reading_of(
     return Reading(channels.joined(positions) if positions > 1 else channels, weights, importance, in_float=in_float)
 
 
-def rescaled_stats(channels: ChannelStats, divisor: np.ndarray, bounds: Range | None = None) -> TensorStats:
-    """Return the statistics of a tensor whose channels are divided, then clipped."""
+def rescaled_stats(
+    known: TensorStats, divisor: np.ndarray, bounds: Range | None = None, shift: np.ndarray | None = None
+) -> TensorStats:
+    """Return the statistics of a tensor whose channels are shifted, then divided, then clipped.
+
+    Args:
+        known: Its statistics before, by channel. Extremes of samples follow where `ChannelPeaks` are among them.
+        divisor: `[channels]`, positive.
+        bounds: Where it is clipped.
+        shift: float64 `[channels]`.
+
+    """
+    channels = known[ChannelStats] if shift is None else known[ChannelStats].shifted(shift)
     divided = channels.divided(divisor)
     if bounds is not None:
         for part in (divided.high, divided.low):
@@ -268,4 +280,18 @@ def rescaled_stats(channels: ChannelStats, divisor: np.ndarray, bounds: Range | 
         divided.total = np.clip(divided.total, -most, most)
     extremes = Extremes(float(divided.low[0].min()), float(divided.high[0].max()))
     count = divided.count * divided.channels
-    return TensorStats([extremes, Moments(count, float(divided.total.sum()), float(divided.squares.sum())), divided])
+    moments = Moments(count, float(divided.total.sum()), float(divided.squares.sum()))
+    return TensorStats([extremes, moments, divided, *_peaks(known, divisor, bounds, shift)])
+
+
+def _peaks(
+    known: TensorStats, divisor: np.ndarray, bounds: Range | None, shift: np.ndarray | None
+) -> Iterator[Statistic]:
+    """Return extremes of samples, by channel and in all, as far as they are known."""
+    if ChannelPeaks not in known:
+        return
+    added = np.zeros(len(divisor)) if shift is None else shift
+    ends = None if bounds is None else (float(bounds.low), float(bounds.high))
+    peaks = known[ChannelPeaks].changed(divisor, added, ends)
+    extremes = peaks.sample_extremes()
+    yield from () if extremes is None else (peaks, extremes)

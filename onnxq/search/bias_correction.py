@@ -8,7 +8,8 @@ correction (Nagel 2019, https://arxiv.org/abs/1906.04721, section 4.2).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -80,15 +81,18 @@ def correct(variants: Variants, choices: Choices) -> Shifts:
     halves = variants.split.halves if wanted else None
     if halves is None:
         return {}
-    judge = variants.split.judge
-    try:
+
+    def candidates() -> Iterator[Model]:
+        """Make the model as it is, and then corrected, if there is anything to correct."""
+        yield variants.model(choices)
         fitted = shifts(variants, choices, halves[0])
-        if not fitted:
-            return {}
-        before, after = judge.sqnrs(
-            variants.model(choices, change) for change in (None, partial(shift_biases, shifts=fitted))
-        )
-        if before >= ENOUGH or after < before + LEAST_GAIN:
+        if fitted:
+            yield variants.model(choices, partial(shift_biases, shifts=fitted))
+
+    try:
+        reached = variants.split.judge.sqnrs(candidates(), least=LEAST_GAIN)
+        before = next(reached)
+        if before >= ENOUGH or next(reached, -math.inf) < before + LEAST_GAIN:
             return {}
         return shifts(variants, choices, variants.samples)
     except ModelError:

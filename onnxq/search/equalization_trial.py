@@ -19,9 +19,9 @@ from onnxq.rescaling.centering import centerable_tensors, centre
 from onnxq.rescaling.cross_layer import channel_axes, equalize
 from onnxq.rescaling.groups import ScaleGroup
 from onnxq.search.bias_correction import shift_biases
-from onnxq.search.held_out import HoldoutSplit, SqnrEvaluator
-from onnxq.search.rescaling_trial import WORTH_RESCALING, to_rescale
-from onnxq.search.variants import round_variant_to_nearest
+from onnxq.search.channel_trial import channel_trial, to_rescale
+from onnxq.search.held_out import HoldoutSplit
+from onnxq.search.rescaling_trial import WORTH_RESCALING
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, replan
 
@@ -29,7 +29,7 @@ CENTRED = "shifted channels of {} tensors around zero, at no cost"
 ENLARGED = "stretched channels of {} tensors below an upper bound, at no cost"
 EQUALIZED = "divided channels of {} of them, at no cost"
 LEAST_GAIN = 0.2  # dB, estimated for one tensor
-MOST_LOST = 0.2  # dB, where the halves change places
+LEAST_ON_HALF, MOST_LOST = 0.5, 0.2  # dB, on the first half, and where the halves change places
 Transform = Callable[[Prepared, Stats], Prepared]
 
 
@@ -39,10 +39,10 @@ def equalize_if_it_helps(prepared: Prepared, split: HoldoutSplit) -> Prepared:
         return prepared
     ways = [way for way in TRANSFORMS if _applies(way, prepared)]
     gains: dict[Transform, list[float]] = {way: [] for way in ways}
-    for fitting, judge in zip(split.halves, (split.judge, split.swapped_evaluator), strict=True) if ways else ():
-        for way, gained in _gains(prepared, fitting, judge, list(gains)).items():
+    for half, least in enumerate((LEAST_ON_HALF, -MOST_LOST)) if ways else ():
+        for way, gained in _gains(prepared, split, half, list(gains), least).items():
             gains[way].append(gained)
-            if gained < -MOST_LOST:
+            if gained < least:
                 del gains[way]
         if not gains:
             return prepared
@@ -54,21 +54,22 @@ def equalize_if_it_helps(prepared: Prepared, split: HoldoutSplit) -> Prepared:
 
 
 def _gains(
-    prepared: Prepared, fitting: Samples, judge: SqnrEvaluator, ways: Sequence[Transform]
+    prepared: Prepared, split: HoldoutSplit, half: int, ways: Sequence[Transform], least: float
 ) -> dict[Transform, float]:
-    """Return what each way gains in dB; 0 for one that changes nothing."""
-    measured = _channels(prepared, fitting, trial=True)
+    """Return what each way gains in dB, fitted on a half and judged on the other; 0 for one that changes nothing."""
+    trial, judge = channel_trial(prepared, split, half), split.swapped_evaluator if half else split.judge
     changing: list[Transform] = []
 
     def variants() -> Iterator[Model]:
-        yield round_variant_to_nearest(copy_prepared(prepared), fitting)
+        yield trial.model_before(prepared)
         for way in ways:
-            changed = way(copy_prepared(prepared), measured.copy())
+            stats = trial.stats.copy()
+            changed = way(copy_prepared(prepared), stats)
             if changed.transforms != prepared.transforms:
                 changing.append(way)
-                yield round_variant_to_nearest(changed, fitting)
+                yield trial.variant(changed, stats)
 
-    before, *reached = judge.sqnrs(variants())
+    before, *reached = judge.sqnrs(variants(), least=least)
     return dict.fromkeys(ways, 0.0) | {way: after - before for way, after in zip(changing, reached, strict=True)}
 
 
@@ -77,12 +78,12 @@ def applicable(prepared: Prepared) -> int:
     return sum(_applies(way, prepared) for way in TRANSFORMS) if to_rescale(prepared)[0] else 0
 
 
-def _channels(prepared: Prepared, samples: Samples, *, trial: bool = False) -> Stats:
-    """Measure the channels of what is shifted and of what Conv read; roughly for a trial."""
+def _channels(prepared: Prepared, samples: Samples) -> Stats:
+    """Measure the channels of what is shifted and of what Conv read."""
     values = centerable_tensors(prepared.model.graph)
     axes = channel_axes(to_rescale(prepared)[0]) | {value.name: 1 for value in values}
     taken = [prepared.model.graph.values[name] for name in axes]
-    return calibrate(prepared.model, taken, samples, kinds=lambda name: (ChannelStats(axes[name]),), trial=trial)
+    return calibrate(prepared.model, taken, samples, kinds=lambda name: (ChannelStats(axes[name]),))
 
 
 def _centre(prepared: Prepared, measured: Stats) -> Prepared:

@@ -41,9 +41,14 @@ MOST_ELEMENTS = 1 << 26  # of the inputs of all samples together: they are in me
 # dB, from which on nothing is given for more: agreement is complete long before, and what a trial gains is often chance
 ENOUGH = 50.0
 MOST = 100.0  # dB either way, beyond which nothing is gained or lost
+# A variant that is sure not to gain enough is given up after so many samples; so many standard errors make sure
+FIRST_SAMPLES, SURE = 4, 2.0
 FLATTENING = ("Softmax", "LogSoftmax", "Sigmoid")
 # Operators that may stand between those and the output: they move values, or code them
 BETWEEN = operators_with(Trait.IN_ORDER) | {"Transpose", "QuantizeLinear", "DequantizeLinear"}
+
+
+_Judged = list[list[Difference]] | None  # of each sample, of each value; None of a model that does not run
 
 
 class _Expected(NamedTuple):
@@ -104,8 +109,7 @@ class SqnrEvaluator:
         It is infinite if a model does not run. It is 0 for values that the model no longer has. It is 0 for labels and
         counts, too, if there are other outputs: their agreement is measured elsewhere.
         """
-        noise: np.ndarray = self._noise(model, 1)[0]
-        return noise
+        return self._noise(self._judged(model))
 
     def noises(self, models: Iterable[Model]) -> Iterator[np.ndarray]:
         """Yield the same for several models, some of which are judged at the same time.
@@ -114,51 +118,75 @@ class SqnrEvaluator:
             models: Made as they are needed, by the thread that asks.
 
         """
-        return (noise[0] for noise in self._noises(models, 1))
+        return map(self._noise, self._all_judged(models))
 
-    def _noise(self, model: Model, sets: int) -> np.ndarray:
-        """Return the same for so many sets of samples, taken in turn: `[sets, values]`."""
+    def _judged(self, model: Model) -> _Judged:
+        """Run a model on the samples, several at a time."""
         with working("judge") as advance:
-            noise = self._run_quantized(model, sets, advance)
+            judged = self._run_quantized(model, advance)
         tried()
-        return noise
+        return judged
 
-    def _noises(self, models: Iterable[Model], sets: int) -> Iterator[np.ndarray]:
-        for noise in run_in_order(partial(self._run_quantized, sets=sets), models, task_bytes=self._bytes):
+    def _all_judged(self, models: Iterable[Model], bar: _Bar | None = None) -> Iterator[_Judged]:
+        """Run several models; one that cannot clear the bar runs on the first few samples only."""
+        run = partial(self._run_quantized, bar=bar)
+        for judged in run_in_order(run, models, task_bytes=self._bytes):
             with working("judge"):  # what has gone by since the last one
                 tried()
-            yield noise
+            yield judged
 
     def _run_quantized(
-        self, model: Model, sets: int, advance: Callable[[int, int | None], None] | None = None
-    ) -> np.ndarray:
+        self, model: Model, advance: Callable[[int, int | None], None] | None = None, bar: _Bar | None = None
+    ) -> _Judged:
+        """Compare what a variant gives with what the float model does, sample by sample; None if it does not run."""
         found = scores(model, self._selection.read)
         names = [name if name in model.graph.values else None for name in self._measured]
         names += [found[name].name if name in found else None for name in self._scores]
         wanted = list(dict.fromkeys(name for name in names if name is not None))
-        differences = [[Difference(classes=False, lengths=ANY_AXIS) for _ in names] for _ in range(sets)]
         encoded, fed = self._encoded(model, wanted)
         judged = self.known.judged(encoded.digest)
         before = {key: judged[key] for one in self._expected if (key := self.known.key(one.sample)) in judged}
         new = [one for one in self._expected if self.known.key(one.sample) not in before]
+        made: list[list[Difference]] = []
         try:
-            run = self._runner(encoded, fed, wanted) if new else None
-            runs = run_in_order(run, new, task_bytes=self._bytes) if run is not None else iter(())
-            for index, expected in enumerate(self._expected):
-                key = self.known.key(expected.sample)
-                parts = before.get(key) if key is not None else None
-                if parts is None:
-                    parts = self._differences(expected, names, dict(zip(wanted, next(runs), strict=True)))
-                if key is not None:
-                    judged[key] = parts
-                for total, part in zip(differences[index % sets], parts, strict=True):
-                    total.merge(part)
-                if advance is not None:
-                    advance(index + 1, len(self._expected))
+            run = self._runner(encoded, fed, wanted) if new else _runs_nothing
+            with closing(run_in_order(run, new, task_bytes=self._bytes)) as runs:
+                for index, expected in enumerate(self._expected):
+                    key = self.known.key(expected.sample)
+                    parts = before.get(key) if key is not None else None
+                    if parts is None:
+                        parts = self._differences(expected, names, dict(zip(wanted, next(runs), strict=True)))
+                    if key is not None:
+                        judged[key] = parts
+                    made.append(parts)
+                    if advance is not None:
+                        advance(index + 1, len(self._expected))
+                    if bar is not None and bar.out_of_reach(made):
+                        break
         except SessionError:
-            return np.full((sets, len(names)), np.inf)
-        noise = np.array([[10 ** (-difference.sqnr / 10) for difference in each] for each in differences])
-        return np.where(self._counts(), noise, 0.0)
+            return None
+        return made
+
+    def _noise(self, judged: _Judged) -> np.ndarray:
+        """Return the noise over all samples, `[values]`."""
+        if judged is None:
+            return np.full(len(self._measured) + len(self._scores), np.inf)
+        totals = [Difference(classes=False, lengths=ANY_AXIS) for _ in judged[0]]
+        for parts in judged:
+            for total, part in zip(totals, parts, strict=True):
+                total.merge(part)
+        return self._counted(totals)
+
+    def _counted(self, differences: Sequence[Difference]) -> np.ndarray:
+        """Return the noise of each value; none of those that do not count."""
+        return np.where(self._counts(), [10 ** (-difference.sqnr / 10) for difference in differences], 0.0)
+
+    def _ratios(self, judged: _Judged) -> np.ndarray:
+        """Return the ratios of single samples in dB, `[samples, values]`, at most `MOST` either way."""
+        if judged is None:
+            return np.full((1, len(self._measured) + len(self._scores)), -MOST)
+        noise = np.array([self._counted(parts) for parts in judged])
+        return np.asarray(-10 * np.log10(np.clip(noise, 10 ** (-MOST / 10), 10 ** (MOST / 10))))
 
     def _differences(
         self, expected: _Expected, names: Sequence[str | None], got: Mapping[str, Any]
@@ -208,14 +236,14 @@ class SqnrEvaluator:
 
     def sqnr(self, model: Model) -> float:
         """Return the signal-to-quantization-noise ratio of the worst output or scores in dB, `resolved`."""
-        return self._sqnr(self.noise(model))
+        return self._sqnr(self._judged(model))
 
-    def sqnrs(self, models: Iterable[Model]) -> list[float]:
-        """Return the same for several models; see `noises`."""
-        return [self._sqnr(noise) for noise in self.noises(models)]
+    def sqnrs(self, models: Iterable[Model], *, least: float | None = None) -> Iterator[float]:
+        """Yield the same for several models; see `noises` and `typicals`."""
+        return self._compared(models, self._sqnr, least)
 
-    def _sqnr(self, noise: np.ndarray) -> float:
-        return resolved(min(self._worst(noise)))
+    def _sqnr(self, judged: _Judged) -> float:
+        return resolved(min(self._worst(self._noise(judged))))
 
     def worst(self, model: Model) -> tuple[float, float]:
         """Return the signal-to-quantization-noise ratio of the worst output and that of the worst scores in dB."""
@@ -229,20 +257,77 @@ class SqnrEvaluator:
 
         It says better than `sqnr` what a change does: where sizes differ much, that is about the largest of a few.
         """
-        return self._typical(self._noise(model, len(self._expected)))
+        return self._typical(self._judged(model))
 
-    def typicals(self, models: Iterable[Model]) -> Iterator[float]:
-        """Yield the same for several models; see `noises`."""
-        return map(self._typical, self._noises(models, len(self._expected)))
+    def typicals(self, models: Iterable[Model], *, least: float | None = None) -> Iterator[float]:
+        """Yield the same for several models; see `noises`.
 
-    def _typical(self, noise: np.ndarray) -> float:
-        ratios = -10 * np.log10(np.clip(noise, 10 ** (-MOST / 10), 10 ** (MOST / 10)))
-        return resolved(float(ratios.mean(axis=0).min(initial=MOST)))
+        Args:
+            models: Made as they are needed.
+            least: dB that all others have to gain on the first one, which is judged before they are made. A model that
+                cannot, by its first samples, is not run on the rest; what it gained on those is added to what the first
+                one reached.
+
+        """
+        return self._compared(models, self._typical, least)
+
+    def _typical(self, judged: _Judged) -> float:
+        return resolved(float(self._ratios(judged).mean(axis=0).min(initial=MOST)))
+
+    def _compared(
+        self, models: Iterable[Model], figure: Callable[[_Judged], float], least: float | None
+    ) -> Iterator[float]:
+        if least is None:
+            yield from map(figure, self._all_judged(models))
+            return
+        models = iter(models)
+        for first in models:
+            judged = self._judged(first)
+            reached = figure(judged)
+            yield reached
+            bar = None if judged is None else _Bar(self._ratios(judged), self._ratios, least)
+            for other in self._all_judged(models, bar):
+                few = bar is not None and other is not None and len(other) < len(self._expected)
+                yield reached + bar.gain(other) if few and bar is not None else figure(other)
 
     def gain(self, before: Model, after: Model) -> float:
         """Return how much nearer to float the second of two models is, in dB, of a typical sample."""
         worse, better = self.typicals([before, after])
         return better - worse
+
+
+def _runs_nothing(_: _Expected) -> list[Any]:
+    return []
+
+
+class _Bar:
+    """The gain that variants need over a model, held against their first samples.
+
+    Args:
+        before: Ratios of the model in dB, `[samples, values]`; its worst value decides.
+        ratios: Gives the same of a variant, of as many samples as it ran on.
+        least: dB to gain.
+
+    """
+
+    def __init__(self, before: np.ndarray, ratios: Callable[[_Judged], np.ndarray], least: float) -> None:
+        self._worst = int(before.mean(axis=0).argmin())
+        self._before, self._ratios, self._least = before[:, self._worst], ratios, least
+
+    def out_of_reach(self, made: _Judged) -> bool:
+        """Tell after the first samples, and only then, whether a variant is sure not to gain as much."""
+        if made is None or len(made) != FIRST_SAMPLES or len(self._before) < 2 * FIRST_SAMPLES:
+            return False
+        gains = self._gains(made)
+        return bool(gains.mean() + SURE * gains.std(ddof=1) / np.sqrt(len(gains)) < self._least)
+
+    def gain(self, made: _Judged) -> float:
+        """Return what a variant gains on the samples that it ran on."""
+        return resolved(float(self._gains(made).mean()))
+
+    def _gains(self, made: _Judged) -> np.ndarray:
+        after = self._ratios(made)[:, self._worst]
+        return np.asarray(after - self._before[: len(after)])
 
 
 def decibels(noise: np.ndarray) -> float:
@@ -262,6 +347,7 @@ class HoldoutSplit:
     Attributes:
         room: How many times as many samples as usual there is time for, `MORE` at most.
         searched: How many samples variants are ranked on.
+        channel_trials: What `onnxq.search.channel_trial` has measured of each half.
 
     """
 
@@ -269,6 +355,7 @@ class HoldoutSplit:
         self.baseline = baseline
         self.samples = samples
         self._known: FloatOutputs | None = None
+        self.channel_trials: dict[int, object] = {}
         self.room = LONG_RUN / max(run_time, LONG_RUN / MORE)
         self._share = min(self.room, 1.0)
         self.searched = max(int(SEARCH_SAMPLES * self._share), FEW_SEARCHES)
@@ -337,7 +424,7 @@ class HoldoutSplit:
     @cached_property
     def swapped_evaluator(self) -> SqnrEvaluator:
         """The float outputs on the half to fit on, for what is fitted on the other; ValueError as for `judge`."""
-        return self.evaluator(self._half(0))
+        return self.evaluator(self.half(0))
 
     @cached_property
     def ranking_evaluator(self) -> SqnrEvaluator:
@@ -355,9 +442,10 @@ class HoldoutSplit:
     @property
     def held_out(self) -> Samples:
         """The half to judge on; ValueError as for `judge`."""
-        return self._half(1)
+        return self.half(1)
 
-    def _half(self, which: int) -> Samples:
+    def half(self, which: int) -> Samples:
+        """Return one of the halves; ValueError as for `judge`."""
         if self.halves is None:
             raise ValueError("there are too few samples to hold half of them out")
         return self.halves[which]

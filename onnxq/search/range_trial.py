@@ -70,7 +70,8 @@ def choose_ranges(prepared: Prepared, split: HoldoutSplit) -> RangeChoice:
     def judged(fold: int, candidates: Sequence[int]) -> list[float]:
         samples, others = folds[fold]
         judge, stats = split.evaluator(samples), others()
-        return judge.sqnrs(quantize_copy(copy_prepared(variants[at]), stats, weights) for at in candidates)
+        made = (quantize_copy(copy_prepared(variants[at]), stats, weights) for at in candidates)
+        return list(judge.sqnrs(made))
 
     return CANDIDATES[best_candidate(len(folds), len(CANDIDATES), judged)]
 

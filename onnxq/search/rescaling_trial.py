@@ -13,13 +13,13 @@ from onnxq.calibration.calibrate import calibrate
 from onnxq.calibration.stats import Stats
 from onnxq.data.samples import Samples
 from onnxq.errors import DataError, ModelError
-from onnxq.ir import Model, Node, commit
+from onnxq.ir import Model, commit
 from onnxq.ir.shape_inference.types import infer_types
 from onnxq.progress import Observer
 from onnxq.rescaling.cross_layer import Rescaling, channel_axes, channel_kinds, equalize
 from onnxq.rescaling.smoothquant import smooth
+from onnxq.search.channel_trial import channel_trial, to_rescale
 from onnxq.search.held_out import HoldoutSplit
-from onnxq.search.variants import round_variant_to_nearest
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, replan
 
@@ -56,28 +56,27 @@ def rescale(prepared: Prepared, split: HoldoutSplit, observer: Observer) -> Prep
             return prepared  # it does not run on random numbers, which the comparison reports
     if split.halves is None:
         return prepared
-    fitting = split.halves[0]
-    measured = _channels(prepared, fitting, observer, trial=True)
+    trial = channel_trial(prepared, split, 0)
     best, chosen = 0.0, None
     tried: list[tuple[Rescale, ...]] = []
 
     def variants() -> Iterator[Model]:
         """Make the model as it is, if any way changes it, and then as each way does."""
         for methods in _methods(prepared):
-            changed = _rescaled(copy_prepared(prepared), methods, measured)
+            changed, stats = _rescaled_with(copy_prepared(prepared), methods, trial.stats)
             if changed.transforms == prepared.transforms:
                 continue
             if not tried:
-                yield round_variant_to_nearest(copy_prepared(prepared), fitting)
+                yield trial.model_before(prepared)
             tried.append(methods)
-            yield round_variant_to_nearest(changed, fitting)
+            yield trial.variant(changed, stats)
 
-    reached = list(split.judge.typicals(variants()))
+    reached = list(split.judge.typicals(variants(), least=WORTH_RESCALING))
     for methods, typical in zip(tried, reached[1:], strict=True):
         gained = typical - reached[0]
         if gained > best + (MIN_LEAD_DB if chosen == RESCALING_METHODS[0] else WORTH_RESCALING):
             best, chosen = gained, methods
-    if chosen and (best + _rescaling_the_other_way(prepared, split, chosen, observer)) / 2 > WORTH_RESCALING:
+    if chosen and (best + _rescaling_the_other_way(prepared, split, chosen)) / 2 > WORTH_RESCALING:
         return _rescaled(prepared, chosen, _channels(prepared, split.samples, observer))
     return prepared
 
@@ -96,41 +95,34 @@ def _methods(prepared: Prepared) -> list[tuple[Rescale, ...]]:
     return [methods for methods in RESCALING_METHODS if convolves or methods[0] is not EQUALIZE_EVEN]
 
 
-def _rescaling_the_other_way(
-    prepared: Prepared, split: HoldoutSplit, methods: Sequence[Rescale], observer: Observer
-) -> float:
+def _rescaling_the_other_way(prepared: Prepared, split: HoldoutSplit, methods: Sequence[Rescale]) -> float:
     """Return what rescaling gains in dB, fitted on the half to judge on and judged on the half to fit on."""
-    fitting, judge = split.held_out, split.swapped_evaluator
-    measured, before = (
-        _channels(prepared, fitting, observer, trial=True),
-        round_variant_to_nearest(copy_prepared(prepared), fitting),
-    )
-    return judge.gain(before, round_variant_to_nearest(_rescaled(copy_prepared(prepared), methods, measured), fitting))
+    trial = channel_trial(prepared, split, 1)
+    after = trial.variant(*_rescaled_with(copy_prepared(prepared), methods, trial.stats))
+    return split.swapped_evaluator.gain(trial.model_before(prepared), after)
 
 
-def to_rescale(prepared: Prepared) -> tuple[list[Node], frozenset[Node]]:
-    """Return the nodes whose channels may be divided, and those of them that only store their weights in 8 bit."""
-    wanted = [d for d in prepared.plan.decisions if d.settings and d.settings.smoothing and d.node.graph.parent is None]
-    nodes = [d.node for d in wanted if d.scheme in ("static-int8", "dynamic-int8", "weight-int8")]
-    return nodes, frozenset(d.node for d in wanted if d.scheme == "weight-int8")
-
-
-def _channels(prepared: Prepared, samples: Samples, observer: Observer, *, trial: bool = False) -> Stats:
-    """Measure the channels of what those nodes read; roughly for a trial."""
+def _channels(prepared: Prepared, samples: Samples, observer: Observer) -> Stats:
+    """Measure the channels of what those nodes read."""
     nodes, _ = to_rescale(prepared)
     axes = channel_axes(nodes)
     values = [value for node in nodes if (value := node.inputs[0]) is not None and value.name in axes]
     if not values:
         return Stats()
     kinds = partial(channel_kinds, axes, basics=lambda name: ())  # ranges are chosen by others, measured afterwards
-    return calibrate(prepared.model, values, samples, progress=observer.progress, kinds=kinds, trial=trial)
+    return calibrate(prepared.model, values, samples, progress=observer.progress, kinds=kinds)
 
 
 def _rescaled(prepared: Prepared, methods: Sequence[Rescale], measured: Stats) -> Prepared:
     """Divide channels in one way after the other, by statistics of the model before."""
+    return _rescaled_with(prepared, methods, measured)[0]
+
+
+def _rescaled_with(prepared: Prepared, methods: Sequence[Rescale], measured: Stats) -> tuple[Prepared, Stats]:
+    """Do the same, and bring a copy of the statistics up to date."""
     nodes, stored = to_rescale(prepared)
     if not measured.names:
-        return prepared
+        return prepared, measured
     measured = measured.copy()
     notes, clipped, count = list(prepared.notes), dict(prepared.plan.clipped), prepared.transforms
     for method in methods:
@@ -145,4 +137,4 @@ def _rescaled(prepared: Prepared, methods: Sequence[Rescale], measured: Stats) -
         clipped |= made.clipped()
     infer_types(prepared.model)
     plan = replace(prepared.plan, clipped=clipped)
-    return replan(replace(prepared, plan=plan, notes=tuple(notes), transforms=count))
+    return replan(replace(prepared, plan=plan, notes=tuple(notes), transforms=count)), measured

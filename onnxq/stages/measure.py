@@ -64,8 +64,7 @@ def measure(
     if not values or samples is None:
         return Stats()
     kinds = _kinds(prepared, layers, trial=trial)
-    roughly = trial and not layers.values  # codes of weights are chosen on second moments, bit by bit
-    return calibrate(prepared.model, values, samples, progress=observer.progress, kinds=kinds, trial=roughly)
+    return calibrate(prepared.model, values, samples, progress=observer.progress, kinds=kinds, trial=trial)
 
 
 def measure_blocks(

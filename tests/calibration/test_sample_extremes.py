@@ -6,10 +6,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from helpers import floats
 
 from onnxq.calibration.activation_qparams import scheme_qparams
 from onnxq.calibration.ranges import add_headroom, extrapolate_range
-from onnxq.calibration.sample_extremes import KEPT, SampleExtremes
+from onnxq.calibration.sample_extremes import KEPT, MOST_BATCHES, ChannelPeaks, SampleExtremes
 from onnxq.calibration.stats import Extremes, Histogram, Moments, Stats, TensorStats
 from onnxq.calibration.stats_file import load_stats, save_stats
 from onnxq.ops.forms.scheme import Scheme
@@ -121,3 +122,34 @@ def test_an_end_that_samples_reach_alike_gets_no_headroom():
     bare = TensorStats([Extremes()])
     bare.add(np.ones(4, np.float32))
     assert add_headroom(bare, 0.0, 1.0, 1.2) == (0.0, pytest.approx(1.2))
+
+
+def test_extremes_of_samples_follow_where_channels_are_shifted_divided_and_clipped() -> None:
+    batches = [floats(2, 4, 5, seed=seed) for seed in range(6)]
+    divisor, shift, bounds = np.array([0.5, 1.0, 2.0, 4.0]), np.array([1.0, 0.0, -2.0, 0.5]), (-1.0, 1.5)
+    first, second, expected = ChannelPeaks(1), ChannelPeaks(1), SampleExtremes()
+    for number, batch in enumerate(batches):
+        (first, second)[number % 2].add(batch)
+        changed = np.clip((batch + shift[:, None]) / divisor[:, None], *bounds).astype(np.float32)
+        expected.add(changed)
+    found = first.merge(second).changed(divisor, shift, bounds)
+    again = ChannelPeaks.from_arrays(found.arrays())
+    for peaks in (found.sample_extremes(), again.sample_extremes()):
+        assert peaks is not None
+        for key, array in expected.arrays().items():
+            np.testing.assert_allclose(peaks.arrays()[key], array, rtol=1e-6)
+
+
+def test_of_channels_that_differ_in_number_and_of_many_batches_nothing_is_known() -> None:
+    peaks = ChannelPeaks(1)
+    assert peaks.sample_extremes() is None
+    peaks.add(floats(1, 4))
+    assert peaks.sample_extremes() is not None
+    peaks.add(floats(1, 5))
+    other = ChannelPeaks(3)
+    other.add(floats(1, 4))
+    many = ChannelPeaks(1)
+    for _ in range(MOST_BATCHES + 1):
+        many.add(floats(1, 4))
+    for unknown in (peaks, other, many, peaks.merge(many), ChannelPeaks.from_arrays(many.arrays())):
+        assert unknown.sample_extremes() is None

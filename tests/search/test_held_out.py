@@ -320,3 +320,25 @@ def test_ratios_of_a_judge_lie_on_that_grid() -> None:
     off = parse(classifier(WEIGHT * np.float32(0.93), ("Relu", {})))
     for ratio in (judge.sqnr(off), judge.typical(off)):
         assert ratio / RESOLUTION == pytest.approx(round(ratio / RESOLUTION), abs=1e-6)
+
+
+@pytest.mark.parametrize(("least", "ran"), [(-1.0, 12), (1.0, 12), (3.0, 4)])
+def test_a_variant_that_cannot_gain_enough_runs_on_the_first_samples_only(least, ran, monkeypatch) -> None:
+    neutral = ("Identity", {})
+    data, before, after = (parse(classifier(WEIGHT * np.float32(factor), neutral)) for factor in (1.0, 0.9, 0.92))
+    samples = wrap_samples([{"x": floats(1, 2, seed=seed)} for seed in range(12)], input_specs(data))
+    judge = SqnrEvaluator(data, samples)
+    whole = judge.gain(before, after)
+    assert 1 < whole < 3
+    run, runs = held_out.run_session, [0]
+
+    def count(*given: Any) -> Any:
+        runs[0] += 1
+        return run(*given)
+
+    monkeypatch.setattr(held_out, "run_session", count)
+    judge = SqnrEvaluator(data, samples)
+    for figures in (judge.typicals([before, after], least=least), judge.sqnrs([before, after], least=least)):
+        first, second = figures
+        assert second - first == pytest.approx(whole, abs=2 * RESOLUTION)
+    assert runs[0] == 12 + ran  # results of the first figures serve the second ones

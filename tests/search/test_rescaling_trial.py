@@ -9,12 +9,14 @@ import onnx
 import pytest
 from helpers import build, floats, node, run
 
+from onnxq.calibration.calibrate import calibrate
+from onnxq.calibration.sample_extremes import SampleExtremes
+from onnxq.calibration.stats import Extremes, range_kinds
 from onnxq.data.samples import input_specs, wrap_samples
 from onnxq.ir import load
 from onnxq.pipeline.quantize import quantize
 from onnxq.progress import Silent
-from onnxq.rescaling.cross_layer import channel_kinds
-from onnxq.search import rescaling_trial
+from onnxq.search import channel_trial, rescaling_trial
 from onnxq.search.held_out import HoldoutSplit, SqnrEvaluator
 from onnxq.search.rescaling_trial import RESCALING_METHODS, rescale
 from onnxq.stages.prepare import prepare
@@ -34,20 +36,35 @@ def towering(tmp_path: Path) -> tuple[Prepared, HoldoutSplit]:
     return prepared, HoldoutSplit(prepared.model.copy(), samples)
 
 
-def test_channels_are_measured_once_for_all_ways_then_the_other_way_and_for_the_one_that_is_kept(towering, monkeypatch):
+def test_the_float_model_runs_once_for_all_ways_then_the_other_way_and_for_the_one_that_is_kept(towering, monkeypatch):
     prepared, split = towering
     measured: list[int] = []
 
     def counting(model, values, samples, **settings):
-        if getattr(settings.get("kinds"), "func", None) is channel_kinds:
-            measured.append(len(list(samples)))
+        measured.append(len(list(samples)))
         return calibrate(model, values, samples, **settings)
 
-    calibrate = rescaling_trial.calibrate
-    monkeypatch.setattr(rescaling_trial, "calibrate", counting)
+    for module in (rescaling_trial, channel_trial):
+        monkeypatch.setattr(module, "calibrate", counting)
     made = rescale(prepared, split, Silent())
     assert len(made.notes) > len(prepared.notes), "rescaled"
     assert measured == [6, 6, 12]
+
+
+def test_ranges_of_a_variant_are_those_that_its_samples_have(towering):
+    prepared, split = towering
+    trial = channel_trial.channel_trial(prepared, split, 0)
+    assert channel_trial.channel_trial(prepared, split, 0) is trial
+    changed, stats = rescaling_trial._rescaled_with(
+        rescaling_trial.copy_prepared(prepared), RESCALING_METHODS[1], trial.stats
+    )
+    assert changed.transforms > prepared.transforms
+    assert split.halves is not None
+    measured = calibrate(changed.model, changed.plan.calibrated(), split.halves[0], kinds=range_kinds, trial=True)
+    for name in measured.names:
+        for kind in (Extremes, SampleExtremes):
+            for key, array in measured[name][kind].arrays().items():
+                np.testing.assert_allclose(stats[name][kind].arrays()[key], array, rtol=1e-6, err_msg=f"{name} {key}")
 
 
 def test_no_way_sees_what_another_has_changed(towering):
@@ -69,7 +86,7 @@ def test_no_way_sees_what_another_has_changed(towering):
 def test_a_way_has_to_gain_with_the_halves_in_each_others_place(towering, monkeypatch):
     prepared, split = towering
     assert (
-        rescaling_trial._rescaling_the_other_way(prepared, split, RESCALING_METHODS[1], Silent())
+        rescaling_trial._rescaling_the_other_way(prepared, split, RESCALING_METHODS[1])
         > rescaling_trial.WORTH_RESCALING
     )
     gains = iter([-100.0, 0.0])

@@ -1,0 +1,93 @@
+"""Variants of a model whose channels are divided or shifted, quantized without running the float model again.
+
+Dividing and shifting channels changes no other tensor, and the statistics of those that it changes follow. So the float
+model runs once on a half of the samples for all variants of all trials.
+
+Tests: `tests/search/test_rescaling_trial.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from onnxq.calibration.calibrate import calibrate
+from onnxq.calibration.channel_stats import ChannelStats
+from onnxq.calibration.output_sensitivity import minimal_statistics
+from onnxq.calibration.sample_extremes import ChannelPeaks
+from onnxq.calibration.statistic import Statistic
+from onnxq.calibration.stats import StatisticFactory, Stats
+from onnxq.data.samples import Samples
+from onnxq.ir import Model, Node
+from onnxq.rescaling.centering import centerable_tensors
+from onnxq.rescaling.cross_layer import channel_axes
+from onnxq.rounding.weights import Weights
+from onnxq.search.held_out import HoldoutSplit
+from onnxq.stages.prepared import Prepared
+from onnxq.stages.replan import copy_prepared, quantize_copy
+
+
+class ChannelTrial:
+    """Statistics of a half of the samples, of a model before its channels are changed.
+
+    Args:
+        prepared: The model and its plan.
+        fitting: The half.
+
+    Attributes:
+        stats: Of everything that is calibrated, and by channel of what can be changed.
+
+    """
+
+    def __init__(self, prepared: Prepared, fitting: Samples) -> None:
+        self.model, self._fitting, self._weights = prepared.model, fitting, Weights(exact=True)
+        nodes, _ = to_rescale(prepared)
+        values = prepared.model.graph.values
+        axes = channel_axes(nodes) | {value.name: 1 for value in centerable_tensors(prepared.model.graph)}
+        taken = dict.fromkeys([*(values[name] for name in axes), *prepared.plan.calibrated()])
+        kinds = partial(_kinds, axes, minimal_statistics(prepared.plan))
+        self.stats = calibrate(prepared.model, list(taken), fitting, kinds=kinds, trial=True) if taken else Stats()
+
+    def model_before(self, prepared: Prepared) -> Model:
+        """Return the model with channels as they are, weights rounded to nearest."""
+        return self.variant(copy_prepared(prepared), self.stats)
+
+    def variant(self, changed: Prepared, stats: Stats) -> Model:
+        """Return a changed model, weights rounded to nearest.
+
+        Args:
+            changed: The model, which is not needed any more, and its plan.
+            stats: Those from before, brought up to date. What they lack is measured.
+
+        """
+        factory = minimal_statistics(changed.plan)
+        missing = [v for v in changed.plan.calibrated() if not _has(stats, v.name, factory(v.name))]
+        if missing:
+            stats = stats.copy()
+            found = calibrate(changed.model, missing, self._fitting, kinds=factory, trial=True)
+            stats.tensors.update(found.tensors)
+        return quantize_copy(changed, stats, self._weights)
+
+
+def channel_trial(prepared: Prepared, split: HoldoutSplit, half: int) -> ChannelTrial:
+    """Return what a half of the samples shows of a model, measured once; ValueError where there are too few samples."""
+    known = split.channel_trials.get(half)
+    if not isinstance(known, ChannelTrial) or known.model is not prepared.model:
+        known = ChannelTrial(prepared, split.half(half))
+        split.channel_trials[half] = known
+    return known
+
+
+def to_rescale(prepared: Prepared) -> tuple[list[Node], frozenset[Node]]:
+    """Return the nodes whose channels may be divided, and those of them that only store their weights in 8 bit."""
+    wanted = [d for d in prepared.plan.decisions if d.settings and d.settings.smoothing and d.node.graph.parent is None]
+    nodes = [d.node for d in wanted if d.scheme in ("static-int8", "dynamic-int8", "weight-int8")]
+    return nodes, frozenset(d.node for d in wanted if d.scheme == "weight-int8")
+
+
+def _kinds(axes: dict[str, int], basics: StatisticFactory, name: str) -> Sequence[Statistic]:
+    return (*basics(name), *((ChannelStats(axes[name]), ChannelPeaks(axes[name])) if name in axes else ()))
+
+
+def _has(stats: Stats, name: str, wanted: Sequence[Statistic]) -> bool:
+    return name in stats and all(type(statistic) in stats[name] for statistic in wanted)
