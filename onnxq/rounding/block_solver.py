@@ -15,11 +15,12 @@ import numpy as np
 from onnxq.calibration.gram import Gram
 from onnxq.calibration.qparams import TINY
 from onnxq.ops.forms.block_codes import BlockCodes
-from onnxq.rounding.block_grids import BlockGrid, best_grid, exported
+from onnxq.rounding.block_grids import BlockGrid, best_grid, refit_on_slope
 from onnxq.rounding.coordinate_descent import Feedback, damped, descend, nearest
 from onnxq.rounding.gptq import Method, MomentSource, shows_something
+from onnxq.rounding.short_block_search import search_shortly
 
-DAMPINGS, USUAL_DAMPING = (1e-3, 1e-2, 0.1), 1e-2
+DAMPINGS = (1e-3, 1e-2, 0.1)
 PROBED = 64  # channels that this is tried on
 SWEEPS, REFITS = 3, 3
 STARTS = (1.0, 1.05)  # times the scales that are expected to be best
@@ -58,28 +59,54 @@ def solve_blocks(
             blocks of the weight apart.
         bits: 2 to 8.
         block_size: Elements of a row that share a scale and a zero point.
-        quick: Leave out most of the search, and trust H as far as is usual.
+        quick: Search shortly, and trust H as far as is usual.
 
     Returns:
-        Codes of which no channel has a greater held-out error than rounded to nearest on the best grid.
+        Codes of which no channel has a greater held-out error than rounded to nearest on the best grid; if `quick`,
+        those of `search_shortly`.
 
     """
-    held_out = None if moments is None else moments.held_out()
-    if moments is None or held_out is None or not rows.size or not shows_something(held_out):
+    if moments is None or not rows.size:
         return BlockSolution(_by_weight(rows, bits, block_size), "weight error")
-    size, n = held_out.matrix.shape[1], rows.shape[1]
-    del held_out
-    if size < n and size % block_size:
+    judged = moments.total() if quick else moments.held_out()
+    size, n = judged.matrix.shape[1], rows.shape[1]
+    if not shows_something(judged) or (size < n and size % block_size):
         return BlockSolution(_by_weight(rows, bits, block_size), "weight error")
+    if quick:
+        return _solve_shortly(rows, judged, bits, block_size, "assumed inputs" if moments.assumed else "output error")
+    del judged
     found = [
-        _RangeSearch(rows[:, start : start + size], _Range(moments, start // size), bits, block_size, quick=quick).run()
+        _RangeSearch(rows[:, start : start + size], _Range(moments, start // size), bits, block_size).run()
         for start in range(0, n, size)
     ]
-    codes = [each.codes for each in found]
-    parts = ([each.codes for each in codes], [each.scales for each in codes], [each.zeros for each in codes])
     method = max((each.method for each in found), key=ORDER.index)
     gain = float(np.mean([each.gain for each in found]))
-    return BlockSolution(BlockCodes(*(np.concatenate(part, axis=1) for part in parts)), method, gain)
+    return BlockSolution(_side_by_side([each.codes for each in found]), method, gain)
+
+
+def _solve_shortly(rows: np.ndarray, total: Gram, bits: int, block_size: int, method: Method) -> BlockSolution:
+    size, n = total.matrix.shape[1], rows.shape[1]
+    found = [
+        search_shortly(rows[:, start : start + size], _part(total, start // size), bits, block_size)
+        for start in range(0, n, size)
+    ]
+    gain = 0.0 if method != "output error" else float(np.mean([each.gain for each in found]))
+    return BlockSolution(_side_by_side([each.codes for each in found]), method, gain)
+
+
+def _side_by_side(codes: Sequence[BlockCodes]) -> BlockCodes:
+    """Put the codes of ranges of columns next to each other."""
+    parts = ([each.codes for each in codes], [each.scales for each in codes], [each.zeros for each in codes])
+    return BlockCodes(*(np.concatenate(part, axis=1) for part in parts))
+
+
+def _part(gram: Gram, index: int) -> Gram:
+    """Return one block of second moments."""
+    size = gram.matrix.shape[1]
+    mean = gram.mean[:, index * size : (index + 1) * size]
+    width = mean.shape[1]
+    matrix = gram.matrix[index : index + 1, :width, :width]
+    return Gram(matrix if len(gram.matrix) == 1 else matrix.copy(), mean, gram.rows)
 
 
 @dataclass(frozen=True)
@@ -94,20 +121,13 @@ class _Range:
         return self.moments.assumed
 
     def fitted(self) -> Gram:
-        return self._part(self.moments.fitted())
+        return _part(self.moments.fitted(), self.index)
 
     def held_out(self) -> Gram:
-        return self._part(self.moments.held_out())
+        return _part(self.moments.held_out(), self.index)
 
     def total(self) -> Gram:
-        return self._part(self.moments.total())
-
-    def _part(self, gram: Gram) -> Gram:
-        size = gram.matrix.shape[1]
-        mean = gram.mean[:, self.index * size : (self.index + 1) * size]
-        width = mean.shape[1]
-        matrix = gram.matrix[self.index : self.index + 1, :width, :width]
-        return Gram(matrix if len(gram.matrix) == 1 else matrix.copy(), mean, gram.rows)
+        return _part(self.moments.total(), self.index)
 
 
 def _slabs(rows: np.ndarray) -> list[slice]:
@@ -161,8 +181,8 @@ class _Trusted:
 class _RangeSearch:
     """The search for a range of columns, some channels at a time."""
 
-    def __init__(self, rows: np.ndarray, moments: _Range, bits: int, block_size: int, *, quick: bool) -> None:
-        self.rows, self.moments, self.bits, self.block_size, self.quick = rows, moments, bits, block_size, quick
+    def __init__(self, rows: np.ndarray, moments: _Range, bits: int, block_size: int) -> None:
+        self.rows, self.moments, self.bits, self.block_size = rows, moments, bits, block_size
         self.held_out = moments.held_out()
 
     def run(self) -> BlockSolution:
@@ -170,22 +190,19 @@ class _RangeSearch:
         fitted = self.held_out if self.moments.assumed else self.moments.fitted()
         if not shows_something(fitted):
             return BlockSolution(_stacked([self._search(slab).plain_codes() for slab in _slabs(self.rows)]), "nearest")
-        damping, held = USUAL_DAMPING, None
-        if not self.quick:
-            trusted = self._trust(fitted)
-            damping = trusted.damping
-            searches = (self._search(slab) for slab in _slabs(self.rows))
-            held = np.concatenate([search.errors(*search.solve(trusted, 0)) for search in searches])
-            del trusted
+        trusted = self._trust(fitted)
+        damping = trusted.damping
+        searches = (self._search(slab) for slab in _slabs(self.rows))
+        held = np.concatenate([search.errors(*search.solve(trusted, 0)) for search in searches])
+        del trusted
         total = fitted if self.moments.assumed else self.moments.total()
         del fitted
         trusted = _Trusted.of(total, damping)
         parts, plain, kept, gains = [], 0.0, 0.0, False
         for slab in _slabs(self.rows):
             search = self._search(slab)
-            codes, grid = search.solve(trusted, 1 if self.quick else REFITS)
-            found = search.errors(codes, grid)
-            told = found if held is None else held[slab]
+            codes, grid = search.solve(trusted, REFITS)
+            found, told = search.errors(codes, grid), held[slab]
             which = (told < search.plain_errors) & (found < search.plain_errors)
             parts.append(search.chosen(which, codes, grid))
             plain += float(search.plain_errors.sum())
@@ -197,7 +214,7 @@ class _RangeSearch:
 
     def _search(self, channels: slice | np.ndarray) -> _Search:
         rows = np.asarray(self.rows[channels], np.float64)
-        return _Search(rows, self.bits, self.block_size, self.held_out, quick=self.quick)
+        return _Search(rows, self.bits, self.block_size, self.held_out)
 
     def _trust(self, fitted: Gram) -> _Trusted:
         """Choose by some of the channels how far H is trusted."""
@@ -215,8 +232,8 @@ class _RangeSearch:
 class _Search:
     """The search for some channels; codes are relative to their zero points."""
 
-    def __init__(self, rows: np.ndarray, bits: int, block_size: int, held_out: Gram, *, quick: bool) -> None:
-        self.rows, self.bits, self.block_size, self.held_out, self.quick = rows, bits, block_size, held_out, quick
+    def __init__(self, rows: np.ndarray, bits: int, block_size: int, held_out: Gram) -> None:
+        self.rows, self.bits, self.block_size, self.held_out = rows, bits, block_size, held_out
         weights = _diagonal(held_out)
         self.plain = best_grid(rows, weights, bits, block_size, "nearest")
         self.nearest = _nearest(rows, self.plain)
@@ -241,8 +258,8 @@ class _Search:
         weights = feedback.weights.reshape(1, -1)
         expected = best_grid(self.rows, weights, self.bits, self.block_size, "feedback")
         best: tuple[np.ndarray, BlockGrid, np.ndarray] | None = None
-        sweeps = (1 if self.quick else SWEEPS) if refits else 0
-        for factor in STARTS if refits and not self.quick else STARTS[:1]:
+        sweeps = SWEEPS if refits else 0
+        for factor in STARTS if refits else STARTS[:1]:
             grid = expected if factor == 1 else expected.scaled(factor)
             codes = self._round(gram, feedback, grid, sweeps)
             best = self._better(best, codes, grid, gram)
@@ -302,9 +319,6 @@ def _diagonal(gram: Gram) -> np.ndarray:
 def refit_scales(rows: np.ndarray, codes: np.ndarray, grid: BlockGrid, gram: Gram) -> np.ndarray:
     """Return the scales of least error for codes as they are, those of all blocks of a channel together.
 
-    With `C_b` the codes of block b alone, the error is quadratic in the scales: `A s = r` with
-    `A_bc = C_b H C_cᵀ` and `r_b = C_b H wᵀ`.
-
     Args:
         rows: float64 `[channels, n]`.
         codes: Codes less their zero points, `[channels, n]`.
@@ -312,24 +326,5 @@ def refit_scales(rows: np.ndarray, codes: np.ndarray, grid: BlockGrid, gram: Gra
         gram: Full second moments of one group.
 
     """
-    count = grid.scales.shape[1]
-    height = max(SLAB // max(rows.shape[1], count * count, 1), 1)
-    found = np.empty_like(grid.scales)
-    for start in range(0, len(rows), height):
-        part = slice(start, start + height)
-        found[part] = _refit(rows[part], codes[part], grid.scales[part], grid.block, gram.matrix[0])
-    return found
-
-
-def _refit(rows: np.ndarray, codes: np.ndarray, scales: np.ndarray, block: int, H: np.ndarray) -> np.ndarray:
-    starts = np.arange(0, rows.shape[1], block)
-    right = np.add.reduceat(codes * (rows @ H), starts, axis=1)
-    system = np.empty((len(rows), len(starts), len(starts)))
-    for index, start in enumerate(starts):
-        part = slice(start, start + block)
-        system[:, index] = np.add.reduceat((codes[:, part] @ H[part]) * codes, starts, axis=1)
-    diagonal = np.einsum("cbb->cb", system)
-    empty = diagonal <= 0
-    diagonal[:] = np.where(empty, 1.0, diagonal * (1 + 1e-9))
-    found = np.linalg.solve(system, right[..., None])[..., 0]
-    return np.asarray(np.where(empty | (found <= 0), scales, exported(found)))
+    slope = (codes * grid.steps(rows.shape[1]) - rows) @ gram.matrix[0]
+    return refit_on_slope(codes, slope, grid, gram.matrix[0])

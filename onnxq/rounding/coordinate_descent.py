@@ -15,9 +15,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 Bounds = tuple[float | np.ndarray, float | np.ndarray]  # least and greatest code: of all, or of each element
 STRIP = 32  # columns handled one by one before a matrix product brings the rest up to date
+WIDE_STRIP = 256  # columns of a descent before a matrix product brings the slopes of the others up to date
+MOST_GATHERED = 0.5  # share of channels that move, beyond which gathering them takes longer than all
 LEAST = 1e-6  # damping of a problem whose inputs are all but zero, relative to the mean of all problems
 
 
@@ -69,7 +72,8 @@ class Feedback:
     the inverse (https://arxiv.org/abs/2507.18553).
 
     Args:
-        H: `[problems, columns, columns]`, positive definite.
+        H: float64 `[problems, columns, columns]`, positive definite.
+        dtype: Of what is rounded.
 
     Attributes:
         weights: What a squared error in a column costs when the columns that follow make the best of it: `R_jj²`,
@@ -77,7 +81,7 @@ class Feedback:
 
     """
 
-    def __init__(self, H: np.ndarray) -> None:
+    def __init__(self, H: np.ndarray, dtype: DTypeLike = np.float64) -> None:
         diagonal = np.einsum("pbb->pb", H)
         # Columns that see the same numbers in another order differ in the last bits of float64, not of float32
         self.order = np.argsort(-diagonal.astype(np.float32), axis=1, kind="stable")
@@ -86,8 +90,9 @@ class Feedback:
         self._problem = np.arange(len(H))[:, None]
         ordered = H[self._problem, backwards].transpose(0, 2, 1)[self._problem, backwards].transpose(0, 2, 1)
         # Rᵀ: the Cholesky factor of the reversed matrix, reversed again and transposed
-        self.factor = np.ascontiguousarray(np.linalg.cholesky(ordered)[:, ::-1, ::-1].transpose(0, 2, 1))
-        self.weights = np.empty_like(diagonal)
+        factor = np.linalg.cholesky(ordered)[:, ::-1, ::-1].transpose(0, 2, 1)
+        self.factor = np.ascontiguousarray(factor, dtype)
+        self.weights = np.empty(diagonal.shape, dtype)
         np.put_along_axis(self.weights, self.order, np.einsum("pbb->pb", self.factor) ** 2, axis=1)
 
     def round(self, weight: np.ndarray, steps: np.ndarray, bounds: Bounds) -> np.ndarray:
@@ -138,36 +143,75 @@ def descend(
     # A row for each channel: what moves in one strip is few channels, whose slopes lie together then
     weight, codes, steps = (np.ascontiguousarray(a.transpose(0, 2, 1)) for a in (weight, codes, steps))
     low, high = (np.ascontiguousarray(b.transpose(0, 2, 1)) if isinstance(b, np.ndarray) else b for b in bounds)
-    bounds = low, high
     slope = (codes * steps - weight) @ H
+    descend_rows(codes, slope, steps, H, (low, high), sweeps)
+    return np.ascontiguousarray(codes.transpose(0, 2, 1))
+
+
+def descend_rows(
+    codes: np.ndarray, slope: np.ndarray, steps: np.ndarray, H: np.ndarray, bounds: Bounds, sweeps: int
+) -> None:
+    """Do what `descend` does in place, for `[problems, channels, columns]`.
+
+    Args:
+        codes: Where to start, and the new codes.
+        slope: `d H` of the codes at the start, and of the new ones.
+        steps: What one code step is worth.
+        H: `[problems, columns, columns]`.
+        bounds: Least and greatest code, for all or in the shape of the codes.
+        sweeps: Passes over all columns at most.
+
+    """
     diagonal = np.einsum("pbb->pb", H)[:, None]
     inverse = np.divide(1.0, diagonal, out=np.zeros_like(diagonal), where=diagonal > 0)
     columns = codes.shape[2]
     for _ in range(sweeps):
         moved = False
-        for start in range(0, columns, STRIP):
-            strip = slice(start, min(start + STRIP, columns))
-            within = part_of(bounds, np.s_[..., strip])
-            wanted = _best(codes[..., strip], slope[..., strip], inverse[..., strip], steps[..., strip], within)
-            # As long as no code of a channel moves, its slopes stay: a channel in which none wants to stays as it is
-            moving = np.flatnonzero((wanted != codes[..., strip]).any(axis=(0, 2)))
-            if moving.size:
-                moved = True
-                before, step = codes[:, moving, strip], steps[:, moving, strip]
-                found = _in_turn(
-                    before,
-                    slope[:, moving, strip],
-                    step,
-                    inverse[..., strip],
-                    H[:, strip, strip],
-                    wanted[:, moving],
-                    part_of(bounds, np.s_[:, moving, strip]),
-                )
-                codes[:, moving, strip] = found
-                slope[:, moving] += ((found - before) * step) @ H[:, strip]
+        for start in range(0, columns, WIDE_STRIP):
+            moved |= _descend_strips(codes, slope, steps, H, inverse, bounds, start, min(start + WIDE_STRIP, columns))
         if not moved:
             break
-    return np.ascontiguousarray(codes.transpose(0, 2, 1))
+
+
+def _descend_strips(
+    codes: np.ndarray,
+    slope: np.ndarray,
+    steps: np.ndarray,
+    H: np.ndarray,
+    inverse: np.ndarray,
+    bounds: Bounds,
+    begin: int,
+    end: int,
+) -> bool:
+    """Go once over some columns, and bring the slopes of all others up to date with one product; tell what moved."""
+    before, changed = codes[..., begin:end].copy(), np.zeros(codes.shape[1], bool)
+    for start in range(begin, end, STRIP):
+        strip = slice(start, min(start + STRIP, end))
+        within = part_of(bounds, np.s_[..., strip])
+        wanted = _best(codes[..., strip], slope[..., strip], inverse[..., strip], steps[..., strip], within)
+        # As long as no code of a channel moves, its slopes stay: a channel in which none wants to stays as it is
+        moving = np.flatnonzero((wanted != codes[..., strip]).any(axis=(0, 2)))
+        if moving.size:
+            changed[moving] = True
+            old, step = codes[:, moving, strip], steps[:, moving, strip]
+            found = _in_turn(
+                old,
+                slope[:, moving, strip],
+                step,
+                inverse[..., strip],
+                H[:, strip, strip],
+                wanted[:, moving],
+                part_of(bounds, np.s_[:, moving, strip]),
+            )
+            codes[:, moving, strip] = found
+            slope[:, moving, begin:end] += ((found - old) * step) @ H[:, strip, begin:end]
+    if not changed.any():
+        return False
+    which = slice(None) if changed.mean() > MOST_GATHERED else np.flatnonzero(changed)
+    difference = (codes[:, which, begin:end] - before[:, which]) * steps[:, which, begin:end]
+    for others in (slice(0, begin), slice(end, codes.shape[2])):
+        slope[:, which, others] += difference @ H[:, begin:end, others]
+    return True
 
 
 def _in_turn(

@@ -1,0 +1,93 @@
+"""The short search for codes in blocks: nearly the error of the full one, for a known number of products with H."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import floats
+
+from onnxq.calibration.gram import Gram
+from onnxq.calibration.im2col import Unfolding
+from onnxq.calibration.second_moments import LayerMoments
+from onnxq.rounding import coordinate_descent, short_block_search
+from onnxq.rounding.block_solver import solve_blocks
+from onnxq.rounding.coordinate_descent import Feedback, damped
+from onnxq.rounding.short_block_search import search_shortly
+
+N, CHANNELS = 96, 40
+ROWS = np.random.default_rng(3).standard_normal((CHANNELS, N)) ** 3
+
+
+def measured(block=N, seed=0):
+    """Inputs of which a few directions carry most."""
+    moments = LayerMoments(Unfolding(N), block)
+    mixing = floats(N // 6, N, seed=9)
+    for index in range(40):
+        one = 10 * seed + index
+        moments.add(floats(1, 16, N // 6, seed=one) @ mixing + floats(1, 16, N, seed=5000 + one) / 5)
+    return moments
+
+
+def single(gram):
+    return Gram(gram.matrix.astype(np.float32), gram.mean, gram.rows)
+
+
+def error(codes, gram):
+    return gram.errors(codes.dequantized(1, 32).astype(np.float64) - ROWS).sum()
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_the_error_on_other_samples_is_nearly_that_of_the_full_search(bits):
+    others = measured(seed=7).total()
+    full = solve_blocks(ROWS, measured(), bits, 32)
+    short = solve_blocks(ROWS, measured(), bits, 32, quick=True)
+    assert short.method == "output error"
+    assert short.gain > 3
+    assert error(short.codes, others) < 1.25 * error(full.codes, others)
+
+
+def test_float32_serves_as_well_as_float64():
+    gram = measured().total()
+    one, two = (search_shortly(ROWS, each, 4, 32).codes for each in (gram, single(gram)))
+    assert (one.codes != two.codes).mean() < 0.01
+    assert error(two, gram) < 1.01 * error(one, gram)
+
+
+def test_errors_are_those_of_the_codes():
+    gram = measured().total()
+    found = search_shortly(ROWS, gram, 4, 32)
+    trusted = Gram(damped(gram.matrix, short_block_search.DAMPING), gram.mean, gram.rows)
+    told = trusted.errors(found.codes.dequantized(1, 32).astype(np.float64) - ROWS)
+    np.testing.assert_allclose(found.kept, told[:: short_block_search.COMPARED], rtol=1e-6)
+
+
+def test_channels_in_parts_give_the_same_codes(monkeypatch):
+    gram = single(measured().total())
+    whole = search_shortly(ROWS, gram, 4, 32).codes
+    monkeypatch.setattr(short_block_search, "TOGETHER", 16 * N)
+    parts = search_shortly(ROWS, gram, 4, 32).codes
+    assert (whole.codes != parts.codes).mean() < 0.01
+    assert whole.codes.shape == parts.codes.shape
+
+
+def test_h_is_decomposed_once_and_gone_over_twice(monkeypatch):
+    """Guard of the time for a weight: products with H cost most."""
+    counted = {"decomposed": 0, "products": 0, "swept": 0}
+
+    def count(owner, name, what, share):
+        plain = getattr(owner, name)
+
+        def counting(*given):
+            counted[what] += share(*given)
+            return plain(*given)
+
+        monkeypatch.setattr(owner, name, counting)
+
+    count(Feedback, "__init__", "decomposed", lambda *given: 1)
+    count(short_block_search._ShortSearch, "_errors", "products", lambda own, rows, *given: len(rows))
+    count(coordinate_descent, "_descend_strips", "swept", lambda *given: given[0].shape[1] * (given[7] - given[6]))
+    solve_blocks(ROWS, measured(32), 4, 32, quick=True)
+    ranges = N // 32
+    assert counted["decomposed"] == ranges
+    assert counted["products"] <= ranges * CHANNELS * 2.1
+    assert counted["swept"] <= 2 * ROWS.size
