@@ -13,6 +13,7 @@ from onnxq.calibration.shard_file import merge_shards, save_shard
 from onnxq.calibration.stats import Stats
 from onnxq.calibration.stats_file import fingerprint, save_stats
 from onnxq.data.reading import PLAIN, Reading
+from onnxq.distributed.processes import measure_all
 from onnxq.distributed.shards import Calibration, Opened, open_calibration
 from onnxq.errors import DataError
 from onnxq.ir import IN_MEMORY, ModelInput, check_output, read_model
@@ -103,12 +104,12 @@ def calibrate(
             progress.step("save")
             save_shard(Path(str(output)), made, force=force)
             return None
-        return _measure(opened, output, progress, force=force)
+        named = isinstance(model, str | Path)  # not changed in memory, so other processes can read it
+        stats = measure_all(opened, progress) if named else opened.measure_whole(progress)
+        return _saved(stats, opened, output, progress, force=force)
 
 
-def _measure(opened: Opened, output: str | Path | None, progress: Progress, *, force: bool) -> Stats:
-    stats = opened.measure(range(opened.blocks.count), progress).whole
-    assert stats is not None
+def _saved(stats: Stats, opened: Opened, output: str | Path | None, progress: Progress, *, force: bool) -> Stats:
     if output is not None:
         progress.step("save")
         save_stats(output, stats, fingerprint(opened.prepared.source, stats.names), force=force)

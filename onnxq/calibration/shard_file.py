@@ -68,18 +68,38 @@ def save_shard(path: Path, shard: Shard, *, force: bool = False) -> None:
 
     """
     origin = {**shard.origin, "shard": shard.number}
-    spans = sorted(shard.sums.pieces)
-    columns: dict[str, np.ndarray] = {
+    columns = {
         FORMAT_KEY: np.array(SHARD_FORMAT),
         ORIGIN_KEY: np.array(json.dumps(origin, sort_keys=True)),
-        SPANS_KEY: np.array(spans, np.int64).reshape(-1, 2),
+        **pack_sums(shard.sums),
     }
+    write_arrays(path, columns, force=force, compress=False)  # it is read once, and soon
+
+
+def pack_sums(sums: BlockSums) -> dict[str, np.ndarray]:
+    """Return sums of blocks as arrays by name."""
+    spans = sorted(sums.pieces)
+    columns: dict[str, np.ndarray] = {SPANS_KEY: np.array(spans, np.int64).reshape(-1, 2)}
     for index, span in enumerate(spans):
-        stats = shard.sums.pieces[span]
+        stats = sums.pieces[span]
         columns[f"{index}/{NAMES_KEY}"] = np.array(stats.names, dtype=np.str_)
         columns[f"{index}/{SAMPLES_KEY}"] = np.array(stats.samples, np.int64)
         columns |= {f"{index}/{key}": array for key, array in pack_stats(stats).items()}
-    write_arrays(path, columns, force=force, compress=False)  # it is read once, and soon
+    return columns
+
+
+def unpack_sums(columns: Mapping[str, np.ndarray], blocks: Blocks) -> BlockSums:
+    """Return the sums that `pack_sums` was given."""
+    sums = BlockSums(blocks)
+    for index, (start, stop) in enumerate(columns[SPANS_KEY].tolist()):
+        prefix = f"{index}/"
+        own = {key.removeprefix(prefix): array for key, array in columns.items() if key.startswith(prefix)}
+        names = [str(name) for name in own.pop(NAMES_KEY)]
+        stats = Stats()
+        stats.samples = int(own.pop(SAMPLES_KEY))
+        stats.tensors = dict(zip(names, unpack_stats(own, len(names)), strict=True))
+        sums.pieces[start, stop] = stats
+    return sums
 
 
 def load_shard(path: Path) -> Shard:
@@ -95,15 +115,7 @@ def load_shard(path: Path) -> Shard:
             raise DataError(f"{path} holds no shard, its format is '{columns[FORMAT_KEY]}'", HINT)
         origin = json.loads(str(columns[ORIGIN_KEY]))
         number = int(origin.pop("shard"))
-        sums = BlockSums(Blocks(int(origin["samples"])))
-        for index, (start, stop) in enumerate(columns[SPANS_KEY].tolist()):
-            prefix = f"{index}/"
-            own = {key.removeprefix(prefix): array for key, array in columns.items() if key.startswith(prefix)}
-            names = [str(name) for name in own.pop(NAMES_KEY)]
-            stats = Stats()
-            stats.samples = int(own.pop(SAMPLES_KEY))
-            stats.tensors = dict(zip(names, unpack_stats(own, len(names)), strict=True))
-            sums.pieces[start, stop] = stats
+        sums = unpack_sums(columns, Blocks(int(origin["samples"])))
         return Shard(origin, number, sums)
 
     return read_arrays(path, parse, "shard", HINT)

@@ -112,8 +112,9 @@ def calibrate(
             of = f"{counted(measured, 'sample')} of {opened.blocks.samples}"
             note(f"{output}: shard {part[0]} of {part[1]}, {of} measured")
             return
-        whole = opened.measure(range(opened.blocks.count), observer).whole
-        assert whole is not None
+        from onnxq.distributed.processes import measure_all
+
+        whole = measure_all(opened, observer)
         observer.step("save")
         write_stats(output, whole, opened.prepared.source, force=force)
 

@@ -18,6 +18,7 @@ import numpy as np
 from onnxq.calibration.blocks import Blocks, BlockSums
 from onnxq.calibration.layer_moments import MeasuredLayers
 from onnxq.calibration.shard_file import Shard
+from onnxq.calibration.stats import Stats
 from onnxq.data.reading import PLAIN, Reading
 from onnxq.data.samples import Samples
 from onnxq.errors import DataError, NothingToQuantize
@@ -77,6 +78,12 @@ class Opened:
     def measure(self, span: range, observer: Observer) -> BlockSums:
         """Measure some of the blocks."""
         return measure_blocks(self.prepared, self.layers, self.samples, self.blocks, span, observer)
+
+    def measure_whole(self, observer: Observer) -> Stats:
+        """Measure all blocks, in this process."""
+        whole = self.measure(range(self.blocks.count), observer).whole
+        assert whole is not None
+        return whole
 
     def shard(self, number: int, shards: int, observer: Observer) -> Shard:
         """Measure a shard, counted from 1.

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from onnxq.distributed.lease import Watch
 from onnxq.errors import OnnxqError
-from onnxq.project.jobs import end_process
+from onnxq.runtime.processes import end_process
 from onnxq.targets.host import limit_processors
 from onnxq.version import __version__
 

@@ -17,7 +17,7 @@ from onnxq.project import jobs
 from onnxq.project.build import Built, build
 from onnxq.project.file import load_project
 from onnxq.project.jobs import build_in_jobs
-from onnxq.runtime import memory
+from onnxq.runtime import memory, processes
 
 QUANTIZED = Path("models/cnn.int8.onnx")
 PROCESSES = Path("/proc/self/task")  # where Linux says what a process has started
@@ -51,7 +51,7 @@ def test_the_bytes_are_those_of_one_process(two: Path) -> None:
 
 
 def test_what_is_up_to_date_takes_no_process(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "START", "raise SystemExit(9)")
+    monkeypatch.setattr(processes, "START", "raise SystemExit(9)")
     assert [built.state for built in build_in_jobs(load_project().entries, 2)] == ["up to date"]
 
 
@@ -73,13 +73,13 @@ def test_a_process_builds_one_model_after_another(two: Path, monkeypatch: pytest
         started[0] += 1
         return before(*given, **settings)
 
-    monkeypatch.setattr(jobs.subprocess, "Popen", count)
+    monkeypatch.setattr(subprocess, "Popen", count)
     assert [built.state for built in build_in_jobs(load_project().entries, 1, force=True)] == ["built", "built"]
     assert started == [1]
 
 
 def test_a_process_that_dies_is_a_failure_of_its_model(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "START", "import os, sys; sys.stdin.buffer.read(1); os.kill(os.getpid(), 9)")
+    monkeypatch.setattr(processes, "START", "import os, sys; sys.stdin.buffer.read(1); os.kill(os.getpid(), 9)")
     for built in build_in_jobs(load_project().entries, 2, force=True):
         assert built.state == "failed"
         assert built.error is not None
