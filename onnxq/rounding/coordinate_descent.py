@@ -12,6 +12,7 @@ Tests: `tests/rounding/test_jobs.py`.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,18 @@ class Feedback:
         self.factor = np.ascontiguousarray(factor, dtype)
         self.weights = np.empty(diagonal.shape, dtype)
         np.put_along_axis(self.weights, self.order, np.einsum("pbb->pb", self.factor) ** 2, axis=1)
+
+    def split(self, count: int) -> list[Feedback]:
+        """Return the problems in so many equal parts."""
+        parts = []
+        for order, factor, weights in zip(
+            *(np.split(array, count) for array in (self.order, self.factor, self.weights)), strict=True
+        ):
+            part = copy(self)
+            part.order, part.factor, part.weights = order, factor, weights
+            part._problem = np.arange(len(order))[:, None]
+            parts.append(part)
+        return parts
 
     def round(self, weight: np.ndarray, steps: np.ndarray, bounds: Bounds) -> np.ndarray:
         """Return codes for `weight [problems, columns, channels]`, steps of that shape, and bounds of it or for all."""

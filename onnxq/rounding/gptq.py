@@ -5,6 +5,7 @@ Tests: `tests/rounding/test_summary.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from onnxq.calibration.gram import Gram
 from onnxq.calibration.qparams import TINY
-from onnxq.rounding.coordinate_descent import Feedback, damped, descend, nearest, part_of
+from onnxq.rounding.coordinate_descent import Bounds, Feedback, damped, descend, nearest, part_of
 from onnxq.rounding.saturation_limits import PairLimits
 from onnxq.rounding.scale_layout import ScaleLayout, code_bounds, storable
 
@@ -27,6 +28,7 @@ AFFORDABLE = ((4e7, 8), (2.5e8, 4), (float("inf"), 2))  # multiplications of one
 COLUMN = 1e5  # further cost of stepping to the next column, in multiplications
 SWEEPS = 4
 MARGIN = 1e-9  # no choice hangs on the last bits of a sum
+SIDE_BY_SIDE = 1 << 17  # elements up to which dampings are tried together: a step for each column takes longer
 SLAB = 1 << 21  # elements that are worked on at a time: 16 MB in float64
 
 Method = Literal["nearest", "weight error", "assumed inputs", "output error"]
@@ -142,14 +144,31 @@ class WeightSolver:
         """Choose by some of the channels how far H is trusted; gives the held-out error of all of them with it, too."""
         plain = probe._errors(held_out, probe.nearest, probe.covering)
         best: tuple[float, DampedHessian, np.ndarray] | None = None
-        for damping in DAMPINGS:
-            candidate = DampedHessian.of(fitted, damping)
-            found = probe.trial(candidate, held_out)
+        for candidate, found in probe._trials(fitted, held_out):
             kept = probe.kept(found, plain)
             best = (kept, candidate, found) if best is None or kept < best[0] else best
             del candidate  # before there is another
         assert best is not None
         return best[1], best[2] if probe is self else self.trial(best[1], held_out)
+
+    def _trials(self, fitted: Gram, held_out: Gram) -> Iterator[tuple[DampedHessian, np.ndarray]]:
+        """Yield each damping and what `trial` gives with it; those of a small H are problems side by side."""
+        if len(DAMPINGS) * max(fitted.matrix.size, self.rows.size) > SIDE_BY_SIDE:
+            for damping in DAMPINGS:
+                candidate = DampedHessian.of(fitted, damping)
+                yield candidate, self.trial(candidate, held_out)
+                del candidate
+            return
+        matrices = [damped(fitted.matrix, damping) for damping in DAMPINGS]
+        feedback = Feedback(np.concatenate(matrices))
+        parts = feedback.split(len(DAMPINGS))
+        tried = [storable(np.maximum(self._predicted(fitted, part.weights), self.floor)) for part in parts]
+        laid = zip(*(self._laid(fitted, scales) for scales in tried), strict=True)
+        weight, steps, low, high = (np.concatenate(arrays) for arrays in laid)
+        codes = np.split(feedback.round(weight, steps, _bounds(weight, low, high)), len(DAMPINGS))
+        for damping, H, part, scales, chosen in zip(DAMPINGS, matrices, parts, tried, codes, strict=True):
+            found = self._errors(held_out, fitted.join(chosen.transpose(0, 2, 1)), scales)
+            yield DampedHessian(damping, Gram(H, fitted.mean, fitted.rows), part), found
 
     def trial(self, fitted: DampedHessian, held_out: Gram) -> np.ndarray:
         """Return the held-out error of each channel under codes from the other half."""
@@ -196,14 +215,11 @@ class WeightSolver:
     def _solve(self, trusted: DampedHessian, starts: tuple[float, ...], sweeps: int) -> tuple[np.ndarray, np.ndarray]:
         """Choose codes from several starting scales, then refit the scales of the best and go down once more."""
         judged, feedback = trusted.gram, trusted.feedback
-        weights = judged.join(feedback.weights[:, None])
-        reach = None if self.pairs is None else self.pairs.reach(self.rows)
-        predicted = self.layout.least_predicted(self.rows, weights, self.covering, self.limit, reach)
+        predicted = self._predicted(judged, feedback.weights)
         best: tuple[np.ndarray, np.ndarray] | None = None
         least = np.full(len(self.rows), np.inf)
-        for factor in starts:
-            scales = storable(np.maximum(predicted * factor, self.floor))
-            codes = self._round(judged, feedback, scales, sweeps)
+        tried = [storable(np.maximum(predicted * factor, self.floor)) for factor in starts]
+        for scales, codes in zip(tried, self._round(judged, feedback, tried, sweeps), strict=True):
             if len(starts) == 1 and not sweeps:  # nothing to compare them with
                 return codes, scales
             found = self._errors(judged, codes, scales)
@@ -215,32 +231,70 @@ class WeightSolver:
             return best
         codes, scales = best
         scales = storable(np.maximum(self._refit(judged, codes, scales), self.floor))
-        codes = self._round(judged, None, scales, sweeps // 2, codes)
+        (codes,) = self._round(judged, None, [scales], sweeps // 2, codes)
         return self._keep(self._better(self._errors(judged, codes, scales), least), (codes, scales), best)
 
+    def _predicted(self, judged: Gram, weights: np.ndarray) -> np.ndarray:
+        """Return the scales of least error to be expected, by what a squared error in each column costs."""
+        reach = None if self.pairs is None else self.pairs.reach(self.rows)
+        joined = judged.join(weights[:, None])
+        return self.layout.least_predicted(self.rows, joined, self.covering, self.limit, reach)
+
     def _round(
-        self, judged: Gram, feedback: Feedback | None, scales: np.ndarray, sweeps: int, codes: np.ndarray | None = None
-    ) -> np.ndarray:
-        """Error feedback unless codes are given, then coordinate descent, some channels of each group at a time."""
-        expanded = self.layout.expand(scales)
-        low, high = code_bounds(self.rows, expanded, self.limit, self.pairs)
-        if isinstance(low, np.ndarray) and isinstance(high, np.ndarray):
-            low, high = self._columns(judged, low), self._columns(judged, high)
-        weight, steps = (self._columns(judged, a) for a in (self.rows, expanded))
-        steps = np.where(steps > 0, steps, 1.0)  # of columns that only fill up a block
+        self,
+        judged: Gram,
+        feedback: Feedback | None,
+        tried: Sequence[np.ndarray],
+        sweeps: int,
+        codes: np.ndarray | None = None,
+    ) -> Iterator[np.ndarray]:
+        """Yield codes for each of several scales: error feedback unless codes are given, then coordinate descent.
+
+        Scales of a small weight are tried side by side, as channels of their own: each column is one step for all.
+        """
+        together = max(SLAB // max(self.rows.size, 1), 1)
         start = None if codes is None else self._columns(judged, codes)
+        for first in range(0, len(tried), together):
+            laid = [self._laid(judged, scales) for scales in tried[first : first + together]]
+            weight, steps, low, high = (_joined(arrays, 2) for arrays in zip(*laid, strict=True))
+            bounds = _bounds(weight, low, high)
+            found = self._descended(judged, feedback, weight, steps, bounds, sweeps, start)
+            for part in np.split(found, len(laid), axis=2):
+                yield judged.join(part.transpose(0, 2, 1))
+
+    def _laid(self, judged: Gram, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return weight, steps, and both bounds by column; bounds of one element where they are the same for all."""
+        expanded = self.layout.expand(scales)
+        bounds = code_bounds(self.rows, expanded, self.limit, self.pairs)
+        low, high = (
+            self._columns(judged, b) if isinstance(b, np.ndarray) else np.full((1, 1, 1), float(b)) for b in bounds
+        )
+        weight, steps = (self._columns(judged, a) for a in (self.rows, expanded))
+        return weight, np.where(steps > 0, steps, 1.0), low, high  # 1 for columns that only fill up a block
+
+    @staticmethod
+    def _descended(
+        judged: Gram,
+        feedback: Feedback | None,
+        weight: np.ndarray,
+        steps: np.ndarray,
+        bounds: Bounds,
+        sweeps: int,
+        start: np.ndarray | None,
+    ) -> np.ndarray:
+        """Choose codes, some channels of each group at a time."""
         result = np.empty_like(weight)
         width = max(SLAB // max(weight.shape[0] * weight.shape[1], 1), 1)
         for first in range(0, weight.shape[2], width):
             part = np.s_[:, :, first : first + width]
-            bounds = part_of((low, high), part)
+            within = part_of(bounds, part)
             if start is None:
                 assert feedback is not None
-                chosen = feedback.round(weight[part], steps[part], bounds)
+                chosen = feedback.round(weight[part], steps[part], within)
             else:
-                chosen = np.clip(start[part], *bounds)
-            result[part] = descend(weight[part], chosen, steps[part], judged.matrix, bounds, sweeps)
-        return judged.join(result.transpose(0, 2, 1))
+                chosen = np.clip(start[part], *within)
+            result[part] = descend(weight[part], chosen, steps[part], judged.matrix, within, sweeps)
+        return result
 
     @staticmethod
     def _columns(gram: Gram, rows: np.ndarray) -> np.ndarray:
@@ -256,6 +310,15 @@ class WeightSolver:
             above, below = above.sum(keepdims=True), below.sum(keepdims=True)
         sound = (above > 0) & (below > 0)
         return np.where(sound, above / np.where(sound, below, 1.0), scales)
+
+
+def _joined(arrays: Sequence[np.ndarray], axis: int) -> np.ndarray:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=axis)
+
+
+def _bounds(weight: np.ndarray, low: np.ndarray, high: np.ndarray) -> Bounds:
+    """Return bounds of each element, or one for all."""
+    return (low, high) if low.shape == weight.shape else (float(low.flat[0]), float(high.flat[0]))
 
 
 def shows_something(gram: Gram) -> bool:
