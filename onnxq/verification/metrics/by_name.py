@@ -9,9 +9,9 @@ from functools import partial
 
 from onnxq.verification.metrics.classes import Agreement, TopClasses, check_classes
 from onnxq.verification.metrics.language import Perplexity, check_tokens
-from onnxq.verification.metrics.maps import Overlap
 from onnxq.verification.metrics.named_metric import NamedMetric, need_nothing
 from onnxq.verification.metrics.nearness import Cosine, Psnr
+from onnxq.verification.metrics.overlap import Overlap
 from onnxq.verification.metrics.ranks import RankCorrelation, check_scores
 
 METRICS = {

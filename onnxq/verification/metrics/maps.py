@@ -36,7 +36,7 @@ def _holds_map(array: np.ndarray) -> bool:
     return array.dtype.kind in "iub" and array.ndim >= 2
 
 
-class Overlap(MetricRun):
+class MapOverlap(MetricRun):
     """Collects the class of each pixel."""
 
     def __init__(self, labels: Labels) -> None:
@@ -98,7 +98,7 @@ class Overlap(MetricRun):
 
     def score(self, reference: MetricRun) -> float:
         """Return the mean over classes, or the value of the foreground if there is one channel."""
-        assert isinstance(reference, Overlap)
+        assert isinstance(reference, MapOverlap)
         own = self.rows(reference.threshold)
         if self._labels is None:
             expected: Sequence[np.ndarray] = reference.rows(reference.threshold)
