@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from onnxq.data.beside import files_beside
+from onnxq.data.listed import listed_files
 from onnxq.data.reading import Reading
 from onnxq.data.remote import is_remote
 from onnxq.pipeline.options import QuantizeOptions
@@ -104,7 +105,7 @@ class Entry:
             if is_remote(given):
                 continue
             path = self.module_file(given) if self.is_function(given) else self.root / given
-            found += [path] if path is not None else []
+            found += [path, *listed_files(path)] if path is not None else []
         return [*found, *self.beside((*self.options.data, *self.verify_data))]
 
     def beside(self, data: Iterable[str]) -> list[Path]:

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from onnxq.data.listed import listed_files
 from onnxq.data.remote import is_remote, local_copy
 from onnxq.errors import DataError
 from onnxq.ir import Model, StoredTensor
@@ -230,13 +231,15 @@ def _metric_hash(entry: Entry, given: str) -> str:
 
 
 def _data_hash(entry: Entry, given: str) -> str:
-    """Hash a file, the files of a folder with their names, what a URL gives, or the module of a function."""
+    """Hash a file and those that it lists, the files of a folder with their names, a URL, or a function's module."""
     if entry.is_function(given):
         module = entry.module_file(given)
         return ELSEWHERE if module is None else _file_sha256(module)
     path = local_copy(given) if is_remote(given) else entry.root / given
     if not path.is_dir():
-        return _file_sha256(path)
+        listed = listed_files(path)
+        own = _file_sha256(path)
+        return _sha256("\n".join([own, *map(_file_sha256, listed)]).encode()) if listed else own
     return _sha256("".join(f"{name} {_file_sha256(file)}\n" for name, file in _folder_files(path)).encode())
 
 
