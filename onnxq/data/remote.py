@@ -1,4 +1,6 @@
-"""Data by URL: fetched once for each process through fsspec, into a folder that goes away with it.
+"""Data by URL: fetched once for a run through fsspec, into a folder that goes away with it.
+
+Processes that a run starts find the folder by a variable of their environment.
 
 A URL may end with `#sha256=HEX`: what is fetched must have this digest. A folder has that of the names of its files and
 their digests.
@@ -8,17 +10,21 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import os
 import re
 import shutil
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from onnxq.data.extras import need
 from onnxq.errors import DataError
 
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z][A-Za-z0-9+.-]+)*://")
 DIGEST = "#sha256="
+SHARED = "ONNXQ_FETCHED"  # variable that names the folder of a run
 
 
 def is_remote(source: str) -> bool:
@@ -40,7 +46,21 @@ def local_copy(source: str) -> Path:
 def _fetched(source: str) -> Path:
     url, _, wanted = source.partition(DIGEST)
     fsspec = need("fsspec", "remote", f"reading {url}")
-    target = Path(tempfile.mkdtemp(dir=_folder())) / (Path(url).name or "data")
+    place = Path(_folder()) / hashlib.sha256(source.encode()).hexdigest()
+    name = Path(url).name or "data"
+    if not place.exists():  # it appears whole
+        scratch = Path(tempfile.mkdtemp(dir=_folder()))
+        try:
+            _fetch(fsspec, url, scratch / name, wanted.lower())
+            with suppress(OSError):  # another process was faster
+                scratch.rename(place)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return place / name
+
+
+def _fetch(fsspec: Any, url: str, target: Path, wanted: str) -> None:
+    """Fetch a file or a folder, and check its digest if one is given."""
     try:
         system, path = fsspec.url_to_fs(url)
         if system.isdir(path):
@@ -48,15 +68,17 @@ def _fetched(source: str) -> Path:
         else:
             system.get_file(path, str(target))
     except Exception as error:  # each protocol has its own, and those of packages that are missing
-        shutil.rmtree(target.parent, ignore_errors=True)
         missing = isinstance(error, FileNotFoundError)
         reason = "there is nothing" if missing else (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DataError(f"{url} cannot be read: {reason}", _hint(error)) from error
     found = digest(target) if wanted else ""
-    if found != wanted.lower():
-        shutil.rmtree(target.parent, ignore_errors=True)
+    if found != wanted:
         raise DataError(f"{url} has the SHA-256 {found}, not {wanted}", "Check the URL, or give the new digest.")
-    return target
+
+
+def share_fetched() -> dict[str, str]:
+    """Return variables with which processes that this one starts read what it has fetched, and each other's data."""
+    return {SHARED: _folder()}
 
 
 def _hint(error: Exception) -> str:
@@ -76,7 +98,10 @@ def digest(path: Path) -> str:
 
 @cache
 def _folder() -> str:
-    """Make the folder of all that is fetched; it is removed when the process ends."""
+    """Return the folder of all that is fetched: of the run that started this process, or one that ends with it."""
+    shared = os.environ.get(SHARED, "")
+    if Path(shared).is_dir() and shared:
+        return shared
     folder = tempfile.mkdtemp(prefix="onnxq-data-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

@@ -21,7 +21,7 @@ import numpy as np
 from onnxq.calibration.blocks import GROUP, Blocks, BlockSums
 from onnxq.calibration.shard_file import pack_sums, unpack_sums
 from onnxq.calibration.stats import Stats
-from onnxq.data.remote import is_remote
+from onnxq.data.remote import is_remote, share_fetched
 from onnxq.distributed.builds import SAME_FILES, enter
 from onnxq.distributed.shards import Calibration, Opened, open_calibration
 from onnxq.errors import DataError, OnnxqError
@@ -98,7 +98,7 @@ def _is_worth_it(opened: Opened) -> bool:
     """Decide by counts alone; what runs Python of the user or feeds states from step to step stays in one process."""
     model, data = opened.prepared.model, opened.asked.data
     nodes = sum(1 for _ in model.graph.walk())
-    readable = bool(data) and all(os.path.exists(one) for one in data if not is_remote(one))
+    readable = bool(data) and all(is_remote(one) or os.path.exists(one) for one in data)
     return (
         nodes * opened.blocks.samples >= WORTH
         and readable
@@ -132,7 +132,8 @@ def _measure_together(opened: Opened, spans: Sequence[range], jobs: int, observe
         except OnnxqError as error:
             errors[at] = error
 
-    with Processes(jobs - 1, sharers=jobs, hear=progress.hear) as processes, one_processor():
+    shared = share_fetched()
+    with Processes(jobs - 1, sharers=jobs, hear=progress.hear, variables=shared) as processes, one_processor():
         futures = [processes.submit(measure_span, part, span.start, span.stop) for span in spans]
         for at in reversed(range(len(spans))):
             if errors or any(_failed(future) for future in futures) or not futures[at].cancel():

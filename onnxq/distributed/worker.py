@@ -5,12 +5,15 @@ Tests: `tests/distributed/test_runs.py`.
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
+from onnxq.data.remote import SHARED
 from onnxq.distributed.lease import Watch
 from onnxq.errors import OnnxqError
 from onnxq.runtime.processes import end_process
@@ -78,7 +82,11 @@ def perform(versions: dict[str, str], lease: str, processors: int, task: bytes) 
     if not Path(lease).is_file():
         return Answer("refused", f"worker {name} does not see {Path(lease).parent}", name)
     process = subprocess.Popen(
-        [sys.executable, "-c", START], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-c", START],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, SHARED: _fetched_for(lease)},
     )
     try:
         said = _wait(process, pickle.dumps(sys.path) + pickle.dumps((processors, task)), Watch(Path(lease)))
@@ -91,6 +99,25 @@ def perform(versions: dict[str, str], lease: str, processors: int, task: bytes) 
         return Answer("died", f"its process on worker {name} ended with code {process.returncode}", name)
     kind, value = pickle.loads(said)
     return Answer(kind, value, name)
+
+
+_folders: dict[str, str] = {}  # by run, what its tasks have fetched here
+
+
+def _fetched_for(lease: str) -> str:
+    """Return the folder of data that tasks of a run fetch; those of runs that are over go."""
+    for other in [one for one in _folders if not Path(one).is_file()]:
+        shutil.rmtree(_folders.pop(other), ignore_errors=True)
+    if not _folders:
+        atexit.register(_forget_fetched)
+    if lease not in _folders:
+        _folders[lease] = tempfile.mkdtemp(prefix="onnxq-data-")
+    return _folders[lease]
+
+
+def _forget_fetched() -> None:
+    for folder in _folders.values():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _wait(process: subprocess.Popen[bytes], task: bytes, watch: Watch) -> bytes | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, as_completed
 
+from onnxq.data.remote import share_fetched
 from onnxq.errors import ModelError
 from onnxq.project.build import Built, build, up_to_date
 from onnxq.project.entry import Entry
@@ -55,7 +56,7 @@ def build_in_jobs(
     stale = [at for at in range(len(entries)) if at not in found]
     jobs = _as_memory_allows(min(jobs, len(stale)), [entries[at] for at in stale])
     if stale:
-        with Processes(jobs) as processes:
+        with Processes(jobs, variables=share_fetched()) as processes:
             running = {processes.submit(_build_one, entries[at]): at for at in sorted(stale, key=size, reverse=True)}
             for future in as_completed(running):
                 note(running[future], _result(future, entries[running[future]]))

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from types import FrameType
@@ -69,14 +69,23 @@ class Processes(Executor):
         count: How many tasks to do at a time.
         sharers: How many processes share the processors and the memory of this one; by default `count`.
         hear: Called with what tasks `tell`, in threads of this executor.
+        variables: What the environment of the processes has besides that of this one.
 
     """
 
-    def __init__(self, count: int, *, sharers: int = 0, hear: Callable[[Any], None] | None = None) -> None:
+    def __init__(
+        self,
+        count: int,
+        *,
+        sharers: int = 0,
+        hear: Callable[[Any], None] | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         sharers = sharers or count
         most = memory_limit()
         self._share = _Share(max(available_processors() // sharers, 1), most and max(most // sharers, 1))
         self._hear = hear
+        self._environment = {**os.environ, **(variables or {})}
         self._lock = threading.Lock()
         self._started: set[subprocess.Popen[bytes]] = set()
         self._idle: list[subprocess.Popen[bytes]] = []
@@ -135,7 +144,13 @@ class Processes(Executor):
             if self._idle:
                 return self._idle.pop()
             command = [sys.executable, "-c", START]
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+                env=self._environment,
+            )
             self._started.add(process)
             assert process.stdin is not None
             with suppress(OSError):  # what becomes of it shows when it is asked to work

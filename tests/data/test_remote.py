@@ -15,10 +15,11 @@ import pytest
 from helpers import build, floats, node
 
 from onnxq.data import remote
-from onnxq.data.remote import digest, is_remote, local_copy
+from onnxq.data.remote import digest, is_remote, local_copy, share_fetched
 from onnxq.data.samples import input_specs, open_samples
 from onnxq.errors import DataError
 from onnxq.ir import Model, infer_types, parse
+from onnxq.runtime.processes import Processes
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -90,22 +91,35 @@ def test_memory_of_fsspec_works_as_well(model: Model, file: Path) -> None:
     assert open_samples("memory://onnxq/calib.npz", input_specs(model)).count == 3
 
 
-def test_a_server_is_asked_once(model: Model, file: Path) -> None:
+@pytest.fixture
+def url(file: Path) -> Iterator[str]:
+    """The file on a server of this machine."""
     pytest.importorskip("aiohttp")
     Quiet.sent.clear()
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(file.parent)))
     Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        url = f"http://127.0.0.1:{server.server_port}/calib.npz"
-        assert open_samples(url, input_specs(model)).count == 3
-        asked = len(Quiet.sent)
-        assert open_samples(url, input_specs(model)).count == 3
-        assert len(Quiet.sent) == asked
-        with pytest.raises(DataError, match=r"nothing\.npz cannot be read: there is nothing"):
-            local_copy(url.replace("calib", "nothing"))
-    finally:
-        server.shutdown()
-        server.server_close()
+    yield f"http://127.0.0.1:{server.server_port}/calib.npz"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_server_is_asked_once(model: Model, url: str) -> None:
+    assert open_samples(url, input_specs(model)).count == 3
+    asked = len(Quiet.sent)
+    assert open_samples(url, input_specs(model)).count == 3
+    assert len(Quiet.sent) == asked
+    with pytest.raises(DataError, match=r"nothing\.npz cannot be read: there is nothing"):
+        local_copy(url.replace("calib", "nothing"))
+
+
+def test_a_server_is_asked_once_by_all_processes_of_a_run(file: Path, url: str) -> None:
+    with Processes(1, variables=share_fetched()) as one:
+        first = one.submit(local_copy, url).result()
+    asked = len(Quiet.sent)
+    with Processes(1, variables=share_fetched()) as other:
+        assert other.submit(local_copy, url).result() == first == local_copy(url)
+    assert first.read_bytes() == file.read_bytes()
+    assert len(Quiet.sent) == asked > 0
 
 
 def test_another_digest_is_refused(file: Path) -> None:
