@@ -5,7 +5,7 @@ Tests: `tests/calibration/test_second_moments.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from onnx import TensorProto
 
@@ -56,6 +56,11 @@ class MeasuredLayers:
         return sum(
             2 * 8 * unfolding.columns * block for ways in self._by_name.values() for unfolding, block in ways.items()
         )
+
+    @property
+    def inputs(self) -> Mapping[Node, tuple[Value, Unfolding]]:
+        """The value that each layer reads, and how."""
+        return self._inputs
 
     @property
     def values(self) -> list[Value]:

@@ -18,6 +18,13 @@ def count(value: Value, shapes: Mapping[str, tuple[int, ...]] | None = None) -> 
     return max(math.prod(shape), 1) if shape else 1
 
 
+def known_count(value: Value, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Number of elements of a sample as `shapes` or the model itself have them; 0 where another size is open."""
+    shape = shapes.get(value.name, value.shape) or ()
+    known = [size for axis, size in enumerate(shape) if isinstance(size, int) or axis]
+    return math.prod(size for size in known if isinstance(size, int)) if all(isinstance(n, int) for n in known) else 0
+
+
 def _shape(value: Value, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
     if value.name in shapes:
         return shapes[value.name]
