@@ -21,7 +21,7 @@ from onnxq.rescaling.groups import ScaleGroup
 from onnxq.search.bias_correction import shift_biases
 from onnxq.search.channel_trial import channel_trial, to_rescale
 from onnxq.search.held_out import HoldoutSplit
-from onnxq.search.rescaling_trial import WORTH_RESCALING
+from onnxq.search.rescaling_trial import MOST_LOST, WORTH_RESCALING
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, replan
 
@@ -29,7 +29,7 @@ CENTRED = "shifted channels of {} tensors around zero, at no cost"
 ENLARGED = "stretched channels of {} tensors below an upper bound, at no cost"
 EQUALIZED = "divided channels of {} of them, at no cost"
 LEAST_GAIN = 0.2  # dB, estimated for one tensor
-LEAST_ON_HALF, MOST_LOST = 0.5, 0.2  # dB, on the first half, and where the halves change places
+LEAST_ON_HALF = 0.5  # dB, on the first half
 Transform = Callable[[Prepared, Stats], Prepared]
 
 
