@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 DOUBT, DOUBT_SHARE = 0.05, 0.01
 ALMOST = 0.97  # of a task that takes longer than expected is done, by the clock
 REST = "rest"  # what is between tasks
+TRIAL = "trial"  # what a step counts that tries variants: their number is not known before
 COUNTED = ("kernels", "layers", "round")  # kinds of work whose parts are what their step counts
 Advance = Callable[[int, int | None], None]  # how many parts of a task are done, and how many there are
 
@@ -67,12 +68,12 @@ STEPS: dict[str, StepWords] = {
     "plan": StepWords("planning"),
     "examine": StepWords("looking at the samples", "sample"),
     "benchmark": StepWords("timing kernels", "kernel"),
-    "rescale": StepWords("trying scales of channels", "trial"),
-    "trial": StepWords("trying ranges and codes", "trial"),
+    "rescale": StepWords("trying scales of channels", TRIAL),
+    "trial": StepWords("trying ranges and codes", TRIAL),
     "calibrate": StepWords("calibrating", "sample"),
     "round": StepWords("rounding weights", "weight"),
-    "search": StepWords("choosing what stays float", "trial"),
-    "correct": StepWords("correcting biases", "trial"),
+    "search": StepWords("choosing what stays float", TRIAL),
+    "correct": StepWords("correcting biases", TRIAL),
     "rewrite": StepWords("rewriting"),
     "verify": StepWords("comparing with the float model", "sample"),
     "layers": StepWords("comparing layers", "node"),
@@ -186,10 +187,12 @@ class Progress:
         self._observer.step(name)
 
     def progress(self, done: int, total: int | None) -> None:
-        """Note how far the step is."""
-        self.done, self.total = done, total
+        """Note how far the step is; of a step that counts trials, how far the samples of one trial are."""
         if total and self._running is not None:
             self._fraction = min(done / total, 1.0)
+        if self.words.unit == TRIAL and total is not None:
+            return
+        self.done, self.total = done, total
         self._observer.progress(done, total)
 
     def expect(self, work: Iterable[Work]) -> None:

@@ -54,6 +54,17 @@ def test_measured_work_prices_what_is_left_of_its_kind_and_of_others() -> None:
         assert progress.share == pytest.approx(0.25, rel=0.1)
 
 
+def test_samples_of_a_trial_are_no_trials() -> None:
+    listener = Listener()
+    with following(Progress(listener, clock=Clock())) as progress:
+        progress.step("rescale")
+        progress.progress(64, 64)
+        tried()
+        progress.progress(32, 64)
+        assert (progress.done, progress.total) == (1, None)
+    assert listener.told == [("rescale", 1, None)]
+
+
 def test_a_step_that_begins_ends_what_was_expected_of_those_before() -> None:
     with following(Progress(clock=Clock())) as progress:
         expect([Work("search", "judge", 5.0), Work("verify", "compare", 2.0)])

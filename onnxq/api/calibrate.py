@@ -13,6 +13,7 @@ from onnxq.calibration.shard_file import merge_shards, save_shard
 from onnxq.calibration.stats import Stats
 from onnxq.calibration.stats_file import fingerprint, save_stats
 from onnxq.data.reading import PLAIN, Reading
+from onnxq.data.samples import list_sources
 from onnxq.distributed.processes import measure_all
 from onnxq.distributed.shards import Calibration, Opened, open_calibration
 from onnxq.errors import DataError
@@ -58,7 +59,7 @@ def calibrate(
         output: The `.npz` file to write; by default nothing is written.
         data: Calibration data as for `quantize`.
         reading: How data that are no arrays become samples.
-        samples: Instead of `data`: an iterable of `{input name: array}`, or a function that gives one.
+        samples: Instead of `data`: as for `onnxq.quantize`.
         recipe: Name of a recipe, or path of a TOML file.
         target: Name of the runtime that the model is for; by default that of the recipe.
         exclude: A glob of nodes to leave float, or several.
@@ -85,7 +86,7 @@ def calibrate(
         {'static-int8': 7}
 
     """
-    sources = as_list(data)
+    sources = list_sources(data)
     if not sources and samples is None:
         raise DataError("no data is given", "Add --data.")
     if shard is not None and output is None:

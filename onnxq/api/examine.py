@@ -11,13 +11,13 @@ from pathlib import Path
 from onnxq.data.examine import Examination
 from onnxq.data.examine import examine as examine_samples
 from onnxq.data.reading import PLAIN, Reading
+from onnxq.data.samples import list_sources
 from onnxq.data.validation import InputSpec
 from onnxq.data.validation import input_specs as specs_of
 from onnxq.errors import DataError
 from onnxq.ir import ModelInput, infer_types, read_model
 from onnxq.progress import Observer, following
 from onnxq.stages.files import open_data
-from onnxq.text import as_list
 
 
 def input_specs(model: ModelInput) -> list[InputSpec]:
@@ -58,7 +58,7 @@ def examine(
         model: A float ONNX model: its path, a ModelProto, or loaded.
         data: What samples are read from, one source or several, as for `quantize`.
         reading: How data that are no arrays become samples.
-        samples: Instead of `data`: an iterable of `{input name: array}`, or a function that gives one.
+        samples: Instead of `data`: as for `onnxq.quantize`.
         sample_limit: Use no more samples.
         observer: Told about each step.
 
@@ -75,7 +75,7 @@ def examine(
         (16, 'image')
 
     """
-    sources = as_list(data)
+    sources = list_sources(data)
     with following(observer) as progress:
         progress.step("load")
         read = read_model(model)

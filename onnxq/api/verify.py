@@ -17,7 +17,7 @@ from onnxq.calibration.nonfinite_weights import blaming_weights
 from onnxq.data.examine import examine
 from onnxq.data.input_summary import InputSummary
 from onnxq.data.reading import PLAIN, Reading
-from onnxq.data.samples import Samples, input_specs
+from onnxq.data.samples import Samples, input_specs, list_sources
 from onnxq.data.synthetic import synthetic_samples
 from onnxq.errors import CheckFailed, ModelError, OnnxqError, RecipeError
 from onnxq.ir import IN_MEMORY, Model, ModelInput, infer_types, read_model
@@ -32,7 +32,6 @@ from onnxq.report.result_warnings import USELESS, result_warnings
 from onnxq.runtime.session import ModelSource
 from onnxq.stages.files import open_data
 from onnxq.targets.target import load_target
-from onnxq.text import as_list
 from onnxq.verification.calibrated_ranges import calibration_warnings
 from onnxq.verification.compare import check_wellformed, compare
 from onnxq.verification.engines import EngineCheck, check_engines
@@ -115,7 +114,7 @@ def verify(
         against: The float model to compare with, likewise.
         data: What samples are read from, one source or several, as for `quantize`.
         reading: How data that are no arrays become samples.
-        samples: Instead of `data`: an iterable of `{input name: array}`, or a function that gives one.
+        samples: Instead of `data`: as for `onnxq.quantize`.
         sample_limit: Use no more samples.
         min_sqnr: Least signal-to-quantization-noise ratio of every output in dB.
         max_abs: Largest absolute difference of any element.
@@ -150,7 +149,7 @@ def verify(
         "min_cosine": min_cosine,
         "max_drop": max_drop,
     }
-    given = _Given(as_list(data), reading, samples, sample_limit)
+    given = _Given(list_sources(data), reading, samples, sample_limit)
     _check_options({**limits, "metric": metric, "layers": layers, "target": target}, against, given)
     with following(observer) as progress:
         if against is None:

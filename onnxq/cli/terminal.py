@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # Columns where stdout is no terminal: nothing is cut or wrapped, so that lines can be searched
 FILE_WIDTH = 500
 PATIENCE = 2.0  # seconds; shorter runs leave no lines about their steps
+SHOWN = 0.05  # seconds; a step that took less and counted nothing did nothing
 TIE = "\ue000"  # a space at which no line is broken; Rich breaks at every other one
 
 
@@ -195,7 +196,8 @@ class TerminalObserver(Progress):
         sentence, unit = self.words
         count = f"{counted(self.done, unit)}, " if self.done and unit else ""
         _, seconds = self.seconds()[-1]
-        self._lines.append(f"{sentence}: {count}{duration(seconds)}")
+        if count or seconds >= SHOWN:
+            self._lines.append(f"{sentence}: {count}{duration(seconds)}")
         if self._is_long():
             for line in self._lines:
                 note(line)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from os import PathLike
 from pathlib import Path
 
 from onnxq.data.validation import InputSpec
@@ -18,6 +19,22 @@ TEXTS = (".txt", ".json", ".jsonl", ".csv", ".tsv", ".md")
 CODE = re.compile(r"(?P<file>.+)\.py:(?P<name>[A-Za-z_][\w.]*)")
 MOST_INPUTS = 4
 MOST_KINDS = 3
+
+
+def type_name(given: object) -> str:
+    """Name the type of a value with an article: `an array`, `a dict`."""
+    if given is None:
+        return "None"
+    name = "array" if type(given).__name__ == "ndarray" else type(given).__name__
+    return f"{'an' if name[:1] in 'aeiou' else 'a'} {name}"
+
+
+def one_sample(inputs: Sequence[InputSpec]) -> str:
+    """Write one sample of a model's inputs in Python, with their types."""
+    shown = inputs[:MOST_INPUTS]
+    arrays = ", ".join(f'"{spec.name}": array' for spec in shown) + (", …" if len(inputs) > MOST_INPUTS else "")
+    types = ", ".join(f"{spec.name} is {spec}" for spec in shown if str(spec))
+    return f"{{{arrays}}}{f', where {types}' if types else ''}"
 
 
 def saving(inputs: Sequence[InputSpec]) -> str:
@@ -46,17 +63,37 @@ def other_data(path: Path, inputs: Sequence[InputSpec]) -> DataError:
     return DataError(what, f"Save samples as the model takes them: {saving(inputs)}.")
 
 
+def kinds_of(found: Sequence[Path]) -> str:
+    """Count what is in a folder by its kind: `80 .JPEG and 1 .md files`; folders only where there is no file."""
+    kinds = Counter(file.suffix or "other" for file in found if file.is_file())
+    if not kinds:
+        return counted(len(found), "folder")
+    names = [f"{count} {suffix}" for suffix, count in kinds.most_common(MOST_KINDS)]
+    return f"{join_words(names)} {'file' if kinds.total() == 1 else 'files'}"
+
+
 def empty_folder(folder: Path, found: Sequence[Path], inputs: Sequence[InputSpec]) -> DataError:
     """Make the error for a folder without arrays, and say what is in it instead."""
-    kinds = Counter(file.suffix or "other" for file in found if file.is_file())
-    names = [f"{count} {suffix}" for suffix, count in kinds.most_common(MOST_KINDS)]
-    files = f": it holds {join_words(names)} {'file' if kinds.total() == 1 else 'files'}" if names else ": it is empty"
-    if not names and found:
-        files = f": it holds {counted(len(found), 'folder')}"
+    files = f": it holds {kinds_of(found)}" if found else ": it is empty"
     tests = "; or give ONNX test_data_set_* folders with input_0.pb, input_1.pb, …"
     return DataError(
         f"the folder {folder} has no samples in .npz or .npy{files}", f"Save samples: {saving(inputs)}{tests}"
     )
+
+
+def refuse_values(sources: Iterable[object]) -> None:
+    """Refuse arrays where files are named.
+
+    Raises:
+        DataError: One of the sources is neither a path nor a name.
+
+    """
+    for source in sources:
+        if not isinstance(source, str | PathLike):
+            raise DataError(
+                f"data names files, and {type_name(source)} is given",
+                "Give arrays as samples={'INPUT': array}, a row for each sample.",
+            )
 
 
 def missing_data(source: str) -> DataError:
@@ -70,7 +107,7 @@ def missing_data(source: str) -> DataError:
     if "," in source and all(Path(part.strip()).exists() for part in source.split(",")):
         hint = f"Repeat --data for every file: {' '.join(f'-d {part.strip()}' for part in source.split(','))}."
     elif any(sign in source for sign in "*?["):
-        hint = "No file matches it: give the folder that the files are in, or repeat --data for each."
+        return _pattern(path)
     elif source.startswith("~"):
         hint = "The shell replaces ~ at the beginning of a word without quotes only: write $HOME."
     elif code.is_file():
@@ -80,6 +117,18 @@ def missing_data(source: str) -> DataError:
     else:
         hint = near or "Give an .npz file, a folder, or package.module:function."
     return DataError(f"{source} does not exist", hint)
+
+
+def _pattern(path: Path) -> DataError:
+    """Make the error for a pattern, which the shell replaces by files only where it stands by itself."""
+    try:
+        matches = len(list(path.parent.glob(path.name)))
+    except (OSError, ValueError):
+        matches = 0
+    if matches:
+        said = f"--data takes no patterns, and {path} matches {counted(matches, 'file')}"
+        return DataError(said, f"Give the folder {path.parent}, or repeat --data for each.")
+    return DataError(f"no file matches {path}", "Give the folder that the files are in, or repeat --data for each.")
 
 
 def _beside(path: Path) -> list[str]:

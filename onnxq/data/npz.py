@@ -237,6 +237,33 @@ def _cut(array: np.ndarray, step: int) -> Iterator[np.ndarray]:
         yield array[start : start + step]
 
 
+def read_arrays(given: Mapping[str, Any], inputs: Sequence[InputSpec], label: str) -> Source:
+    """Take samples from arrays in memory, one for each input.
+
+    Args:
+        given: Arrays or what NumPy makes arrays of, by name; those whose names start with `_` are labels.
+        inputs: What the model wants.
+        label: Names them in messages.
+
+    Raises:
+        DataError: They do not fit the model.
+
+    """
+    try:
+        arrays = {name: np.asarray(array) for name, array in given.items()}
+    except ValueError as error:
+        hint = "Rows of different lengths go into separate samples: give a list of dictionaries."
+        raise DataError(f"{label} hold rows of different lengths", hint) from error
+
+    def column(array: np.ndarray) -> Column:
+        return Column(array.shape, array.dtype, lambda step, files: _cut(array, step))
+
+    def read_labels() -> Mapping[str, np.ndarray]:
+        return {name: array for name, array in arrays.items() if is_label(name, inputs)}
+
+    return _arrange({name: column(array) for name, array in arrays.items()}, inputs, label, read_labels)
+
+
 def read_npy(paths: Mapping[str, Path], inputs: Sequence[InputSpec], label: str) -> Source:
     """Open `.npy` files that belong together, one for each input; they are memory-mapped.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from onnxq.data.advice import empty_folder
+from onnxq.data.advice import empty_folder, kinds_of, one_sample, type_name
 from onnxq.data.npz import UNREADABLE, Source, read_npy, read_npz
 from onnxq.data.user_function import CALLED
 from onnxq.data.validation import InputSpec
 from onnxq.errors import DataError
+
+ARRAYS = (".npz", ".npy")
 
 
 def read_folder(folder: Path, inputs: Sequence[InputSpec]) -> list[Source]:
@@ -37,14 +40,18 @@ def read_folder(folder: Path, inputs: Sequence[InputSpec]) -> list[Source]:
     sets = [f for f in found if f.name.startswith("test_data_set_") and (f / "input_0.pb").is_file()]
     if sets:
         return [read_test_data(f, inputs) for f in sets]
-    arrays = [f for f in found if f.suffix == ".npy"]
-    sources = [read_npz(f, inputs) for f in found if f.suffix == ".npz"]
+    arrays = [f for f in found if f.suffix.lower() == ".npy"]
+    sources = [read_npz(f, inputs) for f in found if f.suffix.lower() == ".npz"]
     if arrays and len(inputs) == 1:
         sources += [read_npy({inputs[0].name: f}, inputs, f.name) for f in arrays]
     elif arrays:
         sources.append(read_npy({f.stem: f for f in arrays}, inputs, str(folder)))
     if not sources:
         raise empty_folder(folder, found, inputs)
+    left = [f for f in found if f.suffix.lower() not in ARRAYS and not f.name.startswith(".")]
+    if left:
+        said = f"{folder}: only .npz and .npy files are read there, not {kinds_of(left)}"
+        sources[0] = replace(sources[0], notes=(*sources[0].notes, said))
     return sources
 
 
@@ -53,7 +60,7 @@ def holds_arrays(folder: Path) -> bool:
     found = list(folder.iterdir())
     sets = (path for path in found if path.name.startswith("test_data_set_"))
     return (
-        any(path.suffix in (".npz", ".npy") for path in found)
+        any(path.suffix.lower() in ARRAYS for path in found)
         or (folder / "input_0.pb").is_file()
         or any((path / "input_0.pb").is_file() for path in sets)
     )
@@ -101,8 +108,13 @@ def _test_tensor(file: Path) -> onnx.TensorProto:
     return tensor
 
 
-def read_iterable(give: Callable[[], Iterable[Any]], label: str) -> Source:
+def read_iterable(give: Callable[[], Iterable[Any]], label: str, inputs: Sequence[InputSpec]) -> Source:
     """Make a source of a function that gives an iterable of `{input name: array}`; it is called for each pass.
+
+    Args:
+        give: The function.
+        label: Names it in messages.
+        inputs: What the model wants.
 
     Raises:
         DataError: When read: the function or its iterable fails, or gives something other than mappings.
@@ -111,7 +123,11 @@ def read_iterable(give: Callable[[], Iterable[Any]], label: str) -> Source:
 
     def read() -> Iterator[Mapping[str, Any]]:
         try:
-            stream = iter(give())
+            given = give()
+            if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
+                hint = f"Let it yield each sample, or return a list of them: {one_sample(inputs)}."
+                raise DataError(f"{label} returns {type_name(given)}, not samples", hint)
+            stream = iter(given)
         except CALLED as error:  # whatever the user's code raises is the user's to read
             raise _failed(label, error) from error
         while True:
@@ -123,8 +139,8 @@ def read_iterable(give: Callable[[], Iterable[Any]], label: str) -> Source:
                 raise _failed(label, error) from error
             if not isinstance(sample, Mapping):
                 raise DataError(
-                    f"{label} gives {type(sample).__name__} instead of a mapping",
-                    "Each sample is a dictionary {input name: array}.",
+                    f"{label} gives {type_name(sample)} for a sample, not a dictionary",
+                    f"Give each as {one_sample(inputs)}.",
                 )
             yield sample
 

@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from onnxq.data.advice import missing_data, refuse_file_of_code, refuse_single_array
+from onnxq.data.advice import (
+    missing_data,
+    one_sample,
+    refuse_file_of_code,
+    refuse_single_array,
+    refuse_values,
+    type_name,
+)
 from onnxq.data.labels import Labels, first_labels, read_labels
-from onnxq.data.npz import Source, read_npy, read_npz
+from onnxq.data.npz import Source, read_arrays, read_npy, read_npz
 from onnxq.data.opening import open_folder, open_other
 from onnxq.data.readers import read_iterable
 from onnxq.data.reading import NOTHING_KNOWN, PLAIN, ModelFacts, Preparation, Reading
@@ -33,12 +41,13 @@ __all__ = [
     "Samples",
     "few_samples",
     "input_specs",
+    "list_sources",
     "open_samples",
     "spread_samples",
     "wrap_samples",
 ]
 
-PYTHON = "Python"  # what samples are from that a caller gives
+PYTHON, SAMPLES = "Python", "samples"  # what samples are from that a caller gives, and what messages call them
 Given = TypeVar("Given", bound=Mapping[str, np.ndarray])
 
 
@@ -135,7 +144,7 @@ class Samples(Iterable[Sample]):
                     seen += 1
                     continue
                 where = source.label if source.count == 1 else f"{source.label}, sample {index}"
-                where = f"samples[{index}]" if source.label == PYTHON else where
+                where = f"{SAMPLES}[{index}]" if source.label == SAMPLES else where
                 sample = conform(raw, self.inputs, where)
                 for name, array in sample.items():
                     if (dtype := np.asarray(raw[name]).dtype) != array.dtype:
@@ -216,7 +225,7 @@ def open_samples(
 
     """
     opened: list[Source] = []
-    sources = as_list(sources)
+    sources = list_sources(sources)
     pairs = state_pairs(as_list(reading.state), inputs, facts.outputs)
     given = [spec for spec in inputs if spec.name not in pairs]
     model = float_model(pairs, facts) if pairs else None
@@ -229,14 +238,31 @@ def open_samples(
     return samples
 
 
+def list_sources(data: str | Path | Iterable[str | Path] | None) -> tuple[str | Path, ...]:
+    """Take one source, several or none for a list of them.
+
+    Raises:
+        DataError: An array, a sample or something else that names no file is given.
+
+    """
+    if data is None:
+        return ()
+    if isinstance(data, np.ndarray | Mapping) or not isinstance(data, Iterable | PathLike):
+        refuse_values([data])
+    found = as_list(data)
+    refuse_values(found)
+    return found
+
+
 def wrap_samples(
-    source: Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]],
+    source: Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]] | Mapping[str, Any] | np.ndarray,
     inputs: Sequence[InputSpec],
     description: str = PYTHON,
 ) -> Samples:
     """Check samples that Python code gives: a list, any object that can be iterated again, or a function.
 
-    Each item is one sample of exactly the inputs' ranks.
+    Each item is one sample of exactly the inputs' ranks. An array for each input, or for the only one, holds all
+    samples: it is cut as in an `.npz`.
 
     Raises:
         DataError: `source` is an iterator that can be read only once, or no iterable at all.
@@ -244,19 +270,25 @@ def wrap_samples(
     """
     if isinstance(source, Samples):
         return source
+    said = SAMPLES if description == PYTHON else description
+    if isinstance(source, np.ndarray):
+        refuse_single_array(said, inputs)
+        source = {inputs[0].name: source}
+    if isinstance(source, Mapping):
+        return Samples([read_arrays(source, inputs, said)], inputs, description)
     if callable(source):
-        return Samples([read_iterable(source, description)], inputs, description)
-    if not isinstance(source, Iterable) or isinstance(source, str | bytes | Mapping):
+        return Samples([read_iterable(source, said, inputs)], inputs, description)
+    if not isinstance(source, Iterable) or isinstance(source, str | bytes):
         raise DataError(
-            f"{description} is {type(source).__name__}, not an iterable of samples",
-            "Give files as data." if isinstance(source, str | Path) else "Give a list of them.",
+            f"{said} is {type_name(source)}, not samples",
+            "Give files as data." if isinstance(source, str | Path) else f"Give a list of {one_sample(inputs)}.",
         )
     if iter(source) is source:
         raise DataError(
-            f"{description} is an iterator that can be read only once",
+            f"{said} is an iterator that can be read only once",
             "Samples are read several times: give a list, or the function that makes the iterator.",
         )
-    read = read_iterable(lambda: source, description)
+    read = read_iterable(lambda: source, said, inputs)
     count = len(source) if isinstance(source, Sequence) else None
     return Samples([Source(read.label, read.read, count)], inputs, description)
 
@@ -310,9 +342,9 @@ def _open(source: str, inputs: Sequence[InputSpec], reading: Reading, facts: Mod
         raise DataError(f"{source} is no regular file", "Save the data to a file first: they are read several times.")
     if present and path.stat().st_size == 0:
         raise DataError(f"{source} is empty", "Save the data again.")
-    if present and path.suffix == ".npz":
+    if present and path.suffix.lower() == ".npz":
         return [read_npz(path, inputs)]
-    if present and path.suffix == ".npy":
+    if present and path.suffix.lower() == ".npy":
         refuse_single_array(source, inputs)
         return [read_npy({inputs[0].name: path}, inputs, path.name)]
     if present:

@@ -188,6 +188,11 @@ def _cast(array: np.ndarray, spec: InputSpec, where: str) -> np.ndarray:
     if kinds == ("f", "f"):
         with np.errstate(over="ignore"):  # a value too large becomes infinity, which check_finite names
             return array.astype(want)
+    if kinds[0] in "USTM":
+        raise DataError(
+            f"input '{spec.name}' takes {want.name}, {where} gives {'dates' if kinds[0] == 'M' else 'strings'}",
+            "Turn them into numbers as for training. Sentences are read from .txt, .jsonl and .csv files.",
+        )
     if kinds[0] in "iub" and kinds[1] == "f" and np.can_cast(have, want, "safe"):
         return array.astype(want)
     if kinds[0] in "iub" and kinds[1] in "iub":

@@ -50,7 +50,7 @@ def evaluate(
 
     Raises:
         ModelError: The model cannot be read, or an operator is unknown.
-        DataError: An input is missing, unknown, or of the wrong type, or there is no such tensor.
+        DataError: An input is missing, unknown, or of the wrong type or shape, or there is no such tensor.
 
     Examples:
         >>> import numpy as np, onnxq
@@ -59,7 +59,27 @@ def evaluate(
         (1, 4)
 
     """
-    return Evaluator(model).run(feeds, outputs, taps)
+    ready = Evaluator(model)
+    infos = ready.model.graph.infos
+    for name, array in feeds.items():
+        if name in infos:
+            _check_shape(name, infos[name], array)
+    return ready.run(feeds, outputs, taps)
+
+
+def _check_shape(name: str, span: memoryview, given: Any) -> None:
+    """Refuse an array whose shape is another one than the model declares, before a node stumbles over it."""
+    kind = onnx.ValueInfoProto.FromString(bytes(span)).type.tensor_type
+    if not kind.HasField("shape") or not isinstance(given, np.ndarray):
+        return
+    declared = [one.dim_param or one.dim_value or "?" for one in kind.shape.dim]  # 0 is a size that is not known
+    sizes = zip(given.shape, declared, strict=False)
+    if len(declared) != given.ndim or any(isinstance(size, int) and size != had for had, size in sizes):
+        raise DataError(
+            f"input '{name}' has the shape [{', '.join(map(str, declared))}], "
+            f"and an array of {list(given.shape)} is given",
+            "Give an array of that shape, its batch axis included.",
+        )
 
 
 class Evaluator:

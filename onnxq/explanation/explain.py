@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from onnxq.data.reading import PLAIN, Reading
+from onnxq.data.samples import list_sources
 from onnxq.errors import ModelError
 from onnxq.explanation.records import Attempt, Explanation, Times, Wire
 from onnxq.hazards import planned_hazards
@@ -31,7 +32,7 @@ from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import exclude_unreached_bodies
 from onnxq.targets import Costs
 from onnxq.targets.assumed_shapes import count
-from onnxq.text import as_list, did_you_mean
+from onnxq.text import did_you_mean
 
 
 def explain(
@@ -77,7 +78,7 @@ def explain(
         'dynamic-int8'
 
     """
-    data = as_list(data)
+    data = list_sources(data)
     with following(observer) as observer, gc_disabled():
         observer.step("load")
         source = read_model(model)

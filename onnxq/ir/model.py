@@ -9,6 +9,7 @@ import hashlib
 import mmap
 import os
 from collections.abc import Iterator, Sequence
+from os import PathLike
 from pathlib import Path
 
 import onnx
@@ -323,6 +324,10 @@ def read_model(model: ModelInput) -> Model:
         return model.copy()
     if isinstance(model, onnx.ModelProto):
         return parse(encode_proto(model))
+    if not isinstance(model, str | PathLike):
+        raise ModelError(
+            f"a model is a path, a ModelProto or loaded, and {type(model).__name__} is given", "Give its path."
+        )
     return load(model)
 
 

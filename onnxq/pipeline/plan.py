@@ -7,6 +7,7 @@ from pathlib import Path
 
 from onnxq.calibration.stats_file import load_stats
 from onnxq.data.reading import PLAIN, Reading
+from onnxq.data.samples import list_sources
 from onnxq.ir import ModelInput, read_model
 from onnxq.pipeline.quantize import NO_TIMING, measure_sensitivity, plan_report, with_source_size
 from onnxq.planning.recipe import Recipe
@@ -15,7 +16,6 @@ from onnxq.report import Report
 from onnxq.stages.files import open_data
 from onnxq.stages.kernel_timing import Timing, replan_with_sample_shapes, replan_with_timings
 from onnxq.stages.prepare import prepare
-from onnxq.text import as_list
 
 
 def plan(
@@ -40,7 +40,7 @@ def plan(
         data: Calibration data, one or several: with data or statistics, the plan is a static one. They are opened, and
             the first sample is run where the model leaves sizes open.
         reading: How data that are no arrays become samples.
-        samples: Instead of `data`: an iterable of `{input name: array}`, or a function that gives one.
+        samples: Instead of `data`: as for `onnxq.quantize`.
         stats: Instead of data: statistics of an earlier calibration.
         exclude: A glob of nodes to leave float, or several.
         only: A glob of nodes to quantize, or several.
@@ -63,7 +63,7 @@ def plan(
         [('Conv', 'static-int8'), ('Relu', 'static-int8')]
 
     """
-    given_data = as_list(data)
+    given_data = list_sources(data)
     with following(observer) as observer:
         observer.step("load")
         source = read_model(model)

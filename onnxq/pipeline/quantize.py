@@ -16,7 +16,7 @@ from typing import NamedTuple
 from onnxq.calibration.stats import Stats
 from onnxq.data.examine import Examination, examine
 from onnxq.data.reading import PLAIN, Reading
-from onnxq.data.samples import Samples, input_specs
+from onnxq.data.samples import Samples, input_specs, list_sources
 from onnxq.data.synthetic import synthetic_samples
 from onnxq.errors import DataError, ModelError, NothingToQuantize, OutputError, RecipeError
 from onnxq.ir import IN_MEMORY, Model, ModelInput, read_model, save
@@ -52,7 +52,6 @@ from onnxq.stages.kernel_timing import Timing, replan_with_sample_shapes, replan
 from onnxq.stages.prepare import node_labels, prepare
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.strategy import Strategy
-from onnxq.text import as_list
 from onnxq.verification.compare import compare
 from onnxq.verification.families import family_figures, predicted_latencies, record_latencies
 from onnxq.verification.layerwise import with_layers
@@ -110,7 +109,8 @@ def quantize(
             written by default: `Report.model` has the result.
         data: Calibration data, one or several: `.npz` files, folders, `package.module:function`, pictures.
         reading: How data that are no arrays become samples.
-        samples: Instead of `data`: an iterable of `{input name: array}`, or a function that gives one.
+        samples: Instead of `data`: `{input name: array}` with a row for each sample, an iterable of samples
+            `{input name: array}`, or a function that gives one.
         stats: Instead of a calibration run: statistics of an earlier one.
         target: Name of the runtime that the model is for; by default that of the recipe.
         exclude: A glob of nodes to leave float, or several.
@@ -148,7 +148,7 @@ def quantize(
         True
 
     """
-    path, files = _target(model, output, external_data), (as_list(data), samples, sample_limit, reading)
+    path, files = _target(model, output, external_data), (list_sources(data), samples, sample_limit, reading)
     chosen = choose_recipe(recipe, target=target, reduce_range=reduce_range, exclude=exclude, only=only)
     with following(observer) as observer, gc_disabled(), single_threaded_blas(), sessions_kept():
         reads = (*files[0], stats, recipe)

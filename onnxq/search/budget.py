@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
 from pathlib import Path
 
 from onnxq.data.samples import Samples
@@ -66,13 +67,15 @@ class Budget:
 
     def __post_init__(self) -> None:
         """Refuse half of a limit, and one that is no number."""
-        for option, limit in (("--min-sqnr", self.min_sqnr), ("--max-drop", self.max_drop)):
-            if limit is not None and not math.isfinite(limit):
-                raise RecipeError(f"{option} is {limit}, not a finite number", "Give a number.")
+        for option, limit in (("min-sqnr", self.min_sqnr), ("max-drop", self.max_drop)):
+            if limit is not None and not (isinstance(limit, Real) and math.isfinite(limit)):
+                raise RecipeError(f"{option} is {limit!r}, not a finite number", "Give a number.")
         if self.metric is None and self.max_drop is not None:
-            raise RecipeError("--max-drop needs a metric that could drop", "Add --metric, such as --metric top1.")
+            raise RecipeError("max-drop needs a metric that could drop", "Name a metric, such as top1.")
+        if self.max_size is not None and not isinstance(self.max_size, Integral):
+            raise RecipeError(f"max-size is {self.max_size!r}, not a number of bytes", "Give a whole number.")
         if self.max_size is not None and self.max_size < 1:
-            raise RecipeError(f"--max-size is {self.max_size}, which no file meets", "Give a number of bytes above 0.")
+            raise RecipeError(f"max-size is {self.max_size}, which no file meets", "Give a number of bytes above 0.")
 
     @property
     def is_set(self) -> bool:

@@ -133,6 +133,12 @@ def test_what_is_no_model_is_refused() -> None:
     assert caught.value.hint == "Give an output."
     with pytest.raises(onnxq.OutputError, match="nothing was quantized"):
         _ = onnxq.quantize(proto(), dry_run=True).model
+    with pytest.raises(onnxq.ModelError, match="a model is a path, a ModelProto or loaded, and int is given"):
+        onnxq.quantize(3)  # type: ignore[arg-type]
+    with pytest.raises(onnxq.DataError, match="data names files, and an array is given"):
+        onnxq.quantize(proto(), data=np.zeros((2, 4)))  # type: ignore[arg-type]
+    with pytest.raises(onnxq.DataError, match=r"input '\w+' has the shape \[.*\], and an array of \[2\] is given"):
+        onnxq.evaluate(proto(), {name: np.zeros(2, np.float32) for name in SAMPLES[0]})
     with pytest.raises(onnxq.DataError, match="not a function"):
         onnxq.quantize(proto(), samples=SAMPLES, budget=onnxq.Budget(metric=3, max_drop=1.0))  # type: ignore[arg-type]
 

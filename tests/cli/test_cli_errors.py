@@ -79,7 +79,7 @@ CASES = {
     "unknown command": ("quantise digits_cnn.onnx", "no such command 'quantise'"),
     "unknown option": ("quantize digits_cnn.onnx --mni-sqnr 3", "no such option: --mni-sqnr"),
     "no number": ("quantize digits_cnn.onnx --min-sqnr high", "invalid value for '--min-sqnr'"),
-    "no finite number": ("quantize digits_cnn.onnx --min-sqnr nan", "--min-sqnr is nan, not a finite number"),
+    "no finite number": ("quantize digits_cnn.onnx --min-sqnr nan", "min-sqnr is nan, not a finite number"),
     "no samples wanted": ("quantize digits_cnn.onnx --samples 0", "invalid value for '--samples'"),
     "unknown format": ("plan digits_cnn.onnx --format yaml", "invalid value for '--format': 'yaml' is not one of"),
     "too many arguments": ("inspect digits_cnn.onnx another.onnx", "another.onnx"),

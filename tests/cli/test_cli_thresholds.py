@@ -86,7 +86,7 @@ def test_the_metric_is_shown(cli, quantized: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("-d", "d.npz", "--max-drop", 1), "--max-drop needs a metric"),
+        (("-d", "d.npz", "--max-drop", 1), "max-drop needs a metric"),
         (("--metric", "own:accuracy"), "--metric needs data"),
         (("-d", "d.npz", "--metric", "nowhere:f"), "nowhere:f cannot be imported"),
         (("-d", "d.npz", "--max-abs", "nan"), "--max-abs is nan, not a finite number"),

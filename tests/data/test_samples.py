@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto
 
-from onnxq.data.samples import InputSpec, few_samples, open_samples, spread_samples, wrap_samples
+from onnxq.data.samples import InputSpec, few_samples, list_sources, open_samples, spread_samples, wrap_samples
 from onnxq.errors import DataError
 
 IMAGE = InputSpec("image", TensorProto.FLOAT, ("batch", 2, 3))
@@ -166,6 +166,9 @@ def test_a_function_of_a_module_in_the_current_folder(tmp_path, monkeypatch):
         "def broken():\n    yield {'ids': np.zeros((1, 1), np.int64)}\n    raise KeyError('no image')\n"
         "def bare():\n    yield np.zeros((1, 1))\n"
         "def nothing():\n    return []\n"
+        "def forgets():\n    np.zeros(3)\n"
+        "def stacks():\n    return {'ids': np.zeros((9, 1), np.int64)}\n"
+        "number = 3\n"
         "def leaves():\n    raise SystemExit(0)\n"
         "def leaves_later():\n    yield from two\n    raise SystemExit(0)\n"
     )
@@ -183,7 +186,10 @@ def test_a_function_of_a_module_in_the_current_folder(tmp_path, monkeypatch):
         "my_calibration:broken": "failed: KeyError: 'no image'",
         "my_calibration:leaves": "failed: SystemExit: 0",
         "my_calibration:leaves_later": "failed: SystemExit: 0",
-        "my_calibration:bare": "gives ndarray instead of a mapping",
+        "my_calibration:bare": "gives an array for a sample, not a dictionary",
+        "my_calibration:forgets": "my_calibration:forgets returns None, not samples",
+        "my_calibration:stacks": "my_calibration:stacks returns a dict, not samples",
+        "my_calibration:number": "my_calibration:number is an int, not samples",
         "my_calibration:nothing": "there are no samples in my_calibration:nothing",
         "my_calibration:absent": "there is no 'absent' in ",
         "no_such_module:f": "No module named 'no_such_module'",
@@ -199,8 +205,52 @@ def test_python_samples_are_checked_too():
     assert wrap_samples([good] * 3, [IDS]).count == 3
     with pytest.raises(DataError, match="can be read only once"):
         wrap_samples(iter([good]), [IDS])
-    with pytest.raises(DataError, match="not an iterable of samples"):
-        wrap_samples(good, [IDS])
+    with pytest.raises(DataError, match="samples is an int, not samples"):
+        wrap_samples(3, [IDS])
+    with pytest.raises(DataError, match=r"gives an array for a sample") as caught:
+        list(wrap_samples([numbers(1, 2, 3)], [IMAGE]))
+    assert caught.value.hint == 'Give each as {"image": array}, where image is float32[batch, 2, 3].'
+
+
+def test_arrays_in_memory_are_cut_as_those_in_files():
+    data = numbers(5, 2, 3)
+    for stacked in (data, {"image": data, "_label": np.arange(5)}):
+        samples = wrap_samples(stacked, [IMAGE])
+        assert (samples.count, samples.description) == (5, "5 samples from Python")
+        np.testing.assert_array_equal(np.concatenate([s["image"] for s in samples]), data)
+        assert shapes(samples) == [(1, 2, 3)] * 5
+    np.testing.assert_array_equal(samples.labels()["_label"][0], np.arange(5))
+    with pytest.raises(DataError, match="samples holds one array, and the model has 2 inputs"):
+        wrap_samples(numbers(3, 4), [IDS, MASK])
+    with pytest.raises(DataError, match="samples hold rows of different lengths"):
+        wrap_samples({"ids": [[1], [2, 3]]}, [IDS])
+    with pytest.raises(DataError, match="samples has 'picture', which is no input of the model"):
+        wrap_samples({"picture": data}, [IMAGE])
+
+
+@pytest.mark.parametrize("values", [numbers(2, 2, 3), {"image": numbers(2, 2, 3)}, [numbers(2, 3)], 3, [None]])
+def test_values_in_place_of_files_are_named(values):
+    with pytest.raises(DataError, match=r"data names files, and (an array|a dict|an int|None) is given") as caught:
+        open_samples(values, [IMAGE])
+    assert "samples={'INPUT': array}" in caught.value.hint
+    assert list_sources(None) == ()
+
+
+@pytest.mark.parametrize(("values", "what"), [(["a", "b"], "strings"), ([b"a"], "strings")])
+def test_text_for_an_input_of_numbers_is_named(tmp_path, values, what):
+    error = refusal(save(tmp_path / "a.npz", image=np.array(values)[:, None, None].repeat(2, 1).repeat(3, 2)))
+    assert error.message == f"input 'image' takes float32, a.npz, sample 0 gives {what}" or len(values) == 1
+    assert "Sentences are read from .txt" in error.hint
+
+
+def test_files_of_a_folder_that_are_not_read_are_named(tmp_path):
+    save(tmp_path / "A.NPZ", image=numbers(2, 2, 3))
+    (tmp_path / "A.NPZ.npz").rename(tmp_path / "A.NPZ")
+    for name in ("a.jpeg", "b.jpeg", "notes.md", ".DS_Store"):
+        (tmp_path / name).touch()
+    samples = open_samples([str(tmp_path)], [IMAGE])
+    assert samples.count == 2
+    assert samples.notes == (f"{tmp_path}: only .npz and .npy files are read there, not 2 .jpeg and 1 .md files",)
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------

@@ -170,7 +170,7 @@ def test_options_become_the_arguments_of_quantize() -> None:
     assert arguments.pop("recipe") == in_blocks(4, 64, "web")
     assert arguments["sample_limit"] == 8
     assert QuantizeOptions().arguments() == {"force": False}
-    with pytest.raises(RecipeError, match="--max-drop needs a metric"):
+    with pytest.raises(RecipeError, match="max-drop needs a metric"):
         QuantizeOptions(max_drop=1.0).arguments()
     with pytest.raises(RecipeError, match="chooses the recipe itself"):
         OPTIONS.arguments()

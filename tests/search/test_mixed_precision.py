@@ -339,7 +339,7 @@ def test_goals_are_held_against_all_samples_that_are_tried_on(monkeypatch, few, 
 
 
 def test_a_drop_of_no_metric_is_refused():
-    with pytest.raises(RecipeError, match="--max-drop needs a metric"):
+    with pytest.raises(RecipeError, match="max-drop needs a metric"):
         Budget(max_drop=1.0)
     assert not Budget(metric="m:f").is_set  # it is measured, and the plan is not changed for it
 

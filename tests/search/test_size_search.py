@@ -188,5 +188,5 @@ def test_what_is_no_size_is_refused(text):
 
 def test_a_limit_that_no_file_meets_is_refused():
     for limit in (0, -4):
-        with pytest.raises(RecipeError, match=f"--max-size is {limit}, which no file meets"):
+        with pytest.raises(RecipeError, match=f"max-size is {limit}, which no file meets"):
             Budget(max_size=limit)
