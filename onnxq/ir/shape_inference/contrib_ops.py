@@ -22,6 +22,9 @@ LIKE_INPUT: Mapping[str, int] = {
 }
 # The same for attention whose queries, keys and values are apart: heads of values are as wide as those of queries
 LIKE_QUERIES = ("MultiHeadAttention", "GroupQueryAttention", "DecoderMaskedMultiHeadAttention")
+# Weights in blocks: a product, and a table's rows
+BYTE = 8
+IN_BLOCKS = ("MatMulNBits", "GatherBlockQuantized")
 OF_ONNX = ("SimplifiedLayerNormalization",)  # onnxruntime registers it in ai.onnx as well
 
 
@@ -36,7 +39,9 @@ def _replace(graph: onnx.GraphProto, outer: Mapping[str, tuple[int, ...]]) -> No
     for node in graph.node:
         for body in _bodies(node):
             _replace(body, known)
-        if node.domain == MICROSOFT or (node.op_type in OF_ONNX and not node.domain):
+        if node.domain == MICROSOFT and node.op_type in IN_BLOCKS:
+            _stand_in_of_blocks(graph, node, known)
+        elif node.domain == MICROSOFT or (node.op_type in OF_ONNX and not node.domain):
             _stand_in(node, known)
 
 
@@ -61,3 +66,21 @@ def _stand_in(node: onnx.NodeProto, known: Mapping[str, tuple[int, ...]]) -> Non
         inputs, op_type = [given[2], given[0]], "Gather"
     if inputs is not None:
         node.CopyFrom(helper.make_node(op_type, inputs, list(node.output)[:1], name=node.name))
+
+
+def _stand_in_of_blocks(graph: onnx.GraphProto, node: onnx.NodeProto, known: Mapping[str, tuple[int, ...]]) -> None:
+    """Write a product or lookup of codes as that of floats, of which only the shape is stated."""
+    numbers = {each.name: each.i for each in node.attribute}
+    given, table = list(node.input), f"{node.output[0]}_of_floats"
+    if node.op_type == "MatMulNBits":
+        shape: tuple[int, ...] = (numbers.get("K", 0), numbers.get("N", 0))
+        made = helper.make_node("MatMul", [given[0], table], node.output[:1], name=node.name)
+    else:
+        shape, axis = known.get(given[0], ()), numbers.get("gather_axis", 0)
+        last = numbers.get("quantize_axis", 1) in (-1, len(shape) - 1)
+        if not shape or numbers.get("bits", 4) != BYTE or not last:
+            return
+        made = helper.make_node("Gather", [table, given[1]], node.output[:1], name=node.name, axis=axis)
+    if len(given) > 1 and all(shape):
+        graph.value_info.append(helper.make_tensor_value_info(table, onnx.TensorProto.FLOAT, shape))
+        node.CopyFrom(made)
