@@ -213,8 +213,8 @@ class QuantizeOptions:
     )
     metric: str | None = option(
         None,
-        "top1, top5, agreement, cosine, psnr, iou, perplexity or spearman; or a Python function that gets all outputs "
-        "and the labels of the data.",
+        "top1, top5, agreement, cosine, psnr, iou, perplexity, greedy or spearman; or a Python function that gets all "
+        "outputs and the labels of the data.",
         metavar="METRIC",
         toml="metric",
         keyword="budget.metric",

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from onnxq.data.labels import Labels
-from onnxq.data.samples import Samples
+from onnxq.data.samples import Samples, wrap_samples
 from onnxq.data.user_function import CALLABLE, CALLED, import_named
 from onnxq.data.validation import Sample
 from onnxq.errors import DataError, ModelError
@@ -127,10 +127,11 @@ def measure_metric(
         name, found = metric, load_metric(metric)
         if isinstance(found, NamedMetric):
             found.check(samples.first_labels(), samples.inputs)
-            run = _run(found, model, samples, samples.labels(), progress)
+            samples, labels = _prepared(found, model if float_model is None else float_model, samples)
+            run = _run(found, model, samples, labels, progress)
             if float_model is None:
                 return run.score(run)
-            return run.score(_run(found, float_model, samples, samples.labels(), progress))
+            return run.score(_run(found, float_model, samples, labels, progress))
         metric = found
     outputs: dict[str, list[Any]] = {}
     for _, results in _results(model, samples, progress):
@@ -168,8 +169,8 @@ class MetricJudge:
         self._reference: MetricRun | None = None
         if isinstance(self._metric, NamedMetric):
             self._metric.check(samples.first_labels(), samples.inputs)
-            self._labels = samples.labels()
-            self._reference = _run(self._metric, float_model, samples, self._labels, progress)
+            self._samples, self._labels = _prepared(self._metric, float_model, samples)
+            self._reference = _run(self._metric, float_model, self._samples, self._labels, progress)
             self._float_value = self._reference.score(self._reference)
         else:
             self._float_value = measure_metric(self._metric, float_model, samples, name=self._name, progress=progress)
@@ -201,6 +202,24 @@ def compare_metric(
 ) -> MetricComparison:
     """Measure a metric on both models; see `MetricJudge`."""
     return MetricJudge(source, float_model, samples, progress).compare(quantized)
+
+
+def _prepared(metric: NamedMetric, float_model: ModelSource, samples: Samples) -> tuple[Samples, Labels]:
+    """Return the samples that both models read, and their labels."""
+    if metric.prepare is None:
+        return samples, samples.labels()
+    label = str(float_model) if isinstance(float_model, str | Path) else "the model"
+    try:
+        session = open_session(float_model, exact=True, reuse_shapes=False)
+        names = [output.name for output in session.get_outputs()]
+
+        def run(sample: Sample) -> dict[str, Any]:
+            return dict(zip(names, run_session(session, None, sample), strict=True))
+
+        made, labels = metric.prepare(samples, samples.inputs, run)
+    except SessionError as error:
+        raise ModelError(f"onnxruntime cannot load or run {label}: {error}", "Check the model first.") from error
+    return wrap_samples(made, samples.inputs), labels
 
 
 def _run(

@@ -223,4 +223,4 @@ def test_a_budget_of_perplexity_is_one_of_how_far_it_rises() -> None:
 
 
 def test_all_names_of_the_issue_are_there() -> None:
-    assert set(METRICS) == {"top1", "top5", "agreement", "cosine", "psnr", "iou", "perplexity", "spearman"}
+    assert set(METRICS) == {"top1", "top5", "agreement", "cosine", "psnr", "iou", "perplexity", "greedy", "spearman"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from onnxq.verification.metrics.classes import Agreement, TopClasses, check_classes
+from onnxq.verification.metrics.greedy import Greedy, check_ids, continue_texts
 from onnxq.verification.metrics.language import Perplexity, check_tokens
 from onnxq.verification.metrics.named_metric import NamedMetric, need_nothing
 from onnxq.verification.metrics.nearness import Cosine, Psnr
@@ -24,6 +25,7 @@ METRICS = {
         NamedMetric("psnr", Psnr, need_nothing),
         NamedMetric("iou", Overlap, need_nothing),
         NamedMetric("perplexity", Perplexity, check_tokens, lower_is_better=True),
+        NamedMetric("greedy", Greedy, check_ids, prepare=continue_texts),
         NamedMetric("spearman", RankCorrelation, check_scores),
     )
 }

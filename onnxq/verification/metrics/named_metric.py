@@ -6,19 +6,20 @@ Tests: `tests/verification/test_metrics_by_name.py`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from onnxq.data.labels import Labels
-from onnxq.data.validation import InputSpec
+from onnxq.data.validation import InputSpec, Sample
 from onnxq.errors import DataError
 from onnxq.text import join_words
 
 Arrays = Mapping[str, np.ndarray]
 Fits = Callable[[np.ndarray], bool]
+Prepare = Callable[[Iterable[Sample], Sequence[InputSpec], Callable[[Sample], Arrays]], tuple[list[Sample], Labels]]
 NAME_ONE = "Arrays whose names start with _ are labels: see docs/reference/data.md#metrics."
 
 
@@ -64,6 +65,8 @@ class NamedMetric:
         begin: Makes a run for the labels of the data.
         check: Raises DataError if the labels of a first sample, by name, or the inputs lack what the metric reads.
         lower_is_better: Whether a smaller value is better.
+        prepare: Makes the samples that both models read, and their labels, from the samples of the data, the inputs,
+            and a run of the float model; None for the samples of the data.
 
     """
 
@@ -71,6 +74,7 @@ class NamedMetric:
     begin: Callable[[Labels], MetricRun]
     check: Callable[[Labels, Sequence[InputSpec]], None]
     lower_is_better: bool = False
+    prepare: Prepare | None = None
 
 
 def need_nothing(labels: Labels, inputs: Sequence[InputSpec]) -> None:
