@@ -47,7 +47,7 @@ def open_folder(folder: Path, inputs: Sequence[InputSpec], reading: Reading, fac
     """
     if holds_arrays(folder):
         return read_folder(folder, inputs)
-    if takes_sound(inputs) and holds_sounds(folder):
+    if takes_sound(inputs, reading) and holds_sounds(folder):
         return sound_sources(read_folder_of_sounds(folder), inputs, facts, reading)
     if not holds_pictures(folder):
         return read_folder(folder, inputs)
@@ -64,12 +64,12 @@ def open_other(path: Path, inputs: Sequence[InputSpec], reading: Reading, facts:
     suffix = path.suffix.lower()
     if is_picture(path):
         return [_of_pictures(Pictures(str(path), ((path,),)), inputs, reading, facts)]
-    if is_sound(path) and takes_sound(inputs):
+    if is_sound(path) and takes_sound(inputs, reading):
         return sound_sources(read_one_sound(path), inputs, facts, reading)
     if suffix in SENTENCES and takes_text(inputs):
         sentences = read_sentences(path, as_list(reading.text_key))
         return [text_source(sentences, inputs, facts, reading)]
-    if suffix == ".txt" and takes_sound(inputs) and names_sounds(path):
+    if suffix == ".txt" and takes_sound(inputs, reading) and names_sounds(path):
         return sound_sources(read_list_of_sounds(path), inputs, facts, reading)
     if suffix == ".txt" and takes_pictures(inputs, reading):
         wanted = picture_inputs(inputs, facts, reading)

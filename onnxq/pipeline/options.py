@@ -131,7 +131,7 @@ class QuantizeOptions:
     preprocess: tuple[str, ...] = option(
         (),
         "How pictures become values: size, resize, channels, scale, mean, std and others; and sounds: rate, length, "
-        "hop, scale. Several with commas between them, or several times.",
+        "hop, scale, features. Several with commas between them, or several times.",
         metavar="KEY=VALUE",
         toml="preprocess",
         keyword="reading.preprocess",

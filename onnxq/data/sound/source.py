@@ -10,7 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,9 @@ from onnxq.data.reading import ModelFacts, Preparation, Reading
 from onnxq.data.recurrent.feed import Feed, feed_preparations, float_model, make_feed
 from onnxq.data.recurrent.pairs import find_pairs
 from onnxq.data.sound.decode import Recording, SoundDecoder
+from onnxq.data.sound.features import EXAMPLES as FEATURE_EXAMPLES
+from onnxq.data.sound.features import KEYS as FEATURE_KEYS
+from onnxq.data.sound.features import Features, Layout, find_layout, read_features, refuse_shape
 from onnxq.data.sound.files import Sounds
 from onnxq.data.validation import InputSpec
 from onnxq.errors import DataError
@@ -47,11 +50,19 @@ def _above_zero(text: str) -> float | None:
     return value if value is not None and value > 0 else None
 
 
-KEYS: Readers = {"rate": _whole, "length": _whole, "hop": _whole, "scale": _above_zero, "value": numbers}
+KEYS: Readers = {
+    "rate": _whole,
+    "length": _whole,
+    "hop": _whole,
+    "scale": _above_zero,
+    "value": numbers,
+    **FEATURE_KEYS,
+}
 EXAMPLES = {
+    **FEATURE_EXAMPLES,
     "rate": "rate=16000, the model's samples a second",
     "length": "length=512, samples of one window",
-    "hop": "hop=256, samples from one window to the next",
+    "hop": "hop=256, samples from one window to the next; of features, from one frame to the next",
     "scale": "scale=32768: samples of -1 … 1 are multiplied by it",
     "value": "NAME.value=0, for an input that takes no sound",
 }
@@ -62,12 +73,14 @@ class SoundInputs:
     """The values that each input of a model gets.
 
     Attributes:
-        wave: The waveform.
+        wave: The waveform, or features of it.
         rate: The rate as a number; None where the model does not take it.
         lengths: How many samples of a window are sound; likewise.
         mask: 1 for those that are; likewise.
         states: What the model made of the window before.
         constants: By name, an array that is the same for all samples.
+        features: What the waveform becomes; None where it stays one.
+        layout: Where the input has the axes of features.
 
     """
 
@@ -77,10 +90,14 @@ class SoundInputs:
     mask: InputSpec | None = None
     states: tuple[InputSpec, ...] = ()
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)
+    features: Features | None = None
+    layout: Layout | None = None
 
     @property
     def channels(self) -> int:
-        """How many channels the waveform has."""
+        """How many channels the waveform has; features are made of one."""
+        if self.layout is not None:
+            return 1
         return (self.wave.fixed(2 if self.last else 1) or 1) if len(self.wave.shape or ()) == 3 else 1
 
     @property
@@ -96,12 +113,15 @@ class SoundInputs:
     @property
     def length(self) -> int | None:
         """How many samples a window has; None where that is open."""
+        if self.features is not None and self.layout is not None:
+            return None if self.layout.frames is None else self.features.samples(self.layout.frames)
         return self.wave.fixed(len(self.wave.shape or ()) - (2 if self.last else 1))
 
 
-def takes_sound(inputs: Sequence[InputSpec]) -> bool:
-    """Whether an input has the shape of a waveform."""
-    return any(_is_wave(spec) for spec in inputs)
+def takes_sound(inputs: Sequence[InputSpec], reading: Reading) -> bool:
+    """Whether an input has the shape of a waveform, or the user asks for features of sound."""
+    asked = any(text.strip().startswith("features=") for one in as_list(reading.preprocess) for text in one.split(","))
+    return asked or any(_is_wave(spec) for spec in inputs)
 
 
 def _is_wave(spec: InputSpec) -> bool:
@@ -123,22 +143,41 @@ def _channels_last(spec: InputSpec) -> bool:
     return (channels == 1 or (channels == 2 and named)) and (length is None or length >= SHORTEST)
 
 
-def sound_inputs(inputs: Sequence[InputSpec], constants: Mapping[str, np.ndarray]) -> SoundInputs:
+def sound_inputs(
+    inputs: Sequence[InputSpec],
+    constants: Mapping[str, np.ndarray],
+    features: Features | None = None,
+    frames: int | None = None,
+) -> SoundInputs:
     """Tell what each input takes, by its name, type and shape.
+
+    Args:
+        inputs: Of the model.
+        constants: By name, arrays that the user gives.
+        features: What the waveform becomes; None where it stays one.
+        frames: How many of them a sample has, where the user says so.
 
     Raises:
         DataError: Several inputs look like a waveform, or one takes something else.
 
     """
     left = [spec for spec in inputs if spec.name not in constants]
-    waves = [spec for spec in left if _is_wave(spec)]
+    layouts: dict[str, Layout] = {}
+    if features is not None:
+        found = {spec.name: find_layout(spec, features, frames) for spec in left}
+        layouts = {name: layout for name, layout in found.items() if layout is not None}
+        if not layouts:
+            raise refuse_shape(left, features)
+    waves = [spec for spec in left if (_is_wave(spec) if features is None else spec.name in layouts)]
     if len(waves) > 1:
         named = [spec for spec in waves if SOUND.search(spec.name.lower())]
         waves = named or waves
     if len(waves) != 1:
         names = " and ".join(f"'{spec.name}'" for spec in waves[:2])
         raise DataError(
-            f"{names} both look like a waveform" if waves else "no input takes a waveform",
+            f"{names} both look like {'features' if features else 'a waveform'}"
+            if waves
+            else "no input takes a waveform",
             "Give arrays: an .npz file.",
         )
     roles: dict[str, InputSpec] = {}
@@ -154,7 +193,8 @@ def sound_inputs(inputs: Sequence[InputSpec], constants: Mapping[str, np.ndarray
             roles["lengths"] = spec
         else:
             states.append(spec)
-    return SoundInputs(waves[0], states=tuple(states), constants=constants, **roles)
+    layout = layouts.get(waves[0].name)
+    return SoundInputs(waves[0], states=tuple(states), constants=constants, features=features, layout=layout, **roles)
 
 
 def sound_sources(sounds: Sounds, inputs: Sequence[InputSpec], facts: ModelFacts, reading: Reading) -> list[Source]:
@@ -169,10 +209,12 @@ def sound_sources(sounds: Sounds, inputs: Sequence[InputSpec], facts: ModelFacts
     """
     shared, single = parse_settings(as_list(reading.preprocess), [spec.name for spec in inputs], KEYS, EXAMPLES)
     constants = {spec.name: constant(spec, single[spec.name]["value"]) for spec in inputs if spec.name in single}
-    wanted = sound_inputs(inputs, constants)
+    wanted = None if "features" in shared else sound_inputs(inputs, constants)
     decoder = SoundDecoder()
     recordings = [decoder.open(path) for path in sounds.files]
     rate, said, assumed = _rate(recordings, shared.get("rate"), facts)
+    features = read_features(shared, rate)
+    wanted = wanted or sound_inputs(inputs, constants, features, shared.get("frames"))
     pairs = find_pairs(wanted.states, facts.outputs)
     stateful = bool(wanted.states or reading.state)
     if pairs is None:
@@ -182,7 +224,8 @@ def sound_sources(sounds: Sounds, inputs: Sequence[InputSpec], facts: ModelFacts
     windows, notes = _windows(cutter, recordings, stateful=stateful)
     origin = " and ".join(filter(None, ["--preprocess" if shared else "", said]))
     words = cutter.words(recordings)
-    settings = {"rate": rate, "length": length, "hop": hop, "scale": cutter.scale}
+    settings: dict[str, Any] = {"rate": rate, "length": length, "hop": hop, "scale": cutter.scale}
+    settings |= {} if features is None else {"features": asdict(features)}
     told = (Preparation(wanted.wave.name, words, origin, settings, assumed),)
     classes = _classes(sounds, facts)
     if not stateful:
@@ -247,6 +290,12 @@ def _rate_of(table: Mapping[str, Any]) -> int | None:
 def _length(wanted: SoundInputs, shared: Mapping[str, Any], *, stateful: bool) -> tuple[int | None, int | None]:
     """Return the length of a window and how far the next one is; None for whole recordings."""
     length, asked, hop = wanted.length, shared.get("length"), shared.get("hop")
+    if wanted.features is not None:
+        frames = None if wanted.layout is None else wanted.layout.frames
+        if frames is None and stateful:
+            hint = "Give those that it is used with: --preprocess frames=1."
+            raise DataError("the model has states, and how many frames a step has is not known", hint)
+        return length, None if frames is None else frames * wanted.features.hop
     if length is not None and asked not in (None, length):
         raise DataError(f"the model takes {length} samples, and --preprocess says length={asked}", "Leave it out.")
     length = length or asked
@@ -297,7 +346,8 @@ class _Cutter:
 
     def words(self, recordings: Sequence[Recording]) -> str:
         """Say for people what is done."""
-        parts = [f"waveform at {self.rate} Hz"]
+        features = self.wanted.features
+        parts = [f"{features.words() if features is not None else 'waveform'} at {self.rate} Hz"]
         others = sorted({one.rate for one in recordings} - {self.rate})
         if others:
             parts.append(f"resampled from {join_words([f'{rate} Hz' for rate in others])}")
@@ -323,6 +373,8 @@ class _Cutter:
             rows.append(made)
             used.append(min(stop, self.frames(recording)) - start)
         wave = np.stack(rows) * self._factor()
+        if wanted.features is not None and wanted.layout is not None:
+            return self._features(wave[:, 0], used, wanted.features, wanted.layout)
         rank, dtype = len(wanted.wave.shape or ()), wanted.wave.numpy_dtype or np.dtype(np.float32)
         if dtype == np.int16:
             wave = np.clip(np.round(wave), -32768, 32767)
@@ -330,10 +382,23 @@ class _Cutter:
             wave = np.moveaxis(wave, 1, 2) if wanted.last else wave
         else:
             wave = wave[:, 0] if rank == 2 else wave[0, 0]
-        sample: dict[str, Any] = dict(wanted.constants) | {wanted.wave.name: wave.astype(dtype)}
-        told = np.array(used, np.int64)
+        return self._with_roles(wave.astype(dtype), np.array(used, np.int64), longest)
+
+    def _features(self, waves: np.ndarray, used: Sequence[int], features: Features, layout: Layout) -> dict[str, Any]:
+        """Return the feeds for waveforms `[batch, samples]`, of which so many samples are sound."""
+        short = features.frame - waves.shape[1]
+        waves = np.pad(waves, [(0, 0), (0, max(short, 0))])
+        made = layout.arrange(np.stack([features.of(wave) for wave in waves]))
+        count = features.frames(waves.shape[1])
+        told = np.array([min(features.frames(samples), count) for samples in used], np.int64)
+        return self._with_roles(made.astype(self.wanted.wave.numpy_dtype or np.float32), told, count)
+
+    def _with_roles(self, values: np.ndarray, told: np.ndarray, longest: int) -> dict[str, Any]:
+        """Return the feeds: the sound, and how much of it is sound where an input takes that."""
+        wanted = self.wanted
+        sample: dict[str, Any] = dict(wanted.constants) | {wanted.wave.name: values}
         for spec, array in (
-            (wanted.rate, np.full(len(windows), self.rate, np.int64)),
+            (wanted.rate, np.full(len(told), self.rate, np.int64)),
             (wanted.lengths, told),
             (wanted.mask, (np.arange(longest)[None] < told[:, None]).astype(np.int64)),
         ):
