@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from onnxq.calibration.im2col import Unfolding
 from onnxq.ir.storage.scratch_file import Spool
@@ -26,8 +27,8 @@ class Gram:
     """Mean of `x xᵀ` and of `x` over rows.
 
     Attributes:
-        matrix: float64 `[groups * blocks, b, b]`, symmetric; the columns of a group are cut into blocks of `b`, the
-            last one filled up with zeros.
+        matrix: float64 or float32 `[groups * blocks, b, b]`, symmetric; the columns of a group are cut into blocks of
+            `b`, the last one filled up with zeros.
         mean: float64 `[groups, n]`.
         rows: How many rows were seen.
 
@@ -63,10 +64,10 @@ class Gram:
         return np.asarray(np.einsum("gmn,gn->gm", cut, self.mean).reshape(-1))
 
     def split(self, rows: np.ndarray) -> np.ndarray:
-        """Cut `[channels, n]` as H is cut: float64 `[groups * blocks, channels of a group, b]`."""
+        """Cut `[channels, n]` as H is cut: `[groups * blocks, channels of a group, b]`, of the type of H."""
         groups, size = len(self.mean), self.matrix.shape[1]
         blocks = len(self.matrix) // groups
-        cut = np.zeros((groups, len(rows) // groups, blocks * size))
+        cut = np.zeros((groups, len(rows) // groups, blocks * size), self.matrix.dtype)
         cut[:, :, : self.n] = rows.reshape(groups, -1, self.n)
         cut = cut.reshape(groups, -1, blocks, size).transpose(0, 2, 1, 3)
         return np.ascontiguousarray(cut).reshape(groups * blocks, -1, size)
@@ -81,11 +82,11 @@ class Gram:
 class Half:
     """Sums over the rows of one half. Rows wait until a fixed number is there, so that batching changes no bit."""
 
-    def __init__(self, unfolding: Unfolding, block: int) -> None:
+    def __init__(self, unfolding: Unfolding, block: int, dtype: DTypeLike = np.float64) -> None:
         groups, self.size = unfolding.groups, block
         self.groups = groups
         self.blocks = -(-unfolding.n // block)
-        self.gram = np.zeros((groups * self.blocks, block, block))
+        self.gram = np.zeros((groups * self.blocks, block, block), dtype)
         self.total = np.zeros(unfolding.columns)
         self.rows = 0
         self.chunk = min(max(CHUNK_ELEMENTS // unfolding.columns, block // 4, 16), CHUNK_ROWS)
@@ -122,8 +123,8 @@ class Half:
         """Return both sums with the rows that wait."""
         if not self.filled:
             return self.gram, self.total
-        waiting = self.waiting[:, : self.filled].astype(np.float64)
-        total = self.total + waiting.sum(axis=1)
+        waiting = self.waiting[:, : self.filled].astype(self.gram.dtype)
+        total = self.total + waiting.sum(axis=1, dtype=np.float64)
         cut = waiting.reshape(self.groups, -1, self.filled)
         if self.blocks * self.size != cut.shape[1]:
             cut = np.pad(cut, ((0, 0), (0, self.blocks * self.size - cut.shape[1]), (0, 0)))

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Self
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from onnxq.calibration.gram import Gram, Half
 from onnxq.calibration.im2col import Unfolding
@@ -29,6 +30,7 @@ class LayerMoments:
     Args:
         unfolding: How the layer reads the tensor.
         block: Columns of a block of H: all of a group for the full matrix, 1 for the diagonal.
+        dtype: Of products and sums: float64, with which every processor gives the same, or float32.
 
     Attributes:
         before: How many samples stand in the data before the first one here.
@@ -40,12 +42,12 @@ class LayerMoments:
 
     assumed = False
 
-    def __init__(self, unfolding: Unfolding, block: int) -> None:
+    def __init__(self, unfolding: Unfolding, block: int, dtype: DTypeLike = np.float64) -> None:
         self.unfolding, self.block = unfolding, block
         self.items = self.before = 0
         self.high = np.full(unfolding.columns, -np.inf, np.float32)
         self.share = self.high.copy()
-        self.halves = (Half(unfolding, block), Half(unfolding, block))
+        self.halves = (Half(unfolding, block, dtype), Half(unfolding, block, dtype))
 
     def add(self, values: np.ndarray) -> None:
         """Take in a batch."""

@@ -79,8 +79,11 @@ class Run:
 
     def release(self, step: Step) -> None:
         """Drop what nothing reads any more behind a node, and the pages of a large model's weights."""
-        for tensor in step.mapped:
-            tensor.release()
+        step.release_weights()
+        self.drop(step)
+
+    def drop(self, step: Step) -> None:
+        """Drop what nothing reads any more behind a node."""
         for value in step.dead:
             if value not in self.keep:
                 self.values.pop(value, None)

@@ -51,6 +51,11 @@ class Step:
     mapped: list[Tensor] = field(default_factory=list)
     fixed: bool = False
 
+    def release_weights(self) -> None:
+        """Release the pages of a large model's weights that the node reads."""
+        for tensor in self.mapped:
+            tensor.release()
+
     @property
     def has_kernel(self) -> bool:
         """Whether the node has a kernel of ours, and every node of its bodies."""

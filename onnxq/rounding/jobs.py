@@ -8,7 +8,7 @@ nothing on them is rounded to nearest.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +16,7 @@ from threading import Condition
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from onnxq.calibration.gram import Gram
 from onnxq.calibration.second_moments import LayerMoments
@@ -70,6 +71,25 @@ class WeightRows:
     def floor(self, minimum: np.ndarray) -> np.ndarray:
         """Return a least scale for each row."""
         return np.broadcast_to(minimum.max(axis=self.axes, keepdims=True), self.scale_shape).reshape(-1)
+
+    def filled(self, parts: Iterable[np.ndarray], dtype: DTypeLike) -> np.ndarray:
+        """Return an array in the weight's shape that holds rows, given some at a time.
+
+        Args:
+            parts: Arrays `[rows, n]`, all rows in order.
+            dtype: Of the result.
+
+        """
+        made = np.empty(self.weight.shape, dtype)
+        moved = made.transpose(self._order)
+        rows = moved.reshape(self.shape)  # a view of a matrix; else a copy, which is moved back
+        start = 0
+        for part in parts:
+            rows[start : start + len(part)] = part
+            start += len(part)
+        if not np.may_share_memory(rows, made):
+            moved[...] = rows.reshape(moved.shape)
+        return made
 
     def restore(self, codes: np.ndarray, scales: np.ndarray) -> RoundingResult:
         """Bring codes of the rows back into the weight's shape; scales of blocks along the one shared axis, too."""

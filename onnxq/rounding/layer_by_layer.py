@@ -24,19 +24,39 @@ from onnxq.ir import Model, Node, Value
 from onnxq.ir.segment import is_large
 from onnxq.ir.storage.scratch_file import Spool
 from onnxq.ir.storage.shelf import Shelf, release_array
+from onnxq.ops.forms.block_codes import BlockCodes
 from onnxq.planning.planner import Plan
 from onnxq.progress import working
 from onnxq.rounding.block_solver import BlockSolution, solve_blocks
 from onnxq.rounding.checkpoint import Checkpoint
 from onnxq.rounding.jobs import WeightRows
-from onnxq.rounding.prefix_error import Pair, compensated
+from onnxq.rounding.prefix_error import InputErrors, Pair, compensated
 from onnxq.rounding.tied_tables import tied_tables
 from onnxq.rounding.weights import Key, WeightSpec, finite_rows, searched_weights
 from onnxq.runtime.blas_threads import single_threaded_blas
+from onnxq.runtime.memory import trim_heap
+from onnxq.runtime.workers import run_in_order
 
 MOST_COLUMNS = 2304  # of a block of H: 42 MB in float64, of which a search holds six
+TOGETHER = 1 << 22  # elements of a weight that are made of codes at a time: 16 MB
 LARGEST_BLOCK = 256  # of a weight
-Moments = dict[tuple[Value, Unfolding], LayerMoments]
+
+
+@dataclass
+class MeasuredInput:
+    """What is known of one way to read a value, once for all layers that read it so.
+
+    Attributes:
+        moments: Second moments in the quantized prefix.
+        errors: What the quantized prefix changed; None until a large weight asks for it.
+
+    """
+
+    moments: LayerMoments
+    errors: InputErrors | None = None
+
+
+Inputs = dict[tuple[Value, Unfolding], MeasuredInput]
 
 
 @dataclass(frozen=True)
@@ -132,7 +152,7 @@ def round_layer_by_layer(
     by_node = {node: job for job in jobs for node in job.readers}
     left = {node for node in by_node if node.graph is model.graph}
     found: dict[Key, BlockSolution] = {}
-    known: Moments = {}
+    known: Inputs = {}
     place = nullcontext() if spool is None else Shelf(spool.folder)
     with place as shelf, working("round") as advance, arithmetic(), single_threaded_blas():
         runs = [evaluator.begin(sample) for sample in samples]
@@ -142,12 +162,15 @@ def round_layer_by_layer(
             if job is not None and job.key not in found:
                 solution = None if checkpoint is None else checkpoint.find(job.key[0].numpy(), job.coding)
                 if solution is None:
-                    moments = _moments(job.readers[step.node], step.node, runs, known)
-                    rows = _rows(job, step.node, runs, exact, moments)
-                    solution = solve_blocks(rows, moments, job.coding.bits, job.coding.block_size, quick=large)
+                    measured = _measured(job.readers[step.node], step.node, runs, known, large=large)
+                    rows = _rows(job, step.node, runs, exact, measured, shelf)
+                    solution = solve_blocks(rows, measured.moments, job.coding.bits, job.coding.block_size, quick=large)
+                    del rows
                     if checkpoint is not None:
                         checkpoint.keep(solution)
                 found[job.key] = _kept(solution, spool)
+                del solution
+                trim_heap(job.key[0].nbytes)
                 advance(len(found), len(jobs))
                 if not exact and any(other.corrects for other in jobs):
                     exact = [run.copy() for run in runs]
@@ -159,7 +182,9 @@ def round_layer_by_layer(
     return found
 
 
-def _rows(job: BlockJob, node: Node, runs: Sequence[Run], exact: Sequence[Run], moments: LayerMoments) -> np.ndarray:
+def _rows(
+    job: BlockJob, node: Node, runs: Sequence[Run], exact: Sequence[Run], measured: MeasuredInput, shelf: Shelf | None
+) -> np.ndarray:
     """Return the weight to choose codes for, which compensates for the error of the layers before."""
     rows = job.finite_rows(node)
     if not exact or not job.corrects:
@@ -174,14 +199,22 @@ def _rows(job: BlockJob, node: Node, runs: Sequence[Run], exact: Sequence[Run], 
             release_array(one)
             release_array(two)
 
-    return compensated(rows, read, moments)
+    def errors() -> InputErrors:
+        if measured.errors is None:
+            measured.errors = InputErrors(read, measured.moments, np.asarray if shelf is None else shelf.keep)
+        return measured.errors
+
+    if np.may_share_memory(rows, job.key[0].numpy()):
+        rows = rows.copy()
+    return compensated(rows, read, measured.moments, errors)
 
 
 def _kept(solution: BlockSolution, spool: Spool | None) -> BlockSolution:
     """Put large codes out of memory."""
     if spool is None:
         return solution
-    return replace(solution, codes=replace(solution.codes, codes=spool.keep(solution.codes.codes)))
+    codes = solution.codes
+    return replace(solution, codes=BlockCodes(*map(spool.keep, (codes.codes, codes.scales, codes.zeros))))
 
 
 def _put_away(run: Run, step: Step, shelf: Shelf) -> None:
@@ -202,35 +235,57 @@ def _advance(
     found: Mapping[Key, BlockSolution],
     shelf: Shelf | None,
 ) -> None:
-    """Run a node on all samples, with the weight that its codes stand for."""
-    if job is not None:
-        rows, codes = job.rows(), found[job.key].codes
-        stands_for = codes.dequantized(1, job.coding.block_size)
-        weight, _ = rows.restore(stands_for, np.ones(len(stands_for), np.float32))
-        weight = weight if shelf is not None else weight.astype(np.float64)  # once for all samples
-    for run in runs:
+    """Run a node on all samples, several at a time, with the weight that its codes stand for."""
+    weight = None if job is None else _coded_weight(job, found[job.key].codes, wide=shelf is None)
+
+    def compute(run: Run) -> Run:
         if job is not None:
             before, run.values[job.weight] = run.values[job.weight], weight
         run.compute(step)
         if job is not None:
             run.values[job.weight] = before
+        return run
+
+    # Small tensors are soon computed: threads only pay where a file keeps the large ones
+    for run in run_in_order(compute, runs) if shelf is not None else map(compute, runs):
         if shelf is not None:
             _put_away(run, step, shelf)
-        run.release(step)
+        run.drop(step)
+    step.release_weights()
 
 
-def _moments(way: tuple[int, Unfolding], node: Node, runs: Sequence[Run], known: Moments) -> LayerMoments:
+def _coded_weight(job: BlockJob, codes: BlockCodes, *, wide: bool) -> np.ndarray:
+    """Return the weight that codes stand for, made some channels at a time."""
+    rows = job.rows()
+    parts = _parts(codes, job.coding.block_size)
+    weight = rows.filled(parts, np.float64 if wide else np.float32)
+    release_array(codes.codes)
+    return weight
+
+
+def _parts(codes: BlockCodes, block_size: int) -> Iterator[np.ndarray]:
+    height = max(TOGETHER // max(codes.codes.shape[1], 1), 1)
+    for start in range(0, len(codes.codes), height):
+        part = slice(start, start + height)
+        yield BlockCodes(codes.codes[part], codes.scales[part], codes.zeros[part]).dequantized(1, block_size)
+
+
+def _measured(
+    way: tuple[int, Unfolding], node: Node, runs: Sequence[Run], known: Inputs, *, large: bool
+) -> MeasuredInput:
     """Measure what a layer reads, once for layers that read the same."""
     slot, unfolding = way
     value = node.inputs[slot]
     assert value is not None
     if (value, unfolding) not in known:
         known.clear()  # the largest thing in memory, and no earlier layer comes back
-        moments = LayerMoments(unfolding, _columns(unfolding.n))
+        moments = LayerMoments(unfolding, _columns(unfolding.n), np.float32 if large else np.float64)
         for run in runs:
             moments.add(run.values[value])
             release_array(run.values[value])
-        known[value, unfolding] = moments
+        for half in moments.halves:
+            half.flush()
+        known[value, unfolding] = MeasuredInput(moments)
     return known[value, unfolding]
 
 
