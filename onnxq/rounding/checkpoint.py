@@ -9,9 +9,6 @@ Tests: `tests/pipeline/test_resume.py`.
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
-import zipfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.errors import OutputError
+from onnxq.calibration.stats_file import read_arrays, write_arrays
+from onnxq.errors import DataError, OutputError
 from onnxq.ops.forms.block_codes import BlockCodes
 from onnxq.rounding.block_solver import BlockSolution
 from onnxq.version import __version__
 
 SUFFIX = ".resume"  # of the folder, behind the name of the output
+HINT = "Leave --resume out, or make room."
 PIECE = 1 << 24  # elements that are hashed at a time
 
 
@@ -35,7 +34,8 @@ def checkpoint_folder(output: Path) -> Path:
 
 def remove_checkpoint(folder: Path) -> None:
     """Remove the files that a checkpoint has written, and the folder if nothing else is in it."""
-    for path in (*folder.glob(32 * "[0-9a-f]" + ".npz"), *folder.glob("tmp*.tmp")):
+    digest = 32 * "[0-9a-f]"
+    for path in (*folder.glob(f"{digest}.npz"), *folder.glob(f".{digest}.npz.*.tmp")):
         path.unlink(missing_ok=True)
     with suppress(OSError):
         folder.rmdir()
@@ -64,17 +64,15 @@ class Checkpoint:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise self._failed(error) from error
+            raise OutputError(f"the folder {folder} cannot keep codes ({error.strerror})", HINT) from error
 
     def find(self, weight: np.ndarray, coding: object) -> BlockSolution | None:
         """Return the solution of the next weight; None where it has to be chosen and handed to `keep`."""
         self._digest.update(repr(coding).encode())
         self._add(weight)
         try:
-            with self._path().open("rb") as file, np.load(file) as arrays:
-                codes = BlockCodes(arrays["codes"], arrays["scales"], arrays["zeros"])
-                return BlockSolution(codes, str(arrays["method"]), float(arrays["gain"]))  # type: ignore[arg-type]
-        except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
+            return read_arrays(self._path(), _solution, "codes", "Leave --resume out.")
+        except DataError:
             return None
 
     def keep(self, solution: BlockSolution) -> None:
@@ -84,16 +82,13 @@ class Checkpoint:
             OutputError: The disk is full.
 
         """
-        codes, path = solution.codes, self._path()
-        parts: dict[str, Any] = {"codes": codes.codes, "scales": codes.scales, "zeros": codes.zeros}
+        codes = solution.codes
+        parts = {"codes": codes.codes, "scales": codes.scales, "zeros": codes.zeros}
+        columns = {"method": np.array(solution.method), "gain": np.array(solution.gain), **parts}
         try:
-            with tempfile.NamedTemporaryFile(dir=self._folder, suffix=".tmp", delete=False) as file:
-                np.savez(file, method=np.array(solution.method), gain=np.array(solution.gain), **parts)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(file.name).replace(path)
-        except OSError as error:
-            raise self._failed(error) from error
+            write_arrays(self._path(), columns, force=True, compress=False)
+        except OutputError as error:
+            raise OutputError(error.message, HINT) from error
 
     def _path(self) -> Path:
         return self._folder / f"{self._digest.hexdigest()}.npz"
@@ -106,7 +101,7 @@ class Checkpoint:
         for start in range(0, flat.size, PIECE):
             self._digest.update(flat[start : start + PIECE].tobytes())
 
-    def _failed(self, error: OSError) -> OutputError:
-        return OutputError(
-            f"the folder {self._folder} cannot keep codes ({error.strerror})", "Leave --resume out, or make room."
-        )
+
+def _solution(arrays: Mapping[str, np.ndarray]) -> BlockSolution:
+    codes = BlockCodes(arrays["codes"], arrays["scales"], arrays["zeros"])
+    return BlockSolution(codes, str(arrays["method"]), float(arrays["gain"]))  # type: ignore[arg-type]

@@ -44,7 +44,7 @@ LARGEST_BLOCK = 256  # of a weight
 
 @dataclass
 class MeasuredInput:
-    """What is known of one way to read a value, once for all layers that read it so.
+    """Sums over one way to read a value, which serve all layers that read it so.
 
     Attributes:
         moments: Second moments in the quantized prefix.
@@ -168,6 +168,7 @@ def round_layer_by_layer(
                     del rows
                     if checkpoint is not None:
                         checkpoint.keep(solution)
+                job.rows().release()
                 found[job.key] = _kept(solution, spool)
                 del solution
                 trim_heap(job.key[0].nbytes)

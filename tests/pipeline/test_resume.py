@@ -14,11 +14,13 @@ import onnx
 import pytest
 from decoders import genai_decoder, genai_samples
 
-from onnxq.errors import RecipeError
+from onnxq.errors import OutputError, RecipeError
 from onnxq.ir import segment
+from onnxq.ops.forms.block_codes import BlockCodes
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.recipe import in_blocks
 from onnxq.rounding import checkpoint, layer_by_layer
+from onnxq.rounding.block_solver import BlockSolution
 
 MOMENTS = 10
 
@@ -93,9 +95,20 @@ def test_a_torn_file_and_codes_of_other_runs_are_not_taken(source, monkeypatch):
 
 def test_what_is_not_ours_stays_in_the_folder(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
-    (tmp_path / f"{32 * 'a'}.npz").write_text("")
+    for name in (f"{32 * 'a'}.npz", f".{32 * 'a'}.npz.123.tmp"):
+        (tmp_path / name).write_text("")
     checkpoint.remove_checkpoint(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_folder_that_takes_no_codes_is_named(tmp_path):
+    kept = checkpoint.Checkpoint(tmp_path / "q.onnx.resume", ["run"], [])
+    assert kept.find(np.zeros((4, 32), np.float32), "coding") is None
+    kept._folder.rmdir()
+    codes = BlockCodes(np.zeros((4, 32), np.uint8), np.ones((4, 1), np.float32), np.zeros((4, 1), np.uint8))
+    with pytest.raises(OutputError, match="cannot be written") as caught:
+        kept.keep(BlockSolution(codes, "nearest"))
+    assert "--resume" in str(caught.value.hint)
 
 
 def test_a_recipe_without_blocks_has_nothing_to_resume(source):
