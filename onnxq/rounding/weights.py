@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -77,7 +77,6 @@ class Weights:
         remark: What there is to say about all of them.
         quick: Leave out most of the search for codes, where only a trial is made.
         solutions: Codes of weights in blocks that have been chosen before.
-        to_nearest: Layers whose weights are rounded to nearest, by their first outputs.
         exact: Let codes be such that products of neighbours saturate on some processors, where a trial runs on exact
             arithmetic and is about something else.
 
@@ -97,7 +96,6 @@ class Weights:
         quick: bool = False,
         exact: bool = False,
         solutions: Mapping[Key, BlockSolution] | None = None,
-        to_nearest: Collection[str] = (),
     ) -> None:
         self._spool, self._remark, self._exact = spool, remark, exact
         self._solutions: dict[Key, BlockSolution] = dict(solutions or {})
@@ -105,7 +103,7 @@ class Weights:
         self._block_readers: dict[Key, dict[str, None]] = {}
         self._jobs: dict[Key, RoundingJob] = {}
         if plan is not None:
-            jobs = rounding_jobs(plan, qparams or {}, stats or Stats(), layers or MeasuredLayers([]), to_nearest)
+            jobs = rounding_jobs(plan, qparams or {}, stats or Stats(), layers or MeasuredLayers([]))
             self._jobs = {key: replace(job, quick=quick) for key, job in jobs.items()}
         self._rounded: dict[Key, RoundedWeight] = solve_all(self._jobs) if self._jobs else {}
         self._known: dict[Key, RoundingResult] = {}
@@ -300,25 +298,12 @@ def searched_weights(plan: Plan) -> dict[tuple[Value, WeightSpec], list[Node]]:
 
 
 def rounding_jobs(
-    plan: Plan,
-    qparams: Mapping[Value, QParams],
-    stats: Stats,
-    layers: MeasuredLayers,
-    to_nearest: Collection[str] = (),
+    plan: Plan, qparams: Mapping[Value, QParams], stats: Stats, layers: MeasuredLayers
 ) -> dict[Key, RoundingJob]:
-    """List the weights whose codes are worth choosing: matrices and kernels with one scale for each output channel.
-
-    Args:
-        plan: The decisions.
-        qparams: Of what is quantized with calibrated ranges.
-        stats: Of a calibration.
-        layers: What it measured of layers.
-        to_nearest: Layers to leave out, by their first outputs.
-
-    """
+    """List the weights whose codes are worth choosing: matrices and kernels with one scale for each output channel."""
     jobs: dict[Key, RoundingJob] = {}
     for (weight, coding), nodes in searched_weights(plan).items():
-        if coding.zero_points or any(node_key(node) in to_nearest for node in nodes):
+        if coding.zero_points:
             continue
         assert weight.constant is not None
         moments = layers.moments(stats, *nodes)

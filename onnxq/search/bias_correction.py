@@ -32,7 +32,7 @@ from onnxq.stages.prepared import Prepared
 Shifts = Mapping[str, np.ndarray]  # what to add to a bias, by the first output of the node that adds it
 
 CORRECTED = "corrected biases of {} nodes by their mean output error"
-SAMPLES, MOST_SAMPLES = 24, 96  # and up to how many where a run of the model is short
+SAMPLES, MOST_SAMPLES = 24, 48  # and up to how many where a run of the model is short
 MOST_BYTES = 1 << 29  # of the tensors of all samples together: they are in memory at the same time, in both models
 
 

@@ -70,10 +70,34 @@ def choose_ranges(prepared: Prepared, split: HoldoutSplit) -> RangeChoice:
     def judged(fold: int, candidates: Sequence[int]) -> list[float]:
         samples, others = folds[fold]
         judge, stats = split.evaluator(samples), others()
-        made = (quantize_copy(copy_prepared(variants[at]), stats, weights) for at in candidates)
-        return list(judge.sqnrs(made))
+
+        def found(numbers: Sequence[int]) -> dict[int, float]:
+            made = (quantize_copy(copy_prepared(variants[at]), stats, weights) for at in numbers)
+            return dict(zip(numbers, judge.sqnrs(made), strict=True))
+
+        return with_headroom(candidates, found)
 
     return CANDIDATES[best_candidate(len(folds), len(CANDIDATES), judged)]
+
+
+def with_headroom(candidates: Sequence[int], judged: Callable[[Sequence[int]], dict[int, float]]) -> list[float]:
+    """Judge candidates on a fold; most headroom only where some of it gains.
+
+    A loss says that nothing was clipped, and codes got coarser by that much. Twice as much loses about twice as much.
+
+    Args:
+        candidates: Their numbers, ascending.
+        judged: Gives the dB of some of them by their numbers.
+
+    """
+    steps = len(HEADROOMS)
+    most = [at for at in candidates if at % steps == steps - 1 and {at - 1, at - 2} <= set(candidates)]
+    found = judged([at for at in candidates if at not in most])
+    losing = [at for at in most if found[at - 1] <= found[at - 2]]
+    found |= {at: 2 * found[at - 1] - found[at - 2] for at in losing}
+    rest = [at for at in most if at not in losing]
+    found |= judged(rest) if rest else {}
+    return [found[at] for at in candidates]
 
 
 def best_candidate(folds: int, candidates: int, judged: Callable[[int, Sequence[int]], list[float]]) -> int:

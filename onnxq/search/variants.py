@@ -5,7 +5,7 @@ Tests: `tests/search/test_equalization_trial.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -20,10 +20,10 @@ from onnxq.data.generated_text import generated_text
 from onnxq.data.samples import Samples, spread_samples
 from onnxq.ir import Model, Value
 from onnxq.lowering.rewrite import rewrite
-from onnxq.planning.planner import Choices, Plan, node_key
+from onnxq.planning.planner import Choices, Plan
 from onnxq.progress import Observer, Silent
 from onnxq.rounding.layer_by_layer import block_jobs, can_step, round_layer_by_layer, round_on_moments
-from onnxq.rounding.weights import Weights, searched_weights
+from onnxq.rounding.weights import Weights
 from onnxq.runtime.memory import collect_garbage
 from onnxq.search.held_out import HoldoutSplit, SqnrEvaluator
 from onnxq.search.range_trial import MIN_MAX, RangeChoice, choose_ranges, with_ranges
@@ -35,7 +35,6 @@ from onnxq.targets.assumed_shapes import known_count
 SEQUENTIAL, MOST_ELEMENTS = 256, 1 << 22  # samples that advance together layer by layer, and elements of their inputs
 GENERATED = "chose codes on {} token sequences that the model generated itself"
 TO_NEAREST = "rounded the weights to nearest: codes chosen on some of the samples gained nothing on the others"
-SOME_TO_NEAREST = "rounded {} weight{} to nearest: codes chosen on some of the samples gained nothing on the others"
 # Rows of a layer's input for each column. Codes that are chosen on so many are as good on others, and the layer's own
 # held-out half is proof enough
 PLENTY = 16
@@ -131,12 +130,9 @@ def calibrate_and_round(
     if given is None and jobs and staged:
         prepared = replace(prepared, notes=(*prepared.notes, GENERATED.format(len(texts))))
     weights = Weights(remark=TO_NEAREST, solutions=solutions)
-    if not tried.all_to_nearest(prepared.plan):
-        qparams, remark = choose_qparams(prepared.plan, measured), tried.remark()
-        nearest = tried.to_nearest
-        weights = Weights(
-            prepared.plan, qparams, measured, layers, remark=remark, solutions=solutions, to_nearest=nearest
-        )
+    if tried.rounding:
+        qparams = choose_qparams(prepared.plan, measured)
+        weights = Weights(prepared.plan, qparams, measured, layers, solutions=solutions)
     return Variants(prepared, measured, weights, split)
 
 
@@ -150,52 +146,29 @@ def _texts(prepared: Prepared, given: Samples | None) -> Sequence[Mapping[str, n
 
 
 class HoldoutChoice(NamedTuple):
-    """The verdict of held-out samples: which codes are not to be chosen, and which ranges gain.
+    """The verdict of held-out samples: whether chosen codes gain on them, and which ranges do."""
 
-    Attributes:
-        to_nearest: The layers whose weights are rounded to nearest, by their first outputs.
-        ranges: How ranges are chosen that the recipe leaves open.
-
-    """
-
-    to_nearest: frozenset[str] = frozenset()
+    rounding: bool = True
     ranges: RangeChoice = MIN_MAX
-
-    def all_to_nearest(self, plan: Plan) -> bool:
-        """Tell whether no codes are chosen at all."""
-        return bool(self.to_nearest) and self.to_nearest >= _searched(plan)
-
-    def remark(self) -> str:
-        """Say it in a note, if there is something to say."""
-        count = len(self.to_nearest)
-        return SOME_TO_NEAREST.format(count, "s" * (count > 1)) if count else ""
 
 
 def choose_by_holdout(prepared: Prepared, split: HoldoutSplit) -> HoldoutChoice:
     """Tell whether what is chosen on some of the samples serves others better than what is simpler.
 
-    Those are codes of weights instead of rounding to nearest, in layers that read few rows of values. If the recipe
-    leaves them open, they are also ranges by output error instead of extremes, and headroom beyond either. Every layer
-    has passed such a test of its own by then; whether it carries to the outputs shows only the whole model.
+    Those are codes of weights instead of rounding to nearest. If the recipe leaves them open, they are also ranges by
+    output error instead of extremes, and headroom beyond either. Every layer has passed such a test of its own by then;
+    whether it carries to the outputs shows only the whole model. Codes are not tried where all layers read many rows.
     """
     opened = not prepared.fast and "auto" in prepared.plan.range_methods
     if split.halves is None:
         return HoldoutChoice()
-    few = _with_few_rows(prepared.plan, split.samples.count)
-    nearest = few if few and not _codes_serve_others(prepared, split, few) else frozenset[str]()
-    return HoldoutChoice(nearest, choose_ranges(prepared, split) if opened else MIN_MAX)
+    surely = read_many_rows(prepared.plan, split.samples.count)
+    rounding = surely or _codes_serve_others(prepared, split, split.halves[0])
+    return HoldoutChoice(rounding, choose_ranges(prepared, split) if opened else MIN_MAX)
 
 
-def _searched(plan: Plan) -> frozenset[str]:
-    """Return the layers whose codes are chosen by what they read, by their first outputs."""
-    layers = layers_needing_moments(plan, blocks=False).inputs.keys()
-    searched = searched_weights(plan).values()
-    return frozenset(node_key(node) for nodes in searched for node in nodes if not layers.isdisjoint(nodes))
-
-
-def _with_few_rows(plan: Plan, samples: int | None) -> frozenset[str]:
-    """Return those of them that read fewer than `PLENTY` rows for each column in all samples, or an unknown number."""
-    few = set()
+def read_many_rows(plan: Plan, samples: int | None) -> bool:
+    """Tell whether all layers whose codes are chosen read `PLENTY` rows for each column in all samples, or more."""
     for node, (value, unfolding) in layers_needing_moments(plan, blocks=False).inputs.items():
         made, weight = node.outputs[0], node.inputs[1]
         if node.op_type == "Conv" and made is not None and weight is not None and weight.constant is not None:
@@ -203,21 +176,17 @@ def _with_few_rows(plan: Plan, samples: int | None) -> frozenset[str]:
         else:
             rows = known_count(value, plan.costs.shapes) // unfolding.columns
         if rows * (samples or 0) < PLENTY * unfolding.n:
-            few.add(node)
-    return frozenset(
-        node_key(node) for nodes in searched_weights(plan).values() for node in nodes if not few.isdisjoint(nodes)
-    )
+            return False
+    return True
 
 
-def _codes_serve_others(prepared: Prepared, split: HoldoutSplit, tried: Collection[str]) -> bool:
-    """Choose codes of some layers on a half of the samples, and judge them on the other."""
+def _codes_serve_others(prepared: Prepared, split: HoldoutSplit, fitting: Samples) -> bool:
+    """Choose codes on a half of the samples, and judge them on the other."""
     spare = copy_prepared(prepared)
-    layers = layers_needing_moments(spare.plan, blocks=False, among=tried)
-    measured = measure(spare, layers, split.half(0), None, Silent(), trial=True)
+    layers = layers_needing_moments(spare.plan, blocks=False)
+    measured = measure(spare, layers, fitting, None, Silent(), trial=True)
     spare = exclude_unreached_bodies(spare, measured)
-    others = _searched(spare.plan) - frozenset(tried)
-    qparams = choose_qparams(spare.plan, measured)
-    chosen = Weights(spare.plan, qparams, measured, layers, quick=True, to_nearest=others)
+    chosen = Weights(spare.plan, choose_qparams(spare.plan, measured), measured, layers, quick=True)
     both = (quantize_copy(copy_prepared(prepared), measured, weights) for weights in (None, chosen))
     simple, better = split.judge.sqnrs(both)
     return better > simple

@@ -5,7 +5,6 @@ Tests: `tests/stages/test_moved_ranges.py`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 
 from onnxq.calibration.activation_qparams import coarsened, scheme_qparams
@@ -22,25 +21,23 @@ from onnxq.ir import Value
 from onnxq.ir.segment import LARGE
 from onnxq.ops.forms.scheme import Scheme
 from onnxq.planning.logit_reach import Reach, least_reach
-from onnxq.planning.planner import Plan, node_key
+from onnxq.planning.planner import Plan
 from onnxq.planning.static_bounds import exact_bounds
 from onnxq.progress import Observer
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.strategy import Strategy
 
 
-def layers_needing_moments(plan: Plan, *, blocks: bool = True, among: Collection[str] | None = None) -> MeasuredLayers:
+def layers_needing_moments(plan: Plan, *, blocks: bool = True) -> MeasuredLayers:
     """Name the layers whose weights are rounded by what they read; none where those weights are large together.
 
     Args:
         plan: The decisions.
         blocks: Whether those count whose blocks have zero points, which are rounded layer by layer where there are
             samples.
-        among: First outputs of the layers that count; all by default.
 
     """
     rounded = [d for d in plan.decisions if d.settings and d.settings.rounding == "output-error"]
-    rounded = [d for d in rounded if among is None or node_key(d.node) in among]
     nodes = [d.node for d in rounded if d.settings and (blocks or not d.settings.zero_points)]
     weights = {value: value.constant.nbytes for node in nodes for value in node.inputs if value and value.constant}
     return MeasuredLayers(nodes if sum(weights.values()) <= LARGE else ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from onnxq.search.range_trial import (
     WORTH_CHANGING,
     RangeChoice,
     best_candidate,
+    with_headroom,
 )
 from onnxq.search.variants import HoldoutChoice, choose_by_holdout
 from onnxq.stages.measure import layers_needing_moments, measure
@@ -217,3 +219,18 @@ def test_headroom_of_a_recipe_and_of_its_rules_is_kept(rule, ranges, headroom):
     settled = recipe.with_ranges("output-error", 1.2).scheme_for("Conv", "c")[0]
     assert (settled.ranges, settled.headroom) == (ranges, pytest.approx(headroom))
     assert recipe.with_ranges("output-error").scheme_for("Conv", "c")[0].headroom == before
+
+
+def test_most_headroom_is_judged_only_where_some_of_it_gains() -> None:
+    asked: list[list[int]] = []
+    known = {0: 30.0, 1: 29.2, 2: 40.0, 3: 30.0, 4: 31.0, 5: 33.0}
+
+    def judged(numbers: Sequence[int]) -> dict[int, float]:
+        asked.append(list(numbers))
+        return {number: known[number] for number in numbers}
+
+    assert with_headroom(range(6), judged) == pytest.approx([30.0, 29.2, 28.4, 30.0, 31.0, 33.0])
+    assert asked == [[0, 1, 3, 4], [5]]
+    asked.clear()
+    assert with_headroom([0, 2, 5], judged) == [30.0, 40.0, 33.0]  # those that say what to expect have gone out
+    assert asked == [[0, 2, 5]]
