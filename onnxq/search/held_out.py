@@ -439,6 +439,14 @@ class HoldoutSplit:
             return self.ranking_evaluator
         return self.evaluator(wrap_samples(list(self._few.values()), self.samples.inputs))
 
+    @cached_property
+    def fine_evaluator(self) -> SqnrEvaluator:
+        """The float outputs on all samples that are tried on, and on more where a run is short."""
+        if self.room == self._share:
+            return self.goal_evaluator
+        taken = self._few_among(self._spread(self.room))
+        return self.evaluator(wrap_samples(list(taken.values()), self.samples.inputs))
+
     @property
     def held_out(self) -> Samples:
         """The half to judge on; ValueError as for `judge`."""

@@ -61,6 +61,11 @@ class Variants:
         """The float outputs on a few samples."""
         return self.split.ranking_evaluator
 
+    @property
+    def fine_judge(self) -> SqnrEvaluator:
+        """The float outputs on more samples, where single nodes are weighed."""
+        return self.split.fine_evaluator
+
     def model(
         self, choices: Choices, change: Callable[[Model], object] | None = None, *, costs_count: bool = True
     ) -> Model:

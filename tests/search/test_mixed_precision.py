@@ -209,7 +209,9 @@ def test_a_bargain_is_the_cheapest_way_first_and_the_next_where_it_disappoints()
         prepared = SimpleNamespace(plan=SimpleNamespace(costs=None))
 
         def __init__(self, gains, start=20.0):
-            self.judge = SimpleNamespace(sqnr=lambda choices: start + sum(gains[n] for n in names(choices).values()))
+            self.fine_judge = SimpleNamespace(
+                sqnr=lambda choices: start + sum(gains[n] for n in names(choices).values())
+            )
             super().__init__()
 
         def replan(self, choices):
@@ -220,10 +222,62 @@ def test_a_bargain_is_the_cheapest_way_first_and_the_next_where_it_disappoints()
         for gains, expected in (
             ({"rows": 5.0, "blocks": 9.0, "weight-int8": 20.0}, {"n0": "rows", "n1": "rows"}),
             ({"rows": 0.1, "blocks": 9.0, "weight-int8": 20.0}, {"n0": "blocks", "n1": "blocks"}),
-            ({"rows": 0.1, "blocks": 0.1, "weight-int8": 20.0}, {"n0": "weight-int8"}),
+            ({"rows": 0.1, "blocks": 0.1, "weight-int8": 20.0}, {"n0": "weight-int8", "n1": "weight-int8"}),
+            ({"rows": 0.1, "blocks": 0.1, "weight-int8": 0.4}, {}),
         ):
             assert names(cheap_wins(Judged(gains), several(2)).choices) == expected
             assert not cheap_wins(Judged(gains, start=ENOUGH), several(2)).choices
+
+
+class Beside(Counting):
+    """Nodes with next to no noise of their own; what a model reaches and takes depends on all choices."""
+
+    prepared = SimpleNamespace(plan=SimpleNamespace(chosen=frozenset(), costs=None))
+
+    def __init__(self, reached, taken) -> None:
+        super().__init__()
+        self.fine_judge = SimpleNamespace(sqnr=lambda choices: reached(set(choices)))
+        self.taken = taken
+
+    def replan(self, choices):
+        return SimpleNamespace(plan=SimpleNamespace(chosen=frozenset(choices), costs=None)), {}
+
+
+def _won(reached, taken, ranked) -> tuple[set[str], int]:
+    variants = Beside(reached, taken)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("onnxq.search.mixed_precision.predicted_time", lambda plan, costs: taken(plan.chosen))
+        return set(cheap_wins(variants, ranked).choices), variants.runs
+
+
+def test_nodes_that_take_next_to_no_time_in_float_are_tried_whatever_their_noise():
+    ranked = [Candidate("big", 1.0, 0.9, 0.01, True)]
+    ranked += [Candidate(f"n{i}", 1e-3, 0.001, 0.001 if i < 8 else 0.006, True) for i in range(9)]
+
+    def reached(chosen) -> float:  # n1 gains beside the first alone
+        return 30.0 + 3 * ("big" in chosen) + ({"big", "n1"} <= chosen) + 9 * ("n8" in chosen)
+
+    found, runs = _won(reached, lambda chosen: 1.0 + 0.001 * len(chosen), ranked)
+    assert found == {"big", "n1"}
+    assert runs == 1 + 1 + 4  # as it is, the first, and four of the others
+    found, runs = _won(reached, lambda chosen: 1.0 + 0.006 * len(chosen), ranked)  # neighbours follow
+    assert (found, runs) == ({"big"}, 2)
+
+
+def test_samples_have_to_show_half_a_decibel_and_more_for_more_time():
+    for gain, cost, expected in ((0.45, 0.001, set()), (0.55, 0.001, {"a"}), (0.7, 0.02, set()), (0.9, 0.02, {"a"})):
+        ranked = [Candidate("a", 1.0, 0.5, 0.006, True), Candidate("b", 0.5, 0.3, 0.5, True)]
+        reached = lambda chosen, gain=gain: 30.0 + gain * ("a" in chosen)  # noqa: E731
+        assert _won(reached, lambda chosen, cost=cost: 1.0 + cost * len(chosen), ranked)[0] == expected
+
+
+def test_gains_are_measured_on_more_samples_where_a_run_is_short(spoilt):
+    samples = wrap_samples([{"x": floats(16, WIDTH, seed=i)} for i in range(120)], spoilt.samples.inputs)
+    split = HoldoutSplit(spoilt.baseline, samples, run_time=1e5)
+    counts = [len(judge._expected) for judge in (split.ranking_evaluator, split.goal_evaluator, split.fine_evaluator)]
+    assert counts == [8, 24, 96]
+    slow = HoldoutSplit(spoilt.baseline, samples, run_time=1e8)
+    assert slow.fine_evaluator is slow.goal_evaluator
 
 
 def test_choices_that_are_known_to_miss_are_not_tried_again():
@@ -365,7 +419,7 @@ def test_a_bargain_counts_what_follows_it_into_float():
         """Returning one node to float takes all others along, so it costs much more than the node itself."""
 
         prepared = SimpleNamespace(plan=SimpleNamespace(kind="integers", costs=None))
-        judge = SimpleNamespace(sqnr=lambda model: 10.0 if not model else 40.0)
+        fine_judge = SimpleNamespace(sqnr=lambda model: 10.0 if not model else 40.0)
 
         def replan(self, choices):
             return SimpleNamespace(plan=SimpleNamespace(kind="floats" if choices else "integers")), {}
