@@ -200,6 +200,13 @@ def _alike(attention: Attention, sizes: Sizes, batch: int, length: int, opset: i
     return bool(theirs.shape == np.shape(made) and abs(theirs - made).max() <= TOLERANCE * abs(theirs).max())
 
 
+def _before(query: Value) -> Value:
+    """Return what a projection reads, if its first axes are the same: its result then has one reader."""
+    read = query.producer.inputs[0] if query.producer is not None and query.producer.inputs else None
+    alike = read is not None and read.shape is not None and query.shape is not None and len(read.shape) == 3
+    return read if alike and read is not None and (read.shape or ())[:2] == (query.shape or ())[:2] else query
+
+
 class _Writer:
     """Writes operators into one patch, what they share once."""
 
@@ -212,7 +219,7 @@ class _Writer:
         """Let the operator take the place of a region."""
         region, patch = attention.region, self._patch
         if self._lengths is None:
-            self._lengths = self._counted(region.entries[0])
+            self._lengths = self._counted(_before(region.entries[0]))
         last, total = self._lengths
         tables = [self._table(attention, value) for value in attention.tables]
         made = patch.node(
@@ -226,14 +233,14 @@ class _Writer:
             named_after(patch, region.result.producer)
         patch.replace(region.result, made[0])
 
-    def _counted(self, query: Value) -> tuple[Value, Value]:
+    def _counted(self, source: Value) -> tuple[Value, Value]:
         """Write the length of each sequence less one, and the length, both int32."""
         patch = self._patch
-        length = patch.op("Shape", query, start=1, end=2, hint="attention_length")
+        length = patch.op("Shape", source, start=1, end=2, hint="attention_length")
         total = patch.op("Cast", length, to=TensorProto.INT32, hint="attention_total")
         one = patch.constant(np.array([1], np.int32), "attention_one")
         last = patch.op("Sub", total, one, hint="attention_last")
-        batch = patch.op("Shape", query, start=0, end=1, hint="attention_batch")
+        batch = patch.op("Shape", source, start=0, end=1, hint="attention_batch")
         return patch.op("Expand", last, batch, hint="attention_last_of_each"), total
 
     def _table(self, attention: Attention, value: Value) -> Value:

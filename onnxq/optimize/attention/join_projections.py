@@ -1,0 +1,106 @@
+"""Queries, keys and values of one GroupQueryAttention as one product with weights in blocks.
+
+The operator reads all three from one value as well. Products of one token take a few microseconds each, and every one
+rounds the same activations to 8 bits again. Columns are computed apart, so that no bit changes.
+
+Tests: `tests/optimize/test_join_projections.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from onnxq.ir.graph import Node, Value
+from onnxq.ir.model import Model
+from onnxq.ir.pass_manager import register_pass
+from onnxq.ir.patch import Patch
+from onnxq.ir.segment import is_large
+from onnxq.ops.kernels.onnxruntime_decoder import MICROSOFT
+
+SHARED = ("K", "bits", "block_size", "accuracy_level")
+CODES, SCALES, ZERO_POINTS = 1, 2, 3
+
+
+@register_pass(order=190, timed=True, domain=MICROSOFT, operators=("GroupQueryAttention",))
+def join_projections(model: Model) -> Iterator[Patch]:
+    """Describe the joined product of each attention; weights of large models stay where they are mapped."""
+    if is_large(model):
+        return
+    for node in model.graph.nodes:
+        products = _products(node) if node.op_type == "GroupQueryAttention" and node.domain == MICROSOFT else []
+        if products:
+            yield _joined(node, products)
+
+
+def _products(attention: Node) -> list[Node]:
+    """Return the products that make queries, keys and values of one value; none where one is something else."""
+    found = []
+    for value in attention.inputs[:3]:
+        node = None if value is None or value.only_use is None else value.producer
+        if (
+            node is None
+            or node.op_type != "MatMulNBits"
+            or node.domain != MICROSOFT
+            or node.graph is not attention.graph
+        ):
+            return []
+        if any(read is not None for read in node.inputs[ZERO_POINTS + 1 :]):  # a bias, or another order of rows
+            return []
+        if _constant(node, CODES) is None:
+            return []
+        found.append(node)
+    first = found[0]
+    alike = all(
+        node.inputs[0] is first.inputs[0]
+        and [node.attribute(name) for name in SHARED] == [first.attribute(name) for name in SHARED]
+        and (_constant(node, ZERO_POINTS) is None) == (_constant(first, ZERO_POINTS) is None)
+        and _shape(node.inputs[SCALES]) is not None
+        for node in found
+    )
+    ranks = {len(shape) for node in found if (shape := _shape(node.inputs[SCALES])) is not None}
+    return found if alike and len(set(found)) == 3 and len(ranks) == 1 else []
+
+
+def _constant(node: Node, slot: int) -> np.ndarray | None:
+    value: Value | None = node.inputs[slot] if slot < len(node.inputs) else None
+    return None if value is None or value.constant is None else value.constant.numpy()
+
+
+def _shape(value: Value | None) -> tuple[int, ...] | None:
+    """Return the shape of scales, which may be stored in float16 and cast."""
+    node = None if value is None else value.producer
+    if node is not None and node.op_type == "Cast" and not node.domain:
+        value = node.inputs[0]
+    return None if value is None or value.constant is None else tuple(value.constant.shape)
+
+
+def _joined(attention: Node, products: list[Node]) -> Patch:
+    """Put the rows of three weights below each other; scales may be cast from float16."""
+    first = products[0]
+    patch = Patch(attention.graph, first, "queries, keys and values are one product")
+    made: list[Value | None] = [first.inputs[0]]
+    for slot in range(CODES, len(first.inputs)):
+        parts = [value for node in products if (value := node.inputs[slot]) is not None]
+        hint = f"{parts[0].name}_joined" if parts else ""
+        if not parts:
+            made.append(None)
+        elif all(value.constant is not None for value in parts):
+            arrays = [value.constant.numpy() for value in parts if value.constant is not None]
+            made.append(patch.constant(np.concatenate(arrays), hint))
+        else:  # onnxruntime folds it when it loads the model
+            made.append(patch.op("Concat", *parts, axis=0, hint=hint))
+    output = first.outputs[0]
+    assert output is not None
+    attributes = first.attributes()
+    attributes["N"] = sum(int(node.attribute("N")) for node in products)
+    joined = patch.node(
+        "MatMulNBits", made, outputs=[f"{output.name}_joined"], name=first.name, domain=MICROSOFT, **attributes
+    )
+    patch.rewire(attention, 0, joined[0])
+    for slot in (1, 2):
+        patch.rewire(attention, slot, None)
+    for node in products:
+        patch.remove(node)
+    return patch
