@@ -7,8 +7,8 @@ trusted is decided on samples that it was not made of.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,13 +19,15 @@ from onnxq.rounding.block_grids import BlockGrid, best_grid, refit_on_slope
 from onnxq.rounding.coordinate_descent import Feedback, damped, descend, nearest
 from onnxq.rounding.gptq import Method, MomentSource, shows_something
 from onnxq.rounding.short_block_search import search_shortly
+from onnxq.runtime.workers import run_in_order
 
 DAMPINGS = (1e-3, 1e-2, 0.1)
 PROBED = 64  # channels that this is tried on
 SWEEPS, REFITS = 3, 3
 STARTS = (1.0, 1.05)  # times the scales that are expected to be best
 LEAST_WEIGHT = 1e-4  # of a column in the cost of a block, relative to the mean: no element is free
-CHANNEL_SLAB = 1 << 20  # elements of the channels that are searched for together, in several arrays
+CHANNEL_SLAB = 1 << 20  # elements of the channels that are searched for together
+ARRAYS = 8  # of so many elements, where a weight is rounded to nearest
 ORDER: tuple[Method, ...] = ("nearest", "weight error", "assumed inputs", "output error")
 SLAB = 1 << 21  # elements that are worked on at a time: 16 MB in float64
 
@@ -44,6 +46,10 @@ class BlockSolution:
     codes: BlockCodes
     method: Method
     gain: float = 0.0
+
+    def kept(self, keep: Callable[[np.ndarray], np.ndarray]) -> BlockSolution:
+        """Return the same with arrays that something has put out of memory."""
+        return replace(self, codes=BlockCodes(*map(keep, (self.codes.codes, self.codes.scales, self.codes.zeros))))
 
 
 def solve_blocks(
@@ -142,12 +148,12 @@ def _stacked(parts: Sequence[BlockCodes]) -> BlockCodes:
 
 
 def _by_weight(rows: np.ndarray, bits: int, block_size: int) -> BlockCodes:
-    parts = []
-    for slab in _slabs(rows) or [slice(0)]:
+    def solve(slab: slice) -> BlockCodes:
         part = np.asarray(rows[slab], np.float64)
         grid = best_grid(part, _by_size(part), bits, block_size, "nearest")
-        parts.append(_exported(part, _nearest(part, grid), grid))
-    return _stacked(parts)
+        return _exported(part, _nearest(part, grid), grid)
+
+    return _stacked(list(run_in_order(solve, _slabs(rows) or [slice(0)], task_bytes=8 * ARRAYS * CHANNEL_SLAB)))
 
 
 def _by_size(rows: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -169,7 +169,7 @@ def round_layer_by_layer(
                     if checkpoint is not None:
                         checkpoint.keep(solution)
                 job.rows().release()
-                found[job.key] = _kept(solution, spool)
+                found[job.key] = solution if spool is None else solution.kept(spool.keep)
                 del solution
                 trim_heap(job.key[0].nbytes)
                 advance(len(found), len(jobs))
@@ -208,14 +208,6 @@ def _rows(
     if np.may_share_memory(rows, job.key[0].numpy()):
         rows = rows.copy()
     return compensated(rows, read, measured.moments, errors)
-
-
-def _kept(solution: BlockSolution, spool: Spool | None) -> BlockSolution:
-    """Put large codes out of memory."""
-    if spool is None:
-        return solution
-    codes = solution.codes
-    return replace(solution, codes=BlockCodes(*map(spool.keep, (codes.codes, codes.scales, codes.zeros))))
 
 
 def _put_away(run: Run, step: Step, shelf: Shelf) -> None:

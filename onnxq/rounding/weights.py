@@ -16,6 +16,7 @@ from onnxq.calibration.stats import Stats
 from onnxq.errors import ModelError
 from onnxq.ir import Node, Tensor, Value
 from onnxq.ir.storage.scratch_file import SPOOLED, Spool
+from onnxq.ir.storage.shelf import release_array
 from onnxq.ops.forms.block_codes import BlockCodes
 from onnxq.ops.forms.saturating_pairs import SAFE_BITS
 from onnxq.ops.forms.scheme import Scheme
@@ -202,12 +203,14 @@ class Weights:
             rows = WeightRows(weight.constant.numpy(), coding.axes)
             if key not in self._solutions:
                 found = solve_blocks(_finite(rows.array(), weight, reader), None, coding.bits, coding.block_size)
-                self._solutions[key] = found
+                self._solutions[key] = found.kept(self.keep)
+                del found
             solved = self._solutions[key].codes
             codes, scales = rows.restore(solved.codes, solved.scales)
             zeros = rows.restore(solved.codes, solved.zeros)[1]
             weight.constant.release()
-            self._blocks[key] = BlockCodes(self.keep(codes), scales, zeros)
+            release_array(solved.codes)
+            self._blocks[key] = BlockCodes(*map(self.keep, (codes, scales, zeros)))
         return self._blocks[key]
 
     def _coded(self, weight: Value, coding: WeightSpec, minimum: np.ndarray | None, reader: str) -> RoundingResult:

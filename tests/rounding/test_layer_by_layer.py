@@ -12,9 +12,11 @@ from onnxq.calibration.calibrate import calibrate
 from onnxq.calibration.layer_moments import MeasuredLayers
 from onnxq.errors import ModelError
 from onnxq.ir import infer_types, parse
+from onnxq.ir.storage.scratch_file import Spool, is_mapped
 from onnxq.planning.planner import make_plan
 from onnxq.rounding.block_solver import solve_blocks
 from onnxq.rounding.layer_by_layer import block_jobs, can_step, round_layer_by_layer, round_on_moments
+from onnxq.rounding.weights import Weights
 
 MIXING = floats(8, 64, seed=50)
 
@@ -122,3 +124,18 @@ def output_error(model, plan):
 def test_the_second_layer_compensates_for_the_error_of_the_first():
     corrected, left = (output_error(*two_layers(prefix_correction=wanted)) for wanted in (True, False))
     assert corrected < 0.97 * left
+
+
+def test_nothing_of_a_large_weight_stays_in_memory(tmp_path):
+    """Guard of the memory: codes of all layers together are larger than the largest layer."""
+    weights = {"w1": floats(1024, 1024, scale=0.3)}
+    model = parse(build([node("MatMul", "x w1", "y")], {"x": [1, 2, 1024]}, ["y"], weights, 21).SerializeToString())
+    infer_types(model)
+    (job,) = block_jobs(make_plan(model, recipe_of("weight-int4"), with_data=True))
+    with Spool(tmp_path) as spool:
+        for solutions in ({}, {job.key: solve_blocks(job.rows().array(), None, 4, 32).kept(spool.keep)}):
+            made = Weights(spool=spool, solutions=solutions)
+            codes = made.block_codes(job.weight, job.coding, "layer").codes
+            assert is_mapped(codes)
+            assert is_mapped(made._solutions[job.key].codes.codes)
+            np.testing.assert_array_equal(codes.T, made._solutions[job.key].codes.codes)

@@ -86,6 +86,7 @@ class Shelf:
 
 
 def release_array(array: np.ndarray) -> None:
-    """Release the pages of a mapped array; any other array is left alone."""
+    """Release the pages of a mapped array, which may be transposed; any other array is left alone."""
+    array = array if array.flags.c_contiguous else array.T
     if array.flags.c_contiguous and array.size and is_mapped(array):
         release(array.reshape(-1).view(np.uint8).data)

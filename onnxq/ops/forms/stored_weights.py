@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnxq.ir import Value
+from onnxq.ir.storage.shelf import release_array
 from onnxq.ops.forms.block_codes import BlockCodes, pack_bits
 from onnxq.ops.forms.family import (
     MINIMUM_STORED_ELEMENTS,
@@ -142,4 +143,5 @@ def pack(blocks: BlockCodes, scheme: Scheme) -> np.ndarray:
     count = blocks.scales.shape[1]
     full = np.repeat(blocks.zeros, scheme.block_size, axis=1)
     full[:, :inner] = blocks.codes
+    release_array(blocks.codes)
     return pack_bits(full, scheme.weight_bits).reshape(columns, count, -1)
