@@ -195,7 +195,7 @@ def _towards_goals(
             break
 
         def meets(model: Model, goal: float = goal) -> bool:
-            return judge.sqnr(model) >= goal
+            return judge.reaches(model, goal)
 
         stages = 2 if keeps_weights and math.isinf(most) else 1
         reached = _more_accurate(variants, ranked, meets, found, stages=stages, most=most)

@@ -41,8 +41,9 @@ MOST_ELEMENTS = 1 << 26  # of the inputs of all samples together: they are in me
 # dB, from which on nothing is given for more: agreement is complete long before, and what a trial gains is often chance
 ENOUGH = 50.0
 MOST = 100.0  # dB either way, beyond which nothing is gained or lost
-# A variant that is sure not to gain enough is given up after so many samples; so many standard errors make sure
-FIRST_SAMPLES, SURE = 4, 2.0
+# A variant that is sure not to gain enough is given up after so many samples; Student's t is 6 in one case of 200
+FIRST_SAMPLES, SURE = 4, 6.0
+MISSED = 1 + 1e-6  # times the noise at which a goal is met: a variant that makes more is not run on further samples
 FLATTENING = ("Softmax", "LogSoftmax", "Sigmoid")
 # Operators that may stand between those and the output: they move values, or code them
 BETWEEN = operators_with(Trait.IN_ORDER) | {"Transpose", "QuantizeLinear", "DequantizeLinear"}
@@ -102,6 +103,10 @@ class SqnrEvaluator:
             ) from error
         if not self._expected:
             raise DataError("there are no samples to judge a model on", "Give at least one.")
+        count = len(self._expected)  # of data that are in some order, the first are spread evenly
+        first = [index * count // FIRST_SAMPLES for index in range(min(count, FIRST_SAMPLES))]
+        rest = [index for index in range(count) if index not in first]
+        self._expected = [self._expected[index] for index in dict.fromkeys([*first, *rest])]
 
     def noise(self, model: Model) -> np.ndarray:
         """Return the squared error by the squared size: of outputs, of what is picked from, then of scores.
@@ -136,7 +141,7 @@ class SqnrEvaluator:
             yield judged
 
     def _run_quantized(
-        self, model: Model, advance: Callable[[int, int | None], None] | None = None, bar: _Bar | None = None
+        self, model: Model, advance: Callable[[int, int | None], None] | None = None, bar: _Bar | _Limit | None = None
     ) -> _Judged:
         """Compare what a variant gives with what the float model does, sample by sample; None if it does not run."""
         found = scores(model, self._selection.read)
@@ -238,6 +243,25 @@ class SqnrEvaluator:
         """Return the signal-to-quantization-noise ratio of the worst output or scores in dB, `resolved`."""
         return self._sqnr(self._judged(model))
 
+    def reaches(self, model: Model, goal: float) -> bool:
+        """Tell whether the ratio is a goal or more; not all samples are run where a part of them misses it already."""
+        limit = np.where(self._counts(), self._signals * 10 ** (-goal / 10) * MISSED, np.inf)
+        with working("judge") as advance:
+            judged = self._run_quantized(model, advance, _Limit(limit))
+        tried()
+        complete = judged is not None and len(judged) == len(self._expected)
+        return complete and self._sqnr(judged) >= goal
+
+    @cached_property
+    def _signals(self) -> np.ndarray:
+        """The squared size of each value in all samples, `[values]`."""
+        totals = [Difference(classes=False, lengths=ANY_AXIS) for _ in self._expected[0].arrays]
+        for expected in self._expected:
+            for place, (total, array) in enumerate(zip(totals, expected.arrays, strict=True)):
+                relative = self._relative(place, array)
+                total.add(relative, relative)
+        return np.array([total.signal for total in totals])
+
     def sqnrs(self, models: Iterable[Model], *, least: float | None = None) -> Iterator[float]:
         """Yield the same for several models; see `noises` and `typicals`."""
         return self._compared(models, self._sqnr, least)
@@ -298,6 +322,20 @@ class SqnrEvaluator:
 
 def _runs_nothing(_: _Expected) -> list[Any]:
     return []
+
+
+class _Limit:
+    """Noise that a variant may make of each value in all samples, `[values]`."""
+
+    def __init__(self, most: np.ndarray) -> None:
+        self._most = most
+        self._noise = np.zeros(len(most))
+
+    def out_of_reach(self, made: _Judged) -> bool:
+        """Tell whether the samples so far made more; asked once behind each sample."""
+        if made:
+            self._noise += [part.noise for part in made[-1]]
+        return bool((self._noise > self._most).any())
 
 
 class _Bar:

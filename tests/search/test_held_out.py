@@ -342,3 +342,21 @@ def test_a_variant_that_cannot_gain_enough_runs_on_the_first_samples_only(least,
         first, second = figures
         assert second - first == pytest.approx(whole, abs=2 * RESOLUTION)
     assert runs[0] == 12 + ran  # results of the first figures serve the second ones
+
+
+@pytest.mark.parametrize(("goal", "reached", "ran"), [(19.5, True, 12), (20.5, False, 12), (30.0, False, 2)])
+def test_a_goal_that_some_of_the_samples_miss_already_is_missed(goal, reached, ran, monkeypatch) -> None:
+    neutral = ("Identity", {})
+    data, off = (parse(classifier(WEIGHT * np.float32(factor), neutral)) for factor in (1.0, 0.9))  # 20 dB
+    samples = wrap_samples([{"x": floats(1, 2, seed=seed)} for seed in range(12)], input_specs(data))
+    judge = SqnrEvaluator(data, samples)
+    run, runs = held_out.run_session, [0]
+
+    def count(*given: Any) -> Any:
+        runs[0] += 1
+        return run(*given)
+
+    monkeypatch.setattr(held_out, "run_session", count)
+    assert judge.reaches(off, goal) is reached
+    assert runs[0] <= ran + 4  # some more have begun by then
+    assert (judge.sqnr(off) >= goal) is reached

@@ -291,10 +291,18 @@ def test_no_model_is_judged_twice(tmp_path, monkeypatch):
     recipe = tmp_path / "auto.toml"
     recipe.write_text(AUTO)
     variants = variants_of(chain(tmp_path, [1, 1, 200, 1], rows=64, width=256), str(recipe), (64, 256))
-    judged, sqnr = [], SqnrEvaluator.sqnr
-    monkeypatch.setattr(
-        SqnrEvaluator, "sqnr", lambda self, model: (judged.append(model.serialize()), sqnr(self, model))[1]
-    )
+    judged = []
+
+    def listing(method):
+        before = getattr(SqnrEvaluator, method)
+        monkeypatch.setattr(
+            SqnrEvaluator,
+            method,
+            lambda self, model, *goal: (judged.append(model.serialize()), before(self, model, *goal))[1],
+        )
+
+    listing("sqnr")
+    listing("reaches")
     monkeypatch.setattr("onnxq.search.budget.GOALS", ((60.0, 100.0),))  # so that the search goes on behind the bargains
     meet_budget(variants, Budget())
     assert len(judged) >= 2
