@@ -73,6 +73,7 @@ STEPS: dict[str, StepWords] = {
     "calibrate": StepWords("calibrating", "sample"),
     "round": StepWords("rounding weights", "weight"),
     "search": StepWords("choosing what stays float", TRIAL),
+    "cross-validate": StepWords("judging halves of the samples", TRIAL),
     "correct": StepWords("correcting biases", TRIAL),
     "rewrite": StepWords("rewriting"),
     "verify": StepWords("comparing with the float model", "sample"),

@@ -88,6 +88,8 @@ def report_tables(report: Report) -> Iterator[RenderableType]:
         yield ""
     if report.comparison is not None:
         yield from comparison_tables(report.comparison, report.samples)
+        if report.cross_validation is not None:
+            yield Padding(Text(printable(report.cross_validation.sentence)), (0, 0, 0, INDENT))
         yield ""
         if report.comparison.metric is not None:
             yield metric_table(report.comparison.metric)

@@ -40,6 +40,7 @@ from onnxq.runtime.session import InMemory, ModelSource, sessions_kept
 from onnxq.search.bias_correction import correct_biases
 from onnxq.search.budget import Budget, SearchOutcome, check_budget, check_size, meet_budget
 from onnxq.search.candidates import float_time
+from onnxq.search.cross_validation import CrossValidated, cross_validate
 from onnxq.search.equalization_trial import equalize_if_it_helps
 from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.mask_limit_trial import limit_attention_masks
@@ -408,7 +409,7 @@ def _quantize_in_memory(
     split = HoldoutSplit(before, probe, float_time(prepared.plan))
     data, known = given is not None, stats is not None
     expect(Schedule(prepared, split, budget, with_data=data, with_stats=known, detailed=detailed).work())
-    prepared, model, report = search_and_rewrite(
+    prepared, model, report, halves = search_and_rewrite(
         prepared, split, given, stats, observer, budget, scratch, detailed=detailed
     )
     collect_garbage(model)  # what was tried last
@@ -428,6 +429,8 @@ def _quantize_in_memory(
     fitted = given is not None and stats is None and (prepared.plan.calibrated() or report.weights)
     judged = probe.description + (FITTED if fitted else "")
     report = replace(report, comparison=comparison, samples=judged, families=families)
+    if halves is not None and given is not None:
+        report = replace(report, cross_validation=halves.expected(comparison, given.count or halves.samples))
     if detailed:
         observer.step("details")
         report = _with_details(report, baseline.model, model, encoded, probe)
@@ -451,7 +454,7 @@ def search_and_rewrite(
     scratch: Path,
     *,
     detailed: bool,
-) -> tuple[Prepared, Model, Report]:
+) -> tuple[Prepared, Model, Report, CrossValidated | None]:
     """Settle all choices and carry them out; statistics and variants, the largest things in memory, go with this."""
     if stats is None:
         observer.step("rescale")
@@ -463,6 +466,10 @@ def search_and_rewrite(
     if given is not None or budget.is_set:
         observer.step("search")
         settled = meet_budget(variants, budget)
+    halves = None
+    if given is not None and stats is None and not prepared.fast:
+        observer.step("cross-validate")
+        halves = cross_validate(variants, settled.choices)
     prepared, qparams = variants.replan(settled.choices)
     if given is not None and settled.correct:
         observer.step("correct")
@@ -477,7 +484,8 @@ def search_and_rewrite(
     model = rewrite(prepared.model, prepared.plan, qparams, variants.weights)
     notes = (*report.notes, *settled.notes, *variants.weights.notes())
     report = replace(report, notes=notes, latencies=latencies)
-    return prepared, model, replace(report, weights=variants.weights.chosen(), saturation=variants.weights.cures())
+    report = replace(report, weights=variants.weights.chosen(), saturation=variants.weights.cures())
+    return prepared, model, report, halves
 
 
 def add_metric(

@@ -180,11 +180,23 @@ class Schedule:
             yield from self._trials("search", halvings, self._few, POSSIBLE)
         if self._budget.max_size is not None:
             yield from self._trials("search", halvings, quick, PROBABLE)
+        if self._tries and not self._with_stats:
+            yield from self._cross_validate()
         if self._tries and any(d.settings and d.settings.bias_correction for d in self._prepared.plan.decisions):
             most = min(int(24 * max(self._split.room, 1)), self._samples)
             yield Work("correct", "biases", prices.full(self._half))
             yield from self._trials("correct", 2, self._half)
             yield Work("correct", "biases", prices.full(most), PROBABLE)
+
+    def _cross_validate(self) -> Iterator[Work]:
+        plan, prices = self._prepared.plan, self._prices
+        half = max(min(self._split.expected_fitting(), self._samples) // 2, 1)
+        rounding = sum(_rounding(weight, coding.axes) for weight, coding in searched_weights(plan))
+        for _ in range(2):
+            yield Work("cross-validate", "measure roughly", prices.rough(half))
+            yield Work("cross-validate", "round", QUICK * rounding)
+            yield Work("cross-validate", "judge", prices.float_outputs(half))
+            yield from self._trials("cross-validate", 1, half)
 
     def _compare(self) -> Iterator[Work]:
         prices = self._prices

@@ -38,6 +38,7 @@ def report_dict(report: ReportData) -> dict[str, Any]:
         "reasons": report.reasons(),
         "notes": list(report.notes),
         "comparison": None if report.comparison is None else comparison_dict(report.comparison, report.samples),
+        "cross_validation": None if report.cross_validation is None else record_dict(report.cross_validation),
         "seconds": {step: round(seconds, 4) for step, seconds in report.seconds},
         "float_passes": None if passes is None else {step: round(number, 2) for step, number in passes},
         "nodes": [asdict(node) for node in report.nodes],

@@ -125,7 +125,8 @@ def verdict(report: ReportData) -> str:
         if worst == math.inf
         else f"an error of {_figure(100 * 10 ** (-worst / 20), 2)} % at the worst output"
     )
-    return f"The quantized model is {' and '.join(parts)}, with {lost}."
+    others = "" if report.cross_validation is None else f" SQNR {report.cross_validation.sentence}."
+    return f"The quantized model is {' and '.join(parts)}, with {lost}.{others}"
 
 
 def _charts(report: ReportData) -> dict[str, str | None]:

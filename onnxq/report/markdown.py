@@ -74,7 +74,9 @@ def _result(report: ReportData) -> str:
     written = f"Written to {_code(str(report.output))}, compared on {_plain(report.samples or '')}.\n"
     head = ("output", "SQNR", "largest error", "agreement")
     parts = [written, _table(("", "float", "quantized", "change"), rows), _table(head, outputs)]
-    parts += ["".join(f"* {_plain(sentence)}\n" for sentence in report.comparison.selected())]
+    sentences = list(report.comparison.selected())
+    sentences += [report.cross_validation.sentence] if report.cross_validation is not None else []
+    parts += ["".join(f"* {_plain(sentence)}\n" for sentence in sentences)]
     return "\n".join(part for part in parts if part)
 
 

@@ -29,7 +29,7 @@ from onnxq.rounding.summary import RoundingSummary
 from onnxq.targets.timings import Timings
 from onnxq.text import FLOAT
 from onnxq.verification.families import FamilyFigures
-from onnxq.verification.records import Comparison, Contribution
+from onnxq.verification.records import Comparison, Contribution, CrossValidation
 from onnxq.warning import WarningLine
 
 WEIGHT_ONLY = "weight"  # what schemes begin with that leave activations float
@@ -67,6 +67,7 @@ class ReportData:
         files: Every file that was written, the model first.
         comparison: Float against quantized; None where nothing ran.
         samples: What both ran on, for example `100 samples from calib.npz`.
+        cross_validation: The error to expect on other samples; None where nothing was fitted on samples, or in a hurry.
         seconds: Time that every step took, in order.
         calibration_samples: How many samples were calibrated on; None without data.
         rules: The recipe in full, as TOML.
@@ -105,6 +106,7 @@ class ReportData:
     files: tuple[Path, ...] = ()
     comparison: Comparison | None = None
     samples: str | None = None
+    cross_validation: CrossValidation | None = None
     seconds: tuple[tuple[str, float], ...] = ()
     calibration_samples: int | None = None
     rules: str = ""
@@ -157,7 +159,9 @@ class ReportData:
         """Warnings to read before the result is used: about the samples, accuracy, latency, processors."""
         schemes = {node.scheme for node in self.nodes if node.scheme is not None}
         for_size = all(scheme.startswith(WEIGHT_ONLY) for scheme in schemes)
-        found = result_warnings(self.comparison, self.families, made_up=self.made_up, for_size=for_size)
+        found = result_warnings(
+            self.comparison, self.families, self.cross_validation, made_up=self.made_up, for_size=for_size
+        )
         return tuple(replace(line, remedy=self.wording(line.remedy)) for line in (*self.data_warnings, *found))
 
     @property

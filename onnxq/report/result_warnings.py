@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from onnxq.text import decibels, join_words
 from onnxq.verification.families import FamilyFigures
-from onnxq.verification.records import Comparison, Latency
+from onnxq.verification.records import Comparison, CrossValidation, Latency
 from onnxq.warning import WarningLine
 
 LOW, USELESS = 20.0, 10.0  # dB: an error of a tenth and of a third
@@ -21,6 +21,7 @@ FASTER = "Try --target native --benchmark, which decides by times measured here"
 def result_warnings(
     comparison: Comparison | None,
     families: Sequence[FamilyFigures] = (),
+    expected: CrossValidation | None = None,
     *,
     made_up: bool = False,
     for_size: bool = False,
@@ -30,23 +31,26 @@ def result_warnings(
     Args:
         comparison: Float against quantized; None where nothing ran.
         families: Figures on each family of processors.
+        expected: The error to expect on other samples, where it is known.
         made_up: Whether the samples are random numbers, whose accuracy says nothing.
         for_size: Whether nothing but weights is quantized, which is done for the size.
 
     """
     if comparison is None:
         return ()
-    found = [*comparison.warnings, *(() if made_up else _of_accuracy(comparison))]
+    found = [*comparison.warnings, *(() if made_up else _of_accuracy(comparison, expected))]
     if comparison.latency is not None:
         found += _of_latency(comparison.latency, for_size=for_size)
     return (*found, *_of_saturation(families))
 
 
-def _of_accuracy(comparison: Comparison) -> Iterator[WarningLine]:
+def _of_accuracy(comparison: Comparison, expected: CrossValidation | None) -> Iterator[WarningLine]:
     worst = comparison.worst_sqnr
+    names = [output.name for output in comparison.measured() if output.sqnr == worst]
+    if expected is not None and expected.sqnr < min(worst, LOW):
+        worst, names = expected.sqnr, [expected.output]
     if worst >= LOW:
         return
-    names = [output.name for output in comparison.measured() if output.sqnr == worst]
     share = 100 * 10 ** (-worst / 20)
     figure = f"{share:.0f}" if share >= 10 else f"{share:.2g}"
     judged = "it is of no use" if worst < USELESS else "40 dB are an error of 1 %"

@@ -115,6 +115,11 @@ class Weights:
         self._cures: dict[tuple[str, Tensor], SaturationCure] = {}
         self._saturating: dict[Key, tuple[int, bool]] = {}  # pairs that could, and whether samples tell
 
+    @property
+    def fitted(self) -> bool:
+        """Whether any codes were chosen by the layers' inputs."""
+        return bool(self._jobs)
+
     def begin_notes(self) -> None:
         """Forget which nodes asked for codes so far: variants that were tried are not to be reported."""
         self._cures.clear()

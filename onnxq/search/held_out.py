@@ -30,6 +30,7 @@ from onnxq.verification.error_stats import ANY_AXIS, Difference
 from onnxq.verification.output_records import with_sqnr
 
 TRIAL_SAMPLES, FEW_TRIALS = 24, 8  # and what is left of them where a run of the model takes long
+FITTING_SAMPLES = 128  # two halves of which are fitted and judged in the end
 FOLDS = 4  # of those samples
 MORE = 4  # times as many samples are in folds where a run is short
 REST = 72  # further samples, whose tensors are measured and which judge nothing
@@ -124,6 +125,18 @@ class SqnrEvaluator:
 
         """
         return map(self._noise, self._all_judged(models))
+
+    @property
+    def counted(self) -> list[str]:
+        """Names of the outputs that count, and of what is picked from."""
+        return [name for name, counts in zip(self._measured, self._counts(), strict=False) if counts]
+
+    def differences(self, model: Model) -> list[list[Difference]] | None:
+        """Return how the outputs of `counted` differ, sample by sample; None if the model does not run."""
+        judged, counts = self._judged(model), self._counts()[: self._outputs]
+        if judged is None:
+            return None
+        return [[one for one, counted in zip(each, counts, strict=False) if counted] for each in judged]
 
     def _judged(self, model: Model) -> _Judged:
         """Run a model on the samples, several at a time."""
@@ -417,6 +430,19 @@ class HoldoutSplit:
             return None
         first, second = self._sets(self._few, 2)
         return first, second
+
+    @cached_property
+    def fitting_halves(self) -> tuple[Samples, Samples] | None:
+        """More of the samples in two sets, in turn: each judges what is fitted on the other; None where too few."""
+        taken = self._few_among(spread_samples(self.samples, self.expected_fitting(), MOST_ELEMENTS, 2))
+        if len(taken) < 2:
+            return None
+        first, second = self._sets(taken, 2)
+        return first, second
+
+    def expected_fitting(self) -> int:
+        """Return how many samples are in those sets, at most; fewer are taken where they are large."""
+        return max(int(FITTING_SAMPLES * self._share), TRIAL_SAMPLES)
 
     def folds(self) -> tuple[list[Samples], Samples | None]:
         """Yield a few sets of samples, in turn, each to judge on what is chosen on all others; at least two.

@@ -83,6 +83,11 @@ def measure_blocks(
     return meter.sums
 
 
+def trial_kinds(plan: Plan, layers: MeasuredLayers | None) -> StatisticFactory:
+    """Choose what a trial measures of each tensor: what ranges need, and what codes need where layers are given."""
+    return trial_statistics(plan, layers or MeasuredLayers(()))
+
+
 def _kinds(prepared: Prepared, layers: MeasuredLayers, *, trial: bool) -> StatisticFactory:
     """Choose what is measured of each tensor."""
     needs = needs_of(prepared.plan.range_methods)

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from onnxq.errors import CheckFailed
+from onnxq.text import counted, decibels
 from onnxq.verification.output_records import MISSED, SelectionComparison, sqnr_missed, with_sqnr
 from onnxq.verification.output_records import OutputComparison as OutputComparison
 from onnxq.warning import WarningLine
@@ -103,6 +104,36 @@ class SampleError:
     index: int
     output: str
     sqnr: float
+
+
+@dataclass(frozen=True)
+class CrossValidation:
+    """The error to expect on other samples, by models that are fitted on half of the samples.
+
+    Attributes:
+        output: The worst output.
+        sqnr: Its signal-to-quantization-noise ratio in dB that is expected on other samples.
+        low: Lower end of an interval that holds the ratio of as many others in nine of ten cases.
+        high: Upper end of it.
+        samples: How many samples there were in both halves.
+
+    """
+
+    output: str
+    sqnr: float
+    low: float
+    high: float
+    samples: int
+
+    @property
+    def sentence(self) -> str:
+        """The figure in words, and the samples that it was measured on."""
+        if not math.isfinite(self.sqnr):
+            figure = decibels(self.sqnr)
+        else:
+            figure = f"{self.sqnr:.1f} dB ({self.low:.1f} to {self.high:.1f})"
+        judged = f"by models fitted on one half of {counted(self.samples, 'sample')} and judged on the other"
+        return f"expected on other samples: {figure}, {judged}"
 
 
 @dataclass(frozen=True)

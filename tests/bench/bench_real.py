@@ -3,8 +3,9 @@
     python tests/bench/bench_real.py FOLDER [PATTERN ...] [--samples N] [--recipe NAME] [--target NAME]
 
 FOLDER holds for each NAME.onnx samples to calibrate with, NAME_calib, and samples to judge on, NAME_eval: each an
-.npz file or a folder of them. PATTERN is a glob of names; by default all models run. `reported` is the SQNR that
-`quantize` reports on the samples to calibrate with, `SQNR` that of the worst output on the samples to judge on.
+.npz file or a folder of them. PATTERN is a glob of names; by default all models run. `SQNR` is that of the worst
+output on the samples to judge on. `expected` is what `quantize` expects it to be, `fitted` the SQNR on the samples to
+calibrate with.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from onnxq.pipeline.quantize import quantize
 from onnxq.stages.prepare import prepare
 from onnxq.verification.compare import compare
 
-HEAD = ("model", "SQNR", "reported", "latency", "predicted", "size", "time")
+HEAD = ("model", "SQNR", "expected", "fitted", "latency", "predicted", "size", "time")
 
 
 def data_of(model: Path, part: str) -> Path | None:
@@ -51,7 +52,10 @@ def judge(model: Path, calibration: Path, held_out: Path, options: argparse.Name
         assert found.latency is not None
         assert report.comparison is not None
         predicted = max((family.latency for family in report.families if family.latency is not None), default=1.0)
-        figures = [f"{found.worst_sqnr:.1f} dB", f"{report.comparison.worst_sqnr:.1f} dB"]
+        expected = report.cross_validation
+        fitted = report.comparison.worst_sqnr
+        figures = [f"{found.worst_sqnr:.1f} dB", "" if expected is None else f"{expected.sqnr:.1f} dB"]
+        figures += [f"{fitted:.1f} dB"]
         figures += [f"{found.latency.ratio:.2f}", f"{predicted:.2f}"]
         figures += [f"{target.stat().st_size / model.stat().st_size:.2f}", f"{seconds:.0f} s"]
         return found.worst_sqnr, [model.stem, *figures]

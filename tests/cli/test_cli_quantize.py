@@ -12,8 +12,8 @@ from helpers import build, node
 from onnxq.version import __version__
 
 STATIC = ("digits_cnn.onnx", "-d", "digits_calibration.npz")
-STEPS = ["load", "plan", "examine", "rescale", "trial", "calibrate", "round", "search", "correct", "rewrite", "verify"]
-STEPS += ["families", "save"]
+STEPS = ["load", "plan", "examine", "rescale", "trial", "calibrate", "round", "search", "cross-validate", "correct"]
+STEPS += ["rewrite", "verify", "families", "save"]
 
 
 def squeezed(text: str) -> list[str]:
@@ -31,6 +31,8 @@ def test_the_table(cli, folder: Path) -> None:
     assert any(line.startswith("latency ") and line.endswith("one thread)") for line in lines)
     assert any(line.startswith("logits ") and " dB " in line and line.endswith(" %") for line in lines)
     assert "compared on 100 samples from digits_calibration.npz, the ones calibrated on" in lines
+    (said,) = [line for line in lines if line.startswith("expected on other samples: ")]
+    assert said.endswith("), by models fitted on one half of 100 samples and judged on the other")
     assert "random" not in out
     assert "removed 22 initializers from the graph inputs" in lines
     assert not any(line != line.rstrip() for line in out.splitlines())
@@ -47,7 +49,7 @@ def test_json_says_the_same_and_nothing_else_is_on_stdout(cli, folder: Path) -> 
     report = json.loads(out)
     assert set(report) == {
         "schema", "onnxq", "recipe", "source", "output", "counts", "reasons", "notes", "comparison", "seconds",
-        "float_passes", "nodes",
+        "float_passes", "nodes", "cross_validation",
         "rules", "activations", "returned", "sensitivity", "timings", "weights", "families", "min_onnxruntime",
         "inputs", "warnings", "preparations", "saturation",
         "made", "command", "kernels", "operator_times", "layer_sizes", "budget",
@@ -61,6 +63,9 @@ def test_json_says_the_same_and_nothing_else_is_on_stdout(cli, folder: Path) -> 
     assert list(report["seconds"]) == STEPS
     assert report["comparison"]["data"] == "100 samples from digits_calibration.npz, the ones calibrated on"
     assert report["comparison"]["samples"] == 100
+    found = report["cross_validation"]
+    assert (found["output"], found["samples"]) == ("logits", 100)
+    assert 30 < found["low"] <= found["sqnr"] <= found["high"]
     (logits,) = report["comparison"]["outputs"]
     assert logits["name"] == "logits"
     assert logits["sqnr"] == report["comparison"]["worst_sqnr"] > 30

@@ -34,7 +34,7 @@ def seconds(work: list[Work], step: str) -> float:
 
 def test_the_steps_come_in_the_order_of_a_run() -> None:
     steps = list(dict.fromkeys(work.step for work in expected()))
-    order = ["rescale", "trial", "calibrate", "round", "search", "correct", "verify", "families"]
+    order = ["rescale", "trial", "calibrate", "round", "search", "cross-validate", "correct", "verify", "families"]
     assert steps == order
     assert set(steps) <= STEPS.keys()
 
@@ -45,12 +45,12 @@ def test_calibration_takes_as_long_as_there_are_samples() -> None:
 
 def test_statistics_that_are_there_leave_no_calibration() -> None:
     steps = {work.step for work in expected(known=True)}
-    assert steps.isdisjoint({"rescale", "trial", "calibrate"})
+    assert steps.isdisjoint({"rescale", "trial", "calibrate", "cross-validate"})
 
 
 def test_a_fast_run_tries_nothing() -> None:
     steps = {work.step for work in expected(fast=True)}
-    assert steps.isdisjoint({"rescale", "trial", "correct"})
+    assert steps.isdisjoint({"rescale", "trial", "cross-validate", "correct"})
 
 
 def test_a_budget_makes_the_search_longer() -> None:

@@ -88,6 +88,7 @@ def test_json(report: Report) -> None:
             "warnings": [],
             "metric": None,
         },
+        "cross_validation": None,
         "seconds": {"load": 0.5},
         "float_passes": None,
         "nodes": [

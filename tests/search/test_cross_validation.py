@@ -1,0 +1,145 @@
+"""The SQNR to expect on other samples is measured on samples that chose neither ranges nor codes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from helpers import build, floats, node
+
+from onnxq.data.samples import input_specs, wrap_samples
+from onnxq.ir import load
+from onnxq.pipeline.quantize import quantize
+from onnxq.progress import Silent
+from onnxq.report import Report
+from onnxq.search.cross_validation import DECIBEL, NORMAL_90, CrossValidated, Overfitting, cross_validate, overfitting
+from onnxq.search.held_out import HoldoutSplit
+from onnxq.search.variants import calibrate_and_round
+from onnxq.stages.prepare import prepare
+from onnxq.verification.compare import compare
+from onnxq.verification.error_stats import Difference
+from onnxq.verification.records import Comparison, OutputComparison
+
+NEAREST = 'scheme = "static-int8"\nsmoothing = false\nrounding = "nearest"\nbias_correction = false\n'
+
+
+def difference(signal: float, noise: float) -> Difference:
+    found = Difference(classes=False)
+    found.add(np.array([math.sqrt(signal)]), np.array([math.sqrt(signal) - math.sqrt(noise)]))
+    return found
+
+
+def output(name: str, sqnr: float) -> OutputComparison:
+    return OutputComparison(name, "float32", 1, False, sqnr, 0.0, 1.0, None)
+
+
+def test_differences_are_averaged_over_samples_in_decibels() -> None:
+    seen = [[difference(1, 1e-4)], [difference(1, 1e-3)]]
+    unseen = [[difference(1, 1e-3)], [difference(1, 1e-3)]]
+    (found,) = overfitting(["y"], seen, unseen)
+    np.testing.assert_allclose([found.gain, found.error], [5.0, 5.0], rtol=1e-6)  # 10 and 0
+    off = math.sqrt(2 / 1 * 2 * (4.5e-4) ** 2) / 1.1e-3  # by 4.5e-4 either way from a mean of 5.5e-4
+    np.testing.assert_allclose(found.spread, DECIBEL * off, rtol=1e-6)
+
+
+def test_equal_outputs_do_not_overfit() -> None:
+    (found,) = overfitting(["y"], [[difference(1, 0)], [difference(2, 0)]], [[difference(1, 0)], [difference(2, 0)]])
+    assert (found.gain, found.error, found.spread) == (0.0, 0.0, 0.0)
+    expected = CrossValidated((found,), 2).expected(Comparison((output("y", math.inf),), 2), 2)
+    assert expected is not None
+    assert expected.low == expected.sqnr == expected.high == math.inf
+    assert "equal" in expected.sentence
+
+
+def test_overfitting_falls_with_the_number_of_samples() -> None:
+    """An error of 1 without it, and of a tenth of a sample's on either side."""
+    own, halves, others = (-10 * math.log10(1 + change) for change in (-0.1 / 24, 0.1 / 12, 0.1 / 24))
+    shown = CrossValidated((Overfitting("y", own - halves, 0.0, 0.0),), 24)
+    found = shown.expected(Comparison((output("y", own),), 24), 24)
+    assert found is not None
+    np.testing.assert_allclose(found.sqnr, others, atol=2e-4)
+    more = shown.expected(Comparison((output("y", own),), 24), 1000)
+    assert more is not None
+    assert found.sqnr < more.sqnr < own
+
+
+def test_the_output_that_is_worst_on_others_counts() -> None:
+    shown = CrossValidated((Overfitting("a", 12.0, 1.0, 0.5), Overfitting("b", 0.0, 0.0, 0.0)), 10)
+    found = shown.expected(Comparison((output("a", 30.0), output("b", 25.0)), 10), 10)
+    assert found is not None
+    assert (found.output, found.samples) == ("a", 10)
+    np.testing.assert_allclose(found.sqnr, 30 - 12 * 2 / 3)
+    np.testing.assert_allclose(found.high - found.sqnr, NORMAL_90 * math.sqrt(2 * 0.25 + 4 / 9))
+    assert shown.expected(Comparison((), 10), 10) is None
+
+
+def network(tmp_path: Path) -> Path:
+    """Two layers with long rows, whose codes follow few samples closely."""
+    nodes = [node("Gemm", "x w0 b0", "h"), node("Relu", "h", "r"), node("Gemm", "r w1 b1", "y")]
+    weights = {"w0": floats(96, 96, seed=1), "w1": floats(96, 8, seed=2), "b0": floats(96, seed=3)}
+    weights["b1"] = floats(8, seed=4)
+    onnx.save(build(nodes, {"x": ["N", 96]}, ["y"], weights), tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+def some(count: int, seed: int) -> list[dict[str, np.ndarray]]:
+    """Samples of eight directions and some noise."""
+    mixed = floats(8, 96, seed=77) / 8**0.5
+    return [
+        {"x": np.tanh(floats(1, 8, seed=seed + place) @ mixed + floats(1, 96, seed=5000 + seed + place) / 10)}
+        for place in range(count)
+    ]
+
+
+def test_it_is_nearer_to_other_samples_than_what_is_measured_on_those_that_chose(tmp_path: Path) -> None:
+    path = network(tmp_path)
+    recipe = tmp_path / "r.toml"
+    recipe.write_text('scheme = "static-int8"\nsmoothing = false\nbias_correction = false\n')
+    report = quantize(path, recipe, samples=some(16, 100), output=tmp_path / "q.onnx")
+    assert report.comparison is not None
+    assert report.cross_validation is not None
+    others = compare(path, tmp_path / "q.onnx", some(48, 1000), latency=False).worst_sqnr
+    fitted, found = report.comparison.worst_sqnr, report.cross_validation
+    assert found.sqnr < fitted - 0.5
+    assert abs(found.sqnr - others) < abs(fitted - others)
+    assert found.low < others < found.high
+    assert found.sentence in report.to_markdown()
+
+
+def test_nothing_is_said_where_nothing_is_fitted(tmp_path: Path) -> None:
+    path = network(tmp_path)
+
+    def said(recipe: str = "dynamic-int8", count: int = 6, **settings: bool) -> object:
+        options = {"samples": some(count, 100), "force": True, "output": tmp_path / "q.onnx", **settings}
+        return quantize(path, recipe, **options).cross_validation  # type: ignore[arg-type]
+
+    (tmp_path / "dynamic.toml").write_text(NEAREST.replace("static", "dynamic"))
+    assert said(str(tmp_path / "dynamic.toml")) is None
+    (tmp_path / "static.toml").write_text(NEAREST)
+    assert said(str(tmp_path / "static.toml")) is not None
+    assert said(str(tmp_path / "static.toml"), 1) is None
+    assert said(str(tmp_path / "static.toml"), fast=True) is None
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_every_sample_is_judged_once(tmp_path: Path, count: int) -> None:
+    (tmp_path / "r.toml").write_text(NEAREST)
+    prepared = prepare(load(network(tmp_path)), str(tmp_path / "r.toml"), with_data=True)
+    given = wrap_samples(some(count, 100), input_specs(prepared.model))
+    split = HoldoutSplit(prepared.model.copy(), given)
+    found = cross_validate(calibrate_and_round(prepared, split, given, None, Silent()), {})
+    assert found is not None
+    assert (found.samples, [one.output for one in found.outputs]) == (count, ["y"])
+
+
+def test_a_low_expectation_is_a_warning(tmp_path: Path) -> None:
+    report = quantize(network(tmp_path), "static-int8", samples=some(24, 100), output=tmp_path / "q.onnx")
+    assert isinstance(report, Report)
+    assert report.cross_validation is not None
+    lowered = replace(report.cross_validation, sqnr=15.0)
+    (warning,) = [line for line in replace(report, cross_validation=lowered).warnings if line.code == "low-sqnr"]
+    assert "15.0 dB" in warning.message
