@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import NamedTuple, Protocol
 
-# Seconds of work, and the share of all expected work, to be measured until their price counts as much as the assumed
-# one
-DOUBT, DOUBT_SHARE = 0.05, 0.01
+# The share of all expected work that has to be measured until its price counts as much as the assumed one
+DOUBT_SHARE = 0.05
 ALMOST = 0.97  # of a task that takes longer than expected is done, by the clock
 REST = "rest"  # what is between tasks
 TRIAL = "trial"  # what a step counts that tries variants: their number is not known before

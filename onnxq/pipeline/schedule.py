@@ -21,6 +21,7 @@ from onnxq.search.held_out import FOLDS, REST, HoldoutSplit
 from onnxq.search.range_trial import CANDIDATES, LEAST_FOLDS
 from onnxq.search.rescaling_trial import methods_to_try
 from onnxq.search.sensitivity import ALL_ALONE, EXACT, PROBES, weighted_decisions
+from onnxq.search.variants import read_many_rows
 from onnxq.stages.measure import layers_needing_moments
 from onnxq.stages.prepared import Prepared
 
@@ -139,8 +140,8 @@ class Schedule:
         prices, plan = self._prices, self._prepared.plan
         rounding = sum(_rounding(weight, coding.axes) for weight, coding in searched_weights(plan))
         if self._tries and not self._with_stats:
-            if self._layers:
-                yield Work("trial", "measure", prices.full(self._half))
+            if self._layers and not read_many_rows(plan, self._split.samples.count):
+                yield Work("trial", "measure roughly", prices.rough(self._half))
                 yield Work("trial", "judge", prices.float_outputs(self._half), PROBABLE)
                 yield from self._trials("trial", 2, self._half)
                 yield Work("trial", "round", QUICK * rounding)

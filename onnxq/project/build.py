@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from onnxq.data.samples import input_specs
 from onnxq.data.synthetic import synthetic_samples
-from onnxq.errors import CheckFailed, InvalidResult, OnnxqError
+from onnxq.errors import CheckFailed, DataError, InvalidResult, OnnxqError
 from onnxq.ir import Model, infer_types, load
 from onnxq.ir.passes import normalise
 from onnxq.ir.proto_fields import MODEL_METADATA
@@ -23,7 +23,7 @@ from onnxq.ir.wire import entry_field
 from onnxq.pipeline.options import QuantizeOptions
 from onnxq.pipeline.quantize import Quantized, quantize
 from onnxq.progress import Observer, Silent
-from onnxq.project.check import find_all
+from onnxq.project.check import find_all, missing_verify_data
 from onnxq.project.entry import Entry
 from onnxq.project.provenance import gather, record
 from onnxq.project.rules import is_ignored, is_stale
@@ -130,6 +130,8 @@ def build_model(
 
     """
     wanted = gather(entry, load(entry.source))
+    for missing in missing_verify_data(entry):
+        raise DataError(f"{missing.path} {missing.message}", "Put it there, or correct 'verify-data'.")
 
     verified: list[Comparison] = []
 
@@ -145,7 +147,7 @@ def build_model(
             raise CheckFailed(f"{entry.quantized} cannot be run here, so its thresholds are unknown", GIVE_LIBRARY)
         outside = entry.options.external_data or needs_external_data(result.model)
         encoded = None if outside else result.encoded
-        entries = record(wanted, encoded, comparison)
+        entries = record(wanted, encoded, comparison, result.report.families)
         recorded = sum(len(entry_field(MODEL_METADATA, *item)) for item in entries.items())
         data_file = data_path(entry.quantized).name if outside else None
         _refuse_size(entry, written_bytes(result.model, encoded, data_file), recorded)

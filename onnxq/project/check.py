@@ -13,13 +13,25 @@ from pathlib import Path
 
 from onnxq.data.remote import is_remote
 from onnxq.errors import CheckFailed, OnnxqError
+from onnxq.hazards import find_hazards
+from onnxq.hazards.found import BREAKING
+from onnxq.hazards.processor import local_processor
 from onnxq.ir import Model, Value, load
 from onnxq.ir.invariants import objection
 from onnxq.ir.model import STRIP_ABOVE
 from onnxq.ir.proto_fields import DATA_TYPE, DIMS, GRAPH_INITIALIZER, NAME
 from onnxq.ir.wire import Chunk, bytes_field, integer_field, join
 from onnxq.project.entry import Entry, Project, select
-from onnxq.project.provenance import INPUTS, changes, external_files, gather, recorded_comparison, was_altered
+from onnxq.project.provenance import (
+    INPUTS,
+    changes,
+    external_files,
+    gather,
+    onnxruntime_version,
+    recorded_comparison,
+    recorded_runtime,
+    was_altered,
+)
 from onnxq.project.rules import Rule, check_codes, is_ignored
 from onnxq.targets.host import available_processors
 from onnxq.verification.records import Comparison
@@ -98,17 +110,29 @@ def find_all(entry: Entry) -> list[Finding]:
     """Check one model of a project: both files well formed, the quantized one up to date and within its limits."""
     source, findings = _load(entry.source, "the project file lists it")
     quantized, more = _load(entry.quantized, BUILD)
-    findings += [*more, *_missing_data(entry)]
+    findings += [*more, *missing_verify_data(entry)]
     stale: list[Finding] = []
     if source is not None and quantized is not None:
         stale = _stale(entry, source, quantized)
     if quantized is not None:
         fresh = all(is_ignored(finding.rule, entry.ignore) for finding in stale)
-        findings += stale + _limits(entry, quantized, fresh=fresh)
+        findings += stale + _limits(entry, quantized, fresh=fresh) + _hazards(entry, quantized)
     return findings
 
 
-def _missing_data(entry: Entry) -> list[Finding]:
+def _hazards(entry: Entry, quantized: Model) -> list[Finding]:
+    """Name what the onnxruntime that is installed does to a model: refuse it, or compute it wrongly."""
+    release = onnxruntime_version()
+    if release is None:
+        return []
+    found = [one.hazard for one in find_hazards(quantized, release, local_processor()) if one.here]
+    said = [
+        f"onnxruntime {release} is installed: {row.sentence}. {row.remedy}" for row in found if row.effect in BREAKING
+    ]
+    return [Finding(entry.quantized, "onnxruntime", sentence) for sentence in said]
+
+
+def missing_verify_data(entry: Entry) -> list[Finding]:
     """Name data to verify with that are not there: without them, thresholds would never be measured."""
     named = [given for given in entry.verify_data if not entry.is_function(given) and not is_remote(given)]
     paths = [Path(given) for given in entry.data_sources(tuple(named))]
@@ -205,7 +229,9 @@ def _limits(entry: Entry, quantized: Model, *, fresh: bool) -> list[Finding]:
     comparison = recorded_comparison(quantized) if fresh else None
     if comparison is not None:
         missed = _missed(comparison, entry.thresholds.given())
-        findings += [Finding(entry.quantized, "below-threshold", f"when it was built, {each}") for each in missed]
+        by = recorded_runtime(quantized)
+        said = [f"when it was built, {each}{f' (by {by})' if by else ''}" for each in missed]
+        findings += [Finding(entry.quantized, "below-threshold", each) for each in said]
     return findings
 
 

@@ -2,7 +2,7 @@
 
 The record is JSON under the key `onnxq_inputs`. It holds SHA-256 of the float model, its external data, the recipe and
 the data. It also holds the options, the version of onnxq, and SHA-256 of the output. `onnxq_measured` holds the figures
-of every output.
+of every output and what measured them.
 
 Tests: `tests/project/test_project_check.py`.
 """
@@ -14,9 +14,11 @@ import json
 import math
 import os
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from onnxq.data.listed import listed_files
 from onnxq.data.remote import is_remote, local_copy
@@ -30,9 +32,13 @@ from onnxq.pipeline.options import QuantizeOptions, declarations
 from onnxq.planning.recipe import Recipe, choose_recipe
 from onnxq.project.entry import Entry
 from onnxq.project.rules import Rule
+from onnxq.targets.host import host_family, processor_name
 from onnxq.text import join_words
 from onnxq.verification.records import Comparison, MetricComparison, OutputComparison
 from onnxq.version import __version__
+
+if TYPE_CHECKING:  # it imports onnxruntime, which `onnxq check` does without
+    from onnxq.verification.families import FamilyFigures
 
 INPUTS, MEASURED = "onnxq_inputs", "onnxq_measured"
 DATA_SUFFIXES = (".npz", ".npy", ".pb", ".jpg", ".jpeg", ".png", ".webp", ".bmp", ".wav", ".flac")
@@ -46,6 +52,7 @@ HASHED = (
     "custom_ops",
 )  # options whose files are hashed, or need not be
 BLOCK = 1 << 20
+PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino")
 
 
 def gather(entry: Entry, source: Model) -> dict[str, Any]:
@@ -163,13 +170,19 @@ def _listed_changes(key: str, plural: bool, recorded: object, wanted: dict[str, 
     return [f"its {key} {given} {has} changed since it was built" for given in before if before[given] != wanted[given]]
 
 
-def record(wanted: dict[str, Any], encoded: bytes | None, comparison: Comparison | None) -> dict[str, str]:
+def record(
+    wanted: dict[str, Any],
+    encoded: bytes | None,
+    comparison: Comparison | None,
+    families: Collection[FamilyFigures] = (),
+) -> dict[str, str]:
     """Write the entries for the metadata of a quantized model.
 
     Args:
         wanted: What `gather` gave when it was built.
         encoded: The model as it is written; None where its weights go to a file of their own.
         comparison: What was measured.
+        families: Figures on each family of processors: where they differ, those of `comparison` hold on one alone.
 
     """
     content = None if encoded is None else content_sha256(memoryview(encoded))
@@ -177,9 +190,33 @@ def record(wanted: dict[str, Any], encoded: bytes | None, comparison: Comparison
     if comparison is not None:
         outputs = [{key: _rounded(value) for key, value in asdict(o).items()} for o in comparison.outputs]
         metric = None if comparison.metric is None else asdict(comparison.metric)
-        measured = {"samples": comparison.samples, "outputs": outputs, "metric": metric}
+        measured = {"samples": comparison.samples, "outputs": outputs, "metric": metric, **_runtime(families)}
         entries[MEASURED] = json.dumps(measured, ensure_ascii=False)
     return entries
+
+
+def _runtime(families: Collection[FamilyFigures]) -> dict[str, str]:
+    """Say what measured the figures; the processor only if they depend on it, or each would write another file."""
+    found = {"onnxruntime": onnxruntime_version() or "unknown"}
+    if any(one.saturates for one in families):
+        found |= {"processor": processor_name(), "family": host_family()}
+    return found
+
+
+def onnxruntime_version() -> str | None:
+    """Return the version of onnxruntime that is installed, without importing it; None if that is not known."""
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            return version(name)
+    return None
+
+
+def recorded_runtime(model: Model) -> str:
+    """Say what measured the figures of a model: `onnxruntime 1.32.0`; empty if it was not recorded."""
+    made = _parsed(model.metadata.get(MEASURED))
+    release = made.get("onnxruntime")
+    named = [f"onnxruntime {release}"] if isinstance(release, str) else []
+    return ", ".join((*named, *(made[key] for key in ("processor", "family") if isinstance(made.get(key), str))))
 
 
 def recorded_comparison(model: Model) -> Comparison | None:

@@ -27,6 +27,7 @@ Rule = Literal[
     "stale-unknown",
     "too-large",
     "below-threshold",
+    "onnxruntime",
 ]
 RULES: tuple[Rule, ...] = get_args(Rule)
 STALE = "stale"  # stands for all codes that begin so

@@ -5,6 +5,7 @@ Tests: `tests/report/test_result_warnings.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from onnxq.text import decibels, join_words
@@ -51,10 +52,11 @@ def _of_accuracy(comparison: Comparison, expected: CrossValidation | None) -> It
         worst, names = expected.sqnr, [expected.output]
     if worst >= LOW:
         return
-    share = 100 * 10 ** (-worst / 20)
+    share = 100 * 10 ** (-worst / 20) if math.isfinite(worst) else math.inf
     figure = f"{share:.0f}" if share >= 10 else f"{share:.2g}"
     judged = "it is of no use" if worst < USELESS else "40 dB are an error of 1 %"
-    message = f"'{names[0] if names else ''}' has {decibels(worst)}, an error of {figure} % of its size: {judged}"
+    said = f"has {decibels(worst)}, an error of {figure} % of its size" if math.isfinite(worst) else "overflows"
+    message = f"'{names[0] if names else ''}' {said}: {judged}"
     remedy = "Give more typical data, or --min-sqnr 20 to keep the layers that lose most in float."
     yield WarningLine("low-sqnr", message, remedy)
 

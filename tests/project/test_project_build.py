@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from helpers import floats, graph, node
 
@@ -14,7 +15,10 @@ from onnxq.ir import load
 from onnxq.project.build import Built, build, measure
 from onnxq.project.check import check
 from onnxq.project.file import load_project
-from onnxq.project.provenance import INPUTS, MEASURED, recorded_comparison
+from onnxq.project.provenance import INPUTS, MEASURED, record, recorded_comparison
+from onnxq.targets.host import host_family, processor_name
+from onnxq.verification.families import FamilyFigures
+from onnxq.verification.records import Comparison
 from onnxq.version import __version__
 
 FLOAT, QUANTIZED, DATA = Path("models/cnn.onnx"), Path("models/cnn.int8.onnx"), Path("data/calibration.npz")
@@ -30,10 +34,10 @@ def add(text: str) -> None:
 
 def test_the_record_says_what_it_was_made_of(repo: Path) -> None:
     props = {entry.key: entry.value for entry in onnx.load(QUANTIZED).metadata_props}
-    record = json.loads(props[INPUTS])
-    assert record.pop("content")
-    assert len(record.pop("recipe")) == 64
-    assert record == {
+    inputs = json.loads(props[INPUTS])
+    assert inputs.pop("content")
+    assert len(inputs.pop("recipe")) == 64
+    assert inputs == {
         "onnxq": __version__,
         "float": {"model": hashlib.sha256(FLOAT.read_bytes()).hexdigest()},
         "data": {"data/calibration.npz": hashlib.sha256(DATA.read_bytes()).hexdigest()},
@@ -59,6 +63,27 @@ def test_the_record_says_what_it_was_made_of(repo: Path) -> None:
     (logits,) = json.loads(props[MEASURED])["outputs"]
     assert logits["name"] == "logits"
     assert logits["sqnr"] > 20
+    assert json.loads(props[MEASURED])["onnxruntime"] == onnxruntime.__version__
+
+
+def test_a_record_names_the_processor_only_where_figures_depend_on_it() -> None:
+    compared = Comparison((), 1)
+    same = [FamilyFigures("cpu-avx2", 40.0), FamilyFigures("cpu-vnni", 40.0, here=True)]
+    entry = json.loads(record({}, None, compared, same)[MEASURED])
+    assert set(entry) == {"samples", "outputs", "metric", "onnxruntime"}
+    differing = [FamilyFigures("cpu-avx2", 30.0, saturates=True), same[1]]
+    entry = json.loads(record({}, None, compared, differing)[MEASURED])
+    assert (entry["processor"], entry["family"]) == (processor_name(), host_family())
+
+
+def test_data_to_verify_with_that_are_missing_are_named_before_any_work(repo: Path, monkeypatch) -> None:
+    add('verify-data = ["data/nope.npz"]\n')
+    monkeypatch.setattr("onnxq.project.build.quantize", lambda *args, **keywords: pytest.fail("it was built"))
+    (failed,) = built(force=True)
+    assert failed.error is not None
+    assert failed.error.message.endswith(
+        "nope.npz does not exist; the project file lists it to verify models/cnn.int8.onnx"
+    )
 
 
 def test_what_is_up_to_date_is_left_alone(repo: Path) -> None:

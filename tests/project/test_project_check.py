@@ -4,15 +4,19 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import numpy_helper
 from text_support import encoder, save_tokenizer, sentences
 
 from onnxq.errors import CheckFailed, ProjectError
+from onnxq.hazards import Finding as HazardFinding
+from onnxq.hazards import load_hazards
 from onnxq.ir import load, parse
 from onnxq.project.build import build
 from onnxq.project.check import Checked, Finding, check, check_structure
@@ -319,6 +323,21 @@ def test_figures_below_a_threshold_of_today(repo: Path) -> None:
     assert [(path, rule) for path, rule, _ in results] == [(str(QUANTIZED), "below-threshold")] * 2
     assert "when it was built, output 'logits' is off by up to " in results[0][2]
     assert "below 1" in results[1][2]
+
+
+def test_an_onnxruntime_that_computes_a_model_wrongly_is_a_finding(repo: Path, monkeypatch) -> None:
+    row = replace(
+        next(one for one in load_hazards() if one.effect == "wrong"), until="", since="", processors=(), unless=()
+    )
+    hazard = HazardFinding(row, ("conv",), here=True)
+    asked: list[object] = []
+    monkeypatch.setattr("onnxq.project.check.find_hazards", lambda *given: (asked.append(given[1]), (hazard,))[1])
+    ((path, rule, message),) = found()
+    assert (path, rule) == (str(QUANTIZED), "onnxruntime")
+    assert message == f"onnxruntime {onnxruntime.__version__} is installed: {row.sentence}. {row.remedy}"
+    assert asked == [onnxruntime.__version__]
+    hazard = replace(hazard, here=False)
+    assert found() == []
 
 
 def test_figures_of_equal_and_of_broken_outputs(repo: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -36,6 +37,7 @@ def test_below_20_db() -> None:
     assert [warning.code for warning in found] == ["low-sqnr"]
     assert found[0].message == "'y' has 12.6 dB, an error of 23 % of its size: 40 dB are an error of 1 %"
     assert "--min-sqnr" in found[0].remedy
+    assert result_warnings(compared(-math.inf))[0].message == "'y' overflows: it is of no use"
 
 
 def test_below_10_db_a_model_is_of_no_use() -> None:
