@@ -38,6 +38,7 @@ from onnxq.rounding.saturation_limits import (
     summed_pairs,
 )
 from onnxq.rounding.summary import RoundingSummary, chosen_blocks, chosen_weight, summary
+from onnxq.runtime.memory import trim_heap
 
 MOST_NAMES = 8  # in a note
 LIMITED = "limited {} that would saturate on x86 processors without VNNI"
@@ -216,6 +217,9 @@ class Weights:
             weight.constant.release()
             release_array(solved.codes)
             self._blocks[key] = BlockCodes(*map(self.keep, (codes, scales, zeros)))
+            del codes, scales, zeros
+            if self._spool is not None:
+                trim_heap(weight.constant.nbytes)
         return self._blocks[key]
 
     def _coded(self, weight: Value, coding: WeightSpec, minimum: np.ndarray | None, reader: str) -> RoundingResult:
