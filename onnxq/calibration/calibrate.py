@@ -19,6 +19,7 @@ from onnxq.errors import DataError
 from onnxq.progress import working
 from onnxq.runtime.memory import trim_heap
 from onnxq.runtime.workers import submit_alone, worker_count
+from onnxq.targets.host import available_processors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,7 +96,7 @@ def _add_all(pool: Executor, stats: Stats, taps: dict[str, Value], results: list
         stats.begin(value.name)  # here, so that their order is always the same
         array = _floats(value.name, results.pop())
         origin = f"{_origin(value)}, sample {index}"
-        if array.nbytes < WORTH:
+        if array.nbytes < WORTH or available_processors() == 1:
             stats.add(value.name, array, origin)
         else:
             measured.append(submit_alone(pool, stats.add, value.name, array, origin))

@@ -23,7 +23,7 @@ from onnxq.evaluator import Evaluator, Taps
 from onnxq.ir import Model, Value
 from onnxq.ir.segment import is_large
 from onnxq.runtime.session import Session, SessionError, open_session, run_session
-from onnxq.runtime.workers import submit_alone, worker_count
+from onnxq.runtime.workers import run_alone, submit_alone, worker_count
 
 MOST_THREADS = 8
 # Bytes of a tensor, on average, below which NumPy hardly lets go of the interpreter: threads would wait for each other
@@ -157,8 +157,12 @@ def in_order(runs: FloatRuns | None, samples: Iterable[tuple[int, Sample]]) -> I
         yield from ((index, sample, []) for index, sample in samples)
         return
     most, limit = 1, runs.most
+    if limit == 1:  # no thread has to be woken for each sample
+        for index, sample in samples:
+            yield index, sample, run_alone(runs.run, index, sample)
+        return
     waiting: deque[tuple[int, Sample, Future[list[Any]]]] = deque()
-    with ThreadPoolExecutor(max(limit, 1)) as pool:
+    with ThreadPoolExecutor(limit) as pool:
         for index, sample in samples:
             waiting.append((index, sample, submit_alone(pool, runs.run, index, sample)))
             if len(waiting) >= most:

@@ -19,7 +19,6 @@ from onnxq.calibration.statistic import Statistic
 ROWS_PER_ITEM = 1024
 PADDINGS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 RANK = 3  # most spatial axes of a Conv
-EXTREMES = ("high", "share", "pair_high", "pair_share")  # attributes of `LayerMoments`
 
 
 class LayerMoments:
@@ -38,9 +37,6 @@ class LayerMoments:
         assumed: Whether H is not measured, so that nothing can be judged by it.
         high: Greatest value of each column, float32; -inf while unknown.
         share: Greatest share of each column in the largest magnitude of a row, float32; -inf while unknown.
-        pair_high: Greatest sum of each column and that of the next input channel at the same kernel position, float32
-            `[columns - positions]`; -inf while unknown.
-        pair_share: The same of shares. Files of older versions have neither, which gives infinity.
 
     """
 
@@ -51,8 +47,6 @@ class LayerMoments:
         self.items = self.before = 0
         self.high = np.full(unfolding.columns, -np.inf, np.float32)
         self.share = self.high.copy()
-        self.pair_high = self.high[unfolding.positions :].copy()
-        self.pair_share = self.pair_high.copy()
         self.halves = (Half(unfolding, block, dtype), Half(unfolding, block, dtype))
 
     def add(self, values: np.ndarray) -> None:
@@ -60,20 +54,11 @@ class LayerMoments:
         for rows in self.unfolding.rows(values, ROWS_PER_ITEM):
             if rows.size:
                 flat = rows.reshape(-1, rows.shape[-1])
-                self._add_extremes(flat)
+                np.maximum(self.high, flat.max(axis=0), out=self.high)
+                np.maximum(self.share, _shares(flat).max(axis=0), out=self.share)
             for half, part in halves_of(rows, self.before + self.items):
                 self.halves[half].add(part)
             self.items += len(rows)
-
-    def _add_extremes(self, rows: np.ndarray) -> None:
-        apart = self.unfolding.positions
-        for values, high, pair_high in (
-            (rows, self.high, self.pair_high),
-            (_shares(rows), self.share, self.pair_share),
-        ):
-            np.maximum(high, values.max(axis=0), out=high)
-            with np.errstate(invalid="ignore", over="ignore"):
-                np.maximum(pair_high, (values[:, :-apart] + values[:, apart:]).max(axis=0), out=pair_high)
 
     @property
     def form(self) -> tuple[int, int, int]:
@@ -86,8 +71,8 @@ class LayerMoments:
             raise ValueError("second moments of different shapes cannot be merged")
         made = LayerMoments(self.unfolding, self.block)
         made.items = self.items + other.items
-        for name in EXTREMES:
-            setattr(made, name, np.maximum(getattr(self, name), getattr(other, name)))
+        made.high = np.maximum(self.high, other.high)
+        made.share = np.maximum(self.share, other.share)
         for half, one, two in zip(made.halves, self.halves, other.halves, strict=True):
             (gram, total), (more, further) = one.sums(), two.sums()
             half.gram, half.total, half.rows = gram + more, total + further, one.rows + two.rows
@@ -164,24 +149,19 @@ class InputMoments(Statistic):
             "layers": np.array([_encode(layer) for layer in layers], np.int64).reshape(len(layers), -1),
             "grams": np.concatenate([empty, *(gram.reshape(-1) for gram, _ in sums)]),
             "totals": np.concatenate([empty, *(total for _, total in sums)]),
-        } | {
-            f"{name}s": np.concatenate([empty.astype(np.float32), *(getattr(layer, name) for layer in layers)])
-            for name in EXTREMES
+            "highs": np.concatenate([empty.astype(np.float32), *(layer.high for layer in layers)]),
+            "shares": np.concatenate([empty.astype(np.float32), *(layer.share for layer in layers)]),
         }
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
         """Take the state."""
-        grams, totals = arrays["grams"], arrays["totals"]
-        extremes = {name: arrays[f"{name}s"] for name in EXTREMES if f"{name}s" in arrays}
+        grams, totals, highs, shares = (arrays[key] for key in ("grams", "totals", "highs", "shares"))
         layers = []
         for row in arrays["layers"]:
             layer = _decode([int(number) for number in row])
-            for name in EXTREMES:
-                size, left = getattr(layer, name).size, extremes.get(name)
-                setattr(layer, name, np.full(size, np.inf, np.float32) if left is None else left[:size].copy())
-                if left is not None:
-                    extremes[name] = left[size:]
+            layer.high, highs = highs[: layer.high.size].copy(), highs[layer.high.size :]
+            layer.share, shares = shares[: layer.share.size].copy(), shares[layer.share.size :]
             for half in layer.halves:
                 half.gram, grams = grams[: half.gram.size].reshape(half.gram.shape).copy(), grams[half.gram.size :]
                 half.total, totals = totals[: half.total.size].copy(), totals[half.total.size :]

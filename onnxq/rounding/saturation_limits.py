@@ -7,17 +7,12 @@ neighbouring activations have, products of weights of one sign stay exact as lon
 
     a * |w_a| + b * |w_b| <= 32767.
 
-Two neighbours are rarely largest at once. If samples tell the largest sum `s` of the two codes, the left side is
-
-    max(a * |w_a| + (s - a) * |w_b|, (s - b) * |w_a| + b * |w_b|).
-
 Weights of different signs cannot saturate: one product alone stays below 255 * 127. Each code gets a limit of its own,
 such that two neighbours at their limits obey the inequality. So every search for codes works as it does without limits.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -81,12 +76,7 @@ class _Pairs(NamedTuple):
     second: np.ndarray
     a: np.ndarray  # largest activation codes, without the first
     b: np.ndarray
-    most: np.ndarray  # largest sum of both codes
     one_sign: np.ndarray  # whether both weights have the same sign
-
-    def sums(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-        """Return the largest sums of products with magnitudes of first and second weights, of the pairs' shape."""
-        return _largest_sums_of_products(self.a, one, self.b, other, self.most)
 
 
 @dataclass(frozen=True)
@@ -96,17 +86,12 @@ class PairLimits:
     Attributes:
         pairings: Int arrays `[pairs, 2]` of columns that may be neighbours; a column is at most once in each of them.
         largest: Largest activation code in each column, float64 `[groups, n]`; the groups share the rows evenly.
-        following: Largest sum of the codes of each column and that of the next input channel at the same kernel
-            position, float64 `[groups, n]`; infinity where it is not known.
-        apart: How many columns that one is further on.
         group: Of the rows that this is asked about, the group of each; None where there is one group.
 
     """
 
     pairings: tuple[np.ndarray, ...]
     largest: np.ndarray
-    following: np.ndarray
-    apart: int = 1
     group: np.ndarray | None = None
 
     def taken(self, channels: np.ndarray, of: int) -> PairLimits:
@@ -132,8 +117,7 @@ class PairLimits:
         magnitude = np.abs(rows, dtype=np.float64)
         least = np.zeros(len(rows))
         for p in self._pairs(rows):
-            sums = p.sums(magnitude[:, p.first], magnitude[:, p.second])
-            scales = _least_scales(sums, p.most)
+            scales = _least_scales(p.a, magnitude[:, p.first], p.b, magnitude[:, p.second])
             np.maximum(least, np.where(p.one_sign, scales, 0).max(axis=1, initial=0), out=least)
         return least
 
@@ -150,7 +134,7 @@ class PairLimits:
         magnitude = np.abs(rows, dtype=np.float64)
         reached: np.ndarray = magnitude / MOST_CODE
         for p in self._pairs(rows):
-            sums = p.sums(magnitude[:, p.first], magnitude[:, p.second]) / MOST_SUM
+            sums = (p.a * magnitude[:, p.first] + p.b * magnitude[:, p.second]) / MOST_SUM
             sums = np.where(p.one_sign, sums, 0)
             for column in (p.first, p.second):
                 reached[:, column] = np.maximum(reached[:, column], sums)
@@ -177,7 +161,7 @@ class PairLimits:
             positive = np.clip(side, 0, MOST_CODE)
             for p in self._pairs(rows):
                 one, other = positive[:, p.first], positive[:, p.second]
-                total = p.sums(one, other)
+                total = p.a * one + p.b * other
                 left = MOST_SUM - total
                 share = np.where(left < 0, MOST_SUM / np.maximum(total, 1), 1.0)
                 extra = np.maximum(left, 0) / 2
@@ -198,21 +182,16 @@ class PairLimits:
         peak = magnitude.max(axis=1, keepdims=True, initial=0)
         codes = np.rint(magnitude * np.divide(MOST_CODE, peak, out=np.zeros_like(peak), where=peak > 0))
         return sum(
-            int(((p.sums(codes[:, p.first], codes[:, p.second]) > MOST_SUM) & p.one_sign).sum())
+            int(((p.a * codes[:, p.first] + p.b * codes[:, p.second] > MOST_SUM) & p.one_sign).sum())
             for p in self._pairs(rows)
         )
 
     def _pairs(self, rows: np.ndarray) -> Iterator[_Pairs]:
-        largest, following = self.largest, self.following
-        if len(largest) > 1:
-            groups = self._groups(len(rows))
-            largest, following = largest[groups], following[groups]
+        largest = self.largest if len(self.largest) == 1 else self.largest[self._groups(len(rows))]
         for pairing in self.pairings:
             first, second = pairing[:, 0], pairing[:, 1]
-            a, b = largest[:, first], largest[:, second]
-            known = np.where(second == first + self.apart, following[:, first], np.inf)
-            most = np.clip(known, np.maximum(a, b), a + b)
-            yield _Pairs(first, second, a, b, most, _of_one_sign(rows[:, first], rows[:, second]))
+            one_sign = _of_one_sign(rows[:, first], rows[:, second])
+            yield _Pairs(first, second, largest[:, first], largest[:, second], one_sign)
 
     def _groups(self, rows: int) -> np.ndarray:
         if self.group is not None:
@@ -221,11 +200,7 @@ class PairLimits:
 
 
 def pair_limits(
-    shape: tuple[int, ...],
-    axes: tuple[int, ...],
-    summed: Summed,
-    largest: np.ndarray | None = None,
-    following: np.ndarray | None = None,
+    shape: tuple[int, ...], axes: tuple[int, ...], summed: Summed, largest: np.ndarray | None = None
 ) -> PairLimits:
     """Find the neighbours in a weight, as `Rows` lays it out.
 
@@ -237,8 +212,6 @@ def pair_limits(
         axes: Axes that share a scale.
         summed: How the kernel sums.
         largest: Largest activation code in each column, `[columns]` over all groups; 255 everywhere by default.
-        following: Largest sum of the codes of each column and of that of the next input channel at the same kernel
-            position, `[columns - positions]`; what `largest` allows by default.
 
     """
     one = tuple(size if axis in axes else 1 for axis, size in enumerate(shape))  # what shares one scale
@@ -248,14 +221,9 @@ def pair_limits(
     column[numbers.transpose(order).reshape(-1)] = np.arange(numbers.size)
     pairings = [column[np.stack(pair, axis=-1)].reshape(-1, 2) for pair in _neighbours(numbers, summed)]
     groups = summed.group if len(axes) < len(shape) else 1
-    if largest is None or numbers.size * groups != largest.size:
-        return PairLimits(tuple(pairings), np.full((1, numbers.size), float(FULL)), np.full((1, numbers.size), np.inf))
-    apart = math.prod(shape[2:]) if summed.kernel == "conv" else 1
-    sums = np.full(largest.size, np.inf)
-    if following is not None and largest.size - following.size == apart:
-        sums[: following.size] = following
-    measured = largest.reshape(groups, -1).astype(np.float64)
-    return PairLimits(tuple(pairings), measured, sums.reshape(groups, -1), apart)
+    full = np.full((1, numbers.size), float(FULL))
+    measured = full if largest is None or numbers.size * groups != largest.size else largest.reshape(groups, -1)
+    return PairLimits(tuple(pairings), measured.astype(np.float64))
 
 
 def least_pair_scales(weight: np.ndarray, axes: tuple[int, ...], summed: Summed) -> np.ndarray:
@@ -272,8 +240,7 @@ def least_pair_scales(weight: np.ndarray, axes: tuple[int, ...], summed: Summed)
     """
     least = np.zeros([size if axis not in axes else 1 for axis, size in enumerate(weight.shape)])
     for first, second in _neighbours(weight, summed):
-        sums = FULL * np.abs(first, dtype=np.float64) + FULL * np.abs(second, dtype=np.float64)
-        scales = _least_scales(sums, 2 * FULL)
+        scales = _least_scales(FULL, np.abs(first, dtype=np.float64), FULL, np.abs(second, dtype=np.float64))
         most = np.where(_of_one_sign(first, second), scales, 0).max(axis=-1, initial=0)
         conv = summed.kernel == "conv"
         most = most.reshape(-1, *[1] * (weight.ndim - 1)) if conv else np.expand_dims(most, summed.axis)
@@ -300,22 +267,9 @@ def _of_one_sign(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return np.asarray(np.sign(first) * np.sign(second) > 0)  # a product of the weights themselves could underflow
 
 
-def _largest_sums_of_products(
-    a: np.ndarray, first: np.ndarray, b: np.ndarray, second: np.ndarray, most: np.ndarray
-) -> np.ndarray:
-    """Return the largest sums of two magnitudes times codes of at most `a`, `b` and, together, `most`."""
-    return np.asarray(np.maximum(a * first + (most - a) * second, (most - b) * first + b * second))
-
-
-def _least_scales(sums: np.ndarray, most: np.ndarray | float) -> np.ndarray:
-    """Return the scales at which sums of two products saturate, however both weights are rounded.
-
-    Args:
-        sums: Of magnitudes times activation codes.
-        most: Largest sum of the two codes.
-
-    """
-    return np.asarray(sums / (MOST_SUM - ROUNDING - most / 2))
+def _least_scales(a: np.ndarray | float, first: np.ndarray, b: np.ndarray | float, second: np.ndarray) -> np.ndarray:
+    """Return the scales at which two magnitudes saturate next to the codes `a` and `b`, however both are rounded."""
+    return np.asarray((a * first + b * second) / (MOST_SUM - ROUNDING - (a + b) / 2))
 
 
 def largest_codes(high: np.ndarray, scale: float, zero_point: int) -> np.ndarray:
@@ -341,26 +295,6 @@ def largest_row_codes(share: np.ndarray, steps: int) -> np.ndarray:
 
     """
     return largest_codes(share, 1 / steps, 0 if steps == FULL else MIDDLE)
-
-
-def largest_pair_codes(high: np.ndarray, scale: float, zero_point: int) -> np.ndarray:
-    """Return the largest sums of codes that two activations get at once, with headroom as `largest_codes`.
-
-    Args:
-        high: Greatest sum of both values, infinity where it is not known.
-        scale: Of the activations.
-        zero_point: Of the activations.
-
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        above = np.floor(np.maximum(high, 0).astype(np.float64) / scale + 1)  # each is rounded by half a code
-    above = np.minimum(np.nan_to_num(above, nan=np.inf, posinf=np.inf), 2 * FULL)
-    return np.asarray(2 * zero_point + np.ceil(above * HEADROOM - 1e-9))
-
-
-def largest_row_pair_codes(share: np.ndarray, steps: int) -> np.ndarray:
-    """Return the largest sums of codes of two activations with a scale for each row, as `largest_row_codes`."""
-    return largest_pair_codes(share, 1 / steps, 0 if steps == FULL else MIDDLE)
 
 
 def summed_pairs(node: Node, weight: Value, scheme: Scheme) -> Summed | None:

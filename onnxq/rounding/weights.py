@@ -31,9 +31,7 @@ from onnxq.rounding.saturation_limits import (
     PairLimits,
     Summed,
     largest_codes,
-    largest_pair_codes,
     largest_row_codes,
-    largest_row_pair_codes,
     pair_limits,
     summed_pairs,
 )
@@ -65,7 +63,6 @@ class WeightSpec:
     zero_points: bool = False
 
 
-_Largest = tuple[np.ndarray | None, np.ndarray | None]  # codes of columns, and of neighbours together
 MOST_FLOORED = 64  # weights whose codes with a least scale are kept
 Key = tuple[Tensor, WeightSpec]  # copies of a model share the tensors of their weights
 
@@ -242,7 +239,7 @@ class Weights:
             if chosen != key or (floor is not None and (rounded.scales < floor).any()):
                 job = replace(self._jobs[chosen], minimum_scale=floor, bits=coding.bits)
                 if chosen[1].summed != coding.summed:
-                    pairs = _pairs(weight.constant, coding, *_largest_in_rows(job.moments, coding))
+                    pairs = _pairs(weight.constant, coding, _largest_in_rows(job.moments, coding))
                     job = replace(job, pairs=pairs)
                 rounded = solve_all({key: job})[key]
             coded = rows.restore(rounded.codes, rounded.scales)
@@ -336,7 +333,7 @@ def rounding_jobs(
             block_size=coding.block_size or None,
             noise=noise,
             readers=tuple(node.name or node_key(node) for node in nodes),
-            pairs=_pairs(weight.constant, coding, *_largest(nodes, moments, qparams, plan, coding)),
+            pairs=_pairs(weight.constant, coding, _largest(nodes, moments, qparams, plan, coding)),
         )
     return jobs
 
@@ -357,28 +354,26 @@ def _largest(
     qparams: Mapping[Value, QParams],
     plan: Plan,
     coding: WeightSpec,
-) -> _Largest:
-    """Return the largest activation codes that samples show, for `pair_limits`; None where they are not known."""
+) -> np.ndarray | None:
+    """Return the largest activation codes that samples show in each column; None where they are not known."""
     if coding.summed is None or not coding.summed.calibrated or moments is None or moments.assumed:
         return _largest_in_rows(moments, coding)
-    found, sums = [], []
+    found = []
     for node in nodes:
         data = node.inputs[0]
         if data is None or data not in plan.ranges:
-            return None, None
+            return None
         scale, zero_point = qparams[plan.scale_owner(data)]
         raised = 128 if zero_point.dtype == np.int8 else 0  # onnxruntime makes uint8 of int8
         found.append(largest_codes(moments.high, float(scale), int(zero_point) + raised))
-        sums.append(largest_pair_codes(moments.pair_high, float(scale), int(zero_point) + raised))
-    return np.max(found, axis=0), np.max(sums, axis=0)
+    return np.asarray(np.max(found, axis=0))
 
 
-def _largest_in_rows(moments: LayerMoments | None, coding: WeightSpec) -> _Largest:
+def _largest_in_rows(moments: LayerMoments | None, coding: WeightSpec) -> np.ndarray | None:
     """Return the largest codes that samples show where each row has a scale of its own; None where not known."""
     if coding.summed is None or not coding.summed.steps or moments is None or moments.assumed:
-        return None, None
-    steps = coding.summed.steps
-    return largest_row_codes(moments.share, steps), largest_row_pair_codes(moments.pair_share, steps)
+        return None
+    return largest_row_codes(moments.share, coding.summed.steps)
 
 
 def _shared_axes(node: Node, weight: Value) -> tuple[int, ...]:
@@ -428,13 +423,11 @@ def _above(coded: RoundingResult, minimum: np.ndarray, coding: WeightSpec) -> bo
     return bool((scales > minimum.max(axis=coding.axes, keepdims=True)).all())
 
 
-def _pairs(
-    weight: Tensor, coding: WeightSpec, largest: np.ndarray | None = None, following: np.ndarray | None = None
-) -> PairLimits | None:
+def _pairs(weight: Tensor, coding: WeightSpec, largest: np.ndarray | None = None) -> PairLimits | None:
     """Find the neighbours whose products must not leave 16 bits; None where any may."""
     if coding.summed is None or coding.bits < 8:
         return None
-    return pair_limits(weight.shape, coding.axes, coding.summed, largest, following)
+    return pair_limits(weight.shape, coding.axes, coding.summed, largest)
 
 
 def _nearest(

@@ -96,9 +96,10 @@ def _stop_if_given_up() -> None:
 
 def submit_alone(executor: Executor, function: Callable[..., R], *arguments: Any) -> Future[R]:
     """Submit a task that has one processor, to an executor of threads; NumPy's error state goes with it."""
-    return executor.submit(copy_context().run, _run_alone, function, arguments)
+    return executor.submit(copy_context().run, run_alone, function, *arguments)
 
 
-def _run_alone(function: Callable[..., R], arguments: tuple[Any, ...]) -> R:
+def run_alone(function: Callable[..., R], *arguments: Any) -> R:
+    """Do a task with one processor, in this thread."""
     with one_processor(), unfollowed():
         return function(*arguments)

@@ -285,34 +285,3 @@ def test_what_does_not_fit_is_not_merged():
         LayerMoments(CONV, 18).merge(LayerMoments(CONV, 9))
     with pytest.raises(ValueError, match="different layers"):
         InputMoments([LayerMoments(CONV, 18)]).merge(InputMoments())
-
-
-def test_extremes_of_columns_and_of_neighbouring_channels() -> None:
-    values = np.random.default_rng(3).standard_normal((6, 3, 4, 4)).astype(np.float32)
-    moments = LayerMoments(Unfolding(3 * 4, axis=1, kernel=(2, 2), strides=(1, 1), dilations=(1, 1), pads=(0,) * 4), 12)
-    other = LayerMoments(moments.unfolding, 12)
-    moments.add(values[:4])
-    other.add(values[4:])
-    merged = moments.merge(other)
-    windows = np.lib.stride_tricks.sliding_window_view(
-        values, (2, 2), axis=(2, 3)
-    )  # items, channels, rows, columns, 2, 2
-    rows = windows.transpose(0, 2, 3, 1, 4, 5).reshape(-1, 12)
-    share = rows / np.abs(rows).max(axis=1, keepdims=True)
-    np.testing.assert_array_equal(merged.high, rows.max(axis=0))
-    np.testing.assert_array_equal(merged.share, share.max(axis=0))
-    np.testing.assert_array_equal(merged.pair_high, (rows[:, :-4] + rows[:, 4:]).max(axis=0))
-    np.testing.assert_array_equal(merged.pair_share, (share[:, :-4] + share[:, 4:]).max(axis=0))
-
-
-def test_statistics_without_sums_of_neighbours_bound_nothing() -> None:
-    moments = LayerMoments(Unfolding(5), 5)
-    moments.add(np.ones((2, 3, 5), np.float32))
-    arrays = InputMoments([moments]).arrays()
-    (read,) = InputMoments.from_arrays(arrays).layers.values()
-    np.testing.assert_array_equal(read.pair_high, np.full(4, 2, np.float32))
-    del arrays["pair_highs"], arrays["pair_shares"]
-    (read,) = InputMoments.from_arrays(arrays).layers.values()
-    np.testing.assert_array_equal(read.high, np.ones(5, np.float32))
-    assert np.isposinf(read.pair_high).all()
-    assert np.isposinf(read.pair_share).all()

@@ -22,9 +22,7 @@ from onnxq.rounding.saturation_limits import (
     PairLimits,
     Summed,
     largest_codes,
-    largest_pair_codes,
     largest_row_codes,
-    largest_row_pair_codes,
     least_pair_scales,
     pair_limits,
 )
@@ -76,69 +74,6 @@ def test_codes_at_their_bounds_do_not_saturate_at_any_scale(seed: int, n: int, f
     assert most_sum(np.where(rows < 0, low, high), pairs.largest[0], pairs.pairings[0]) <= 32767
     assert most_sum(low, pairs.largest[0], pairs.pairings[0]) <= 32767
     assert most_sum(high, pairs.largest[0], pairs.pairings[0]) <= 32767
-
-
-def _joint(seed: int, n: int, channels: int) -> tuple[np.ndarray, np.ndarray, PairLimits]:
-    """Rows, activation codes, and limits by the largest codes and the largest sums of neighbours among these."""
-    rng = np.random.default_rng(seed)
-    rows = rng.standard_normal((channels, n)) * rng.gamma(0.5, size=(1, n))
-    codes = np.minimum(rng.gamma(0.7, 50, (60, n)), 255).astype(int)
-    sums = (codes[:, :-1] + codes[:, 1:]).max(axis=0, initial=0)
-    return rows, codes, pair_limits((n, channels), (0,), PRODUCT, codes.max(axis=0), sums.astype(float))
-
-
-def _worst(weights: np.ndarray, activations: np.ndarray, pairing: np.ndarray) -> int:
-    """The largest magnitude of a sum of two products over all activations that were seen."""
-    products = activations[:, None].astype(int) * weights[None].astype(int)
-    sums = products[..., pairing[:, 0]] + products[..., pairing[:, 1]]
-    return int(np.abs(sums).max(initial=0))
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 9999), st.integers(1, 12), st.floats(0.3, 3))
-def test_sums_of_neighbours_that_were_seen_stay_within_16_bits(seed: int, n: int, factor: float) -> None:
-    rows, codes, pairs = _joint(seed, n, 5)
-    steps = np.broadcast_to(np.abs(rows).max(axis=1, keepdims=True) / 127 * factor + 1e-9, rows.shape)
-    low, high = pairs.bounds(rows, steps)
-    for chosen in (
-        low,
-        high,
-        np.clip(np.rint(rows / steps), low, high),
-        solve_all({0: RoundingJob(rows, pairs=pairs)})[0].codes,
-    ):
-        assert _worst(chosen, codes, pairs.pairings[0]) <= 32767
-
-
-def test_neighbours_that_are_never_large_together_are_limited_less() -> None:
-    rows = floats(16, 64, seed=4).astype(np.float64)
-    apart = pair_limits((64, 16), (0,), PRODUCT, np.full(64, 255.0), np.full(63, 257.0))
-    any_way = pair_limits((64, 16), (0,), PRODUCT, np.full(64, 255.0))
-    assert apart.limited(rows) == 0 < any_way.limited(rows)
-    assert (apart.covering(rows) < any_way.covering(rows)).all()
-    found = [solve_all({0: RoundingJob(rows, pairs=pairs)})[0].dequantized() - rows for pairs in (apart, any_way)]
-    assert np.square(found[0]).sum() < 0.7 * np.square(found[1]).sum()
-
-
-def test_of_a_conv_the_next_channel_at_the_same_place_is_the_neighbour() -> None:
-    """Two groups of two channels, windows of two: sums are known of channels 0 and 1, and of 2 and 3."""
-    following = np.array([300.0, 310, np.inf, np.inf, 320, 330])
-    pairs = pair_limits((2, 2, 1, 2), (1, 2, 3), Summed("conv", 1, 2), np.full(8, 255.0), following)
-    found = [p.most.tolist() for p in pairs._pairs(np.ones((2, 4)))]
-    assert found == [[[300, 310], [320, 330]]]
-
-
-def test_unknown_sums_are_bounded_by_the_codes_of_both() -> None:
-    for following in (None, np.full(3, np.inf), np.full(2, 100.0)):
-        pairs = pair_limits((4, 3), (0,), PRODUCT, np.array([10.0, 20, 30, 40]), following)
-        (pair,) = pairs._pairs(np.ones((3, 4)))
-        assert pair.most.tolist() == [[30, 70]]
-
-
-def test_sums_of_codes_have_headroom_and_both_zero_points() -> None:
-    high = np.array([-1, 0, 0.5, np.inf, np.nan])
-    assert largest_pair_codes(high, 0.01, 30).tolist() == [62, 62, 122, 672, 672]
-    assert largest_row_pair_codes(np.array([1.5, -2.0]), 255).tolist() == [460, 2]
-    assert largest_row_pair_codes(np.array([1.5, -2.0]), 127).tolist() == [486, 258]
 
 
 def test_at_the_covering_scale_rounding_to_nearest_clips_nothing() -> None:
