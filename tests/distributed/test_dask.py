@@ -173,6 +173,6 @@ def test_ctrl_c_ends_the_tasks_of_workers(farm: Path, cluster: Cluster) -> None:
     taken = time.monotonic() - began
     print(f"all ended {taken:.2f} s after Ctrl-C")
     assert process.returncode == 130
-    assert said.strip() == b"interrupted"
+    assert said.strip().endswith(b"interrupted")  # the models that were not built are named before it
     assert taken < 2
     assert tidy(farm)
