@@ -56,12 +56,18 @@ def minimal_statistics(plan: Plan) -> StatisticFactory:
     return range_kinds if needs_of(plan.range_methods) <= {Needs.EXTREMES} else basic_kinds
 
 
-def trial_statistics(plan: Plan, layers: MeasuredLayers) -> StatisticFactory:
+def trial_statistics(plan: Plan, layers: MeasuredLayers, *, settled: bool = False) -> StatisticFactory:
     """List the statistics that choose ranges and codes of a trial, those by output error among them.
 
     Reports and files want more, but of no trial; measuring it takes longer than many a model runs.
+
+    Args:
+        plan: The decisions.
+        layers: The layers whose codes are chosen.
+        settled: Whether the way to choose ranges is settled; without it, those by output error are tried as well.
+
     """
-    needs = needs_of(plan.range_methods, trial=True)
+    needs = needs_of(plan.range_methods, trial=not settled)
     if Needs.HISTOGRAM in needs:
         return OutputSensitivity(plan, layers.kinds).kinds
     besides = partial(layers.kinds, basics=range_kinds)

@@ -32,7 +32,7 @@ from onnxq.rounding.layer_by_layer import block_jobs
 from onnxq.rounding.weights import Weights
 from onnxq.search.held_out import MOST
 from onnxq.search.variants import Variants
-from onnxq.stages.measure import choose_qparams, layers_needing_moments, trial_kinds
+from onnxq.stages.measure import choose_qparams, layers_needing_moments, settled_kinds
 from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies
 from onnxq.verification.error_stats import Difference
 from onnxq.verification.records import Comparison, CrossValidation
@@ -129,7 +129,7 @@ def _fitted_on(variants: Variants, choices: Choices, fitting: Samples) -> Model 
     values = [*spare.plan.calibrated(), *(layers.values if layers is not None else ())]
     if not values:
         return None
-    kinds = trial_kinds(spare.plan, layers)
+    kinds = settled_kinds(spare.plan, layers)
     measured: Stats = calibrate(spare.model, values, fitting, kinds=kinds, trial=True)
     spare = exclude_unreached_bodies(spare, measured)
     qparams = choose_qparams(spare.plan, measured)

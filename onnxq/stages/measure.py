@@ -83,9 +83,9 @@ def measure_blocks(
     return meter.sums
 
 
-def trial_kinds(plan: Plan, layers: MeasuredLayers | None) -> StatisticFactory:
-    """Choose what a trial measures of each tensor: what ranges need, and what codes need where layers are given."""
-    return trial_statistics(plan, layers or MeasuredLayers(()))
+def settled_kinds(plan: Plan, layers: MeasuredLayers | None) -> StatisticFactory:
+    """Choose what settled ranges need of each tensor, and codes of weights where layers are given."""
+    return trial_statistics(plan, layers or MeasuredLayers(()), settled=True)
 
 
 def _kinds(prepared: Prepared, layers: MeasuredLayers, *, trial: bool) -> StatisticFactory:
