@@ -317,7 +317,7 @@ def test_what_a_user_prints_is_no_product(cli, folder: Path, monkeypatch: pytest
 def test_the_step_at_work_is_named_in_words() -> None:
     """Every step that the code announces."""
     package = Path(boundary.__file__).parents[1]
-    told = {step for file in package.rglob("*.py") for step in re.findall(r'\.step\("(\w+)"\)', file.read_text())}
+    told = {step for file in package.rglob("*.py") for step in re.findall(r'\.step\("([\w-]+)"\)', file.read_text())}
     assert told == set(STEPS)
 
 
