@@ -41,7 +41,7 @@ GAINS = 4  # nodes tried
 NEXT_TO_NOTHING, LEAST_FOR_NOTHING = 0.005, 0.3  # share of the time, dB
 FREE_PLANS, FREE_TRIALS = 8, 4  # plans made, and of these models judged
 # The same as measured on held-out samples: expectations come from single nodes and few samples
-LEAST_SHOWN, SHOWN_FOR_TIME = 0.5, 40.0
+LEAST_SHOWN, SHOWN_FOR_TIME = 0.5, 30.0
 KEPT_GAIN = 0.5  # of what was expected of a weight that is only stored in 8 bit
 
 

@@ -265,7 +265,7 @@ def test_nodes_that_take_next_to_no_time_in_float_are_tried_whatever_their_noise
 
 
 def test_samples_have_to_show_half_a_decibel_and_more_for_more_time():
-    for gain, cost, expected in ((0.45, 0.001, set()), (0.55, 0.001, {"a"}), (0.7, 0.02, set()), (0.9, 0.02, {"a"})):
+    for gain, cost, expected in ((0.45, 0.001, set()), (0.55, 0.001, {"a"}), (0.55, 0.02, set()), (0.65, 0.02, {"a"})):
         ranked = [Candidate("a", 1.0, 0.5, 0.006, True), Candidate("b", 0.5, 0.3, 0.5, True)]
         reached = lambda chosen, gain=gain: 30.0 + gain * ("a" in chosen)  # noqa: E731
         assert _won(reached, lambda chosen, cost=cost: 1.0 + cost * len(chosen), ranked)[0] == expected
