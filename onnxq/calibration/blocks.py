@@ -84,6 +84,16 @@ class BlockSums:
             left, right = found
             self.pieces[left[0], right[1]] = fold(self.pieces.pop(left), self.pieces.pop(right))
 
+    def take_in(self, other: BlockSums) -> None:
+        """Take in all sums of another, which may be changed.
+
+        Raises:
+            ValueError: One of the blocks is there already.
+
+        """
+        for span, stats in sorted(other.pieces.items()):
+            self.add(span, stats)
+
     def _addable(self) -> tuple[Span, Span] | None:
         """Find two neighbours of which the next addition consists."""
         spans = sorted(self.pieces)

@@ -148,8 +148,7 @@ def merge_shards(paths: Sequence[Path]) -> tuple[Stats, str]:
                 "Name each shard once.",
             )
         seen[shard.number] = path
-        for span, stats in sorted(shard.sums.pieces.items()):
-            sums.add(span, stats)
+        sums.take_in(shard.sums)
     missing = [number for number in range(1, int(origin.get("shards", 1)) + 1) if number not in seen]
     if missing or sums is None or sums.whole is None:
         named = join_words([str(number) for number in missing]) or "1"

@@ -21,7 +21,7 @@ MOST_INPUTS = 4
 MOST_KINDS = 3
 
 
-def type_name(given: object) -> str:
+def named_type(given: object) -> str:
     """Name the type of a value with an article: `an array`, `a dict`."""
     if given is None:
         return "None"
@@ -91,7 +91,7 @@ def refuse_values(sources: Iterable[object]) -> None:
     for source in sources:
         if not isinstance(source, str | PathLike):
             raise DataError(
-                f"data names files, and {type_name(source)} is given",
+                f"data names files, and {named_type(source)} is given",
                 "Give arrays as samples={'INPUT': array}, a row for each sample.",
             )
 

@@ -237,7 +237,7 @@ def _cut(array: np.ndarray, step: int) -> Iterator[np.ndarray]:
         yield array[start : start + step]
 
 
-def read_arrays(given: Mapping[str, Any], inputs: Sequence[InputSpec], label: str) -> Source:
+def cut_arrays(given: Mapping[str, Any], inputs: Sequence[InputSpec], label: str) -> Source:
     """Take samples from arrays in memory, one for each input.
 
     Args:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from onnxq.data.advice import empty_folder, kinds_of, one_sample, type_name
+from onnxq.data.advice import empty_folder, kinds_of, named_type, one_sample
 from onnxq.data.npz import UNREADABLE, Source, read_npy, read_npz
 from onnxq.data.user_function import CALLED
 from onnxq.data.validation import InputSpec
@@ -126,7 +126,7 @@ def read_iterable(give: Callable[[], Iterable[Any]], label: str, inputs: Sequenc
             given = give()
             if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
                 hint = f"Let it yield each sample, or return a list of them: {one_sample(inputs)}."
-                raise DataError(f"{label} returns {type_name(given)}, not samples", hint)
+                raise DataError(f"{label} returns {named_type(given)}, not samples", hint)
             stream = iter(given)
         except CALLED as error:  # whatever the user's code raises is the user's to read
             raise _failed(label, error) from error
@@ -139,7 +139,7 @@ def read_iterable(give: Callable[[], Iterable[Any]], label: str, inputs: Sequenc
                 raise _failed(label, error) from error
             if not isinstance(sample, Mapping):
                 raise DataError(
-                    f"{label} gives {type_name(sample)} for a sample, not a dictionary",
+                    f"{label} gives {named_type(sample)} for a sample, not a dictionary",
                     f"Give each as {one_sample(inputs)}.",
                 )
             yield sample

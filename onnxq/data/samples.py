@@ -16,14 +16,14 @@ import numpy as np
 
 from onnxq.data.advice import (
     missing_data,
+    named_type,
     one_sample,
     refuse_file_of_code,
     refuse_single_array,
     refuse_values,
-    type_name,
 )
 from onnxq.data.labels import Labels, first_labels, read_labels
-from onnxq.data.npz import Source, read_arrays, read_npy, read_npz
+from onnxq.data.npz import Source, cut_arrays, read_npy, read_npz
 from onnxq.data.opening import open_folder, open_other
 from onnxq.data.readers import read_iterable
 from onnxq.data.reading import NOTHING_KNOWN, PLAIN, ModelFacts, Preparation, Reading
@@ -275,12 +275,12 @@ def wrap_samples(
         refuse_single_array(said, inputs)
         source = {inputs[0].name: source}
     if isinstance(source, Mapping):
-        return Samples([read_arrays(source, inputs, said)], inputs, description)
+        return Samples([cut_arrays(source, inputs, said)], inputs, description)
     if callable(source):
         return Samples([read_iterable(source, said, inputs)], inputs, description)
     if not isinstance(source, Iterable) or isinstance(source, str | bytes):
         raise DataError(
-            f"{said} is {type_name(source)}, not samples",
+            f"{said} is {named_type(source)}, not samples",
             "Give files as data." if isinstance(source, str | Path) else f"Give a list of {one_sample(inputs)}.",
         )
     if iter(source) is source:

@@ -128,7 +128,7 @@ def _measure_together(opened: Opened, spans: Sequence[range], jobs: int, observe
 
     def here(at: int) -> None:
         try:
-            _take_in(sums, opened.measure(spans[at], progress.of(spans[at].start)))
+            sums.take_in(opened.measure(spans[at], progress.of(spans[at].start)))
         except OnnxqError as error:
             errors[at] = error
 
@@ -147,7 +147,7 @@ def _measure_together(opened: Opened, spans: Sequence[range], jobs: int, observe
             progress.show()
         for at, future in left.items():
             try:
-                _take_in(sums, unpack_sums(future.result(), blocks))
+                sums.take_in(unpack_sums(future.result(), blocks))
             except ProcessEnded:  # it was killed, for lack of memory perhaps
                 here(at)
             except OnnxqError as error:
@@ -160,11 +160,6 @@ def _measure_together(opened: Opened, spans: Sequence[range], jobs: int, observe
 
 def _failed(future: Future[Any]) -> bool:
     return future.done() and not future.cancelled() and isinstance(future.exception(), OnnxqError)
-
-
-def _take_in(sums: BlockSums, more: BlockSums) -> None:
-    for span, stats in sorted(more.pieces.items()):
-        sums.add(span, stats)
 
 
 class _Progress:

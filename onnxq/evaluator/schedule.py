@@ -131,6 +131,12 @@ def _prepare_step(node: Node, model: Model, constants: Mapping[Value, Any] | Non
     return Step(node, call, Fallback(node, model, captured), bodies, reads)
 
 
+def bound_kernel(node: Node, opset: int) -> Callable[..., Any] | None:
+    """Return the kernel of a node with its attributes; None where there is none, or it does not know one of them."""
+    kernel = find_kernel(node.op_type, node.domain, opset)
+    return None if kernel is None else bind(kernel, node)
+
+
 def bind(kernel: Kernel, node: Node) -> Callable[..., Any] | None:
     """Bind the node's attributes; None when the kernel does not know one of them."""
     names, open_ended = _keywords(kernel)

@@ -7,7 +7,7 @@ trusted is decided on samples that it was not made of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -49,7 +49,7 @@ class BlockSolution:
 
     def kept(self, keep: Callable[[np.ndarray], np.ndarray]) -> BlockSolution:
         """Return the same with arrays that something has put out of memory."""
-        return replace(self, codes=BlockCodes(*map(keep, (self.codes.codes, self.codes.scales, self.codes.zeros))))
+        return replace(self, codes=self.codes.kept(keep))
 
 
 def solve_blocks(
@@ -87,7 +87,7 @@ def solve_blocks(
     ]
     method = max((each.method for each in found), key=ORDER.index)
     gain = float(np.mean([each.gain for each in found]))
-    return BlockSolution(_side_by_side([each.codes for each in found]), method, gain)
+    return BlockSolution(BlockCodes.joined([each.codes for each in found], axis=1), method, gain)
 
 
 def _solve_shortly(rows: np.ndarray, total: Gram, bits: int, block_size: int, method: Method) -> BlockSolution:
@@ -97,13 +97,7 @@ def _solve_shortly(rows: np.ndarray, total: Gram, bits: int, block_size: int, me
         for start in range(0, n, size)
     ]
     gain = 0.0 if method != "output error" else float(np.mean([each.gain for each in found]))
-    return BlockSolution(_side_by_side([each.codes for each in found]), method, gain)
-
-
-def _side_by_side(codes: Sequence[BlockCodes]) -> BlockCodes:
-    """Put the codes of ranges of columns next to each other."""
-    parts = ([each.codes for each in codes], [each.scales for each in codes], [each.zeros for each in codes])
-    return BlockCodes(*(np.concatenate(part, axis=1) for part in parts))
+    return BlockSolution(BlockCodes.joined([each.codes for each in found], axis=1), method, gain)
 
 
 def _part(gram: Gram, index: int) -> Gram:
@@ -141,19 +135,15 @@ def _slabs(rows: np.ndarray) -> list[slice]:
     return [slice(start, start + height) for start in range(0, len(rows), height)]
 
 
-def _stacked(parts: Sequence[BlockCodes]) -> BlockCodes:
-    """Put the codes of channels below each other."""
-    names = ("codes", "scales", "zeros")
-    return BlockCodes(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
-
-
 def _by_weight(rows: np.ndarray, bits: int, block_size: int) -> BlockCodes:
     def solve(slab: slice) -> BlockCodes:
         part = np.asarray(rows[slab], np.float64)
         grid = best_grid(part, _by_size(part), bits, block_size, "nearest")
         return _exported(part, _nearest(part, grid), grid)
 
-    return _stacked(list(run_in_order(solve, _slabs(rows) or [slice(0)], task_bytes=8 * ARRAYS * CHANNEL_SLAB)))
+    return BlockCodes.joined(
+        list(run_in_order(solve, _slabs(rows) or [slice(0)], task_bytes=8 * ARRAYS * CHANNEL_SLAB)), axis=0
+    )
 
 
 def _by_size(rows: np.ndarray) -> np.ndarray:
@@ -195,7 +185,9 @@ class _RangeSearch:
         """Decide how far H is trusted, then choose codes with all of it."""
         fitted = self.held_out if self.moments.assumed else self.moments.fitted()
         if not shows_something(fitted):
-            return BlockSolution(_stacked([self._search(slab).plain_codes() for slab in _slabs(self.rows)]), "nearest")
+            return BlockSolution(
+                BlockCodes.joined([self._search(slab).plain_codes() for slab in _slabs(self.rows)], axis=0), "nearest"
+            )
         trusted = self._trust(fitted)
         damping = trusted.damping
         searches = (self._search(slab) for slab in _slabs(self.rows))
@@ -216,7 +208,7 @@ class _RangeSearch:
             gains = gains or bool(which.any())
         gain = 0.0 if self.moments.assumed else float(10 * np.log10((plain + TINY) / (kept + TINY)))
         method: Method = "nearest" if not gains else "assumed inputs" if self.moments.assumed else "output error"
-        return BlockSolution(_stacked(parts), method, gain)
+        return BlockSolution(BlockCodes.joined(parts, axis=0), method, gain)
 
     def _search(self, channels: slice | np.ndarray) -> _Search:
         rows = np.asarray(self.rows[channels], np.float64)

@@ -51,8 +51,7 @@ class ShortSolution:
     @classmethod
     def stacked(cls, parts: list[ShortSolution]) -> ShortSolution:
         """Return the solution of all channels."""
-        names = ("codes", "scales", "zeros")
-        codes = BlockCodes(*(np.concatenate([getattr(part.codes, name) for part in parts]) for name in names))
+        codes = BlockCodes.joined([part.codes for part in parts], axis=0)
         return cls(codes, *(np.concatenate([getattr(part, name) for part in parts]) for name in ("plain", "kept")))
 
 

@@ -213,7 +213,7 @@ class Weights:
             zeros = rows.restore(solved.codes, solved.zeros)[1]
             weight.constant.release()
             release_array(solved.codes)
-            self._blocks[key] = BlockCodes(*map(self.keep, (codes, scales, zeros)))
+            self._blocks[key] = BlockCodes(codes, scales, zeros).kept(self.keep)
             del codes, scales, zeros
             if self._spool is not None:
                 trim_heap(weight.constant.nbytes)

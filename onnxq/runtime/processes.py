@@ -29,7 +29,7 @@ R = TypeVar("R")
 # The program of a process: it finds modules where this one does, and then its tasks
 START = (
     "import os, pickle, sys; tasks = os.fdopen(os.dup(0), 'rb'); sys.path[:] = pickle.load(tasks); "
-    "from onnxq.runtime.processes import work; work(tasks)"
+    "from onnxq.runtime.processes import do_tasks; do_tasks(tasks)"
 )
 PATIENCE = 1.5  # seconds that a process gets to remove its temporary files
 _told: list[Callable[[Any], None]] = []  # in a process that does tasks: how it tells the one that asked
@@ -190,7 +190,7 @@ def tell(value: Any) -> None:
         say(value)
 
 
-def work(stdin: BinaryIO) -> None:
+def do_tasks(stdin: BinaryIO) -> None:
     """Do the tasks that a copy of stdin gives, and write what becomes of each to stdout; `Processes` reads it.
 
     It is a copy, for the end of the interpreter waits for who reads `sys.stdin`.

@@ -105,12 +105,17 @@ def shifts(variants: Variants, choices: Choices, samples: Samples) -> Shifts:
     quantized = variants.model(choices)
     found = {place.given: place for place in places(prepared.plan, quantized)}
     both = Evaluator(prepared.model.copy(), wide=True), Evaluator(quantized, wide=True)
-    feeds = paired_samples(both, samples, int(SAMPLES * variants.split.room))
+    feeds = paired_samples(both, samples, variants.split.room)
     with arithmetic():
         return _SideBySide(*both, feeds, found).run()
 
 
-def paired_samples(both: Iterable[Evaluator], samples: Samples, room: int) -> list[Sample]:
+def wanted_samples(room: float) -> int:
+    """Return on how many samples biases are corrected, by how many times as many as usual there is time for."""
+    return min(max(int(SAMPLES * room), SAMPLES), MOST_SAMPLES)
+
+
+def paired_samples(both: Iterable[Evaluator], samples: Samples, room: float) -> list[Sample]:
     """Take as many samples as fit into memory together, judged by the first of them; one at least.
 
     For inputs that say little about the sizes inside, such as numbers of words, that is known only after a run.
@@ -118,15 +123,13 @@ def paired_samples(both: Iterable[Evaluator], samples: Samples, room: int) -> li
     Args:
         both: What will run side by side.
         samples: Where to take them from.
-        room: How many there is time for; between `SAMPLES` and `MOST_SAMPLES` are taken.
+        room: How many times as many as usual there is time for; see `wanted_samples`.
 
     """
     first = next(iter(samples))
     taken = sum(evaluator.peak_bytes(first) for evaluator in both)
     share = MOST_BYTES / max(taken, 1)  # how many of this size
-    return few_samples(
-        samples, min(max(room, SAMPLES), MOST_SAMPLES), share * sum(array.size for array in first.values())
-    )
+    return few_samples(samples, wanted_samples(room), share * sum(array.size for array in first.values()))
 
 
 def places(plan: Plan, quantized: Model) -> list[BiasSite]:

@@ -415,6 +415,11 @@ class HoldoutSplit:
     def _few(self) -> dict[int, Sample]:
         return self._spread(self._share)
 
+    @cached_property
+    def _more(self) -> dict[int, Sample]:
+        """Those, or more where a run is short."""
+        return self._few if self.room == self._share else self._few_among(self._spread(self.room))
+
     def expected_count(self, share: float) -> int:
         """Return how many samples are tried on, which are not read for it: fewer are taken where they are large."""
         wanted = max(int(TRIAL_SAMPLES * min(share, self.room)), FEW_TRIALS)
@@ -450,7 +455,7 @@ class HoldoutSplit:
         There are more than in the halves where a run is short: gains differ much from sample to sample. Some samples
         are in neither set, evenly taken, to measure and not to judge on; None where there are none.
         """
-        taken = self._few if self.room == self._share else self._few_among(self._spread(self.room))
+        taken = self._more
         left = [place for place in range(self.samples.count or 0) if place not in taken]
         count = min(len(left), max(int(REST * self._share), 1))
         chosen = {left[index * len(left) // count] for index in range(count)}
@@ -506,10 +511,9 @@ class HoldoutSplit:
     @cached_property
     def fine_evaluator(self) -> SqnrEvaluator:
         """The float outputs on all samples that are tried on, and on more where a run is short."""
-        if self.room == self._share:
+        if self._more is self._few:
             return self.goal_evaluator
-        taken = self._few_among(self._spread(self.room))
-        return self.evaluator(wrap_samples(list(taken.values()), self.samples.inputs))
+        return self.evaluator(wrap_samples(list(self._more.values()), self.samples.inputs))
 
     @property
     def held_out(self) -> Samples:

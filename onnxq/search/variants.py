@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onnxq.calibration.calibrate import calibrate
-from onnxq.calibration.output_sensitivity import OutputSensitivity, minimal_statistics
+from onnxq.calibration.output_sensitivity import OutputSensitivity
 from onnxq.calibration.qparams import QParams
 from onnxq.calibration.stats import Stats
 from onnxq.data.generated_text import generated_text
@@ -195,10 +195,3 @@ def _codes_serve_others(prepared: Prepared, split: HoldoutSplit, fitting: Sample
     both = (quantize_copy(copy_prepared(prepared), measured, weights) for weights in (None, chosen))
     simple, better = split.judge.sqnrs(both)
     return better > simple
-
-
-def round_variant_to_nearest(prepared: Prepared, fitting: Samples) -> Model:
-    """Quantize with ranges from a few samples and weights rounded to nearest."""
-    kinds = minimal_statistics(prepared.plan)
-    measured = calibrate(prepared.model, prepared.plan.calibrated(), fitting, kinds=kinds, trial=True)
-    return quantize_copy(prepared, measured, Weights(exact=True))

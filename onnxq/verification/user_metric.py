@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -208,17 +209,8 @@ def _prepared(metric: NamedMetric, float_model: ModelSource, samples: Samples) -
     """Return the samples that both models read, and their labels."""
     if metric.prepare is None:
         return samples, samples.labels()
-    label = str(float_model) if isinstance(float_model, str | Path) else "the model"
-    try:
-        session = open_session(float_model, exact=True, reuse_shapes=False)
-        names = [output.name for output in session.get_outputs()]
-
-        def run(sample: Sample) -> dict[str, Any]:
-            return dict(zip(names, run_session(session, None, sample), strict=True))
-
+    with _running(float_model, reuse_shapes=False) as run:
         made, labels = metric.prepare(samples, samples.inputs, run)
-    except SessionError as error:
-        raise ModelError(f"onnxruntime cannot load or run {label}: {error}", "Check the model first.") from error
     return wrap_samples(made, samples.inputs), labels
 
 
@@ -236,14 +228,21 @@ def _results(
     model: ModelSource, samples: Samples, progress: Progress | None
 ) -> Iterator[tuple[Sample, dict[str, Any]]]:
     """Yield each sample with the outputs of a model by name."""
-    label = str(model) if isinstance(model, str | Path) else "the model"
-    try:
-        session = open_session(model, exact=True)
-        names = [output.name for output in session.get_outputs()]
+    with _running(model) as run:
         for count, sample in enumerate(samples, 1):
-            yield sample, dict(zip(names, run_session(session, None, sample), strict=True))
+            yield sample, run(sample)
             if progress:
                 progress(count, samples.count)
+
+
+@contextmanager
+def _running(model: ModelSource, *, reuse_shapes: bool = True) -> Iterator[Callable[[Sample], dict[str, Any]]]:
+    """Open a model, and give what runs it: all outputs by name for a sample."""
+    label = str(model) if isinstance(model, str | Path) else "the model"
+    try:
+        session = open_session(model, exact=True, reuse_shapes=reuse_shapes)
+        names = [output.name for output in session.get_outputs()]
+        yield lambda sample: dict(zip(names, run_session(session, None, sample), strict=True))
     except SessionError as error:
         raise ModelError(f"onnxruntime cannot load or run {label}: {error}", "Check the model first.") from error
 

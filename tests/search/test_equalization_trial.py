@@ -8,14 +8,24 @@ import numpy as np
 import pytest
 from helpers import build, floats, node
 
-from onnxq.data.samples import input_specs, wrap_samples
-from onnxq.ir import load
+from onnxq.calibration.calibrate import calibrate
+from onnxq.calibration.output_sensitivity import minimal_statistics
+from onnxq.data.samples import Samples, input_specs, wrap_samples
+from onnxq.ir import Model, load
+from onnxq.rounding.weights import Weights
 from onnxq.search import equalization_trial
 from onnxq.search.equalization_trial import equalize_if_it_helps
 from onnxq.search.held_out import HoldoutSplit, SqnrEvaluator
-from onnxq.search.variants import round_variant_to_nearest
 from onnxq.stages.prepare import prepare
 from onnxq.stages.prepared import Prepared
+from onnxq.stages.replan import quantize_copy
+
+
+def round_variant_to_nearest(prepared: Prepared, fitting: Samples) -> Model:
+    """Quantize with ranges from a few samples and weights rounded to nearest."""
+    kinds = minimal_statistics(prepared.plan)
+    measured = calibrate(prepared.model, prepared.plan.calibrated(), fitting, kinds=kinds, trial=True)
+    return quantize_copy(prepared, measured, Weights(exact=True))
 
 
 def bottleneck(

@@ -10,7 +10,7 @@ import pytest
 from onnxq import measure_metric
 from onnxq.data.samples import InputSpec, open_samples
 from onnxq.errors import DataError
-from onnxq.verification.metrics.boxes import Boxes, match, overlaps, read_boxes
+from onnxq.verification.metrics.boxes import Boxes, match_boxes, overlaps, read_boxes
 from onnxq.verification.metrics.overlap import Overlap
 from tests.helpers import build, node
 
@@ -47,7 +47,7 @@ def test_the_order_of_boxes_makes_no_difference() -> None:
 def test_the_highest_score_takes_its_box_first() -> None:
     wanted = Boxes(np.array([[0, 0, 4, 4]], float), np.ones(1), np.zeros(1, int))
     got = Boxes(np.array([[2, 0, 6, 4], [0, 0, 4, 4]], float), np.array([0.9, 0.8]), np.zeros(2, int))
-    np.testing.assert_allclose(match(got, wanted), [8 / 24, 0])
+    np.testing.assert_allclose(match_boxes(got, wanted), [8 / 24, 0])
 
 
 def test_a_box_without_partner_counts_as_nothing() -> None:

@@ -247,7 +247,7 @@ def read_features(given: Mapping[str, Any], rate: int) -> Features | None:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FeatureLayout:
     """The places of the axes of features in an input.
 
     Attributes:
@@ -269,7 +269,7 @@ class Layout:
         return found
 
 
-def find_layout(spec: InputSpec, features: Features, frames: int | None) -> Layout | None:
+def find_layout(spec: InputSpec, features: Features, frames: int | None) -> FeatureLayout | None:
     """Find the axes of features in an input behind its axis of the batch; None where they do not fit.
 
     Args:
@@ -284,7 +284,7 @@ def find_layout(spec: InputSpec, features: Features, frames: int | None) -> Layo
         return None
     wanted = [frames, features.bins, 2][:axes]
     extra = len(shape) - 1 - axes
-    best: Layout | None = None
+    best: FeatureLayout | None = None
     for order in sorted(set(permutations([*range(axes), *[-1] * extra])), key=_unusual):
         sizes = [1 if axis < 0 else wanted[axis] for axis in order]
         held = [spec.fixed(place) for place in range(1, len(shape))]
@@ -292,7 +292,7 @@ def find_layout(spec: InputSpec, features: Features, frames: int | None) -> Layo
         sure = all(size == 1 for size, axis in zip(held, order, strict=True) if axis < 0)
         sure &= all(size == 2 for size, axis in zip(held, order, strict=True) if axis == 2)
         if known and sure:
-            found = Layout(order, frames or held[order.index(0)])
+            found = FeatureLayout(order, frames or held[order.index(0)])
             exact = held[order.index(1)] == features.bins
             if exact:
                 return found

@@ -25,7 +25,7 @@ from onnxq.data.recurrent.pairs import find_pairs
 from onnxq.data.sound.decode import Recording, SoundDecoder
 from onnxq.data.sound.features import EXAMPLES as FEATURE_EXAMPLES
 from onnxq.data.sound.features import KEYS as FEATURE_KEYS
-from onnxq.data.sound.features import Features, Layout, find_layout, read_features, refuse_shape
+from onnxq.data.sound.features import FeatureLayout, Features, find_layout, read_features, refuse_shape
 from onnxq.data.sound.files import Sounds
 from onnxq.data.validation import InputSpec
 from onnxq.errors import DataError
@@ -91,7 +91,7 @@ class SoundInputs:
     states: tuple[InputSpec, ...] = ()
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)
     features: Features | None = None
-    layout: Layout | None = None
+    layout: FeatureLayout | None = None
 
     @property
     def channels(self) -> int:
@@ -162,7 +162,7 @@ def sound_inputs(
 
     """
     left = [spec for spec in inputs if spec.name not in constants]
-    layouts: dict[str, Layout] = {}
+    layouts: dict[str, FeatureLayout] = {}
     if features is not None:
         found = {spec.name: find_layout(spec, features, frames) for spec in left}
         layouts = {name: layout for name, layout in found.items() if layout is not None}
@@ -384,7 +384,9 @@ class _Cutter:
             wave = wave[:, 0] if rank == 2 else wave[0, 0]
         return self._with_roles(wave.astype(dtype), np.array(used, np.int64), longest)
 
-    def _features(self, waves: np.ndarray, used: Sequence[int], features: Features, layout: Layout) -> dict[str, Any]:
+    def _features(
+        self, waves: np.ndarray, used: Sequence[int], features: Features, layout: FeatureLayout
+    ) -> dict[str, Any]:
         """Return the feeds for waveforms `[batch, samples]`, of which so many samples are sound."""
         short = features.frame - waves.shape[1]
         waves = np.pad(waves, [(0, 0), (0, max(short, 0))])

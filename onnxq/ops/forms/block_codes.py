@@ -5,6 +5,7 @@ Tests: `tests/ops/test_stored_weights.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,16 @@ class BlockCodes:
     codes: np.ndarray
     scales: np.ndarray
     zeros: np.ndarray
+
+    @classmethod
+    def joined(cls, parts: Sequence[BlockCodes], axis: int) -> BlockCodes:
+        """Return the codes of several parts of a weight, one behind the other along an axis."""
+        arrays = zip(*((part.codes, part.scales, part.zeros) for part in parts), strict=True)
+        return cls(*(np.concatenate(each, axis=axis) for each in arrays))
+
+    def kept(self, keep: Callable[[np.ndarray], np.ndarray]) -> BlockCodes:
+        """Return the same with arrays that something has put out of memory."""
+        return BlockCodes(keep(self.codes), keep(self.scales), keep(self.zeros))
 
     def transposed(self) -> BlockCodes:
         """Return the same of the transposed matrix."""

@@ -24,7 +24,7 @@ from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch, named_after
 from onnxq.ops.kernels.onnxruntime_decoder import MICROSOFT, group_query_attention
-from onnxq.optimize.attention.region import Region, find_region
+from onnxq.optimize.attention.region import AttentionRegion, find_region
 from onnxq.optimize.attention.sizes import NotKnown, Sizes, ancestors, critical_lengths, run_node, sized_values
 
 PROBES = ((1, 1), (2, 3), (1, 17), (2, 33))  # batch and length
@@ -48,7 +48,7 @@ class Attention:
 
     """
 
-    region: Region
+    region: AttentionRegion
     heads: int
     kv_heads: int
     size: int
@@ -82,7 +82,7 @@ class _Prover:
         self._lengths: dict[tuple[Value, ...], list[int]] = {}
         self._proved: set[tuple[tuple[Value, ...], int]] = set()
 
-    def recognise(self, region: Region, sized: set[Value]) -> Attention | None:
+    def recognise(self, region: AttentionRegion, sized: set[Value]) -> Attention | None:
         """Return the parameters of the operator, if it computes what a region computes."""
         try:
             probes = self._probes(region, sized)
@@ -90,7 +90,7 @@ class _Prover:
         except NotKnown:
             return None
 
-    def _probes(self, region: Region, sized: set[Value]) -> list[tuple[int, int]]:
+    def _probes(self, region: AttentionRegion, sized: set[Value]) -> list[tuple[int, int]]:
         """Choose sizes: those of the model where they are fixed, and lengths at which the rule could change."""
         batch, length = (region.entries[0].shape or (None, None))[:2]
         if batch is None or length is None or batch == length:
@@ -110,7 +110,7 @@ class _Prover:
             self._sizes.setdefault((one, many), Sizes(names, self._opset))
         return sorted(chosen)
 
-    def _candidates(self, region: Region) -> Iterator[Attention]:
+    def _candidates(self, region: AttentionRegion) -> Iterator[Attention]:
         logits, entries = region.softmax.inputs[0], region.entries
         heads = logits.shape[1] if logits is not None and logits.shape and len(logits.shape) > 1 else 0
         widths = [(value.shape or (0,))[-1] for value in entries]
@@ -160,7 +160,7 @@ class _Prover:
         return True
 
 
-def _scale(region: Region) -> float:
+def _scale(region: AttentionRegion) -> float:
     """Return the product of the numbers by which queries, keys and logits are multiplied."""
     factor = 1.0
     for node in region.nodes:

@@ -48,14 +48,14 @@ def _products(attention: Node) -> list[Node]:
             return []
         if any(read is not None for read in node.inputs[ZERO_POINTS + 1 :]):  # a bias, or another order of rows
             return []
-        if _constant(node, CODES) is None:
+        if not _has_constant(node, CODES):
             return []
         found.append(node)
     first = found[0]
     alike = all(
         node.inputs[0] is first.inputs[0]
         and [node.attribute(name) for name in SHARED] == [first.attribute(name) for name in SHARED]
-        and (_constant(node, ZERO_POINTS) is None) == (_constant(first, ZERO_POINTS) is None)
+        and _has_constant(node, ZERO_POINTS) == _has_constant(first, ZERO_POINTS)
         and _shape(node.inputs[SCALES]) is not None
         for node in found
     )
@@ -63,9 +63,9 @@ def _products(attention: Node) -> list[Node]:
     return found if alike and len(set(found)) == 3 and len(ranks) == 1 else []
 
 
-def _constant(node: Node, slot: int) -> np.ndarray | None:
+def _has_constant(node: Node, slot: int) -> bool:
     value: Value | None = node.inputs[slot] if slot < len(node.inputs) else None
-    return None if value is None or value.constant is None else value.constant.numpy()
+    return value is not None and value.constant is not None
 
 
 def _shape(value: Value | None) -> tuple[int, ...] | None:

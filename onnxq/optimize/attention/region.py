@@ -32,7 +32,7 @@ LIMIT = op(
 
 
 @dataclass(frozen=True)
-class Region:
+class AttentionRegion:
     """Attention from projections to the value that the output projection reads.
 
     Attributes:
@@ -96,7 +96,7 @@ class _Walk:
         return reads
 
 
-def find_region(softmax: Node, sized: set[Value]) -> Region | None:
+def find_region(softmax: Node, sized: set[Value]) -> AttentionRegion | None:
     """Find the part around a Softmax; None where it does not have the form.
 
     Args:
@@ -125,10 +125,10 @@ def find_region(softmax: Node, sized: set[Value]) -> Region | None:
     nodes = {**whole.nodes, **third.nodes, softmax: None, **dict.fromkeys(path)}
     if not entries or not _closed(nodes, result):
         return None
-    ordered = _ordered(nodes)
+    ordered = tuple(node for node in softmax.graph.nodes if node in nodes)
     known = dict.fromkeys(value for node in ordered for value in node.inputs if value in sized)
     known_values = tuple(value for value in known if value is not None)
-    return Region(entries, result, softmax, ordered, tuple(first.factors), known_values)
+    return AttentionRegion(entries, result, softmax, ordered, tuple(first.factors), known_values)
 
 
 def _ahead(softmax: Node) -> Iterator[Node]:
@@ -168,17 +168,3 @@ def _closed(nodes: dict[Node, None], result: Value) -> bool:
     """Tell whether nothing else reads what the nodes make, but for the result."""
     made = [value for node in nodes for value in node.outputs if value is not None and value is not result]
     return all(not value.is_output and all(use.node in nodes for use in value.uses) for value in made)
-
-
-def _ordered(nodes: dict[Node, None]) -> tuple[Node, ...]:
-    """Sort nodes so that each stands behind what it reads."""
-    found: dict[Node, None] = {}
-    waiting = list(nodes)
-    while waiting:
-        node = waiting[-1]
-        before = [v.producer for v in node.inputs if v is not None and v.producer in nodes and v.producer not in found]
-        if node in found or not before:
-            found[waiting.pop()] = None
-        else:
-            waiting += [maker for maker in before if maker is not None]
-    return tuple(found)

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.evaluator.schedule import bind
+from onnxq.evaluator.schedule import bound_kernel
 from onnxq.ir.graph import Graph, Node, Value
 from onnxq.ops.kernels.arrays import NotCovered
-from onnxq.ops.kernels.registry import find_kernel
 
 MEASURES = ("Shape", "Size")
 RANDOM = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
@@ -76,8 +75,7 @@ def run_node(node: Node, known: dict[Value, Any], opset: int) -> None:
         NotKnown: It has no kernel here, or fails.
 
     """
-    kernel = find_kernel(node.op_type, node.domain, opset)
-    call = None if kernel is None else bind(kernel, node)
+    call = bound_kernel(node, opset)
     if call is None:
         raise NotKnown(f"{node.op_type} has no kernel")
     inputs = [None if value is None else array_of(value, known) for value in node.inputs]

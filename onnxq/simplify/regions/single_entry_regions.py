@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.evaluator.schedule import bind
+from onnxq.evaluator.schedule import bound_kernel
 from onnxq.ir.graph import Graph, Node, Value
-from onnxq.ops.kernels.registry import find_kernel
 
 MOST_NODES = 24  # of a part: a decomposed function has ten or so
 
@@ -87,8 +86,7 @@ def compute(nodes: Sequence[Node], known: dict[Value, Any], opset: int) -> dict[
     found = dict(known)
     with np.errstate(all="ignore"):
         for node in nodes:
-            kernel = find_kernel(node.op_type, node.domain, opset)
-            call = None if kernel is None else bind(kernel, node)
+            call = bound_kernel(node, opset)
             if call is None:
                 raise KeyError(node.op_type)
             inputs = [

@@ -71,12 +71,12 @@ class BoxOverlap(MetricRun):
             told = f"there are boxes for {len(expected)} pictures, and the model was given {len(self._boxes)}"
             raise DataError(f"iou: {told}", "Give an array of boxes for each picture, padded with zeros.")
         known = labels is None or any((one.classes != 0).any() for one in expected)
-        pairs = [match(got, wanted, by_class=known) for got, wanted in zip(self._boxes, expected, strict=True)]
+        pairs = [match_boxes(got, wanted, by_class=known) for got, wanted in zip(self._boxes, expected, strict=True)]
         count = sum(len(overlaps) for overlaps in pairs)
         return 100.0 * float(sum(overlaps.sum() for overlaps in pairs)) / count if count else 100.0
 
 
-def match(got: Boxes, wanted: Boxes, *, by_class: bool = True) -> np.ndarray:
+def match_boxes(got: Boxes, wanted: Boxes, *, by_class: bool = True) -> np.ndarray:
     """Match boxes greedily.
 
     Args:
