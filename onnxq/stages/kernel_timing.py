@@ -141,6 +141,11 @@ def _stored_unless_worthwhile(prepared: Prepared) -> Prepared:
     """Let what is left to `auto` compute in float, with weights stored in 8 bit, where all of it gains too little."""
     if AUTO not in _schemes(prepared) or worthwhile(prepared.plan):
         return prepared
+    return stored_only(prepared) or prepared
+
+
+def stored_only(prepared: Prepared) -> Prepared | None:
+    """Let what is left to `auto` compute in float, with weights stored in 8 bit; None where nothing would be stored."""
     before = prepared.plan
     plan = make_plan(
         prepared.model,
@@ -150,4 +155,4 @@ def _stored_unless_worthwhile(prepared: Prepared) -> Prepared:
         keeps_opset=before.keeps_opset,
         stores_only=True,
     )
-    return replace(prepared, plan=plan) if plan.quantized() else prepared
+    return replace(prepared, plan=plan) if plan.quantized() else None

@@ -33,6 +33,7 @@ class Prepared:
             nothing.
         strategy: How the model goes through the pipeline.
         checkpoint: A folder for the codes chosen so far, where an interrupted run is to be resumed; None keeps none.
+        here: Whether the target is `native`, so that latency measured on this computer decides.
 
     """
 
@@ -46,6 +47,7 @@ class Prepared:
     transforms: int = 0
     strategy: Strategy = Strategy.IN_MEMORY
     checkpoint: Path | None = None
+    here: bool = False
 
     def baseline(self) -> Model:
         """Return the float model that the result is compared with: a copy, or one that no later step changes."""
