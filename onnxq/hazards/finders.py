@@ -42,7 +42,12 @@ MICROSOFT = "com.microsoft"
 
 
 def matmulnbits(model: Model) -> Iterator[Found]:
-    """Yield the MatMulNBits nodes: `bits`, `block_size`, `level`, `zero_points`, `g_idx`."""
+    """Yield the MatMulNBits nodes: `bits`, `block_size`, `level`, `zero_points`, `g_idx`, `parameters`.
+
+    `parameters` says of scales and zero points when onnxruntime knows them, the latest of both. `stored` is when it
+    loads the model, `folded` when it has optimized the graph, `computed` in a run. Codes that are no constants are
+    rearranged in a run, too, and parameters count as `stored` then.
+    """
     for node in model.graph.walk():
         if node.op_type != "MatMulNBits" or node.domain != MICROSOFT:
             continue
@@ -56,8 +61,30 @@ def matmulnbits(model: Model) -> Iterator[Found]:
                 "level": node.attribute("accuracy_level", 0),
                 "zero_points": "none" if zero is None else "uint8" if points == TensorProto.UINT8 else "float",
                 "g_idx": _input(node, 4) is not None,
+                "parameters": _known_when(node),
             },
         )
+
+
+def _known_when(node: Node) -> str:
+    """Return when onnxruntime knows the scales and zero points of a MatMulNBits."""
+    if _fixed(_input(node, 1)) != "stored":
+        return "stored"
+    found = {_fixed(_input(node, slot)) for slot in (2, 3)}
+    return next(kind for kind in ("computed", "folded", "stored") if kind in found)
+
+
+def _fixed(value: Value | None) -> str:
+    """Return whether a value is stored, or folded of stored ones, or computed in a run; no value is stored."""
+    if value is None:
+        return "stored"
+    if value.is_input:
+        return "computed"
+    maker = value.producer
+    if value.constant is not None or maker is None or maker.op_type == "Constant":
+        return "stored" if _constant(value) is not None else "computed"
+    known = bool(maker.inputs) and not maker.bodies and all(_fixed(read) != "computed" for read in maker.inputs)
+    return "folded" if known else "computed"
 
 
 def block_lookup(model: Model) -> Iterator[Found]:

@@ -34,6 +34,7 @@ def planned_hazards(node: Node, scheme: Scheme | None) -> tuple[Hazard, ...]:
             "level": level,
             "zero_points": "uint8" if scheme.zero_points else "none",
             "g_idx": False,
+            "parameters": "stored",
         }
     elif scheme.form == "qdq" and is_plain(node):
         finder = "weight_only_product"

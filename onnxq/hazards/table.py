@@ -16,7 +16,7 @@ from onnxq.text import join_words
 
 Version = tuple[int, int]
 Fact = int | str | bool | None
-Effect = Literal["wrong", "refused", "accuracy", "speed"]
+Effect = Literal["wrong", "refused", "accuracy", "speed", "unoptimized"]
 
 
 def version_of(text: str) -> Version:
@@ -31,7 +31,8 @@ class Hazard:
 
     Attributes:
         id: What JSON calls it.
-        effect: Wrong numbers, a model that does not load or run, less accuracy, or less speed.
+        effect: Wrong numbers, a model that does not load or run, less accuracy, less speed, or wrong numbers without
+            graph optimizations.
         sentence: What happens.
         remedy: What to do.
         source: A pull request, an issue or a source file.
