@@ -4,8 +4,8 @@
     python tests/bench/bench_same_bytes.py --models FOLDER --data FOLDER NAME…
 
 With folders: `MODELS/NAME.onnx` and `DATA/NAME.npz`, or `NAME_calib.npz`; `NAME:OTHER` where data have
-another name. Families are those of `as_processor.py`. Exit
-code 1 where bytes differ. Times are seconds of processor time.
+another name. Families are those of `as_processor.py`. `--keep FOLDER` leaves every file and what the command printed
+there, by the model's name and the family. Exit code 1 where bytes differ. Times are seconds of processor time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NATIVE = "native"
 FAMILIES = (NATIVE, "avx2", "sse41")
 
 
-def digest(model: Path, data: Path, family: str, options: Sequence[str] = ()) -> str:
+def digest(model: Path, data: Path, family: str, options: Sequence[str] = (), keep: Path | None = None) -> str:
     """Quantize a model as if on a processor of a family, in a process of its own; return the SHA-256 of the file.
 
     Raises:
@@ -36,9 +36,12 @@ def digest(model: Path, data: Path, family: str, options: Sequence[str] = ()) ->
     """
     made = dict(os.environ) if family == NATIVE else environment(family)
     with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "quantized.onnx"
+        output = (keep or Path(folder)) / f"{model.stem}.{family}.onnx"
         command = [sys.executable, "-m", "onnxq", "quantize", str(model), "--data", str(data), "--output", str(output)]
-        subprocess.run([*command, *options], env=made, check=True, capture_output=True)
+        command += ["--force"] if keep is not None else []
+        done = subprocess.run([*command, *options], env=made, check=True, capture_output=True)
+        if keep is not None:
+            output.with_suffix(".log").write_bytes(done.stdout + done.stderr)
         return hashlib.sha256(output.read_bytes()).hexdigest()
 
 
@@ -49,12 +52,12 @@ def _found(models: Path, data: Path, names: Sequence[str]) -> Iterator[tuple[Pat
         yield models / f"{name}.onnx", next((path for path in given if path.exists()), given[0])
 
 
-def _row(model: Path, data: Path, families: Sequence[str], options: Sequence[str]) -> bool:
+def _row(model: Path, data: Path, families: Sequence[str], options: Sequence[str], keep: Path | None) -> bool:
     """Print the digests of one model; whether they are equal."""
     digests, times = [], []
     for family in families:
         before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-        digests.append(digest(model, data, family, options))
+        digests.append(digest(model, data, family, options, keep))
         times.append(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before)
     same = len(set(digests)) == 1
     columns = (f"{digest[:12]} {time:6.1f} s" for digest, time in zip(digests, times, strict=True))
@@ -70,7 +73,10 @@ def main() -> int:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--options", default="", help="further options of `onnxq quantize`")
+    parser.add_argument("--keep", type=Path, help="a folder for the files and what was printed")
     given = parser.parse_args()
+    if given.keep is not None:
+        given.keep.mkdir(parents=True, exist_ok=True)
     families = [family for family in given.families.split(",") if family == NATIVE or available(family)]
     print(f"{'':20}{'  '.join(f'{family:21}' for family in families)}")
     if given.data is None:
@@ -78,7 +84,7 @@ def main() -> int:
         pairs = [pair for pair in pairs if not given.names or pair[0].stem in given.names]
     else:
         pairs = list(_found(given.models, given.data, given.names))
-    same = [_row(model, data, families, given.options.split()) for model, data in pairs]
+    same = [_row(model, data, families, given.options.split(), given.keep) for model, data in pairs]
     return 0 if all(same) else 1
 
 
