@@ -158,3 +158,13 @@ def test_nothing_outside_the_product_is_named() -> None:
         text = path.read_text()
         assert "/shared" not in text, path
         assert "TODO" not in text, path
+
+
+def test_one_class_has_one_name() -> None:
+    """Kernels are named after operators, and commands after functions of the API; classes mean one thing everywhere."""
+    names: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                names.setdefault(node.name, []).append(module)
+    assert {name: where for name, where in names.items() if len(where) > 1} == {}

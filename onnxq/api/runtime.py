@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from onnxq.errors import ModelError, OnnxqError
-from onnxq.hazards import Finding, find_hazards, least_onnxruntime
+from onnxq.hazards import FoundHazard, find_hazards, least_onnxruntime
 from onnxq.ir import Model, ModelInput, infer_types
 from onnxq.ir.segment import is_large
 from onnxq.targets.host import host_saturates
@@ -34,7 +34,7 @@ class Runtime:
     fusion: Fusion
     saturating: tuple[LayerSaturation, ...]
     saturates: bool
-    hazards: tuple[Finding, ...] = ()
+    hazards: tuple[FoundHazard, ...] = ()
     least: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxq.calibration.blocks import BlockMeter
-from onnxq.calibration.float_runs import MOST_THREADS, WORTH, float_runs, in_order
+from onnxq.calibration.float_runs import MOST_THREADS, WORTH, float_runs, run_samples
 from onnxq.calibration.nonfinite_weights import blaming_weights
 from onnxq.calibration.stats import StatisticFactory, Stats, basic_kinds
 from onnxq.data.samples import Samples, input_specs
@@ -73,7 +73,7 @@ def calibrate(
     kind = "measure roughly" if trial else "measure"
     executor = ThreadPoolExecutor(min(worker_count(), MOST_THREADS))
     with working(kind) as advance, blaming_weights(model), executor as pool:
-        for done, (index, sample, results) in enumerate(in_order(runs, _checked(samples, model)), 1):
+        for done, (index, sample, results) in enumerate(run_samples(runs, _checked(samples, model)), 1):
             for name in fed:
                 stats.add(name, _floats(name, sample[name]), f"an input of the model, sample {index}")
             _add_all(pool, stats, taps, results, index)

@@ -148,7 +148,9 @@ def float_runs(model: Model, taps: Sequence[Value], looks: Taps, threads: int = 
     return _Native(model, taps, looks, threads)
 
 
-def in_order(runs: FloatRuns | None, samples: Iterable[tuple[int, Sample]]) -> Iterator[tuple[int, Sample, list[Any]]]:
+def run_samples(
+    runs: FloatRuns | None, samples: Iterable[tuple[int, Sample]]
+) -> Iterator[tuple[int, Sample, list[Any]]]:
     """Run samples, some at a time, and give their numbers, the samples and their values in order.
 
     The first one runs alone, to see what memory its values take. Nothing runs without `runs`.

@@ -45,7 +45,7 @@ WORDS = {
 
 
 @dataclass(frozen=True)
-class Shard:
+class ShardStats:
     """The measurements of one shard.
 
     Attributes:
@@ -60,7 +60,7 @@ class Shard:
     sums: BlockSums
 
 
-def save_shard(path: Path, shard: Shard, *, force: bool = False) -> None:
+def save_shard(path: Path, shard: ShardStats, *, force: bool = False) -> None:
     """Write a shard; the same one gives the same bytes.
 
     Raises:
@@ -102,7 +102,7 @@ def unpack_sums(columns: Mapping[str, np.ndarray], blocks: Blocks) -> BlockSums:
     return sums
 
 
-def load_shard(path: Path) -> Shard:
+def load_shard(path: Path) -> ShardStats:
     """Read what `save_shard` wrote.
 
     Raises:
@@ -110,13 +110,13 @@ def load_shard(path: Path) -> Shard:
 
     """
 
-    def parse(columns: dict[str, np.ndarray]) -> Shard:
+    def parse(columns: dict[str, np.ndarray]) -> ShardStats:
         if str(columns[FORMAT_KEY]) != SHARD_FORMAT:
             raise DataError(f"{path} holds no shard, its format is '{columns[FORMAT_KEY]}'", HINT)
         origin = json.loads(str(columns[ORIGIN_KEY]))
         number = int(origin.pop("shard"))
         sums = unpack_sums(columns, Blocks(int(origin["samples"])))
-        return Shard(origin, number, sums)
+        return ShardStats(origin, number, sums)
 
     return read_arrays(path, parse, "shard", HINT)
 

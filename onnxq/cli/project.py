@@ -264,14 +264,14 @@ def verify_project(context: typer.Context, config: Path | None, files: Sequence[
 def _verify_one(entry: Entry, observer: TerminalObserver) -> Verified:
     """Measure one model of a project against its float model."""
     from onnxq.errors import CheckFailed, OnnxqError
-    from onnxq.project.build import measure, refuse
+    from onnxq.project.build import measure_entry, refuse
 
     comparison, data = None, ""
     try:
         if not entry.quantized.exists():
             raise CheckFailed(f"{entry.quantized} does not exist", "Build it with `onnxq quantize`.")
         observer.step("verify")
-        comparison, data = measure(entry, entry.quantized, observer)
+        comparison, data = measure_entry(entry, entry.quantized, observer)
         refuse(entry, comparison)
     except OnnxqError as error:
         return Verified(entry, comparison, data, error)

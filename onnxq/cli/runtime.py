@@ -12,7 +12,7 @@ from rich.text import Text
 
 from onnxq.api.runtime import Runtime
 from onnxq.cli.tables import columns
-from onnxq.hazards import Finding
+from onnxq.hazards import FoundHazard
 from onnxq.text import printable
 
 MOST_UNFUSED = 12
@@ -45,7 +45,7 @@ def runtime_tables(runtime: Runtime) -> Iterator[RenderableType]:
     yield from _hazard_lines(runtime.hazards)
 
 
-def _hazard_lines(hazards: tuple[Finding, ...]) -> Iterator[RenderableType]:
+def _hazard_lines(hazards: tuple[FoundHazard, ...]) -> Iterator[RenderableType]:
     """Lay out hazards: those here stand out from those of other versions and processors."""
     for finding in hazards:
         row = finding.hazard

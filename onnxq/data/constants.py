@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onnxq.data.pictures.settings import EXAMPLES, Readers, numbers, parse_settings
+from onnxq.data.pictures.settings import EXAMPLES, Readers, parse_numbers, parse_settings
 from onnxq.data.reading import Reading
 from onnxq.data.validation import InputSpec
 from onnxq.errors import DataError
@@ -22,7 +22,7 @@ def whole_number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and int(text) > 0 else None
 
 
-TEXT_KEYS: Readers = {"length": whole_number, "value": numbers}
+TEXT_KEYS: Readers = {"length": whole_number, "value": parse_numbers}
 TEXT_EXAMPLES = {**EXAMPLES, "length": "length=256: shorter texts are filled up"}
 
 

@@ -61,7 +61,7 @@ CONVENTIONS = (UNIT, BYTES, SIGNED, IMAGENET, CENTRED)
 
 
 @dataclass(frozen=True)
-class Alternative:
+class OtherValues:
     """Other values that the same samples could have.
 
     Attributes:
@@ -74,7 +74,7 @@ class Alternative:
     change: Callable[[np.ndarray], np.ndarray]
 
 
-def alternatives(summary: InputSummary) -> Iterator[Alternative]:
+def other_values(summary: InputSummary) -> Iterator[OtherValues]:
     """Yield what else the values of an input could have been made to.
 
     Args:
@@ -109,7 +109,7 @@ def convention_of(summary: InputSummary) -> Convention | None:
     return min(fitting, key=lambda pair: pair[0], default=(0.0, None))[1]
 
 
-def _converted(own: Convention, other: Convention, summary: InputSummary) -> Alternative:
+def _converted(own: Convention, other: Convention, summary: InputSummary) -> OtherValues:
     """Return the values of another convention; a single channel takes the middle one's figures."""
     axis, count = summary.channel_axis, len(summary.channels)
 
@@ -123,21 +123,21 @@ def _converted(own: Convention, other: Convention, summary: InputSummary) -> Alt
         unit = array.astype(np.float64) * figures(own.std) + figures(own.mean)
         return np.asarray((unit - figures(other.mean)) / figures(other.std), array.dtype)
 
-    return Alternative(f"{other.words} ({other.recipe}, where x is a picture of 0 … 255)", change)
+    return OtherValues(f"{other.words} ({other.recipe}, where x is a picture of 0 … 255)", change)
 
 
-def _swapped(axis: int) -> Alternative:
+def _swapped(axis: int) -> OtherValues:
     """Return the values with red and blue in each other's place."""
 
     def change(array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(np.flip(array, axis))
 
-    return Alternative("the channels in the other order: RGB instead of BGR, or BGR instead of RGB", change)
+    return OtherValues("the channels in the other order: RGB instead of BGR, or BGR instead of RGB", change)
 
 
-def _scaled(words: str, scale: float) -> Alternative:
+def _scaled(words: str, scale: float) -> OtherValues:
     def change(array: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):
             return (array.astype(np.float64) * scale).astype(array.dtype)
 
-    return Alternative(words, change)
+    return OtherValues(words, change)

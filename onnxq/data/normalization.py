@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from onnxq.data.conventions import Alternative, alternatives
+from onnxq.data.conventions import OtherValues, other_values
 from onnxq.data.first_layers import (
     FirstLayers,
     Influence,
@@ -128,15 +128,15 @@ class _Input:
             return saturated_share(self.taps, self._some(), node) > most
         return False
 
-    def _moves(self, other: Alternative, layer: Node) -> bool:
+    def _moves(self, other: OtherValues, layer: Node) -> bool:
         """Whether other values would move a layer, and not drown its bias."""
         changed = replaced(self._some()[:1], self.name, other.change)
         return any(
             one.moved >= MOVED and one.bent >= UNBENT for one in influences(self.taps, changed, [layer], self.name)
         )
 
-    def _others(self) -> list[Alternative]:
-        return list(alternatives(self.summary))
+    def _others(self) -> list[OtherValues]:
+        return list(other_values(self.summary))
 
     def _is_bytes(self) -> bool:
         """Whether the values are those of pictures as they are stored, from 0 to 255."""
@@ -157,7 +157,7 @@ def _drown(found: Sequence[Influence]) -> bool:
     return len(found) > 1 and all(one.bent < UNBENT for one in found)
 
 
-def remedy(fitting: Sequence[Alternative]) -> str:
+def remedy(fitting: Sequence[OtherValues]) -> str:
     """Say how to prepare samples, by what would fit."""
     if not fitting:
         return "Prepare the samples as in training: the same range, mean and deviation."

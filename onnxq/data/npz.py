@@ -1,6 +1,6 @@
 """Samples in `.npz` and `.npy` files, streamed: headers when opened, rows when asked for.
 
-How an array in a file is cut into samples (`Cut`):
+How an array in a file is cut into samples (`SampleCut`):
 
 * rank of the input plus one: a stack, one sample per entry of the first axis;
 * the input's own rank: batched along its first axis. If the model fixes the batch at B, samples are batches of B, and
@@ -63,7 +63,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Cut:
+class SampleCut:
     """How one array becomes samples: `step` rows each, `count` times; a stack loses its first axis; `step` 0: whole."""
 
     count: int
@@ -81,7 +81,7 @@ class Column:
     blocks: Callable[[int, ExitStack], Iterator[np.ndarray]]
 
 
-def make_cut(shape: tuple[int, ...], spec: InputSpec, where: str) -> Cut:
+def make_cut(shape: tuple[int, ...], spec: InputSpec, where: str) -> SampleCut:
     """Decide how an array of `shape` is cut into samples of `spec`; the module's docstring has the rule.
 
     Raises:
@@ -90,10 +90,10 @@ def make_cut(shape: tuple[int, ...], spec: InputSpec, where: str) -> Cut:
     """
     rank = None if spec.shape is None else len(spec.shape)
     if rank is None or (rank == 0 and not shape):
-        return Cut(1, step=0)
+        return SampleCut(1, step=0)
     if len(shape) == rank + 1:
         check_shape(shape[1:], spec, where, behind=1)
-        return Cut(shape[0], stack=True)
+        return SampleCut(shape[0], stack=True)
     if len(shape) != rank:
         check_shape(shape, spec, where)
     step = spec.fixed(0) or 1
@@ -103,7 +103,7 @@ def make_cut(shape: tuple[int, ...], spec: InputSpec, where: str) -> Cut:
             f"input '{spec.name}' takes batches of {step} ({spec}), {where} has {shape[0]} rows {list(shape)}",
             f"Give at least {step} rows.",
         )
-    return Cut(shape[0] // step, step, dropped=shape[0] % step)
+    return SampleCut(shape[0] // step, step, dropped=shape[0] % step)
 
 
 def _arrange(
@@ -129,7 +129,7 @@ def _arrange(
             )
         cuts[spec.name] = make_cut(column.shape, spec, label)
     if _is_one_sample(cuts, inputs):
-        cuts = dict.fromkeys(cuts, Cut(1, step=0))
+        cuts = dict.fromkeys(cuts, SampleCut(1, step=0))
     counts = {name: cut.count for name, cut in cuts.items()}
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{count} for '{name}' {list(columns[name].shape)}" for name, count in counts.items())
@@ -153,7 +153,7 @@ def _arrange(
     return Source(label, read, next(iter(counts.values()), 0), dropped, max(rows, 1), read_labels)
 
 
-def _is_one_sample(cuts: Mapping[str, Cut], inputs: Sequence[InputSpec]) -> bool:
+def _is_one_sample(cuts: Mapping[str, SampleCut], inputs: Sequence[InputSpec]) -> bool:
     """Whether rows are no samples: their numbers differ, and only where the model names what is counted differently."""
     counted: dict[str, set[int]] = {}
     for spec in inputs:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from onnxq.data.conventions import Alternative, alternatives
+from onnxq.data.conventions import OtherValues, other_values
 from onnxq.data.first_layers import replaced, varied
 from onnxq.data.input_summary import InputSummary
 from onnxq.data.normalization import CODE, remedy
@@ -95,8 +95,8 @@ def _surer(
     certainty, classes = given[0]
     if certainty > UNSURE or classes > FEW_CLASSES:
         return None
-    fitting: list[tuple[float, Alternative]] = []
-    for other in alternatives(summary):
+    fitting: list[tuple[float, OtherValues]] = []
+    for other in other_values(summary):
         tried = _outputs(session, replaced(samples, summary.name, other.change))
         answers = next((found for column in tried if (found := _answers(column)) is not None), None)
         if answers is None or answers[0] < max(SURE, MUCH_SURER * certainty) or answers[1] < MORE_CLASSES * classes:

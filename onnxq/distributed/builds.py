@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from onnxq.distributed.runs import Run, failure
+from onnxq.distributed.runs import TaskRun, failure
 from onnxq.errors import DataError, OnnxqError
 from onnxq.ir import load
 from onnxq.project.build import Built, build, up_to_date
@@ -127,5 +127,5 @@ def build_on(
         note(at, replace(result, entry=entries[at]) if error is None else Built(entries[at], "failed", error=error))
 
     if tasks:
-        Run(engine, list(tasks.values()), Path(entries[0].root), processors).results(ended)
+        TaskRun(engine, list(tasks.values()), Path(entries[0].root), processors).results(ended)
     return [found[at] for at in range(len(entries))]

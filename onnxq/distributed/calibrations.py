@@ -15,7 +15,7 @@ from onnxq.calibration.shard_file import merge_shards, save_shard
 from onnxq.calibration.stats import Stats
 from onnxq.data.remote import digest
 from onnxq.distributed.builds import check_files, enter
-from onnxq.distributed.runs import Run, failure
+from onnxq.distributed.runs import TaskRun, failure
 from onnxq.distributed.shards import Calibration, check_shards, open_calibration
 from onnxq.errors import DataError
 from onnxq.ir import load
@@ -117,7 +117,7 @@ def calibrate_on(
 
         observer.step("shards")
         observer.progress(0, count)
-        Run(engine, tasks, folder, processors).results(done)
+        TaskRun(engine, tasks, folder, processors).results(done)
         observer.step("merge")
         for at, path in enumerate(paths):
             if _sha256(path) != written[at]:

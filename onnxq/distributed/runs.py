@@ -34,7 +34,7 @@ class Task(Protocol):
         ...
 
 
-class Run:
+class TaskRun:
     """Tasks and what is known of them.
 
     Args:

@@ -17,7 +17,7 @@ import numpy as np
 
 from onnxq.calibration.blocks import Blocks, BlockSums
 from onnxq.calibration.layer_moments import MeasuredLayers
-from onnxq.calibration.shard_file import Shard
+from onnxq.calibration.shard_file import ShardStats
 from onnxq.calibration.stats import Stats
 from onnxq.data.reading import PLAIN, Reading
 from onnxq.data.samples import Samples
@@ -85,7 +85,7 @@ class Opened:
         assert whole is not None
         return whole
 
-    def shard(self, number: int, shards: int, observer: Observer) -> Shard:
+    def shard(self, number: int, shards: int, observer: Observer) -> ShardStats:
         """Measure a shard, counted from 1.
 
         Raises:
@@ -94,7 +94,7 @@ class Opened:
         """
         check_shards(self.blocks, shards)
         sums = self.measure(self.blocks.of_shard(number - 1, shards), observer)
-        return Shard(self.origin(shards), number, sums)
+        return ShardStats(self.origin(shards), number, sums)
 
     def origin(self, shards: int) -> Mapping[str, Any]:
         """Say what is measured and with what; shards whose origins differ do not belong together."""

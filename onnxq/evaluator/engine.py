@@ -16,7 +16,7 @@ import onnx
 from onnxq.errors import DataError, ModelError
 from onnxq.evaluator.blas import one_blas_thread
 from onnxq.evaluator.run import Run, element_type
-from onnxq.evaluator.schedule import Schedule, Step, prepare
+from onnxq.evaluator.schedule import NodeSchedule, Step, schedule_nodes
 from onnxq.ir import Graph, Model, ModelInput, Value, load, parse
 from onnxq.ops.quantized import Arithmetic
 
@@ -110,7 +110,7 @@ class Evaluator:
     ) -> None:
         self.arithmetic = arithmetic
         self.model = _inlined(_read(model))
-        self._schedule = prepare(self.model.graph, self.model, wide=wide, changing=changing)
+        self._schedule = schedule_nodes(self.model.graph, self.model, wide=wide, changing=changing)
         self._scopes = set(_scopes(self._schedule))
         self._types = {name: element_type(info) for name, info in self.model.graph.infos.items()}
 
@@ -274,7 +274,7 @@ def _in_main_graph(value: Value) -> Value:
     return value
 
 
-def _scopes(schedule: Schedule) -> Iterator[Graph]:
+def _scopes(schedule: NodeSchedule) -> Iterator[Graph]:
     """Visit the graphs that run here, not in `onnx.reference`."""
     yield schedule.graph
     for step in schedule.steps:

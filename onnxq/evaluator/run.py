@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from onnxq.errors import ModelError, OnnxqError
-from onnxq.evaluator.schedule import Schedule, Step
+from onnxq.evaluator.schedule import NodeSchedule, Step
 from onnxq.ir import Value
 from onnxq.ops.kernels.arrays import NotCovered
 from onnxq.ops.quantized import Arithmetic, integer_arithmetic
@@ -43,7 +43,7 @@ class Run:
         self.keep = keep
         self._arithmetic = arithmetic
 
-    def begin(self, schedule: Schedule, inputs: Mapping[Value, Any]) -> None:
+    def begin(self, schedule: NodeSchedule, inputs: Mapping[Value, Any]) -> None:
         """Put in place what a graph starts from."""
         self.values.update(schedule.constants)
         self.values.update(inputs)
@@ -110,7 +110,7 @@ class Run:
                 "Run the model in onnxruntime, or replace the operator.",
             ) from error
 
-    def run_body(self, schedule: Schedule, *inputs: Any) -> list[Any]:
+    def run_body(self, schedule: NodeSchedule, *inputs: Any) -> list[Any]:
         """Run the body of a control flow node; give its outputs in order."""
         arrays = [np.asarray(item) if isinstance(item, np.generic) else item for item in inputs]
         self.begin(schedule, dict(zip(schedule.inputs, arrays, strict=True)))
@@ -130,7 +130,7 @@ class Run:
 class _Body:
     """A body as the kernels of control flow see it: see `onnxq.ops.kernels.control.Body`."""
 
-    def __init__(self, run: Run, schedule: Schedule) -> None:
+    def __init__(self, run: Run, schedule: NodeSchedule) -> None:
         self._run = run
         self._schedule = schedule
         self.count = len(schedule.graph.outputs)

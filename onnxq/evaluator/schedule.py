@@ -45,7 +45,7 @@ class Step:
     node: Node
     call: Callable[..., Any] | None
     fallback: Fallback
-    bodies: dict[str, Schedule]
+    bodies: dict[str, NodeSchedule]
     reads: list[Value]
     dead: list[Value] = field(default_factory=list)
     mapped: list[Tensor] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Step:
 
 
 @dataclass(eq=False)
-class Schedule:
+class NodeSchedule:
     """The steps of one graph, in the order of its nodes.
 
     Attributes:
@@ -81,7 +81,7 @@ class Schedule:
     inputs: list[Value]
 
 
-def prepare(graph: Graph, model: Model, *, wide: bool = False, changing: Collection[Value] = ()) -> Schedule:
+def schedule_nodes(graph: Graph, model: Model, *, wide: bool = False, changing: Collection[Value] = ()) -> NodeSchedule:
     """Work out the schedule of a graph and of every body inside it; its nodes are in topological order.
 
     Args:
@@ -110,7 +110,7 @@ def prepare(graph: Graph, model: Model, *, wide: bool = False, changing: Collect
             if large:
                 step.mapped = [value.tensor for value in step.reads if value.tensor is not None]
     _mark_dead(graph, steps)
-    return Schedule(graph, constants, steps, list(graph.inputs))
+    return NodeSchedule(graph, constants, steps, list(graph.inputs))
 
 
 def _prepare_step(node: Node, model: Model, constants: Mapping[Value, Any] | None) -> Step:
@@ -119,7 +119,7 @@ def _prepare_step(node: Node, model: Model, constants: Mapping[Value, Any] | Non
     reads = list(dict.fromkeys(_reads(node)))
     captured = [value for value in reads if value not in node.inputs]
     kernel = find_kernel(node.op_type, node.domain, opset)
-    bodies: dict[str, Schedule] = {}
+    bodies: dict[str, NodeSchedule] = {}
     call = None
     if kernel is not None:
         accepted = bind(kernel, node)
@@ -127,7 +127,7 @@ def _prepare_step(node: Node, model: Model, constants: Mapping[Value, Any] | Non
             call, wide = accepted, constants is not None
             if constants is not None and not is_the_same(node, kernel):
                 call = wide_call(node, accepted, constants)
-            bodies = {name: prepare(graphs[0], model, wide=wide) for name, graphs in node.bodies.items()}
+            bodies = {name: schedule_nodes(graphs[0], model, wide=wide) for name, graphs in node.bodies.items()}
     return Step(node, call, Fallback(node, model, captured), bodies, reads)
 
 

@@ -22,7 +22,7 @@ from onnxq.planning.planner import form_of, schemes_to_try
 from onnxq.planning.recipe import Recipe
 from onnxq.planning.row_costs import settings_to_try
 from onnxq.progress import Observer, following
-from onnxq.report import NodeReport, Report, activations
+from onnxq.report import NodeReport, Report, activation_records
 from onnxq.runtime.memory import gc_disabled
 from onnxq.stages.files import open_data
 from onnxq.stages.kernel_timing import Timing, replan_with_sample_shapes, replan_with_timings
@@ -96,7 +96,7 @@ def explain(
             observer.step("calibrate")
             measured = measure(prepared, layers_needing_moments(prepared.plan), None, stats, observer)
             prepared = exclude_unreached_bodies(prepared, measured)
-            ranges = activations(prepared.plan, choose_qparams(prepared.plan, measured), measured)
+            ranges = activation_records(prepared.plan, choose_qparams(prepared.plan, measured), measured)
             report = replace(plan_report(prepared), activations=ranges)
         else:
             report = quantize_prepared(prepared, given, stats, observer, detailed=True).report

@@ -3,13 +3,13 @@
 Measured accuracy and latency are in `verification`.
 """
 
-from onnxq.hazards.found import Finding, find_hazards, least_onnxruntime
+from onnxq.hazards.found import FoundHazard, find_hazards, least_onnxruntime
 from onnxq.hazards.planned import planned_hazards
 from onnxq.hazards.processor import this_processor
 from onnxq.hazards.table import Hazard, load_hazards
 
 __all__ = [
-    "Finding",
+    "FoundHazard",
     "Hazard",
     "find_hazards",
     "least_onnxruntime",

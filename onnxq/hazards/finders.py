@@ -11,6 +11,7 @@ from onnx import TensorProto
 
 from onnxq.hazards.table import Fact
 from onnxq.ir import Model, Node, Tensor, Value
+from onnxq.ir.graph import MICROSOFT
 
 Found = tuple[Node, dict[str, Fact]]
 Finder = Callable[[Model], Iterator[Found]]
@@ -38,7 +39,6 @@ SLOTS = {
 }
 CONVOLUTIONS = ("ConvInteger", "QLinearConv", "Conv")
 PAIRED = ("MatMul", "Gemm", "Conv")
-MICROSOFT = "com.microsoft"
 
 
 def matmulnbits(model: Model) -> Iterator[Found]:
@@ -144,7 +144,7 @@ def transposed_weight(model: Model) -> Iterator[Found]:
         yield node, {"operator": node.op_type, "bare": _is_bare(maker, codes), "scales": scales}
 
 
-def integer_product(model: Model) -> Iterator[Found]:
+def find_integer_products(model: Model) -> Iterator[Found]:
     """Yield the products that compute on codes with a constant weight.
 
     Facts:
@@ -182,7 +182,7 @@ FINDERS: dict[str, Finder] = {
     "block_lookup": block_lookup,
     "weight_only_product": weight_only_product,
     "transposed_weight": transposed_weight,
-    "integer_product": integer_product,
+    "integer_product": find_integer_products,
 }
 
 

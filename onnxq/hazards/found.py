@@ -19,7 +19,7 @@ BREAKING = ("wrong", "refused")
 
 
 @dataclass(frozen=True)
-class Finding:
+class FoundHazard:
     """A hazard that applies to a model.
 
     Attributes:
@@ -40,7 +40,7 @@ class Finding:
 
 def find_hazards(
     model: Model, version: str | None = None, processor: frozenset[str] | None = None
-) -> tuple[Finding, ...]:
+) -> tuple[FoundHazard, ...]:
     """List the hazards that apply to a model: those here first, then those of other versions and processors.
 
     Args:
@@ -58,11 +58,11 @@ def find_hazards(
             sites[row.finder] = list(FINDERS[row.finder](model))
         nodes = tuple(node.display_name for node, facts in sites[row.finder] if row.holds(facts))
         if nodes:
-            found.append(Finding(row, nodes, row.in_version(known) and row.on_processor(local)))
+            found.append(FoundHazard(row, nodes, row.in_version(known) and row.on_processor(local)))
     return tuple(sorted(found, key=lambda finding: not finding.here))
 
 
-def least_onnxruntime(model: Model, findings: Iterable[Finding] | None = None) -> dict[str, str]:
+def least_onnxruntime(model: Model, findings: Iterable[FoundHazard] | None = None) -> dict[str, str]:
     """Return by architecture the first onnxruntime from which on a model loads, runs and gives right results.
 
     Operator set, IR version and the table of hazards tell it; what a single kernel needs beyond these is not known. An

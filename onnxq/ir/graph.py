@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -22,6 +22,7 @@ from onnxq.ir.wire import LENGTH_DELIMITED, fields
 
 MAX_DEPTH = 64  # bodies inside bodies; protobuf itself stops at 100 messages, two for each body
 STANDARD_DOMAINS = ("", "ai.onnx")
+MICROSOFT: Final = "com.microsoft"  # operators of onnxruntime
 
 
 class Use(NamedTuple):

@@ -10,7 +10,7 @@ import onnx.version_converter
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.ir.graph import Node
 from onnxq.ir.model import Model
-from onnxq.ir.opset_fixes import prepare, repair
+from onnxq.ir.opset_fixes import prepare_conversion, repair
 from onnxq.ir.passes.inline_functions import inline_functions
 from onnxq.ir.schemas import same_meaning
 from onnxq.ir.tensor import Tensor
@@ -55,7 +55,7 @@ def raise_opset(model: Model, minimum: int) -> Model:
     _refuse_what_gets_lost(converted, minimum)
     weights: list[Tensor] = []
     try:
-        prepare(converted, minimum)
+        prepare_conversion(converted, minimum)
         before = onnx.ModelProto.FromString(converted.skeleton(weights))
         before.ir_version = max(before.ir_version, LISTED_INITIALIZERS_IR + 1)
         after = _converted(before, converted, minimum)

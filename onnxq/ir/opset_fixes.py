@@ -22,7 +22,7 @@ RESIZE_OPSET = 11  # before, Resize and Upsample map coordinates asymmetrically;
 GROUP_NORM_OPSET = 21  # before, GroupNormalization has a scale for each group; afterwards for each channel
 
 
-def prepare(model: Model, minimum: int) -> None:
+def prepare_conversion(model: Model, minimum: int) -> None:
     """Rewrite what the converter would convert wrongly into operators that it converts rightly.
 
     Raises:

@@ -45,7 +45,7 @@ class Change:
     count: int = 1
 
 
-class Runtime(Protocol):
+class Capabilities(Protocol):
     """Capabilities of a target that the manager asks for; `onnxq.targets.target.Target` has it."""
 
     @property
@@ -97,7 +97,7 @@ class Pass:
     types: bool = False
     for_target: bool = False
 
-    def obstacle(self, model: Model, target: Runtime | None = None, *, integer: bool = True) -> str:
+    def obstacle(self, model: Model, target: Capabilities | None = None, *, integer: bool = True) -> str:
         """Say why the pass does not run on a model at all; empty where it does.
 
         Args:
@@ -199,7 +199,7 @@ def run_passes(
     model: Model,
     passes: Sequence[Pass],
     *,
-    target: Runtime | None = None,
+    target: Capabilities | None = None,
     rounds: int = 1,
     typed: bool = False,
     keep: bool = False,
@@ -248,7 +248,7 @@ class _Run:
     """A model on its way, and what has been done to it."""
 
     def __init__(
-        self, model: Model, target: Runtime | None, *, typed: bool, keep: bool, convert: Convert | None
+        self, model: Model, target: Capabilities | None, *, typed: bool, keep: bool, convert: Convert | None
     ) -> None:
         self.model = model
         self.original: Model | None = None

@@ -61,7 +61,7 @@ class Segment:
     outputs: list[Value] = field(default_factory=list)
 
 
-def cut(model: Model, budget: int, taps: Sequence[Value] = ()) -> list[Segment]:
+def cut_segments(model: Model, budget: int, taps: Sequence[Value] = ()) -> list[Segment]:
     """Cut the main graph where few values cross, so that the weights of a segment take about `budget` bytes.
 
     Args:

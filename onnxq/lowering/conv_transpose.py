@@ -28,7 +28,7 @@ LEAST_GAIN = 0.8  # of the time of the ConvTranspose, without what stands around
 
 
 @dataclass(frozen=True)
-class Axis:
+class AxisConv:
     """The convolution that replaces a ConvTranspose along one axis.
 
     Attributes:
@@ -101,7 +101,7 @@ def as_conv(node: Node) -> Patch:
     return patch
 
 
-def _axes(node: Node) -> tuple[Axis, Axis] | None:
+def _axes(node: Node) -> tuple[AxisConv, AxisConv] | None:
     """Return what becomes of both axes of a ConvTranspose; None where it is none, or enlarges in another way."""
     weight = node.inputs[1].constant if node.op_type == "ConvTranspose" and node.inputs[1] is not None else None
     if node.domain or weight is None or weight.dtype != TensorProto.FLOAT or len(weight.shape) != 4:
@@ -121,17 +121,17 @@ def _axes(node: Node) -> tuple[Axis, Axis] | None:
     return first, second
 
 
-def _axis(kernel: int, stride: int, pad: int) -> Axis:
+def _axis(kernel: int, stride: int, pad: int) -> AxisConv:
     """Work out which phase reads which place by each weight: place d by weight a in phase r, s d + a = r + p."""
     found = []
     for weight in range(kernel):
         phase = (weight - pad) % stride
         found.append((phase, (phase + pad - weight) // stride))
     before, behind = (max(0, *(sign * place for _, place in found)) for sign in (-1, 1))
-    return Axis(stride, before, behind, tuple((phase, place + before) for phase, place in found))
+    return AxisConv(stride, before, behind, tuple((phase, place + before) for phase, place in found))
 
 
-def _weights(array: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
+def _weights(array: np.ndarray, axes: Sequence[AxisConv]) -> np.ndarray:
     """Lay weights `[channels, filters, height, width]` out by phases: `[filters × phases, channels, height, width]`."""
     channels, filters = array.shape[:2]
     high, wide = axes

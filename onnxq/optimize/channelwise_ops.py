@@ -12,12 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from onnxq.ir import Graph, Node, Value
+from onnxq.ir.graph import MICROSOFT
 from onnxq.optimize.integer_conv import IntegerConv
 from onnxq.optimize.qdq import unsigned
 
 ALIKE = {
     *(("", name) for name in ("Add", "AveragePool", "GlobalAveragePool", "LeakyRelu", "MaxPool", "Mul", "Sigmoid")),
-    ("com.microsoft", "QuickGelu"),
+    (MICROSOFT, "QuickGelu"),
 }
 
 

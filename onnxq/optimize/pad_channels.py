@@ -27,7 +27,7 @@ MANY_FILTERS = 24  # from here on a Conv of 1 × 1 saves more than that copy tak
 
 
 @register_pass(order=80, timed=True, operators=("Conv",), opset=PAD_OF_CODES, for_target=True)
-def align(model: Model, target: Target) -> int:
+def pad_channels(model: Model, target: Target) -> int:
     """Fill the channels of integer convolutions up to what the kernels of a target are fast for.
 
     Args:

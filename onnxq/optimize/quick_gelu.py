@@ -9,11 +9,10 @@ Tests: `tests/optimize/test_pad_channels.py`.
 
 from __future__ import annotations
 
-from onnxq.ir.graph import Value
+from onnxq.ir.graph import MICROSOFT, Value
 from onnxq.ir.match import Match, op, var
 from onnxq.ir.patch import Patch
 from onnxq.ir.pattern_pass import pattern_pass
-from onnxq.ops.forms.silu import MICROSOFT
 from onnxq.optimize.qdq import made_by
 
 X = var("x", lambda value: made_by(value, "DequantizeLinear") is not None, "made by DequantizeLinear")

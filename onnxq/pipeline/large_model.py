@@ -16,7 +16,7 @@ from onnxq.ir import Model
 from onnxq.ir.storage.scratch_file import Spool
 from onnxq.lowering.rewrite import rewrite
 from onnxq.progress import Observer
-from onnxq.report import Report, activations
+from onnxq.report import Report, activation_records
 from onnxq.rounding.block_solver import BlockSolution
 from onnxq.rounding.layer_by_layer import block_jobs, can_step, round_layer_by_layer
 from onnxq.rounding.weights import Key, Weights
@@ -65,7 +65,7 @@ def quantize_large(
     observer.step("rewrite")
     report = Report.planned(prepared.plan, source=prepared.path, notes=prepared.notes)
     if detailed:
-        report = replace(report, activations=activations(prepared.plan, qparams, measured))
+        report = replace(report, activations=activation_records(prepared.plan, qparams, measured))
     with Spool(scratch) as spool:
         solutions = _block_solutions(prepared, given if stats is None else None, spool)
         report = replace(report, notes=(*report.notes, STAGED if solutions else SIMPLER))

@@ -31,7 +31,7 @@ from onnxq.pipeline.unrunnable import check_runs, quantize_unrunnable
 from onnxq.planning.planner import Plan
 from onnxq.planning.recipe import Recipe, choose_recipe
 from onnxq.progress import Observer, Progress, expect, following
-from onnxq.report import Report, activations, with_hazards
+from onnxq.report import Report, activation_records, with_hazards
 from onnxq.report.details import kernels_of, layer_sizes, limits_kept, operator_times
 from onnxq.rounding.checkpoint import checkpoint_folder, remove_checkpoint
 from onnxq.rounding.layer_by_layer import block_jobs
@@ -501,7 +501,7 @@ def search_and_rewrite(
     observer.step("rewrite")
     report = replace(plan_report(prepared), sensitivity=settled.sensitivity)
     if detailed:
-        report = replace(report, activations=activations(prepared.plan, qparams, variants.stats))
+        report = replace(report, activations=activation_records(prepared.plan, qparams, variants.stats))
     latencies = predicted_latencies(prepared.plan)
     variants.weights.begin_notes()
     model = rewrite(prepared.model, prepared.plan, qparams, variants.weights)

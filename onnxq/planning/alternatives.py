@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from onnxq.ir import Node
+from onnxq.ir.graph import MICROSOFT
 from onnxq.ops.forms.family import NotQuantizable
 from onnxq.planning.cost_model import node_times
 from onnxq.planning.decision import Override
 from onnxq.planning.planner import form_of
-from onnxq.planning.recipe import MICROSOFT, Recipe
+from onnxq.planning.recipe import Recipe
 from onnxq.planning.row_costs import row_time, rows_pay
 from onnxq.targets import Costs
 from onnxq.targets.target import load_target

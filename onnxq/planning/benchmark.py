@@ -51,7 +51,7 @@ def benchmark(model: Model, recipe: Recipe, *, with_data: bool, shapes: Mapping[
     """
     target = recipe.scheme.target
     table = load_costs(target)
-    found = kernels_of(model, recipe, with_data=with_data, shapes=shapes)
+    found = candidate_kernels(model, recipe, with_data=with_data, shapes=shapes)
     known = {kernel: interpolated(kernel, table) for kernel in found}
     measured, until = dict[Kernel, tuple[int, int]](), time.monotonic() + MOST_SECONDS
     with working("kernels") as advance:
@@ -66,7 +66,7 @@ def benchmark(model: Model, recipe: Recipe, *, with_data: bool, shapes: Mapping[
     return Timings(ort.__version__, measured, float(f"{median(ratios):.4g}") if ratios else 1.0)
 
 
-def kernels_of(
+def candidate_kernels(
     model: Model, recipe: Recipe, *, with_data: bool, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[Kernel, None]:
     """Name the kernels of those nodes that could compute in 8 bit, each once, in graph order; see `benchmark`."""

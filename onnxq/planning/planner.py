@@ -18,7 +18,13 @@ from onnxq.planning.ort_workarounds import breaks_runtime
 from onnxq.planning.outlier_channels import Clipped, adds_outliers
 from onnxq.planning.output_head import with_head_bits
 from onnxq.planning.partition import FLOAT_BONUS, partition_graph
-from onnxq.planning.qdq_placement import check_activations, check_target, place_qdq, redundant_clamps, useless_residuals
+from onnxq.planning.qdq_placement import (
+    check_activations,
+    place_qdq,
+    redundant_clamps,
+    refuse_unknown,
+    useless_residuals,
+)
 from onnxq.planning.qdq_propagation import propagate_qdq
 from onnxq.planning.recipe import Recipe
 from onnxq.planning.row_costs import one_row, settings_to_try
@@ -129,7 +135,7 @@ def schemes_to_try(node: Node, scheme: Scheme, *, with_data: bool) -> tuple[Sche
 def form_of(node: Node, settings: Scheme, opset: int) -> QuantizedForm:
     """Say what a node would become under a scheme; raises NotQuantizable with the sentence that says why it cannot."""
     target = load_target(settings.target)
-    check_target(node, settings, target)
+    refuse_unknown(node, settings, target)
     check_activations(settings, opset)
     return place_qdq(NodeView(node, settings, opset), target)
 

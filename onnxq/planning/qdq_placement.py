@@ -10,6 +10,7 @@ from typing import Any
 from onnx import TensorProto
 
 from onnxq.ir import Node, Value
+from onnxq.ir.graph import MICROSOFT
 from onnxq.ops.forms.family import NodeView, NotQuantizable, QuantizedForm, plan_site
 from onnxq.ops.forms.integer_domain import CLAMPS, MOVERS
 from onnxq.ops.forms.scheme import Scheme
@@ -37,7 +38,7 @@ def resolve_target_defaults(scheme: Scheme, op_type: str, target: Target) -> Sch
     return replace(scheme, **changes)
 
 
-def check_target(node: Node, scheme: Scheme, target: Target) -> None:
+def refuse_unknown(node: Node, scheme: Scheme, target: Target) -> None:
     """Refuse what a target does not know; raises NotQuantizable."""
     if scheme.name == "dynamic-int8" and not target.run_time:
         raise NotQuantizable(f"target {target.name} has no quantization at run time")
@@ -47,7 +48,7 @@ def check_target(node: Node, scheme: Scheme, target: Target) -> None:
         )
     if scheme.form == "integer" and scheme.name == "static-int8" and not target.run_time:
         raise NotQuantizable(f"target {target.name} has no MatMulInteger")
-    domain = "com.microsoft" if scheme.form == "matmulnbits" else scheme.domain
+    domain = MICROSOFT if scheme.form == "matmulnbits" else scheme.domain
     if domain not in target.domains:
         raise NotQuantizable(f"target {target.name} has no operators of {domain}")
     if node.op_type == "Gather" and scheme.name.startswith("weight-") and not target.tables:

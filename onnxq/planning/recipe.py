@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from onnxq.errors import RecipeError
+from onnxq.ir.graph import MICROSOFT
 from onnxq.ops.forms.scheme import Scheme
 from onnxq.planning.qdq_placement import resolve_target_defaults
 from onnxq.targets.target import load_target
 from onnxq.text import as_list, did_you_mean
 
-MICROSOFT = "com.microsoft"
 FAST = {"rounding": "nearest", "smoothing": False, "bias_correction": False, "return_to_float": False}
 ONLY_MICROSOFT = ("LSTM",)  # operators whose one form that computes in 8 bit is of that domain
 MOST_HEADROOM = 4
@@ -97,7 +97,7 @@ class Recipe:
             scheme.name == "auto" and target.timed and scheme.form in (target.stored, target.products)
         )
         if op_type in ONLY_MICROSOFT and wanted and MICROSOFT in target.domains:
-            scheme = replace(scheme, domain="com.microsoft")
+            scheme = replace(scheme, domain=MICROSOFT)
         if self.only and not any(fnmatchcase(label, glob) for glob in self.only for label in (op_type, node_name)):
             scheme, why = replace(scheme, name="float"), "--only"
         glob = self.excluded_by(op_type, node_name)

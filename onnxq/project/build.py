@@ -139,7 +139,7 @@ def build_model(
         comparison = result.report.comparison
         if comparison is not None and _to_be_measured(entry, comparison):
             observer.step("verify")
-            comparison, _ = measure(entry, result.encoded or result.model, observer, blame=InvalidResult)
+            comparison, _ = measure_entry(entry, result.encoded or result.model, observer, blame=InvalidResult)
             verified.append(comparison)
         if comparison is not None:
             refuse(entry, comparison)
@@ -199,7 +199,7 @@ def _labelled_elsewhere(entry: Entry) -> bool:
     return verifying and not calibrating
 
 
-def measure(
+def measure_entry(
     entry: Entry,
     quantized: Path | bytes | Model,
     observer: Observer | None = None,

@@ -109,14 +109,16 @@ def chosen_recipe(entry: Entry) -> Recipe:
     return choose_recipe(entry.recipe_source(), target=entry.options.target)
 
 
-class Change(NamedTuple):
+class ChangedInput(NamedTuple):
     """Something that a model was built from and that is another one now."""
 
     rule: Rule
     sentence: str
 
 
-def changes(entry: Entry, recorded: str | None, wanted: dict[str, Any], met: Collection[str] = ()) -> list[Change]:
+def changes(
+    entry: Entry, recorded: str | None, wanted: dict[str, Any], met: Collection[str] = ()
+) -> list[ChangedInput]:
     """Say in sentences why a quantized model is out of date.
 
     Args:
@@ -128,19 +130,21 @@ def changes(entry: Entry, recorded: str | None, wanted: dict[str, Any], met: Col
     """
     made = _parsed(recorded)
     if not made:
-        return [Change("stale-origin", f"it was not built from {entry.source} by the project file")]
-    found: list[Change] = []
+        return [ChangedInput("stale-origin", f"it was not built from {entry.source} by the project file")]
+    found: list[ChangedInput] = []
     if _minor(made.get("onnxq")) != _minor(__version__):
-        found.append(Change("stale-version", f"it was built by onnxq {made.get('onnxq')}, this is {__version__}"))
+        found.append(ChangedInput("stale-version", f"it was built by onnxq {made.get('onnxq')}, this is {__version__}"))
     if made.get("float") != wanted["float"]:
-        found.append(Change("stale-float", f"{entry.source} has changed since it was built"))
+        found.append(ChangedInput("stale-float", f"{entry.source} has changed since it was built"))
     if made.get("recipe") != wanted["recipe"]:
         sentence = f"its recipe {entry.options.recipe} is another one than it was built with"
-        found.append(Change("stale-recipe", sentence))
-    found += [Change("stale-data", one) for one in _listed_changes("data", True, made.get("data"), wanted["data"])]
+        found.append(ChangedInput("stale-recipe", sentence))
+    found += [
+        ChangedInput("stale-data", one) for one in _listed_changes("data", True, made.get("data"), wanted["data"])
+    ]
     changed = _listed_changes("metric", False, made.get("metric"), wanted["metric"])
-    found += [Change("stale-metric", one) for one in changed]
-    return found + [Change("stale-options", one) for one in _option_changes(made, wanted["options"], met)]
+    found += [ChangedInput("stale-metric", one) for one in changed]
+    return found + [ChangedInput("stale-options", one) for one in _option_changes(made, wanted["options"], met)]
 
 
 def _option_changes(made: dict[str, Any], wanted: dict[str, Any], met: Collection[str]) -> list[str]:

@@ -35,7 +35,7 @@ class PublishedFile:
 
 
 @dataclass(frozen=True)
-class Convention:
+class FileConvention:
     """The files that an ecosystem loads.
 
     Attributes:
@@ -52,8 +52,8 @@ class Convention:
     settings: str = ""
 
 
-CONVENTIONS: dict[str, Convention] = {
-    "hub": Convention(
+CONVENTIONS: dict[str, FileConvention] = {
+    "hub": FileConvention(
         "Hugging Face Hub",
         (
             PublishedFile("onnx/model.onnx", "any, float", None),
@@ -64,7 +64,7 @@ CONVENTIONS: dict[str, Convention] = {
         ),
         "model_quint8_avx2.onnx: the file for AVX2 has int8 weights, and says so in its name",
     ),
-    "transformers.js": Convention(
+    "transformers.js": FileConvention(
         "transformers.js",
         (
             PublishedFile("onnx/model.onnx", "dtype fp32", None),
@@ -75,7 +75,7 @@ CONVENTIONS: dict[str, Convention] = {
         "model_fp16.onnx, model_q4f16.onnx, model_bnb4.onnx: onnxq writes no float16 and no NF4",
         "quantize_config.json",
     ),
-    "sherpa": Convention(
+    "sherpa": FileConvention(
         "sherpa-onnx",
         (
             PublishedFile("{model}.onnx", "float", None),
@@ -86,7 +86,7 @@ CONVENTIONS: dict[str, Convention] = {
 }
 
 
-def find_convention(name: str) -> Convention:
+def find_convention(name: str) -> FileConvention:
     """Return the convention of a name.
 
     Raises:

@@ -3,7 +3,7 @@
 Measuring is in `verification`; tables on the terminal are in `cli`.
 """
 
-from onnxq.report.activations import Activation, activations
+from onnxq.report.activations import Activation, activation_records
 from onnxq.report.as_json import SCHEMA, comparison_dict, record_dict, to_json
 from onnxq.report.hazards import with_hazards
 from onnxq.report.model import Report
@@ -18,7 +18,7 @@ __all__ = [
     "NodeReport",
     "Report",
     "ReportData",
-    "activations",
+    "activation_records",
     "check_report_path",
     "comparison_dict",
     "decibels",

@@ -70,7 +70,7 @@ class Activation:
         return 100.0 * float(np.asarray(self.counts)[outside].sum()) / max(self.elements, 1)
 
 
-def activations(plan: Plan, qparams: Mapping[Value, QParams], stats: Stats) -> tuple[Activation, ...]:
+def activation_records(plan: Plan, qparams: Mapping[Value, QParams], stats: Stats) -> tuple[Activation, ...]:
     """Describe every calibrated activation of a plan that is not carried out yet, in graph order.
 
     Args:
@@ -92,13 +92,13 @@ def activations(plan: Plan, qparams: Mapping[Value, QParams], stats: Stats) -> t
         if node in clamps:
             nodes.setdefault(plan.scale_owner(plan.outputs[node]), []).append(clamps[node].display_name)
     return tuple(
-        describe(value.name, dict.fromkeys(nodes.get(value, ())), stats[value.name], qparams[value])
+        describe_activation(value.name, dict.fromkeys(nodes.get(value, ())), stats[value.name], qparams[value])
         for value in plan.calibrated()
         if value in qparams
     )
 
 
-def describe(tensor: str, nodes: Iterable[str], stats: TensorStats, qparams: QParams) -> Activation:
+def describe_activation(tensor: str, nodes: Iterable[str], stats: TensorStats, qparams: QParams) -> Activation:
     """Describe one activation from its statistics and the grid that was chosen for it."""
     scale, zero_point = float(qparams[0]), int(qparams[1])
     kind = np.iinfo(qparams[1].dtype)

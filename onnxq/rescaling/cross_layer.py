@@ -18,10 +18,10 @@ from onnxq.calibration.stats import Extremes, Moments, StatisticFactory, Stats, 
 from onnxq.ir import Node, Patch, Value
 from onnxq.planning.outlier_channels import Clipped, Range
 from onnxq.rescaling.bounded import required_headroom
-from onnxq.rescaling.factor_search import LEAST_SHARE, Reading, best, weight_of
+from onnxq.rescaling.factor_search import LEAST_SHARE, QuantizedRead, best, weight_of
 from onnxq.rescaling.find_groups import find_groups
 from onnxq.rescaling.folded_weights import FoldedWeights, constant_array
-from onnxq.rescaling.groups import Constant, ScaleGroup, linear_reader, reader_axis
+from onnxq.rescaling.groups import AbsorbingConstant, ScaleGroup, linear_reader, reader_axis
 
 FOLDED = "rescaled channels of {} tensors (cross-layer equalization)"
 DIVIDED = "rescaled channels of {} tensors by a Mul (SmoothQuant)"
@@ -180,7 +180,7 @@ def equalize(
 
 def _readings(
     groups: Mapping[Value, ScaleGroup], measured: Mapping[Node, Value], stats: Stats, stored: Collection[Node]
-) -> dict[ScaleGroup, list[Reading]]:
+) -> dict[ScaleGroup, list[QuantizedRead]]:
     """Put together what is known of the values of each group, and who reads them.
 
     The error of a reader's output is weighted by the readers of that output, so the last groups come first. All sizes
@@ -193,10 +193,10 @@ def _readings(
         for group in dict.fromkeys(groups.values())
         if any(reader.node in measured for reader in group.readers)
     }
-    found: dict[ScaleGroup, list[Reading]] = {}
+    found: dict[ScaleGroup, list[QuantizedRead]] = {}
     counts: dict[ScaleGroup, np.ndarray] = {}
     for group in sorted(first, key=lambda group: -first[group]):
-        by_value: dict[tuple[Value, bool, bool], list[Constant]] = {}
+        by_value: dict[tuple[Value, bool, bool], list[AbsorbingConstant]] = {}
         for reader in group.readers:
             if reader.node in measured:
                 returns = groups.get(_output(reader.node)) is group  # a residual branch, judged once the rest is known
@@ -237,11 +237,11 @@ def measured_inputs(nodes: Iterable[Node], stats: Stats) -> dict[Node, Value]:
 def reading_of(
     stats: Stats,
     value: Value,
-    readers: Sequence[Constant],
+    readers: Sequence[AbsorbingConstant],
     importance: Sequence[np.ndarray | None],
     *,
     in_float: bool = False,
-) -> Reading:
+) -> QuantizedRead:
     """Put together what is known of a value that is read in 8 bit, or by weights in 8 bit.
 
     Args:
@@ -255,7 +255,9 @@ def reading_of(
     weights = [weight_of(reader, constant_array(reader.value)) for reader in readers]
     channels = stats[value.name][ChannelStats]
     positions = readers[0].positions
-    return Reading(channels.joined(positions) if positions > 1 else channels, weights, importance, in_float=in_float)
+    return QuantizedRead(
+        channels.joined(positions) if positions > 1 else channels, weights, importance, in_float=in_float
+    )
 
 
 def rescaled_stats(

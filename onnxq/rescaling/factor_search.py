@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onnxq.calibration.channel_stats import ChannelStats
-from onnxq.rescaling.groups import Constant
+from onnxq.rescaling.groups import AbsorbingConstant
 
 EXPONENTS = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
 MEAN_EXPONENTS = (0.3, 0.5, 0.6, 0.7, 0.8)
@@ -42,7 +42,7 @@ ONE_SIDED = 2.0
 
 
 @dataclass(frozen=True)
-class Candidate:
+class FactorCandidate:
     """Factors to try.
 
     Attributes:
@@ -59,7 +59,7 @@ class Candidate:
     outliers: tuple[int, ...] = ()
 
 
-class Reading:
+class QuantizedRead:
     """A value that is read in 8 bit, and everybody who reads it.
 
     Args:
@@ -116,7 +116,7 @@ class Reading:
         shift = np.matmul(change.sum(axis=-1, dtype=np.float64), mean)
         return np.asarray(spread + np.square(shift))
 
-    def errors(self, candidates: Sequence[Candidate], weight_share: float, outliers: np.ndarray) -> np.ndarray:
+    def errors(self, candidates: Sequence[FactorCandidate], weight_share: float, outliers: np.ndarray) -> np.ndarray:
         """Squared error at the outputs, in relation to their signal, of each candidate: the sum over the readers.
 
         Args:
@@ -187,7 +187,7 @@ def _squares(weight: np.ndarray) -> np.ndarray:
     return np.asarray(np.einsum("...p,...p->...", weight, weight, dtype=np.float64))
 
 
-def weight_of(reader: Constant, array: np.ndarray) -> np.ndarray:
+def weight_of(reader: AbsorbingConstant, array: np.ndarray) -> np.ndarray:
     """Bring a reader's weight into the form `[groups, outputs, channels / groups, positions]`."""
     if reader.node.op_type == "Conv":
         groups = reader.groups
@@ -197,7 +197,7 @@ def weight_of(reader: Constant, array: np.ndarray) -> np.ndarray:
 
 
 def best(
-    readings: Sequence[Reading],
+    readings: Sequence[QuantizedRead],
     weight_share: float,
     *,
     even: bool = False,
@@ -205,7 +205,7 @@ def best(
     outlier_prices: Mapping[int, float] | None = None,
     needed: np.ndarray | None = None,
     least_share: float = LEAST_SHARE,
-) -> tuple[Candidate, float]:
+) -> tuple[FactorCandidate, float]:
     """Search the factors for values that are divided together.
 
     Args:
@@ -222,11 +222,11 @@ def best(
 
     """
     width = readings[0].stats.channels
-    unchanged = Candidate(None, np.ones(width), np.ones(width))
+    unchanged = FactorCandidate(None, np.ones(width), np.ones(width))
     attempts = [unchanged]
     if needed is not None:
         divisor = np.minimum(needed, 1.0) ** HALF_WAY
-        attempts.append(Candidate(HALF_WAY, divisor, divisor))
+        attempts.append(FactorCandidate(HALF_WAY, divisor, divisor))
     else:
         attempts += (_even_candidates if even else _candidates)(readings, least_share)
     prices = {0: 0.0, **(outlier_prices or {})}
@@ -243,14 +243,14 @@ def best(
     return chosen, float(10 * np.log10(errors[0, 0] / errors[place, way])) if errors[place, way] > 0 else 0.0
 
 
-def _outlier_order(readings: Sequence[Reading], candidates: Sequence[Candidate]) -> np.ndarray:
+def _outlier_order(readings: Sequence[QuantizedRead], candidates: Sequence[FactorCandidate]) -> np.ndarray:
     """Rank channels by how far they reach when divided, `[candidates, channels]`; 0 reaches furthest."""
     reach = np.max([np.maximum(r.stats.high[0], -r.stats.low[0]) for r in readings], axis=0)
     divided = reach / np.stack([candidate.divisor for candidate in candidates])
     return np.argsort(np.argsort(-divided, axis=1, kind="stable"), axis=1)
 
 
-def _even_candidates(readings: Sequence[Reading], least_share: float) -> Iterator[Candidate]:
+def _even_candidates(readings: Sequence[QuantizedRead], least_share: float) -> Iterator[FactorCandidate]:
     """Return factors from the mean size of each channel: no batch sets it, so none is clipped that goes further."""
     norm = np.sqrt(sum(reading.energy for reading in readings))
     size = np.sqrt(sum(reading.second for reading in readings))
@@ -261,10 +261,10 @@ def _even_candidates(readings: Sequence[Reading], least_share: float) -> Iterato
     size = np.maximum(size, carried.max() * least_share / norm)
     for exponent in MEAN_EXPONENTS:
         divisor = size**exponent / norm ** (1 - exponent)
-        yield Candidate(exponent, divisor, divisor)
+        yield FactorCandidate(exponent, divisor, divisor)
 
 
-def _candidates(readings: Sequence[Reading], least_share: float) -> Iterator[Candidate]:
+def _candidates(readings: Sequence[QuantizedRead], least_share: float) -> Iterator[FactorCandidate]:
     norm = np.sqrt(sum(reading.energy for reading in readings))
     if not norm.max() > 0:
         return
@@ -282,10 +282,10 @@ def _candidates(readings: Sequence[Reading], least_share: float) -> Iterator[Can
         divisors, without = first**exponents / divided, second**exponents / divided
         # The range of the whole value stays what it was
         sizes = (reach[0] / divisors).max(axis=1, keepdims=True) / reach[0].max()
-        yield from map(Candidate, EXPONENTS, divisors * sizes, without * sizes)
+        yield from map(FactorCandidate, EXPONENTS, divisors * sizes, without * sizes)
 
 
-def _side_weights(readings: Sequence[Reading]) -> list[float]:
+def _side_weights(readings: Sequence[QuantizedRead]) -> list[float]:
     """How much a negative value counts against a positive one, where one side reaches further than the other.
 
     After GELU every channel reaches down to -0.17, and a few up to 25. Equal negative and positive sides would waste

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from onnxq.ir import Node, Value
+from onnxq.ir.graph import MICROSOFT
 from onnxq.rescaling.groups import ScaleGroup, UnabsorbedScaleError, linear_reader, reader_axis
 from onnxq.rescaling.operator_rules import RULES, constant_shape, operands
 
@@ -16,7 +17,7 @@ NORMS: dict[tuple[str, str], tuple[int, ...]] = {
     ("", "LayerNormalization"): (1, 2),
     ("", "RMSNormalization"): (1,),
     ("", "SimplifiedLayerNormalization"): (1,),
-    ("com.microsoft", "SimplifiedLayerNormalization"): (1,),
+    (MICROSOFT, "SimplifiedLayerNormalization"): (1,),
 }
 CHANNEL_NORMS = ("BatchNormalization", "InstanceNormalization")
 

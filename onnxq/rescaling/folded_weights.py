@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from onnxq.ir import ArrayTensor, Node, Patch, Value
-from onnxq.rescaling.groups import Constant
+from onnxq.rescaling.groups import AbsorbingConstant
 
 
 def constant_array(value: Value) -> np.ndarray:
@@ -24,11 +24,11 @@ class FoldedWeights:
 
     def __init__(self) -> None:
         # By place: the constant there, and what was done to it. Places where the same was done share an array.
-        self._done: dict[tuple[Node, int], tuple[tuple[int, Constant], ...]] = {}
+        self._done: dict[tuple[Node, int], tuple[tuple[int, AbsorbingConstant], ...]] = {}
         self._arrays: dict[tuple[Value, tuple[object, ...]], np.ndarray] = {}
         self._divisors: list[np.ndarray] = []
 
-    def change(self, constants: Iterable[Constant], divisor: np.ndarray) -> None:
+    def change(self, constants: Iterable[AbsorbingConstant], divisor: np.ndarray) -> None:
         """Let constants absorb the factors of a group."""
         self._divisors.append(divisor)
         for constant in constants:
@@ -50,7 +50,7 @@ class FoldedWeights:
             patches.append(patch)
         return patches
 
-    def _array(self, value: Value, steps: Sequence[tuple[int, Constant]]) -> np.ndarray:
+    def _array(self, value: Value, steps: Sequence[tuple[int, AbsorbingConstant]]) -> np.ndarray:
         if not steps:
             return constant_array(value)
         key = value, _history(steps)
@@ -60,6 +60,6 @@ class FoldedWeights:
         return self._arrays[key]
 
 
-def _history(steps: Iterable[tuple[int, Constant]]) -> tuple[object, ...]:
+def _history(steps: Iterable[tuple[int, AbsorbingConstant]]) -> tuple[object, ...]:
     """The changes to a constant, for all of its readers."""
     return tuple((index, c.axis, c.absorb, c.groups, c.positions) for index, c in steps)

@@ -22,7 +22,7 @@ FoldTarget = Literal["divide", "multiply"]
 
 
 @dataclass(frozen=True)
-class Constant:
+class AbsorbingConstant:
     """A constant input that absorbs the factors of a group.
 
     Attributes:
@@ -77,8 +77,8 @@ class ScaleGroup:
     channels: int
     axes: dict[Value, int] = field(default_factory=dict)
     flattened: dict[Value, int] = field(default_factory=dict)
-    sources: list[Constant] = field(default_factory=list)
-    readers: list[Constant] = field(default_factory=list)
+    sources: list[AbsorbingConstant] = field(default_factory=list)
+    readers: list[AbsorbingConstant] = field(default_factory=list)
     pending: list[Value] = field(default_factory=list)
     products: list[Node] = field(default_factory=list)
     heads: dict[Value, tuple[int, ...]] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class ScaleGroup:
         return {**dict.fromkeys((*self.axes, *self.heads), 1), **self.flattened}
 
     @property
-    def constants(self) -> list[Constant]:
+    def constants(self) -> list[AbsorbingConstant]:
         """Everything that changes."""
         return [*self.sources, *self.readers]
 
@@ -132,7 +132,7 @@ class ScaleGroup:
         tensor = value.constant if value is not None else None
         if tensor is None or tensor.dtype != TensorProto.FLOAT or not 0 <= axis < len(tensor.shape):
             raise UnabsorbedScaleError
-        constant = Constant(node, slot, axis, absorb)
+        constant = AbsorbingConstant(node, slot, axis, absorb)
         if tensor.shape[axis] != self.channels:
             raise UnabsorbedScaleError
         if constant not in self.sources:
@@ -143,7 +143,7 @@ class UnabsorbedScaleError(Exception):
     """The group has an edge that nothing absorbs."""
 
 
-def linear_reader(node: Node, slot: int) -> Constant | None:
+def linear_reader(node: Node, slot: int) -> AbsorbingConstant | None:
     """Return the weight that multiplies input `slot` of a MatMul, Gemm or Conv, if that is a float32 constant."""
     weight = node.inputs[1] if slot == 0 and len(node.inputs) > 1 else None
     tensor = weight.constant if weight is not None else None
@@ -151,11 +151,11 @@ def linear_reader(node: Node, slot: int) -> Constant | None:
         return None
     rank = len(tensor.shape)
     if node.op_type == "MatMul" and rank >= 2:
-        return Constant(node, 1, rank - 2, "multiply")
+        return AbsorbingConstant(node, 1, rank - 2, "multiply")
     if node.op_type == "Gemm" and rank == 2 and not node.attribute("transA", 0):
-        return Constant(node, 1, 1 if node.attribute("transB", 0) else 0, "multiply")
+        return AbsorbingConstant(node, 1, 1 if node.attribute("transB", 0) else 0, "multiply")
     if node.op_type == "Conv" and rank >= 3:
-        return Constant(node, 1, 1, "multiply", groups=node.attribute("group", 1))
+        return AbsorbingConstant(node, 1, 1, "multiply", groups=node.attribute("group", 1))
     return None
 
 

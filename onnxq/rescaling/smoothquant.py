@@ -20,8 +20,8 @@ from onnxq.calibration.stats import Stats
 from onnxq.ir import ArrayTensor, Node, Patch, Value
 from onnxq.planning.outlier_channels import Range
 from onnxq.rescaling.cross_layer import RescaledTensor, Rescaling, measured_inputs, reading_of
-from onnxq.rescaling.factor_search import Candidate, best
-from onnxq.rescaling.groups import Constant, linear_reader
+from onnxq.rescaling.factor_search import FactorCandidate, best
+from onnxq.rescaling.groups import AbsorbingConstant, linear_reader
 from onnxq.rescaling.outlier_split import add_outlier_product, clip, excess
 
 # Time of passes over a value, divided by that of the 8-bit product that reads it. A Mul counts for all columns of the
@@ -71,7 +71,7 @@ def smooth(
         float32. Beyond, clipped values stay clipped, as in 8 bit.
 
     """
-    by_value: dict[Value, list[Constant]] = {}
+    by_value: dict[Value, list[AbsorbingConstant]] = {}
     for node, value in measured_inputs(nodes, stats).items():
         reader = linear_reader(node, 0)
         if reader is not None and node.op_type != "Conv" and node not in stored:
@@ -97,7 +97,7 @@ def smooth(
     return made
 
 
-def _pays(readers: Sequence[Constant], least_columns: int) -> bool:
+def _pays(readers: Sequence[AbsorbingConstant], least_columns: int) -> bool:
     """Whether the weights are the readers' own, and have columns enough for a Mul not to matter."""
     nodes = {reader.node for reader in readers}
     if any(use.node not in nodes or use.slot != 1 for reader in readers for use in reader.value.uses):
@@ -105,18 +105,18 @@ def _pays(readers: Sequence[Constant], least_columns: int) -> bool:
     return sum(map(_columns, readers)) >= least_columns
 
 
-def _columns(reader: Constant) -> int:
+def _columns(reader: AbsorbingConstant) -> int:
     shape = _shape(reader)
     return int(np.prod(shape)) // shape[reader.axis]
 
 
-def _shape(reader: Constant) -> tuple[int, ...]:
+def _shape(reader: AbsorbingConstant) -> tuple[int, ...]:
     tensor = reader.value.constant
     assert tensor is not None
     return tensor.shape
 
 
-def prices(readers: Sequence[Constant], least_gain: float) -> tuple[float, dict[int, float]]:
+def prices(readers: Sequence[AbsorbingConstant], least_gain: float) -> tuple[float, dict[int, float]]:
     """Say what changes of a value have to gain, in dB.
 
     Args:
@@ -136,7 +136,7 @@ def prices(readers: Sequence[Constant], least_gain: float) -> tuple[float, dict[
     return price, {count: min(least_gain * share, ENOUGH_GAIN) for count, share in shares.items()}
 
 
-def _range_of_others(stats: ChannelStats, candidate: Candidate) -> Range:
+def _range_of_others(stats: ChannelStats, candidate: FactorCandidate) -> Range:
     """Return the extremes of a divided value without its outliers, zero within."""
     divided = stats.divided(candidate.divisor)
     others = np.delete(np.stack([divided.low[0], divided.high[0]]), candidate.outliers, axis=1)
@@ -144,7 +144,7 @@ def _range_of_others(stats: ChannelStats, candidate: Candidate) -> Range:
 
 
 def _insert(
-    value: Value, readers: Sequence[Constant], candidate: Candidate, bounds: Range | None, opset: int
+    value: Value, readers: Sequence[AbsorbingConstant], candidate: FactorCandidate, bounds: Range | None, opset: int
 ) -> tuple[Patch, Value]:
     patch = Patch(value.graph, readers[0].node, f"smooth the channels of '{value.name}'")
     divided = value

@@ -16,7 +16,7 @@ import onnx
 import onnxruntime as ort
 
 from onnxq.ir import DeferredTensor, Model, Value, infer_types
-from onnxq.ir.segment import Segment, cut, encode_segment
+from onnxq.ir.segment import Segment, cut_segments, encode_segment
 from onnxq.runtime.ort_session import SessionError, Settings, load_native
 
 SEGMENT = 128 << 20  # bytes of weights that are in memory at a time
@@ -73,7 +73,7 @@ class StreamedSession:
     def __init__(self, model: Model, settings: Settings, taps: Sequence[Value] = ()) -> None:
         infer_types(model)
         self._model, self._settings = model, settings
-        self._parts = [_Part(segment) for segment in cut(model, SEGMENT, taps) if segment.outputs]
+        self._parts = [_Part(segment) for segment in cut_segments(model, SEGMENT, taps) if segment.outputs]
         self._listed = [value.name for value in model.graph.outputs]
         wanted = {value.name for value in (*model.graph.outputs, *taps)}
         seen: set[str] = set()

@@ -103,7 +103,7 @@ def shifts(variants: Variants, choices: Choices, samples: Samples) -> Shifts:
     """Find what to add to the biases so that the means over the samples are right."""
     prepared, _ = variants.replan(choices)
     quantized = variants.model(choices)
-    found = {place.given: place for place in places(prepared.plan, quantized)}
+    found = {place.given: place for place in bias_sites(prepared.plan, quantized)}
     both = Evaluator(prepared.model.copy(), wide=True), Evaluator(quantized, wide=True)
     feeds = paired_samples(both, samples, variants.split.room)
     with arithmetic():
@@ -132,7 +132,7 @@ def paired_samples(both: Iterable[Evaluator], samples: Samples, room: float) -> 
     return few_samples(samples, wanted_samples(room), share * sum(array.size for array in first.values()))
 
 
-def places(plan: Plan, quantized: Model) -> list[BiasSite]:
+def bias_sites(plan: Plan, quantized: Model) -> list[BiasSite]:
     """List the biases of quantized layers of the main graph that are constants, or that a Conv or Gemm can be given."""
     made = []
     for decision in plan.decisions:

@@ -15,10 +15,10 @@ from pathlib import Path
 from onnxq.data.samples import Samples
 from onnxq.errors import CheckFailed, RecipeError
 from onnxq.ir import Model
+from onnxq.ir.graph import MICROSOFT
 from onnxq.ir.storage.files import data_path, needs_external_data
 from onnxq.planning.decision import FOR_SIZE, Choices, Override
 from onnxq.planning.planner import NOT_WORTHWHILE, node_key
-from onnxq.planning.recipe import MICROSOFT
 from onnxq.planning.worthwhile import worthwhile
 from onnxq.report import Report
 from onnxq.runtime.session import InMemory

@@ -24,7 +24,7 @@ from onnxq.runtime.in_memory import Encoded, InMemory, encode
 from onnxq.runtime.session import SessionError, open_session, run_session
 from onnxq.runtime.workers import run_in_order
 from onnxq.search.float_outputs import KEPT_BYTES, FloatOutputs
-from onnxq.search.resolution import resolved
+from onnxq.search.resolution import round_to_resolution
 from onnxq.verification.detections import find_selection, replay_selections
 from onnxq.verification.error_stats import ANY_AXIS, Difference
 from onnxq.verification.output_records import with_sqnr
@@ -253,7 +253,7 @@ class SqnrEvaluator:
         return array - array.mean(axis=tuple(range(array.ndim)[slice(*axes)]), keepdims=True)
 
     def sqnr(self, model: Model) -> float:
-        """Return the signal-to-quantization-noise ratio of the worst output or scores in dB, `resolved`."""
+        """Return the signal-to-quantization-noise ratio of the worst output or scores in dB, `round_to_resolution`."""
         return self._sqnr(self._judged(model))
 
     def reaches(self, model: Model, goal: float) -> bool:
@@ -280,17 +280,17 @@ class SqnrEvaluator:
         return self._compared(models, self._sqnr, least)
 
     def _sqnr(self, judged: _Judged) -> float:
-        return resolved(min(self._worst(self._noise(judged))))
+        return round_to_resolution(min(self._worst(self._noise(judged))))
 
     def worst(self, model: Model) -> tuple[float, float]:
         """Return the signal-to-quantization-noise ratio of the worst output and that of the worst scores in dB."""
         return self._worst(self.noise(model))
 
     def _worst(self, noise: np.ndarray) -> tuple[float, float]:
-        return decibels(noise[: self._outputs]), decibels(noise[self._outputs :])
+        return worst_decibels(noise[: self._outputs]), worst_decibels(noise[self._outputs :])
 
     def typical(self, model: Model) -> float:
-        """Return the mean ratio of single samples in dB, of the worst output or scores, `resolved`.
+        """Return the mean ratio of single samples in dB, of the worst output or scores, `round_to_resolution`.
 
         It says better than `sqnr` what a change does: where sizes differ much, that is about the largest of a few.
         """
@@ -309,7 +309,7 @@ class SqnrEvaluator:
         return self._compared(models, self._typical, least)
 
     def _typical(self, judged: _Judged) -> float:
-        return resolved(float(self._ratios(judged).mean(axis=0).min(initial=MOST)))
+        return round_to_resolution(float(self._ratios(judged).mean(axis=0).min(initial=MOST)))
 
     def _compared(
         self, models: Iterable[Model], figure: Callable[[_Judged], float], least: float | None
@@ -374,14 +374,14 @@ class _Bar:
 
     def gain(self, made: _Judged) -> float:
         """Return what a variant gains on the samples that it ran on."""
-        return resolved(float(self._gains(made).mean()))
+        return round_to_resolution(float(self._gains(made).mean()))
 
     def _gains(self, made: _Judged) -> np.ndarray:
         after = self._ratios(made)[:, self._worst]
         return np.asarray(after - self._before[: len(after)])
 
 
-def decibels(noise: np.ndarray) -> float:
+def worst_decibels(noise: np.ndarray) -> float:
     """Return the signal-to-quantization-noise ratio of the worst of some errors by their sizes, in dB."""
     worst = float(noise.max(initial=0.0))
     return float("inf") if worst == 0 else -10 * float(np.log10(worst))

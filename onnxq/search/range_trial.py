@@ -22,7 +22,7 @@ from onnxq.ops.forms.scheme import RangesSetting
 from onnxq.progress import Silent
 from onnxq.rounding.weights import Weights
 from onnxq.search.held_out import ENOUGH, MOST, HoldoutSplit
-from onnxq.search.resolution import resolved
+from onnxq.search.resolution import round_to_resolution
 from onnxq.stages.measure import measure
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, quantize_copy, replan
@@ -122,7 +122,7 @@ def best_candidate(folds: int, candidates: int, judged: Callable[[int, Sequence[
             return 0
     gains = _gains(found)[:, left]
     sure = gains.mean(axis=0) - DOUBT * gains.std(axis=0, ddof=1) / np.sqrt(folds)
-    sure = np.array([resolved(float(gain)) for gain in sure])
+    sure = np.array([round_to_resolution(float(gain)) for gain in sure])
     best = int(np.argmax(sure))  # the first, which is the simplest, of those that are equal
     return left[best] if sure[best] >= WORTH_CHANGING and found[:, 0].mean() < ENOUGH else 0
 

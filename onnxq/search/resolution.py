@@ -13,11 +13,11 @@ import math
 RESOLUTION = 0.01  # dB
 
 
-def resolved(ratio: float) -> float:
+def round_to_resolution(ratio: float) -> float:
     """Round a ratio in dB down."""
     return math.floor(ratio / RESOLUTION + 1e-9) * RESOLUTION if math.isfinite(ratio) else ratio
 
 
 def resolved_noise(noise: float) -> float:
     """Round a squared error by its squared size up in the same way."""
-    return 10 ** (-resolved(-10 * math.log10(noise)) / 10) if 0 < noise < math.inf else noise
+    return 10 ** (-round_to_resolution(-10 * math.log10(noise)) / 10) if 0 < noise < math.inf else noise

@@ -19,7 +19,7 @@ from onnxq.errors import ModelError
 from onnxq.ir import Model
 from onnxq.planning.decision import Choices, Decision, Override, Plan
 from onnxq.planning.planner import node_key
-from onnxq.search.resolution import resolved, resolved_noise
+from onnxq.search.resolution import resolved_noise, round_to_resolution
 from onnxq.search.variants import Variants
 from onnxq.verification.layerwise import compare_layers
 from onnxq.verification.records import Contribution
@@ -98,7 +98,7 @@ def _own(variants: Variants, keys: Sequence[str]) -> list[float]:
     except ModelError:  # the evaluator does not know an operator: all nodes count as if they made the same error
         return [1.0] * len(keys)
     known: Mapping[str, float] = {
-        layer.tensor: 10 ** (-resolved(layer.own) / 10) for layer in layers if layer.own > -math.inf
+        layer.tensor: 10 ** (-round_to_resolution(layer.own) / 10) for layer in layers if layer.own > -math.inf
     }
     return [known.get(key, 0.0) for key in keys]
 

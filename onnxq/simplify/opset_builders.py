@@ -30,7 +30,7 @@ def _with_axes(op_type: str, patch: Patch, value: Value, axis: int, opset: int) 
     return patch.op(op_type, value, patch.constant(np.array([axis], np.int64), "axes"))
 
 
-def scalar(patch: Patch, number: float, dtype: int, hint: str) -> Value:
+def add_scalar(patch: Patch, number: float, dtype: int, hint: str) -> Value:
     """Add a constant without axes."""
     return patch.constant(np.array(number, onnx.helper.tensor_dtype_to_np_dtype(dtype)), hint)
 

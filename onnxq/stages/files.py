@@ -35,7 +35,7 @@ def default_output(model: Path) -> Path:
     return model.parent / (model.name.removesuffix(".onnx") + ".int8.onnx")
 
 
-def check_target(model: Path, target: Path, *, force: bool, reads: Iterable[object] = ()) -> None:
+def check_result_path(model: Path, target: Path, *, force: bool, reads: Iterable[object] = ()) -> None:
     """Refuse an output that is in the way, or that is the model or something else that is read, before any work."""
     refuse_source(target, [model], what="the model")
     check_output(target, force=force, reads=reads)
@@ -57,7 +57,7 @@ def objection_to(model: Path | None, target: Path, *, force: bool, reads: Iterab
         if model is None:
             check_output(target, force=force, reads=reads)
         else:
-            check_target(model, target, force=force, reads=reads)
+            check_result_path(model, target, force=force, reads=reads)
     except OutputError as error:
         return error
     return None

@@ -17,7 +17,7 @@ from onnxq.errors import DataError, OutputError
 from onnxq.ir import Model, check_output
 from onnxq.ir.storage.atomic_write import write_together
 from onnxq.ir.storage.files import data_path
-from onnxq.planning.benchmark import benchmark, kernels_of, sample_shapes
+from onnxq.planning.benchmark import benchmark, candidate_kernels, sample_shapes
 from onnxq.planning.planner import make_plan
 from onnxq.planning.worthwhile import worthwhile
 from onnxq.progress import Observer
@@ -131,7 +131,7 @@ def replan_with_timings(
         assert timing.path is not None
         found = load_timings(timing.path)
     again = replan_with_costs(prepared, most, Costs(prepared.plan.costs.table, found, shapes))
-    kernels = kernels_of(prepared.model, recipe, with_data=prepared.plan.with_data, shapes=shapes)
+    kernels = candidate_kernels(prepared.model, recipe, with_data=prepared.plan.with_data, shapes=shapes)
     if kernels and not any(kernel in found.kernels for kernel in kernels):
         again = replace(again, notes=(*again.notes, UNKNOWN))
     return again

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from onnxq.errors import ModelError
 from onnxq.ir import IN_MEMORY, Model, ModelInput, Node, Value, read_model
+from onnxq.ir.graph import MICROSOFT
 from onnxq.ir.opset import MIN_OPSET, make_loadable, raise_opset
 from onnxq.ir.pass_manager import Outcome
 from onnxq.ir.passes import normalise
@@ -19,7 +20,7 @@ from onnxq.ir.shape_inference.types import infer_types
 from onnxq.planning.planner import Plan
 from onnxq.planning.planner import make_plan as decide
 from onnxq.planning.portable import portable_costs
-from onnxq.planning.recipe import MICROSOFT, Recipe, choose_recipe
+from onnxq.planning.recipe import Recipe, choose_recipe
 from onnxq.simplify import simplify
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.strategy import Strategy, choose_strategy

@@ -14,7 +14,7 @@ import numpy as np
 
 from onnxq.targets.grid import continued, logarithms
 from onnxq.targets.mixed import mixed
-from onnxq.targets.tables import read_target, resolved
+from onnxq.targets.tables import read_target, table_name
 from onnxq.targets.timings import Kernel, Timings
 
 DEFAULT = "cpu"  # the target where none is asked for
@@ -186,7 +186,7 @@ def load_costs(target: str = DEFAULT) -> Costs:
             nodes there, and leave none in float.
 
     """
-    return _loaded(resolved(target))
+    return _loaded(table_name(target))
 
 
 @cache
@@ -201,13 +201,13 @@ def _loaded(name: str) -> Costs:
 @cache
 def load_mixes(name: str) -> tuple[Costs, ...]:
     """Read the mixes of families' kernel times by which a target is planned, the usual one first; () if by one."""
-    shares = read_target(resolved(name)).get("mix", {}).get("shares", ())
+    shares = read_target(table_name(name)).get("mix", {}).get("shares", ())
     return tuple(Costs(mixed({family: read_target(family) for family in mix}, mix)) for mix in shares)
 
 
 def families_of(name: str) -> tuple[str, ...]:
     """Return the families of processors that a target is for: of a family, itself."""
-    name = resolved(name)
+    name = table_name(name)
     return tuple(read_target(name).get("mix", {}).get("families", (name,)))
 
 

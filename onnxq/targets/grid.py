@@ -16,14 +16,14 @@ AXES = ("channels", "filters", "pixels", "rows", "inner", "columns", "batch", "h
 TIMES = ("float", "integer", "unsigned")
 
 
-def axes_of(table: Mapping[str, Any]) -> dict[str, list[int]]:
+def grid_axes(table: Mapping[str, Any]) -> dict[str, list[int]]:
     """Return the sizes that a table goes over; {} for one that goes over none."""
     return {key: table[key] for key in AXES if key in table} if "float" in table else {}
 
 
 def logarithms(table: Mapping[str, Any], columns: Sequence[str]) -> tuple[list[np.ndarray], np.ndarray]:
     """Return the logarithms of sizes, and those of times `[size of each axis..., column]`."""
-    axes = [np.log2(np.asarray(sizes, np.float64)) for sizes in axes_of(table).values()]
+    axes = [np.log2(np.asarray(sizes, np.float64)) for sizes in grid_axes(table).values()]
     shape = [len(axis) for axis in axes]
     times = np.stack([np.asarray(table[key], np.float64).reshape(shape) for key in columns], axis=-1)
     return axes, np.log2(times)
@@ -43,15 +43,15 @@ def continued(axes: Sequence[np.ndarray], times: np.ndarray, place: Sequence[flo
     return total
 
 
-def joined_axes(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
+def merged_axes(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
     """Return all sizes that tables go over."""
-    names = axes_of(tables[0])
+    names = grid_axes(tables[0])
     return {name: sorted({size for table in tables for size in table[name]}) for name in names}
 
 
 def resampled(table: Mapping[str, Any], axes: Mapping[str, list[int]]) -> dict[str, Any]:
     """Return a table over other sizes: between its own, the same function of sizes."""
-    if axes_of(table) == axes:
+    if grid_axes(table) == axes:
         return dict(table)
     columns = [key for key in TIMES if key in table]
     own, times = logarithms(table, columns)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.targets.grid import joined_axes, resampled
+from onnxq.targets.grid import merged_axes, resampled
 
 UNIT = ("pointwise", "spatial", "matmul")  # whose float times are the unit of a family
 OTHER = (0.08, 0.02)  # of an operator that a table of elementwise operators leaves out: it moves values
@@ -39,7 +39,7 @@ def mixed(tables: Mapping[str, Mapping[str, Any]], shares: Mapping[str, float]) 
 
 
 def _section(parts: list[tuple[Mapping[str, Any], float]]) -> dict[str, Any]:
-    axes = joined_axes([table for table, _ in parts])
+    axes = merged_axes([table for table, _ in parts])
     parts = [(resampled(table, axes), weight) for table, weight in parts]
     keys = dict.fromkeys(key for table, _ in parts for key in table if key != "source" and key not in axes)
     made: dict[str, Any] = dict(axes)

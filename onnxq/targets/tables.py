@@ -29,7 +29,7 @@ def target_names() -> list[str]:
     return sorted([*stored_targets(), NATIVE])
 
 
-def resolved(name: str) -> str:
+def table_name(name: str) -> str:
     """Return the name of the file of a target: of `native`, that of the family of the processor at hand.
 
     Raises:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, Literal
 
-from onnxq.targets.tables import read_target, resolved, target_names
+from onnxq.targets.tables import read_target, table_name, target_names
 
 __all__ = ["Target", "load_target", "target_names"]
 
@@ -102,7 +102,7 @@ def load_target(name: str) -> Target:
         RecipeError: There is none of that name.
 
     """
-    return _loaded(resolved(name))
+    return _loaded(table_name(name))
 
 
 @cache

@@ -28,7 +28,7 @@ from onnxq.runtime.ort_session import SessionError, Settings, load_native
 from onnxq.runtime.session import ModelSource, open_session, run_session
 from onnxq.targets import DEFAULT, families_of
 from onnxq.targets.host import host_family, host_saturates
-from onnxq.targets.tables import resolved
+from onnxq.targets.tables import table_name
 from onnxq.targets.target import load_target
 from onnxq.verification.error_stats import ANY_AXIS, Difference
 from onnxq.verification.int8_saturation import read_saturation
@@ -78,7 +78,7 @@ class FamilyFigures:
 
 def shown_families(target: str) -> tuple[str, ...]:
     """List the families that figures of a target's models are shown for; none where kernel times are unknown."""
-    name, portable = resolved(target), families_of(DEFAULT)
+    name, portable = table_name(target), families_of(DEFAULT)
     if name == DEFAULT or name in portable:
         return portable
     return families_of(name) if load_target(name).timed else ()

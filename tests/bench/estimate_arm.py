@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxq.targets import GROUPS
-from onnxq.targets.grid import axes_of
+from onnxq.targets.grid import grid_axes
 
 TARGETS = Path(__file__).parents[2] / "onnxq" / "targets"
 SAME = "cpu-avx2"  # whose operators without products are as wide
@@ -105,7 +105,7 @@ def grids(core: Core, like: dict[str, Any]) -> dict[str, list[tuple[float, float
     """Return the times of all tables over sizes, on the axes of another target."""
 
     def points(name: str) -> Any:
-        return product(*axes_of(like[name]).values())
+        return product(*grid_axes(like[name]).values())
 
     found = {"pointwise": [conv(core, c, f, 1, p) for c, f, p in points("pointwise")]}
     found["spatial"] = [conv(core, c, f, 9, p) for c, f, p in points("spatial")]
@@ -129,7 +129,7 @@ def written(core: Core, like: dict[str, Any]) -> str:
     lines: list[str] = []
     for name, times in grids(core, like).items():
         lines += ["", f"[{name}]", source]
-        lines += [f"{key} = {value}" for key, value in axes_of(like[name]).items()]
+        lines += [f"{key} = {value}" for key, value in grid_axes(like[name]).items()]
         lines += [f"{key} = {[round(pair[i]) for pair in times]}" for i, key in enumerate(("float", "integer"))]
         if "unsigned" in like[name]:
             lines.append(f"unsigned = {[round(pair[1] * core.unsigned) for pair in times]}")

@@ -42,7 +42,7 @@ from onnxruntime_web import WebEngine
 
 from onnxq.ir import infer_types, parse
 from onnxq.lowering.rewrite import rewrite
-from onnxq.optimize.pad_channels import align
+from onnxq.optimize.pad_channels import pad_channels
 from onnxq.planning.planner import make_plan
 from onnxq.planning.recipe import load_recipe
 from onnxq.targets import GROUPS
@@ -67,7 +67,7 @@ def measure(channels: int, filters: int, kernel: int, side: int, group: int = 1,
     for unsigned in (False, True)[: forms - 1]:
         model = parse(conv_model(channels, filters, kernel, side, group, quantized=True, unsigned=unsigned))
         # types are not inferred: with a width that is open, no columns are folded
-        align(model, load_target(Measuring.engine.target))
+        pad_channels(model, load_target(Measuring.engine.target))
         models.append(model.serialize())
     found = turns(models, feeds)
     times = [found[0]["Conv"], *(each["QLinearConv"] for each in found[1:])]

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto
 from picture_support import picture, png, save_picture
 
-from onnxq.data.pictures.preprocess import Preprocess, picture_layout, resolve
+from onnxq.data.pictures.preprocess import Preprocess, picture_layout, resolve_settings
 from onnxq.data.pictures.settings import parse_settings
 from onnxq.data.validation import InputSpec
 from onnxq.errors import DataError
@@ -25,7 +25,7 @@ def how(text: str = "normalize=bytes", count: int = 3, size: tuple[int, int] = (
     spec = InputSpec("x", TensorProto.FLOAT, ("n", *size, count))
     layout = picture_layout(spec)
     assert layout is not None
-    return resolve(spec, layout, parse_settings([text], ["x"])[0])[0]
+    return resolve_settings(spec, layout, parse_settings([text], ["x"])[0])[0]
 
 
 def pixels(path: Path, text: str = "normalize=bytes", count: int = 3, size: tuple[int, int] = (24, 32)) -> np.ndarray:
@@ -47,7 +47,7 @@ def test_values_are_those_of_the_formula_in_both_layouts(tmp_path: Path) -> None
     spec = InputSpec("x", TensorProto.FLOAT16, (1, 3, 24, 32))
     layout = picture_layout(spec)
     assert layout is not None
-    first = Decoder().read(path, resolve(spec, layout, {"normalize": "imagenet"})[0])
+    first = Decoder().read(path, resolve_settings(spec, layout, {"normalize": "imagenet"})[0])
     np.testing.assert_array_equal(
         first, np.moveaxis(expected.astype(np.float64), -1, 0).astype(np.float16), strict=False
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from onnxq.data.pictures.preprocess import Preprocess, picture_layout, resolve, shared_settings
+from onnxq.data.pictures.preprocess import Preprocess, picture_layout, resolve_settings, shared_settings
 from onnxq.data.pictures.settings import KEYS, parse_settings
 from onnxq.data.validation import InputSpec
 from onnxq.errors import DataError
@@ -23,7 +23,7 @@ def made(text: str = "", of: InputSpec | None = None) -> Preprocess:
     shared, _ = parse_settings([text] if text else [], ["x"])
     layout = picture_layout(of, shared.get("layout"))
     assert layout is not None
-    return resolve(of, layout, shared)[0]
+    return resolve_settings(of, layout, shared)[0]
 
 
 def test_commas_part_settings_and_numbers() -> None:
@@ -146,8 +146,8 @@ def test_what_nobody_said_is_told() -> None:
     of = spec("n", 3, 8, 8)
     layout = picture_layout(of)
     assert layout is not None
-    assert "0 … 1 is assumed" in resolve(of, layout, {})[1]
-    assert resolve(of, layout, {"scale": 255.0})[1] == ""
+    assert "0 … 1 is assumed" in resolve_settings(of, layout, {})[1]
+    assert resolve_settings(of, layout, {"scale": 255.0})[1] == ""
 
 
 @pytest.mark.parametrize(

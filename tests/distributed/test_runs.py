@@ -19,7 +19,7 @@ from process_family import family
 from onnxq.cli import main
 from onnxq.distributed import runs, worker
 from onnxq.distributed.builds import BuildTask, build_on, check_files
-from onnxq.distributed.runs import Run
+from onnxq.distributed.runs import TaskRun
 from onnxq.errors import DataError, EngineError, OutputError
 from onnxq.ir import load
 from onnxq.project.build import build
@@ -157,7 +157,7 @@ def test_a_task_that_fails_three_times_is_named(tmp_path: Path, monkeypatch: pyt
 
     here(monkeypatch, dying)
     found: dict[int, Any] = {}
-    Run("x:y", [Sum((1,)), Sum((2,), "the second"), Sum((3,))], tmp_path).results(found.__setitem__)
+    TaskRun("x:y", [Sum((1,)), Sum((2,), "the second"), Sum((3,))], tmp_path).results(found.__setitem__)
     assert (found[0], found[2]) == (1, 3)
     assert isinstance(found[1], EngineError)
     assert found[1].message == "the second failed 3 times: its process ended with code -9"
@@ -175,7 +175,7 @@ def test_an_engine_that_breaks_is_started_again(tmp_path: Path, monkeypatch: pyt
 
     here(monkeypatch, fragile)
     found: dict[int, Any] = {}
-    Run("x:y", [Sum((1, 2)), Sum((3,))], tmp_path).results(found.__setitem__)
+    TaskRun("x:y", [Sum((1, 2)), Sum((3,))], tmp_path).results(found.__setitem__)
     assert found == {0: 3, 1: 3}
 
 

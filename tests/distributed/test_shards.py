@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from onnxq.calibration.shard_file import Shard, load_shard, merge_shards, save_shard
+from onnxq.calibration.shard_file import ShardStats, load_shard, merge_shards, save_shard
 from onnxq.cli import main
 from onnxq.errors import DataError
 
@@ -97,7 +97,7 @@ def test_what_is_missing_or_there_twice_is_named(here: Path, capsys: pytest.Capt
 def test_shards_of_something_else_are_refused(here: Path, key: str, value: object, said: str) -> None:
     shard = load_shard(Path("part2.stats"))
     other: Mapping[str, Any] = {**shard.origin, key: value}
-    save_shard(Path("other.stats"), Shard(other, 2, shard.sums))
+    save_shard(Path("other.stats"), ShardStats(other, 2, shard.sums))
     with pytest.raises(DataError) as caught:
         merge_shards([Path("part1.stats"), Path("other.stats")])
     assert f"part1.stats and other.stats were measured with {said}" in caught.value.message

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxq.ir import infer_types, parse
-from onnxq.ir.shape_inference.dims import Cut, Size, Widest, broadcast, cut, fresh
+from onnxq.ir.shape_inference.dims import Cut, Size, Widest, broadcast, fresh, limit_axis
 from onnxq.ir.shape_inference.symbolic import Shapes
 
 I64 = np.int64
@@ -62,11 +62,11 @@ def test_broadcasting_agrees_with_numpy(shapes, values):
 def test_a_cut_size_broadcasts_with_the_whole_one(count):
     """A table of 3 rows is cut to n rows, and meets n others."""
     n = symbol("n")
-    part = cut(n, 3, fresh(OUTPUT, 0))
+    part = limit_axis(n, 3, fresh(OUTPUT, 0))
     assert number(part, {"n": count}) == min(count, 3)
     assert broadcast([(part,), (n,)], OUTPUT) == broadcast([(n,), (part,)], OUTPUT) == (n,)
     assert broadcast([(part,), (symbol("m"),)], OUTPUT) not in ((part,), (symbol("m"),))
-    inner = cut(part, 2, n)
+    inner = limit_axis(part, 2, n)
     assert broadcast([(inner,), (part,), (n,)], OUTPUT) == (n,)
     assert broadcast([(inner,), (part,)], OUTPUT) == (part,)
 
@@ -74,7 +74,7 @@ def test_a_cut_size_broadcasts_with_the_whole_one(count):
 def test_a_symbol_of_too_many_is_a_new_one():
     many = [(symbol("s" * 40 + str(index)),) for index in range(12)]
     assert broadcast(many, OUTPUT) == (fresh(OUTPUT, 0),)
-    assert cut(symbol("s" * 500), 3, fresh(OUTPUT, 0)) == fresh(OUTPUT, 0)
+    assert limit_axis(symbol("s" * 500), 3, fresh(OUTPUT, 0)) == fresh(OUTPUT, 0)
 
 
 def shapes_of(nodes, weights, inputs=None, outputs=None):
@@ -167,7 +167,7 @@ LAID_OUT = {
     "range": ([node("Range", "zero count one", "y")], (N,)),
     "range from 1": ([node("Range", "one count one", "y")], None),
     "filled": ([node("ConstantOfShape", "s", "y", value=FILLED)], (N, M)),
-    "cut": ([node("Slice", "table axis0 n axis1", "y")], (Size(7), cut(N, 5, N))),
+    "cut": ([node("Slice", "table axis0 n axis1", "y")], (Size(7), limit_axis(N, 5, N))),
     "cut elsewhere": ([node("Slice", "table axis1 n axis1", "y")], None),
 }
 

@@ -14,7 +14,7 @@ from integer_conv_support import Convs, shapes_of
 
 from onnxq.optimize import fold_taps as taps
 from onnxq.optimize.fold_taps import fold_taps
-from onnxq.optimize.pad_channels import align
+from onnxq.optimize.pad_channels import pad_channels
 from onnxq.targets.target import load_target
 
 CPU = load_target("cpu")
@@ -24,7 +24,7 @@ def folded(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
     """Fold the windows of a model; what it computes on codes must stay the same in every bit."""
     model = typed(proto)
     changed = applied(fold_taps, model, CPU)
-    align(model, CPU)
+    pad_channels(model, CPU)
     made = onnx.ModelProto.FromString(model.serialize())
     onnx.checker.check_model(made, full_check=True)
     feeds = {"x": floats(*[d.dim_value for d in proto.graph.input[0].type.tensor_type.shape.dim], seed=3)}

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from integer_conv_support import Convs, shapes_of
 
 from onnxq.ir import parse
-from onnxq.optimize.pad_channels import align
+from onnxq.optimize.pad_channels import pad_channels
 from onnxq.optimize.quick_gelu import write_silu
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.decision import Plan
 from onnxq.planning.planner import make_plan
 from onnxq.planning.recipe import load_recipe
-from onnxq.search.bias_correction import places
+from onnxq.search.bias_correction import bias_sites
 from onnxq.targets.target import load_target
 
 CPU = load_target("cpu")
@@ -31,7 +31,7 @@ CPU = load_target("cpu")
 def aligned(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
     """Fill up the channels of a model; what it computes must stay the same in every bit."""
     model = typed(proto)
-    changed = align(model, CPU)
+    changed = pad_channels(model, CPU)
     made = onnx.ModelProto.FromString(model.serialize())
     onnx.checker.check_model(made, full_check=True)
     shape = [d.dim_value for d in proto.graph.input[0].type.tensor_type.shape.dim]
@@ -209,7 +209,7 @@ def test_one_weight_in_two_convolutions_is_widened_for_each_as_it_needs() -> Non
 
 def test_other_targets_are_left_alone() -> None:
     model = typed(pair_of(6, 32))
-    assert align(model, load_target("generic")) == 0
+    assert pad_channels(model, load_target("generic")) == 0
 
 
 @settings(max_examples=40, deadline=None)
@@ -295,4 +295,4 @@ def test_biases_are_corrected_of_convolutions_that_are_filled_up(tmp_path: Path)
     made = quantize_in_memory(
         build_float(steps, {"x": [1, 4, 16, 16]}, ["y"], weights), "static-int8", [{"x": floats(1, 4, 16, 16)}]
     )
-    assert len(places(plan, parse(made.data))) == 2
+    assert len(bias_sites(plan, parse(made.data))) == 2

@@ -12,7 +12,7 @@ from helpers import floats, graph, node
 
 from onnxq.errors import CheckFailed, DataError, ModelError
 from onnxq.ir import load
-from onnxq.project.build import Built, build, measure
+from onnxq.project.build import Built, build, measure_entry
 from onnxq.project.check import check
 from onnxq.project.file import load_project
 from onnxq.project.provenance import INPUTS, MEASURED, record, recorded_comparison
@@ -189,7 +189,7 @@ def test_thresholds_are_measured_on_other_data_if_there_are_any(repo: Path) -> N
     add('verify-data = ["data/test.npz"]\n')
     assert [b.state for b in built()] == ["up to date"]  # what it is measured on is no part of it
     (entry,) = load_project().entries
-    assert measure(entry, QUANTIZED)[0].worst_sqnr < 20
+    assert measure_entry(entry, QUANTIZED)[0].worst_sqnr < 20
     (done,) = built(force=True)
     assert isinstance(done.error, CheckFailed)
     assert "below the 20 dB asked for" in done.error.message
@@ -200,7 +200,7 @@ def test_a_model_without_data_is_dynamic(repo: Path) -> None:
     (done,) = built()
     assert done.state == "built", done.error
     (entry,) = load_project().entries
-    comparison, data = measure(entry, QUANTIZED)
+    comparison, data = measure_entry(entry, QUANTIZED)
     assert (comparison.samples, data) == (8, "8 samples from random numbers (seed 0)")
     assert check(load_project()).findings == ()
 
@@ -250,7 +250,7 @@ def test_a_metric_is_measured_recorded_and_held_to_its_limit(repo: Path) -> None
     (entry,) = load_project().entries
     recorded = recorded_comparison(load(QUANTIZED))
     assert recorded is not None
-    assert recorded.metric == measure(entry, QUANTIZED)[0].metric
+    assert recorded.metric == measure_entry(entry, QUANTIZED)[0].metric
     assert abs(recorded.metric.drop) < 0.5
     Path("project_metric.py").write_text(METRIC.replace("max()", "min()"))
     (finding,) = check(load_project()).findings

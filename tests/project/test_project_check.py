@@ -15,8 +15,7 @@ from onnx import numpy_helper
 from text_support import encoder, save_tokenizer, sentences
 
 from onnxq.errors import CheckFailed, ProjectError
-from onnxq.hazards import Finding as HazardFinding
-from onnxq.hazards import load_hazards
+from onnxq.hazards import FoundHazard, load_hazards
 from onnxq.ir import load, parse
 from onnxq.project.build import build
 from onnxq.project.check import Checked, Finding, check, check_structure
@@ -329,7 +328,7 @@ def test_an_onnxruntime_that_computes_a_model_wrongly_is_a_finding(repo: Path, m
     row = replace(
         next(one for one in load_hazards() if one.effect == "wrong"), until="", since="", processors=(), unless=()
     )
-    hazard = HazardFinding(row, ("conv",), here=True)
+    hazard = FoundHazard(row, ("conv",), here=True)
     asked: list[object] = []
     monkeypatch.setattr("onnxq.project.check.find_hazards", lambda *given: (asked.append(given[1]), (hazard,))[1])
     ((path, rule, message),) = found()

@@ -14,7 +14,7 @@ from onnxq.calibration.qparams import activation_qparams
 from onnxq.calibration.stats import TensorStats
 from onnxq.ir import load
 from onnxq.progress import Silent
-from onnxq.report.activations import PERCENTILES, activations, describe, percentiles
+from onnxq.report.activations import PERCENTILES, activation_records, describe_activation, percentiles
 from onnxq.stages.files import open_data
 from onnxq.stages.measure import choose_qparams, layers_needing_moments, measure
 from onnxq.stages.prepare import prepare
@@ -48,7 +48,7 @@ def test_percentiles_are_right_to_a_bin(values: np.ndarray) -> None:
 def test_the_grid() -> None:
     values = np.random.default_rng(0).normal(size=20000).astype(np.float32)
     qparams = activation_qparams(-2.0, 3.0)
-    found = describe("t", ["a", "b"], TensorStats.of(values), qparams)
+    found = describe_activation("t", ["a", "b"], TensorStats.of(values), qparams)
     assert (found.tensor, found.nodes, found.elements, found.dtype) == ("t", ("a", "b"), 20000, "uint8")
     assert (found.scale, found.zero_point) == (float(qparams[0]), int(qparams[1]))
     assert found.low == pytest.approx(-2.0, abs=found.scale)
@@ -68,7 +68,7 @@ def test_every_calibrated_activation_is_there() -> None:
     prepared = prepare(load(SAMPLES / "digits_cnn.onnx"), "static-int8", with_data=True)
     given = open_data(prepared.model, [SAMPLES / "digits_calibration.npz"], None, 4)
     stats = measure(prepared, layers_needing_moments(prepared.plan), given, None, Silent())
-    found = activations(prepared.plan, choose_qparams(prepared.plan, stats), stats)
+    found = activation_records(prepared.plan, choose_qparams(prepared.plan, stats), stats)
     assert [a.tensor for a in found] == [value.name for value in prepared.plan.calibrated()]
     quantized = {d.node.name for d in prepared.plan.quantized()}
     relu = next(a for a in found if a.nodes[0] == "Conv_0" and "Conv_3" in a.nodes)

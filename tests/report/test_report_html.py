@@ -16,7 +16,7 @@ from onnxq.calibration.stats import TensorStats
 from onnxq.errors import OutputError
 from onnxq.pipeline.quantize import quantize
 from onnxq.report import NodeReport, Report, check_report_path, write_report
-from onnxq.report.activations import Activation, describe
+from onnxq.report.activations import Activation, describe_activation
 from onnxq.report.details import Limit
 from onnxq.report.html import worst_activations
 from onnxq.verification.records import (
@@ -34,7 +34,7 @@ EVIL = "<script>alert('x')</script>\"&$\\frac{1}{0}$"
 
 def activation(name: str = "t", low: float = -3.0, high: float = 5.0, node: str = "n") -> Activation:
     values = np.random.default_rng(1).normal(size=4000).astype(np.float32)
-    return describe(name, [node], TensorStats.of(values), activation_qparams(low, high))
+    return describe_activation(name, [node], TensorStats.of(values), activation_qparams(low, high))
 
 
 @pytest.fixture
@@ -289,7 +289,7 @@ def test_degenerate_histograms() -> None:
     for values in ([0.0], [3.0], [-2.0, -2.0], [1e-38, 2e-38], [1e38, -1e38]):
         stats = TensorStats.of(np.array(values, np.float32))
         low, high = min(*values, 0.0, 0.0), max(*values, 0.0, 0.0)
-        assert histogram_chart(describe("t", [], stats, activation_qparams(low, high))).endswith("</svg>")
+        assert histogram_chart(describe_activation("t", [], stats, activation_qparams(low, high))).endswith("</svg>")
 
 
 def test_what_is_missing_is_said_before_any_work(

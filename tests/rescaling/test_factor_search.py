@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from onnxq.calibration.channel_stats import ChannelStats
-from onnxq.rescaling.factor_search import Reading, best
+from onnxq.rescaling.factor_search import QuantizedRead, best
 
 
 def test_the_exponent_leaves_room_where_batches_disagree():
@@ -21,7 +21,7 @@ def test_the_exponent_leaves_room_where_batches_disagree():
         steady.add((batch * size).astype(np.float32))
         batch[:2, index] *= 8  # of one channel in each batch
         spiky.add((batch * size).astype(np.float32))
-    exponents = [best([Reading(stats, [weight], [None])], 0.0)[0].exponent for stats in (steady, spiky)]
+    exponents = [best([QuantizedRead(stats, [weight], [None])], 0.0)[0].exponent for stats in (steady, spiky)]
     assert exponents[0] == 1.0
     assert exponents[1] is None or exponents[1] < 0.9
 
@@ -36,19 +36,19 @@ def test_a_channel_that_is_always_zero_does_no_harm():
     stats.add(values / 2)
     weight = np.random.default_rng(7).standard_normal((1, 4, 8, 1))
     weight[:, :, 5] = 0  # and one that nobody reads
-    candidate, gain = best([Reading(stats, [weight], [np.ones(4)])], 1.0)
+    candidate, gain = best([QuantizedRead(stats, [weight], [np.ones(4)])], 1.0)
     assert gain > 0
     assert np.isfinite(candidate.divisor).all()
     assert (candidate.divisor > 0).all()
 
 
-def outlying(count: int, channels: int = 64) -> Reading:
+def outlying(count: int, channels: int = 64) -> QuantizedRead:
     random = np.random.default_rng(8)
     size = np.where(np.arange(channels) < count, 200 - np.arange(channels), 1)
     stats = ChannelStats(-1)
     for part in np.split((random.uniform(-1, 1, (500, channels)) * size).astype(np.float32), 5):
         stats.add(part)
-    return Reading(stats, [random.standard_normal((1, 64, channels, 1))], [None])
+    return QuantizedRead(stats, [random.standard_normal((1, 64, channels, 1))], [None])
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
@@ -81,7 +81,7 @@ def test_values_that_are_zero_but_for_outliers_are_no_trouble():
     values = random.standard_normal((40, 32)).astype(np.float32) * (np.arange(32) == 2)
     stats = ChannelStats(-1)
     stats.add(values)
-    reading = Reading(stats, [random.standard_normal((1, 8, 32, 1))], [None])
+    reading = QuantizedRead(stats, [random.standard_normal((1, 8, 32, 1))], [None])
     candidate, gain = best([reading], 1.0, price=1.0, outlier_prices={1: 1.0, 2: 1.5})
     assert np.isfinite(candidate.divisor).all()
     assert np.isfinite(gain)

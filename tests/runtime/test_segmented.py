@@ -14,7 +14,7 @@ from onnxq.calibration.calibrate import calibrate
 from onnxq.errors import ModelError
 from onnxq.ir import infer_types, load, parse, save, segment
 from onnxq.ir.passes import normalise
-from onnxq.ir.segment import cut
+from onnxq.ir.segment import cut_segments
 from onnxq.pipeline import quantize as pipeline
 from onnxq.rounding import weights
 from onnxq.runtime import segmented, session
@@ -71,7 +71,7 @@ def loaded(proto):
 
 
 def test_cuts_lie_where_one_value_crosses():
-    segments = cut(loaded(blocks()), 2 * 4096)
+    segments = cut_segments(loaded(blocks()), 2 * 4096)
     assert [len(segment.nodes) for segment in segments] == [8, 8, 8]
     assert [[v.name for v in s.inputs] for s in segments] == [["x"], ["x1"], ["x3"]]
     assert [[v.name for v in s.outputs] for s in segments] == [["x1"], ["x3"], ["y"]]
@@ -83,7 +83,7 @@ def test_no_cut_where_the_type_of_what_crosses_is_unknown():
     proto.graph.node.insert(4, onnx.helper.make_node("Mystery", ["x0"], ["z"], domain="my"))
     proto.graph.node[5].input[0] = "z"
     proto.opset_import.add(domain="my", version=1)
-    assert all("z" not in [v.name for v in s.inputs] for s in cut(loaded(proto), 1))
+    assert all("z" not in [v.name for v in s.inputs] for s in cut_segments(loaded(proto), 1))
 
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
@@ -96,7 +96,9 @@ def test_segments_give_what_the_whole_gives(path, optimize, tiny):
     names = [v.name for v in (*taps, *model.graph.outputs)]
     whole = open_session(model.serialize(extra_outputs=taps), optimize=optimize)
     parts = open_session(model, optimize=optimize, taps=taps)
-    assert len(cut(model, segmented.SEGMENT)) > 1 or path.stem == "digits_if"  # its weights are inside the bodies
+    assert (
+        len(cut_segments(model, segmented.SEGMENT)) > 1 or path.stem == "digits_if"
+    )  # its weights are inside the bodies
     assert [(i.name, i.type) for i in parts.get_inputs()] == [(i.name, i.type) for i in whole.get_inputs()]
     outputs = {o.name: o.type for o in whole.get_outputs()}
     assert {o.name: o.type for o in parts.get_outputs()}.items() <= outputs.items()

@@ -18,10 +18,10 @@ from onnxq.ir import load, parse
 from onnxq.progress import Silent
 from onnxq.search import bias_correction
 from onnxq.search.bias_correction import (
+    bias_sites,
     channel_means,
     correct,
     paired_samples,
-    places,
     shift_biases,
     shifts,
     shrink_to_zero,
@@ -120,7 +120,7 @@ def test_a_shared_bias_changes_for_one_reader_only(tmp_path):
 
 def test_a_recipe_can_turn_it_off(tmp_path):
     variants = variants_of(tmp_path, "gemm", "bias_correction = false\n")
-    assert not places(variants.prepared.plan, variants.model({}))
+    assert not bias_sites(variants.prepared.plan, variants.model({}))
     assert not correct(variants, {})
 
 

@@ -17,7 +17,7 @@ from onnxq.pipeline.quantize import quantize
 from onnxq.search import held_out
 from onnxq.search.budget import Budget, BudgetCheck
 from onnxq.search.held_out import LONG_RUN, TRIAL_SAMPLES, HoldoutSplit, SqnrEvaluator, scores, shared_axes
-from onnxq.search.resolution import RESOLUTION, resolved, resolved_noise
+from onnxq.search.resolution import RESOLUTION, resolved_noise, round_to_resolution
 from onnxq.verification.compare import compare
 
 WEIGHT = np.array([[40.0, 0.0, 0.0], [0.0, 40.0, 0.0]], np.float32)
@@ -306,10 +306,10 @@ def test_a_label_that_flips_is_no_noise_where_there_are_probabilities() -> None:
 
 
 def test_ratios_are_rounded_down_to_what_tells_variants_apart_on_every_processor() -> None:
-    assert resolved(39.9999) == pytest.approx(39.99)
-    assert resolved(40.00002) == resolved(40.0) == pytest.approx(40)
-    assert resolved(-0.001) == pytest.approx(-0.01)
-    assert resolved(float("inf")) == float("inf")
+    assert round_to_resolution(39.9999) == pytest.approx(39.99)
+    assert round_to_resolution(40.00002) == round_to_resolution(40.0) == pytest.approx(40)
+    assert round_to_resolution(-0.001) == pytest.approx(-0.01)
+    assert round_to_resolution(float("inf")) == float("inf")
     assert resolved_noise(1.00001e-4) == resolved_noise(1.0003e-4) == pytest.approx(10**-3.999)
     assert resolved_noise(0.0) == 0
     assert resolved_noise(float("inf")) == float("inf")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from onnxq.targets import Costs, families_of, load_costs, load_mixes
-from onnxq.targets.grid import AXES, axes_of, resampled
+from onnxq.targets.grid import AXES, grid_axes, resampled
 from onnxq.targets.mixed import mixed
 from onnxq.targets.tables import read_target, stored_targets
 
@@ -107,7 +107,7 @@ def test_the_default_is_a_mix_of_families_with_tables() -> None:
 
 def test_a_table_over_more_sizes_is_the_same_function_of_sizes() -> None:
     table = tables("cpu-vnni")
-    axes = axes_of(table["pointwise"]) | {"channels": [8, 16, 32, 50, 128, 512], "pixels": [49, 100, 784, 12544]}
+    axes = grid_axes(table["pointwise"]) | {"channels": [8, 16, 32, 50, 128, 512], "pixels": [49, 100, 784, 12544]}
     finer = Costs({**table, "pointwise": resampled(table["pointwise"], axes)})
     for shape in ((8, 8, 1, 49, 1), (20, 40, 1, 300, 1), (64, 64, 1, 784, 1), (300, 500, 1, 9000, 1)):
         assert finer.conv(*shape) == pytest.approx(load_costs("cpu-vnni").conv(*shape), rel=1e-12)

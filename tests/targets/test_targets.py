@@ -11,7 +11,7 @@ import pytest
 from onnxq.errors import RecipeError
 from onnxq.planning.recipe import load_recipe
 from onnxq.targets import DEFAULT, host, load_costs
-from onnxq.targets.tables import read_target, resolved, stored_targets
+from onnxq.targets.tables import read_target, stored_targets, table_name
 from onnxq.targets.target import load_target, target_names
 
 PACKAGE = Path(__file__).parents[2] / "onnxq"
@@ -45,7 +45,7 @@ def test_where_no_times_are_known_those_of_the_default_rank_nodes(name: str) -> 
 
 
 def test_native_is_the_family_at_hand_and_a_recipe_names_that() -> None:
-    assert resolved("native") == host.host_family() in FAMILIES
+    assert table_name("native") == host.host_family() in FAMILIES
     assert load_target("native") is load_target(host.host_family())
     assert load_recipe("auto").for_target("native").scheme.target == host.host_family()
 
@@ -85,7 +85,7 @@ def test_dot_products_are_read_from_the_features_of_the_processor(tmp_path: Path
 
 
 def test_an_unknown_name_is_refused_by_every_reader() -> None:
-    for read in (load_target, load_costs, resolved):
+    for read in (load_target, load_costs, table_name):
         with pytest.raises(RecipeError, match="there is no target named 'cpu-avx'") as error:
             read("cpu-avx")
         assert error.value.hint.startswith("Did you mean")

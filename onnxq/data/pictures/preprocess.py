@@ -24,7 +24,7 @@ NEEDS_SIZE = "Say what the model is trained with, for example --preprocess size=
 
 
 @dataclass(frozen=True)
-class Layout:
+class PictureLayout:
     """The layout of an input: channels first or last, and whether there is an axis of pictures in front.
 
     Attributes:
@@ -61,7 +61,7 @@ class Preprocess:
 
     """
 
-    layout: Layout
+    layout: PictureLayout
     dtype: np.dtype[Any]
     height: int | None
     width: int | None
@@ -163,7 +163,7 @@ def _listed(values: Sequence[float]) -> str:
     return f"{values[0]:g}" if len(set(values)) == 1 else "[" + ", ".join(f"{value:g}" for value in values) + "]"
 
 
-def picture_layout(spec: InputSpec, wanted: str | None = None) -> Layout | None:
+def picture_layout(spec: InputSpec, wanted: str | None = None) -> PictureLayout | None:
     """Read from the shape of an input how it takes pictures; None where it takes none.
 
     Args:
@@ -192,10 +192,10 @@ def picture_layout(spec: InputSpec, wanted: str | None = None) -> Layout | None:
     channels, height, width = sizes if first else (sizes[2], sizes[0], sizes[1])
     if (height is not None and height < 2) or (width is not None and width < 2):
         return None  # a vector
-    return Layout(first, (spec.fixed(0) or 1) if batched else None, channels, height, width)
+    return PictureLayout(first, (spec.fixed(0) or 1) if batched else None, channels, height, width)
 
 
-def resolve(spec: InputSpec, layout: Layout, settings: Settings) -> tuple[Preprocess, str]:
+def resolve_settings(spec: InputSpec, layout: PictureLayout, settings: Settings) -> tuple[Preprocess, str]:
     """Put settings and an input together.
 
     Returns:
@@ -240,7 +240,7 @@ def resolve(spec: InputSpec, layout: Layout, settings: Settings) -> tuple[Prepro
     return filled, assumed
 
 
-def _channels(spec: InputSpec, layout: Layout, settings: Settings) -> str:
+def _channels(spec: InputSpec, layout: PictureLayout, settings: Settings) -> str:
     if "channels" in settings:
         chosen: str = settings["channels"]
     else:
@@ -253,7 +253,7 @@ def _channels(spec: InputSpec, layout: Layout, settings: Settings) -> str:
     return chosen
 
 
-def _size(spec: InputSpec, layout: Layout, settings: Settings) -> tuple[int | None, int | None]:
+def _size(spec: InputSpec, layout: PictureLayout, settings: Settings) -> tuple[int | None, int | None]:
     fixed = (layout.height, layout.width)
     if "size" not in settings:
         if None in fixed and settings.get("resize") != "none":

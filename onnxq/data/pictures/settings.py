@@ -132,7 +132,7 @@ def number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def numbers(text: str) -> tuple[float, ...] | None:
+def parse_numbers(text: str) -> tuple[float, ...] | None:
     """Read numbers with commas between them; None where one is none."""
     values = [number(part) for part in text.replace(";", ",").split(",")]
     return None if None in values else tuple(value for value in values if value is not None)
@@ -144,12 +144,12 @@ def _positive(text: str) -> float | None:
 
 
 def _deviations(text: str) -> tuple[float, ...] | None:
-    values = numbers(text)
+    values = parse_numbers(text)
     return values if values is not None and all(value > 0 for value in values) else None
 
 
 def _pad(text: str) -> tuple[int, ...] | None:
-    values = numbers(text)
+    values = parse_numbers(text)
     if values is None or not all(value == int(value) and 0 <= value <= 255 for value in values):
         return None
     return tuple(int(value) for value in values)
@@ -168,13 +168,13 @@ KEYS: dict[str, Callable[[str], Any]] = {
     "channels": _one_of(CHANNELS),
     "normalize": _one_of(NORMALIZATIONS),
     "scale": _positive,
-    "mean": numbers,
+    "mean": parse_numbers,
     "std": _deviations,
     "pad": _pad,
     "align": _one_of(ALIGNS),
     "layout": _one_of(LAYOUTS),
     "config": lambda text: text or None,
-    "value": numbers,
+    "value": parse_numbers,
 }
 EXAMPLES = {
     "size": "size=224, or size=HEIGHTxWIDTH",

@@ -16,7 +16,7 @@ from onnxq.data.npz import Source
 from onnxq.data.pictures.configs import class_names, find_settings
 from onnxq.data.pictures.decode import Decoder
 from onnxq.data.pictures.files import Pictures
-from onnxq.data.pictures.preprocess import Layout, Preprocess, picture_layout, resolve, shared_settings
+from onnxq.data.pictures.preprocess import PictureLayout, Preprocess, picture_layout, resolve_settings, shared_settings
 from onnxq.data.pictures.settings import Settings, parse_settings
 from onnxq.data.reading import ModelFacts, Preparation, Reading
 from onnxq.data.validation import InputSpec
@@ -74,7 +74,7 @@ def picture_inputs(inputs: Sequence[InputSpec], facts: ModelFacts, reading: Read
             raise _no_picture(spec, inputs)
         asked = {**shared, **own}
         settings = _fitting(found, spec, layout, asked)
-        how, assumed = resolve(spec, layout, shared_settings(settings, asked))
+        how, assumed = resolve_settings(spec, layout, shared_settings(settings, asked))
         hows[spec.name] = how
         said = " and ".join(filter(None, ["--preprocess" if asked else "", origin if settings else ""]))
         preparations.append(Preparation(spec.name, how.words(), said, how.as_settings(), assumed))
@@ -83,11 +83,11 @@ def picture_inputs(inputs: Sequence[InputSpec], facts: ModelFacts, reading: Read
     return PictureInputs(hows, constants, tuple(preparations))
 
 
-def _layout(spec: InputSpec, shared: Settings, own: Settings) -> Layout | None:
+def _layout(spec: InputSpec, shared: Settings, own: Settings) -> PictureLayout | None:
     return None if "value" in own else picture_layout(spec, own.get("layout", shared.get("layout")))
 
 
-def _fitting(found: Settings, spec: InputSpec, layout: Layout, asked: Settings) -> Settings:
+def _fitting(found: Settings, spec: InputSpec, layout: PictureLayout, asked: Settings) -> Settings:
     """Take from a config what an input can have: the model's own shape and type outweigh a file next to it."""
     kept = dict(found)
     own = (layout.height, layout.width)

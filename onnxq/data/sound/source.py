@@ -17,7 +17,7 @@ import numpy as np
 
 from onnxq.data.constants import constant
 from onnxq.data.npz import Source
-from onnxq.data.pictures.settings import Readers, number, numbers, parse_settings
+from onnxq.data.pictures.settings import Readers, number, parse_numbers, parse_settings
 from onnxq.data.pictures.source import class_numbers
 from onnxq.data.reading import ModelFacts, Preparation, Reading
 from onnxq.data.recurrent.feed import Feed, feed_preparations, float_model, make_feed
@@ -55,7 +55,7 @@ KEYS: Readers = {
     "length": _whole,
     "hop": _whole,
     "scale": _above_zero,
-    "value": numbers,
+    "value": parse_numbers,
     **FEATURE_KEYS,
 }
 EXAMPLES = {

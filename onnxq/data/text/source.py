@@ -20,7 +20,7 @@ from onnxq.data.recurrent.pairs import find_pairs
 from onnxq.data.text.roles import TextInputs, text_inputs
 from onnxq.data.text.sentences import Sentences
 from onnxq.data.text.text_bytes import byte_tokenizer
-from onnxq.data.text.tokenizer import LONGEST, Encoded, Padding, TextTokenizer, find_tokenizer
+from onnxq.data.text.tokenizer import LONGEST, EncodedText, Padding, TextTokenizer, find_tokenizer
 from onnxq.data.validation import InputSpec
 from onnxq.errors import DataError
 from onnxq.text import counted
@@ -99,7 +99,7 @@ def _cut_note(sentences: Sentences, cut: int, most: int, wanted: TextInputs) -> 
     return f"{sentences.label}: {counted(cut, 'text')} cut to {most} tokens{more}"
 
 
-def _told(wanted: TextInputs, tokenizer: TextTokenizer, encoded: Sequence[Encoded], most: int) -> Preparation:
+def _told(wanted: TextInputs, tokenizer: TextTokenizer, encoded: Sequence[EncodedText], most: int) -> Preparation:
     """Say how texts become tokens."""
     lengths = [len(one.ids) for one in encoded]
     least, greatest, mean = min(lengths), max(lengths), sum(lengths) / len(lengths)
@@ -140,7 +140,7 @@ class _Batches:
     """
 
     wanted: TextInputs
-    encoded: Sequence[Encoded]
+    encoded: Sequence[EncodedText]
     padding: Padding
     labels: Mapping[str, np.ndarray]
 

@@ -23,7 +23,7 @@ MAX_LENGTHS = ("model_max_length", "max_position_embeddings", "n_positions", "ma
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedText:
     """One text, or one pair, as tokens.
 
     Attributes:
@@ -69,7 +69,7 @@ class TextTokenizer:
     padding: Padding
     longest: int | None
 
-    def encode(self, row: Sequence[str], most: int) -> tuple[Encoded, int]:
+    def encode(self, row: Sequence[str], most: int) -> tuple[EncodedText, int]:
         """Turn a text or a pair into at most so many tokens.
 
         Returns:
@@ -90,12 +90,12 @@ class TextTokenizer:
             raise DataError(f"{self.path} makes no token of '{row[0][:40]}'", "Is it the tokenizer of the model?")
         return used, len(whole.ids)
 
-    def _encode(self, row: Sequence[str]) -> Encoded:
+    def _encode(self, row: Sequence[str]) -> EncodedText:
         try:
             found = self.encoder.encode(*row)
         except Exception as error:  # the library raises nothing more specific
             raise DataError(f"{self.path} cannot read '{row[0][:40]}': {error}", "Check the text.") from error
-        return Encoded(tuple(found.ids), tuple(found.type_ids))
+        return EncodedText(tuple(found.ids), tuple(found.type_ids))
 
 
 def find_tokenizer(facts: ModelFacts, reading: Reading, label: str) -> TextTokenizer:

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 import onnx
 from onnx import helper
 
-MICROSOFT = "com.microsoft"
+from onnxq.ir.graph import MICROSOFT
+
 # The first output is as large as an input
 LIKE_INPUT: Mapping[str, int] = {
     **dict.fromkeys(("BiasAdd", "BiasGelu", "FastGelu", "Gelu", "QuickGelu"), 0),

@@ -67,7 +67,7 @@ class Cut(str):
     size: Size
 
 
-def cut(size: Size, most: int, otherwise: Size) -> Size:
+def limit_axis(size: Size, most: int, otherwise: Size) -> Size:
     """Return what is left of an axis of `most` elements, at least one, in front of element number `size`."""
     symbol = Cut(f"cut({size!r}, {most})")
     symbol.size = size
@@ -122,7 +122,7 @@ def takes_all(start: int, end: int, size: Size, others: Shape) -> bool:
     return end >= ENDLESS or (rest is not None and rest > 0 and end * rest >= TOO_MANY)
 
 
-def padded(shape: Shape, pads: Sequence[int] | None, output: Value) -> Shape:
+def padded_shape(shape: Shape, pads: Sequence[int] | None, output: Value) -> Shape:
     """Return sizes with so many more in front of all axes, then behind; new ones where either is not known."""
     if pads is None or len(pads) != 2 * len(shape):
         return tuple(fresh(output, axis) for axis in range(len(shape)))

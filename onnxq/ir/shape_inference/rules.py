@@ -9,7 +9,17 @@ from collections.abc import Callable, Sequence
 
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.operator_traits import Trait, operators_with
-from onnxq.ir.shape_inference.dims import ONE, Shape, Size, broadcast, cut, fresh, padded, product, takes_all
+from onnxq.ir.shape_inference.dims import (
+    ONE,
+    Shape,
+    Size,
+    broadcast,
+    fresh,
+    limit_axis,
+    padded_shape,
+    product,
+    takes_all,
+)
 from onnxq.ir.shape_inference.known import KnownShapes
 
 Given = Sequence[Shape | None]
@@ -162,7 +172,7 @@ def _cut(shapes: KnownShapes, node: Node, output: Value, sizes: list[Size]) -> S
     """Return the shape behind a Slice whose bounds are computed."""
     starts, ends = shapes.content(node.inputs[1]), shapes.content(node.inputs[2])
     given = [*node.inputs[3:], None, None]
-    count = next((len(bounds) for bounds in (starts, ends) if bounds is not None), 0)
+    count = next((len(shape_range) for shape_range in (starts, ends) if shape_range is not None), 0)
     axes, steps = (
         fallback if value is None else shapes.numbers(value)
         for value, fallback in zip(given[:2], (list(range(count)), [1] * count), strict=True)
@@ -175,15 +185,15 @@ def _cut(shapes: KnownShapes, node: Node, output: Value, sizes: list[Size]) -> S
         if not first or end is None or end.number < 0 or end != size:
             new = fresh(output, axis % len(sizes))
             counted = first and end is not None and end.number > 0 and end.symbols and size.known is not None
-            sizes[axis] = cut(end, size.known, new) if counted and end is not None and size.known else new
+            sizes[axis] = limit_axis(end, size.known, new) if counted and end is not None and size.known else new
     return tuple(sizes)
 
 
 def _shape(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape | None:
-    return (Size(len((given[0] or ())[slice(*bounds(node))])),)
+    return (Size(len((given[0] or ())[slice(*shape_range(node))])),)
 
 
-def bounds(node: Node) -> tuple[int, int]:
+def shape_range(node: Node) -> tuple[int, int]:
     """Return the first axis that a Shape reads, and the one that it no longer does."""
     return int(node.attribute("start", 0)), int(node.attribute("end", LAST))
 
@@ -251,7 +261,7 @@ def _pool(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape
 
 def _pad(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape | None:
     shape, pads = given[0] or (), shapes.numbers(node.inputs[1]) if len(node.inputs) > 1 else node.attribute("pads")
-    return padded(shape, None if any(node.inputs[3:]) else pads, output)  # axes may stand there
+    return padded_shape(shape, None if any(node.inputs[3:]) else pads, output)  # axes may stand there
 
 
 BROADCASTING = operators_with(Trait.BROADCASTS)

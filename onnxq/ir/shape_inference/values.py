@@ -11,7 +11,7 @@ from collections.abc import Callable
 from onnxq.ir.graph import Node
 from onnxq.ir.shape_inference.dims import Shape, Size, product
 from onnxq.ir.shape_inference.known import KnownShapes
-from onnxq.ir.shape_inference.rules import bounds, slices
+from onnxq.ir.shape_inference.rules import shape_range, slices
 
 Content = Callable[[KnownShapes, Node], Shape | None]
 MOST_CONTENT = 16  # elements of an integer vector that is followed: ranks are smaller
@@ -36,7 +36,7 @@ def content_of(shapes: KnownShapes, node: Node) -> Shape | None:
 
 def _shape_content(shapes: KnownShapes, node: Node) -> Shape | None:
     shape = shapes.of(node.inputs[0])
-    return None if shape is None else shape[slice(*bounds(node))]
+    return None if shape is None else shape[slice(*shape_range(node))]
 
 
 def _cast_content(shapes: KnownShapes, node: Node) -> Shape | None:

@@ -19,7 +19,7 @@ from onnxq.text import did_you_mean
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")  # pathlib makes one slash of two
 
 
-class Format(NamedTuple):
+class FileFormat(NamedTuple):
     """The format of a file, and the way to ONNX: `it is …`, and a sentence."""
 
     what: str
@@ -29,47 +29,49 @@ class Format(NamedTuple):
 TORCH = "Export it from Python: torch.onnx.export(model, inputs, 'model.onnx')."
 TF2ONNX = "Convert it: python -m tf2onnx.convert --{} {} --output model.onnx."
 UNPACK = "Unpack it, and give the .onnx file."
-DATA = Format("calibration data of NumPy", "Give the model first, and these with --data.")
-CORE_ML = Format("a Core ML model", "Export the model that it was made of to ONNX: Core ML cannot be converted back.")
-PICTURE = Format("a picture", "Give the model first; pictures for calibration go into an .npz file as arrays.")
+DATA = FileFormat("calibration data of NumPy", "Give the model first, and these with --data.")
+CORE_ML = FileFormat(
+    "a Core ML model", "Export the model that it was made of to ONNX: Core ML cannot be converted back."
+)
+PICTURE = FileFormat("a picture", "Give the model first; pictures for calibration go into an .npz file as arrays.")
 KERAS = TF2ONNX.format("keras", "FILE")
 # (position, bytes there, format)
-SIGNATURES: tuple[tuple[int, bytes, Format], ...] = (
-    (0, b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", Format("a PyTorch checkpoint", TORCH)),
-    (4, b"PTMF", Format("a TorchScript model for mobile", TORCH)),
-    (4, b"TFL3", Format("a TensorFlow Lite model", TF2ONNX.format("tflite", "FILE"))),
-    (4, b"ORTM", Format("a model in ORT format", "Give the .onnx file that it was made of.")),
-    (0, b"\x89HDF\r\n\x1a\n", Format("an HDF5 file, perhaps a Keras model", KERAS)),
-    (0, b"%PDF", Format("a PDF document", "Give an ONNX model.")),
-    (0, b"GGUF", Format("a GGUF file", "Export the original model: optimum-cli export onnx --model NAME FOLDER.")),
+SIGNATURES: tuple[tuple[int, bytes, FileFormat], ...] = (
+    (0, b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", FileFormat("a PyTorch checkpoint", TORCH)),
+    (4, b"PTMF", FileFormat("a TorchScript model for mobile", TORCH)),
+    (4, b"TFL3", FileFormat("a TensorFlow Lite model", TF2ONNX.format("tflite", "FILE"))),
+    (4, b"ORTM", FileFormat("a model in ORT format", "Give the .onnx file that it was made of.")),
+    (0, b"\x89HDF\r\n\x1a\n", FileFormat("an HDF5 file, perhaps a Keras model", KERAS)),
+    (0, b"%PDF", FileFormat("a PDF document", "Give an ONNX model.")),
+    (0, b"GGUF", FileFormat("a GGUF file", "Export the original model: optimum-cli export onnx --model NAME FOLDER.")),
     (0, b"\x93NUMPY", DATA),
-    (0, b"\x1f\x8b", Format("packed by gzip", "Unpack it: gunzip FILE.")),
-    (0, b"BZh", Format("packed by bzip2", "Unpack it: bunzip2 FILE.")),
-    (0, b"\xfd7zXZ\0", Format("packed by xz", "Unpack it: unxz FILE.")),
-    (0, b"\x28\xb5\x2f\xfd", Format("packed by zstd", "Unpack it: unzstd FILE.")),
-    (0, b"7z\xbc\xaf\x27\x1c", Format("a 7-Zip archive", UNPACK)),
-    (257, b"ustar", Format("a tar archive", UNPACK)),
+    (0, b"\x1f\x8b", FileFormat("packed by gzip", "Unpack it: gunzip FILE.")),
+    (0, b"BZh", FileFormat("packed by bzip2", "Unpack it: bunzip2 FILE.")),
+    (0, b"\xfd7zXZ\0", FileFormat("packed by xz", "Unpack it: unxz FILE.")),
+    (0, b"\x28\xb5\x2f\xfd", FileFormat("packed by zstd", "Unpack it: unzstd FILE.")),
+    (0, b"7z\xbc\xaf\x27\x1c", FileFormat("a 7-Zip archive", UNPACK)),
+    (257, b"ustar", FileFormat("a tar archive", UNPACK)),
     (0, b"\xff\xd8\xff", PICTURE),
     (0, b"\x89PNG", PICTURE),
-    (0, b"7767517", Format("an ncnn model", "Export the model that it was made of to ONNX.")),
+    (0, b"7767517", FileFormat("an ncnn model", "Export the model that it was made of to ONNX.")),
 )
 PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-PICKLE = Format("a Python pickle, perhaps a PyTorch checkpoint", TORCH)
-SAFETENSORS = Format(
+PICKLE = FileFormat("a Python pickle, perhaps a PyTorch checkpoint", TORCH)
+SAFETENSORS = FileFormat(
     "weights without a graph, in safetensors", "Export the model: optimum-cli export onnx --model FOLDER OUTPUT_FOLDER."
 )
-SAVED_MODEL = Format("a TensorFlow SavedModel", TF2ONNX.format("saved-model", "FOLDER"))
-GRAPH_DEF = Format("a frozen TensorFlow graph", TF2ONNX.format("graphdef", "FILE --inputs NAME:0 --outputs NAME:0"))
-CAFFE = Format("a Caffe model", "Convert it to ONNX, for example with MMdnn, or export the model again.")
-PADDLE = Format("a PaddlePaddle model", "Convert it: paddle2onnx --model_dir FOLDER --save_file model.onnx.")
+SAVED_MODEL = FileFormat("a TensorFlow SavedModel", TF2ONNX.format("saved-model", "FOLDER"))
+GRAPH_DEF = FileFormat("a frozen TensorFlow graph", TF2ONNX.format("graphdef", "FILE --inputs NAME:0 --outputs NAME:0"))
+CAFFE = FileFormat("a Caffe model", "Convert it to ONNX, for example with MMdnn, or export the model again.")
+PADDLE = FileFormat("a PaddlePaddle model", "Convert it: paddle2onnx --model_dir FOLDER --save_file model.onnx.")
 CORE_ML_TYPES = range(200, 4000)  # fields of Core ML's Model, one for each kind; ONNX has none above 25
 CAFFE_LAYER = 100
 TENSOR_DATA = {4, 5, 7, 9, 10, 11, 13}  # fields of TensorProto that hold numbers
-TENSOR = Format("an ONNX tensor, not a model", "Give the model first, and the folder of the tensors with --data.")
+TENSOR = FileFormat("an ONNX tensor, not a model", "Give the model first, and the folder of the tensors with --data.")
 TEXT = 4096  # bytes that tell a text
 
 
-def foreign_format(data: memoryview, path: Path | None = None) -> Format | None:
+def foreign_format(data: memoryview, path: Path | None = None) -> FileFormat | None:
     """Return what a file is that is no ONNX model; None where nothing tells it.
 
     Args:
@@ -91,10 +93,10 @@ def foreign_format(data: memoryview, path: Path | None = None) -> Format | None:
     return _message(data) or _text(data)
 
 
-def foreign_folder(folder: Path) -> Format | None:
+def foreign_folder(folder: Path) -> FileFormat | None:
     """Return what a folder is that holds a model of another format; None where nothing tells it."""
     if (folder / "saved_model.pb").is_file():
-        return Format(SAVED_MODEL.what, TF2ONNX.format("saved-model", folder))
+        return FileFormat(SAVED_MODEL.what, TF2ONNX.format("saved-model", folder))
     if (folder / "Manifest.json").is_file() and (folder / "Data").is_dir():
         return CORE_ML
     return None
@@ -142,29 +144,29 @@ def unreadable_model(data: bytes | memoryview, path: Path | None, label: str, re
     return ModelError(f"{label} is not a readable ONNX model: {reason}", hint)
 
 
-def _archive(data: memoryview, path: Path | None) -> Format:
+def _archive(data: memoryview, path: Path | None) -> FileFormat:
     try:
         with zipfile.ZipFile(path if path is not None else io.BytesIO(data)) as archive:
             names = archive.namelist()
     except (OSError, zipfile.BadZipFile, NotImplementedError):
-        return Format("a zip archive that is damaged", "Fetch it again, and unpack it.")
+        return FileFormat("a zip archive that is damaged", "Fetch it again, and unpack it.")
     if any(name.endswith("/constants.pkl") for name in names):
-        return Format("a TorchScript model", "Load it with torch.jit.load, and export it with torch.onnx.export.")
+        return FileFormat("a TorchScript model", "Load it with torch.jit.load, and export it with torch.onnx.export.")
     if any(name.endswith("data.pkl") for name in names):
-        return Format("a PyTorch checkpoint", TORCH)
+        return FileFormat("a PyTorch checkpoint", TORCH)
     if any(name.endswith("archive_format") for name in names):
-        return Format("an exported PyTorch program", "Load it with torch.export.load, then call torch.onnx.export.")
+        return FileFormat("an exported PyTorch program", "Load it with torch.export.load, then call torch.onnx.export.")
     if "metadata.json" in names and "config.json" in names:
-        return Format("a Keras model", KERAS)
+        return FileFormat("a Keras model", KERAS)
     if any(name.endswith("Manifest.json") for name in names):
         return CORE_ML
     if names and all(name.endswith(".npy") for name in names):
         return DATA
     models = [name for name in names if name.endswith(".onnx")]
-    return Format(f"a zip archive{f' that holds {models[0]}' if models else ''}", UNPACK)
+    return FileFormat(f"a zip archive{f' that holds {models[0]}' if models else ''}", UNPACK)
 
 
-def _message(data: memoryview) -> Format | None:
+def _message(data: memoryview) -> FileFormat | None:
     """Tell messages of protobuf apart by their fields: they have no signature."""
     try:
         found = {number: (kind, data[start:end]) for number, kind, _, start, end in reversed(fields(data))}
@@ -198,7 +200,7 @@ def _kinds(data: memoryview) -> dict[int, int]:
         return {}
 
 
-def _text(data: memoryview) -> Format | None:
+def _text(data: memoryview) -> FileFormat | None:
     start = bytes(data[:TEXT])
     if len(data) > TEXT:
         start = start[: start.rfind(b"\n") + 1] or start[:-4]
@@ -210,9 +212,9 @@ def _text(data: memoryview) -> Format | None:
         return None
     lower = text[:200].lower()
     if lower.startswith(("<!doctype html", "<html")):
-        return Format(
+        return FileFormat(
             "a web page", "Fetch the file itself: the address is that of a page about it, or asks for a login."
         )
     if "<net " in text[:400] and lower.startswith("<?xml"):
-        return Format("a model of OpenVINO", "Export the model that it was made of to ONNX.")
-    return Format("a text file", "Give an ONNX model.")
+        return FileFormat("a model of OpenVINO", "Export the model that it was made of to ONNX.")
+    return FileFormat("a text file", "Give an ONNX model.")

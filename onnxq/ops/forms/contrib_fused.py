@@ -6,6 +6,7 @@ Inputs and attributes: ContribOperators.md of onnxruntime.
 from __future__ import annotations
 
 from onnxq.ir import Tensor
+from onnxq.ir.graph import MICROSOFT
 from onnxq.ops.forms.family import (
     MINIMUM_STORED_ELEMENTS,
     NodeView,
@@ -18,7 +19,7 @@ from onnxq.ops.forms.family import (
     stored_form,
 )
 
-DOMAIN = "com.microsoft"
+DOMAIN = MICROSOFT
 # Slots that may hold a weight, and the axes that share a scale: those that the operator sums over. In a table, a row.
 WEIGHTS: dict[str, dict[int, tuple[int, ...]]] = {
     "Attention": {1: (0,)},

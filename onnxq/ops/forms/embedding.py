@@ -6,6 +6,7 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.ir import Value
+from onnxq.ir.graph import MICROSOFT
 from onnxq.ops.forms.family import (
     MINIMUM_STORED_ELEMENTS,
     NodeView,
@@ -76,6 +77,6 @@ def _look_up_blocks(site: NodeView, patch: Rewriter, weight: Value, axis: int, s
     attributes = {"bits": 8, "block_size": scheme.block_size, "gather_axis": 0, "quantize_axis": count - 1}
     inputs = [packed, indices, *wide]
     hint = f"{name}_blocks"
-    rows = patch.node("GatherBlockQuantized", inputs, outputs=[hint], domain="com.microsoft", **attributes)[0]
+    rows = patch.node("GatherBlockQuantized", inputs, outputs=[hint], domain=MICROSOFT, **attributes)[0]
     shape = np.array([0] * len(indices.shape or ()) + [-1], np.int64)
     patch.replace(site.output, patch.op("Reshape", rows, patch.constant(shape, f"{name}_joined"), hint=name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnxq.ir import Value
+from onnxq.ir.graph import MICROSOFT
 from onnxq.ops.forms.family import (
     MINIMUM_STORED_ELEMENTS,
     NodeView,
@@ -45,7 +46,7 @@ def rewrite_recurrent(site: NodeView, patch: Rewriter) -> None:
 def plan_dynamic_lstm(site: NodeView) -> QuantizedForm:
     """Accept an LSTM where the recipe lets it become one of `com.microsoft`: ONNX has none that computes in 8 bit."""
     form = plan_recurrent(site)
-    if site.scheme.domain != "com.microsoft":
+    if site.scheme.domain != MICROSOFT:
         raise NotQuantizable(
             'only com.microsoft has an LSTM that computes in 8 bit (domain = "com.microsoft" asks for it)'
         )
@@ -66,7 +67,7 @@ def rewrite_dynamic_lstm(site: NodeView, patch: Rewriter) -> None:
         "DynamicQuantizeLSTM",
         [site.input(0), w[0], r[0], *rest, *w[1:], *r[1:]],
         outputs=hints,
-        domain="com.microsoft",
+        domain=MICROSOFT,
         name=node.name,
         **attributes,
     )

@@ -22,7 +22,7 @@ LAST = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
-class Windows:
+class RowWindows:
     """How a Conv along one axis reads its input.
 
     Attributes:
@@ -43,7 +43,7 @@ class Windows:
     behind: int
 
 
-def windows_of(site: NodeView) -> Windows:
+def windows_of(site: NodeView) -> RowWindows:
     """Read the geometry of a Conv; declines where it is not along one axis."""
     node, weight = site.node, site.weight(1, rank=3)
     kernel = weight.shape[2:]
@@ -57,7 +57,7 @@ def windows_of(site: NodeView) -> Windows:
     if len(used) > 1:
         raise NotQuantizable("with a scale for every window its kernel has to be along one axis")
     a = used[0] if used else 0
-    return Windows(a + 1, kernel[a], strides[a], dilations[a], pads[a], pads[a + sides])
+    return RowWindows(a + 1, kernel[a], strides[a], dilations[a], pads[a], pads[a + sides])
 
 
 def _pads(site: NodeView, kernel: tuple[int, ...], strides: list[int], dilations: list[int]) -> list[int]:
@@ -105,7 +105,7 @@ def rewrite_row_conv(site: NodeView, patch: Rewriter) -> None:
     patch.replace(site.output, patch.op("Transpose", made, hint=name, perm=[0, rank - 1, *range(1, rank - 1)]))
 
 
-def _channels_last(site: NodeView, patch: Rewriter, found: Windows, *, unsigned: bool) -> tuple[Value, Value]:
+def _channels_last(site: NodeView, patch: Rewriter, found: RowWindows, *, unsigned: bool) -> tuple[Value, Value]:
     """Return the input with channels last and zeros around it, and the largest magnitude at each position."""
     data, rank = site.value(0), len(site.weight(1).shape)
 
@@ -121,7 +121,7 @@ def _channels_last(site: NodeView, patch: Rewriter, found: Windows, *, unsigned:
     return x, maxima
 
 
-def _cut(patch: Rewriter, value: Value, found: Windows, name: str) -> list[Value]:
+def _cut(patch: Rewriter, value: Value, found: RowWindows, name: str) -> list[Value]:
     """Return for each element of the kernel what it meets, window by window."""
     if found.positions == 1 and found.stride == 1:
         return [value]

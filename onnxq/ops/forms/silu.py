@@ -10,13 +10,12 @@ from __future__ import annotations
 import numpy as np
 
 from onnxq.ir import Node
+from onnxq.ir.graph import MICROSOFT
 from onnxq.ops.forms.family import NodeView, NotQuantizable, QuantizedForm, Rewriter
 from onnxq.ops.kernels.activation import sigmoid
 from onnxq.ops.kernels.arrays import Array
 from onnxq.ops.kernels.registry import kernel
 from onnxq.targets.target import load_target
-
-MICROSOFT = "com.microsoft"
 
 
 @kernel("QuickGelu", domain=MICROSOFT)

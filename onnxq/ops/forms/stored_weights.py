@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnxq.ir import Value
+from onnxq.ir.graph import MICROSOFT
 from onnxq.ir.storage.shelf import release_array
 from onnxq.ops.forms.block_codes import BlockCodes, pack_bits
 from onnxq.ops.forms.family import (
@@ -83,7 +84,7 @@ def _multiply_bits(site: NodeView, patch: Rewriter, axis: int) -> None:
     if node.attribute("transA", 0):
         x = patch.op("Transpose", x, hint=f"{name}_transposed", perm=[1, 0])
     inputs = [x, *(patch.constant(array, f"{weight.name}_{what}", beside=weight) for what, array in arrays.items())]
-    product = patch.node("MatMulNBits", inputs, outputs=[name], domain="com.microsoft", **attributes)[0]
+    product = patch.node("MatMulNBits", inputs, outputs=[name], domain=MICROSOFT, **attributes)[0]
     patch.replace(site.output, add_bias(site, patch, product) if node.op_type == "Gemm" else product)
 
 

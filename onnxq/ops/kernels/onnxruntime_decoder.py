@@ -10,10 +10,9 @@ import math
 
 import numpy as np
 
+from onnxq.ir.graph import MICROSOFT
 from onnxq.ops.kernels.arrays import Array, NotCovered, normalize_axis
 from onnxq.ops.kernels.registry import kernel
-
-MICROSOFT = "com.microsoft"
 
 
 @kernel("SimplifiedLayerNormalization")

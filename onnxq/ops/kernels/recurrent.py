@@ -14,7 +14,7 @@ from onnxq.ops.kernels.arrays import Array
 from onnxq.ops.kernels.recurrent_steps import (
     Activation,
     Cell,
-    Layer,
+    RecurrentLayer,
     activations_of,
     clipped,
     make_layer,
@@ -23,14 +23,18 @@ from onnxq.ops.kernels.recurrent_steps import (
 from onnxq.ops.kernels.registry import kernel
 
 
-def _initial(state: Array | None, layer: Layer, batch: int, dtype: Any, layout: int) -> Array:
+def _initial(state: Array | None, layer: RecurrentLayer, batch: int, dtype: Any, layout: int) -> Array:
     if state is None:
         return np.zeros((layer.directions, batch, layer.hidden), dtype)
     return np.swapaxes(state, 0, 1) if layout else state
 
 
 def _run(
-    layer: Layer, projected: Callable[[int], Array], states: Sequence[Array], cell: Callable[[int], Cell], layout: int
+    layer: RecurrentLayer,
+    projected: Callable[[int], Array],
+    states: Sequence[Array],
+    cell: Callable[[int], Cell],
+    layout: int,
 ) -> tuple[Array, ...]:
     """Run every direction and stack them.
 

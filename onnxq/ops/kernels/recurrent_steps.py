@@ -82,7 +82,7 @@ def activations_of(
 
 
 @dataclass(frozen=True)
-class Layer:
+class RecurrentLayer:
     """The properties that all directions of one recurrent operator share.
 
     Attributes:
@@ -101,7 +101,7 @@ class Layer:
     reverse: tuple[bool, ...]
 
 
-def make_layer(w: Array, r: Array, gates: int, direction: str, lengths: Array | None, steps: int) -> Layer:
+def make_layer(w: Array, r: Array, gates: int, direction: str, lengths: Array | None, steps: int) -> RecurrentLayer:
     """Read a layer off its weights W [D, gates * H, I] and R [D, gates * H, H] and its attributes."""
     directions = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}.get(direction)
     if directions is None or len(directions) != w.shape[0]:
@@ -110,7 +110,7 @@ def make_layer(w: Array, r: Array, gates: int, direction: str, lengths: Array | 
         )
     if lengths is not None and np.all(lengths == steps):
         lengths = None
-    return Layer(r.shape[2], gates, len(directions), lengths, directions)
+    return RecurrentLayer(r.shape[2], gates, len(directions), lengths, directions)
 
 
 def clipped(x: Array, limit: float | None) -> Array:
@@ -118,7 +118,7 @@ def clipped(x: Array, limit: float | None) -> Array:
     return x if not limit else np.clip(x, x.dtype.type(-limit), x.dtype.type(limit))
 
 
-def _order(layer: Layer, index: int, steps: int, batch: int) -> Array:
+def _order(layer: RecurrentLayer, index: int, steps: int, batch: int) -> Array:
     """Return which step of each sample runs when: int64 [steps, batch]. Backwards begins at each sample's own end."""
     step = np.arange(steps)[:, None]
     if not layer.reverse[index]:
@@ -128,7 +128,7 @@ def _order(layer: Layer, index: int, steps: int, batch: int) -> Array:
 
 
 def run_direction(
-    layer: Layer,
+    layer: RecurrentLayer,
     index: int,
     projected: Array,
     states: list[Array],

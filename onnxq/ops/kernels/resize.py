@@ -33,7 +33,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Axis:
+class ResizedAxis:
     """How one axis is resized.
 
     Attributes:
@@ -52,7 +52,7 @@ class Axis:
     roi: tuple[float, float] = (0.0, 1.0)
 
 
-def coordinates(sampling: Sampling, length: int, target: Axis) -> Array:
+def coordinates(sampling: Sampling, length: int, target: ResizedAxis) -> Array:
     """The place of each element of the result on the original axis of `length`; float32 [output].
 
     Formulas of the operator's page, in float32 like onnxruntime: `nearest` decides ties by the last bit.
@@ -110,7 +110,7 @@ def taps(sampling: Sampling, x: Array, length: int) -> tuple[Array, Array]:
     return positions.astype(np.int64), weights
 
 
-def _resize_axis(x: Array, target: Axis, sampling: Sampling) -> Array:
+def _resize_axis(x: Array, target: ResizedAxis, sampling: Sampling) -> Array:
     axis, length = target.axis, x.shape[target.axis]
     where = coordinates(sampling, length, target)
     positions, weights = taps(sampling, where, length)
@@ -130,7 +130,7 @@ def _resize_axis(x: Array, target: Axis, sampling: Sampling) -> Array:
     return result
 
 
-def _resize(x: Array, targets: Sequence[Axis], sampling: Sampling) -> Array:
+def _resize(x: Array, targets: Sequence[ResizedAxis], sampling: Sampling) -> Array:
     result = x
     crops = sampling.coordinate_transformation_mode == "tf_crop_and_resize"
     for target in targets:
@@ -144,22 +144,22 @@ def _resize(x: Array, targets: Sequence[Axis], sampling: Sampling) -> Array:
     return np.asarray(result.astype(x.dtype))
 
 
-def _by_scales(scales: Sequence[float] | Array, lengths: Sequence[int], axes: Sequence[int]) -> list[Axis]:
+def _by_scales(scales: Sequence[float] | Array, lengths: Sequence[int], axes: Sequence[int]) -> list[ResizedAxis]:
     targets = []
     for axis, length, given in zip(axes, lengths, scales, strict=True):
         scale = np.float32(given)
         resized = scale * np.float32(length)
-        targets.append(Axis(axis, math.floor(resized), scale, resized))
+        targets.append(ResizedAxis(axis, math.floor(resized), scale, resized))
     return targets
 
 
-def _by_sizes(sizes: Sequence[int], lengths: Sequence[int], axes: Sequence[int], policy: str) -> list[Axis]:
+def _by_sizes(sizes: Sequence[int], lengths: Sequence[int], axes: Sequence[int], policy: str) -> list[ResizedAxis]:
     scales = [np.float32(size) / np.float32(length) for size, length in zip(sizes, lengths, strict=True)]
     outputs = list(sizes)
     if policy != "stretch":
         scales = [min(scales) if policy == "not_larger" else max(scales)] * len(scales)
         outputs = [math.floor(float(s) * length + 0.5) for s, length in zip(scales, lengths, strict=True)]
-    return [Axis(a, o, s, np.float32(o)) for a, o, s in zip(axes, outputs, scales, strict=True)]
+    return [ResizedAxis(a, o, s, np.float32(o)) for a, o, s in zip(axes, outputs, scales, strict=True)]
 
 
 @kernel("Resize", since=11)

@@ -34,7 +34,7 @@ SMALL = 1 << 12
 """Elements below which two passes with little to prepare are faster than one."""
 
 
-def bounds(lowest: Any, highest: Any) -> tuple[Any, Any]:
+def rounded_bounds(lowest: Any, highest: Any) -> tuple[Any, Any]:
     """Return the bits that integers, or int32 arrays, between -2**22 and 2**22 have once rounded; see `to_integers`."""
     return lowest + _INTEGER_ZERO, highest + _INTEGER_ZERO
 
@@ -61,8 +61,8 @@ def to_integers(q: Array, limits: tuple[Any, Any] | None, zero_point: Array | No
 
     Args:
         q: 1-D float32, any values; overwritten.
-        limits: Lowest and highest integer before the zero point is added, as `bounds` gives them: of no dimension, or
-            one for each element. None where no value is outside, and none is NaN.
+        limits: Lowest and highest integer before the zero point is added, as `rounded_bounds` gives them: of no
+            dimension, or one for each element. None where no value is outside, and none is NaN.
         zero_point: Of the output's type, or None for zero. The addition wraps back into range by construction.
         out: Integer array of 8 or 16 bits.
 

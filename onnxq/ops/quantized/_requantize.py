@@ -18,7 +18,7 @@ from onnxq.ops.quantized._parallel import spread
 from onnxq.ops.quantized._types import FLOAT32, INT8, INTEGER_RANGE, UINT8, Array, DType
 
 
-def scalar(operator: str, name: str, value: Array | None) -> Array:
+def checked_scalar(operator: str, name: str, value: Array | None) -> Array:
     """Return a required scalar (or one-element) input as a 0-d array.
 
     Raises:
@@ -35,7 +35,7 @@ def scalar(operator: str, name: str, value: Array | None) -> Array:
 
 def scale_of(operator: str, name: str, value: Array | None) -> Array:
     """Return a required scalar scale as a float32 0-d array."""
-    return scalar(operator, name, value).astype(FLOAT32)
+    return checked_scalar(operator, name, value).astype(FLOAT32)
 
 
 def zero_of(operator: str, name: str, value: Array | None, tensor: Array) -> int:
@@ -49,7 +49,7 @@ def zero_of(operator: str, name: str, value: Array | None, tensor: Array) -> int
         raise ModelError(f"{operator}: the tensor of {name} has type {tensor.dtype}, not uint8 or int8")
     if value is None:
         return 0
-    zero = scalar(operator, name, value)
+    zero = checked_scalar(operator, name, value)
     if zero.dtype != tensor.dtype:
         raise ModelError(f"{operator}: {name} is {zero.dtype} and its tensor {tensor.dtype}; they must be the same")
     return int(zero)
@@ -73,7 +73,7 @@ def requantize(total: Array, multiplier: Array, zero_point: Array) -> Array:
     y = np.empty(total.shape, zero_point.dtype)
     lowest, highest = INTEGER_RANGE[y.dtype]
     z = int(zero_point)
-    limits = arithmetic.bounds(lowest - z, highest - z)
+    limits = arithmetic.rounded_bounds(lowest - z, highest - z)
     offset = zero_point if z else None
     flat, result = total.reshape(-1), y.reshape(-1)
     chunks = layout.chunks()

@@ -11,21 +11,20 @@ from __future__ import annotations
 import numpy as np
 
 from onnxq.errors import ModelError
+from onnxq.ir.graph import MICROSOFT
 from onnxq.ops.kernels.registry import kernel
 from onnxq.ops.quantized._layout import resolve_axis
 from onnxq.ops.quantized._requantize import (
+    checked_scalar,
     look_up,
     quantized_table,
     real_values,
     requantized_table,
     rounded,
-    scalar,
     scale_of,
     zero_of,
 )
 from onnxq.ops.quantized._types import FLOAT32, FLOAT64, INTEGER_RANGE, UINT8, Array
-
-MICROSOFT = "com.microsoft"
 
 
 @kernel("QLinearAdd", domain=MICROSOFT)
@@ -248,7 +247,7 @@ def q_linear_concat(Y_scale: Array, Y_zero_point: Array, *inputs: Array, axis: i
     name = "QLinearConcat"
     if not inputs or len(inputs) % 3:
         raise ModelError(f"{name}: inputs after the output's parameters come in threes, but there are {len(inputs)}")
-    sy, zy = scale_of(name, "Y_scale", Y_scale), scalar(name, "Y_zero_point", Y_zero_point)
+    sy, zy = scale_of(name, "Y_scale", Y_scale), checked_scalar(name, "Y_zero_point", Y_zero_point)
     triples = zip(inputs[::3], inputs[1::3], inputs[2::3], strict=True)
     parts = [_again(name, tensor, scale, zero, sy, zy) for tensor, scale, zero in triples]
     try:
@@ -287,7 +286,7 @@ def q_linear_where(
 
     """
     name = "QLinearWhere"
-    sz, zz = scale_of(name, "z_scale", z_scale), scalar(name, "z_zero_point", z_zero_point)
+    sz, zz = scale_of(name, "z_scale", z_scale), checked_scalar(name, "z_zero_point", z_zero_point)
     x, y = _again(name, X, x_scale, x_zero_point, sz, zz), _again(name, Y, y_scale, y_zero_point, sz, zz)
     try:
         return np.where(np.asarray(condition), x, y)

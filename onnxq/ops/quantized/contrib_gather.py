@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from onnxq.errors import ModelError
+from onnxq.ir.graph import MICROSOFT
 from onnxq.ops.kernels.registry import kernel
 from onnxq.ops.quantized._layout import resolve_axis
 from onnxq.ops.quantized._types import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, UINT8, Array
@@ -18,7 +19,7 @@ _FOUR_BITS = {np.dtype(ml_dtypes.uint4), np.dtype(ml_dtypes.int4)}
 _FLOATS = FLOAT8 | {np.dtype(ml_dtypes.float4_e2m1fn)}
 
 
-@kernel("GatherBlockQuantized", domain="com.microsoft")
+@kernel("GatherBlockQuantized", domain=MICROSOFT)
 def gather_block_quantized(
     data: Array,
     indices: Array,

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from onnxq.errors import ModelError
+from onnxq.ir.graph import MICROSOFT
 from onnxq.ops.kernels.registry import kernel
 from onnxq.ops.quantized._types import FLOAT16, FLOAT32, INT8, INT32, UINT8, Array
 from onnxq.ops.quantized.linear import dequantize_linear, quantize_linear
@@ -20,7 +21,7 @@ Semantics: TypeAlias = Literal["onnxruntime", "spec"]
 _QUANTIZED = {UINT8, INT8, *(np.dtype(t) for t in (np.uint16, np.int16, ml_dtypes.uint4, ml_dtypes.int4))}
 
 
-@kernel("QuantizeLinear", domain="com.microsoft")
+@kernel("QuantizeLinear", domain=MICROSOFT)
 def microsoft_quantize_linear(
     x: Array,
     y_scale: Array,
@@ -57,7 +58,7 @@ def microsoft_quantize_linear(
     return quantize_linear(x, y_scale, zero_point, axis=1 if axis is None else axis, opset=21)
 
 
-@kernel("DequantizeLinear", domain="com.microsoft")
+@kernel("DequantizeLinear", domain=MICROSOFT)
 def microsoft_dequantize_linear(
     x: Array,
     x_scale: Array,

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from onnxq.errors import ModelError
+from onnxq.ir.graph import MICROSOFT
 from onnxq.ops.kernels.registry import kernel
 from onnxq.ops.quantized._types import FLOAT32, Array
 from onnxq.ops.quantized.contrib_matmul import dynamic_quantize_mat_mul
@@ -65,7 +66,7 @@ class _Direction:
         return np.clip(x, -self.clip, self.clip) if self.clip else x
 
 
-@kernel(NAME, domain="com.microsoft")
+@kernel(NAME, domain=MICROSOFT)
 def dynamic_quantize_lstm(
     X: Array,
     W: Array,

@@ -10,13 +10,12 @@ from __future__ import annotations
 import numpy as np
 
 from onnxq.errors import ModelError
+from onnxq.ir.graph import MICROSOFT
 from onnxq.ops.kernels.registry import kernel
-from onnxq.ops.quantized._requantize import requantize, scalar, scale_of
+from onnxq.ops.quantized._requantize import checked_scalar, requantize, scale_of
 from onnxq.ops.quantized._types import FLOAT32, INT32, Array, DType
 from onnxq.ops.quantized.dynamic import dynamic_quantize_linear
 from onnxq.ops.quantized.integer import check_8_bit, column_parameter, integer_product
-
-MICROSOFT = "com.microsoft"
 
 
 @kernel("QGemm", domain=MICROSOFT)
@@ -73,7 +72,7 @@ def q_gemm(
         np.add(total, bias, out=total)
     if y_scale is None:
         return _real(total, scale)
-    y_zero = scalar(name, "y_zero_point", y_zero_point)
+    y_zero = checked_scalar(name, "y_zero_point", y_zero_point)
     check_8_bit(name, "y", y_zero, None)
     with np.errstate(all="ignore"):
         return requantize(total, np.asarray(scale / scale_of(name, "y_scale", y_scale), FLOAT32), y_zero)
@@ -97,7 +96,7 @@ def _scaled_product(
     """Return the int32 product, and alpha * a_scale * b_scale in float32, broadcastable to it."""
     check_8_bit(name, "A", a, a_zero)
     check_8_bit(name, "B", b, b_zero)
-    za = None if a_zero is None else scalar(name, "a_zero_point", a_zero)
+    za = None if a_zero is None else checked_scalar(name, "a_zero_point", a_zero)
     zb = None if b_zero is None else column_parameter(name, "b_zero_point", b_zero, b.shape)
     sb = column_parameter(name, "b_scale", np.asarray(b_scale, FLOAT32), b.shape)
     total = integer_product(name, a, b, za, zb)
@@ -117,7 +116,7 @@ def _real(total: Array, scale: Array, bias: Array | None = None) -> Array:
     return y
 
 
-def bias_of(name: str, bias: Array | None, columns: int, dtype: DType) -> Array | None:
+def checked_bias(name: str, bias: Array | None, columns: int, dtype: DType) -> Array | None:
     """Return a bias of one value per column, or None; refuse another type or shape."""
     if bias is None:
         return None
@@ -161,7 +160,7 @@ def mat_mul_integer_to_float(
         if np.asarray(value).dtype != FLOAT32:
             raise ModelError(f"{name}: {label} has type {np.asarray(value).dtype}; onnxq computes float32 only")
     total, scale = _scaled_product(name, a, a_scale, a_zero_point, b, b_scale, b_zero_point, np.float32(1))
-    return _real(total, scale, bias_of(name, bias, b.shape[-1], FLOAT32))
+    return _real(total, scale, checked_bias(name, bias, b.shape[-1], FLOAT32))
 
 
 @kernel("DynamicQuantizeMatMul", domain=MICROSOFT)

@@ -12,9 +12,10 @@ import math
 import numpy as np
 
 from onnxq.errors import ModelError
+from onnxq.ir.graph import MICROSOFT
 from onnxq.ops.kernels.registry import kernel
 from onnxq.ops.quantized._types import BFLOAT16, FLOAT16, FLOAT32, UINT8, Array
-from onnxq.ops.quantized.contrib_matmul import bias_of
+from onnxq.ops.quantized.contrib_matmul import checked_bias
 from onnxq.ops.quantized.integer import BLOCK
 
 NAME = "MatMulNBits"
@@ -29,7 +30,7 @@ def unpack_bits(packed: Array, bits: int, length: int) -> Array:
     return np.asarray(values.reshape(*packed.shape[:-1], -1)[..., :length])
 
 
-@kernel(NAME, domain="com.microsoft")
+@kernel(NAME, domain=MICROSOFT)
 def mat_mul_n_bits(
     A: Array,
     B: Array,
@@ -85,7 +86,7 @@ def mat_mul_n_bits(
             weight = unpack_bits(codes[rows], bits, block_size).reshape(-1, blocks * block_size)[:, :K]
             weight = (weight.astype(FLOAT32) - zero[rows][:, group]) * scale[rows][:, group]
             y[:, rows] = flat @ weight.T.astype(np.float64)
-        offset = bias_of(NAME, bias, N, a.dtype)
+        offset = checked_bias(NAME, bias, N, a.dtype)
         if offset is not None:
             y += offset.astype(FLOAT32)
     return y.reshape(*a.shape[:-1], N).astype(a.dtype, copy=False)

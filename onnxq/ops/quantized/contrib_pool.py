@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxq.errors import ModelError
+from onnxq.ir.graph import MICROSOFT
 from onnxq.ops.kernels.registry import kernel
 from onnxq.ops.kernels.windows import Windows, padded
 from onnxq.ops.quantized._requantize import look_up, quantized_table, real_values, rounded, scale_of, zero_of
@@ -18,7 +19,7 @@ from onnxq.ops.quantized._types import FLOAT32, INT32, Array
 from onnxq.ops.quantized.convolution import whole_windows
 
 
-@kernel("QLinearAveragePool", domain="com.microsoft")
+@kernel("QLinearAveragePool", domain=MICROSOFT)
 def q_linear_average_pool(
     X: Array,
     x_scale: Array,
@@ -84,7 +85,7 @@ def _window_sums(x: Array, windows: Windows) -> Array:
     return total
 
 
-@kernel("QLinearGlobalAveragePool", domain="com.microsoft")
+@kernel("QLinearGlobalAveragePool", domain=MICROSOFT)
 def q_linear_global_average_pool(
     X: Array,
     x_scale: Array,

@@ -15,7 +15,7 @@ from onnxq.errors import ModelError
 from onnxq.ops.kernels.registry import kernel
 from onnxq.ops.kernels.windows import Windows, lay_windows
 from onnxq.ops.quantized._columns import columns_view
-from onnxq.ops.quantized._requantize import scalar
+from onnxq.ops.quantized._requantize import checked_scalar
 from onnxq.ops.quantized._types import FLOAT32, INT32, Array
 from onnxq.ops.quantized.integer import BLOCK, EXACT, check_8_bit, magnitude, shifted
 from onnxq.ops.quantized.saturating_conv import subtract_lost_by_filters
@@ -67,7 +67,7 @@ def conv_integer(
         "ConvInteger", x.shape, w.shape, group, kernel_shape,
         auto_pad=auto_pad, dilations=dilations, pads=pads, strides=strides,
     )  # fmt: skip
-    xz = None if x_zero_point is None else scalar("ConvInteger", "x_zero_point", x_zero_point)
+    xz = None if x_zero_point is None else checked_scalar("ConvInteger", "x_zero_point", x_zero_point)
     wz = None if w_zero_point is None else channel_parameter("ConvInteger", "w_zero_point", w_zero_point, w.shape[0])
     total = integer_convolution(x, w, xz, wz, windows, group)
     subtract_lost_by_filters(x, w, xz, windows, group, total)

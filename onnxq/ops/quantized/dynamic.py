@@ -92,7 +92,7 @@ def _quantize(flat: Array, scale: np.float32, z: int, ends: tuple[np.float32, np
     with np.errstate(all="ignore"):
         # Division and rounding keep order, so that the ends tell whether any element can leave the range.
         inside = np.rint(ends[0] / scale) >= -z and np.rint(ends[1] / scale) <= 255 - z
-    limits = None if inside else arithmetic.bounds(-z, 255 - z)
+    limits = None if inside else arithmetic.rounded_bounds(-z, 255 - z)
 
     def work(first: int, last: int) -> None:
         with np.errstate(all="ignore"):

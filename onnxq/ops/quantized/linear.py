@@ -123,11 +123,11 @@ def _quantize_integers(
     scale = scale.astype(divide_in)
     zero = np.zeros(scale.shape, INT32) if zero_point is None else zero_point.astype(INT32)
     z = int(zero.reshape(())) if layout.per_tensor else 0
-    limits_of_all = arithmetic.bounds(lowest - z, highest - z)
+    limits_of_all = arithmetic.rounded_bounds(lowest - z, highest - z)
     offset_of_all = np.array(z, storage) if z else None
     wanted = [(scale, divide_in)]
     if not layout.per_tensor and zero.any():
-        wanted += [(limit, INT32) for limit in arithmetic.bounds(lowest - zero, highest - zero)]
+        wanted += [(limit, INT32) for limit in arithmetic.rounded_bounds(lowest - zero, highest - zero)]
         wanted.append((zero.astype(storage), storage))
     chunks = layout.chunks()
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxq.errors import ModelError
 from onnxq.ops.kernels.registry import kernel
-from onnxq.ops.quantized._requantize import requantize, scalar, scale_of
+from onnxq.ops.quantized._requantize import checked_scalar, requantize, scale_of
 from onnxq.ops.quantized._types import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT32, Array
 from onnxq.ops.quantized.convolution import channel_parameter, convolution_windows, integer_convolution
 from onnxq.ops.quantized.integer import check_8_bit, column_parameter, integer_product, row_parameter
@@ -57,8 +57,8 @@ def q_linear_mat_mul(
     name = "QLinearMatMul"
     a, b = np.asarray(a), np.asarray(b)
     a_scale, b_scale = _scale(name, "a_scale", a_scale), _scale(name, "b_scale", b_scale)
-    y_factor = _scale(name, "y_scale", scalar(name, "y_scale", y_scale))
-    y_zero = scalar(name, "y_zero_point", y_zero_point)
+    y_factor = _scale(name, "y_scale", checked_scalar(name, "y_scale", y_scale))
+    y_zero = checked_scalar(name, "y_zero_point", y_zero_point)
     _same_shape(name, "a", a_scale, a_zero_point)
     _same_shape(name, "b", b_scale, b_zero_point)
     sa = row_parameter(name, "a_scale", a_scale, a.shape)
@@ -157,7 +157,7 @@ def q_linear_conv(
     """
     name = "QLinearConv"
     x, w = np.asarray(x), np.asarray(w)
-    y_zero = scalar(name, "y_zero_point", y_zero_point)
+    y_zero = checked_scalar(name, "y_zero_point", y_zero_point)
     for label, value, zero in (("x", x, x_zero_point), ("w", w, w_zero_point), ("y", y_zero, None)):
         check_8_bit(name, label, value, zero)
     windows = convolution_windows(
@@ -166,7 +166,7 @@ def q_linear_conv(
     _same_shape(name, "w", np.asarray(w_scale), w_zero_point)
     sw = channel_parameter(name, "w_scale", np.asarray(w_scale, FLOAT32), w.shape[0])
     zw = channel_parameter(name, "w_zero_point", w_zero_point, w.shape[0])
-    xz = scalar(name, "x_zero_point", x_zero_point)
+    xz = checked_scalar(name, "x_zero_point", x_zero_point)
     total = integer_convolution(x, w, xz, zw, windows, group)
     subtract_lost_by_input(x, w, xz, windows, group, total)
     spread = (-1, *(1,) * (x.ndim - 2))

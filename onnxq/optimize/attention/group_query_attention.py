@@ -19,11 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.ir.graph import Value
+from onnxq.ir.graph import MICROSOFT, Value
 from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch, named_after
-from onnxq.ops.kernels.onnxruntime_decoder import MICROSOFT, group_query_attention
+from onnxq.ops.kernels.onnxruntime_decoder import group_query_attention
 from onnxq.optimize.attention.region import AttentionRegion, find_region
 from onnxq.optimize.attention.sizes import NotKnown, Sizes, ancestors, critical_lengths, run_node, sized_values
 

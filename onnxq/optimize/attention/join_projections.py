@@ -12,12 +12,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from onnxq.ir.graph import Node, Value
+from onnxq.ir.graph import MICROSOFT, Node, Value
 from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch
 from onnxq.ir.segment import is_large
-from onnxq.ops.kernels.onnxruntime_decoder import MICROSOFT
 
 SHARED = ("K", "bits", "block_size", "accuracy_level")
 CODES, SCALES, ZERO_POINTS = 1, 2, 3

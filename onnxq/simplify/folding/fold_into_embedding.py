@@ -15,7 +15,7 @@ from onnxq.ir.pass_manager import Change, register_pass
 from onnxq.ir.patch import Patch, named_after
 from onnxq.ir.schemas import BROADCASTING
 from onnxq.ir.tensor import ArrayTensor, Tensor
-from onnxq.simplify.regions.single_entry_regions import Subgraph, compute, parts, places
+from onnxq.simplify.regions.single_entry_regions import Subgraph, compute, node_positions, subgraphs_from
 
 GROWTH = 2  # how many times the elements of the old table the new one may have
 FREE = 1 << 16  # elements that every table may have
@@ -31,7 +31,7 @@ def lookups(model: Model) -> Iterator[Change]:
     new table is computed in float64 and rounded to float32 once.
     """
     for graph in model.graph.graphs():
-        place, taken = places(graph), set[Node]()
+        place, taken = node_positions(graph), set[Node]()
         for node in graph.nodes:
             if node.op_type != "Gather" or node.domain or node.attribute("axis", 0) or node in taken:
                 continue
@@ -60,7 +60,7 @@ def _folded(gather: Node, place: dict[Node, int], opset: int) -> tuple[Subgraph,
         return None
     rows = _Rows(len(table.shape) - 1, len(output.shape))
     alone = len(data.uses) == 1
-    for part in reversed(list(parts(output, place, rows.admits))):
+    for part in reversed(list(subgraphs_from(output, place, rows.admits))):
         inside = set(part.nodes)
         if not all(use.node in inside for use in output.uses) or not _constants_fit(part, table, alone=alone):
             continue

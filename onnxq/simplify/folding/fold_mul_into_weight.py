@@ -22,7 +22,7 @@ from onnxq.ir.tensor import ArrayTensor
 from onnxq.simplify.folding.fold_add_into_conv import bias_of, by_channel, channel_path
 
 
-class Layer(NamedTuple):
+class ScaledLayer(NamedTuple):
     """A layer and the operators behind it, up to a multiplication.
 
     Attributes:
@@ -48,7 +48,7 @@ def factors(model: Model) -> Iterator[Patch]:
                 yield patch
 
 
-def _layer(node: Node) -> Layer | None:
+def _layer(node: Node) -> ScaledLayer | None:
     """Return a convolution or product and its path; None where no multiplication follows."""
     if node.domain:
         return None
@@ -57,7 +57,7 @@ def _layer(node: Node) -> Layer | None:
         biased = len(node.inputs) > 2 and node.inputs[2] is not None
         if not path or (biased and bias_of(node) is None):
             return None
-        return Layer(path, 1, (node, 2) if biased else None)
+        return ScaledLayer(path, 1, (node, 2) if biased else None)
     if node.op_type != "MatMul":
         return None
     path, bias, value = list[Value](), None, node.outputs[0]
@@ -67,7 +67,7 @@ def _layer(node: Node) -> Layer | None:
         if reader.domain or reader.graph is not node.graph:
             return None
         if reader.op_type in ("Mul", "Div"):
-            return Layer(path, -1, bias)
+            return ScaledLayer(path, -1, bias)
         if reader.op_type != "Add" or bias is not None:
             return None
         at = 1 if reader.inputs[0] is value else 0
@@ -75,7 +75,7 @@ def _layer(node: Node) -> Layer | None:
     return None
 
 
-def _multiplied(node: Node, layer: Layer) -> Patch | None:
+def _multiplied(node: Node, layer: ScaledLayer) -> Patch | None:
     """Describe the change; None where the factor is not the same all over a channel, or weights are shared."""
     product, value = layer.path[-1].consumers()[0], layer.path[-1]
     weight, rank = node.inputs[1], len(value.shape or ())

@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.ir.graph import Node, Value
+from onnxq.ir.graph import MICROSOFT, Node, Value
 from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import Change, register_pass
 from onnxq.ir.patch import Patch, named_after
-from onnxq.ir.shape_inference.contrib_ops import MICROSOFT
 
 OPSET = 17  # the first with LayerNormalization
 EPSILON = 1e-12  # where none is stated

@@ -38,7 +38,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ProductLayout:
     """How a product of matrices computes an equation.
 
     Attributes:
@@ -62,7 +62,7 @@ class Product:
     node: Node
     slot: int
     terms: Terms
-    layout: Layout
+    layout: ProductLayout
     sizes: dict[str, int]
 
     def shape(self, letters: str) -> tuple[int, ...]:
@@ -133,11 +133,11 @@ def _terms(equation: str, slot: int, rank: int) -> Terms | None:
     return terms if whole and stated and letters[0] ^ letters[1] <= letters[2] else None
 
 
-def _layout(terms: Terms) -> Layout | None:
+def _layout(terms: Terms) -> ProductLayout | None:
     """Find the order of rows that needs the fewest Transpose; None where two are needed or it is no product."""
     summed = "".join(letter for letter in terms.data if letter in terms.weight and letter not in terms.output)
     columns = "".join(letter for letter in terms.output if letter not in terms.data)
-    best: tuple[int, Layout] | None = None
+    best: tuple[int, ProductLayout] | None = None
     for order in (terms.output, terms.data):
         rows = "".join(letter for letter in order if letter in terms.data and letter in terms.output)
         stack = "".join(letter for letter in rows if letter in terms.weight)
@@ -145,7 +145,7 @@ def _layout(terms: Terms) -> Layout | None:
             continue
         turned = (rows + summed != terms.data) + (rows + columns != terms.output)
         if turned < 2 and (best is None or turned < best[0]):
-            best = (turned, Layout(rows, stack, summed, columns))
+            best = (turned, ProductLayout(rows, stack, summed, columns))
     return None if best is None else best[1]
 
 

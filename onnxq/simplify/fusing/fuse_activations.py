@@ -15,7 +15,7 @@ from onnxq.ir.patch import Patch, named_after
 from onnxq.ir.schemas import BROADCASTING
 from onnxq.simplify.known_functions import NANOSECONDS, NEAR, Known, candidates, cost
 from onnxq.simplify.ort_fusions import operators_left
-from onnxq.simplify.regions.single_entry_regions import Subgraph, compute, parts, places
+from onnxq.simplify.regions.single_entry_regions import Subgraph, compute, node_positions, subgraphs_from
 from onnxq.targets.assumed_shapes import count
 
 LEAST_GAIN = 0.9  # of the time that the decomposed function takes
@@ -37,12 +37,12 @@ def activations(model: Model) -> Iterator[Change]:
     A part is recognised by its values, in float64, on `GRID`: within 1e-6 of the function, or of what float32 rounds.
     """
     for graph in model.graph.graphs():
-        place, taken = places(graph), set[Node]()
+        place, taken = node_positions(graph), set[Node]()
         made = [output for node in graph.nodes for output in node.outputs if output is not None]
         for value in (*graph.inputs, *made):
             if value.dtype != TensorProto.FLOAT or value.constant is not None:
                 continue
-            found = [part for part in parts(value, place, _admits) if not taken.intersection(part.nodes)]
+            found = [part for part in subgraphs_from(value, place, _admits) if not taken.intersection(part.nodes)]
             part, known = recognised(found, model.opset)
             if part is None or known is None:
                 continue

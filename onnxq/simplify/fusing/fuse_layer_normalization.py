@@ -24,7 +24,7 @@ LEAST_EPSILON = 1e-14  # below, an ε cannot be told from none: rows of equal el
 ROOTS = frozenset(("Sqrt", "Pow", "ReduceL2"))
 
 
-class Parameters(NamedTuple):
+class NormParameters(NamedTuple):
     """γ and β, each with the lengths of the normalised axes and 1 for the others, and ε."""
 
     scale: Array
@@ -56,7 +56,7 @@ def _in_graph(graph: Graph, opset: int) -> Iterator[Change]:
             yield Change(patch, opset=OPSET)
 
 
-def _recognise(region: Region, taken: set[Node]) -> tuple[Exit, Parameters] | None:
+def _recognise(region: Region, taken: set[Node]) -> tuple[Exit, NormParameters] | None:
     """Find the last value of a region that is its entry normalised."""
     lengths = [region.shape[axis] for axis in region.axes]
     count = math.prod(size for size in lengths if isinstance(size, int))
@@ -90,7 +90,7 @@ def _rows(shape: tuple[int, ...], axes: tuple[int, ...]) -> Array:
     return np.array(np.broadcast_to(rows.reshape(len(rows), *size), (len(rows), *shape)))
 
 
-def _solve(rows: Array, result: Array, region: Region) -> Parameters | None:
+def _solve(rows: Array, result: Array, region: Region) -> NormParameters | None:
     """Find γ, β and ε from the first three probes, and try them on all."""
     axes = tuple(axis + 1 for axis in region.axes)
     others = tuple(axis for axis in range(1, rows.ndim) if axis not in axes)
@@ -119,10 +119,10 @@ def _solve(rows: Array, result: Array, region: Region) -> Parameters | None:
     shift = shift.astype(dtype)
     expected = centred / np.sqrt(variance + epsilon) * scale + shift
     error, size = (np.abs(a).max(axes, keepdims=True) for a in (y - expected, expected))
-    return Parameters(scale, shift, epsilon) if (error <= TOLERANCE * size).all() else None
+    return NormParameters(scale, shift, epsilon) if (error <= TOLERANCE * size).all() else None
 
 
-def _write(patch: Patch, region: Region, exit: Exit, parameters: Parameters) -> None:
+def _write(patch: Patch, region: Region, exit: Exit, parameters: NormParameters) -> None:
     """Describe the operator, between two Transpose where the axes are not the last ones."""
     name, rank, last = exit.value.name, len(region.shape), last_axes(region, region.axes)
     axes = last or list(region.axes)

@@ -13,7 +13,7 @@ from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import Change, register_pass
 from onnxq.ir.patch import Patch, named_after
 from onnxq.ir.tensor import DeferredTensor, Tensor
-from onnxq.simplify.opset_builders import scalar, squeezed
+from onnxq.simplify.opset_builders import add_scalar, squeezed
 
 CLIP_OPSET = 12  # Clip on integers
 NEGATIVE_OPSET = 11  # Gather counts negative indices from the end; OneHot too
@@ -95,10 +95,10 @@ def _index(patch: Patch, hot: Hot, opset: int, *, bounded: bool) -> Value:
     if bounded:
         return index
     if hot.wraps and hot.index.dtype not in UNSIGNED:
-        last = patch.op("Add", index, scalar(patch, hot.size, dtype, "size"))
-        negative = patch.op("Less", index, scalar(patch, 0, dtype, "zero"))
+        last = patch.op("Add", index, add_scalar(patch, hot.size, dtype, "size"))
+        negative = patch.op("Less", index, add_scalar(patch, 0, dtype, "zero"))
         index = patch.op("Where", negative, last, index)
-    low, high = scalar(patch, -1, dtype, "low"), scalar(patch, hot.size, dtype, "high")
+    low, high = add_scalar(patch, -1, dtype, "low"), add_scalar(patch, hot.size, dtype, "high")
     return patch.op("Clip", index, low, high)
 
 

@@ -73,7 +73,7 @@ def constant_axes(node: Node, slot: int) -> list[int] | None:
     return None if value.constant is None else [int(axis) for axis in value.constant.numpy().reshape(-1)]
 
 
-def axes_of(node: Node, rank: int | None) -> tuple[int, ...] | None:
+def reduced_axes(node: Node, rank: int | None) -> tuple[int, ...] | None:
     """Return the axes that a reduction of a tensor of known rank reduces, ascending; None where that is not certain."""
     if rank is None:
         return None

@@ -19,9 +19,9 @@ from onnxq.ir.schemas import BROADCASTING
 from onnxq.ir.shape_inference.symbolic import Shapes
 from onnxq.ops.kernels.arrays import Array
 from onnxq.ops.kernels.registry import find_kernel
-from onnxq.simplify.regions.axis_tracking import CASTS, VIEWS, Traced, aligned, axes_of, dims_of, view
+from onnxq.simplify.regions.axis_tracking import CASTS, VIEWS, Traced, aligned, dims_of, reduced_axes, view
 from onnxq.simplify.regions.constant_values import known_array
-from onnxq.simplify.regions.reduction_region import POOLS, REDUCTIONS, Region, Step
+from onnxq.simplify.regions.reduction_region import POOLS, REDUCTIONS, Region, RegionStep
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
 AXES_AS_INPUT = 18  # from this operator set on the kernels of all reductions take axes as an input
@@ -46,7 +46,7 @@ def find_regions(graph: Graph, opset: int) -> Iterator[Region]:
     for node in reductions:
         source = node.inputs[0]
         dims = dims_of(source, shapes)
-        found = axes_of(node, None if dims is None else len(dims))
+        found = reduced_axes(node, None if dims is None else len(dims))
         if source is None or dims is None or not found:
             continue
         before = source.producer
@@ -85,7 +85,7 @@ def _announce(value: Value, position: Mapping[Node, int], waiting: list[int], se
             heapq.heappush(waiting, position[node])
 
 
-def _step(node: Node, region: Region) -> Step | None:
+def _step(node: Node, region: Region) -> RegionStep | None:
     """Take a node into the region, or leave it out."""
     output = node.outputs[0] if node.outputs else None
     if node.domain or node.bodies or output is None or any(node.outputs[1:]):
@@ -104,10 +104,10 @@ def _step(node: Node, region: Region) -> Step | None:
     if laid_out is None:
         return None
     region.traced[output] = laid_out
-    return Step(node, output, (source,), lambda array: array)
+    return RegionStep(node, output, (source,), lambda array: array)
 
 
-def _elementwise(node: Node, output: Value, region: Region) -> Step | None:
+def _elementwise(node: Node, output: Value, region: Region) -> RegionStep | None:
     kernel = find_kernel(node.op_type, "", region.opset)
     call = None if kernel is None else bind(kernel, node)
     known = [region.traced[value] for value in node.inputs if value is not None and value in region.traced]
@@ -136,17 +136,17 @@ def _elementwise(node: Node, output: Value, region: Region) -> Step | None:
     if condition is not None and not reduced <= region.traced[condition].narrow:  # no constant is a condition
         return None
     region.traced[output] = Traced(widest.layout, narrow)
-    return Step(node, output, tuple(sources), call)
+    return RegionStep(node, output, tuple(sources), call)
 
 
-def _reduction(node: Node, output: Value, region: Region) -> Step | None:
+def _reduction(node: Node, output: Value, region: Region) -> RegionStep | None:
     source = node.inputs[0]
     traced = region.traced.get(source) if source is not None else None
     kernel = find_kernel(POOLS.get(node.op_type, node.op_type), "", AXES_AS_INPUT)
     rank = len(region.shape)
     if source is None or traced is None or kernel is None or len(traced.layout) != rank:
         return None
-    if axes_of(node, rank) != region.axes:
+    if reduced_axes(node, rank) != region.axes:
         return None
     wide = [axis for axis in region.axes if axis not in traced.narrow]
     layout = traced.layout if node.attribute("keepdims", 1) else tuple(a for a in traced.layout if a not in region.axes)
@@ -158,4 +158,4 @@ def _reduction(node: Node, output: Value, region: Region) -> Step | None:
         return kernel(np.broadcast_to(array, shape), np.array(region.axes, np.int64) + 1, keepdims=1)
 
     region.traced[output] = Traced(layout, frozenset(region.axes))
-    return Step(node, output, (source,), reduce)
+    return RegionStep(node, output, (source,), reduce)

@@ -37,7 +37,7 @@ REDUCTIONS = frozenset((
 
 
 @dataclass(frozen=True)
-class Step:
+class RegionStep:
     """One node as it is run: `function` takes arrays of all axes of the entry, one more in front, and gives one."""
 
     node: Node
@@ -58,7 +58,7 @@ class Exit:
     """
 
     value: Value
-    steps: list[Step]
+    steps: list[RegionStep]
     readers: list[Node]
 
 
@@ -80,7 +80,7 @@ class Region:
     axes: tuple[int, ...]
     opset: int
     shapes: Shapes
-    steps: list[Step] = field(default_factory=list)
+    steps: list[RegionStep] = field(default_factory=list)
     traced: dict[Value, Traced] = field(default_factory=dict)
 
     @cached_property
@@ -90,7 +90,7 @@ class Region:
         assert shape is not None
         return shape
 
-    def probe_shape(self, steps: Sequence[Step]) -> tuple[int, ...]:
+    def probe_shape(self, steps: Sequence[RegionStep]) -> tuple[int, ...]:
         """Return the smallest shape that shows what steps do: one row, unless their constants differ between rows."""
         varying = {
             axis
@@ -109,7 +109,7 @@ class Region:
         size = self.shape[axis]
         return size if isinstance(size, int) else UNKNOWN
 
-    def run(self, steps: Sequence[Step], rows: Array) -> Array | None:
+    def run(self, steps: Sequence[RegionStep], rows: Array) -> Array | None:
         """Run steps on probes [probe, *shape] in float64, reduced axes kept with length 1, and give the last result.
 
         None where a node cannot do what it should.
@@ -142,16 +142,16 @@ class Region:
                 if readers is not None:
                     yield Exit(last.output, steps, readers)
 
-    def _leading_to(self, last: Step) -> list[Step]:
+    def _leading_to(self, last: RegionStep) -> list[RegionStep]:
         """Return the steps that the last one depends on, and itself, in order."""
-        wanted, steps = {last.output}, list[Step]()
+        wanted, steps = {last.output}, list[RegionStep]()
         for step in reversed(self.steps):
             if step.output in wanted:
                 steps.append(step)
                 wanted.update(source for source in step.sources if isinstance(source, Value))
         return steps[::-1]
 
-    def _side_readers(self, last: Step, cone: set[Node]) -> list[Node] | None:
+    def _side_readers(self, last: RegionStep, cone: set[Node]) -> list[Node] | None:
         """Return the Shape operators that read values behind the entry and before an exit; None if others do."""
         shapes: list[Node] = []
         for node in cone - {last.node}:

@@ -34,17 +34,17 @@ class Subgraph:
     nodes: tuple[Node, ...]
 
 
-def places(graph: Graph) -> dict[Node, int]:
+def node_positions(graph: Graph) -> dict[Node, int]:
     """Return every node's place in its graph."""
     return {node: index for index, node in enumerate(graph.nodes)}
 
 
-def parts(entry: Value, place: Mapping[Node, int], admits: Callable[[Node], bool]) -> Iterator[Subgraph]:
+def subgraphs_from(entry: Value, place: Mapping[Node, int], admits: Callable[[Node], bool]) -> Iterator[Subgraph]:
     """Find the parts that start at a value, the smallest first.
 
     Args:
         entry: The value.
-        place: `places` of its graph.
+        place: `node_positions` of its graph.
         admits: Whether a node may belong to a part.
 
     """

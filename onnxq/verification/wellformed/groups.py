@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onnxq.ir import Node, Value
+from onnxq.ir.graph import MICROSOFT
 
-MICROSOFT = "com.microsoft"
 OUTPUT = -1
 
 
