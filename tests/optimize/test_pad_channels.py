@@ -57,6 +57,19 @@ def test_filters_that_only_convolutions_read_are_added_and_not_cut_off() -> None
     assert not count_ops(made)["Slice"]
 
 
+@pytest.mark.parametrize(
+    ("window", "reader", "expected"), [(1, 3, (8, 32, 1, 1)), (1, 1, (16, 32, 1, 1)), (3, 3, (16, 32, 3, 3))]
+)
+def test_eight_filters_stay_where_windows_behind_them_would_grow(
+    window: int, reader: int, expected: tuple[int, ...]
+) -> None:
+    net = Convs(1, 32, 16, 16)
+    a = net.conv(net.quantize("x"), "a", 8, 32, window, window, pads=[window // 2] * 4)
+    made, _ = aligned(net.model(net.conv(a, "b", 16, 8, reader, reader)))
+    assert shapes_of(made)["a"] == expected
+    assert shapes_of(made)["b"][1] == expected[0]
+
+
 def test_filters_that_somebody_else_reads_are_cut_off_where_that_pays() -> None:
     net = Convs(1, 32, 16, 16)
     made, changed = aligned(net.model(net.conv(net.quantize("x"), "a", 9, 32, 3, 3, pads=[1] * 4)))
