@@ -1,13 +1,17 @@
 """Constants that a model holds more than once, stored once.
 
-Exporters write one for every reader: the prior boxes of a detector, tables of positions in every layer.
+Exporters write one for every reader: the prior boxes of a detector, tables of positions in every layer. Constants are
+told apart by a digest: copies of all weights of one shape would take the memory of a model.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable
 
-from onnxq.ir import Model, Patch, Value, commit
+import numpy as np
+
+from onnxq.ir import Model, Patch, Tensor, Value, commit
 
 LEAST = 4096  # bytes of a constant that is worth it
 
@@ -32,11 +36,19 @@ def merge_equal(model: Model) -> int:
         first: dict[bytes, Value] = {}
         for value in group:
             assert value.constant is not None
-            kept = first.setdefault(value.constant.numpy().tobytes(), value)
+            kept = first.setdefault(_digest(value.constant), value)
             if kept is not value and value.uses:
                 patches.append(_read(kept, value))
     commit(patches)
     return len(patches)
+
+
+def _digest(tensor: Tensor) -> bytes:
+    array = np.ascontiguousarray(tensor.numpy())
+    held = array.tobytes() if array.dtype.hasobject or not array.size else array.reshape(-1).view(np.uint8).data
+    found = hashlib.sha256(held).digest()
+    tensor.release()
+    return found
 
 
 def _read(kept: Value, other: Value) -> Patch:

@@ -15,11 +15,13 @@ from onnxq.data.synthetic import synthetic_samples
 from onnxq.ir import Model
 from onnxq.ir.storage.scratch_file import Spool
 from onnxq.lowering.rewrite import rewrite
+from onnxq.pipeline.offload import release_pages
 from onnxq.progress import Observer
 from onnxq.report import Report, activation_records
 from onnxq.rounding.block_solver import BlockSolution
 from onnxq.rounding.layer_by_layer import block_jobs, can_step, round_layer_by_layer
 from onnxq.rounding.weights import Key, Weights
+from onnxq.runtime.memory import trim_heap
 from onnxq.stages.finish import finalize
 from onnxq.stages.measure import choose_qparams, measure
 from onnxq.stages.prepared import Prepared
@@ -72,9 +74,11 @@ def quantize_large(
         weights = Weights(spool=spool, solutions=solutions)
         model = finalize(rewrite(prepared.model, prepared.plan, qparams, weights), prepared)
         report = replace(report, notes=(*report.notes, *weights.notes()), saturation=weights.cures())
+    release_pages(model)  # which passes have read
     observer.step("verify")
     probe = probe.limit(SAMPLES) if prepared.fast else probe
     comparison = compare(baseline, model, probe, progress=observer.progress)
+    trim_heap(model.weight_bytes)  # of sessions
     if detailed:
         observer.step("layers")
         comparison = with_layers(comparison, before, model, probe)

@@ -102,6 +102,7 @@ def load_native(
     *,
     weights: Mapping[str, ort.OrtValue] | None = None,
     copy: bool = False,
+    pack: bool = False,
     copies: Mapping[str, ort.OrtValue] | None = None,
 ) -> ort.InferenceSession:
     """Load a model.
@@ -112,6 +113,8 @@ def load_native(
         weights: Initializers that the bytes call external data of the folder `/`: they are used where they are, and
             have to stay there.
         copy: Whether optimisations may look at the elements of those, for which onnxruntime copies them.
+        pack: Whether kernels may lay them out anew in advance, in as much memory again. MatMulNBits then computes in
+            integers where it is asked to, and in float otherwise.
         copies: Initializers that the bytes call external data likewise, to make the same of as if they were inside.
 
     Raises:
@@ -124,7 +127,7 @@ def load_native(
     options = settings.options()
     if weights:
         # Packed weights would be copies, too. If only the second call below is made, all weights are copies.
-        options.add_session_config_entry("session.disable_prepacking", "1")
+        options.add_session_config_entry("session.disable_prepacking", "0" if pack else "1")
         options.enable_cpu_mem_arena = False  # many such sessions stand open: none is to keep what it used last
         for name, array in weights.items():
             options.add_initializer(name, array)

@@ -4,6 +4,9 @@ onnxruntime can read a weight in the caller's memory. The caller gives it as an 
 data, and weights are not packed in advance. A session over 436 MB of weights then takes 9 MB and opens in 10 ms
 (1.31.1). Only optimisations that look at the elements themselves fail then, such as folding a Cast of a weight. A
 segment with those gets copies and is opened for each run.
+
+MatMulNBits computes in integers on packed weights alone, as it does for users. So a segment with it is packed. Its
+session stays open as long as all that do take little memory.
 """
 
 from __future__ import annotations
@@ -17,10 +20,14 @@ import onnxruntime as ort
 
 from onnxq.ir import DeferredTensor, Model, Value, infer_types
 from onnxq.ir.segment import Segment, cut_segments, encode_segment
+from onnxq.runtime.memory import trim_heap
 from onnxq.runtime.ort_session import SessionError, Settings, load_native
 
 SEGMENT = 128 << 20  # bytes of weights that are in memory at a time
 BESIDE = 1 << 20  # bytes from which on a weight stays in its file
+PACKING = ("MatMulNBits", "QMoE")  # operators that compute otherwise without packed weights
+PACKED = 64 << 20  # bytes of weights of a segment with those, which are in memory twice while it is opened
+MOST_PACKED = 128 << 20  # bytes of packed weights that stay in memory
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,24 @@ class _Part:
     segment: Segment
     dead: list[str] = field(default_factory=list)
     opened: _Opened | None = None
+
+    def release(self) -> None:
+        """Release the pages of the files that a run read, and what a session that was closed has left."""
+        for value in self.segment.constants:
+            if value.tensor is not None:
+                value.tensor.release()
+        if self.opened is None:
+            trim_heap(self.nbytes)
+
+    @property
+    def packs(self) -> bool:
+        """Whether its weights are packed in advance."""
+        return any(node.op_type in PACKING for node in self.segment.nodes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights."""
+        return sum(value.tensor.nbytes for value in self.segment.constants if value.tensor is not None)
 
 
 class _Opened(NamedTuple):
@@ -73,7 +98,9 @@ class StreamedSession:
     def __init__(self, model: Model, settings: Settings, taps: Sequence[Value] = ()) -> None:
         infer_types(model)
         self._model, self._settings = model, settings
-        self._parts = [_Part(segment) for segment in cut_segments(model, SEGMENT, taps) if segment.outputs]
+        packs = any(node.op_type in PACKING for node in model.graph.nodes)
+        budget = min(PACKED, SEGMENT) if packs else SEGMENT
+        self._parts = [_Part(segment) for segment in cut_segments(model, budget, taps) if segment.outputs]
         self._listed = [value.name for value in model.graph.outputs]
         wanted = {value.name for value in (*model.graph.outputs, *taps)}
         seen: set[str] = set()
@@ -82,6 +109,7 @@ class StreamedSession:
             part.dead = sorted(read - seen - wanted)
             seen |= read
         self._arguments: dict[str, Argument] = {}
+        self._packed = 0
         for part in self._parts:
             self._open(part)
 
@@ -103,7 +131,7 @@ class StreamedSession:
             opened = part.opened or self._load(part)
             values.update(zip(names, opened.session.run(names, inputs, run_options), strict=True))
             del opened
-            _release(part)
+            part.release()
             for name in part.dead:
                 values.pop(name, None)
         return [self._given(name, values) for name in wanted]
@@ -122,9 +150,11 @@ class StreamedSession:
         opened = self._load(part)
         for argument in (*opened.session.get_inputs(), *opened.session.get_outputs()):
             self._arguments.setdefault(argument.name, Argument(argument.name, argument.type, argument.shape))
-        if opened.in_place:
-            part.opened = opened
-        _release(part)
+        packed = part.nbytes if part.packs else 0
+        if opened.in_place and self._packed + packed <= MOST_PACKED:
+            part.opened, self._packed = opened, self._packed + packed
+        del opened
+        part.release()
 
     def _load(self, part: _Part) -> _Opened:
         """Open a session over the weights where they are; over copies where an optimisation looks at them."""
@@ -132,15 +162,11 @@ class StreamedSession:
         weights = {name: ort.OrtValue.ortvalue_from_numpy(tensor.numpy()) for name, tensor in beside.items()}
         mapped = not any(isinstance(tensor, DeferredTensor) for tensor in beside.values())
         try:
-            return _Opened(load_native(encoded, self._settings, weights=weights), weights, mapped)
+            opened = load_native(encoded, self._settings, weights=weights, pack=part.packs)
+            return _Opened(opened, weights, mapped)
         except SessionError:
             if not weights:
                 raise
-            return _Opened(load_native(encoded, self._settings, weights=weights, copy=True), weights, False)
-
-
-def _release(part: _Part) -> None:
-    """Release the pages of the files that a run read."""
-    for value in part.segment.constants:
-        if value.tensor is not None:
-            value.tensor.release()
+            return _Opened(
+                load_native(encoded, self._settings, weights=weights, copy=True, pack=part.packs), weights, False
+            )

@@ -30,6 +30,7 @@ __all__ = [
     "open_session",
     "reason",
     "run_session",
+    "runs_in_segments",
     "source_model",
 ]
 
@@ -60,6 +61,7 @@ def open_session(
     taps: Sequence[Value] = (),
     exact: bool = False,
     keep: bool = False,
+    segments: bool = False,
 ) -> Session:
     """Load a model.
 
@@ -74,6 +76,7 @@ def open_session(
         taps: Of a loaded model: values of the main graph that runs can give besides the outputs.
         exact: Compute products of integers exactly, on processors that saturate, too: to judge a model, not to time it.
         keep: Take the session of an equal model that was opened so before, inside `sessions_kept`; not if it is heavy.
+        segments: Run it in segments whatever its size, as what a large model became.
 
     Raises:
         SessionError: onnxruntime cannot load it.
@@ -83,11 +86,13 @@ def open_session(
     settings = Settings(optimize, threads, reuse_shapes, exact=exact)
     if isinstance(model, str | Path):
         read = load(model)
-        model = read if is_large(read) else model
+        model = read if segments or is_large(read) else model
     if isinstance(model, onnx.ModelProto):
         model = parse(encode_proto(model))
+    if segments and isinstance(model, bytes):
+        model = parse(model)
     if isinstance(model, Model):
-        if is_large(model):
+        if segments or is_large(model):
             return StreamedSession(model, settings, taps)
         model = InMemory(model, taps)
     if isinstance(model, InMemory):
@@ -101,6 +106,18 @@ def open_session(
     else:
         session = load_native(model if isinstance(model, bytes) else str(model), settings)
     return session
+
+
+def runs_in_segments(source: ModelSource) -> bool:
+    """Whether `open_session` runs a model in segments because it is large.
+
+    Raises:
+        ModelError: The model cannot be read.
+
+    """
+    if isinstance(source, bytes | InMemory):
+        return False
+    return is_large(source_model(source))
 
 
 def source_model(source: ModelSource) -> Model:

@@ -23,7 +23,7 @@ from onnxq.ir.segment import LARGE
 from onnxq.progress import working
 from onnxq.runtime.custom_ops import refusal_hint
 from onnxq.runtime.ort_session import check_path
-from onnxq.runtime.session import ModelSource, SessionError, open_session, run_session
+from onnxq.runtime.session import ModelSource, SessionError, open_session, run_session, runs_in_segments
 from onnxq.verification.calibrated_ranges import CalibratedRanges
 from onnxq.verification.error_stats import ANY_AXIS, Difference, open_axes
 from onnxq.verification.records import Comparison, Latency, OutputComparison, SampleError
@@ -152,14 +152,18 @@ def _differences(reference: Any, told: ReplayedDetections | None) -> list[Differ
 
 
 class _Pair:
-    """Both models in sessions of one thread each, side by side: loading takes seconds for graphs of many nodes."""
+    """Both models in sessions of one thread each, side by side: loading takes seconds for graphs of many nodes.
+
+    If one of them is large, so was the other, and both run in segments.
+    """
 
     def __init__(self, float_model: ModelSource, quantized: ModelSource, blame: type[OnnxqError]) -> None:
         self.blame = blame
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="quantized")
-        other = self.pool.submit(open_session, quantized, threads=1)
+        segments = runs_in_segments(float_model)
+        other = self.pool.submit(open_session, quantized, threads=1, segments=segments)
         try:
-            self.reference = open_session(float_model, threads=1)
+            self.reference = open_session(float_model, threads=1, segments=segments)
         except SessionError as error:
             label = _label(float_model, "the float model")
             raise ModelError(f"onnxruntime cannot load {label}: {error}", "Check the float model first.") from error

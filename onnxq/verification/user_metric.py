@@ -18,7 +18,7 @@ from onnxq.data.samples import Samples, wrap_samples
 from onnxq.data.user_function import CALLABLE, CALLED, import_named
 from onnxq.data.validation import Sample
 from onnxq.errors import DataError, ModelError
-from onnxq.runtime.session import ModelSource, SessionError, open_session, run_session
+from onnxq.runtime.session import ModelSource, SessionError, open_session, run_session, runs_in_segments
 from onnxq.text import did_you_mean
 from onnxq.verification.metrics.by_name import METRICS
 from onnxq.verification.metrics.named_metric import MetricRun, NamedMetric
@@ -134,8 +134,21 @@ def measure_metric(
                 return run.score(run)
             return run.score(_run(found, float_model, samples, labels, progress))
         metric = found
+    return _measure_function(metric, model, samples, name, progress)
+
+
+def _measure_function(
+    metric: Metric,
+    model: ModelSource,
+    samples: Samples,
+    name: str,
+    progress: Progress | None,
+    *,
+    segments: bool = False,
+) -> float:
+    """Return what a function of the user gives for the outputs of a model; see `measure_metric`."""
     outputs: dict[str, list[Any]] = {}
-    for _, results in _results(model, samples, progress):
+    for _, results in _results(model, samples, progress, segments=segments):
         for output, result in results.items():
             outputs.setdefault(output, []).append(result)
     labels = samples.labels()
@@ -165,6 +178,7 @@ class MetricJudge:
         self, source: str | Metric, float_model: ModelSource, samples: Samples, progress: Progress | None = None
     ) -> None:
         self._name, self._samples, self._progress = metric_name(source), samples, progress
+        self._segments = runs_in_segments(float_model)  # then so does what the float model became
         self._metric = load_metric(source)
         self._labels: Labels = {}
         self._reference: MetricRun | None = None
@@ -184,12 +198,13 @@ class MetricJudge:
 
         """
         if isinstance(self._metric, NamedMetric) and self._reference is not None:
-            run = _run(self._metric, quantized, self._samples, self._labels, self._progress)
+            run = _run(self._metric, quantized, self._samples, self._labels, self._progress, segments=self._segments)
             value, falls = run.score(self._reference), self._metric.lower_is_better
             return MetricComparison(self._name, self._float_value, value, falls)
         assert not isinstance(self._metric, NamedMetric)
-        progress = self._progress
-        value = measure_metric(self._metric, quantized, self._samples, name=self._name, progress=progress)
+        value = _measure_function(
+            self._metric, quantized, self._samples, self._name, self._progress, segments=self._segments
+        )
         return MetricComparison(self._name, self._float_value, value)
 
 
@@ -215,20 +230,26 @@ def _prepared(metric: NamedMetric, float_model: ModelSource, samples: Samples) -
 
 
 def _run(
-    metric: NamedMetric, model: ModelSource, samples: Samples, labels: Labels, progress: Progress | None
+    metric: NamedMetric,
+    model: ModelSource,
+    samples: Samples,
+    labels: Labels,
+    progress: Progress | None,
+    *,
+    segments: bool = False,
 ) -> MetricRun:
     """Return all outputs of a model to a named metric."""
     run = metric.begin(labels)
-    for sample, results in _results(model, samples, progress):
+    for sample, results in _results(model, samples, progress, segments=segments):
         run.add(sample, results)
     return run
 
 
 def _results(
-    model: ModelSource, samples: Samples, progress: Progress | None
+    model: ModelSource, samples: Samples, progress: Progress | None, *, segments: bool = False
 ) -> Iterator[tuple[Sample, dict[str, Any]]]:
     """Yield each sample with the outputs of a model by name."""
-    with _running(model) as run:
+    with _running(model, segments=segments) as run:
         for count, sample in enumerate(samples, 1):
             yield sample, run(sample)
             if progress:
@@ -236,11 +257,13 @@ def _results(
 
 
 @contextmanager
-def _running(model: ModelSource, *, reuse_shapes: bool = True) -> Iterator[Callable[[Sample], dict[str, Any]]]:
+def _running(
+    model: ModelSource, *, reuse_shapes: bool = True, segments: bool = False
+) -> Iterator[Callable[[Sample], dict[str, Any]]]:
     """Open a model, and give what runs it: all outputs by name for a sample."""
     label = str(model) if isinstance(model, str | Path) else "the model"
     try:
-        session = open_session(model, exact=True, reuse_shapes=reuse_shapes)
+        session = open_session(model, exact=True, reuse_shapes=reuse_shapes, segments=segments)
         names = [output.name for output in session.get_outputs()]
         yield lambda sample: dict(zip(names, run_session(session, None, sample), strict=True))
     except SessionError as error:

@@ -11,16 +11,19 @@ import pytest
 from helpers import build, floats, graph, node
 
 from onnxq.calibration.calibrate import calibrate
+from onnxq.data.samples import input_specs, wrap_samples
 from onnxq.errors import ModelError
 from onnxq.ir import infer_types, load, parse, save, segment
 from onnxq.ir.passes import normalise
 from onnxq.ir.segment import cut_segments
 from onnxq.pipeline import quantize as pipeline
+from onnxq.planning.recipe import in_blocks
 from onnxq.rounding import weights
 from onnxq.runtime import segmented, session
 from onnxq.runtime.session import SessionError, open_session
 from onnxq.verification.compare import check_wellformed, compare
 from onnxq.verification.families import LATENCIES
+from onnxq.verification.user_metric import compare_metric, measure_metric
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 MODELS = sorted(SAMPLES.glob("*.onnx"))
@@ -182,6 +185,44 @@ def test_paths_of_large_models_are_run_in_segments(tmp_path, tiny):
     found = compare(path, path, [{"x": floats(4, 16)}])
     assert found.worst_sqnr == float("inf")
     assert found.latency is None
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 30])
+def test_packed_segments_compute_in_integers_as_the_whole_does(kept, tmp_path, tiny, monkeypatch):
+    monkeypatch.setattr(segmented, "MOST_PACKED", kept)
+    path, out = tmp_path / "m.onnx", tmp_path / "q.onnx"
+    path.write_bytes(blocks(3).SerializeToString())
+    samples = [{"x": floats(4, 16, seed=seed)} for seed in range(8)]
+    pipeline.quantize(path, in_blocks(4, 16), output=out, samples=samples)
+    parts = open_session(out)
+    assert isinstance(parts, segmented.StreamedSession)
+    assert len({part.packs for part in parts._parts}) == 1
+    assert all((part.opened is None) == (not kept) for part in parts._parts)
+    exact, (found,) = open_session(out.read_bytes()).run(None, samples[0])[0], parts.run(None, samples[0])
+    np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-5)
+    rounded = np.abs(exact - open_session(path.read_bytes()).run(None, samples[0])[0]).max()
+    assert np.abs(found - exact).max() < rounded / 100
+
+
+def test_what_a_large_model_became_is_run_in_segments_too(tmp_path, monkeypatch):
+    path, out = tmp_path / "m.onnx", tmp_path / "q.onnx"
+    path.write_bytes(blocks().SerializeToString())
+    samples = [{"x": floats(4, 16, seed=seed)} for seed in range(8)]
+    pipeline.quantize(path, in_blocks(4, 16), output=out, samples=samples)
+    monkeypatch.setattr(segment, "LARGE", load(out).weight_bytes)
+    opened = []
+    monkeypatch.setattr(session, "StreamedSession", lambda *a: opened.append(a) or segmented.StreamedSession(*a))
+    for quantized in (out, load(out), out.read_bytes()):
+        compare(path, quantized, samples)
+        assert len(opened) == 2
+        opened.clear()
+    compare(out, out, samples)
+    assert not opened
+    value = measure_metric(lambda outputs, labels: 1.0, path, wrap_samples(samples, input_specs(load(path))))
+    assert value == 1.0
+    opened.clear()
+    compare_metric(lambda outputs, labels: 1.0, path, out, wrap_samples(samples, input_specs(load(path))))
+    assert len(opened) == 2
 
 
 def test_what_does_not_load_is_a_sentence(tmp_path, tiny):
