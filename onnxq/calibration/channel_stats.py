@@ -7,6 +7,7 @@ from one pass (leave one out).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Self
 
@@ -72,14 +73,16 @@ class ChannelStats(Statistic):
             return
         # (before, channel, behind): the axes on either side of the channel as one
         axis = self.axis % values.ndim
-        parts = values.reshape(int(np.prod(values.shape[:axis], dtype=np.int64)), width, -1)
-        others = (0, 2)
-        self._take(parts.max(axis=others)[None], parts.min(axis=others)[None])
+        parts = values.reshape(math.prod(values.shape[:axis]), width, -1)
         if parts.shape[2] == 1:
-            exact = parts[:, :, 0].astype(np.float64)
+            rows = parts[:, :, 0]
+            self._take_batch(rows.max(axis=0), rows.min(axis=0))
+            exact = rows.astype(np.float64)
             self.total += exact.sum(axis=0)
             self.squares += np.einsum("nc,nc->c", exact, exact)
         else:
+            others = (0, 2)
+            self._take_batch(parts.max(axis=others), parts.min(axis=others))
             for part in parts:
                 exact = part.astype(np.float64)
                 self.total += exact.sum(axis=1)
@@ -171,6 +174,17 @@ class ChannelStats(Statistic):
         self.count = 0
         self.batches = max(self.batches, 1)
         return False
+
+    def _take_batch(self, high: np.ndarray, low: np.ndarray) -> None:
+        """Take in the extremes of one batch, `[channels]`; as `_take` does, in fewer steps."""
+        zero = np.float32(0)
+        (first, second), (last, next_to_last) = self.high, self.low
+        second, next_to_last = (
+            np.maximum(second, np.minimum(first, high)),
+            np.minimum(next_to_last, np.maximum(last, low)),
+        )
+        self.high = np.array([np.maximum(first, high), second]) + zero
+        self.low = np.array([np.minimum(last, low), next_to_last]) + zero
 
     def _take(self, high: np.ndarray, low: np.ndarray) -> None:
         zero = np.float32(0)  # added, it makes 0.0 of -0.0

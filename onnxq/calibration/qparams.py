@@ -195,7 +195,7 @@ def quantize_weight(
     if not np.isfinite(w).all():
         raise ModelError("a weight holds NaN or infinity", "Export the model again from sound weights.")
     channels = 1 if axis is None else w.shape[axis]
-    rows = (w if axis is None else np.moveaxis(w, axis, 0)).reshape(channels, w.size // max(channels, 1))
+    rows = (np.moveaxis(w, axis, 0) if axis else w).reshape(channels, w.size // max(channels, 1))
     low = np.minimum(rows.min(axis=1, initial=0), np.float32(0))
     high = np.maximum(rows.max(axis=1, initial=0), np.float32(0))
     scales, zeros = _affine(low, high, kind, symmetric)
@@ -204,6 +204,8 @@ def quantize_weight(
     codes = _round(rows, scales[:, None], zeros[:, None], _bottom(kind, symmetric), kind.high).astype(kind.container)
     if axis is None:
         return QuantizedWeight(codes.reshape(w.shape), scales.reshape(()), zeros.astype(kind.container).reshape(()))
+    if axis == 0:
+        return QuantizedWeight(codes.reshape(w.shape), scales, zeros.astype(kind.container))
     others = np.delete(w.shape, axis)
     codes = np.ascontiguousarray(np.moveaxis(codes.reshape(channels, *others), 0, axis))
     return QuantizedWeight(codes, scales, zeros.astype(kind.container))

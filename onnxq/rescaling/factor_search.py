@@ -18,8 +18,9 @@ rescaling either, if an output channel of arbitrary size is weighted by its own 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from onnxq.calibration.channel_stats import ChannelStats
 from onnxq.rescaling.groups import AbsorbingConstant
 
 EXPONENTS = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
+POWERS = np.array(EXPONENTS)[:, None]
 MEAN_EXPONENTS = (0.3, 0.5, 0.6, 0.7, 0.8)
 # Octaves of the room below a bound: by how much a channel is enlarged, and how much other samples keep
 HALF_WAY = 0.5
@@ -39,24 +41,39 @@ LEAST_SHARE = 1e-4
 LEAST_DIFFERENCE = 1e-6
 # Beyond this, both signs reach about equally far
 ONE_SIDED = 2.0
+TINY = float(np.finfo(np.float64).tiny)
+TINY_FLOAT32 = np.finfo(np.float32).tiny
 
 
 @dataclass(frozen=True)
 class FactorCandidate:
-    """Factors to try.
+    """Factors that were tried.
 
     Attributes:
         exponent: `a`; None for no change.
         divisor: `[channels]`, positive.
-        without: The divisor of each channel without the batch that set its range.
         outliers: Channels whose excess over the range of all others is added in float.
 
     """
 
     exponent: float | None
     divisor: np.ndarray
-    without: np.ndarray
     outliers: tuple[int, ...] = ()
+
+
+class FactorCandidates(NamedTuple):
+    """Factors to try, together: a chain of small layers has as many searches as layers.
+
+    Attributes:
+        exponents: `a` of each.
+        divisors: `[candidates, channels]`, positive.
+        without: The divisor of each channel without the batch that set its range.
+
+    """
+
+    exponents: tuple[float, ...]
+    divisors: np.ndarray
+    without: np.ndarray
 
 
 class QuantizedRead:
@@ -93,7 +110,7 @@ class QuantizedRead:
             mean, variance = (each.reshape(len(weight), -1, 1) for each in (self.mean, self.variance))
             outputs = self._outputs(weight, mean, variance)[..., 0]
             counts = np.ones_like(outputs) if given is None else given.reshape(outputs.shape)
-            counts = counts / max(float((outputs * counts).sum()), np.finfo(np.float64).tiny)
+            counts = counts / max(float((outputs * counts).sum()), TINY)
             squares = _squares(weight)
             self.energy += np.matmul(counts[:, None], squares).reshape(-1)
             step = max(1, -(-weight.size // LARGEST))
@@ -116,68 +133,85 @@ class QuantizedRead:
         shift = np.matmul(change.sum(axis=-1, dtype=np.float64), mean)
         return np.asarray(spread + np.square(shift))
 
-    def errors(self, candidates: Sequence[FactorCandidate], weight_share: float, outliers: np.ndarray) -> np.ndarray:
+    def errors(
+        self, divisors: np.ndarray, without: np.ndarray, weight_share: float, outliers: np.ndarray | None
+    ) -> np.ndarray:
         """Squared error at the outputs, in relation to their signal, of each candidate: the sum over the readers.
 
         Args:
-            candidates: The factors.
+            divisors: Of each candidate, `[candidates, channels]`.
+            without: See `FactorCandidates`.
             weight_share: Share of the error of rounding weights to nearest that counts: less than 1 if better rounding
                 follows.
-            outliers: bool `[candidates, channels, ways]`: ways to let channels leave the range of the others.
+            outliers: bool `[candidates, channels, ways]`: ways to let channels leave the range of the others; None for
+                one way, in which none does.
 
         Returns:
             float64 `[candidates, ways]`.
 
         """
-        divisors = np.stack([candidate.divisor for candidate in candidates])
         high, low = self._ranges(divisors, outliers)
         total = np.zeros(high.shape)
         if not self.in_float:
-            without = np.stack([candidate.without for candidate in candidates])
             total += self._activation_errors(divisors, without, outliers, high, low)
-        limits = np.maximum(high, -low)[:, None] * divisors[:, :, None]
-        left = np.minimum(1.0, limits / np.sqrt(np.maximum(self.second, np.finfo(np.float64).tiny))[:, None])
-        left = np.where(outliers, left, 1.0)
+        mean, variance = self.mean[None, :, None], self.variance[None, :, None]
+        if outliers is not None:
+            limits = np.maximum(high, -low)[:, None] * divisors[:, :, None]
+            left = np.minimum(1.0, limits / np.sqrt(np.maximum(self.second, TINY))[:, None])
+            left = np.where(outliers, left, 1.0)
+            mean, variance = mean * left, variance * np.square(left)
         for part in self._parts:
-            total += weight_share * self._weight_errors(part, divisors, left)
+            total += weight_share * self._weight_errors(part, divisors, mean, variance)
         return total
 
-    def _ranges(self, s: np.ndarray, outliers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _ranges(self, s: np.ndarray, outliers: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """Return the greatest and the least of what is read, `[candidates, ways]`, zero within."""
         high, low = (
-            np.where(outliers, 0.0, (extremes[0] / s)[:, :, None]) for extremes in (self.stats.high, self.stats.low)
+            _of_others(extremes[0] / s, outliers).max(axis=1, initial=0.0)
+            for extremes in (self.stats.high, -self.stats.low)
         )
-        return np.maximum(high.max(axis=1), 0.0), np.minimum(low.min(axis=1), 0.0)
+        return high, -low
 
     def _activation_errors(
-        self, s: np.ndarray, without: np.ndarray, outliers: np.ndarray, high: np.ndarray, low: np.ndarray
+        self, s: np.ndarray, without: np.ndarray, outliers: np.ndarray | None, high: np.ndarray, low: np.ndarray
     ) -> np.ndarray:
-        step = np.maximum((high - low) / LEVELS, np.finfo(np.float64).tiny)[:, None]
+        step = np.maximum((high - low) / LEVELS, TINY)[:, None]
         rounding = np.minimum(np.square(s[:, :, None] * step) / 12, self.second[:, None])
         above = np.maximum(self.stats.high[0][:, None] - high[:, None] * without[:, :, None], 0)
         below = np.maximum(low[:, None] * without[:, :, None] - self.stats.low[0][:, None], 0)
-        clipping = np.where(outliers, 0.0, (np.square(above) + np.square(below)) / self.stats.count)
+        clipping = (np.square(above) + np.square(below)) / self.stats.count
+        if outliers is not None:
+            clipping = np.where(outliers, 0.0, clipping)
         return np.asarray(np.einsum("k,ckw->cw", self.energy, rounding + clipping))
 
-    def _weight_errors(self, part: tuple[np.ndarray, np.ndarray, float], s: np.ndarray, left: np.ndarray) -> np.ndarray:
+    def _weight_errors(
+        self, part: tuple[np.ndarray, np.ndarray, float], s: np.ndarray, mean: np.ndarray, variance: np.ndarray
+    ) -> np.ndarray:
         weight, importance, share = part
         groups, width = len(weight), weight.shape[2]
-        mean, variance = self.mean[:, None] * left, self.variance[:, None] * np.square(left)
         together = max(1, LARGEST // weight.size)  # small weights by many candidates, large ones by one at a time
         found = []
         for start in range(0, len(s), together):
             chosen = slice(start, start + together)
             divisor = s[chosen].reshape(-1, groups, 1, width, 1).astype(np.float32)
             scaled = weight * divisor
-            scale = np.maximum(np.abs(scaled).max(axis=(3, 4), keepdims=True), np.finfo(np.float32).tiny)
+            scale = np.maximum(np.abs(scaled).max(axis=(3, 4), keepdims=True), TINY_FLOAT32)
             scale /= np.float32(WEIGHT_LEVELS)
             change = np.rint(scaled / scale)
             change *= scale
             change -= scaled
             change /= divisor
-            moments = (each[chosen].reshape(-1, groups, width, left.shape[2]) for each in (mean, variance))
+            moments = (
+                (each if len(each) == 1 else each[chosen]).reshape(-1, groups, width, each.shape[2])
+                for each in (mean, variance)
+            )
             found.append((self._outputs(change, *moments) * importance[..., None]).sum(axis=(1, 2)))
         return share * np.concatenate(found)
+
+
+def _of_others(values: np.ndarray, outliers: np.ndarray | None) -> np.ndarray:
+    """Return values `[candidates, channels]` in each way, `[..., ways]`, with 0 for the channels that leave."""
+    return values[:, :, None] if outliers is None else np.where(outliers, 0.0, values[:, :, None])
 
 
 def _squares(weight: np.ndarray) -> np.ndarray:
@@ -210,7 +244,7 @@ def best(
 
     Args:
         readings: The values.
-        weight_share: See `Reading.errors`.
+        weight_share: See `QuantizedRead.errors`.
         even: Whether factors come from the mean size of each channel instead of its range.
         price: dB that dividing has to gain.
         outlier_prices: How many channels may leave the range of the others, and dB that this has to gain.
@@ -222,52 +256,55 @@ def best(
 
     """
     width = readings[0].stats.channels
-    unchanged = FactorCandidate(None, np.ones(width), np.ones(width))
-    attempts = [unchanged]
     if needed is not None:
-        divisor = np.minimum(needed, 1.0) ** HALF_WAY
-        attempts.append(FactorCandidate(HALF_WAY, divisor, divisor))
+        divisor = np.minimum(needed, 1.0)[None] ** HALF_WAY
+        tried = [FactorCandidates((HALF_WAY,), divisor, divisor)]
     else:
-        attempts += (_even_candidates if even else _candidates)(readings, least_share)
+        tried = (_even_candidates if even else _candidates)(readings, least_share)
+    unchanged = np.ones((1, width))
+    exponents = (None, *(exponent for each in tried for exponent in each.exponents))
+    divisors = np.concatenate([unchanged, *(each.divisors for each in tried)])
+    without = np.concatenate([unchanged, *(each.without for each in tried)])
     prices = {0: 0.0, **(outlier_prices or {})}
-    order = _outlier_order(readings, attempts)
-    outliers = order[:, :, None] < np.array(list(prices))
-    errors = np.sum([reading.errors(attempts, weight_share, outliers) for reading in readings], axis=0)
+    outliers = None
+    if outlier_prices:
+        outliers = _outlier_order(readings, divisors)[:, :, None] < np.array(list(prices))
+    errors = np.sum([reading.errors(divisors, without, weight_share, outliers) for reading in readings], axis=0)
     if not errors[0, 0] > 0:
-        return unchanged, 0.0
+        return FactorCandidate(None, divisors[0]), 0.0
     paid = np.full(errors.shape, 1 + LEAST_DIFFERENCE) * 10 ** (np.array(list(prices.values())) / 10)
     paid[1:] *= 10 ** (price / 10)
     paid[0, 0] = 1.0
     place, way = np.unravel_index(np.argmin(errors * paid), errors.shape)
-    chosen = replace(attempts[place], outliers=tuple(np.flatnonzero(outliers[place, :, way]).tolist()))
+    leaving = () if outliers is None else tuple(np.flatnonzero(outliers[place, :, way]).tolist())
+    chosen = FactorCandidate(exponents[place], divisors[place], leaving)
     return chosen, float(10 * np.log10(errors[0, 0] / errors[place, way])) if errors[place, way] > 0 else 0.0
 
 
-def _outlier_order(readings: Sequence[QuantizedRead], candidates: Sequence[FactorCandidate]) -> np.ndarray:
+def _outlier_order(readings: Sequence[QuantizedRead], divisors: np.ndarray) -> np.ndarray:
     """Rank channels by how far they reach when divided, `[candidates, channels]`; 0 reaches furthest."""
     reach = np.max([np.maximum(r.stats.high[0], -r.stats.low[0]) for r in readings], axis=0)
-    divided = reach / np.stack([candidate.divisor for candidate in candidates])
-    return np.argsort(np.argsort(-divided, axis=1, kind="stable"), axis=1)
+    return np.argsort(np.argsort(-(reach / divisors), axis=1, kind="stable"), axis=1)
 
 
-def _even_candidates(readings: Sequence[QuantizedRead], least_share: float) -> Iterator[FactorCandidate]:
+def _even_candidates(readings: Sequence[QuantizedRead], least_share: float) -> list[FactorCandidates]:
     """Return factors from the mean size of each channel: no batch sets it, so none is clipped that goes further."""
     norm = np.sqrt(sum(reading.energy for reading in readings))
     size = np.sqrt(sum(reading.second for reading in readings))
     carried = size * norm
     if not carried.max() > 0:
-        return
+        return []
     norm = np.maximum(norm, norm.max() * least_share**2)
     size = np.maximum(size, carried.max() * least_share / norm)
-    for exponent in MEAN_EXPONENTS:
-        divisor = size**exponent / norm ** (1 - exponent)
-        yield FactorCandidate(exponent, divisor, divisor)
+    divisors = np.stack([size**exponent / norm ** (1 - exponent) for exponent in MEAN_EXPONENTS])
+    return [FactorCandidates(MEAN_EXPONENTS, divisors, divisors)]
 
 
-def _candidates(readings: Sequence[QuantizedRead], least_share: float) -> Iterator[FactorCandidate]:
+def _candidates(readings: Sequence[QuantizedRead], least_share: float) -> list[FactorCandidates]:
     norm = np.sqrt(sum(reading.energy for reading in readings))
     if not norm.max() > 0:
-        return
+        return []
+    found = []
     norm = np.maximum(norm, norm.max() * least_share**2)
     for weight in _side_weights(readings):
         # Several values are weighted by what their channels carry, seen from the readers
@@ -277,12 +314,12 @@ def _candidates(readings: Sequence[QuantizedRead], least_share: float) -> Iterat
         if not carried.max() > 0:
             continue
         first, second = np.maximum(reach, carried.max() * least_share / norm)
-        exponents = np.array(EXPONENTS)[:, None]
-        divided = norm ** (1 - exponents)
-        divisors, without = first**exponents / divided, second**exponents / divided
+        divided = norm ** (1 - POWERS)
+        divisors, without = first**POWERS / divided, second**POWERS / divided
         # The range of the whole value stays what it was
         sizes = (reach[0] / divisors).max(axis=1, keepdims=True) / reach[0].max()
-        yield from map(FactorCandidate, EXPONENTS, divisors * sizes, without * sizes)
+        found.append(FactorCandidates(EXPONENTS, divisors * sizes, without * sizes))
+    return found
 
 
 def _side_weights(readings: Sequence[QuantizedRead]) -> list[float]:
