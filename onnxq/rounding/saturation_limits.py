@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -197,6 +198,12 @@ class PairLimits:
         if self.group is not None:
             return self.group
         return np.arange(rows) * len(self.largest) // max(rows, 1)
+
+
+@lru_cache(maxsize=16)
+def full_pair_limits(shape: tuple[int, ...], axes: tuple[int, ...], summed: Summed) -> PairLimits:
+    """Return `pair_limits` for activations of any code, found once for many weights of one shape."""
+    return pair_limits(shape, axes, summed)
 
 
 def pair_limits(

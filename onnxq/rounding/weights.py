@@ -30,6 +30,7 @@ from onnxq.rounding.saturation_limits import (
     FULL,
     PairLimits,
     Summed,
+    full_pair_limits,
     largest_codes,
     largest_row_codes,
     pair_limits,
@@ -230,10 +231,12 @@ class Weights:
         floor = None if minimum is None else rows.floor(minimum)
         job = self._jobs.get(key)
         pairs = _pairs(weight.constant, coding) if job is None else job.pairs
-        if pairs is not None and key not in self._saturating:
-            found = pairs.limited(_finite(rows.array(), weight, reader))
-            self._saturating[key] = found, bool((pairs.largest < FULL).any())
-        if chosen in self._rounded:
+        searched = chosen in self._rounded
+        counted = pairs is None or key in self._saturating
+        plain = np.empty(0) if searched and counted else finite_rows(rows, weight, reader)
+        if pairs is not None and not counted:
+            self._saturating[key] = pairs.limited(plain), bool((pairs.largest < FULL).any())
+        if searched:
             rounded = self._rounded[chosen]
             # rare, and only channels below the floor get coarser
             if chosen != key or (floor is not None and (rounded.scales < floor).any()):
@@ -244,16 +247,18 @@ class Weights:
                 rounded = solve_all({key: job})[key]
             coded = rows.restore(rounded.codes, rounded.scales)
         else:
-            coded = rows.restore(*_nearest(_finite(rows.array(), weight, reader), floor, coding, pairs))
+            coded = rows.restore(*_nearest(plain, floor, coding, pairs))
         weight.constant.release()
         return self.keep(coded[0]), coded[1]
 
     def _chosen_as(self, key: Key) -> Key:
         """Find the coding for which the codes of a weight were searched, if not the one that is asked for."""
+        if not self._rounded or key in self._rounded:
+            return key
         tensor, coding = key
         plain = replace(coding, bits=8 if coding.bits == 7 else coding.bits, summed=None)
         searched = (k for k in self._rounded if k[0] is tensor and replace(k[1], summed=None) == plain)
-        return key if key in self._rounded else next(searched, key)
+        return next(searched, key)
 
     def _spooled(
         self, weight: Value, coding: WeightSpec, minimum: np.ndarray | None, reader: str, spool: Spool
@@ -427,6 +432,8 @@ def _pairs(weight: Tensor, coding: WeightSpec, largest: np.ndarray | None = None
     """Find the neighbours whose products must not leave 16 bits; None where any may."""
     if coding.summed is None or coding.bits < 8:
         return None
+    if largest is None:
+        return full_pair_limits(weight.shape, coding.axes, coding.summed)
     return pair_limits(weight.shape, coding.axes, coding.summed, largest)
 
 
