@@ -97,13 +97,21 @@ class Pass:
     types: bool = False
     for_target: bool = False
 
-    def obstacle(self, model: Model, target: Capabilities | None = None, *, integer: bool = True) -> str:
+    def obstacle(
+        self,
+        model: Model,
+        target: Capabilities | None = None,
+        *,
+        integer: bool = True,
+        operators: Collection[str] | None = None,
+    ) -> str:
         """Say why the pass does not run on a model at all; empty where it does.
 
         Args:
             model: The model.
             target: The runtime that the model is for, where that is known.
             integer: Whether products are going to compute in 8 bit.
+            operators: Those of the model, where they are known; otherwise its graph is searched for them.
 
         """
         if model.opset < self.opset:
@@ -114,9 +122,16 @@ class Pass:
             return f"it follows kernel times, and none are known of {target.name}"
         if self.domain and target is not None and self.domain not in target.domains:
             return f"{target.name} does not know the operators of {self.domain}"
-        if self.operators and all(node.op_type not in self.operators for node in model.graph.walk()):
-            return f"the model has no {' or '.join(self.operators)}"
+        if self.operators:
+            there = operators_of(model) if operators is None else operators
+            if all(operator not in there for operator in self.operators):
+                return f"the model has no {' or '.join(self.operators)}"
         return ""
+
+
+def operators_of(model: Model) -> frozenset[str]:
+    """Return the names of all operators of a model, those of bodies included."""
+    return frozenset(node.op_type for node in model.graph.walk())
 
 
 _PASSES: dict[str, Pass] = {}
@@ -259,10 +274,11 @@ class _Run:
         self._start = model.opset
         self._raised = False
         self._done = Counter[str]()
+        self._operators = operators_of(model)
 
     def step(self, item: Pass) -> bool:
         """Carry out what a pass finds; tell whether that was anything."""
-        if item.obstacle(self.model, self._target):
+        if item.obstacle(self.model, self._target, operators=self._operators):
             return False
         if item.types or self._keeps_types:
             self.infer()
@@ -289,6 +305,7 @@ class _Run:
         if broken is not None:
             raise InvalidResult(f"the pass {item.name} broke {self.model.name}: {broken}", "Report this model.")
         self._typed = False
+        self._operators = operators_of(self.model)
         return True
 
     def _possible(self, item: Pass, changes: list[Change]) -> list[Change]:

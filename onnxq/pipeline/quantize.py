@@ -187,7 +187,7 @@ def _in_the_way(
         OutputError: The same, at once where the steps between take long.
 
     """
-    found = objection_to(source.path, path, force=force, reads=(*reads, timing.path))
+    found = objection_to(source, path, force=force, reads=(*reads, timing.path))
     if found is not None and (timing.benchmark or is_large(source)):
         raise found
     return found

@@ -138,6 +138,8 @@ def _blocks(graph: Graph, in_integers: frozenset[Node], costs: Costs) -> float:
     """Return the time of the changes of layout around Convs in float: what they read, and what others read of them."""
     inside: set[Value] = set()
     taken = 0.0
+    if all(node.op_type != "Conv" for node in graph.nodes):
+        return taken
     for node in graph.nodes:
         if node.domain or not node.outputs or node.outputs[0] is None:
             continue
@@ -176,18 +178,18 @@ class _Pairs:
             yield from (value for value in graph.values.values() if value.tensor is None)
 
     def _of(self, value: Value) -> float:
-        costs, elements = self.costs, count(value, self.costs.shapes)
+        made = self._gives_codes(value.producer)
         readers = [use.node for use in value.uses if self._reads_codes(use.node, use.slot)]
+        if not made and not readers:
+            return 0.0
+        costs, elements = self.costs, count(value, self.costs.shapes)
         others = [use.node for use in value.uses if use.node not in self.plan.absorbed]
         others = [node for node in others if node not in readers and node.op_type not in ("Shape", "Size")]
-        made = self._gives_codes(value.producer)
         laid_out = costs.borders["Transpose"] * elements + costs.borders["node"]
         if made:
             floats = len(others) + value.is_output
             layout = laid_out if floats and _works_on_maps(value.producer) else 0.0
             return floats * costs.reading(elements) + layout
-        if not readers:
-            return 0.0
         layout = laid_out if any(map(_works_on_maps, readers)) else 0.0
         return costs.borders["QuantizeLinear"] * elements + costs.borders["node"] + layout
 

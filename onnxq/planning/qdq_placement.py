@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any
 
 from onnx import TensorProto
@@ -21,8 +22,9 @@ DATA_FIRST = ("Clip", "Resize", "Pad")  # their other float inputs are settings
 SAME_SCALE = ("MaxPool", "Gather", "Expand", "Tile", *MOVERS)
 
 
+@cache
 def resolve_target_defaults(scheme: Scheme, op_type: str, target: Target) -> Scheme:
-    """Fill in what a recipe leaves open: a setting that has its default value is the target's to choose."""
+    """Fill in what a recipe leaves open, once for each operator: a default value is the target's to choose."""
     default = Scheme()
     changes: dict[str, Any] = {"bias": target.bias}
     if scheme.activations == default.activations:

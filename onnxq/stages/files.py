@@ -12,7 +12,7 @@ from typing import Any
 from onnxq.data.reading import PLAIN, ModelFacts, Reading
 from onnxq.data.samples import Samples, input_specs, open_samples, wrap_samples
 from onnxq.errors import DataError, NothingToQuantize, OutputError
-from onnxq.ir import Model, check_output, load
+from onnxq.ir import Model, check_output
 from onnxq.ir.storage.files import check_sources, data_path, refuse_source
 from onnxq.progress import mention
 
@@ -35,29 +35,29 @@ def default_output(model: Path) -> Path:
     return model.parent / (model.name.removesuffix(".onnx") + ".int8.onnx")
 
 
-def check_result_path(model: Path, target: Path, *, force: bool, reads: Iterable[object] = ()) -> None:
+def check_result_path(model: Model, target: Path, *, force: bool, reads: Iterable[object] = ()) -> None:
     """Refuse an output that is in the way, or that is the model or something else that is read, before any work."""
-    refuse_source(target, [model], what="the model")
+    if model.path is None:
+        check_output(target, force=force, reads=reads)
+        return
+    refuse_source(target, [model.path], what="the model")
     check_output(target, force=force, reads=reads)
-    if model.is_file() and (target.exists() or data_path(target).exists()):
-        check_sources(load(model), target)
+    if target.exists() or data_path(target).exists():
+        check_sources(model, target)
 
 
-def objection_to(model: Path | None, target: Path, *, force: bool, reads: Iterable[object] = ()) -> OutputError | None:
+def objection_to(model: Model, target: Path, *, force: bool, reads: Iterable[object] = ()) -> OutputError | None:
     """Return why a result cannot be written; None where it can.
 
     Args:
-        model: The float model; None if it is no file.
+        model: The float model as it was read.
         target: Where the result is to go.
         force: Whether an old one is replaced.
         reads: Other things that the run reads.
 
     """
     try:
-        if model is None:
-            check_output(target, force=force, reads=reads)
-        else:
-            check_result_path(model, target, force=force, reads=reads)
+        check_result_path(model, target, force=force, reads=reads)
     except OutputError as error:
         return error
     return None

@@ -14,8 +14,11 @@ from onnxq.targets import UNKNOWN_SIDE
 
 def count(value: Value, shapes: Mapping[str, tuple[int, ...]] | None = None) -> int:
     """Number of elements, open dimensions guessed: one sample, a spatial side of 56; or as `shapes` has them."""
-    shape = _shape(value, shapes or {})
-    return max(math.prod(shape), 1) if shape else 1
+    shape: tuple[int | str | None, ...] | None = shapes.get(value.name) if shapes else None
+    elements = 1
+    for axis, size in enumerate((value.shape or ()) if shape is None else shape):
+        elements *= size if isinstance(size, int) else UNKNOWN_SIDE if axis else 1
+    return max(elements, 1)
 
 
 def known_count(value: Value, shapes: Mapping[str, tuple[int, ...]]) -> int:
