@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from onnxq.ir import Model
 from onnxq.ir.pass_manager import OPTIMIZE, find_passes, run_passes
+from onnxq.simplify import convert
 from onnxq.targets.target import load_target
 
 
@@ -18,7 +19,7 @@ def optimize_for_target(model: Model, target: str) -> Model:
         target: Name of the runtime.
 
     Returns:
-        The same model.
+        The same model, or another where the operator set had to be raised.
 
     """
-    return run_passes(model, find_passes(OPTIMIZE), target=load_target(target)).model
+    return run_passes(model, find_passes(OPTIMIZE), target=load_target(target), convert=convert).model

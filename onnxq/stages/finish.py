@@ -22,8 +22,11 @@ SHRUNK = 0.5  # of the float model's bytes: users expect a quarter, so a larger 
 
 
 def finalize(model: Model, prepared: Prepared) -> Model:
-    """Finish a quantized model: in the form that is fastest, nothing stored twice, with a record of what made it."""
-    optimize_for_target(model, prepared.plan.recipe.scheme.target)
+    """Finish a quantized model: in the form that is fastest, nothing stored twice, with a record of what made it.
+
+    The model is changed; another one is returned where its operator set had to be raised.
+    """
+    model = optimize_for_target(model, prepared.plan.recipe.scheme.target)
     if not is_large(model):
         merge_equal(model)
         if load_target(prepared.plan.recipe.scheme.target).stored == "cast-mul":

@@ -27,9 +27,9 @@ class NotKnown(Exception):
     """Raised where a value cannot be computed here."""
 
 
-def sized_values(graph: Graph) -> set[Value]:
-    """Return the values of a main graph that follow from shapes and constants."""
-    found: set[Value] = set()
+def sized_values(graph: Graph, given: Iterable[Value] = ()) -> set[Value]:
+    """Return the values of a graph that follow from shapes, constants, and what is given."""
+    found = set(given)
     for node in graph.nodes:
         if node.domain or node.bodies or node.op_type in RANDOM:
             continue
@@ -108,13 +108,14 @@ class Sizes:
     Args:
         chosen: Name of an axis → its size.
         opset: Operator set of the model.
+        given: Other values that are known.
 
     """
 
-    def __init__(self, chosen: Mapping[str, int], opset: int) -> None:
+    def __init__(self, chosen: Mapping[str, int], opset: int, given: Mapping[Value, Any] | None = None) -> None:
         self._chosen = chosen
         self._opset = opset
-        self._known: dict[Value, Any] = {}
+        self._known: dict[Value, Any] = dict(given or {})
 
     def shape(self, value: Value) -> tuple[int, ...]:
         """Return the shape of a value.
@@ -131,7 +132,7 @@ class Sizes:
         return value.shape is not None and all(isinstance(size, int) or size in self._chosen for size in value.shape)
 
     def of(self, value: Value) -> Any:
-        """Return the elements of a value that depends on sizes alone.
+        """Return the elements of a value that depends on sizes, and on what is given, alone.
 
         Raises:
             NotKnown: A node has no kernel, or a shape is not known.

@@ -1,0 +1,106 @@
+"""Attention and RotaryEmbedding of ONNX, from operator set 23 on.
+
+https://onnx.ai/onnx/operators/onnx__Attention.html, https://onnx.ai/onnx/operators/onnx__RotaryEmbedding.html.
+As in onnxruntime, a token that sees no other gets zeros.
+
+Tests: `tests/ops/test_onnx_attention.py`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from onnxq.ops.kernels.arrays import Array, NotCovered
+from onnxq.ops.kernels.registry import kernel
+
+
+@kernel("Attention", since=23)
+def attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    attn_mask: Array | None = None,
+    past_key: Array | None = None,
+    past_value: Array | None = None,
+    *,
+    is_causal: int = 0,
+    kv_num_heads: int = 0,
+    q_num_heads: int = 0,
+    qk_matmul_output_mode: int = 0,
+    scale: float = 0.0,
+    softcap: float = 0.0,
+    softmax_precision: int = 0,
+    output_count: int = 1,
+) -> Array | tuple[Array, ...]:
+    """Let queries attend to keys behind a cache; inputs are `[batch, length, heads * head]` or four axes.
+
+    Raises:
+        NotCovered: The logits are asked for as well.
+
+    """
+    if output_count > 3:
+        raise NotCovered("logits of Attention as an output are not supported", "Export without them.")
+    flat = query.ndim == 3
+    q = _heads(query, q_num_heads) if flat else query
+    k, v = (_heads(each, kv_num_heads) if flat else each for each in (key, value))
+    if past_key is not None and past_value is not None:
+        k, v = np.concatenate([past_key, k], axis=2), np.concatenate([past_value, v], axis=2)
+    share = q.shape[1] // k.shape[1]
+    wide = [np.repeat(each, share, axis=1) if share > 1 else each for each in (k, v)]
+    logits = (q @ wide[0].swapaxes(-1, -2)) * q.dtype.type(scale or 1 / math.sqrt(q.shape[-1]))
+    logits = softcap * np.tanh(logits / softcap) if softcap else logits
+    if is_causal:
+        before = 0 if past_key is None else past_key.shape[2]
+        logits = np.where(np.tri(logits.shape[-2], logits.shape[-1], before, dtype=bool), logits, -np.inf)
+    result = _probabilities(_masked(logits, attn_mask)) @ wide[1]
+    result = result.astype(query.dtype, copy=False)
+    if flat:
+        result = np.ascontiguousarray(result.swapaxes(1, 2)).reshape(*query.shape[:2], -1)
+    return (result, k, v)[:output_count] if output_count > 1 else result
+
+
+@kernel("RotaryEmbedding", since=23)
+def rotary_embedding(
+    x: Array,
+    cos_cache: Array,
+    sin_cache: Array,
+    position_ids: Array | None = None,
+    *,
+    interleaved: int = 0,
+    num_heads: int = 0,
+    rotary_embedding_dim: int = 0,
+) -> Array:
+    """Rotate pairs of the first elements of each head by angles of each place, or of tables that places look up."""
+    heads = _heads(x, num_heads) if x.ndim == 3 else x
+    cos, sin = (table if position_ids is None else table[position_ids] for table in (cos_cache, sin_cache))
+    half = (rotary_embedding_dim or heads.shape[-1]) // 2
+    cos, sin = cos[:, None, :, :half], sin[:, None, :, :half]
+    result = heads.copy()
+    one, two = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(half), slice(half, 2 * half))
+    result[..., one] = heads[..., one] * cos - heads[..., two] * sin
+    result[..., two] = heads[..., two] * cos + heads[..., one] * sin
+    return np.ascontiguousarray(result.swapaxes(1, 2)).reshape(x.shape) if x.ndim == 3 else result
+
+
+def _heads(x: Array, count: int) -> Array:
+    """Return `[batch, heads, length, head]` of `[batch, length, heads * head]`."""
+    return x.reshape(*x.shape[:2], count, -1).swapaxes(1, 2)
+
+
+def _masked(logits: Array, mask: Array | None) -> Array:
+    """Add a mask, or hide what a boolean one leaves out; the lowest number of the type hides as infinity does."""
+    if mask is None:
+        return logits
+    if mask.dtype == np.bool_:
+        return np.asarray(np.where(mask, logits, -np.inf))
+    return np.asarray(logits + np.where(mask <= np.finfo(mask.dtype).min, mask.dtype.type(-np.inf), mask))
+
+
+def _probabilities(logits: Array) -> Array:
+    """Return the softmax of the last axis; zeros where all are hidden."""
+    highest = logits.max(axis=-1, keepdims=True)
+    weights = np.exp(logits - np.where(np.isneginf(highest), logits.dtype.type(0), highest))
+    total = weights.sum(axis=-1, keepdims=True)
+    return np.asarray(weights / np.where(total == 0, weights.dtype.type(1), total))

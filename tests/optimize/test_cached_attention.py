@@ -1,0 +1,204 @@
+"""Attention with caches and masks as one operator: what is recognised, what stays, and that values are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import pytest
+from decoders import optimum_decoder
+from helpers import ALL, NONE, applied, count_ops, floats, node, run, typed
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxq.ir.opset import raise_opset
+from onnxq.ir.shape_inference.types import infer_types
+from onnxq.optimize.attention.cached_attention import cached_attention
+
+HEADS, KV_HEADS, SIZE = 4, 2, 16
+WIDTH, KV_WIDTH = HEADS * SIZE, KV_HEADS * SIZE
+LOWEST = float(np.finfo(np.float32).min)
+
+
+def rotated(name: str) -> list[onnx.NodeProto]:
+    """Rotate halves of heads as PyTorch's `rotate_half` does."""
+    return [
+        node("Slice", f"{name}h zeros half last ones", f"{name}1"),
+        node("Slice", f"{name}h half end last ones", f"{name}2"),
+        node("Neg", f"{name}2", f"{name}n"),
+        node("Concat", f"{name}n {name}1", f"{name}t", axis=-1),
+        node("Mul", f"{name}h cos4", f"{name}c"),
+        node("Mul", f"{name}t sin4", f"{name}s"),
+        node("Add", f"{name}c {name}s", f"{name}r"),
+    ]
+
+
+def hidden() -> list[onnx.NodeProto]:
+    """Let a token see what the mask admits, as far as itself."""
+    return [
+        node("Shape", "position_ids", "many", start=1, end=2),
+        node("Shape", "attention_mask", "all", start=1, end=2),
+        node("Sub", "all many", "before"),
+        node("Squeeze", "all", "total"),
+        node("Range", "zero total one", "columns"),
+        node("Squeeze", "many", "length"),
+        node("Range", "zero length one", "rows0"),
+        node("Add", "rows0 before", "rows"),
+        node("Unsqueeze", "rows last", "down"),
+        node("LessOrEqual", "columns down", "past_seen"),
+        node("Cast", "attention_mask", "told", to=TensorProto.BOOL),
+        node("Unsqueeze", "told middle", "told4"),
+        node("And", "past_seen told4", "seen"),
+    ]
+
+
+def decoder(
+    *, cached: bool = True, low: float = -np.inf, where: bool = False, tail: str = "", length: int | str = "length"
+) -> onnx.ModelProto:
+    """Attention of heads that share keys and values, with rotations at given places."""
+    nodes = [
+        *hidden(),
+        node("Cast", "position_ids", "places", to=TensorProto.FLOAT),
+        node("Unsqueeze", "places last", "places3"),
+        node("Mul", "places3 rates", "halves"),
+        node("Concat", "halves halves", "angles", axis=-1),
+        node("Cos", "angles", "cos"), node("Sin", "angles", "sin"),
+        node("Unsqueeze", "cos ones", "cos4"), node("Unsqueeze", "sin ones", "sin4"),
+    ]  # fmt: skip
+    for name in "qkv":
+        nodes += [
+            node("Reshape", f"{name} split", f"{name}4"),
+            node("Transpose", f"{name}4", f"{name}h", perm=[0, 2, 1, 3]),
+        ]
+    nodes += [*rotated("q"), *rotated("k")]
+    for name, made in (("k", "kr"), ("v", "vh")):
+        grown = f"present.{name}" if cached else made
+        nodes += [node("Concat", f"past.{name} {made}", grown, axis=2)] if cached else []
+        nodes += [
+            node("Unsqueeze", f"{grown} twos", f"{name}5"),
+            node("Expand", f"{name}5 repeat", f"{name}e"),
+            node("Reshape", f"{name}e together", f"{name}w"),
+        ]
+    nodes += [node("Transpose", "kw", "turned", perm=[0, 1, 3, 2]), node("MatMul", "qr turned", "raw")]
+    nodes += [node("Mul", "raw scale", "scaled")]
+    if where:
+        nodes += [node("Where", "seen scaled low", "logits")]
+    else:
+        nodes += [node("Where", "seen none low", "bias"), node("Add", "scaled bias", "logits")]
+    weights = "soft"
+    nodes += [node("Softmax", "logits", "soft", axis=-1)]
+    if np.isinf(low):
+        nodes += [node("IsNaN", "soft", "nan"), node("Where", "nan none soft", "sound")]
+        weights = "sound"
+    nodes += [
+        *([node(tail, weights, "bent")] if tail else []),
+        node("MatMul", f"{'bent' if tail else weights} vw", "mixed"),
+        node("Transpose", "mixed", "back", perm=[0, 2, 1, 3]),
+        node("Reshape", "back joined", "result"),
+        node("Sigmoid", "result", "y"),
+    ]
+    return _model(nodes, cached, low, length)
+
+
+def _model(nodes: list[onnx.NodeProto], cached: bool, low: float, length: int | str) -> onnx.ModelProto:
+    numbers = {
+        "zero": np.array(0), "one": np.array(1), "ones": np.array([1]), "zeros": np.array([0]), "twos": np.array([2]),
+        "half": np.array([SIZE // 2]), "end": np.array([1 << 62]), "last": np.array([-1]), "middle": np.array([1, 2]),
+        "split": np.array([0, 0, -1, SIZE]), "joined": np.array([0, 0, WIDTH]), "scale": np.float32(0.3),
+        "repeat": np.array([1, 1, HEADS // KV_HEADS, 1, 1]), "together": np.array([0, HEADS, -1, SIZE]),
+        "none": np.float32(0), "low": np.float32(low),
+        "rates": (1e4 ** -(np.arange(SIZE // 2) / (SIZE // 2))).astype(np.float32),
+    }  # fmt: skip
+    read = {name for step in nodes for name in step.input}
+    total: int | str = "total" if cached else length
+    floating: dict[str, list[int | str]] = {
+        "q": ["batch", length, WIDTH],
+        "k": ["batch", length, KV_WIDTH],
+        "v": ["batch", length, KV_WIDTH],
+    }
+    caches: dict[str, list[int | str]] = (
+        {f"past.{name}": ["batch", KV_HEADS, "past", SIZE] for name in "kv"} if cached else {}
+    )
+    told: dict[str, list[int | str]] = {"attention_mask": ["batch", total], "position_ids": ["batch", length]}
+    inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (floating | caches).items()]
+    inputs += [helper.make_tensor_value_info(n, TensorProto.INT64, s) for n, s in told.items()]
+    shapes: dict[str, list[int | str]] = {"y": ["batch", length, WIDTH]}
+    shapes |= {f"present.{name}": ["batch", KV_HEADS, "total", SIZE] for name in "kv"} if cached else {}
+    outputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()]
+    made = [numpy_helper.from_array(np.asarray(array), name) for name, array in numbers.items() if name in read]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, made)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    return model
+
+
+def feeds(batch: int, length: int, past: int | None, *, left: int = 0) -> Mapping[str, np.ndarray]:
+    """Projections, caches, and a mask whose last text has so many tokens in front that are none."""
+    before = past or 0
+    mask = np.ones((batch, before + length), np.int64)
+    mask[-1, :left] = 0
+    widths = {"q": WIDTH, "k": KV_WIDTH, "v": KV_WIDTH}
+    made: dict[str, np.ndarray] = {name: floats(batch, length, n, seed=ord(name)) for name, n in widths.items()}
+    if past is not None:
+        made |= {f"past.{name}": floats(batch, KV_HEADS, past, SIZE, seed=ord(name) + 9) for name in "kv"}
+    places = np.maximum(np.cumsum(mask, axis=1) - 1, 0)[:, before:]
+    return {**made, "attention_mask": mask, "position_ids": places}
+
+
+def optimized(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
+    """The model after the pass, and how many graphs it changed."""
+    made = raise_opset(typed(proto), 23)
+    infer_types(made)
+    count = applied(cached_attention, made)
+    after = onnx.ModelProto.FromString(made.serialize())
+    onnx.checker.check_model(after)
+    return after, count
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize(
+    ("low", "where"), [(-np.inf, False), (LOWEST, False), (-1e9, False), (-np.inf, True), (LOWEST, True)]
+)
+def test_it_is_one_operator_of_the_same_values(cached: bool, low: float, where: bool) -> None:
+    proto = decoder(cached=cached, low=low, where=where)
+    after, count = optimized(proto)
+    assert count == 1
+    counts = count_ops(after)
+    assert (counts["Attention"], counts["RotaryEmbedding"]) == (1, 2)
+    assert {"Softmax", "MatMul", "Neg", "IsNaN"}.isdisjoint(counts)
+    assert "n_result" in [step.name for step in after.graph.node]
+    sizes = [(1, 1, 6), (1, 5, 0), (2, 4, 3), (3, 1, 2)] if cached else [(1, 7, None), (2, 3, None)]
+    for batch, many, past in sizes:
+        for left in (0, 2):  # the first tokens of the last text see nothing
+            given = feeds(batch, many, past, left=left)
+            expected = run(proto.SerializeToString(), given, NONE)
+            for level in (NONE, ALL):
+                for ours, theirs in zip(run(after.SerializeToString(), given, level), expected, strict=True):
+                    np.testing.assert_allclose(ours, theirs, atol=3e-6)
+
+
+def test_fixed_lengths_and_other_exporters() -> None:
+    assert optimized(decoder(cached=False, length=24))[1] == 1
+    proto = optimum_decoder()
+    after, count = optimized(proto)
+    assert count == 1
+    assert "Softmax" not in count_ops(after)
+    rng = np.random.default_rng(0)
+    given = {
+        "input_ids": rng.integers(0, 64, (2, 3)), "attention_mask": np.array([[1] * 8, [0] * 2 + [1] * 6]),
+        "position_ids": np.array([[5, 6, 7], [5, 6, 7]]),
+        "past_key_values.0.key": floats(2, 4, 5, 16), "past_key_values.0.value": floats(2, 4, 5, 16, seed=1),
+    }  # fmt: skip
+    for ours, theirs in zip(run(after.SerializeToString(), given), run(proto.SerializeToString(), given), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=3e-6)
+
+
+@pytest.mark.parametrize("proto", [decoder(tail="Sigmoid"), decoder(low=-3.0, where=True)])
+def test_others_stay(proto: onnx.ModelProto) -> None:
+    assert optimized(proto)[1] == 0
+
+
+def test_an_inner_value_that_others_read_stays() -> None:
+    proto = decoder()
+    proto.graph.output.append(helper.make_tensor_value_info("logits", TensorProto.FLOAT, None))
+    assert optimized(proto)[1] == 0
