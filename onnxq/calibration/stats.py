@@ -219,6 +219,13 @@ class Stats:
         other.tensors = dict(self.tensors)
         return other
 
+    def without(self, kind: type[Statistic]) -> Self:
+        """Return a copy that lacks one kind of statistics; the others are shared."""
+        other = self.copy()
+        kept = {name: [part for part in tensor if not isinstance(part, kind)] for name, tensor in self.tensors.items()}
+        other.tensors = {name: TensorStats(parts) for name, parts in kept.items()}
+        return other
+
     def __getitem__(self, name: str) -> TensorStats:
         return self.tensors[name]
 

@@ -483,7 +483,8 @@ def search_and_rewrite(
         observer.step("rescale")
         prepared = rescale(equalize_if_it_helps(limit_attention_masks(prepared, split), split), split, observer)
     spill_weights(prepared.model, split.baseline, scratch)
-    variants, settled = calibrate_and_round(prepared, split, given, stats, observer), SearchOutcome()
+    variants = calibrate_and_round(prepared, split, given, stats, observer, detailed=detailed)
+    settled = SearchOutcome()
     if stats is None:
         spill_moments(variants.stats, scratch)
     if given is not None or budget.is_set:

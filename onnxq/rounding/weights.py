@@ -123,6 +123,10 @@ class Weights:
         """Forget which nodes asked for codes so far: variants that were tried are not to be reported."""
         self._cures.clear()
 
+    def forget_inputs(self) -> None:
+        """Release second moments. Codes that would be chosen again stay as they are, or are nearest ones."""
+        self._jobs = {}
+
     def learn(self, plan: Plan, qparams: Mapping[Value, QParams], stats: Stats, layers: MeasuredLayers) -> None:
         """Choose codes of 4 bit that another plan asks for; those of 8 bit stay as they are."""
         jobs = rounding_jobs(plan, qparams, stats, layers)
@@ -231,15 +235,17 @@ class Weights:
         floor = None if minimum is None else rows.floor(minimum)
         job = self._jobs.get(key)
         pairs = _pairs(weight.constant, coding) if job is None else job.pairs
-        searched = chosen in self._rounded
+        rounded = self._rounded.get(chosen)
+        low = rounded is not None and floor is not None and bool((rounded.scales < floor).any())
+        if chosen not in self._jobs and (low or coding.bits != chosen[1].bits):
+            rounded = None  # its second moments are gone
         counted = pairs is None or key in self._saturating
-        plain = np.empty(0) if searched and counted else finite_rows(rows, weight, reader)
+        plain = np.empty(0) if rounded is not None and counted else finite_rows(rows, weight, reader)
         if pairs is not None and not counted:
             self._saturating[key] = pairs.limited(plain), bool((pairs.largest < FULL).any())
-        if searched:
-            rounded = self._rounded[chosen]
+        if rounded is not None:
             # rare, and only channels below the floor get coarser
-            if chosen != key or (floor is not None and (rounded.scales < floor).any()):
+            if (chosen != key or low) and chosen in self._jobs:
                 job = replace(self._jobs[chosen], minimum_scale=floor, bits=coding.bits)
                 if chosen[1].summed != coding.summed:
                     pairs = _pairs(weight.constant, coding, _largest_in_rows(job.moments, coding))

@@ -23,6 +23,7 @@ from onnxq.rescaling.centering import centerable_tensors
 from onnxq.rescaling.cross_layer import channel_axes
 from onnxq.rounding.weights import Weights
 from onnxq.search.held_out import HoldoutSplit
+from onnxq.stages.measure import complete
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, quantize_copy
 
@@ -60,12 +61,7 @@ class ChannelTrial:
             stats: Those from before, brought up to date. What they lack is measured.
 
         """
-        factory = minimal_statistics(changed.plan)
-        missing = [v for v in changed.plan.calibrated() if not _has(stats, v.name, factory(v.name))]
-        if missing:
-            stats = stats.copy()
-            found = calibrate(changed.model, missing, self._fitting, kinds=factory, trial=True)
-            stats.tensors.update(found.tensors)
+        stats = complete(stats, changed, self._fitting, minimal_statistics(changed.plan))
         return quantize_copy(changed, stats, self._weights)
 
 
@@ -87,7 +83,3 @@ def to_rescale(prepared: Prepared) -> tuple[list[Node], frozenset[Node]]:
 
 def _kinds(axes: dict[str, int], basics: StatisticFactory, name: str) -> Sequence[Statistic]:
     return (*basics(name), *((ChannelStats(axes[name]), ChannelPeaks(axes[name])) if name in axes else ()))
-
-
-def _has(stats: Stats, name: str, wanted: Sequence[Statistic]) -> bool:
-    return name in stats and all(type(statistic) in stats[name] for statistic in wanted)

@@ -1,10 +1,11 @@
-"""The SQNR to expect on other samples: each half of the samples is judged by a model that is fitted on the other half.
+"""The SQNR to expect on other samples: half of the samples judge a model that is fitted on the other half.
 
 Codes of weights and ranges of activations follow the samples that they are chosen on. The error on those samples is
-therefore less than on others, by 6 dB for small networks with long rows. Two models are fitted, each on one half of
-the samples. All other choices are settled by then: which nodes are quantized, which channels are rescaled, how ranges
-are chosen. Each model is judged on the half that it has not seen, and so is the model that is fitted on all samples.
-The difference is the overfitting of a half.
+therefore less than on others, by 6 dB for small networks with long rows. A model is fitted on one half of the samples.
+All other choices are settled by then: which nodes are quantized, which channels are rescaled, how ranges are chosen. It
+is judged on the half that it has not seen, and so is the model that is fitted on all samples. The difference is the
+overfitting of a half. Codes that were chosen on this half before, to see whether they serve others, are not chosen
+again. Nor are codes of layers that read many rows: those are as good on others.
 
 Differences are averaged over samples in dB. One sample in ten that leaves all ranges would otherwise decide alone, and
 as many other samples may have none or two of its kind.
@@ -31,8 +32,8 @@ from onnxq.planning.decision import Choices
 from onnxq.rounding.layer_by_layer import block_jobs
 from onnxq.rounding.weights import Weights
 from onnxq.search.held_out import MOST
-from onnxq.search.variants import Variants
-from onnxq.stages.measure import choose_qparams, layers_needing_moments, settled_kinds
+from onnxq.search.variants import Variants, read_many_rows
+from onnxq.stages.measure import choose_qparams, complete, layers_needing_moments, settled_kinds
 from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies
 from onnxq.verification.error_stats import Difference
 from onnxq.verification.records import Comparison, CrossValidation
@@ -104,46 +105,50 @@ def cross_validate(variants: Variants, choices: Choices) -> CrossValidated | Non
     halves = variants.split.fitting_halves
     if halves is None or block_jobs(variants.prepared.plan):
         return None
-    pairs: list[tuple[Rows, Rows]] = []
-    names: Sequence[str] = ()
+    fitting, judging = halves
     try:
-        whole = variants.model(choices)
-        for fitting, judging in (halves, halves[::-1]):
-            model = _fitted_on(variants, choices, fitting)
-            judge = variants.split.evaluator(judging)
-            rows = None if model is None else (judge.differences(whole), judge.differences(model))
-            if rows is None or rows[0] is None or rows[1] is None:
-                return None
-            names = judge.counted
-            pairs.append((rows[0], rows[1]))
+        whole, model = variants.model(choices), _fitted_on(variants, choices, fitting)
+        if model is None:
+            return None
+        judge = variants.split.evaluator(judging)
+        seen, unseen = judge.differences(whole), judge.differences(model)
     except OnnxqError:  # the comparison says what is wrong
         return None
-    seen, unseen = ([row for pair in pairs for row in pair[which]] for which in (0, 1))
-    return CrossValidated(tuple(overfitting(names, seen, unseen)), len(seen))
+    if seen is None or unseen is None:
+        return None
+    samples = len(seen) + (fitting.count or len(seen))
+    return CrossValidated(tuple(overfitting(judge.counted, seen, unseen, samples)), samples)
 
 
 def _fitted_on(variants: Variants, choices: Choices, fitting: Samples) -> Model | None:
-    """Quantize with ranges and codes from some of the samples; None where nothing is taken from samples."""
-    spare = copy_prepared(variants.prepared, choices)
+    """Quantize with ranges and codes from the first half; None where nothing is taken from samples."""
+    spare, half = copy_prepared(variants.prepared, choices), variants.half
     layers = layers_needing_moments(spare.plan, blocks=False) if variants.weights.fitted else None
-    values = [*spare.plan.calibrated(), *(layers.values if layers is not None else ())]
-    if not values:
+    if not spare.plan.calibrated() and (layers is None or not layers.values):
         return None
-    kinds = settled_kinds(spare.plan, layers)
-    measured: Stats = calibrate(spare.model, values, fitting, kinds=kinds, trial=True)
+    rounds = layers is not None and half is None and not read_many_rows(spare.plan, fitting.count)
+    kinds = settled_kinds(spare.plan, layers if rounds else None)
+    measured = Stats() if half is None else half.stats
+    if rounds and layers is not None:
+        values = [*spare.plan.calibrated(), *layers.values]
+        measured = calibrate(spare.model, values, fitting, kinds=kinds, trial=True)
+    measured = complete(measured, spare, fitting, kinds)
     spare = exclude_unreached_bodies(spare, measured)
     qparams = choose_qparams(spare.plan, measured)
-    weights = Weights() if layers is None else Weights(spare.plan, qparams, measured, layers, quick=True)
+    weights = variants.weights if half is None else half.weights
+    if rounds and layers is not None:
+        weights = Weights(spare.plan, qparams, measured, layers, quick=True)
     return rewrite(spare.model, spare.plan, qparams, weights)
 
 
-def overfitting(names: Sequence[str], seen: Rows, unseen: Rows) -> Iterator[Overfitting]:
+def overfitting(names: Sequence[str], seen: Rows, unseen: Rows, samples: int) -> Iterator[Overfitting]:
     """Compare each output on samples that a model was fitted on with the same samples where it was not.
 
     Args:
         names: The outputs.
         seen: For each sample, how each output of the model differs that was fitted on it.
         unseen: The same for a model that was not.
+        samples: How many samples the first model was fitted on.
 
     """
     count = len(seen)
@@ -151,7 +156,8 @@ def overfitting(names: Sequence[str], seen: Rows, unseen: Rows) -> Iterator[Over
         before, after = (np.clip([row[place].sqnr for row in rows], -MOST, MOST) for rows in (seen, unseen))
         gains = before - after
         error = float(gains.std(ddof=1)) / math.sqrt(count) if count > 1 else 0.0
-        yield Overfitting(name, float(gains.mean()), error, _spread([row[place] for row in seen]))
+        spread = _spread([row[place] for row in seen]) * math.sqrt(count / samples)
+        yield Overfitting(name, float(gains.mean()), error, spread)
 
 
 def _spread(differences: Sequence[Difference]) -> float:

@@ -440,8 +440,8 @@ class HoldoutSplit:
     def fitting_halves(self) -> tuple[Samples, Samples] | None:
         """More of the samples in two sets, in turn: each judges what is fitted on the other; None where too few."""
         taken = self._few_among(spread_samples(self.samples, self.expected_fitting(), MOST_ELEMENTS, 2))
-        if len(taken) < 2:
-            return None
+        if len(taken) < 2 or list(taken) == list(self._few):
+            return self.halves
         first, second = self._sets(taken, 2)
         return first, second
 

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from onnx import TensorProto
 
 from onnxq.calibration.calibrate import calibrate
 from onnxq.calibration.output_sensitivity import OutputSensitivity
 from onnxq.calibration.qparams import QParams
+from onnxq.calibration.second_moments import InputMoments
 from onnxq.calibration.stats import Stats
 from onnxq.data.generated_text import generated_text
 from onnxq.data.samples import Samples, spread_samples
@@ -27,7 +29,7 @@ from onnxq.rounding.weights import Weights
 from onnxq.runtime.memory import collect_garbage
 from onnxq.search.held_out import HoldoutSplit, SqnrEvaluator
 from onnxq.search.range_trial import MIN_MAX, RangeChoice, choose_ranges, with_ranges
-from onnxq.stages.measure import Known, choose_qparams, layers_needing_moments, measure
+from onnxq.stages.measure import Known, choose_qparams, layers_needing_moments, measure, settled_kinds
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies, quantize_copy
 from onnxq.targets.assumed_shapes import known_count
@@ -48,12 +50,24 @@ class Variants:
         stats: Of everything that is calibrated; what a variant needs besides is measured when it is asked for.
         weights: The codes.
         split: The float model for onnxruntime, and the samples to judge on, and to measure further ranges on.
+        half: What was fitted on half of the samples, where that is known.
+        detailed: Whether what is measured besides is for a report as well.
 
     """
 
-    def __init__(self, prepared: Prepared, stats: Stats, weights: Weights, split: HoldoutSplit) -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        stats: Stats,
+        weights: Weights,
+        split: HoldoutSplit,
+        half: FittedHalf | None = None,
+        *,
+        detailed: bool = False,
+    ) -> None:
         self.prepared, self.stats, self.weights, self.split = prepared, stats, weights, split
         self.baseline, self.samples = split.baseline, split.samples
+        self.half, self._detailed = half, detailed
         self._ranges: Known = {}
 
     @property
@@ -91,17 +105,44 @@ class Variants:
         """Return scale and zero point of everything that a copy reads in 8 bit."""
         unknown = [value for value in prepared.plan.calibrated() if value.name not in self.stats]
         if unknown:
-            kinds = OutputSensitivity(prepared.plan).kinds
+            # One run of the samples measures what other choices could ask for as well
+            unknown = list(dict.fromkeys([*unknown, *self._others(prepared)]))
+            plan = prepared.plan
+            kinds = OutputSensitivity(plan).kinds if self._detailed else settled_kinds(plan, None)
             self.stats = self.stats.merge(calibrate(prepared.model, unknown, self.samples, kinds=kinds))
         return choose_qparams(prepared.plan, self.stats, self._ranges)
+
+    def _others(self, prepared: Prepared) -> Iterator[Value]:
+        """Yield values that are not measured yet, and that nodes of the main graph read or give in 8 bit."""
+        values = prepared.model.graph.values
+        for decision in self.prepared.plan.decisions:
+            if decision.scheme != "static-int8" or decision.node.graph.parent is not None:
+                continue
+            for value in (*decision.node.inputs, *decision.node.outputs):
+                copied = None if value is None or value.name in self.stats else values.get(value.name)
+                if copied is not None and copied.tensor is None and copied.dtype == TensorProto.FLOAT:
+                    yield copied
 
     def noises(self, several: Iterable[Choices], *, costs_count: bool = True) -> Iterator[np.ndarray]:
         """Yield the squared error of every output by its squared size with each of several choices."""
         return self.judge.noises(self.model(choices, costs_count=costs_count) for choices in several)
 
 
+class FittedHalf(NamedTuple):
+    """Codes of weights that were chosen on the first half of the samples, and what was measured of that half."""
+
+    weights: Weights
+    stats: Stats
+
+
 def calibrate_and_round(
-    prepared: Prepared, split: HoldoutSplit, given: Samples | None, stats: str | Path | Stats | None, observer: Observer
+    prepared: Prepared,
+    split: HoldoutSplit,
+    given: Samples | None,
+    stats: str | Path | Stats | None,
+    observer: Observer,
+    *,
+    detailed: bool = False,
 ) -> Variants:
     """Calibrate, and choose the codes of all weights.
 
@@ -111,6 +152,7 @@ def calibrate_and_round(
         given: Samples to calibrate with, if there are any.
         stats: Statistics of an earlier calibration, if there are any.
         observer: Told about each step.
+        detailed: Whether statistics are for a report as well.
 
     """
     tried = HoldoutChoice()
@@ -123,10 +165,11 @@ def calibrate_and_round(
     staged = bool(texts) and can_step(prepared.model, block_jobs(prepared.plan))
     layers = layers_needing_moments(prepared.plan, blocks=not staged)
     collect_garbage(prepared.model)
-    measured = measure(prepared, layers, given, stats, observer)
-    prepared = exclude_unreached_bodies(prepared, measured)
+    prepared = with_ranges(prepared, tried.ranges)
+    settled = not detailed and not prepared.fast
+    measured = measure(prepared, layers, given, stats, observer, settled=settled)
     observer.step("round")
-    prepared = exclude_unreached_bodies(with_ranges(prepared, tried.ranges), measured)
+    prepared = exclude_unreached_bodies(prepared, measured)
     jobs, solutions = block_jobs(prepared.plan), {}
     if jobs and staged:
         solutions = round_layer_by_layer(prepared.model, jobs, texts, checkpoint=prepared.open_checkpoint(texts))
@@ -138,7 +181,7 @@ def calibrate_and_round(
     if tried.rounding:
         qparams = choose_qparams(prepared.plan, measured)
         weights = Weights(prepared.plan, qparams, measured, layers, solutions=solutions)
-    return Variants(prepared, measured, weights, split)
+    return Variants(prepared, measured, weights, split, tried.half, detailed=detailed)
 
 
 def _texts(prepared: Prepared, given: Samples | None) -> Sequence[Mapping[str, np.ndarray]]:
@@ -151,10 +194,18 @@ def _texts(prepared: Prepared, given: Samples | None) -> Sequence[Mapping[str, n
 
 
 class HoldoutChoice(NamedTuple):
-    """The verdict of held-out samples: whether chosen codes gain on them, and which ranges do."""
+    """The verdict of held-out samples: whether chosen codes gain on them, and which ranges do.
+
+    Attributes:
+        rounding: Whether codes are chosen.
+        ranges: The way to choose ranges.
+        half: The codes that were tried, if they do, and if it is the half for cross-validation.
+
+    """
 
     rounding: bool = True
     ranges: RangeChoice = MIN_MAX
+    half: FittedHalf | None = None
 
 
 def choose_by_holdout(prepared: Prepared, split: HoldoutSplit) -> HoldoutChoice:
@@ -168,8 +219,8 @@ def choose_by_holdout(prepared: Prepared, split: HoldoutSplit) -> HoldoutChoice:
     if split.halves is None:
         return HoldoutChoice()
     surely = read_many_rows(prepared.plan, split.samples.count)
-    rounding = surely or _codes_serve_others(prepared, split, split.halves[0])
-    return HoldoutChoice(rounding, choose_ranges(prepared, split) if opened else MIN_MAX)
+    rounding, half = (True, None) if surely else _codes_serve_others(prepared, split, split.halves[0])
+    return HoldoutChoice(rounding, choose_ranges(prepared, split) if opened else MIN_MAX, half)
 
 
 def read_many_rows(plan: Plan, samples: int | None) -> bool:
@@ -185,8 +236,8 @@ def read_many_rows(plan: Plan, samples: int | None) -> bool:
     return True
 
 
-def _codes_serve_others(prepared: Prepared, split: HoldoutSplit, fitting: Samples) -> bool:
-    """Choose codes on a half of the samples, and judge them on the other."""
+def _codes_serve_others(prepared: Prepared, split: HoldoutSplit, fitting: Samples) -> tuple[bool, FittedHalf | None]:
+    """Choose codes on a half of the samples, and judge them on the other; gives the codes as well if they are kept."""
     spare = copy_prepared(prepared)
     layers = layers_needing_moments(spare.plan, blocks=False)
     measured = measure(spare, layers, fitting, None, Silent(), trial=True)
@@ -194,4 +245,7 @@ def _codes_serve_others(prepared: Prepared, split: HoldoutSplit, fitting: Sample
     chosen = Weights(spare.plan, choose_qparams(spare.plan, measured), measured, layers, quick=True)
     both = (quantize_copy(copy_prepared(prepared), measured, weights) for weights in (None, chosen))
     simple, better = split.judge.sqnrs(both)
-    return better > simple
+    if better <= simple or split.fitting_halves is not split.halves:
+        return better > simple, None
+    chosen.forget_inputs()
+    return True, FittedHalf(chosen, measured.without(InputMoments))

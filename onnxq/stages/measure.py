@@ -5,6 +5,7 @@ Tests: `tests/stages/test_moved_ranges.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from onnxq.calibration.activation_qparams import coarsened, scheme_qparams
@@ -14,6 +15,7 @@ from onnxq.calibration.layer_moments import MeasuredLayers
 from onnxq.calibration.output_sensitivity import OutputSensitivity, trial_statistics
 from onnxq.calibration.qparams import QParams
 from onnxq.calibration.ranges import Needs, needs_of
+from onnxq.calibration.statistic import Statistic
 from onnxq.calibration.stats import StatisticFactory, Stats, range_kinds
 from onnxq.calibration.stats_file import load_stats
 from onnxq.data.samples import Samples
@@ -51,10 +53,19 @@ def measure(
     observer: Observer,
     *,
     trial: bool = False,
+    settled: bool = False,
 ) -> Stats:
     """Return the statistics that the plan needs: those that the caller has, or those of one pass over the samples.
 
-    For a trial, it measures only the statistics that choices need, and none for files and reports.
+    Args:
+        prepared: The model and its plan.
+        layers: Those whose inputs' second moments are measured as well.
+        samples: What to measure on.
+        stats: Statistics of an earlier calibration, or a file of them.
+        observer: Told about progress.
+        trial: Measure only what choices need, with the last bits of float32, ranges by output error among them.
+        settled: Measure only what settled ranges and codes need, and nothing for files and reports.
+
     """
     values = [*prepared.plan.calibrated(), *layers.values]
     if isinstance(stats, Stats):
@@ -63,7 +74,7 @@ def measure(
         return load_stats(stats, expected=prepared.source)[0]
     if not values or samples is None:
         return Stats()
-    kinds = _kinds(prepared, layers, trial=trial)
+    kinds = settled_kinds(prepared.plan, layers) if settled else _kinds(prepared, layers, trial=trial)
     return calibrate(prepared.model, values, samples, progress=observer.progress, kinds=kinds, trial=trial)
 
 
@@ -86,6 +97,20 @@ def measure_blocks(
 def settled_kinds(plan: Plan, layers: MeasuredLayers | None) -> StatisticFactory:
     """Choose what settled ranges need of each tensor, and codes of weights where layers are given."""
     return trial_statistics(plan, layers or MeasuredLayers(()), settled=True)
+
+
+def complete(stats: Stats, prepared: Prepared, samples: Samples, kinds: StatisticFactory) -> Stats:
+    """Return statistics with what a plan needs and they lack, measured roughly; the very same where nothing is."""
+    missing = [value for value in prepared.plan.calibrated() if not _has(stats, value.name, kinds(value.name))]
+    if not missing:
+        return stats
+    made = stats.copy()
+    made.tensors.update(calibrate(prepared.model, missing, samples, kinds=kinds, trial=True).tensors)
+    return made
+
+
+def _has(stats: Stats, name: str, wanted: Sequence[Statistic]) -> bool:
+    return name in stats and all(type(statistic) in stats[name] for statistic in wanted)
 
 
 def _kinds(prepared: Prepared, layers: MeasuredLayers, *, trial: bool) -> StatisticFactory:

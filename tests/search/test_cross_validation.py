@@ -40,14 +40,14 @@ def output(name: str, sqnr: float) -> OutputComparison:
 def test_differences_are_averaged_over_samples_in_decibels() -> None:
     seen = [[difference(1, 1e-4)], [difference(1, 1e-3)]]
     unseen = [[difference(1, 1e-3)], [difference(1, 1e-3)]]
-    (found,) = overfitting(["y"], seen, unseen)
+    (found,) = overfitting(["y"], seen, unseen, 2)
     np.testing.assert_allclose([found.gain, found.error], [5.0, 5.0], rtol=1e-6)  # 10 and 0
     off = math.sqrt(2 / 1 * 2 * (4.5e-4) ** 2) / 1.1e-3  # by 4.5e-4 either way from a mean of 5.5e-4
     np.testing.assert_allclose(found.spread, DECIBEL * off, rtol=1e-6)
 
 
 def test_equal_outputs_do_not_overfit() -> None:
-    (found,) = overfitting(["y"], [[difference(1, 0)], [difference(2, 0)]], [[difference(1, 0)], [difference(2, 0)]])
+    (found,) = overfitting(["y"], [[difference(1, 0)], [difference(2, 0)]], [[difference(1, 0)], [difference(2, 0)]], 2)
     assert (found.gain, found.error, found.spread) == (0.0, 0.0, 0.0)
     expected = CrossValidated((found,), 2).expected(Comparison((output("y", math.inf),), 2), 2)
     assert expected is not None

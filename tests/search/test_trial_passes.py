@@ -76,7 +76,7 @@ def test_codes_are_tried_only_where_a_layer_reads_few_rows(tmp_path, monkeypatch
     used = weights if head else {"w0": weights["w0"]}
     onnx.save(build(nodes, {"x": ["N", 3, 8, 8]}, ["y" if head else "b"], used), path)
     asked: list[bool] = []
-    monkeypatch.setattr(variants_module, "_codes_serve_others", lambda *_: bool(asked.append(True)))
+    monkeypatch.setattr(variants_module, "_codes_serve_others", lambda *_: (bool(asked.append(True)), None))
     report = quantize(path, "static-int8", samples=[{"x": floats(1, 3, 8, 8, seed=i)} for i in range(24)], force=True)
     assert len(asked) == head
     assert (variants_module.TO_NEAREST in report.notes) == head
@@ -181,7 +181,7 @@ def test_a_copy_that_is_judged_has_the_codes_that_are_written(tmp_path, width, m
     onnx.save(build(nodes, {"x": [16, width]}, ["y"], weights), tmp_path / "m.onnx")
     prepared = prepare(load(tmp_path / "m.onnx"), load_recipe("static-int8").setting(smoothing=False), with_data=True)
     given = wrap_samples([{"x": floats(16, width, seed=10 + i)} for i in range(12)], input_specs(prepared.model))
-    monkeypatch.setattr(variants_module, "_codes_serve_others", lambda *given: True)
+    monkeypatch.setattr(variants_module, "_codes_serve_others", lambda *given: (True, None))
     variants = calibrate_and_round(prepared, HoldoutSplit(prepared.model.copy(), given), given, None, Silent())
     assert variants.weights.chosen()
     judged = variants.model({})
