@@ -21,6 +21,7 @@ from onnxq.data.text.roles import TextInputs, text_inputs
 from onnxq.data.text.sentences import Sentences
 from onnxq.data.text.text_bytes import byte_tokenizer
 from onnxq.data.text.tokenizer import LONGEST, EncodedText, Padding, TextTokenizer, find_tokenizer
+from onnxq.data.text.windows import joined_windows
 from onnxq.data.validation import InputSpec
 from onnxq.errors import DataError
 from onnxq.text import counted
@@ -47,15 +48,17 @@ def text_source(sentences: Sentences, inputs: Sequence[InputSpec], facts: ModelF
     wanted = replace(wanted, filled=length)
     tokenizer = byte_tokenizer(wanted.ids, facts, reading) or find_tokenizer(facts, reading, sentences.label)
     most = _most(wanted, tokenizer, reading)
-    pairs = [tokenizer.encode(row, most) for row in sentences.rows]
-    encoded = [found for found, _ in pairs]
+    joined = joined_windows(sentences, wanted, facts, tokenizer, most)
+    pairs = [tokenizer.encode(row, most) for row in sentences.rows] if joined is None else []
+    encoded = [found for found, _ in pairs] if joined is None else joined[0]
     cut = sum(before > most for _, before in pairs)
     count, dropped = divmod(len(encoded), wanted.batch)
     if not count:
         hint = "Give more."
         given = counted(len(encoded), "sentence")
         raise DataError(f"{sentences.label} has {given}, and the model takes {wanted.batch} at once", hint)
-    notes = (*sentences.notes, *([_cut_note(sentences, cut, most, wanted)] if cut else []))
+    told = [_cut_note(sentences, cut, most, wanted)] if cut else [] if joined is None else [joined[1]]
+    notes = (*sentences.notes, *told)
     batches = _Batches(wanted, encoded, tokenizer.padding, _labels(sentences, facts))
     preparations = (_told(wanted, tokenizer, encoded, most), *_told_constants(constants))
     if not wanted.caches:
@@ -65,14 +68,14 @@ def text_source(sentences: Sentences, inputs: Sequence[InputSpec], facts: ModelF
     feed = _cache_feed(inputs, wanted, facts)
     steps = [len(cuts) for cuts in batches.cuts()]
     spoken = "an empty cache, then what the step before gave"
-    told = Preparation(wanted.caches[0].name, f"{spoken} (all {len(wanted.caches)} caches)", "", {"steps": sum(steps)})
+    fed = Preparation(wanted.caches[0].name, f"{spoken} (all {len(wanted.caches)} caches)", "", {"steps": sum(steps)})
     return Source(
         sentences.label,
         lambda: feed.run(batches.sequences(), sentences.label),
         sum(steps),
         dropped,
         wanted.batch,
-        preparations=(*preparations, told),
+        preparations=(*preparations, fed),
         notes=notes,
     )
 

@@ -90,6 +90,10 @@ class TextTokenizer:
             raise DataError(f"{self.path} makes no token of '{row[0][:40]}'", "Is it the tokenizer of the model?")
         return used, len(whole.ids)
 
+    def marks(self) -> tuple[int, ...]:
+        """Return the tokens that are added to every text, such as a mark of its beginning."""
+        return tuple(self.encoder.encode("").ids)
+
     def _encode(self, row: Sequence[str]) -> EncodedText:
         try:
             found = self.encoder.encode(*row)
