@@ -4,6 +4,10 @@ The text that a language model writes is distributed as the text that it reads: 
 Sampling adds Gumbel noise that depends on the sequence and the place alone, and takes the greatest sum. onnxruntime
 drafts the tokens, and the evaluator checks all of them in one run. If its sums in float64 choose another token, the
 draft goes on from there. So the tokens are the same on every processor.
+
+A model that runs in segments reads its weights at every run. Its runs choose all tokens of a sequence at once, each by
+those that the run before has chosen: Jacobi iteration (https://arxiv.org/abs/2305.10427), stopped early. A token then
+follows from the last few in front of it, as many as there were runs.
 """
 
 from __future__ import annotations
@@ -18,12 +22,16 @@ from onnx import TensorProto
 from onnxq.errors import OnnxqError
 from onnxq.evaluator import Evaluator
 from onnxq.ir import Model, Value
-from onnxq.runtime.session import InMemory, open_session, run_session
+from onnxq.runtime.session import InMemory, SessionError, open_session, run_session
 
 LENGTH, LONGEST = 64, 512  # of sequences where the model leaves it open, and that is tried otherwise
 MOST_SEQUENCES, FEWEST_SEQUENCES = 64, 8
 WORK = 1 << 18  # tokens to run in all
 ROUNDS = 8  # of drafts that the evaluator corrects
+PASSES = 8  # of Jacobi iteration
+PRODUCTS = 6.4e12  # multiplications for sequences of a large model: about two minutes on two cores
+LOGITS = 1 << 24  # elements of logits that are computed at a time: 64 MB
+TOLERANCE = 1e-3  # of the largest logit, within which logits in float32 are the same
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 FLOATS: Mapping[int | None, type[np.floating[Any]]] = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16}
 MASK, PLACES = "attention_mask", "position_ids"
@@ -128,6 +136,61 @@ def generated_text(model: Model, seed: int = 0) -> list[dict[str, np.ndarray]]:
     except OnnxqError:  # what is wrong with the model is said by those that have to run it
         return []
     return [found.feeds(row[None]) for row in ids]
+
+
+def drafted_text(model: Model, seed: int = 0) -> list[dict[str, np.ndarray]]:
+    """Let a large decoder generate token sequences in few runs, which go through its segments.
+
+    Args:
+        model: The float model, types inferred.
+        seed: Of the tokens to begin with and of the choice of all others.
+
+    Returns:
+        As `generated_text`; fewer sequences the larger the model is.
+
+    """
+    found = text_input(model)
+    if found is None:
+        return []
+    work = PASSES * found.length * max(model.weight_bytes // np.dtype(np.float32).itemsize, 1)
+    count = int(np.clip(PRODUCTS // work, FEWEST_SEQUENCES, MOST_SEQUENCES))
+    random = np.random.default_rng(seed)
+    first = random.integers(0, found.tokens, (count, 1))
+    ids = np.concatenate([first, random.integers(0, found.tokens, (count, found.length - 1))], axis=1)
+    try:
+        session = open_session(model, segments=True)
+        name = found.logits.name
+
+        def logits(ids: np.ndarray) -> np.ndarray:
+            return np.asarray(run_session(session, [name], found.feeds(ids))[0])
+
+        if not _reads_backwards(found, ids[:1], logits):
+            return []
+        for _ in range(PASSES):
+            ids = _redrafted(found, ids, _Sampler(seed), logits)
+    except (OnnxqError, SessionError):  # what is wrong with the model is said by those that have to run it
+        return []
+    return [found.feeds(row[None]) for row in ids]
+
+
+def _redrafted(found: TextInput, ids: np.ndarray, sampler: _Sampler, logits: Run) -> np.ndarray:
+    """Return sequences in which each token but the first is chosen again, by the old ones in front of it."""
+    chosen = ids.copy()
+    together = max(LOGITS // (found.length * found.tokens), 1)
+    for start in range(0, len(ids), together):
+        for row, scores in enumerate(logits(ids[start : start + together]), start):
+            for place in range(found.length - 1):
+                chosen[row, place + 1] = sampler.next(scores[place], place, row)
+    return chosen
+
+
+def _reads_backwards(found: TextInput, one: np.ndarray, logits: Run) -> bool:
+    """Tell whether the last token leaves the logits in front of it as they are, but for rounding."""
+    other = one.copy()
+    other[:, -1] = (other[:, -1] + 1) % found.tokens
+    before, after = logits(one), logits(other)
+    most = np.abs(before).max()
+    return bool(np.isfinite(most)) and bool(np.abs(before[:, :-1] - after[:, :-1]).max() <= TOLERANCE * most)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from onnxq.calibration.layer_moments import MeasuredLayers
 from onnxq.calibration.stats import Stats
+from onnxq.data.generated_text import drafted_text
 from onnxq.data.samples import Samples, input_specs, spread_samples
 from onnxq.data.synthetic import synthetic_samples
 from onnxq.ir import Model
@@ -22,6 +23,7 @@ from onnxq.rounding.block_solver import BlockSolution
 from onnxq.rounding.layer_by_layer import block_jobs, can_step, round_layer_by_layer
 from onnxq.rounding.weights import Key, Weights
 from onnxq.runtime.memory import trim_heap
+from onnxq.search.variants import GENERATED
 from onnxq.stages.finish import finalize
 from onnxq.stages.measure import choose_qparams, measure
 from onnxq.stages.prepared import Prepared
@@ -69,8 +71,9 @@ def quantize_large(
     if detailed:
         report = replace(report, activations=activation_records(prepared.plan, qparams, measured))
     with Spool(scratch) as spool:
-        solutions = _block_solutions(prepared, given if stats is None else None, spool)
-        report = replace(report, notes=(*report.notes, STAGED if solutions else SIMPLER))
+        solutions, drafted = ({}, 0) if stats is not None else _block_solutions(prepared, given, spool)
+        written = (GENERATED.format(drafted),) if drafted else ()
+        report = replace(report, notes=(*report.notes, *written, STAGED if solutions else SIMPLER))
         weights = Weights(spool=spool, solutions=solutions)
         model = finalize(rewrite(prepared.model, prepared.plan, qparams, weights), prepared)
         report = replace(report, notes=(*report.notes, *weights.notes()), saturation=weights.cures())
@@ -85,10 +88,21 @@ def quantize_large(
     return model, replace(report, comparison=comparison, samples=probe.description)
 
 
-def _block_solutions(prepared: Prepared, given: Samples | None, spool: Spool) -> dict[Key, BlockSolution]:
-    """Choose codes of weights in blocks layer by layer; none without samples, or for operators without a kernel."""
+def _block_solutions(prepared: Prepared, given: Samples | None, spool: Spool) -> tuple[dict[Key, BlockSolution], int]:
+    """Choose codes of weights in blocks layer by layer, on the samples or on text that a decoder drafts itself.
+
+    Returns:
+        The codes; none without either, or for operators without a kernel. How many sequences were drafted.
+
+    """
     jobs = block_jobs(prepared.plan)
-    if given is None or not jobs or not can_step(prepared.model, jobs):
-        return {}
-    samples = list(spread_samples(given, MOST_SAMPLES, MOST_ELEMENTS).values())
-    return round_layer_by_layer(prepared.model, jobs, samples, spool, prepared.open_checkpoint(samples))
+    if not jobs or not can_step(prepared.model, jobs):
+        return {}, 0
+    if given is not None:
+        samples = list(spread_samples(given, MOST_SAMPLES, MOST_ELEMENTS).values())
+    else:
+        samples = drafted_text(prepared.model)
+    if not samples:
+        return {}, 0
+    found = round_layer_by_layer(prepared.model, jobs, samples, spool, prepared.open_checkpoint(samples))
+    return found, 0 if given is not None else len(samples)

@@ -8,6 +8,7 @@ tokens, latency of one token and of a prefill relative to float (one thread, in 
 A model of a fixed length has one latency, of that length. `--rivals` makes onnxruntime's round-to-nearest (asymmetric
 and symmetric), k-quant and HQQ at the same block size; HQQ needs torch, so `--python` names an interpreter that has it.
 The rivals store the head, the last product, in the same bits, or leave it in float with `--head float`.
+`--own calib.npz` quantizes FLOAT with those data and without, `--large` as if it were a large model.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
+
+from onnxq import in_blocks, quantize
+from onnxq.ir import segment
 
 CACHE = Path.home() / ".cache" / "onnxq-bench" / "decoder"
 PROMPT, CONTINUED, PREFILL, TURNS = 32, 64, 128, 40
@@ -140,6 +144,16 @@ def make_rivals(arguments: argparse.Namespace, folder: Path) -> dict[str, Path]:
     return made
 
 
+def make_own(arguments: argparse.Namespace, folder: Path) -> dict[str, Path]:
+    """Quantize with data and without, in memory or as a large model."""
+    segment.LARGE = 0 if arguments.large else segment.LARGE
+    made = {}
+    for name, data in (("onnxq", [arguments.own]), ("onnxq, no data", [])):
+        made[name] = folder / f"onnxq{len(made)}.onnx"
+        quantize(arguments.model, in_blocks(arguments.bits, arguments.block), data=data, output=made[name])
+    return made
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -150,6 +164,8 @@ def main() -> None:
     )
     parser.add_argument("--windows", type=int, default=64)
     parser.add_argument("--rivals", action="store_true")
+    parser.add_argument("--own", type=Path, help="data to let onnxq quantize with")
+    parser.add_argument("--large", action="store_true")
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--bits", type=int, default=4)
     parser.add_argument("--block", type=int, default=32)
@@ -164,6 +180,7 @@ def main() -> None:
     float_run = session(arguments.model)
     with tempfile.TemporaryDirectory() as folder:
         models = make_rivals(arguments, Path(folder)) if arguments.rivals else {}
+        models |= make_own(arguments, Path(folder)) if arguments.own else {}
         models |= {name: Path(path) for name, _, path in (entry.partition("=") for entry in arguments.quantized)}
         size = arguments.model.stat().st_size
         print(f"{'':22}{'ppl':>9}{'above':>9}{'KL':>9}{'greedy':>8}{'token':>7}{'prefill':>8}{'size':>7}")

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxq import evaluate
 from onnxq.data import generated_text as module
-from onnxq.data.generated_text import generated_text, text_input
+from onnxq.data.generated_text import drafted_text, generated_text, text_input
 from onnxq.ir import infer_types, parse
 
 TOKENS, WIDTH, LENGTH = 24, 16, 12
@@ -50,9 +50,31 @@ def test_a_decoder_writes_sequences_of_its_own_tokens(length):
     assert len(np.unique(ids, axis=0)) == len(ids)
 
 
-def test_what_is_likely_is_written_often():
+@pytest.mark.parametrize("length", [LENGTH, "length"])
+def test_drafts_become_what_is_written_one_by_one(length, monkeypatch):
+    model = decoder(length=length)
+    monkeypatch.setattr(module, "LENGTH", LENGTH)
+    monkeypatch.setattr(module, "LOGITS", 5 * LENGTH * TOKENS)
+    expected = [sample["ids"] for sample in generated_text(model)]
+    few, passes = [sample["ids"] for sample in drafted_text(model)], module.PASSES
+    monkeypatch.setattr(module, "PASSES", LENGTH)
+    found = [sample["ids"] for sample in drafted_text(model)]
+    np.testing.assert_array_equal(found, expected)
+    assert np.mean(np.array(few) == np.array(expected)) > passes / LENGTH
+
+
+def test_a_larger_model_drafts_fewer_sequences(monkeypatch):
+    model = decoder()
+    monkeypatch.setattr(module, "PRODUCTS", 20.5 * module.PASSES * LENGTH * model.weight_bytes // 4)
+    assert len(drafted_text(model)) == 20
+    monkeypatch.setattr(module, "PRODUCTS", 0)
+    assert len(drafted_text(model)) == module.FEWEST_SEQUENCES
+
+
+@pytest.mark.parametrize("write", [generated_text, drafted_text])
+def test_what_is_likely_is_written_often(write):
     model = decoder(length="length")
-    ids = np.concatenate([sample["ids"] for sample in generated_text(model)])
+    ids = np.concatenate([sample["ids"] for sample in write(model)])
     logits = evaluate(model, {"ids": ids})["logits"].astype(np.float64)
     chances = np.exp(logits - logits.max(-1, keepdims=True))
     chances /= chances.sum(-1, keepdims=True)
@@ -78,6 +100,11 @@ def test_wrong_drafts_change_no_token(monkeypatch):
 
 def test_other_models_write_nothing():
     assert not generated_text(decoder(causal=False))
+    assert not drafted_text(decoder(causal=False))
+    assert not drafted_text(decoder(batch=4))
+    broken = decoder()
+    broken.graph.nodes[0].op_type = "Nonsense"
+    assert not drafted_text(broken)
     assert text_input(decoder(batch=4)) is None
     assert text_input(decoder(extra=("segments",))) is None
     found = text_input(decoder(extra=("attention_mask",)))

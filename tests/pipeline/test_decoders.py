@@ -38,8 +38,11 @@ def test_a_decoder_of_the_builder_is_rounded_layer_by_layer(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("make", [genai_decoder, optimum_decoder])
-def test_a_decoder_with_a_cache_is_calibrated_on_what_it_writes(tmp_path, make):
+@pytest.mark.parametrize("large", [False, True])
+def test_a_decoder_with_a_cache_is_calibrated_on_what_it_writes(tmp_path, monkeypatch, make, large):
     onnx.save(make(), tmp_path / "m.onnx")
+    if large:
+        monkeypatch.setattr(segment, "LARGE", 0)
     report = quantize(tmp_path / "m.onnx", in_blocks(4), output=tmp_path / "q.onnx")
     assert "chose codes on 64 token sequences that the model generated itself" in report.notes
 
