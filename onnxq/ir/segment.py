@@ -35,6 +35,7 @@ MAPPABLE = frozenset(
     | {TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64}
     | {TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64}
 )
+FOLDED = 16 << 20  # bytes up to which a weight that is cast is given to a runtime as it is, which casts it in advance
 CAST_GROWTH = 5  # a weight in 8 bits that is cast to float32 takes four times its bytes in addition
 
 
@@ -64,6 +65,8 @@ class Segment:
 def cut_segments(model: Model, budget: int, taps: Sequence[Value] = ()) -> list[Segment]:
     """Cut the main graph where few values cross, so that the weights of a segment take about `budget` bytes.
 
+    Nodes that read constants alone, such as a Cast of scales, move to their first readers.
+
     Args:
         model: A model with its types inferred: a cut crosses only values whose element type is known.
         budget: Bytes of weights in a segment; one weight beyond that has a segment for itself.
@@ -71,9 +74,10 @@ def cut_segments(model: Model, budget: int, taps: Sequence[Value] = ()) -> list[
 
     """
     graph = model.graph
-    needs = [[value for value in dict.fromkeys(reads(node)) if value.graph is graph] for node in graph.nodes]
-    last = _last_readers(graph, needs)
-    crossing = _crossing(graph, last)
+    nodes = _beside_readers(graph)
+    needs = [[value for value in dict.fromkeys(reads(node)) if value.graph is graph] for node in nodes]
+    last = _last_readers(needs)
+    crossing = _crossing(nodes, last)
     costs = _costs(needs)
     starts, weight = [0], 0
     for index, cost in enumerate(costs):
@@ -84,8 +88,8 @@ def cut_segments(model: Model, budget: int, taps: Sequence[Value] = ()) -> list[
         weight += cost
     wanted = {*graph.outputs, *taps}
     segments = []
-    for start, end in zip(starts, [*starts[1:], len(graph.nodes)], strict=True):
-        segment = Segment(graph.nodes[start:end])
+    for start, end in zip(starts, [*starts[1:], len(nodes)], strict=True):
+        segment = Segment(nodes[start:end])
         made = {value: None for node in segment.nodes for value in node.outputs if value is not None}
         read = dict.fromkeys(value for found in needs[start:end] for value in found)
         segment.constants = [value for value in read if value.tensor is not None]
@@ -95,14 +99,32 @@ def cut_segments(model: Model, budget: int, taps: Sequence[Value] = ()) -> list[
     return segments
 
 
-def _last_readers(graph: Graph, needs: Sequence[Sequence[Value]]) -> dict[Value, int]:
+def _beside_readers(graph: Graph) -> list[Node]:
+    """Return the nodes in an order in which those that read constants alone stand in front of their first reader."""
+    waiting: dict[Value | None, Node] = {}
+    ordered: list[Node] = []
+    for node in graph.nodes:
+        read = list(dict.fromkeys(reads(node)))
+        if read and all(value.tensor is not None and not value.is_input for value in read):
+            waiting |= {value: node for value in node.outputs if value is not None}
+            continue
+        for value in read:
+            if value in waiting:
+                ordered.append(waiting[value])
+                for made in ordered[-1].outputs:
+                    waiting.pop(made, None)
+        ordered.append(node)
+    return ordered + list(dict.fromkeys(waiting.values()))
+
+
+def _last_readers(needs: Sequence[Sequence[Value]]) -> dict[Value, int]:
     return {value: index for index, found in enumerate(needs) for value in found if value.producer is not None}
 
 
-def _crossing(graph: Graph, last: dict[Value, int]) -> list[int | None]:
+def _crossing(nodes: Sequence[Node], last: dict[Value, int]) -> list[int | None]:
     """Count, for each node, the values from before it that are read from it on; None where one has an unknown type."""
-    changes, unknown = [0] * (len(graph.nodes) + 1), [0] * (len(graph.nodes) + 1)
-    for index, node in enumerate(graph.nodes):
+    changes, unknown = [0] * (len(nodes) + 1), [0] * (len(nodes) + 1)
+    for index, node in enumerate(nodes):
         for value in node.outputs:
             if value is not None and last.get(value, index) > index:
                 for counts in (changes, unknown) if value.dtype is None else (changes,):
@@ -129,8 +151,11 @@ def _costs(needs: Sequence[Sequence[Value]]) -> list[int]:
 
 def _bytes(value: Value) -> int:
     assert value.tensor is not None
-    cast = any(use.node.op_type == "Cast" for use in value.uses)
-    return value.tensor.nbytes * (CAST_GROWTH if cast else 1)
+    return value.tensor.nbytes * (CAST_GROWTH if _is_cast(value) else 1)
+
+
+def _is_cast(value: Value) -> bool:
+    return any(use.node.op_type == "Cast" for use in value.uses)
 
 
 def _place(crossing: Sequence[int | None], costs: Sequence[int], start: int, index: int, weight: int) -> int | None:
@@ -153,8 +178,8 @@ def encode_segment(model: Model, segment: Segment, beside: int) -> tuple[bytes, 
     Args:
         model: The model that was cut.
         segment: The segment.
-        beside: Bytes from which on a weight stays out: in its place stands external data in the file `null` of the
-            folder `dev`, where nothing is to be read.
+        beside: Bytes from which on a weight stays out, unless it is cast and of `FOLDED` bytes at most. In its place
+            stands external data in the file `null` of the folder `dev`, where nothing is to be read.
 
     Returns:
         A ModelProto, and by name the weights that it does not hold.
@@ -173,7 +198,8 @@ def encode_segment(model: Model, segment: Segment, beside: int) -> tuple[bytes, 
     for value in segment.constants:
         tensor = value.tensor
         assert tensor is not None
-        if tensor.nbytes >= beside and tensor.dtype in MAPPABLE:
+        inside = tensor.nbytes < beside or (_is_cast(value) and tensor.nbytes <= FOLDED)
+        if not inside and tensor.dtype in MAPPABLE:
             left_out[value.name] = tensor
             chunks += tensor.encode_external(value.name, number=GRAPH_INITIALIZER, location=NOWHERE, offset=0)
         else:

@@ -81,6 +81,28 @@ def test_cuts_lie_where_one_value_crosses():
     assert [[v.name for v in s.constants] for s in segments][1] == ["u2", "d2", "u3", "d3"]
 
 
+def test_a_cast_of_a_constant_moves_to_its_reader_and_is_folded_there(tiny):
+    proto = blocks(3)
+    casts = []
+    for array in list(proto.graph.initializer):
+        narrow = onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(array).astype(np.float16), f"{array.name}_16")
+        casts.append(onnx.helper.make_node("Cast", [narrow.name], [array.name], to=1))
+        array.CopyFrom(narrow)
+    nodes = [*casts, *proto.graph.node]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    model = loaded(proto)
+    segments = cut_segments(model, 5 * 2048)
+    assert [len(each.nodes) for each in segments] == [6, 6, 6]
+    assert [[v.name for v in each.inputs] for each in segments] == [["x"], ["x0"], ["x1"]]
+    parts = open_session(model)
+    assert isinstance(parts, segmented.StreamedSession)
+    assert all(part.opened is not None for part in parts._parts)
+    feeds = {"x": floats(3, 16)}
+    expected = open_session(proto.SerializeToString()).run(None, feeds)[0]
+    np.testing.assert_allclose(parts.run(None, feeds)[0], expected, rtol=1e-5, atol=1e-6)
+
+
 def test_no_cut_where_the_type_of_what_crosses_is_unknown():
     proto = blocks(2)
     proto.graph.node.insert(4, onnx.helper.make_node("Mystery", ["x0"], ["z"], domain="my"))
