@@ -5,8 +5,9 @@ data, and weights are not packed in advance. A session over 436 MB of weights th
 (1.31.1). Only optimisations that look at the elements themselves fail then, such as folding a Cast of a weight. A
 segment with those gets copies and is opened for each run.
 
-MatMulNBits computes in integers on packed weights alone, as it does for users. So a segment with it is packed. Its
-session stays open as long as all that do take little memory.
+MatMulNBits computes in integers on packed weights alone, as it does for users. So a segment with it is packed, unless
+scales come from another one: then packed weights give wrong numbers. Sessions of packed segments stay open as long as
+all of them take little memory.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from onnxq.runtime.ort_session import SessionError, Settings, load_native
 
 SEGMENT = 128 << 20  # bytes of weights that are in memory at a time
 BESIDE = 1 << 20  # bytes from which on a weight stays in its file
-PACKING = ("MatMulNBits", "QMoE")  # operators that compute otherwise without packed weights
+PACKING = "MatMulNBits"  # the operator that computes otherwise without packed weights
+PARAMETERS = slice(2, 4)  # of its inputs: scales and zero points
 PACKED = 64 << 20  # bytes of weights of a segment with those, which are in memory twice while it is opened
 MOST_PACKED = 128 << 20  # bytes of packed weights that stay in memory
 
@@ -45,12 +47,14 @@ class _Part:
 
     Attributes:
         segment: The segment.
+        packs: Whether its weights are packed in advance.
         dead: Values that nothing reads behind it.
         opened: Its session; None where that is opened for each run.
 
     """
 
     segment: Segment
+    packs: bool
     dead: list[str] = field(default_factory=list)
     opened: _Opened | None = None
 
@@ -61,11 +65,6 @@ class _Part:
                 value.tensor.release()
         if self.opened is None:
             trim_heap(self.nbytes)
-
-    @property
-    def packs(self) -> bool:
-        """Whether its weights are packed in advance."""
-        return any(node.op_type in PACKING for node in self.segment.nodes)
 
     @property
     def nbytes(self) -> int:
@@ -98,9 +97,10 @@ class StreamedSession:
     def __init__(self, model: Model, settings: Settings, taps: Sequence[Value] = ()) -> None:
         infer_types(model)
         self._model, self._settings = model, settings
-        packs = any(node.op_type in PACKING for node in model.graph.nodes)
-        budget = min(PACKED, SEGMENT) if packs else SEGMENT
-        self._parts = [_Part(segment) for segment in cut_segments(model, budget, taps) if segment.outputs]
+        packs = any(node.op_type == PACKING for node in model.graph.nodes)
+        segments = cut_segments(model, min(PACKED, SEGMENT) if packs else SEGMENT, taps)
+        folds = settings.optimize != "none"
+        self._parts = [_Part(segment, _can_pack(segment, folds=folds)) for segment in segments if segment.outputs]
         self._listed = [value.name for value in model.graph.outputs]
         wanted = {value.name for value in (*model.graph.outputs, *taps)}
         seen: set[str] = set()
@@ -170,3 +170,21 @@ class StreamedSession:
             return _Opened(
                 load_native(encoded, self._settings, weights=weights, copy=True, pack=part.packs), weights, False
             )
+
+
+def _can_pack(segment: Segment, *, folds: bool) -> bool:
+    """Whether onnxruntime knows all scales and zero points of a segment when it packs weights, and there are any.
+
+    Args:
+        segment: The segment.
+        folds: Whether what nodes make of constants is known by then.
+
+    """
+    known = {value for value in segment.constants if not value.is_input}
+    parameters: list[Value | None] = []
+    for node in segment.nodes:
+        if node.op_type == PACKING:
+            parameters += node.inputs[PARAMETERS]
+        elif folds and node.inputs and not node.bodies and known.issuperset(filter(None, node.inputs)):
+            known.update(filter(None, node.outputs))
+    return bool(parameters) and known.issuperset(filter(None, parameters))

@@ -226,6 +226,28 @@ def test_packed_segments_compute_in_integers_as_the_whole_does(kept, tmp_path, t
     assert np.abs(found - exact).max() < rounded / 100
 
 
+@pytest.mark.parametrize("optimize", ["none", "all"])
+def test_segments_are_packed_where_scales_are_known_then(optimize, tmp_path, tiny):
+    path, out = tmp_path / "m.onnx", tmp_path / "q.onnx"
+    path.write_bytes(blocks(3).SerializeToString())
+    samples = [{"x": floats(4, 16, seed=seed)} for seed in range(8)]
+    pipeline.quantize(path, in_blocks(4, 16), output=out, samples=samples)
+    proto = onnx.load(out)
+    expected = open_session(proto.SerializeToString()).run(None, samples[0])[0]
+    scales = {node.input[2] for node in proto.graph.node if node.op_type == "MatMulNBits"}
+    for array in proto.graph.initializer:
+        if array.name in scales:
+            stored = onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(array).astype(np.float16), array.name)
+            proto.graph.node.insert(0, onnx.helper.make_node("Cast", [f"{array.name}_16"], [array.name], to=1))
+            stored.name += "_16"
+            array.CopyFrom(stored)
+    parts = open_session(loaded(proto), optimize=optimize)
+    assert isinstance(parts, segmented.StreamedSession)
+    assert {part.packs for part in parts._parts} == {optimize == "all"}
+    found = parts.run(None, samples[0])[0]
+    np.testing.assert_allclose(found, expected, atol=0.05 * np.abs(expected).max())
+
+
 def test_what_a_large_model_became_is_run_in_segments_too(tmp_path, monkeypatch):
     path, out = tmp_path / "m.onnx", tmp_path / "q.onnx"
     path.write_bytes(blocks().SerializeToString())
