@@ -58,8 +58,8 @@ class CodeType(NamedTuple):
 
 def _code_types() -> dict[str, CodeType]:
     types = {}
-    for bits in (2, 4, 7, 8, 16):
-        container = max(bits, 8)  # of 7 bits are weights whose products must not saturate
+    for bits in (2, 4, 7, 8, 12, 16):
+        container = 8 if bits <= 8 else 16  # of 7 bits are weights whose products must not saturate
         types[f"int{bits}"] = CodeType(np.dtype(f"int{container}"), -(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
         types[f"uint{bits}"] = CodeType(np.dtype(f"uint{container}"), 0, 2**bits - 1)
     return types

@@ -236,11 +236,12 @@ class QuantizingPatch(Patch):
         return None if found is None else (found.weight, found.axis, found.scheme)
 
     def stored(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme, block_size: int = 0) -> Value:
-        """Return a float weight that the file holds in 8 or 4 bit, one for all readers."""
+        """Return a float weight that the file holds in 12, 8 or 4 bit, one for all readers."""
         assert weight.constant is not None
         rank = len(weight.constant.shape)
         kept = [axis for axis in range(rank) if axis not in [shared % rank for shared in reduce]]
-        if scheme.form == "qdq" and len(kept) > 1 and not block_size:  # DequantizeLinear has scales along one axis only
+        linear = scheme.form == "qdq" and scheme.weight_bits <= 8
+        if linear and len(kept) > 1 and not block_size:  # DequantizeLinear has scales along one axis only
             reduce = [axis for axis in range(rank) if axis != kept[-1]]
         key = (weight, tuple(reduce), scheme)
         if key not in self._shared.stored and block_size and scheme.zero_points:
@@ -257,10 +258,31 @@ class QuantizingPatch(Patch):
         return self._shared.stored[key]
 
     def _stored(self, codes: np.ndarray, scales: np.ndarray, name: str, scheme: Scheme) -> Value:
+        if scheme.weight_bits == 12:
+            return self._halves(codes, scales, name)
         if scheme.form == "qdq":
             axis = next((axis for axis, size in enumerate(scales.shape) if size > 1), 0)
             return self._linear(codes, scales, axis, name, scheme)
         return self._cast_mul(codes, scales.reshape(()) if scales.size == 1 else scales, name)
+
+    def _halves(self, codes: np.ndarray, scales: np.ndarray, name: str) -> Value:
+        """Return a weight whose codes of 12 bits are stored as 8 bits, and as 4 bits of which a byte holds two.
+
+        A table turns a byte into two numbers, sixteenths of what the upper 8 bits count. onnxruntime computes the
+        weight once, when it loads the model.
+        """
+        low = (codes & 15).astype(np.uint8).reshape(-1, 2)
+        places = np.arange(256)
+        table = self.constant((np.stack([places & 15, places >> 4], axis=1) / 16).astype(np.float32), "sixteenths")
+        upper = self.constant((codes >> 4).astype(np.int8), f"{name}_quantized")
+        lower = self.constant(low[:, 0] | low[:, 1] << 4, f"{name}_lower")
+        shape = self.constant(np.array(codes.shape, np.int64), f"{name}_shape")
+        scale = self.constant((scales * np.float32(16)).astype(np.float32), f"{name}_scale")
+        places_of = self.op("Cast", lower, to=int(TensorProto.INT32), hint=f"{name}_pairs")
+        parts = self.op("Gather", table, places_of, hint=f"{name}_parts", axis=0)
+        parts = self.op("Reshape", parts, shape, hint=f"{name}_rest")
+        cast = self.op("Cast", upper, to=int(TensorProto.FLOAT), hint=f"{name}_cast")
+        return self.op("Mul", self.op("Add", cast, parts, hint=f"{name}_codes"), scale, hint=f"{name}_dequantized")
 
     def _cast_mul(self, codes: np.ndarray, scales: np.ndarray, name: str) -> Value:
         stored, scale = self.constant(codes, f"{name}_quantized"), self.constant(scales, f"{name}_scale")

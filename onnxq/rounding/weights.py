@@ -151,8 +151,8 @@ class Weights:
             name: What lists call the node; `reader` by default.
 
         Returns:
-            int8 codes of the weight's shape, and float32 scales of the same rank with 1 along the shared axes, or as
-            many as there are blocks.
+            int8 codes of the weight's shape, int16 for 12 bits, and float32 scales of the same rank with 1 along the
+            shared axes, or as many as there are blocks.
 
         """
         assert weight.constant is not None
@@ -228,7 +228,7 @@ class Weights:
         assert weight.constant is not None
         key = (weight.constant, coding)
         chosen = self._chosen_as(key)
-        large = weight.constant.nbytes >= SPOOLED and coding.bits >= 7 and not coding.block_size
+        large = weight.constant.nbytes >= SPOOLED and 7 <= coding.bits <= 8 and not coding.block_size
         if self._spool is not None and large and chosen not in self._rounded:
             return self._spooled(weight, coding, minimum, reader, self._spool)
         rows = WeightRows(weight.constant.numpy(), coding.axes)
@@ -314,6 +314,8 @@ def searched_weights(plan: Plan) -> dict[tuple[Value, WeightSpec], list[Node]]:
         if decision.form is None or settings is None or found is None:
             continue
         weight = decision.node.inputs[1 - found[0]]
+        if settings.weight_bits > 8:  # to nearest: that is far below the error of others
+            continue
         if settings.rounding == "output-error" and settings.granularity == "channel" and weight is not None:
             coding = _coding(decision.node, weight, settings)
             readers.setdefault((weight, coding), []).append(decision.node)

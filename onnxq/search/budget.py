@@ -28,6 +28,7 @@ from onnxq.search.mixed_precision import SearchResult, cheap_wins, fewest_float_
 from onnxq.search.sensitivity import EXACT, sensitivity, weighted_decisions
 from onnxq.search.size_search import fits_corrected, meet_size_limit, written_bytes
 from onnxq.search.variants import Variants
+from onnxq.search.wide_weights import widen_stored_weights
 from onnxq.targets.target import load_target
 from onnxq.verification.records import Contribution
 from onnxq.verification.user_metric import Metric, MetricJudge
@@ -160,7 +161,10 @@ def settle_accuracy(variants: Variants, budget: Budget) -> SearchOutcome:
         found = _towards_goals(variants, ranked, found, keeps_weights=budget.max_size is None)
         if budget.max_size is None:
             found = keep_small_weights_float(variants, ranked, found)
-    return SearchOutcome(_stored_unless_worthwhile(variants, found.choices), contributions)
+    choices = _stored_unless_worthwhile(variants, found.choices)
+    if not budget.is_set:
+        choices = widen_stored_weights(variants, choices, contributions)
+    return SearchOutcome(choices, contributions)
 
 
 def _stored_unless_worthwhile(variants: Variants, choices: Choices) -> Choices:

@@ -146,7 +146,12 @@ def _choice(move: Candidate) -> Override:
 
 def reason_for(move: Candidate) -> str:
     """Say what a node did to the outputs in 8 bit."""
-    return f"in 8 bit it made {percent(move.share)} of the error"
+    return reason_for_share(move.share)
+
+
+def reason_for_share(share: float) -> str:
+    """Say what a node did to the outputs in 8 bit that made a share of the error."""
+    return f"in 8 bit it made {percent(share)} of the error"
 
 
 def _by_rows(decision: Decision) -> bool:
@@ -156,7 +161,7 @@ def _by_rows(decision: Decision) -> bool:
 
 def _planned_time(decision: Decision, costs: Costs) -> float:
     in_float, in_integers = _times(decision, costs)
-    if decision.scheme in (None, "weight-int8"):
+    if decision.scheme in (None, "weight-int8", "weight-int12"):
         return in_float
     if _by_rows(decision):
         return row_time(decision.node, costs) or in_integers

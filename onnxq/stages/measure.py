@@ -39,7 +39,11 @@ def layers_needing_moments(plan: Plan, *, blocks: bool = True) -> MeasuredLayers
             samples.
 
     """
-    rounded = [d for d in plan.decisions if d.settings and d.settings.rounding == "output-error"]
+    rounded = [
+        d
+        for d in plan.decisions
+        if d.settings and d.settings.rounding == "output-error" and d.settings.weight_bits <= 8
+    ]
     nodes = [d.node for d in rounded if d.settings and (blocks or not d.settings.zero_points)]
     weights = {value: value.constant.nbytes for node in nodes for value in node.inputs if value and value.constant}
     return MeasuredLayers(nodes if sum(weights.values()) <= LARGE else ())

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from helpers import ALL, build, floats, node, quantize_in_memory, recipe_of
+from helpers import ALL, build, floats, node, quantize_in_memory, recipe_of, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import numpy_helper
 
 from onnxq import evaluate
 from onnxq.explanation.inspect import inspect
@@ -19,11 +20,12 @@ from onnxq.ops.forms.stored_weights import pack
 from onnxq.ops.quantized.contrib_nbits import unpack_bits
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.recipe import parse_recipe
-from onnxq.verification.compare import check_wellformed
+from onnxq.verification.compare import check_wellformed, compare
 
 ROOT = Path(__file__).parents[2]
 ARENA = ROOT / "../shared/arena"
 FLOOR = {8: 40, 4: 17, 2: 3}
+TWELVE = 'scheme = "weight-int12"\nbias_correction = false\n'
 
 
 def product(kind: str, inner: int, columns: int = 32, opset: int = 17) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
@@ -183,3 +185,51 @@ def test_a_language_model_by_blocks(bits, form, floor, tmp_path):
     assert check_wellformed(target) is None
     assert report.comparison is not None
     assert report.comparison.worst_sqnr > floor
+
+
+@pytest.mark.parametrize(
+    ("op_type", "shape", "weight", "axes"),
+    [
+        ("MatMul", (2, 40), (40, 24), (0,)),
+        ("Gemm", (2, 40), (40, 24), (0,)),
+        ("Conv", (1, 8, 6, 6), (16, 8, 3, 3), (1, 2, 3)),
+        ("ConvTranspose", (1, 8, 6, 6), (8, 16, 3, 3), (0, 2, 3)),
+    ],
+)
+def test_codes_of_12_bits_round_to_their_steps(
+    tmp_path: Path, op_type: str, shape: tuple[int, ...], weight: tuple[int, ...], axes: tuple[int, ...]
+) -> None:
+    w = floats(*weight, seed=3)
+    (tmp_path / "r.toml").write_text(TWELVE)
+    onnx.save(build([node(op_type, "x w", "y")], {"x": list(shape)}, ["y"], {"w": w}, 13), tmp_path / "m.onnx")
+    report = quantize(tmp_path / "m.onnx", tmp_path / "r.toml", output=tmp_path / "q.onnx")
+    assert [decision.scheme for decision in report.nodes] == ["weight-int12"]
+    made = onnx.load(tmp_path / "q.onnx")
+    reader = next(each for each in made.graph.node if each.op_type == op_type)
+    made.graph.output.append(onnx.helper.make_tensor_value_info(reader.input[1], 1, w.shape))
+    stored = run(made.SerializeToString(), {"x": floats(*shape, seed=4)})[-1]
+    step = np.abs(w).max(axis=axes, keepdims=True) / 2047
+    assert (np.abs(stored - w) <= step * 0.5001).all()
+    assert {t.dtype for t in map(numpy_helper.to_array, made.graph.initializer)} >= {np.dtype("int8"), np.dtype("u1")}
+
+
+def test_an_odd_number_of_elements_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(TWELVE)
+    weights = {"w": floats(27, 41), "v": floats(41, 40)}
+    nodes = [node("MatMul", "x w", "h"), node("MatMul", "h v", "y")]
+    onnx.save(build(nodes, {"x": [2, 27]}, ["y"], weights, 13), tmp_path / "m.onnx")
+    report = quantize(tmp_path / "m.onnx", tmp_path / "r.toml", output=tmp_path / "q.onnx")
+    first, second = report.nodes
+    assert first.scheme is None
+    assert "codes of 12 bit have a scale a channel, and come in pairs" in first.reason
+    assert second.scheme == "weight-int12"
+
+
+def test_a_recurrent_layer_takes_12_bits(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(TWELVE)
+    weights = {"w": floats(1, 64, 16, seed=1), "r": floats(1, 64, 16, seed=2)}
+    model = build([node("LSTM", "x w r", "y", hidden_size=16)], {"x": [4, 1, 16]}, ["y"], weights, 13)
+    onnx.save(model, tmp_path / "m.onnx")
+    quantize(tmp_path / "m.onnx", tmp_path / "r.toml", output=tmp_path / "q.onnx")
+    samples = [{"x": floats(4, 1, 16, seed=9)}]
+    assert compare(tmp_path / "m.onnx", tmp_path / "q.onnx", samples, latency=False).worst_sqnr > 60

@@ -46,7 +46,7 @@ def test_a_recipe_survives_the_way_to_toml_and_back(name, tmp_path):
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 SETTINGS = {
     "name": st.sampled_from(
-        ["float", "auto", "dynamic-int8", "static-int8", "weight-int8", "weight-int4", "weight-int2"]
+        ["float", "auto", "dynamic-int8", "static-int8", "weight-int12", "weight-int8", "weight-int4", "weight-int2"]
     ),
     "granularity": st.sampled_from(["channel", "tensor"]),
     "form": st.sampled_from(["cast-mul", "qdq", "matmulnbits"]),

@@ -57,10 +57,11 @@ def plan_dynamic_conv(site: NodeView) -> QuantizedForm:
     return QuantizedForm("DynamicQuantizeLinear and ConvInteger with a uint8 weight", opset=11)
 
 
+@register_plan("Conv", "ConvTranspose", when="weight-int12")
 @register_plan("Conv", "ConvTranspose", when="weight-int8")
 @register_plan("Conv", "ConvTranspose", when="weight-int4")
 def plan_stored_conv(site: NodeView) -> QuantizedForm:
-    """Accept a constant weight that is large enough to be worth storing in 8 bit."""
+    """Accept a constant weight that is large enough to be worth storing."""
     _conv_weight(site)
     return stored_form(site, site.weight(1))
 
@@ -143,10 +144,11 @@ def _broadcast_bias(patch: Rewriter, bias: Value, rank: int) -> Value:
     return patch.op("Reshape", bias, target, hint=f"{bias.name}_reshaped")
 
 
+@register_rewrite("Conv", "ConvTranspose", when="weight-int12")
 @register_rewrite("Conv", "ConvTranspose", when="weight-int8")
 @register_rewrite("Conv", "ConvTranspose", when="weight-int4")
 def rewrite_stored_conv(site: NodeView, patch: Rewriter) -> None:
-    """Let the node read a float weight that the file holds in 8 bit."""
+    """Let the node read a float weight that the file holds in few bits."""
     channel = 0 if site.node.op_type == "Conv" else 1
     weight = site.value(1)
     patch.rewire(site.node, 1, patch.stored(weight, reduce=_other_axes(site, channel), scheme=site.scheme))

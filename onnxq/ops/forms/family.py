@@ -192,7 +192,7 @@ class Rewriter(Protocol):
         """Find the product that multiplies by a table in blocks of 8 bits: its weight, the axis, and its settings."""
 
     def stored(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme, block_size: int = 0) -> Value:
-        """Return a float weight that the file holds in 8 or 4 bit."""
+        """Return a float weight that the file holds in 12, 8 or 4 bit."""
 
     def linear_weight(self, codes: np.ndarray, scales: np.ndarray, axis: int, hint: str) -> Value:
         """Return a float weight as DequantizeLinear of codes, with one scale or one for each index along `axis`."""
@@ -202,8 +202,9 @@ def is_stored_weight(value: Value) -> bool:
     """Whether a value is what a file holds in integers: DequantizeLinear, or Mul of a Cast, over a constant."""
     node = value.producer
     if node is not None and node.op_type == "Mul" and not node.domain:
-        made = [v.producer for v in node.inputs if v is not None and v.producer is not None]
-        node = next((one for one in made if one.op_type in ("Cast", "Sub") and not one.domain), None)
+        node = _made_by(node, "Cast", "Sub", "Add")
+        if node is not None and node.op_type == "Add":  # of the lower bits of 12
+            node = _made_by(node, "Cast")
         if node is not None and node.op_type == "Sub":  # of the zero points
             node = node.inputs[0].producer if node.inputs[0] is not None else None
         node = node if node is not None and node.op_type == "Cast" else None
@@ -212,6 +213,12 @@ def is_stored_weight(value: Value) -> bool:
     if node is None or node.op_type != "DequantizeLinear":
         return False
     return node.inputs[0] is not None and node.inputs[0].constant is not None
+
+
+def _made_by(reader: Node, *op_types: str) -> Node | None:
+    """Return the first node of an operator that makes what a node reads."""
+    made = [value.producer for value in reader.inputs if value is not None and value.producer is not None]
+    return next((node for node in made if node.op_type in op_types and not node.domain), None)
 
 
 PlanFunction = Callable[[NodeView], QuantizedForm]
@@ -250,10 +257,12 @@ def _register(
 
 
 def stored_form(site: NodeView, weight: Tensor) -> QuantizedForm:
-    """Accept a weight that is large enough to be worth storing in 8 or 4 bit."""
+    """Accept a weight that is large enough to be worth storing in 12, 8 or 4 bit."""
     if weight.size < MINIMUM_STORED_ELEMENTS:
         raise NotQuantizable(f"weight has only {weight.size} elements")
     scheme = site.scheme
+    if scheme.weight_bits == 12 and (scheme.block_size or weight.size % 2):
+        raise NotQuantizable("codes of 12 bit have a scale a channel, and come in pairs")
     if scheme.form == "matmulnbits":
         raise NotQuantizable(f"MatMulNBits does not compute a {site.node.op_type}")
     opset = _stored_opset(scheme)
@@ -261,6 +270,8 @@ def stored_form(site: NodeView, weight: Tensor) -> QuantizedForm:
 
 
 def _stored_opset(scheme: Scheme) -> int:
+    if scheme.weight_bits == 12:
+        return 7
     if scheme.form == "qdq":
         return scheme.pair_opset(weight=True)
     if scheme.weight_bits < 8:

@@ -20,20 +20,26 @@ WEIGHT_SLOTS = (1, 2)  # W and R, both [directions, gates * hidden, inputs]: eve
 REDUCED = (2,)
 
 
+@register_plan("LSTM", "GRU", "RNN", when="weight-int12")
 @register_plan("LSTM", "GRU", "RNN", when="weight-int8")
 @register_plan("LSTM", "GRU", "RNN", when="weight-int4")
 def plan_recurrent(site: NodeView) -> QuantizedForm:
     """Accept constant weights that are large enough to be worth storing in 8 bit."""
     site.float_input(0)
-    size = sum(site.weight(slot, rank=3).size for slot in WEIGHT_SLOTS)
-    if size < MINIMUM_STORED_ELEMENTS:
-        raise NotQuantizable(f"weights have only {size} elements")
+    sizes = [site.weight(slot, rank=3).size for slot in WEIGHT_SLOTS]
+    if sum(sizes) < MINIMUM_STORED_ELEMENTS:
+        raise NotQuantizable(f"weights have only {sum(sizes)} elements")
+    if site.scheme.weight_bits == 12:
+        if any(size % 2 for size in sizes):
+            raise NotQuantizable("codes of 12 bit come in pairs")
+        return QuantizedForm("weights stored in 12 bit, computed in float", opset=7)
     return QuantizedForm(
         "weights stored in 8 bit, computed in float",
         opset=site.scheme.pair_opset(weight=True) if site.scheme.form == "qdq" else 7,
     )
 
 
+@register_rewrite("LSTM", "GRU", "RNN", when="weight-int12")
 @register_rewrite("LSTM", "GRU", "RNN", when="weight-int8")
 @register_rewrite("LSTM", "GRU", "RNN", when="weight-int4")
 def rewrite_recurrent(site: NodeView, patch: Rewriter) -> None:

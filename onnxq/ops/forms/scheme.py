@@ -10,14 +10,16 @@ from typing import Literal
 
 from onnxq.targets import DEFAULT
 
-SchemeName = Literal["float", "auto", "dynamic-int8", "static-int8", "weight-int8", "weight-int4", "weight-int2"]
+SchemeName = Literal[
+    "float", "auto", "dynamic-int8", "static-int8", "weight-int12", "weight-int8", "weight-int4", "weight-int2"
+]
 Granularity = Literal["channel", "tensor"]
 WrittenForm = Literal["cast-mul", "qdq", "matmulnbits", "integer"]
 ActivationType = Literal["uint8", "int8", "uint16", "int16"]
 Domain = Literal["ai.onnx", "com.microsoft"]
 ActivationGranularity = Literal["auto", "tensor", "row"]
 RangesSetting = Literal["auto", "minmax", "percentile", "mse", "output-error"]
-WEIGHT_BITS: dict[str, int] = {"weight-int4": 4, "weight-int2": 2}  # of schemes whose weights have fewer than 8
+WEIGHT_BITS: dict[str, int] = {"weight-int12": 12, "weight-int4": 4, "weight-int2": 2}  # of schemes with other than 8
 
 
 @dataclass(frozen=True)

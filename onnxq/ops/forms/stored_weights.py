@@ -1,4 +1,4 @@
-"""MatMul and Gemm that compute in float with weights of 8, 4 or 2 bit: stored, or multiplied by MatMulNBits."""
+"""MatMul and Gemm that compute in float with weights of 12, 8, 4 or 2 bit: stored, or multiplied by MatMulNBits."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from onnxq.ops.forms.scheme import Scheme
 ONE = np.float32(1)
 
 
+@register_plan("MatMul", "Gemm", when="weight-int12")
 @register_plan("MatMul", "Gemm", when="weight-int8")
 @register_plan("MatMul", "Gemm", when="weight-int4")
 @register_plan("MatMul", "Gemm", when="weight-int2")
@@ -31,6 +32,8 @@ def plan_stored(site: NodeView) -> QuantizedForm:
     """Accept any MatMul or Gemm with a constant weight that is large enough to be worth it."""
     slot, scheme = weight_slot(site), site.scheme
     weight = site.weight(slot, rank=2)
+    if scheme.weight_bits == 12:
+        return stored_form(site, weight)
     if scheme.block_size and scheme.granularity == "tensor":
         raise NotQuantizable("one scale for the whole tensor leaves none for blocks")
     if scheme.zero_points and not scheme.block_size:
@@ -58,6 +61,7 @@ def _shared_axis(site: NodeView, slot: int) -> int:
     return contracted(1 - slot if transposed else slot) % len(site.weight(slot).shape)
 
 
+@register_rewrite("MatMul", "Gemm", when="weight-int12")
 @register_rewrite("MatMul", "Gemm", when="weight-int8")
 @register_rewrite("MatMul", "Gemm", when="weight-int4")
 @register_rewrite("MatMul", "Gemm", when="weight-int2")

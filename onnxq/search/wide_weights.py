@@ -1,0 +1,111 @@
+"""Weights that only save bytes in 8 bits, and get 12 bits where the outputs are far from float.
+
+A model that computes in float has no time to lose: four more bits cost bytes only. Their error is 24 dB less. No
+sample chooses codes of 12 bits, so other samples gain as much.
+
+Tests: `tests/search/test_wide_weights.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from onnxq.ops.forms.family import NotQuantizable
+from onnxq.planning.decision import Choices, Decision, Override, node_key
+from onnxq.planning.planner import form_of
+from onnxq.rounding.weights import Weights
+from onnxq.search.candidates import reason_for_share, searchable
+from onnxq.search.sensitivity import sensitivity
+from onnxq.search.variants import Variants, read_many_rows
+from onnxq.stages.prepare import expected_bytes, spared_bytes
+from onnxq.stages.replan import copy_prepared
+from onnxq.targets.target import load_target
+from onnxq.verification.records import Contribution
+
+BELOW, GOAL = 33.0, 36.0  # dB on samples that codes of 8 bits follow: others have to have 30
+ENOUGH_LEFT = 10 ** (-GOAL / 10)
+LARGEST_FILE = 0.38  # of the float model's bytes, by estimate
+WIDER = 1 / 6  # of the bytes that 8 bits spare: what 12 take more
+NODES = 1000  # bytes of the nodes that put 12 bits together
+LEFT = 10 ** (-24 / 10)  # of the error
+SHOWN = 1.0  # dB that samples have to show
+SETTINGS = (("form", "cast-mul"), ("block_size", 0), ("zero_points", False))
+
+
+def widen_stored_weights(variants: Variants, choices: Choices, known: Sequence[Contribution]) -> Choices:
+    """Choose 12 bits for those stored weights that make most of the error for their bytes.
+
+    Args:
+        variants: What is tried.
+        choices: What was settled before.
+        known: What nodes add to the error without any choices.
+
+    """
+    plan = variants.replan(choices)[0].plan if choices else variants.prepared.plan
+    stored = {node_key(d.node): d for d in plan.decisions if d.scheme == "weight-int8" and _fits(variants, d)}
+    costs = {key: WIDER * spared_bytes(decision.node) + NODES for key, decision in stored.items()}
+    room = _room(variants, expected_bytes(variants.prepared.model, plan))
+    if load_target(plan.recipe.scheme.target).stored != "cast-mul" or min(costs.values(), default=math.inf) > room:
+        return choices
+    before = variants.judge.sqnr(variants.model(choices))
+    if before >= BELOW:
+        return choices
+    found = _contributions(variants, choices, known)
+    taken = _worth_most({one.tensor: one.noise for one in found}, costs, room)
+    made = {
+        one.tensor: Override("weight-int12", reason_for_share(one.share), SETTINGS)
+        for one in found
+        if one.tensor in taken
+    }
+    wider = {**choices, **made}
+    return wider if made and variants.judge.sqnr(variants.model(wider)) >= before + SHOWN else choices
+
+
+def _contributions(variants: Variants, choices: Choices, known: Sequence[Contribution]) -> Sequence[Contribution]:
+    """Return what nodes add to the error: of codes that few rows chose, what codes to nearest would add.
+
+    Those follow the samples so closely that their error shows on others only.
+    """
+    few = variants.weights.fitted and not read_many_rows(variants.prepared.plan, variants.samples.count)
+    if known and not choices and not few:
+        return known
+    prepared = copy_prepared(variants.prepared, choices)
+    weights = Weights() if few else variants.weights
+    return sensitivity(Variants(prepared, variants.stats, weights, variants.split), exact=0)
+
+
+def _worth_most(noises: Mapping[str, float], costs: Mapping[str, float], room: float) -> set[str]:
+    """Choose nodes for 12 bits, those first that make most of the error for their bytes.
+
+    Args:
+        noises: What each node adds to the error.
+        costs: Bytes that each node takes more; of those that can be chosen.
+        room: Bytes that there are.
+
+    """
+    taken, left = set[str](), math.fsum(noises.values())
+    for key in sorted(costs, key=lambda key: (-noises.get(key, 0.0) / costs[key], key)):
+        if left > ENOUGH_LEFT and costs[key] <= room:
+            taken.add(key)
+            left, room = left - (1 - LEFT) * noises.get(key, 0.0), room - costs[key]
+    return taken
+
+
+def _room(variants: Variants, weights: int) -> float:
+    """Return the bytes that the file may still grow by."""
+    model = variants.prepared.model
+    rest = max(len(model.source) - model.weight_bytes, 0)  # nodes and names
+    return LARGEST_FILE * (model.weight_bytes + rest) - weights - rest
+
+
+def _fits(variants: Variants, decision: Decision) -> bool:
+    if decision.settings is None or not searchable(variants.prepared.plan, decision):
+        return False
+    settings = replace(decision.settings, name="weight-int12", form="cast-mul", block_size=0, zero_points=False)
+    try:
+        form_of(decision.node, settings, variants.prepared.model.opset)
+    except NotQuantizable:
+        return False
+    return True
