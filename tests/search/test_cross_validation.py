@@ -16,7 +16,15 @@ from onnxq.ir import load
 from onnxq.pipeline.quantize import quantize
 from onnxq.progress import Silent
 from onnxq.report import Report
-from onnxq.search.cross_validation import DECIBEL, NORMAL_90, CrossValidated, Overfitting, cross_validate, overfitting
+from onnxq.search.cross_validation import (
+    BETWEEN_SETS,
+    DECIBEL,
+    NORMAL_90,
+    CrossValidated,
+    Overfitting,
+    cross_validate,
+    overfitting,
+)
 from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.variants import calibrate_and_round
 from onnxq.stages.prepare import prepare
@@ -73,7 +81,7 @@ def test_the_output_that_is_worst_on_others_counts() -> None:
     assert found is not None
     assert (found.output, found.samples) == ("a", 10)
     np.testing.assert_allclose(found.sqnr, 30 - 12 * 2 / 3)
-    np.testing.assert_allclose(found.high - found.sqnr, NORMAL_90 * math.sqrt(2 * 0.25 + 4 / 9))
+    np.testing.assert_allclose(found.high - found.sqnr, NORMAL_90 * math.sqrt(2 * 0.25 + BETWEEN_SETS**2 + 4 / 9))
     assert shown.expected(Comparison((), 10), 10) is None
 
 
