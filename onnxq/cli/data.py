@@ -94,7 +94,7 @@ def as_dict(given: Samples, seen: Examination) -> dict[str, Any]:
         "samples": seen.samples,
         "inputs": [asdict(one) for one in seen.inputs],
         "preparations": [asdict(one) for one in given.preparations],
-        "labels": sorted(given.labels()),
+        "labels": list(given.label_names()[0]),
         "notes": list(given.notes),
         "warnings": [asdict(one) for one in seen.warnings],
     }
@@ -114,9 +114,11 @@ def tables(given: Samples, seen: Examination) -> list[RenderableType]:
         rows = [(one.input, one.words, one.origin or "the model's input") for one in given.preparations]
         shown += ["", columns(("input", "preprocessing", "said by"), rows)]
         shown += [f"  {one.input}: {one.assumed}" for one in given.preparations if one.assumed]
-    labels = sorted(given.labels())
+    labels, problem = given.label_names()
     if labels:
         shown += ["", f"  labels: {', '.join(truncate(labels, MOST_LABELS))}"]
+    if problem:
+        shown += ["", f"  no labels: {problem}"]
     return shown
 
 

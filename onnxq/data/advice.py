@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 
+from onnxq.data.text.roles import takes_text
+from onnxq.data.unread.formats import pictures_without_ending, unread_format
 from onnxq.data.validation import InputSpec
 from onnxq.errors import DataError
 from onnxq.text import counted, did_you_mean, join_words
@@ -58,6 +60,12 @@ def other_data(path: Path, inputs: Sequence[InputSpec]) -> DataError:
         return DataError(f"{path} is a model, not data", f"Save samples: {saving(inputs)}.")
     if path.suffix == ".pb":
         return DataError(f"{path} is a single tensor", "Give the folder that it is in: test_data_set_0 or the like.")
+    found = unread_format(path, inputs, text=takes_text(inputs))
+    if found is not None and not found.code:
+        return DataError(f"{path} is {found.what}, which onnxq does not read", found.hint)
+    if found is not None:
+        hint = f"Read it with {found.code.format(repr(str(path)))}, and save samples: {saving(inputs)}."
+        return DataError(f"{path} is {found.what}, which onnxq does not read", hint)
     kind = _kind(path.suffix.lower())
     what = f"{path} is {kind}, and onnxq reads arrays" if kind else f"{path} is neither .npz nor .npy nor a folder"
     return DataError(what, f"Save samples as the model takes them: {saving(inputs)}.")
@@ -76,9 +84,8 @@ def empty_folder(folder: Path, found: Sequence[Path], inputs: Sequence[InputSpec
     """Make the error for a folder without arrays, and say what is in it instead."""
     files = f": it holds {kinds_of(found)}" if found else ": it is empty"
     tests = "; or give ONNX test_data_set_* folders with input_0.pb, input_1.pb, …"
-    return DataError(
-        f"the folder {folder} has no samples in .npz or .npy{files}", f"Save samples: {saving(inputs)}{tests}"
-    )
+    hint = pictures_without_ending(found) or f"Save samples: {saving(inputs)}{tests}"
+    return DataError(f"the folder {folder} has no samples in .npz or .npy{files}", hint)
 
 
 def refuse_values(sources: Iterable[object]) -> None:

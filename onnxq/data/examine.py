@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from onnxq.data.input_summary import InputSummaries, InputSummary
+from onnxq.data.input_summary import InputSummaries, InputSummary, short
 from onnxq.data.normalization import normalization_warnings
 from onnxq.data.output_checks import output_warnings
 from onnxq.data.pictures.sheet import PictureSheet, Thumbnail
@@ -29,6 +29,7 @@ FEW = 16  # samples below which ranges are a matter of luck
 MANY_EQUAL = 0.25  # share of samples that equal another one
 MOST_RUN, MOST_ELEMENTS = 12, 1 << 21  # samples that are run, and their elements
 MOST_COMPARED, SIGNATURE = 512, 256  # samples that are compared with each other, and elements of each
+FAR_BEYOND = 30.0  # times the greatest value of all other samples
 NEARLY = 0.01  # of a sample's deviation: how far another one may be from it and still be nearly equal
 PASSES = ("lift_constants", "drop_initializer_inputs", "inline_functions")
 
@@ -79,7 +80,7 @@ def examine(
     summaries = seen.summaries.summaries(given.converted)
     if given.made_up:
         return Examination(summaries, seen.count)
-    found = [*_of_dtypes(summaries), *seen.warnings(calibrating=calibrating)]
+    found = [*_of_options(given), *_of_values(summaries), *seen.warnings(calibrating=calibrating)]
     if not is_large(model):
         found += _of_model(model, few, {summary.name: summary for summary in summaries})
     return Examination(summaries, seen.count, tuple(found), seen.sheet.thumbnails())
@@ -102,6 +103,7 @@ class _Seen:
     sheet: PictureSheet
     count: int = 0
     constant: int = 0
+    peaks: dict[str, list[tuple[float, int]]] = field(default_factory=dict)  # by input, the two highest and their rows
     signatures: list[bytes] = field(default_factory=list)
     values: list[np.ndarray] = field(default_factory=list)
 
@@ -117,6 +119,7 @@ class _Seen:
     def _note(self, sample: Mapping[str, np.ndarray]) -> None:
         self.count += 1
         arrays = [array for array in sample.values() if array.dtype.kind in "fiub" and array.size]
+        self._note_peaks(sample)
         self.constant += bool(arrays) and all((array == array.flat[0]).all() for array in arrays)
         if len(self.values) < MOST_COMPARED:
             floats = [array for array in arrays if array.dtype.kind == "f"]
@@ -127,6 +130,20 @@ class _Seen:
                 if array.dtype.kind != "f":
                     exact.update(repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes())
             self.signatures.append(exact.digest())
+
+    def _note_peaks(self, sample: Mapping[str, np.ndarray]) -> None:
+        for name, array in sample.items():
+            if array.dtype.kind == "f" and array.size:
+                peak = float(max(array.max(), -array.min()))
+                self.peaks[name] = sorted([*self.peaks.get(name, []), (peak, self.count - 1)], reverse=True)[:2]
+
+    def odd(self) -> Iterator[WarningLine]:
+        """Yield which sample has values far beyond those of all others."""
+        for name, peaks in self.peaks.items():
+            if self.count >= FEW and peaks[0][0] > FAR_BEYOND * peaks[1][0] > 0:
+                (most, row), (second, _) = peaks
+                message = f"row {row} of '{name}' reaches {short(most)}, and no other more than {short(second)}"
+                yield WarningLine("odd-sample", message, "Look at it: one wrong sample spoils the ranges of all.")
 
     def equal(self) -> int:
         """Return how many samples are equal or nearly equal to one before."""
@@ -140,6 +157,7 @@ class _Seen:
         if calibrating and self.count < FEW:
             amount = f"only {counted(self.count, 'sample')}"
             yield WarningLine("few-samples", f"ranges come from {amount}", "Give 32 to 200 typical samples.")
+        yield from self.odd() if calibrating else ()
         compared, same = len(self.values), self.equal()
         if self.constant == self.count and self.count:
             message = f"every value of a sample is the same, in {_all_of(self.count)}"
@@ -178,8 +196,17 @@ def _equal(values: np.ndarray) -> int:
     return int(np.tril(near, -1).any(axis=1).sum())
 
 
-def _of_dtypes(summaries: Iterable[InputSummary]) -> Iterator[WarningLine]:
+def _of_options(given: Samples) -> Iterator[WarningLine]:
+    for said in given.ignored:
+        yield WarningLine("ignored-option", said, "Leave it out, or give the data that it is about.")
+
+
+def _of_values(summaries: Iterable[InputSummary]) -> Iterator[WarningLine]:
     for summary in summaries:
+        values = summary.values
+        if "mask" in summary.name.lower() and values is not None and values.least == values.greatest == 0:
+            message = f"every value of '{summary.name}' is 0, which hides all of a sample from the model"
+            yield WarningLine("empty-mask", message, "Give 1 where a sample has content, and 0 where it is padded.")
         if summary.given is not None and np.dtype(summary.given).kind in "iub" and summary.type.startswith("float"):
             yield WarningLine(
                 "dtype-converted",

@@ -26,10 +26,12 @@ from typing import IO, Any
 import numpy as np
 
 from onnxq.data.reading import Preparation
+from onnxq.data.unread.formats import begins_like
 from onnxq.data.validation import InputSpec, check_names, check_shape, is_label
 from onnxq.errors import DataError
 from onnxq.ir.storage.lfs import POINTER, pointer_error
 
+SAVE_AGAIN = "Save it again with numpy.savez or numpy.save, or copy it again."
 UNREADABLE = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError)
 
 
@@ -46,6 +48,7 @@ class Source:
         read_labels: Gives the arrays of a file that are no inputs; where it is None, they come with the samples.
         preparations: What is done to files that hold no arrays, for each input.
         notes: What was left out, in sentences.
+        ignored: Settings of the user that say nothing about these data, in sentences.
         decoders: For each input that takes pictures, how its values become colours again: called with the values of a
             sample and the most pixels of a side, it gives bytes `[height, width, 1 or 3]`.
 
@@ -59,6 +62,7 @@ class Source:
     read_labels: Callable[[], Mapping[str, np.ndarray]] | None = None
     preparations: tuple[Preparation, ...] = ()
     notes: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
     decoders: Mapping[str, Callable[[np.ndarray, int], np.ndarray]] = field(default_factory=dict)
 
 
@@ -171,8 +175,13 @@ def unreadable(label: str, error: BaseException) -> DataError:
     pointer = None
     with suppress(OSError), open(label, "rb") as file:
         pointer = pointer_error(file.read(len(POINTER)), label, DataError, "data")
+    if pointer is not None:
+        return pointer
+    found = begins_like(Path(label))
+    if found and not (label.endswith(".npy") and "NumPy" in found):
+        return DataError(f"{label} cannot be read: {found}", SAVE_AGAIN)
     reason = (str(error) or type(error).__name__).splitlines()[0]
-    return pointer or DataError(f"{label} cannot be read: {reason}", "Save it again with numpy.savez or numpy.save.")
+    return DataError(f"{label} cannot be read: {reason}", SAVE_AGAIN)
 
 
 def read_npz(path: Path, inputs: Sequence[InputSpec]) -> Source:

@@ -43,7 +43,15 @@ def output_warnings(
     """
     try:
         session = open_session(InMemory(model))
+    except (OnnxqError, SessionError):
+        return
+    try:
         columns = _outputs(session, samples)
+    except SessionError as error:
+        remedy = "Look at the values: indices beyond a table, or sizes that do not go together."
+        yield WarningLine("not-run", f"onnxruntime cannot run the model on these samples: {error}", remedy)
+        return
+    try:
         unsure = [name for name in summaries if varied(samples, name)]
         if len(unsure) == 1 and (found := _surer(session, samples, columns, summaries[unsure[0]])) is not None:
             yield found

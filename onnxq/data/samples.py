@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -115,6 +116,11 @@ class Samples(Iterable[Sample]):
         return tuple(note for source in self._sources for note in source.notes)
 
     @property
+    def ignored(self) -> tuple[str, ...]:
+        """The settings of the user that say nothing about the data, in sentences."""
+        return tuple(dict.fromkeys(said for source in self._sources for said in source.ignored))
+
+    @property
     def decoders(self) -> dict[str, Callable[[np.ndarray, int], np.ndarray]]:
         """For each input that takes pictures, how its values become colours again; see `Source`."""
         return {name: decode for source in self._sources for name, decode in source.decoders.items()}
@@ -179,6 +185,18 @@ class Samples(Iterable[Sample]):
         """
         return read_labels(self._sources, self.inputs, self._most)
 
+    def label_names(self) -> tuple[tuple[str, ...], str]:
+        """Return the names of the labels, and why there are none where the data have classes that do not fit."""
+        try:
+            return tuple(sorted(self.labels())), ""
+        except DataError as error:
+            return (), f"{error.message}. {error.hint}"
+
+    def first_rows(self) -> int | None:
+        """Return how many rows the first source has, as its labels should; None while unknown."""
+        first = self._sources[0] if self._sources else None
+        return None if first is None or first.count is None else first.count * first.rows
+
     def first_labels(self) -> Labels:
         """Return the labels of the first file or sample, for a look at their names and shapes.
 
@@ -232,6 +250,7 @@ def open_samples(
     for source in sources:
         for one in _open(str(source), given, reading, facts):
             opened.append(fed_source(one, make_feed(inputs, pairs, facts, model=model)) if pairs else one)
+    opened = _with_ignored(opened, reading)
     samples = Samples(opened, inputs, ", ".join(_short(str(source)) for source in sources))
     if samples.count == 0:
         raise _no_samples(", ".join(str(source) for source in sources) or "an empty list of sources")
@@ -356,6 +375,23 @@ def _open(source: str, inputs: Sequence[InputSpec], reading: Reading, facts: Mod
         given = import_named(source)
         return list(wrap_samples(given, inputs, source)._sources)
     raise missing_data(source)
+
+
+def _with_ignored(opened: list[Source], reading: Reading) -> list[Source]:
+    """Note at the first source which settings no source has used."""
+    told = [one for source in opened for one in source.preparations]
+    texts = any("tokenizer" in one.settings for one in told)
+    unused: list[tuple[str, object, bool, str]] = [
+        ("preprocess", reading.preprocess, bool(told), "no array is preprocessed")
+    ]
+    for name, given in (
+        ("tokenizer", reading.tokenizer),
+        ("text-key", reading.text_key),
+        ("max-length", reading.max_length),
+    ):
+        unused.append((name, given, texts, "the data hold no sentences"))
+    said = tuple(f"'{name}' has no effect: {why}" for name, given, used, why in unused if given and not used)
+    return [replace(opened[0], ignored=said), *opened[1:]] if said and opened else opened
 
 
 def _no_samples(origin: str) -> DataError:

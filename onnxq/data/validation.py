@@ -80,6 +80,8 @@ def check_names(names: Iterable[str], inputs: Sequence[InputSpec], where: str) -
             guess = did_you_mean(name, wanted, cutoff=0.6)
             if NAMELESS.fullmatch(name):
                 guess = "It was saved without a name: write numpy.savez(file, NAME=array)."
+            elif all(one in given for one in wanted):  # it says something about the samples: labels, mostly
+                guess = f"If it holds labels, call it '_{name}'."
             raise DataError(
                 f"{where} has '{name}', which is no input of the model",
                 f"{guess} The model's inputs are {_listing(wanted)}; a name that starts with _ is ignored.".lstrip(),

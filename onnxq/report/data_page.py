@@ -51,7 +51,7 @@ def data_page(model: str, given: Samples, seen: Examination) -> str:
         seen=seen,
         notes=given.notes,
         preparations=given.preparations,
-        labels=sorted(given.labels()),
+        labels=given.label_names()[0],
         pictures=picture_sheet(seen.pictures),
         style=Markup(page_part("page.css") + sheet_style()),
     )

@@ -64,9 +64,18 @@ def objection_to(model: Model, target: Path, *, force: bool, reads: Iterable[obj
 
 
 def open_data(
-    model: Model, data: Sequence[str | Path], samples: Any, limit: int | None, reading: Reading = PLAIN
+    model: Model,
+    data: Sequence[str | Path],
+    samples: Any,
+    limit: int | None,
+    reading: Reading = PLAIN,
+    *,
+    shared: bool = False,
 ) -> Samples | None:
-    """Open the samples that the caller gave, in whatever form; None where there are none."""
+    """Open the samples that the caller gave, in whatever form; None where there are none.
+
+    Settings that say nothing about the data are noted, unless they are shared with other data.
+    """
     if data and samples is not None:
         raise DataError("both files and samples are given as data", "Give one of them.")
     if not data and samples is None:
@@ -78,6 +87,6 @@ def open_data(
         opened = wrap_samples(samples, inputs)
     else:
         opened = open_samples(data, inputs, reading, ModelFacts.of(model))
-    for line in (*map(str, opened.preparations), *opened.notes):
+    for line in (*map(str, opened.preparations), *opened.notes, *(() if shared else opened.ignored)):
         mention(line)
     return opened if limit is None else opened.limit(limit)

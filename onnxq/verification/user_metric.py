@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,8 +20,9 @@ from onnxq.data.user_function import CALLABLE, CALLED, import_named
 from onnxq.data.validation import Sample
 from onnxq.errors import DataError, ModelError
 from onnxq.runtime.session import ModelSource, SessionError, open_session, run_session, runs_in_segments
-from onnxq.text import did_you_mean
+from onnxq.text import counted, did_you_mean
 from onnxq.verification.metrics.by_name import METRICS
+from onnxq.verification.metrics.classes import USUAL as CLASS_LABELS
 from onnxq.verification.metrics.named_metric import MetricRun, NamedMetric
 from onnxq.verification.records import MetricComparison
 
@@ -40,6 +42,7 @@ class Metric(Protocol):
 
 
 SIGNATURE = "It is called as metric(outputs, labels) and gives a number: see docs/reference/data.md."
+OF_CLASSES = ("top1", "top5")
 
 
 Progress = Callable[[int, int | None], None]
@@ -67,7 +70,10 @@ def load_metric(source: str | Metric) -> Metric | NamedMetric:
     if source in METRICS:
         return METRICS[source]
     if not CALLABLE.fullmatch(source):
-        hint = did_you_mean(source, METRICS) or f"Metrics are {', '.join(METRICS)}, or package.module:function."
+        hint = (
+            did_you_mean(source, METRICS, cutoff=0.6)
+            or f"Metrics are {', '.join(METRICS)}, or package.module:function."
+        )
         raise DataError(f"'{source}' is no metric, and does not name a function", hint)
     found = import_named(source)
     if not callable(found):
@@ -84,8 +90,28 @@ def check_labels(source: str | Metric, samples: Samples) -> None:
 
     """
     metric = load_metric(source)
-    if isinstance(metric, NamedMetric):
-        metric.check(samples.first_labels(), samples.inputs)
+    if not isinstance(metric, NamedMetric):
+        _refuse_parameters(metric, metric_name(source))
+        return
+    labels = samples.first_labels()
+    metric.check(labels, samples.inputs)
+    rows = samples.first_rows()
+    for name, arrays in labels.items() if source in OF_CLASSES and rows is not None else ():
+        if name in CLASS_LABELS and arrays[0].ndim == 1 and len(arrays[0]) != rows:
+            told = f"'{name}' holds {counted(len(arrays[0]), 'label')} for {counted(rows or 0, 'row')} of samples"
+            raise DataError(f"{source}: {told}", "Give one label for each sample.")
+
+
+def _refuse_parameters(metric: Metric, name: str) -> None:
+    """Refuse a function that cannot be called with outputs and labels, before it is called at the end of a run."""
+    try:
+        found = signature(metric)
+    except (TypeError, ValueError):  # of a builtin, which tells nothing
+        return
+    try:
+        found.bind({}, {})
+    except TypeError as error:
+        raise DataError(f"{name}{found} cannot be called with outputs and labels: {error}", SIGNATURE) from error
 
 
 def measure_metric(

@@ -61,7 +61,7 @@ def refused(source: str, inputs: Sequence[InputSpec] = ONE) -> tuple[str, str]:
         ("m.onnx", "m.onnx is a model, not data", "data_0=array"),
         ("input_0.pb", "input_0.pb is a single tensor", "Give the folder that it is in"),
         ("blank.npz", "blank.npz is empty", ""),
-        ("table.parquet", "table.parquet is neither .npz nor .npy nor a folder", "data_0=array"),
+        ("table.parquet", "table.parquet is a Parquet table, which onnxq does not read", "data_0=array"),
         ("notes", "the folder notes has no samples in .npz or .npy: it holds 2 .md and 1 .rst files", "data_0=array"),
         ("nothing", "has no samples in .npz or .npy: it is empty", "data_0=array"),
         ("nested", "has no samples in .npz or .npy: it holds 1 folder", "test_data_set_*"),

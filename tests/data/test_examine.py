@@ -194,3 +194,22 @@ def test_text_has_no_figures() -> None:
     found = examine(made, [{"x": np.array([str(index)], object)} for index in range(20)])
     assert found.inputs[0].values is None
     assert not found.warnings
+
+
+def test_one_sample_far_beyond_the_others_is_named() -> None:
+    samples = pictures(20)
+    assert codes(ONE, samples) == []
+    samples[7]["x"][0, 0, 0, 0] = 1e6
+    assert codes(ONE, samples) == ["odd-sample"]
+    found = examine(model(ONE), samples)
+    assert found.warnings[0].message == "row 7 of 'x' reaches 1.00e+06, and no other more than 0.998"
+    assert examine(model(ONE), samples, calibrating=False).warnings == ()
+
+
+def test_a_mask_of_zeros_and_samples_that_do_not_run() -> None:
+    ends = "(int64[n, 6] ids, int64[n, 6] attention_mask) => (float[n, 6] y) <float[4] table = {1, 2, 3, 4}>"
+    text = f"main {ends} {{ y = Gather(table, ids) z = Neg(attention_mask) }}"
+    samples = [{"ids": np.full((1, 6), index % 4), "attention_mask": np.zeros((1, 6), int)} for index in range(20)]
+    assert "empty-mask" in codes(text, samples)
+    samples = [{"ids": np.full((1, 6), index), "attention_mask": np.ones((1, 6), int)} for index in range(20)]
+    assert codes(text, samples)[-1] == "not-run"

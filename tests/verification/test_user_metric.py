@@ -10,7 +10,7 @@ from onnxq.data.samples import InputSpec, open_samples, wrap_samples
 from onnxq.errors import DataError, ModelError
 from onnxq.pipeline.quantize import quantize
 from onnxq.search.budget import Budget
-from onnxq.verification.user_metric import compare_metric, load_metric, measure_metric
+from onnxq.verification.user_metric import check_labels, compare_metric, load_metric, measure_metric
 from tests.helpers import build, floats, node
 
 X = InputSpec("x", TensorProto.FLOAT, ("n", 4))
@@ -207,3 +207,19 @@ def test_a_metric_that_is_not_there_is_refused_before_the_model_is_run(here: Pat
 
     with pytest.raises(DataError, match="own_metric:nothing: there is no 'nothing'"):
         quantize(model, "static-int8", samples=samples, budget=Budget(metric="own_metric:nothing", max_drop=1))
+
+
+def test_a_metric_that_takes_something_else_is_refused_before_the_run() -> None:
+    samples = wrap_samples([{"x": np.zeros((1, 2), np.float32)}], [InputSpec("x", 1, ("n", 2))])
+    with pytest.raises(DataError, match="cannot be called with outputs and labels: too many positional arguments"):
+        check_labels(lambda: 1.0, samples)
+    check_labels(lambda outputs, labels, more=1: 1.0, samples)
+
+
+def test_labels_of_too_few_rows_are_refused_before_the_run(tmp_path: Path) -> None:
+    inputs = [InputSpec("x", 1, ("n", 2))]
+    np.savez(tmp_path / "d.npz", x=np.zeros((8, 2), np.float32), _label=np.arange(6))
+    with pytest.raises(DataError, match="top1: '_label' holds 6 labels for 8 rows of samples"):
+        check_labels("top1", open_samples(tmp_path / "d.npz", inputs))
+    np.savez(tmp_path / "d.npz", x=np.zeros((8, 2), np.float32), _label=np.arange(8))
+    check_labels("top1", open_samples(tmp_path / "d.npz", inputs))

@@ -127,10 +127,22 @@ def _row(line: str, folder: Path, inputs: int, where: str) -> tuple[tuple[Path, 
     files = tuple(below(folder, word) for word in words)
     for file in files:
         if not file.exists():
-            raise DataError(f"{where}: {file} does not exist", "Paths are relative to the folder of the list.")
+            raise DataError(f"{where}: {file} does not exist", _missing_hint(line, folder))
         if file.is_dir():
             raise DataError(f"{where}: {file} is a folder", "Name pictures, or give the folder itself.")
     return files, label
+
+
+def _missing_hint(line: str, folder: Path) -> str:
+    """Say what a line may be that names no picture."""
+    words = line.split()
+    if "\\" in line and below(folder, words[0].replace("\\", "/")).is_file():
+        return "Write / between the folders of a path, not \\."
+    if len(words) > 1 and below(folder, words[0]).is_file():
+        return "The class behind a path is a whole number."
+    if not any(suffix in line.lower() for suffix in (*SUFFIXES, *UNREAD)):
+        return "The model takes pictures, so that a text file has the path of one in each line."
+    return "Paths are relative to the folder of the list."
 
 
 def below(folder: Path, name: str) -> Path:

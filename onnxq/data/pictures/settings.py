@@ -100,11 +100,16 @@ def read_setting(
     """
     known = KEYS if keys is None else keys
     if key not in known:
-        hint = did_you_mean(key, known) or f"Keys are {', '.join(known)}."
+        hint = did_you_mean(key, known, cutoff=0.6) or f"Keys are {', '.join(known)}."
+        if key in KEYS:
+            hint = f"It is about pictures, and these data are none. {hint}"
         raise DataError(f"{where} has an unknown key '{key}'", hint)
     value = known[key](text)
     if value is None:
-        raise DataError(f"{where}: {key} cannot be '{text}'", f"Write {(examples or EXAMPLES)[key]}.")
+        hint = f"Write {(examples or EXAMPLES)[key]}."
+        if "=" in text:
+            hint = f"Put commas between settings: {key}={text.replace(' ', ',')}."
+        raise DataError(f"{where}: {key} cannot be '{text}'", hint)
     return value
 
 

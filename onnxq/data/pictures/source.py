@@ -120,6 +120,9 @@ def _told(spec: InputSpec, constant: np.ndarray) -> Preparation:
 
 
 def _no_picture(spec: InputSpec, inputs: Sequence[InputSpec]) -> DataError:
+    if len(inputs) > 1 and all(picture_layout(one, None) is None for one in inputs):
+        said = " and ".join(f"'{one.name}' ({one})" for one in inputs[:2])
+        return DataError(f"no input takes pictures: not {said}", "Give what the model takes: see `onnxq inspect`.")
     if len(inputs) == 1:
         hint = "Pictures go to inputs of three or four dimensions, of float or uint8, with 1, 3 or 4 channels."
         if (

@@ -431,6 +431,10 @@ def _windows(
     if used < total:
         which = "the first ones of each recording" if stateful else "spread over each recording"
         notes.append(f"{used} of {total} windows are used, {which}")
+    short = sum(2 * cutter.frames(one) < cutter.length for one in recordings) if cutter.length is not None else 0
+    if short and not stateful:
+        window = f"a window of {cutter.length} samples"
+        notes.append(f"{counted(short, 'recording')} shorter than half of {window}: silence fills it up")
     longest = int(LONGEST * cutter.rate)
     cut = sum(cutter.frames(one) > longest for one in recordings) if cutter.length is None else 0
     if cut:

@@ -16,7 +16,7 @@ from onnxq.data.text_file import read_lines, read_text
 from onnxq.errors import DataError
 from onnxq.text import counted, did_you_mean, join_words
 
-TABLES = {".csv": ",", ".tsv": "\t"}
+TABLES, OTHER = {".csv": ",", ".tsv": "\t"}, ";"
 SUFFIXES = (".txt", ".jsonl", *TABLES)
 USUAL = ("text", "sentence", "content", "question", "query", "prompt", "input", "document", "review", "body")
 MOST_NAMES = 8
@@ -90,8 +90,11 @@ def _objects(path: Path) -> Iterator[Record]:
 
 def _table(path: Path) -> Iterator[Record]:
     """Yield the rows of a table by the names of its columns, with the numbers of their lines."""
-    delimiter = TABLES[path.suffix.lower()]
-    lines = csv.reader(io.StringIO(read_text(path), newline=""), delimiter=delimiter, strict=True)
+    text, delimiter = read_text(path), TABLES[path.suffix.lower()]
+    first = text.partition("\n")[0]
+    if delimiter not in first and OTHER in first:  # what spreadsheets write where a comma belongs to numbers
+        delimiter = OTHER
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     head: list[str] = []
     try:
         for cells in lines:

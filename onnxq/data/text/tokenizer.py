@@ -119,7 +119,7 @@ def find_tokenizer(facts: ModelFacts, reading: Reading, label: str) -> TextToken
         where = f"next to {facts.path}" if facts.path is not None else "given"
         hint = f"Give it with --tokenizer {NAME}: models of Hugging Face come with one. For bytes: --tokenizer bytes."
         raise DataError(f"{label} holds sentences, and no {NAME} is {where}", hint)
-    text = read_text(path)
+    text = _read(path)
     library = need("tokenizers", "text", "reading sentences")
     try:
         encoder = library.Tokenizer.from_str(text)
@@ -137,6 +137,13 @@ def find_tokenizer(facts: ModelFacts, reading: Reading, label: str) -> TextToken
     side = str(config.get("padding_side") or own.get("direction") or "right").lower()
     padding = Padding(_pad_id(encoder, own, [config, special, model]), int(own.get("pad_type_id") or 0), side == "left")
     return TextTokenizer(path, encoder, padding, min(known, default=None))
+
+
+def _read(path: Path) -> str:
+    try:
+        return read_text(path)
+    except DataError as error:
+        raise DataError(error.message, f"Give a {NAME} of Hugging Face, or the folder that holds one.") from error
 
 
 CONFIGS = ("tokenizer_config", "special_tokens_map", "config")

@@ -1,0 +1,184 @@
+"""Formats of other programs: told by the suffix or by the first bytes, with the Python that makes an array of one.
+
+Tests: `tests/data/test_unread_formats.py`.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnxq.data.beside import PICTURE_SUFFIXES, SOUND_SUFFIXES
+from onnxq.data.validation import InputSpec
+from onnxq.text import counted
+
+START = 512  # bytes of a file that are looked at
+TAR_MARK = 257  # where a tar archive says that it is one
+DELIMITERS = ",;\t"
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format that is not read.
+
+    Attributes:
+        what: Its name with an article.
+        code: Python that makes an array of a file, `{}` for its path; empty where there is no single line.
+        hint: What to do instead, where no line of Python does it.
+
+    """
+
+    what: str
+    code: str = ""
+    hint: str = ""
+
+
+UNPACK = "Unpack it, and give the folder that comes out."
+FRAMES = "Save its frames as pictures: `ffmpeg -i FILE frames/%05d.png`, and give the folder."
+PICTURE, SOUND = "Convert it to .jpg or .png.", "Convert it to .wav or .flac."
+TORCH = Format("a file of PyTorch", "torch.load({}).numpy()")
+ZIP, TAR = Format("a ZIP archive", hint=UNPACK), Format("a tar archive", hint=UNPACK)
+BY_SUFFIX = {
+    **dict.fromkeys((".pt", ".pth", ".ckpt"), TORCH),
+    **dict.fromkeys((".pkl", ".pickle"), Format("a pickled object of Python", "pickle.load(open({}, 'rb'))")),
+    ".safetensors": Format("a safetensors file", "safetensors.numpy.load_file({})['NAME']"),
+    **dict.fromkeys((".parquet", ".pq"), Format("a Parquet table", "pandas.read_parquet({}).to_numpy()")),
+    **dict.fromkeys((".feather", ".arrow"), Format("an Arrow table", "pandas.read_feather({}).to_numpy()")),
+    **dict.fromkeys((".xlsx", ".xls"), Format("an Excel table", "pandas.read_excel({}).to_numpy()")),
+    **dict.fromkeys((".h5", ".hdf5", ".hdf"), Format("an HDF5 file", "h5py.File({})['NAME'][:]")),
+    ".mat": Format("a MATLAB file", "scipy.io.loadmat({})['NAME']"),
+    **dict.fromkeys((".tfrecord", ".tfrecords"), Format("a TFRecord file", "tensorflow.data.TFRecordDataset({})")),
+    **dict.fromkeys((".lmdb", ".mdb"), Format("an LMDB database", "lmdb.open({})")),
+    **dict.fromkeys((".zip", ".7z", ".rar"), Format("an archive", hint=UNPACK)),
+    **dict.fromkeys((".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst"), Format("an archive", hint=UNPACK)),
+    **dict.fromkeys((".mp4", ".avi", ".mov", ".mkv", ".webm"), Format("a video", hint=FRAMES)),
+    **dict.fromkeys(
+        (".gif", ".tif", ".tiff", ".heic", ".heif", ".avif"), Format("a picture of another kind", hint=PICTURE)
+    ),
+    **dict.fromkeys((".mp3", ".ogg", ".m4a", ".aac", ".opus"), Format("a recording of another kind", hint=SOUND)),
+}
+BY_BYTES = (
+    (b"PAR1", BY_SUFFIX[".parquet"]),
+    (b"ARROW1", BY_SUFFIX[".arrow"]),
+    (b"\x89HDF\r\n", BY_SUFFIX[".h5"]),
+    (b"MATLAB", BY_SUFFIX[".mat"]),
+    (b"SQLite format 3", Format("an SQLite database", "pandas.read_sql('SELECT …', sqlite3.connect({})).to_numpy()")),
+    (b"PK\x03\x04", ZIP),
+    (b"\x1f\x8b", Format("a gzip archive", hint=UNPACK)),
+    (b"BZh", Format("a bzip2 archive", hint=UNPACK)),
+    (b"\xfd7zXZ", Format("an xz archive", hint=UNPACK)),
+    (b"7z\xbc\xaf", Format("a 7-Zip archive", hint=UNPACK)),
+    (b"Rar!", Format("a RAR archive", hint=UNPACK)),
+    (b"\x28\xb5\x2f\xfd", Format("a Zstandard archive", hint=UNPACK)),
+    (b"%PDF", Format("a PDF document", hint="Save its pages as pictures, or its text as .txt.")),
+    (b"\x93NUMPY", Format("a NumPy array with another ending", hint="Name it .npy.")),
+    (b"\xff\xd8\xff", Format("a JPEG picture with another ending", hint="Name it .jpg.")),
+    (b"\x89PNG", Format("a PNG picture with another ending", hint="Name it .png.")),
+    (b"RIFF", Format("a RIFF file with another ending", hint="Name a recording .wav, and a picture .webp.")),
+    (b"fLaC", Format("a FLAC recording with another ending", hint="Name it .flac.")),
+)
+
+
+def unread_format(path: Path, inputs: Sequence[InputSpec], *, text: bool) -> Format | None:
+    """Name the format of a file that is not read; None where nothing tells it.
+
+    Args:
+        path: The file.
+        inputs: What the model wants: a line of Python gives arrays of their shapes.
+        text: Whether the model takes sentences.
+
+    """
+    suffix, start = path.suffix.lower(), _start(path)
+    if suffix in BY_SUFFIX:
+        return BY_SUFFIX[suffix]
+    if suffix in (*PICTURE_SUFFIXES, *SOUND_SUFFIXES):
+        return None
+    found = next((kind for mark, kind in BY_BYTES if start.startswith(mark)), None)
+    if found is not None:
+        return found
+    if start[TAR_MARK:].startswith(b"ustar"):
+        return TAR
+    if suffix in (".bin", ".raw", ".dat"):
+        return Format("a file of bytes without a shape", _raw_code(inputs))
+    if suffix == ".json":
+        hint = "Write a sentence in each line of a .txt file, or an object in each line of a .jsonl file."
+        return Format("a JSON file", hint=hint) if text else Format("a JSON file", "numpy.array(json.load(open({})))")
+    return _table(path, inputs, suffix) if suffix in (".csv", ".tsv") else None
+
+
+def begins_like(path: Path) -> str:
+    """Say what a file begins like, for one whose content is not what its name says; empty where nothing tells it."""
+    start = _start(path)
+    if start.startswith(b"PK\x03\x04"):
+        return "it begins like a ZIP file, and its end is missing"
+    if start.startswith(b"\x93NUMPY"):
+        return "it begins like a .npy file"
+    found = next((kind for mark, kind in BY_BYTES if start.startswith(mark)), None)
+    if found is not None:
+        return f"it begins like {found.what.removesuffix(' with another ending')}"
+    head = start.lstrip()[:15].lower()
+    if head.startswith((b"<!doctype", b"<html")):
+        return "it begins like a web page"
+    return "it begins like text" if start and _is_text(start) else ""
+
+
+def pictures_without_ending(files: Sequence[Path]) -> str:
+    """Say that files without an ending are pictures by their first bytes; empty where they are not."""
+    bare = [file for file in files if not file.suffix and file.is_file()]
+    for mark, name, ending in ((b"\x89PNG", "PNG", ".png"), (b"\xff\xd8\xff", "JPEG", ".jpg")):
+        if bare and all(_start(file).startswith(mark) for file in bare[:3]):
+            return f"{counted(len(bare), 'file')} without an ending begin like {name} pictures: name them {ending}."
+    return ""
+
+
+def _start(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(START)
+    except OSError:
+        return b""
+
+
+def _is_text(start: bytes) -> bool:
+    return b"\0" not in start and sum(byte < 9 or 13 < byte < 32 for byte in start) == 0
+
+
+def _raw_code(inputs: Sequence[InputSpec]) -> str:
+    spec = inputs[0] if len(inputs) == 1 else None
+    if spec is None or spec.numpy_dtype is None or spec.shape is None:
+        return "numpy.fromfile({}, DTYPE).reshape(SHAPE)"
+    sizes = [-1, *(spec.fixed(axis) or "?" for axis in range(1, len(spec.shape)))]
+    return f"numpy.fromfile({{}}, '{spec.numpy_dtype.name}').reshape({', '.join(map(str, sizes))})"
+
+
+def _table(path: Path, inputs: Sequence[InputSpec], suffix: str) -> Format:
+    """Describe a table in text: of numbers, or of paths."""
+    try:
+        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+            lines = [line for line, _ in zip(file, range(2), strict=False)]
+    except OSError:
+        lines = []
+    first = lines[0] if lines else ""
+    delimiter = "\t" if suffix == ".tsv" else max(DELIMITERS, key=first.count)
+    rows = list(csv.reader(lines, delimiter=delimiter))
+    cells = [cell.strip().lower() for row in rows[1:] or rows for cell in row]
+    if any(cell.endswith((*PICTURE_SUFFIXES, *SOUND_SUFFIXES)) for cell in cells):
+        hint = "Write a path in each line of a .txt file; the number of a class may stand behind it."
+        return Format("a table that names files", hint=hint)
+    head = bool(rows) and not all(_is_number(cell) for cell in rows[0])
+    shape = inputs[0].shape if len(inputs) == 1 else None
+    width = inputs[0].fixed(1) if shape is not None and len(shape) == 2 else None
+    more = f", delimiter='{delimiter}'".replace("\t", "\\t") + (", skiprows=1" if head else "")
+    if width is not None and rows and len(rows[-1]) > width:
+        more += f", usecols=range({width})"
+    return Format("a table in text", f"numpy.loadtxt({{}}, 'float32'{more})")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

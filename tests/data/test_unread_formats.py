@@ -1,0 +1,163 @@
+"""Data in formats of other programs: each is named, with the way to arrays, pictures or sentences."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+from onnxq.data.reading import PLAIN, ModelFacts, Reading
+from onnxq.data.samples import open_samples
+from onnxq.data.validation import InputSpec
+from onnxq.errors import DataError
+
+PICTURES = [InputSpec("x", TensorProto.FLOAT, ("n", 3, 8, 8))]
+TABLE = [InputSpec("x", TensorProto.FLOAT, ("n", 3))]
+TEXT = [InputSpec(name, TensorProto.INT64, ("n", "t")) for name in ("input_ids", "attention_mask")]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def refused(source: str, inputs: list[InputSpec], reading: Reading = PLAIN) -> str:
+    with pytest.raises(DataError) as caught:
+        open_samples(source, inputs, reading, ModelFacts(Path("m.onnx")))
+    return f"{caught.value.message} | {caught.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named", "way"),
+    [
+        ("a.zip", b"PK\3\4", "an archive", "Unpack it"),
+        ("a.tar.gz", b"\x1f\x8b", "an archive", "Unpack it"),
+        ("a.data", b"\x1f\x8b\0", "a gzip archive", "Unpack it"),
+        ("a.bin", b"PK\3\4", "a ZIP archive", "Unpack it"),
+        ("a.data", bytes(257) + b"ustar\0", "a tar archive", "Unpack it"),
+        ("a.parquet", b"PAR1", "a Parquet table", "pandas.read_parquet('a.parquet')"),
+        ("a.out", b"PAR1", "a Parquet table", "pandas.read_parquet('a.out')"),
+        ("a.h5", b"\x89HDF\r\n", "an HDF5 file", "h5py.File('a.h5')"),
+        ("a.mat", b"MATLAB", "a MATLAB file", "scipy.io.loadmat('a.mat')"),
+        ("a.pt", b"PK\3\4", "a file of PyTorch", "torch.load('a.pt')"),
+        ("a.pkl", b"\x80\x04", "a pickled object of Python", "pickle.load(open('a.pkl', 'rb'))"),
+        ("a.safetensors", b"\0", "a safetensors file", "load_file('a.safetensors')"),
+        ("a.tfrecord", b"\0", "a TFRecord file", "TFRecordDataset('a.tfrecord')"),
+        ("a.bin", b"\0\1", "a file of bytes without a shape", "('a.bin', 'float32').reshape(-1, 3, 8, 8)"),
+        ("a.json", b"[1]", "a JSON file", "numpy.array(json.load(open('a.json')))"),
+        ("a.mp4", b"\0", "a video", "ffmpeg"),
+        ("a.tif", b"II*\0", "a picture of another kind", "Convert it to .jpg or .png."),
+        ("a.mp3", b"ID3", "a recording of another kind", "Convert it to .wav or .flac."),
+        ("a.img", b"\x89PNG", "a PNG picture with another ending", "Name it .png."),
+        ("a.db", b"SQLite format 3\0", "an SQLite database", "sqlite3"),
+        ("a.csv", b"file,class\na.jpg,3\n", "a table that names files", "Write a path in each line of a .txt file"),
+    ],
+)
+def test_each_format_is_named(name: str, content: bytes, named: str, way: str) -> None:
+    Path(name).write_bytes(content)
+    said = refused(name, PICTURES)
+    assert f"{name} is {named}, which onnxq does not read" in said
+    assert way in said
+
+
+@pytest.mark.parametrize("text", ["a,b,c,price\n1,2,3,4\n5,6,7,8\n", "1;2;3\n4;5;6\n", "1\t2\t3\n4\t5\t6\n"])
+def test_the_line_that_reads_a_table_works(text: str) -> None:
+    name = "t.tsv" if "\t" in text else "t.csv"
+    Path(name).write_text(text)
+    code = refused(name, TABLE).partition("Read it with ")[2].partition(", and save samples")[0]
+    made = eval(code, {"numpy": np})  # what a reader would paste
+    assert made.dtype == np.float32
+    assert made[-1].tolist() == [
+        float(part) for part in text.strip().splitlines()[-1].replace(";", ",").replace("\t", ",").split(",")[:3]
+    ]
+
+
+def test_json_for_sentences_and_a_table_of_a_spreadsheet() -> None:
+    Path("s.json").write_text(json.dumps(["one", "two"]))
+    assert "Write a sentence in each line of a .txt file" in refused("s.json", TEXT)
+    Path("s.csv").write_text("id;text\n1;first, of two\n2;second\n")
+    assert "holds sentences, and no tokenizer.json" in refused("s.csv", TEXT)  # it is read
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("cut.npz", "begins like a ZIP file, and its end is missing"),
+        ("page.npz", "like a web page"),
+        ("t.npy", "like text"),
+    ],
+)
+def test_arrays_that_are_something_else(name: str, said: str) -> None:
+    with zipfile.ZipFile("whole.zip", "w") as archive:
+        archive.writestr("x.npy", bytes(999))
+    content = {"cut.npz": Path("whole.zip").read_bytes()[:500], "page.npz": b"<!DOCTYPE html>", "t.npy": b"hello"}
+    Path(name).write_bytes(content[name])
+    assert f"{name} cannot be read: it begins" in refused(name, PICTURES)
+    assert said in refused(name, PICTURES)
+
+
+def test_labels_need_a_name_with_a_mark() -> None:
+    np.savez("d.npz", x=np.zeros((4, 3, 8, 8), np.float32), labels=np.zeros(4))
+    assert "If it holds labels, call it '_labels'." in refused("d.npz", PICTURES)
+    np.savez("d.npz", y=np.zeros((4, 3, 8, 8), np.float32))
+    assert "labels, call" not in refused("d.npz", PICTURES)
+
+
+def test_pictures_without_an_ending_and_models_without_pictures() -> None:
+    Path("bare").mkdir()
+    for index in range(3):
+        Path(f"bare/{index}").write_bytes(b"\x89PNG\r\n")
+    assert "3 files without an ending begin like PNG pictures: name them .png." in refused("bare", PICTURES)
+    Path("photos").mkdir()
+    Path("photos/a.png").touch()
+    assert "no input takes pictures: not 'input_ids'" in refused("photos", TEXT)
+
+
+@pytest.mark.parametrize(
+    ("line", "way"),
+    [
+        ("photos\\a.png", "Write / between the folders of a path"),
+        ("photos/a.png cat", "The class behind a path is a whole number."),
+        ("A sentence, not a path.", "The model takes pictures"),
+        ("photos/b.png", "Paths are relative to the folder of the list."),
+    ],
+)
+def test_a_line_that_names_no_picture(line: str, way: str) -> None:
+    Path("photos").mkdir()
+    Path("photos/a.png").touch()
+    Path("list.txt").write_text(f"{line}\n")
+    assert way in refused("list.txt", PICTURES)
+
+
+def test_settings_that_say_nothing_about_the_data_are_named() -> None:
+    np.savez("d.npz", x=np.zeros((4, 3, 8, 8), np.float32))
+    reading = Reading(preprocess="size=8", tokenizer="t.json", text_key="a", max_length=3)
+    opened = open_samples("d.npz", PICTURES, reading)
+    assert [said.partition(" ")[0] for said in opened.ignored] == [
+        "'preprocess'",
+        "'tokenizer'",
+        "'text-key'",
+        "'max-length'",
+    ]
+    assert open_samples("d.npz", PICTURES).ignored == ()
+
+
+def test_settings_of_pictures_for_sentences() -> None:
+    Path("s.txt").write_text("one\n")
+    said = refused("s.txt", TEXT, Reading(preprocess="mean=0.5"))
+    assert "unknown key 'mean' | It is about pictures, and these data are none." in said
+    Path("photos").mkdir()
+    Path("photos/a.png").touch()
+    said = refused("photos", PICTURES, Reading(preprocess="mean=0.5 std=0.5"))
+    assert "Put commas between settings: mean=0.5,std=0.5." in said
+
+
+def test_another_file_than_a_tokenizer() -> None:
+    Path("s.txt").write_text("one\n")
+    Path("other.onnx").write_bytes(b"\x08\xff\xfe")
+    said = refused("s.txt", TEXT, Reading(tokenizer="other.onnx"))
+    assert "Give a tokenizer.json of Hugging Face" in said
