@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,17 +133,27 @@ def operator_of(kernel: str) -> str:
 def layer_sizes(float_model: Model, quantized: Model) -> tuple[LayerSize, ...]:
     """Compare the bytes of constants that a layer reads in both models, the largest first.
 
-    A layer is found again by its name, or by that of its output: a quantized node may have another one.
+    A layer is found again by its name and by that of its output. What stands between these nodes and values that the
+    float model has, too, belongs to it: another node than the one of its name may hold the codes.
     """
     named = {node.name: node for node in quantized.graph.walk() if node.name}
     made = {value.name: value for node in quantized.graph.walk() for value in node.outputs if value is not None}
-    found = []
+    ends: dict[Node, tuple[Node, ...]] = {}
+    known = {value.name for value in float_model.graph.inputs}
     for node in float_model.graph.walk():
+        outputs = [value.name for value in node.outputs if value is not None]
+        makers = [_maker(made.get(name)) for name in outputs]
+        ends[node] = tuple(dict.fromkeys(end for end in (named.get(node.name), *makers) if end is not None))
+        known.update(outputs)
+    homes = {end: node for node in reversed(ends) for end in ends[node]}
+    found = []
+    for node, starts in ends.items():
         before = sum(_constant_bytes(node))
-        outputs = (made.get(value.name) for value in node.outputs if value is not None)
-        after = named.get(node.name) or next((maker for value in outputs if (maker := _maker(value))), None)
-        if before and after is not None:
-            found.append(LayerSize(node.display_name, node.operator, before, sum(_constant_bytes(after))))
+        if before and starts:
+            own = {value.name for value in node.outputs if value is not None}
+            others = frozenset(end for end, home in homes.items() if home is not node)
+            after = sum(_region_bytes([end for end in starts if end not in others], known - own, others))
+            found.append(LayerSize(node.display_name, node.operator, before, after))
     return tuple(sorted(found, key=lambda one: (-one.float_bytes, one.node)))
 
 
@@ -152,6 +162,29 @@ def _maker(value: Value | None) -> Node | None:
     while value is not None and value.producer is not None and value.producer.op_type in CONVERSIONS:
         value = value.producer.inputs[0]
     return None if value is None else value.producer
+
+
+def _region_bytes(starts: Sequence[Node], known: Set[str], others: Set[Node]) -> Iterator[int]:
+    """Yield the bytes of constants that nodes read, and those before them up to other layers or known values."""
+    nodes: set[Node] = set()
+    tensors: set[Value] = set()
+    waiting = list(starts)
+    while waiting:
+        node = waiting.pop()
+        if node in nodes:
+            continue
+        nodes.add(node)
+        first = node.inputs[0] if node.inputs else None
+        of_values = node.op_type in CONVERSIONS and first is not None and not _is_constant(first)
+        for value in node.inputs:
+            if value is None:
+                continue
+            if value.tensor is not None:
+                if value not in tensors and not of_values:  # scales of activations belong to no layer
+                    tensors.add(value)
+                    yield value.tensor.nbytes
+            elif value.producer is not None and value.name not in known and value.producer not in others:
+                waiting.append(value.producer)
 
 
 def _constant_bytes(node: Node) -> Iterator[int]:

@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto
 
-from onnxq.ir import parse
+from onnxq.ir import load, parse
 from onnxq.pipeline.quantize import quantize
 from onnxq.report import Report
 from onnxq.report.details import LayerSize, by_operator, kernels_of, layer_sizes, limits_kept, operator_of
@@ -64,6 +66,27 @@ def test_a_layer_that_has_another_name_is_found_by_its_output() -> None:
     narrow = build(nodes, {"x": [1, 8]}, weights=codes)
     found = layer_sizes(parse(wide.SerializeToString()), parse(narrow.SerializeToString()))
     assert found == (LayerSize("g", "Gemm", 8 * 4 * 4, 8 * 4 + 4),)
+
+
+@pytest.mark.parametrize("recipe", ["dynamic-int8", "weight-int8", "weight-int4"])
+def test_every_byte_of_constants_belongs_to_a_layer(recipe: str, tmp_path: Path) -> None:
+    nodes = [
+        node("Gather", "table ids", "h", name="words"),
+        node("MatMul", "h w", "a", name="first"),
+        node("Relu", "a", "b"),
+        node("MatMul", "b v", "y", name="second"),
+    ]
+    weights = {"table": floats(400, 64), "w": floats(64, 128), "v": floats(128, 64)}
+    made = build(nodes, {"ids": (TensorProto.INT64, ["n"])}, weights=weights)
+    onnx.save(made, tmp_path / "m.onnx")
+    quantize(tmp_path / "m.onnx", recipe, output=tmp_path / "q.onnx", fast=True)
+    narrow = load(tmp_path / "q.onnx")
+    found = {one.node: one for one in layer_sizes(load(tmp_path / "m.onnx"), narrow)}
+    assert {name: one.float_bytes for name, one in found.items()} == {"words": 102400, "first": 32768, "second": 32768}
+    constants = {value for each in narrow.graph.walk() for value in each.inputs if value is not None and value.tensor}
+    total = sum(value.tensor.nbytes for value in constants if value.tensor is not None)
+    assert total * 0.95 <= sum(one.quantized_bytes for one in found.values()) <= total
+    assert all(0 < one.quantized_bytes < one.float_bytes / 2 for one in found.values())
 
 
 def test_limits_say_what_was_reached() -> None:

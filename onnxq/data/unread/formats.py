@@ -20,7 +20,7 @@ DELIMITERS = ",;\t"
 
 
 @dataclass(frozen=True)
-class Format:
+class UnreadFormat:
     """One format that is not read.
 
     Attributes:
@@ -38,50 +38,55 @@ class Format:
 UNPACK = "Unpack it, and give the folder that comes out."
 FRAMES = "Save its frames as pictures: `ffmpeg -i FILE frames/%05d.png`, and give the folder."
 PICTURE, SOUND = "Convert it to .jpg or .png.", "Convert it to .wav or .flac."
-TORCH = Format("a file of PyTorch", "torch.load({}).numpy()")
-ZIP, TAR = Format("a ZIP archive", hint=UNPACK), Format("a tar archive", hint=UNPACK)
+TORCH = UnreadFormat("a file of PyTorch", "torch.load({}).numpy()")
+ZIP, TAR = UnreadFormat("a ZIP archive", hint=UNPACK), UnreadFormat("a tar archive", hint=UNPACK)
 BY_SUFFIX = {
     **dict.fromkeys((".pt", ".pth", ".ckpt"), TORCH),
-    **dict.fromkeys((".pkl", ".pickle"), Format("a pickled object of Python", "pickle.load(open({}, 'rb'))")),
-    ".safetensors": Format("a safetensors file", "safetensors.numpy.load_file({})['NAME']"),
-    **dict.fromkeys((".parquet", ".pq"), Format("a Parquet table", "pandas.read_parquet({}).to_numpy()")),
-    **dict.fromkeys((".feather", ".arrow"), Format("an Arrow table", "pandas.read_feather({}).to_numpy()")),
-    **dict.fromkeys((".xlsx", ".xls"), Format("an Excel table", "pandas.read_excel({}).to_numpy()")),
-    **dict.fromkeys((".h5", ".hdf5", ".hdf"), Format("an HDF5 file", "h5py.File({})['NAME'][:]")),
-    ".mat": Format("a MATLAB file", "scipy.io.loadmat({})['NAME']"),
-    **dict.fromkeys((".tfrecord", ".tfrecords"), Format("a TFRecord file", "tensorflow.data.TFRecordDataset({})")),
-    **dict.fromkeys((".lmdb", ".mdb"), Format("an LMDB database", "lmdb.open({})")),
-    **dict.fromkeys((".zip", ".7z", ".rar"), Format("an archive", hint=UNPACK)),
-    **dict.fromkeys((".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst"), Format("an archive", hint=UNPACK)),
-    **dict.fromkeys((".mp4", ".avi", ".mov", ".mkv", ".webm"), Format("a video", hint=FRAMES)),
+    **dict.fromkeys((".pkl", ".pickle"), UnreadFormat("a pickled object of Python", "pickle.load(open({}, 'rb'))")),
+    ".safetensors": UnreadFormat("a safetensors file", "safetensors.numpy.load_file({})['NAME']"),
+    **dict.fromkeys((".parquet", ".pq"), UnreadFormat("a Parquet table", "pandas.read_parquet({}).to_numpy()")),
+    **dict.fromkeys((".feather", ".arrow"), UnreadFormat("an Arrow table", "pandas.read_feather({}).to_numpy()")),
+    **dict.fromkeys((".xlsx", ".xls"), UnreadFormat("an Excel table", "pandas.read_excel({}).to_numpy()")),
+    **dict.fromkeys((".h5", ".hdf5", ".hdf"), UnreadFormat("an HDF5 file", "h5py.File({})['NAME'][:]")),
+    ".mat": UnreadFormat("a MATLAB file", "scipy.io.loadmat({})['NAME']"),
     **dict.fromkeys(
-        (".gif", ".tif", ".tiff", ".heic", ".heif", ".avif"), Format("a picture of another kind", hint=PICTURE)
+        (".tfrecord", ".tfrecords"), UnreadFormat("a TFRecord file", "tensorflow.data.TFRecordDataset({})")
     ),
-    **dict.fromkeys((".mp3", ".ogg", ".m4a", ".aac", ".opus"), Format("a recording of another kind", hint=SOUND)),
+    **dict.fromkeys((".lmdb", ".mdb"), UnreadFormat("an LMDB database", "lmdb.open({})")),
+    **dict.fromkeys((".zip", ".7z", ".rar"), UnreadFormat("an archive", hint=UNPACK)),
+    **dict.fromkeys((".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst"), UnreadFormat("an archive", hint=UNPACK)),
+    **dict.fromkeys((".mp4", ".avi", ".mov", ".mkv", ".webm"), UnreadFormat("a video", hint=FRAMES)),
+    **dict.fromkeys(
+        (".gif", ".tif", ".tiff", ".heic", ".heif", ".avif"), UnreadFormat("a picture of another kind", hint=PICTURE)
+    ),
+    **dict.fromkeys((".mp3", ".ogg", ".m4a", ".aac", ".opus"), UnreadFormat("a recording of another kind", hint=SOUND)),
 }
 BY_BYTES = (
     (b"PAR1", BY_SUFFIX[".parquet"]),
     (b"ARROW1", BY_SUFFIX[".arrow"]),
     (b"\x89HDF\r\n", BY_SUFFIX[".h5"]),
     (b"MATLAB", BY_SUFFIX[".mat"]),
-    (b"SQLite format 3", Format("an SQLite database", "pandas.read_sql('SELECT …', sqlite3.connect({})).to_numpy()")),
+    (
+        b"SQLite format 3",
+        UnreadFormat("an SQLite database", "pandas.read_sql('SELECT …', sqlite3.connect({})).to_numpy()"),
+    ),
     (b"PK\x03\x04", ZIP),
-    (b"\x1f\x8b", Format("a gzip archive", hint=UNPACK)),
-    (b"BZh", Format("a bzip2 archive", hint=UNPACK)),
-    (b"\xfd7zXZ", Format("an xz archive", hint=UNPACK)),
-    (b"7z\xbc\xaf", Format("a 7-Zip archive", hint=UNPACK)),
-    (b"Rar!", Format("a RAR archive", hint=UNPACK)),
-    (b"\x28\xb5\x2f\xfd", Format("a Zstandard archive", hint=UNPACK)),
-    (b"%PDF", Format("a PDF document", hint="Save its pages as pictures, or its text as .txt.")),
-    (b"\x93NUMPY", Format("a NumPy array with another ending", hint="Name it .npy.")),
-    (b"\xff\xd8\xff", Format("a JPEG picture with another ending", hint="Name it .jpg.")),
-    (b"\x89PNG", Format("a PNG picture with another ending", hint="Name it .png.")),
-    (b"RIFF", Format("a RIFF file with another ending", hint="Name a recording .wav, and a picture .webp.")),
-    (b"fLaC", Format("a FLAC recording with another ending", hint="Name it .flac.")),
+    (b"\x1f\x8b", UnreadFormat("a gzip archive", hint=UNPACK)),
+    (b"BZh", UnreadFormat("a bzip2 archive", hint=UNPACK)),
+    (b"\xfd7zXZ", UnreadFormat("an xz archive", hint=UNPACK)),
+    (b"7z\xbc\xaf", UnreadFormat("a 7-Zip archive", hint=UNPACK)),
+    (b"Rar!", UnreadFormat("a RAR archive", hint=UNPACK)),
+    (b"\x28\xb5\x2f\xfd", UnreadFormat("a Zstandard archive", hint=UNPACK)),
+    (b"%PDF", UnreadFormat("a PDF document", hint="Save its pages as pictures, or its text as .txt.")),
+    (b"\x93NUMPY", UnreadFormat("a NumPy array with another ending", hint="Name it .npy.")),
+    (b"\xff\xd8\xff", UnreadFormat("a JPEG picture with another ending", hint="Name it .jpg.")),
+    (b"\x89PNG", UnreadFormat("a PNG picture with another ending", hint="Name it .png.")),
+    (b"RIFF", UnreadFormat("a RIFF file with another ending", hint="Name a recording .wav, and a picture .webp.")),
+    (b"fLaC", UnreadFormat("a FLAC recording with another ending", hint="Name it .flac.")),
 )
 
 
-def unread_format(path: Path, inputs: Sequence[InputSpec], *, text: bool) -> Format | None:
+def unread_format(path: Path, inputs: Sequence[InputSpec], *, text: bool) -> UnreadFormat | None:
     """Name the format of a file that is not read; None where nothing tells it.
 
     Args:
@@ -101,10 +106,14 @@ def unread_format(path: Path, inputs: Sequence[InputSpec], *, text: bool) -> For
     if start[TAR_MARK:].startswith(b"ustar"):
         return TAR
     if suffix in (".bin", ".raw", ".dat"):
-        return Format("a file of bytes without a shape", _raw_code(inputs))
+        return UnreadFormat("a file of bytes without a shape", _raw_code(inputs))
     if suffix == ".json":
         hint = "Write a sentence in each line of a .txt file, or an object in each line of a .jsonl file."
-        return Format("a JSON file", hint=hint) if text else Format("a JSON file", "numpy.array(json.load(open({})))")
+        return (
+            UnreadFormat("a JSON file", hint=hint)
+            if text
+            else UnreadFormat("a JSON file", "numpy.array(json.load(open({})))")
+        )
     return _table(path, inputs, suffix) if suffix in (".csv", ".tsv") else None
 
 
@@ -153,7 +162,7 @@ def _raw_code(inputs: Sequence[InputSpec]) -> str:
     return f"numpy.fromfile({{}}, '{spec.numpy_dtype.name}').reshape({', '.join(map(str, sizes))})"
 
 
-def _table(path: Path, inputs: Sequence[InputSpec], suffix: str) -> Format:
+def _table(path: Path, inputs: Sequence[InputSpec], suffix: str) -> UnreadFormat:
     """Describe a table in text: of numbers, or of paths."""
     try:
         with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
@@ -166,14 +175,14 @@ def _table(path: Path, inputs: Sequence[InputSpec], suffix: str) -> Format:
     cells = [cell.strip().lower() for row in rows[1:] or rows for cell in row]
     if any(cell.endswith((*PICTURE_SUFFIXES, *SOUND_SUFFIXES)) for cell in cells):
         hint = "Write a path in each line of a .txt file; the number of a class may stand behind it."
-        return Format("a table that names files", hint=hint)
+        return UnreadFormat("a table that names files", hint=hint)
     head = bool(rows) and not all(_is_number(cell) for cell in rows[0])
     shape = inputs[0].shape if len(inputs) == 1 else None
     width = inputs[0].fixed(1) if shape is not None and len(shape) == 2 else None
     more = f", delimiter='{delimiter}'".replace("\t", "\\t") + (", skiprows=1" if head else "")
     if width is not None and rows and len(rows[-1]) > width:
         more += f", usecols=range({width})"
-    return Format("a table in text", f"numpy.loadtxt({{}}, 'float32'{more})")
+    return UnreadFormat("a table in text", f"numpy.loadtxt({{}}, 'float32'{more})")
 
 
 def _is_number(text: str) -> bool:
