@@ -3,6 +3,7 @@
 The public names. They are imported when they are first used, so that `import onnxq` and `onnxq --help` stay cheap.
 """
 
+import os
 from importlib import import_module
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,9 @@ if TYPE_CHECKING:
     from onnxq.verification.records import Contribution, Latency, LayerComparison, MetricComparison, OutputComparison
     from onnxq.verification.user_metric import Metric, measure_metric
     from onnxq.warning import WarningLine
+
+# onnxruntime from 1.32 on sends events about runs to its maker, and keeps an identifier in the home folder
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _LAZY = {
     "Budget": "onnxq.search.budget",

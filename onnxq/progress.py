@@ -81,7 +81,7 @@ STEPS: dict[str, StepWords] = {
     "details": StepWords("timing operators"),
     "metric": StepWords("measuring the metric", "sample"),
     "save": StepWords("writing"),
-    "build": StepWords("building"),
+    "build": StepWords("building", "model"),
     "shards": StepWords("measuring shards", "shard"),
     "merge": StepWords("adding shards"),
     "run": StepWords("running", "sample"),

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from onnxq.errors import ProjectError
-from onnxq.progress import Observer
+from onnxq.progress import Observer, Silent
 from onnxq.project.build import Built
 from onnxq.project.build import build as build_entries
 from onnxq.project.check import Checked
 from onnxq.project.check import check as check_project
-from onnxq.project.entry import Project
+from onnxq.project.entry import Entry, Project
 from onnxq.project.file import FILE, START, find_project, load_project
 from onnxq.project.jobs import build_in_jobs
 from onnxq.text import as_list
@@ -55,7 +55,7 @@ def build(
         project: The project file; by default the one in this folder or above it.
         force: Build those that are up to date as well.
         jobs: How many to build at a time, each in a process of its own.
-        observer: Told about each step, where one is built at a time.
+        observer: Told about each step; with several jobs, how many models are done.
 
     Returns:
         What became of each model, in the order of the file.
@@ -75,8 +75,20 @@ def build(
     """
     entries = _load(project).entries
     if jobs > 1:
-        return tuple(build_in_jobs(entries, jobs, force=force))
+        return tuple(_in_jobs(entries, jobs, observer or Silent(), force=force))
     return tuple(build_entries(entries, force=force, observer=observer))
+
+
+def _in_jobs(entries: Sequence[Entry], jobs: int, observer: Observer, *, force: bool) -> list[Built]:
+    done: list[Built] = []
+
+    def ended(built: Built) -> None:
+        done.append(built)
+        observer.progress(len(done), len(entries))
+
+    observer.step("build")
+    observer.progress(0, len(entries))
+    return build_in_jobs(entries, jobs, force=force, done=ended)
 
 
 def _find(project: str | Path | None) -> Path | None:

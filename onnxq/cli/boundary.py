@@ -83,6 +83,9 @@ def run(argv: Sequence[str] | None) -> int:
     except OSError as error:  # a disk that is full, a file that went away: nothing that a log would tell more about
         if interrupts.seen:
             return _interrupted(interrupts.seen, at_once=argv is None)
+        if not _has_folder():
+            _say("the working folder has been deleted", "Go to another folder, and run it again.")
+            return int(ExitCode.ERROR)
         _say(f"{error.filename or 'a file or stdout'} cannot be read or written ({error.strerror or error})", DISK)
         return _without_stdout(ExitCode.ERROR)
     except MemoryError:
@@ -95,6 +98,13 @@ def run(argv: Sequence[str] | None) -> int:
         _say(f"onnxq hit a bug: {type(error).__name__}: {lines[0] if lines else ''}".rstrip(" :"), "")
         _tell_log(error, arguments)
         return int(ExitCode.BUG)
+
+
+def _has_folder() -> bool:
+    try:
+        return bool(os.getcwd())
+    except OSError:
+        return False
 
 
 def _meant(arguments: list[str]) -> list[str]:

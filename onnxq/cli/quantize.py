@@ -204,6 +204,8 @@ def _write(
             raise OutputError(f"{error.message}{done}", error.hint) from error
     if result.output is not None and result.output.suffix != ".onnx":
         note(f"{result.output} is an ONNX model: most tools look for the ending .onnx")
+    if result.output is not None and "\\" in result.output.name:
+        note(f"{result.output} is the name of one file here: write / between folders")
     if result.comparison is not None and result.comparison.undefined():
         _warn_of_spoilt(result.source)
     (write_plan if dry_run else write_report)(result, output_format)

@@ -127,7 +127,7 @@ class Node:
     @property
     def label(self) -> str:
         """The name of the node in a message: its name, or its first output if it has none."""
-        return self.name or next((f"the {self.op_type} that makes '{o.name}'" for o in self.outputs if o), self.op_type)
+        return self.name or next((f"{self.op_type} of '{o.name}'" for o in self.outputs if o), self.op_type)
 
     @property
     def display_name(self) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxq.calibration.stats import Stats
+from onnxq.calibration.stats_file import load_stats
 from onnxq.data.examine import Examination, examine
 from onnxq.data.reading import PLAIN, Reading
 from onnxq.data.samples import Samples, input_specs, list_sources
@@ -206,6 +207,8 @@ def _quantize_into(
     path, accept, force, resume, external_data, detailed, blocked = wanted
     if blocked is not None:
         _check_samples(prepared, given, budget)
+        if isinstance(stats, str | Path):
+            load_stats(stats, expected=prepared.source)
         raise blocked
     if resume:
         prepared = _resumed(prepared, path)

@@ -129,7 +129,9 @@ class _Reader:
 
     def entry(self, root: Path, table: Mapping[str, Any]) -> Entry:
         source = table.get("float")
-        if not isinstance(source, str) or not source:
+        if source is not None and not isinstance(source, str):
+            raise self.wrong("'float' of a model", "a string", 'float = "PATH.onnx"')
+        if not source:
             self.refuse_unknown(table, tuple(KEYS), "a model")
             raise ProjectError(f"{self.label}: a model has no 'float'", 'Add the line float = "PATH.onnx" to it.')
         self.refuse_unknown(table, tuple(KEYS), source)

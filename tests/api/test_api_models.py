@@ -143,6 +143,23 @@ def test_what_is_no_model_is_refused() -> None:
         onnxq.quantize(proto(), samples=SAMPLES, budget=onnxq.Budget(metric=3, max_drop=1.0))  # type: ignore[arg-type]
 
 
+def test_progress_of_a_project_in_jobs_counts_models(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(here)
+    told: list[tuple[int, int | None]] = []
+
+    class Follows:
+        def step(self, name: str) -> None:
+            assert name == "build"
+
+        def progress(self, done: int, total: int | None) -> None:
+            told.append((done, total))
+
+    entries = "".join(f'[[models]]\nfloat = "{name}.onnx"\n' for name in ("one", "two"))  # neither is there
+    (here / "onnxq.toml").write_text(entries)
+    assert [built.state for built in onnxq.build(jobs=2, observer=Follows())] == ["failed", "failed"]
+    assert told == [(0, 2), (1, 2), (2, 2)]
+
+
 def test_progress_is_followed_from_python() -> None:
     steps: list[str] = []
 

@@ -51,3 +51,11 @@ def test_a_terminal_has_colours_and_none_with_no_color(here: Path) -> None:
 
     assert b"\x1b[1m" in shown()
     assert b"\x1b[32m" not in shown(NO_COLOR="1")
+
+
+@pytest.mark.parametrize(("given", "kept"), [({}, "1"), ({"ORT_DISABLE_TELEMETRY": "0"}, "0")])
+def test_onnxruntime_tells_nobody_about_runs(given: dict[str, str], kept: str) -> None:
+    code = "import os, onnxq; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"} | given
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert run.stdout == f"{kept}\n"

@@ -124,6 +124,7 @@ def test_help_and_version_are_commands_as_elsewhere(cli) -> None:
         ("-d gone.npz", 2, "gone.npz does not exist"),
         ("-d wrong.npz", 2, "input 'x' has 64 in dimension 1"),
         ("-x *", 1, "no node of m.onnx can be quantized: --exclude * leaves it float"),
+        ("--stats gone.npz", 2, "gone.npz does not exist"),
         ("-d d.npz", 2, "q.onnx exists already"),
     ],
 )
@@ -135,6 +136,23 @@ def test_an_old_output_is_named_when_nothing_else_is_wrong(
     result = cli("quantize", "m.onnx", "-o", "q.onnx", *options.split())
     assert (result.code, result.out, Path("q.onnx").read_text()) == (code, "", "old")
     assert message in result.err.splitlines()[0]
+
+
+def test_backslashes_are_part_of_a_name(cli, here: Path) -> None:
+    result = cli("quantize", "m.onnx", "-d", "d.npz", "--fast", "-o", "folder\\q.onnx")
+    if os.sep == "/":
+        assert "is the name of one file here: write / between folders" in result.err
+        assert "Write / between folders: sub/m.onnx." in cli("inspect", "sub\\m.onnx").err
+    assert result.code == 0
+
+
+def test_a_working_folder_that_is_gone(cli, here: Path) -> None:
+    Path("gone").mkdir()
+    os.chdir("gone")
+    Path("../gone").rmdir()
+    result = cli("quantize", "../m.onnx", "-d", "../d.npz", "--fast", "-f")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.splitlines()[-2] == "error: the working folder has been deleted"
 
 
 def test_a_model_compared_with_itself_is_noticed(cli, here: Path) -> None:

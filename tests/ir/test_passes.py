@@ -46,7 +46,7 @@ def test_runner_names_the_pass_that_breaks_a_graph(monkeypatch):
     item = pass_manager.Pass("breaks", "normalise", 1, "It breaks things.", breaks, "broke {}")
     monkeypatch.setattr(pass_manager, "find_passes", lambda phase: (item,))
     model = model_of("g (float[2,4] x) => (float[2,4] y) { a = Relu(x) y = Neg(a) }")
-    with pytest.raises(InvalidResult, match="the pass breaks broke the model: node the Neg that makes"):
+    with pytest.raises(InvalidResult, match="the pass breaks broke the model: node Neg of"):
         normalise(model)
 
 

@@ -105,6 +105,7 @@ WRONG = {
         "a.onnx: 'thresholds' has an unknown key 'min_sqnr'|Did you mean 'min-sqnr'?",
     ),
     "float misspelt": ("[[models]]\nflaot = 'a.onnx'", "a model has an unknown key 'flaot'|Did you mean 'float'?"),
+    "float is a number": ("[[models]]\nfloat = 3", "'float' of a model must be a string"),
     "no float": ("[[models]]\nrecipe = 'auto'", "a model has no 'float'"),
     "recipe no string": ("[[models]]\nfloat = 'a.onnx'\nrecipe = 3", "a.onnx: 'recipe' must be a string"),
     "data no list": ("[[models]]\nfloat = 'a.onnx'\ndata = 'x.npz'", "'data' must be a list of strings"),

@@ -122,7 +122,10 @@ def missing_model(path: Path) -> ModelError:
     if url is None and any(sign in path.name for sign in "*?"):
         return ModelError(f"no file matches {path}", "Check the folder and the pattern.")
     if url is None:
-        return ModelError(f"{path} does not exist", similar_model(path) or "Check the path of the model.")
+        hint = similar_model(path) or "Check the path of the model."
+        if "\\" in path.name:  # it is a name here, and the folders of a path on Windows
+            hint = f"Write / between folders: {path.as_posix().replace(chr(92), '/')}."
+        return ModelError(f"{path} does not exist", hint)
     name = shlex.quote(path.name)
     how = f": curl -L -o {name} {shlex.quote(url)}" if url.startswith("http") else "."
     return ModelError(f"{url} is an address, and models are read from files", f"Download it first{how}")
