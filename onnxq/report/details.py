@@ -133,8 +133,8 @@ def operator_of(kernel: str) -> str:
 def layer_sizes(float_model: Model, quantized: Model) -> tuple[LayerSize, ...]:
     """Compare the bytes of constants that a layer reads in both models, the largest first.
 
-    A layer is found again by its name and by that of its output. What stands between these nodes and values that the
-    float model has, too, belongs to it: another node than the one of its name may hold the codes.
+    A layer is found again by its name and by that of its output. Nodes before it belong to it, up to values that the
+    float model has, too: one of them may hold the codes.
     """
     named = {node.name: node for node in quantized.graph.walk() if node.name}
     made = {value.name: value for node in quantized.graph.walk() for value in node.outputs if value is not None}
