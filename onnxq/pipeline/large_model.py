@@ -77,6 +77,7 @@ def quantize_large(
         weights = Weights(spool=spool, solutions=solutions)
         model = finalize(rewrite(prepared.model, prepared.plan, qparams, weights), prepared)
         report = replace(report, notes=(*report.notes, *weights.notes()), saturation=weights.cures())
+        del weights, solutions  # the model has what it needs of them
     release_pages(model)  # which passes have read
     observer.step("verify")
     probe = probe.limit(SAMPLES) if prepared.fast else probe

@@ -218,6 +218,7 @@ class Weights:
             zeros = rows.restore(solved.codes, solved.zeros)[1]
             weight.constant.release()
             release_array(solved.codes)
+            release_array(solved.scales)
             self._blocks[key] = BlockCodes(codes, scales, zeros).kept(self.keep)
             del codes, scales, zeros
             if self._spool is not None:

@@ -111,6 +111,7 @@ def block_arrays(
     """
     blocks = _unsigned(patch, weight, axis, scheme, negative=bool(alpha < 0))
     arrays = {"quantized": pack(blocks, scheme), "scale": np.ascontiguousarray(abs(alpha) * blocks.scales)}
+    release_array(blocks.scales)
     if scheme.zero_points:
         arrays["zero_point"] = pack_bits(blocks.zeros, scheme.weight_bits)
     return arrays
