@@ -23,6 +23,7 @@ from onnxq.errors import CheckFailed, ModelError, OnnxqError, RecipeError
 from onnxq.ir import IN_MEMORY, Model, ModelInput, infer_types, read_model
 from onnxq.ir.invariants import objection
 from onnxq.ir.passes import normalise
+from onnxq.ir.schemas import misused_node
 from onnxq.ir.segment import is_large
 from onnxq.planning.recipe import parse_recipe
 from onnxq.progress import Observer, Progress, following
@@ -320,7 +321,7 @@ def _check_form(source: ModelInput, model: Model, progress: Progress) -> None:
         external_files(model.path or Path(), model)  # the checker has other words for one that is missing
     except ModelError as error:
         raise CheckFailed(f"{name} is not well formed: {error.message}", error.hint) from error
-    wrong = _objection(source, model)
+    wrong = misused_node(model.graph, model.opset) or _objection(source, model)
     if wrong:
         raise CheckFailed(f"{name} is no valid ONNX model: {wrong}", AGAIN)
     defects = find_defects(model)

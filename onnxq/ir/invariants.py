@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import onnx
@@ -11,19 +12,48 @@ from onnxq.ir.graph import Graph, Node, Use, Value
 from onnxq.ir.model import Model
 from onnxq.ir.topological_order import reads
 
+# Phrases of the checker, of shape inference and of the inliner in the onnx package, and plain ones for them
+ONNX_PHRASES = (
+    (r"\S+\.(?:cc|cpp|h):\d+: \w+: Assertion .* failed: ", ""),
+    (r"\[\w*(?:Error|Fail)\w*\] ?(?:\([^)]*\) ?)?", ""),
+    (r"^Field 'shape' of 'type' is required but missing\.$", "an input or output states no shape"),
+    (r"^(\S+) in initializer but not in graph input$", r"IR version 3 asks to list initializer '\1' as an input"),
+    (r"^No Op registered for (\S+) with domain_version of (\d+)$", r"opset \2 has no operator \1"),
+    (
+        r"^Number of actual parameters cannot exceed number of formal parameters$",
+        "a node gives a function more inputs or outputs than it has",
+    ),
+    (r"^No opset import for domain '(\S*)'$", r"it uses the domain \1 and does not import it"),
+    (
+        r"^Cannot infer type and shape for node name (.*)\. No opset import for domain (\S+) optype (\S+)$",
+        r"node \1 is \3 of the domain \2, which the model does not import",
+    ),
+)
+
 
 def objection(model: bytes | str) -> str | None:
     """Ask the ONNX checker about an encoded model, or about the file of that path.
 
     Returns:
-        The first line of what it objects to; None where the model is well formed.
+        What it objects to, in a plain line; None where the model is well formed.
 
     """
     try:
         onnx.checker.check_model(model)
     except (onnx.checker.ValidationError, DecodeError, OSError, ValueError, RuntimeError) as error:
-        return first_line(error)
+        return plain_reason(error)
     return None
+
+
+def plain_reason(error: Exception) -> str:
+    """Cut a message of the onnx package down to one line without tags, source files and assertions.
+
+    `[TypeInferenceError] Inferred type differs` becomes `Inferred type differs`.
+    """
+    text = re.sub(r"^(['\"])(.*)\1$", r"\2", first_line(error))
+    for pattern, instead in ONNX_PHRASES:
+        text = re.sub(pattern, instead, text)
+    return text
 
 
 def first_line(error: Exception) -> str:

@@ -12,7 +12,7 @@ from onnxq.errors import ModelError
 from onnxq.ir import Model, Node
 from onnxq.runtime.ort_session import LIBRARIES, ORT_ERRORS, reason
 
-UNREGISTERED = "is not a registered function/op"  # onnxruntime's words
+UNREGISTERED = "it has no operator"  # `ort_session.reason`
 
 
 def register_custom_ops(library: str | Path) -> None:

@@ -28,6 +28,26 @@ LIBRARIES: list[str] = []  # of custom operators, which every session is to know
 # sound model for another runtime does not load, unless int8 may stay.
 MISMATCH = "output_dtype INT8 does not match y_zero_point type UINT8"
 FATAL = 4  # log severity: errors are raised, so nothing below a crash needs to be printed as well
+# Phrases of onnxruntime about a model that it refuses, and plain ones, which begin with operator and name
+ORT_PHRASES = (
+    (r"^Node \((.*?)\) Op \((\w+)\) \[\w*Error\] ", r"\2 node '\1': "),
+    (r"^This is an invalid model\. In Node, \(\"(.*?)\", (\w+), .*?, Error (?:Node\s*\(.*?\) ?)?", r"\2 node '\1': "),
+    (
+        r"^This is an invalid model\. Type Error: Type '\w+\((\w+)\)' of input parameter \((.*?)\) of operator"
+        r" \((\w+)\) in node \((.*?)\) is invalid\.$",
+        r"\3 node '\4': its input '\2' is \1, which the operator does not take",
+    ),
+    (r"^ONNX Runtime only \*guarantees\* support .* Opset (\d+) is under development.*", r"it does not know opset \1"),
+    (r"No Op registered for (\S+) with domain_version of (\d+)$", r"opset \2 has no such operator"),
+    (r"Op registered for (\S+) is deprecated in domain_version of (\d+)$", r"opset \2 no longer has this operator"),
+    (
+        r"^(?:Fatal error: )?(\S*):(\w+)\(-?\d+\) is not a registered function/op$",
+        r"it has no operator \2 of domain \1",
+    ),
+    (r"^Exception during initialization: ", ""),
+    (r"\bfalse was false\. ", ""),
+    (r" in \.$", ""),
+)
 # Everything that onnxruntime raises; they share no base class of their own
 ORT_ERRORS: tuple[type[Exception], ...] = (
     *(e for e in vars(native).values() if isinstance(e, type) and issubclass(e, Exception)),
@@ -159,10 +179,15 @@ def reason(error: BaseException) -> str:
     `Add node '/a/Add': axis == 1 was false. 4 by 5`.
     """
     text = " ".join(str(error).split()) or type(error).__name__
-    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
+    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
+    text = re.sub(r"^Load model from .+? (?:failed: ?)?(?=Node |This is|Fatal|ONNX Runtime|\S+\.cc)", "", text)
     text = re.sub(
         r"Non-zero status code returned while running (\S+) node\. Name:'([^']*)' Status Message: ",
         lambda m: f"{m[1]} node{' ' + repr(m[2]) if m[2] else ''}: ",
         text,
     )
-    return re.sub(r"\S*onnxruntime\S*\.(?:h|cc|cpp):\d+ (?:[^()]*\([^()]*\)(?: const)? )?", "", text)
+    text = re.sub(r"\S*onnxruntime\S*\.(?:h|cc|cpp):\d+ (?:[^()]*\([^()]*\)(?: const)? )?", "", text)
+    text = re.sub(r"\b\w+\.(?:h|cc|cpp):\d+ (?:\w+ )?", "", text)  # of 1.32: file, line and function, each one word
+    for pattern, instead in ORT_PHRASES:
+        text = re.sub(pattern, instead, text)
+    return text

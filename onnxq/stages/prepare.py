@@ -16,6 +16,7 @@ from onnxq.ir.graph import MICROSOFT
 from onnxq.ir.opset import MIN_OPSET, make_loadable, raise_opset
 from onnxq.ir.pass_manager import Outcome
 from onnxq.ir.passes import normalise
+from onnxq.ir.schemas import misused_node
 from onnxq.ir.shape_inference.types import infer_types
 from onnxq.planning.planner import Plan
 from onnxq.planning.planner import make_plan as decide
@@ -108,7 +109,13 @@ def normalise_for_plan(model: Model) -> tuple[Model, tuple[str, ...]]:
     Returns:
         The model, or another of a newer opset, and what was done.
 
+    Raises:
+        ModelError: A node is not what its operator asks for, or the model contradicts itself.
+
     """
+    wrong = misused_node(model.graph, model.opset)
+    if wrong is not None:
+        raise ModelError(f"{model.name}: {wrong}", "Export the model again.")
     notes = tuple(normalise(model))
     infer_types(model)
     notes += make_loadable(model)

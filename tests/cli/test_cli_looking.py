@@ -236,7 +236,7 @@ def test_verify_finds_a_model_that_is_not_well_formed(cli, folder: Path) -> None
     save("bad.onnx", [helper.make_node("Relu", ["x"], ["y"], alpha=1.0)], {"x": [1, 4]}, {})
     result = cli("verify", "bad.onnx")
     assert result.code == 1
-    assert "bad.onnx is no valid ONNX model: Unrecognized attribute: alpha" in result.err
+    assert "bad.onnx is no valid ONNX model: Relu of 'y' has the attribute alpha" in result.err
 
 
 def test_verify_finds_a_model_that_does_not_load(cli, folder: Path) -> None:

@@ -87,7 +87,7 @@ def test_a_malformed_model_is_not_called_ours(tmp_path: Path) -> None:
     proto = custom_model(9)
     del proto.graph.node[4].input[2]
     (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
-    with pytest.raises(ModelError, match=r"is not well formed: .*Gemm"):
+    with pytest.raises(ModelError, match="Gemm node 'n_y' has 2 inputs, and its operator has 3"):
         quantize(tmp_path / "m.onnx", "weight-int8")
 
 

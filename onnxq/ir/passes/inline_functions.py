@@ -12,6 +12,7 @@ import onnx.inliner
 
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.ir.graph import STANDARD_DOMAINS
+from onnxq.ir.invariants import plain_reason
 from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.schemas import same_meaning
@@ -61,9 +62,8 @@ def inline_functions(model: Model) -> int:
     except OnnxqError:
         raise
     except Exception as error:  # the binding raises bare RuntimeError and ValueError subclasses alike
-        reason = (str(error).strip().splitlines() or [repr(error)])[0]
         raise ModelError(
-            f"{model.name}: its model-local functions cannot be inlined: {reason}",
+            f"{model.name}: its model-local functions cannot be inlined: {plain_reason(error)}",
             "Inline them with the exporter.",
         ) from error
     return count

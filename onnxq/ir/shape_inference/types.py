@@ -9,6 +9,7 @@ from onnx import TensorProto
 
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.ir.graph import Graph, Value
+from onnxq.ir.invariants import plain_reason
 from onnxq.ir.model import Model
 from onnxq.ir.shape_inference.contrib_ops import with_stand_ins
 from onnxq.ir.shape_inference.dims import Shape, Size
@@ -37,10 +38,8 @@ def infer_types(model: Model) -> None:
     except OnnxqError:
         raise
     except Exception as error:  # the binding raises bare RuntimeError subclasses and ValueError alike
-        reason = str(error).strip().splitlines()
         raise ModelError(
-            f"{model.name}: shape inference failed: {reason[0] if reason else error!r}",
-            "Check the model with its exporter.",
+            f"{model.name}: its types and shapes cannot be told: {plain_reason(error)}", "Export the model again."
         ) from error
     _complete(model, proto)
     for graph in model.graph.graphs():
