@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
 from inspect import signature
 from typing import Any, ParamSpec, TypeVar, cast
 
+from onnxq.api.arguments import refuse_arguments
 from onnxq.api.verify import Verification
 from onnxq.data.examine import Examination
 from onnxq.errors import OnnxqError
@@ -71,7 +73,9 @@ def in_python(text: str, own: Collection[str] = (), *, names: bool = False) -> s
 
 def speaks_python(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Return a function whose errors and warnings are written for those who call it."""
-    own = frozenset(signature(function).parameters)
+    declared = signature(function)
+    own = frozenset(declared.parameters)
+    defaults = {name: one.default for name, one in declared.parameters.items()}
 
     def worded(text: str) -> str:
         return in_python(text, own)
@@ -79,6 +83,8 @@ def speaks_python(function: Callable[Parameters, Result]) -> Callable[Parameters
     @wraps(function)
     def called(*args: Parameters.args, **keywords: Parameters.kwargs) -> Result:
         try:
+            with suppress(TypeError):  # Python itself says which argument is missing, or one too many
+                refuse_arguments(declared.bind(*args, **keywords).arguments, defaults)
             result = function(*args, **keywords)
         except OnnxqError as error:
             error.message, error.hint = in_python(error.message, own, names=True), worded(error.hint)

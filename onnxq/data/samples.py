@@ -288,6 +288,7 @@ def wrap_samples(
 
     """
     if isinstance(source, Samples):
+        _refuse_other_model(source, inputs)
         return source
     said = SAMPLES if description == PYTHON else description
     if isinstance(source, np.ndarray):
@@ -310,6 +311,16 @@ def wrap_samples(
     read = read_iterable(lambda: source, said, inputs)
     count = len(source) if isinstance(source, Sequence) else None
     return Samples([Source(read.label, read.read, count)], inputs, description)
+
+
+def _refuse_other_model(samples: Samples, inputs: Sequence[InputSpec]) -> None:
+    """Refuse samples that were opened for a model with other inputs."""
+    theirs, ours = ([spec.name for spec in specs] for specs in (samples.inputs, inputs))
+    if sorted(theirs) != sorted(ours):
+        raise DataError(
+            f"the samples are for a model with the inputs {', '.join(theirs)}, and this one has {', '.join(ours)}",
+            "Open them for this model: onnxq.open_samples(data, onnxq.input_specs(model)).",
+        )
 
 
 def few_samples(samples: Iterable[Given], limit: int, most_elements: float = math.inf) -> list[Given]:
@@ -395,6 +406,8 @@ def _with_ignored(opened: list[Source], reading: Reading) -> list[Source]:
 
 
 def _no_samples(origin: str) -> DataError:
+    if origin == PYTHON:
+        return DataError(f"{SAMPLES} holds none", "Give at least one; 32 to 200 make good ranges.")
     return DataError(f"there are no samples in {origin}", "Give at least one; 32 to 200 make good ranges.")
 
 

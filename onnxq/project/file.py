@@ -95,7 +95,7 @@ def parse_project(table: Mapping[str, Any], path: Path) -> Project:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = path.read_text("utf-8")
+        content = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ProjectError(f"{path} cannot be read ({reason})", "Check the path of the project file.") from error
@@ -131,6 +131,8 @@ class _Reader:
         source = table.get("float")
         if source is not None and not isinstance(source, str):
             raise self.wrong("'float' of a model", "a string", 'float = "PATH.onnx"')
+        if source is not None:
+            self.printed("'float' of a model", source)
         if not source:
             self.refuse_unknown(table, tuple(KEYS), "a model")
             raise ProjectError(f"{self.label}: a model has no 'float'", 'Add the line float = "PATH.onnx" to it.')
@@ -164,7 +166,9 @@ class _Reader:
     def refuse_unknown(self, table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
         for key in table:
             if key not in known:
-                hint = did_you_mean(key, known) or f"Known keys: {', '.join(known)}."
+                hint = did_you_mean(key, known, cutoff=0.6) or f"Known keys: {', '.join(known)}."
+                if key in {field.name.replace("_", "-") for field in fields(Thresholds)} and "thresholds" in known:
+                    hint = f"Write it as a threshold: thresholds = {{ {key} = {table[key]} }}."
                 owner = f"{self.label}: {where}" if where else self.label
                 raise ProjectError(f"{owner} has an unknown key '{key}'", hint)
 
@@ -174,12 +178,19 @@ class _Reader:
     def text(self, what: str, value: Any) -> str:
         if not isinstance(value, str) or not value:
             raise self.wrong(what, "a string", '"auto"')
+        return self.printed(what, value)
+
+    def printed(self, what: str, value: str) -> str:
+        """Refuse what a backslash of Windows has become between double quotes."""
+        if any(ord(sign) < 32 for sign in value):
+            hint = "A backslash between double quotes has a meaning of its own: write / between folders."
+            raise ProjectError(f"{self.label}: {what} holds a control character", hint)
         return value
 
     def texts(self, what: str, value: Any) -> tuple[str, ...]:
         if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-            raise self.wrong(what, "a list of strings", '["…", "…"]')
-        return tuple(value)
+            raise self.wrong(what, "a list of strings", f'["{value if isinstance(value, str) else "…"}"]')
+        return tuple(self.printed(what, item) for item in value)
 
     def codes(self, what: str, value: Any) -> tuple[str, ...]:
         found = self.texts(what, value)

@@ -43,6 +43,8 @@ class FileConvention:
         files: In the order of the table.
         left_out: Files of the ecosystem that onnxq does not write, and why; empty if there is none.
         settings: Name of a file that says how the others were quantized; empty if there is none.
+        data_suffix: What the file with the weights of a large model has behind the name of the model; empty where any
+            name will do.
 
     """
 
@@ -50,6 +52,7 @@ class FileConvention:
     files: tuple[PublishedFile, ...]
     left_out: str = ""
     settings: str = ""
+    data_suffix: str = ""
 
 
 CONVENTIONS: dict[str, FileConvention] = {
@@ -63,6 +66,7 @@ CONVENTIONS: dict[str, FileConvention] = {
             PublishedFile("onnx/model_qint8_arm64.onnx", "Arm64", "cpu-arm64"),
         ),
         "model_quint8_avx2.onnx: the file for AVX2 has int8 weights, and says so in its name",
+        data_suffix="_data",
     ),
     "transformers.js": FileConvention(
         "transformers.js",
@@ -74,6 +78,7 @@ CONVENTIONS: dict[str, FileConvention] = {
         ),
         "model_fp16.onnx, model_q4f16.onnx, model_bnb4.onnx: onnxq writes no float16 and no NF4",
         "quantize_config.json",
+        "_data",
     ),
     "sherpa": FileConvention(
         "sherpa-onnx",

@@ -9,18 +9,20 @@ Tests: `tests/publish/test_export.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from onnxq.data.reading import PLAIN, Reading
 from onnxq.errors import NothingToQuantize, OutputError
-from onnxq.ir import load, save
+from onnxq.ir import Model, load, save
 from onnxq.ir.storage.scratch_file import scratch_folder
+from onnxq.ir.stored_tensor import StoredTensor
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.recipe import in_blocks
 from onnxq.progress import Observer
 from onnxq.publish.conventions import PublishedFile, find_convention
+from onnxq.publish.external_data import hub_data_path, rename_data
 from onnxq.publish.model_card import ExportedFile, model_card
 from onnxq.publish.quantize_config import quantize_config
 from onnxq.search.budget import Budget
@@ -92,7 +94,8 @@ def export(
     chosen, source, target = find_convention(convention), Path(model), Path(folder)
     names = {file: file.name.format(model=source.stem) for file in chosen.files}
     extra = [chosen.settings] if chosen.settings else []
-    _refuse_existing(source, target, [*names.values(), *extra, CARD], force=force)
+    outside = [str(hub_data_path(Path(name))) for name in names.values() if chosen.data_suffix]
+    _refuse_existing(source, target, [*names.values(), *extra, CARD, *outside], force=force)
     done: list[ExportedFile] = []
     skipped: list[tuple[str, str]] = []
     settings = {"data": data, "reading": reading, "sample_limit": sample_limit, "budget": Budget(metric=metric)}
@@ -101,7 +104,9 @@ def export(
             path = hidden / name
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                done.append(_write(source, file, name, path, {**settings, "observer": observer}))
+                one = _write(source, file, name, path, {**settings, "observer": observer})
+                renamed = rename_data(path) if chosen.data_suffix else None
+                done.append(one if renamed is None else replace(one, data=f"{name}{chosen.data_suffix}"))
             except NothingToQuantize as error:
                 if file.bits is None:  # then no file of the convention can be made
                     raise
@@ -133,12 +138,19 @@ def _refuse_existing(source: Path, folder: Path, names: Sequence[str], *, force:
         raise OutputError(f"{folder} is a file", "Name a folder with --output.")
     if not folder.absolute().parent.is_dir():
         raise OutputError(f"{folder.absolute().parent} does not exist", "Make it first, or choose another folder.")
+    read = {source.resolve(), *weight_files(load(source))}
     for name in names:
         path = folder / name
-        if path.exists() and path.resolve() == source.resolve():
+        if path.exists() and path.resolve() in read:
             raise OutputError(f"{path} would be replaced by itself", "Choose another folder with --output.")
         if path.exists() and not force:
             raise OutputError(f"{path} already exists", "Use --force to replace it, or choose another folder.")
+
+
+def weight_files(model: Model) -> set[Path]:
+    """Return the files that the weights of a model are in."""
+    tensors = [value.tensor for value in model.initializers() if isinstance(value.tensor, StoredTensor)]
+    return {tensor.file.resolve() for tensor in tensors if tensor.file is not None}
 
 
 def _move(hidden: Path, folder: Path) -> None:

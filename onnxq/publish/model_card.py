@@ -30,6 +30,7 @@ class ExportedFile:
             model, and if it could not be evaluated.
         samples: What it was compared on; None for the float model.
         metric: Value of the task metric; None if none was asked for.
+        data: Path of the file with its weights; None where they are in the file itself.
         latencies: By family of processors, its predicted latency as a share of float's.
 
     """
@@ -42,6 +43,7 @@ class ExportedFile:
     samples: str | None = None
     metric: float | None = None
     latencies: Mapping[str, float] = field(default_factory=dict)
+    data: str | None = None
 
     @classmethod
     def of_float(cls, name: str, serves: str, path: Path) -> Self:
@@ -78,6 +80,7 @@ class ExportedFile:
             "serves": self.serves,
             "recipe": self.recipe,
             "bytes": self.bytes,
+            "data": self.data,
             "sqnr": self.sqnr,
             "samples": self.samples,
             "metric": self.metric,
@@ -119,6 +122,11 @@ def model_card(ecosystem: str, files: Sequence[ExportedFile], skipped: Sequence[
     compared = dict.fromkeys(file.samples for file in files if file.samples)
     if compared:
         lines += ["", f"Compared on {', '.join(str(one) for one in compared)}."]
+    outside = [file for file in files if file.data is not None]
+    if outside:
+        named = ", ".join(f"`{file.data}`" for file in outside)
+        lines += ["", f"Weights are in files of their own: {named}. In transformers.js, load such a model with"]
+        lines += ["`use_external_data_format: true`."]
     lines += [f"\nNot written: `{name}`: {reason}." for name, reason in skipped]
     if left_out:
         lines += ["", f"Not written: {left_out}."]

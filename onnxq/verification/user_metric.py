@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from onnxq.data.advice import named_type
 from onnxq.data.labels import Labels
 from onnxq.data.samples import Samples, wrap_samples
 from onnxq.data.user_function import CALLABLE, CALLED, import_named
@@ -150,6 +151,8 @@ def measure_metric(
         16.0
 
     """
+    if not isinstance(samples, Samples):
+        raise DataError(f"samples is {named_type(samples)}, not open samples", "Give what onnxq.open_samples returns.")
     if isinstance(metric, str):
         name, found = metric, load_metric(metric)
         if isinstance(found, NamedMetric):

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from helpers import build, floats, node
 
 from onnxq.errors import NothingToQuantize, OutputError, RecipeError
+from onnxq.ir.storage import files as storage
 from onnxq.publish.conventions import CONVENTIONS
 from onnxq.publish.export import CARD, export
 from onnxq.publish.model_card import ExportedFile, table
@@ -45,6 +47,35 @@ def test_every_file_has_the_name_that_is_loaded_and_computes_nearly_the_same(her
     card = (here / "out" / CARD).read_text("utf-8")
     assert all(f"| `{name}` |" in card for name in HUB)
     assert "16 samples from d.npz" in card
+
+
+@pytest.mark.parametrize("convention", ["transformers.js", "sherpa"])
+def test_weights_of_a_large_model_have_the_name_that_is_loaded(
+    here: Path, convention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "PROTOBUF_LIMIT", 30_000)  # in place of 2 GB: the weights have 131 kB in float
+    done = export("m.onnx", convention, "out", data="d.npz")
+    large = [file for file in done.files if file.bytes > 30_000]
+    for file in large:
+        name = f"{file.name}_data" if convention == "transformers.js" else f"{file.name}.data"
+        assert (here / "out" / name).stat().st_size > 10_000
+        assert file.data == (name if convention == "transformers.js" else None)
+        result = onnxruntime.InferenceSession(here / "out" / file.name, providers=["CPUExecutionProvider"])
+        assert np.isfinite(result.run(None, {"x": floats(2, 128)})[0]).all()
+    assert len(large) >= 1
+    card = (here / "out" / CARD).read_text("utf-8")
+    assert ("`use_external_data_format: true`" in card) == (convention == "transformers.js")
+    if convention == "transformers.js":
+        with pytest.raises(OutputError, match=r"out/onnx/.* already exists"):
+            export("m.onnx", convention, "out", data="d.npz")
+
+
+def test_weights_that_are_read_are_not_replaced(here: Path) -> None:
+    (here / "onnx").mkdir()
+    model = onnx.load("m.onnx")
+    onnx.save(model, "onnx/large.onnx", save_as_external_data=True, location="model.onnx_data", size_threshold=0)
+    with pytest.raises(OutputError, match=r"model\.onnx_data would be replaced by itself"):
+        export("onnx/large.onnx", "transformers.js", ".", data="d.npz", force=True)
 
 
 def test_each_file_is_for_its_target(here: Path) -> None:

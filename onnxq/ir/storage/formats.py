@@ -114,13 +114,24 @@ def similar_model(path: Path) -> str:
     return did_you_mean(path.name, names, cutoff=0.75) if not same else f"Did you mean '{same[0]}'?"
 
 
+def _pattern(path: Path) -> ModelError:
+    """Make the error for a pattern: a shell replaces it by files only where it stands without quotes."""
+    try:
+        found = sorted(path.parent.glob(path.name))
+    except (OSError, ValueError):
+        found = []
+    if not found:
+        return ModelError(f"no file matches {path}", "Check the folder and the pattern.")
+    return ModelError(f"{path} is a pattern, and one model is read at a time", f"Name each, such as {found[0]}.")
+
+
 def missing_model(path: Path) -> ModelError:
     """Make the error for a model that is not there, with what was meant perhaps."""
     url = address(path)
     if path.is_symlink():
         return ModelError(f"{path} is a link to {path.readlink()}, which does not exist", "Mend the link.")
     if url is None and any(sign in path.name for sign in "*?"):
-        return ModelError(f"no file matches {path}", "Check the folder and the pattern.")
+        return _pattern(path)
     if url is None:
         hint = similar_model(path) or "Check the path of the model."
         if "\\" in path.name:  # it is a name here, and the folders of a path on Windows

@@ -1,0 +1,90 @@
+"""Arguments of public functions that are of another kind than they should be, named before anything is done.
+
+Tests: `tests/api/test_api_arguments.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from os import PathLike
+from typing import Any, NamedTuple
+
+from onnxq.data.advice import named_type
+from onnxq.data.reading import Reading
+from onnxq.errors import RecipeError
+from onnxq.planning.recipe import Recipe
+from onnxq.report import Report
+from onnxq.search.budget import Budget
+from onnxq.stages.kernel_timing import Timing
+
+
+class Expected(NamedTuple):
+    """The values that fit an argument.
+
+    Attributes:
+        fits: Whether a value is of the kind.
+        hint: An example, as a sentence.
+
+    """
+
+    fits: Callable[[Any], bool]
+    hint: str
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, Iterable) and not isinstance(value, Mapping) and all(isinstance(one, str) for one in value)
+    )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str | PathLike)
+
+
+def _is_observer(value: object) -> bool:
+    return all(callable(getattr(value, name, None)) for name in ("step", "progress"))
+
+
+OBSERVER = "Give an object with the methods step(name) and progress(done, total): see onnxq.Observer."
+EXPECTED: dict[str, Expected] = {
+    "recipe": Expected(lambda value: _is_path(value) or isinstance(value, Recipe), 'Give a name, such as "auto".'),
+    "output": Expected(_is_path, "Give the path of the file to write."),
+    "target": Expected(lambda value: isinstance(value, str), 'Give a name, such as "cpu".'),
+    "exclude": Expected(_is_names, 'Give globs of node names or operators, such as ["head*"].'),
+    "only": Expected(_is_names, 'Give globs of node names or operators, such as ["Conv"].'),
+    "budget": Expected(lambda value: isinstance(value, Budget), "Write for example onnxq.Budget(min_sqnr=40)."),
+    "reading": Expected(lambda value: isinstance(value, Reading), 'Write onnxq.Reading(preprocess="size=224").'),
+    "timing": Expected(lambda value: isinstance(value, Timing), "Write onnxq.Timing(benchmark=True)."),
+    "sample_limit": Expected(_is_count, "Give a whole number, such as 64."),
+    "jobs": Expected(_is_count, "Give a whole number, such as 2."),
+    "observer": Expected(_is_observer, OBSERVER),
+    "feeds": Expected(lambda value: isinstance(value, Mapping), "Give {'INPUT': array}."),
+    "report": Expected(lambda value: isinstance(value, Report), "Give what onnxq.quantize or onnxq.plan returns."),
+}
+
+
+def refuse_arguments(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Refuse an argument of another kind.
+
+    Args:
+        given: What a function is called with, by parameter.
+        defaults: Of the parameters; a value that is the default fits.
+
+    Raises:
+        RecipeError: Names the argument, what was given, and what fits.
+
+    """
+    for name, value in given.items():
+        expected = EXPECTED.get(name)
+        if expected is None or value is defaults.get(name) or expected.fits(value):
+            continue
+        raise RecipeError(f"{name} cannot be {_spelled(value)}", expected.hint)
+
+
+def _spelled(value: object) -> str:
+    """Write what was given: a number by itself, anything else by its type."""
+    return repr(value) if isinstance(value, int | float) else named_type(value)

@@ -1,0 +1,54 @@
+"""The name of the file with the weights of a large model, as ecosystems load it.
+
+onnxq writes `NAME.onnx.data`; the Hub and transformers.js look for `NAME.onnx_data`.
+
+Tests: `tests/publish/test_export.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+
+from onnxq.ir.storage.files import data_path
+
+
+def hub_data_path(model: Path) -> Path:
+    """Return where ecosystems look for the weights of a model that are in a file of their own."""
+    return model.with_name(f"{model.name}_data")
+
+
+def rename_data(model: Path) -> Path | None:
+    """Rename the file with the weights of a model, and correct the name in the model.
+
+    Args:
+        model: A model that onnxq has written.
+
+    Returns:
+        The new path; None where the weights are in the model.
+
+    """
+    old, new = data_path(model), hub_data_path(model)
+    if not old.exists():
+        return None
+    proto = onnx.load(model, load_external_data=False)
+    for tensor in _tensors(proto.graph):
+        for entry in tensor.external_data:
+            if entry.key == "location" and entry.value == old.name:
+                entry.value = new.name
+    old.replace(new)
+    model.write_bytes(proto.SerializeToString(deterministic=True))
+    return new
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Yield the tensors of a graph, and those of bodies inside its nodes."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.TENSOR:
+                yield attribute.t
+            for body in [*attribute.graphs, *([attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else [])]:
+                yield from _tensors(body)

@@ -1,0 +1,67 @@
+"""Arguments of another kind than they should be: each is named, with what fits, before anything is done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from helpers import build, floats, node
+
+import onnxq
+
+SAMPLES = [{"x": floats(1, 8, seed=seed)} for seed in range(20)]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(build([node("MatMul", "x w", "y")], {"x": ["n", 8]}, weights={"w": floats(8, 8)}), "m.onnx")
+    onnx.save(build([node("MatMul", "z w", "y")], {"z": ["n", 8]}, weights={"w": floats(8, 8)}), "other.onnx")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message", "hint"),
+    [
+        ({"recipe": 8}, "recipe cannot be 8", '"auto"'),
+        ({"recipe": None}, "recipe cannot be None", '"auto"'),
+        ({"output": 5}, "output cannot be 5", "path"),
+        ({"target": 3}, "target cannot be 3", '"cpu"'),
+        ({"exclude": 3}, "exclude cannot be 3", "globs"),
+        ({"only": {"Conv": 1}}, "only cannot be a dict", "globs"),
+        ({"budget": {"min_sqnr": 30}}, "budget cannot be a dict", "onnxq.Budget(min_sqnr=40)"),
+        ({"reading": {"preprocess": "size=32"}}, "reading cannot be a dict", "onnxq.Reading("),
+        ({"timing": True}, "timing cannot be True", "onnxq.Timing("),
+        ({"sample_limit": 2.5}, "sample_limit cannot be 2.5", "whole number"),
+        ({"observer": print}, "observer cannot be a builtin_function_or_method", "step(name)"),
+    ],
+)
+def test_quantize_names_what_does_not_fit(keywords: dict[str, Any], message: str, hint: str) -> None:
+    with pytest.raises(onnxq.OnnxqError) as caught:
+        onnxq.quantize("m.onnx", **keywords)
+    assert caught.value.message == message
+    assert hint in caught.value.hint
+    assert [path.name for path in Path().iterdir() if path.suffix != ".onnx"] == []
+
+
+def test_other_functions_do_so_too() -> None:
+    with pytest.raises(onnxq.OnnxqError, match="feeds cannot be a list"):
+        onnxq.evaluate("m.onnx", [np.zeros((1, 8))])  # type: ignore[arg-type]
+    with pytest.raises(onnxq.OnnxqError, match="report cannot be None"):
+        onnxq.write_report(None, "r.html")  # type: ignore[arg-type]
+    with pytest.raises(onnxq.OnnxqError, match="samples is a list, not open samples"):
+        onnxq.measure_metric(lambda outputs, labels: 1.0, "m.onnx", SAMPLES)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'calibration'"):
+        onnxq.quantize("m.onnx", calibration=SAMPLES)  # type: ignore[call-arg]
+
+
+def test_samples_belong_to_their_model() -> None:
+    np.savez("d.npz", z=np.concatenate([one["x"] for one in SAMPLES]))
+    opened = onnxq.open_samples("d.npz", onnxq.input_specs("other.onnx"))
+    with pytest.raises(onnxq.DataError, match="for a model with the inputs z, and this one has x"):
+        onnxq.quantize("m.onnx", "static-int8", samples=opened)
+    with pytest.raises(onnxq.DataError, match="samples holds none"):
+        onnxq.quantize("m.onnx", "static-int8", samples=[])
