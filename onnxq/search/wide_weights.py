@@ -19,14 +19,14 @@ from onnxq.rounding.weights import Weights
 from onnxq.search.candidates import reason_for_share, searchable
 from onnxq.search.sensitivity import sensitivity
 from onnxq.search.variants import Variants, read_many_rows
-from onnxq.stages.prepare import expected_bytes, spared_bytes
+from onnxq.stages.prepare import spared_bytes
 from onnxq.stages.replan import copy_prepared
 from onnxq.targets.target import load_target
 from onnxq.verification.records import Contribution
 
 BELOW, GOAL = 33.0, 36.0  # dB on samples that codes of 8 bits follow: others have to have 30
 ENOUGH_LEFT = 10 ** (-GOAL / 10)
-LARGEST_FILE = 0.38  # of the float model's bytes, by estimate
+LARGEST_FILE = 0.39  # of the float model's bytes
 WIDER = 1 / 6  # of the bytes that 8 bits spare: what 12 take more
 NODES = 1000  # bytes of the nodes that put 12 bits together
 LEFT = 10 ** (-24 / 10)  # of the error
@@ -46,10 +46,13 @@ def widen_stored_weights(variants: Variants, choices: Choices, known: Sequence[C
     plan = variants.replan(choices)[0].plan if choices else variants.prepared.plan
     stored = {node_key(d.node): d for d in plan.decisions if d.scheme == "weight-int8" and _fits(variants, d)}
     costs = {key: WIDER * spared_bytes(decision.node) + NODES for key, decision in stored.items()}
-    room = _room(variants, expected_bytes(variants.prepared.model, plan))
-    if load_target(plan.recipe.scheme.target).stored != "cast-mul" or min(costs.values(), default=math.inf) > room:
+    if not costs or load_target(plan.recipe.scheme.target).stored != "cast-mul":
         return choices
-    before = variants.judge.sqnr(variants.model(choices))
+    made_so_far = variants.model(choices)
+    room = _room(variants, len(made_so_far.serialize()))
+    if min(costs.values()) > room:
+        return choices
+    before = variants.judge.sqnr(made_so_far)
     if before >= BELOW:
         return choices
     found = _contributions(variants, choices, known)
@@ -93,11 +96,10 @@ def _worth_most(noises: Mapping[str, float], costs: Mapping[str, float], room: f
     return taken
 
 
-def _room(variants: Variants, weights: int) -> float:
-    """Return the bytes that the file may still grow by."""
+def _room(variants: Variants, taken: int) -> float:
+    """Return the bytes that a file of so many may still grow by."""
     model = variants.prepared.model
-    rest = max(len(model.source) - model.weight_bytes, 0)  # nodes and names
-    return LARGEST_FILE * (model.weight_bytes + rest) - weights - rest
+    return LARGEST_FILE * max(len(model.source), model.weight_bytes) - taken
 
 
 def _fits(variants: Variants, decision: Decision) -> bool:
