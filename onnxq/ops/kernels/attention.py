@@ -24,6 +24,7 @@ def attention(
     attn_mask: Array | None = None,
     past_key: Array | None = None,
     past_value: Array | None = None,
+    nonpad_kv_seqlen: Array | None = None,
     *,
     is_causal: int = 0,
     kv_num_heads: int = 0,
@@ -37,9 +38,12 @@ def attention(
     """Let queries attend to keys behind a cache; inputs are `[batch, length, heads * head]` or four axes.
 
     Raises:
-        NotCovered: The logits are asked for as well.
+        NotCovered: The logits are asked for as well; the values have 16 bits, whose sums have an order of their own;
+            or `nonpad_kv_seqlen` gives each text a length.
 
     """
+    if nonpad_kv_seqlen is not None or query.dtype != np.float32:
+        raise NotCovered("Attention of 16 bits or of padded keys is left to the reference of onnx")
     if output_count > 3:
         raise NotCovered("logits of Attention as an output are not supported", "Export without them.")
     flat = query.ndim == 3
