@@ -150,7 +150,7 @@ def test_samples_that_do_not_fit_name_sample_and_input():
         with pytest.raises(DataError, match=words):
             calibrate(model, asked, [good, bad])
     for none in ([], wrap_samples([], input_specs(model))):
-        with pytest.raises(DataError, match="there are no samples|samples holds none"):
+        with pytest.raises(DataError, match=r"there are no samples|samples holds none"):
             calibrate(model, asked, none)
 
 
