@@ -55,7 +55,14 @@ def test_sessions_are_the_same_to_the_bit(path, optimize, apart):
 def test_those_of_quantized_models_are_too(tmp_path, apart):
     path = tmp_path / "q.onnx"
     for recipe in ("static-int8", "dynamic-int8", "weight-int8"):
-        quantize(FOLDER / "digits_cnn.onnx", recipe, output=path, data=[FOLDER / "digits_calibration.npz"], force=True)
+        quantize(
+            FOLDER / "digits_cnn.onnx",
+            recipe,
+            output=path,
+            data=[FOLDER / "digits_calibration.npz"],
+            force=True,
+            fast=True,
+        )
         model = load(path)
         assert encode_apart(model)[1]
         same_runs(model, digits(model))

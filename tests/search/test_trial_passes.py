@@ -34,9 +34,8 @@ from onnxq.stages.prepare import prepare
 SAMPLES = 12
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """Three convolutions, the last without a Relu."""
+def three_convolutions(path: Path, size: int) -> Path:
+    """Write a model of three convolutions, the last without a Relu."""
     nodes = [
         node("Conv", "x w0", "a", pads=[1, 1, 1, 1]),
         node("Relu", "a", "b"),
@@ -45,9 +44,13 @@ def model(tmp_path: Path) -> Path:
         node("Conv", "d w2", "y", pads=[1, 1, 1, 1]),
     ]
     weights = {f"w{i}": floats(16 if i < 2 else 4, 16 if i else 3, 3, 3, seed=i) for i in range(3)}
-    path = tmp_path / "m.onnx"
-    onnx.save(build(nodes, {"x": ["N", 3, 24, 24]}, ["y"], weights), path)
+    onnx.save(build(nodes, {"x": ["N", 3, size, size]}, ["y"], weights), path)
     return path
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return three_convolutions(tmp_path / "m.onnx", 24)
 
 
 def test_second_moments_of_a_trial_are_gone_when_all_samples_are_measured(model, monkeypatch):
@@ -82,7 +85,7 @@ def test_codes_are_tried_only_where_a_layer_reads_few_rows(tmp_path, monkeypatch
     assert (variants_module.TO_NEAREST in report.notes) == head
 
 
-def test_variants_that_were_tried_do_not_pile_up(model, monkeypatch):
+def test_variants_that_were_tried_do_not_pile_up(tmp_path, monkeypatch):
     made: list[weakref.ref[Model]] = []
     before = variants_module.copy_prepared
 
@@ -94,7 +97,8 @@ def test_variants_that_were_tried_do_not_pile_up(model, monkeypatch):
 
     monkeypatch.setattr(memory, "HEAVY", 0)
     monkeypatch.setattr(variants_module, "copy_prepared", keep)
-    quantize(model, samples=[{"x": floats(1, 3, 24, 24, seed=i)} for i in range(SAMPLES)], force=True)
+    small = three_convolutions(tmp_path / "m.onnx", 8)
+    quantize(small, samples=[{"x": floats(1, 3, 8, 8, seed=i)} for i in range(SAMPLES)])
     assert len(made) > 8
 
 
