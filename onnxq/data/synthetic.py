@@ -31,6 +31,7 @@ BOOL = np.dtype(bool)
 
 # Sizes for open dimensions of random samples: small, and divisible by the 32 that many vision models shrink by
 RANDOM_SIZE, RANDOM_CHANNELS, RANDOM_PIXELS = 16, 3, 64
+MOST_CHANNELS = 4  # of pictures: a last axis of no more holds them, as TensorFlow lays them out
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,9 @@ def random_samples(
     """Make up samples for a model that comes without data: fit for timing and for checks, not for calibration.
 
     Floats are standard normal, integers 0 or 1 (right for masks, safe as ids), booleans are drawn evenly. Dynamic
-    dimensions: 1 for the first axis, 3 channels and 64 pixels for rank 4 and 5, 16 otherwise. One symbolic name has one
-    size. A name that is a sum, such as `past + 1`, has that of its terms. Sample `i` depends on `seed` and `i` alone.
+    dimensions: 1 for the first axis, 3 channels and 64 pixels for rank 4 and 5, 16 otherwise. Channels are the second
+    axis, unless the last one is fixed at no more than 4. One symbolic name has one size. A name that is a sum, such as
+    `past + 1`, has that of its terms. Sample `i` depends on `seed` and `i` alone.
 
     Args:
         inputs: What the model wants.
@@ -211,7 +213,9 @@ def _size(spec: InputSpec, axis: int, fill: InputFill, sizes: dict[str, int]) ->
     elif fill.batched and all(spec.fixed(earlier) is not None for earlier in range(axis)):
         size = 1
     elif len(dims) in (4, 5):
-        size = RANDOM_CHANNELS if axis == 1 else fill.pixels
+        last = spec.fixed(len(dims) - 1)
+        channels_last = last is not None and last <= MOST_CHANNELS
+        size = RANDOM_CHANNELS if axis == 1 and not channels_last else fill.pixels
     else:
         size = fill.size
     return sizes.setdefault(dim, size) if isinstance(dim, str) else size

@@ -36,6 +36,12 @@ def test_random_samples_are_seeded_and_sized_sensibly():
         random_samples([InputSpec("t", TensorProto.FLOAT, None)], 1)
 
 
+def test_pictures_with_channels_last_have_pixels_on_both_other_axes():
+    shapes = {"x": ("n", "h", "w", 3), "y": ("n", "c", 9, 9)}
+    made = next(iter(random_samples([InputSpec(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()], 1)))
+    assert {name: array.shape for name, array in made.items()} == {"x": (1, 64, 64, 3), "y": (1, 3, 9, 9)}
+
+
 def made_up_shapes(nodes, inputs, weights) -> dict[str, tuple[int, ...]]:
     model = typed(build(nodes, inputs, weights=weights))
     samples = synthetic_samples(model, input_specs(model), 2)
