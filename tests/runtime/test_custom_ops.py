@@ -83,6 +83,15 @@ def test_neighbours_of_a_custom_operator_are_quantized_without_a_run(
     assert len(made.SerializeToString()) < 0.4 * proto.ByteSize()
 
 
+def test_an_output_need_not_state_its_shape(tmp_path: Path) -> None:
+    """Exporters do not know it behind a custom operator, and onnxruntime does not ask for it."""
+    proto = custom_model()
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    report = quantize(proto, output=tmp_path / "q.onnx")
+    assert report.counts()["float"] < len(proto.graph.node)
+    assert not onnx.load(tmp_path / "q.onnx").graph.output[0].type.tensor_type.HasField("shape")
+
+
 def test_a_malformed_model_is_not_called_ours(tmp_path: Path) -> None:
     proto = custom_model(9)
     del proto.graph.node[4].input[2]

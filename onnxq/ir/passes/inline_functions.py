@@ -6,6 +6,7 @@ Tests: `tests/ir/test_passes.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 
 import onnx
 import onnx.inliner
@@ -38,6 +39,22 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
                 yield from _nodes(body.node)
 
 
+def _refuse_recursion(name: str, functions: Iterable[onnx.FunctionProto]) -> None:
+    """Raise a ModelError for a function that calls itself, directly or through others."""
+    called = {
+        (function.domain, function.name): {(node.domain, node.op_type) for node in _nodes(function.node)}
+        for function in functions
+    }
+    try:
+        TopologicalSorter(called).prepare()
+    except CycleError as error:
+        domain, function = error.args[1][0]
+        raise ModelError(
+            f"{name}: its function {function} of domain {domain} calls itself, which ONNX does not allow",
+            "Export the model again.",
+        ) from error
+
+
 @register_pass(order=10, note="inlined {} model-local function{s}")
 def inline_functions(model: Model) -> int:
     """Inline every function, nested ones too, and give how many there were.
@@ -52,6 +69,7 @@ def inline_functions(model: Model) -> int:
     try:
         proto = onnx.ModelProto.FromString(model.skeleton(weights))
         count = len(proto.functions)
+        _refuse_recursion(model.name, proto.functions)
         opset = model.opset
         for function in proto.functions:
             _align(function, opset)
