@@ -145,7 +145,7 @@ class PairLimits:
         """Return the least and the greatest code of each element.
 
         Both neighbours start from their nearest codes. The rest of the 16 bits is shared between them; an excess is
-        taken from both alike.
+        taken from both alike. The first end is rounded to nearest, and the second takes what that leaves.
 
         Args:
             rows: Float `[channels, n]`.
@@ -161,14 +161,8 @@ class PairLimits:
             end = np.full(rows.shape, float(MOST_CODE))
             positive = np.clip(side, 0, MOST_CODE)
             for p in self._pairs(rows):
-                one, other = positive[:, p.first], positive[:, p.second]
-                total = p.a * one + p.b * other
-                left = MOST_SUM - total
-                share = np.where(left < 0, MOST_SUM / np.maximum(total, 1), 1.0)
-                extra = np.maximum(left, 0) / 2
-                for column, codes, largest in ((p.first, one, p.a), (p.second, other, p.b)):
-                    room = codes * share + extra / np.maximum(largest, 1)
-                    end[:, column] = np.minimum(end[:, column], np.floor(room + 1e-9))
+                for column, most in zip((p.first, p.second), _shared(p, positive), strict=True):
+                    end[:, column] = np.minimum(end[:, column], most)
             ends.append(end)
         return -ends[0], ends[1]
 
@@ -198,6 +192,17 @@ class PairLimits:
         if self.group is not None:
             return self.group
         return np.arange(rows) * len(self.largest) // max(rows, 1)
+
+
+def _shared(pairs: _Pairs, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the greatest codes of the first and of the second neighbours, which want these magnitudes."""
+    first, second = wanted[:, pairs.first], wanted[:, pairs.second]
+    a, b = np.maximum(pairs.a, 1), np.maximum(pairs.b, 1)
+    total = pairs.a * first + pairs.b * second
+    left = MOST_SUM - total
+    room = first * np.where(left < 0, MOST_SUM / np.maximum(total, 1), 1.0) + np.maximum(left, 0) / 2 / a
+    one = np.minimum(np.rint(room), MOST_CODE)  # which 255 times still fits
+    return one, np.floor((MOST_SUM - a * one) / b)
 
 
 @lru_cache(maxsize=16)

@@ -76,6 +76,15 @@ def test_codes_at_their_bounds_do_not_saturate_at_any_scale(seed: int, n: int, f
     assert most_sum(high, pairs.largest[0], pairs.pairings[0]) <= 32767
 
 
+def test_neighbours_that_want_more_than_16_bits_share_all_of_them() -> None:
+    rows = np.random.default_rng(7).uniform(70, 127, (50, 8))
+    pairs = pair_limits((8, 50), (0,), PRODUCT)
+    _, high = pairs.bounds(rows, np.ones_like(rows))
+    np.testing.assert_array_equal(high[:, ::2] + high[:, 1::2], 32767 // 255)
+    wanted = 32767 / 255 * rows[:, ::2] / (rows[:, ::2] + rows[:, 1::2])
+    assert np.abs(high[:, ::2] - wanted).max() < 0.51
+
+
 def test_at_the_covering_scale_rounding_to_nearest_clips_nothing() -> None:
     rows = floats(8, 64, seed=3).astype(np.float64)
     pairs = pair_limits((64, 8), (0,), PRODUCT)
