@@ -115,7 +115,7 @@ def _planned(decision: Decision, plan: Plan, in_float: float, costs: Costs) -> f
         taken = rows if rows is not None else node_times(node, costs)[1]
         read = node.inputs[0]
         elements = count(read, costs.shapes) if read is not None and node.op_type not in GATES else 0
-        return costs.borders["node"] + taken + (costs.borders["QuantizeLinear"] + MINIMUM) * elements
+        return costs.borders["node"] + taken + costs.moved("QuantizeLinear", elements) + MINIMUM * elements
     if decision.scheme == "weight-int8" and settings is not None and settings.block_size:
         return in_float * BLOCKS_OF_FLOAT
     return in_float
@@ -185,13 +185,13 @@ class _Pairs:
         costs, elements = self.costs, count(value, self.costs.shapes)
         others = [use.node for use in value.uses if use.node not in self.plan.absorbed]
         others = [node for node in others if node not in readers and node.op_type not in ("Shape", "Size")]
-        laid_out = costs.borders["Transpose"] * elements + costs.borders["node"]
+        laid_out = costs.moved("Transpose", elements) + costs.borders["node"]
         if made:
             floats = len(others) + value.is_output
             layout = laid_out if floats and _works_on_maps(value.producer) else 0.0
             return floats * costs.reading(elements) + layout
         layout = laid_out if any(map(_works_on_maps, readers)) else 0.0
-        return costs.borders["QuantizeLinear"] * elements + costs.borders["node"] + layout
+        return costs.moved("QuantizeLinear", elements) + costs.borders["node"] + layout
 
     def _reads_codes(self, node: Node, slot: int) -> bool:
         form = self.forms.get(node)

@@ -21,6 +21,7 @@ DEFAULT = "cpu"  # the target where none is asked for
 UNKNOWN_SIDE = 56  # what a spatial dimension is taken for that the model leaves open
 FEWEST_CHANNELS = 3  # of the table of windows
 GROUPS = 16  # side by side in the table of them
+CACHED = 1 << 20  # elements of a tensor that a core's cache holds, 4 MB in float
 
 
 class Costs:
@@ -146,15 +147,25 @@ class Costs:
     def border(self, elements: int, *, into_integers: bool) -> float:
         """Return the time of a border: the conversion, and the change of layout around a Conv."""
         kind = "QuantizeLinear" if into_integers else "DequantizeLinear"
-        return (self.borders[kind] + self.borders["Transpose"]) * elements + self.borders["conversion"]
+        return self.moved(kind, elements) + self.moved("Transpose", elements) + self.borders["conversion"]
+
+    def moved(self, kind: str, elements: int) -> float:
+        """Return the time of a conversion or a change of layout; a tensor that leaves the cache takes longer.
+
+        Args:
+            kind: QuantizeLinear, DequantizeLinear, Transpose or Reorder.
+            elements: Of the tensor.
+
+        """
+        return self.borders[kind] * elements + self.borders["beyond"] * max(elements - CACHED, 0)
 
     def reorder(self, elements: int) -> float:
         """Return the time of the change of layout of a float Conv on one side of a border."""
-        return self.borders["Reorder"] * elements
+        return self.moved("Reorder", elements)
 
     def reading(self, elements: int) -> float:
         """Return the time of the conversion to float alone, which onnxruntime repeats for every reader."""
-        return self.borders["DequantizeLinear"] * elements + self.borders["node"]
+        return self.moved("DequantizeLinear", elements) + self.borders["node"]
 
     def _interpolate(self, name: str, point: tuple[int, ...], integers: str = "integer") -> tuple[float, float]:
         """Interpolate, once for each kernel: every plan asks for the same ones."""

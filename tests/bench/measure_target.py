@@ -45,7 +45,7 @@ from onnxq.lowering.rewrite import rewrite
 from onnxq.optimize.pad_channels import pad_channels
 from onnxq.planning.planner import make_plan
 from onnxq.planning.recipe import load_recipe
-from onnxq.targets import GROUPS
+from onnxq.targets import CACHED, GROUPS
 from onnxq.targets.target import load_target
 
 POINTWISE = ((8, 16, 32, 64, 128, 512), (8, 16, 32, 64, 128, 512), (7, 28, 112))
@@ -55,6 +55,7 @@ DEPTHWISE = ((16, 32, 64, 128, 256), (7, 14, 28, 56, 112, 224))
 GROUPED = ((2, 4, 8, 16, 32, 64), (4, 8, 16, 32))
 RECURRENT = ((1, 8), (16, 32, 64, 128, 256))
 BORDERED = ((32, 28), (32, 112), (128, 28), (128, 112))  # channels and sides of the Convs between borders
+FAR = (128, 192)  # of a map that leaves the cache
 STEPS = 64
 FORMS = ("float", "integer", "unsigned")
 Times = dict[str, float]
@@ -121,24 +122,29 @@ def layers() -> list[str]:
 
 def borders() -> list[str]:
     """Measure conversions and changes of layout."""
-    costs: dict[str, list[float]] = {kind: [] for kind in ("QuantizeLinear", "DequantizeLinear", "Transpose")}
-    reorders = []
-    for channels, side in BORDERED:
-        feeds = {"x": np.random.default_rng(1).standard_normal((1, channels, side, side)).astype(np.float32)}
-        models = [conv_model(channels, channels, 1, side, 1, quantized=quantized) for quantized in (False, True)]
-        floats, integers = turns(models, feeds)
-        for kind, taken in costs.items():
-            taken.append(integers[kind] / (channels * side**2 * (2 if kind == "Transpose" else 1)))
-        reorders.append(floats.get("ReorderOutput", 0.0) / (channels * side**2))
+    found = [border_times(*shape) for shape in BORDERED]
+    costs = {kind: float(np.median([times[kind] for times in found])) for kind in found[0]}
+    far, elements = border_times(*FAR), FAR[0] * FAR[1] ** 2
+    more = np.mean([far[kind] - costs[kind] for kind in costs if costs[kind]]) * elements / (elements - CACHED)
     node, conversion = node_time(), conversion_time()
     sentence = f"for a conversion and the changes of layout on both sides of it: {conversion / node:.1f} nodes"
     return [
         "# nanoseconds per element; Transpose is the change of layout around an integer Conv, Reorder around a float",
-        *(f"{kind} = {np.median(taken):.4f}" for kind, taken in costs.items()),
-        f"Reorder = {np.median(reorders):.4f}",
+        *(f"{kind} = {taken:.4f}" for kind, taken in costs.items()),
         f"node = {node:.0f}  # nanoseconds for one more node, however small its tensor",
         f"conversion = {conversion:.0f}  # {sentence}",
+        f"beyond = {max(more, 0.0):.2f}  # more for each element beyond 2^20, out of the cache",
     ]
+
+
+def border_times(channels: int, side: int) -> dict[str, float]:
+    """Measure conversions and changes of layout of one map, nanoseconds per element."""
+    feeds = {"x": np.random.default_rng(1).standard_normal((1, channels, side, side)).astype(np.float32)}
+    models = [conv_model(channels, channels, 1, side, 1, quantized=quantized) for quantized in (False, True)]
+    floats, integers = turns(models, feeds)
+    elements = channels * side**2
+    times = {kind: integers[kind] / elements for kind in ("QuantizeLinear", "DequantizeLinear", "Transpose")}
+    return {**times, "Transpose": times["Transpose"] / 2, "Reorder": floats.get("ReorderOutput", 0.0) / elements}
 
 
 @cache

@@ -111,3 +111,13 @@ def test_a_table_over_more_sizes_is_the_same_function_of_sizes() -> None:
     finer = Costs({**table, "pointwise": resampled(table["pointwise"], axes)})
     for shape in ((8, 8, 1, 49, 1), (20, 40, 1, 300, 1), (64, 64, 1, 784, 1), (300, 500, 1, 9000, 1)):
         assert finer.conv(*shape) == pytest.approx(load_costs("cpu-vnni").conv(*shape), rel=1e-12)
+
+
+def test_conversions_of_a_map_that_leaves_the_cache_take_longer_per_element() -> None:
+    costs = load_costs("cpu-avx2")
+    for kind in ("QuantizeLinear", "DequantizeLinear", "Transpose", "Reorder"):
+        near, far = costs.moved(kind, 1 << 20), costs.moved(kind, 1 << 22)
+        assert near == pytest.approx(costs.borders[kind] * 2**20)
+        assert far == pytest.approx(4 * near + 0.24 * 3 * 2**20)
+    mixes = load_mixes("cpu")
+    assert all(mix.moved("Reorder", 1 << 22) > 4 * mix.moved("Reorder", 1 << 20) for mix in mixes)

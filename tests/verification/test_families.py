@@ -126,3 +126,21 @@ def test_verify_holds_a_threshold_against_a_target(wide, capsys: pytest.CaptureF
     code, out, _ = cli(*arguments[:-2], "--format", "json")
     assert code == 0
     assert {family["family"] for family in json.loads(out)["families"]} == set(shown_families("cpu"))
+
+
+@pytest.mark.parametrize(("predicted", "said"), [(8.0, True), (None, False)])
+def test_verify_says_that_a_file_takes_another_time_than_it_predicts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], predicted: float | None, said: bool
+) -> None:
+    """The prediction stands in the file; float takes more than a millisecond."""
+    path, data = tmp_path / "m.onnx", tmp_path / "data.npz"
+    onnx.save(build([node("MatMul", "x w", "y")], {"x": [512, 1024]}, ["y"], {"w": floats(1024, 1024)}), path)
+    np.savez(data, x=floats(2, 512, 1024, seed=3))
+    output = onnxq.quantize(path, "dynamic-int8", output=tmp_path / "q.onnx").output
+    assert output is not None
+    changed = onnx.load(output)
+    recorded = {} if predicted is None else dict.fromkeys(shown_families("cpu"), predicted)
+    next(p for p in changed.metadata_props if p.key == "onnxq_latencies").value = json.dumps(recorded)
+    onnx.save(changed, output)
+    assert main(["verify", str(output), "--against", str(path), "-d", str(data)]) == 0
+    assert ("--target native --benchmark decides" in " ".join(capsys.readouterr().out.split())) == said
