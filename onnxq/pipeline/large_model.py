@@ -5,34 +5,42 @@ Tests: `tests/pipeline/test_quantize.py`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from onnxq.calibration.layer_moments import MeasuredLayers
 from onnxq.calibration.stats import Stats
 from onnxq.data.generated_text import drafted_text
 from onnxq.data.samples import Samples, input_specs, spread_samples
 from onnxq.data.synthetic import synthetic_samples
+from onnxq.errors import CheckFailed
 from onnxq.ir import Model
 from onnxq.ir.storage.scratch_file import Spool
 from onnxq.lowering.rewrite import rewrite
 from onnxq.pipeline.offload import release_pages
+from onnxq.planning.decision import Choices
 from onnxq.progress import Observer
 from onnxq.report import Report, activation_records
 from onnxq.rounding.block_solver import BlockSolution
 from onnxq.rounding.layer_by_layer import block_jobs, can_step, round_layer_by_layer
 from onnxq.rounding.weights import Key, Weights
 from onnxq.runtime.memory import trim_heap
+from onnxq.search.budget import RAISE, Budget, bits_by_size
+from onnxq.search.mixed_bits import keep_to_loss, mixed_weights, said_bits
 from onnxq.search.variants import GENERATED
 from onnxq.stages.finish import finalize
 from onnxq.stages.measure import choose_qparams, measure
 from onnxq.stages.prepared import Prepared
-from onnxq.stages.replan import exclude_unreached_bodies
+from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies, replan
 from onnxq.verification.compare import compare
 from onnxq.verification.layerwise import with_layers
+from onnxq.verification.user_metric import MetricJudge
 
 SAMPLES = 2  # without data: enough to see that the model runs
 MOST_SAMPLES, MOST_ELEMENTS = 128, 1 << 22  # that advance layer by layer, and elements of their inputs
+NO_BUDGET = Budget()
 SIMPLER = "a large model: weights were rounded to nearest, channels were not rescaled, latency was not measured"
 STAGED = "a large model: channels were not rescaled, latency was not measured"
 
@@ -43,6 +51,7 @@ def quantize_large(
     stats: str | Path | Stats | None,
     observer: Observer,
     scratch: Path,
+    budget: Budget = NO_BUDGET,
     *,
     detailed: bool = False,
 ) -> tuple[Model, Report]:
@@ -54,6 +63,7 @@ def quantize_large(
         stats: Statistics of an earlier calibration, if there are any.
         observer: Told about each step.
         scratch: A folder with room for the quantized weights, which stand in a file without a name there.
+        budget: Limits that bits of weights are chosen by, where the recipe leaves them open.
         detailed: Put the histograms of activations and the errors of layers into the report, too.
 
     Returns:
@@ -65,18 +75,23 @@ def quantize_large(
     observer.step("calibrate")
     measured = measure(prepared, MeasuredLayers([]), given, stats, observer)
     prepared = exclude_unreached_bodies(prepared, measured)
-    qparams = choose_qparams(prepared.plan, measured)
-    observer.step("rewrite")
-    report = Report.planned(prepared.plan, source=prepared.path, notes=prepared.notes)
-    if detailed:
-        report = replace(report, activations=activation_records(prepared.plan, qparams, measured))
     with Spool(scratch) as spool:
-        solutions, drafted = ({}, 0) if stats is not None else _block_solutions(prepared, given, spool)
-        written = (GENERATED.format(drafted),) if drafted else ()
-        report = replace(report, notes=(*report.notes, *written, STAGED if solutions else SIMPLER))
+        samples, drafted = ([], 0) if stats is not None else _texts(prepared, given)
+        prepared = _with_bits_by_size(prepared, samples, measured, budget, scratch)
+        solutions = _block_solutions(prepared, samples, spool)
         weights = Weights(spool=spool, solutions=solutions)
+        if given is not None and budget.max_drop is not None and budget.metric is not None:
+            prepared = _with_bits_by_loss(prepared, baseline, samples, measured, budget, given, weights, spool)
+        observer.step("rewrite")
+        qparams = choose_qparams(prepared.plan, measured)
+        report = Report.planned(prepared.plan, source=prepared.path, notes=prepared.notes)
+        if detailed:
+            report = replace(report, activations=activation_records(prepared.plan, qparams, measured))
+        written = (GENERATED.format(drafted),) if drafted and solutions else ()
+        notes = (*report.notes, *written, *said_bits(prepared.plan.choices), STAGED if solutions else SIMPLER)
+        weights.begin_notes()
         model = finalize(rewrite(prepared.model, prepared.plan, qparams, weights), prepared)
-        report = replace(report, notes=(*report.notes, *weights.notes()), saturation=weights.cures())
+        report = replace(report, notes=(*notes, *weights.notes()), saturation=weights.cures())
         del weights, solutions  # the model has what it needs of them
     release_pages(model)  # which passes have read
     observer.step("verify")
@@ -89,21 +104,66 @@ def quantize_large(
     return model, replace(report, comparison=comparison, samples=probe.description)
 
 
-def _block_solutions(prepared: Prepared, given: Samples | None, spool: Spool) -> tuple[dict[Key, BlockSolution], int]:
-    """Choose codes of weights in blocks layer by layer, on the samples or on text that a decoder drafts itself.
-
-    Returns:
-        The codes; none without either, or for operators without a kernel. How many sequences were drafted.
-
-    """
+def _texts(prepared: Prepared, given: Samples | None) -> tuple[Sequence[Mapping[str, Any]], int]:
+    """Return samples for weights in blocks, and how many of them a decoder has drafted itself."""
     jobs = block_jobs(prepared.plan)
     if not jobs or not can_step(prepared.model, jobs):
-        return {}, 0
+        return [], 0
     if given is not None:
-        samples = list(spread_samples(given, MOST_SAMPLES, MOST_ELEMENTS).values())
-    else:
-        samples = drafted_text(prepared.model)
+        return list(spread_samples(given, MOST_SAMPLES, MOST_ELEMENTS).values()), 0
+    samples = drafted_text(prepared.model)
+    return samples, len(samples)
+
+
+def _with_bits_by_size(
+    prepared: Prepared, samples: Sequence[Mapping[str, Any]], measured: Stats, budget: Budget, scratch: Path
+) -> Prepared:
+    """Plan the bits of weights for the size that the budget allows, if the recipe leaves them open."""
+    choose = bits_by_size(prepared.plan.recipe, budget)
+    if choose is None:
+        return prepared
+    with Spool(scratch) as spool:  # of codes that are of no use
+        return choose(prepared, samples, measured, spool=spool)
+
+
+def _with_bits_by_loss(
+    prepared: Prepared,
+    baseline: Model,
+    samples: Sequence[Mapping[str, Any]],
+    measured: Stats,
+    budget: Budget,
+    given: Samples,
+    weights: Weights,
+    spool: Spool,
+) -> Prepared:
+    """Plan 8 bits for as many weights as the metric of the budget needs, if the recipe leaves them open."""
+    if not prepared.plan.recipe.scheme.mixed_bits or budget.max_size is not None or budget.metric is None:
+        return prepared
+    judge = MetricJudge(budget.metric, baseline, given)
+
+    def made(choices: Choices) -> Model:
+        spare = copy_prepared(prepared, choices)
+        qparams = choose_qparams(spare.plan, measured)
+        return finalize(rewrite(spare.model, spare.plan, qparams, weights), spare)
+
+    def meets(model: Model) -> bool:
+        found = judge.compare(model)
+        trim_heap(model.weight_bytes)
+        return budget.max_drop is not None and found.drop <= budget.max_drop
+
+    open_weights = mixed_weights(prepared, samples, spool)
+    choices = keep_to_loss(prepared, open_weights, made, meets)
+    if choices is None:
+        raise CheckFailed(f"no choice of bits keeps {budget.metric} within {budget.max_drop:g}", RAISE)
+    return replan(prepared, choices)
+
+
+def _block_solutions(
+    prepared: Prepared, samples: Sequence[Mapping[str, Any]], spool: Spool
+) -> dict[Key, BlockSolution]:
+    """Choose codes of weights in blocks layer by layer on samples; none without samples."""
     if not samples:
-        return {}, 0
-    found = round_layer_by_layer(prepared.model, jobs, samples, spool, prepared.open_checkpoint(samples))
-    return found, 0 if given is not None else len(samples)
+        return {}
+    return round_layer_by_layer(
+        prepared.model, block_jobs(prepared.plan), samples, spool, prepared.open_checkpoint(samples)
+    )

@@ -50,6 +50,7 @@ class Declaration:
         keyword: Keyword of `onnxq.quantize`, `keyword.field` where an object stands there; None where it has none.
         least: Smallest number.
         size: Whether it is a number of bytes, which may have a unit.
+        word: What may stand in place of a number.
 
     """
 
@@ -65,6 +66,7 @@ class Declaration:
     keyword: str | None = None
     least: int | None = None
     size: bool = False
+    word: str | None = None
 
     @property
     def flag(self) -> str:
@@ -76,19 +78,28 @@ class Declaration:
         """The type of what the command line reads, before `parse`."""
         if self.many:
             return list[self.kind]  # type: ignore[name-defined]
-        kind: Any = str if self.size else self.kind
+        kind: Any = str if self.size or self.word else self.kind
         return kind | None if self.optional else kind
 
     def parse(self, value: Any) -> Any:
         """Return the value of the field for what the command line has read.
 
         Raises:
-            RecipeError: It is no number of bytes.
+            RecipeError: It is no number, no number of bytes, or not the word.
 
         """
         if self.many:
             return tuple(value)
+        if self.word and value is not None:
+            return self._number_or_word(value)
         return parse_bytes(self.flag, value) if self.size and value is not None else value
+
+    def _number_or_word(self, value: str) -> int | str:
+        if value == self.word:
+            return value
+        if not (value.isascii() and value.isdecimal()):
+            raise RecipeError(f"{self.flag} cannot be '{value}'", f"Give a whole number, or {self.word}.")
+        return int(value)
 
 
 def parse_bytes(flag: str, text: str) -> int:
@@ -189,13 +200,15 @@ class QuantizeOptions:
         metavar="GLOB",
         toml="only",
     )
-    bits: int | None = option(  # in Python: a recipe of `onnxq.planning.recipe.in_blocks`
+    bits: int | str | None = option(  # in Python: a recipe of `onnxq.planning.recipe.in_blocks`
         None,
         "Store the weights of MatMul and Gemm in 2, 4 or 8 bit, in blocks with a scale each: for decoders and "
-        "language models. Without --recipe.",
+        "language models. With `auto`, those of each weight that serve --max-size or --max-drop best. Without "
+        "--recipe.",
         metavar="N",
         toml="bits",
         keyword="recipe.bits",
+        word="auto",
     )
     block: int | None = option(
         None,

@@ -40,7 +40,15 @@ from onnxq.runtime.blas_threads import single_threaded_blas
 from onnxq.runtime.memory import collect_garbage, gc_disabled
 from onnxq.runtime.session import InMemory, ModelSource, sessions_kept
 from onnxq.search.bias_correction import correct_biases
-from onnxq.search.budget import Budget, SearchOutcome, check_budget, check_size, meet_budget
+from onnxq.search.budget import (
+    Budget,
+    SearchOutcome,
+    bits_by_size,
+    check_budget,
+    check_mixed_bits,
+    check_size,
+    meet_budget,
+)
 from onnxq.search.candidates import float_time
 from onnxq.search.cross_validation import CrossValidated, cross_validate
 from onnxq.search.equalization_trial import equalize_if_it_helps
@@ -65,6 +73,7 @@ from onnxq.verification.user_metric import check_labels, compare_metric
 PLAN_HINT = "See every node's reason with `onnxq plan`."
 DATA_HINT = "Add --data, or use the recipe dynamic-int8, which needs none."
 NO_BUDGET, NO_TIMING = Budget(), Timing()
+UNMEASURED = "bits are chosen by running the model, and onnxruntime lacks one of its operators"
 FITTED = ", the ones calibrated on"
 FEW_SAMPLES = 2  # that a fast run compares on
 RANDOM_SAMPLES = 4  # without data: enough to time a model and to see that it runs
@@ -154,6 +163,7 @@ def quantize(
     """
     path, files = _target(model, output, external_data), (list_sources(data), samples, sample_limit, reading)
     chosen = choose_recipe(recipe, target=target, reduce_range=reduce_range, exclude=exclude, only=only)
+    check_mixed_bits(chosen, budget, fast=fast)
     with following(observer) as observer, gc_disabled(), single_threaded_blas(), sessions_kept():
         reads = (*files[0], stats, recipe)
         source = load_float_model(model, observer, path, timing, reads)
@@ -410,10 +420,13 @@ def quantize_prepared(
     """Calibrate, rewrite, and compare the result with the float model; nothing is written that has a name."""
     detailed = detailed and not prepared.fast
     if prepared.strategy is Strategy.NOT_RUN:
+        if prepared.plan.recipe.scheme.mixed_bits:
+            raise RecipeError(UNMEASURED, "Pass --bits 4.")
         return Quantized(*quantize_unrunnable(prepared, stats, observer, with_data=given is not None))
     if prepared.strategy is Strategy.STREAMED:
-        large = Quantized(*quantize_large(prepared, given, stats, observer, scratch, detailed=detailed))
-        return add_metric(large, budget, prepared.model, given, observer)
+        baseline = prepared.baseline()  # the model itself is rewritten
+        large = Quantized(*quantize_large(prepared, given, stats, observer, scratch, budget, detailed=detailed))
+        return add_metric(large, budget, baseline, given, observer)
     return _quantize_in_memory(prepared, given, stats, observer, budget, detailed=detailed, scratch=scratch)
 
 
@@ -486,7 +499,8 @@ def search_and_rewrite(
         observer.step("rescale")
         prepared = rescale(equalize_if_it_helps(limit_attention_masks(prepared, split), split), split, observer)
     spill_weights(prepared.model, split.baseline, scratch)
-    variants = calibrate_and_round(prepared, split, given, stats, observer, detailed=detailed)
+    bits = bits_by_size(prepared.plan.recipe, budget)
+    variants = calibrate_and_round(prepared, split, given, stats, observer, detailed=detailed, choose_bits=bits)
     settled = SearchOutcome()
     if stats is None:
         spill_moments(variants.stats, scratch)

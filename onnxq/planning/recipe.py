@@ -27,6 +27,7 @@ NUMBERS: dict[str, tuple[Callable[[float], bool], str, str]] = {
     "percentile": (lambda value: 50 < value <= 100, "a percentage above 50 and at most 100", "99.99"),
 }
 BLOCK_BITS, BLOCK_SIZES = (2, 4, 8), (16, 32, 64, 128, 256)
+MIXED = "auto"  # in place of a number of bits: a search chooses those of each weight
 LISTS = ("exclude", "only", "allow")  # keys that hold lists of strings
 
 
@@ -213,14 +214,14 @@ def recipe_names() -> list[str]:
     return sorted(path.name.removesuffix(".toml") for path in _folder().iterdir() if path.name.endswith(".toml"))
 
 
-def in_blocks(bits: int, block_size: int | None = None, target: str | None = None) -> Recipe:
+def in_blocks(bits: int | str, block_size: int | None = None, target: str | None = None) -> Recipe:
     """Return the recipe for weights in blocks, multiplied by MatMulNBits on activations of 8 bit.
 
     The head has 8 bits: nothing behind it evens its rounding out. A target without operators of `com.microsoft` gets
     DequantizeLinear.
 
     Args:
-        bits: One of `BLOCK_BITS`.
+        bits: One of `BLOCK_BITS`, or "auto" for those of each weight that serve a limit best: of size, or of loss.
         block_size: One of `BLOCK_SIZES`; that of the recipe `weight-int4` by default.
         target: Name of a target; the usual one by default.
 
@@ -239,11 +240,14 @@ def in_blocks(bits: int, block_size: int | None = None, target: str | None = Non
     recipe = load_recipe("weight-int4")
     size = recipe.scheme.block_size if block_size is None else block_size
     recipe = recipe if target is None else recipe.for_target(target)
-    settings: dict[str, Any] = {"name": f"weight-int{bits}", "block_size": size}
-    settings |= {"head_bits": 8} if bits < 8 else {}
+    mixed = bits == MIXED
+    settings: dict[str, Any] = {"name": "weight-int4" if mixed else f"weight-int{bits}", "block_size": size}
+    settings |= {"head_bits": 8} if bits != 8 else {}
+    settings |= {"mixed_bits": True} if mixed else {}
     if MICROSOFT in load_target(recipe.scheme.target).domains:
         settings |= {"form": "matmulnbits", "accuracy_level": 4}
-    description = f"Weights of MatMul and Gemm in {bits} bit, in blocks of {size}; other weights in 8 bit"
+    number = "2 to 8" if mixed else bits
+    description = f"Weights of MatMul and Gemm in {number} bit, in blocks of {size}; other weights in 8 bit"
     return replace(recipe, name=f"bits-{bits}-block-{size}", description=description).setting(**settings)
 
 
@@ -282,12 +286,12 @@ def load_recipe(source: str | Path) -> Recipe:
     return parse_recipe(content, str(path), default_name=path.stem)
 
 
-def block_recipe(recipe: str, bits: int | None, block: int | None, target: str | None) -> Recipe:
+def block_recipe(recipe: str, bits: int | str | None, block: int | None, target: str | None) -> Recipe:
     """Return the recipe that the options `bits` and `block` stand for.
 
     Args:
         recipe: The option of that name, which has to be `auto`.
-        bits: Of a weight; one of `BLOCK_BITS`.
+        bits: Of a weight; one of `BLOCK_BITS`, or "auto".
         block: How many weights share a scale; one of `BLOCK_SIZES`, None for the default.
         target: Name of the runtime that the model is for.
 
@@ -300,8 +304,8 @@ def block_recipe(recipe: str, bits: int | None, block: int | None, target: str |
     if recipe != "auto":
         hint = f"Leave --recipe {recipe} out, or set block_size in a recipe file."
         raise RecipeError("--bits chooses the recipe itself", hint)
-    if bits not in BLOCK_BITS:
-        hint = f"Choose one of {', '.join(map(str, BLOCK_BITS))}."
+    if bits not in (*BLOCK_BITS, MIXED):
+        hint = f"Choose one of {', '.join(map(str, BLOCK_BITS))}, or {MIXED}."
         raise RecipeError(f"--bits cannot be {bits}: onnxruntime multiplies by no such weights", hint)
     if block is not None and block not in BLOCK_SIZES:
         raise RecipeError(f"--block cannot be {block}", f"Choose one of {', '.join(map(str, BLOCK_SIZES))}.")

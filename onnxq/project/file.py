@@ -202,6 +202,13 @@ class _Reader:
             raise self.wrong(what, "a whole number above 0", "64")
         return value
 
+    def count_or_word(self, word: str, what: str, value: Any) -> int | str:
+        if value == word:
+            return word
+        if type(value) is not int or value < 1:
+            raise self.wrong(what, f'a whole number above 0 or "{word}"', "4")
+        return value
+
     def flag(self, what: str, value: Any) -> bool:
         if not isinstance(value, bool):
             raise self.wrong(what, "true or false", "true")
@@ -235,6 +242,9 @@ def _reader(one: Declaration) -> Callable[[_Reader, str, Any], Any]:
     if one.many:
         return lambda reader, what, value: tuple(one.kind(item) for item in reader.texts(what, value))
     known: dict[type, Callable[[_Reader, str, Any], Any]] = {str: _Reader.text, int: _Reader.count, bool: _Reader.flag}
+    if one.word is not None:
+        word = one.word
+        return lambda reader, what, value: reader.count_or_word(word, what, value)
     known[Path] = lambda reader, what, value: Path(reader.text(what, value))
     return _Reader.size if one.size else known[one.kind]
 

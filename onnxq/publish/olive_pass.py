@@ -105,7 +105,7 @@ def _options() -> dict[str, Declaration]:
 
 def _parameter(name: str, one: Declaration) -> PassConfigParam:
     """Describe an option as a parameter of Olive; paths are relative to the working folder."""
-    kind: Any = str if one.kind is Path or one.size else one.kind
+    kind: Any = str if one.kind is Path or one.size or one.word else one.kind
     searched = Categorical(list(SEARCHED[name])) if name in SEARCHED else None
     default = list(one.default) if isinstance(one.default, tuple) else one.default
     return PassConfigParam(
@@ -117,11 +117,11 @@ def _read(one: Declaration, value: Any) -> Any:
     """Return a parameter's value as an option has it.
 
     Raises:
-        RecipeError: It is to be a size and is none.
+        RecipeError: It is to be a size or a number and is none.
 
     """
     if value is None:
         return None
     if one.many:
         return tuple(one.kind(item) for item in value)
-    return one.parse(str(value)) if one.size else one.kind(value)
+    return one.parse(str(value)) if one.size or one.word else one.kind(value)

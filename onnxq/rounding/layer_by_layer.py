@@ -162,7 +162,7 @@ def round_layer_by_layer(
             if job is not None and job.key not in found:
                 solution = None if checkpoint is None else checkpoint.find(job.key[0].numpy(), job.coding)
                 if solution is None:
-                    measured = _measured(job.readers[step.node], step.node, runs, known, large=large)
+                    measured = measured_input(job.readers[step.node], step.node, runs, known, large=large)
                     rows = _rows(job, step.node, runs, exact, measured, shelf)
                     solution = solve_blocks(rows, measured.moments, job.coding.bits, job.coding.block_size, quick=large)
                     del rows
@@ -230,13 +230,28 @@ def _advance(
 ) -> None:
     """Run a node on all samples, several at a time, with the weight that its codes stand for."""
     weight = None if job is None else _coded_weight(job, found[job.key].codes, wide=shelf is None)
+    advance_runs(step, runs, shelf, None if job is None or weight is None else (job.weight, weight))
+
+
+def advance_runs(
+    step: Step, runs: Sequence[Run], shelf: Shelf | None, changed: tuple[Value, np.ndarray] | None = None
+) -> None:
+    """Run a node in several runs of one evaluator.
+
+    Args:
+        step: The node.
+        runs: Where each of them stands.
+        shelf: Where live tensors are kept; in memory without one.
+        changed: A weight and the array that stands in its place for this node.
+
+    """
 
     def compute(run: Run) -> Run:
-        if job is not None:
-            before, run.values[job.weight] = run.values[job.weight], weight
+        if changed is not None:
+            before, run.values[changed[0]] = run.values[changed[0]], changed[1]
         run.compute(step)
-        if job is not None:
-            run.values[job.weight] = before
+        if changed is not None:
+            run.values[changed[0]] = before
         return run
 
     # Small tensors are soon computed: threads only pay where a file keeps the large ones
@@ -263,10 +278,19 @@ def _parts(codes: BlockCodes, block_size: int) -> Iterator[np.ndarray]:
         yield BlockCodes(codes.codes[part], codes.scales[part], codes.zeros[part]).dequantized(1, block_size)
 
 
-def _measured(
+def measured_input(
     way: tuple[int, Unfolding], node: Node, runs: Sequence[Run], known: Inputs, *, large: bool
 ) -> MeasuredInput:
-    """Measure what a layer reads, once for layers that read the same."""
+    """Measure what a layer reads, once for layers that read the same.
+
+    Args:
+        way: The slot of the activation, and how the layer reads it.
+        node: The layer.
+        runs: Where each sample stands.
+        known: What has been measured of this value, which is forgotten behind it.
+        large: Whether to sum in float32.
+
+    """
     slot, unfolding = way
     value = node.inputs[slot]
     assert value is not None

@@ -9,25 +9,28 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 
-from onnxq.data.samples import Samples
+from onnxq.data.samples import Samples, spread_samples
 from onnxq.errors import CheckFailed, RecipeError
 from onnxq.ir import Model
 from onnxq.ir.graph import MICROSOFT
 from onnxq.ir.storage.files import data_path, needs_external_data
 from onnxq.planning.decision import FOR_SIZE, Choices, Override
 from onnxq.planning.planner import NOT_WORTHWHILE, node_key
+from onnxq.planning.recipe import Recipe
 from onnxq.planning.worthwhile import worthwhile
 from onnxq.report import Report
 from onnxq.runtime.session import InMemory
 from onnxq.search.candidates import Candidate, find_candidates, is_priced, predicted_time, saved_time, searchable
 from onnxq.search.held_out import ENOUGH, SqnrEvaluator
+from onnxq.search.mixed_bits import keep_to_loss, keep_to_size, mixed_weights, said_bits
 from onnxq.search.mixed_precision import SearchResult, cheap_wins, fewest_float_nodes, keep_small_weights_float
 from onnxq.search.sensitivity import EXACT, sensitivity, weighted_decisions
 from onnxq.search.size_search import fits_corrected, meet_size_limit, written_bytes
-from onnxq.search.variants import Variants
+from onnxq.search.variants import MOST_ELEMENTS, SEQUENTIAL, ChooseBits, Variants
 from onnxq.search.wide_weights import widen_stored_weights
 from onnxq.targets.target import load_target
 from onnxq.verification.records import Contribution
@@ -109,7 +112,7 @@ class SearchOutcome:
         """The notes of the report about all nodes at once."""
         reasons = Counter(choice.reason for choice in self.choices.values())
         smaller = (SMALLER.format(reasons[FOR_SIZE], "s" * (reasons[FOR_SIZE] > 1)),) if reasons[FOR_SIZE] else ()
-        return ((WIDENED,) if reasons[WIDER] else ()) + smaller
+        return ((WIDENED,) if reasons[WIDER] else ()) + smaller + said_bits(self.choices)
 
 
 def meet_budget(variants: Variants, budget: Budget) -> SearchOutcome:
@@ -140,6 +143,8 @@ def settle_accuracy(variants: Variants, budget: Budget) -> SearchOutcome:
         CheckFailed: No choice meets the budget.
 
     """
+    if variants.prepared.plan.recipe.scheme.mixed_bits:
+        return _settle_bits(variants, budget)
     if not any(searchable(variants.prepared.plan, decision) for decision in weighted_decisions(variants.prepared.plan)):
         if budget.max_drop is not None:  # an SQNR is held against the budget at the end
             meets = BudgetCheck(variants.baseline, variants.samples, budget)
@@ -165,6 +170,24 @@ def settle_accuracy(variants: Variants, budget: Budget) -> SearchOutcome:
     if not budget.is_set:
         choices = widen_stored_weights(variants, choices, contributions)
     return SearchOutcome(choices, contributions)
+
+
+def _settle_bits(variants: Variants, budget: Budget) -> SearchOutcome:
+    """Find 8 bits for as many weights as the budget needs; those that a size has settled stay."""
+    plan = variants.prepared.plan
+    if not budget.is_accuracy:
+        return SearchOutcome(plan.choices)
+    meets = BudgetCheck(variants.baseline, variants.samples, budget)
+    if budget.max_size is not None:
+        choices = plan.choices if meets(variants.model(plan.choices)) else None
+    else:
+        weights = mixed_weights(
+            variants.prepared, list(spread_samples(variants.samples, SEQUENTIAL, MOST_ELEMENTS).values())
+        )
+        choices = keep_to_loss(variants.prepared, weights, variants.model, meets)
+    if choices is None:
+        raise CheckFailed(f"no choice of bits meets the budget: {meets.last}", RAISE)
+    return SearchOutcome(choices)
 
 
 def _stored_unless_worthwhile(variants: Variants, choices: Choices) -> Choices:
@@ -244,6 +267,29 @@ def _widened(variants: Variants) -> Choices:
         for decision in plan.decisions
         if decision.scheme == "static-int8" and searchable(plan, decision)
     }
+
+
+def check_mixed_bits(recipe: Recipe, budget: Budget, *, fast: bool) -> None:
+    """Refuse to choose bits without a limit to choose them by, or without a search.
+
+    Raises:
+        RecipeError: The recipe leaves bits open, and one of both is so.
+
+    """
+    if not recipe.scheme.mixed_bits:
+        return
+    if not budget.is_set:
+        hint = "Add --max-size, or --metric perplexity with --max-drop."
+        raise RecipeError("--bits auto chooses bits by a limit, and there is none", hint)
+    if fast:
+        raise RecipeError("--bits auto searches, and --fast leaves searches out", "Pass --bits 4, or leave --fast out.")
+
+
+def bits_by_size(recipe: Recipe, budget: Budget) -> ChooseBits | None:
+    """Return what plans the bits of weights for the size of a budget; None where that is not asked for."""
+    if not recipe.scheme.mixed_bits or budget.max_size is None:
+        return None
+    return partial(keep_to_size, most=budget.max_size, data_file=budget.data_file)
 
 
 def check_budget(report: Report, budget: Budget, target: Path) -> None:

@@ -42,6 +42,9 @@ TO_NEAREST = "rounded the weights to nearest: codes chosen on some of the sample
 PLENTY = 16
 
 
+ChooseBits = Callable[..., Prepared]  # of a prepared model, samples, statistics
+
+
 class Variants:
     """The same model quantized with other choices: ranges and codes of the weights are found once.
 
@@ -143,6 +146,7 @@ def calibrate_and_round(
     observer: Observer,
     *,
     detailed: bool = False,
+    choose_bits: ChooseBits | None = None,
 ) -> Variants:
     """Calibrate, and choose the codes of all weights.
 
@@ -153,6 +157,7 @@ def calibrate_and_round(
         stats: Statistics of an earlier calibration, if there are any.
         observer: Told about each step.
         detailed: Whether statistics are for a report as well.
+        choose_bits: Plans the bits of weights in blocks, by samples and statistics.
 
     """
     tried = HoldoutChoice()
@@ -170,6 +175,7 @@ def calibrate_and_round(
     measured = measure(prepared, layers, given, stats, observer, settled=settled)
     observer.step("round")
     prepared = exclude_unreached_bodies(prepared, measured)
+    prepared = prepared if choose_bits is None else choose_bits(prepared, texts, measured)
     jobs, solutions = block_jobs(prepared.plan), {}
     if jobs and staged:
         solutions = round_layer_by_layer(prepared.model, jobs, texts, checkpoint=prepared.open_checkpoint(texts))

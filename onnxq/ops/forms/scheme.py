@@ -39,6 +39,8 @@ class Scheme:
         zero_points: Whether each block of a weight has a zero point of its own; otherwise codes are symmetric.
         head_bits: Under `weight-int4` and `weight-int2`: bits of the head, the product that gives an output of the
             model; 0 for as many as the others have.
+        mixed_bits: Under `weight-int4`: whether a search chooses the bits of each weight in blocks with zero points, so
+            that the file keeps to a size or the outputs to a loss.
         accuracy_level: Of MatMulNBits: least precision of its input, 1 for float32, 2 for float16, 3 for bfloat16, 4
             for int8; 0 leaves the choice to onnxruntime.
         activations: Element type of calibrated activations. Unsigned types have a zero point of their own; signed ones
@@ -76,6 +78,7 @@ class Scheme:
     block_size: Literal[0, 16, 32, 64, 128, 256] = 0
     zero_points: bool = False
     head_bits: Literal[0, 2, 4, 8] = 0
+    mixed_bits: bool = False
     accuracy_level: Literal[0, 1, 2, 3, 4] = 0
     bias: Literal["int32", "float"] = "int32"
     integer_conv: bool = False

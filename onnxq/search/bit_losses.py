@@ -1,0 +1,197 @@
+"""The loss at the outputs if one weight alone is rounded, for all weights in one pass over the model.
+
+Each weight has a run of its own, a probe. It follows the float model up to the layers that read the weight. They take
+the weight rounded to nearest in 4 bits, and the probe goes on in float. All probes advance together, node by node, so
+each weight is read once. Errors of single weights add up at the outputs as long as they are small. Chosen codes, in any
+bits, lose less or more than that. How much is found on some channels of each weight, on what it reads in the float
+model.
+
+Tests: `tests/search/test_mixed_bits.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from onnxq.calibration.second_moments import LayerMoments
+from onnxq.data.generated_text import text_input
+from onnxq.evaluator import Evaluator, Run, Step, arithmetic
+from onnxq.ir import Model, Value
+from onnxq.ir.storage.scratch_file import Spool
+from onnxq.ir.storage.shelf import Shelf
+from onnxq.ops.forms.block_codes import BlockCodes
+from onnxq.progress import working
+from onnxq.rounding.block_solver import solve_blocks
+from onnxq.rounding.layer_by_layer import BlockJob, Inputs, advance_runs, measured_input
+from onnxq.rounding.weights import Key
+from onnxq.runtime.blas_threads import single_threaded_blas
+from onnxq.search.resolution import resolved_noise
+
+WORK = 6e12  # multiplications of all probes: about two minutes on two cores
+MOST_SAMPLES = 4
+CHANNELS = 128  # of a weight, for which codes are chosen
+TOGETHER = 256  # channels that are rounded at a time
+BITS = 4  # of probes
+TINY = 1e-300
+
+
+def measure_losses(
+    model: Model, jobs: Sequence[BlockJob], samples: Sequence[Mapping[str, Any]], spool: Spool | None = None
+) -> dict[Key, dict[int, float]]:
+    """Measure what the outputs lose if one weight alone is rounded, in blocks as its job says but for the bits.
+
+    The loss of a decoder is the Kullback-Leibler divergence of the next token. Elsewhere it is the sum of squared
+    errors of the outputs by their squared sizes.
+
+    Args:
+        model: The float model.
+        jobs: The weights; layers inside bodies of control flow are left out.
+        samples: What to measure on; as many are probed as the time for it allows, one at least.
+        spool: Of a large model: says in which folder live tensors are kept.
+
+    Returns:
+        The loss of each weight by its bits, at a resolution of 0.01 dB; none without samples.
+
+    """
+    if not samples:
+        return {}
+    place = nullcontext() if spool is None else Shelf(spool.folder)
+    with place as shelf, working("search") as advance, arithmetic(), single_threaded_blas():
+        probes = _Probes(model, jobs, samples, large=spool is not None)
+        for step in probes.steps:
+            probes.begin(step)
+            probes.advance(step, shelf)
+            advance(len(probes.runs), len(jobs))
+        return probes.losses()
+
+
+class _Probes:
+    """The runs of samples through the float model, and those with one weight rounded."""
+
+    def __init__(
+        self, model: Model, jobs: Sequence[BlockJob], samples: Sequence[Mapping[str, Any]], *, large: bool
+    ) -> None:
+        self.large = large
+        evaluator = Evaluator(model, wide=not self.large, changing={job.weight for job in jobs})
+        self.jobs = {node: job for job in jobs for node in job.readers if node.graph is model.graph}
+        last = max((index for index, step in enumerate(evaluator.steps) if step.node in self.jobs), default=-1)
+        # One probe is run after the other behind the last weight: logits take much memory
+        self.steps, self.rest = evaluator.steps[: last + 1], evaluator.steps[max(last, 0) :]
+        decoder = text_input(model)
+        self.outputs = [decoder.logits] if decoder is not None else list(model.graph.outputs)
+        self.judge = _divergence if decoder is not None else _relative_error
+        self.exact = [evaluator.begin(sample) for sample in samples]
+        for run in self.exact:
+            run.keep.update(self.outputs)
+        self.probed = _affordable(model, jobs, samples)
+        self.runs: dict[Key, list[Run]] = {}
+        self.shares: dict[Key, dict[int, float]] = {}
+        self._known: Inputs = {}
+
+    def begin(self, step: Step) -> None:
+        """Begin the probes of a weight that a node is the first to read."""
+        job = self.jobs.get(step.node)
+        if job is None or job.key in self.runs:
+            return
+        weight = _rounded(job, np.float32 if self.large else np.float64)
+        self.runs[job.key] = [_with(run.copy(), job.weight, weight) for run in self.exact[: self.probed]]
+        measured = measured_input(job.readers[step.node], step.node, self.exact, self._known, large=self.large)
+        self.shares[job.key] = error_shares(job, measured.moments)
+
+    def advance(self, step: Step, shelf: Shelf | None) -> None:
+        """Run a node everywhere, but for the last one with a weight."""
+        if step is not self.steps[-1]:
+            for runs in (self.exact, *self.runs.values()):
+                advance_runs(step, runs, shelf)
+
+    def losses(self) -> dict[Key, dict[int, float]]:
+        """Bring all runs to their end, and return the loss of each weight by its bits."""
+        self._known.clear()
+        references = [self._finish(run) for run in self.exact[: self.probed]]
+        found = {}
+        for key, runs in self.runs.items():
+            losses = [self.judge(one, self._finish(run)) for one, run in zip(references, runs, strict=True)]
+            mean = float(np.mean(losses))
+            found[key] = {bits: resolved_noise(mean * share) for bits, share in self.shares[key].items()}
+            runs.clear()
+        return found
+
+    def _finish(self, run: Run) -> list[np.ndarray]:
+        for step in self.rest:
+            run.step(step)
+        return [np.asarray(run.values[value]) for value in self.outputs]
+
+
+def _affordable(model: Model, jobs: Sequence[BlockJob], samples: Sequence[Mapping[str, Any]]) -> int:
+    """Return on how many samples all probes can run: half of the model each, for each row of the largest input."""
+    sizes = (np.shape(array) for array in samples[0].values())
+    rows = max((math.prod(size[:-1] if len(size) > 2 else size) for size in sizes), default=1)
+    work = len(jobs) / 2 * max(rows, 1) * max(model.weight_bytes / np.dtype(np.float32).itemsize, 1)
+    return int(np.clip(WORK // work, 1, min(MOST_SAMPLES, len(samples))))
+
+
+def _with(run: Run, weight: Value, array: np.ndarray) -> Run:
+    run.values[weight] = array
+    return run
+
+
+def _rounded(job: BlockJob, dtype: type[np.floating[Any]]) -> np.ndarray:
+    """Return a weight rounded to nearest, each block on the grid from its least to its greatest element."""
+    node = next(iter(job.readers))
+    rows = job.finite_rows(node)
+    parts = (rows[start : start + TOGETHER] for start in range(0, len(rows), TOGETHER))
+    return job.rows().filled((_nearest(part, job.coding.block_size) for part in parts), dtype)
+
+
+def _nearest(rows: np.ndarray, block: int) -> np.ndarray:
+    """Return float32 rows `[channels, n]` in 4 bits."""
+    top, n = 2**BITS - 1, rows.shape[1]
+    cut = np.pad(np.asarray(rows, np.float32), ((0, 0), (0, -n % block))).reshape(len(rows), -1, block)
+    low, high = np.minimum(cut.min(axis=2), 0), np.maximum(cut.max(axis=2), 0)
+    scales = np.where(high > low, (high - low) / top, 1).astype(np.float32)
+    zeros = np.rint(-low / scales)
+    codes = np.clip(np.rint(cut / scales[..., None]) + zeros[..., None], 0, top)
+    flat = codes.reshape(len(rows), -1)[:, :n].astype(np.uint8)
+    return BlockCodes(flat, scales, zeros.astype(np.uint8)).dequantized(1, block)
+
+
+def error_shares(job: BlockJob, moments: LayerMoments) -> dict[int, float]:
+    """Return the error that chosen codes leave by their bits, by that of nearest codes in 4 bits, on some channels.
+
+    With 8 bits, steps are 17 times as short as with 4, and errors their square.
+    """
+    rows = job.finite_rows(next(iter(job.readers)))
+    some, block = rows[:: max(len(rows) // CHANNELS, 1)], job.coding.block_size
+    total = moments.total()
+    plain = float(total.errors(_nearest(some, block) - some).sum())
+    shares = {}
+    for bits in (2, BITS):
+        codes = solve_blocks(some, moments, bits, block, quick=True).codes
+        error = float(total.errors(codes.dequantized(1, block) - some).sum())
+        shares[bits] = error / plain if plain > 0 else 1.0
+    return {**shares, 8: shares[BITS] / 17**2}
+
+
+def _divergence(expected: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> float:
+    """Return the mean Kullback-Leibler divergence of next tokens from those of float logits `[..., tokens]`."""
+    one, two = (_log_probabilities(np.asarray(logits[0], np.float64)) for logits in (expected, got))
+    return float((np.exp(one) * (one - two)).sum(axis=-1).mean())
+
+
+def _log_probabilities(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
+
+
+def _relative_error(expected: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> float:
+    total = 0.0
+    for one, two in zip(expected, got, strict=True):
+        if one.dtype.kind == "f":
+            wide = np.asarray(one, np.float64)
+            total += float(np.square(two - wide).sum() / (np.square(wide).sum() + TINY))
+    return total

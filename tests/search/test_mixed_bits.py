@@ -1,0 +1,199 @@
+"""Bits of each weight, chosen for a size or a loss: `--bits auto`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import pytest
+from decoders import genai_decoder, optimum_decoder
+from helpers import build, floats, node
+
+from onnxq.data.generated_text import generated_text
+from onnxq.errors import CheckFailed, DataError, RecipeError
+from onnxq.evaluator import Evaluator
+from onnxq.ir import load, segment
+from onnxq.pipeline.quantize import quantize
+from onnxq.planning.recipe import in_blocks, load_recipe
+from onnxq.rounding.layer_by_layer import block_jobs
+from onnxq.search.bit_losses import measure_losses
+from onnxq.search.budget import Budget
+from onnxq.search.mixed_bits import MixedWeight, bits_for_size
+from onnxq.stages.prepare import prepare
+
+SHAPES = {"w1": (96, 64), "w2": (64, 80), "w3": (96, 80), "w4": (80, 40)}
+
+
+def samples(count=16):
+    return [{"x": floats(1, 6, 96, seed=seed)} for seed in range(count)]
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Two products in a row that hardly count, beside one that does, and a head."""
+    weights = {name: floats(*shape, scale=0.3, seed=seed) for seed, (name, shape) in enumerate(SHAPES.items())}
+    weights["small"] = np.float32(0.02)
+    nodes = [
+        *(
+            node("MatMul", "x w1", "a"),
+            node("Relu", "a", "b"),
+            node("MatMul", "b w2", "c"),
+            node("Mul", "c small", "d"),
+        ),
+        *(node("MatMul", "x w3", "e"), node("Add", "d e", "f"), node("Relu", "f", "g"), node("MatMul", "g w4", "y")),
+    ]
+    onnx.save(build(nodes, {"x": [1, 6, 96]}, ["y"], weights, 21), tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+def bits_written(path):
+    made = [one for one in onnx.load(path).graph.node if one.op_type == "MatMulNBits"]
+    return [next(item.i for item in one.attribute if item.name == "bits") for one in made]
+
+
+def test_the_loss_is_that_of_a_model_with_one_weight_rounded(source, monkeypatch):
+    monkeypatch.setattr("onnxq.search.bit_losses.error_shares", lambda job, moments: {4: 1.0})
+    prepared = prepare(source, in_blocks(4), with_data=True)
+    jobs = block_jobs(prepared.plan)
+    found = measure_losses(prepared.model, jobs, samples(2))
+    assert len(found) == 4
+    model = onnx.load(source)
+    exact = [Evaluator(load(source), wide=True).run(one)["y"] for one in samples(2)]
+    for tensor in model.graph.initializer:
+        if tensor.name not in SHAPES:
+            continue
+        weight = onnx.numpy_helper.to_array(tensor)
+        changed = onnx.ModelProto()
+        changed.CopyFrom(model)
+        for other in changed.graph.initializer:
+            if other.name == tensor.name:
+                other.CopyFrom(onnx.numpy_helper.from_array(to_nearest(weight), other.name))
+        got = [Evaluator(changed, wide=True).run(one)["y"] for one in samples(2)]
+        loss = np.mean([np.square(b - a).sum() / np.square(a).sum() for a, b in zip(exact, got, strict=True)])
+        ours = next(losses[4] for key, losses in found.items() if key[0].shape == weight.shape)
+        assert ours == pytest.approx(loss, rel=0.01)
+
+
+def to_nearest(weight):
+    made = np.empty_like(weight)
+    for start in range(0, len(weight), 32):
+        block = weight[start : start + 32]
+        low, high = np.minimum(block.min(axis=0), 0), np.maximum(block.max(axis=0), 0)
+        scale = (high - low) / (15)
+        zero = np.rint(-low / scale)
+        made[start : start + 32] = scale * (np.clip(np.rint(block / scale) + zero, 0, 15) - zero)
+    return made
+
+
+@dataclass(frozen=True)
+class FakeJob:
+    key: str
+
+    class coding:
+        bits, block_size = 4, 32
+
+    def rows(self):
+        return np.empty((32, 64))
+
+
+def test_bytes_go_where_they_take_most_loss_away():
+    weights = [
+        MixedWeight(FakeJob(name), (2, 4, 8), {2: 25 * loss, 4: loss, 8: loss / 289})
+        for name, loss in (("a", 1.0), ("b", 1.0), ("c", 1000.0))
+    ]
+    size = {bits: weights[0].size(bits) for bits in (2, 4, 8)}
+    least = 3 * size[2]
+    assert set(bits_for_size(weights, least).values()) == {2}
+    assert bits_for_size(weights, least + size[4] - size[2]) == {"a": 2, "b": 2, "c": 4}
+    assert set(bits_for_size(weights, 3 * size[4]).values()) == {4}
+    assert bits_for_size(weights, 2 * size[4] + size[8]) == {"a": 4, "b": 4, "c": 8}
+    assert bits_for_size(weights, 3 * size[8] - 1) == {"a": 8, "b": 4, "c": 8}
+    assert set(bits_for_size(weights, 3 * size[8]).values()) == {8}
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_file_keeps_to_its_size_and_loses_less_than_with_equal_bits(source, tmp_path, monkeypatch, large):
+    def made(recipe, budget=None):
+        with monkeypatch.context() as patch:
+            if large:
+                patch.setattr(segment, "LARGE", 0)
+            report = quantize(
+                source, recipe, samples=samples(), output=tmp_path / "q.onnx", force=True, budget=budget or Budget()
+            )
+        return report.comparison.worst_sqnr, report.output_bytes, report
+
+    plain, size, _ = made(in_blocks(4))
+    most = size + 4200
+    better, size, report = made(in_blocks("auto"), Budget(max_size=most))
+    assert size <= most
+    assert len(set(bits_written(tmp_path / "q.onnx"))) > 1
+    assert better > plain + 8
+    assert any(note.startswith("chose bits by what each weight loses alone: weights of ") for note in report.notes)
+
+
+def test_the_same_bits_in_memory_and_streamed(source, tmp_path, monkeypatch):
+    found = []
+    for name in ("small", "large"):
+        quantize(source, in_blocks("auto"), samples=samples(), output=tmp_path / name, budget=Budget(max_size=20_000))
+        found.append(bits_written(tmp_path / name))
+        monkeypatch.setattr(segment, "LARGE", 0)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_as_few_weights_get_8_bits_as_a_loss_needs(tmp_path, monkeypatch, large):
+    onnx.save(optimum_decoder(), tmp_path / "m.onnx")
+    if large:
+        monkeypatch.setattr(segment, "LARGE", 0)
+    given = generated_text(prepare(tmp_path / "m.onnx", in_blocks(4), with_data=True).model)[:16]
+
+    def made(drop, recipe="auto"):
+        budget = Budget(metric="perplexity", max_drop=drop)
+        report = quantize(
+            tmp_path / "m.onnx", in_blocks(recipe), samples=given, output=tmp_path / "q.onnx", force=True, budget=budget
+        )
+        return report.comparison.metric.drop, sorted(bits_written(tmp_path / "q.onnx"))
+
+    loose, few = made(1e3)
+    assert few == [4] * 5
+    assert loose > 0
+    drop, some = made(loose * 0.5)
+    assert drop <= loose * 0.5
+    assert few < some
+
+
+def test_a_decoder_without_data_is_measured_on_what_it_writes(tmp_path):
+    onnx.save(genai_decoder(), tmp_path / "m.onnx")
+    size = quantize(tmp_path / "m.onnx", in_blocks(4), output=tmp_path / "q.onnx").output_bytes
+    report = quantize(
+        tmp_path / "m.onnx",
+        in_blocks("auto"),
+        output=tmp_path / "q.onnx",
+        force=True,
+        budget=Budget(max_size=size + 3000),
+    )
+    assert report.output_bytes <= size + 3000
+    assert {4, 8} <= set(bits_written(tmp_path / "q.onnx"))
+
+
+def test_what_cannot_be_chosen_is_refused(source, tmp_path):
+    def made(**options):
+        quantize(source, in_blocks("auto"), output=tmp_path / "q.onnx", **options)
+
+    with pytest.raises(RecipeError, match="by a limit, and there is none"):
+        made(samples=samples())
+    with pytest.raises(RecipeError, match="--fast leaves searches out"):
+        made(samples=samples(), fast=True, budget=Budget(max_size=20_000))
+    with pytest.raises(DataError, match="shows on data only"):
+        made(budget=Budget(max_size=20_000))
+    with pytest.raises(CheckFailed, match="the smallest file that is possible"):
+        made(samples=samples(), budget=Budget(max_size=5_000))
+    assert not (tmp_path / "q.onnx").exists()
+
+
+def test_the_recipe_can_be_written_and_read(tmp_path):
+    recipe = in_blocks("auto", 64)
+    (tmp_path / "r.toml").write_text(recipe.to_toml())
+    assert load_recipe(tmp_path / "r.toml") == recipe
+    assert recipe.scheme.mixed_bits
