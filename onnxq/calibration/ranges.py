@@ -171,14 +171,17 @@ def choose_range(
         raise RecipeError(
             f"percentile {percentile} with {bits} bits is out of range", "Percentile: above 50 to 100; bits: 2 to 16."
         )
-    low, high = min(stats.min, 0.0), max(stats.max, 0.0)
-    if high > low:
-        levels = 2**bits - 1 if symmetric else 2**bits
-        low, high = METHODS[method].choose(RangeRequest(stats, low, high, percentile, levels, symmetric))
-    if symmetric:
-        high = max(-low, high)
-        low = -high
-    return float(np.float32(low)), float(np.float32(high))
+    wanted = method, percentile, bits, symmetric
+    if wanted not in stats.ranges:
+        low, high = min(stats.min, 0.0), max(stats.max, 0.0)
+        if high > low:
+            levels = 2**bits - 1 if symmetric else 2**bits
+            low, high = METHODS[method].choose(RangeRequest(stats, low, high, percentile, levels, symmetric))
+        if symmetric:
+            high = max(-low, high)
+            low = -high
+        stats.ranges[wanted] = float(np.float32(low)), float(np.float32(high))
+    return stats.ranges[wanted]
 
 
 def extrapolate_range(stats: TensorStats, low: float, high: float, *, bits: int = 8) -> tuple[float, float]:

@@ -17,6 +17,9 @@ from onnxq.calibration.im2col import Unfolding
 from onnxq.calibration.statistic import Statistic
 
 ROWS_PER_ITEM = 1024
+# Windows of an item for each column of H, however many groups there are, and their elements beyond. A depthwise Conv of
+# 960 channels has nine columns and 8640 elements in a row: 1024 rows take longer than the model runs
+WINDOWS_PER_COLUMN, LEAST_WINDOWS, WINDOW_ELEMENTS = 8, 128, 1 << 18
 PADDINGS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 RANK = 3  # most spatial axes of a Conv
 
@@ -51,7 +54,7 @@ class LayerMoments:
 
     def add(self, values: np.ndarray) -> None:
         """Take in a batch."""
-        for rows in self.unfolding.rows(values, ROWS_PER_ITEM):
+        for rows in self.unfolding.rows(values, rows_per_item(self.unfolding)):
             if rows.size:
                 flat = rows.reshape(-1, rows.shape[-1])
                 np.maximum(self.high, flat.max(axis=0), out=self.high)
@@ -96,6 +99,14 @@ class LayerMoments:
         gram = sum((gram for gram, _ in sums[1:]), sums[0][0]) / max(rows, 1)
         mean = sum((total for _, total in sums[1:]), sums[0][1]) / max(rows, 1)
         return Gram(gram, mean.reshape(self.unfolding.groups, -1), rows)
+
+
+def rows_per_item(unfolding: Unfolding) -> int:
+    """Return how many rows of an item are measured at most: of the windows of many groups, as many as H has use for."""
+    if not unfolding.kernel:
+        return ROWS_PER_ITEM
+    wanted = max(WINDOWS_PER_COLUMN * unfolding.n, WINDOW_ELEMENTS // unfolding.columns, LEAST_WINDOWS)
+    return min(wanted, ROWS_PER_ITEM)
 
 
 def halves_of(items: np.ndarray, before: int) -> Iterator[tuple[int, np.ndarray]]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from onnxq.ir import Value
 from onnxq.progress import Work
 from onnxq.rounding.weights import searched_weights
-from onnxq.search.bias_correction import wanted_samples
 from onnxq.search.budget import Budget
 from onnxq.search.candidates import float_time
 from onnxq.search.equalization_trial import applicable
@@ -185,10 +184,8 @@ class Schedule:
         if self._tries and not self._with_stats:
             yield from self._cross_validate()
         if self._tries and any(d.settings and d.settings.bias_correction for d in self._prepared.plan.decisions):
-            most = min(wanted_samples(self._split.room), self._samples)
             yield Work("correct", "biases", prices.full(self._half))
             yield from self._trials("correct", 2, self._half)
-            yield Work("correct", "biases", prices.full(most), PROBABLE)
 
     def _cross_validate(self) -> Iterator[Work]:
         plan, prices = self._prepared.plan, self._prices

@@ -189,7 +189,7 @@ class SqnrEvaluator:
         """Return the noise over all samples, `[values]`."""
         if judged is None:
             return np.full(len(self._measured) + len(self._scores), np.inf)
-        totals = [Difference(classes=False, lengths=ANY_AXIS) for _ in judged[0]]
+        totals = [Difference(ratio_only=True, lengths=ANY_AXIS) for _ in judged[0]]
         for parts in judged:
             for total, part in zip(totals, parts, strict=True):
                 total.merge(part)
@@ -210,7 +210,7 @@ class SqnrEvaluator:
         self, expected: _Expected, names: Sequence[str | None], got: Mapping[str, Any]
     ) -> list[Difference]:
         """Compare what a variant gives for a sample with what the float model does."""
-        parts = [Difference(classes=False, lengths=ANY_AXIS) for _ in names]
+        parts = [Difference(ratio_only=True, lengths=ANY_AXIS) for _ in names]
         for place, name in enumerate(names):
             if name is not None:
                 pair = (self._relative(place, array) for array in (expected.arrays[place], got[name]))
@@ -268,7 +268,7 @@ class SqnrEvaluator:
     @cached_property
     def _signals(self) -> np.ndarray:
         """The squared size of each value in all samples, `[values]`."""
-        totals = [Difference(classes=False, lengths=ANY_AXIS) for _ in self._expected[0].arrays]
+        totals = [Difference(ratio_only=True, lengths=ANY_AXIS) for _ in self._expected[0].arrays]
         for expected in self._expected:
             for place, (total, array) in enumerate(zip(totals, expected.arrays, strict=True)):
                 relative = self._relative(place, array)

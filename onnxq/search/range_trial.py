@@ -81,9 +81,10 @@ def choose_ranges(prepared: Prepared, split: HoldoutSplit) -> RangeChoice:
 
 
 def with_headroom(candidates: Sequence[int], judged: Callable[[Sequence[int]], dict[int, float]]) -> list[float]:
-    """Judge candidates on a fold; most headroom only where some of it gains.
+    """Judge candidates on a fold: headroom with the better method only, and most of it only where some of it gains.
 
-    A loss says that nothing was clipped, and codes got coarser by that much. Twice as much loses about twice as much.
+    The other method is taken to gain as much by headroom. A loss says that nothing was clipped, and codes got coarser
+    by that much. Twice as much loses about twice as much.
 
     Args:
         candidates: Their numbers, ascending.
@@ -91,11 +92,20 @@ def with_headroom(candidates: Sequence[int], judged: Callable[[Sequence[int]], d
 
     """
     steps = len(HEADROOMS)
-    most = [at for at in candidates if at % steps == steps - 1 and {at - 1, at - 2} <= set(candidates)]
-    found = judged([at for at in candidates if at not in most])
-    losing = [at for at in most if found[at - 1] <= found[at - 2]]
-    found |= {at: 2 * found[at - 1] - found[at - 2] for at in losing}
-    rest = [at for at in most if at not in losing]
+    plain = [at for at in candidates if at % steps == 0]
+    found = judged(plain)
+    best = max(plain, key=lambda at: found[at])
+    some, most = best + 1, best + 2
+    if some in candidates:
+        found |= judged([some])
+        if most in candidates and found[some] <= found[best]:
+            found[most] = 2 * found[some] - found[best]
+    found |= judged([most]) if most in candidates and most not in found else {}
+    for at in candidates:
+        method, alike = at - at % steps, best + at % steps
+        if at not in found and method in found and alike in found:
+            found[at] = found[method] + found[alike] - found[best]
+    rest = [at for at in candidates if at not in found]
     found |= judged(rest) if rest else {}
     return [found[at] for at in candidates]
 

@@ -35,8 +35,8 @@ class Difference:
 
     """
 
-    def __init__(self, *, classes: bool = True, lengths: Collection[int] = ()) -> None:
-        self._classes = classes
+    def __init__(self, *, classes: bool = True, lengths: Collection[int] = (), ratio_only: bool = False) -> None:
+        self._classes, self._ratio_only = classes and not ratio_only, ratio_only
         self._lengths = lengths
         self.dtype = ""
         self.elements = self.unequal = self.broken = self.spoilt = self.unsound = self.undefined = 0
@@ -105,6 +105,10 @@ class Difference:
         with single_threaded_blas(), np.errstate(all="ignore"):
             for start in range(0, reference.size, CHUNK):
                 r = reference[start : start + CHUNK].astype(np.float64)
+                if self._ratio_only:
+                    off = r - result[start : start + CHUNK]
+                    sums += (r @ r, off @ off, 0.0, 0.0)
+                    continue
                 q = result[start : start + CHUNK].astype(np.float64)
                 off = r - q
                 unequal += 0 if exact else int(np.count_nonzero(off))
@@ -113,7 +117,7 @@ class Difference:
         if not np.isfinite(sums).all():
             return False
         self._take(sums, most)
-        self.unequal += unequal
+        self.unequal += int(sums[1] > 0 and not exact) if self._ratio_only else unequal
         return True
 
     def _take(self, sums: np.ndarray, most: float) -> None:

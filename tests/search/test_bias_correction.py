@@ -63,7 +63,7 @@ def variants_of(tmp_path, kind: str, extra: str = "") -> Variants:
 @pytest.mark.parametrize("kind", ["conv", "gemm", "matmul"])
 def test_the_means_of_the_outputs_come_out_right(tmp_path, kind):
     variants = variants_of(tmp_path, kind)
-    found = shifts(variants, {}, variants.samples)
+    found = shifts(variants, {}, variants.model({}), variants.samples)
     assert len(found) == 2
     axis = 1 if kind == "conv" else -1
 
@@ -145,7 +145,7 @@ def test_empty_batches_have_no_mean_and_shift_nothing(tmp_path):
     samples = [{"x": floats(count, *shape[1:], seed=count)} for count in (0, 2, 0, 3)]
     wrapped = wrap_samples(samples, input_specs(prepared.model))
     variants = calibrate_and_round(prepared, HoldoutSplit(prepared.model.copy(), wrapped), wrapped, None, Silent())
-    assert not shifts(variants, {}, wrapped)
+    assert not shifts(variants, {}, variants.model({}), wrapped)
     assert not channel_means(np.zeros((0, 3)), 1).any()
 
 
@@ -154,29 +154,11 @@ def test_as_many_samples_are_taken_as_fit_into_memory(monkeypatch):
     nodes = [node("Conv", "x w", "h", pads=[1, 1, 1, 1]), node("Relu", "h", "y")]
     evaluator = Evaluator(build(nodes, {"x": [1, 3, 240, 320]}, ["y"], {"w": floats(4, 3, 3, 3)}))
     samples = wrap_samples([{"x": floats(1, 3, 240, 320, seed=i)} for i in range(24)], input_specs(evaluator.model))
-    assert len(paired_samples([evaluator, evaluator], samples, 0)) == 24
+    assert len(paired_samples([evaluator, evaluator], samples)) == 24
     monkeypatch.setattr(bias_correction, "MOST_BYTES", 10 * evaluator.peak_bytes(next(iter(samples))))
-    assert len(paired_samples([evaluator, evaluator], samples, 0)) == 5
+    assert len(paired_samples([evaluator, evaluator], samples)) == 5
     monkeypatch.setattr(bias_correction, "MOST_BYTES", 1)
-    assert len(paired_samples([evaluator], samples, 0)) == 1
-
-
-@pytest.mark.parametrize(("run_time", "expected"), [(0.0, 48), (25e6, 48), (40e6, 30), (50e6, 24), (1e9, 24)])
-def test_more_samples_are_taken_where_a_run_is_short(tmp_path, run_time, expected, monkeypatch):
-    nodes, weights, shape = network("conv")
-    (tmp_path / "m.onnx").write_bytes(build(nodes, {"x": shape}, ["y"], weights).SerializeToString())
-    (tmp_path / "r.toml").write_text(NEAREST)
-    prepared = prepare(load(tmp_path / "m.onnx"), str(tmp_path / "r.toml"), with_data=True)
-    given = wrap_samples([{"x": floats(*shape, seed=i)} for i in range(60)], input_specs(prepared.model))
-    variants = calibrate_and_round(
-        prepared, HoldoutSplit(prepared.model.copy(), given, run_time), given, None, Silent()
-    )
-    taken = []
-    monkeypatch.setattr(
-        bias_correction, "few_samples", lambda samples, limit, most: taken.append(limit) or [next(iter(samples))]
-    )
-    assert shifts(variants, {}, given)
-    assert taken == [expected]
+    assert len(paired_samples([evaluator], samples)) == 1
 
 
 def test_what_reads_constants_alone_is_computed_once_for_all_samples() -> None:

@@ -221,16 +221,20 @@ def test_headroom_of_a_recipe_and_of_its_rules_is_kept(rule, ranges, headroom):
     assert recipe.with_ranges("output-error").scheme_for("Conv", "c")[0].headroom == before
 
 
-def test_most_headroom_is_judged_only_where_some_of_it_gains() -> None:
+def test_headroom_is_judged_with_the_better_method_and_most_of_it_where_some_gains() -> None:
     asked: list[list[int]] = []
-    known = {0: 30.0, 1: 29.2, 2: 40.0, 3: 30.0, 4: 31.0, 5: 33.0}
+    known = {0: 30.0, 1: 29.2, 2: 40.0, 3: 29.0, 4: 31.0, 5: 33.0}
 
     def judged(numbers: Sequence[int]) -> dict[int, float]:
         asked.append(list(numbers))
         return {number: known[number] for number in numbers}
 
-    assert with_headroom(range(6), judged) == pytest.approx([30.0, 29.2, 28.4, 30.0, 31.0, 33.0])
-    assert asked == [[0, 1, 3, 4], [5]]
+    assert with_headroom(range(6), judged) == pytest.approx([30.0, 29.2, 28.4, 29.0, 28.2, 27.4])
+    assert asked == [[0, 3], [1]]
     asked.clear()
-    assert with_headroom([0, 2, 5], judged) == [30.0, 40.0, 33.0]  # those that say what to expect have gone out
-    assert asked == [[0, 2, 5]]
+    known[3] = 30.5
+    assert with_headroom(range(6), judged) == pytest.approx([30.0, 30.5, 32.5, 30.5, 31.0, 33.0])
+    assert asked == [[0, 3], [4], [5]]
+    asked.clear()
+    assert with_headroom([0, 2, 4], judged) == [30.0, 40.0, 31.0]  # those that say what to expect have gone out
+    assert asked == [[0], [2], [4]]
