@@ -14,7 +14,7 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from onnxq.errors import ModelError
-from onnxq.targets.host import processor_limit
+from onnxq.targets.host import host_saturates, processor_limit
 
 Optimization = Literal["none", "basic", "extended", "all"]
 _LEVELS = {
@@ -106,8 +106,9 @@ class Settings:
         # Threads that wait for work take the processor from NumPy and from other programs. A run of a small
         # EfficientNet took 29 ms in place of 21 on two busy cores
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        if self.exact:
-            # onnxruntime/core/optimizer/avx2_weight_s8_to_u8.cc; nothing changes where processors do not saturate
+        if self.exact and host_saturates():
+            # onnxruntime/core/optimizer/avx2_weight_s8_to_u8.cc. Where products are exact as they are, a run would take
+            # two to three times as long for the same numbers: kernels of uint8 weights do without VNNI
             options.add_session_config_entry("session.x64quantprecision", "1")
         for library in LIBRARIES:
             options.register_custom_ops_library(library)
