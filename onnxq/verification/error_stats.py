@@ -107,7 +107,7 @@ class Difference:
                 r = reference[start : start + CHUNK].astype(np.float64)
                 if self._ratio_only:
                     off = r - result[start : start + CHUNK]
-                    sums += (r @ r, off @ off, 0.0, 0.0)
+                    sums[:2] += (float(r @ r), float(off @ off))
                     continue
                 q = result[start : start + CHUNK].astype(np.float64)
                 off = r - q
