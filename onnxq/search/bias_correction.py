@@ -65,8 +65,8 @@ def correct_biases(prepared: Prepared, variants: Variants, choices: Choices) -> 
 def correct(variants: Variants, choices: Choices) -> Shifts:
     """Find what to add to the biases on half of the samples, if that gains on the other half.
 
-    The half is not widened to all samples afterwards, which would take two to four times as long: a mean over a dozen
-    samples is known well enough, and shrunk where it is not. Codes were chosen on these samples as well. From `ENOUGH`
+    A mean over a dozen samples is known well enough, and shrunk otherwise. To find them once more on all samples would
+    take two to four times as long. Codes were chosen on these samples as well. From `ENOUGH`
     on, nothing is corrected: the little error that is left of these samples is not that of others.
 
     Args:

@@ -32,6 +32,7 @@ FAST = {"copies": 4, "parses": 4, "plans": 3, "sessions": 5, "runs": 21}
 @pytest.fixture
 def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts of expensive things."""
+    host.host_saturates()  # asked once in a process
     found: Counter[str] = Counter()
 
     def count(owner: Any, name: str, what: str) -> None:
