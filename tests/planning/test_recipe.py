@@ -67,6 +67,7 @@ SETTINGS = {
     "prefix_correction": st.booleans(),
     "bias_correction": st.booleans(),
     "return_to_float": st.booleans(),
+    "mixed_bits": st.booleans(),
     "reduce_range": st.booleans(),
     "rounding": st.sampled_from(["nearest", "output-error"]),
 }
