@@ -37,9 +37,10 @@ def size(count: float) -> str:
 
 
 def parse_size(text: str) -> int | None:
-    """Read a number of bytes that people wrote with a unit, such as `10 MB`; None where it is none."""
-    found = re.fullmatch(rf"(\d+(?:\.\d+)?) ?({'|'.join(UNITS)})", text, re.ASCII)
-    return None if found is None else int(float(found[1]) * UNITS[found[2]])
+    """Read a number of bytes that people wrote with a unit, such as `10 MB` or `10mb`; None where it is none."""
+    found = re.fullmatch(rf"(\d+(?:\.\d+)?) ?({'|'.join(UNITS)})", text, re.ASCII | re.IGNORECASE)
+    bytes_of = {unit.lower(): count for unit, count in UNITS.items()}
+    return None if found is None else int(float(found[1]) * bytes_of[found[2].lower()])
 
 
 def size_change(before: int, after: int) -> str:

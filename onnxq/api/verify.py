@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
 
 import onnx
@@ -33,6 +34,7 @@ from onnxq.report.result_warnings import USELESS, result_warnings
 from onnxq.runtime.session import ModelSource
 from onnxq.stages.files import open_data
 from onnxq.targets.target import load_target
+from onnxq.text import join_words
 from onnxq.verification.calibrated_ranges import calibration_warnings
 from onnxq.verification.compare import check_wellformed, compare
 from onnxq.verification.engines import EngineCheck, check_engines
@@ -40,7 +42,14 @@ from onnxq.verification.families import FamilyFigures, family_figures, recorded_
 from onnxq.verification.layerwise import with_layers
 from onnxq.verification.ort_graph import quantized_already
 from onnxq.verification.records import Comparison
-from onnxq.verification.user_metric import Metric, check_labels, compare_metric, load_metric
+from onnxq.verification.user_metric import (
+    Metric,
+    check_drop,
+    check_labels,
+    compare_metric,
+    load_metric,
+    try_metric,
+)
 from onnxq.verification.wellformed import find_defects
 from onnxq.warning import WarningLine
 
@@ -196,6 +205,8 @@ def _check_options(given: Mapping[str, object], against: ModelInput | None, data
             raise RecipeError(f"--{name.replace('_', '-')} is {value}, not a finite number", "Give a number.")
     if given["max_drop"] is not None and given["metric"] is None:
         raise RecipeError("--max-drop needs a metric that could drop", "Add --metric, such as --metric top1.")
+    if given["metric"] is not None:
+        check_drop(given["metric"], given["max_drop"])  # type: ignore[arg-type]
     if given["metric"] is not None and not data.is_given:
         raise RecipeError("--metric needs data: random numbers have no right answers", "Add --data.")
     if isinstance(given["target"], str):
@@ -258,6 +269,7 @@ def _compare(
     quantized, baseline = read_model(model), read_model(against)
     _check_form(model, quantized, progress)
     _note_another_source(quantized, baseline, progress)
+    _refuse_other_inputs(quantized, baseline)
     same = _same_models(quantized, baseline)
     mixed_up = same or _swapped_models(quantized, baseline)
     samples = given.open(baseline)
@@ -267,6 +279,8 @@ def _compare(
     seen = examine(baseline, samples, calibrating=False, progress=progress.progress)
     listed = normalise(baseline, needs=("drop_initializer_inputs",))  # or onnxruntime would not fold constants
     source: ModelSource = baseline if listed else against
+    if metric is not None:
+        try_metric(metric, source, samples, progress.progress)
     progress.step("verify")
     comparison = compare(source, model, samples, progress=progress.progress, blame=CheckFailed)
     if metric is not None:
@@ -347,6 +361,21 @@ def _note_another_source(quantized: Model, baseline: Model, progress: Progress) 
     made_from = quantized.metadata.get("onnxq_source_sha256")
     if made_from is not None and made_from != baseline.sha256 != quantized.sha256:
         progress.mention(f"{quantized.name} says that it was made from another file than {baseline.name}")
+
+
+def _refuse_other_inputs(quantized: Model, baseline: Model) -> None:
+    """Refuse two models that do not belong together, before data are held to blame.
+
+    Raises:
+        ModelError: One takes an input that the other does not have.
+
+    """
+    names = [{spec.name for spec in input_specs(model)} for model in (quantized, baseline)]
+    for (one, own), (other, its) in permutations(zip((quantized, baseline), names, strict=True)):
+        if own - its:
+            said = f"{one.name} takes {join_words([repr(name) for name in sorted(own - its)[:3]])}"
+            told = f"{said}, and {other.name} does not: neither was made from the other"
+            raise ModelError(told, "Give a quantized model, and the float model that it was made from.")
 
 
 def _is_for_size(model: Model) -> bool:

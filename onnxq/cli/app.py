@@ -21,6 +21,7 @@ from onnxq.cli.export import export
 from onnxq.cli.init import init
 from onnxq.cli.inspect import inspect
 from onnxq.cli.merge import merge
+from onnxq.cli.options import refusing_doubles
 from onnxq.cli.plan import plan
 from onnxq.cli.quantize import quantize
 from onnxq.cli.recipes import recipes
@@ -58,6 +59,8 @@ def command() -> Any:
     for function in COMMANDS:
         app.command()(_with_voice(function))
     built: Any = typer.main.get_command(app)
+    for one in built.commands.values():
+        one.parse_args = refusing_doubles(one)
     for parameter in (p for one in built.commands.values() for p in one.params if p.param_type_name == "argument"):
         parameter.display_type_rich = _no_type
     return built

@@ -113,7 +113,6 @@ def tables(given: Samples, seen: Examination) -> list[RenderableType]:
     if given.preparations:
         rows = [(one.input, one.words, one.origin or "the model's input") for one in given.preparations]
         shown += ["", columns(("input", "preprocessing", "said by"), rows)]
-        shown += [f"  {one.input}: {one.assumed}" for one in given.preparations if one.assumed]
     labels, problem = given.label_names()
     if labels:
         shown += ["", f"  labels: {', '.join(truncate(labels, MOST_LABELS))}"]

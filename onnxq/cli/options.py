@@ -15,7 +15,9 @@ from typing import Annotated, Any
 import typer
 
 from onnxq.cli.completion import metrics, recipes, targets
+from onnxq.errors import RecipeError
 from onnxq.pipeline.options import READING, SOURCES, Declaration, QuantizeOptions, declarations, parse_bytes
+from onnxq.text import counted
 
 COMPLETIONS = {"recipe": recipes, "target": targets, "metric": metrics}
 
@@ -102,6 +104,24 @@ def _parameters(known: Mapping[str, Declaration], kind: type[QuantizeOptions] = 
         )
         for name, one in known.items()
     ]
+
+
+def refusing_doubles(command: Any) -> Callable[..., list[str]]:
+    """Return what parses the arguments of a command, and refuses an option of one value that is given twice."""
+    parse = command.parse_args
+
+    def run(context: Any, arguments: list[str]) -> list[str]:
+        if not context.resilient_parsing:
+            _, _, given = command.make_parser(context).parse_args(args=list(arguments))
+            for parameter in given:
+                once = parameter.param_type_name == "option" and not (parameter.multiple or parameter.is_flag)
+                if once and given.count(parameter) > 1:
+                    name = max(parameter.opts, key=len)
+                    raise RecipeError(f"{name} is given {counted(given.count(parameter), 'time')}", "Give it once.")
+        parsed: list[str] = parse(context, arguments)
+        return parsed
+
+    return run
 
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="The float model, an .onnx file.", show_default=False)]

@@ -19,7 +19,7 @@ from onnxq.cli.terminal import TIE
 from onnxq.data.input_summary import InputSummary, short
 from onnxq.explanation.inspect import Inspection
 from onnxq.report import Report
-from onnxq.text import FLOAT, decibels, format_drop, milliseconds, percent, printable, size, size_change, speed_change
+from onnxq.text import FLOAT, decibels, milliseconds, percent, printable, size, size_change, speed_change
 from onnxq.verification.families import FamilyFigures
 from onnxq.verification.records import Comparison, Contribution, Latency, MetricComparison
 
@@ -172,7 +172,7 @@ def latency_table(comparison: Comparison) -> Iterator[RenderableType]:
 
 def metric_table(metric: MetricComparison) -> RenderableType:
     """Lay out what a metric says about both models."""
-    row = (metric.name, f"{metric.float_value:.6g}", f"{metric.quantized_value:.6g}", format_drop(metric.change))
+    row = (metric.name, f"{metric.float_value:.6g}", f"{metric.quantized_value:.6g}", metric.change_words())
     return columns(("metric", "float", "quantized", ""), [row], right=(1, 2))
 
 

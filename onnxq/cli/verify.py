@@ -5,6 +5,7 @@ Tests: `tests/cli/test_cli_help.py`.
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -30,6 +31,7 @@ from onnxq.data.reading import PLAIN, Reading
 if TYPE_CHECKING:
     from onnxq.api.verify import Verification
 
+QUANTIZED = re.compile(r"int8|uint8|int4|quant|qdq|q8", re.IGNORECASE)  # in the name of a file
 Quantized = Annotated[
     list[Path],
     typer.Argument(
@@ -168,7 +170,8 @@ def single(context: typer.Context, models: list[Path]) -> Path:
 
     refuse_config(context)
     if len(models) > 1:
-        pair = f"Write `onnxq verify {models[0]} --against {models[1]}` to compare two; " if len(models) == 2 else ""
+        first, last = sorted(models[:2], key=lambda model: not QUANTIZED.search(model.name))
+        pair = f"Write `onnxq verify {first} --against {last}` to compare two; " if len(models) == 2 else ""
         more = "--project verifies those of the project."
         raise ProjectError(f"{len(models)} models are given", f"{pair}{more}" if pair else f"Give one; {more}")
     return models[0]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from onnxq.data.input_summary import InputSummaries, InputSummary, short
-from onnxq.data.normalization import normalization_warnings
+from onnxq.data.normalization import CODE, normalization_warnings
 from onnxq.data.output_checks import output_warnings
 from onnxq.data.pictures.sheet import PictureSheet, Thumbnail
 from onnxq.data.samples import Samples, few_samples, input_specs, wrap_samples
@@ -30,6 +30,7 @@ MANY_EQUAL = 0.25  # share of samples that equal another one
 MOST_RUN, MOST_ELEMENTS = 12, 1 << 21  # samples that are run, and their elements
 MOST_COMPARED, SIGNATURE = 512, 256  # samples that are compared with each other, and elements of each
 FAR_BEYOND = 30.0  # times the greatest value of all other samples
+ENLARGED = 2.0  # times, from which on a picture has lost its detail
 NEARLY = 0.01  # of a sample's deviation: how far another one may be from it and still be nearly equal
 PASSES = ("lift_constants", "drop_initializer_inputs", "inline_functions")
 
@@ -83,6 +84,7 @@ def examine(
     found = [*_of_options(given), *_of_values(summaries), *seen.warnings(calibrating=calibrating)]
     if not is_large(model):
         found += _of_model(model, few, {summary.name: summary for summary in summaries})
+    found += _of_pictures(given, seen.count, known=any(warning.code == CODE for warning in found))
     return Examination(summaries, seen.count, tuple(found), seen.sheet.thumbnails())
 
 
@@ -199,6 +201,19 @@ def _equal(values: np.ndarray) -> int:
 def _of_options(given: Samples) -> Iterator[WarningLine]:
     for said in given.ignored:
         yield WarningLine("ignored-option", said, "Leave it out, or give the data that it is about.")
+
+
+def _of_pictures(given: Samples, count: int, *, known: bool) -> Iterator[WarningLine]:
+    """Say what was assumed about pictures and sound, and what was enlarged; `known`: their values are wrong."""
+    large = [scale for scale in given.enlarged.values() if scale >= ENLARGED]
+    if large and len(large) >= MANY_EQUAL * count:
+        size = f"up to {max(large):.2g} times their size"
+        message = f"{len(large)} of {counted(count, 'picture')} had to be enlarged for the model, {size}"
+        yield WarningLine("enlarged-pictures", message, "Give pictures as large as those in use.")
+    for one in given.preparations:
+        if one.assumed and not known:
+            keys = "normalize=unit, signed, imagenet or bytes for pictures, rate=16000 for sound"
+            yield WarningLine("assumed-preprocessing", one.assumed, f"Say what holds: --preprocess {keys}.")
 
 
 def _of_values(summaries: Iterable[InputSummary]) -> Iterator[WarningLine]:

@@ -26,7 +26,7 @@ from typing import IO, Any
 import numpy as np
 
 from onnxq.data.reading import Preparation
-from onnxq.data.unread.formats import begins_like
+from onnxq.data.unread.formats import begins_like, is_array_file
 from onnxq.data.validation import InputSpec, check_names, check_shape, is_label
 from onnxq.errors import DataError
 from onnxq.ir.storage.lfs import POINTER, pointer_error
@@ -51,6 +51,7 @@ class Source:
         ignored: Settings of the user that say nothing about these data, in sentences.
         decoders: For each input that takes pictures, how its values become colours again: called with the values of a
             sample and the most pixels of a side, it gives bytes `[height, width, 1 or 3]`.
+        enlarged: By file, how many times larger a picture was made; known once it was read.
 
     """
 
@@ -64,6 +65,7 @@ class Source:
     notes: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     decoders: Mapping[str, Callable[[np.ndarray, int], np.ndarray]] = field(default_factory=dict)
+    enlarged: Mapping[Path, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,9 @@ def unreadable(label: str, error: BaseException) -> DataError:
         pointer = pointer_error(file.read(len(POINTER)), label, DataError, "data")
     if pointer is not None:
         return pointer
+    other = {".npy": ".npz", ".npz": ".npy"}.get(Path(label).suffix.lower(), "")
+    if other and is_array_file(Path(label), other):
+        return DataError(f"{label} is a {other} file by what is in it", f"Name it {Path(label).with_suffix(other)}.")
     found = begins_like(Path(label))
     if found and not (label.endswith(".npy") and "NumPy" in found):
         return DataError(f"{label} cannot be read: {found}", SAVE_AGAIN)

@@ -116,6 +116,11 @@ class Samples(Iterable[Sample]):
         return tuple(note for source in self._sources for note in source.notes)
 
     @property
+    def enlarged(self) -> dict[Path, float]:
+        """How many times larger pictures were made, by file; known once all samples were read."""
+        return {file: scale for source in self._sources for file, scale in source.enlarged.items()}
+
+    @property
     def ignored(self) -> tuple[str, ...]:
         """The settings of the user that say nothing about the data, in sentences."""
         return tuple(dict.fromkeys(said for source in self._sources for said in source.ignored))

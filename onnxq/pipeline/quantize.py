@@ -19,7 +19,7 @@ from onnxq.data.examine import Examination, examine
 from onnxq.data.reading import PLAIN, Reading
 from onnxq.data.samples import Samples, input_specs, list_sources
 from onnxq.data.synthetic import synthetic_samples
-from onnxq.errors import DataError, ModelError, NothingToQuantize, OutputError, RecipeError
+from onnxq.errors import CheckFailed, DataError, ModelError, NothingToQuantize, OutputError, RecipeError
 from onnxq.ir import IN_MEMORY, Model, ModelInput, read_model, save
 from onnxq.ir.segment import is_large
 from onnxq.ir.storage.files import data_path
@@ -41,6 +41,7 @@ from onnxq.runtime.memory import collect_garbage, gc_disabled
 from onnxq.runtime.session import InMemory, ModelSource, sessions_kept
 from onnxq.search.bias_correction import correct_biases
 from onnxq.search.budget import (
+    SENSITIVE,
     Budget,
     SearchOutcome,
     bits_by_size,
@@ -68,13 +69,14 @@ from onnxq.verification.compare import compare
 from onnxq.verification.families import family_figures, predicted_latencies, record_latencies
 from onnxq.verification.layerwise import with_layers
 from onnxq.verification.ort_graph import quantized_already
-from onnxq.verification.user_metric import check_labels, compare_metric
+from onnxq.verification.user_metric import check_drop, check_labels, compare_metric, try_metric
 
 PLAN_HINT = "See every node's reason with `onnxq plan`."
 DATA_HINT = "Add --data, or use the recipe dynamic-int8, which needs none."
 NO_BUDGET, NO_TIMING = Budget(), Timing()
 UNMEASURED = "bits are chosen by running the model, and onnxruntime lacks one of its operators"
 FITTED = ", the ones calibrated on"
+SEARCH_HINT = "Leave out --fast: then what loses most stays float until the limit is met."
 FEW_SAMPLES = 2  # that a fast run compares on
 RANDOM_SAMPLES = 4  # without data: enough to time a model and to see that it runs
 
@@ -226,7 +228,12 @@ def _quantize_into(
     scratch = path.parent if path else Path(tempfile.gettempdir())
     result = _quantize_seen(before, prepared, given, stats, observer, budget, detailed=detailed, scratch=scratch)
     result = replace(result, report=with_source_size(result.report, before))
-    return write_result(result, budget, path, accept, observer, given, force=force, external_data=external_data)
+    try:
+        return write_result(result, budget, path, accept, observer, given, force=force, external_data=external_data)
+    except CheckFailed as error:
+        if prepared.fast and error.hint == SENSITIVE:
+            raise CheckFailed(error.message, SEARCH_HINT) from error
+        raise
 
 
 def _resumed(prepared: Prepared, path: Path | None) -> Prepared:
@@ -446,6 +453,8 @@ def _quantize_in_memory(
         given if given is not None else synthetic_samples(prepared.model, input_specs(prepared.model), RANDOM_SAMPLES)
     )
     split = HoldoutSplit(before, probe, float_time(prepared.plan))
+    if budget.metric is not None and given is not None:
+        try_metric(budget.metric, InMemory(before), given, observer.progress)
     data, known = given is not None, stats is not None
     expect(Schedule(prepared, split, budget, with_data=data, with_stats=known, detailed=detailed).work())
     prepared, model, report, halves = search_and_rewrite(
@@ -559,6 +568,7 @@ def check_metric(budget: Budget, given: Samples | None) -> None:
     if given is None and budget.metric is not None:
         raise DataError("a metric needs data: random numbers have no right answers", "Add --data.")
     if given is not None and budget.metric is not None:
+        check_drop(budget.metric, budget.max_drop)
         check_labels(budget.metric, given)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from onnxq.data.input_summary import short
-from onnxq.text import FLOAT, decibels, format_drop, milliseconds, noise, percent, printable, size_change, speed_change
+from onnxq.text import FLOAT, decibels, milliseconds, noise, percent, printable, size_change, speed_change
 
 if TYPE_CHECKING:
     from onnxq.report.records import ReportData
@@ -65,7 +65,7 @@ def _result(report: ReportData) -> str:
         rows.append(("latency", *times, speed_change(latency.ratio)))
     metric = report.comparison.metric
     if metric is not None:
-        values = f"{metric.float_value:.6g}", f"{metric.quantized_value:.6g}", format_drop(metric.change)
+        values = f"{metric.float_value:.6g}", f"{metric.quantized_value:.6g}", metric.change_words()
         rows.append((_plain(metric.name), *values))
     outputs = [
         (_code(o.name), decibels(o.sqnr), f"{o.max_abs:.4g}", "" if o.agreement is None else f"{o.agreement:.2f} %")

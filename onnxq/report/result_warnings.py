@@ -40,6 +40,9 @@ def result_warnings(
     if comparison is None:
         return ()
     found = [*comparison.warnings, *(() if made_up else _of_accuracy(comparison, expected))]
+    if comparison.metric is not None and comparison.metric.doubt:
+        remedy = "Count classes from 0 in the order of the outputs, one label for each sample, in the samples' order."
+        found.append(WarningLine("unlike-labels", comparison.metric.doubt, remedy))
     if comparison.latency is not None:
         found += _of_latency(comparison.latency, for_size=for_size)
     return (*found, *_of_saturation(families))

@@ -43,6 +43,7 @@ class Difference:
         self.signal = self.noise = self.cross = self.power = 0.0
         self._max_abs = 0.0
         self._decisions = self._agreed = 0
+        self._decides = False
 
     def add(self, expected: Any, got: Any) -> str:
         """Add what both models gave for one sample: arrays, or sequences and maps of them.
@@ -76,6 +77,7 @@ class Difference:
         self.dtype = self.dtype or other.dtype
         for name in ("elements", "unequal", "broken", "spoilt", "unsound", "undefined", "_decisions", "_agreed"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self._decides = self._decides or other._decides
         self._take(np.array([other.signal, other.noise, other.cross, other.power]), other._max_abs)
 
     def _differ_in_length(self, reference: np.ndarray, result: np.ndarray) -> bool:
@@ -150,6 +152,7 @@ class Difference:
         if axis is None or np.isnan(r.min()) or np.isnan(q.min()):
             return
         chosen = np.take_along_axis(r, np.expand_dims(q.argmax(axis=axis), axis), axis=axis)
+        self._decides = self._decides or could_decide(r, r.shape[axis])
         self._decisions += chosen.size
         self._agreed += int((chosen == r.max(axis=axis, keepdims=True)).sum())
 
@@ -184,7 +187,24 @@ class Difference:
     @property
     def agreement(self) -> float | None:
         """Percentage of equal decisions, or None where there were none."""
+        if self._decisions and not self._decides and self.dtype.startswith("float"):
+            return None
         return 100.0 * self._agreed / self._decisions if self._decisions else None
+
+
+def could_decide(values: np.ndarray, classes: int) -> bool:
+    """Whether values can be scores of classes: probabilities, or logits that give one class half of all probability.
+
+    Commands of a Tanh and embeddings of length 1 lie within -1 … 1. Their softmax gives a class at most
+    e^(most - least) / (e^(most - least) + classes - 1).
+
+    Args:
+        values: Of the float model, not empty.
+        classes: How many columns compete.
+
+    """
+    least, most = float(values.min()), float(values.max())
+    return least >= 0 or not -1 <= least <= most <= 1 or most - least >= math.log(max(classes - 1, 1))
 
 
 def class_axis(shape: Sequence[int]) -> int | None:

@@ -9,10 +9,12 @@ import math
 from dataclasses import dataclass
 
 from onnxq.errors import CheckFailed
-from onnxq.text import counted, decibels
+from onnxq.text import counted, decibels, format_drop
 from onnxq.verification.output_records import MISSED, SelectionComparison, sqnr_missed, with_sqnr
 from onnxq.verification.output_records import OutputComparison as OutputComparison
 from onnxq.warning import WarningLine
+
+EQUAL_PICTURES = 100.0  # dB that `psnr` gives for a picture and itself
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class MetricComparison:
         float_value: Of the float model.
         quantized_value: Of the quantized model.
         lower_is_better: Whether a smaller value is better, as of perplexity.
+        doubt: What looks wrong about the labels, by the float model; empty where nothing does.
 
     """
 
@@ -78,6 +81,7 @@ class MetricComparison:
     float_value: float
     quantized_value: float
     lower_is_better: bool = False
+    doubt: str = ""
 
     @property
     def drop(self) -> float:
@@ -88,6 +92,15 @@ class MetricComparison:
     def change(self) -> float:
         """The float value minus the quantized one."""
         return self.float_value - self.quantized_value
+
+    @property
+    def is_distance(self) -> bool:
+        """Whether the value is the distance to the float model itself, so that a difference says nothing."""
+        return self.name == "psnr" and self.float_value == EQUAL_PICTURES
+
+    def change_words(self) -> str:
+        """Say for people how far the value changed."""
+        return "to the float model" if self.is_distance else format_drop(self.change)
 
 
 @dataclass(frozen=True)

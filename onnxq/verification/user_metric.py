@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from onnxq.data.advice import named_type
+from onnxq.data.advice import CODE, named_type
 from onnxq.data.labels import Labels
 from onnxq.data.samples import Samples, wrap_samples
 from onnxq.data.user_function import CALLABLE, CALLED, import_named
@@ -70,6 +70,9 @@ def load_metric(source: str | Metric) -> Metric | NamedMetric:
         return source
     if source in METRICS:
         return METRICS[source]
+    if (file := CODE.fullmatch(source)) is not None and Path(f"{file['file']}.py").is_file():
+        named = f"{'.'.join(Path(file['file']).parts)}:{file['name']}"
+        raise DataError(f"'{source}' names a file, and a metric is named by its module", f"Write {named}.")
     if not CALLABLE.fullmatch(source):
         hint = (
             did_you_mean(source, METRICS, cutoff=0.6)
@@ -101,6 +104,40 @@ def check_labels(source: str | Metric, samples: Samples) -> None:
         if name in CLASS_LABELS and arrays[0].ndim == 1 and len(arrays[0]) != rows:
             told = f"'{name}' holds {counted(len(arrays[0]), 'label')} for {counted(rows or 0, 'row')} of samples"
             raise DataError(f"{source}: {told}", "Give one label for each sample.")
+
+
+def check_drop(source: str | Metric, most: float | None) -> None:
+    """Refuse a drop that no two values of a metric can have: percent and shares are mixed up.
+
+    Raises:
+        DataError: It can never be missed, or there is no such metric.
+
+    """
+    metric = load_metric(source)
+    if most is None or not isinstance(metric, NamedMetric) or metric.span is None or most <= metric.span:
+        return
+    values = "from 0 to 100" if metric.span > 2 else "from -1 to 1"
+    raise DataError(f"a drop of {most:g} can never be missed: {metric.name} is {values}", "Ask for less, such as 0.5.")
+
+
+def try_metric(source: str | Metric, float_model: ModelSource, samples: Samples, progress: Progress | None) -> None:
+    """Measure the float model before a long run, so that a metric that fails does not fail behind it.
+
+    A named metric reads the first sample. A function is called with all of them, as it will be again.
+
+    Raises:
+        ModelError, DataError: As `measure_metric`.
+
+    """
+    metric = load_metric(source)
+    if runs_in_segments(float_model):
+        return  # each pass takes minutes
+    if not isinstance(metric, NamedMetric):
+        measure_metric(metric, float_model, samples, name=metric_name(source), progress=progress)
+    elif metric.prepare is None:
+        run = metric.begin(samples.first_labels())
+        for sample, results in _results(float_model, samples.limit(1), None):
+            run.add(sample, results)
 
 
 def _refuse_parameters(metric: Metric, name: str) -> None:
@@ -229,7 +266,7 @@ class MetricJudge:
         if isinstance(self._metric, NamedMetric) and self._reference is not None:
             run = _run(self._metric, quantized, self._samples, self._labels, self._progress, segments=self._segments)
             value, falls = run.score(self._reference), self._metric.lower_is_better
-            return MetricComparison(self._name, self._float_value, value, falls)
+            return MetricComparison(self._name, self._float_value, value, falls, self._reference.doubt())
         assert not isinstance(self._metric, NamedMetric)
         value = _measure_function(
             self._metric, quantized, self._samples, self._name, self._progress, segments=self._segments

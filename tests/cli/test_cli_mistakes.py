@@ -11,6 +11,7 @@ import pytest
 
 from onnxq.calibration.calibrate import calibrate
 from onnxq.errors import DataError, ModelError, OutputError
+from onnxq.text import parse_size
 from tests.helpers import build, floats, node, typed
 
 HELP = "See `onnxq quantize --help`."
@@ -70,6 +71,10 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "quantize mm.onnx": ("mm.onnx does not exist", "Did you mean 'm.onnx'?"),
     "quantize M.ONNX": ("M.ONNX does not exist", "Did you mean 'm.onnx'?"),
     "plan m": ("m does not exist", "Did you mean 'm.onnx'?"),
+    "verify m.onnx m.int8.onnx": ("2 models are given", "Write `onnxq verify m.int8.onnx --against m.onnx` to compare"),
+    "quantize m.onnx -o a.onnx --output b.onnx": ("--output is given 2 times", "Give it once."),
+    "quantize m.onnx --min-sqnr 3 --min-sqnr=4": ("--min-sqnr is given 2 times", "Give it once."),
+    "quantize m.onnx --max-size 300K": ("--max-size cannot be '300K'", "Write for example --max-size 10MB."),
     "verify q.onnx m.onnx": ("2 models are given", "Write `onnxq verify q.onnx --against m.onnx` to compare two; "),
     "verify a.onnx b.onnx c.onnx": ("3 models are given", "Give one; --project verifies those of the project."),
     "quantize m.onnx -r int8": ("there is no recipe named 'int8'", "Choose one of auto, dynamic-int8, "),
@@ -241,3 +246,22 @@ def test_a_weight_that_is_not_finite_is_named_by_quantize_and_verify(cli, here: 
     result = cli("quantize", "bias.onnx", "-r", "weight-int8")
     assert result.code == 0
     assert "warning: bias.onnx: weight 'b' (read by sum) holds NaN. Export the model again" in result.err
+
+
+@pytest.mark.parametrize("written", ["1KB", "1kb", "1 kB", "1000b", "0.001mb"])
+def test_units_are_read_in_any_case(written: str) -> None:
+    assert parse_size(written) == 1000
+
+
+def test_two_models_that_are_not_one_are_told_apart_before_data_are_blamed(cli, here: Path) -> None:
+    weights = {"w": floats(64, 64)}
+    onnx.save(build([node("MatMul", "z w", "y")], {"z": ["n", 64]}, weights=weights), "other.onnx")
+    result = cli("verify", "m.onnx", "--against", "other.onnx", "-d", "d.npz")
+    assert result.code == 2
+    assert "error: m.onnx takes 'x', and other.onnx does not: neither was made from the other" in result.err
+
+
+def test_a_fast_run_that_misses_a_limit_is_told_to_search(cli, here: Path) -> None:
+    result = cli("quantize", "m.onnx", "-d", "d.npz", "--fast", "--min-sqnr", 200)
+    assert result.code == 1
+    assert "hint: Leave out --fast: then what loses most stays float until the limit is met." in result.err

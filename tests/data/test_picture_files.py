@@ -58,7 +58,7 @@ def test_one_folder_is_no_class(tmp_path: Path) -> None:
     [
         (("train/cat/a.png", "val/cat/b.png"), "holds parts of a data set: train and val"),
         (("a.gif", "b.heic", "c.gif"), "holds pictures that are not read: 2 .gif and 1 .heic"),
-        (("a.png", "x/b.npz"), "holds pictures and arrays (b.npz)"),
+        (("a.png", "x/b.npz"), "holds pictures and arrays (x/b.npz)"),
     ],
 )
 def test_folders_that_are_refused(tmp_path: Path, files: tuple[str, ...], words: str) -> None:

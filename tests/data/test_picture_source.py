@@ -237,3 +237,28 @@ def test_in_a_project_and_in_python(
     graphs = [onnxq.load(path).graph for path in ("m.int8.onnx", "p.onnx")]
     assert built
     assert [node.op_type for node in graphs[0].nodes] == [node.op_type for node in graphs[1].nodes]
+
+
+def test_pictures_that_were_enlarged_are_counted(tmp_path: Path) -> None:
+    for index in range(6):
+        save_picture(tmp_path / f"{index}.png", picture(8, 8, seed=index) if index < 3 else picture(48, 64, seed=index))
+    samples = opened(tmp_path)
+    assert not samples.enlarged
+    assert len(list(samples)) == 6
+    assert samples.enlarged == {tmp_path / f"{index}.png": 4.0 for index in range(3)}
+
+
+def test_a_single_folder_is_a_class_by_its_number_alone(tmp_path: Path) -> None:
+    photos(tmp_path / "one" / "cat", 2)
+    assert not opened(tmp_path / "one").labels()
+    photos(tmp_path / "two" / "7", 2)
+    assert opened(tmp_path / "two").labels()["_label"][0].tolist() == [7, 7]
+
+
+def test_pictures_beside_folders_are_said_to_have_no_classes(tmp_path: Path) -> None:
+    photos(tmp_path, 2)
+    photos(tmp_path / "cat", 2)
+    photos(tmp_path / "dog", 2)
+    samples = opened(tmp_path)
+    assert samples.count == 6
+    assert samples.notes[0].endswith("pictures lie in it and in folders of it, which are no classes then")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from pathlib import Path
 
@@ -161,3 +162,22 @@ def test_another_file_than_a_tokenizer() -> None:
     Path("other.onnx").write_bytes(b"\x08\xff\xfe")
     said = refused("s.txt", TEXT, Reading(tokenizer="other.onnx"))
     assert "Give a tokenizer.json of Hugging Face" in said
+
+
+def test_arrays_of_numpy_by_another_name_and_a_damaged_archive(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=np.arange(4000, dtype=np.float32))
+    whole = (tmp_path / "d.npz").read_bytes()
+    (tmp_path / "a.npy").write_bytes(whole)
+    np.save(tmp_path / "d.npy", np.zeros(4, np.float32))
+    (tmp_path / "b.npz").write_bytes((tmp_path / "d.npy").read_bytes())
+    (tmp_path / "c.npz").write_bytes(whole[:3000] + bytes([whole[3000] ^ 255]) + whole[3001:])
+    (tmp_path / "e.npz").write_bytes(whole[:3000])
+    x = InputSpec("x", 1, ("n",))
+    for name, said in {
+        "a.npy": "is a .npz file by what is in it",
+        "b.npz": "is a .npy file by what is in it",
+        "c.npz": "Bad CRC-32 for file 'x.npy'",
+        "e.npz": "its end is missing",
+    }.items():
+        with pytest.raises(DataError, match=re.escape(said)):
+            list(open_samples(tmp_path / name, [x]))

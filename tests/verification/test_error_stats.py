@@ -42,3 +42,20 @@ def test_what_is_merged_sample_by_sample_is_what_adding_each_gives() -> None:
         merged.merge(one)
     assert vars(merged) == vars(whole)
     assert merged.agreement == whole.agreement
+
+
+@pytest.mark.parametrize(
+    ("values", "decides"),
+    [
+        (np.tanh(floats(20, 12)), False),  # commands of a policy
+        (floats(20, 384) / np.linalg.norm(floats(20, 384), axis=1, keepdims=True), False),  # embeddings
+        (floats(20, 10) * 5, True),  # logits
+        (np.abs(floats(20, 1000)) / 1000, True),  # probabilities
+        (np.tanh(floats(20, 2) * 3), True),  # of two classes, one may be sure
+    ],
+)
+def test_rows_that_choose_no_class_have_no_agreement(values: np.ndarray, decides: bool) -> None:
+    difference = Difference()
+    for row in values.astype(np.float32):
+        difference.add(row[None], row[None])
+    assert difference.agreement == (100.0 if decides else None)

@@ -15,7 +15,7 @@ from onnxq.errors import CheckFailed, DataError
 from onnxq.pipeline.quantize import quantize
 from onnxq.search.budget import Budget
 from onnxq.verification.metrics.by_name import METRICS
-from onnxq.verification.user_metric import check_labels, compare_metric
+from onnxq.verification.user_metric import check_drop, check_labels, compare_metric, try_metric
 from tests.helpers import build, floats, node
 
 FLOAT = 1
@@ -224,3 +224,42 @@ def test_a_budget_of_perplexity_is_one_of_how_far_it_rises() -> None:
 
 def test_all_names_of_the_issue_are_there() -> None:
     assert set(METRICS) == {"top1", "top5", "agreement", "cosine", "psnr", "iou", "perplexity", "greedy", "spearman"}
+
+
+def test_labels_counted_from_one_are_noticed_by_the_float_model(tmp_path: Path) -> None:
+    x, right = floats(40, 6), floats(40, 6).argmax(axis=1)
+    of = compare_metric(
+        "top1", same(["n", 6]), same(["n", 6]), saved(tmp_path, x[right < 5], _label=right[right < 5] + 1)
+    )
+    assert of.doubt == "the float model is right on 0 % of the labels, and on 100 % of labels one less"
+    down = compare_metric("top1", same(["n", 6]), same(["n", 6]), saved(tmp_path, x, _label=right - 1))
+    assert down.doubt.endswith("of labels one more")
+    mixed = compare_metric("top1", same(["n", 6]), same(["n", 6]), saved(tmp_path, x, _label=(right + 3) % 6))
+    assert mixed.doubt == "the float model is right on 0 % of the labels, which is no more than guessing"
+    assert not compare_metric("top1", same(["n", 6]), same(["n", 6]), saved(tmp_path, x, _label=right)).doubt
+
+
+@pytest.mark.parametrize("name", ["psnr", "iou"])
+def test_a_row_of_numbers_is_no_picture_and_no_map(tmp_path: Path, name: str) -> None:
+    samples = saved(tmp_path, floats(3, 1, 12)[:, 0])
+    with pytest.raises(DataError, match=f"{name} needs .*, and the model gives 'y'"):
+        try_metric(name, same(["n", 12]), samples.limit(1), None)
+
+
+def test_a_label_beyond_the_classes_is_found_on_the_first_sample(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the highest label is 6, and 'y' has 6 classes"):
+        try_metric("top1", same(["n", 6]), saved(tmp_path, SCORES, _label=np.array([1, 2, 6])), None)
+
+
+def test_labels_of_another_type_are_named_with_it(tmp_path: Path) -> None:
+    samples = saved(tmp_path, SCORES, _label=np.array([1, 2, 5], np.float32))
+    with pytest.raises(DataError, match=r"the data have only '_label' \(float32\)"):
+        check_labels("top1", samples)
+
+
+@pytest.mark.parametrize(("name", "most", "values"), [("top1", 300, "0 to 100"), ("cosine", 5, "-1 to 1")])
+def test_a_drop_that_no_values_can_have_is_refused(name: str, most: float, values: str) -> None:
+    with pytest.raises(DataError, match=f"a drop of {most} can never be missed: {name} is from {values}"):
+        check_drop(name, most)
+    check_drop(name, 0.5)
+    check_drop("perplexity", 500)

@@ -9,6 +9,7 @@ from onnx import TensorProto
 from onnxq.data.samples import InputSpec, open_samples, wrap_samples
 from onnxq.errors import DataError, ModelError
 from onnxq.pipeline.quantize import quantize
+from onnxq.progress import Silent
 from onnxq.search.budget import Budget
 from onnxq.verification.user_metric import check_labels, compare_metric, load_metric, measure_metric
 from tests.helpers import build, floats, node
@@ -223,3 +224,31 @@ def test_labels_of_too_few_rows_are_refused_before_the_run(tmp_path: Path) -> No
         check_labels("top1", open_samples(tmp_path / "d.npz", inputs))
     np.savez(tmp_path / "d.npz", x=np.zeros((8, 2), np.float32), _label=np.arange(8))
     check_labels("top1", open_samples(tmp_path / "d.npz", inputs))
+
+
+@pytest.mark.parametrize("function", ["text", "missing"])
+def test_a_metric_that_fails_is_tried_on_the_float_model_before_the_search(here: Path, function: str) -> None:
+    (here / "m.onnx").write_bytes(encoded())
+    steps: list[str] = []
+
+    class Steps(Silent):
+        def step(self, name: str) -> None:
+            steps.append(name)
+
+    with pytest.raises(DataError, match=f"own_metric:{function}"):
+        quantize(
+            here / "m.onnx",
+            "static-int8",
+            data=[save(here / "d.npz")],
+            budget=Budget(metric=f"own_metric:{function}"),
+            observer=Steps(),
+        )
+    assert "examine" in steps
+    assert not {"rescale", "calibrate", "round", "verify", "metric"} & set(steps)
+
+
+def test_a_file_of_python_is_named_by_its_module(here: Path) -> None:
+    (here / "mine.py").write_text("def f(outputs, labels): return 1.0")
+    with pytest.raises(DataError, match=r"'mine\.py:f' names a file") as caught:
+        load_metric("mine.py:f")
+    assert caught.value.hint == "Write mine:f."

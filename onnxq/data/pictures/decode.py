@@ -35,6 +35,9 @@ MOST_RATIO = 400  # of the sides: a picture of one row and 100 000 columns is no
 class Decoder:
     """Decodes pictures; Pillow is imported when one is made.
 
+    Attributes:
+        enlarged: By file, how many times larger a picture was made, where it was.
+
     Raises:
         DataError: Pillow is not installed.
 
@@ -53,6 +56,8 @@ class Decoder:
             8: how.ROTATE_90,
         }
         self._tables: dict[Preprocess, np.ndarray] = {}
+        self.enlarged: dict[Path, float] = {}
+        self._scale = 1.0  # of the picture at work
 
     def read(self, path: Path, how: Preprocess) -> np.ndarray:
         """Read a picture as the values of an input, without an axis of pictures in front.
@@ -77,7 +82,10 @@ class Decoder:
                 with self._image.open(path, formats=FORMATS) as image:
                     _refuse_animated(image, path)
                     upright = self._upright(image)
+                    self._scale = 1.0
                     fitted = self._fit(self._coloured(upright, MODES[how.channels], path), how, path)
+                    if self._scale > 1:
+                        self.enlarged[path] = self._scale
                     pixels = np.asarray(fitted)
         except DataError:
             raise
@@ -158,6 +166,7 @@ class Decoder:
     def _resized(self, image: Image, width: int, height: int, how: Preprocess) -> Image:
         if image.size == (width, height):
             return image
+        self._scale = max(min(width / image.width, height / image.height), self._scale)
         return image.resize((width, height), getattr(self._image.Resampling, how.interpolation.upper()))
 
     def _cropped(self, image: Image, how: Preprocess) -> Image:

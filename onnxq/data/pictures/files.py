@@ -71,8 +71,11 @@ def read_folder_of_pictures(folder: Path) -> Pictures:
     direct = [path for path in found if is_picture(path)]
     below = {path: pictures for path in found if path.is_dir() and (pictures := _pictures(path))}
     notes = _left_out(folder, [path for path in walk_files(folder) if not is_picture(path)])
-    if direct or len(below) == 1:
+    one = len(below) == 1 and not next(iter(below)).name.isdecimal()  # such as `images`: no class
+    if direct or one:
         files = direct + [file for pictures in below.values() for file in pictures]
+        if direct and len(below) > 1:
+            notes = (*notes, f"{folder}: pictures lie in it and in folders of it, which are no classes then")
         return Pictures(str(folder), tuple((file,) for file in files), notes=notes)
     parts = [path.name for path in below if path.name.lower() in SPLITS]
     if parts:
@@ -203,7 +206,8 @@ def _left_out(folder: Path, others: Sequence[Path]) -> tuple[str, ...]:
     """
     arrays = [path for path in others if path.suffix.lower() in ARRAYS]
     if arrays:
-        raise DataError(f"{folder} holds pictures and arrays ({arrays[0].name})", "Put them into folders of their own.")
+        first = arrays[0].relative_to(folder)
+        raise DataError(f"{folder} holds pictures and arrays ({first})", "Put them into folders of their own.")
     kinds = Counter[Any](path.suffix.lower() or "without a suffix" for path in others)
     if not kinds:
         return ()

@@ -176,6 +176,7 @@ def picture_source(pictures: Pictures, wanted: PictureInputs, facts: ModelFacts)
         preparations=wanted.preparations,
         notes=pictures.notes,
         decoders={name: how.first_picture for name, how in wanted.pictures.items()},
+        enlarged=decoder.enlarged,
     )
 
 

@@ -6,6 +6,7 @@ Tests: `tests/data/test_unread_formats.py`.
 from __future__ import annotations
 
 import csv
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,11 +118,16 @@ def unread_format(path: Path, inputs: Sequence[InputSpec], *, text: bool) -> Unr
     return _table(path, inputs, suffix) if suffix in (".csv", ".tsv") else None
 
 
+def is_array_file(path: Path, suffix: str) -> bool:
+    """Whether a file is whole and holds what NumPy writes to files that end so, whatever its own name."""
+    return zipfile.is_zipfile(path) if suffix == ".npz" else _start(path).startswith(b"\x93NUMPY")
+
+
 def begins_like(path: Path) -> str:
     """Say what a file begins like, for one whose content is not what its name says; empty where nothing tells it."""
     start = _start(path)
     if start.startswith(b"PK\x03\x04"):
-        return "it begins like a ZIP file, and its end is missing"
+        return "" if zipfile.is_zipfile(path) else "it begins like a ZIP file, and its end is missing"
     if start.startswith(b"\x93NUMPY"):
         return "it begins like a .npy file"
     found = next((kind for mark, kind in BY_BYTES if start.startswith(mark)), None)

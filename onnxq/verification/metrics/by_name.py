@@ -15,17 +15,18 @@ from onnxq.verification.metrics.nearness import Cosine, Psnr
 from onnxq.verification.metrics.overlap import Overlap
 from onnxq.verification.metrics.ranks import RankCorrelation, check_scores
 
+PERCENT, BOTH_SIGNS = 100.0, 2.0  # spans: 0 to 100, and -1 to 1
 METRICS = {
     one.name: one
     for one in (
-        NamedMetric("top1", partial(TopClasses, most=1), check_classes("top1")),
-        NamedMetric("top5", partial(TopClasses, most=5), check_classes("top5")),
-        NamedMetric("agreement", Agreement, need_nothing),
-        NamedMetric("cosine", Cosine, need_nothing),
+        NamedMetric("top1", partial(TopClasses, most=1), check_classes("top1"), span=PERCENT),
+        NamedMetric("top5", partial(TopClasses, most=5), check_classes("top5"), span=PERCENT),
+        NamedMetric("agreement", Agreement, need_nothing, span=PERCENT),
+        NamedMetric("cosine", Cosine, need_nothing, span=BOTH_SIGNS),
         NamedMetric("psnr", Psnr, need_nothing),
-        NamedMetric("iou", Overlap, need_nothing),
+        NamedMetric("iou", Overlap, need_nothing, span=PERCENT),
         NamedMetric("perplexity", Perplexity, check_tokens, lower_is_better=True),
-        NamedMetric("greedy", Greedy, check_ids, prepare=continue_texts),
-        NamedMetric("spearman", RankCorrelation, check_scores),
+        NamedMetric("greedy", Greedy, check_ids, prepare=continue_texts, span=PERCENT),
+        NamedMetric("spearman", RankCorrelation, check_scores, span=BOTH_SIGNS),
     )
 }

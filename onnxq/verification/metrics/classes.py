@@ -29,6 +29,9 @@ from onnxq.verification.metrics.named_metric import (
 
 USUAL = ("_label", "_labels", "_y", "_class", "_target", "_targets")
 WHAT = "the class of each sample"
+FEW_LABELS = 20  # rows below which labels are not judged
+SHIFTED = 30.0  # points that labels gain by another first class, from which on that class is meant
+BY_CHANCE = 1.5  # times what guessing gives
 
 
 def holds_classes(array: np.ndarray) -> bool:
@@ -87,6 +90,7 @@ class TopClasses(MetricRun):
         self._arrays = [one.argmax(axis=-1) if _one_hot(one) else one for one in map(np.asarray, arrays)]
         self._highest = max((int(one.max(initial=0)) for one in self._arrays), default=0)
         self._output: str | None = None
+        self._classes = 0
         self._rows: list[np.ndarray] = []
 
     def add(self, inputs: Arrays, outputs: Arrays) -> None:
@@ -99,6 +103,7 @@ class TopClasses(MetricRun):
         scores = scores_last(array)
         if scores is None:
             raise refuse_outputs(self._name, "scores of classes", outputs)
+        self._classes = scores.shape[-1]
         order = np.argsort(-scores.astype(np.float64), axis=-1, kind="stable")
         self._rows.extend(order[..., : self._most])
 
@@ -126,6 +131,29 @@ class TopClasses(MetricRun):
 
     def score(self, reference: MetricRun) -> float:
         """Return the percentage of rows with the right class; labels below 0 do not count."""
+        right, counted = self._right(0)
+        if not counted:
+            raise DataError(f"{self._name}: no row has a label", "Give the class of each sample.")
+        return 100.0 * right / counted
+
+    def doubt(self) -> str:
+        """Say that classes are counted from another number, or that labels are not those of the samples."""
+        right, counted = self._right(0)
+        if counted < FEW_LABELS:
+            return ""
+        found = 100.0 * right / counted
+        for shift, words in ((-1, "less"), (1, "more")):
+            moved, rows = self._right(shift)
+            share = 100.0 * moved / rows if rows else 0.0
+            if rows >= counted / 2 and share >= max(found + SHIFTED, 2 * found):
+                shifted = f"{share:.3g} % of labels one {words}"
+                return f"the float model is right on {found:.3g} % of the labels, and on {shifted}"
+        if self._classes > 2 * self._most and found <= BY_CHANCE * 100.0 * self._most / self._classes:
+            return f"the float model is right on {found:.3g} % of the labels, which is no more than guessing"
+        return ""
+
+    def _right(self, shift: int) -> tuple[int, int]:
+        """Return how many rows have the right class, and how many have one, with `shift` added to all labels."""
         rank = self._rows[0].ndim if self._rows else 1
         labels = [np.asarray(one) for one in label_rows(_squeezed(self._arrays, rank), rank, self._name)]
         right = counted = 0
@@ -133,12 +161,11 @@ class TopClasses(MetricRun):
             if chosen.shape[:-1] != label.shape:
                 told = f"a label has shape {list(label.shape)}, and a row of scores {list(chosen.shape[:-1])}"
                 raise DataError(f"{self._name}: {told}", "Give one class for each row.")
-            used = label >= 0
-            right += int(((chosen == label[..., None]).any(axis=-1) & used).sum())
+            meant = label.astype(np.int64) + shift
+            used = (meant >= 0) & (shift != 0 or label >= 0)
+            right += int(((chosen == meant[..., None]).any(axis=-1) & used).sum())
             counted += int(used.sum())
-        if not counted:
-            raise DataError(f"{self._name}: no row has a label", "Give the class of each sample.")
-        return 100.0 * right / counted
+        return right, counted
 
 
 def _one_hot(array: np.ndarray) -> bool:

@@ -67,11 +67,11 @@ class MapOverlap(MetricRun):
         self._maps.extend(made)
 
     def _find(self, outputs: Mapping[str, Any]) -> str:
-        """Choose the output with maps: of four axes, or else the first one that holds decisions."""
+        """Choose the output with maps: of four axes, of three, or of integers; scores of one class are no map."""
         arrays = numbers(outputs)
         names = [name for name, array in arrays.items() if array.ndim == 4]
         names += [name for name, array in arrays.items() if array.ndim == 3]
-        names += [name for name, array in arrays.items() if decisions(array) is not None]
+        names += [name for name, array in arrays.items() if array.dtype.kind in "iub" and array.ndim == 2]
         if not names:
             raise refuse_outputs("iou", "a map of classes", outputs)
         return names[0]

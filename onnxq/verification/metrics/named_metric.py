@@ -55,6 +55,10 @@ class MetricRun(ABC):
 
         """
 
+    def doubt(self) -> str:
+        """Say what looks wrong about the labels, from a run of the float model; empty where nothing does."""
+        return ""
+
 
 @dataclass(frozen=True)
 class NamedMetric:
@@ -67,6 +71,7 @@ class NamedMetric:
         lower_is_better: Whether a smaller value is better.
         prepare: Makes the samples that both models read, and their labels, from the samples of the data, the inputs,
             and a run of the float model; None for the samples of the data.
+        span: How far its values can be apart; None where there is no end.
 
     """
 
@@ -75,6 +80,7 @@ class NamedMetric:
     check: Callable[[Labels, Sequence[InputSpec]], None]
     lower_is_better: bool = False
     prepare: Prepare | None = None
+    span: float | None = None
 
 
 def need_nothing(labels: Labels, inputs: Sequence[InputSpec]) -> None:
@@ -120,9 +126,15 @@ def choose_label(labels: Labels, usual: Sequence[str], fits: Fits, metric: str, 
     names = [f"'{name}'" for name, arrays in labels.items() if arrays and fits(np.asarray(arrays[0]))]
     if names:
         raise DataError(f"{metric}: {join_words(names)} could both be {what}", f"Call the right one '{usual[0]}'.")
-    others = join_words([f"'{name}'" for name in labels])
+    others = join_words([f"'{name}' ({_kind(arrays)})" for name, arrays in labels.items()])
     has = f"the data have only {others}" if labels else "the data have no labels"
     raise DataError(f"{metric} needs {what}, and {has}", f"Add them as '{usual[0]}'. {NAME_ONE}")
+
+
+def _kind(arrays: Sequence[np.ndarray]) -> str:
+    """Name what labels hold: `float32`, or text."""
+    dtype = np.asarray(arrays[0]).dtype if arrays else np.dtype("float32")
+    return "text" if dtype.kind in "US" else str(dtype)
 
 
 def label_rows(arrays: Sequence[np.ndarray], rank: int, metric: str) -> Iterator[np.ndarray]:

@@ -24,8 +24,8 @@ from onnxq.verification.metrics.named_metric import (
     pair_rows,
     refuse_outputs,
 )
+from onnxq.verification.records import EQUAL_PICTURES
 
-EQUAL = 100.0  # dB
 USUAL = ("_target", "_targets", "_label", "_image", "_y")
 
 
@@ -84,10 +84,15 @@ class Psnr(MetricRun):
     def _find(self, outputs: Mapping[str, Any]) -> str:
         """Choose the largest output of four axes, or else of three or two."""
         arrays = {name: array for name, array in numbers(outputs).items() if array.dtype.kind in "fu"}
-        found = [name for name, array in arrays.items() if array.ndim in (2, 3, 4)]
+        found = [name for name, array in arrays.items() if array.ndim in (2, 3, 4) and self._is_picture(array)]
         if not found:
             raise refuse_outputs("psnr", "an output of pictures", outputs)
         return max(found, key=lambda name: (arrays[name].ndim, arrays[name].size))
+
+    def _is_picture(self, array: np.ndarray) -> bool:
+        """Whether an array has height and width: without labels, a row of numbers is no picture."""
+        axes = array.shape[1:] if array.ndim == 4 else array.shape
+        return self._labels is not None or sum(size > 1 for size in axes) >= 2
 
     def score(self, reference: MetricRun) -> float:
         """Return the mean PSNR in dB."""
@@ -104,7 +109,7 @@ class Psnr(MetricRun):
                 raise DataError(f"psnr: {told}", "Save them in the layout of the output.")
             clipped = [np.clip(one.astype(np.float64), least, most) for one in (own, target)]
             error = float(((clipped[0] - clipped[1]) ** 2).mean())
-            found.append(min(10 * math.log10((most - least) ** 2 / error), EQUAL) if error else EQUAL)
+            found.append(min(10 * math.log10((most - least) ** 2 / error), EQUAL_PICTURES) if error else EQUAL_PICTURES)
         return sum(found) / len(found)
 
 
