@@ -288,9 +288,9 @@ def highest(outputs, labels):
 @pytest.mark.parametrize(
     ("options", "calls"),
     [
-        ("", 4),  # both models for the budget, both again for what is written
-        ("fast = true\n", 6),  # and once more on all samples, since a fast run compares on a few
-        ('verify-data = ["data/test.npz"]\n', 6),
+        ("", 5),  # the float model first, both models for the budget, both again for what is written
+        ("fast = true\n", 7),  # and once more on all samples, since a fast run compares on a few
+        ('verify-data = ["data/test.npz"]\n', 7),
     ],
 )
 def test_a_metric_is_not_measured_again_on_the_same_data(repo: Path, options: str, calls: int) -> None:

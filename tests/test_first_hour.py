@@ -1,0 +1,102 @@
+"""The first hour of somebody new: each thing that was tried, and the test that holds what came of it.
+
+The numbers are those of the sections of `../shared/newcomer.md`.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+ROWS = {
+    "1 a line for each input": "cli/test_cli_warnings.py::test_right_data_give_no_warning_and_a_line_for_each_input",
+    "1 values beyond the calibrated ones": "cli/test_cli_warnings.py::"
+    "test_verify_says_that_a_model_was_calibrated_on_other_values",
+    "1 below 10 dB fails": "cli/test_cli_warnings.py::test_verify_below_10_db_fails_without_thresholds",
+    "1 wrong normalization at quantize": "cli/test_cli_warnings.py::test_quantize_names_each_mistake",
+    "1 bytes into floats": "data/test_examine.py::test_pictures_in_8_bit_that_were_converted_are_named",
+    "2 a folder of photos": "data/test_picture_source.py::test_a_folder_of_pictures",
+    "2 a file of sentences": "data/test_text_source.py::test_each_sentence_has_its_own_length",
+    "2 a folder of recordings": "data/test_sound_source.py::test_a_recording_is_cut_into_windows",
+    "2 a quoted pattern": "data/test_advice.py::test_what_cannot_be_read_is_named_with_what_to_do",
+    "2 a line of Python that saves samples": "data/test_advice.py::test_the_line_of_python_runs",
+    "2 files left out": "data/test_picture_files.py::test_what_is_left_out_is_said",
+    "3 one sample": "data/test_examine.py::test_one_sample_is_few",
+    "3 equal samples": "data/test_examine.py::test_equal_samples_are_named",
+    "3 constant samples": "data/test_examine.py::test_constant_samples_are_named_even_where_they_differ",
+    "4 slower than float": "report/test_result_warnings.py::test_slower_than_float",
+    "4 gains from size only": "report/test_result_warnings.py::test_gains_from_size_only",
+    "4 saturation": "report/test_result_warnings.py::test_saturation_on_a_family",
+    "4 the processor in the page": "report/test_report_html.py::"
+    "test_the_page_begins_with_a_verdict_and_has_a_table_of_processors",
+    "5 one bar for the run": "cli/test_progress_bar.py::test_the_bar_is_one_line_on_any_terminal",
+    "5 a line for each step in a log": "cli/test_progress_bar.py::"
+    "test_a_log_has_a_line_for_each_step_of_a_long_run_and_the_time_in_all",
+    "5 no escape code in a log": "cli/test_cli_logs.py::"
+    "test_no_escape_code_goes_into_a_log_whatever_the_environment_says",
+    "5 the share never falls": "test_progress.py::test_the_share_never_falls",
+    "5 quiet": "cli/test_progress_bar.py::test_quiet_says_nothing",
+    "6 models in parallel": "project/test_project_jobs.py::test_the_bytes_are_those_of_one_process",
+    "6 Ctrl-C says what was built": "cli/test_cli_project.py::test_ctrl_c_leaves_what_is_complete_and_nothing_else",
+    "6 a model of the project by its entry": "cli/test_cli_project_entry.py::test_the_entry_counts",
+    "6 missing verify-data": "project/test_project_check.py::test_data_to_verify_with_that_are_missing_are_a_finding",
+    "6 a patch release": "project/test_project_check.py::test_another_version_of_onnxq",
+    "6 codes switched off": "project/test_project_check.py::test_findings_are_switched_off",
+    "6 thresholds that are met": "project/test_project_check.py::"
+    "test_limits_that_a_model_keeps_to_do_not_make_it_stale",
+    "6 versions and processor in the record": "project/test_project_build.py::"
+    "test_a_record_names_the_processor_only_where_figures_depend_on_it",
+    "6 hooks": "project/test_pre_commit.py::test_the_environment_that_pre_commit_makes_by_itself",
+    "6 a first project file": "cli/test_cli_init.py::test_a_first_project_file_and_what_comes_next",
+    "7 classes in [1, 1000, 1, 1]": "verification/test_compare.py::test_the_only_axis_beside_the_batch_holds_classes",
+    "8 never 0 %": "test_text.py::test_a_share_is_never_nothing",
+    "8 one direction": "test_text.py::test_a_ratio_has_one_direction",
+    "8 equal decimals": "test_text.py::test_latencies_of_a_row_have_equal_decimals",
+    "8 what 20 dB are, and the next command": "cli/test_cli_quantize.py::test_the_table",
+    "8 narrow terminals": "cli/test_cli_tables.py::test_nothing_is_lost_at_any_width",
+    "9 another format": "ir/test_formats.py::test_the_format_is_named_and_so_is_the_way_to_onnx",
+    "9 a weight that is NaN": "cli/test_cli_mistakes.py::"
+    "test_a_weight_that_is_not_finite_is_named_by_quantize_and_verify",
+    "9 --target gpu; -; -o -; globs; numbers; did you mean": "cli/test_cli_mistakes.py::"
+    "test_a_mistake_is_named_with_what_was_meant",
+    "9 mydata.py:photos, mydata.py": "data/test_advice.py::test_what_cannot_be_read_is_named_with_what_to_do",
+    "9 one array for three inputs": "data/test_advice.py::test_one_array_for_a_model_of_several_inputs",
+    "9 NHWC": "data/test_layouts.py::test_files_say_the_transpose_of_the_array_that_is_in_them",
+    "9 swapped models": "cli/test_cli_mistakes.py::test_models_that_are_swapped_are_noticed",
+    "9 -o x.txt": "cli/test_cli_mistakes.py::test_an_odd_ending_is_noted",
+    "9 onnxq version, onnxq help": "cli/test_cli_mistakes.py::test_help_and_version_are_commands_as_elsewhere",
+    "9 samples in Python": "data/test_advice.py::test_samples_in_python_are_named_as_there",
+    "9 a report on a full disk": "cli/test_cli_mistakes.py::"
+    "test_a_report_that_cannot_be_written_leaves_the_model_and_says_so",
+    "10 a sample without its batch axis": "data/test_advice.py::test_a_sample_without_its_batch_axis_is_told_so",
+    "10 hints in the words of Python": "api/test_api_words.py::test_errors_name_keywords",
+    "10 a ModelProto": "api/test_api_models.py::test_a_proto_gives_a_proto_and_no_file",
+    "10 a metric as a function": "api/test_api_models.py::test_a_metric_is_a_function",
+    "10 every command is callable": "test_public_names.py::test_every_command_has_a_function",
+    "10 misspelt names": "test_public_names.py::test_a_misspelt_name_fails_a_type_check_and_right_ones_pass",
+    "10 types of signatures": "test_public_names.py::test_every_type_in_a_public_signature_is_public",
+    "10 docstrings with examples": "api/test_api_examples.py::test_the_example_of_a_function_runs",
+    "10 observer": "api/test_api_models.py::test_progress_is_followed_from_python",
+    "11 nothing cut at any width": "report/test_report_browser.py::test_filter_sort_and_layout",
+    "11 date, command and limits": "report/test_report_html.py::"
+    "test_the_page_says_when_how_and_within_which_limits",
+    "11 time by operator, size by layer": "report/test_report_details.py::test_a_full_report_has_them",
+    "11 worst samples": "report/test_report_details.py::test_the_samples_that_are_off_most_are_named",
+    "completion": "cli/test_cli_completion.py::test_what_was_typed_is_completed",
+}
+
+
+@cache
+def names_of(path: Path) -> set[str]:
+    """The names of the tests of a file."""
+    return {node.name for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_each_row_has_its_test(row: str) -> None:
+    path, _, name = ROWS[row].partition("::")
+    assert name in names_of(TESTS / path)
