@@ -269,7 +269,8 @@ def _compare(
     quantized, baseline = read_model(model), read_model(against)
     _check_form(model, quantized, progress)
     _note_another_source(quantized, baseline, progress)
-    _refuse_other_inputs(quantized, baseline)
+    if given.is_given:
+        _refuse_other_inputs(quantized, baseline)
     same = _same_models(quantized, baseline)
     mixed_up = same or _swapped_models(quantized, baseline)
     samples = given.open(baseline)
