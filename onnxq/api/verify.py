@@ -37,6 +37,7 @@ from onnxq.targets.target import load_target
 from onnxq.text import join_words
 from onnxq.verification.calibrated_ranges import calibration_warnings
 from onnxq.verification.compare import check_wellformed, compare
+from onnxq.verification.decoding import measure_decoding
 from onnxq.verification.engines import EngineCheck, check_engines
 from onnxq.verification.families import FamilyFigures, family_figures, recorded_latencies, recorded_target
 from onnxq.verification.layerwise import with_layers
@@ -284,6 +285,8 @@ def _compare(
         try_metric(metric, source, samples, progress.progress)
     progress.step("verify")
     comparison = compare(source, model, samples, progress=progress.progress, blame=CheckFailed)
+    if given.is_given and not samples.made_up:
+        comparison = replace(comparison, decoding=measure_decoding(baseline, source, model, samples))
     if metric is not None:
         progress.step("metric")
         measured = compare_metric(metric, source, model, samples, progress=progress.progress)

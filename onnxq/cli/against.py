@@ -37,7 +37,14 @@ def write_comparison(
     """Show how two models differ."""
     from onnxq.cli.details.layer_tables import layer_tables
     from onnxq.cli.runtime import runtime_tables
-    from onnxq.cli.tables import comparison_tables, family_tables, input_table, latency_table, metric_table
+    from onnxq.cli.tables import (
+        comparison_tables,
+        decoding_table,
+        family_tables,
+        input_table,
+        latency_table,
+        metric_table,
+    )
     from onnxq.cli.terminal import show
     from onnxq.report import SCHEMA, comparison_dict, to_json
     from onnxq.report.as_json import record_dict
@@ -54,6 +61,8 @@ def write_comparison(
         return
     show(input_table(found.inputs), "")
     show(*comparison_tables(comparison, found.data), "", *latency_table(comparison))
+    if comparison.decoding is not None:
+        show("", decoding_table(comparison.decoding))
     if comparison.metric is not None:
         show("", metric_table(comparison.metric))
     if families:

@@ -21,7 +21,7 @@ from onnxq.explanation.inspect import Inspection
 from onnxq.report import Report
 from onnxq.text import FLOAT, decibels, milliseconds, percent, printable, size, size_change, speed_change
 from onnxq.verification.families import FamilyFigures
-from onnxq.verification.records import Comparison, Contribution, Latency, MetricComparison
+from onnxq.verification.records import Comparison, Contribution, Decoding, Latency, MetricComparison
 
 Cell = str | Text
 MOST_REASONS = 12  # lines; the rest is counted
@@ -91,6 +91,9 @@ def report_tables(report: Report) -> Iterator[RenderableType]:
         if report.cross_validation is not None:
             yield Padding(Text(printable(report.cross_validation.sentence)), (0, 0, 0, INDENT))
         yield ""
+        if report.comparison.decoding is not None:
+            yield decoding_table(report.comparison.decoding)
+            yield ""
         if report.comparison.metric is not None:
             yield metric_table(report.comparison.metric)
             yield ""
@@ -174,6 +177,11 @@ def metric_table(metric: MetricComparison) -> RenderableType:
     """Lay out what a metric says about both models."""
     row = (metric.name, f"{metric.float_value:.6g}", f"{metric.quantized_value:.6g}", metric.change_words())
     return columns(("metric", "float", "quantized", ""), [row], right=(1, 2))
+
+
+def decoding_table(decoding: Decoding) -> RenderableType:
+    """Lay out what users of a decoder see of both models."""
+    return columns(("decoding", "float", "quantized", ""), decoding.rows(), right=(1, 2))
 
 
 def node_tables(report: Report) -> Iterator[RenderableType]:

@@ -58,15 +58,16 @@ class TextInput:
     tokens: int
     length: int
 
-    def feeds(self, ids: np.ndarray) -> dict[str, np.ndarray]:
-        """Return what the model takes for token ids `[batch, length]`."""
-        made = {self.ids.name: ids.astype(_dtype(self.ids))}
+    def feeds(self, ids: np.ndarray, past: int = 0) -> dict[str, np.ndarray]:
+        """Return what the model takes for token ids `[batch, length]` behind so many others, which were all zeros."""
+        made, (batch, length) = {self.ids.name: ids.astype(_dtype(self.ids))}, ids.shape
         for value in self.others:
-            numbers = np.ones_like(ids) if value.name == MASK else np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+            places = np.broadcast_to(np.arange(past, past + length), ids.shape)
+            numbers = np.ones((batch, past + length)) if value.name == MASK else places
             made[value.name] = numbers.astype(_dtype(value))
         for value in self.caches:
             heads, head = (int(size) for size in (value.shape or ())[1::2] if isinstance(size, int))
-            made[value.name] = np.zeros((len(ids), heads, 0, head), FLOATS[value.dtype])
+            made[value.name] = np.zeros((batch, heads, past, head), FLOATS[value.dtype])
         return made
 
 
@@ -164,7 +165,7 @@ def drafted_text(model: Model, seed: int = 0) -> list[dict[str, np.ndarray]]:
         def logits(ids: np.ndarray) -> np.ndarray:
             return np.asarray(run_session(session, [name], found.feeds(ids))[0])
 
-        if not _reads_backwards(found, ids[:1], logits):
+        if not reads_backwards(found, ids[:1], logits):
             return []
         for _ in range(PASSES):
             ids = _redrafted(found, ids, _Sampler(seed), logits)
@@ -184,8 +185,15 @@ def _redrafted(found: TextInput, ids: np.ndarray, sampler: _Sampler, logits: Run
     return chosen
 
 
-def _reads_backwards(found: TextInput, one: np.ndarray, logits: Run) -> bool:
-    """Tell whether the last token leaves the logits in front of it as they are, but for rounding."""
+def reads_backwards(found: TextInput, one: np.ndarray, logits: Run) -> bool:
+    """Tell whether the last token leaves the logits in front of it as they are, but for rounding.
+
+    Args:
+        found: The inputs of a decoder.
+        one: Token ids `[1, length]`.
+        logits: Runs the model on token ids.
+
+    """
     other = one.copy()
     other[:, -1] = (other[:, -1] + 1) % found.tokens
     before, after = logits(one), logits(other)

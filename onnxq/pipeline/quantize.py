@@ -66,6 +66,7 @@ from onnxq.stages.prepared import Prepared
 from onnxq.stages.strategy import Strategy
 from onnxq.targets.tables import NATIVE
 from onnxq.verification.compare import compare
+from onnxq.verification.decoding import measure_decoding
 from onnxq.verification.families import family_figures, predicted_latencies, record_latencies
 from onnxq.verification.layerwise import with_layers
 from onnxq.verification.ort_graph import quantized_already
@@ -468,6 +469,8 @@ def _quantize_in_memory(
     probe = probe.limit(FEW_SAMPLES) if prepared.fast else probe
     baseline = InMemory(before if prepared.original is None else prepared.original)
     comparison = compare(baseline, encoded, probe, latency=not prepared.fast, progress=observer.progress)
+    if given is not None and not prepared.fast:
+        comparison = replace(comparison, decoding=measure_decoding(before, baseline, encoded, probe))
     if detailed:
         observer.step("layers")
         comparison = with_layers(comparison, before, by_layers, probe)

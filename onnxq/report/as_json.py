@@ -77,6 +77,7 @@ def comparison_dict(comparison: Comparison, samples: str | None) -> dict[str, An
         "no_layers": comparison.no_layers,
         "worst_samples": [record_dict(one) for one in comparison.worst_samples],
         "warnings": [asdict(warning) for warning in comparison.warnings],
+        "decoding": None if comparison.decoding is None else asdict(comparison.decoding),
         "metric": None if comparison.metric is None else asdict(comparison.metric) | {"drop": comparison.metric.drop},
     }
 

@@ -67,6 +67,8 @@ def _result(report: ReportData) -> str:
     if metric is not None:
         values = f"{metric.float_value:.6g}", f"{metric.quantized_value:.6g}", metric.change_words()
         rows.append((_plain(metric.name), *values))
+    if report.comparison.decoding is not None:
+        rows += [(_plain(row[0]), *row[1:]) for row in report.comparison.decoding.rows()]
     outputs = [
         (_code(o.name), decibels(o.sqnr), f"{o.max_abs:.4g}", "" if o.agreement is None else f"{o.agreement:.2f} %")
         for o in report.comparison.outputs

@@ -104,7 +104,7 @@ def compare(
     if first is None:
         raise DataError("there are no samples to compare the models on", "Give at least one.")
     with working("latency"):
-        timed = _measure_latency(pair, first) if latency and pair.in_memory else None
+        timed = time_pair(pair.reference, pair.result, first) if latency and pair.in_memory else None
     outputs = tuple(_summary(name, difference) for name, difference in zip(names, differences, strict=True))
     outputs, selection = told.figures(outputs) if told is not None else (outputs, None)
     warned = ranges.warnings()
@@ -252,9 +252,18 @@ def _same_shape(first: list[Any] | None, second: list[Any] | None, *, sizes: boo
     )
 
 
-def _measure_latency(pair: _Pair, feeds: Sample) -> Latency:
-    """Time both models on one sample: one thread, in turn, so that a busy machine slows both."""
-    reference, result = pair.reference, pair.result
+def time_pair(reference: Any, result: Any, feeds: Sample) -> Latency:
+    """Time both models on one sample: one thread, in turn, so that a busy machine slows both.
+
+    Args:
+        reference: A session of the float model.
+        result: A session of the quantized one.
+        feeds: The sample.
+
+    Raises:
+        SessionError: One of them does not run.
+
+    """
     pair_seconds = TIMING_SECONDS
     for _ in range(WARM_UPS):
         started = time.perf_counter()

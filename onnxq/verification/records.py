@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from onnxq.errors import CheckFailed
-from onnxq.text import counted, decibels, format_drop
+from onnxq.text import counted, decibels, format_drop, milliseconds, speed_change
 from onnxq.verification.output_records import MISSED, SelectionComparison, sqnr_missed, with_sqnr
 from onnxq.verification.output_records import OutputComparison as OutputComparison
 from onnxq.warning import WarningLine
@@ -174,6 +174,41 @@ class Contribution:
 
 
 @dataclass(frozen=True)
+class Decoding:
+    """A decoder as its users judge it.
+
+    Attributes:
+        perplexity: None where the samples are no texts.
+        greedy: Percentage of equal choices over 64 tokens; None where the model is too slow for that.
+        token: Latency of one token; None where the length is fixed.
+        prompt: Latency of 128 tokens, or of the fixed length.
+        past: How many tokens are in the cache in front of the one.
+
+    """
+
+    perplexity: MetricComparison | None
+    greedy: MetricComparison | None
+    token: Latency | None
+    prompt: Latency | None
+    past: int
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """Return for each figure a name, that of float, that of the quantized model, and the change."""
+        found = []
+        for metric in (self.perplexity, self.greedy):
+            if metric is not None:
+                values = f"{metric.float_value:.6g}", f"{metric.quantized_value:.6g}"
+                found.append((metric.name, *values, format_drop(metric.change)))
+        behind = f" behind {self.past}" if self.past else ""
+        for name, latency in ((f"one token{behind}", self.token), ("a prompt", self.prompt)):
+            if latency is not None:
+                before, after = latency.float_ms, latency.quantized_ms
+                times = milliseconds(before, after), milliseconds(after, before)
+                found.append((name, *times, speed_change(latency.ratio)))
+        return found
+
+
+@dataclass(frozen=True)
 class Comparison:
     """The result of `compare`.
 
@@ -184,6 +219,7 @@ class Comparison:
         layers: One for each tensor that both models hold, in graph order; empty where nobody asked.
         no_layers: Why there are none, where somebody asked.
         metric: None where nobody asked.
+        decoding: Of a decoder in memory, with data; None of all else.
         selection: What the outputs hold of what is picked by scores; None where nothing is.
         warnings: Which samples go beyond what the quantized model was calibrated for.
         worst_samples: The samples that are off most, the worst first; none that is equal.
@@ -196,6 +232,7 @@ class Comparison:
     layers: tuple[LayerComparison, ...] = ()
     no_layers: str | None = None
     metric: MetricComparison | None = None
+    decoding: Decoding | None = None
     selection: SelectionComparison | None = None
     warnings: tuple[WarningLine, ...] = ()
     worst_samples: tuple[SampleError, ...] = ()

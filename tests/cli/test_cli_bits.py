@@ -79,6 +79,18 @@ def test_a_decoder_without_data_is_calibrated_on_what_it_writes(tmp_path):
     assert [found.method for found in report.weights] == ["output error"]
 
 
+def test_tables_show_what_users_of_a_decoder_see(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    onnx.save(decoder_of_tokens(), "m.onnx")
+    np.savez("d.npz", ids=np.random.default_rng(0).integers(0, 40, (6, 20)))
+    code, out, err = cli("quantize", "m.onnx", "-d", "d.npz", "-o", "q.onnx", "--bits", "4")
+    assert code == 0, err
+    assert all(word in out for word in ("decoding", "perplexity", "greedy", "one token", "a prompt"))
+    code, out, err = cli("verify", "q.onnx", "--against", "m.onnx", "-d", "d.npz")
+    assert code == 0, err
+    assert all(word in out for word in ("decoding", "perplexity", "greedy", "one token", "a prompt"))
+
+
 def decoder_of_tokens():
     weights = {"table": floats(40, 32, seed=1), "head": floats(32, 40, seed=2)}
     nodes = [node("Gather", "table ids", "e"), node("MatMul", "e head", "logits")]

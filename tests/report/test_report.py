@@ -86,6 +86,7 @@ def test_json(report: Report) -> None:
             "no_layers": None,
             "worst_samples": [],
             "warnings": [],
+            "decoding": None,
             "metric": None,
         },
         "cross_validation": None,

@@ -1,0 +1,84 @@
+"""Figures of decoders: perplexity, greedy choices, and the latency of one token and of a prompt.
+
+Tests: `tests/verification/test_decoding.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnxq.data.generated_text import TextInput, reads_backwards, text_input
+from onnxq.data.samples import Samples
+from onnxq.errors import OnnxqError
+from onnxq.ir import Model, infer_types
+from onnxq.progress import working
+from onnxq.runtime.session import ModelSource, SessionError, open_session, run_session, runs_in_segments
+from onnxq.verification.compare import time_pair
+from onnxq.verification.metrics.greedy import CONTINUED, TEXTS
+from onnxq.verification.records import Decoding, Latency, MetricComparison
+from onnxq.verification.user_metric import compare_metric
+
+PAST, PROMPT = 64, 128  # tokens in the cache, if there is one, in front of one token; and tokens that are read at once
+JUDGED = 32  # samples whose perplexity is measured
+SECONDS = 5.0  # that the float model may take to go on with texts
+
+
+def measure_decoding(
+    model: Model, float_model: ModelSource, quantized: ModelSource, samples: Samples
+) -> Decoding | None:
+    """Measure a decoder of token ids as its users judge it.
+
+    Args:
+        model: The float model, which says what each input takes.
+        float_model: What is run of it.
+        quantized: The quantized model.
+        samples: Texts.
+
+    Returns:
+        The figures; None for a model that is no decoder, does not run, or runs in segments. Greedy choices of a slow
+        model are left out.
+
+    """
+    infer_types(model)
+    found = text_input(model)
+    if found is None or runs_in_segments(float_model):
+        return None
+    try:
+        both = open_session(float_model, threads=1), open_session(quantized, threads=1)
+        name = found.logits.name
+        one = np.random.default_rng(0).integers(0, found.tokens, (1, found.length))
+        if not reads_backwards(found, one, lambda ids: np.asarray(run_session(both[0], [name], found.feeds(ids))[0])):
+            return None
+        with working("latency"):
+            prompt = _timed(both, found, PROMPT, 0)
+            past = PAST if found.caches else 0
+            token = None if _is_fixed(found) else _timed(both, found, 1, past)
+        perplexity = _metric("perplexity", float_model, quantized, samples.limit(JUDGED))
+        texts = 0 if prompt is None else int(SECONDS * 1e3 // (CONTINUED * prompt.float_ms))
+        greedy = _metric("greedy", float_model, quantized, samples.limit(min(texts, TEXTS))) if texts else None
+    except (OnnxqError, SessionError):  # the comparison has said what is wrong
+        return None
+    return Decoding(perplexity, greedy, token, prompt, past)
+
+
+def _is_fixed(found: TextInput) -> bool:
+    return isinstance((found.ids.shape or ())[1], int)
+
+
+def _timed(both: tuple[Any, Any], found: TextInput, length: int, past: int) -> Latency | None:
+    """Time tokens behind a cache; None where the model takes no so many."""
+    ids = np.random.default_rng(1).integers(0, found.tokens, (1, found.length if _is_fixed(found) else length))
+    try:
+        return time_pair(*both, found.feeds(ids, past))
+    except SessionError:
+        return None
+
+
+def _metric(name: str, float_model: ModelSource, quantized: ModelSource, samples: Samples) -> MetricComparison | None:
+    """Measure a metric; None where the samples do not have what it needs."""
+    try:
+        return compare_metric(name, float_model, quantized, samples)
+    except OnnxqError:
+        return None

@@ -1,0 +1,66 @@
+"""Figures of decoders in reports: perplexity, greedy choices, latency of one token and of a prompt."""
+
+from __future__ import annotations
+
+import json
+
+import onnx
+import pytest
+from decoders import genai_decoder, genai_samples, optimum_decoder
+from helpers import build, floats, node
+
+from onnxq.api.verify import verify
+from onnxq.data.generated_text import generated_text
+from onnxq.pipeline.quantize import quantize
+from onnxq.planning.recipe import in_blocks
+from onnxq.report.as_json import report_dict
+from onnxq.report.markdown import markdown
+from onnxq.stages.prepare import prepare
+
+
+@pytest.fixture
+def decoder(tmp_path):
+    onnx.save(optimum_decoder(), tmp_path / "m.onnx")
+    texts = generated_text(prepare(tmp_path / "m.onnx", in_blocks(4), with_data=True).model)[:6]
+    return tmp_path / "m.onnx", texts
+
+
+def test_a_report_has_what_users_of_a_decoder_see(decoder):
+    path, texts = decoder
+    report = quantize(path, in_blocks(4), samples=texts, output=path.with_name("q.onnx"))
+    found = report.comparison.decoding
+    assert found.perplexity.quantized_value == pytest.approx(found.perplexity.float_value, rel=0.2)
+    assert 50 < found.greedy.quantized_value <= 100
+    assert found.past == 64
+    assert found.token.float_ms < found.prompt.float_ms
+    names = [row[0] for row in found.rows()]
+    assert names == ["perplexity", "greedy", "one token behind 64", "a prompt"]
+    written = markdown(report)
+    assert all(name in written for name in names)
+    stated = json.loads(json.dumps(report_dict(report)["comparison"]["decoding"]))
+    assert stated["greedy"]["name"] == "greedy"
+    assert stated["token"]["pairs"] > 0
+
+
+def test_verify_measures_them_on_data_alone(decoder):
+    path, texts = decoder
+    quantize(path, in_blocks(8), samples=texts, output=path.with_name("q.onnx"))
+    found = verify(path.with_name("q.onnx"), path, samples=texts).comparison.decoding
+    assert found.greedy.quantized_value > 90
+    assert verify(path.with_name("q.onnx"), path).comparison.decoding is None
+
+
+def test_a_fast_run_and_another_model_have_none(decoder, tmp_path):
+    path, texts = decoder
+    report = quantize(path, in_blocks(4), samples=texts, output=tmp_path / "q.onnx", fast=True)
+    assert report.comparison.decoding is None
+    onnx.save(build([node("MatMul", "x w", "y")], {"x": [1, 64]}, ["y"], {"w": floats(64, 32)}), tmp_path / "o.onnx")
+    report = quantize(tmp_path / "o.onnx", samples={"x": floats(8, 64)}, output=tmp_path / "p.onnx")
+    assert report.comparison.decoding is None
+
+
+def test_half_floats_and_caches_in_a_row_are_timed(tmp_path):
+    model = genai_decoder(half=True)
+    onnx.save(model, tmp_path / "m.onnx")
+    report = quantize(tmp_path / "m.onnx", in_blocks(8), samples=genai_samples(model, 4), output=tmp_path / "q.onnx")
+    assert report.comparison.decoding.token is not None
