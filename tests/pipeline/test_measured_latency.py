@@ -24,7 +24,7 @@ def convolutions(path: Path) -> Path:
 def quantized(folder: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, **options: str | bool) -> Report:
     source = convolutions(folder / "m.onnx")
     monkeypatch.setattr(
-        "onnxq.verification.compare._measure_latency", lambda pair, feeds: Latency(1.0, ratio, ratio, pairs=3)
+        "onnxq.verification.compare.time_pair", lambda reference, result, feeds: Latency(1.0, ratio, ratio, pairs=3)
     )
     samples = [{"x": floats(1, 64, 16, 16, seed=seed)} for seed in range(2)]
     return quantize(source, output=folder / "q.onnx", samples=samples, force=True, **options)  # type: ignore[arg-type]
