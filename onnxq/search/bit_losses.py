@@ -90,6 +90,7 @@ class _Probes:
             run.keep.update(self.outputs)
         self.probed = _affordable(model, jobs, samples)
         self.runs: dict[Key, list[Run]] = {}
+        self.left = {job.key: {node for node, one in self.jobs.items() if one is job} for job in jobs}
         self.shares: dict[Key, dict[int, float]] = {}
         self._known: Inputs = {}
 
@@ -104,10 +105,17 @@ class _Probes:
         self.shares[job.key] = error_shares(job, measured.moments)
 
     def advance(self, step: Step, shelf: Shelf | None) -> None:
-        """Run a node everywhere, but for the last one with a weight."""
-        if step is not self.steps[-1]:
-            for runs in (self.exact, *self.runs.values()):
-                advance_runs(step, runs, shelf)
+        """Run a node everywhere, but for the last one with a weight, and release the rounded weight behind it."""
+        if step is self.steps[-1]:
+            return
+        for runs in (self.exact, *self.runs.values()):
+            advance_runs(step, runs, shelf)
+        job = self.jobs.get(step.node)
+        if job is not None:
+            self.left[job.key].discard(step.node)
+        if job is not None and not self.left[job.key]:
+            for run in self.runs[job.key]:
+                run.values[job.weight] = self.exact[0].values[job.weight]
 
     def losses(self) -> dict[Key, dict[int, float]]:
         """Bring all runs to their end, and return the loss of each weight by its bits."""

@@ -17,6 +17,7 @@ from onnxq.ir import load, segment
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.recipe import in_blocks, load_recipe
 from onnxq.rounding.layer_by_layer import block_jobs
+from onnxq.search import bit_losses
 from onnxq.search.bit_losses import measure_losses
 from onnxq.search.budget import Budget
 from onnxq.search.mixed_bits import MixedWeight, bits_for_size
@@ -73,6 +74,22 @@ def test_the_loss_is_that_of_a_model_with_one_weight_rounded(source, monkeypatch
         loss = np.mean([np.square(b - a).sum() / np.square(a).sum() for a, b in zip(exact, got, strict=True)])
         ours = next(losses[4] for key, losses in found.items() if key[0].shape == weight.shape)
         assert ours == pytest.approx(loss, rel=0.01)
+
+
+def test_no_more_than_one_rounded_weight_is_held(source, monkeypatch):
+    held = []
+
+    def counted(self):
+        weights = {job.key: job.weight for job in self.jobs.values()}
+        exact = self.exact[0].values
+        held.extend(w for key, w in weights.items() if self.runs[key][0].values[w] is not exact[w])
+        return finish(self)
+
+    finish = bit_losses._Probes.losses
+    monkeypatch.setattr(bit_losses._Probes, "losses", counted)
+    prepared = prepare(source, in_blocks(4), with_data=True)
+    assert len(measure_losses(prepared.model, block_jobs(prepared.plan), samples(2))) == 4
+    assert [value.name for value in held] == ["w4"]
 
 
 def to_nearest(weight):
