@@ -19,6 +19,9 @@ from onnxq.ir import Node, Value
 # 2304 columns are 256 channels of 3 × 3, and 42 MB for each half of H.
 SIZES = ((2304, 256), (1152, 256), (576, 256), (288, 256), (128, 128), (64, 64), (32, 32), (9, 9), (1, 1))
 MEMORY = 768 << 20  # bytes for all H of a model
+# Columns for each row of a weight, beyond which H is of blocks. To decompose one of 2304 columns takes a second, for 6
+# rows as for 256
+COLUMNS_PER_ROW = 64
 
 
 class MeasuredLayers:
@@ -31,11 +34,13 @@ class MeasuredLayers:
         nodes: Candidates; those are taken that are a MatMul, Gemm or Conv with a constant weight and
             a float32 activation.
         memory: Bytes that all H together may take; the larger ones become block-diagonal until they fit.
+        widest: The most columns of a full H.
 
     """
 
-    def __init__(self, nodes: Iterable[Node], *, memory: int = MEMORY) -> None:
+    def __init__(self, nodes: Iterable[Node], *, memory: int = MEMORY, widest: int = SIZES[0][0]) -> None:
         self._inputs: dict[Node, tuple[Value, Unfolding]] = {}
+        rows: dict[tuple[str, Unfolding], int] = {}
         for node in nodes:
             found = unfolding_of(node)
             value = node.inputs[found[0]] if found else None
@@ -43,10 +48,14 @@ class MeasuredLayers:
                 continue
             if value.dtype == TensorProto.FLOAT:
                 self._inputs[node] = value, found[1]
+                key, count = (value.name, found[1]), _rows(node, found)
+                rows[key] = max(rows.get(key, 0), count)
         self._by_name: dict[str, dict[Unfolding, int]] = {}
         for full, block in SIZES:
             for value, unfolding in self._inputs.values():
-                self._by_name.setdefault(value.name, {})[unfolding] = block_columns(unfolding, full, block)
+                few = max(COLUMNS_PER_ROW * rows[value.name, unfolding], block)
+                size = block_columns(unfolding, min(full, few, widest), block)
+                self._by_name.setdefault(value.name, {})[unfolding] = size
             if self.bytes <= memory:
                 break
 
@@ -91,6 +100,14 @@ class MeasuredLayers:
                 return None
             result = layer if result is None else result.merge(layer)
         return result
+
+
+def _rows(node: Node, found: tuple[int, Unfolding]) -> int:
+    """Return how many rows the weight of a layer has in each group."""
+    weight = node.inputs[1 - found[0]]
+    assert weight is not None
+    assert weight.constant is not None
+    return int(weight.constant.size) // found[1].columns
 
 
 def block_columns(unfolding: Unfolding, full: int, block: int) -> int:

@@ -107,8 +107,8 @@ class Settings:
         # EfficientNet took 29 ms in place of 21 on two busy cores
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if self.exact and host_saturates():
-            # onnxruntime/core/optimizer/avx2_weight_s8_to_u8.cc. Products of others are exact as they are, and kernels of
-            # uint8 weights take two to three times as long there
+            # onnxruntime/core/optimizer/avx2_weight_s8_to_u8.cc. Products of others are exact as they are, and kernels
+            # of uint8 weights take two to three times as long there
             options.add_session_config_entry("session.x64quantprecision", "1")
         for library in LIBRARIES:
             options.register_custom_ops_library(library)

@@ -127,7 +127,7 @@ def cross_validate(variants: Variants, choices: Choices) -> CrossValidated | Non
 def _fitted_on(variants: Variants, choices: Choices, fitting: Samples) -> Model | None:
     """Quantize with ranges and codes from the first half; None where nothing is taken from samples."""
     spare, half = copy_prepared(variants.prepared, choices), variants.half
-    layers = layers_needing_moments(spare.plan, blocks=False) if variants.weights.fitted else None
+    layers = layers_needing_moments(spare.plan, blocks=False, trial=True) if variants.weights.fitted else None
     if not spare.plan.calibrated() and (layers is None or not layers.values):
         return None
     rounds = layers is not None and half is None and not read_many_rows(spare.plan, fitting.count)

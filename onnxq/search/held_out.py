@@ -478,6 +478,11 @@ class HoldoutSplit:
         self._known = made.known
         return made
 
+    def few(self, samples: Samples) -> SqnrEvaluator:
+        """Return what judges variants on as many of some samples as are in a half to judge on."""
+        most = max(self.expected_count(self._share) // 2, 1)
+        return self.evaluator(wrap_samples(few_samples(samples, most), self.samples.inputs))
+
     def _sets(self, taken: Mapping[int, Sample], count: int) -> list[Samples]:
         samples, places = list(taken.values()), list(taken)
         sets = [wrap_samples(samples[first::count], self.samples.inputs) for first in range(count)]

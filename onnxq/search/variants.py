@@ -225,7 +225,7 @@ def choose_by_holdout(prepared: Prepared, split: HoldoutSplit) -> HoldoutChoice:
     if split.halves is None:
         return HoldoutChoice()
     surely = read_many_rows(prepared.plan, split.samples.count)
-    rounding, half = (True, None) if surely else _codes_serve_others(prepared, split, split.halves[0])
+    rounding, half = (True, None) if surely else _codes_serve_others(prepared, split)
     return HoldoutChoice(rounding, choose_ranges(prepared, split) if opened else MIN_MAX, half)
 
 
@@ -242,16 +242,22 @@ def read_many_rows(plan: Plan, samples: int | None) -> bool:
     return True
 
 
-def _codes_serve_others(prepared: Prepared, split: HoldoutSplit, fitting: Samples) -> tuple[bool, FittedHalf | None]:
-    """Choose codes on a half of the samples, and judge them on the other; gives the codes as well if they are kept."""
+def _codes_serve_others(prepared: Prepared, split: HoldoutSplit) -> tuple[bool, FittedHalf | None]:
+    """Choose codes on a half of the samples, and judge them on the other; gives the codes as well if they are kept.
+
+    The halves are those of cross-validation, which would choose the same codes once more.
+    """
+    if split.fitting_halves is None:
+        return True, None
+    fitting, others = split.fitting_halves
     spare = copy_prepared(prepared)
-    layers = layers_needing_moments(spare.plan, blocks=False)
+    layers = layers_needing_moments(spare.plan, blocks=False, trial=True)
     measured = measure(spare, layers, fitting, None, Silent(), trial=True)
     spare = exclude_unreached_bodies(spare, measured)
     chosen = Weights(spare.plan, choose_qparams(spare.plan, measured), measured, layers, quick=True)
     both = (quantize_copy(copy_prepared(prepared), measured, weights) for weights in (None, chosen))
-    simple, better = split.judge.sqnrs(both)
-    if better <= simple or split.fitting_halves is not split.halves:
-        return better > simple, None
+    simple, better = split.few(others).sqnrs(both)
+    if better <= simple:
+        return False, None
     chosen.forget_inputs()
     return True, FittedHalf(chosen, measured.without(InputMoments))

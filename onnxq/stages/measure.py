@@ -29,14 +29,17 @@ from onnxq.progress import Observer
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.strategy import Strategy
 
+MOST_COLUMNS, TRIAL_COLUMNS = 2304, 576  # of a full H
 
-def layers_needing_moments(plan: Plan, *, blocks: bool = True) -> MeasuredLayers:
+
+def layers_needing_moments(plan: Plan, *, blocks: bool = True, trial: bool = False) -> MeasuredLayers:
     """Name the layers whose weights are rounded by what they read; none where those weights are large together.
 
     Args:
         plan: The decisions.
         blocks: Whether those count whose blocks have zero points, which are rounded layer by layer where there are
             samples.
+        trial: Whether codes are chosen for a trial, with H in smaller blocks.
 
     """
     rounded = [
@@ -46,7 +49,8 @@ def layers_needing_moments(plan: Plan, *, blocks: bool = True) -> MeasuredLayers
     ]
     nodes = [d.node for d in rounded if d.settings and (blocks or not d.settings.zero_points)]
     weights = {value: value.constant.nbytes for node in nodes for value in node.inputs if value and value.constant}
-    return MeasuredLayers(nodes if sum(weights.values()) <= LARGE else ())
+    widest = TRIAL_COLUMNS if trial else MOST_COLUMNS
+    return MeasuredLayers(nodes if sum(weights.values()) <= LARGE else (), widest=widest)
 
 
 def measure(

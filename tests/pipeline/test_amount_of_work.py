@@ -25,7 +25,7 @@ from onnxq.stages import replan
 from onnxq.targets import host
 
 CALLS_FOR_A_NODE = 1400  # Python functions called for one more MatMul or Relu of a chain, from load to save
-MOST = {"copies": 46, "parses": 6, "plans": 16, "sessions": 42, "runs": 490}
+MOST = {"copies": 35, "parses": 4, "plans": 16, "sessions": 30, "runs": 311}
 FAST = {"copies": 4, "parses": 4, "plans": 3, "sessions": 5, "runs": 21}
 
 
