@@ -82,8 +82,7 @@ ROWS = {
     "10 docstrings with examples": "api/test_api_examples.py::test_the_example_of_a_function_runs",
     "10 observer": "api/test_api_models.py::test_progress_is_followed_from_python",
     "11 nothing cut at any width": "report/test_report_browser.py::test_filter_sort_and_layout",
-    "11 date, command and limits": "report/test_report_html.py::"
-    "test_the_page_says_when_how_and_within_which_limits",
+    "11 date, command and limits": "report/test_report_html.py::test_the_page_says_when_how_and_within_which_limits",
     "11 time by operator, size by layer": "report/test_report_details.py::test_a_full_report_has_them",
     "11 worst samples": "report/test_report_details.py::test_the_samples_that_are_off_most_are_named",
     "completion": "cli/test_cli_completion.py::test_what_was_typed_is_completed",
