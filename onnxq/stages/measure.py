@@ -24,7 +24,7 @@ from onnxq.ir.segment import LARGE
 from onnxq.ops.forms.scheme import Scheme
 from onnxq.planning.logit_reach import Reach, least_reach
 from onnxq.planning.planner import Plan
-from onnxq.planning.static_bounds import exact_bounds
+from onnxq.planning.static_bounds import exact_bounds, flat_beyond
 from onnxq.progress import Observer
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.strategy import Strategy
@@ -151,10 +151,18 @@ def choose_qparams(plan: Plan, stats: Stats, known: Known | None = None) -> dict
     values = plan.calibrated()
     stats.require(value.name for value in values)
     known, chosen = {} if known is None else known, {}
+    followed = {*plan.same_scale.values(), *plan.moved.values()}
     for value in values:
         owner = plan.range_owner(value)
-        key = owner.name, plan.range_settings(owner), exact_bounds(owner), least_reach(owner)
+        key = owner.name, plan.range_settings(owner), _bounds(owner, owner in followed), least_reach(owner)
         if key not in known:
             known[key] = scheme_qparams(stats[owner.name], *key[1:])
         chosen[value] = known[key]
     return coarsened(plan, chosen)
+
+
+def _bounds(owner: Value, followed: bool) -> tuple[float, float]:
+    """Return the bounds of a value that chooses a range: those of its readers count where no other value follows it."""
+    low, high = exact_bounds(owner)
+    least, most = (low, high) if followed else flat_beyond(owner)
+    return max(low, least), min(high, most)

@@ -15,7 +15,7 @@ from onnxq.calibration.ranges import METHODS
 from onnxq.calibration.stats import TensorStats
 from onnxq.ir import parse
 from onnxq.ops.forms.scheme import Scheme
-from onnxq.planning.static_bounds import exact_bounds
+from onnxq.planning.static_bounds import MARGIN, exact_bounds, flat_beyond
 
 
 def bounds_of(nodes, **weights):
@@ -80,3 +80,30 @@ def test_no_range_goes_beyond_the_bounds(seed, method, symmetric):
     if not symmetric:
         assert zero == 0
     assert scheme_qparams(stats, scheme, (0.0, 100.0)) == scheme_qparams(stats, scheme)
+
+
+GATE = [node("HardSigmoid", "x", "g", alpha=1 / 6), node("Mul", "x g", "y")]
+SILU = [node("Sigmoid", "x", "g"), node("Mul", "g x", "y")]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ends"),
+    [
+        ([node("HardSwish", "x", "y")], (-3, inf)),
+        ([node("HardSigmoid", "x", "y")], (-2.5, 2.5)),
+        ([node("HardSigmoid", "x", "y", alpha=-1.0)], (-inf, inf)),
+        ([node("Tanh", "x", "y")], (-5, 5)),
+        ([node("Sigmoid", "x", "y")], (-inf, inf)),
+        (GATE, (-3, inf)),
+        (SILU, (-8, inf)),
+        ([*SILU[:1], node("Mul", "g g", "y")], (-inf, inf)),
+        ([*SILU[:1], node("Mul", "g c", "y")], (-inf, inf)),
+        ([*SILU, node("Relu", "x", "z")], (-inf, inf)),
+        ([node("HardSwish", "x", "y"), node("Tanh", "x", "z")], (-5, inf)),
+        ([*SILU[:1], node("Mul", "g x", "y"), node("Relu", "g", "z")], (-inf, inf)),
+    ],
+)
+def test_codes_end_where_all_readers_are_flat(nodes, ends) -> None:
+    outputs = [name for name in ("y", "z") if any(name in one.output for one in nodes)]
+    model = parse(build(nodes, {"x": ["N", 4]}, outputs, {"c": floats(4)}).SerializeToString())
+    assert flat_beyond(model.graph.values["x"]) == pytest.approx(tuple(MARGIN * end for end in ends))
