@@ -48,7 +48,7 @@ def interpolated(kernel: Kernel, costs: Costs) -> tuple[float, float]:
     filters, per_group, *window = kernel.weight
     group = int(json.loads(kernel.attributes).get("group", 1))
     pixels = max(math.prod(kernel.output) // max(filters, 1), 1)
-    return costs.conv(per_group * group, filters, math.prod(window), pixels, group)
+    return costs.conv(per_group * group, filters, math.prod(window), pixels, group, axes=len(window))
 
 
 def node_times(node: Node, costs: Costs) -> tuple[float, float]:
@@ -102,7 +102,7 @@ def _kernel_times(node: Node, costs: Costs) -> tuple[float, float]:
     filters, per_group, *window = weight.tensor.shape
     group = int(node.attribute("group", 1))
     pixels = max(count(output, costs.shapes) // max(filters, 1), 1)
-    in_float, in_integers = costs.conv(per_group * group, filters, math.prod(window), pixels, group)
+    in_float, in_integers = costs.conv(per_group * group, filters, math.prod(window), pixels, group, axes=len(window))
     blocks = columns_of(node, weight.tensor.shape, costs)
     if blocks is not None:
         in_integers = in_integers * blocks.share + NODES * costs.borders["node"]

@@ -13,7 +13,7 @@ from onnxq.ops.forms.scheme import Scheme
 UNKNOWN = (-inf, inf)
 # Their outputs are values of their first input, or means of such and zeros
 PASSING = operators_with(Trait.MOVES) | operators_with(Trait.POOLS)
-# Where operators of one input are flat below, and above. SiLU of -8 is -0.003, Gelu of -5 is -0.000001, and Tanh of 5 is
+# Ends beyond which operators are flat: SiLU of -8 is -0.003, Gelu of -5 is -0.000001, and Tanh of 5 is
 # 0.9999. A Sigmoid alone is not here: an output that is next to zero differs by factors there
 FLAT = {"HardSwish": (-3.0, inf), "Gelu": (-5.0, inf), "Tanh": (-5.0, 5.0)}
 GATE_OF_SILU = -8.0
