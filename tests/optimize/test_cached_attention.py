@@ -177,6 +177,19 @@ def test_it_is_one_operator_of_the_same_values(cached: bool, low: float, where: 
                     np.testing.assert_allclose(ours, theirs, atol=3e-6)
 
 
+def test_a_length_that_projections_have_lost_is_that_of_the_inputs() -> None:
+    """Decoders that read one token at a time may have projections of any length, as far as their shapes tell."""
+    proto = decoder(length=1)
+    for value in proto.graph.input:
+        if value.name in "qkv":
+            value.type.tensor_type.shape.dim[1].dim_param = "lost"
+    after, count = optimized(proto)
+    assert count == 1
+    given = feeds(2, 1, 5)
+    for ours, theirs in zip(run(after.SerializeToString(), given), run(proto.SerializeToString(), given), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=3e-6)
+
+
 def test_fixed_lengths_and_other_exporters() -> None:
     assert optimized(decoder(cached=False, length=24))[1] == 1
     proto = optimum_decoder()

@@ -88,6 +88,13 @@ def _says_something(value: Value) -> bool:
     return value.tensor is None and value.dtype in integers and TOLD.search(value.name.lower()) is not None
 
 
+def _holds_tokens(value: Value) -> bool:
+    """Tell whether an input of the model has an integer for each token of a text."""
+    integers = (TensorProto.INT64, TensorProto.INT32)
+    named = "mask" not in value.name.lower() and value.tensor is None
+    return named and value.dtype in integers and value.shape is not None and len(value.shape) == 2
+
+
 class _Prover:
     """Compares regions with the operators."""
 
@@ -95,6 +102,9 @@ class _Prover:
         self._opset = opset
         self._told = [value for value in inputs if _says_something(value)]
         self._caches = [value for value in inputs if value.tensor is None and len(value.shape or ()) == CACHE]
+        tokens = [value.shape for value in inputs if _holds_tokens(value)]
+        lengths = {shape[1] for shape in tokens if shape is not None}
+        self._length = lengths.pop() if len(lengths) == 1 else None  # projections may have lost it
 
     def recognise(self, region: CachedRegion) -> MaskedAttention | None:
         """Return the parameters of operators that compute what a region computes."""
@@ -120,6 +130,7 @@ class _Prover:
         probes = [*PROBES, *((1, 2, size) for size in further)]
         probes = probes if region.caches else [(batch, length + past, 0) for batch, length, past in probes]
         batch, length = (region.sides[0].entry.shape or (None, None))[:2]
+        length = self._length if length is None or isinstance(length, str) else length
         past = (region.caches[0].cache.shape or (None,) * 3)[2] if region.caches and region.caches[0].cache else None
         fixed = [size if isinstance(size, int) else None for size in (batch, length, past)]
         chosen = [[size if own is None else own for own, size in zip(fixed, probe, strict=True)] for probe in probes]
