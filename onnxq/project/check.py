@@ -108,7 +108,8 @@ def check(project: Project | None, files: Sequence[Path] = (), ignore: Sequence[
 
 def find_all(entry: Entry) -> list[Finding]:
     """Check one model of a project: both files well formed, the quantized one up to date and within its limits."""
-    source, findings = _load(entry.source, "the project file lists it")
+    slashes = ": / goes between folders, not \\" if "\\" in entry.source.name else ""
+    source, findings = _load(entry.source, f"the project file lists it{slashes}")
     quantized, more = _load(entry.quantized, BUILD)
     findings += [*more, *missing_verify_data(entry)]
     stale: list[Finding] = []

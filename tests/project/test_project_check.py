@@ -76,6 +76,13 @@ def test_a_missing_quantized_model(repo: Path) -> None:
     assert found() == [(str(QUANTIZED), "missing", "does not exist; build it with `onnxq quantize`")]
 
 
+def test_a_path_of_windows_is_told_what_goes_between_folders(repo: Path) -> None:
+    text = Path("onnxq.toml").read_text()
+    Path("onnxq.toml").write_text(text.replace(str(FLOAT), str(FLOAT).replace("/", "\\\\")))
+    message = next(message for _, code, message in found() if code == "missing")
+    assert message == "does not exist; the project file lists it: / goes between folders, not \\"
+
+
 def test_a_missing_float_model(repo: Path) -> None:
     FLOAT.unlink()
     assert found() == [(str(FLOAT), "missing", "does not exist; the project file lists it")]
