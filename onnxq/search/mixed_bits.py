@@ -235,18 +235,21 @@ def said_bits(choices: Choices) -> tuple[str, ...]:
 def _expected_bytes(spare: Prepared, stats: Stats, data_file: str | None, spool: Spool | None) -> int:
     """Return the bytes of the file that a copy leads to, whose codes are of no use yet."""
     solutions: dict[Key, BlockSolution] = {}
-    if not spare.strategy.tries_variants:  # where no two constants are merged, codes can be all the same
-        solutions = {job.key: BlockSolution(_blank(job), "nearest") for job in block_jobs(spare.plan)}
+    if not spare.strategy.tries_variants and spool is not None:  # to round a large model takes long
+        for seed, job in enumerate(block_jobs(spare.plan)):
+            solutions[job.key] = BlockSolution(_stand_in(job, seed), "nearest").kept(spool.keep)
     weights = Weights(spool=spool, solutions=solutions)
     model = finalize(rewrite(spare.model, spare.plan, choose_qparams(spare.plan, stats), weights), spare)
     return written_bytes(model, None, data_file or (ELSEWHERE if needs_external_data(model) else None))
 
 
-def _blank(job: BlockJob) -> BlockCodes:
-    channels, n = job.rows().shape
-    blocks = (channels, -(-n // job.coding.block_size))
-    zeros = np.broadcast_to(np.uint8(0), blocks)
-    return BlockCodes(np.broadcast_to(np.uint8(0), (channels, n)), np.broadcast_to(np.float32(1), blocks), zeros)
+def _stand_in(job: BlockJob, seed: int) -> BlockCodes:
+    """Return random codes of the right shape: equal ones would be stored once, and simple scales in few bytes."""
+    random, (channels, n) = np.random.default_rng(seed), job.rows().shape
+    blocks, end = (channels, -(-n // job.coding.block_size)), 2**job.coding.bits
+    scales = np.ldexp(random.integers(1024, 2048, blocks).astype(np.float32), -17)  # as many bits as fitted ones have
+    zeros = random.integers(0, end, blocks, np.uint8)
+    return BlockCodes(random.integers(0, end, (channels, n), np.uint8), scales, zeros)
 
 
 def keep_to_loss(

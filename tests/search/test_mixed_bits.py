@@ -158,6 +158,25 @@ def test_the_same_bits_in_memory_and_streamed(source, tmp_path, monkeypatch):
     assert found[0] == found[1]
 
 
+def test_a_large_model_that_becomes_small_keeps_to_its_size(tmp_path, monkeypatch):
+    """What has become of it is finished as small models are, with equal constants stored once."""
+    weights = {f"w{index}": floats(96, 96, scale=0.2, seed=index) for index in range(6)}
+    nodes = [node("MatMul", f"{f'x{i}' if i else 'x'} w{i}", f"x{i + 1}" if i < 5 else "y") for i in range(6)]
+    onnx.save(build(nodes, {"x": [1, 6, 96]}, ["y"], weights, 21), tmp_path / "m.onnx")
+    monkeypatch.setattr(segment, "LARGE", 100_000)
+    least = quantize(tmp_path / "m.onnx", in_blocks(4), samples=samples(), output=tmp_path / "l.onnx").output_bytes
+    most = least + 6_000
+    report = quantize(
+        tmp_path / "m.onnx",
+        in_blocks("auto"),
+        samples=samples(),
+        output=tmp_path / "q.onnx",
+        budget=Budget(max_size=most),
+    )
+    assert most - 6_000 < report.output_bytes <= most
+    assert bits_written(tmp_path / "q.onnx").count(8) == 2
+
+
 @pytest.mark.parametrize("large", [False, True])
 def test_as_few_weights_get_8_bits_as_a_loss_needs(tmp_path, monkeypatch, large):
     onnx.save(optimum_decoder(), tmp_path / "m.onnx")
