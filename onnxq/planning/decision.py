@@ -56,6 +56,7 @@ class Override:
 
 
 FOR_SIZE = "to meet the size limit"  # the reason of a choice that no accuracy asked for
+FOR_LIMIT = "by what each weight loses alone"  # the reason of a weight's bits in blocks
 Choices = Mapping[str, Override]  # by the name of a node's first output
 
 

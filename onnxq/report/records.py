@@ -19,7 +19,7 @@ from onnxq.data.reading import Preparation
 from onnxq.errors import OutputError
 from onnxq.ir import Graph
 from onnxq.ir.stored_tensor import StoredTensor
-from onnxq.planning.decision import FOR_SIZE
+from onnxq.planning.decision import FOR_LIMIT, FOR_SIZE
 from onnxq.planning.planner import Plan, node_key
 from onnxq.report.activations import Activation
 from onnxq.report.details import LayerSize, Limit, OperatorTime
@@ -147,7 +147,8 @@ class ReportData:
         )
         graph = plan.decisions[0].node.graph if plan.decisions else None
         size, recipe, times = model_bytes(source, graph), plan.recipe, plan.costs.timings
-        for_accuracy = [(key, choice.scheme) for key, choice in plan.choices.items() if choice.reason != FOR_SIZE]
+        bits = (FOR_SIZE, FOR_LIMIT)  # choices of how many bits a weight is stored in
+        for_accuracy = [(key, choice.scheme) for key, choice in plan.choices.items() if choice.reason not in bits]
         chosen = {key for key, scheme in for_accuracy if scheme != "static-int8"}
         returned = tuple(d.node.display_name for d in plan.decisions if node_key(d.node) in chosen)
         return cls(

@@ -24,7 +24,7 @@ from onnxq.lowering.rewrite import rewrite
 from onnxq.ops.forms.block_codes import BlockCodes
 from onnxq.ops.forms.family import NotQuantizable
 from onnxq.ops.forms.scheme import SchemeName
-from onnxq.planning.decision import Choices, Override, node_key
+from onnxq.planning.decision import FOR_LIMIT, Choices, Override, node_key
 from onnxq.planning.planner import form_of
 from onnxq.rounding.block_solver import BlockSolution
 from onnxq.rounding.layer_by_layer import BlockJob, block_jobs, can_step
@@ -41,7 +41,6 @@ from onnxq.stages.replan import copy_prepared, replan
 BITS = (2, 4, 8)
 USUAL = 4  # bits of a weight where only a loss is limited
 NAMES: dict[int, SchemeName] = {8: "weight-int8", 4: "weight-int4", 2: "weight-int2"}
-FOR_LIMIT = "by what each weight loses alone"
 ELSEWHERE = "weights"  # any name of a file for weights
 SMALLER = "Allow a larger file, or leave less of it float."
 ROOM = 64  # bytes for each weight, by which names and lengths may differ
