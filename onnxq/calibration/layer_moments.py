@@ -17,7 +17,8 @@ from onnxq.ir import Node, Value
 
 # The most columns of a group for which H is full, and the columns of a block beyond; the first that fits the memory.
 # 2304 columns are 256 channels of 3 × 3, and 42 MB for each half of H.
-SIZES = ((2304, 256), (1152, 256), (576, 256), (288, 256), (128, 128), (64, 64), (32, 32), (9, 9), (1, 1))
+WIDEST = 2304
+SIZES = ((WIDEST, 256), (1152, 256), (576, 256), (288, 256), (128, 128), (64, 64), (32, 32), (9, 9), (1, 1))
 MEMORY = 768 << 20  # bytes for all H of a model
 # Columns for each row of a weight, beyond which H is of blocks. To decompose one of 2304 columns takes a second, for 6
 # rows as for 256
@@ -38,7 +39,7 @@ class MeasuredLayers:
 
     """
 
-    def __init__(self, nodes: Iterable[Node], *, memory: int = MEMORY, widest: int = SIZES[0][0]) -> None:
+    def __init__(self, nodes: Iterable[Node], *, memory: int = MEMORY, widest: int = WIDEST) -> None:
         self._inputs: dict[Node, tuple[Value, Unfolding]] = {}
         rows: dict[tuple[str, Unfolding], int] = {}
         for node in nodes:

@@ -80,7 +80,7 @@ def quantize_large(
         prepared = _with_bits_by_size(prepared, samples, measured, budget, scratch)
         solutions = _block_solutions(prepared, samples, spool)
         weights = Weights(spool=spool, solutions=solutions)
-        if given is not None and budget.max_drop is not None and budget.metric is not None:
+        if given is not None:
             prepared = _with_bits_by_loss(prepared, baseline, samples, measured, budget, given, weights, spool)
         observer.step("rewrite")
         qparams = choose_qparams(prepared.plan, measured)
@@ -137,7 +137,10 @@ def _with_bits_by_loss(
     spool: Spool,
 ) -> Prepared:
     """Plan 8 bits for as many weights as the metric of the budget needs, if the recipe leaves them open."""
-    if not prepared.plan.recipe.scheme.mixed_bits or budget.max_size is not None or budget.metric is None:
+    most = budget.max_drop
+    if not prepared.plan.recipe.scheme.mixed_bits or budget.max_size is not None:
+        return prepared
+    if budget.metric is None or most is None:
         return prepared
     judge = MetricJudge(budget.metric, baseline, given)
 
@@ -149,12 +152,12 @@ def _with_bits_by_loss(
     def meets(model: Model) -> bool:
         found = judge.compare(model)
         trim_heap(model.weight_bytes)
-        return budget.max_drop is not None and found.drop <= budget.max_drop
+        return found.drop <= most
 
     open_weights = mixed_weights(prepared, samples, spool)
     choices = keep_to_loss(prepared, open_weights, made, meets)
     if choices is None:
-        raise CheckFailed(f"no choice of bits keeps {budget.metric} within {budget.max_drop:g}", RAISE)
+        raise CheckFailed(f"no choice of bits keeps {budget.metric} within {most:g}", RAISE)
     return replan(prepared, choices)
 
 

@@ -19,7 +19,7 @@ from onnxq.data.examine import Examination, examine
 from onnxq.data.reading import PLAIN, Reading
 from onnxq.data.samples import Samples, input_specs, list_sources
 from onnxq.data.synthetic import synthetic_samples
-from onnxq.errors import CheckFailed, DataError, ModelError, NothingToQuantize, OutputError, RecipeError
+from onnxq.errors import DataError, ModelError, NothingToQuantize, OutputError, RecipeError
 from onnxq.ir import IN_MEMORY, Model, ModelInput, read_model, save
 from onnxq.ir.segment import is_large
 from onnxq.ir.storage.files import data_path
@@ -41,7 +41,6 @@ from onnxq.runtime.memory import collect_garbage, gc_disabled
 from onnxq.runtime.session import InMemory, ModelSource, sessions_kept
 from onnxq.search.bias_correction import correct_biases
 from onnxq.search.budget import (
-    SENSITIVE,
     Budget,
     SearchOutcome,
     bits_by_size,
@@ -77,7 +76,6 @@ DATA_HINT = "Add --data, or use the recipe dynamic-int8, which needs none."
 NO_BUDGET, NO_TIMING = Budget(), Timing()
 UNMEASURED = "bits are chosen by running the model, and onnxruntime lacks one of its operators"
 FITTED = ", the ones calibrated on"
-SEARCH_HINT = "Leave out --fast: then what loses most stays float until the limit is met."
 FEW_SAMPLES = 2  # that a fast run compares on
 RANDOM_SAMPLES = 4  # without data: enough to time a model and to see that it runs
 
@@ -229,12 +227,8 @@ def _quantize_into(
     scratch = path.parent if path else Path(tempfile.gettempdir())
     result = _quantize_seen(before, prepared, given, stats, observer, budget, detailed=detailed, scratch=scratch)
     result = replace(result, report=with_source_size(result.report, before))
-    try:
-        return write_result(result, budget, path, accept, observer, given, force=force, external_data=external_data)
-    except CheckFailed as error:
-        if prepared.fast and error.hint == SENSITIVE:
-            raise CheckFailed(error.message, SEARCH_HINT) from error
-        raise
+    result = check_result(result, budget, path or IN_MEMORY, accept, fast=prepared.fast)
+    return write_result(result, budget, path, observer, given, force=force, external_data=external_data)
 
 
 def _resumed(prepared: Prepared, path: Path | None) -> Prepared:
@@ -364,7 +358,6 @@ def write_result(
     result: Quantized,
     budget: Budget,
     path: Path | None,
-    accept: Callable[[Quantized], Mapping[str, str]] | None,
     observer: Progress,
     given: Samples | None,
     *,
@@ -372,7 +365,6 @@ def write_result(
     external_data: bool | None,
 ) -> Report:
     """Write a quantized model that is accepted, and say in the report where, after how long, and by what samples."""
-    result = check_result(result, budget, path or IN_MEMORY, accept)
     observer.step("save")
     if path is None:
         report = replace(result.report, encoded=result.encoded or result.model.serialize())
@@ -576,13 +568,18 @@ def check_metric(budget: Budget, given: Samples | None) -> None:
 
 
 def check_result(
-    result: Quantized, budget: Budget, target: Path, accept: Callable[[Quantized], Mapping[str, str]] | None
+    result: Quantized,
+    budget: Budget,
+    target: Path,
+    accept: Callable[[Quantized], Mapping[str, str]] | None,
+    *,
+    fast: bool,
 ) -> Quantized:
     """Hold a result against the budget, ask the caller about it, and put what he has to say into its metadata.
 
     The size that the budget allows is that without the caller's entries, which he has left room for.
     """
-    check_budget(result.report, budget, target)
+    check_budget(result.report, budget, target, fast=fast)
     check_size(result.model, result.encoded, budget, target)
     if accept is not None:
         result.model.metadata.update(accept(result))

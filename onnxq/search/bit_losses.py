@@ -25,6 +25,7 @@ from onnxq.ir import Model, Value
 from onnxq.ir.storage.scratch_file import Spool
 from onnxq.ir.storage.shelf import Shelf
 from onnxq.ops.forms.block_codes import BlockCodes
+from onnxq.ops.kernels.softmax import log_softmax
 from onnxq.progress import working
 from onnxq.rounding.block_solver import solve_blocks
 from onnxq.rounding.layer_by_layer import BlockJob, Inputs, advance_runs, measured_input
@@ -187,13 +188,8 @@ def error_shares(job: BlockJob, moments: LayerMoments) -> dict[int, float]:
 
 def _divergence(expected: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> float:
     """Return the mean Kullback-Leibler divergence of next tokens from those of float logits `[..., tokens]`."""
-    one, two = (_log_probabilities(np.asarray(logits[0], np.float64)) for logits in (expected, got))
+    one, two = (log_softmax(np.asarray(logits[0], np.float64)) for logits in (expected, got))
     return float((np.exp(one) * (one - two)).sum(axis=-1).mean())
-
-
-def _log_probabilities(logits: np.ndarray) -> np.ndarray:
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
 def _relative_error(expected: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> float:

@@ -44,6 +44,7 @@ WIDER = "8 bit activations miss the goal, and the target has kernels for 16"
 WIDENED = f"gave activations 16 bits: {WIDER}"
 SMALLER = "stored weights of {} node{} in fewer bits to meet the size limit"
 FEW = 3  # nodes run alone without a budget of the user's
+SEARCH = "Leave out --fast: then what loses most stays float until the limit is met."
 SENSITIVE = "Leave sensitive nodes float with --exclude, or give more data."
 SMALL = "Allow a larger file, or ask for less."
 RAISE = "Ask for less, give more data, or leave nodes float with --exclude."
@@ -292,7 +293,7 @@ def bits_by_size(recipe: Recipe, budget: Budget) -> ChooseBits | None:
     return partial(keep_to_size, most=budget.max_size, data_file=budget.data_file)
 
 
-def check_budget(report: Report, budget: Budget, target: Path) -> None:
+def check_budget(report: Report, budget: Budget, target: Path, *, fast: bool) -> None:
     """Refuse a result that loses more than the caller allows, or gives NaN or infinity where float does not."""
     if report.comparison is None:
         if budget.is_accuracy:
@@ -302,7 +303,8 @@ def check_budget(report: Report, budget: Budget, target: Path) -> None:
     missed = report.comparison.spoilt()
     missed += report.comparison.missed(min_sqnr=budget.min_sqnr, max_drop=budget.max_drop)
     if missed:
-        raise CheckFailed(f"{target} was not written: {'; '.join(missed)}", SMALL if budget.max_size else SENSITIVE)
+        hint = SMALL if budget.max_size else SEARCH if fast else SENSITIVE
+        raise CheckFailed(f"{target} was not written: {'; '.join(missed)}", hint)
 
 
 def check_size(model: Model, encoded: bytes | None, budget: Budget, target: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from onnxq.calibration.activation_qparams import coarsened, scheme_qparams
 from onnxq.calibration.blocks import BlockMeter, Blocks, BlockSums
 from onnxq.calibration.calibrate import calibrate
-from onnxq.calibration.layer_moments import MeasuredLayers
+from onnxq.calibration.layer_moments import WIDEST, MeasuredLayers
 from onnxq.calibration.output_sensitivity import OutputSensitivity, trial_statistics
 from onnxq.calibration.qparams import QParams
 from onnxq.calibration.ranges import Needs, needs_of
@@ -29,7 +29,7 @@ from onnxq.progress import Observer
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.strategy import Strategy
 
-MOST_COLUMNS, TRIAL_COLUMNS = 2304, 576  # of a full H
+TRIAL_COLUMNS = 576  # of a full H
 
 
 def layers_needing_moments(plan: Plan, *, blocks: bool = True, trial: bool = False) -> MeasuredLayers:
@@ -49,7 +49,7 @@ def layers_needing_moments(plan: Plan, *, blocks: bool = True, trial: bool = Fal
     ]
     nodes = [d.node for d in rounded if d.settings and (blocks or not d.settings.zero_points)]
     weights = {value: value.constant.nbytes for node in nodes for value in node.inputs if value and value.constant}
-    widest = TRIAL_COLUMNS if trial else MOST_COLUMNS
+    widest = TRIAL_COLUMNS if trial else WIDEST
     return MeasuredLayers(nodes if sum(weights.values()) <= LARGE else (), widest=widest)
 
 
