@@ -16,6 +16,7 @@ from onnxq.errors import ModelError, OnnxqError
 from onnxq.evaluator.schedule import NodeSchedule, Step
 from onnxq.ir import Value
 from onnxq.ops.kernels.arrays import NotCovered
+from onnxq.ops.kernels.control import truth
 from onnxq.ops.quantized import Arithmetic, integer_arithmetic
 
 MISSING: Any = object()
@@ -88,6 +89,23 @@ class Run:
             if value not in self.keep:
                 self.values.pop(value, None)
 
+    def branch(self, step: Step) -> NodeSchedule:
+        """Return the branch that an `If` takes; `begin` puts in place what it starts from."""
+        condition = step.node.inputs[0]
+        assert condition is not None
+        return step.bodies["then_branch" if truth(self.values[condition]) else "else_branch"]
+
+    def leave(self, step: Step, body: NodeSchedule) -> None:
+        """Let what a branch gave be what its `If` gives, and drop all else of the branch."""
+        results = self._results(body)
+        self.values.update((value, array) for value, array in zip(step.node.outputs, results, strict=True) if value)
+
+    def _results(self, body: NodeSchedule) -> list[Any]:
+        results = [self.values[value] for value in body.graph.outputs]
+        for value in body.graph.values.values():
+            self.values.pop(value, None)
+        return results
+
     def _compute(self, step: Step) -> tuple[Any, ...]:
         values = self.values
         if step.call is not None:
@@ -116,10 +134,7 @@ class Run:
         self.begin(schedule, dict(zip(schedule.inputs, arrays, strict=True)))
         for step in schedule.steps:
             self.step(step)
-        results = [self.values[value] for value in schedule.graph.outputs]
-        for value in schedule.graph.values.values():
-            self.values.pop(value, None)
-        return results
+        return self._results(schedule)
 
     def _tap(self, value: Value) -> None:
         function = self._taps.get(value)

@@ -99,7 +99,7 @@ def schedule_nodes(graph: Graph, model: Model, *, wide: bool = False, changing: 
     steps: list[Step] = []
     fixed = {value for value in constants if not value.is_input}.difference(changing)
     for node in graph.nodes:
-        step = _prepare_step(node, model, widened)
+        step = _prepare_step(node, model, widened, changing)
         if node.op_type == "Constant" and not node.domain and step.call is not None and node.outputs[0] is not None:
             constants[node.outputs[0]] = np.asarray(step.call())
             fixed.add(node.outputs[0])
@@ -113,7 +113,7 @@ def schedule_nodes(graph: Graph, model: Model, *, wide: bool = False, changing: 
     return NodeSchedule(graph, constants, steps, list(graph.inputs))
 
 
-def _prepare_step(node: Node, model: Model, constants: Mapping[Value, Any] | None) -> Step:
+def _prepare_step(node: Node, model: Model, constants: Mapping[Value, Any] | None, changing: Collection[Value]) -> Step:
     """Prepare a node; `constants` are those that a run in float64 keeps converted, None for a run in float32."""
     opset = model.opsets.get(node.domain, 1)
     reads = list(dict.fromkeys(_reads(node)))
@@ -127,7 +127,10 @@ def _prepare_step(node: Node, model: Model, constants: Mapping[Value, Any] | Non
             call, wide = accepted, constants is not None
             if constants is not None and not is_the_same(node, kernel):
                 call = wide_call(node, accepted, constants)
-            bodies = {name: schedule_nodes(graphs[0], model, wide=wide) for name, graphs in node.bodies.items()}
+            bodies = {
+                name: schedule_nodes(graphs[0], model, wide=wide, changing=changing)
+                for name, graphs in node.bodies.items()
+            }
     return Step(node, call, Fallback(node, model, captured), bodies, reads)
 
 

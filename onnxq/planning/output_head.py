@@ -16,13 +16,22 @@ BETWEEN = operators_with(Trait.ELEMENTWISE) | {"Cast", "LogSoftmax", "Softmax"}
 
 
 def is_head(node: Node) -> bool:
-    """Tell whether a MatMul or Gemm gives an output of the model, elementwise operators between them at most."""
-    if node.op_type not in ("MatMul", "Gemm") or node.domain or node.graph.parent is not None:
+    """Tell whether a MatMul or Gemm gives an output of the model, elementwise operators between them at most.
+
+    The outputs of a branch count as the outputs of its `If`.
+    """
+    if node.op_type not in ("MatMul", "Gemm") or node.domain:
         return False
     value = node.outputs[0]
     while value is not None:
         if value.is_output:
-            return True
+            branching = value.graph.owner
+            if branching is None:
+                return True
+            if branching.op_type != "If" or branching.domain:
+                return False
+            value = branching.outputs[value.graph.outputs.index(value)]
+            continue
         use = value.only_use
         if use is None or use.node.op_type not in BETWEEN or use.node.domain:
             return False

@@ -2,13 +2,13 @@
 
 All samples advance together, one node after the other. If the next layer has a weight in blocks, the second moments of
 its input decide its codes. The samples go on with the weight of those codes. That is sequential calibration as in GPTQ
-(https://arxiv.org/abs/2210.17323), for any graph. The float model advances at the same time, so that each weight can
-compensate for the error of the layers before (`prefix_error`).
+(https://arxiv.org/abs/2210.17323), for any graph. Samples enter the branches of `If` that they take. The float model
+advances at the same time, so that each weight can compensate for the error of the layers before (`prefix_error`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from onnxq.calibration.layer_moments import MeasuredLayers
 from onnxq.calibration.second_moments import LayerMoments
 from onnxq.calibration.stats import Stats
 from onnxq.evaluator import Evaluator, Run, Step, arithmetic
+from onnxq.evaluator.schedule import NodeSchedule
 from onnxq.ir import Model, Node, Value
 from onnxq.ir.segment import is_large
 from onnxq.ir.storage.scratch_file import Spool
@@ -44,7 +45,7 @@ LARGEST_BLOCK = 256  # of a weight
 
 @dataclass
 class MeasuredInput:
-    """Sums over one way to read a value, which serve all layers that read it so.
+    """Sums over one way to read a value, or one in each branch, which serve all layers that read it so.
 
     Attributes:
         moments: Second moments in the quantized prefix.
@@ -56,7 +57,7 @@ class MeasuredInput:
     errors: InputErrors | None = None
 
 
-Inputs = dict[tuple[Value, Unfolding], MeasuredInput]
+Inputs = dict[tuple[tuple[Value, ...], Unfolding], MeasuredInput]
 
 
 @dataclass(frozen=True)
@@ -108,12 +109,12 @@ def block_jobs(plan: Plan) -> list[BlockJob]:
 
 
 def _is_plain(weight: Value, ways: Mapping[Node, tuple[int, Unfolding]]) -> bool:
-    """Whether a weight is a matrix that multiplies the last axis of one activation."""
-    (slot, unfolding), *others = ways.values()
+    """Whether a weight is a matrix that multiplies the last axis of one activation, or of one in each branch."""
+    graphs = [node.graph for node in ways]
+    in_branches = len(set(graphs)) == len(ways) and len({graph.owner for graph in graphs}) == 1
     return (
-        not others
-        and not slot
-        and unfolding.axis == -1
+        in_branches
+        and all(not slot and unfolding.axis == -1 for slot, unfolding in ways.values())
         and weight.constant is not None
         and len(weight.shape or ()) == 2
     )
@@ -121,8 +122,16 @@ def _is_plain(weight: Value, ways: Mapping[Node, tuple[int, Unfolding]]) -> bool
 
 def can_step(model: Model, jobs: Sequence[BlockJob]) -> bool:
     """Tell whether samples can advance node by node up to the last of some layers, by kernels of ours."""
-    read = [node.inputs[slot] for job in jobs for node, (slot, _) in job.readers.items() if node.graph is model.graph]
+    read = [node.inputs[slot] for job in jobs for node, (slot, _) in job.readers.items() if _is_stepped(node, model)]
     return Evaluator(model).has_kernels([value for value in read if value is not None])
+
+
+def _is_stepped(node: Node, model: Model) -> bool:
+    """Whether a node is in the main graph, or in branches of `If` alone."""
+    graph = node.graph
+    while graph.owner is not None and graph.owner.op_type == "If" and not graph.owner.domain:
+        graph = graph.owner.graph
+    return graph is model.graph
 
 
 def round_layer_by_layer(
@@ -138,7 +147,7 @@ def round_layer_by_layer(
 
     Args:
         model: The float model.
-        jobs: The weights, in any order; layers inside bodies of control flow are left out.
+        jobs: The weights, in any order; layers inside bodies of loops are left out.
         samples: What to calibrate on; all of them are in memory, with their live tensors, unless there is a spool.
         spool: Where codes are kept; live tensors of samples are in another file of its folder.
         checkpoint: What an earlier run has chosen, and where this one puts what it chooses.
@@ -147,67 +156,173 @@ def round_layer_by_layer(
         The solution of each weight, whose codes are of rows.
 
     """
-    large = is_large(model)
-    evaluator = Evaluator(model, wide=not large, changing={job.weight for job in jobs})
-    by_node = {node: job for job in jobs for node in job.readers}
-    left = {node for node in by_node if node.graph is model.graph}
-    found: dict[Key, BlockSolution] = {}
-    known: Inputs = {}
     place = nullcontext() if spool is None else Shelf(spool.folder)
     with place as shelf, working("round") as advance, arithmetic(), single_threaded_blas():
-        runs = [evaluator.begin(sample) for sample in samples]
-        exact: list[Run] = []
-        for step in evaluator.steps:
-            job = by_node.get(step.node)
-            if job is not None and job.key not in found:
-                solution = None if checkpoint is None else checkpoint.find(job.key[0].numpy(), job.coding)
-                if solution is None:
-                    measured = measured_input(job.readers[step.node], step.node, runs, known, large=large)
-                    rows = _rows(job, step.node, runs, exact, measured, shelf)
-                    solution = solve_blocks(rows, measured.moments, job.coding.bits, job.coding.block_size, quick=large)
-                    del rows
-                    if checkpoint is not None:
-                        checkpoint.keep(solution)
-                job.rows().release()
-                found[job.key] = solution if spool is None else solution.kept(spool.keep)
-                del solution
-                trim_heap(job.key[0].nbytes)
-                advance(len(found), len(jobs))
-                if not exact and any(other.corrects for other in jobs):
-                    exact = [run.copy() for run in runs]
-            left.discard(step.node)
-            if not left:
-                break
-            _advance(step, runs, job, found, shelf)
-            _advance(step, exact, None, found, shelf)
-    return found
+        walk = _Walk(model, jobs, shelf)
+        for key, arrivals in walk.begin(samples):
+            job = walk.jobs[key]
+            solution = None if checkpoint is None else checkpoint.find(key[0].numpy(), job.coding)
+            if solution is None:
+                solution = walk.solve(job, arrivals)
+                if checkpoint is not None:
+                    checkpoint.keep(solution)
+            job.rows().release()
+            walk.found[key] = solution if spool is None else solution.kept(spool.keep)
+            del solution
+            trim_heap(key[0].nbytes)
+            advance(len(walk.found), len(jobs))
+    return walk.found
 
 
-def _rows(
-    job: BlockJob, node: Node, runs: Sequence[Run], exact: Sequence[Run], measured: MeasuredInput, shelf: Shelf | None
-) -> np.ndarray:
-    """Return the weight to choose codes for, which compensates for the error of the layers before."""
-    rows = job.finite_rows(node)
-    if not exact or not job.corrects:
-        return rows
-    known = node.inputs[0]
-    assert known is not None
+@dataclass(frozen=True)
+class Arrival:
+    """A layer, and the samples that stand in front of it.
 
-    def read() -> Iterator[Pair]:
-        for run, other in zip(runs, exact, strict=True):
-            one, two = run.values[known], other.values[known]
-            yield one, two
-            release_array(one)
-            release_array(two)
+    Attributes:
+        node: The layer.
+        way: The slot of its activation, and how it reads that.
+        runs: Where each sample stands.
+        exact: Where they stand in the float model; empty until a weight has codes.
 
-    def errors() -> InputErrors:
-        if measured.errors is None:
-            measured.errors = InputErrors(read, measured.moments, np.asarray if shelf is None else shelf.keep)
-        return measured.errors
+    """
 
-    if np.may_share_memory(rows, job.key[0].numpy()):
-        rows = rows.copy()
-    return compensated(rows, read, measured.moments, errors)
+    node: Node
+    way: tuple[int, Unfolding]
+    runs: Sequence[Run]
+    exact: Sequence[Run] = ()
+
+    @property
+    def value(self) -> Value:
+        """The activation of the layer."""
+        value = self.node.inputs[self.way[0]]
+        assert value is not None
+        return value
+
+
+Pause = tuple[Key, list[Arrival]]
+
+
+class _Walk:
+    """Samples that advance together through a model, and pause in front of each weight that has no codes yet.
+
+    Samples that take different branches of an `If` advance side by side. A weight that both branches read gets codes
+    once both have come to it.
+    """
+
+    def __init__(self, model: Model, jobs: Sequence[BlockJob], shelf: Shelf | None) -> None:
+        self.large, self.shelf = is_large(model), shelf
+        self.jobs = {job.key: job for job in jobs}
+        self.found: dict[Key, BlockSolution] = {}
+        self._evaluator = Evaluator(model, wide=not self.large, changing={job.weight for job in jobs})
+        self._by_node = {node: job for job in jobs for node in job.readers if _is_stepped(node, model)}
+        self._left = set(self._by_node)
+        self._corrects = any(job.corrects for job in jobs)
+        self._known: Inputs = {}
+
+    def begin(self, samples: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Key, list[Arrival]]]:
+        """Visit weights with the layers that read them; each has to be in `found` before the next."""
+        runs = [self._evaluator.begin(sample) for sample in samples]
+        return self._through(self._evaluator.steps, runs, [])
+
+    def solve(self, job: BlockJob, arrivals: Sequence[Arrival]) -> BlockSolution:
+        """Choose the codes of a weight."""
+        measured = measured_input(arrivals, self._known, large=self.large)
+        rows = self._rows(job, arrivals, measured)
+        return solve_blocks(rows, measured.moments, job.coding.bits, job.coding.block_size, quick=self.large)
+
+    def _through(self, steps: Sequence[Step], runs: list[Run], exact: list[Run]) -> Iterator[Pause]:
+        """Advance samples through the nodes of one graph; `exact` is filled once a weight has codes."""
+        for step in steps:
+            if not self._left:
+                return
+            job = self._by_node.get(step.node)
+            if job is not None and job.key not in self.found:
+                yield job.key, [Arrival(step.node, job.readers[step.node], runs, exact)]
+                self._begin_exact(runs, exact)
+            if any(node in self._left for node in _nodes_within(step)):
+                self._begin_exact(runs, exact)
+                yield from self._into_branches(step, runs, exact)
+                continue
+            self._left.discard(step.node)
+            _advance(step, runs, job, self.found, self.shelf)
+            _advance(step, exact, None, self.found, self.shelf)
+
+    def _begin_exact(self, runs: Sequence[Run], exact: list[Run]) -> None:
+        if not exact and self._corrects:
+            exact += [run.copy() for run in runs]
+
+    def _into_branches(self, step: Step, runs: list[Run], exact: list[Run]) -> Iterator[Pause]:
+        """Advance samples through the branches of an `If` that they take, and behind it."""
+        taken = [run.branch(step) for run in runs]
+        walks = []
+        for body in dict.fromkeys(taken):
+            some = [index for index, one in enumerate(taken) if one is body]
+            parts = [[those[index] for index in some if those] for those in (runs, exact)]
+            for run in (*parts[0], *parts[1]):
+                run.begin(body, {})
+            walks.append(self._through(body.steps, *parts))
+        self._left.difference_update(set(_nodes_within(step)).difference(*map(_nodes_of, dict.fromkeys(taken))))
+        yield from _side_by_side(walks, self.jobs, self._left)
+        if self._left:
+            for run, body in zip((*runs, *exact), (*taken, *taken), strict=False):
+                run.leave(step, body)
+                run.drop(step)
+            step.release_weights()
+
+    def _rows(self, job: BlockJob, arrivals: Sequence[Arrival], measured: MeasuredInput) -> np.ndarray:
+        """Return the weight to choose codes for, which compensates for the error of the layers before."""
+        rows = job.finite_rows(arrivals[0].node)
+        if not job.corrects or not all(arrival.exact for arrival in arrivals):
+            return rows
+
+        def read() -> Iterator[Pair]:
+            for arrival in arrivals:
+                for run, other in zip(arrival.runs, arrival.exact, strict=True):
+                    one, two = run.values[arrival.value], other.values[arrival.value]
+                    yield one, two
+                    release_array(one)
+                    release_array(two)
+
+        def errors() -> InputErrors:
+            if measured.errors is None:
+                keep = np.asarray if self.shelf is None else self.shelf.keep
+                measured.errors = InputErrors(read, measured.moments, keep)
+            return measured.errors
+
+        if np.may_share_memory(rows, job.key[0].numpy()):
+            rows = rows.copy()
+        return compensated(rows, read, measured.moments, errors)
+
+
+def _side_by_side(
+    walks: Sequence[Iterator[Pause]], jobs: Mapping[Key, BlockJob], left: Collection[Node]
+) -> Iterator[Pause]:
+    """Advance several walks, and pause for the weight that the fewest layers have still to come to."""
+    paused = {walk: pause for walk in walks if (pause := next(walk, None)) is not None}
+    while paused:
+        waiting: dict[Key, list[Arrival]] = {}
+        for key, arrivals in paused.values():
+            waiting.setdefault(key, []).extend(arrivals)
+        key = min(waiting, key=lambda one: len(jobs[one].readers.keys() & left) - len(waiting[one]))
+        yield key, waiting[key]
+        for walk in [walk for walk, pause in paused.items() if pause[0] == key]:
+            pause = next(walk, None)
+            if pause is None:
+                del paused[walk]
+            else:
+                paused[walk] = pause
+
+
+def _nodes_within(step: Step) -> Iterator[Node]:
+    """Visit the nodes of a node's bodies."""
+    for body in step.bodies.values():
+        yield from _nodes_of(body)
+
+
+def _nodes_of(body: NodeSchedule) -> Iterator[Node]:
+    for step in body.steps:
+        yield step.node
+        yield from _nodes_within(step)
 
 
 def _put_away(run: Run, step: Step, shelf: Shelf) -> None:
@@ -278,32 +393,29 @@ def _parts(codes: BlockCodes, block_size: int) -> Iterator[np.ndarray]:
         yield BlockCodes(codes.codes[part], codes.scales[part], codes.zeros[part]).dequantized(1, block_size)
 
 
-def measured_input(
-    way: tuple[int, Unfolding], node: Node, runs: Sequence[Run], known: Inputs, *, large: bool
-) -> MeasuredInput:
-    """Measure what a layer reads, once for layers that read the same.
+def measured_input(arrivals: Sequence[Arrival], known: Inputs, *, large: bool) -> MeasuredInput:
+    """Measure what layers read, once for weights that multiply the same.
 
     Args:
-        way: The slot of the activation, and how the layer reads it.
-        node: The layer.
-        runs: Where each sample stands.
-        known: What has been measured of this value, which is forgotten behind it.
+        arrivals: The layers that read one weight, with the samples that stand in front of them.
+        known: What has been measured of these values, which is forgotten behind them.
         large: Whether to sum in float32.
 
     """
-    slot, unfolding = way
-    value = node.inputs[slot]
-    assert value is not None
-    if (value, unfolding) not in known:
+    unfolding = arrivals[0].way[1]
+    alike = [arrival for arrival in arrivals if arrival.way[1] == unfolding]
+    key = tuple(arrival.value for arrival in alike), unfolding
+    if key not in known:
         known.clear()  # the largest thing in memory, and no earlier layer comes back
         moments = LayerMoments(unfolding, _columns(unfolding.n), np.float32 if large else np.float64)
-        for run in runs:
-            moments.add(run.values[value])
-            release_array(run.values[value])
+        for arrival in alike:
+            for run in arrival.runs:
+                moments.add(run.values[arrival.value])
+                release_array(run.values[arrival.value])
         for half in moments.halves:
             half.flush()
-        known[value, unfolding] = MeasuredInput(moments)
-    return known[value, unfolding]
+        known[key] = MeasuredInput(moments)
+    return known[key]
 
 
 def _columns(n: int) -> int:

@@ -28,7 +28,7 @@ from onnxq.ops.forms.block_codes import BlockCodes
 from onnxq.ops.kernels.softmax import log_softmax
 from onnxq.progress import working
 from onnxq.rounding.block_solver import solve_blocks
-from onnxq.rounding.layer_by_layer import BlockJob, Inputs, advance_runs, measured_input
+from onnxq.rounding.layer_by_layer import Arrival, BlockJob, Inputs, advance_runs, measured_input
 from onnxq.rounding.weights import Key
 from onnxq.runtime.blas_threads import single_threaded_blas
 from onnxq.search.resolution import resolved_noise
@@ -102,7 +102,8 @@ class _Probes:
             return
         weight = _rounded(job, np.float32 if self.large else np.float64)
         self.runs[job.key] = [_with(run.copy(), job.weight, weight) for run in self.exact[: self.probed]]
-        measured = measured_input(job.readers[step.node], step.node, self.exact, self._known, large=self.large)
+        arrival = Arrival(step.node, job.readers[step.node], self.exact)
+        measured = measured_input([arrival], self._known, large=self.large)
         self.shares[job.key] = error_shares(job, measured.moments)
 
     def advance(self, step: Step, shelf: Shelf | None) -> None:

@@ -139,3 +139,52 @@ def test_nothing_of_a_large_weight_stays_in_memory(tmp_path):
             assert is_mapped(codes)
             assert is_mapped(made._solutions[job.key].codes.codes)
             np.testing.assert_array_equal(codes.T, made._solutions[job.key].codes.codes)
+
+
+def in_branches(shared=True):
+    """Return the two products in both branches of an `If`: behind twice the input where it is true."""
+    weights = {"w1": floats(64, 48, scale=0.3), "w2": floats(48, 40, scale=0.3, seed=1), "two": np.float32(2)}
+    bodies = {}
+    for name in ("then", "else"):
+        first = node("Mul", "x two", f"{name}_x") if name == "then" else node("Identity", "x", f"{name}_x")
+        nodes = [first, node("MatMul", f"{name}_x w1", f"{name}_a"), node("Relu", f"{name}_a", f"{name}_b")]
+        nodes += [node("MatMul", f"{name}_b w2", f"{name}_y"), node("Abs", f"{name}_y", f"{name}_z")]
+        out = helper.make_tensor_value_info(f"{name}_z", TensorProto.FLOAT, [1, 6, 40])
+        own = [] if shared or name == "then" else [numpy_helper.from_array(weights["w1"] / 2, "w1_else")]
+        if own:
+            nodes[1].input[1] = "w1_else"
+        bodies[f"{name}_branch"] = helper.make_graph(nodes, name, [], [out], own)
+    branching = helper.make_node("If", ["c"], ["z"], **bodies)
+    proto = build(
+        [branching, node("Neg", "z", "y")], {"x": [1, 6, 64], "c": (TensorProto.BOOL, [])}, ["y"], weights, 21
+    )
+    model = parse(proto.SerializeToString())
+    infer_types(model)
+    return model, block_jobs(make_plan(model, recipe_of("weight-int4"), with_data=True))
+
+
+def test_samples_enter_the_branches_that_they_take_and_a_weight_of_both_is_chosen_on_all_of_them():
+    model, jobs = in_branches()
+    assert [len(job.readers) for job in jobs] == [2, 2]
+    assert all(job.corrects for job in jobs)
+    assert can_step(model, jobs)
+    plain, plan = two_layers()
+    expected_jobs = block_jobs(plan)
+    mixed = [{**sample, "c": np.array(index % 3 == 0)} for index, sample in enumerate(samples())]
+    read = [{"x": sample["x"] * (2 if sample["c"] else 1)} for sample in mixed]
+    # A branch is entered by all samples that take it before the next is
+    read = [one for one, sample in zip(read, mixed, strict=True) if sample["c"]] + [
+        one for one, sample in zip(read, mixed, strict=True) if not sample["c"]
+    ]
+    found, expected = round_layer_by_layer(model, jobs, mixed), round_layer_by_layer(plain, expected_jobs, read)
+    for job, other in zip(jobs, expected_jobs, strict=True):
+        np.testing.assert_array_equal(found[job.key].codes.codes, expected[other.key].codes.codes)
+
+
+def test_a_branch_that_no_sample_takes_leaves_its_weights_to_nearest():
+    model, jobs = in_branches(shared=False)
+    found = round_layer_by_layer(model, jobs, [{**sample, "c": np.array(True)} for sample in samples()])
+    names = {job.weight.name for job in jobs if job.key in found}
+    assert names == {"w1", "w2"}
+    both = [{**sample, "c": np.array(index % 2 == 0)} for index, sample in enumerate(samples())]
+    assert len(round_layer_by_layer(model, jobs, both)) == 3

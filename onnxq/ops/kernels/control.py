@@ -35,10 +35,11 @@ class Body(Protocol):
 @kernel("If")
 def if_(condition: Array, *, then_branch: Body, else_branch: Body) -> tuple[Any, ...]:
     """Run one of two bodies."""
-    return tuple((then_branch if _truth(condition) else else_branch)())
+    return tuple((then_branch if truth(condition) else else_branch)())
 
 
-def _truth(condition: Array) -> bool:
+def truth(condition: Array) -> bool:
+    """Return the one element of a condition."""
     if np.size(condition) != 1:
         raise ModelError(f"the condition has shape {list(np.shape(condition))}, not one element", "Reduce it first.")
     return bool(np.asarray(condition).reshape(())[()])
@@ -50,13 +51,13 @@ def loop(
 ) -> tuple[Any, ...]:
     """Run a body until the trip count is reached or its condition fails; stack its results other than the state."""
     limit = None if trip_count is None else int(np.asarray(trip_count).reshape(())[()])
-    proceed = True if condition is None else _truth(condition)
+    proceed = True if condition is None else truth(condition)
     carried = list(state)
     stacks: list[list[Array]] = [[] for _ in range(max(output_count - len(carried), 0))]
     step = 0
     while proceed and (limit is None or step < limit):
         flag, *results = body(np.asarray(step, np.int64), np.asarray(proceed), *carried)
-        proceed = _truth(flag)
+        proceed = truth(flag)
         carried = results[: len(state)]
         for stack, item in zip(stacks, results[len(state) :], strict=False):
             stack.append(item)
