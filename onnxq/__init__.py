@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from onnxq.explanation.why_not import PassAnswer, why_not
     from onnxq.ir import Model, ModelInput, Value, load, save
     from onnxq.pipeline.plan import plan
-    from onnxq.pipeline.quantize import Quantized, quantize
+    from onnxq.pipeline.quantize import quantize
+    from onnxq.pipeline.request import Quantized
     from onnxq.planning.recipe import Recipe, in_blocks, load_recipe, recipe_names
     from onnxq.progress import STEPS, Observer, Progress
     from onnxq.project.build import Built
@@ -100,7 +101,7 @@ _LAZY = {
     "Preparation": "onnxq.data.reading",
     "Prepared": "onnxq.stages.prepared",
     "Progress": "onnxq.progress",
-    "Quantized": "onnxq.pipeline.quantize",
+    "Quantized": "onnxq.pipeline.request",
     "Reading": "onnxq.data.reading",
     "Recipe": "onnxq.planning.recipe",
     "Report": "onnxq.report",

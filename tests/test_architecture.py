@@ -128,7 +128,7 @@ def test_paths_in_the_docs_exist() -> None:
 
 
 def test_the_steps_of_the_docs_are_those_of_the_pipeline() -> None:
-    """The chain stands in the docs and in the docstring of the pipeline."""
+    """The chain stands in the docs and in the docstring; `tests/pipeline/test_step_order.py` holds the code to it."""
     chain = re.search(r"^```\n(load → .*?)\n```", DOCS, re.MULTILINE)
     assert chain
     docstring = ast.get_docstring(ast.parse((PACKAGE / "pipeline" / "quantize.py").read_text())) or ""

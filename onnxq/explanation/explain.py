@@ -15,19 +15,20 @@ from onnxq.hazards import planned_hazards
 from onnxq.ir import Model, ModelInput, Node, Value, read_model
 from onnxq.ops.forms.family import NotQuantizable, dtype_name
 from onnxq.ops.forms.scheme import Scheme
-from onnxq.pipeline.quantize import NO_TIMING, plan_report, quantize_prepared
+from onnxq.pipeline.plan import NO_TIMING, plan_report, prepare_with_data
+from onnxq.pipeline.quantize import quantize_prepared
+from onnxq.pipeline.request import Request
 from onnxq.planning.cost_model import node_times
 from onnxq.planning.decision import Decision, Plan
 from onnxq.planning.planner import form_of, schemes_to_try
-from onnxq.planning.recipe import Recipe
+from onnxq.planning.recipe import Recipe, choose_recipe
 from onnxq.planning.row_costs import settings_to_try
 from onnxq.progress import Observer, following
 from onnxq.report import NodeReport, Report, activation_records
 from onnxq.runtime.memory import gc_disabled
-from onnxq.stages.files import open_data
-from onnxq.stages.kernel_timing import Timing, replan_with_sample_shapes, replan_with_timings
+from onnxq.stages.files import DataOptions
+from onnxq.stages.kernel_timing import Timing
 from onnxq.stages.measure import choose_qparams, layers_needing_moments, measure
-from onnxq.stages.prepare import prepare
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import exclude_unreached_bodies
 from onnxq.targets import Costs
@@ -78,17 +79,14 @@ def explain(
         'dynamic-int8'
 
     """
-    data = list_sources(data)
+    options = DataOptions(list_sources(data), None, sample_limit, reading)
     with following(observer) as observer, gc_disabled():
         observer.step("load")
         source = read_model(model)
         before = _names(source)
         observer.step("plan")
-        prepared = prepare(source, recipe, with_data=bool(data) or stats is not None, exclude=exclude, only=only)
-        given = open_data(prepared.model, data, None, sample_limit, reading)
-        prepared = replan_with_timings(
-            replan_with_sample_shapes(prepared, given if stats is None else None), given, timing, observer
-        )
+        chosen_recipe = choose_recipe(recipe, exclude=exclude, only=only)
+        prepared, given = prepare_with_data(source, chosen_recipe, options, stats, timing, observer)
         found = _explained(prepared, chosen(prepared, pattern, before))
         if (given is None and stats is None) or not prepared.plan.quantized():
             return tuple(found)
@@ -99,7 +97,7 @@ def explain(
             ranges = activation_records(prepared.plan, choose_qparams(prepared.plan, measured), measured)
             report = replace(plan_report(prepared), activations=ranges)
         else:
-            report = quantize_prepared(prepared, given, stats, observer, detailed=True).report
+            report = quantize_prepared(prepared, Request(observer, given, stats, detailed=True)).report
     return tuple(_with_figures(one, report) for one in found)
 
 

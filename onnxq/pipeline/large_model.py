@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from onnxq.calibration.layer_moments import MeasuredLayers
@@ -19,15 +18,17 @@ from onnxq.errors import CheckFailed
 from onnxq.ir import Model
 from onnxq.ir.storage.scratch_file import Spool
 from onnxq.lowering.rewrite import rewrite
+from onnxq.pipeline.add_metric import add_metric
 from onnxq.pipeline.offload import release_pages
+from onnxq.pipeline.plan import plan_report
+from onnxq.pipeline.request import Quantized, Request
 from onnxq.planning.decision import Choices
-from onnxq.progress import Observer
 from onnxq.report import Report, activation_records
 from onnxq.rounding.block_solver import BlockSolution
 from onnxq.rounding.layer_by_layer import block_jobs, can_step, round_layer_by_layer
 from onnxq.rounding.weights import Key, Weights
 from onnxq.runtime.memory import trim_heap
-from onnxq.search.budget import RAISE, Budget, bits_by_size
+from onnxq.search.budget import RAISE, bits_by_size
 from onnxq.search.mixed_bits import keep_to_loss, mixed_weights, said_bits
 from onnxq.search.variants import GENERATED
 from onnxq.stages.finish import finalize
@@ -40,68 +41,60 @@ from onnxq.verification.user_metric import MetricJudge
 
 SAMPLES = 2  # without data: enough to see that the model runs
 MOST_SAMPLES, MOST_ELEMENTS = 128, 1 << 22  # that advance layer by layer, and elements of their inputs
-NO_BUDGET = Budget()
 SIMPLER = "a large model: weights were rounded to nearest, channels were not rescaled, latency was not measured"
 STAGED = "a large model: channels were not rescaled, latency was not measured"
 
 
-def quantize_large(
-    prepared: Prepared,
-    given: Samples | None,
-    stats: str | Path | Stats | None,
-    observer: Observer,
-    scratch: Path,
-    budget: Budget = NO_BUDGET,
-    *,
-    detailed: bool = False,
-) -> tuple[Model, Report]:
+def quantize_large(prepared: Prepared, request: Request) -> Quantized:
     """Calibrate, rewrite, and compare the result with the float model, both run in segments over mapped weights.
 
     Args:
         prepared: The float model with its plan.
-        given: Samples, if there are any.
-        stats: Statistics of an earlier calibration, if there are any.
-        observer: Told about each step.
-        scratch: A folder with room for the quantized weights, which stand in a file without a name there.
-        budget: Limits that bits of weights are chosen by, where the recipe leaves them open.
-        detailed: Put the histograms of activations and the errors of layers into the report, too.
+        request: What else the run is given. Large quantized weights are in a file without a name in its scratch folder.
 
     Returns:
         The quantized model, its large weights mapped, and the report.
 
     """
-    baseline, before = prepared.baseline(), prepared.model.copy()
-    probe = given if given is not None else synthetic_samples(prepared.model, input_specs(prepared.model), SAMPLES)
+    baseline, before = prepared.baseline(), prepared.model.copy()  # the model itself is rewritten
+    samples, observer = request.samples, request.observer
+    if samples is None:
+        samples = synthetic_samples(prepared.model, input_specs(prepared.model), SAMPLES)
+    prepared, model, report = _choose_and_rewrite(prepared, baseline, request)
+    release_pages(model)  # which passes have read
+    observer.step("verify")
+    probe = samples.limit(SAMPLES) if prepared.fast else samples
+    comparison = compare(baseline, model, probe, progress=observer.progress)
+    trim_heap(model.weight_bytes)  # of sessions
+    if request.detailed:
+        observer.step("layers")
+        comparison = with_layers(comparison, before, model, probe)
+    report = replace(report, comparison=comparison, samples=probe.description)
+    return add_metric(Quantized(model, report), baseline, request)
+
+
+def _choose_and_rewrite(prepared: Prepared, baseline: Model, request: Request) -> tuple[Prepared, Model, Report]:
+    """Measure, choose codes layer by layer, and rewrite; statistics go with this."""
+    given, observer = request.samples, request.observer
     observer.step("calibrate")
-    measured = measure(prepared, MeasuredLayers([]), given, stats, observer)
+    measured = measure(prepared, MeasuredLayers([]), given, request.stats, observer)
     prepared = exclude_unreached_bodies(prepared, measured)
-    with Spool(scratch) as spool:
-        samples, drafted = ([], 0) if stats is not None else _texts(prepared, given)
-        prepared = _with_bits_by_size(prepared, samples, measured, budget, scratch)
+    with Spool(request.scratch) as spool:
+        samples, drafted = ([], 0) if request.stats is not None else _texts(prepared, given)
+        prepared = _with_bits_by_size(prepared, samples, measured, request)
         solutions = _block_solutions(prepared, samples, spool)
         weights = Weights(spool=spool, solutions=solutions)
-        if given is not None:
-            prepared = _with_bits_by_loss(prepared, baseline, samples, measured, budget, given, weights, spool)
+        prepared = _with_bits_by_loss(prepared, baseline, samples, measured, request, weights, spool)
         observer.step("rewrite")
         qparams = choose_qparams(prepared.plan, measured)
-        report = Report.planned(prepared.plan, source=prepared.path, notes=prepared.notes)
-        if detailed:
+        report = plan_report(prepared)
+        if request.detailed:
             report = replace(report, activations=activation_records(prepared.plan, qparams, measured))
         written = (GENERATED.format(drafted),) if drafted and solutions else ()
         notes = (*report.notes, *written, *said_bits(prepared.plan.choices), STAGED if solutions else SIMPLER)
         weights.begin_notes()
         model = finalize(rewrite(prepared.model, prepared.plan, qparams, weights), prepared)
-        report = replace(report, notes=(*notes, *weights.notes()), saturation=weights.cures())
-        del weights, solutions  # the model has what it needs of them
-    release_pages(model)  # which passes have read
-    observer.step("verify")
-    probe = probe.limit(SAMPLES) if prepared.fast else probe
-    comparison = compare(baseline, model, probe, progress=observer.progress)
-    trim_heap(model.weight_bytes)  # of sessions
-    if detailed:
-        observer.step("layers")
-        comparison = with_layers(comparison, before, model, probe)
-    return model, replace(report, comparison=comparison, samples=probe.description)
+        return prepared, model, replace(report, notes=(*notes, *weights.notes()), saturation=weights.cures())
 
 
 def _texts(prepared: Prepared, given: Samples | None) -> tuple[Sequence[Mapping[str, Any]], int]:
@@ -116,13 +109,13 @@ def _texts(prepared: Prepared, given: Samples | None) -> tuple[Sequence[Mapping[
 
 
 def _with_bits_by_size(
-    prepared: Prepared, samples: Sequence[Mapping[str, Any]], measured: Stats, budget: Budget, scratch: Path
+    prepared: Prepared, samples: Sequence[Mapping[str, Any]], measured: Stats, request: Request
 ) -> Prepared:
     """Plan the bits of weights for the size that the budget allows, if the recipe leaves them open."""
-    choose = bits_by_size(prepared.plan.recipe, budget)
+    choose = bits_by_size(prepared.plan.recipe, request.budget)
     if choose is None:
         return prepared
-    with Spool(scratch) as spool:  # of codes that are of no use
+    with Spool(request.scratch) as spool:  # of codes that are of no use
         return choose(prepared, samples, measured, spool=spool)
 
 
@@ -131,16 +124,16 @@ def _with_bits_by_loss(
     baseline: Model,
     samples: Sequence[Mapping[str, Any]],
     measured: Stats,
-    budget: Budget,
-    given: Samples,
+    request: Request,
     weights: Weights,
     spool: Spool,
 ) -> Prepared:
     """Plan 8 bits for as many weights as the metric of the budget needs, if the recipe leaves them open."""
+    budget, given = request.budget, request.samples
     most = budget.max_drop
     if not prepared.plan.recipe.scheme.mixed_bits or budget.max_size is not None:
         return prepared
-    if budget.metric is None or most is None:
+    if budget.metric is None or most is None or given is None:
         return prepared
     judge = MetricJudge(budget.metric, baseline, given)
 

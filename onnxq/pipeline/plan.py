@@ -1,21 +1,42 @@
-"""The plan for every node of a model, without carrying it out."""
+"""The first half of the pipeline: a model is loaded, prepared, and planned; nothing is carried out.
+
+load → normalise → simplify → plan
+
+Tests: `tests/pipeline/test_plan.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from onnxq.calibration.stats import Stats
 from onnxq.calibration.stats_file import load_stats
 from onnxq.data.reading import PLAIN, Reading
-from onnxq.data.samples import list_sources
-from onnxq.ir import ModelInput, read_model
-from onnxq.pipeline.quantize import NO_TIMING, measure_sensitivity, plan_report, with_source_size
-from onnxq.planning.recipe import Recipe
+from onnxq.data.samples import Samples, list_sources
+from onnxq.errors import DataError, ModelError, NothingToQuantize
+from onnxq.ir import Model, ModelInput, read_model
+from onnxq.planning.planner import Plan
+from onnxq.planning.recipe import Recipe, choose_recipe
 from onnxq.progress import Observer, following
 from onnxq.report import Report
-from onnxq.stages.files import open_data
+from onnxq.runtime.custom_ops import check_runs
+from onnxq.search.candidates import float_time
+from onnxq.search.float_transforms import transform_values
+from onnxq.search.held_out import HoldoutSplit
+from onnxq.search.sensitivity import sensitivity as node_sensitivity
+from onnxq.search.variants import calibrate_and_round
+from onnxq.stages.files import DataOptions, open_data
 from onnxq.stages.kernel_timing import Timing, replan_with_sample_shapes, replan_with_timings
-from onnxq.stages.prepare import prepare
+from onnxq.stages.prepare import node_labels, prepare
+from onnxq.stages.prepared import Prepared
+from onnxq.stages.strategy import Strategy
+from onnxq.verification.ort_graph import quantized_already
+
+PLAN_HINT = "See every node's reason with `onnxq plan`."
+DATA_HINT = "Add --data, or use the recipe dynamic-int8, which needs none."
+NO_TIMING = Timing()
 
 
 def plan(
@@ -63,18 +84,100 @@ def plan(
         [('Conv', 'static-int8'), ('Relu', 'static-int8')]
 
     """
-    given_data = list_sources(data)
+    given = DataOptions(list_sources(data), samples, None, reading)
     with following(observer) as observer:
         observer.step("load")
         source = read_model(model)
         before = source.copy()
         observer.step("plan")
-        with_data = bool(given_data) or samples is not None or stats is not None
-        prepared = prepare(source, recipe, with_data=with_data, exclude=exclude, only=only)
-        given = open_data(prepared.model, given_data, samples, None, reading)
-        prepared = replan_with_sample_shapes(prepared, given if stats is None else None)
-        prepared = replan_with_timings(prepared, given, timing, observer)
+        chosen = choose_recipe(recipe, exclude=exclude, only=only)
+        prepared, opened = prepare_with_data(source, chosen, given, stats, timing, observer)
         if stats is not None:
             load_stats(stats, expected=prepared.source)
-        report = measure_sensitivity(prepared, given, stats, observer) if sensitivity else plan_report(prepared)
+        report = measure_sensitivity(prepared, opened, stats, observer) if sensitivity else plan_report(prepared)
         return with_source_size(report, before)
+
+
+def prepare_with_data(
+    source: Model,
+    recipe: Recipe,
+    data: DataOptions,
+    stats: str | Path | Stats | None,
+    timing: Timing,
+    observer: Observer,
+    *,
+    most: int | None = None,
+    fast: bool = False,
+) -> tuple[Prepared, Samples | None]:
+    """Plan, open the data, and replan with the shapes of the first sample and with measured times.
+
+    Args:
+        source: The model, which is changed.
+        recipe: The recipe with all options.
+        data: What to calibrate with.
+        stats: Statistics of an earlier calibration stand for samples: then no sample says shapes.
+        timing: Kernel times to decide by.
+        observer: Told about steps.
+        most: Bytes that the file may have.
+        fast: Whether to leave out all that takes trials.
+
+    Returns:
+        The model with its plan, and the opened samples.
+
+    """
+    prepared = prepare(source, recipe, with_data=data.given or stats is not None, fast=fast, most=most)
+    given = open_data(prepared.model, *data)
+    prepared = replan_with_sample_shapes(prepared, given if stats is None else None, most)
+    return replan_with_timings(prepared, given, timing, observer, most), given
+
+
+def plan_report(prepared: Prepared) -> Report:
+    """Begin the report: what is going to happen to which node."""
+    return Report.planned(prepared.plan, source=prepared.path, notes=prepared.notes)
+
+
+def with_source_size(report: Report, before: Model) -> Report:
+    """Say in a report how large a float model is that has no file."""
+    return report if before.path is not None else replace(report, source_bytes=len(before.source))
+
+
+def check_plan(prepared: Prepared, *, with_data: bool) -> None:
+    """Refuse a plan that changes nothing, or that needs data which are not there.
+
+    Raises:
+        DataError: A node needs calibration, and there are no data.
+        NothingToQuantize: All nodes stay as they are.
+
+    """
+    plan = prepared.plan
+    if not plan.quantized():
+        idle = plan.recipe.idle_globs(node_labels(prepared.model))
+        before = quantized_already(prepared.model)
+        hint = f"It is quantized already ({before}): give the float model." if before else PLAN_HINT
+        hint = f"{idle[0][0].upper()}{idle[0][1:]}: see their names with `onnxq plan`." if idle else hint
+        raise NothingToQuantize(f"no node of {prepared.path} can be quantized: {_reasons(plan)}", hint)
+    if plan.calibrated() and not with_data:
+        raise DataError(f"recipe {plan.recipe.name} needs data to calibrate with", DATA_HINT)
+
+
+def _reasons(plan: Plan) -> str:
+    reasons = [f"{reason} ({count})" for reason, count in list(plan.reasons().items())[:3]]
+    return "; ".join(reasons) or "it has none"
+
+
+def measure_sensitivity(
+    prepared: Prepared, given: Samples | None, stats: str | Path | Stats | None, observer: Observer
+) -> Report:
+    """Measure what each quantized node would add to the error of the outputs; nothing is written."""
+    if given is None:
+        raise DataError("what a node adds to the error shows on data only", "Add --data.")
+    check_plan(prepared, with_data=True)
+    check_runs(prepared.model)
+    if prepared.strategy is Strategy.STREAMED:
+        raise ModelError(f"{prepared.path} is too large to run it many times", "Leave --sensitivity out.")
+    split = HoldoutSplit(prepared.model.copy(), given, float_time(prepared.plan))
+    if stats is None:
+        prepared = transform_values(prepared, split, observer)
+    variants = calibrate_and_round(prepared, split, given, stats, observer)
+    observer.step("search")
+    return replace(plan_report(prepared), sensitivity=node_sensitivity(variants))

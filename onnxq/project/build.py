@@ -21,7 +21,8 @@ from onnxq.ir.proto_fields import MODEL_METADATA
 from onnxq.ir.storage.files import data_path, needs_external_data
 from onnxq.ir.wire import entry_field
 from onnxq.pipeline.options import QuantizeOptions
-from onnxq.pipeline.quantize import Quantized, quantize
+from onnxq.pipeline.quantize import quantize
+from onnxq.pipeline.request import Quantized
 from onnxq.progress import Observer, Silent
 from onnxq.project.check import find_all, missing_verify_data
 from onnxq.project.entry import Entry

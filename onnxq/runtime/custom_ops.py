@@ -12,6 +12,7 @@ from onnxq.errors import ModelError
 from onnxq.ir import Model, Node
 from onnxq.runtime.ort_session import LIBRARIES, ORT_ERRORS, reason
 
+GIVE_LIBRARY = "Give the library of its custom operators with --custom-ops, or leave out the data for a dynamic model."
 UNREGISTERED = "it has no operator"  # `ort_session.reason`
 
 
@@ -51,6 +52,25 @@ def foreign_node(model: Model) -> Node | None:
     if LIBRARIES:  # what they hold, onnxruntime only tells when it loads a model
         return None
     return next((n for n in model.graph.walk() if n.domain and (n.domain, n.op_type) not in _known()), None)
+
+
+def lacking_operator(model: Model) -> str | None:
+    """Name an operator of a model that onnxruntime does not know; None where it knows all."""
+    foreign = foreign_node(model)
+    if foreign is None:
+        return None
+    return f"operator {foreign.op_type} of domain {foreign.domain} (node {foreign.label})"
+
+
+def check_runs(model: Model) -> None:
+    """Refuse to run a model on data that has a node which onnxruntime does not know.
+
+    Raises:
+        ModelError: It has one, which the sentence names.
+
+    """
+    if (lacking := lacking_operator(model)) is not None:
+        raise ModelError(f"onnxruntime cannot run {model.name} on the data: it has no {lacking}", GIVE_LIBRARY)
 
 
 def refusal_hint(error: Exception) -> str:

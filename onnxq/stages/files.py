@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from onnxq.data.reading import PLAIN, ModelFacts, Reading
 from onnxq.data.samples import Samples, input_specs, open_samples, wrap_samples
@@ -15,6 +15,28 @@ from onnxq.errors import DataError, NothingToQuantize, OutputError
 from onnxq.ir import Model, check_output
 from onnxq.ir.storage.files import check_sources, data_path, refuse_source
 from onnxq.progress import mention
+
+
+class DataOptions(NamedTuple):
+    """Data as the caller gave them, not opened yet; see `open_data`.
+
+    Attributes:
+        files: Files, folders and functions.
+        samples: Arrays, an iterable of samples or a function, in place of files; None where there are none.
+        limit: Most samples to use; None for all.
+        reading: How data that are no arrays become samples.
+
+    """
+
+    files: Sequence[str | Path]
+    samples: object = None
+    limit: int | None = None
+    reading: Reading = PLAIN
+
+    @property
+    def given(self) -> bool:
+        """Whether there are data."""
+        return bool(self.files) or self.samples is not None
 
 
 def refuse_own_output(model: Model) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 import onnxq.cli.boundary as boundary
 from onnxq.errors import InvalidResult
+from onnxq.pipeline import in_memory
 from onnxq.pipeline import quantize as pipeline
 from onnxq.progress import STEPS
 
@@ -139,13 +140,13 @@ def test_a_disk_that_refuses(cli, folder: Path) -> None:
 
 def test_a_folder_that_vanishes_meanwhile(cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "out").mkdir()
-    compare = pipeline.compare
+    compare = in_memory.compare
 
     def and_remove(*args: object, **options: object) -> object:
         (folder / "out").rmdir()
         return compare(*args, **options)
 
-    monkeypatch.setattr(pipeline, "compare", and_remove)
+    monkeypatch.setattr(in_memory, "compare", and_remove)
     result = cli("quantize", "digits_cnn.onnx", "-o", "out/m.onnx")
     assert result.code == 2
     assert "the folder out does not exist" in result.err

@@ -15,7 +15,9 @@ from onnxq.explanation.explain import explain
 from onnxq.explanation.records import Attempt, Explanation, Wire
 from onnxq.ops.forms.per_row import SENTENCE
 from onnxq.ops.forms.scheme import Scheme
-from onnxq.pipeline.quantize import Quantized, plan_report, quantize
+from onnxq.pipeline.plan import plan_report
+from onnxq.pipeline.quantize import quantize
+from onnxq.pipeline.request import Quantized
 from onnxq.stages.prepared import Prepared
 from onnxq.verification.records import Contribution
 

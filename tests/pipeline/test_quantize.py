@@ -12,6 +12,7 @@ import pytest
 from helpers import build, node, recipe_of
 
 import onnxq
+import onnxq.pipeline.in_memory
 import onnxq.pipeline.quantize
 from onnxq.errors import CheckFailed, DataError, InvalidResult, ModelError, NothingToQuantize, OutputError
 from onnxq.pipeline.quantize import default_output, quantize
@@ -69,7 +70,6 @@ def test_a_static_recipe_without_data_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_writes_nothing_and_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnxq.pipeline.quantize, "compare", None)
     monkeypatch.setattr(onnxq.pipeline.quantize, "quantize_prepared", None)
     report = quantize(SAMPLES / "digits_cnn.onnx", output=tmp_path / "out.onnx", data=[CALIBRATION], dry_run=True)
     assert report.output is None
@@ -88,8 +88,8 @@ def test_a_broken_result_is_never_written(tmp_path: Path, monkeypatch: pytest.Mo
         rewritten.opsets[""] = 999
         return rewritten
 
-    original = onnxq.pipeline.quantize.rewrite
-    monkeypatch.setattr(onnxq.pipeline.quantize, "rewrite", broken)
+    original = onnxq.pipeline.in_memory.rewrite
+    monkeypatch.setattr(onnxq.pipeline.in_memory, "rewrite", broken)
     old = tmp_path / "out.onnx"
     old.write_bytes(b"the old one")
     with pytest.raises(InvalidResult):

@@ -19,7 +19,7 @@ from onnxq.data.samples import input_specs, wrap_samples
 from onnxq.errors import DataError
 from onnxq.ir import Model, load
 from onnxq.lowering.rewrite import rewrite
-from onnxq.pipeline import quantize as pipeline
+from onnxq.pipeline import in_memory
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.recipe import load_recipe
 from onnxq.progress import Silent
@@ -124,7 +124,7 @@ def test_second_moments_are_in_memory_once_and_no_longer_than_choices_are_made(m
     before = LayerMoments.__init__
     monkeypatch.setattr(LayerMoments, "__init__", keep)
     without(variants_module, "choose_ranges")
-    without(pipeline, "compare")
+    without(in_memory, "compare")
     quantize(model, samples=[{"x": floats(1, 3, 24, 24, seed=i)} for i in range(SAMPLES)], force=True)
     assert seen["compare"] > 0
 

@@ -1,0 +1,154 @@
+"""The middle of the pipeline for models in memory: every step, and variants are judged on held-out samples.
+
+limit masks → equalize → rescale → calibrate → round → search → cross-validate → correct biases → rewrite → optimize →
+verify
+
+Tests: `tests/pipeline/test_quantize.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from onnxq.data.samples import Samples, input_specs
+from onnxq.data.synthetic import synthetic_samples
+from onnxq.ir import Model
+from onnxq.lowering.rewrite import rewrite
+from onnxq.pipeline.add_metric import add_metric
+from onnxq.pipeline.offload import release_pages, spill_moments, spill_weights
+from onnxq.pipeline.plan import plan_report
+from onnxq.pipeline.request import Quantized, Request
+from onnxq.pipeline.schedule import Schedule
+from onnxq.progress import expect
+from onnxq.report import Report, activation_records
+from onnxq.report.details import kernels_of, layer_sizes, operator_times
+from onnxq.runtime.memory import collect_garbage
+from onnxq.runtime.session import InMemory
+from onnxq.search.bias_correction import correct_biases
+from onnxq.search.budget import SearchOutcome, bits_by_size, meet_budget
+from onnxq.search.candidates import float_time
+from onnxq.search.cross_validation import CrossValidated, cross_validate
+from onnxq.search.float_transforms import transform_values
+from onnxq.search.held_out import HoldoutSplit
+from onnxq.search.variants import calibrate_and_round
+from onnxq.stages.finish import finalize
+from onnxq.stages.prepared import Prepared
+from onnxq.verification.compare import compare
+from onnxq.verification.decoding import measure_decoding
+from onnxq.verification.families import family_figures, predicted_latencies, record_latencies
+from onnxq.verification.layerwise import with_layers
+from onnxq.verification.user_metric import try_metric
+
+FITTED = ", the ones calibrated on"
+FEW_SAMPLES = 2  # that a fast run compares on
+RANDOM_SAMPLES = 4  # without data: enough to time a model and to see that it runs
+
+
+def quantize_in_memory(prepared: Prepared, request: Request) -> Quantized:
+    """Choose everything that the plan leaves open, rewrite the model, and compare the result with the float model."""
+    before = prepared.model.copy()
+    samples = request.samples
+    if samples is None:
+        samples = synthetic_samples(prepared.model, input_specs(prepared.model), RANDOM_SAMPLES)
+    split = HoldoutSplit(before, samples, float_time(prepared.plan))
+    if request.budget.metric is not None and request.samples is not None:
+        try_metric(request.budget.metric, InMemory(before), request.samples, request.observer.progress)
+    data, known = request.samples is not None, request.stats is not None
+    schedule = Schedule(prepared, split, request.budget, with_data=data, with_stats=known, detailed=request.detailed)
+    expect(schedule.work())
+    rewritten = _choose_and_rewrite(prepared, split, request)
+    collect_garbage(rewritten.model)  # what was tried last
+    return _verified(rewritten, before, samples, request)
+
+
+class _Rewritten(NamedTuple):
+    """A model in quantized forms, not optimised for its target yet.
+
+    Attributes:
+        prepared: The float model with its final plan.
+        model: The rewritten model.
+        report: Of all choices.
+        halves: Figures of cross-validation, if there was one.
+
+    """
+
+    prepared: Prepared
+    model: Model
+    report: Report
+    halves: CrossValidated | None
+
+
+def _choose_and_rewrite(prepared: Prepared, split: HoldoutSplit, request: Request) -> _Rewritten:
+    """Settle all choices and carry them out; statistics and variants, the largest things in memory, go with this."""
+    observer, budget, samples, stats = request.observer, request.budget, request.samples, request.stats
+    if stats is None:
+        prepared = transform_values(prepared, split, observer)
+    spill_weights(prepared.model, split.baseline, request.scratch)
+    bits = bits_by_size(prepared.plan.recipe, budget)
+    variants = calibrate_and_round(
+        prepared, split, samples, stats, observer, detailed=request.detailed, choose_bits=bits
+    )
+    outcome = SearchOutcome()
+    if stats is None:
+        spill_moments(variants.stats, request.scratch)
+    if samples is not None or budget.is_set:
+        observer.step("search")
+        outcome = meet_budget(variants, budget)
+    halves = None
+    if samples is not None and stats is None and not prepared.fast:
+        observer.step("cross-validate")
+        halves = cross_validate(variants, outcome.choices)
+    prepared, qparams = variants.replan(outcome.choices)
+    if samples is not None and outcome.correct:
+        observer.step("correct")
+        prepared = correct_biases(prepared, variants, outcome.choices)
+    release_pages(variants.prepared.model)
+    observer.step("rewrite")
+    report = replace(plan_report(prepared), sensitivity=outcome.sensitivity)
+    report = replace(report, latencies=predicted_latencies(prepared.plan))
+    if request.detailed:
+        report = replace(report, activations=activation_records(prepared.plan, qparams, variants.stats))
+    weights = variants.weights
+    weights.begin_notes()
+    model = rewrite(prepared.model, prepared.plan, qparams, weights)
+    notes = (*report.notes, *outcome.notes, *weights.notes())
+    report = replace(report, notes=notes, weights=weights.chosen(), saturation=weights.cures())
+    return _Rewritten(prepared, model, report, halves)
+
+
+def _verified(rewritten: _Rewritten, before: Model, samples: Samples, request: Request) -> Quantized:
+    """Optimise a rewritten model for its target, and compare it with the float model."""
+    prepared, model, report, halves = rewritten
+    observer, detailed, data = request.observer, request.detailed, request.samples
+    record_latencies(model, report.latencies)
+    by_layers, model = model.copy() if detailed else model, finalize(model, prepared)
+    observer.step("verify")
+    encoded = model.serialize()
+    probe = samples.limit(FEW_SAMPLES) if prepared.fast else samples
+    baseline = InMemory(before if prepared.original is None else prepared.original)
+    comparison = compare(baseline, encoded, probe, latency=not prepared.fast, progress=observer.progress)
+    if data is not None and not prepared.fast:
+        comparison = replace(comparison, decoding=measure_decoding(before, baseline, encoded, probe))
+    if detailed:
+        observer.step("layers")
+        comparison = with_layers(comparison, before, by_layers, probe)
+    observer.step("families")
+    target = prepared.plan.recipe.scheme.target
+    families = family_figures(target, baseline, model, probe, comparison.worst_sqnr, report.latencies)
+    fitted = data is not None and request.stats is None and (prepared.plan.calibrated() or report.weights)
+    judged = probe.description + (FITTED if fitted else "")
+    report = replace(report, comparison=comparison, samples=judged, families=families)
+    if halves is not None and data is not None:
+        report = replace(report, cross_validation=halves.expected(comparison, data.count or halves.samples))
+    if detailed:
+        observer.step("details")
+        report = _with_details(report, baseline.model, model, encoded, probe)
+    return add_metric(Quantized(model, report, encoded), baseline, request)
+
+
+def _with_details(report: Report, before: Model, model: Model, encoded: bytes, samples: Samples) -> Report:
+    """Add kernels, times by operator and sizes by layer."""
+    times = operator_times(before.serialize(), encoded, next(iter(samples)))
+    sizes = layer_sizes(before, model)
+    return replace(report, kernels=kernels_of(encoded), operator_times=times, layer_sizes=sizes)

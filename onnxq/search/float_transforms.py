@@ -1,0 +1,30 @@
+"""The transforms of values that the float model goes through before calibration, in their order.
+
+Each one leaves what the model computes as it is, and is kept where held-out samples gain in the quantized model.
+
+Tests: `tests/search/test_rescaling_trial.py`.
+"""
+
+from __future__ import annotations
+
+from onnxq.progress import Observer
+from onnxq.search.equalization_trial import equalize_if_it_helps
+from onnxq.search.held_out import HoldoutSplit
+from onnxq.search.mask_limit_trial import limit_attention_masks
+from onnxq.search.rescaling_trial import rescale
+from onnxq.stages.prepared import Prepared
+
+
+def transform_values(prepared: Prepared, split: HoldoutSplit, observer: Observer) -> Prepared:
+    """Apply the transforms that gain.
+
+    Args:
+        prepared: The float model and its plan.
+        split: What variants are judged on.
+        observer: Told about the step.
+
+    """
+    observer.step("rescale")
+    prepared = limit_attention_masks(prepared, split)
+    prepared = equalize_if_it_helps(prepared, split)
+    return rescale(prepared, split, observer)
