@@ -215,3 +215,86 @@ def test_an_inner_value_that_others_read_stays() -> None:
     proto = decoder()
     proto.graph.output.append(helper.make_tensor_value_info("logits", TensorProto.FLOAT, None))
     assert optimized(proto)[1] == 0
+
+
+def conv1d(layers: int = 2) -> onnx.ModelProto:
+    """Layers as GPT-2 has them: flattened around one product for all projections, and no positions among the inputs."""
+    nodes = [
+        node("Shape", "input_ids", "read"), node("Gather", "read one", "many0", axis=0),
+        node("Unsqueeze", "many0 zeros", "many"), node("Concat", "minus many", "flat_ids", axis=0),
+        node("Reshape", "input_ids flat_ids", "ids"), node("Gather", "table ids", "h0"),
+        node("Shape", "attention_mask", "all", start=1, end=2), node("Squeeze", "all", "total"),
+        node("Range", "zero total one", "columns"), node("Squeeze", "many", "length"),
+        node("Sub", "total length", "past"),
+        node("Range", "zero length one", "rows0"), node("Add", "rows0 past", "rows"),
+        node("Unsqueeze", "rows ones", "down"),
+        node("LessOrEqual", "columns down", "causal"), node("Cast", "attention_mask", "told", to=TensorProto.BOOL),
+        node("Unsqueeze", "told middle", "told4"), node("And", "causal told4", "seen"),
+        node("Where", "seen none low", "bias"), node("Gather", "place rows", "places"), node("Add", "h0 places", "x0"),
+    ]  # fmt: skip
+    for layer in range(layers):
+        p = f"{layer}."
+        nodes += [
+            node("Shape", f"x{layer}", f"{p}shape"), node("Slice", f"{p}shape zeros twos", f"{p}sizes"),
+            node("Reshape", f"x{layer} flat", f"{p}rows"), node("Gemm", f"{p}rows w", f"{p}made"),
+            node("Concat", f"{p}sizes wide", f"{p}back", axis=0), node("Reshape", f"{p}made {p}back", f"{p}qkv"),
+            node("Split", f"{p}qkv parts", f"{p}q {p}k {p}v", axis=-1),
+        ]  # fmt: skip
+        for name in "qkv":
+            nodes += [
+                node("Reshape", f"{p}{name} split", f"{p}{name}4"),
+                node("Transpose", f"{p}{name}4", f"{p}{name}h", perm=[0, 2, 1, 3]),
+            ]
+        nodes += [
+            node("Concat", f"past{layer}.k {p}kh", f"present{layer}.k", axis=2),
+            node("Concat", f"past{layer}.v {p}vh", f"present{layer}.v", axis=2),
+            node("Transpose", f"present{layer}.k", f"{p}turned", perm=[0, 1, 3, 2]),
+            node("MatMul", f"{p}qh {p}turned", f"{p}raw"), node("Mul", f"{p}raw scale", f"{p}scaled"),
+            node("Add", f"{p}scaled bias", f"{p}logits"), node("Softmax", f"{p}logits", f"{p}soft", axis=-1),
+            node("MatMul", f"{p}soft present{layer}.v", f"{p}mixed"),
+            node("Transpose", f"{p}mixed", f"{p}turned_back", perm=[0, 2, 1, 3]),
+            node("Shape", f"{p}turned_back", f"{p}headed"), node("Slice", f"{p}headed zeros twos", f"{p}outer"),
+            node("Concat", f"{p}outer minus", f"{p}joined", axis=0),
+            node("Reshape", f"{p}turned_back {p}joined", f"{p}result"),
+            node("Reshape", f"{p}result flat", f"{p}flat"), node("Gemm", f"{p}flat o", f"{p}projected"),
+            node("Concat", f"{p}outer width", f"{p}again", axis=0), node("Reshape", f"{p}projected {p}again", f"{p}y"),
+            node("Add", f"x{layer} {p}y", f"x{layer + 1}"),
+        ]  # fmt: skip
+    numbers = {
+        "zero": np.array(0), "one": np.array(1), "ones": np.array([1]), "zeros": np.array([0]), "twos": np.array([2]),
+        "minus": np.array([-1]), "middle": np.array([1, 2]), "flat": np.array([-1, WIDTH]), "width": np.array([WIDTH]),
+        "wide": np.array([3 * WIDTH]), "parts": np.array([WIDTH] * 3), "split": np.array([0, 0, HEADS, SIZE]),
+        "none": np.float32(0), "low": np.float32(LOWEST), "scale": np.float32(SIZE**-0.5),
+        "table": floats(50, WIDTH), "place": floats(64, WIDTH, seed=1),
+        "w": floats(WIDTH, 3 * WIDTH, scale=0.1, seed=2), "o": floats(WIDTH, WIDTH, scale=0.1, seed=3),
+    }  # fmt: skip
+    info = helper.make_tensor_value_info
+    inputs = [info("input_ids", TensorProto.INT64, ["batch", "length"])]
+    inputs += [info("attention_mask", TensorProto.INT64, ["batch", "total"])]
+    outputs = [info(f"x{layers}", TensorProto.FLOAT, ["batch", "length", WIDTH])]
+    for layer in range(layers):
+        for name in "kv":
+            inputs.append(info(f"past{layer}.{name}", TensorProto.FLOAT, ["batch", HEADS, "past", SIZE]))
+            outputs.append(info(f"present{layer}.{name}", TensorProto.FLOAT, ["batch", HEADS, "total", SIZE]))
+    made = [numpy_helper.from_array(np.asarray(array), name) for name, array in numbers.items()]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, made)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    return model
+
+
+def test_sizes_of_values_inside_and_axes_that_are_flattened_on_the_way() -> None:
+    proto = conv1d()
+    after, count = optimized(proto)
+    assert count == 1
+    counts = count_ops(after)
+    assert (counts["Attention"], counts["Softmax"]) == (2, 0)
+    for batch, many, past in [(1, 1, 6), (1, 5, 0), (2, 4, 3)]:
+        mask = np.ones((batch, past + many), np.int64)
+        mask[-1, : past // 2] = 0
+        given = {"input_ids": np.arange(batch * many).reshape(batch, many), "attention_mask": mask}
+        for layer in range(2):
+            given |= {f"past{layer}.{n}": floats(batch, HEADS, past, SIZE, seed=ord(n) + layer) for n in "kv"}
+        expected = run(proto.SerializeToString(), given, NONE)
+        for ours, theirs in zip(run(after.SerializeToString(), given, ALL), expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=3e-6)

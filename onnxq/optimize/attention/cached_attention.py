@@ -22,13 +22,14 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto
 
-from onnxq.ir.graph import Value
+from onnxq.ir.graph import Graph, Node, Value
 from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import Change, register_pass
 from onnxq.ir.patch import Patch, named_after
 from onnxq.ops.kernels.attention import attention as attend
 from onnxq.ops.kernels.attention import rotary_embedding as rotate
 from onnxq.optimize.attention.cached_region import CachedRegion, Side, find_cached_region
+from onnxq.optimize.attention.chosen_shapes import chosen_shapes
 from onnxq.optimize.attention.sizes import NotKnown, Sizes, critical_lengths, sized_values
 
 OPSET, SINCE = 23, (1, 23)  # versions of operators, and of onnxruntime, which has to run what is written
@@ -52,6 +53,7 @@ class MaskedAttention:
         mask: How it is written: `same`, `bounded` below, or as a condition, `seen`, `hidden`, `added`; "" for none.
         tables: Values that hold cosines and sines; none without rotation.
         rotated: How many elements of a head are rotated.
+        sizes: For each node that measures a value of the region: numbers, `batch` or `length`.
 
     """
 
@@ -62,6 +64,7 @@ class MaskedAttention:
     mask: str = ""
     tables: tuple[Value, ...] = ()
     rotated: int = 0
+    sizes: tuple[tuple[int | str, ...], ...] = ()
 
 
 @register_pass(order=185, timed=True, domain="com.microsoft", operators=("MatMulNBits",), types=True)
@@ -72,7 +75,7 @@ def cached_attention(model: Model) -> Iterator[Change]:
     for graph in [model.graph, *(graph for graph in model.graph.graphs() if graph is not model.graph)]:
         told = sized_values(graph, [value for value in model.graph.inputs if _says_something(value)])
         patch = Patch(graph, None, "attention is one operator")
-        prover, writer = _Prover(max(model.opset, OPSET), model.graph.inputs), _Writer(patch)
+        prover, writer = _Prover(max(model.opset, OPSET), graph, model.graph.inputs), _Writer(patch)
         for node in graph.nodes:
             region = find_cached_region(node, told) if node.op_type == "Softmax" and not node.domain else None
             found = None if region is None else prover.recognise(region)
@@ -98,12 +101,13 @@ def _holds_tokens(value: Value) -> bool:
 class _Prover:
     """Compares regions with the operators."""
 
-    def __init__(self, opset: int, inputs: Sequence[Value]) -> None:
-        self._opset = opset
+    def __init__(self, opset: int, graph: Graph, inputs: Sequence[Value]) -> None:
+        self._opset, self._graph = opset, graph
+        self._shapes: dict[tuple[int, int, int], dict[Value, tuple[int, ...]]] = {}
         self._told = [value for value in inputs if _says_something(value)]
         self._caches = [value for value in inputs if value.tensor is None and len(value.shape or ()) == CACHE]
-        tokens = [value.shape for value in inputs if _holds_tokens(value)]
-        lengths = {shape[1] for shape in tokens if shape is not None}
+        self._tokens = [value for value in inputs if _holds_tokens(value)]
+        lengths = {value.shape[1] for value in self._tokens if value.shape is not None}
         self._length = lengths.pop() if len(lengths) == 1 else None  # projections may have lost it
 
     def recognise(self, region: CachedRegion) -> MaskedAttention | None:
@@ -114,9 +118,10 @@ class _Prover:
             return None
         try:
             cases = [self._case(region, *probe) for probe in self._probes(region)]
+            sizes = tuple(_read_sizes(node, cases) for node in region.measured)
             for candidate in _candidates(region, cases[-1]):
                 if all(_alike(candidate, case) for case in cases):
-                    return candidate
+                    return replace(candidate, sizes=sizes)
         except (NotKnown, ValueError, IndexError):  # of shapes that do not fit together
             return None
         return None
@@ -139,17 +144,22 @@ class _Prover:
     def _case(self, region: CachedRegion, batch: int, length: int, past: int) -> _Case:
         """Choose random values for all that enters, and run the region on them."""
         case = _Case(batch, length, past)
+        for value in self._caches:
+            case.name(value, (batch, None, past, None))
+        for value in self._tokens:
+            case.name(value, (batch, length))
+        for value in self._told:
+            case.tell(value)
+        if (batch, length, past) not in self._shapes:  # they are those of all layers
+            found = chosen_shapes(self._graph, case.names, self._opset, case.given)
+            self._shapes[batch, length, past] = found
         for place, side in enumerate(region.sides):
             case.name(side.entry, (batch, length, *((None,) * (len(side.entry.shape or ()) - 2))))
             if side.cache is not None:
                 case.name(side.cache, (batch, None, past, None))
             spread = 1.0 if place < 2 else 2.0
             case.fill(side, spread, place)
-        for value in self._caches:
-            case.name(value, (batch, None, past, None))
-        for value in self._told:
-            case.tell(value)
-        case.sizes = Sizes(case.names, self._opset, case.given)
+        case.sizes = Sizes(case.names, self._opset, case.given, self._shapes[batch, length, past])
         wanted = [region.result, *(side.grown for side in region.caches)]
         case.expected = [np.asarray(case.sizes.of(value)) for value in wanted if value is not None]
         case.logits = np.asarray(case.sizes.of(region.softmax.inputs[0])) if region.softmax.inputs[0] else None
@@ -219,6 +229,24 @@ class _Case:
 
 def _numpy(value: Value) -> Any:
     return np.int64 if value.dtype == TensorProto.INT64 else np.int32 if value.dtype == TensorProto.INT32 else np.bool_
+
+
+def _read_sizes(node: Node, cases: Sequence[_Case]) -> tuple[int | str, ...]:
+    """Tell which sizes a Shape gives, by what it gives in all cases.
+
+    Raises:
+        NotKnown: One of them is something else.
+
+    """
+    found: list[int | str] = []
+    made = [np.asarray(case.sizes.of(value)) for case in cases for value in node.outputs if value is not None]
+    named = {"batch": [case.batch for case in cases], "length": [case.length for case in cases]}
+    for column in np.stack(made, axis=1).tolist():
+        names = [name for name, sizes in named.items() if sizes == column]
+        if len(set(column)) > 1 and len(names) != 1:
+            raise NotKnown("sizes of values inside are neither fixed nor those of queries")
+        found.append(column[0] if len(set(column)) == 1 else names[0])
+    return tuple(found)
 
 
 def _candidates(region: CachedRegion, case: _Case) -> Iterator[MaskedAttention]:
@@ -376,6 +404,8 @@ class _Writer:
             named_after(patch, region.result.producer)
         for side in region.caches:
             self._measure(side, region)
+        for node, sizes in zip(region.measured, attention.sizes, strict=True):
+            self._state_sizes(node, sizes, region.sides[0].entry)
         for old, new in zip([region.result, *grown], made, strict=True):
             patch.replace(old, new)
 
@@ -394,6 +424,18 @@ class _Writer:
                 ends = [patch.constant(np.array([place], np.int64), "sizes_end") for place in (start, end, 0)]
                 sizes = patch.op("Slice", sizes, *ends, hint="some_sizes")
             patch.replace(node.outputs[0], sizes)
+
+    def _state_sizes(self, node: Node, sizes: tuple[int | str, ...], entry: Value) -> None:
+        """Write the sizes of a value that is no more."""
+        patch, parts = self._patch, []
+        for size in sizes:
+            if isinstance(size, int):
+                parts.append(patch.constant(np.array([size], np.int64), "attention_size"))
+            else:
+                start = ("batch", "length").index(size)
+                parts.append(patch.op("Shape", entry, start=start, end=start + 1, hint=f"attention_{size}"))
+        if node.outputs[0] is not None:
+            patch.replace(node.outputs[0], patch.op("Concat", *parts, axis=0, hint="attention_sizes"))
 
     def _flat(self, entry: Value) -> Value:
         """Join the heads of a value of four axes."""

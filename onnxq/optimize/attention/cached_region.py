@@ -46,6 +46,7 @@ class CachedRegion:
         mask: What is added to logits, or where they count; None without.
         rotations: Values that queries are multiplied by and that depend on places.
         known: All values that do not depend on what was projected, and enter.
+        measured: Nodes elsewhere that read the shape of a value inside.
 
     """
 
@@ -56,6 +57,7 @@ class CachedRegion:
     mask: Value | None
     rotations: tuple[Value, ...]
     known: tuple[Value, ...]
+    measured: tuple[Node, ...] = ()
 
     @property
     def caches(self) -> tuple[Side, ...]:
@@ -139,19 +141,15 @@ def find_cached_region(softmax: Node, told: set[Value]) -> CachedRegion | None:
         return None
     made = (sides[0], sides[1], sides[2])
     grown = [side.grown for side in made if side.grown is not None]
-    if (
-        made[0].cache is not None
-        or len(grown) == 1
-        or any(map(_is_sized, grown))
-        or not _closed(whole.nodes, {result, *grown})
-    ):
+    measured = _measuring(whole.nodes, {result, *grown})
+    if made[0].cache is not None or len(grown) == 1 or any(map(_is_sized, grown)) or measured is None:
         return None
     if sum(node.op_type == "Softmax" for node in whole.nodes) != 1 or len({side.entry for side in made}) != 3:
         return None
     ordered = tuple(node for node in softmax.graph.nodes if node in whole.nodes)
     known = dict.fromkeys(value for node in ordered for value in node.inputs if value in told)
     entering = tuple(value for value in known if value is not None)
-    return CachedRegion(made, result, softmax, ordered, mask, tuple(walks[0].factors), entering)
+    return CachedRegion(made, result, softmax, ordered, mask, tuple(walks[0].factors), entering, measured)
 
 
 def _ahead(softmax: Node) -> Iterator[Node]:
@@ -191,15 +189,27 @@ def _product(logits: Value, told: set[Value]) -> tuple[Node, Value | None] | Non
     return None
 
 
-def _closed(nodes: dict[Node, None], kept: set[Value | None]) -> bool:
-    """Tell whether nothing else reads what the nodes make, but for what is kept; sizes that nothing else needs do."""
+def _measuring(nodes: dict[Node, None], kept: set[Value | None]) -> tuple[Node, ...] | None:
+    """Return the nodes elsewhere that read shapes of values inside; None where anything else but what is kept is read.
+
+    Sizes that only the nodes themselves need do not count.
+    """
     idle: set[Node] = set()
-    return all(
-        not value.is_output and all(use.node in nodes or _is_idle(use.node, nodes, idle) for use in value.uses)
-        for node in nodes
-        for value in node.outputs
-        if value is not None and value not in kept
-    )
+    found: dict[Node, None] = {}
+    for value in (value for node in nodes for value in node.outputs if value is not None and value not in kept):
+        outside = [use.node for use in value.uses if use.node not in nodes and not _is_idle(use.node, nodes, idle)]
+        if value.is_output or any(map(_is_more_than_shape, outside)):
+            return None
+        found.update(dict.fromkeys(outside))
+    return tuple(found)
+
+
+def _is_more_than_shape(node: Node) -> bool:
+    """Tell whether a node is not a Shape that its own graph alone reads."""
+    made = node.outputs[0]
+    if node.op_type != "Shape" or node.domain or made is None or made.is_output:
+        return True
+    return any(use.node.graph is not node.graph for use in made.uses)
 
 
 def _is_sized(grown: Value) -> bool:

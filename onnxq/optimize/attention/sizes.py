@@ -109,12 +109,20 @@ class Sizes:
         chosen: Name of an axis → its size.
         opset: Operator set of the model.
         given: Other values that are known.
+        shapes: Shapes that are known, of axes without a chosen name.
 
     """
 
-    def __init__(self, chosen: Mapping[str, int], opset: int, given: Mapping[Value, Any] | None = None) -> None:
+    def __init__(
+        self,
+        chosen: Mapping[str, int],
+        opset: int,
+        given: Mapping[Value, Any] | None = None,
+        shapes: Mapping[Value, tuple[int, ...]] | None = None,
+    ) -> None:
         self._chosen = chosen
         self._opset = opset
+        self._shapes = {} if shapes is None else shapes
         self._known: dict[Value, Any] = dict(given or {})
 
     def shape(self, value: Value) -> tuple[int, ...]:
@@ -124,12 +132,19 @@ class Sizes:
             NotKnown: An axis has another name, or none.
 
         """
+        if value in self._shapes:
+            return self._shapes[value]
+        if value.constant is not None:
+            return tuple(value.constant.shape)
         if value.shape is None or not self._named(value):
             raise NotKnown(f"the shape of '{value.name}' is not known")
         return tuple(size if isinstance(size, int) else self._chosen[size or ""] for size in value.shape)
 
     def _named(self, value: Value) -> bool:
         return value.shape is not None and all(isinstance(size, int) or size in self._chosen for size in value.shape)
+
+    def _has_shape(self, value: Value) -> bool:
+        return value in self._shapes or self._named(value)
 
     def of(self, value: Value) -> Any:
         """Return the elements of a value that depends on sizes, and on what is given, alone.
@@ -147,7 +162,7 @@ class Sizes:
             if node is None:
                 raise NotKnown(f"'{waiting[-1].name}' is not known")
             source = node.inputs[0] if node.op_type in MEASURES else None
-            if source is not None and source not in self._known and self._named(source):
+            if source is not None and source not in self._known and self._has_shape(source):
                 run_node(node, scratch := {source: np.broadcast_to(np.int8(0), self.shape(source))}, self._opset)
                 self._known.update((made, scratch[made]) for made in node.outputs if made is not None)
                 continue
