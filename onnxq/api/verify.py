@@ -285,12 +285,13 @@ def _compare(
         try_metric(metric, source, samples, progress.progress)
     progress.step("verify")
     comparison = compare(source, model, samples, progress=progress.progress, blame=CheckFailed)
-    if given.is_given and not samples.made_up:
-        comparison = replace(comparison, decoding=measure_decoding(baseline, source, model, samples))
     if metric is not None:
         progress.step("metric")
         measured = compare_metric(metric, source, model, samples, progress=progress.progress)
         comparison = replace(comparison, metric=measured)
+    if given.is_given and not samples.made_up:
+        decoding = measure_decoding(baseline, source, model, samples, comparison.metric)
+        comparison = replace(comparison, decoding=decoding)
     if with_layers:
         progress.step("layers")
         comparison = _with_layers(comparison, baseline, quantized, samples)

@@ -15,7 +15,7 @@ from onnxq.data.samples import Samples, input_specs
 from onnxq.data.synthetic import synthetic_samples
 from onnxq.ir import Model
 from onnxq.lowering.rewrite import rewrite
-from onnxq.pipeline.add_metric import add_metric
+from onnxq.pipeline.add_metrics import add_metrics
 from onnxq.pipeline.offload import release_pages, spill_moments, spill_weights
 from onnxq.pipeline.plan import plan_report
 from onnxq.pipeline.request import Quantized, Request
@@ -35,7 +35,6 @@ from onnxq.search.variants import calibrate_and_round
 from onnxq.stages.finish import finalize
 from onnxq.stages.prepared import Prepared
 from onnxq.verification.compare import compare
-from onnxq.verification.decoding import measure_decoding
 from onnxq.verification.families import family_figures, predicted_latencies, record_latencies
 from onnxq.verification.layerwise import with_layers
 from onnxq.verification.user_metric import try_metric
@@ -128,8 +127,6 @@ def _verified(rewritten: _Rewritten, before: Model, samples: Samples, request: R
     probe = samples.limit(FEW_SAMPLES) if prepared.fast else samples
     baseline = InMemory(before if prepared.original is None else prepared.original)
     comparison = compare(baseline, encoded, probe, latency=not prepared.fast, progress=observer.progress)
-    if data is not None and not prepared.fast:
-        comparison = replace(comparison, decoding=measure_decoding(before, baseline, encoded, probe))
     if detailed:
         observer.step("layers")
         comparison = with_layers(comparison, before, by_layers, probe)
@@ -144,7 +141,7 @@ def _verified(rewritten: _Rewritten, before: Model, samples: Samples, request: R
     if detailed:
         observer.step("details")
         report = _with_details(report, baseline.model, model, encoded, probe)
-    return add_metric(Quantized(model, report, encoded), baseline, request)
+    return add_metrics(Quantized(model, report, encoded), before, baseline, request, fast=prepared.fast)
 
 
 def _with_details(report: Report, before: Model, model: Model, encoded: bytes, samples: Samples) -> Report:

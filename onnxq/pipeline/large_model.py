@@ -18,7 +18,7 @@ from onnxq.errors import CheckFailed
 from onnxq.ir import Model
 from onnxq.ir.storage.scratch_file import Spool
 from onnxq.lowering.rewrite import rewrite
-from onnxq.pipeline.add_metric import add_metric
+from onnxq.pipeline.add_metrics import add_metrics
 from onnxq.pipeline.offload import release_pages
 from onnxq.pipeline.plan import plan_report
 from onnxq.pipeline.request import Quantized, Request
@@ -70,7 +70,7 @@ def quantize_large(prepared: Prepared, request: Request) -> Quantized:
         observer.step("layers")
         comparison = with_layers(comparison, before, model, probe)
     report = replace(report, comparison=comparison, samples=probe.description)
-    return add_metric(Quantized(model, report), baseline, request)
+    return add_metrics(Quantized(model, report), before, baseline, request, fast=prepared.fast)
 
 
 def _choose_and_rewrite(prepared: Prepared, baseline: Model, request: Request) -> tuple[Prepared, Model, Report]:

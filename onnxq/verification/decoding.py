@@ -21,12 +21,16 @@ from onnxq.verification.records import Decoding, Latency, MetricComparison
 from onnxq.verification.user_metric import compare_metric
 
 PAST, PROMPT = 64, 128  # tokens in the cache, if there is one, in front of one token; and tokens that are read at once
-JUDGED = 32  # samples whose perplexity is measured
+JUDGED, JUDGED_IN_SEGMENTS = 32, 8  # samples whose perplexity is measured
 SECONDS = 5.0  # that the float model may take to go on with texts
 
 
 def measure_decoding(
-    model: Model, float_model: ModelSource, quantized: ModelSource, samples: Samples
+    model: Model,
+    float_model: ModelSource,
+    quantized: ModelSource,
+    samples: Samples,
+    known: MetricComparison | None = None,
 ) -> Decoding | None:
     """Measure a decoder of token ids as its users judge it.
 
@@ -35,16 +39,23 @@ def measure_decoding(
         float_model: What is run of it.
         quantized: The quantized model.
         samples: Texts.
+        known: A metric that has been measured on all of them, and need not be again.
 
     Returns:
-        The figures; None for a model that is no decoder, does not run, or runs in segments. Greedy choices of a slow
-        model are left out.
+        The figures; None for a model that is no decoder, or does not run. Greedy choices of a slow model are left out.
+        A model that runs in segments has its perplexity alone.
 
     """
     infer_types(model)
     found = text_input(model)
-    if found is None or runs_in_segments(float_model):
+    if found is None:
         return None
+    metrics: dict[str, MetricComparison | None] = {} if known is None else {known.name: known}
+    if runs_in_segments(float_model):
+        if "perplexity" not in metrics:
+            metrics["perplexity"] = _metric("perplexity", float_model, quantized, samples.limit(JUDGED_IN_SEGMENTS))
+        judged = metrics["perplexity"]
+        return None if judged is None else Decoding(judged, None, None, None, 0)
     try:
         both = open_session(float_model, threads=1), open_session(quantized, threads=1)
         name = found.logits.name
@@ -55,12 +66,14 @@ def measure_decoding(
             prompt = _timed(both, found, PROMPT, 0)
             past = PAST if found.caches else 0
             token = None if _is_fixed(found) else _timed(both, found, 1, past)
-        perplexity = _metric("perplexity", float_model, quantized, samples.limit(JUDGED))
+        if "perplexity" not in metrics:
+            metrics["perplexity"] = _metric("perplexity", float_model, quantized, samples.limit(JUDGED))
         texts = 0 if prompt is None else int(SECONDS * 1e3 // (CONTINUED * prompt.float_ms))
-        greedy = _metric("greedy", float_model, quantized, samples.limit(min(texts, TEXTS))) if texts else None
+        if "greedy" not in metrics and texts:
+            metrics["greedy"] = _metric("greedy", float_model, quantized, samples.limit(min(texts, TEXTS)))
     except (OnnxqError, SessionError):  # the comparison has said what is wrong
         return None
-    return Decoding(perplexity, greedy, token, prompt, past)
+    return Decoding(metrics.get("perplexity"), metrics.get("greedy"), token, prompt, past)
 
 
 def _is_fixed(found: TextInput) -> bool:

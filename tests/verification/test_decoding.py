@@ -11,11 +11,16 @@ from helpers import build, floats, node
 
 from onnxq.api.verify import verify
 from onnxq.data.generated_text import generated_text
+from onnxq.ir import segment
+from onnxq.pipeline import add_metrics
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.recipe import in_blocks
 from onnxq.report.as_json import report_dict
 from onnxq.report.markdown import markdown
+from onnxq.search.budget import Budget
 from onnxq.stages.prepare import prepare
+from onnxq.verification import decoding
+from onnxq.verification.user_metric import compare_metric
 
 
 @pytest.fixture
@@ -40,6 +45,31 @@ def test_a_report_has_what_users_of_a_decoder_see(decoder):
     stated = json.loads(json.dumps(report_dict(report)["comparison"]["decoding"]))
     assert stated["greedy"]["name"] == "greedy"
     assert stated["token"]["pairs"] > 0
+
+
+def test_a_metric_that_is_asked_for_is_measured_once(decoder, monkeypatch):
+    path, texts = decoder
+    asked = []
+
+    def counted(name, *given, **options):
+        asked.append(name)
+        return compare_metric(name, *given, **options)
+
+    for module in (decoding, add_metrics):
+        monkeypatch.setattr(module, "compare_metric", counted)
+    comparison = quantize(
+        path, in_blocks(4), samples=texts, output=path.with_name("q.onnx"), budget=Budget(metric="perplexity")
+    ).comparison
+    assert comparison.decoding.perplexity is comparison.metric
+    assert sorted(asked) == ["greedy", "perplexity"]
+
+
+def test_a_model_in_segments_has_its_perplexity(decoder, monkeypatch):
+    path, texts = decoder
+    monkeypatch.setattr(segment, "LARGE", 0)
+    found = quantize(path, in_blocks(4), samples=texts, output=path.with_name("q.onnx")).comparison.decoding
+    assert found.perplexity.quantized_value == pytest.approx(found.perplexity.float_value, rel=0.2)
+    assert (found.greedy, found.token, found.prompt) == (None, None, None)
 
 
 def test_verify_measures_them_on_data_alone(decoder):
