@@ -305,7 +305,7 @@ def block_recipe(recipe: str, bits: int | str | None, block: int | None, target:
         hint = f"Leave --recipe {recipe} out, or set block_size in a recipe file."
         raise RecipeError("--bits chooses the recipe itself", hint)
     if bits not in (*BLOCK_BITS, MIXED):
-        hint = f"Choose one of {', '.join(map(str, BLOCK_BITS))}, or {MIXED}."
+        hint = f"Choose one of {', '.join(map(str, BLOCK_BITS))}, or for sizes between, {MIXED} with --max-size."
         raise RecipeError(f"--bits cannot be {bits}: onnxruntime multiplies by no such weights", hint)
     if block is not None and block not in BLOCK_SIZES:
         raise RecipeError(f"--block cannot be {block}", f"Choose one of {', '.join(map(str, BLOCK_SIZES))}.")
