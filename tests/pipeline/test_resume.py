@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -13,6 +14,8 @@ import numpy as np
 import onnx
 import pytest
 from decoders import genai_decoder, genai_samples
+from helpers import floats, node
+from onnx import TensorProto, helper
 
 from onnxq.errors import OutputError, RecipeError
 from onnxq.ir import segment
@@ -119,25 +122,66 @@ def test_a_recipe_without_blocks_has_nothing_to_resume(source):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="SIGKILL is of POSIX")
-def test_killed_at_ten_moments(source):
-    script = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; import test_resume as t; "
-        "t.segment.LARGE = 0; t.made(Path(sys.argv[2]), 'q.onnx', samples=40)"
-    )
+@pytest.mark.parametrize("repeated", [0, 60])
+def test_killed_at_ten_moments(source, repeated):
+    """Kill a small decoder that takes the way of large models, and blocks of 520 MB, at moments spread over a run."""
+    if repeated:
+        source = blocks_of_megabytes(source.with_name("blocks.onnx"), repeated)
+        weights, call = 2 * repeated, "t.quantized_blocks(Path(sys.argv[2]), 'q.onnx')"
+    else:
+        weights, call = 8, "setattr(t.segment, 'LARGE', 0); t.made(Path(sys.argv[2]), 'q.onnx', samples=40)"
+    script = "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; import test_resume as t; " + call
     command = [sys.executable, "-c", script, str(Path(__file__).parent), str(source)]
     paths = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     folder = source.with_name("q.onnx.resume")
-    for moment in range(MOMENTS):  # there are eight weights
+    for moment in range(MOMENTS):
         run = subprocess.Popen(command, env=environment)
-        end = time.time() + 60
-        while run.poll() is None and time.time() < end and len(list(folder.glob("*.npz"))) <= 0.8 * moment:
+        end = time.time() + 600
+        while (
+            run.poll() is None and time.time() < end and len(list(folder.glob("*.npz"))) <= weights * moment / MOMENTS
+        ):
             time.sleep(0.01)
         run.send_signal(signal.SIGKILL)
         run.wait()
     assert not source.with_name("q.onnx").exists()
     subprocess.run(command, env=environment, check=True)
-    found = source.with_name("q.onnx").read_bytes()
     subprocess.run([*command[:2], script.replace("'q.onnx'", "'r.onnx'"), *command[3:]], env=environment, check=True)
-    assert source.with_name("r.onnx").read_bytes() == found
+    for name in ("onnx", "onnx.data") if repeated else ("onnx",):
+        with source.with_name(f"q.{name}").open("rb") as one, source.with_name(f"r.{name}").open("rb") as two:
+            found, expected = (hashlib.file_digest(file, "sha256").hexdigest() for file in (one, two))
+        assert found == expected or name == "onnx"  # which names the file of weights
     assert not folder.exists()
+
+
+def blocks_of_megabytes(path, count):
+    """Write so many residual blocks of 8.7 MB, the same two matrices again and again, in external data."""
+    wide, inner = 1024, 1056
+    raw = (np.random.default_rng(0).standard_normal(wide * inner + 2 * count, dtype=np.float32) * 0.03).tobytes()
+    nodes, tensors, x = [], [], "x"
+    with path.with_name("blocks.data").open("wb") as file:
+        for block in range(count):
+            for name, shape in ((f"up{block}", [wide, inner]), (f"down{block}", [inner, wide])):
+                part = raw[4 * len(tensors) :][: 4 * wide * inner]  # shifted, so that no two weights are equal
+                tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=shape, data_location=1)
+                for key, entry in (("location", "blocks.data"), ("offset", file.tell()), ("length", len(part))):
+                    tensor.external_data.add(key=key, value=str(entry))
+                tensors.append(tensor)
+                file.write(part)
+            end = f"x{block}" if block < count - 1 else "y"
+            nodes += [node("LayerNormalization", f"{x} gain", f"n{block}", axis=-1)]
+            nodes += [node("MatMul", f"n{block} up{block}", f"u{block}"), node("Relu", f"u{block}", f"r{block}")]
+            nodes += [node("MatMul", f"r{block} down{block}", f"d{block}"), node("Add", f"{x} d{block}", end)]
+            x = f"x{block}"
+    tensors.append(onnx.numpy_helper.from_array(np.ones(wide, np.float32), "gain"))
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 24, wide]) for name in "xy"]
+    graph = helper.make_graph(nodes, "blocks", ends[:1], ends[1:], tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def quantized_blocks(source, name):
+    """Quantize those blocks with few samples."""
+    given = [{"x": floats(1, 24, 1024, seed=seed)} for seed in range(8)]
+    quantize(source, in_blocks(4), samples=given, output=source.with_name(name), resume=True, force=True)
