@@ -9,6 +9,7 @@ import numpy as np
 
 from onnxq.calibration.qparams import QParams, activation_qparams
 from onnxq.calibration.ranges import METHODS, add_headroom, choose_range, extrapolate_range
+from onnxq.calibration.shallow_ends import shallow_end
 from onnxq.calibration.stats import TensorStats
 from onnxq.errors import ModelError
 from onnxq.ir import Value
@@ -16,6 +17,7 @@ from onnxq.ops.forms.integer_domain import CLAMPS, MOVERS
 from onnxq.ops.forms.scheme import Scheme
 from onnxq.planning.decision import Plan
 from onnxq.planning.logit_reach import NO_REACH, Reach
+from onnxq.planning.reader_curves import Curve
 from onnxq.planning.static_bounds import UNKNOWN
 
 MOST_WIDENED = 4 / 3  # of a range of logits, for what no sample has shown
@@ -24,14 +26,19 @@ PASSED = (*MOVERS, *CLAMPS, "Identity")  # what onnxruntime leaves out between a
 
 
 def scheme_qparams(
-    stats: TensorStats, scheme: Scheme, bounds: tuple[float, float] = UNKNOWN, reach: Reach = NO_REACH
+    stats: TensorStats,
+    scheme: Scheme,
+    bounds: tuple[float, float] = UNKNOWN,
+    reach: Reach = NO_REACH,
+    curve: Curve | None = None,
 ) -> QParams:
     """Choose the range as the scheme says, and spread the codes of its activation type over it.
 
     An open choice is the range from the least to the greatest value, widened as far as other samples are expected to
     need. So is one by output error that covers all samples. The range ends at the bounds of the tensor's operator.
     Rounding in float32 may go beyond, and an absorbed Clip clamps at the ends of the codes. Logits keep their reach
-    (`onnxq.planning.logit_reach`).
+    (`onnxq.planning.logit_reach`). An open range has few codes for negative values if readers make little of them
+    (`onnxq.calibration.shallow_ends`), unless codes are symmetric.
     """
     method, symmetric = scheme.ranges, scheme.symmetric
     low, high = choose_range(stats, method, percentile=scheme.percentile, bits=scheme.bits, symmetric=symmetric)
@@ -43,6 +50,8 @@ def scheme_qparams(
         farthest = max(-bounds[0], bounds[1])
         bounds = -farthest, farthest
     low, high = max(low, bounds[0]), min(high, bounds[1])
+    if curve is not None and curve.slope < 1 and METHODS[scheme.ranges].extrapolates and not scheme.symmetric:
+        low = shallow_end(stats, low, high, curve, bits=scheme.bits)
     return activation_qparams(low, high, scheme.activations, symmetric=scheme.symmetric)
 
 

@@ -19,6 +19,7 @@ from onnxq.calibration.stats import StatisticFactory, basic_kinds, range_kinds
 from onnxq.calibration.weighted_histogram import WeightedHistogram, channel_weights
 from onnxq.ir import Node, Value
 from onnxq.planning.planner import Plan
+from onnxq.planning.reader_curves import reader_curve
 
 
 class OutputSensitivity:
@@ -70,9 +71,16 @@ def trial_statistics(plan: Plan, layers: MeasuredLayers, *, settled: bool = Fals
     needs = needs_of(plan.range_methods, trial=not settled)
     if Needs.HISTOGRAM in needs:
         return OutputSensitivity(plan, layers.kinds).kinds
-    besides = partial(layers.kinds, basics=range_kinds)
+    besides = with_curves(plan, partial(layers.kinds, basics=range_kinds))
     weighted = Needs.WEIGHTED_HISTOGRAM in needs
     return OutputSensitivity(plan, besides, lambda name: (Histogram(),)).kinds if weighted else besides
+
+
+def with_curves(plan: Plan, kinds: StatisticFactory) -> StatisticFactory:
+    """Measure histograms, too, of values whose readers make little of negative ones; see `shallow_ends`."""
+    owners = {plan.range_owner(value) for value in plan.calibrated()} - plan.followed()
+    curved = {value.name for value in owners if (curve := reader_curve(value)) is not None and curve.slope < 1}
+    return lambda name: (*kinds(name), Histogram()) if name in curved else kinds(name)
 
 
 def _weights(value: Value, readers: Iterable[Node], *, seen: bool) -> tuple[np.ndarray, int] | None:

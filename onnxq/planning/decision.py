@@ -140,6 +140,10 @@ class Plan:
         """The value whose statistics choose the range of a calibrated value."""
         return self.moved.get(value, value)
 
+    def followed(self) -> frozenset[Value]:
+        """The values whose range or scale others have."""
+        return frozenset([*self.same_scale.values(), *self.moved.values()])
+
     @property
     def range_methods(self) -> frozenset[str]:
         """How ranges of calibrated values are chosen."""

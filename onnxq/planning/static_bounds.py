@@ -9,6 +9,7 @@ from onnxq.ir.operator_traits import BOUNDS, Trait, operators_with
 from onnxq.ops.forms.family import NodeView
 from onnxq.ops.forms.integer_domain import CLAMPS, clamp_bounds
 from onnxq.ops.forms.scheme import Scheme
+from onnxq.planning.reader_curves import reader_curve
 
 UNKNOWN = (-inf, inf)
 # Their outputs are values of their first input, or means of such and zeros
@@ -42,6 +43,10 @@ def flat_beyond(value: Value) -> tuple[float, float]:
     """
     if value.is_output or not value.uses:
         return UNKNOWN
+    curve = reader_curve(value)
+    if curve is not None and curve.flat_beyond() != UNKNOWN:
+        low, high = curve.flat_beyond()
+        return MARGIN * low, MARGIN * high
     ends = [_flat_beyond(node, value) for node in value.consumers()]
     return MARGIN * min(low for low, _ in ends), MARGIN * max(high for _, high in ends)
 

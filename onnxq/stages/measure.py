@@ -12,7 +12,7 @@ from onnxq.calibration.activation_qparams import coarsened, scheme_qparams
 from onnxq.calibration.blocks import BlockMeter, Blocks, BlockSums
 from onnxq.calibration.calibrate import calibrate
 from onnxq.calibration.layer_moments import WIDEST, MeasuredLayers
-from onnxq.calibration.output_sensitivity import OutputSensitivity, trial_statistics
+from onnxq.calibration.output_sensitivity import OutputSensitivity, trial_statistics, with_curves
 from onnxq.calibration.qparams import QParams
 from onnxq.calibration.ranges import Needs, needs_of
 from onnxq.calibration.statistic import Statistic
@@ -24,6 +24,7 @@ from onnxq.ir.segment import LARGE
 from onnxq.ops.forms.scheme import Scheme
 from onnxq.planning.logit_reach import Reach, least_reach
 from onnxq.planning.planner import Plan
+from onnxq.planning.reader_curves import Curve, reader_curve
 from onnxq.planning.static_bounds import exact_bounds, flat_beyond
 from onnxq.progress import Observer
 from onnxq.stages.prepared import Prepared
@@ -125,7 +126,7 @@ def _kinds(prepared: Prepared, layers: MeasuredLayers, *, trial: bool) -> Statis
     """Choose what is measured of each tensor."""
     needs = needs_of(prepared.plan.range_methods)
     if prepared.fast and needs <= {Needs.EXTREMES}:
-        return range_kinds
+        return with_curves(prepared.plan, range_kinds)
     if trial:
         return trial_statistics(prepared.plan, layers)
     if Needs.WEIGHTED_HISTOGRAM in needs or prepared.strategy is not Strategy.STREAMED:
@@ -134,8 +135,8 @@ def _kinds(prepared: Prepared, layers: MeasuredLayers, *, trial: bool) -> Statis
     return layers.kinds
 
 
-# By the value, its settings, its bounds and its reach
-Known = dict[tuple[str, Scheme, tuple[float, float], Reach], QParams]
+# By the value, its settings, its bounds, its reach, and what its readers make of it
+Known = dict[tuple[str, Scheme, tuple[float, float], Reach, Curve | None], QParams]
 
 
 def choose_qparams(plan: Plan, stats: Stats, known: Known | None = None) -> dict[Value, QParams]:
@@ -151,10 +152,12 @@ def choose_qparams(plan: Plan, stats: Stats, known: Known | None = None) -> dict
     values = plan.calibrated()
     stats.require(value.name for value in values)
     known, chosen = {} if known is None else known, {}
-    followed = {*plan.same_scale.values(), *plan.moved.values()}
+    followed = plan.followed()
     for value in values:
         owner = plan.range_owner(value)
-        key = owner.name, plan.range_settings(owner), _bounds(owner, owner in followed), least_reach(owner)
+        curve = None if owner in followed else reader_curve(owner)
+        bounds, reach = _bounds(owner, owner in followed), least_reach(owner)
+        key = owner.name, plan.range_settings(owner), bounds, reach, curve
         if key not in known:
             known[key] = scheme_qparams(stats[owner.name], *key[1:])
         chosen[value] = known[key]
