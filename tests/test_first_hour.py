@@ -85,6 +85,18 @@ ROWS = {
     "11 date, command and limits": "report/test_report_html.py::test_the_page_says_when_how_and_within_which_limits",
     "11 time by operator, size by layer": "report/test_report_details.py::test_a_full_report_has_them",
     "11 worst samples": "report/test_report_details.py::test_the_samples_that_are_off_most_are_named",
+    "own: dashes, folders, addresses": "cli/test_cli_mistakes.py::test_a_mistake_is_named_with_what_was_meant",
+    "own: a name with a dash": "cli/test_cli_mistakes.py::test_a_name_that_begins_with_a_dash_can_be_pasted",
+    "own: a glob that matches nothing": "cli/test_cli_mistakes.py::test_a_glob_that_matches_nothing_is_a_warning",
+    "own: two float models": "cli/test_cli_mistakes.py::test_layers_of_two_float_models_are_those_of_both",
+    "own: links back to a folder": "data/test_picture_files.py::test_a_link_back_gives_no_picture_twice",
+    "own: a closed folder": "data/test_picture_files.py::test_a_folder_below_that_cannot_be_read_is_named",
+    "own: the wrong tokenizer": "data/test_text_doubts.py::test_the_tokenizer_of_another_model_is_named",
+    "own: a language that is not the tokenizer's": "data/test_text_doubts.py::test_unknown_tokens_are_counted",
+    "own: a table without names": "data/test_text_doubts.py::test_a_table_without_names_is_noticed",
+    "own: a state given twice": "data/test_recurrent_states.py::test_states_that_are_in_the_data_as_well",
+    "own: agreement of a detector": "verification/test_class_axes.py::test_such_an_output_has_no_agreement",
+    "own: normalize by an option": "data/test_output_checks.py::test_the_remedy_for_pictures_is_an_option",
     "completion": "cli/test_cli_completion.py::test_what_was_typed_is_completed",
 }
 

@@ -292,7 +292,7 @@ def _compare(
     if given.is_given and not samples.made_up:
         decoding = measure_decoding(baseline, source, model, samples, comparison.metric)
         comparison = replace(comparison, decoding=decoding)
-    if with_layers:
+    if with_layers and not mixed_up:
         progress.step("layers")
         comparison = _with_layers(comparison, baseline, quantized, samples)
     families = _families(source, quantized, samples, comparison, target, progress)
@@ -315,6 +315,9 @@ def _compare(
 
 def _with_layers(comparison: Comparison, baseline: Model, quantized: Model, samples: Samples) -> Comparison:
     normalise(baseline)
+    if not quantized_already(quantized) and not _stored(quantized):
+        quantized = quantized.copy()
+        normalise(quantized)  # layers that one model has folded mean something else in the other
     return with_layers(comparison, baseline, quantized, samples)
 
 

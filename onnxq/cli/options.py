@@ -5,6 +5,7 @@ Tests: `tests/cli/test_cli_target.py`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from functools import wraps
@@ -15,10 +16,12 @@ from typing import Annotated, Any
 import typer
 
 from onnxq.cli.completion import metrics, recipes, targets
-from onnxq.errors import RecipeError
+from onnxq.errors import OutputError, RecipeError
 from onnxq.pipeline.options import READING, SOURCES, Declaration, QuantizeOptions, declarations, parse_bytes
 from onnxq.text import counted
 
+WRITTEN = ("output", "report", "html", "timings")  # options of files that a run writes, or folders
+SLASHES = tuple({"/", os.sep})
 COMPLETIONS = {"recipe": recipes, "target": targets, "metric": metrics}
 
 
@@ -107,17 +110,24 @@ def _parameters(known: Mapping[str, Declaration], kind: type[QuantizeOptions] = 
 
 
 def refusing_doubles(command: Any) -> Callable[..., list[str]]:
-    """Return what parses the arguments of a command, and refuses an option of one value that is given twice."""
+    """Return what parses the arguments of a command, and refuses an option of one value that is given twice.
+
+    So it refuses a folder where a file is to be written: `Path` forgets a slash at the end.
+    """
     parse = command.parse_args
 
     def run(context: Any, arguments: list[str]) -> list[str]:
         if not context.resilient_parsing:
-            _, _, given = command.make_parser(context).parse_args(args=list(arguments))
+            values, _, given = command.make_parser(context).parse_args(args=list(arguments))
             for parameter in given:
                 once = parameter.param_type_name == "option" and not (parameter.multiple or parameter.is_flag)
                 if once and given.count(parameter) > 1:
                     name = max(parameter.opts, key=len)
                     raise RecipeError(f"{name} is given {counted(given.count(parameter), 'time')}", "Give it once.")
+                value = values.get(parameter.name)
+                is_file = parameter.name in WRITTEN and parameter.metavar != "FOLDER"
+                if is_file and isinstance(value, str) and value.endswith(SLASHES):
+                    raise OutputError(f"{value} names a folder", "Give the name of the file to write.")
         parsed: list[str] = parse(context, arguments)
         return parsed
 

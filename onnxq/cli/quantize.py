@@ -155,7 +155,12 @@ def _verify_command(result: Report, options: QuantizeOptions) -> str:
     if result.output is None:
         return ""
     more = "".join(f" {option} {shlex.quote(value)}" for option, value in _repeated(options))
-    return f"onnxq verify {shlex.quote(str(result.output))} --against {shlex.quote(str(result.source))}{more}"
+    return f"onnxq verify {_typed_path(result.output)} --against {_typed_path(result.source)}{more}"
+
+
+def _typed_path(path: Path) -> str:
+    """Spell a path for a shell; one that begins with a dash would be an option."""
+    return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))
 
 
 def _show_next(command: str) -> None:

@@ -44,6 +44,7 @@ OPTIONS = {
 }
 NUMBERS = {"integer": "no whole number", "number": "no number"}
 BOUNDS = {"greater than or equal to": "at least", "less than or equal to": "at most"}
+DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2015\u2212"  # the plain one, and those that editors make of two
 ALIKE = 0.78
 MOST = 3
 MOST_NAMES = 4
@@ -63,6 +64,9 @@ def usage_error(error: Any, arguments: Sequence[str]) -> tuple[str, str]:
     kind = type(error).__name__
     if kind == "NoSuchOption":
         name = str(error.option_name)
+        file = next((word for word in arguments if word.startswith("-") and Path(word).is_file()), None)
+        if file is not None:  # a model whose name begins with a dash
+            return f"no such option: {name}", f"For the file of that name, write ./{file}. {see}"
         behind = not hasattr(getattr(context, "command", None), "commands")  # else it stands before the command
         return f"no such option: {name}", f"{_options(name, command, behind=behind)} {see}".lstrip()
     message = str(error.format_message()).strip().replace(": Value error, ", ": ")
@@ -72,9 +76,13 @@ def usage_error(error: Any, arguments: Sequence[str]) -> tuple[str, str]:
         return f"no such command '{name}'", f"{_commands(name, context)} {see}".lstrip()
     if message.startswith("got unexpected extra argument"):
         extra = list(getattr(context, "args", None) or _extra(message))
+        odd = next((word for word in (*extra, *arguments) if _meant_long(word, command)), None)
+        if odd is not None:
+            return f"'{odd}' is no option", f"Write {_meant_long(odd, command)}. {see}"
         return f"there is no place for {_short(extra)}", f"{_many(extra, command)} {see}".lstrip()
     if message.startswith("invalid value for"):
-        return _plain_value(message, arguments), see
+        denied = message.endswith(("is not readable", "is not writable"))
+        return _plain_value(message, arguments), "Check its permissions." if denied else see
     return message, see
 
 
@@ -117,6 +125,13 @@ def _options(name: str, command: Any, *, behind: bool) -> str:
     found += [str(OPTIONS[f"--{word}"]) for word in sorted(words) if OPTIONS.get(f"--{word}") in known]
     unique = list(dict.fromkeys(found))[:MOST] if len(name) > len("--x") else []
     return f"Did you mean {' or '.join(unique)}?" if unique else ""
+
+
+def _meant_long(word: str, command: Any) -> str:
+    """Return the long option behind one dash, or behind a dash of a word processor; empty for any other word."""
+    name = f"--{word.lstrip(DASHES).partition('=')[0]}"
+    marked = word[:1] in DASHES[1:] or (word[:1] == "-" and word[1:2] not in ("-", "") and len(word) > len("-x"))
+    return name if marked and name in _names(command) else ""
 
 
 def _form(option: str, name: str) -> str:

@@ -27,6 +27,7 @@ class Convention:
         recipe: How to get there from a picture `x` of 0 to 255.
         mean: By channel: red, green, blue.
         std: Likewise.
+        setting: What `--preprocess normalize` calls it.
 
     """
 
@@ -34,6 +35,7 @@ class Convention:
     recipe: str
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+    setting: str
 
     @property
     def range(self) -> tuple[float, float]:
@@ -42,20 +44,22 @@ class Convention:
         return min(-mean / std for mean, std in pairs), max((1 - mean) / std for mean, std in pairs)
 
 
-UNIT = Convention("0 … 1", "x / 255", (0, 0, 0), (1, 1, 1))
-BYTES = Convention("0 … 255", "x as it is read", (0, 0, 0), (1 / 255, 1 / 255, 1 / 255))
-SIGNED = Convention("-1 … 1", "x / 127.5 - 1", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+UNIT = Convention("0 … 1", "x / 255", (0, 0, 0), (1, 1, 1), "unit")
+BYTES = Convention("0 … 255", "x as it is read", (0, 0, 0), (1 / 255, 1 / 255, 1 / 255), "bytes")
+SIGNED = Convention("-1 … 1", "x / 127.5 - 1", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "signed")
 IMAGENET = Convention(
     "ImageNet's mean and deviation",
     "(x / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]",
     (0.485, 0.456, 0.406),
     (0.229, 0.224, 0.225),
+    "imagenet",
 )
 CENTRED = Convention(
     "0 … 255 less a mean colour",
     "x - [123.68, 116.78, 103.94]",
     (0.485, 0.458, 0.4076),
     (1 / 255, 1 / 255, 1 / 255),
+    "caffe",
 )
 CONVENTIONS = (UNIT, BYTES, SIGNED, IMAGENET, CENTRED)
 
@@ -67,11 +71,15 @@ class OtherValues:
     Attributes:
         words: What they would be, with how to get there, for a remedy.
         change: Makes them of the array of one sample; the dtype stays.
+        short: What they would be, for picture files.
+        setting: What makes them of picture files; empty where no setting does.
 
     """
 
     words: str
     change: Callable[[np.ndarray], np.ndarray]
+    short: str = ""
+    setting: str = ""
 
 
 def other_values(summary: InputSummary) -> Iterator[OtherValues]:
@@ -123,7 +131,8 @@ def _converted(own: Convention, other: Convention, summary: InputSummary) -> Oth
         unit = array.astype(np.float64) * figures(own.std) + figures(own.mean)
         return np.asarray((unit - figures(other.mean)) / figures(other.std), array.dtype)
 
-    return OtherValues(f"{other.words} ({other.recipe}, where x is a picture of 0 … 255)", change)
+    words = f"{other.words} ({other.recipe}, where x is a picture of 0 … 255)"
+    return OtherValues(words, change, other.words, f"normalize={other.setting}")
 
 
 def _swapped(axis: int) -> OtherValues:
@@ -132,7 +141,8 @@ def _swapped(axis: int) -> OtherValues:
     def change(array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(np.flip(array, axis))
 
-    return OtherValues("the channels in the other order: RGB instead of BGR, or BGR instead of RGB", change)
+    words = "the channels in the other order: RGB instead of BGR, or BGR instead of RGB"
+    return OtherValues(words, change, "the channels in the other order", "channels=bgr, or channels=rgb")
 
 
 def _scaled(words: str, scale: float) -> OtherValues:

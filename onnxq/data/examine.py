@@ -6,7 +6,7 @@ Samples stream by once. Kept are sums, a few numbers of each sample, and a few s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,6 +32,7 @@ MOST_COMPARED, SIGNATURE = 512, 256  # samples that are compared with each other
 FAR_BEYOND = 30.0  # times the greatest value of all other samples
 ENLARGED = 2.0  # times, from which on a picture has lost its detail
 NEARLY = 0.01  # of a sample's deviation: how far another one may be from it and still be nearly equal
+SCALED = {"uint8": "pictures are often divided by 255", "int16": "sound is often divided by 32768"}
 PASSES = ("lift_constants", "drop_initializer_inputs", "inline_functions")
 
 
@@ -81,9 +82,9 @@ def examine(
     summaries = seen.summaries.summaries(given.converted)
     if given.made_up:
         return Examination(summaries, seen.count)
-    found = [*_of_options(given), *_of_values(summaries), *seen.warnings(calibrating=calibrating)]
+    found = [*_of_options(given), *given.warnings, *_of_values(summaries), *seen.warnings(calibrating=calibrating)]
     if not is_large(model):
-        found += _of_model(model, few, {summary.name: summary for summary in summaries})
+        found += _of_model(model, few, {summary.name: summary for summary in summaries}, given.decoders)
     found += _of_pictures(given, seen.count, known=any(warning.code == CODE for warning in found))
     return Examination(summaries, seen.count, tuple(found), seen.sheet.thumbnails())
 
@@ -226,14 +227,16 @@ def _of_values(summaries: Iterable[InputSummary]) -> Iterator[WarningLine]:
             yield WarningLine(
                 "dtype-converted",
                 f"the samples of '{summary.name}' are {summary.given} and were converted to {summary.type}",
-                "Convert and scale them as in training: pictures are often divided by 255.",
+                f"Convert and scale them as in training: {SCALED.get(summary.given, SCALED['uint8'])}.",
             )
 
 
-def _of_model(model: Model, few: list[Sample], summaries: Mapping[str, InputSummary]) -> list[WarningLine]:
+def _of_model(
+    model: Model, few: list[Sample], summaries: Mapping[str, InputSummary], files: Collection[str]
+) -> list[WarningLine]:
     """Say what the model makes of a few samples; nothing of a model that does not run, which others say."""
     try:
-        found = normalization_warnings(model, few, summaries)
+        found = normalization_warnings(model, few, summaries, files)
     except OnnxqError:
         found = []
-    return found or list(output_warnings(model, few, summaries))
+    return found or list(output_warnings(model, few, summaries, files))

@@ -7,7 +7,7 @@ layers have neither says nothing, and nothing is said about it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from onnxq.data.conventions import OtherValues, other_values
 from onnxq.data.first_layers import (
@@ -41,7 +41,7 @@ LEAST_BYTES, MOST_BYTES = 100.0, 255.5  # greatest value of pictures in 8 bit
 
 
 def normalization_warnings(
-    model: Model, samples: Sequence[Sample], summaries: Mapping[str, InputSummary]
+    model: Model, samples: Sequence[Sample], summaries: Mapping[str, InputSummary], files: Collection[str] = ()
 ) -> list[WarningLine]:
     """Say which inputs hold values that the model was not trained with.
 
@@ -49,13 +49,18 @@ def normalization_warnings(
         model: The float model, its constants lifted.
         samples: A few samples, in memory.
         summaries: By input, the figures of all samples.
+        files: Inputs whose values settings make of picture files.
 
     Raises:
         ModelError: The first layers cannot be evaluated.
 
     """
     taps = Taps(model)
-    inputs = [_Input(model, taps, samples, summary) for name, summary in summaries.items() if varied(samples, name)]
+    inputs = [
+        _Input(model, taps, samples, summary, name in files)
+        for name, summary in summaries.items()
+        if varied(samples, name)
+    ]
     found = [warning for one in inputs for warning in one.warnings()]
     return found or list(_of_all(taps, samples, inputs))
 
@@ -75,8 +80,8 @@ def _misfit_of(values: str, node: Node) -> str:
 class _Input:
     """One input and the layers behind it."""
 
-    def __init__(self, model: Model, taps: Taps, samples: Sequence[Sample], summary: InputSummary) -> None:
-        self.taps, self.samples, self.summary = taps, samples, summary
+    def __init__(self, model: Model, taps: Taps, samples: Sequence[Sample], summary: InputSummary, files: bool) -> None:
+        self.taps, self.samples, self.summary, self.files = taps, samples, summary, files
         self.name = summary.name
         self.layers: FirstLayers = first_layers(model, self.name)
 
@@ -103,7 +108,7 @@ class _Input:
         if not fits and given <= SURELY_WRONG:
             return []
         message = _misfit_of(self.values(), self.layers.normalizations[0])
-        return [WarningLine(CODE, message, remedy([other] if fits and other is not None else []))]
+        return [WarningLine(CODE, message, remedy([other] if fits and other is not None else [], files=self.files))]
 
     def _by_bias(self, found: Sequence[Influence]) -> list[WarningLine]:
         first = found[0]
@@ -113,12 +118,13 @@ class _Input:
                 f"{self.values()} move '{first.layer.display_name}' by {100 * first.moved:.2g} % of what its bias "
                 "makes: they are far smaller than the model expects"
             )
-            return [WarningLine(CODE, message, remedy(fitting[:2]))]
+            return [WarningLine(CODE, message, remedy(fitting[:2], files=self.files))]
         if first.bent < UNBENT and (self._is_saturating() or (self._is_bytes() and _drown(found))):
             what = "pictures of 0 … 255, and the model seems" if self._is_bytes() else "far larger than the model seems"
             message = f"{self.values()} drown the bias of '{first.layer.display_name}': they are {what} to expect"
             message += " smaller values" if self._is_bytes() else ""
-            return [WarningLine(CODE, message, "Normalise them as in training, pictures for example by x / 255.")]
+            how = "--preprocess normalize=unit" if self.files else "x / 255"
+            return [WarningLine(CODE, message, f"Normalise them as in training, pictures for example by {how}.")]
         return []
 
     def _is_saturating(self) -> bool:
@@ -157,8 +163,12 @@ def _drown(found: Sequence[Influence]) -> bool:
     return len(found) > 1 and all(one.bent < UNBENT for one in found)
 
 
-def remedy(fitting: Sequence[OtherValues]) -> str:
-    """Say how to prepare samples, by what would fit."""
+def remedy(fitting: Sequence[OtherValues], *, files: bool = False) -> str:
+    """Say how to prepare samples, by what would fit; `files`: settings make them of pictures."""
     if not fitting:
-        return "Prepare the samples as in training: the same range, mean and deviation."
-    return f"Prepare the samples as in training; what fits: {', or '.join(other.words for other in fitting)}."
+        more = ", by --preprocess" if files else ""
+        return f"Prepare the samples as in training{more}: the same range, mean and deviation."
+    words = [
+        f"{other.short} (--preprocess {other.setting})" if files and other.setting else other.words for other in fitting
+    ]
+    return f"Prepare the samples as in training; what fits: {', or '.join(words)}."

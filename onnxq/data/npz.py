@@ -27,9 +27,10 @@ import numpy as np
 
 from onnxq.data.reading import Preparation
 from onnxq.data.unread.formats import begins_like, is_array_file
-from onnxq.data.validation import InputSpec, check_names, check_shape, is_label
+from onnxq.data.validation import InputSpec, check_names, check_shape, is_label, refuse_text
 from onnxq.errors import DataError
 from onnxq.ir.storage.lfs import POINTER, pointer_error
+from onnxq.warning import WarningLine
 
 SAVE_AGAIN = "Save it again with numpy.savez or numpy.save, or copy it again."
 UNREADABLE = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError)
@@ -49,6 +50,7 @@ class Source:
         preparations: What is done to files that hold no arrays, for each input.
         notes: What was left out, in sentences.
         ignored: Settings of the user that say nothing about these data, in sentences.
+        warnings: What looks wrong about the files themselves.
         decoders: For each input that takes pictures, how its values become colours again: called with the values of a
             sample and the most pixels of a side, it gives bytes `[height, width, 1 or 3]`.
         enlarged: By file, how many times larger a picture was made; known once it was read.
@@ -64,6 +66,7 @@ class Source:
     preparations: tuple[Preparation, ...] = ()
     notes: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
+    warnings: tuple[WarningLine, ...] = ()
     decoders: Mapping[str, Callable[[np.ndarray, int], np.ndarray]] = field(default_factory=dict)
     enlarged: Mapping[Path, float] = field(default_factory=dict)
 
@@ -133,6 +136,7 @@ def _arrange(
                 f"input '{spec.name}' in {label} is a pickled array of Python objects, which is not loaded",
                 "Save plain numeric arrays: rows of different lengths go into separate files of a folder.",
             )
+        refuse_text(column.dtype, spec, label)
         cuts[spec.name] = make_cut(column.shape, spec, label)
     if _is_one_sample(cuts, inputs):
         cuts = dict.fromkeys(cuts, SampleCut(1, step=0))

@@ -9,7 +9,7 @@ Tests: `tests/data/test_output_checks.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -31,7 +31,7 @@ FEW_CLASSES, MORE_CLASSES = 0.75, 1.2  # classes chosen by the number of samples
 
 
 def output_warnings(
-    model: Model, samples: Sequence[Sample], summaries: Mapping[str, InputSummary]
+    model: Model, samples: Sequence[Sample], summaries: Mapping[str, InputSummary], files: Collection[str] = ()
 ) -> Iterator[WarningLine]:
     """Yield what the outputs say; nothing of a model that does not run, which others say.
 
@@ -39,6 +39,7 @@ def output_warnings(
         model: The float model.
         samples: A few samples, in memory.
         summaries: By input, the figures of all samples.
+        files: Inputs whose values settings make of picture files.
 
     """
     try:
@@ -53,7 +54,8 @@ def output_warnings(
         return
     try:
         unsure = [name for name in summaries if varied(samples, name)]
-        if len(unsure) == 1 and (found := _surer(session, samples, columns, summaries[unsure[0]])) is not None:
+        one = summaries[unsure[0]] if len(unsure) == 1 else None
+        if one is not None and (found := _surer(session, samples, columns, one, one.name in files)) is not None:
             yield found
         elif _hardly_differ(samples, columns):
             yield WarningLine(
@@ -94,7 +96,7 @@ def _variation(arrays: Sequence[np.ndarray]) -> float:
 
 
 def _surer(
-    session: Session, samples: Sequence[Sample], columns: Sequence[list[np.ndarray]], summary: InputSummary
+    session: Session, samples: Sequence[Sample], columns: Sequence[list[np.ndarray]], summary: InputSummary, files: bool
 ) -> WarningLine | None:
     """Say that a classifier is unsure of the samples, and by which convention it is not."""
     given = [answers for column in columns if (answers := _answers(column)) is not None]
@@ -114,7 +116,7 @@ def _surer(
         return None
     message = f"the model is unsure of every sample ({100 * certainty:.0f} % for the class that it chooses)"
     then = f"with other values of '{summary.name}' it is sure ({100 * fitting[0][0]:.0f} %)"
-    return WarningLine(CODE, f"{message}; {then}", remedy([other for _, other in fitting[:2]]))
+    return WarningLine(CODE, f"{message}; {then}", remedy([other for _, other in fitting[:2]], files=files))
 
 
 def _answers(column: Sequence[np.ndarray]) -> tuple[float, float] | None:

@@ -32,9 +32,10 @@ from onnxq.data.recurrent.feed import fed_source, float_model, make_feed
 from onnxq.data.recurrent.pairs import state_pairs
 from onnxq.data.remote import is_remote, local_copy
 from onnxq.data.user_function import CALLABLE, import_named
-from onnxq.data.validation import InputSpec, Sample, conform, input_specs
+from onnxq.data.validation import InputSpec, Sample, UnknownName, conform, input_specs
 from onnxq.errors import DataError
 from onnxq.text import as_list, counted
+from onnxq.warning import WarningLine
 
 __all__ = [
     "InputSpec",
@@ -124,6 +125,11 @@ class Samples(Iterable[Sample]):
     def ignored(self) -> tuple[str, ...]:
         """The settings of the user that say nothing about the data, in sentences."""
         return tuple(dict.fromkeys(said for source in self._sources for said in source.ignored))
+
+    @property
+    def warnings(self) -> tuple[WarningLine, ...]:
+        """Return what looks wrong about the files themselves."""
+        return tuple(dict.fromkeys(warning for source in self._sources for warning in source.warnings))
 
     @property
     def decoders(self) -> dict[str, Callable[[np.ndarray, int], np.ndarray]]:
@@ -253,13 +259,26 @@ def open_samples(
     given = [spec for spec in inputs if spec.name not in pairs]
     model = float_model(pairs, facts) if pairs else None
     for source in sources:
-        for one in _open(str(source), given, reading, facts):
+        for one in _open_unfed(str(source), given, reading, facts, pairs):
             opened.append(fed_source(one, make_feed(inputs, pairs, facts, model=model)) if pairs else one)
     opened = _with_ignored(opened, reading)
     samples = Samples(opened, inputs, ", ".join(_short(str(source)) for source in sources))
     if samples.count == 0:
         raise _no_samples(", ".join(str(source) for source in sources) or "an empty list of sources")
     return samples
+
+
+def _open_unfed(
+    source: str, inputs: Sequence[InputSpec], reading: Reading, facts: ModelFacts, fed: Mapping[str, str]
+) -> list[Source]:
+    """Open a source that holds no values for states that are fed."""
+    try:
+        return _open(source, inputs, reading, facts)
+    except UnknownName as error:
+        if error.name in fed:
+            message = f"{_short(source)} holds '{error.name}', which --state feeds from step to step"
+            raise DataError(message, "Leave one of them out.") from error
+        raise
 
 
 def list_sources(data: str | Path | Iterable[str | Path] | None) -> tuple[str | Path, ...]:

@@ -56,6 +56,19 @@ class InputSpec:
         return f"{kind}{dims}"
 
 
+class UnknownName(DataError):
+    """An array of data has a name that is no input of the model.
+
+    Attributes:
+        name: Of the array.
+
+    """
+
+    def __init__(self, message: str, hint: str, name: str) -> None:
+        super().__init__(message, hint)
+        self.name = name
+
+
 def input_specs(model: Model) -> list[InputSpec]:
     """List the inputs that a caller must feed: graph inputs that have no initializer."""
     return [InputSpec(v.name, v.dtype, v.shape) for v in model.graph.inputs if v.tensor is None]
@@ -78,13 +91,17 @@ def check_names(names: Iterable[str], inputs: Sequence[InputSpec], where: str) -
     for name in given:
         if name not in wanted:
             guess = did_you_mean(name, wanted, cutoff=0.6)
+            own = wanted[0] if len(wanted) == 1 and wanted[0].isidentifier() else "NAME"
             if NAMELESS.fullmatch(name):
-                guess = "It was saved without a name: write numpy.savez(file, NAME=array)."
+                guess = f"It was saved without a name: write numpy.savez(file, {own}=array)."
             elif all(one in given for one in wanted):  # it says something about the samples: labels, mostly
                 guess = f"If it holds labels, call it '_{name}'."
-            raise DataError(
+            elif not guess and own != "NAME":
+                guess = f"Save the samples under the input's name: numpy.savez(file, {own}=array)."
+            raise UnknownName(
                 f"{where} has '{name}', which is no input of the model",
                 f"{guess} The model's inputs are {_listing(wanted)}; a name that starts with _ is ignored.".lstrip(),
+                name,
             )
     for spec in inputs:
         if spec.name not in given:
@@ -190,11 +207,7 @@ def _cast(array: np.ndarray, spec: InputSpec, where: str) -> np.ndarray:
     if kinds == ("f", "f"):
         with np.errstate(over="ignore"):  # a value too large becomes infinity, which check_finite names
             return array.astype(want)
-    if kinds[0] in "USTM":
-        raise DataError(
-            f"input '{spec.name}' takes {want.name}, {where} gives {'dates' if kinds[0] == 'M' else 'strings'}",
-            "Turn them into numbers as for training. Sentences are read from .txt, .jsonl and .csv files.",
-        )
+    refuse_text(have, spec, where)
     if kinds[0] in "iub" and kinds[1] == "f" and np.can_cast(have, want, "safe"):
         return array.astype(want)
     if kinds[0] in "iub" and kinds[1] in "iub":
@@ -211,6 +224,21 @@ def _cast(array: np.ndarray, spec: InputSpec, where: str) -> np.ndarray:
         f"input '{spec.name}' takes {want.name}, {where} gives {have.name}",
         f"Convert it with .astype('{want.name}') if the numbers mean what the model wants.",
     )
+
+
+def refuse_text(have: np.dtype[Any], spec: InputSpec, where: str) -> None:
+    """Refuse strings and dates for an input of numbers.
+
+    Raises:
+        DataError: As it says.
+
+    """
+    want = spec.numpy_dtype
+    if want is not None and want.kind in "fiub" and have.kind in "USTM":
+        raise DataError(
+            f"input '{spec.name}' takes {want.name}, {where} gives {'dates' if have.kind == 'M' else 'strings'}",
+            "Turn them into numbers as for training. Sentences are read from .txt, .jsonl and .csv files.",
+        )
 
 
 def _listing(names: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import gc
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -25,6 +25,7 @@ from onnxq.runtime.custom_ops import refusal_hint
 from onnxq.runtime.ort_session import check_path
 from onnxq.runtime.session import ModelSource, SessionError, open_session, run_session, runs_in_segments
 from onnxq.verification.calibrated_ranges import CalibratedRanges
+from onnxq.verification.class_axes import RANK, outputs_of_places
 from onnxq.verification.error_stats import ANY_AXIS, Difference, open_axes
 from onnxq.verification.records import Comparison, Latency, OutputComparison, SampleError
 from onnxq.verification.replayed_detections import ReplayedDetections, replay_detections
@@ -84,7 +85,8 @@ def compare(
     pair.check(samples)
     names = [output.name for output in pair.reference.get_outputs()]
     told = replay_detections(float_model, quantized)
-    differences = _differences(pair.reference, told)
+    threes = [output.name for output in pair.reference.get_outputs() if len(output.shape or ()) == RANK]
+    differences = _differences(pair.reference, told, outputs_of_places(float_model, threes))
     first: Sample | None = None
     worst: tuple[SampleError, ...] = ()
     ranges = CalibratedRanges() if getattr(samples, "made_up", False) else CalibratedRanges.of(quantized)
@@ -142,11 +144,14 @@ def _counted(samples: Iterable[Mapping[str, np.ndarray]], progress: Progress | N
                 progress(done, total)
 
 
-def _differences(reference: Any, told: ReplayedDetections | None) -> list[Difference]:
+def _differences(reference: Any, told: ReplayedDetections | None, places: Collection[str]) -> list[Difference]:
     """Begin a sum for each output; the number of boxes differs even if the model states a fixed one."""
     picked = told.selection.outputs if told is not None else ()
     return [
-        Difference(lengths=ANY_AXIS if output.name in picked else open_axes(output.shape))
+        Difference(
+            classes=output.name not in places,
+            lengths=ANY_AXIS if output.name in picked else open_axes(output.shape),
+        )
         for output in reference.get_outputs()
     ]
 

@@ -84,6 +84,12 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "quantize m.onnx -d -": ("data are not read from stdin", "Save them to a file first"),
     "quantize m.onnx -o -": ("files are not written to stdout", "Name a file with --output."),
     "calibrate m.onnx -d d.npz -o -": ("files are not written to stdout", "Name a file with --output."),
+    "quantize m.onnx \u2014data d.npz": ("'\u2014data' is no option", f"Write --data. {HELP}"),
+    "quantize m.onnx -data d.npz": ("'-data' is no option", f"Write --data. {HELP}"),
+    "quantize m.onnx -d d.npz -o out/": ("out/ names a folder", "Give the name of the file to write."),
+    "quantize m.onnx -d d.npz --report r/": ("r/ names a folder", "Give the name of the file to write."),
+    "quantize -m.onnx": ("no such option: -m", "For the file of that name, write ./-m.onnx."),
+    "quantize file:///a/m.onnx": ("/a/m.onnx is given as an address", "Write /a/m.onnx."),
     "quantize m.onnx --target gpu": ("there is no target named 'gpu'", "Choose one of cpu, "),
     "quantize m.onnx --target opnvino": ("there is no target named 'opnvino'", "Did you mean 'openvino'? Choose one"),
 }
@@ -95,6 +101,8 @@ def test_a_mistake_is_named_with_what_was_meant(cli, here: Path, typed_in: str) 
     if "gone." in typed_in:
         Path("gone.onnx").symlink_to("nowhere.onnx")
         Path("gone.npz").symlink_to("nowhere.npz")
+    if "-m.onnx" in typed_in:
+        Path("m.onnx").rename("-m.onnx")
     Path("empty.npz").touch()
     os.mkfifo("pipe.npz")
     Path("wrong.py").write_text("def f(:\n")
@@ -265,3 +273,27 @@ def test_a_fast_run_that_misses_a_limit_is_told_to_search(cli, here: Path) -> No
     result = cli("quantize", "m.onnx", "-d", "d.npz", "--fast", "--min-sqnr", 200)
     assert result.code == 1
     assert "hint: Leave out --fast: then what loses most stays float until the limit is met." in result.err
+
+
+def test_a_name_that_begins_with_a_dash_can_be_pasted(cli, here: Path) -> None:
+    Path("m.onnx").rename("-m.onnx")
+    result = cli("quantize", "-d", "d.npz", "--fast", "--", "-m.onnx")
+    assert result.code == 0
+    assert "onnxq verify ./-m.int8.onnx --against ./-m.onnx -d d.npz" in result.out
+
+
+def test_a_glob_that_matches_nothing_is_a_warning(cli, here: Path) -> None:
+    result = cli("quantize", "m.onnx", "-d", "d.npz", "--fast", "-x", "Foo*", "-x", "Soft*")
+    assert result.code == 0
+    assert result.err.count("(ignored-option)") == 2
+    assert "warning: no node matches --exclude Foo* (ignored-option). `onnxq plan` shows the names" in result.err
+
+
+def test_layers_of_two_float_models_are_those_of_both(cli, folder: Path) -> None:
+    Path("copy.onnx").write_bytes(Path("digits_cnn.onnx").read_bytes())
+    run = ("--against", "digits_cnn.onnx", "-d", "digits_calibration.npz")
+    assert "layer that adds most" not in cli("verify", "copy.onnx", *run).out
+    model = onnx.load("digits_cnn.onnx")
+    model.producer_name = "another"
+    onnx.save(model, "copy.onnx")
+    assert "layer that adds most" not in cli("verify", "copy.onnx", *run).out  # all layers are exact

@@ -121,5 +121,5 @@ def test_an_array_without_a_name_is_told_how_to_get_one() -> None:
     np.savez("arr.npz", np.zeros((1, 3, 8, 8)))
     message, hint = refused("arr.npz")
     assert message == "arr.npz has 'arr_0', which is no input of the model"
-    assert hint.startswith("It was saved without a name: write numpy.savez(file, NAME=array).")
+    assert hint.startswith("It was saved without a name: write numpy.savez(file, data_0=array).")
     assert "The model's inputs are 'data_0'" in hint

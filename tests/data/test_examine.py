@@ -213,3 +213,10 @@ def test_a_mask_of_zeros_and_samples_that_do_not_run() -> None:
     assert "empty-mask" in codes(text, samples)
     samples = [{"ids": np.full((1, 6), index), "attention_mask": np.ones((1, 6), int)} for index in range(20)]
     assert codes(text, samples)[-1] == "not-run"
+
+
+def test_integers_of_sound_have_another_remedy() -> None:
+    mono = model("sound (float[n, 512] x) => (float[n, 512] y) { y = Tanh(x) }")
+    rows = [{"x": np.random.default_rng(seed).integers(-9000, 9000, (1, 512), np.int16)} for seed in range(20)]
+    (warning,) = [one for one in examine(mono, rows).warnings if one.code == "dtype-converted"]
+    assert warning.remedy.endswith("sound is often divided by 32768.")

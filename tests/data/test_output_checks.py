@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxq.data.conventions import OtherValues, other_values
 from onnxq.data.examine import examine
+from onnxq.data.normalization import remedy
 from onnxq.ir import Model, parse
 
 COUNT, CLASSES = 12, 16
@@ -70,3 +72,14 @@ def test_an_output_that_is_a_sequence_is_no_classifier() -> None:
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     given = [{"x": np.random.default_rng(i).random((1, CLASSES), np.float32)} for i in range(COUNT)]
     assert codes(parse(made.SerializeToString()), given) == []
+
+
+def test_the_remedy_for_pictures_is_an_option() -> None:
+    assert "(--preprocess normalize=bytes)" in remedy([other_of("bytes")], files=True)
+    assert "(x as it is read, where x is a picture of 0 … 255)" in remedy([other_of("bytes")])
+    assert remedy([], files=True).startswith("Prepare the samples as in training, by --preprocess: ")
+
+
+def other_of(setting: str) -> OtherValues:
+    summary = examine(classifier(255), samples(1)).inputs[0]
+    return next(other for other in other_values(summary) if other.setting == f"normalize={setting}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -137,3 +138,24 @@ def test_data_files_that_are_refused(tmp_path: Path, text: str, words: str) -> N
     (tmp_path / "d.yaml").write_text(text)
     with pytest.raises(DataError, match=words):
         read_data_yaml(tmp_path / "d.yaml")
+
+
+def test_a_link_back_gives_no_picture_twice(tmp_path: Path) -> None:
+    touch(tmp_path, "a.png", "b.png")
+    (tmp_path / "loop").symlink_to(".")
+    (tmp_path / "up").symlink_to(tmp_path.parent)
+    assert names(read_folder_of_pictures(tmp_path).rows) == ["a.png", "b.png"]
+
+
+def test_a_folder_below_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(tmp_path, "a.png", "sub/b.png")
+    scan = os.scandir
+
+    def closed(place: object) -> object:
+        if str(place).endswith("sub"):
+            raise PermissionError(13, "Permission denied", str(place))
+        return scan(place)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(os, "scandir", closed)
+    with pytest.raises(DataError, match=r"sub cannot be read \(Permission denied\)"):
+        read_folder_of_pictures(tmp_path)

@@ -106,7 +106,7 @@ def test_a_second_pass_gives_the_same_without_running(tmp_path: Path, monkeypatc
 def test_states_that_are_in_the_data_as_well(tmp_path: Path) -> None:
     model, steps, _ = fed(tmp_path)
     np.savez(tmp_path / "d.npz", input=steps, sr=np.full(6, 16000), state=np.zeros((6, 1, 1, 16), np.float32))
-    with pytest.raises(DataError, match="has 'state', which is no input"):
+    with pytest.raises(DataError, match="holds 'state', which --state feeds from step to step"):
         open_samples(tmp_path / "d.npz", input_specs(model), Reading(state="stateN=state"), ModelFacts.of(model))
     facts = ModelFacts(outputs=(spec("stateN", 1, "batch", 16),))
     with pytest.raises(DataError, match="which is not at hand"):

@@ -239,7 +239,7 @@ def test_values_in_place_of_files_are_named(values):
 @pytest.mark.parametrize(("values", "what"), [(["a", "b"], "strings"), ([b"a"], "strings")])
 def test_text_for_an_input_of_numbers_is_named(tmp_path, values, what):
     error = refusal(save(tmp_path / "a.npz", image=np.array(values)[:, None, None].repeat(2, 1).repeat(3, 2)))
-    assert error.message == f"input 'image' takes float32, a.npz, sample 0 gives {what}" or len(values) == 1
+    assert error.message == f"input 'image' takes float32, a.npz gives {what}"
     assert "Sentences are read from .txt" in error.hint
 
 
@@ -333,7 +333,7 @@ def test_casts(tmp_path, given, wanted, fits):
     if fits:
         assert {s["x"].dtype for s in open_samples([path], [spec])} == {spec.numpy_dtype}
     else:
-        assert f"input 'x' takes {spec.numpy_dtype}, a.npz, sample 0 gives" in refusal(path, inputs=[spec]).message
+        assert f"input 'x' takes {spec.numpy_dtype}, a.npz" in refusal(path, inputs=[spec]).message
 
 
 def test_an_integer_that_does_not_fit_is_refused_not_wrapped(tmp_path):

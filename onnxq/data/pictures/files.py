@@ -69,6 +69,7 @@ def read_folder_of_pictures(folder: Path) -> Pictures:
     """
     found = sorted((path for path in folder.iterdir() if path.name[0] != "."), key=natural_order)
     direct = [path for path in found if is_picture(path)]
+    found = [path for path in found if not _leads_back(path, folder)]
     below = {path: pictures for path in found if path.is_dir() and (pictures := _pictures(path))}
     notes = _left_out(folder, [path for path in walk_files(folder) if not is_picture(path)])
     one = len(below) == 1 and not next(iter(below)).name.isdecimal()  # such as `images`: no class
@@ -185,12 +186,26 @@ def _part(root: Path, place: str, path: Path, part: str) -> Pictures:
     raise DataError(f"{path}: {where}, its '{part}', does not exist", hint)
 
 
+def _leads_back(path: Path, folder: Path) -> bool:
+    """Whether a link leads to the folder that it is in, or to one above: its pictures are there already."""
+    return path.is_symlink() and path.is_dir() and folder.resolve().is_relative_to(path.resolve())
+
+
 def walk_files(folder: Path) -> Iterator[Path]:
-    """Yield all files below a folder, in natural order; hidden ones are none."""
-    for place, folders, files in os.walk(folder):
+    """Yield all files below a folder, in natural order; hidden ones are none.
+
+    Raises:
+        DataError: A folder below it cannot be read.
+
+    """
+    for place, folders, files in os.walk(folder, onerror=_refuse_folder):
         folders[:] = sorted((name for name in folders if name[0] != "."), key=lambda name: natural_order(Path(name)))
         names = [name for name in files if name[0] != "." and name.lower() not in IGNORED]
         yield from (Path(place, name) for name in sorted(names, key=lambda name: natural_order(Path(name))))
+
+
+def _refuse_folder(error: OSError) -> None:
+    raise DataError(f"{error.filename} cannot be read ({error.strerror})", "Check its permissions.") from error
 
 
 def _pictures(folder: Path) -> list[Path]:

@@ -38,11 +38,17 @@ RATES = ("sampling_rate", "sample_rate", "samplerate", "sr")
 CONFIGS = ("preprocessor_config.json", "feature_extractor_config.json", "config.json")
 MOST_WINDOWS = 512  # of all recordings together, unless there are more recordings
 LONGEST = 30.0  # seconds of a recording that is one sample
+LOWEST = 100  # samples a second; a rate below it was meant in kHz
 SHORTEST = 128  # frames of a waveform; a shorter axis holds features
 
 
 def _whole(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and int(text) > 0 else None
+
+
+def _rate_in_hz(text: str) -> int | None:
+    rate = _whole(text)
+    return rate if rate is not None and rate >= LOWEST else None
 
 
 def _above_zero(text: str) -> float | None:
@@ -51,7 +57,7 @@ def _above_zero(text: str) -> float | None:
 
 
 KEYS: Readers = {
-    "rate": _whole,
+    "rate": _rate_in_hz,
     "length": _whole,
     "hop": _whole,
     "scale": _above_zero,
@@ -60,7 +66,7 @@ KEYS: Readers = {
 }
 EXAMPLES = {
     **FEATURE_EXAMPLES,
-    "rate": "rate=16000, the model's samples a second",
+    "rate": "rate=16000, the model's samples a second, not thousands of them",
     "length": "length=512, samples of one window",
     "hop": "hop=256, samples from one window to the next; of features, from one frame to the next",
     "scale": "scale=32768: samples of -1 … 1 are multiplied by it",

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from onnxq.text import counted, did_you_mean, join_words
 TABLES, OTHER = {".csv": ",", ".tsv": "\t"}, ";"
 SUFFIXES = (".txt", ".jsonl", *TABLES)
 USUAL = ("text", "sentence", "content", "question", "query", "prompt", "input", "document", "review", "body")
-MOST_NAMES = 8
+MOST_NAMES, NAME_WORDS = 8, 2
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Sentences:
         words: By name, a word for each row, such as the name of its class.
         pairs: For each row, which line of the file it belongs to, if a line gives several rows; None otherwise.
         notes: What was left out, in sentences.
+        doubt: What looks wrong about the names of columns; empty where nothing does.
 
     """
 
@@ -42,6 +43,7 @@ class Sentences:
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     pairs: tuple[int, ...] | None = None
     notes: tuple[str, ...] = ()
+    doubt: str = ""
 
 
 def read_sentences(path: Path, keys: Sequence[str] = ()) -> Sentences:
@@ -66,7 +68,8 @@ def read_sentences(path: Path, keys: Sequence[str] = ()) -> Sentences:
     wanted = [tuple(part.strip() for part in key.split(",")) for key in keys] or [(_usual(path, records),)]
     for name in dict.fromkeys(name for group in wanted for name in group):
         _check_column(path, records, name)
-    return _made(path, records, wanted)
+    doubt = "" if keys or path.suffix.lower() == ".jsonl" else _headless(path, records[0][1], wanted[0][0])
+    return replace(_made(path, records, wanted), doubt=doubt)
 
 
 Record = tuple[int, dict[str, Any]]
@@ -136,6 +139,14 @@ def _usual(path: Path, records: Sequence[Record]) -> str:
     if not texts:
         raise DataError(f"{path} has no column of text: it has {shown}", "Its first line names the columns.")
     raise DataError(f"{path} has several columns of text: {shown}", f"Choose one: --text-key {texts[0]}.")
+
+
+def _headless(path: Path, record: Mapping[str, Any], text: str) -> str:
+    """Say that the first line of a table seems to be a row: a name is a sentence, or a number."""
+    numbers = [_numbers([name]) is not None for name in record]
+    if len(text.split()) > NAME_WORDS or (any(numbers) and not all(numbers)):
+        return f"the first line of {path} was taken for names of columns: '{text[:40]}'"
+    return ""
 
 
 def _is_text(records: Sequence[Record], name: str) -> bool:

@@ -17,6 +17,7 @@ from onnxq.data.pictures.configs import class_names
 from onnxq.data.reading import ModelFacts, Preparation, Reading
 from onnxq.data.recurrent.feed import Feed, make_feed
 from onnxq.data.recurrent.pairs import find_pairs
+from onnxq.data.text.doubts import refuse_foreign_tokens, text_warnings
 from onnxq.data.text.roles import TextInputs, text_inputs
 from onnxq.data.text.sentences import Sentences
 from onnxq.data.text.text_bytes import byte_tokenizer
@@ -51,6 +52,7 @@ def text_source(sentences: Sentences, inputs: Sequence[InputSpec], facts: ModelF
     joined = joined_windows(sentences, wanted, facts, tokenizer, most)
     pairs = [tokenizer.encode(row, most) for row in sentences.rows] if joined is None else []
     encoded = [found for found, _ in pairs] if joined is None else joined[0]
+    refuse_foreign_tokens(encoded, wanted.ids.name, tokenizer.path, facts)
     cut = sum(before > most for _, before in pairs)
     count, dropped = divmod(len(encoded), wanted.batch)
     if not count:
@@ -61,22 +63,28 @@ def text_source(sentences: Sentences, inputs: Sequence[InputSpec], facts: ModelF
     notes = (*sentences.notes, *told)
     batches = _Batches(wanted, encoded, tokenizer.padding, _labels(sentences, facts))
     preparations = (_told(wanted, tokenizer, encoded, most), *_told_constants(constants))
+    warned = tuple(text_warnings(sentences.doubt, encoded, tokenizer))
+    made = Source(
+        sentences.label,
+        batches.read,
+        count,
+        dropped,
+        wanted.batch,
+        preparations=preparations,
+        notes=notes,
+        warnings=warned,
+    )
     if not wanted.caches:
-        return Source(
-            sentences.label, batches.read, count, dropped, wanted.batch, preparations=preparations, notes=notes
-        )
+        return made
     feed = _cache_feed(inputs, wanted, facts)
     steps = [len(cuts) for cuts in batches.cuts()]
     spoken = "an empty cache, then what the step before gave"
     fed = Preparation(wanted.caches[0].name, f"{spoken} (all {len(wanted.caches)} caches)", "", {"steps": sum(steps)})
-    return Source(
-        sentences.label,
-        lambda: feed.run(batches.sequences(), sentences.label),
-        sum(steps),
-        dropped,
-        wanted.batch,
+    return replace(
+        made,
+        read=lambda: feed.run(batches.sequences(), sentences.label),
+        count=sum(steps),
         preparations=(*preparations, fed),
-        notes=notes,
     )
 
 

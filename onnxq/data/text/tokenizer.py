@@ -94,6 +94,13 @@ class TextTokenizer:
         """Return the tokens that are added to every text, such as a mark of its beginning."""
         return tuple(self.encoder.encode("").ids)
 
+    @property
+    def unknown(self) -> int | None:
+        """The token that stands for whatever the tokenizer does not know; None where it has none."""
+        name = getattr(getattr(self.encoder, "model", None), "unk_token", None)
+        found = self.encoder.token_to_id(name) if isinstance(name, str) else None
+        return None if found is None else int(found)
+
     def _encode(self, row: Sequence[str]) -> EncodedText:
         try:
             found = self.encoder.encode(*row)

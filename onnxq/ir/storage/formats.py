@@ -35,6 +35,7 @@ CORE_ML = FileFormat(
 )
 PICTURE = FileFormat("a picture", "Give the model first; pictures for calibration go into an .npz file as arrays.")
 KERAS = TF2ONNX.format("keras", "FILE")
+TENSORRT = FileFormat("an engine of TensorRT", "Give the .onnx file that it was built of.")
 # (position, bytes there, format)
 SIGNATURES: tuple[tuple[int, bytes, FileFormat], ...] = (
     (0, b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", FileFormat("a PyTorch checkpoint", TORCH)),
@@ -53,6 +54,8 @@ SIGNATURES: tuple[tuple[int, bytes, FileFormat], ...] = (
     (257, b"ustar", FileFormat("a tar archive", UNPACK)),
     (0, b"\xff\xd8\xff", PICTURE),
     (0, b"\x89PNG", PICTURE),
+    (0, b"ftrt", TENSORRT),
+    (0, b"ptrt", TENSORRT),
     (0, b"7767517", FileFormat("an ncnn model", "Export the model that it was made of to ONNX.")),
 )
 PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -137,6 +140,9 @@ def missing_model(path: Path) -> ModelError:
         if "\\" in path.name:  # it is a name here, and the folders of a path on Windows
             hint = f"Write / between folders: {path.as_posix().replace(chr(92), '/')}."
         return ModelError(f"{path} does not exist", hint)
+    if url.startswith("file://"):
+        place = f"/{url.removeprefix('file://')}".replace("//", "/")
+        return ModelError(f"{place} is given as an address, and models are read from paths", f"Write {place}.")
     name = shlex.quote(path.name)
     how = f": curl -L -o {name} {shlex.quote(url)}" if url.startswith("http") else "."
     return ModelError(f"{url} is an address, and models are read from files", f"Download it first{how}")

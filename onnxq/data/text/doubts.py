@@ -1,0 +1,74 @@
+"""Doubts about texts: the tokenizer of another model, tokens that it does not know, a table without names of columns.
+
+Tests: `tests/data/test_text_doubts.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from onnxq.data.reading import ModelFacts
+from onnxq.data.text.tokenizer import EncodedText, TextTokenizer
+from onnxq.errors import DataError
+from onnxq.ir import Value
+from onnxq.warning import WarningLine
+
+MANY_UNKNOWN = 0.2  # share of tokens: English text has next to none, in the tokenizer of its model
+THROUGH = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten")  # what token ids pass
+
+
+def refuse_foreign_tokens(encoded: Sequence[EncodedText], name: str, path: Path, facts: ModelFacts) -> None:
+    """Refuse tokens that the model has no embedding for.
+
+    Args:
+        encoded: Tokens of all texts.
+        name: Of the input that takes them.
+        path: Of the tokenizer.
+        facts: Of the model.
+
+    Raises:
+        DataError: The highest token lies beyond the table that is looked up.
+
+    """
+    rows = table_rows(facts, name)
+    highest = max((max(text.ids) for text in encoded), default=0)
+    if rows is not None and highest >= rows:
+        message = f"{path} makes token {highest}, and the model knows {rows} tokens: it belongs to another model"
+        raise DataError(message, "Give the model's own: --tokenizer tokenizer.json.")
+
+
+def table_rows(facts: ModelFacts, name: str) -> int | None:
+    """Return how many rows the table has that an input of token ids picks from; None where it is not found."""
+    graph = None if facts.model is None else facts.model.graph
+    value = None if graph is None else next((one for one in graph.inputs if one.name == name), None)
+    waiting: list[Value] = [] if value is None else [value]
+    found: list[int] = []
+    while waiting:
+        for use in waiting.pop().uses:
+            table = use.node.inputs[0] if use.node.inputs else None
+            if use.node.op_type in THROUGH and use.slot == 0:
+                waiting += [one for one in use.node.outputs if one is not None]
+            elif use.node.op_type == "Gather" and use.slot == 1 and table is not None and table.tensor is not None:
+                rows = table.shape[0] if table.shape and not use.node.attribute("axis", 0) else None
+                found += [rows] if isinstance(rows, int) else []
+    return min(found, default=None)
+
+
+def text_warnings(doubt: str, encoded: Sequence[EncodedText], tokenizer: TextTokenizer) -> Iterator[WarningLine]:
+    """Yield what looks wrong about texts and their tokens.
+
+    Args:
+        doubt: About the names of columns; empty where there is none.
+        encoded: Tokens of all texts.
+        tokenizer: What made them.
+
+    """
+    if doubt:
+        remedy = "Begin a table with a line such as text,label, or name the column by --text-key."
+        yield WarningLine("no-header", doubt, remedy)
+    unknown, total = tokenizer.unknown, sum(len(text.ids) for text in encoded)
+    share = sum(text.ids.count(unknown) for text in encoded) / total if unknown is not None and total else 0.0
+    if share >= MANY_UNKNOWN:
+        message = f"{100 * share:.0f} % of all tokens are unknown to {tokenizer.path.name}"
+        yield WarningLine("unknown-tokens", message, "Give the model's own tokenizer, and texts in its language.")

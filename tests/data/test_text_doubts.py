@@ -1,0 +1,63 @@
+"""What looks wrong about sentences: another model's tokenizer, tokens that it does not know, no names of columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from text_support import encoder, save_tokenizer, sentences
+
+from onnxq.data.reading import PLAIN, ModelFacts, Reading
+from onnxq.data.samples import Samples, input_specs, open_samples
+from onnxq.data.text.doubts import table_rows
+from onnxq.errors import DataError
+from onnxq.ir import infer_types, load
+
+pytest.importorskip("tokenizers")
+
+
+def opened(folder: Path, name: str, content: str, reading: Reading = PLAIN) -> Samples:
+    encoder(folder / "m.onnx")
+    if not (folder / "tokenizer.json").exists():
+        save_tokenizer(folder)
+    (folder / name).write_text(content)
+    model = load(folder / "m.onnx")
+    infer_types(model)
+    return open_samples(folder / name, input_specs(model), reading, ModelFacts.of(model))
+
+
+def codes(samples: Samples) -> list[str]:
+    return [warning.code for warning in samples.warnings]
+
+
+def test_the_tokenizer_of_another_model_is_named(tmp_path: Path) -> None:
+    path = save_tokenizer(tmp_path)
+    path.write_text(path.read_text().replace('"cat":6', '"cat":700').replace('"cat": 6', '"cat": 700'))
+    with pytest.raises(DataError, match="makes token 700, and the model knows 64 tokens") as caught:
+        opened(tmp_path, "s.txt", "the cat sees\n")
+    assert caught.value.hint == "Give the model's own: --tokenizer tokenizer.json."
+
+
+def test_the_table_is_found_behind_a_cast(tmp_path: Path) -> None:
+    model = load(encoder(tmp_path / "m.onnx"))
+    infer_types(model)
+    assert table_rows(ModelFacts.of(model), "input_ids") == 64
+    assert table_rows(ModelFacts.of(model), "token_type_ids") == 2
+    assert table_rows(ModelFacts.of(model), "attention_mask") is None
+    assert table_rows(ModelFacts(), "input_ids") is None
+
+
+def test_unknown_tokens_are_counted(tmp_path: Path) -> None:
+    assert codes(opened(tmp_path, "s.txt", "\n".join(sentences(8)))) == []
+    (warning,) = opened(tmp_path, "s.txt", "der Hund bellt laut\nthe cat sees\n").warnings
+    assert warning.code == "unknown-tokens"
+    assert warning.message == "36 % of all tokens are unknown to tokenizer.json"
+
+
+def test_a_table_without_names_is_noticed(tmp_path: Path) -> None:
+    rows = "the cat sees,1\na dog hears,0\nthe bird sees,1\n"
+    (warning,) = opened(tmp_path, "s.csv", rows).warnings
+    assert warning.code == "no-header"
+    assert warning.message.endswith("s.csv was taken for names of columns: 'the cat sees'")
+    assert codes(opened(tmp_path, "s.csv", f"text,label\n{rows}")) == []
+    assert codes(opened(tmp_path, "s.csv", rows, Reading(text_key="the cat sees"))) == []
