@@ -64,12 +64,21 @@ def test_what_cannot_be_paired() -> None:
         ("hm=h", "the model has no output 'hm'"),
         ("hn=g", "the model has no input 'g'"),
         ("hn=h,y=h", "feeds 'h' twice"),
+        ("new_*=*", "no output and input fit 'new_"),
         ("y=h", r"output 'y' is float32\[1, 5\], and input 'h' is float32\[1, 4\]"),
     ],
 )
 def test_what_a_user_may_get_wrong(text: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         state_pairs([text], [spec("x", 1, 3), spec("h", 1, 4)], [spec("y", 1, 5), spec("hn", 1, 4)])
+
+
+def test_a_star_stands_for_all_states_that_fit() -> None:
+    inputs = [spec("x", 1, 3), spec("cached_key_0", 1, 4), spec("cached_key_1", 1, 4), spec("lens", 1)]
+    outputs = [spec("y", 1, 5), spec("new_cached_key_0", 1, 4), spec("new_cached_key_1", 1, 4), spec("new_lens", 1)]
+    expected = {name: f"new_{name}" for name in ("cached_key_0", "cached_key_1", "lens")}
+    assert state_pairs(["new_*=*"], inputs, outputs) == expected
+    assert state_pairs(["new_cached_*=cached_*, new_lens=lens"], inputs, outputs) == expected
 
 
 def fed(tmp_path: Path, count: int = 6, state: str = "stateN=state") -> tuple[Model, np.ndarray, Samples]:

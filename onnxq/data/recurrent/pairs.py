@@ -6,7 +6,7 @@ Tests: `tests/data/test_recurrent_states.py`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from onnxq.data.validation import InputSpec
 from onnxq.errors import DataError
@@ -20,7 +20,8 @@ def state_pairs(texts: Iterable[str], inputs: Sequence[InputSpec], outputs: Sequ
     """Read what a user says about states.
 
     Args:
-        texts: Each `OUTPUT=INPUT`, or several with commas between them.
+        texts: Each `OUTPUT=INPUT`, or several with commas between them. A `*` on both sides stands for the same
+            characters, and for all outputs that fit.
         inputs: Of the model.
         outputs: Of the model.
 
@@ -32,7 +33,7 @@ def state_pairs(texts: Iterable[str], inputs: Sequence[InputSpec], outputs: Sequ
 
     """
     found: dict[str, str] = {}
-    for text in (part.strip() for one in texts for part in one.split(",")):
+    for text in _single_pairs(texts, inputs, outputs):
         output, equals, name = (part.strip() for part in text.partition("="))
         if not equals or not output or not name:
             raise DataError(f"--state has '{text}', which is not OUTPUT=INPUT", "Write for example --state hn=h.")
@@ -48,6 +49,23 @@ def state_pairs(texts: Iterable[str], inputs: Sequence[InputSpec], outputs: Sequ
             )
         found[name] = output
     return found
+
+
+def _single_pairs(texts: Iterable[str], inputs: Sequence[InputSpec], outputs: Sequence[InputSpec]) -> Iterator[str]:
+    """Split texts at commas, and write a pair for each output that a `*` stands for."""
+    names = {spec.name for spec in inputs}
+    for text in (part.strip() for one in texts for part in one.split(",")):
+        output, _, name = (part.strip() for part in text.partition("="))
+        if output.count("*") != 1 or name.count("*") != 1:
+            yield text
+            continue
+        front, _, back = output.partition("*")
+        pattern = re.compile(f"{re.escape(front)}(.*){re.escape(back)}", re.DOTALL)
+        stems = (match[1] for spec in outputs if (match := pattern.fullmatch(spec.name)) is not None)
+        pairs = [f"{front}{stem}{back}={name.replace('*', stem)}" for stem in stems if name.replace("*", stem) in names]
+        if not pairs:
+            raise DataError(f"--state: no output and input fit '{text}'", "See their names with `onnxq inspect`.")
+        yield from pairs
 
 
 def _named(name: str, specs: Sequence[InputSpec], side: str) -> InputSpec:
