@@ -91,6 +91,32 @@ def test_scales_that_are_cast_stay_in_float16() -> None:
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("rotated", [True, False])
+def test_attention_of_onnx_reads_parts_of_one_product_to_the_bit(rotated: bool) -> None:
+    proto = model([product(name) for name in "qkv"])
+    attention = proto.graph.node[-1]
+    told = {"q_num_heads": 4, "kv_num_heads": 2}
+    names = ["qr", "kr", "v"] if rotated else ["q", "k", "v"]
+    attention.CopyFrom(helper.make_node("Attention", names, ["y"], "n_y", **told))
+    if rotated:
+        angles = np.random.default_rng(1).normal(size=(2, 7, 8))
+        for name, table in (("cos", np.cos(angles)), ("sin", np.sin(angles))):
+            proto.graph.initializer.append(numpy_helper.from_array(table.astype(np.float32), name))
+        for name, heads in (("q", 4), ("k", 2)):
+            turned = node("RotaryEmbedding", f"{name} cos sin", f"{name}r", num_heads=heads)
+            proto.graph.node.insert(len(proto.graph.node) - 1, turned)
+    proto.graph.node.insert(3, node("Shape", "q", "sizes"))  # others may read a part as well
+    proto.graph.output.append(helper.make_tensor_value_info("sizes", TensorProto.INT64, [3]))
+    proto.opset_import[0].version = 23
+    made = loaded(proto)
+    assert applied(join_projections, made) == 1
+    kinds = [step.op_type for step in made.graph.nodes]
+    assert kinds == ["MatMulNBits", "Split", "Shape", *(["RotaryEmbedding"] * 2 if rotated else []), "Attention"]
+    x = floats(2, 7, WIDTH)
+    expected, found = (run(data, {"x": x}, ALL)[0] for data in (proto.SerializeToString(), made.serialize()))
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize(
     "proto",
     [

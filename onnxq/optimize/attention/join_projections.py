@@ -1,7 +1,8 @@
-"""Queries, keys and values of one GroupQueryAttention as one product with weights in blocks.
+"""Queries, keys and values of one attention as one product with weights in blocks.
 
-The operator reads all three from one value as well. Products of one token take a few microseconds each, and every one
-rounds the same activations to 8 bits again. Columns are computed apart, so that no bit changes.
+Products of one token take a few microseconds each, and every one rounds the same activations to 8 bits again. Columns
+are computed apart, so that no bit changes. GroupQueryAttention reads all three from one value as well. For Attention of
+ONNX, which has rotations in front, a Split takes them apart again.
 
 Tests: `tests/optimize/test_join_projections.py`.
 """
@@ -22,22 +23,34 @@ SHARED = ("K", "bits", "block_size", "accuracy_level")
 CODES, SCALES, ZERO_POINTS = 1, 2, 3
 
 
-@register_pass(order=190, timed=True, domain=MICROSOFT, operators=("GroupQueryAttention",))
+@register_pass(order=190, timed=True, domain=MICROSOFT, operators=("MatMulNBits",))
 def join_projections(model: Model) -> Iterator[Patch]:
     """Describe the joined product of each attention; weights of large models stay where they are mapped."""
     if is_large(model):
         return
     for node in model.graph.nodes:
-        products = _products(node) if node.op_type == "GroupQueryAttention" and node.domain == MICROSOFT else []
-        if products:
-            yield _joined(node, products)
+        if (node.domain, node.op_type) == (MICROSOFT, "GroupQueryAttention"):
+            alone = all(value is not None and value.only_use is not None for value in node.inputs[:3])
+            products = _products(node, list(node.inputs[:3])) if alone else []
+            if products:
+                yield _packed(node, products)
+        elif (node.domain, node.op_type) == ("", "Attention"):
+            products = _products(node, [_unrotated(value) for value in node.inputs[:3]])
+            if products:
+                yield _split(node, products)
 
 
-def _products(attention: Node) -> list[Node]:
+def _unrotated(value: Value | None) -> Value | None:
+    """Return what a RotaryEmbedding rotates, or else the value itself."""
+    node = None if value is None else value.producer
+    return node.inputs[0] if node is not None and node.op_type == "RotaryEmbedding" and not node.domain else value
+
+
+def _products(attention: Node, values: list[Value | None]) -> list[Node]:
     """Return the products that make queries, keys and values of one value; none where one is something else."""
     found = []
-    for value in attention.inputs[:3]:
-        node = None if value is None or value.only_use is None else value.producer
+    for value in values:
+        node = None if value is None or value.is_output else value.producer
         if (
             node is None
             or node.op_type != "MatMulNBits"
@@ -75,10 +88,32 @@ def _shape(value: Value | None) -> tuple[int, ...] | None:
     return None if value is None or value.constant is None else tuple(value.constant.shape)
 
 
-def _joined(attention: Node, products: list[Node]) -> Patch:
+def _packed(attention: Node, products: list[Node]) -> Patch:
+    """Let an attention read one product."""
+    patch = Patch(attention.graph, products[0], "queries, keys and values are one product")
+    patch.rewire(attention, 0, _joined(patch, products))
+    for slot in (1, 2):
+        patch.rewire(attention, slot, None)
+    for node in products:
+        patch.remove(node)
+    return patch
+
+
+def _split(attention: Node, products: list[Node]) -> Patch:
+    """Take one product apart in front of an attention."""
+    patch = Patch(attention.graph, products[0], "queries, keys and values are one product")
+    joined = _joined(patch, products)
+    sizes = patch.constant(np.array([node.attribute("N") for node in products], np.int64), "projected_sizes")
+    outputs = [value for node in products if (value := node.outputs[0]) is not None]
+    parts = patch.node("Split", [joined, sizes], outputs=[value.name for value in outputs], axis=-1)
+    for value, part in zip(outputs, parts, strict=True):
+        patch.replace(value, part)
+    return patch
+
+
+def _joined(patch: Patch, products: list[Node]) -> Value:
     """Put the rows of three weights below each other; scales may be cast from float16."""
     first = products[0]
-    patch = Patch(attention.graph, first, "queries, keys and values are one product")
     made: list[Value | None] = [first.inputs[0]]
     for slot in range(CODES, len(first.inputs)):
         parts = [value for node in products if (value := node.inputs[slot]) is not None]
@@ -94,12 +129,6 @@ def _joined(attention: Node, products: list[Node]) -> Patch:
     assert output is not None
     attributes = first.attributes()
     attributes["N"] = sum(int(node.attribute("N")) for node in products)
-    joined = patch.node(
+    return patch.node(
         "MatMulNBits", made, outputs=[f"{output.name}_joined"], name=first.name, domain=MICROSOFT, **attributes
-    )
-    patch.rewire(attention, 0, joined[0])
-    for slot in (1, 2):
-        patch.rewire(attention, slot, None)
-    for node in products:
-        patch.remove(node)
-    return patch
+    )[0]
