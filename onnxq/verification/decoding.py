@@ -14,6 +14,7 @@ from onnxq.data.samples import Samples
 from onnxq.errors import OnnxqError
 from onnxq.ir import Model, infer_types
 from onnxq.progress import working
+from onnxq.runtime.load_memory import load_memory
 from onnxq.runtime.session import ModelSource, SessionError, open_session, run_session, runs_in_segments
 from onnxq.verification.compare import time_pair
 from onnxq.verification.metrics.greedy import CONTINUED, TEXTS
@@ -73,7 +74,14 @@ def measure_decoding(
             metrics["greedy"] = _metric("greedy", float_model, quantized, samples.limit(min(texts, TEXTS)))
     except (OnnxqError, SessionError):  # the comparison has said what is wrong
         return None
-    return Decoding(metrics.get("perplexity"), metrics.get("greedy"), token, prompt, past)
+    return Decoding(
+        metrics.get("perplexity"), metrics.get("greedy"), token, prompt, past, _loads(float_model, quantized)
+    )
+
+
+def _loads(float_model: ModelSource, quantized: ModelSource) -> tuple[int, int] | None:
+    one, two = load_memory(float_model), load_memory(quantized)
+    return None if one is None or two is None else (one, two)
 
 
 def _is_fixed(found: TextInput) -> bool:

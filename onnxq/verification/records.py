@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from onnxq.errors import CheckFailed
-from onnxq.text import counted, decibels, format_drop, milliseconds, speed_change
+from onnxq.text import counted, decibels, format_drop, milliseconds, size, size_change, speed_change
 from onnxq.verification.output_records import MISSED, SelectionComparison, sqnr_missed, with_sqnr
 from onnxq.verification.output_records import OutputComparison as OutputComparison
 from onnxq.warning import WarningLine
@@ -183,6 +183,7 @@ class Decoding:
         token: Latency of one token; None where the length is fixed.
         prompt: Latency of 128 tokens, or of the fixed length.
         past: How many tokens are in the cache in front of the one.
+        load_bytes: Memory that loading float and the quantized model takes at most; None where it is not known.
 
     """
 
@@ -191,6 +192,7 @@ class Decoding:
     token: Latency | None
     prompt: Latency | None
     past: int
+    load_bytes: tuple[int, int] | None = None
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """Return for each figure a name, that of float, that of the quantized model, and the change."""
@@ -205,6 +207,9 @@ class Decoding:
                 before, after = latency.float_ms, latency.quantized_ms
                 times = milliseconds(before, after), milliseconds(after, before)
                 found.append((name, *times, speed_change(latency.ratio)))
+        if self.load_bytes is not None:
+            one, two = self.load_bytes
+            found.append(("memory at load", size(one), size(two), size_change(one, two)))
         return found
 
 

@@ -39,7 +39,8 @@ def test_a_report_has_what_users_of_a_decoder_see(decoder):
     assert found.past == 64
     assert found.token.float_ms < found.prompt.float_ms
     names = [row[0] for row in found.rows()]
-    assert names == ["perplexity", "greedy", "one token behind 64", "a prompt"]
+    assert names == ["perplexity", "greedy", "one token behind 64", "a prompt", "memory at load"]
+    assert min(found.load_bytes) > 0
     written = markdown(report)
     assert all(name in written for name in names)
     stated = json.loads(json.dumps(report_dict(report)["comparison"]["decoding"]))
