@@ -1,6 +1,6 @@
 """The version of onnxq, without importing anything else.
 
-Tests: `tests/cli/test_cli_quantize.py`.
+Tests: `tests/cli/test_cli_help.py`.
 """
 
 __version__ = "0.1.0"

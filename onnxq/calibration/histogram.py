@@ -7,7 +7,7 @@ because `trunc(trunc(x / w) / 2) == trunc(x / 2w)`. Order, splitting and merging
 quotient `x / w` is exact in float32, since `w` is a power of two. If it underflows, it is below 1 in magnitude, and
 truncation gives 0 either way.
 
-Tests: `tests/calibration/test_weighted_histogram.py`.
+Tests: `tests/calibration/test_stats.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Values that are not finite because a weight is not: samples are not to blame then.
-
-Tests: `tests/calibration/test_calibrate.py`.
-"""
+"""Values that are not finite because a weight is not: samples are not to blame then."""
 
 from __future__ import annotations
 

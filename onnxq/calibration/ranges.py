@@ -16,8 +16,6 @@ A further sample exceeds the greatest value of n samples with a chance of 1 in n
 a small tensor whose peaks differ much from sample to sample, this outweighs the gain of a finer grid. One picture in
 thirty that is clipped decides the error of them all. In a large tensor, or one whose peaks are alike, a wider range
 only makes the grid coarser. `extrapolate_range` finds the least expected sum of both (`onnxq.calibration.tail_model`).
-
-Tests: `tests/calibration/test_tail_model.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`onnxq verify --against`: both models side by side, and what the thresholds say.
 
-Tests: `tests/cli/test_cli_looking.py`.
+Tests: `tests/cli/test_cli_thresholds.py`.
 """
 
 from __future__ import annotations

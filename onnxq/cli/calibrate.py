@@ -1,6 +1,6 @@
 """`onnxq calibrate`: statistics once, for many runs of `onnxq quantize`.
 
-Tests: `tests/cli/test_cli_help.py`.
+Tests: `tests/cli/test_cli_quantize.py`.
 """
 
 from __future__ import annotations

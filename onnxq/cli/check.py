@@ -1,6 +1,6 @@
 """`onnxq check`: what is wrong with the models of a repository, without running them.
 
-Tests: `tests/cli/test_cli_help.py`.
+Tests: `tests/cli/test_cli_project.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`onnxq export`: the files that a model hub or another runtime loads, each for its processors.
 
-Tests: `tests/publish/test_export.py`.
+Tests: `tests/cli/test_cli_export.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`onnxq inspect`: what is in a model.
 
-Tests: `tests/cli/test_cli_help.py`.
+Tests: `tests/cli/test_cli_looking.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`onnxq plan`: every node with its decision.
 
-Tests: `tests/cli/test_cli_help.py`.
+Tests: `tests/cli/test_cli_looking.py`.
 """
 
 from __future__ import annotations

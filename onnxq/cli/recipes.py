@@ -1,6 +1,6 @@
 """`onnxq recipes`: what there is, and a file to start from.
 
-Tests: `tests/cli/test_cli_help.py`.
+Tests: `tests/cli/test_cli_looking.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`onnxq verify`: whether a quantized model still does what the float one does.
 
-Tests: `tests/cli/test_cli_help.py`.
+Tests: `tests/cli/test_cli_looking.py`.
 """
 
 from __future__ import annotations

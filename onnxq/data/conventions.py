@@ -2,7 +2,7 @@
 
 Mean and deviation of ImageNet are those of torchvision; the mean colour is the one that Caffe's reference models take.
 
-Tests: `tests/data/test_examine.py`.
+Tests: `tests/data/test_normalization.py`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ the rows left over are dropped (`Source.dropped` says how many). If it is dynami
 * arrays of different numbers of rows, of inputs whose first axes the model gives different names: four texts and one
   picture are one sample.
 
-Tests: `tests/data/test_synthetic.py`.
+Tests: `tests/data/test_samples.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Does a sample fit the model? Names, rank, fixed dimensions, dtype, finite numbers; and the casts that are safe.
 
-Tests: `tests/data/test_advice.py`.
+Tests: `tests/data/test_samples.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One node at a time in `onnx.reference`, for operators that onnxq has no kernel for.
 
-Tests: `tests/cli/test_cli_looking.py`.
+Tests: `tests/evaluator/test_evaluate.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One run of a schedule, node after node, nothing kept longer than it is read.
 
-Tests: `tests/verification/test_layerwise.py`.
+Tests: `tests/evaluator/test_evaluate.py`.
 """
 
 from __future__ import annotations

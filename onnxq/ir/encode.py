@@ -1,6 +1,6 @@
 """Write graphs and nodes back: unchanged bytes are copied, as views of the file.
 
-Tests: `tests/test_safety.py`.
+Tests: `tests/ir/test_roundtrip.py`.
 """
 
 from __future__ import annotations

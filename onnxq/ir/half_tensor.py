@@ -1,6 +1,6 @@
 """Constants that a file holds in 16-bit floats and that the graph reads as float32.
 
-Tests: `tests/ir/test_old_operators.py`.
+Tests: `tests/pipeline/test_graph_types.py`.
 """
 
 from __future__ import annotations

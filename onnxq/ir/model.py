@@ -1,6 +1,6 @@
 """A model: its file mapped into memory, its graph as objects over the bytes, and the way back to a file.
 
-Tests: `tests/ir/test_opset.py`.
+Tests: `tests/ir/test_roundtrip.py`.
 """
 
 from __future__ import annotations

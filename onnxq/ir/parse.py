@@ -1,6 +1,6 @@
 """Read a GraphProto into objects: values defined, wires connected, bodies inside, nodes in topological order.
 
-Tests: `tests/ir/test_graph.py`.
+Tests: `tests/ir/test_bodies.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Constants of the model that was read: handles on its bytes or its external data, mapped when read.
 
-Tests: `tests/ir/test_graph.py`.
+Tests: `tests/ir/test_tensor.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Topological order of the nodes of one scope, bodies and what they capture included.
 
-Tests: `tests/ir/test_invariants.py`.
+Tests: `tests/ir/test_roundtrip.py`.
 """
 
 from __future__ import annotations

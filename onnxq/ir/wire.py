@@ -3,7 +3,7 @@
 onnxq works on spans of the file, not on parsed messages. Weights stay on disk, and parts that no patch touches keep
 their exact bytes. Source: https://protobuf.dev/programming-guides/encoding.
 
-Tests: `tests/ir/test_formats.py`.
+Tests: `tests/ir/test_hostile.py`.
 """
 
 from __future__ import annotations

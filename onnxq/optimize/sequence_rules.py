@@ -1,6 +1,6 @@
 """Operators that do the same where the first two axes of what they work on have changed places.
 
-Tests: `tests/optimize/test_coordinates_first.py`.
+Tests: `tests/optimize/test_sequence_first.py`.
 """
 
 from __future__ import annotations

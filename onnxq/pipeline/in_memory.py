@@ -3,7 +3,7 @@
 limit masks → equalize → rescale → calibrate → round → search → cross-validate → correct biases → rewrite → optimize →
 verify
 
-Tests: `tests/pipeline/test_quantize.py`.
+Tests: `tests/pipeline/test_step_order.py`.
 """
 
 from __future__ import annotations

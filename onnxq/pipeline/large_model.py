@@ -1,6 +1,6 @@
 """The middle of the pipeline for large models: no more than a part of any model is in memory at a time.
 
-Tests: `tests/pipeline/test_quantize.py`.
+Tests: `tests/runtime/test_segmented.py`.
 """
 
 from __future__ import annotations

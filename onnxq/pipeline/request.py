@@ -1,6 +1,6 @@
 """Input and result of carrying out a plan: the types that all strategies of the pipeline share.
 
-Tests: `tests/pipeline/test_quantize.py`.
+Tests: `tests/pipeline/test_step_order.py`.
 """
 
 from __future__ import annotations

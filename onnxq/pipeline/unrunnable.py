@@ -1,6 +1,6 @@
 """The middle of the pipeline for models that onnxruntime cannot run here: custom operators without their library.
 
-Tests: `tests/pipeline/test_quantize.py`.
+Tests: `tests/runtime/test_custom_ops.py`.
 """
 
 from __future__ import annotations

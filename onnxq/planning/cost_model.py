@@ -16,7 +16,7 @@ from onnxq.ops.forms.silu import gated_by, silu_slot
 from onnxq.optimize.fold_columns import NODES, columns_of
 from onnxq.optimize.nearest_upsampling import doublings
 from onnxq.targets import UNKNOWN_SIDE, Costs
-from onnxq.targets.assumed_shapes import _shape, count
+from onnxq.targets.assumed_shapes import assumed_shape, count
 from onnxq.targets.timings import Kernel
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -29,7 +29,7 @@ def kernel_of(node: Node, shapes: Mapping[str, tuple[int, ...]]) -> Kernel | Non
     first, weight, output = node.inputs[0], node.inputs[1], node.outputs[0]
     if first is None or weight is None or weight.tensor is None or output is None:
         return None
-    read, made = _shape(first, shapes), _shape(output, shapes)
+    read, made = assumed_shape(first, shapes), assumed_shape(output, shapes)
     if read is None or made is None or (node.op_type != "Conv" and len(weight.tensor.shape) != 2):
         return None
     attributes = {name: node.attribute(name) for name in sorted(node.spans)}

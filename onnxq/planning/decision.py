@@ -1,6 +1,6 @@
 """The parts of a plan: a decision for every node, and what they mean for values.
 
-Tests: `tests/optimize/test_merge_scales.py`.
+Tests: `tests/planning/test_copy_plan.py`.
 """
 
 from __future__ import annotations

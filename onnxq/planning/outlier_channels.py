@@ -1,6 +1,6 @@
 """Activations whose outlier channels are clipped in 8 bit and added in float: the record, and how a graph shows it.
 
-Tests: `tests/rescaling/test_smoothquant.py`.
+Tests: `tests/rescaling/test_outlier_split.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decisions of a plan as facts about values: which are calibrated, and which have scale or range of another.
 
-Tests: `tests/planning/test_planner.py`.
+Tests: `tests/planning/test_shared_scales.py`.
 """
 
 from __future__ import annotations

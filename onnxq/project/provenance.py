@@ -4,7 +4,7 @@ The record is JSON under the key `onnxq_inputs`. It holds SHA-256 of the float m
 the data. It also holds the options, the version of onnxq, and SHA-256 of the output. `onnxq_measured` holds the figures
 of every output and what measured them.
 
-Tests: `tests/project/test_project_check.py`.
+Tests: `tests/project/test_project_build.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A report as plain data: the JSON of `--format json` and of `--report FILE.json`; docs/reference/json.md describes it.
 
-Tests: `tests/report/test_report_layers.py`.
+Tests: `tests/report/test_report.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The part of a report about versions of onnxruntime.
 
-Tests: `tests/report/test_report_layers.py`.
+Tests: `tests/cli/test_cli_hazards.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The results of a run, as one object: the command line renders it, and it goes to a file as JSON, Markdown or HTML.
 
-Tests: `tests/report/test_report_layers.py`.
+Tests: `tests/report/test_report.py`.
 """
 
 from __future__ import annotations

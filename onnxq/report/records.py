@@ -1,6 +1,6 @@
 """The record of a run: what every output of a report is written from.
 
-Tests: `tests/runtime/test_custom_ops.py`.
+Tests: `tests/report/test_report.py`.
 """
 
 from __future__ import annotations

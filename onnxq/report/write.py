@@ -1,6 +1,6 @@
 """A report to a file.
 
-Tests: `tests/report/test_report_layers.py`.
+Tests: `tests/report/test_report_html.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The search for codes and scales of one weight, on the second moments of what its layer reads: see `rounding`.
 
-Tests: `tests/rounding/test_summary.py`.
+Tests: `tests/rounding/test_jobs.py`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 With more, OpenBLAS gives other last bits on another number of processors. Its waiting threads also take the processor
 from onnxruntime's: calibration was ten times slower on two busy cores. We run several layers at a time instead.
-
-Tests: `tests/verification/test_error_stats.py`.
 """
 
 from __future__ import annotations

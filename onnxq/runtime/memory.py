@@ -1,6 +1,6 @@
 """When memory is given back, and how much of it a run may take: graphs that were tried, and what the C library keeps.
 
-Tests: `tests/pipeline/test_offload.py`.
+Tests: `tests/runtime/test_workers.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One onnxruntime session on the CPU: quiet, and with errors of our own.
 
-Tests: `tests/runtime/test_custom_ops.py`.
+Tests: `tests/ir/test_schemas.py`.
 """
 
 from __future__ import annotations

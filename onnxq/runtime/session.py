@@ -1,6 +1,6 @@
 """onnxruntime sessions over whatever a model is: bytes, a file, or a loaded model with its weights in files.
 
-Tests: `tests/runtime/test_exact_sessions.py`.
+Tests: `tests/runtime/test_in_memory.py`.
 """
 
 from __future__ import annotations

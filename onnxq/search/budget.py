@@ -1,6 +1,6 @@
 """The loss that a quantized model may have, and the changes of the plan that keep to it.
 
-Tests: `tests/search/test_wide_activations.py`.
+Tests: `tests/search/test_mixed_precision.py`.
 """
 
 from __future__ import annotations

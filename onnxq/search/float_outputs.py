@@ -1,6 +1,6 @@
 """The float model's results for samples that variants are judged on, computed once for all searches.
 
-Tests: `tests/search/test_held_out.py`.
+Tests: `tests/pipeline/test_amount_of_work.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each one leaves what the model computes as it is, and is kept where held-out samples gain in the quantized model.
 
-Tests: `tests/search/test_rescaling_trial.py`.
+Tests: `tests/pipeline/test_step_order.py`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ itself, times the factor by which the rest of the graph passes it on. One pass o
 nodes. The factor is measured at a few nodes spread over the graph, by quantizing them alone. Its logarithm is
 interpolated between them. The nodes that come out on top are then run alone as well.
 
-Tests: `tests/search/test_trial_passes.py`.
+Tests: `tests/search/test_mixed_precision.py`.
 """
 
 from __future__ import annotations

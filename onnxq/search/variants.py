@@ -1,6 +1,6 @@
 """Quantized variants of a model, made from one set of statistics, for every search to judge.
 
-Tests: `tests/search/test_equalization_trial.py`.
+Tests: `tests/search/test_trial_passes.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Input and output files of a run: refusals, default names, samples.
-
-Tests: `tests/stages/test_sample_shapes.py`.
-"""
+"""Input and output files of a run: refusals, default names, samples."""
 
 from __future__ import annotations
 

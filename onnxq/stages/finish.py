@@ -1,7 +1,4 @@
-"""The last steps for a quantized model: optimization for the target, metadata.
-
-Tests: `tests/search/test_size_search.py`.
-"""
+"""The last steps for a quantized model: optimization for the target, metadata."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The steps of the pipeline that are more than one call: each takes what the one before gave.
-
-Tests: `tests/stages/test_moved_ranges.py`.
-"""
+"""The steps of the pipeline that are more than one call: each takes what the one before gave."""
 
 from __future__ import annotations
 

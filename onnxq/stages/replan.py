@@ -1,6 +1,6 @@
 """Replanning: for a copy, for other choices, for bodies that no sample has run; and quantizing a copy.
 
-Tests: `tests/explanation/test_explain.py`.
+Tests: `tests/pipeline/test_graph_bodies.py`.
 """
 
 from __future__ import annotations

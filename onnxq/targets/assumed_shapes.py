@@ -1,7 +1,4 @@
-"""Shapes that are assumed where a model leaves sizes open, and the number of elements that follows.
-
-Tests: `tests/simplify/test_fuse_activations.py`.
-"""
+"""Shapes that are assumed where a model leaves sizes open, and the number of elements that follows."""
 
 from __future__ import annotations
 
@@ -28,7 +25,8 @@ def known_count(value: Value, shapes: Mapping[str, tuple[int, ...]]) -> int:
     return math.prod(size for size in known if isinstance(size, int)) if all(isinstance(n, int) for n in known) else 0
 
 
-def _shape(value: Value, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+def assumed_shape(value: Value, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    """Return a value's shape as `shapes` or the model has it, open sizes as in `count`; None where its rank is open."""
     if value.name in shapes:
         return shapes[value.name]
     shape = value.shape

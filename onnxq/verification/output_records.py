@@ -1,6 +1,6 @@
 """Figures of single outputs: how far they are off, what is picked for them, and what misses a threshold.
 
-Tests: `tests/search/test_held_out.py`.
+Tests: `tests/verification/test_compare.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A quantized model that picks what the float one picks, compared with it; see `onnxq.verification.detections`.
 
-Tests: `tests/verification/test_compare.py`.
+Tests: `tests/verification/test_detections.py`.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ from onnxq.rounding import jobs as jobs_module
 from onnxq.rounding.coordinate_descent import Feedback, damped, descend, errors, nearest
 from onnxq.rounding.jobs import RoundingJob, bias_shift, solve_all, solve_codes
 from onnxq.rounding.scale_layout import ScaleLayout, storable
-from onnxq.runtime.blas_threads import _openblas, single_threaded_blas
 
 
 def problem(seed, problems=1, columns=12, channels=5, rows=40):
@@ -363,27 +362,6 @@ def test_threads_change_no_bit():
         output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
         results |= set(output.split())
     assert len(results) == 1
-
-
-def test_the_blas_has_one_thread_inside_and_as_many_as_before_outside():
-    functions = _openblas()
-    if functions is None:
-        pytest.skip("NumPy has another BLAS")
-    count, put = functions
-    before = count()
-    try:
-        put(2)
-        with single_threaded_blas():
-            assert count() == 1
-            with single_threaded_blas():
-                assert count() == 1
-            assert count() == 1
-        assert count() == 2
-        with pytest.raises(KeyError), single_threaded_blas():
-            raise KeyError
-        assert count() == 2
-    finally:
-        put(before)
 
 
 # -- no samples -------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Explanations of nodes, laid out for a terminal.
 
-Tests: `tests/cli/test_cli_looking.py`.
+Tests: `tests/cli/test_cli_explain.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Layers as a table for a terminal.
 
-Tests: `tests/cli/test_cli_looking.py`.
+Tests: `tests/cli/test_cli_layers.py`.
 """
 
 from __future__ import annotations

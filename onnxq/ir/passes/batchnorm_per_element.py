@@ -1,6 +1,6 @@
 """BatchNormalization with numbers for every element (`spatial = 0`) is the usual one where channels are elements.
 
-Tests: `tests/ir/test_passes.py`.
+Tests: `tests/ir/test_old_operators.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """CastLike becomes Cast where the type is known: PyTorch writes the zeros of a bias so, constants from then on.
 
-Tests: `tests/ir/test_passes.py`.
+Tests: `tests/ir/test_fold.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Cheap operators between a constant and its reader are computed once, so that the reader sees a constant.
 
-Tests: `tests/ir/test_passes.py`.
+Tests: `tests/ir/test_fold.py`.
 """
 
 from __future__ import annotations

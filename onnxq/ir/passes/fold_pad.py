@@ -2,7 +2,7 @@
 
 onnxruntime does so for a Conv in float only, and exporters of networks with asymmetric padding write every one like it.
 
-Tests: `tests/ir/test_passes.py`.
+Tests: `tests/ir/test_fold.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Operators on 16-bit floats compute in float32, as onnxruntime does on the CPU, so that they can be quantized.
 
-Tests: `tests/ir/test_passes.py`.
+Tests: `tests/ir/test_fold.py`.
 """
 
 from __future__ import annotations

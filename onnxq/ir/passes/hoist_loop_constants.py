@@ -2,7 +2,7 @@
 
 TensorFlow's recurrent layers reach ONNX so where they stay a Loop: tf2onnx carries their weights as state.
 
-Tests: `tests/ir/test_passes.py`.
+Tests: `tests/ir/test_loop_state.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Calls of model-local functions are replaced by what the functions do.
 
-Tests: `tests/ir/test_passes.py`.
+Tests: `tests/ir/test_fold.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Nodes of one graph that share a name are told apart: onnxruntime refuses a model with two of one name.
 
-Tests: `tests/ir/test_passes.py`.
+Tests: `tests/explanation/test_why_not.py`.
 """
 
 from __future__ import annotations

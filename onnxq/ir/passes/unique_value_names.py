@@ -1,6 +1,6 @@
 """Tensors of bodies get names that no other scope uses, so that a name alone says which tensor is meant.
 
-Tests: `tests/ir/test_passes.py`.
+Tests: `tests/ir/test_bodies.py`.
 """
 
 from __future__ import annotations

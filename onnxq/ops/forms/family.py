@@ -4,7 +4,7 @@ A family registers two functions for an operator and a scheme. The plan reads ty
 either gives a `QuantizedForm` or raises `NotQuantizable` with a sentence. The rewrite describes the new nodes; since
 the plan was a promise, it never declines.
 
-Tests: `tests/ops/test_conv.py`.
+Tests: `tests/planning/test_plan_promise.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Scales in the forms that onnxruntime's integer products know.
 
-Tests: `tests/ops/test_integer_products.py`.
+Tests: `tests/ops/test_per_row.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How a node is to be quantized: the settings that a recipe makes.
 
-Tests: `tests/ops/test_stored_weights.py`.
+Tests: `tests/planning/test_recipe.py`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Columns are gathered tap by tap into a buffer that stays in the cache, then one BLAS product makes a block of the
 output. A 1x1 kernel needs no gathering; a depthwise one is a sum of shifted products.
+
+Tests: `tests/ops/test_conv_kernels.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Formulas: https://onnx.ai/onnx/operators/onnx__Conv.html and onnx__MaxPool.html.
 
-Tests: `tests/ops/test_conv.py`.
+Tests: `tests/ops/test_conv_kernels.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The columns of a convolution: what each output reads, shown without copying.
 
-Tests: `tests/ops/test_quantized_mutants.py`.
+Tests: `tests/ops/test_quantized_properties.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """QuantizeLinear to float8, float6 and float4: divide, add the zero point, saturate, and cast as ml_dtypes does.
 
-Tests: `tests/ops/test_quantized_basics.py`.
+Tests: `tests/ops/test_quantized_conformance.py`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Source: the type constraints of QuantizeLinear and DequantizeLinear 10 to 28, and `TensorProto.DataType` in onnx.proto.
 The codes are written out so that the kernels do not import onnx.
 
-Tests: `tests/ops/test_stored_weights.py`.
+Tests: `tests/ops/test_quantized_conformance.py`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md for the meaning; the order of the
 float32 steps was found by comparing with onnxruntime 1.31 (see docs/reference/operators.md).
 
-Tests: `tests/ops/test_quantized_mutants.py`.
+Tests: `tests/ops/test_quantized_contrib.py`.
 """
 
 from __future__ import annotations

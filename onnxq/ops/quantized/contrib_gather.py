@@ -1,6 +1,6 @@
 """com.microsoft GatherBlockQuantized: look rows up in a quantized table, and dequantize only those.
 
-Tests: `tests/ops/test_quantized_mutants.py`.
+Tests: `tests/ops/test_quantized_contrib.py`.
 """
 
 from __future__ import annotations

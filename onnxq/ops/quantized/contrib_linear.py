@@ -1,6 +1,6 @@
 """com.microsoft QuantizeLinear and DequantizeLinear: the operators of ai.onnx with another rule for the axis.
 
-Tests: `tests/ops/test_quantized_mutants.py`.
+Tests: `tests/ops/test_quantized_contrib.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Equations: https://onnx.ai/onnx/operators/onnx__LSTM.html; what is quantized when: ContribOperators.md of onnxruntime.
 
-Tests: `tests/ops/test_quantized_mutants.py`.
+Tests: `tests/ops/test_quantized_contrib.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md.
 
-Tests: `tests/ops/test_stored_weights.py`.
+Tests: `tests/ops/test_quantized_contrib.py`.
 """
 
 from __future__ import annotations

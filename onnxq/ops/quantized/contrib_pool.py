@@ -1,6 +1,6 @@
 """com.microsoft QLinearAveragePool and QLinearGlobalAveragePool.
 
-Tests: `tests/ops/test_quantized_mutants.py`.
+Tests: `tests/ops/test_quantized_contrib.py`.
 """
 
 from __future__ import annotations

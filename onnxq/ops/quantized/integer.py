@@ -4,7 +4,7 @@ NumPy has no BLAS for integers, so the product goes through float32 BLAS in slic
 short enough that no sum passes 2**24, below which float32 holds every integer. The slices are added as int32, which
 wraps as the engines do.
 
-Tests: `tests/ops/test_quantized_mutants.py`.
+Tests: `tests/ops/test_quantized_properties.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""QuantizeLinear and DequantizeLinear of ai.onnx, every version from 10 to 28."""
+"""QuantizeLinear and DequantizeLinear of ai.onnx, every version from 10 to 28.
+
+Tests: `tests/ops/test_quantized_basics.py`.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ in 32 bits. ConvInteger takes the filters for the left matrix, and its inner dim
 Padding counts as the zero point's code. Sources: `ReorderFilter` and `Compute` in qlinearconv.cc, conv_integer.cc and
 convsym.cpp of onnxruntime.
 
-Tests: `tests/ops/test_quantized_mutants.py`.
+Tests: `tests/ops/test_quantized_saturating.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A model in onnxruntime without optimisations, with all of them, and in the reference evaluator.
 
-Tests: `tests/ops/test_hard_activations.py`.
+Tests: `tests/verification/test_engines.py`.
 """
 
 from __future__ import annotations

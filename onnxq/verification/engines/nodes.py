@@ -1,6 +1,6 @@
 """One sample, node by node, twice: each node on what onnxruntime gave it, and the whole model by itself.
 
-Tests: `tests/ops/test_silu.py`.
+Tests: `tests/verification/test_engines.py`.
 """
 
 from __future__ import annotations

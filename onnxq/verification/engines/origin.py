@@ -1,6 +1,6 @@
 """Which node NaN or infinity of an output comes from.
 
-Tests: `tests/ops/test_silu.py`.
+Tests: `tests/verification/test_engines.py`.
 """
 
 from __future__ import annotations

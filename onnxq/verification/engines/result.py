@@ -1,6 +1,6 @@
 """The result of running a model in two engines.
 
-Tests: `tests/ops/test_silu.py`.
+Tests: `tests/verification/test_engines.py`.
 """
 
 from __future__ import annotations
