@@ -223,9 +223,10 @@ def _hint(samples: object) -> str:
 
 
 def _check_interface(reference: Any, result: Any, blame: type[OnnxqError]) -> None:
-    """Refuse models whose inputs or outputs differ in name, order, dtype, rank or, of inputs, a fixed dimension.
+    """Refuse models whose inputs or outputs differ in name, order, dtype or, of inputs, rank or a fixed dimension.
 
-    Sizes of outputs are what onnxruntime infers, which may be wrong; what they really are is compared on samples.
+    Shapes of outputs are what a file states or onnxruntime infers, which may be wrong. What they are is compared on
+    samples.
     """
     pairs = (
         ("input", reference.get_inputs(), result.get_inputs()),
@@ -239,7 +240,7 @@ def _check_interface(reference: Any, result: Any, blame: type[OnnxqError]) -> No
         others = {item.name: item for item in found}
         for item in wanted:
             other = others[item.name]
-            if item.type != other.type or not _same_shape(item.shape, other.shape, sizes=kind == "input"):
+            if item.type != other.type or (kind == "input" and not _same_shape(item.shape, other.shape)):
                 raise blame(
                     f"{kind} '{item.name}' is {other.type} {other.shape} in the quantized model, "
                     f"{item.type} {item.shape} in the float one",
@@ -247,13 +248,12 @@ def _check_interface(reference: Any, result: Any, blame: type[OnnxqError]) -> No
                 )
 
 
-def _same_shape(first: list[Any] | None, second: list[Any] | None, *, sizes: bool) -> bool:
+def _same_shape(first: list[Any] | None, second: list[Any] | None) -> bool:
     """Whether two declared shapes allow each other; onnxruntime gives an empty list for an unknown rank, too."""
     if not first or not second:
         return True
     return len(first) == len(second) and all(
-        not sizes or a == b or not isinstance(a, int) or not isinstance(b, int)
-        for a, b in zip(first, second, strict=True)
+        a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in zip(first, second, strict=True)
     )
 
 
