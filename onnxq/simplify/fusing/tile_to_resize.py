@@ -6,7 +6,6 @@ want them, in float and in 8 bit.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from itertools import permutations
 from typing import NamedTuple
@@ -19,12 +18,10 @@ from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch, named_after
 from onnxq.ir.shape_inference.symbolic import Shapes
 from onnxq.ops.kernels.arrays import Array
-from onnxq.simplify.regions.axis_tracking import constant_axes
+from onnxq.simplify.regions.trial_moves import MOST_ELEMENTS, VIEWS, numbered
 
 OPSET = 11  # the first Resize that says how it rounds; source: onnx operator specification, Resize-11
 RANK, SPATIAL = 4, (2, 3)
-BATCH = 2  # samples in a trial run where that is not known
-MOST_ELEMENTS = 1 << 22  # of the result of a trial run
 NEAREST = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
 
 
@@ -49,11 +46,10 @@ def _in_graph(graph: Graph, shapes: Shapes) -> Iterator[Patch]:
         source = node.inputs[0] if node.operator in MOVES else None
         if source is None or node in taken or source.constant is not None:
             continue
-        sizes = shapes.of(source)
-        lengths = [size.known or (BATCH if axis == 0 else 0) for axis, size in enumerate(sizes or ())]
-        if len(lengths) != RANK or not 0 < math.prod(lengths) <= MOST_ELEMENTS:
+        given = numbered(source, shapes)
+        if given is None or given.ndim != RANK:
             continue
-        chain, found = _longest(node, np.arange(math.prod(lengths)).reshape(lengths))
+        chain, found = _longest(node, given)
         if found is not None:
             taken.update(chain)
             yield _written(graph, source, chain, found)
@@ -125,28 +121,4 @@ def _tiled(array: Array, node: Node) -> Array | None:
     return np.tile(array, counts)
 
 
-def _reshaped(array: Array, node: Node) -> Array | None:
-    target = node.inputs[1].constant if node.inputs[1] is not None else None
-    if target is None or node.attribute("allowzero", 0):
-        return None
-    sizes = target.numpy().tolist()
-    if any(size == 0 and axis >= array.ndim for axis, size in enumerate(sizes)):
-        return None
-    sizes = [array.shape[axis] if size == 0 else size for axis, size in enumerate(sizes)]
-    try:
-        return array.reshape(sizes)
-    except ValueError:  # a number of samples that is stated
-        return None
-
-
-def _transposed(array: Array, node: Node) -> Array | None:
-    perm = node.attribute("perm")
-    return array.transpose(perm) if perm is not None and len(perm) == array.ndim else None
-
-
-def _unsqueezed(array: Array, node: Node) -> Array | None:
-    axes = constant_axes(node, 1)
-    return None if not axes else np.expand_dims(array, tuple(axes))
-
-
-MOVES = {"Reshape": _reshaped, "Tile": _tiled, "Transpose": _transposed, "Unsqueeze": _unsqueezed}
+MOVES = {**VIEWS, "Tile": _tiled}

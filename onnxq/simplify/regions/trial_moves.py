@@ -1,0 +1,84 @@
+"""A trial run of operators that only move elements: what they do to numbers from 0 on tells where each element goes.
+
+Tests: `tests/simplify/test_tile_to_resize.py`, `tests/simplify/test_shuffle_to_gather.py`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from onnxq.ir.graph import Node, Value
+from onnxq.ir.shape_inference.symbolic import Shapes
+from onnxq.ops.kernels.arrays import Array
+from onnxq.simplify.regions.axis_tracking import constant_axes
+
+BATCH = 2  # samples where that is not known
+MOST_ELEMENTS = 1 << 22  # of a result
+
+
+def numbered(value: Value, shapes: Shapes) -> Array | None:
+    """Number the elements of a value; None where its shape is not known, or where there are too many."""
+    lengths = [size.known or (BATCH if axis == 0 else 0) for axis, size in enumerate(shapes.of(value) or ())]
+    count = math.prod(lengths)
+    return np.arange(count).reshape(lengths) if lengths and 0 < count <= MOST_ELEMENTS else None
+
+
+def _reshaped(array: Array, node: Node) -> Array | None:
+    target = node.inputs[1].constant if node.inputs[1] is not None else None
+    if target is None or node.attribute("allowzero", 0):
+        return None
+    sizes = target.numpy().tolist()
+    if any(size == 0 and axis >= array.ndim for axis, size in enumerate(sizes)):
+        return None
+    sizes = [array.shape[axis] if size == 0 else size for axis, size in enumerate(sizes)]
+    try:
+        return array.reshape(sizes)
+    except ValueError:  # a number of samples that is stated
+        return None
+
+
+def _transposed(array: Array, node: Node) -> Array | None:
+    perm = node.attribute("perm")
+    return array.transpose(perm) if perm is not None and len(perm) == array.ndim else None
+
+
+def _unsqueezed(array: Array, node: Node) -> Array | None:
+    axes = constant_axes(node, 1)
+    return None if not axes else np.expand_dims(array, tuple(axes))
+
+
+def _squeezed(array: Array, node: Node) -> Array | None:
+    axes = constant_axes(node, 1)
+    narrow = axes is not None and all(-array.ndim <= axis < array.ndim and array.shape[axis] == 1 for axis in axes)
+    return array.squeeze(tuple(axes)) if axes and narrow else None
+
+
+def _gathered(array: Array, node: Node) -> list[Array] | None:
+    indices = node.inputs[1].constant if node.inputs[1] is not None else None
+    axis = int(node.attribute("axis", 0))
+    if indices is None or not -array.ndim <= axis < array.ndim:
+        return None
+    chosen, length = indices.numpy(), array.shape[axis]
+    inside = chosen.size and -length <= chosen.min() and chosen.max() < length
+    return [array.take(chosen, axis)] if inside else None
+
+
+def _split(array: Array, node: Node) -> list[Array] | None:
+    axis, count = int(node.attribute("axis", 0)), len(node.outputs)
+    if not -array.ndim <= axis < array.ndim:
+        return None
+    stated = node.inputs[1] if len(node.inputs) > 1 else None
+    if stated is not None and stated.constant is None:
+        return None
+    sizes = node.attribute("split") if stated is None or stated.constant is None else stated.constant.numpy().tolist()
+    if sizes is None:
+        return np.split(array, count, axis) if array.shape[axis] % count == 0 else None
+    fits = len(sizes) == count and sum(sizes) == array.shape[axis]
+    return np.split(array, np.cumsum(sizes)[:-1], axis) if fits else None
+
+
+# What each makes of an array, or of one, for each of its outputs; None where that is not known
+VIEWS = {"Reshape": _reshaped, "Squeeze": _squeezed, "Transpose": _transposed, "Unsqueeze": _unsqueezed}
+PARTS = {"Gather": _gathered, "Split": _split}
