@@ -1,6 +1,6 @@
 """A trial run of operators that only move elements: what they do to numbers from 0 on tells where each element goes.
 
-Tests: `tests/simplify/test_tile_to_resize.py`, `tests/simplify/test_shuffle_to_gather.py`.
+Tests: `tests/simplify/test_shuffle_to_gather.py`.
 """
 
 from __future__ import annotations
@@ -79,6 +79,6 @@ def _split(array: Array, node: Node) -> list[Array] | None:
     return np.split(array, np.cumsum(sizes)[:-1], axis) if fits else None
 
 
-# What each makes of an array, or of one, for each of its outputs; None where that is not known
+# Each gives what becomes of an array, for PARTS of each output; None where that is not known
 VIEWS = {"Reshape": _reshaped, "Squeeze": _squeezed, "Transpose": _transposed, "Unsqueeze": _unsqueezed}
 PARTS = {"Gather": _gathered, "Split": _split}
