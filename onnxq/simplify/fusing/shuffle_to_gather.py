@@ -1,9 +1,9 @@
 """Operators that move whole channels, such as a shuffle of ShuffleNet, are a Gather along the channels.
 
 A shuffle is Reshape, Transpose and Reshape, often with a Gather or Split of either half behind. onnxruntime moves codes
-of 8 bit through it, and the layout of its integer convolutions with them. The Transpose that is left moves bytes
-one by one. A ShuffleNet in 8 bit took 1.3 times as long as in float, and 0.85 with Gather (Sapphire Rapids, onnxruntime
-1.32). In float both take as long.
+of 8 bit through it, and the layout of its integer convolutions with them. The Transpose that is left moves bytes one by
+one. A ShuffleNet in 8 bit took 1.3 times as long as in float, and 0.85 with Gather (Sapphire Rapids, onnxruntime 1.32).
+In float both take as long.
 """
 
 from __future__ import annotations
