@@ -225,8 +225,8 @@ def _hint(samples: object) -> str:
 def _check_interface(reference: Any, result: Any, blame: type[OnnxqError]) -> None:
     """Refuse models whose inputs or outputs differ in name, order, dtype or, of inputs, rank or a fixed dimension.
 
-    Shapes of outputs are what a file states or onnxruntime infers, which may be wrong. Their real shapes are compared on
-    samples.
+    Shapes of outputs are what a file states or onnxruntime infers, which may be wrong. Their real shapes are compared
+    on samples.
     """
     pairs = (
         ("input", reference.get_inputs(), result.get_inputs()),
