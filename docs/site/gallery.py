@@ -19,6 +19,7 @@ MODELS = {
     "digits_lstm": "an LSTM",
 }
 PAGE = "gallery.md"
+STYLE = "td:first-child code { white-space: nowrap; }\n"  # or a phone breaks options behind their dashes
 INTRODUCTION = """# Gallery of reports
 
 `onnxq quantize MODEL -d DATA --report FILE.html` writes such a page. These were made with the site, from
@@ -56,4 +57,5 @@ def on_files(files: Any, config: Any) -> Any:
             sqnr = decibels(report.comparison.worst_sqnr)
             lines.append(f"| [{name}](gallery/{name}.html) | {what} | {change} | {sqnr} |\n")
     files.append(File.generated(config, PAGE, content=INTRODUCTION + "".join(lines)))
+    files.append(File.generated(config, "assets/onnxq.css", content=STYLE))
     return files

@@ -35,6 +35,7 @@ from onnxq.data.text.sentences import SUFFIXES as SENTENCES
 from onnxq.data.text.sentences import read_sentences
 from onnxq.data.text.source import text_source
 from onnxq.data.validation import InputSpec
+from onnxq.errors import DataError
 from onnxq.text import as_list
 
 
@@ -42,9 +43,11 @@ def open_folder(folder: Path, inputs: Sequence[InputSpec], reading: Reading, fac
     """Open a folder: arrays, pictures, or sounds.
 
     Raises:
-        DataError: It holds neither, or what it holds does not fit the model.
+        DataError: It holds neither, what it holds does not fit the model, or it is all of a disk.
 
     """
+    if folder.resolve() == Path(folder.resolve().anchor):
+        raise DataError(f"{folder} is the whole disk", "Give the folder that the samples are in.")
     if holds_arrays(folder):
         return read_folder(folder, inputs)
     if takes_sound(inputs, reading) and holds_sounds(folder):

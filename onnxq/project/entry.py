@@ -148,11 +148,14 @@ class Project:
     def touched(self, file: Path) -> list[Entry]:
         """Return the models that a file belongs to: as model, recipe or data, in a folder of data, or as project file.
 
-        A file that may hold external data counts as that of every model in its folder or above.
+        A file that may hold external data counts as that of every model in its folder or above. A folder, such as a
+        submodule of git, counts for all that is in it.
         """
         real = Path(os.path.realpath(file))
         found = [entry for path in (real, *real.parents) for entry in self.owners.get(path, ())]
-        if file.suffix in EXTERNAL_SUFFIXES:
+        if real.is_dir():
+            found += [entry for path, its in self.owners.items() if path.is_relative_to(real) for entry in its]
+        elif file.suffix in EXTERNAL_SUFFIXES:
             found += [entry for folder in real.parents for entry in self.folders.get(folder, ())]
         return list(dict.fromkeys(found))
 

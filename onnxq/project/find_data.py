@@ -133,7 +133,9 @@ def _walk(root: Path) -> Iterator[tuple[Path, list[str]]]:
         folders[:] = sorted(
             name
             for name in folders
-            if not name.startswith(".") and name not in SKIPPED and not Path(place, name, "pyvenv.cfg").exists()
+            if not name.startswith(".")
+            and name not in SKIPPED
+            and not os.path.exists(os.path.join(place, name, "pyvenv.cfg"))
         )
         yield Path(place), sorted(name for name in files if not name.startswith("."))
 

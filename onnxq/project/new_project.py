@@ -87,6 +87,8 @@ def propose(root: Path) -> NewProject:
     """
     if not root.is_dir():
         raise ProjectError(f"{root} is no folder", "Give the folder that holds the models.")
+    if root.resolve() == Path(root.resolve().anchor):
+        raise ProjectError(f"{root} is the whole disk", "Give the folder that holds the models.")
     found = find(root)
     left_out: list[tuple[str, str]] = []
     taken: list[tuple[Path, Model]] = []

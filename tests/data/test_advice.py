@@ -73,6 +73,7 @@ def refused(source: str, inputs: Sequence[InputSpec] = ONE) -> tuple[str, str]:
         ("*.npz", "--data takes no patterns, and *.npz matches 1 file", "Give the folder ., or repeat --data"),
         ("*.jpeg", "no file matches *.jpeg", "Give the folder that the files are in"),
         ("~/d.npz", "~/d.npz does not exist", "write $HOME"),
+        ("/", "/ is the whole disk", "Give the folder that the samples are in."),
         ("nowhere/d.npz", "nowhere/d.npz does not exist", "Give an .npz file, a folder"),
     ],
 )

@@ -167,7 +167,7 @@ def test_a_good_commit_and_a_good_push_pass(repository: Repository) -> None:
     assert pushed.returncode == 0, pushed.stdout
     assert "onnxq verify" in pushed.stdout
     assert "Passed" in pushed.stdout
-    (repository.folder / "notes.txt").write_text("no model")
+    (repository.folder / "notes.md").write_text("no model")
     assert "Skipped" in repository.commit().stdout
 
 

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from onnxq.data.beside import LIST_SUFFIXES, PICTURE_SUFFIXES, SENTENCE_SUFFIXES, SOUND_SUFFIXES
 from onnxq.errors import ExitCode, ProjectError
 from onnxq.pipeline.options import QuantizeOptions
 from onnxq.project.entry import EXTERNAL_SUFFIXES, Entry, Thresholds
@@ -206,6 +207,7 @@ def test_which_files_belong_to_a_model(tmp_path: Path) -> None:
     project = load_project(written(tmp_path, WHOLE))
     first, second = project.entries
     written(tmp_path / "folder", "", "x.npz")
+    (tmp_path / "recipes").mkdir(exist_ok=True)
     written(tmp_path, "", "samples.py")
     for name, entries in {
         "a.onnx": [first],
@@ -217,6 +219,8 @@ def test_which_files_belong_to_a_model(tmp_path: Path) -> None:
         "recipes/mine.toml": [second],
         "folder/x.npz": [second],
         "samples.py": [second],
+        "folder": [second],
+        "recipes": [second],
         "test.npz": [second],
         "onnxq.toml": [first, second],
         "other.onnx": [],
@@ -231,6 +235,8 @@ def test_the_hooks_pass_on_whatever_may_belong_to_a_model() -> None:
     assert len(patterns) == 2
     names = ["a.onnx", "d/c.npz", "c.npy", "onnxq.toml", "mine.toml", "d/give.py", "set/input_0.pb"]
     names += [f"d/weights{suffix}" for suffix in EXTERNAL_SUFFIXES]
+    read = (*PICTURE_SUFFIXES, *SOUND_SUFFIXES, *SENTENCE_SUFFIXES, *LIST_SUFFIXES)
+    names += [f"my data/a{suffix}" for suffix in read] + ["a.JPG", "tokenizer.json", "model.xml", "submodule"]
     for pattern in patterns:
         assert [name for name in names if not re.search(pattern, name)] == []
         assert not re.search(pattern, "d/README.md")

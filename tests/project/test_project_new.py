@@ -88,3 +88,8 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
         propose(tmp_path / "gone")
     with pytest.raises(ProjectError, match="there is no float model below"):
         propose(tmp_path)
+
+
+def test_a_whole_disk_is_refused() -> None:
+    with pytest.raises(ProjectError, match="/ is the whole disk"):
+        propose(Path("/"))
