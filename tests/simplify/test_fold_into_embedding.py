@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from helpers import build, floats, node
+from helpers import build, floats, node, run
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
@@ -119,10 +119,10 @@ FUNCTIONS = ("Relu", "Tanh", "Sigmoid", "Erf", "Abs", "Neg", "Exp")
     st.lists(st.sampled_from([*FUNCTIONS, "Add", "Mul", "MatMul", "Max"]), min_size=1, max_size=6),
     st.integers(0, 10**6),
 )
+@example(["Relu", "MatMul", "MatMul", "Exp", "Exp"], 250)  # infinity
 @example(["Relu", "Neg", "Relu", "Erf"], 0)  # zeros, of which our own Erf makes 1e-16
 @settings(max_examples=30, deadline=None)
 def test_any_function_of_rows(chain, seed):
-    assume(chain.count("Exp") < 3)  # or it overflows
     nodes, weights, before = [], {}, "g"
     for index, op_type in enumerate(chain):
         name = "y" if index + 1 == len(chain) else f"v{index}"
@@ -134,6 +134,7 @@ def test_any_function_of_rows(chain, seed):
         nodes.append(node(op_type, inputs, name))
         before = name
     proto = proto_of(nodes, weights, table=floats(7, 4, seed=seed, scale=0.5))
+    assume(np.isfinite(run(proto.SerializeToString(), IDS)[0]).all())  # of Exp and products, some overflow
     found = simplified(proto, "fold_into_embedding")
     assert [item.op_type for item in found.model.graph.nodes] == ["Gather"]
     onnx.checker.check_model(onnx.ModelProto.FromString(found.model.serialize()))
