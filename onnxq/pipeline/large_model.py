@@ -28,7 +28,7 @@ from onnxq.rounding.block_solver import BlockSolution
 from onnxq.rounding.layer_by_layer import block_jobs, can_step, round_layer_by_layer
 from onnxq.rounding.weights import Key, Weights
 from onnxq.runtime.memory import trim_heap
-from onnxq.search.budget import RAISE, bits_by_size
+from onnxq.search.budget import RAISE, BudgetCheck, bits_by_size
 from onnxq.search.mixed_bits import keep_to_loss, mixed_weights, said_bits
 from onnxq.search.variants import GENERATED
 from onnxq.stages.finish import finalize
@@ -37,7 +37,6 @@ from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies, replan
 from onnxq.verification.compare import compare
 from onnxq.verification.layerwise import with_layers
-from onnxq.verification.user_metric import MetricJudge
 
 SAMPLES = 2  # without data: enough to see that the model runs
 MOST_SAMPLES, MOST_ELEMENTS = 128, 1 << 22  # that advance layer by layer, and elements of their inputs
@@ -130,27 +129,21 @@ def _with_bits_by_loss(
 ) -> Prepared:
     """Plan 8 bits for as many weights as the metric of the budget needs, if the recipe leaves them open."""
     budget, given = request.budget, request.samples
-    most = budget.max_drop
     if not prepared.plan.recipe.scheme.mixed_bits or budget.max_size is not None:
         return prepared
-    if budget.metric is None or most is None or given is None:
+    if budget.max_drop is None or given is None:
         return prepared
-    judge = MetricJudge(budget.metric, baseline, given)
+    meets = BudgetCheck(baseline, given, replace(budget, min_sqnr=None), segments=True)
 
     def made(choices: Choices) -> Model:
         spare = copy_prepared(prepared, choices)
         qparams = choose_qparams(spare.plan, measured)
         return finalize(rewrite(spare.model, spare.plan, qparams, weights), spare)
 
-    def meets(model: Model) -> bool:
-        found = judge.compare(model)
-        trim_heap(model.weight_bytes)
-        return found.drop <= most
-
     open_weights = mixed_weights(prepared, samples, spool)
     choices = keep_to_loss(prepared, open_weights, made, meets)
     if choices is None:
-        raise CheckFailed(f"no choice of bits keeps {budget.metric} within {most:g}", RAISE)
+        raise CheckFailed(f"no choice of bits meets the budget: {meets.last}", RAISE)
     return replan(prepared, choices)
 
 

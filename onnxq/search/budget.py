@@ -23,6 +23,7 @@ from onnxq.planning.planner import NOT_WORTHWHILE, node_key
 from onnxq.planning.recipe import Recipe
 from onnxq.planning.worthwhile import worthwhile
 from onnxq.report import Report
+from onnxq.runtime.memory import trim_heap
 from onnxq.runtime.session import InMemory
 from onnxq.search.candidates import Candidate, find_candidates, is_priced, predicted_time, saved_time, searchable
 from onnxq.search.held_out import ENOUGH, SqnrEvaluator
@@ -324,14 +325,21 @@ class BudgetCheck:
 
     The limit is one for the outputs. Scores in front of a Softmax, which tell clear cases from others, have to meet it,
     too. They have to meet no more than `LAST_GOAL`, above which hardly any decision changes.
+
+    Args:
+        baseline: The float model.
+        samples: What models are judged on.
+        budget: What they may lose.
+        segments: Whether they run in segments where they are large, and give their memory back.
+
     """
 
-    def __init__(self, baseline: Model, samples: Samples, budget: Budget) -> None:
-        self._budget = budget
+    def __init__(self, baseline: Model, samples: Samples, budget: Budget, *, segments: bool = False) -> None:
+        self._budget, self._segments = budget, segments
         self._judge = SqnrEvaluator(baseline, samples) if budget.min_sqnr is not None else None
         self._metric: MetricJudge | None = None
         if budget.metric is not None and budget.max_drop is not None:
-            self._metric = MetricJudge(budget.metric, InMemory(baseline), samples)
+            self._metric = MetricJudge(budget.metric, baseline if segments else InMemory(baseline), samples)
         self.last = ""
 
     def __call__(self, model: Model) -> bool:
@@ -345,7 +353,9 @@ class BudgetCheck:
                 self.last = f"{reached:.2f} dB{behind} at best, {budget.min_sqnr:g} dB asked for"
                 return False
         if self._metric is not None and budget.max_drop is not None:
-            found = self._metric.compare(InMemory(model))
+            found = self._metric.compare(model if self._segments else InMemory(model))
+            if self._segments:
+                trim_heap(model.weight_bytes)
             if found.drop > budget.max_drop:
                 goes = "rises" if found.lower_is_better else "falls"
                 values = f"from {found.float_value:.6g} to {found.quantized_value:.6g}"

@@ -193,7 +193,7 @@ def test_as_few_weights_get_8_bits_as_a_loss_needs(tmp_path, monkeypatch, large)
         return report.comparison.metric.drop, sorted(bits_written(tmp_path / "q.onnx"))
 
     loose, few = made(1e3)
-    assert few == [4] * 5
+    assert set(few) == {4}
     assert loose > 0
     drop, some = made(loose * 0.5)
     assert drop <= loose * 0.5
