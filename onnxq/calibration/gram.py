@@ -1,4 +1,4 @@
-"""Sums of `x xᵀ` over rows, and what they tell about a layer: errors and shifts of its output.
+"""Sums of `x xᵀ` over rows, and the error of a layer's output that follows from them.
 
 Let the weight of a layer `x Wᵀ` change by `D`. The squared error of the output, summed over all rows, is `tr(D H Dᵀ)`
 with `H = XᵀX` (https://arxiv.org/abs/2208.11580, section 3). With H, no choice of scales or codes needs another run. H
@@ -56,12 +56,6 @@ class Gram:
         blocks = self.split(difference)
         per_block = np.einsum("pmb,pmb->pm", np.matmul(blocks, self.matrix), blocks)
         return np.asarray(per_block.reshape(len(self.mean), -1, blocks.shape[1]).sum(axis=1).reshape(-1))
-
-    def shift(self, difference: np.ndarray) -> np.ndarray:
-        """Mean change of each output channel, float64 `[channels]`: what a bias has to give back."""
-        groups = len(self.mean)
-        cut = np.asarray(difference, np.float64).reshape(groups, -1, self.n)
-        return np.asarray(np.einsum("gmn,gn->gm", cut, self.mean).reshape(-1))
 
     def split(self, rows: np.ndarray) -> np.ndarray:
         """Cut `[channels, n]` as H is cut: `[groups * blocks, channels of a group, b]`, of the type of H."""

@@ -18,7 +18,6 @@ from onnxq.errors import DataError, EngineError, RecipeError
 DASK = "dask://"
 CONNECTING = 10.0  # seconds for a scheduler to answer
 ENDING = 1.2  # seconds for an executor to end
-Start = Callable[[], Executor]
 
 
 @contextmanager

@@ -194,6 +194,8 @@ def record(
     if comparison is not None:
         outputs = [{key: _rounded(value) for key, value in asdict(o).items()} for o in comparison.outputs]
         metric = None if comparison.metric is None else asdict(comparison.metric)
+        if metric is not None and not metric["is_distance"]:
+            del metric["is_distance"]  # models that were built before it was recorded keep their bytes
         measured = {"samples": comparison.samples, "outputs": outputs, "metric": metric, **_runtime(families)}
         entries[MEASURED] = json.dumps(measured, ensure_ascii=False)
     return entries

@@ -206,11 +206,6 @@ def solve_codes(
         return _choose(RoundingJob(rows, moments, bits, per_tensor, block_size, minimum_scale, noise))
 
 
-def bias_shift(rows: np.ndarray, rounded: RoundedWeight, moments: LayerMoments) -> np.ndarray:
-    """Return what rounding adds to the mean of each output channel, float64 `[channels]`: to be taken off the bias."""
-    return moments.total().shift(rounded.dequantized().astype(np.float64) - rows)
-
-
 def _choose(job: RoundingJob) -> RoundedWeight:
     if not 2 <= job.bits <= 8:
         raise ValueError(f"codes of {job.bits} bits are not offered")

@@ -22,7 +22,6 @@ from onnxq.ir import Model, Node
 from onnxq.rescaling.centering import centerable_tensors
 from onnxq.rescaling.cross_layer import channel_axes
 from onnxq.rounding.weights import Weights
-from onnxq.search.held_out import HoldoutSplit
 from onnxq.stages.measure import complete
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, quantize_copy
@@ -63,15 +62,6 @@ class ChannelTrial:
         """
         stats = complete(stats, changed, self._fitting, minimal_statistics(changed.plan))
         return quantize_copy(changed, stats, self._weights)
-
-
-def channel_trial(prepared: Prepared, split: HoldoutSplit, half: int) -> ChannelTrial:
-    """Return what a half of the samples shows of a model, measured once; ValueError where there are too few samples."""
-    known = split.channel_trials.get(half)
-    if not isinstance(known, ChannelTrial) or known.model is not prepared.model:
-        known = ChannelTrial(prepared, split.half(half))
-        split.channel_trials[half] = known
-    return known
 
 
 def to_rescale(prepared: Prepared) -> tuple[list[Node], frozenset[Node]]:

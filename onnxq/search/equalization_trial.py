@@ -19,7 +19,7 @@ from onnxq.rescaling.centering import centerable_tensors, centre
 from onnxq.rescaling.cross_layer import channel_axes, equalize
 from onnxq.rescaling.groups import ScaleGroup
 from onnxq.search.bias_correction import shift_biases
-from onnxq.search.channel_trial import channel_trial, to_rescale
+from onnxq.search.channel_trial import to_rescale
 from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.rescaling_trial import MOST_LOST, WORTH_RESCALING
 from onnxq.stages.prepared import Prepared
@@ -57,7 +57,7 @@ def _gains(
     prepared: Prepared, split: HoldoutSplit, half: int, ways: Sequence[Transform], least: float
 ) -> dict[Transform, float]:
     """Return what each way gains in dB, fitted on a half and judged on the other; 0 for one that changes nothing."""
-    trial, judge = channel_trial(prepared, split, half), split.swapped_evaluator if half else split.judge
+    trial, judge = split.channel_trial(prepared, half), split.swapped_evaluator if half else split.judge
     changing: list[Transform] = []
 
     def variants() -> Iterator[Model]:

@@ -23,8 +23,10 @@ from onnxq.progress import tried, working
 from onnxq.runtime.in_memory import Encoded, InMemory, encode
 from onnxq.runtime.session import SessionError, open_session, run_session
 from onnxq.runtime.workers import run_in_order
+from onnxq.search.channel_trial import ChannelTrial
 from onnxq.search.float_outputs import KEPT_BYTES, FloatOutputs
 from onnxq.search.resolution import round_to_resolution
+from onnxq.stages.prepared import Prepared
 from onnxq.verification.detections import find_selection, replay_selections
 from onnxq.verification.error_stats import ANY_AXIS, Difference
 from onnxq.verification.output_records import with_sqnr
@@ -398,7 +400,6 @@ class HoldoutSplit:
     Attributes:
         room: How many times as many samples as usual there is time for, `MORE` at most.
         searched: How many samples variants are ranked on.
-        channel_trials: What `onnxq.search.channel_trial` has measured of each half.
 
     """
 
@@ -406,7 +407,7 @@ class HoldoutSplit:
         self.baseline = baseline
         self.samples = samples
         self._known: FloatOutputs | None = None
-        self.channel_trials: dict[int, object] = {}
+        self._channel_trials: dict[int, ChannelTrial] = {}
         self.room = LONG_RUN / max(run_time, LONG_RUN / MORE)
         self._share = min(self.room, 1.0)
         self.searched = max(int(SEARCH_SAMPLES * self._share), FEW_SEARCHES)
@@ -530,6 +531,13 @@ class HoldoutSplit:
         if self.halves is None:
             raise ValueError("there are too few samples to hold half of them out")
         return self.halves[which]
+
+    def channel_trial(self, prepared: Prepared, half: int) -> ChannelTrial:
+        """Return what a half of the samples shows of a model's channels, measured once; ValueError as for `judge`."""
+        known = self._channel_trials.get(half)
+        if known is None or known.model is not prepared.model:
+            known = self._channel_trials[half] = ChannelTrial(prepared, self.half(half))
+        return known
 
 
 def scores(model: Model, read: Sequence[str] = ()) -> dict[str, Value]:

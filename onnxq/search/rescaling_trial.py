@@ -18,7 +18,7 @@ from onnxq.ir.shape_inference.types import infer_types
 from onnxq.progress import Observer
 from onnxq.rescaling.cross_layer import Rescaling, channel_axes, channel_kinds, equalize
 from onnxq.rescaling.smoothquant import smooth
-from onnxq.search.channel_trial import channel_trial, to_rescale
+from onnxq.search.channel_trial import to_rescale
 from onnxq.search.held_out import HoldoutSplit
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, replan
@@ -58,7 +58,7 @@ def rescale(prepared: Prepared, split: HoldoutSplit, observer: Observer) -> Prep
             return prepared  # it does not run on random numbers, which the comparison reports
     if split.halves is None:
         return prepared
-    trial = channel_trial(prepared, split, 0)
+    trial = split.channel_trial(prepared, 0)
     best, chosen = 0.0, None
     tried: list[tuple[Rescale, ...]] = []
 
@@ -102,7 +102,7 @@ def _methods(prepared: Prepared) -> list[tuple[Rescale, ...]]:
 
 def _rescaling_the_other_way(prepared: Prepared, split: HoldoutSplit, methods: Sequence[Rescale]) -> float:
     """Return what rescaling gains in dB, fitted on the half to judge on and judged on the half to fit on."""
-    trial = channel_trial(prepared, split, 1)
+    trial = split.channel_trial(prepared, 1)
     after = trial.variant(*_rescaled_with(copy_prepared(prepared), methods, trial.stats))
     return split.swapped_evaluator.gain(trial.model_before(prepared), after)
 

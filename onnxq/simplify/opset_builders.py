@@ -11,23 +11,14 @@ import onnx
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.patch import Patch
 
-AXES_INPUT_OPSET = 13  # Squeeze and Unsqueeze have axes as an input
+AXES_INPUT_OPSET = 13  # Squeeze has axes as an input
 
 
 def squeezed(patch: Patch, value: Value, axis: int, opset: int) -> Value:
     """Take an axis of size 1 out; negative ones need opset 11."""
-    return _with_axes("Squeeze", patch, value, axis, opset)
-
-
-def unsqueezed(patch: Patch, value: Value, axis: int, opset: int) -> Value:
-    """Put an axis of size 1 in."""
-    return _with_axes("Unsqueeze", patch, value, axis, opset)
-
-
-def _with_axes(op_type: str, patch: Patch, value: Value, axis: int, opset: int) -> Value:
     if opset < AXES_INPUT_OPSET:
-        return patch.op(op_type, value, axes=[axis])
-    return patch.op(op_type, value, patch.constant(np.array([axis], np.int64), "axes"))
+        return patch.op("Squeeze", value, axes=[axis])
+    return patch.op("Squeeze", value, patch.constant(np.array([axis], np.int64), "axes"))
 
 
 def add_scalar(patch: Patch, number: float, dtype: int, hint: str) -> Value:

@@ -40,7 +40,7 @@ def refuse_own_output(model: Model) -> None:
     """Refuse a model that onnxq has quantized already: its weights have lost what another recipe would start from.
 
     Raises:
-        NothingToQuantize: `stamp` has marked it.
+        NothingToQuantize: `finalize` has marked it.
 
     """
     if "onnxq_version" in model.metadata:

@@ -126,12 +126,6 @@ class Costs:
         """Return the time of the same product in 8 bit whose weights are uint8 with zero point 128."""
         return self._interpolate("matmul", (rows, inner, columns), "unsigned")[1]
 
-    def unsigned_conv(self, channels: int, filters: int, kernel: int, pixels: int) -> float:
-        """Return the time of a Conv of one group in 8 bit whose weights are uint8 with zero point 128; as `conv`."""
-        name = "pointwise" if kernel == 1 else "spatial"
-        shape = (max(channels, 1 if kernel == 1 else FEWEST_CHANNELS), max(filters, 1), pixels)
-        return self._interpolate(name, shape, "unsigned")[1] * (1 if kernel == 1 else kernel / 9)
-
     def recurrent(self, steps: int, batch: int, inputs: int, hidden: int, gates: int) -> tuple[float, float]:
         """Return the time of a recurrent layer in float and in 8 bit.
 

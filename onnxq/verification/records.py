@@ -14,8 +14,6 @@ from onnxq.verification.output_records import MISSED, SelectionComparison, sqnr_
 from onnxq.verification.output_records import OutputComparison as OutputComparison
 from onnxq.warning import WarningLine
 
-EQUAL_PICTURES = 100.0  # dB that `psnr` gives for a picture and itself
-
 
 @dataclass(frozen=True)
 class Latency:
@@ -74,6 +72,7 @@ class MetricComparison:
         quantized_value: Of the quantized model.
         lower_is_better: Whether a smaller value is better, as of perplexity.
         doubt: What looks wrong about the labels, by the float model; empty where nothing does.
+        is_distance: Whether the value is the distance to the float model itself, so that a difference says nothing.
 
     """
 
@@ -82,6 +81,7 @@ class MetricComparison:
     quantized_value: float
     lower_is_better: bool = False
     doubt: str = ""
+    is_distance: bool = False
 
     @property
     def drop(self) -> float:
@@ -92,11 +92,6 @@ class MetricComparison:
     def change(self) -> float:
         """The float value minus the quantized one."""
         return self.float_value - self.quantized_value
-
-    @property
-    def is_distance(self) -> bool:
-        """Whether the value is the distance to the float model itself, so that a difference says nothing."""
-        return self.name == "psnr" and self.float_value == EQUAL_PICTURES
 
     def change_words(self) -> str:
         """Say for people how far the value changed."""

@@ -266,7 +266,8 @@ class MetricJudge:
         if isinstance(self._metric, NamedMetric) and self._reference is not None:
             run = _run(self._metric, quantized, self._samples, self._labels, self._progress, segments=self._segments)
             value, falls = run.score(self._reference), self._metric.lower_is_better
-            return MetricComparison(self._name, self._float_value, value, falls, self._reference.doubt())
+            doubt, distance = self._reference.doubt(), self._reference.is_distance()
+            return MetricComparison(self._name, self._float_value, value, falls, doubt, distance)
         assert not isinstance(self._metric, NamedMetric)
         value = _measure_function(
             self._metric, quantized, self._samples, self._name, self._progress, segments=self._segments

@@ -53,8 +53,8 @@ def test_the_float_model_runs_once_for_all_ways_then_the_other_way_and_for_the_o
 
 def test_ranges_of_a_variant_are_those_that_its_samples_have(towering):
     prepared, split = towering
-    trial = channel_trial.channel_trial(prepared, split, 0)
-    assert channel_trial.channel_trial(prepared, split, 0) is trial
+    trial = split.channel_trial(prepared, 0)
+    assert split.channel_trial(prepared, 0) is trial
     changed, stats = rescaling_trial._rescaled_with(
         rescaling_trial.copy_prepared(prepared), RESCALING_METHODS[1], trial.stats
     )

@@ -15,7 +15,7 @@ from onnxq.errors import CheckFailed, DataError
 from onnxq.pipeline.quantize import quantize
 from onnxq.search.budget import Budget
 from onnxq.verification.metrics.by_name import METRICS
-from onnxq.verification.user_metric import check_drop, check_labels, compare_metric, try_metric
+from onnxq.verification.user_metric import MetricJudge, check_drop, check_labels, compare_metric, try_metric
 from tests.helpers import build, floats, node
 
 FLOAT = 1
@@ -88,6 +88,15 @@ def test_psnr_of_targets_and_of_the_float_model(tmp_path: Path) -> None:
     bytes_ = (x * 255).astype(np.float32)
     found = value(tmp_path, "psnr", bytes_, _target=bytes_ + np.float32(2.55))
     assert found == pytest.approx(40, abs=1e-2)
+
+
+def test_psnr_without_targets_is_a_distance_and_no_drop(tmp_path: Path) -> None:
+    x = np.linspace(0.2, 0.8, 2 * 1 * 4 * 4, dtype=np.float32).reshape(2, 1, 4, 4)
+    for labels, words in (({}, "to the float model"), ({"_target": x}, "80 less")):
+        metric = MetricJudge("psnr", same(["n", 1, 4, 4]), saved(tmp_path, x, **labels))
+        found = metric.compare(shifted(["n", 1, 4, 4], 0.1))
+        assert found.is_distance == (not labels)
+        assert found.change_words() == words
 
 
 def test_iou_of_class_maps(tmp_path: Path) -> None:

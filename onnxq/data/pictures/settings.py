@@ -14,7 +14,7 @@ from typing import Any
 
 from onnxq.data.conventions import BYTES, CENTRED, IMAGENET, SIGNED, UNIT, Convention
 from onnxq.errors import DataError
-from onnxq.text import did_you_mean, join_words
+from onnxq.text import did_you_mean
 
 Settings = dict[str, Any]
 NORMALIZATIONS: dict[str, Convention] = {
@@ -196,8 +196,3 @@ EXAMPLES = {
     "config": "config=FILE, or config=none to ignore those next to the model",
     "value": "NAME.value=0, for an input that no picture goes to",
 }
-
-
-def keys_in_words() -> str:
-    """List the keys for a person."""
-    return join_words(list(KEYS))

@@ -49,10 +49,6 @@ FLOAT8: frozenset[DType] = frozenset(
         ml_dtypes.float8_e5m2fnuz,
     )
 )
-SMALL_FLOAT: frozenset[DType] = frozenset(
-    np.dtype(t) for t in (ml_dtypes.float4_e2m1fn, ml_dtypes.float6_e2m3fn, ml_dtypes.float6_e3m2fn)
-)
-"""Types of four and six bits: neither NaN nor infinity exists in them."""
 
 SINCE: dict[DType, int] = {
     **dict.fromkeys((UINT8, INT8, INT32), 10),

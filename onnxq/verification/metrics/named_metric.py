@@ -59,6 +59,10 @@ class MetricRun(ABC):
         """Say what looks wrong about the labels, from a run of the float model; empty where nothing does."""
         return ""
 
+    def is_distance(self) -> bool:
+        """Whether the value is a distance to the float model, of which that model's own value has no meaning."""
+        return False
+
 
 @dataclass(frozen=True)
 class NamedMetric:

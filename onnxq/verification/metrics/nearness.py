@@ -24,8 +24,8 @@ from onnxq.verification.metrics.named_metric import (
     pair_rows,
     refuse_outputs,
 )
-from onnxq.verification.records import EQUAL_PICTURES
 
+EQUAL_PICTURES = 100.0  # dB of a picture and itself
 USUAL = ("_target", "_targets", "_label", "_image", "_y")
 
 
@@ -93,6 +93,10 @@ class Psnr(MetricRun):
         """Whether an array has height and width: without labels, a row of numbers is no picture."""
         axes = array.shape[1:] if array.ndim == 4 else array.shape
         return self._labels is not None or sum(size > 1 for size in axes) >= 2
+
+    def is_distance(self) -> bool:
+        """Whether the data hold no pictures, so that those of the float model are compared."""
+        return self._labels is None
 
     def score(self, reference: MetricRun) -> float:
         """Return the mean PSNR in dB."""
