@@ -9,6 +9,7 @@ from onnx import TensorProto
 
 from onnxq.ir import infer_types, parse
 from onnxq.ir.shape_inference.symbolic import Shapes
+from onnxq.pipeline.quantize import quantize
 
 
 def shapes_of(nodes, inputs, weights) -> dict[str, tuple[int | str | None, ...] | None]:
@@ -96,3 +97,45 @@ def test_pads_are_counted_on_the_axes_that_they_are_for(inputs, expected):
     found = Shapes(model.graph, 18).of(z)
     assert found is not None
     assert [str(size.known or size.symbols[0]) for size in found] == expected
+
+
+@pytest.mark.parametrize("unknown", [-1, "?"])
+def test_sizes_that_paddle_writes_stay_open(unknown: int | str) -> None:
+    """Paddle's exporter writes -1, which a Tile refuses as a count, and names different sizes alike."""
+    nodes = [
+        node("Shape", "x", "s"),
+        node("Gather", "s first", "n"),
+        node("Concat", "n one", "times", axis=0),
+        node("Tile", "row times", "y"),
+        node("Concat", "x x", "z", axis=0),
+    ]
+    constants = {"first": ids(0), "one": ids(1), "row": floats(1, 4)}
+    proto = build(nodes, {"x": ["a", "b"]}, ["y", "z"], constants)
+    for dimension in proto.graph.input[0].type.tensor_type.shape.dim:
+        dimension.Clear()
+        if isinstance(unknown, int):
+            dimension.dim_value = unknown
+        else:
+            dimension.dim_param = unknown
+    model = parse(proto.SerializeToString())
+    infer_types(model)
+    assert model.graph.values["x"].shape == (None, None)
+    rows, columns = Shapes(model.graph, model.opset).of(model.graph.values["x"])
+    assert rows != columns
+
+
+def test_a_model_of_paddle_is_quantized_for_any_number_of_samples() -> None:
+    nodes = [
+        node("MatMul", "x w", "m"),
+        node("Shape", "x", "s"),
+        node("Gather", "s first", "n"),
+        node("Concat", "n one", "times", axis=0),
+        node("Tile", "row times", "t"),
+        node("Add", "m t", "y"),
+    ]
+    constants = {"w": floats(64, 64), "first": ids(0), "one": ids(1), "row": floats(1, 64)}
+    proto = build(nodes, {"x": ["n", 64]}, ["y"], constants)
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    report = quantize(proto, samples={"x": floats(6, 64)}, fast=True)
+    assert report.comparison is not None
+    assert report.comparison.worst_sqnr > 30

@@ -16,6 +16,7 @@ from onnxq.ir.shape_inference.dims import Shape, Size
 from onnxq.ir.shape_inference.pool_output import miscounted
 from onnxq.ir.shape_inference.symbolic import Shapes
 
+NAMELESS = "?"
 MOST_ROUNDS = 8  # of inference, where some of an unusual model's shapes are found in another way
 
 
@@ -34,6 +35,7 @@ def infer_types(model: Model) -> None:
         return
     try:
         proto = with_stand_ins(onnx.ModelProto.FromString(model.skeleton()))
+        _open_sizes(proto.graph)
         _infer(model, proto)
     except OnnxqError:
         raise
@@ -46,6 +48,17 @@ def infer_types(model: Model) -> None:
         _forget(graph)
         _match(graph, model)
     model.typed = (model.graph, model.graph.revision, model.opsets.copy())
+
+
+def _open_sizes(graph: onnx.GraphProto) -> None:
+    """Leave sizes of inputs and outputs open that Paddle's exporter writes as -1, or all alike as `?`.
+
+    A size of -1 would be computed with, and two of one name would be taken for equal.
+    """
+    for info in (*graph.input, *graph.output):
+        for dimension in info.type.tensor_type.shape.dim:
+            if dimension.dim_value < 0 or dimension.dim_param == NAMELESS:
+                dimension.Clear()
 
 
 def _infer(model: Model, proto: onnx.ModelProto) -> None:
