@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import subprocess
@@ -138,19 +137,15 @@ def test_killed_at_ten_moments(source, repeated):
     for moment in range(MOMENTS):
         run = subprocess.Popen(command, env=environment)
         end = time.time() + 600
-        while (
-            run.poll() is None and time.time() < end and len(list(folder.glob("*.npz"))) <= weights * moment / MOMENTS
-        ):
+        most = weights * moment // MOMENTS
+        while run.poll() is None and time.time() < end and len(list(folder.glob("*.npz"))) <= most:
             time.sleep(0.01)
         run.send_signal(signal.SIGKILL)
         run.wait()
     assert not source.with_name("q.onnx").exists()
     subprocess.run(command, env=environment, check=True)
     subprocess.run([*command[:2], script.replace("'q.onnx'", "'r.onnx'"), *command[3:]], env=environment, check=True)
-    for name in ("onnx", "onnx.data") if repeated else ("onnx",):
-        with source.with_name(f"q.{name}").open("rb") as one, source.with_name(f"r.{name}").open("rb") as two:
-            found, expected = (hashlib.file_digest(file, "sha256").hexdigest() for file in (one, two))
-        assert found == expected or name == "onnx"  # which names the file of weights
+    assert source.with_name("r.onnx").read_bytes() == source.with_name("q.onnx").read_bytes()
     assert not folder.exists()
 
 
