@@ -59,11 +59,21 @@ def optimised(proto: onnx.ModelProto, folder: Path) -> Counter[str]:
 def test_four_columns_of_one_channel_become_four_channels(tmp_path: Path) -> None:
     proto = one_conv(16, 1, 3, 3, pads=[1] * 4)
     assert (found := chosen(proto)) is not None
-    assert (found.made, found.read, found.before, found.width) == (4, 4, 1, 3)
+    assert (found.made, found.read, found.before, found.width) == (4, 4, 0, 2)
     made, changed = folded(proto)
     assert changed == 1
     kinds = optimised(made, tmp_path)  # weights are computed when it is loaded, and codes are moved once, at the end
-    assert kinds == Counter(QuantizeLinear=1, Reshape=2, QLinearConv=1, Transpose=1, DequantizeLinear=1)
+    assert kinds == Counter(QuantizeLinear=1, Pad=1, Reshape=2, QLinearConv=1, Transpose=1, DequantizeLinear=1)
+
+
+def test_rows_of_one_channel_are_padded_where_that_spares_a_block(tmp_path: Path) -> None:
+    proto = one_conv(64, 1, 5, 5, sides=(224, 224), pads=[2] * 4)
+    assert (found := chosen(proto)) is not None
+    assert (found.made, found.read, found.before, found.width, found.padded) == (4, 4, 0, 2, 2)
+    made, changed = folded(proto)
+    assert changed == 1
+    kinds = optimised(made, tmp_path)
+    assert kinds == Counter(QuantizeLinear=1, Pad=1, Reshape=2, QLinearConv=1, Transpose=1, DequantizeLinear=1)
 
 
 def test_a_stride_takes_as_many_columns_of_the_input_for_one() -> None:
