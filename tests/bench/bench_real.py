@@ -1,6 +1,6 @@
 """Measure a folder of models that others trained: error on other samples, latency and size.
 
-    python tests/bench/bench_real.py FOLDER [PATTERN ...] [--samples N] [--recipe NAME] [--target NAME]
+    python tests/bench/bench_real.py FOLDER [PATTERN ...] [--samples N] [--recipe NAME] [--target NAME] [--fast]
 
 FOLDER holds for each NAME.onnx samples to calibrate with, NAME_calib, and samples to judge on, NAME_eval: each an
 .npz file or a folder of them. PATTERN is a glob of names; by default all models run. `SQNR` is that of the worst
@@ -45,6 +45,7 @@ def judge(model: Path, calibration: Path, held_out: Path, options: argparse.Name
             data=[calibration],
             target=options.target,
             sample_limit=options.samples,
+            fast=options.fast,
         )
         seconds = time.perf_counter() - started
         baseline = prepare(load(model), with_data=False).model
@@ -68,6 +69,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, help="calibrate with the first N samples only")
     parser.add_argument("--recipe", default="auto")
     parser.add_argument("--target")
+    parser.add_argument("--fast", action="store_true", help="leave searches out, as `onnxq quantize --fast`")
     options = parser.parse_args()
     print(f"| {' | '.join(HEAD)} |\n|---|{'---:|' * (len(HEAD) - 1)}")
     ratios = []
