@@ -97,6 +97,10 @@ ROWS = {
     "own: a state given twice": "data/test_recurrent_states.py::test_states_that_are_in_the_data_as_well",
     "own: agreement of a detector": "verification/test_class_axes.py::test_such_an_output_has_no_agreement",
     "own: normalize by an option": "data/test_output_checks.py::test_the_remedy_for_pictures_is_an_option",
+    "own: a project file in another encoding": "project/test_project_file.py::test_another_encoding_is_named",
+    "own: a photo or a submodule that changed": "project/test_project_file.py::"
+    "test_the_hooks_pass_on_whatever_may_belong_to_a_model",
+    "own: the whole disk": "project/test_project_new.py::test_a_whole_disk_is_refused",
     "completion": "cli/test_cli_completion.py::test_what_was_typed_is_completed",
 }
 

@@ -114,6 +114,8 @@ def _options(name: str, command: Any, *, behind: bool) -> str:
     known = _names(command)
     if not behind and command is not None and any(name in parameter.opts for parameter in command.params):
         return f"Write it behind the command: `onnxq {command.name} … {name}`."
+    if not behind and name in ("-V", "-v", "-version"):
+        return "Write `onnxq --version`."
     if not known:
         return "Options stand behind a command, as in `onnxq quantize MODEL --data DATA`."
     meant = OPTIONS.get(name)

@@ -96,9 +96,13 @@ def parse_project(table: Mapping[str, Any], path: Path) -> Project:
 def _read(path: Path) -> dict[str, Any]:
     try:
         content = path.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
+    except OSError as error:
+        reason = error.strerror or error
         raise ProjectError(f"{path} cannot be read ({reason})", "Check the path of the project file.") from error
+    except UnicodeDecodeError as error:
+        raise ProjectError(
+            f"{path} is no text in UTF-8: byte {error.start} does not fit", "Save it as UTF-8."
+        ) from error
     try:
         return tomllib.loads(content)
     except tomllib.TOMLDecodeError as error:

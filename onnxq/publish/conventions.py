@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onnxq.errors import RecipeError
-from onnxq.text import did_you_mean, join_words
+from onnxq.text import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,13 @@ CONVENTIONS: dict[str, FileConvention] = {
 }
 
 
+OTHER_NAMES = {
+    **dict.fromkeys(("huggingface", "hf", "optimum", "sentence-transformers"), "hub"),
+    **dict.fromkeys(("transformersjs", "xenova", "js", "web"), "transformers.js"),
+    **dict.fromkeys(("sherpa-onnx", "k2"), "sherpa"),
+}
+
+
 def find_convention(name: str) -> FileConvention:
     """Return the convention of a name.
 
@@ -99,6 +106,8 @@ def find_convention(name: str) -> FileConvention:
 
     """
     if name not in CONVENTIONS:
-        hint = f"{did_you_mean(name, CONVENTIONS)} Choose {join_words(list(CONVENTIONS))}.".lstrip()
+        meant = OTHER_NAMES.get(name.lower(), name)
+        guess = f"Did you mean '{meant}'?" if meant in CONVENTIONS else did_you_mean(name, CONVENTIONS)
+        hint = f"{guess} Choose one of {', '.join(CONVENTIONS)}.".lstrip()
         raise RecipeError(f"there are no file names for '{name}'", hint)
     return CONVENTIONS[name]

@@ -88,6 +88,12 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "quantize m.onnx -data d.npz": ("'-data' is no option", f"Write --data. {HELP}"),
     "quantize m.onnx -d d.npz -o out/": ("out/ names a folder", "Give the name of the file to write."),
     "quantize m.onnx -d d.npz --report r/": ("r/ names a folder", "Give the name of the file to write."),
+    "-V": ("no such option: -V", "Write `onnxq --version`."),
+    "export m.onnx --for huggingface -o x": ("there are no file names for 'huggingface'", "Did you mean 'hub'? Choose"),
+    "export m.onnx --for sherp -o x": (
+        "there are no file names for 'sherp'",
+        "Did you mean 'sherpa'? Choose one of hub,",
+    ),
     "quantize -m.onnx": ("no such option: -m", "For the file of that name, write ./-m.onnx."),
     "quantize file:///a/m.onnx": ("/a/m.onnx is given as an address", "Write /a/m.onnx."),
     "quantize m.onnx --target gpu": ("there is no target named 'gpu'", "Choose one of cpu, "),

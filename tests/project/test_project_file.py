@@ -240,3 +240,10 @@ def test_the_hooks_pass_on_whatever_may_belong_to_a_model() -> None:
     for pattern in patterns:
         assert [name for name in names if not re.search(pattern, name)] == []
         assert not re.search(pattern, "d/README.md")
+
+
+def test_another_encoding_is_named(tmp_path: Path) -> None:
+    (tmp_path / "onnxq.toml").write_text(WHOLE, "utf-16")
+    with pytest.raises(ProjectError, match="is no text in UTF-8: byte 0 does not fit") as caught:
+        load_project(tmp_path / "onnxq.toml")
+    assert caught.value.hint == "Save it as UTF-8."
