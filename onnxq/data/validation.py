@@ -105,9 +105,10 @@ def check_names(names: Iterable[str], inputs: Sequence[InputSpec], where: str) -
             )
     for spec in inputs:
         if spec.name not in given:
+            fed = " To feed an output to it from step to step, pass --state OUTPUT=INPUT." if given else ""
             raise DataError(
                 f"{where} has no array for input '{spec.name}' ({spec})",
-                f"Every sample needs {_listing(wanted)}; this one has {_listing(given) if given else 'none'}.",
+                f"Every sample needs {_listing(wanted)}; this one has {_listing(given) if given else 'none'}.{fed}",
             )
     return given
 
