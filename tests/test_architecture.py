@@ -163,6 +163,16 @@ def test_nothing_outside_the_product_is_named() -> None:
         assert "TODO" not in text, path
 
 
+def test_a_simplification_is_a_function_of_its_module_s_name() -> None:
+    for path in (PACKAGE / "simplify").rglob("*.py"):
+        passes = [
+            node.name
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.FunctionDef) and re.search(r"\b(register|pattern)_pass\b", ast.dump(node))
+        ]
+        assert passes in ([], [path.stem]), path
+
+
 def test_one_class_has_one_name() -> None:
     """Kernels are named after operators, and commands after functions of the API; classes mean one thing everywhere."""
     names: dict[str, list[str]] = {}

@@ -11,7 +11,7 @@ from onnxq.ir.pass_manager import register_pass
 
 
 @register_pass(order=120, note="rewrote {} BatchNormalization per element as one per channel")
-def spatial_norms(model: Model) -> int:
+def batchnorm_per_element(model: Model) -> int:
     """Leave the attribute out where it makes no difference: MXNet writes it behind a Gemm, and opset 9 lacks it."""
     nodes = [node for node in model.graph.walk() if _has_rows(node)]
     for node in nodes:

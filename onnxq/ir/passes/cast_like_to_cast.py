@@ -27,6 +27,6 @@ LIKE = var("like", lambda value: value.dtype in PLAIN, "of a known type that all
     operators=("CastLike",),
     types=True,
 )
-def state_types(patch: Patch, found: Match) -> Value:
+def cast_like_to_cast(patch: Patch, found: Match) -> Value:
     """Cast to the type that the other input has."""
     return patch.op("Cast", found["data"], to=found["like"].dtype)

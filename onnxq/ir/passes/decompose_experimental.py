@@ -98,7 +98,7 @@ WRITTEN_AS: dict[str, Callable[[Node, Value, _Writer], Value]] = {
 
 
 @register_pass(order=90, note="rewrote {} experimental operator{s} as standard ones")
-def experimental_operators(model: Model) -> Iterator[Patch]:
+def decompose_experimental(model: Model) -> Iterator[Patch]:
     """Describe the nodes that compute the same."""
     for node in model.graph.walk():
         data, output = (node.inputs[0], node.outputs[0]) if node.inputs and node.outputs else (None, None)

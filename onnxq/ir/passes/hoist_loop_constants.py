@@ -17,7 +17,7 @@ from onnxq.ir.patch import Patch
 
 
 @register_pass(order=100, note="hoisted {} constant{s} out of Loop state")
-def carried_constants(model: Model) -> Iterator[Patch]:
+def hoist_loop_constants(model: Model) -> Iterator[Patch]:
     """Describe one patch for each such state, the last of a Loop first: those behind it move up."""
     for graph in model.graph.graphs():
         for node in graph.nodes:

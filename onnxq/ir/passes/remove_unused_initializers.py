@@ -13,7 +13,7 @@ LEAST = 1 << 10  # bytes; smaller ones may stay
 
 
 @register_pass(order=60, note="removed {} unused initializer{s}")
-def unread_initializers(model: Model) -> int:
+def remove_unused_initializers(model: Model) -> int:
     """Leave them out, in bodies too; those that are inputs or outputs stay."""
     count = 0
     for graph in model.graph.graphs():

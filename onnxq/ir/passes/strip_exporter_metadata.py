@@ -21,7 +21,7 @@ TRACES = frozenset(f"pkg.torch.onnx.{name}" for name in ("stack_trace", "fx_node
 
 
 @register_pass(order=20, note="removed PyTorch's source metadata of {} node{s}")
-def drop_traces(model: Model) -> int:
+def strip_exporter_metadata(model: Model) -> int:
     """Write the nodes without those notes, and count the nodes that had some."""
     nodes = [node for node in model.graph.walk() if _drop(node)]
     for node in nodes:

@@ -11,7 +11,7 @@ from onnxq.ir.patch import Patch
 
 
 @register_pass(order=20, note="removed {} dead operator{s}")
-def unread(model: Model) -> Iterator[Patch]:
+def dead_code_elimination(model: Model) -> Iterator[Patch]:
     """Describe one change for each such operator; custom ones and bodies may have effects, so they stay."""
     for graph in model.graph.graphs():
         for node in _unread(graph):

@@ -20,7 +20,7 @@ MOST = 1 << 16  # elements of a constant that are looked at
 
 
 @register_pass(order=30, opset=BROADCASTING, note="removed {} no-op{s}")
-def neutral(model: Model) -> Iterator[Patch]:
+def eliminate_no_ops(model: Model) -> Iterator[Patch]:
     """Describe what can go: each such node's readers read its input.
 
     Shapes count as equal where they are the same numbers, and the same sizes followed from `Shape` (see `Shapes`).

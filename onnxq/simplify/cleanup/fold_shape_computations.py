@@ -27,7 +27,7 @@ KEEP = 1  # in the target of an Expand: the size that the input has there
 
 
 @register_pass(order=40, note="replaced {} computed shape{s} by constants")
-def stated_shapes(model: Model) -> Iterator[Patch]:
+def fold_shape_computations(model: Model) -> Iterator[Patch]:
     """Describe one change for each Reshape and Expand of the main graph whose shape needs no computation."""
     graph = model.graph
     computed = [node for node in graph.nodes if _is_computed(node)]

@@ -20,7 +20,7 @@ Span = tuple[int, int]  # from where to where a node takes elements of an axis
 
 
 @register_pass(order=50, note="replaced {} part{s} of Concat by their source")
-def forward_parts(model: Model) -> Iterator[Change]:
+def forward_concat_parts(model: Model) -> Iterator[Change]:
     """Describe one change for each Slice or Split that takes whole inputs of a Concat, along its axis."""
     for graph in model.graph.graphs():
         yield from _in_graph(graph, model.opset)

@@ -17,7 +17,7 @@ NEW: None = None  # an axis that was inserted
 
 
 @register_pass(order=260, note="merged {} Transpose with the one before")
-def transposes(model: Model) -> Iterator[Patch]:
+def merge_transposes(model: Model) -> Iterator[Patch]:
     """Describe one change for each Transpose that has another before it, with nothing but (un)squeezed axes between.
 
     onnxruntime merges them itself in float models, but not around QuantizeLinear and DequantizeLinear.

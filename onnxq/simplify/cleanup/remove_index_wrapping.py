@@ -26,7 +26,7 @@ MOST_TRIED = 1 << 16  # indices, at both ends and around zero
 
 
 @register_pass(order=100, opset=NEGATIVE_OPSET, note="removed index wrapping before {} Gather")
-def wrapped(model: Model) -> Iterator[Patch]:
+def remove_index_wrapping(model: Model) -> Iterator[Patch]:
     """Describe one change for each Gather whose indices are others, with the length added where they are negative."""
     for graph in model.graph.graphs():
         for node in graph.nodes:

@@ -27,7 +27,7 @@ SOFTMAX = op("Softmax", var("scores"), name="softmax")
     because="its Softmax is never NaN",
     note="removed {} NaN guard{s} after Softmax",
 )
-def guards(patch: Patch, found: Match) -> Value:
+def remove_nan_guards(patch: Patch, found: Match) -> Value:
     """Read the Softmax where its scores are finite.
 
     Products of activations count as finite: where one is not, the model has failed with or without that question.

@@ -20,7 +20,7 @@ OPERATORS = ("Conv", "MaxPool", "AveragePool")
 
 
 @register_pass(order=80, note="replaced auto_pad by pads in {} operator{s}")
-def stated_pads(model: Model) -> Iterator[Patch]:
+def resolve_auto_pad(model: Model) -> Iterator[Patch]:
     """Describe one change for each Conv and pool that pads to keep the size, if that is known."""
     for graph in model.graph.graphs():
         for node in graph.nodes:

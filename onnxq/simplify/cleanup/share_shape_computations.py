@@ -34,7 +34,7 @@ SMALL = 1024  # bytes of a constant that is compared by what is in it
 
 
 @register_pass(order=60, note="removed {} repeated shape computation{s}")
-def shared_sizes(model: Model) -> Iterator[Change]:
+def share_shape_computations(model: Model) -> Iterator[Change]:
     """Describe one change for each node of the main graph that computes from sizes what is there, or is a constant."""
     graph = model.graph
     if any(node.op_type in MAKERS and not node.domain for node in graph.nodes):

@@ -24,7 +24,7 @@ LEAST = 4  # elements of a row: for fewer, nothing is gained
 
 
 @register_pass(order=240, note="moved {} Softmax to the last axis")
-def softmax_axes(model: Model) -> Iterator[Patch]:
+def softmax_last_axis(model: Model) -> Iterator[Patch]:
     """Describe one change for each Softmax or LogSoftmax along such an axis, if all inputs have one size only.
 
     Otherwise the sizes that an exporter has stated behind them are those of its own batch. onnxruntime believes them

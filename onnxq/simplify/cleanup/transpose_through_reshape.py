@@ -30,7 +30,7 @@ TURNED = op("Transpose", JOINED, once=True, name="turned", perm=lambda perm: per
     main_graph=True,
     shapes=True,
 )
-def joined_axes(patch: Patch, found: Match, shapes: Shapes) -> Value:
+def transpose_through_reshape(patch: Patch, found: Match, shapes: Shapes) -> Value:
     """Transpose all axes, where the three nodes are proved to be that permutation.
 
     Sizes that a Reshape is told count as sizes: where one of them is 0, there are no elements to transpose. One size

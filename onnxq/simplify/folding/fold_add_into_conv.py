@@ -17,7 +17,7 @@ from onnxq.simplify.opset_builders import axes_of
 
 
 @register_pass(order=200, opset=BROADCASTING, note="folded {} constant{s} into the bias of a convolution")
-def conv_bias(model: Model) -> Iterator[Patch]:
+def fold_add_into_conv(model: Model) -> Iterator[Patch]:
     """Describe the new biases; a Squeeze or Unsqueeze of axes behind the channels may stand between."""
     for graph in model.graph.graphs():
         for node in graph.nodes:

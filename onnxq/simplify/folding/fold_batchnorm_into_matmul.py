@@ -33,7 +33,7 @@ FLAT = op(("Flatten", "Reshape"), ROWS, ..., once=True, name="flat")
     note="folded {} BatchNormalization of rows into the product before",
     keeps_name=False,
 )
-def row_norms(patch: Patch, found: Match) -> Value:
+def fold_batchnorm_into_matmul(patch: Patch, found: Match) -> Value:
     """Scale the columns of the weight, and add the rest as a bias."""
     weight, rows, flat = found["weight"], found["rows"], found["flat"]
     before, after = rows.shape or (), flat.shape or ()

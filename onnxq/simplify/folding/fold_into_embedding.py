@@ -23,7 +23,7 @@ MOST_BYTES = 256 << 20  # of a new table
 
 
 @register_pass(order=110, opset=BROADCASTING, note="folded {} operator{s} on looked-up rows into the table")
-def lookups(model: Model) -> Iterator[Change]:
+def fold_into_embedding(model: Model) -> Iterator[Change]:
     """Describe the new tables.
 
     A table T [K, ...] is looked up on axis 0, so f(T[ids]) = f(T)[ids] for every f that treats each row alike. Such

@@ -38,7 +38,7 @@ class ScaledLayer(NamedTuple):
 
 
 @register_pass(order=220, opset=BROADCASTING, note="folded {} constant factor{s} into the weight of the layer before")
-def factors(model: Model) -> Iterator[Patch]:
+def fold_mul_into_weight(model: Model) -> Iterator[Patch]:
     """Describe one change for each Mul or Div by a constant that is the only reader of a layer."""
     for graph in model.graph.graphs():
         for node in graph.nodes:

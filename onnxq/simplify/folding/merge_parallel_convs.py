@@ -50,7 +50,7 @@ class Branch:
 
 
 @register_pass(order=180, opset=BROADCASTING, note="merged {} pair{s} of parallel branches into one convolution")
-def branches(model: Model) -> Iterator[Patch]:
+def merge_parallel_convs(model: Model) -> Iterator[Patch]:
     """Describe one change for each sum or difference of two branches that nothing else reads."""
     for graph in model.graph.graphs():
         taken: set[Node] = set()

@@ -63,7 +63,7 @@ class ColumnSlice:
 
 
 @register_pass(order=290, integer=True, note="split {} fused projection{s}")
-def split_projections(model: Model) -> Iterator[Patch]:
+def split_fused_projections(model: Model) -> Iterator[Patch]:
     """Describe one change for each product that is read in parts only."""
     for node in model.graph.walk():
         chain = _chain(node) if node.op_type in ("MatMul", "Gemm") and not node.domain else None

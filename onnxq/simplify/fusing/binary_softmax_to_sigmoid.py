@@ -30,7 +30,7 @@ LEAST_ROWS = 512  # for fewer, five operators take longer to start
     shapes=True,
     needs_opset=OPSET,
 )
-def two_classes(patch: Patch, found: Match, shapes: Shapes) -> Value:
+def binary_softmax_to_sigmoid(patch: Patch, found: Match, shapes: Shapes) -> Value:
     """Write exp(a)/(exp(a) + exp(b)) = 1/(1 + exp(b − a)) where there are many rows of two."""
     shape = dims_of(found["scores"], shapes) or ()
     # Before opset 13 it works on all axes from its own on: the same where that is the last one

@@ -21,6 +21,6 @@ from onnxq.ir.pattern_pass import pattern_pass
     replaces="sum",
     keeps_name=False,
 )
-def write_sum(patch: Patch, found: Match) -> Value:
+def block_skip_layer_norm(patch: Patch, found: Match) -> Value:
     """Write as Sum what one LayerNormalization alone reads."""
     return patch.op("Sum", found["x"], found["y"], hint=found["sum"].name)

@@ -30,7 +30,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
 
 
 @register_pass(order=10, integer=True, note="decomposed {} fused operator{s} of onnxruntime")
-def unfused(model: Model) -> Iterator[Change]:
+def decompose_ort_fusions(model: Model) -> Iterator[Change]:
     """Describe the operators that take the place of each fused one, in a form that is known here."""
     for graph in model.graph.graphs():
         for node in graph.nodes:

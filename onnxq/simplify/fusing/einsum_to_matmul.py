@@ -71,7 +71,7 @@ class Product:
 
 
 @register_pass(order=70, note="rewrote {} Einsum with a constant as MatMul")
-def einsums(model: Model) -> Iterator[Patch]:
+def einsum_to_matmul(model: Model) -> Iterator[Patch]:
     """Describe one change for each Einsum of an activation and a constant that is a product of matrices."""
     for graph in model.graph.graphs():
         nodes = [node for node in graph.nodes if node.op_type == "Einsum" and not node.domain]

@@ -31,7 +31,7 @@ RELATIVE, OF_X = 1e-6, 1.2e-7  # float32 rounds x and 1 + f(x) to 1.2e-7, howeve
 
 
 @register_pass(order=130, opset=BROADCASTING)
-def activations(model: Model) -> Iterator[Change]:
+def fuse_activations(model: Model) -> Iterator[Change]:
     """Describe the rewrites: the longest part from each value whose function is known and cheaper in another spelling.
 
     A part is recognised by its values, in float64, on `GRID`: within 1e-6 of the function, or of what float32 rounds.

@@ -33,7 +33,7 @@ class NormParameters(NamedTuple):
 
 
 @register_pass(order=140, note="fused {} decomposed LayerNormalization")
-def layer_normalization(model: Model) -> Iterator[Change]:
+def fuse_layer_normalization(model: Model) -> Iterator[Change]:
     """Describe one change for each decomposed normalisation, in any spelling.
 
     y = γ(x − mean(x))/√(var(x) + ε) + β, over one or more axes. Rows of no variance, of hardly any and of some reveal

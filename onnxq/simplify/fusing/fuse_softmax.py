@@ -23,7 +23,7 @@ EXPONENTIALS = frozenset(("Exp", "ReduceLogSumExp"))
 
 
 @register_pass(order=150, note="fused {} decomposed Softmax")
-def softmax(model: Model) -> Iterator[Change]:
+def fuse_softmax(model: Model) -> Iterator[Change]:
     """Describe one change for each decomposed softmax, in any spelling.
 
     exp(x)/Σexp(x) along one axis, with or without the maximum subtracted from x before. Without it, the sum of the

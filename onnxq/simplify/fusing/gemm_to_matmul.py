@@ -37,7 +37,7 @@ GEMM = op(
     shapes=True,
     integer=True,
 )
-def flattened(patch: Patch, found: Match, shapes: Shapes) -> Value:
+def gemm_to_matmul(patch: Patch, found: Match, shapes: Shapes) -> Value:
     """Multiply the tensor as it was, where the sizes are proved to be the same again behind the Gemm."""
     gemm, source, weight, bias = found.node("product"), found["source"], found["weight"], found.get("bias")
     target, name = _come_back(found, shapes), found.result.name

@@ -25,7 +25,7 @@ IN_BLOCKS = (*ELEMENTWISE, "AveragePool", "Conv", "GlobalAveragePool", "MaxPool"
 
 
 @register_pass(order=280, note="rewrote {} mean{s} over whole maps as GlobalAveragePool")
-def means(model: Model) -> Iterator[Patch]:
+def mean_to_global_average_pool(model: Model) -> Iterator[Patch]:
     """Describe one change for each mean over the last two of four axes of what a Conv makes."""
     for graph in model.graph.graphs():
         for node in graph.nodes:

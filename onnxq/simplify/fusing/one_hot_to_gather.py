@@ -43,7 +43,7 @@ class Hot:
 
 
 @register_pass(order=90, note="rewrote {} one-hot product{s} as Gather")
-def one_hot(model: Model) -> Iterator[Change]:
+def one_hot_to_gather(model: Model) -> Iterator[Change]:
     """Describe the lookups: row i of the product is row `index[i]` of the matrix, or zeros where there is none."""
     for graph in model.graph.graphs():
         for node in graph.nodes:

@@ -16,7 +16,7 @@ X = var("x", lambda value: value.shape is not None, "a tensor of known rank")
     because="it has one slope",
     note="rewrote {} PRelu with one slope as LeakyRelu",
 )
-def one_slope(patch: Patch, found: Match) -> Value:
+def prelu_to_leaky_relu(patch: Patch, found: Match) -> Value:
     """Return LeakyRelu the slope, unless the slope has more axes: then the result has, too."""
     if len(found.tensor("slope").shape) > len(found["x"].shape or ()):
         raise NoMatch("its slope has more axes than what it reads")

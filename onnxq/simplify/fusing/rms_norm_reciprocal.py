@@ -22,6 +22,6 @@ ROOT = op("Sqrt", op("Add", MEAN_SQUARE, const()), name="root")
     because="its factor is a reciprocal",
     note="rewrote {} RMSNorm reciprocal{s} as Div",
 )
-def quotients(patch: Patch, found: Match) -> Value:
+def rms_norm_reciprocal(patch: Patch, found: Match) -> Value:
     """Divide a value by its own root mean square."""
     return patch.op("Div", found["x"], found["root"], hint=found.result.name)

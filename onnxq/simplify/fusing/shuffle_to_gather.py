@@ -33,7 +33,7 @@ class Moved(NamedTuple):
 
 
 @register_pass(order=275, note="rewrote {} shuffle{s} of channels as Gather")
-def shuffles(model: Model) -> Iterator[Patch]:
+def shuffle_to_gather(model: Model) -> Iterator[Patch]:
     """Describe one change for each value that operators make which come to a Gather of channels."""
     shapes = Shapes(model.graph, model.opset)
     for graph in model.graph.graphs():

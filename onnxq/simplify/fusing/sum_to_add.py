@@ -14,6 +14,6 @@ from onnxq.ir.pattern_pass import pattern_pass
     because="it adds two values",
     note="rewrote {} Sum of two values as Add",
 )
-def two_terms(patch: Patch, found: Match) -> Value:
+def sum_to_add(patch: Patch, found: Match) -> Value:
     """Return Add of both."""
     return patch.op("Add", found["x"], found["y"], hint=found.result.name)

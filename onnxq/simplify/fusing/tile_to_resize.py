@@ -33,7 +33,7 @@ class Repeated(NamedTuple):
 
 
 @register_pass(order=270, opset=OPSET, note="rewrote {} Tile upsampling{s} as Resize")
-def repeats(model: Model) -> Iterator[Patch]:
+def tile_to_resize(model: Model) -> Iterator[Patch]:
     """Describe one change for each chain of Tile and operators that move axes which comes to a Resize."""
     shapes = Shapes(model.graph, model.opset)
     for graph in model.graph.graphs():
