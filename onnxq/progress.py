@@ -106,6 +106,10 @@ class Work:
     chance: float = 1.0
 
 
+OnSample = Callable[[int, int | None], None]
+"""Told after each sample: how many are done, and of how many; None where that is unknown."""
+
+
 class Progress:
     """An observer that times steps and estimates how long a run still takes; it tells another one what it is told.
 

@@ -22,7 +22,7 @@ from onnxq.errors import ExitCode
 from onnxq.planning.recipe import load_recipe, parse_recipe, recipe_names
 from onnxq.project.entry import Thresholds
 from onnxq.project.file import KEYS, parse_project
-from onnxq.project.rules import Rule
+from onnxq.project.rules import CheckRule
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -170,7 +170,7 @@ def test_every_key_and_rule_of_a_project_is_described() -> None:
     assert not [key for key in KEYS if f"`{key}`" not in described]
     assert not [f.name for f in fields(Thresholds) if f"`{f.name.replace('_', '-')}`" not in described]
     rules = set(re.findall(r"^\| `([a-z-]+)` \|", section(CLI, "`onnxq check"), re.MULTILINE))
-    assert rules == set(get_args(Rule))
+    assert rules == set(get_args(CheckRule))
 
 
 def test_the_hooks_of_the_docs_exist() -> None:

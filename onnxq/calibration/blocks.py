@@ -51,7 +51,7 @@ class Blocks:
         return range(shard * self.count // shards, (shard + 1) * self.count // shards)
 
 
-Span = tuple[int, int]  # the first block, and the one behind the last
+BlockRange = tuple[int, int]  # the first block, and the one behind the last
 
 
 class BlockSums:
@@ -68,9 +68,9 @@ class BlockSums:
 
     def __init__(self, blocks: Blocks) -> None:
         self.blocks = blocks
-        self.pieces: dict[Span, Stats] = {}
+        self.pieces: dict[BlockRange, Stats] = {}
 
-    def add(self, span: Span, stats: Stats) -> None:
+    def add(self, span: BlockRange, stats: Stats) -> None:
         """Take in a sum and add what can be added; `stats` may be changed.
 
         Raises:
@@ -94,7 +94,7 @@ class BlockSums:
         for span, stats in sorted(other.pieces.items()):
             self.add(span, stats)
 
-    def _addable(self) -> tuple[Span, Span] | None:
+    def _addable(self) -> tuple[BlockRange, BlockRange] | None:
         """Find two neighbours of which the next addition consists."""
         spans = sorted(self.pieces)
         for left, right in pairwise(spans):
@@ -102,10 +102,10 @@ class BlockSums:
                 return left, right
         return None
 
-    def _in_group(self, left: Span, right: Span) -> bool:
+    def _in_group(self, left: BlockRange, right: BlockRange) -> bool:
         return not left[0] % GROUP and left[1] - left[0] < GROUP and right[1] - right[0] == 1
 
-    def _groups(self, left: Span, right: Span) -> bool:
+    def _groups(self, left: BlockRange, right: BlockRange) -> bool:
         """Whether the left ones are all groups from the first, and the right one is the whole group behind them."""
         whole = right[1] - right[0] == GROUP or (right[1] == self.blocks.count and not right[0] % GROUP)
         return left[0] == 0 and not left[1] % GROUP and whole

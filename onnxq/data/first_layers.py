@@ -82,7 +82,7 @@ def upper_bound(node: Node) -> float | None:
     return float(bound) if bound is not None and bound < MOST_BOUND else None
 
 
-def saturated_share(taps: Taps, samples: Sequence[Sample], node: Node) -> float:
+def saturated_share(taps: LayerInputs, samples: Sequence[Sample], node: Node) -> float:
     """Return the share of an activation's values that are at its bounds, to a hundredth: both of them but for Clip."""
     bound, values = upper_bound(node), [value for value in node.outputs if value is not None]
     if bound is None:
@@ -98,7 +98,7 @@ def _has_constants(node: Node, *slots: int) -> bool:
     return all(value is not None and value.constant is not None for value in values)
 
 
-class Taps:
+class LayerInputs:
     """Runs what a model computes up to some values.
 
     Args:
@@ -131,7 +131,7 @@ def _keep(found: dict[Value, np.ndarray], value: Value) -> Callable[[np.ndarray]
     return lambda array: found.__setitem__(value, array)
 
 
-def batchnorm_misfit(taps: Taps, samples: Sequence[Sample], nodes: Sequence[Node]) -> float:
+def batchnorm_misfit(taps: LayerInputs, samples: Sequence[Sample], nodes: Sequence[Node]) -> float:
     """Return how far what BatchNormalization nodes read is from their running mean and variance.
 
     For a channel with mean m and deviation s of what is read, and μ and σ of the node, the distance is
@@ -193,7 +193,7 @@ class Influence:
 FRACTION = 128.0
 
 
-def influences(taps: Taps, samples: Sequence[Sample], nodes: Sequence[Node], name: str) -> list[Influence]:
+def influences(taps: LayerInputs, samples: Sequence[Sample], nodes: Sequence[Node], name: str) -> list[Influence]:
     """Measure how much an input moves the layers that have a bias before or in them.
 
     Values that a model was trained with and its biases are of one order. Far below, the bias is all that a layer

@@ -13,7 +13,7 @@ from onnxq.data.conventions import OtherValues, other_values
 from onnxq.data.first_layers import (
     FirstLayers,
     Influence,
-    Taps,
+    LayerInputs,
     batchnorm_misfit,
     first_layers,
     influences,
@@ -55,7 +55,7 @@ def normalization_warnings(
         ModelError: The first layers cannot be evaluated.
 
     """
-    taps = Taps(model)
+    taps = LayerInputs(model)
     inputs = [
         _Input(model, taps, samples, summary, name in files)
         for name, summary in summaries.items()
@@ -65,7 +65,7 @@ def normalization_warnings(
     return found or list(_of_all(taps, samples, inputs))
 
 
-def _of_all(taps: Taps, samples: Sequence[Sample], inputs: Sequence[_Input]) -> Iterator[WarningLine]:
+def _of_all(taps: LayerInputs, samples: Sequence[Sample], inputs: Sequence[_Input]) -> Iterator[WarningLine]:
     """Yield a warning where BatchNormalization that depends on several inputs was trained with other values."""
     shared = [(one, one.layers.shared) for one in inputs if one.layers.shared and not one.layers.normalizations]
     if shared and batchnorm_misfit(taps, samples, shared[0][1]) > SURELY_WRONG:
@@ -80,7 +80,9 @@ def _misfit_of(values: str, node: Node) -> str:
 class _Input:
     """One input and the layers behind it."""
 
-    def __init__(self, model: Model, taps: Taps, samples: Sequence[Sample], summary: InputSummary, files: bool) -> None:
+    def __init__(
+        self, model: Model, taps: LayerInputs, samples: Sequence[Sample], summary: InputSummary, files: bool
+    ) -> None:
         self.taps, self.samples, self.summary, self.files = taps, samples, summary, files
         self.name = summary.name
         self.layers: FirstLayers = first_layers(model, self.name)

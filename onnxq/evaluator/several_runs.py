@@ -16,11 +16,11 @@ from onnxq.evaluator.schedule import Step
 from onnxq.runtime.workers import submit_alone, worker_count
 
 WORTH = 1 << 18  # bytes that a node reads and gives, below which handing it to a thread costs more than it saves
-Compute = Callable[[Sequence[Run], Step], None]
+ComputeNode = Callable[[Sequence[Run], Step], None]
 
 
 @contextmanager
-def several_runs() -> Iterator[Compute]:
+def several_runs() -> Iterator[ComputeNode]:
     """Yield what computes a node in each of several runs; they may run different schedules at different times."""
     count = worker_count()
     with ThreadPoolExecutor(count, thread_name_prefix="onnxq-run") as pool:

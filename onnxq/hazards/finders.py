@@ -13,8 +13,8 @@ from onnxq.hazards.table import Fact
 from onnxq.ir import Model, Node, Tensor, Value
 from onnxq.ir.graph import MICROSOFT
 
-Found = tuple[Node, dict[str, Fact]]
-Finder = Callable[[Model], Iterator[Found]]
+Occurrence = tuple[Node, dict[str, Fact]]
+Finder = Callable[[Model], Iterator[Occurrence]]
 BITS: dict[int, int] = {
     TensorProto.INT8: 8,
     TensorProto.UINT8: 8,
@@ -41,7 +41,7 @@ CONVOLUTIONS = ("ConvInteger", "QLinearConv", "Conv")
 PAIRED = ("MatMul", "Gemm", "Conv")
 
 
-def matmulnbits(model: Model) -> Iterator[Found]:
+def matmulnbits(model: Model) -> Iterator[Occurrence]:
     """Yield the MatMulNBits nodes: `bits`, `block_size`, `level`, `zero_points`, `g_idx`, `parameters`.
 
     `parameters` says of scales and zero points when onnxruntime knows them, the latest of both. `stored` is when it
@@ -87,7 +87,7 @@ def _fixed(value: Value | None) -> str:
     return "folded" if known else "computed"
 
 
-def block_lookup(model: Model) -> Iterator[Found]:
+def block_lookup(model: Model) -> Iterator[Occurrence]:
     """Yield the GatherBlockQuantized nodes: `bits`, and `codes`, the type of their table."""
     for node in model.graph.walk():
         if node.op_type == "GatherBlockQuantized" and node.domain == MICROSOFT:
@@ -96,7 +96,7 @@ def block_lookup(model: Model) -> Iterator[Found]:
             yield node, {"bits": node.attribute("bits", 4), "codes": "uint8" if unsigned else "other"}
 
 
-def weight_only_product(model: Model) -> Iterator[Found]:
+def weight_only_product(model: Model) -> Iterator[Occurrence]:
     """Yield the float products whose weight stands behind DequantizeLinear as onnxruntime takes it for MatMulNBits.
 
     The weight is a constant matrix on the right. It has one scale, scales along its columns, or blocks of 16 and more
@@ -129,7 +129,7 @@ def weight_only_product(model: Model) -> Iterator[Found]:
         )
 
 
-def transposed_weight(model: Model) -> Iterator[Found]:
+def transposed_weight(model: Model) -> Iterator[Occurrence]:
     """Yield the products whose weight is dequantized, then transposed: `operator`, `bare`, `scales`.
 
     `bare` are signed codes without zero points, `scales` is `tensor` or `channel`. Blocks are left out.
@@ -144,7 +144,7 @@ def transposed_weight(model: Model) -> Iterator[Found]:
         yield node, {"operator": node.op_type, "bare": _is_bare(maker, codes), "scales": scales}
 
 
-def find_integer_products(model: Model) -> Iterator[Found]:
+def find_integer_products(model: Model) -> Iterator[Occurrence]:
     """Yield the products that compute on codes with a constant weight.
 
     Facts:

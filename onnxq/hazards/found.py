@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from onnxq.hazards.finders import FINDERS, Found
+from onnxq.hazards.finders import FINDERS, Occurrence
 from onnxq.hazards.processor import this_processor
 from onnxq.hazards.table import Hazard, Version, first_version, load_hazards, version_of
 from onnxq.ir import Model
@@ -51,7 +51,7 @@ def find_hazards(
     """
     known = _installed() if version is None else version_of(version)
     local = this_processor() if processor is None else processor
-    sites: dict[str, list[Found]] = {}
+    sites: dict[str, list[Occurrence]] = {}
     found = []
     for row in load_hazards():
         if row.finder not in sites:

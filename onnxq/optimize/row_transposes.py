@@ -26,7 +26,7 @@ LEAST_ELEMENTS = 4096  # fewer take no longer than the nodes that come in
 ROW = 8  # elements that stay side by side from which on moving them is fast whatever the order
 ORDERING = ("Transpose", "DepthToSpace")
 Axes = tuple[int, ...]
-Step = tuple[tuple[Axes, ...], tuple[Axes, ...]]
+AxisMove = tuple[tuple[Axes, ...], tuple[Axes, ...]]
 T = TypeVar("T")
 
 
@@ -86,7 +86,7 @@ def _patch(node: Node) -> Patch | None:
     return patch
 
 
-def _shapes(order: _Order, steps: Sequence[Step], last: Node | None) -> list[np.ndarray] | None:
+def _shapes(order: _Order, steps: Sequence[AxisMove], last: Node | None) -> list[np.ndarray] | None:
     """Return what the Reshapes read: one in front of each step, and one behind the last."""
     found, lies = [], order.read
     for before, after in steps:
@@ -193,7 +193,7 @@ def _runs(items: Sequence[T], order: Sequence[T]) -> list[list[T]]:
     return runs
 
 
-def _moves(wanted: Sequence[Axes], groups: tuple[Axes, ...]) -> list[Step] | None:
+def _moves(wanted: Sequence[Axes], groups: tuple[Axes, ...]) -> list[AxisMove] | None:
     """Find two moves of a single group each that lead to an order: what they start from, and what comes out.
 
     The second starts from groups that are joined again: at least two of the first are adjacent then. If one move is
@@ -217,7 +217,7 @@ def _moves(wanted: Sequence[Axes], groups: tuple[Axes, ...]) -> list[Step] | Non
     return best
 
 
-def _joined(before: tuple[Axes, ...], after: tuple[Axes, ...]) -> Step:
+def _joined(before: tuple[Axes, ...], after: tuple[Axes, ...]) -> AxisMove:
     """Join groups that the second move leaves together."""
     runs = _runs(before, after)
     joined = {run[0]: tuple(axis for group in run for axis in group) for run in runs}

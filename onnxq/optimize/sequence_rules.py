@@ -164,9 +164,9 @@ def _transpose(node: Node, shapes: Shapes) -> Swappable | None:
     return _first(node, shapes) if list(node.attribute("perm") or ())[:2] == [0, 1] else None
 
 
-Rule = Callable[[Node, Shapes], Swappable | None]
+SwapRule = Callable[[Node, Shapes], Swappable | None]
 ELEMENTWISE = operators_with(Trait.ELEMENTWISE) - {"PRelu"} | {"Cast"}  # a slope is broadcast one way only
-RULES: dict[str, Rule] = {
+RULES: dict[str, SwapRule] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(("DequantizeLinear", "QuantizeLinear"), _by_one_scale),
     **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _normalised),

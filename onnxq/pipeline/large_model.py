@@ -26,7 +26,7 @@ from onnxq.planning.decision import Choices
 from onnxq.report import Report, activation_records
 from onnxq.rounding.block_solver import BlockSolution
 from onnxq.rounding.layer_by_layer import block_jobs, can_step, round_layer_by_layer
-from onnxq.rounding.weights import Key, Weights
+from onnxq.rounding.weights import WeightKey, Weights
 from onnxq.runtime.memory import trim_heap
 from onnxq.search.budget import RAISE, BudgetCheck, bits_by_size
 from onnxq.search.mixed_bits import keep_to_loss, mixed_weights, said_bits
@@ -149,7 +149,7 @@ def _with_bits_by_loss(
 
 def _block_solutions(
     prepared: Prepared, samples: Sequence[Mapping[str, Any]], spool: Spool
-) -> dict[Key, BlockSolution]:
+) -> dict[WeightKey, BlockSolution]:
     """Choose codes of weights in blocks layer by layer on samples; none without samples."""
     if not samples:
         return {}

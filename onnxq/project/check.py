@@ -32,7 +32,7 @@ from onnxq.project.provenance import (
     recorded_runtime,
     was_altered,
 )
-from onnxq.project.rules import Rule, check_codes, is_ignored
+from onnxq.project.rules import CheckRule, check_codes, is_ignored
 from onnxq.targets.host import available_processors
 from onnxq.verification.records import Comparison
 from onnxq.verification.wellformed import find_defects
@@ -52,7 +52,7 @@ class Finding:
     """
 
     path: Path
-    rule: Rule
+    rule: CheckRule
     message: str
 
     def __str__(self) -> str:
@@ -189,7 +189,7 @@ def _stale(entry: Entry, source: Model, quantized: Model) -> list[Finding]:
         found = changes(entry, quantized.metadata.get(INPUTS), gather(entry, source), _met(entry, quantized))
     except OnnxqError as error:
         return [Finding(entry.quantized, "stale-unknown", f"may be out of date: {error.message}")]
-    said: dict[Rule, list[str]] = {}
+    said: dict[CheckRule, list[str]] = {}
     for change in found:
         said.setdefault(change.rule, []).append(change.sentence)
     return [Finding(entry.quantized, rule, f"is out of date: {'; '.join(each)}") for rule, each in said.items()]

@@ -34,7 +34,7 @@ SHORTEST = 4  # letters of a part of a name that tells models apart
 
 
 @dataclass(frozen=True)
-class Found:
+class ProjectFiles:
     """Models and data below a folder.
 
     Attributes:
@@ -63,7 +63,7 @@ class Fit:
     is_unnamed: bool
 
 
-def find(root: Path) -> Found:
+def find(root: Path) -> ProjectFiles:
     """List the models and the data below a folder, without those of hidden folders, environments and caches."""
     models: list[Path] = []
     data: list[Path] = []
@@ -73,7 +73,7 @@ def find(root: Path) -> Found:
         data += [path for path in names if path.suffix.lower() in (*ARRAYS, *SENTENCES)]
         if folder != root and _is_data(folder, files):
             data.append(folder)
-    return Found(tuple(sorted(models)), tuple(sorted(_without_parts(data))))
+    return ProjectFiles(tuple(sorted(models)), tuple(sorted(_without_parts(data))))
 
 
 def role(path: Path, root: Path) -> Role:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from onnxq.errors import OnnxqError, ProjectError
 from onnxq.ir import Model, infer_types, load
-from onnxq.project.find_data import Fit, Found, find, fit, role
+from onnxq.project.find_data import Fit, ProjectFiles, find, fit, role
 from onnxq.stages.files import open_data
 from onnxq.verification.ort_graph import quantized_already
 
@@ -130,7 +130,7 @@ def _why(left_out: Sequence[tuple[str, str]]) -> str:
     return f": {left_out[0][0]} {left_out[0][1]}" if left_out else ""
 
 
-def _proposal(path: Path, model: Model, found: Found, root: Path, *, alone: bool) -> Proposal:
+def _proposal(path: Path, model: Model, found: ProjectFiles, root: Path, *, alone: bool) -> Proposal:
     infer_types(model)
     refused: list[tuple[str, str]] = []
     by_fit: dict[Fit, list[Path]] = {}

@@ -31,7 +31,7 @@ from onnxq.ir.wire import fields
 from onnxq.pipeline.options import QuantizeOptions, declarations
 from onnxq.planning.recipe import Recipe, choose_recipe
 from onnxq.project.entry import Entry
-from onnxq.project.rules import Rule
+from onnxq.project.rules import CheckRule
 from onnxq.targets.host import host_family, processor_name
 from onnxq.text import join_words
 from onnxq.verification.records import Comparison, MetricComparison, OutputComparison
@@ -112,7 +112,7 @@ def chosen_recipe(entry: Entry) -> Recipe:
 class ChangedInput(NamedTuple):
     """Something that a model was built from and that is another one now."""
 
-    rule: Rule
+    rule: CheckRule
     sentence: str
 
 

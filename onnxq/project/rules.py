@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from onnxq.errors import ProjectError
 from onnxq.text import did_you_mean
 
-Rule = Literal[
+CheckRule = Literal[
     "missing",
     "missing-data",
     "unreadable",
@@ -29,17 +29,17 @@ Rule = Literal[
     "below-threshold",
     "onnxruntime",
 ]
-RULES: tuple[Rule, ...] = get_args(Rule)
+RULES: tuple[CheckRule, ...] = get_args(CheckRule)
 STALE = "stale"  # stands for all codes that begin so
 NAMES = (STALE, *RULES)
 
 
-def is_stale(rule: Rule) -> bool:
+def is_stale(rule: CheckRule) -> bool:
     """Whether a finding says that a model is out of date."""
     return rule.startswith(f"{STALE}-")
 
 
-def is_ignored(rule: Rule, ignore: Iterable[str]) -> bool:
+def is_ignored(rule: CheckRule, ignore: Iterable[str]) -> bool:
     """Whether a finding is switched off.
 
     Args:

@@ -18,8 +18,8 @@ from onnx import TensorProto
 
 from onnxq.ir import Graph, Node, Value
 
-Arrays = Mapping[Value, np.ndarray]
-Known = Callable[[Value], "np.ndarray | None"]
+ValueArrays = Mapping[Value, np.ndarray]
+ValueLookup = Callable[[Value], "np.ndarray | None"]
 
 DENORMAL = -87.0  # its exponential is just no denormal
 # How far below a row's greatest score a masked one may lie: what comes of it is divided by the sum, of up to e^7
@@ -108,7 +108,7 @@ class Masked:
     rows: int = 0
     samples: int = 0
 
-    def look(self, arrays: Arrays) -> None:
+    def look(self, arrays: ValueArrays) -> None:
         """Add what one sample has for the terms."""
         with np.errstate(all="ignore"):
             total = np.atleast_1d(_sum(self.scores, arrays))
@@ -128,7 +128,7 @@ class Masked:
                 if deep <= set(_terms(value)):
                     self._look_at_sum(value, arrays, top)
 
-    def _look_at_sum(self, value: Value, arrays: Arrays, top: np.ndarray) -> None:
+    def _look_at_sum(self, value: Value, arrays: ValueArrays, top: np.ndarray) -> None:
         """Take a value inside the sum for the mask, and all else for the scores."""
         mask, raw = (np.atleast_1d(_sum(v, arrays, without)) for v, without in ((value, None), (self.scores, value)))
         floor = is_masked(mask.max(axis=-1, keepdims=True))
@@ -188,7 +188,7 @@ def is_masked(greatest: np.ndarray) -> np.ndarray:
     return np.where(greatest < 0, np.float32(SINKING) * greatest, greatest)
 
 
-def find_masked(graph: Graph, opset: int, known: Known, besides: Collection[Value] = ()) -> list[Masked]:
+def find_masked(graph: Graph, opset: int, known: ValueLookup, besides: Collection[Value] = ()) -> list[Masked]:
     """Find what may be a Softmax of masked scores; what samples say about it decides.
 
     Args:
@@ -227,7 +227,7 @@ def _before_reshape(value: Value) -> Value:
     return _before_reshape(source) if isinstance(last, int) and last == value.shape[-1] else value
 
 
-def _choice(scores: Value, known: Known) -> tuple[int, float] | None:
+def _choice(scores: Value, known: ValueLookup) -> tuple[int, float] | None:
     """Tell which input of a Where is a number, and which number."""
     node = scores.producer
     if node is None or node.op_type != "Where" or node.domain:
@@ -274,7 +274,7 @@ def _terms(value: Value) -> list[Value]:
     return found
 
 
-def _sum(value: Value, arrays: Arrays, without: Value | None = None) -> np.ndarray:
+def _sum(value: Value, arrays: ValueArrays, without: Value | None = None) -> np.ndarray:
     """Add up a part of a sum, or all but a part of it."""
     node = _adding(value)
     if value in arrays or node is None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxq.ir import Patch
 from onnxq.ops.forms.per_row import reduce_max
-from onnxq.rescaling.attention_masks import DEEPEST, SINKING, Known, Masked, is_masked
+from onnxq.rescaling.attention_masks import DEEPEST, SINKING, Masked, ValueLookup, is_masked
 
 # By kernels of onnxruntime 1.31 on one core: a denormal, the nodes of a limit, and a row and an element that they treat
 DENORMAL_NS, NODES_NS, ROW_NS, ELEMENT_NS = 4.0, 3500.0, 50.0, 0.7
@@ -41,7 +41,7 @@ class Limited:
         return saved > spent + self.readers[0].samples * NODES_NS
 
 
-def choose_limits(found: Iterable[Masked], known: Known) -> list[Limited]:
+def choose_limits(found: Iterable[Masked], known: ValueLookup) -> list[Limited]:
     """Choose limits that pay: for a mask one for all that read it, the highest that one of them needs.
 
     Layers that need a lower limit share one with others of that kind. If no mask serves all

@@ -33,7 +33,7 @@ from onnxq.rounding.checkpoint import Checkpoint
 from onnxq.rounding.jobs import WeightRows
 from onnxq.rounding.prefix_error import InputErrors, Pair, compensated
 from onnxq.rounding.tied_tables import tied_tables
-from onnxq.rounding.weights import Key, WeightSpec, finite_rows, searched_weights
+from onnxq.rounding.weights import WeightKey, WeightSpec, finite_rows, searched_weights
 from onnxq.runtime.blas_threads import single_threaded_blas
 from onnxq.runtime.memory import trim_heap
 from onnxq.runtime.workers import run_in_order
@@ -78,7 +78,7 @@ class BlockJob:
     corrects: bool = False
 
     @property
-    def key(self) -> Key:
+    def key(self) -> WeightKey:
         """The key of the solution."""
         assert self.weight.constant is not None
         return self.weight.constant, self.coding
@@ -140,7 +140,7 @@ def round_layer_by_layer(
     samples: Sequence[Mapping[str, Any]],
     spool: Spool | None = None,
     checkpoint: Checkpoint | None = None,
-) -> dict[Key, BlockSolution]:
+) -> dict[WeightKey, BlockSolution]:
     """Choose codes for weights in blocks, each on inputs that the quantized layers before give.
 
     A large model is run in float32, and its search for codes is shorter.
@@ -199,7 +199,7 @@ class Arrival:
         return value
 
 
-Pause = tuple[Key, list[Arrival]]
+Pause = tuple[WeightKey, list[Arrival]]
 
 
 class _Walk:
@@ -212,14 +212,14 @@ class _Walk:
     def __init__(self, model: Model, jobs: Sequence[BlockJob], shelf: Shelf | None) -> None:
         self.large, self.shelf = is_large(model), shelf
         self.jobs = {job.key: job for job in jobs}
-        self.found: dict[Key, BlockSolution] = {}
+        self.found: dict[WeightKey, BlockSolution] = {}
         self._evaluator = Evaluator(model, wide=not self.large, changing={job.weight for job in jobs})
         self._by_node = {node: job for job in jobs for node in job.readers if _is_stepped(node, model)}
         self._left = set(self._by_node)
         self._corrects = any(job.corrects for job in jobs)
         self._known: Inputs = {}
 
-    def begin(self, samples: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Key, list[Arrival]]]:
+    def begin(self, samples: Sequence[Mapping[str, Any]]) -> Iterator[tuple[WeightKey, list[Arrival]]]:
         """Visit weights with the layers that read them; each has to be in `found` before the next."""
         runs = [self._evaluator.begin(sample) for sample in samples]
         return self._through(self._evaluator.steps, runs, [])
@@ -295,12 +295,12 @@ class _Walk:
 
 
 def _side_by_side(
-    walks: Sequence[Iterator[Pause]], jobs: Mapping[Key, BlockJob], left: Collection[Node]
+    walks: Sequence[Iterator[Pause]], jobs: Mapping[WeightKey, BlockJob], left: Collection[Node]
 ) -> Iterator[Pause]:
     """Advance several walks, and pause for the weight that the fewest layers have still to come to."""
     paused = {walk: pause for walk in walks if (pause := next(walk, None)) is not None}
     while paused:
-        waiting: dict[Key, list[Arrival]] = {}
+        waiting: dict[WeightKey, list[Arrival]] = {}
         for key, arrivals in paused.values():
             waiting.setdefault(key, []).extend(arrivals)
         key = min(waiting, key=lambda one: len(jobs[one].readers.keys() & left) - len(waiting[one]))
@@ -340,7 +340,7 @@ def _advance(
     step: Step,
     runs: Sequence[Run],
     job: BlockJob | None,
-    found: Mapping[Key, BlockSolution],
+    found: Mapping[WeightKey, BlockSolution],
     shelf: Shelf | None,
 ) -> None:
     """Run a node on all samples, several at a time, with the weight that its codes stand for."""
@@ -424,7 +424,7 @@ def _columns(n: int) -> int:
     return n if parts == 1 else -(-n // (parts * LARGEST_BLOCK)) * LARGEST_BLOCK
 
 
-def round_on_moments(jobs: Sequence[BlockJob], layers: MeasuredLayers, stats: Stats) -> dict[Key, BlockSolution]:
+def round_on_moments(jobs: Sequence[BlockJob], layers: MeasuredLayers, stats: Stats) -> dict[WeightKey, BlockSolution]:
     """Choose codes for weights in blocks on statistics of the float model."""
     with working("round") as advance, single_threaded_blas():
         found = {}

@@ -30,7 +30,7 @@ LEAST_GAIN = 1e-4  # of the error: a weight that gains less stays as it is
 PROBED = 256  # channels of a large weight, which choose for all
 
 Pair = tuple[np.ndarray, np.ndarray]
-Samples = Callable[[], Iterable[Pair]]
+PairSource = Callable[[], Iterable[Pair]]
 
 
 class Choice(NamedTuple):
@@ -121,7 +121,7 @@ class InputErrors:
 
     """
 
-    def __init__(self, samples: Samples, moments: LayerMoments, keep: Callable[[np.ndarray], np.ndarray]) -> None:
+    def __init__(self, samples: PairSource, moments: LayerMoments, keep: Callable[[np.ndarray], np.ndarray]) -> None:
         self._moments, self.parts = moments, []
         unfolding = moments.unfolding
         for start in range(0, unfolding.n, moments.block):
@@ -153,7 +153,7 @@ class InputErrors:
 
 
 def compensated(
-    rows: np.ndarray, samples: Samples, moments: LayerMoments, errors: Callable[[], InputErrors]
+    rows: np.ndarray, samples: PairSource, moments: LayerMoments, errors: Callable[[], InputErrors]
 ) -> np.ndarray:
     """Return the weight to choose codes for.
 

@@ -10,7 +10,7 @@ from onnxq.rounding.block_solver import BlockSolution
 from onnxq.rounding.gptq import Method, RoundedWeight
 from onnxq.rounding.jobs import RoundingJob
 
-Moments = Literal["full", "block-diagonal", "diagonal", "none"]
+MomentsKind = Literal["full", "block-diagonal", "diagonal", "none"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class RoundingSummary:
     bits: int
     method: Method
     gain: float
-    moments: Moments
+    moments: MomentsKind
     columns: int
     block: int
 
@@ -41,7 +41,7 @@ class RoundingSummary:
 def chosen_weight(job: RoundingJob, rounded: RoundedWeight) -> RoundingSummary:
     """Describe the outcome of a rounding job."""
     columns, block = job.rows.shape[1], job.moments.block if job.moments is not None else 0
-    kind: Moments = (
+    kind: MomentsKind = (
         "none" if not block else "full" if block >= columns else "diagonal" if block == 1 else "block-diagonal"
     )
     return RoundingSummary(job.readers, job.bits, rounded.method, rounded.gain, kind, columns, block)
@@ -49,7 +49,7 @@ def chosen_weight(job: RoundingJob, rounded: RoundedWeight) -> RoundingSummary:
 
 def chosen_blocks(readers: tuple[str, ...], bits: int, solution: BlockSolution, columns: int) -> RoundingSummary:
     """Describe how a weight in blocks was rounded."""
-    kind: Moments = "none" if solution.method == "weight error" else "full"
+    kind: MomentsKind = "none" if solution.method == "weight error" else "full"
     return RoundingSummary(readers, bits, solution.method, solution.gain, kind, columns, columns)
 
 

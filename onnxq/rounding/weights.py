@@ -65,7 +65,7 @@ class WeightSpec:
 
 
 MOST_FLOORED = 64  # weights whose codes with a least scale are kept
-Key = tuple[Tensor, WeightSpec]  # copies of a model share the tensors of their weights
+WeightKey = tuple[Tensor, WeightSpec]  # copies of a model share the tensors of their weights
 
 
 class Weights:
@@ -98,21 +98,21 @@ class Weights:
         remark: str = "",
         quick: bool = False,
         exact: bool = False,
-        solutions: Mapping[Key, BlockSolution] | None = None,
+        solutions: Mapping[WeightKey, BlockSolution] | None = None,
     ) -> None:
         self._spool, self._remark, self._exact = spool, remark, exact
-        self._solutions: dict[Key, BlockSolution] = dict(solutions or {})
-        self._blocks: dict[Key, BlockCodes] = {}
-        self._block_readers: dict[Key, dict[str, None]] = {}
-        self._jobs: dict[Key, RoundingJob] = {}
+        self._solutions: dict[WeightKey, BlockSolution] = dict(solutions or {})
+        self._blocks: dict[WeightKey, BlockCodes] = {}
+        self._block_readers: dict[WeightKey, dict[str, None]] = {}
+        self._jobs: dict[WeightKey, RoundingJob] = {}
         if plan is not None:
             jobs = rounding_jobs(plan, qparams or {}, stats or Stats(), layers or MeasuredLayers([]))
             self._jobs = {key: replace(job, quick=quick) for key, job in jobs.items()}
-        self._rounded: dict[Key, RoundedWeight] = solve_all(self._jobs) if self._jobs else {}
-        self._known: dict[Key, RoundingResult] = {}
-        self._above_floors: dict[tuple[Key, bytes], RoundingResult] = {}
+        self._rounded: dict[WeightKey, RoundedWeight] = solve_all(self._jobs) if self._jobs else {}
+        self._known: dict[WeightKey, RoundingResult] = {}
+        self._above_floors: dict[tuple[WeightKey, bytes], RoundingResult] = {}
         self._cures: dict[tuple[str, Tensor], SaturationCure] = {}
-        self._saturating: dict[Key, tuple[int, bool]] = {}  # pairs that could, and whether samples tell
+        self._saturating: dict[WeightKey, tuple[int, bool]] = {}  # pairs that could, and whether samples tell
 
     @property
     def fitted(self) -> bool:
@@ -258,7 +258,7 @@ class Weights:
         weight.constant.release()
         return self.keep(coded[0]), coded[1]
 
-    def _chosen_as(self, key: Key) -> Key:
+    def _chosen_as(self, key: WeightKey) -> WeightKey:
         """Find the coding for which the codes of a weight were searched, if not the one that is asked for."""
         if not self._rounded or key in self._rounded:
             return key
@@ -325,9 +325,9 @@ def searched_weights(plan: Plan) -> dict[tuple[Value, WeightSpec], list[Node]]:
 
 def rounding_jobs(
     plan: Plan, qparams: Mapping[Value, QParams], stats: Stats, layers: MeasuredLayers
-) -> dict[Key, RoundingJob]:
+) -> dict[WeightKey, RoundingJob]:
     """List the weights whose codes are worth choosing: matrices and kernels with one scale for each output channel."""
-    jobs: dict[Key, RoundingJob] = {}
+    jobs: dict[WeightKey, RoundingJob] = {}
     for (weight, coding), nodes in searched_weights(plan).items():
         if coding.zero_points:
             continue

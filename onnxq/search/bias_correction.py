@@ -19,7 +19,7 @@ import numpy as np
 from onnxq.data.samples import Sample, Samples, few_samples
 from onnxq.errors import ModelError
 from onnxq.evaluator import Evaluator, Run, Step, arithmetic
-from onnxq.evaluator.several_runs import Compute, several_runs
+from onnxq.evaluator.several_runs import ComputeNode, several_runs
 from onnxq.ir import Model, Node, Patch, Value, commit
 from onnxq.planning.decision import Choices, Plan
 from onnxq.planning.planner import node_key
@@ -225,7 +225,7 @@ class _SideBySide:
         self._exact = {place.exact for place in found.values()}
         self._ahead = iter(self._steps[0])
         self._means: dict[str, list[np.ndarray]] = {}
-        self._compute: Compute
+        self._compute: ComputeNode
 
     def run(self) -> dict[str, np.ndarray]:
         """Run both models once; gives what to add to each bias, float64 by channel, by the key of its place."""

@@ -29,7 +29,7 @@ from onnxq.ops.kernels.softmax import log_softmax
 from onnxq.progress import working
 from onnxq.rounding.block_solver import solve_blocks
 from onnxq.rounding.layer_by_layer import Arrival, BlockJob, Inputs, advance_runs, measured_input
-from onnxq.rounding.weights import Key
+from onnxq.rounding.weights import WeightKey
 from onnxq.runtime.blas_threads import single_threaded_blas
 from onnxq.search.resolution import resolved_noise
 
@@ -43,7 +43,7 @@ TINY = 1e-300
 
 def measure_losses(
     model: Model, jobs: Sequence[BlockJob], samples: Sequence[Mapping[str, Any]], spool: Spool | None = None
-) -> dict[Key, dict[int, float]]:
+) -> dict[WeightKey, dict[int, float]]:
     """Measure what the outputs lose if one weight alone is rounded, in blocks as its job says but for the bits.
 
     The loss of a decoder is the Kullback-Leibler divergence of the next token. Elsewhere it is the sum of squared
@@ -90,9 +90,9 @@ class _Probes:
         for run in self.exact:
             run.keep.update(self.outputs)
         self.probed = _affordable(model, jobs, samples)
-        self.runs: dict[Key, list[Run]] = {}
+        self.runs: dict[WeightKey, list[Run]] = {}
         self.left = {job.key: {node for node, one in self.jobs.items() if one is job} for job in jobs}
-        self.shares: dict[Key, dict[int, float]] = {}
+        self.shares: dict[WeightKey, dict[int, float]] = {}
         self._known: Inputs = {}
 
     def begin(self, step: Step) -> None:
@@ -119,7 +119,7 @@ class _Probes:
             for run in self.runs[job.key]:
                 run.values[job.weight] = self.exact[0].values[job.weight]
 
-    def losses(self) -> dict[Key, dict[int, float]]:
+    def losses(self) -> dict[WeightKey, dict[int, float]]:
         """Bring all runs to their end, and return the loss of each weight by its bits."""
         self._known.clear()
         references = [self._finish(run) for run in self.exact[: self.probed]]

@@ -43,7 +43,7 @@ NORMAL_90 = 1.645  # standard errors on either side that hold nine in ten values
 # models with it and 12 without; three of the others have samples of another kind. See docs/benchmarks.md
 BETWEEN_SETS = 1.5
 DECIBEL = 10 / math.log(10)  # of a factor, in units of its logarithm
-Rows = Sequence[Sequence[Difference]]  # for each sample, how each output differs
+SampleDifferences = Sequence[Sequence[Difference]]  # for each sample, how each output differs
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,9 @@ def _fitted_on(variants: Variants, choices: Choices, fitting: Samples) -> Model 
     return rewrite(spare.model, spare.plan, qparams, weights)
 
 
-def overfitting(names: Sequence[str], seen: Rows, unseen: Rows, samples: int) -> Iterator[Overfitting]:
+def overfitting(
+    names: Sequence[str], seen: SampleDifferences, unseen: SampleDifferences, samples: int
+) -> Iterator[Overfitting]:
     """Compare each output on samples that a model was fitted on with the same samples where it was not.
 
     Args:

@@ -19,7 +19,7 @@ from onnxq.runtime.workers import run_in_order
 from onnxq.verification.error_stats import Difference
 
 KEPT_BYTES = 256 << 20  # of float outputs
-Key = tuple[int, ...]  # of a sample: the identities of its arrays
+SampleKey = tuple[int, ...]  # of a sample: the identities of its arrays
 
 
 class Computed(NamedTuple):
@@ -48,17 +48,17 @@ class FloatOutputs:
 
     def __init__(self, baseline: Model, names: list[str]) -> None:
         self._baseline, self._names = baseline, names
-        self._known: dict[Key, Computed] = {}
+        self._known: dict[SampleKey, Computed] = {}
         self._kept, self._lock = 0, Lock()
         self._session: Session | None = None
         self.bytes = 0
-        self._judged: dict[bytes, dict[Key, list[Difference]]] = {}
+        self._judged: dict[bytes, dict[SampleKey, list[Difference]]] = {}
 
-    def judged(self, digest: bytes) -> dict[Key, list[Difference]]:
+    def judged(self, digest: bytes) -> dict[SampleKey, list[Difference]]:
         """Return how far a variant is off on samples that it was run on before, to be added to, by its digest."""
         return self._judged.setdefault(digest, {})
 
-    def key(self, sample: Sample) -> Key | None:
+    def key(self, sample: Sample) -> SampleKey | None:
         """Return what a sample is found by; None where it is not kept, so that its arrays may give way to others."""
         key = _key(sample)
         return key if key in self._known else None
@@ -100,5 +100,5 @@ class FloatOutputs:
         return Computed(sample, dict(zip(self._names, found, strict=True)))
 
 
-def _key(sample: Sample) -> Key:
+def _key(sample: Sample) -> SampleKey:
     return tuple(map(id, sample.values()))

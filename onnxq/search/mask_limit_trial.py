@@ -12,7 +12,7 @@ from onnxq.ir import Model, Value, commit
 from onnxq.ir.shape_inference.dims import product
 from onnxq.ir.shape_inference.symbolic import Shapes
 from onnxq.ir.shape_inference.types import infer_types
-from onnxq.rescaling.attention_masks import DEEPEST, Known, Masked, find_masked
+from onnxq.rescaling.attention_masks import DEEPEST, Masked, ValueLookup, find_masked
 from onnxq.rescaling.mask_limits import Limited, choose_limits, limit_patch
 from onnxq.runtime.session import InMemory, SessionError, open_session, run_session
 from onnxq.search.held_out import HoldoutSplit, scores
@@ -88,7 +88,7 @@ def _look(model: Model, found: Sequence[Masked], samples: Samples) -> None:
             break
 
 
-def _known(model: Model) -> Known:
+def _known(model: Model) -> ValueLookup:
     """Make what gives the elements of a value that is the same at every run, and small enough to be stored."""
     shapes = Shapes(model.graph, model.opset)
     most = SHARE * model.weight_bytes

@@ -29,7 +29,7 @@ from onnxq.planning.planner import form_of
 from onnxq.rounding.block_solver import BlockSolution
 from onnxq.rounding.layer_by_layer import BlockJob, block_jobs, can_step
 from onnxq.rounding.tied_tables import tied_tables
-from onnxq.rounding.weights import Key, Weights
+from onnxq.rounding.weights import WeightKey, Weights
 from onnxq.search.bit_losses import measure_losses
 from onnxq.search.mixed_precision import shortest_prefix
 from onnxq.search.size_search import written_bytes
@@ -142,7 +142,7 @@ def _possible(prepared: Prepared, job: BlockJob, bits: int) -> bool:
     return True
 
 
-def bits_for_size(weights: Sequence[MixedWeight], room: float) -> dict[Key, int]:
+def bits_for_size(weights: Sequence[MixedWeight], room: float) -> dict[WeightKey, int]:
     """Choose bits so that least is lost in some bytes.
 
     No weight has 2 bits where all of them can have 4: errors of 2 bits are too large to add up. With three weights of 2
@@ -217,7 +217,7 @@ def _planned_bits(weight: MixedWeight) -> int:
     return USUAL if USUAL in weight.bits else weight.bits[0]
 
 
-def _choices(weights: Sequence[MixedWeight], chosen: Mapping[Key, int]) -> Choices:
+def _choices(weights: Sequence[MixedWeight], chosen: Mapping[WeightKey, int]) -> Choices:
     made: dict[str, Override] = {}
     for weight in weights:
         made |= weight.choices(chosen[weight.job.key])
@@ -233,7 +233,7 @@ def said_bits(choices: Choices) -> tuple[str, ...]:
 
 def _expected_bytes(spare: Prepared, stats: Stats, data_file: str | None, spool: Spool | None) -> int:
     """Return the bytes of the file that a copy leads to, whose codes are of no use yet."""
-    solutions: dict[Key, BlockSolution] = {}
+    solutions: dict[WeightKey, BlockSolution] = {}
     if not spare.strategy.tries_variants and spool is not None:  # to round a large model takes long
         for seed, job in enumerate(block_jobs(spare.plan)):
             solutions[job.key] = BlockSolution(_stand_in(job, seed), "nearest").kept(spool.keep)

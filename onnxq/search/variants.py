@@ -29,7 +29,7 @@ from onnxq.rounding.weights import Weights
 from onnxq.runtime.memory import collect_garbage
 from onnxq.search.held_out import HoldoutSplit, SqnrEvaluator
 from onnxq.search.range_trial import MIN_MAX, RangeChoice, choose_ranges, with_ranges
-from onnxq.stages.measure import Known, choose_qparams, layers_needing_moments, measure, settled_kinds
+from onnxq.stages.measure import QParamsCache, choose_qparams, layers_needing_moments, measure, settled_kinds
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies, quantize_copy
 from onnxq.targets.assumed_shapes import known_count
@@ -71,7 +71,7 @@ class Variants:
         self.prepared, self.stats, self.weights, self.split = prepared, stats, weights, split
         self.baseline, self.samples = split.baseline, split.samples
         self.half, self._detailed = half, detailed
-        self._ranges: Known = {}
+        self._ranges: QParamsCache = {}
 
     @property
     def judge(self) -> SqnrEvaluator:

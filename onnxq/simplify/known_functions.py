@@ -17,7 +17,7 @@ from onnxq.ir.graph import Value
 from onnxq.ir.patch import Patch
 from onnxq.ops.kernels.activation import gelu, softplus
 
-Function = Callable[[np.ndarray], np.ndarray]
+Pointwise = Callable[[np.ndarray], np.ndarray]
 Write = Callable[[Patch, Value], Value]
 
 GELU_OPSET = 20
@@ -38,7 +38,7 @@ NANOSECONDS = {
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class KnownFunction:
     """A function and how to write it.
 
     Attributes:
@@ -52,7 +52,7 @@ class Known:
     """
 
     name: str
-    function: Function
+    function: Pointwise
     operators: tuple[str, ...]
     write: Write
     opset: int = 6
@@ -84,7 +84,7 @@ def cost(operators: Sequence[str]) -> float:
     return 0.0 if None in known else math.fsum(time for time in known if time is not None)
 
 
-def candidates(points: np.ndarray, values: np.ndarray) -> Iterator[Known]:
+def candidates(points: np.ndarray, values: np.ndarray) -> Iterator[KnownFunction]:
     """Return the functions that could be meant, their parameters read off some values.
 
     Args:
@@ -96,19 +96,21 @@ def candidates(points: np.ndarray, values: np.ndarray) -> Iterator[Known]:
     at = {point: float(values[np.flatnonzero(points == point)[0]]) for point in (-1.0, 0.0, 1.0, NEAR, -NEAR)}
     if 0 < -at[-1.0] < 1:
         alpha = float(np.float32(-at[-1.0]))
-        yield Known("LeakyRelu", partial(_leaky, alpha), ("LeakyRelu",), _operator("LeakyRelu", alpha=alpha))
+        yield KnownFunction("LeakyRelu", partial(_leaky, alpha), ("LeakyRelu",), _operator("LeakyRelu", alpha=alpha))
     with np.errstate(over="ignore"):  # a mask of the least float32 goes beyond it, and is no Clip
         low, high = float(np.float32(values.min())), float(np.float32(values.max()))
     if math.isfinite(low) and math.isfinite(high) and high - low > LEAST_WIDTH * max(abs(low), abs(high)):
-        yield Known("Clip", partial(np.clip, a_min=low, a_max=high), ("Clip",), partial(_write_clip, low, high), 11)
+        yield KnownFunction(
+            "Clip", partial(np.clip, a_min=low, a_max=high), ("Clip",), partial(_write_clip, low, high), 11
+        )
     slope, start = max(at[NEAR] - at[0.0], at[0.0] - at[-NEAR]) / NEAR, at[0.0]  # one side may be cut off
     if 0 < slope < 1 and 0 < start < 1:
         alpha, beta = float(np.float32(slope)), float(np.float32(start))
         ramp = partial(_ramp, alpha, beta)
-        yield Known("HardSigmoid", ramp, ("HardSigmoid",), _operator("HardSigmoid", alpha=alpha, beta=beta))
+        yield KnownFunction("HardSigmoid", ramp, ("HardSigmoid",), _operator("HardSigmoid", alpha=alpha, beta=beta))
     if 0.5 < at[1.0] < 1:
         factor = float(np.float32(math.log(at[1.0] / (1 - at[1.0]))))
-        yield Known("SiLU", partial(_silu, factor), ("Mul", "Sigmoid", "Mul"), partial(_write_silu, factor))
+        yield KnownFunction("SiLU", partial(_silu, factor), ("Mul", "Sigmoid", "Mul"), partial(_write_silu, factor))
 
 
 def _leaky(alpha: float, x: np.ndarray) -> np.ndarray:
@@ -169,29 +171,31 @@ def _write_softplus(patch: Patch, x: Value) -> Value:
     return patch.op("Add", positive, patch.op("Sub", patch.op("Log", more), lost))
 
 
-def _gelu(approximate: str) -> Known:
+def _gelu(approximate: str) -> KnownFunction:
     form = "Gelu by tanh" if approximate == "tanh" else "Gelu"
     write = _operator("Gelu", approximate=approximate)
-    return Known(form, partial(gelu, approximate=approximate), ("Gelu",), write, GELU_OPSET)
+    return KnownFunction(form, partial(gelu, approximate=approximate), ("Gelu",), write, GELU_OPSET)
 
 
 FIXED = (
     _gelu("tanh"),
     _gelu("none"),
-    Known("Relu", partial(np.maximum, 0), ("Relu",), _operator("Relu")),
-    Known("Sigmoid", _sigmoid, ("Sigmoid",), _operator("Sigmoid")),
-    Known("Tanh", np.tanh, ("Tanh",), _operator("Tanh")),
-    Known("Softsign", lambda x: x / (1 + np.abs(x)), ("Softsign",), _operator("Softsign")),
-    Known("HardSwish", lambda x: x * _ramp(1 / 6, 0.5, x), ("HardSigmoid", "Mul"), _write_hard_swish),
-    Known("SiLU", partial(_silu, 1.0), ("QuickGelu",), partial(_write_silu, 1.0), behind_codes=("Sigmoid", "Mul")),
-    Known(
+    KnownFunction("Relu", partial(np.maximum, 0), ("Relu",), _operator("Relu")),
+    KnownFunction("Sigmoid", _sigmoid, ("Sigmoid",), _operator("Sigmoid")),
+    KnownFunction("Tanh", np.tanh, ("Tanh",), _operator("Tanh")),
+    KnownFunction("Softsign", lambda x: x / (1 + np.abs(x)), ("Softsign",), _operator("Softsign")),
+    KnownFunction("HardSwish", lambda x: x * _ramp(1 / 6, 0.5, x), ("HardSigmoid", "Mul"), _write_hard_swish),
+    KnownFunction(
+        "SiLU", partial(_silu, 1.0), ("QuickGelu",), partial(_write_silu, 1.0), behind_codes=("Sigmoid", "Mul")
+    ),
+    KnownFunction(
         "Mish",
         lambda x: x * np.tanh(softplus(x)),
         ("Min", "Exp", "Add", "Mul", "Add", "Div", "Mul"),
         _write_mish,
         8,
     ),
-    Known(
+    KnownFunction(
         "Softplus",
         softplus,
         ("Abs", "Neg", "Exp", "Add", "Sub", "Sub", "Div", "Max", "Log", "Sub", "Add"),

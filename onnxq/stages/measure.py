@@ -136,10 +136,10 @@ def _kinds(prepared: Prepared, layers: MeasuredLayers, *, trial: bool) -> Statis
 
 
 # By the value, its settings, its bounds, its reach, and what its readers make of it
-Known = dict[tuple[str, Scheme, tuple[float, float], Reach, Curve | None], QParams]
+QParamsCache = dict[tuple[str, Scheme, tuple[float, float], Reach, Curve | None], QParams]
 
 
-def choose_qparams(plan: Plan, stats: Stats, known: Known | None = None) -> dict[Value, QParams]:
+def choose_qparams(plan: Plan, stats: Stats, known: QParamsCache | None = None) -> dict[Value, QParams]:
     """Turn the statistics of every calibrated value into its scale and zero point.
 
     Args:

@@ -6,7 +6,7 @@ import gc
 import math
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -20,7 +20,7 @@ from onnxq.errors import DataError, InvalidResult, ModelError, OnnxqError
 from onnxq.ir import Tensor, load
 from onnxq.ir.invariants import first_line, objection
 from onnxq.ir.segment import LARGE
-from onnxq.progress import working
+from onnxq.progress import OnSample, working
 from onnxq.runtime.custom_ops import refusal_hint
 from onnxq.runtime.ort_session import check_path
 from onnxq.runtime.session import ModelSource, SessionError, open_session, run_session, runs_in_segments
@@ -32,7 +32,6 @@ from onnxq.verification.replayed_detections import ReplayedDetections, replay_de
 
 __all__ = ["Comparison", "Latency", "OutputComparison", "check_wellformed", "compare"]
 
-Progress = Callable[[int, int | None], None]
 
 # Timing: enough pairs for a steady median, and never much longer than this for a model that runs in milliseconds
 WORST_SAMPLES = 5  # that are named
@@ -48,7 +47,7 @@ def compare(
     samples: Iterable[Mapping[str, np.ndarray]],
     *,
     latency: bool = True,
-    progress: Progress | None = None,
+    progress: OnSample | None = None,
     blame: type[OnnxqError] = InvalidResult,
 ) -> Comparison:
     """Run both models on every sample, one sample in memory at a time, and measure how the outputs differ.
@@ -130,7 +129,7 @@ def _worst(
     return worst if most is None else tuple(sorted((*worst, most), key=lambda one: one.sqnr)[:WORST_SAMPLES])
 
 
-def _counted(samples: Iterable[Mapping[str, np.ndarray]], progress: Progress | None) -> Iterator[Sample]:
+def _counted(samples: Iterable[Mapping[str, np.ndarray]], progress: OnSample | None) -> Iterator[Sample]:
     """Yield the samples one by one, and say how many have been done."""
     count = getattr(samples, "count", None)
     total = count if isinstance(count, int) else None

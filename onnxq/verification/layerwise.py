@@ -7,7 +7,7 @@ the node's own error from the one of its inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from onnxq.ir.passes import normalise
 from onnxq.ir.segment import is_large
 from onnxq.optimize.sequence_first import SWAPPED
 from onnxq.optimize.sequence_rules import FEWEST_AXES
-from onnxq.progress import working
+from onnxq.progress import OnSample, working
 from onnxq.verification.channel_rescaling import channel_factors
 from onnxq.verification.detections import find_selection
 from onnxq.verification.error_stats import Difference
@@ -30,7 +30,6 @@ from onnxq.verification.records import Comparison, LayerComparison
 SAMPLES = 8
 LARGE_SAMPLES = 2  # each takes seconds for every gigabyte of weights
 MOST_ELEMENTS = 1 << 18  # of the inputs of all samples together: they are in memory at the same time
-Progress = Callable[[int, int | None], None]
 
 
 def compare_layers(
@@ -39,7 +38,7 @@ def compare_layers(
     samples: Iterable[Mapping[str, np.ndarray]],
     *,
     limit: int = SAMPLES,
-    progress: Progress | None = None,
+    progress: OnSample | None = None,
 ) -> tuple[LayerComparison, ...]:
     """Compare every float tensor of the main graph that both models hold under the same name.
 
@@ -94,7 +93,7 @@ def with_layers(
     float_model: ModelInput,
     quantized: ModelInput,
     samples: Iterable[Mapping[str, np.ndarray]],
-    progress: Progress | None = None,
+    progress: OnSample | None = None,
 ) -> Comparison:
     """Add the layers to a comparison, or the reason why the evaluator cannot run a model; see `compare_layers`."""
     limit = LARGE_SAMPLES if isinstance(float_model, Model) and is_large(float_model) else SAMPLES
@@ -158,7 +157,7 @@ class _SideBySide:
         self.float_runs = [reference.begin(sample) for sample in feeds]
         self.mixed_runs = [reference.begin(sample) for sample in feeds]
 
-    def layers(self, progress: Progress | None) -> Iterator[LayerComparison]:
+    def layers(self, progress: OnSample | None) -> Iterator[LayerComparison]:
         """Run node after node, and compare what both models hold."""
         with working("layers") as advance:
             for count, step in enumerate(self.steps, 1):

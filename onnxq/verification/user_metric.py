@@ -20,6 +20,7 @@ from onnxq.data.samples import Samples, wrap_samples
 from onnxq.data.user_function import CALLABLE, CALLED, import_named
 from onnxq.data.validation import Sample
 from onnxq.errors import DataError, ModelError
+from onnxq.progress import OnSample
 from onnxq.runtime.session import ModelSource, SessionError, open_session, run_session, runs_in_segments
 from onnxq.text import counted, did_you_mean
 from onnxq.verification.metrics.by_name import METRICS
@@ -44,9 +45,6 @@ class Metric(Protocol):
 
 SIGNATURE = "It is called as metric(outputs, labels) and gives a number: see docs/reference/data.md."
 OF_CLASSES = ("top1", "top5")
-
-
-Progress = Callable[[int, int | None], None]
 
 
 def metric_name(metric: str | Metric) -> str:
@@ -120,7 +118,7 @@ def check_drop(source: str | Metric, most: float | None) -> None:
     raise DataError(f"a drop of {most:g} can never be missed: {metric.name} is {values}", "Ask for less, such as 0.5.")
 
 
-def try_metric(source: str | Metric, float_model: ModelSource, samples: Samples, progress: Progress | None) -> None:
+def try_metric(source: str | Metric, float_model: ModelSource, samples: Samples, progress: OnSample | None) -> None:
     """Measure the float model before a long run, so that a metric that fails does not fail behind it.
 
     A named metric reads the first sample. A function is called with all of them, as it will be again.
@@ -159,7 +157,7 @@ def measure_metric(
     *,
     name: str = "the metric",
     float_model: ModelSource | None = None,
-    progress: Progress | None = None,
+    progress: OnSample | None = None,
 ) -> float:
     """Run a model in onnxruntime on every sample and give its outputs to a metric.
 
@@ -208,7 +206,7 @@ def _measure_function(
     model: ModelSource,
     samples: Samples,
     name: str,
-    progress: Progress | None,
+    progress: OnSample | None,
     *,
     segments: bool = False,
 ) -> float:
@@ -241,7 +239,7 @@ class MetricJudge:
     """
 
     def __init__(
-        self, source: str | Metric, float_model: ModelSource, samples: Samples, progress: Progress | None = None
+        self, source: str | Metric, float_model: ModelSource, samples: Samples, progress: OnSample | None = None
     ) -> None:
         self._name, self._samples, self._progress = metric_name(source), samples, progress
         self._segments = runs_in_segments(float_model)  # then so does what the float model became
@@ -281,7 +279,7 @@ def compare_metric(
     quantized: ModelSource,
     samples: Samples,
     *,
-    progress: Progress | None = None,
+    progress: OnSample | None = None,
 ) -> MetricComparison:
     """Measure a metric on both models; see `MetricJudge`."""
     return MetricJudge(source, float_model, samples, progress).compare(quantized)
@@ -301,7 +299,7 @@ def _run(
     model: ModelSource,
     samples: Samples,
     labels: Labels,
-    progress: Progress | None,
+    progress: OnSample | None,
     *,
     segments: bool = False,
 ) -> MetricRun:
@@ -313,7 +311,7 @@ def _run(
 
 
 def _results(
-    model: ModelSource, samples: Samples, progress: Progress | None, *, segments: bool = False
+    model: ModelSource, samples: Samples, progress: OnSample | None, *, segments: bool = False
 ) -> Iterator[tuple[Sample, dict[str, Any]]]:
     """Yield each sample with the outputs of a model by name."""
     with _running(model, segments=segments) as run:

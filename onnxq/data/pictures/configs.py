@@ -19,7 +19,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from onnxq.data.flat_yaml import read_yaml
-from onnxq.data.pictures.settings import INTERPOLATIONS, Settings
+from onnxq.data.pictures.settings import INTERPOLATIONS, PictureSettings
 from onnxq.data.reading import ModelFacts
 from onnxq.errors import DataError
 
@@ -36,7 +36,7 @@ ULTRALYTICS = "ultralytics"
 PREFIX = "model_info "  # of OpenVINO's keys in the metadata of an ONNX model
 
 
-def find_settings(facts: ModelFacts, named: str | None = None) -> tuple[Settings, str]:
+def find_settings(facts: ModelFacts, named: str | None = None) -> tuple[PictureSettings, str]:
     """Look for what is said about preprocessing.
 
     Args:
@@ -67,7 +67,7 @@ def find_settings(facts: ModelFacts, named: str | None = None) -> tuple[Settings
     return found, "the model's metadata" if found else ""
 
 
-def read_config(path: Path, *, optional: bool = False) -> Settings:
+def read_config(path: Path, *, optional: bool = False) -> PictureSettings:
     """Read a file that says how pictures are preprocessed.
 
     Args:
@@ -102,7 +102,7 @@ def read_config(path: Path, *, optional: bool = False) -> Settings:
     return found
 
 
-def _of_json(table: Any, label: str) -> Settings:
+def _of_json(table: Any, label: str) -> PictureSettings:
     if not isinstance(table, dict):
         raise ValueError("it is no JSON object")
     timm = table.get("pretrained_cfg") or (table if "input_size" in table and "crop_pct" in table else None)
@@ -113,14 +113,14 @@ def _of_json(table: Any, label: str) -> Settings:
     return {}
 
 
-def of_transformers(table: Mapping[str, Any], label: str) -> Settings:
+def of_transformers(table: Mapping[str, Any], label: str) -> PictureSettings:
     """Read a `preprocessor_config.json` of Hugging Face's image processors.
 
     Raises:
         DataError: It asks for something that is not supported.
 
     """
-    found: Settings = {}
+    found: PictureSettings = {}
     size, crop = _sides(table.get("size"), label), _sides(table.get("crop_size"), label)
     fraction = table.get("crop_pct")
     if table.get("do_resize", True) and size is not None:
@@ -149,13 +149,13 @@ def of_transformers(table: Mapping[str, Any], label: str) -> Settings:
     return found | _transformers_values(table, label)
 
 
-def _transformers_values(table: Mapping[str, Any], label: str) -> Settings:
+def _transformers_values(table: Mapping[str, Any], label: str) -> PictureSettings:
     rescaled, normalised = table.get("do_rescale", True), table.get("do_normalize", True)
     factor = table.get("rescale_factor", 1 / 255)
     mean, std = table.get("image_mean"), table.get("image_std")
     if not (isinstance(factor, int | float) and factor > 0):
         raise DataError(f"{label}: rescale_factor is {factor!r}", "It is a number above 0.")
-    found: Settings = {"scale": 1 / factor if rescaled else 1.0}
+    found: PictureSettings = {"scale": 1 / factor if rescaled else 1.0}
     if abs(found["scale"] - round(found["scale"], 6)) < 1e-6:
         found["scale"] = round(found["scale"], 6)
     if normalised and mean is not None and std is not None:
@@ -165,14 +165,14 @@ def _transformers_values(table: Mapping[str, Any], label: str) -> Settings:
     return found
 
 
-def of_timm(table: Mapping[str, Any], label: str) -> Settings:
+def of_timm(table: Mapping[str, Any], label: str) -> PictureSettings:
     """Read the `pretrained_cfg` of a model of timm.
 
     Raises:
         DataError: It asks for something that is not supported.
 
     """
-    found: Settings = {"scale": 255.0}
+    found: PictureSettings = {"scale": 255.0}
     shape = table.get("input_size")
     if not (isinstance(shape, list) and len(shape) == 3 and all(isinstance(one, int) for one in shape)):
         raise DataError(f"{label}: input_size is {shape!r}", "It is [channels, height, width].")
@@ -194,7 +194,7 @@ def of_timm(table: Mapping[str, Any], label: str) -> Settings:
     return found
 
 
-def of_ultralytics(table: Mapping[str, Any]) -> Settings:
+def of_ultralytics(table: Mapping[str, Any]) -> PictureSettings:
     """Read what ultralytics writes about a model: `imgsz` and `task`; nothing where it is not from there."""
     size, task = table.get("imgsz"), str(table.get("task", ""))
     if task not in ("detect", "segment", "pose", "obb", "classify") or size is None:
@@ -202,17 +202,17 @@ def of_ultralytics(table: Mapping[str, Any]) -> Settings:
     sides = [size, size] if isinstance(size, int) else size
     if not (isinstance(sides, list | tuple) and len(sides) == 2 and all(isinstance(side, int) for side in sides)):
         return {}
-    found: Settings = {"size": tuple(sides), "scale": 255.0, "mean": (0.0,), "std": (1.0,)}
-    fit: Settings = {"resize": "shortest"} if task == "classify" else {"resize": "letterbox", "pad": (114,)}
+    found: PictureSettings = {"size": tuple(sides), "scale": 255.0, "mean": (0.0,), "std": (1.0,)}
+    fit: PictureSettings = {"resize": "shortest"} if task == "classify" else {"resize": "letterbox", "pad": (114,)}
     return {**found, **fit}
 
 
-def of_openvino(table: Mapping[str, str]) -> Settings:
+def of_openvino(table: Mapping[str, str]) -> PictureSettings:
     """Read what OpenVINO's Model API keeps under `model_info`.
 
     Pictures are taken to be blue first there, as OpenCV reads them, and `reverse_input_channels` turns them.
     """
-    found: Settings = {}
+    found: PictureSettings = {}
     for key, name in (("mean_values", "mean"), ("scale_values", "std")):
         numbers = re.findall(r"[-+.\deE]+", table.get(key, ""))
         values = tuple(float(number) for number in numbers)
@@ -231,7 +231,7 @@ def of_openvino(table: Mapping[str, str]) -> Settings:
     return found
 
 
-def of_metadata(metadata: Mapping[str, str]) -> Settings:
+def of_metadata(metadata: Mapping[str, str]) -> PictureSettings:
     """Read what a model says in its own metadata."""
     found = of_openvino({key[len(PREFIX) :]: value for key, value in metadata.items() if key.startswith(PREFIX)})
     if found:
@@ -283,7 +283,7 @@ def _sides(value: Any, label: str) -> dict[str, int] | None:
     return dict(table)
 
 
-def _interpolation(name: object, label: str) -> Settings:
+def _interpolation(name: object, label: str) -> PictureSettings:
     if name not in INTERPOLATIONS:
         known = ", ".join(INTERPOLATIONS)
         raise DataError(f"{label}: the interpolation {name!r} is not known", f"Known are {known}: --preprocess.")

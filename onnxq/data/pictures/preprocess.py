@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.data.conventions import Convention
-from onnxq.data.pictures.settings import NORMALIZATIONS, Settings
+from onnxq.data.pictures.settings import NORMALIZATIONS, PictureSettings
 from onnxq.data.validation import InputSpec
 from onnxq.errors import DataError
 
@@ -195,7 +195,7 @@ def picture_layout(spec: InputSpec, wanted: str | None = None) -> PictureLayout 
     return PictureLayout(first, (spec.fixed(0) or 1) if batched else None, channels, height, width)
 
 
-def resolve_settings(spec: InputSpec, layout: PictureLayout, settings: Settings) -> tuple[Preprocess, str]:
+def resolve_settings(spec: InputSpec, layout: PictureLayout, settings: PictureSettings) -> tuple[Preprocess, str]:
     """Put settings and an input together.
 
     Returns:
@@ -240,7 +240,7 @@ def resolve_settings(spec: InputSpec, layout: PictureLayout, settings: Settings)
     return filled, assumed
 
 
-def _channels(spec: InputSpec, layout: PictureLayout, settings: Settings) -> str:
+def _channels(spec: InputSpec, layout: PictureLayout, settings: PictureSettings) -> str:
     if "channels" in settings:
         chosen: str = settings["channels"]
     else:
@@ -253,7 +253,7 @@ def _channels(spec: InputSpec, layout: PictureLayout, settings: Settings) -> str
     return chosen
 
 
-def _size(spec: InputSpec, layout: PictureLayout, settings: Settings) -> tuple[int | None, int | None]:
+def _size(spec: InputSpec, layout: PictureLayout, settings: PictureSettings) -> tuple[int | None, int | None]:
     fixed = (layout.height, layout.width)
     if "size" not in settings:
         if None in fixed and settings.get("resize") != "none":
@@ -270,7 +270,7 @@ def _size(spec: InputSpec, layout: PictureLayout, settings: Settings) -> tuple[i
 
 
 def _values(
-    spec: InputSpec, channels: str, settings: Settings
+    spec: InputSpec, channels: str, settings: PictureSettings
 ) -> tuple[float, tuple[float, ...], tuple[float, ...], str]:
     """Return scale, mean, deviation, and what was assumed."""
     assert spec.numpy_dtype is not None
@@ -298,7 +298,7 @@ def _values(
 EXAMPLE_CENTRED = "scale=1"
 
 
-def _bytes(spec: InputSpec, settings: Settings) -> tuple[float, tuple[float, ...], tuple[float, ...], str]:
+def _bytes(spec: InputSpec, settings: PictureSettings) -> tuple[float, tuple[float, ...], tuple[float, ...], str]:
     plain = (settings.get("scale", 1.0), *settings.get("mean", (0.0,)), *settings.get("std", (1.0,)))
     if settings.get("normalize", "bytes") != "bytes" or set(plain) - {0.0, 1.0}:
         raise DataError(
@@ -325,7 +325,7 @@ def _short(values: Sequence[float]) -> tuple[float, ...]:
     return (values[0],) if len(set(values)) == 1 else tuple(values)
 
 
-def shared_settings(found: Mapping[str, Any], asked: Mapping[str, Any]) -> Settings:
+def shared_settings(found: Mapping[str, Any], asked: Mapping[str, Any]) -> PictureSettings:
     """Join settings that were found with those asked for, which win: one way to make values displaces another.
 
     Args:

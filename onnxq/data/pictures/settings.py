@@ -16,7 +16,7 @@ from onnxq.data.conventions import BYTES, CENTRED, IMAGENET, SIGNED, UNIT, Conve
 from onnxq.errors import DataError
 from onnxq.text import did_you_mean
 
-Settings = dict[str, Any]
+PictureSettings = dict[str, Any]
 NORMALIZATIONS: dict[str, Convention] = {
     "imagenet": IMAGENET,
     "unit": UNIT,
@@ -40,7 +40,7 @@ def parse_settings(
     names: Sequence[str],
     keys: Readers | None = None,
     examples: Mapping[str, str] | None = None,
-) -> tuple[Settings, dict[str, Settings]]:
+) -> tuple[PictureSettings, dict[str, PictureSettings]]:
     """Read what a user says.
 
     Args:
@@ -56,8 +56,8 @@ def parse_settings(
         DataError: A key is unknown, or its value is wrong.
 
     """
-    shared: Settings = {}
-    single: dict[str, Settings] = {}
+    shared: PictureSettings = {}
+    single: dict[str, PictureSettings] = {}
     for key, value in _pairs(texts):
         name = max((name for name in names if key.startswith(f"{name}.")), key=len, default="")
         bare = key[len(name) + 1 :] if name else key

@@ -17,7 +17,7 @@ from onnxq.data.pictures.configs import class_names, find_settings
 from onnxq.data.pictures.decode import Decoder
 from onnxq.data.pictures.files import Pictures
 from onnxq.data.pictures.preprocess import PictureLayout, Preprocess, picture_layout, resolve_settings, shared_settings
-from onnxq.data.pictures.settings import Settings, parse_settings
+from onnxq.data.pictures.settings import PictureSettings, parse_settings
 from onnxq.data.reading import ModelFacts, Preparation, Reading
 from onnxq.data.validation import InputSpec
 from onnxq.errors import DataError
@@ -83,11 +83,11 @@ def picture_inputs(inputs: Sequence[InputSpec], facts: ModelFacts, reading: Read
     return PictureInputs(hows, constants, tuple(preparations))
 
 
-def _layout(spec: InputSpec, shared: Settings, own: Settings) -> PictureLayout | None:
+def _layout(spec: InputSpec, shared: PictureSettings, own: PictureSettings) -> PictureLayout | None:
     return None if "value" in own else picture_layout(spec, own.get("layout", shared.get("layout")))
 
 
-def _fitting(found: Settings, spec: InputSpec, layout: PictureLayout, asked: Settings) -> Settings:
+def _fitting(found: PictureSettings, spec: InputSpec, layout: PictureLayout, asked: PictureSettings) -> PictureSettings:
     """Take from a config what an input can have: the model's own shape and type outweigh a file next to it."""
     kept = dict(found)
     own = (layout.height, layout.width)

@@ -28,7 +28,7 @@ FREE = 1024  # bytes that every result may take
 FREE_VECTOR = 1 << 16  # bytes of one that has a single axis: a bias of zeros for every channel
 
 # (inputs, node, opset) → output; KeyError, ValueError or IndexError where the node is not of the simple kind
-Compute = Callable[[Sequence[np.ndarray], Node, int], np.ndarray]
+FoldRule = Callable[[Sequence[np.ndarray], Node, int], np.ndarray]
 
 
 @register_pass(order=130, note="folded {} operator{s} on constants")
@@ -244,7 +244,7 @@ def _cast(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
     return inputs[0].astype(onnx.helper.tensor_dtype_to_np_dtype(node.attribute("to")))
 
 
-def _summed(function: Callable[[np.ndarray], np.ndarray], then: Callable[[Any], Any] = np.asarray) -> Compute:
+def _summed(function: Callable[[np.ndarray], np.ndarray], then: Callable[[Any], Any] = np.asarray) -> FoldRule:
     """Add up a function of the elements in float64, as a weight's norm is computed in the graph."""
 
     def compute(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
@@ -257,7 +257,7 @@ def _summed(function: Callable[[np.ndarray], np.ndarray], then: Callable[[Any], 
     return compute
 
 
-def _elementwise(function: Callable[..., Any]) -> Compute:
+def _elementwise(function: Callable[..., Any]) -> FoldRule:
     def compute(inputs: Sequence[np.ndarray], node: Node, opset: int) -> np.ndarray:
         if opset < BROADCASTING_OPSET:
             raise ValueError("broadcasting by attribute")
@@ -269,7 +269,7 @@ def _elementwise(function: Callable[..., Any]) -> Compute:
 BROADCASTING_OPSET = 7  # before, broadcasting is asked for by attribute; source: onnx operator specification, Add-6
 ARITHMETIC = frozenset(("Add", "Sub", "Mul", "Div", "Sqrt", "Neg", "Abs", "Pow"))
 SUMS = frozenset(("ReduceSum", "ReduceSumSquare", "ReduceL2"))
-COMPUTE: dict[str, Compute] = {
+COMPUTE: dict[str, FoldRule] = {
     "Transpose": _transpose,
     "Reshape": _reshape,
     "Flatten": _flatten,

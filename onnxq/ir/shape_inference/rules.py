@@ -22,26 +22,26 @@ from onnxq.ir.shape_inference.dims import (
 )
 from onnxq.ir.shape_inference.known import KnownShapes
 
-Given = Sequence[Shape | None]
-Rule = Callable[[KnownShapes, Node, Value, Given], Shape | None]
+InputShapes = Sequence[Shape | None]
+ShapeRule = Callable[[KnownShapes, Node, Value, InputShapes], Shape | None]
 LAST = (1 << 63) - 1
 
 
-def _same(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape | None:
+def _same(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> Shape | None:
     return given[0]
 
 
-def _broadcast(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape | None:
+def _broadcast(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> Shape | None:
     known = [shape for shape in given if shape is not None]
     return broadcast(known, output) if len(known) == len(given) else None
 
 
-def _transpose(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape | None:
+def _transpose(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> Shape | None:
     shape = given[0] or ()
     return tuple(shape[axis] for axis in node.attribute("perm", range(len(shape))[::-1]))
 
 
-def _reshape(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape | None:
+def _reshape(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> Shape | None:
     shape, target = given[0] or (), shapes.content(node.inputs[1])
     if target is None:
         return None
@@ -75,7 +75,7 @@ def _asked(shape: Shape, target: Shape, axis: int) -> Size | None:
     return size if decided or (alone and missing) or set(size.symbols) <= never or set(size.symbols) <= copied else None
 
 
-def _split(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape | None:
+def _split(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> Shape | None:
     shape, place = given[0] or (), node.outputs.index(output)
     axis = node.attribute("axis", 0) % len(shape)
     stated = len(node.inputs) > 1 and node.inputs[1] is not None
@@ -87,7 +87,7 @@ def _split(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shap
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 
-def _squeeze(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape | None:
+def _squeeze(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> Shape | None:
     shape, axes = given[0] or (), shapes.axes(node)
     if axes is None:
         stated = len(node.inputs) > 1 or any(size.known is None for size in shape)
@@ -96,7 +96,7 @@ def _squeeze(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Sh
     return tuple(size for axis, size in enumerate(shape) if axis not in gone)
 
 
-def _unsqueeze(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape | None:
+def _unsqueeze(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> Shape | None:
     axes = shapes.axes(node)
     if axes is None:
         return None
@@ -106,18 +106,18 @@ def _unsqueeze(shapes: KnownShapes, node: Node, output: Value, given: Given) -> 
     return tuple(ONE if axis in new else left.pop(0) for axis in range(rank))
 
 
-def _flatten(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape | None:
+def _flatten(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> Shape | None:
     shape, axis = given[0] or (), node.attribute("axis", 1)
     axis = axis + len(shape) if axis < 0 else axis
     return product(shape[:axis]), product(shape[axis:])
 
 
-def _expand(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape | None:
+def _expand(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> Shape | None:
     target = shapes.content(node.inputs[1])
     return None if target is None else broadcast([given[0] or (), target], output)
 
 
-def _concat(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape | None:
+def _concat(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> Shape | None:
     first = list(given[0] or ())
     axis = node.attribute("axis", 1) % len(first)
     known = [shape[axis].number for shape in given if shape is not None and shape[axis].known is not None]
@@ -126,7 +126,7 @@ def _concat(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Sha
     return tuple(first)
 
 
-def _gather(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape | None:
+def _gather(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> Shape | None:
     data, ids = given[0] or (), given[1]
     axis = node.attribute("axis", 0) % len(data)
     return None if ids is None else (*data[:axis], *ids, *data[axis + 1 :])
@@ -151,7 +151,7 @@ def slices(shapes: KnownShapes, node: Node, rank: int) -> list[tuple[int, int, i
     return [(axis % rank, *rest) for axis, *rest in zip(axes, starts, ends, steps, strict=True)]
 
 
-def _slice(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape | None:
+def _slice(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> Shape | None:
     sizes = list(given[0] or ())
     found = slices(shapes, node, len(sizes))
     if found is None:
@@ -189,7 +189,7 @@ def _cut(shapes: KnownShapes, node: Node, output: Value, sizes: list[Size]) -> S
     return tuple(sizes)
 
 
-def _shape(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape | None:
+def _shape(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> Shape | None:
     return (Size(len((given[0] or ())[slice(*shape_range(node))])),)
 
 
@@ -198,37 +198,37 @@ def shape_range(node: Node) -> tuple[int, int]:
     return int(node.attribute("start", 0)), int(node.attribute("end", LAST))
 
 
-def _matmul(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape | None:
+def _matmul(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> Shape | None:
     left, right = given[0] or (), given[1] or ()
     if len(left) < 2 or len(right) < 2:
         return None
     return (*broadcast([left[:-2], right[:-2]], output), left[-2], right[-1])
 
 
-def _gemm(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape | None:
+def _gemm(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> Shape | None:
     left, right = given[0] or (), given[1] or ()
     return left[1 if node.attribute("transA", 0) else 0], right[0 if node.attribute("transB", 0) else 1]
 
 
-def _size(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape | None:
+def _size(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> Shape | None:
     return ()
 
 
-def _filled(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape | None:
+def _filled(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> Shape | None:
     return shapes.content(node.inputs[0])
 
 
-def _range(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape | None:
+def _range(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> Shape | None:
     start, end, step = (shapes.content(value) for value in node.inputs)
     counted = start == (Size(0),) and step == (ONE,) and end is not None and end[0].number >= 0
     return end if counted else None
 
 
-def _as_indices(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape | None:
+def _as_indices(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> Shape | None:
     return given[1]
 
 
-def _reduce(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape | None:
+def _reduce(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> Shape | None:
     shape, axes = given[0] or (), shapes.axes(node)
     if axes is None:
         if len(node.inputs) > 1 and node.inputs[1] is not None:
@@ -239,7 +239,7 @@ def _reduce(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Sha
     return _reduced(node, shape, axes)
 
 
-def _arg(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape | None:
+def _arg(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> Shape | None:
     return _reduced(node, given[0] or (), [node.attribute("axis", 0)])
 
 
@@ -248,18 +248,18 @@ def _reduced(node: Node, shape: Shape, axes: Sequence[int]) -> Shape:
     return tuple(ONE if axis in gone else size for axis, size in enumerate(shape) if keep or axis not in gone)
 
 
-def _conv(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape | None:
+def _conv(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> Shape | None:
     shape, weight = given[0] or (), given[1] or ()
     return (shape[0], weight[0], *(fresh(output, axis) for axis in range(2, len(shape))))
 
 
-def _pool(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape | None:
+def _pool(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> Shape | None:
     shape = given[0] or ()
     whole = node.op_type.startswith("Global")
     return (*shape[:2], *(ONE if whole else fresh(output, axis) for axis in range(2, len(shape))))
 
 
-def _pad(shapes: KnownShapes, node: Node, output: Value, given: Given) -> Shape | None:
+def _pad(shapes: KnownShapes, node: Node, output: Value, given: InputShapes) -> Shape | None:
     shape, pads = given[0] or (), shapes.numbers(node.inputs[1]) if len(node.inputs) > 1 else node.attribute("pads")
     return padded_shape(shape, None if any(node.inputs[3:]) else pads, output)  # axes may stand there
 
@@ -269,7 +269,7 @@ SAME_SHAPE = (operators_with(Trait.ELEMENTWISE) - BROADCASTING) | {
     "BatchNormalization", "Cast", "CumSum", "DequantizeLinear", "InstanceNormalization", "LayerNormalization",
     "LogSoftmax", "LpNormalization", "QuantizeLinear", "ScatterElements", "ScatterND", "Softmax", "Trilu",
 }  # fmt: skip
-RULES: dict[str, Rule] = {
+RULES: dict[str, ShapeRule] = {
     **dict.fromkeys(SAME_SHAPE, _same),
     **dict.fromkeys(BROADCASTING, _broadcast),
     **dict.fromkeys(operators_with(Trait.REDUCES), _reduce),

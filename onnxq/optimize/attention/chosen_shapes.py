@@ -19,14 +19,16 @@ from onnxq.ir.operator_traits import Trait, operators_with
 from onnxq.ops.kernels.arrays import NotCovered
 from onnxq.optimize.attention.sizes import NotKnown, Sizes
 
-Shape = tuple[int, ...]
+SampleShape = tuple[int, ...]
 
 SAME = frozenset(("Cast", "DequantizeLinear", "LayerNormalization", "LogSoftmax", "RMSNormalization", "Softmax"))
 MOVING = frozenset(("Expand", "Flatten", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"))
 ELEMENTWISE = operators_with(Trait.ELEMENTWISE)
 
 
-def chosen_shapes(graph: Graph, names: Mapping[str, int], opset: int, given: Mapping[Value, Any]) -> dict[Value, Shape]:
+def chosen_shapes(
+    graph: Graph, names: Mapping[str, int], opset: int, given: Mapping[Value, Any]
+) -> dict[Value, SampleShape]:
     """Return the shape of every value that these sizes decide.
 
     Args:
@@ -36,7 +38,7 @@ def chosen_shapes(graph: Graph, names: Mapping[str, int], opset: int, given: Map
         given: Values that are known.
 
     """
-    found: dict[Value, Shape] = {}
+    found: dict[Value, SampleShape] = {}
     sizes = Sizes(names, opset, given, found)
     for node in graph.nodes:
         try:
@@ -47,7 +49,7 @@ def chosen_shapes(graph: Graph, names: Mapping[str, int], opset: int, given: Map
     return found
 
 
-def _shapes(node: Node, sizes: Sizes, opset: int) -> list[Shape]:
+def _shapes(node: Node, sizes: Sizes, opset: int) -> list[SampleShape]:
     """Return the shapes of a node's outputs, as far as a rule tells them."""
     values = [value for value in node.inputs if value is not None]
     if node.domain == MICROSOFT:
@@ -75,7 +77,7 @@ def _shapes(node: Node, sizes: Sizes, opset: int) -> list[Shape]:
     return []
 
 
-def _product(node: Node, left: Shape, right: Shape) -> Shape:
+def _product(node: Node, left: SampleShape, right: SampleShape) -> SampleShape:
     """Return the shape of a MatMul or Gemm."""
     if node.op_type == "Gemm":
         rows, columns = left[1 if node.attribute("transA", 0) else 0], right[0 if node.attribute("transB", 0) else 1]
@@ -83,11 +85,11 @@ def _product(node: Node, left: Shape, right: Shape) -> Shape:
     return (*np.broadcast_shapes(left[:-2], right[:-2]), left[-2], right[-1])
 
 
-def _stand_in(shape: Shape) -> np.ndarray:
+def _stand_in(shape: SampleShape) -> np.ndarray:
     return np.broadcast_to(np.int8(0), shape)
 
 
-def _moved(node: Node, inputs: list[Any], opset: int) -> list[Shape]:
+def _moved(node: Node, inputs: list[Any], opset: int) -> list[SampleShape]:
     """Return the shapes that a kernel gives which only moves elements."""
     call = bound_kernel(node, opset)
     if call is None:

@@ -16,7 +16,7 @@ from onnxq.ir.patch import Patch
 from onnxq.ir.shape_inference.rules import slices
 from onnxq.ir.shape_inference.symbolic import Shapes
 
-Span = tuple[int, int]  # from where to where a node takes elements of an axis
+AxisRange = tuple[int, int]  # from where to where a node takes elements of an axis
 
 
 @register_pass(order=50, note="replaced {} part{s} of Concat by their source")
@@ -77,7 +77,7 @@ def _taken(node: Node, joined: Node, shapes: Shapes) -> list[tuple[Value, Value]
     return pairs or None
 
 
-def _side_by_side(values: Sequence[Value | None], axis: int, shapes: Shapes) -> list[Span] | None:
+def _side_by_side(values: Sequence[Value | None], axis: int, shapes: Shapes) -> list[AxisRange] | None:
     """Return where each value begins and ends where they lie side by side; None where a size is not known."""
     sizes = []
     for value in values:
@@ -89,7 +89,7 @@ def _side_by_side(values: Sequence[Value | None], axis: int, shapes: Shapes) -> 
     return list(zip(accumulate(sizes, initial=0), accumulate(sizes), strict=False))
 
 
-def _spans(node: Node, axis: int, rank: int, shapes: Shapes) -> list[Span] | None:
+def _spans(node: Node, axis: int, rank: int, shapes: Shapes) -> list[AxisRange] | None:
     """Return what each output takes of an axis; None where it takes parts of other axes, or computed ones."""
     if node.op_type == "Slice":
         found = slices(shapes, node, rank)

@@ -13,7 +13,7 @@ from onnxq.ir.operator_traits import Trait, has
 from onnxq.ir.pass_manager import Change, register_pass
 from onnxq.ir.patch import Patch, named_after
 from onnxq.ir.schemas import BROADCASTING
-from onnxq.simplify.known_functions import NANOSECONDS, NEAR, Known, candidates, cost
+from onnxq.simplify.known_functions import NANOSECONDS, NEAR, KnownFunction, candidates, cost
 from onnxq.simplify.ort_fusions import operators_left
 from onnxq.simplify.regions.single_entry_regions import Subgraph, compute, node_positions, subgraphs_from
 from onnxq.targets.assumed_shapes import count
@@ -53,7 +53,7 @@ def fuse_activations(model: Model) -> Iterator[Change]:
             yield Change(patch, known.note, known.opset)
 
 
-def recognised(found: Sequence[Subgraph], opset: int) -> tuple[Subgraph, Known] | tuple[None, None]:
+def recognised(found: Sequence[Subgraph], opset: int) -> tuple[Subgraph, KnownFunction] | tuple[None, None]:
     """Return the largest of some parts of one entry that is a known function and costs more than that has to.
 
     Args:
@@ -82,7 +82,7 @@ def recognised(found: Sequence[Subgraph], opset: int) -> tuple[Subgraph, Known] 
     return None, None
 
 
-def _pays(known: Known, left: Sequence[str], elements: int, coded: bool) -> bool:
+def _pays(known: KnownFunction, left: Sequence[str], elements: int, coded: bool) -> bool:
     """Whether a function takes less time than the operators that onnxruntime leaves of its spelling."""
     operators = known.behind_codes or known.operators if coded else known.operators
     saved = cost(left) * LEAST_GAIN - cost(operators)
@@ -93,7 +93,7 @@ def _is_plain(values: object, points: np.ndarray) -> bool:
     return isinstance(values, np.ndarray) and values.shape == points.shape and values.dtype == np.float64
 
 
-def _agrees(points: np.ndarray, values: np.ndarray, known: Known) -> bool:
+def _agrees(points: np.ndarray, values: np.ndarray, known: KnownFunction) -> bool:
     expected = known.on(points)
     allowed = RELATIVE * np.abs(expected) + OF_X * np.minimum(np.abs(points), 1)
     return bool((np.abs(values - expected) <= allowed).all())

@@ -5,7 +5,7 @@ Tests: `tests/verification/test_engines.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from onnxq.errors import DataError, InvalidResult, OnnxqError
 from onnxq.evaluator import Evaluator
 from onnxq.ir import ModelInput
 from onnxq.ops.quantized import host_arithmetic
+from onnxq.progress import OnSample
 from onnxq.runtime.custom_ops import refusal_hint
 from onnxq.runtime.session import SessionError, open_session, run_session, source_model
 from onnxq.verification.engines.nodes import NodeByNode
@@ -23,7 +24,6 @@ from onnxq.verification.engines.tolerance import Gap, gap
 from onnxq.verification.error_stats import arrays
 
 MOST_EVALUATED = 16  # samples: the evaluator takes some times as long as onnxruntime
-Progress = Callable[[int, int | None], None]
 UNSOUND = "Compare it with its float model: --against FLOAT."
 MADE_UP = (
     "The sample is random, and not every model takes random numbers. Pass --data, or --against FLOAT to see whether "
@@ -35,7 +35,7 @@ def check_engines(
     model: ModelInput | bytes,
     samples: Iterable[Mapping[str, np.ndarray]],
     *,
-    progress: Progress | None = None,
+    progress: OnSample | None = None,
     blame: type[OnnxqError] = InvalidResult,
 ) -> EngineCheck:
     """Run a model on every sample in onnxruntime, with and without optimisations, and in the reference evaluator.

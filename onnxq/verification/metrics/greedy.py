@@ -24,7 +24,7 @@ BEGINS = "_greedy_begins"  # the first place of each text whose choice counts
 ONES, PLACES = ("mask",), ("position", "pos_")
 COMPANIONS = (*ONES, *PLACES, "type", "segment")
 
-Run = Callable[[Sample], Mapping[str, np.ndarray]]
+RunModel = Callable[[Sample], Mapping[str, np.ndarray]]
 
 
 def check_ids(labels: Labels, inputs: Sequence[InputSpec]) -> None:
@@ -58,7 +58,9 @@ def ids_input(inputs: Sequence[InputSpec]) -> InputSpec:
     return found[0]
 
 
-def continue_texts(samples: Iterable[Sample], inputs: Sequence[InputSpec], run: Run) -> tuple[list[Sample], Labels]:
+def continue_texts(
+    samples: Iterable[Sample], inputs: Sequence[InputSpec], run: RunModel
+) -> tuple[list[Sample], Labels]:
     """Let a model continue the first tokens of samples.
 
     Args:
@@ -87,7 +89,7 @@ def continue_texts(samples: Iterable[Sample], inputs: Sequence[InputSpec], run: 
     return texts, {BEGINS: begins}
 
 
-def _continued(sample: Sample, name: str, prompt: int, size: int, run: Run, *, fixed: bool) -> Sample:
+def _continued(sample: Sample, name: str, prompt: int, size: int, run: RunModel, *, fixed: bool) -> Sample:
     """Return a sample whose text goes on with what the model likes best."""
     ids = sample[name]
     text = np.zeros((len(ids), ids.shape[1] if fixed else size), ids.dtype)

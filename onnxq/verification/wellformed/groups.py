@@ -33,7 +33,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Parameters:
+class CodeParameters:
     """A group of one node, looked up; what is absent is None."""
 
     node: Node
@@ -78,13 +78,13 @@ GROUPS: dict[tuple[str, str], tuple[Group, ...]] = {
 }
 
 
-def parameters_of(node: Node) -> list[Parameters]:
+def parameters_of(node: Node) -> list[CodeParameters]:
     """Look up the groups of a node; nothing for a node that is not quantized."""
     groups = GROUPS.get((node.domain, node.op_type), ())
     if (node.domain, node.op_type) == (MICROSOFT, "QLinearConcat"):
         groups = (Group(OUTPUT, 0, 1), *(Group(at, at + 1, at + 2) for at in range(2, len(node.inputs) - 2, 3)))
     return [
-        Parameters(node, group, _codes(node, group), _input(node, group.scale), _input(node, group.zero_point))
+        CodeParameters(node, group, _codes(node, group), _input(node, group.scale), _input(node, group.zero_point))
         for group in groups
     ]
 

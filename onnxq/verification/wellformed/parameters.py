@@ -13,7 +13,7 @@ from onnx import TensorProto
 from onnxq.ir import Node
 from onnxq.verification.wellformed.constants import dtype_of, numbers_of, shape_of, type_name
 from onnxq.verification.wellformed.defect import Defect, at
-from onnxq.verification.wellformed.groups import Parameters, is_dequantize, is_quantize, parameters_of
+from onnxq.verification.wellformed.groups import CodeParameters, is_dequantize, is_quantize, parameters_of
 
 SCALE_TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT8E8M0, TensorProto.INT32)
 
@@ -33,7 +33,7 @@ def check_parameters(node: Node) -> Iterator[Defect]:
             yield from _check_channels(found, found.group.axis)
 
 
-def _check_scale(found: Parameters) -> Iterator[Defect]:
+def _check_scale(found: CodeParameters) -> Iterator[Defect]:
     scale, node = found.scale, found.node
     dtype = dtype_of(scale)
     if dtype is not None and dtype not in SCALE_TYPES:
@@ -54,7 +54,7 @@ def _check_scale(found: Parameters) -> Iterator[Defect]:
             yield at(node, scale, f"has a scale '{_name(scale)}'{place} that {what}: {numbers[bad][0]:g}{many}")
 
 
-def _check_types(found: Parameters) -> Iterator[Defect]:
+def _check_types(found: CodeParameters) -> Iterator[Defect]:
     """Compare the type of the zero point with that of the codes."""
     node, zero, zero_type, codes_type = found.node, found.zero_point, dtype_of(found.zero_point), dtype_of(found.codes)
     if is_quantize(node):  # inference takes the type of the output from the zero point: only the attribute can differ
@@ -74,7 +74,7 @@ def _check_types(found: Parameters) -> Iterator[Defect]:
         )
 
 
-def _check_shapes(found: Parameters) -> Iterator[Defect]:
+def _check_shapes(found: CodeParameters) -> Iterator[Defect]:
     """Compare the shape of the zero point with that of the scale."""
     scale, zero = shape_of(found.scale), shape_of(found.zero_point)
     if scale is None or zero is None or scale == zero:
@@ -90,7 +90,7 @@ def _check_shapes(found: Parameters) -> Iterator[Defect]:
     )
 
 
-def _check_granularity(found: Parameters) -> Iterator[Defect]:
+def _check_granularity(found: CodeParameters) -> Iterator[Defect]:
     """Check axis and block size of a QuantizeLinear or DequantizeLinear against the shapes."""
     node, scale = found.node, shape_of(found.scale)
     tensor = node.inputs[0] if node.inputs else None
@@ -110,7 +110,7 @@ def _check_granularity(found: Parameters) -> Iterator[Defect]:
             yield from _check_channels(found, axis)
 
 
-def _check_channels(found: Parameters, axis: int) -> Iterator[Defect]:
+def _check_channels(found: CodeParameters, axis: int) -> Iterator[Defect]:
     shape = shape_of(found.codes if not is_quantize(found.node) else found.node.inputs[0])
     for value, role in ((found.scale, "scale"), (found.zero_point, "zero point")):
         given = shape_of(value)
@@ -134,7 +134,7 @@ def _check_channels(found: Parameters, axis: int) -> Iterator[Defect]:
 
 
 def _check_blocks(
-    found: Parameters,
+    found: CodeParameters,
     shape: tuple[int | str | None, ...] | None,
     scale: tuple[int | str | None, ...],
     axis: int,
