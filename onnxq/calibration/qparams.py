@@ -1,4 +1,4 @@
-"""Scales, zero points and codes: of activations from a range, of weights from their values, of biases from a scale.
+"""Scales, zero points and codes: of activations from a range, of weights from their values.
 
 Everything is computed in the precision that onnxruntime uses, so that the same model gives the same bytes everywhere.
 """
@@ -21,18 +21,14 @@ __all__ = [
     "DEFAULT_PERCENTILE",
     "CodeType",
     "QParams",
-    "QuantizedBias",
     "QuantizedWeight",
     "activation_qparams",
     "choose_range",
-    "dequantize",
     "expected_error",
-    "quantize_bias",
     "quantize_weight",
 ]
 
 TINY = np.finfo(np.float32).tiny  # smallest normal number: a subnormal scale loses precision, zero divides by zero
-INT32_MAX = 2**31 - 1
 GRID = 40  # shrink factors that the squared-error search of a weight's scale tries
 BLOCK = 1 << 16  # elements at a time in that search: the temporaries stay in the cache
 
@@ -81,19 +77,6 @@ class QuantizedWeight(NamedTuple):
     codes: np.ndarray
     scales: np.ndarray
     zero_points: np.ndarray
-
-
-class QuantizedBias(NamedTuple):
-    """Codes of a bias.
-
-    Attributes:
-        codes: int32, the bias's shape; saturated where they overflow.
-        overflow: int64 indices (into the flattened bias) whose code does not fit.
-
-    """
-
-    codes: np.ndarray
-    overflow: np.ndarray
 
 
 def code_type(dtype: str) -> CodeType:
@@ -254,37 +237,3 @@ def _squared_errors(rows: np.ndarray, scales: np.ndarray, zeros: np.ndarray, bot
             difference = (_round(block, scale, zero, bottom, top) - zero) * scale - block
             errors[i : i + height] += np.square(difference, dtype=np.float64).sum(axis=1)
     return errors
-
-
-def dequantize(codes: np.ndarray, scales: np.ndarray, zero_points: np.ndarray, axis: int | None) -> np.ndarray:
-    """Return the real values that codes stand for, float32: `(code - zero point) * scale`, as DequantizeLinear does."""
-    shape = [1] * codes.ndim
-    if axis is not None:
-        shape[axis] = -1
-    scales, zero_points = np.asarray(scales).reshape(shape), np.asarray(zero_points).reshape(shape)
-    steps = codes.astype(np.int32) - zero_points.astype(np.int32)
-    return np.asarray(steps.astype(np.float32) * scales.astype(np.float32))
-
-
-def quantize_bias(bias: np.ndarray, scale: np.ndarray | np.float32, *, headroom: int = 0) -> QuantizedBias:
-    """Quantize a bias to int32 codes, `rint(bias / scale)` in float64.
-
-    Args:
-        bias: Float array, one element for each channel.
-        scale: `input scale * weight scale` in float32, a scalar or one for each channel.
-        headroom: What the accumulator may add to the bias, `K * 255 * 127` for K products of uint8 and int8: a code
-            counts as overflowing when it leaves less room than that in int32.
-
-    Returns:
-        The codes and the channels that overflow: for those raise the weight's scale, or keep the node in float.
-
-    Raises:
-        ModelError: The bias holds NaN or infinity.
-
-    """
-    if not np.isfinite(bias).all():
-        raise ModelError("a bias holds NaN or infinity", "Export the model again from sound weights.")
-    with np.errstate(all="ignore"):  # a scale that underflowed to zero shows as an overflow of every channel
-        exact = np.rint(np.asarray(bias, np.float64) / np.asarray(scale, np.float64))
-    overflow = np.flatnonzero(~(np.abs(exact) <= INT32_MAX - headroom))
-    return QuantizedBias(np.clip(np.nan_to_num(exact), -INT32_MAX, INT32_MAX).astype(np.int32), overflow)

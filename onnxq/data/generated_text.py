@@ -174,7 +174,7 @@ def drafted_text(model: Model, seed: int = 0) -> list[dict[str, np.ndarray]]:
     return [found.feeds(row[None]) for row in ids]
 
 
-def _redrafted(found: TextInput, ids: np.ndarray, sampler: _Sampler, logits: Decoder) -> np.ndarray:
+def _redrafted(found: TextInput, ids: np.ndarray, sampler: _Sampler, logits: RunLogits) -> np.ndarray:
     """Return sequences in which each token but the first is chosen again, by the old ones in front of it."""
     chosen = ids.copy()
     together = max(LOGITS // (found.length * found.tokens), 1)
@@ -185,7 +185,7 @@ def _redrafted(found: TextInput, ids: np.ndarray, sampler: _Sampler, logits: Dec
     return chosen
 
 
-def reads_backwards(found: TextInput, one: np.ndarray, logits: Decoder) -> bool:
+def reads_backwards(found: TextInput, one: np.ndarray, logits: RunLogits) -> bool:
     """Tell whether the last token leaves the logits in front of it as they are, but for rounding.
 
     Args:
@@ -213,10 +213,10 @@ class _Sampler:
         return int((logits.astype(np.float64) + noise).argmax())
 
 
-Decoder = Callable[[np.ndarray], np.ndarray]
+RunLogits = Callable[[np.ndarray], np.ndarray]
 
 
-def _decode(found: TextInput, ids: np.ndarray, sampler: _Sampler, draft: Decoder, exact: Decoder) -> np.ndarray:
+def _decode(found: TextInput, ids: np.ndarray, sampler: _Sampler, draft: RunLogits, exact: RunLogits) -> np.ndarray:
     """Write sequences behind their first tokens: as the drafts say, as long as the exact logits agree."""
     known = dict.fromkeys(range(len(ids)), 0)  # the last place of each sequence that is settled
     for _ in range(ROUNDS):
@@ -235,7 +235,7 @@ def _decode(found: TextInput, ids: np.ndarray, sampler: _Sampler, draft: Decoder
     return np.delete(ids, list(known), axis=0)
 
 
-def _write(found: TextInput, ids: np.ndarray, known: Mapping[int, int], sampler: _Sampler, draft: Decoder) -> None:
+def _write(found: TextInput, ids: np.ndarray, known: Mapping[int, int], sampler: _Sampler, draft: RunLogits) -> None:
     rows = np.array(list(known))
     fixed = isinstance((found.ids.shape or ())[1], int)
     for place in range(min(known.values()), found.length - 1):

@@ -14,8 +14,6 @@ import numpy as np
 
 from onnxq.data.validation import InputSpec
 
-MOST_CHANNELS = 4  # of a picture; an axis with more is no axis of colours
-
 
 @dataclass(frozen=True)
 class ChannelSummary:

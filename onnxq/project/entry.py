@@ -6,7 +6,6 @@ Tests: `tests/project/test_project_file.py`.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -16,10 +15,10 @@ from onnxq.data.beside import files_beside
 from onnxq.data.listed import listed_files
 from onnxq.data.reading import Reading
 from onnxq.data.remote import is_remote
+from onnxq.data.user_function import CALLABLE
 from onnxq.pipeline.options import QuantizeOptions
 
 EXTERNAL_SUFFIXES = ("", ".data", ".onnx_data", ".bin", ".weight", ".weights", ".pb")  # what exporters write
-CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 @dataclass(frozen=True)

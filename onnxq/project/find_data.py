@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Literal
 
 from onnxq.data.pictures.files import SUFFIXES as PICTURES
+from onnxq.data.readers import ARRAYS
 from onnxq.data.sound.files import SUFFIXES as SOUNDS
 
-ARRAYS = (".npz", ".npy")
 SENTENCES = (".jsonl",)  # a .txt or .csv may be anything
 SKIPPED = frozenset({"node_modules", "__pycache__", "site-packages", "build", "dist"})
 FILES_OF_A_MODEL = (".int8.onnx",)
@@ -71,7 +71,7 @@ def find(root: Path) -> ProjectFiles:
         names = [folder / name for name in files]
         models += [path for path in names if path.suffix == ".onnx" and not path.name.endswith(FILES_OF_A_MODEL)]
         data += [path for path in names if path.suffix.lower() in (*ARRAYS, *SENTENCES)]
-        if folder != root and _is_data(folder, files):
+        if folder != root and _is_data(files):
             data.append(folder)
     return ProjectFiles(tuple(sorted(models)), tuple(sorted(_without_parts(data))))
 
@@ -140,7 +140,7 @@ def _walk(root: Path) -> Iterator[tuple[Path, list[str]]]:
         yield Path(place), sorted(name for name in files if not name.startswith("."))
 
 
-def _is_data(folder: Path, files: list[str]) -> bool:
+def _is_data(files: list[str]) -> bool:
     """Whether the files of a folder are samples together: pictures, recordings, ONNX test data or many arrays."""
     suffixes = [Path(name).suffix.lower() for name in files]
     if ".onnx" in suffixes:

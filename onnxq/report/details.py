@@ -15,11 +15,10 @@ from onnxq.errors import OnnxqError
 from onnxq.ir import Model, Node, Value
 from onnxq.planning.benchmark import kernel_times
 from onnxq.runtime.ort_session import ORT_ERRORS
-from onnxq.verification.ort_graph import read_fusion
+from onnxq.verification.ort_graph import CONVERSIONS, read_fusion
 from onnxq.verification.records import Comparison
 
 TIMING_SECONDS = 0.3  # for the runs of each model, though not fewer than four
-CONVERSIONS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 CONVERTING = "conversions"
 # Operators of kernels that have other names; the source is ContribOperators.md of onnxruntime
 KERNELS = {

@@ -32,7 +32,7 @@ from onnxq.rounding.tied_tables import tied_tables
 from onnxq.rounding.weights import WeightKey, Weights
 from onnxq.search.bit_losses import measure_losses
 from onnxq.search.mixed_precision import shortest_prefix
-from onnxq.search.size_search import written_bytes
+from onnxq.search.size_search import ALLOW_LARGER, written_bytes
 from onnxq.stages.finish import finalize
 from onnxq.stages.measure import choose_qparams
 from onnxq.stages.prepared import Prepared
@@ -42,7 +42,6 @@ BITS = (2, 4, 8)
 USUAL = 4  # bits of a weight where only a loss is limited
 NAMES: dict[int, SchemeName] = {8: "weight-int8", 4: "weight-int4", 2: "weight-int2"}
 ELSEWHERE = "weights"  # any name of a file for weights
-SMALLER = "Allow a larger file, or leave less of it float."
 ROOM = 64  # bytes for each weight, by which names and lengths may differ
 
 
@@ -209,7 +208,9 @@ def keep_to_size(
     chosen = bits_for_size(weights, most - rest)
     size = rest + sum(weight.size(chosen[weight.job.key]) for weight in weights)
     if size > most:
-        raise CheckFailed(f"the smallest file that is possible has about {size:,} bytes, {most:,} are allowed", SMALLER)
+        raise CheckFailed(
+            f"the smallest file that is possible has about {size:,} bytes, {most:,} are allowed", ALLOW_LARGER
+        )
     return replan(prepared, {**prepared.plan.choices, **_choices(weights, chosen)})
 
 

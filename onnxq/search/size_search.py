@@ -33,7 +33,7 @@ from onnxq.stages.replan import copy_prepared
 from onnxq.verification.families import record_latencies, shown_families
 
 FOUR_BITS = ("MatMul", "Gemm", "Conv", "ConvTranspose")  # whose weights the families store in 4 bit
-SMALLER = "Allow a larger file, or leave less of it float."
+ALLOW_LARGER = "Allow a larger file, or leave less of it float."
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def meet_size_limit(variants: Variants, choices: Choices, most: int, data_file: 
         few = shortest_prefix(ranked, fits)
         spare = most - file_bytes(variants, _joined(choices, few), data_file)
         return _joined(choices, _without_idle(few, fits, spare))
-    raise CheckFailed(f"the smallest file that is possible has {smallest:,} bytes, {most:,} are allowed", SMALLER)
+    raise CheckFailed(f"the smallest file that is possible has {smallest:,} bytes, {most:,} are allowed", ALLOW_LARGER)
 
 
 def _fits(variants: Variants, choices: Choices, most: int, data_file: str | None, moves: Sequence[SizeOption]) -> bool:

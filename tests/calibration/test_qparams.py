@@ -15,9 +15,7 @@ from onnxq.calibration.qparams import (
     CODE_TYPES,
     activation_qparams,
     choose_range,
-    dequantize,
     expected_error,
-    quantize_bias,
     quantize_weight,
 )
 from onnxq.calibration.ranges import METHODS
@@ -26,6 +24,16 @@ from onnxq.errors import ModelError, RecipeError
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 TINY = float(np.finfo(np.float32).tiny)
+
+
+def dequantize(codes: np.ndarray, scales: np.ndarray, zero_points: np.ndarray, axis: int | None) -> np.ndarray:
+    """Return the real values that codes stand for, float32: `(code - zero point) * scale`, as DequantizeLinear does."""
+    shape = [1] * codes.ndim
+    if axis is not None:
+        shape[axis] = -1
+    scales, zero_points = np.asarray(scales).reshape(shape), np.asarray(zero_points).reshape(shape)
+    steps = codes.astype(np.int32) - zero_points.astype(np.int32)
+    return np.asarray(steps.astype(np.float32) * scales.astype(np.float32))
 
 
 def fake_quantize(x: np.ndarray, lo: float, hi: float, dtype: str = "uint8", symmetric: bool = False) -> np.ndarray:
@@ -321,25 +329,3 @@ def test_extreme_and_empty_weights():
             quantize_weight(np.array([1, bad]), None)
     with pytest.raises(RecipeError, match="no method 'hqq'"):
         quantize_weight(np.float32([1]), None, method="hqq")
-
-
-# -- bias -------------------------------------------------------------------------------------------------------
-
-
-def test_bias_codes_and_channels_that_overflow():
-    codes, overflow = quantize_bias(np.float32([1, -2.5, 0, 3e9, -1e30]), np.float32([0.5, 1, 1, 1, 1e-30]))
-    assert codes.dtype == np.int32
-    assert codes.tolist() == [2, -2, 0, 2**31 - 1, -(2**31 - 1)]
-    assert overflow.tolist() == [3, 4]
-    assert quantize_bias(np.float32([2e9]), np.float32(1)).overflow.tolist() == []
-    assert quantize_bias(np.float32([2e9]), np.float32(1), headroom=4608 * 255 * 127).overflow.tolist() == [0]
-    assert quantize_bias(np.float32([1, 0]), np.float32(0)).overflow.tolist() == [0, 1]
-    with pytest.raises(ModelError, match="NaN or infinity"):
-        quantize_bias(np.float32([np.nan]), np.float32(1))
-
-
-@given(arrays(np.float32, 6, elements=st.floats(-1e4, 1e4, width=32)), st.floats(2.0**-16, 8, width=32))
-def test_bias_error_is_at_most_half_a_step(bias, scale):
-    codes, overflow = quantize_bias(bias, np.float32(scale))
-    assert not overflow.size
-    assert (np.abs(codes * np.float64(np.float32(scale)) - bias) <= np.float64(np.float32(scale)) * 0.5000001).all()

@@ -403,13 +403,13 @@ class _Writer:
         if region.result.producer is not None:
             named_after(patch, region.result.producer)
         for side in region.caches:
-            self._measure(side, region)
+            self._measure(side)
         for node, sizes in zip(region.measured, attention.sizes, strict=True):
             self._state_sizes(node, sizes, region.sides[0].entry)
         for old, new in zip([region.result, *grown], made, strict=True):
             patch.replace(old, new)
 
-    def _measure(self, side: Side, region: CachedRegion) -> None:
+    def _measure(self, side: Side) -> None:
         """Compute the sizes of a grown cache from what it is made of: the mask may depend on them."""
         patch, grown = self._patch, side.grown
         for node in grown.consumers() if grown is not None else []:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from onnxq.ir.graph import Graph, Node, Value
 from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch, named_after
+from onnxq.simplify.opset_builders import add_with_axes
 from onnxq.simplify.regions.axis_tracking import constant_axes
 
-AXES_AS_INPUT = 13  # of Squeeze and Unsqueeze, from this operator set on; an attribute before
 NEW: None = None  # an axis that was inserted
 
 
@@ -106,14 +104,8 @@ def _written(patch: Patch, source: Value, axes: list[int | None], rank: int, hin
     inserted = [place for place, axis in enumerate(axes) if axis is NEW]
     value = source
     if dropped:
-        value = _with_axes(patch, "Squeeze", value, dropped, hint, opset)
+        value = add_with_axes(patch, "Squeeze", value, dropped, opset, hint)
     if kept != sorted(kept):
         remaining = sorted(kept)
         value = patch.op("Transpose", value, hint=hint, perm=[remaining.index(axis) for axis in kept])
-    return _with_axes(patch, "Unsqueeze", value, inserted, hint, opset) if inserted else value
-
-
-def _with_axes(patch: Patch, op_type: str, value: Value, axes: list[int], hint: str, opset: int) -> Value:
-    if opset < AXES_AS_INPUT:
-        return patch.op(op_type, value, hint=hint, axes=axes)
-    return patch.op(op_type, value, patch.constant(np.array(axes, np.int64), f"{hint}_axes"), hint=hint)
+    return add_with_axes(patch, "Unsqueeze", value, inserted, opset, hint) if inserted else value

@@ -13,7 +13,7 @@ from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch
 from onnxq.ir.schemas import BROADCASTING
 from onnxq.ir.tensor import ArrayTensor
-from onnxq.simplify.opset_builders import axes_of
+from onnxq.simplify.regions.axis_tracking import constant_axes
 
 
 @register_pass(order=200, opset=BROADCASTING, note="folded {} constant{s} into the bias of a convolution")
@@ -49,7 +49,7 @@ def channel_path(conv: Node, until: tuple[str, ...]) -> list[Value]:
             return []
         if reader.op_type in until:
             return path
-        axes = axes_of(reader) if reader.op_type in ("Squeeze", "Unsqueeze") else None
+        axes = constant_axes(reader, 1) if reader.op_type in ("Squeeze", "Unsqueeze") else None
         if not axes or min(axes) < 2:  # channels are axis 1, and stay that
             return []
         value = reader.outputs[0]

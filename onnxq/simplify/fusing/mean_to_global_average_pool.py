@@ -16,7 +16,7 @@ from onnxq.ir.graph import Node, Value
 from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch, named_after
-from onnxq.simplify.opset_builders import axes_of
+from onnxq.simplify.regions.axis_tracking import constant_axes
 
 RANK = 4  # blocks are of maps in two dimensions
 # Elementwise operators that onnxruntime computes on channels in blocks: `nchwc_transformer.cc`
@@ -35,7 +35,7 @@ def mean_to_global_average_pool(model: Model) -> Iterator[Patch]:
 
 
 def _is_over_places(node: Node, value: Value) -> bool:
-    axes = axes_of(node)
+    axes = constant_axes(node, 1)
     if axes is None or value.dtype != TensorProto.FLOAT or value.shape is None or len(value.shape) != RANK:
         return False
     return {axis % RANK for axis in axes} == {2, 3}

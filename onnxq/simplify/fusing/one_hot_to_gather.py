@@ -13,10 +13,9 @@ from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import Change, register_pass
 from onnxq.ir.patch import Patch, named_after
 from onnxq.ir.tensor import DeferredTensor, Tensor
-from onnxq.simplify.opset_builders import add_scalar, squeezed
+from onnxq.simplify.opset_builders import add_scalar, add_with_axes
 
 CLIP_OPSET = 12  # Clip on integers
-NEGATIVE_OPSET = 11  # Gather counts negative indices from the end; OneHot too
 LARGEST: dict[int, int] = {
     TensorProto.UINT8: 255, TensorProto.INT8: 127, TensorProto.UINT16: 65535, TensorProto.INT16: 32767,
     TensorProto.INT32: 2**31 - 1, TensorProto.INT64: 2**63 - 1, TensorProto.BOOL: 1,
@@ -88,7 +87,7 @@ def _index(patch: Patch, hot: Hot, opset: int, *, bounded: bool) -> Value:
     index = hot.index
     dtype = index.dtype
     if hot.with_axis:
-        index = squeezed(patch, index, -1, opset)
+        index = add_with_axes(patch, "Squeeze", index, [-1], opset)
     if dtype not in (TensorProto.INT32, TensorProto.INT64):
         dtype = TensorProto.INT32
         index = patch.op("Cast", index, to=int(dtype))
