@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Mapping
 
-from onnxq.ir import Node
+from onnxq.ir import Node, Value
 from onnxq.ops.forms.average_pool import averaging_window
 from onnxq.ops.forms.integer_domain import CLAMPS, TWO_INPUTS
 from onnxq.ops.forms.silu import gated_by, silu_slot
@@ -96,14 +96,18 @@ def _kernel_times(node: Node, costs: Costs) -> tuple[float, float]:
         channels, taps = averaged[0], math.prod(averaged[1])
         as_conv = costs.conv(channels, channels, taps, max(count(output, costs.shapes) // channels, 1), channels)[1]
         return costs.elementwise(node.op_type, elements)[0], as_conv
-    if node.op_type != "Conv" or weight is None or weight.tensor is None:
-        made = count(output, costs.shapes) if node.op_type in TWO_INPUTS else 1  # a gate may come first, and is small
-        return costs.elementwise("SiLU" if silu_slot(node) is not None else node.op_type, max(elements, made))
-    filters, per_group, *window = weight.tensor.shape
+    if node.op_type == "Conv" and weight is not None and weight.tensor is not None:
+        return _conv_times(node, weight.tensor.shape, output, costs)
+    made = count(output, costs.shapes) if node.op_type in TWO_INPUTS else 1  # a gate may come first, and is small
+    return costs.elementwise("SiLU" if silu_slot(node) is not None else node.op_type, max(elements, made))
+
+
+def _conv_times(node: Node, weight: tuple[int, ...], output: Value, costs: Costs) -> tuple[float, float]:
+    filters, per_group, *window = weight
     group = int(node.attribute("group", 1))
     pixels = max(count(output, costs.shapes) // max(filters, 1), 1)
     in_float, in_integers = costs.conv(per_group * group, filters, math.prod(window), pixels, group, axes=len(window))
-    blocks = columns_of(node, weight.tensor.shape, costs)
+    blocks = columns_of(node, weight, costs)
     if blocks is not None:
         in_integers = in_integers * blocks.share + NODES * costs.borders["node"]
     return in_float, in_integers

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from onnxq.data.remote import is_remote
+from onnxq.data.user_function import CALLABLE
 from onnxq.errors import ProjectError
 from onnxq.pipeline.options import QuantizeOptions, declarations
-from onnxq.project.entry import CALLABLE, Entry, Project, Thresholds
+from onnxq.project.entry import Entry, Project, Thresholds
 
 BLOCKS = ("bits", "block")  # options that choose a recipe
 PLACES = ("recipe", "tokenizer", "data", "custom_ops")  # options that name files, which a project has by its folder

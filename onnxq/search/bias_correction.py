@@ -165,15 +165,24 @@ def bias_adder(node: Node) -> Node | None:
     """Return the node that adds a layer's bias: itself, or the Add of a constant vector behind a MatMul."""
     if node.domain or not node.outputs or node.outputs[0] is None:
         return None
-    if node.op_type in ("Conv", "Gemm"):
-        bias = node.inputs[2] if len(node.inputs) > 2 else None
-        plain = node.op_type == "Conv" or (node.attribute("beta", 1.0) == 1.0 and bias is not None)
-        return node if plain and (bias is None or _is_vector(bias, _channels(node))) else None
-    if node.op_type == "MatMul" and len(node.outputs[0].uses) == 1 and not node.outputs[0].is_output:
-        after = next(iter(node.outputs[0].uses)).node
-        if after.op_type == "Add" and not after.domain and after.graph is node.graph:
-            return after if any(v is not None and _is_vector(v, _channels(node)) for v in after.inputs) else None
+    if node.op_type == "MatMul":
+        return _vector_add(node, node.outputs[0])
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    may_lack_one = node.op_type == "Conv"
+    if may_lack_one or (node.op_type == "Gemm" and node.attribute("beta", 1.0) == 1.0):
+        adds = may_lack_one if bias is None else _is_vector(bias, _channels(node))
+        return node if adds else None
     return None
+
+
+def _vector_add(node: Node, output: Value) -> Node | None:
+    """Return the Add of a constant vector, one element for each channel, that alone reads a product."""
+    if len(output.uses) != 1 or output.is_output:
+        return None
+    after = next(iter(output.uses)).node
+    if after.op_type != "Add" or after.domain or after.graph is not node.graph:
+        return None
+    return after if any(v is not None and _is_vector(v, _channels(node)) for v in after.inputs) else None
 
 
 def quantize_input(value: Value | None) -> Value | None:

@@ -1,6 +1,6 @@
 """Nodes that are written in one way up to some operator set and in another one from there on.
 
-Tests: `tests/simplify/test_mean_to_global_average_pool.py`.
+Tests: `tests/simplify/test_one_hot_to_gather.py`.
 """
 
 from __future__ import annotations

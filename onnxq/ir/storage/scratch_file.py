@@ -19,10 +19,8 @@ from onnxq.errors import OutputError
 SPOOLED = 1 << 20  # bytes from which on an array goes to the file
 
 
-class Spool:
-    """A file in a folder that goes away with the process, however that ends; what is put there comes back mapped.
-
-    Arrays stay valid after the spool is closed.
+class ScratchFile:
+    """A file in a folder that goes away with the process, however that ends.
 
     Args:
         folder: Where there is room for it, such as the folder of the output.
@@ -47,6 +45,25 @@ class Spool:
     ) -> None:
         self._file.close()
 
+    def _write(self, array: np.ndarray) -> None:
+        """Write the bytes of a contiguous array where the file stands."""
+        view = array.reshape(-1).view(np.uint8).data
+        while view:
+            view = view[self._file.write(view) :]
+
+    def _failed(self, error: OSError) -> OutputError:
+        return OutputError(
+            f"the folder {self.folder} cannot take a scratch file ({error.strerror})",
+            "Choose another place with --output.",
+        )
+
+
+class Spool(ScratchFile):
+    """A scratch file that grows; what is put there comes back mapped.
+
+    Arrays stay valid after the spool is closed.
+    """
+
     def keep(self, array: np.ndarray) -> np.ndarray:
         """Return an equal array, read-only and mapped from the file; a small or mapped one unchanged."""
         if array.nbytes < SPOOLED or array.dtype.hasobject or is_mapped(array):
@@ -64,20 +81,12 @@ class Spool:
             start = os.lseek(self._file.fileno(), 0, os.SEEK_END)
             start = os.lseek(self._file.fileno(), -start % mmap.ALLOCATIONGRANULARITY, os.SEEK_END)
             for block in blocks:
-                view = block.reshape(-1).view(np.uint8).data
-                while view:
-                    view = view[self._file.write(view) :]
+                self._write(block)
             size = os.lseek(self._file.fileno(), 0, os.SEEK_CUR) - start
             mapped = mmap.mmap(self._file.fileno(), size, offset=start, access=mmap.ACCESS_READ)
         except OSError as error:
             raise self._failed(error) from error
         return np.frombuffer(mapped, dtype).reshape(shape)
-
-    def _failed(self, error: OSError) -> OutputError:
-        return OutputError(
-            f"the folder {self.folder} cannot take a scratch file ({error.strerror})",
-            "Choose another place with --output.",
-        )
 
 
 def is_mapped(array: np.ndarray) -> bool:

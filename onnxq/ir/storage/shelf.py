@@ -7,50 +7,29 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 import weakref
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
-from onnxq.errors import OutputError
 from onnxq.ir.storage.external import release
-from onnxq.ir.storage.scratch_file import SPOOLED, is_mapped
+from onnxq.ir.storage.scratch_file import SPOOLED, ScratchFile, is_mapped
 
 
-class Shelf:
-    """A file in a folder that goes away with the process; an array's place is free again once nothing refers to it.
+class Shelf(ScratchFile):
+    """A scratch file in which an array's place is free again once nothing refers to it.
 
     Arrays stay valid after the shelf is closed.
-
-    Args:
-        folder: Where there is room for it.
 
     Attributes:
         size: Bytes of the file.
 
-    Raises:
-        OutputError: No file can be made there.
-
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self.size = folder, 0
+        super().__init__(folder)
+        self.size = 0
         self._free: dict[int, list[int]] = {}  # places by their size: tensors of few sizes come again and again
-        try:
-            self._file = tempfile.TemporaryFile(dir=folder, prefix=".onnxq.", suffix=".tmp", buffering=0)  # noqa: SIM115
-        except OSError as error:
-            raise self._failed(error) from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._file.close()
 
     def keep(self, array: np.ndarray) -> np.ndarray:
         """Return an equal array, read-only and mapped from the file; a small one or a mapped one as it is.
@@ -66,10 +45,8 @@ class Shelf:
         place = free.pop() if free else self.size
         self.size = max(self.size, place + size)
         try:
-            view = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
             os.lseek(self._file.fileno(), place, os.SEEK_SET)
-            while view:
-                view = view[self._file.write(view) :]
+            self._write(np.ascontiguousarray(array))
             if self.size > os.fstat(self._file.fileno()).st_size:
                 os.ftruncate(self._file.fileno(), self.size)
             mapped = mmap.mmap(self._file.fileno(), size, offset=place, access=mmap.ACCESS_READ)
@@ -77,12 +54,6 @@ class Shelf:
             raise self._failed(error) from error
         weakref.finalize(mapped, free.append, place)
         return np.frombuffer(mapped, array.dtype, array.size).reshape(array.shape)
-
-    def _failed(self, error: OSError) -> OutputError:
-        return OutputError(
-            f"the folder {self._folder} cannot take a scratch file ({error.strerror})",
-            "Choose another place with --output.",
-        )
 
 
 def release_array(array: np.ndarray) -> None:

@@ -201,18 +201,23 @@ class Rewriter(Protocol):
 def is_stored_weight(value: Value) -> bool:
     """Whether a value is what a file holds in integers: DequantizeLinear, or Mul of a Cast, over a constant."""
     node = value.producer
-    if node is not None and node.op_type == "Mul" and not node.domain:
-        node = _made_by(node, "Cast", "Sub", "Add")
-        if node is not None and node.op_type == "Add":  # of the lower bits of 12
-            node = _made_by(node, "Cast")
-        if node is not None and node.op_type == "Sub":  # of the zero points
-            node = node.inputs[0].producer if node.inputs[0] is not None else None
-        node = node if node is not None and node.op_type == "Cast" else None
-        source = node.inputs[0] if node is not None else None
-        return source is not None and source.constant is not None and source.constant.dtype in STORED_TYPES
-    if node is None or node.op_type != "DequantizeLinear":
+    if node is None:
         return False
-    return node.inputs[0] is not None and node.inputs[0].constant is not None
+    if node.op_type == "DequantizeLinear":
+        return node.inputs[0] is not None and node.inputs[0].constant is not None
+    cast = _scaled_cast(node) if node.op_type == "Mul" and not node.domain else None
+    codes = cast.inputs[0] if cast is not None else None
+    return codes is not None and codes.constant is not None and codes.constant.dtype in STORED_TYPES
+
+
+def _scaled_cast(product: Node) -> Node | None:
+    """Return the Cast of codes that a Mul scales, seen through the Sub of zero points and the Add of lower bits."""
+    node = _made_by(product, "Cast", "Sub", "Add")
+    if node is not None and node.op_type == "Add":  # of the lower bits of 12
+        node = _made_by(node, "Cast")
+    if node is not None and node.op_type == "Sub":  # of the zero points
+        node = node.inputs[0].producer if node.inputs[0] is not None else None
+    return node if node is not None and node.op_type == "Cast" else None
 
 
 def _made_by(reader: Node, *op_types: str) -> Node | None:

@@ -48,10 +48,12 @@ def weight_slot(site: NodeView) -> int:
     left, right = site.constant(0), site.constant(1)
     if left is not None and right is not None:
         raise NotQuantizable("both inputs are constants")
-    if left is None and right is None and any(v is not None and is_stored_weight(v) for v in site.node.inputs[:2]):
-        raise NotQuantizable("weight is in 8 bit already")
-    if left is None and right is None and not any(v is not None and v.tensor for v in site.node.inputs[:2]):
-        raise NotQuantizable("both inputs are activations: there is no weight")
+    if left is None and right is None:
+        factors = [value for value in site.node.inputs[:2] if value is not None]
+        if any(is_stored_weight(value) for value in factors):
+            raise NotQuantizable("weight is in 8 bit already")
+        if not any(value.tensor for value in factors):
+            raise NotQuantizable("both inputs are activations: there is no weight")
     slot = 0 if left is not None or (right is None and site.value(0).tensor is not None) else 1
     weight = site.weight(slot)
     if len(weight.shape) < 2:

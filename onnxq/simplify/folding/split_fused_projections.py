@@ -82,6 +82,17 @@ def split_fused_projections(model: Model) -> Iterator[Patch]:
 
 def _chain(product: Node) -> Chain | None:
     """Follow the columns of a product with a constant matrix up to where they are taken apart."""
+    chain = _product(product)
+    for follow in (_added, _reshaped, _transposed):
+        if chain is None:
+            return None
+        reader = _only_reader(chain.end)
+        chain = chain if reader is None else follow(chain, reader)
+    return chain
+
+
+def _product(product: Node) -> Chain | None:
+    """Begin a chain at a product with a matrix that nothing else reads, and with a constant bias or none."""
     weight, output = product.inputs[1], product.outputs[0]
     tensor = weight.constant if weight is not None and weight.graph is product.graph else None
     if (
@@ -101,25 +112,25 @@ def _chain(product: Node) -> Chain | None:
     bias = given.constant if given is not None else None
     if bias is not None and bias.shape != (columns,):
         return None
-    chain = Chain(product, bias, output, None, (columns,))
-    after = _only_reader(chain.end)
-    if after is not None and after.op_type == "Add" and product.op_type == "MatMul":
-        constants = [value.constant for value in after.inputs if value is not None and value.constant is not None]
-        if len(constants) != 1 or constants[0].shape != (columns,) or after.outputs[0] is None:
-            return None
-        chain = replace(chain, bias=constants[0], end=after.outputs[0])
-        after = _only_reader(chain.end)
-    if after is not None and after.op_type == "Reshape":
-        reshaped = _reshaped(chain, after)
-        if reshaped is None:
-            return None
-        chain = reshaped
-        after = _only_reader(chain.end)
-    if after is not None and after.op_type == "Transpose" and after.outputs[0] is not None:
-        rank = len(chain.end.shape or ())
-        perm = tuple(after.attribute("perm") or reversed(range(rank)))
-        chain = replace(chain, end=after.outputs[0], perm=perm)
-    return chain
+    return Chain(product, bias, output, None, (columns,))
+
+
+def _added(chain: Chain, node: Node) -> Chain | None:
+    """Take the Add of a bias behind a MatMul along; None where it adds something else."""
+    if node.op_type != "Add" or chain.product.op_type != "MatMul":
+        return chain
+    constants = [value.constant for value in node.inputs if value is not None and value.constant is not None]
+    if len(constants) != 1 or constants[0].shape != chain.tail or node.outputs[0] is None:
+        return None
+    return replace(chain, bias=constants[0], end=node.outputs[0])
+
+
+def _transposed(chain: Chain, node: Node) -> Chain:
+    """Take a Transpose along."""
+    if node.op_type != "Transpose" or node.outputs[0] is None:
+        return chain
+    perm = tuple(node.attribute("perm") or reversed(range(len(chain.end.shape or ()))))
+    return replace(chain, end=node.outputs[0], perm=perm)
 
 
 def _column_axis(product: Node) -> int:
@@ -133,7 +144,9 @@ def _only_reader(value: Value) -> Node | None:
 
 
 def _reshaped(chain: Chain, node: Node) -> Chain | None:
-    """Follow the columns through a Reshape that leaves the rows whole."""
+    """Follow the columns through a Reshape; None where it does not leave the rows whole."""
+    if node.op_type != "Reshape":
+        return chain
     before, after, output = chain.end.shape, node.outputs[0].shape if node.outputs[0] else None, node.outputs[0]
     target = node.inputs[1].constant if node.inputs[1] is not None else None
     if before is None or after is None or output is None or _means_zero(node):
