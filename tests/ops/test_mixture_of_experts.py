@@ -16,7 +16,9 @@ from onnxq.planning.recipe import in_blocks
 EXPERTS, WIDTH, INNER, BLOCK = 4, 64, 96, 32
 
 
-def mixture(*, gated: bool = True, biased: bool = False, third: bool = False, inner: int = INNER) -> onnx.ModelProto:
+def mixture(
+    *, gated: bool = True, biased: bool = False, third: bool = False, inner: int = INNER, **routing: int
+) -> onnx.ModelProto:
     """A router and experts of two matrices, with SwiGLU in one of them or SiLU."""
     rows = 2 * inner if gated else inner
     weights = {"router": floats(WIDTH, EXPERTS), "flat": np.array([-1, EXPERTS])}
@@ -31,13 +33,12 @@ def mixture(*, gated: bool = True, biased: bool = False, third: bool = False, in
     if third:
         weights["w3"] = floats(EXPERTS, inner, WIDTH, seed=5)
         inputs.append("w3")
+    routing = {"normalize_routing_weights": 1, **routing}
     how = {"activation_type": "swiglu", "swiglu_fusion": 1} if gated else {"activation_type": "silu"}
     nodes = [
         helper.make_node("MatMul", ["x", "router"], ["scores"]),
         helper.make_node("Reshape", ["scores", "flat"], ["p"]),
-        helper.make_node(
-            "MoE", inputs, ["y"], name="moe", domain="com.microsoft", k=2, normalize_routing_weights=1, **how
-        ),
+        helper.make_node("MoE", inputs, ["y"], name="moe", domain="com.microsoft", k=2, **routing, **how),
     ]
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "length", WIDTH]) for name in "xy"]
     made = [numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()]
@@ -92,4 +93,6 @@ def test_what_qmoe_does_not_compute_stays_float_and_the_plan_says_why():
     assert reason(mixture(), "weight-int4", **blocks) is None
     assert "third matrix" in (reason(mixture(gated=False, third=True), "weight-int4", **blocks) or "")
     assert "no multiple of the block size" in (reason(mixture(inner=80), "weight-int4", **blocks) or "")
+    assert "sum to 1" in (reason(mixture(normalize_routing_weights=0), "weight-int4", **blocks) or "")
+    assert "sum to 1" in (reason(mixture(use_sparse_mixer=1), "weight-int4", **blocks) or "")
     assert "in blocks" in (reason(mixture(), "weight-int8") or "")

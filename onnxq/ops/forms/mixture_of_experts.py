@@ -34,6 +34,8 @@ def plan_experts(site: NodeView) -> QuantizedForm:
         raise NotQuantizable("QMoE takes weights in blocks, and the recipe stores them otherwise")
     if site.input(GATE) is not None:
         raise NotQuantizable("QMoE has no third matrix of experts on CPUs: its gate has to be joined to the first")
+    if not site.node.attribute("normalize_routing_weights", 0) or site.node.attribute("use_sparse_mixer", 0):
+        raise NotQuantizable("QMoE lets the shares of the chosen experts sum to 1, and these do not")
     for slot in WEIGHTS:
         weight = site.weight(slot, rank=3)
         if weight.shape[-1] % scheme.block_size:
