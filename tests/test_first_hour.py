@@ -101,6 +101,9 @@ ROWS = {
     "own: a photo or a submodule that changed": "project/test_project_file.py::"
     "test_the_hooks_pass_on_whatever_may_belong_to_a_model",
     "own: the whole disk": "project/test_project_new.py::test_a_whole_disk_is_refused",
+    "own: classes of a table": "data/test_text_doubts.py::test_classes_of_a_table_score_a_classifier",
+    "own: silent recordings": "data/test_sound_source.py::test_silence_is_named_where_a_state_varies",
+    "own: a line without text": "data/test_sentences.py::test_a_line_whose_text_is_missing_is_named",
     "completion": "cli/test_cli_completion.py::test_what_was_typed_is_completed",
 }
 

@@ -6,7 +6,7 @@ Samples stream by once. Kept are sums, a few numbers of each sample, and a few s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -84,6 +84,7 @@ def examine(
         return Examination(summaries, seen.count)
     found = [*_of_options(given), *given.warnings, *_of_values(summaries), *seen.warnings(calibrating=calibrating)]
     if not is_large(model):
+        found += _of_files(given, summaries, found)
         found += _of_model(model, few, {summary.name: summary for summary in summaries}, given.decoders)
     found += _of_pictures(given, seen.count, known=any(warning.code == CODE for warning in found))
     return Examination(summaries, seen.count, tuple(found), seen.sheet.thumbnails())
@@ -215,6 +216,18 @@ def _of_pictures(given: Samples, count: int, *, known: bool) -> Iterator[Warning
         if one.assumed and not known:
             keys = "normalize=unit, signed, imagenet or bytes for pictures, rate=16000 for sound"
             yield WarningLine("assumed-preprocessing", one.assumed, f"Say what holds: --preprocess {keys}.")
+
+
+def _of_files(given: Samples, summaries: Iterable[InputSummary], found: Sequence[WarningLine]) -> Iterator[WarningLine]:
+    """Say that pictures or recordings hold one value alone, where states or other inputs vary."""
+    names = {one.input for one in given.preparations if one.input in given.decoders or "rate" in one.settings}
+    if any(warning.code == "constant-samples" for warning in found):
+        return
+    for summary in summaries:
+        values = summary.values
+        if summary.name in names and values is not None and values.least == values.greatest:
+            message = f"every value of '{summary.name}' is {short(values.least)}, in {_all_of(given.count or 0)}"
+            yield WarningLine("constant-samples", message, "Give real samples: nothing can be measured from constants.")
 
 
 def _of_values(summaries: Iterable[InputSummary]) -> Iterator[WarningLine]:

@@ -204,9 +204,11 @@ class Samples(Iterable[Sample]):
             return (), f"{error.message}. {error.hint}"
 
     def first_rows(self) -> int | None:
-        """Return how many rows the first source has, as its labels should; None while unknown."""
+        """Return how many rows `first_labels` should have: those of a file, or of a sample; None while unknown."""
         first = self._sources[0] if self._sources else None
-        return None if first is None or first.count is None else first.count * first.rows
+        if first is None or first.count is None:
+            return None
+        return first.rows if first.read_labels is None else first.count * first.rows
 
     def first_labels(self) -> Labels:
         """Return the labels of the first file or sample, for a look at their names and shapes.

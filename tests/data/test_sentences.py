@@ -64,7 +64,7 @@ BROKEN = {
     "list.jsonl": (b'["a"]\n', "line 1 is a list, not an object"),
     "word.jsonl": (b'"a"\n', "line 1 is 'a', not an object"),
     "deep.jsonl": (b"[" * 100_000, "line 1 is not JSON"),
-    "number.jsonl": (b'{"text": "a"}\n{"text": 5}\n', "has no column of text"),
+    "number.jsonl": (b'{"text": "a"}\n{"text": 5}\n', "line 2 has int as 'text', and text is needed"),
     "none.jsonl": (b'{"label": 1}\n', "has no column of text: it has 'label'"),
     "half.jsonl": (b'{"text": "\\ud800"}\n', "line 1 has half a character"),
     "several.jsonl": (b'{"a": "x", "b": "y"}\n', "has several columns of text: 'a' and 'b'"),
@@ -91,5 +91,11 @@ def test_a_column_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no column 'qestion'") as caught:
         read_sentences(path, ["qestion"])
     assert "question" in caught.value.hint
-    with pytest.raises(DataError, match="line 2 has NoneType as 'question'"):
+    with pytest.raises(DataError, match="line 2 has no 'question'"):
         read_sentences(path, ["question"])
+
+
+def test_a_line_whose_text_is_missing_is_named(tmp_path: Path) -> None:
+    path = saved(tmp_path, "s.jsonl", '{"text": "a cat", "label": 1}\n{"text": null, "label": 0}\n')
+    with pytest.raises(DataError, match=r"line 2 has no 'text', and text is needed"):
+        read_sentences(path)

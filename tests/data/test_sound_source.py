@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto
 from sound_support import detector, recordings, save_wav, tone
 
+from onnxq.data.examine import examine
 from onnxq.data.reading import PLAIN, ModelFacts, Reading
 from onnxq.data.samples import Samples, input_specs, open_samples
 from onnxq.data.validation import InputSpec
@@ -182,3 +183,13 @@ def test_an_input_may_have_a_value(tmp_path: Path) -> None:
     save_wav(tmp_path / "a.wav", tone(0.1))
     samples = opened(tmp_path, spec("audio", 1, 400), spec("h", 1, 4), reading=Reading(("h.value=0.5",)))
     assert next(iter(samples))["h"].tolist() == [[0.5] * 4]
+
+
+def test_silence_is_named_where_a_state_varies(tmp_path: Path) -> None:
+    model = load(detector(tmp_path / "vad.onnx"))
+    infer_types(model)
+    save_wav(tmp_path / "wavs" / "a.wav", np.zeros(16000))
+    reading = Reading(preprocess="rate=16000")
+    samples = opened(tmp_path / "wavs", *input_specs(model), reading=reading, facts=ModelFacts.of(model))
+    found = [one for one in examine(model, samples).warnings if one.code == "constant-samples"]
+    assert [one.message for one in found] == ["every value of 'input' is 0, in all 63 samples"]

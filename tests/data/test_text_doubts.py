@@ -12,6 +12,7 @@ from onnxq.data.samples import Samples, input_specs, open_samples
 from onnxq.data.text.doubts import table_rows
 from onnxq.errors import DataError
 from onnxq.ir import infer_types, load
+from onnxq.verification.user_metric import check_labels, measure_metric
 
 pytest.importorskip("tokenizers")
 
@@ -61,3 +62,10 @@ def test_a_table_without_names_is_noticed(tmp_path: Path) -> None:
     assert warning.message.endswith("s.csv was taken for names of columns: 'the cat sees'")
     assert codes(opened(tmp_path, "s.csv", f"text,label\n{rows}")) == []
     assert codes(opened(tmp_path, "s.csv", rows, Reading(text_key="the cat sees"))) == []
+
+
+def test_classes_of_a_table_score_a_classifier(tmp_path: Path) -> None:
+    rows = "".join(f"{text},{number % 4}\n" for number, text in enumerate(sentences(24)))
+    samples = opened(tmp_path, "s.csv", f"text,label\n{rows}")
+    check_labels("top1", samples)
+    assert 0 <= measure_metric("top1", tmp_path / "m.onnx", samples) <= 100

@@ -136,6 +136,9 @@ def _usual(path: Path, records: Sequence[Record]) -> str:
     if len(texts) == 1:
         return texts[0]
     shown = join_words([f"'{name}'" for name in names[:MOST_NAMES]])
+    usual = next((name for name in names if name.lower() in USUAL), None)
+    if usual is not None:
+        _check_column(path, records, usual)  # names the line that has no text there
     if not texts:
         raise DataError(f"{path} has no column of text: it has {shown}", "Its first line names the columns.")
     raise DataError(f"{path} has several columns of text: {shown}", f"Choose one: --text-key {texts[0]}.")
@@ -161,7 +164,8 @@ def _check_column(path: Path, records: Sequence[Record], name: str) -> None:
         raise DataError(f"{path} has no column '{name}'", hint)
     for number, record in records:
         if not isinstance(record.get(name), str):
-            has = "no" if name not in record else f"{type(record[name]).__name__} as"
+            value = record.get(name)
+            has = "no" if value is None else f"{type(value).__name__} as"
             raise DataError(f"{path}, line {number} has {has} '{name}', and text is needed", "Correct the line.")
 
 
