@@ -16,8 +16,8 @@ from onnxq.calibration.gram import Gram
 from onnxq.calibration.qparams import TINY
 from onnxq.ops.forms.block_codes import BlockCodes
 from onnxq.rounding.block_grids import BlockGrid, best_grid, refit_on_slope
-from onnxq.rounding.coordinate_descent import Feedback, damped, descend, nearest
-from onnxq.rounding.gptq import Method, MomentSource, shows_something
+from onnxq.rounding.coordinate_descent import Feedback, descend, nearest
+from onnxq.rounding.gptq import DampedHessian, Method, MomentSource, shows_something
 from onnxq.rounding.short_block_search import search_shortly
 from onnxq.runtime.workers import run_in_order
 
@@ -160,20 +160,6 @@ def _exported(rows: np.ndarray, codes: np.ndarray, grid: BlockGrid) -> BlockCode
     return BlockCodes(full.astype(np.uint8), grid.scales.astype(np.float32), grid.zeros.astype(np.uint8))
 
 
-@dataclass(frozen=True)
-class _Trusted:
-    """H with its damping, ready for error feedback."""
-
-    damping: float
-    gram: Gram
-    feedback: Feedback
-
-    @classmethod
-    def of(cls, gram: Gram, damping: float) -> _Trusted:
-        H = damped(gram.matrix, damping)
-        return cls(damping, Gram(H, gram.mean, gram.rows), Feedback(H))
-
-
 class _RangeSearch:
     """The search for a range of columns, some channels at a time."""
 
@@ -195,7 +181,7 @@ class _RangeSearch:
         del trusted
         total = fitted if self.moments.assumed else self.moments.total()
         del fitted
-        trusted = _Trusted.of(total, damping)
+        trusted = DampedHessian.of(total, damping)
         parts, plain, kept, gains = [], 0.0, 0.0, False
         for slab in _slabs(self.rows):
             search = self._search(slab)
@@ -214,13 +200,13 @@ class _RangeSearch:
         rows = np.asarray(self.rows[channels], np.float64)
         return _Search(rows, self.bits, self.block_size, self.held_out)
 
-    def _trust(self, fitted: Gram) -> _Trusted:
+    def _trust(self, fitted: Gram) -> DampedHessian:
         """Choose by some of the channels how far H is trusted."""
         count = min(len(self.rows), PROBED)
         probe = self._search(np.arange(count) * len(self.rows) // count)
-        best: tuple[float, _Trusted] | None = None
+        best: tuple[float, DampedHessian] | None = None
         for damping in DAMPINGS:
-            trusted = _Trusted.of(fitted, damping)
+            trusted = DampedHessian.of(fitted, damping)
             error = float(probe.errors(*probe.solve(trusted, 0)).sum())
             best = (error, trusted) if best is None or error < best[0] else best
         assert best is not None
@@ -250,7 +236,7 @@ class _Search:
         codes = np.where(which[:, None], codes, self.nearest)
         return _exported(self.rows, codes, grid.where(which, self.plain))
 
-    def solve(self, trusted: _Trusted, refits: int) -> tuple[np.ndarray, BlockGrid]:
+    def solve(self, trusted: DampedHessian, refits: int) -> tuple[np.ndarray, BlockGrid]:
         """Choose codes by error feedback; with refits from several grids, then refine scales and codes in turn."""
         gram, feedback = trusted.gram, trusted.feedback
         weights = feedback.weights.reshape(1, -1)

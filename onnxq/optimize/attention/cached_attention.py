@@ -30,6 +30,7 @@ from onnxq.ops.kernels.attention import attention as attend
 from onnxq.ops.kernels.attention import rotary_embedding as rotate
 from onnxq.optimize.attention.cached_region import CachedRegion, Side, find_cached_region
 from onnxq.optimize.attention.chosen_shapes import chosen_shapes
+from onnxq.optimize.attention.region import constant_factor
 from onnxq.optimize.attention.sizes import NotKnown, Sizes, critical_lengths, sized_values
 
 OPSET, SINCE = 23, (1, 23)  # versions of operators, and of onnxruntime, which has to run what is written
@@ -278,14 +279,7 @@ def _masks(region: CachedRegion) -> tuple[str, ...]:
 def _scales(region: CachedRegion, size: int) -> Iterator[float]:
     """Yield the usual scale, and the product of all numbers by which the nodes multiply."""
     yield float(size**-0.5)
-    factor = 1.0
-    for node in region.nodes:
-        for slot, value in enumerate(node.inputs):
-            tensor = None if value is None else value.constant
-            if tensor is not None and tensor.size == 1 and (node.op_type == "Mul" or (node.op_type == "Div" and slot)):
-                number = float(tensor.numpy().reshape(-1)[0])
-                factor = factor * number if node.op_type == "Mul" else factor / (number or 1.0)
-    yield factor
+    yield constant_factor(region.nodes)
 
 
 def _rotated(plain: MaskedAttention, case: _Case, size: int) -> Iterator[MaskedAttention]:

@@ -24,7 +24,7 @@ from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch, named_after
 from onnxq.ops.kernels.onnxruntime_decoder import group_query_attention
-from onnxq.optimize.attention.region import AttentionRegion, find_region
+from onnxq.optimize.attention.region import AttentionRegion, constant_factor, find_region
 from onnxq.optimize.attention.sizes import NotKnown, Sizes, ancestors, critical_lengths, run_node, sized_values
 
 PROBES = ((1, 1), (2, 3), (1, 17), (2, 33))  # batch and length
@@ -121,7 +121,7 @@ class _Prover:
         size = query // heads
         if size < 1 or query % heads or key % size or key != value or not key or heads % (key // size) or size % STEP:
             return
-        for scale in dict.fromkeys((1 / math.sqrt(size), _scale(region))):
+        for scale in dict.fromkeys((1 / math.sqrt(size), constant_factor(region.nodes))):
             plain = Attention(region, heads, key // size, size, scale)
             yield from self._rotated(plain)
             yield plain
@@ -158,18 +158,6 @@ class _Prover:
                 return False
             self._proved.add(proof)
         return True
-
-
-def _scale(region: AttentionRegion) -> float:
-    """Return the product of the numbers by which queries, keys and logits are multiplied."""
-    factor = 1.0
-    for node in region.nodes:
-        for slot, value in enumerate(node.inputs):
-            tensor = None if value is None else value.constant
-            if tensor is not None and tensor.size == 1 and (node.op_type == "Mul" or (node.op_type == "Div" and slot)):
-                number = float(tensor.numpy().reshape(-1)[0])
-                factor = factor * number if node.op_type == "Mul" else factor / (number or 1.0)
-    return factor
 
 
 def _alike(attention: Attention, sizes: Sizes, batch: int, length: int, opset: int) -> bool:

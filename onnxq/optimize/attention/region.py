@@ -5,7 +5,7 @@ Tests: `tests/optimize/test_group_query_attention.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from onnxq.ir.graph import Node, Value
@@ -168,3 +168,15 @@ def _closed(nodes: dict[Node, None], result: Value) -> bool:
     """Tell whether nothing else reads what the nodes make, but for the result."""
     made = [value for node in nodes for value in node.outputs if value is not None and value is not result]
     return all(not value.is_output and all(use.node in nodes for use in value.uses) for value in made)
+
+
+def constant_factor(nodes: Iterable[Node]) -> float:
+    """Return the product of the numbers by which nodes multiply: queries, keys and logits."""
+    factor = 1.0
+    for node in nodes:
+        for slot, value in enumerate(node.inputs):
+            tensor = None if value is None else value.constant
+            if tensor is not None and tensor.size == 1 and (node.op_type == "Mul" or (node.op_type == "Div" and slot)):
+                number = float(tensor.numpy().reshape(-1)[0])
+                factor = factor * number if node.op_type == "Mul" else factor / (number or 1.0)
+    return factor
