@@ -1,4 +1,4 @@
-"""How the library, which never prints, tells what it does: steps, how far each is, and an estimate of the time left.
+"""Progress of a run, told to an observer: steps, counts within a step, and an estimate of the time left.
 
 An `Observer` is told about steps. `Progress` is one that estimates: the pipeline tells it what work is expected, in
 seconds on a usual processor, by kind of work. The measured time of one kind of work corrects the price of the rest of

@@ -1,4 +1,4 @@
-"""How figures and names are written for people, wherever they show."""
+"""Format figures and names for people."""
 
 from __future__ import annotations
 

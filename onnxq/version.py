@@ -1,4 +1,4 @@
-"""The version of onnxq, without importing anything else.
+"""The version of onnxq.
 
 Tests: `tests/cli/test_cli_help.py`.
 """

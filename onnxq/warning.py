@@ -1,4 +1,4 @@
-"""A `warning:` line: what may be wrong with data, a model or a result, and what to do about it."""
+"""A `warning:` line: a doubt about data, a model or a result, and its remedy."""
 
 from __future__ import annotations
 

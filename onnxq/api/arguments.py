@@ -1,4 +1,4 @@
-"""Arguments of public functions that are of another kind than they should be, named before anything is done.
+"""Check the types of arguments of public functions before any work.
 
 Tests: `tests/api/test_api_arguments.py`.
 """

@@ -1,4 +1,4 @@
-"""Whether a quantized model still does what the float one does: what `onnxq verify` finds.
+"""Compare a quantized model with its float model, or check it alone, as `onnxq verify` does.
 
 Tests: `tests/api/test_api_models.py`.
 """

@@ -1,4 +1,4 @@
-"""Runs of the float model that give its tensors: with sums in float64, so that they are the same on every processor.
+"""Run the float model for its tensors, with sums in float64, so that all processors give the same.
 
 The evaluator runs what it has kernels for. onnxruntime runs large models, whose weights stay in their files, and models
 with operators that only it knows. It runs them in float32, whose last bit differs between processors. Its optimisations

@@ -1,4 +1,4 @@
-"""A histogram whose range grows by itself and whose counts depend on nothing but the multiset of values.
+"""A histogram that widens its range by itself; its counts depend on the multiset of values only.
 
 Bin `i` holds the float32 values with `trunc(x / w) == i`, `w = 2**k`: bin 0 is `(-w, w)`, bin `i > 0` is `[i w, (i + 1)
 w)`, bin `i < 0` is `((i - 1) w, i w]`. `k` is the smallest exponent with at most `BINS` bins from zero to the least and

@@ -1,4 +1,4 @@
-"""The input of a layer as rows: what one output element of a MatMul, Gemm or Conv is the product of.
+"""Unfold the input of a MatMul, Gemm or Conv into rows (im2col), one for each output position.
 
 A layer with a weight `W [m, n]` computes `x Wᵀ` for every row `x [n]`. For MatMul and Gemm a row is a slice along the
 contracted axis. For Conv it is a window, unfolded in the order of the weight: input channel, then kernel position.

@@ -1,4 +1,4 @@
-"""Which layers' second moments a calibration takes along, and where they are found afterwards.
+"""Choose the layers whose second moments are measured, and find these moments afterwards.
 
 Tests: `tests/calibration/test_second_moments.py`.
 """

@@ -1,4 +1,4 @@
-"""How far a tensor goes in single samples, which shows how far it may go in others.
+"""Extremes of a tensor in single samples, which show how far other samples may go.
 
 A histogram cannot tell that: it does not know which values came together.
 """

@@ -1,4 +1,4 @@
-"""Second moments of what layers read: H = XᵀX over the rows of their inputs, with which the error of rounding is known.
+"""Second moments of layer inputs, H = XᵀX over rows, from which the error of rounding follows.
 
 H is kept in two halves, of even and of odd samples, so that a choice made on one can be judged on the other. It is full
 up to a number of columns, beyond that of blocks of neighbouring input channels, and at last the diagonal.

@@ -1,4 +1,4 @@
-"""The lower end of a range whose readers make little of negative values: that of least error behind them.
+"""Choose the lower end of a range whose readers are nearly flat below zero, by least output error.
 
 An error e of a value x becomes about `f'(x) e` behind a curve f. So the rounding of a value counts `f'(x)²`, and one
 that is clipped to an end counts `(f(x) - f(end))²`. Both follow from a histogram. Below zero, a LeakyRelu of slope 0.1

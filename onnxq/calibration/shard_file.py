@@ -1,4 +1,4 @@
-"""The statistics of a shard on disk: sums of blocks that wait for those before them, and what they were measured on.
+"""Statistics of a shard on disk: sums of blocks, and the identity of the run that measured them.
 
 Tests: `tests/distributed/test_shards.py`.
 """

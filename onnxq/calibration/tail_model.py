@@ -1,4 +1,4 @@
-"""How far other samples may go, by the peaks of those that were seen.
+"""Predict the extremes of unseen samples from the peaks of seen ones.
 
 The greatest peaks are taken as exponential: by how much they exceed any threshold has the same mean. That is wrong if
 samples differ by factors, as vibration under other loads does. The logarithms of peaks are then spread widely, and

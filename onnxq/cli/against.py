@@ -1,4 +1,4 @@
-"""`onnxq verify --against`: both models side by side, and what the thresholds say.
+"""`onnxq verify --against`: compare two models and check thresholds.
 
 Tests: `tests/cli/test_cli_thresholds.py`.
 """

@@ -1,4 +1,4 @@
-"""`onnxq check`: what is wrong with the models of a repository, without running them.
+"""`onnxq check`: list faults of a repository's models without running them.
 
 Tests: `tests/cli/test_cli_project.py`.
 """

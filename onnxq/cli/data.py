@@ -1,4 +1,4 @@
-"""`onnxq data`: what a model is going to see, and what looks wrong about it.
+"""`onnxq data`: show the samples of a model, and warn of suspicious ones.
 
 Tests: `tests/cli/test_cli_data.py`.
 """

@@ -1,4 +1,4 @@
-"""`onnxq explain`: all there is to say about single nodes.
+"""`onnxq explain`: explain the decisions for single nodes.
 
 Tests: `tests/cli/test_cli_explain.py`.
 """

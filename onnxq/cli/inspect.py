@@ -1,4 +1,4 @@
-"""`onnxq inspect`: what is in a model.
+"""`onnxq inspect`: show the contents of a model.
 
 Tests: `tests/cli/test_cli_looking.py`.
 """

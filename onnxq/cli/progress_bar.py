@@ -1,4 +1,4 @@
-"""The bar that shows how far a run is, on a terminal: one line for the whole run, gone when it is over."""
+"""A progress bar for terminals: one line for the whole run, removed at its end."""
 
 from __future__ import annotations
 

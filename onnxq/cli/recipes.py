@@ -1,4 +1,4 @@
-"""`onnxq recipes`: what there is, and a file to start from.
+"""`onnxq recipes`: list the recipes, and write one to start from.
 
 Tests: `tests/cli/test_cli_looking.py`.
 """

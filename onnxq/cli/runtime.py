@@ -1,4 +1,4 @@
-"""Tables of what onnxruntime makes of a quantized model.
+"""Tables of the kernels that onnxruntime chooses for a quantized model.
 
 Tests: `tests/cli/test_cli_runtime.py`.
 """

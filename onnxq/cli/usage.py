@@ -1,4 +1,4 @@
-"""Wrong arguments, in words: what is wrong, what was meant perhaps, and where the help is.
+"""Explain wrong arguments: name the fault, suggest a correction, and point to the help.
 
 Tests: `tests/cli/test_cli_errors.py`.
 """

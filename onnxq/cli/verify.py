@@ -1,4 +1,4 @@
-"""`onnxq verify`: whether a quantized model still does what the float one does.
+"""`onnxq verify`: compare a quantized model with its float model, or check it alone.
 
 Tests: `tests/cli/test_cli_looking.py`.
 """

@@ -1,4 +1,4 @@
-"""Conventions of values: what pictures are normalised to, and what they would be by another convention.
+"""Conventions of normalisation for pictures, and the conversion from one to another.
 
 Mean and deviation of ImageNet are those of torchvision; the mean colour is the one that Caffe's reference models take.
 

@@ -1,4 +1,4 @@
-"""Packages that only some kinds of data need: imported when they are, and named with their pip command when missing.
+"""Import optional packages on demand, and name the pip command of a missing one.
 
 Tests: `tests/data/test_extras.py`.
 """

@@ -1,4 +1,4 @@
-"""The first layers behind an input, and what they read: to see whether values are those that a model was trained with.
+"""Find the first layers behind an input, and record the values that they read.
 
 Tests: `tests/data/test_normalization.py`.
 """

@@ -1,4 +1,4 @@
-"""Token sequences that a decoder generates itself, to calibrate on where there are no data.
+"""Let a decoder generate token sequences to calibrate on, if there are no data.
 
 The text that a language model writes is distributed as the text that it reads: https://arxiv.org/abs/2305.17888.
 Sampling adds Gumbel noise that depends on the sequence and the place alone, and takes the greatest sum. onnxruntime

@@ -1,4 +1,4 @@
-"""Arrays whose sizes fit an input in another order of axes, as pictures with their channels last do."""
+"""Find arrays whose sizes fit an input in another order of axes, such as channels last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether samples are normalised as a model expects, by what its first layers make of them.
+"""Find samples that are normalised otherwise than a model expects, by the outputs of its first layers.
 
 The running mean and variance of a BatchNormalization tell the values that a model was trained with. If it was folded
 into a convolution, biases do: trained biases are of the order of the values that they are added to. A model whose first

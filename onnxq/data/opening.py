@@ -1,4 +1,4 @@
-"""Which reader a folder or a file that holds no arrays is for, by its name and by what the model takes.
+"""Choose the reader of a folder or file without arrays, by its name and the inputs of the model.
 
 Tests: `tests/data/test_picture_source.py`.
 """

@@ -1,4 +1,4 @@
-"""How files that hold no arrays become samples: what a user asks for, and what is known of the model.
+"""Settings of files that hold no arrays, and the facts about a model that their readers use.
 
 Importing this must stay cheap: the command line does it for `--help`.
 

@@ -1,4 +1,4 @@
-"""Samples for calibration and verification: one class whatever they come from, checked as they stream by.
+"""Samples for calibration and verification: one class for all sources, checked while they stream.
 
 `Samples` starts from the beginning with every `iter()` and holds one sample at a time. The forms of data and how arrays
 are cut into samples are described in `onnxq.data.npz`.

@@ -1,4 +1,4 @@
-"""A file that says that a run goes on; its tasks end when it goes away, on whatever machine they are.
+"""A file that marks a run as alive; its tasks end on any machine once the file is gone.
 
 Tests: `tests/distributed/test_lease.py`.
 """

@@ -1,4 +1,4 @@
-"""A task where it is done: in a process of its own, which ends with its worker and with the run.
+"""Run a task in a process of its own, which ends with its worker and with the run.
 
 Tests: `tests/distributed/test_runs.py`.
 """

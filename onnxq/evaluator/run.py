@@ -1,4 +1,4 @@
-"""One run of a schedule, node after node, nothing kept longer than it is read.
+"""Run a schedule once, node after node, and drop each value after its last reader.
 
 Tests: `tests/evaluator/test_evaluate.py`.
 """

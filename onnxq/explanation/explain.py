@@ -1,4 +1,4 @@
-"""All there is to say about single nodes: what was decided, by which rule, on what grounds, and what it costs."""
+"""Explain single nodes: the decision, its rule and grounds, and its cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hazards of what a plan promises: of one node, before anything is written.
+"""Hazards that the plan of one node implies, before anything is written.
 
 Tests: `tests/hazards/test_hazards.py`.
 """

@@ -1,4 +1,4 @@
-"""Whether a graph keeps its promises: wires known at both ends, names that resolve, nodes in topological order."""
+"""Check the invariants of a graph: two-sided wires, names that resolve, topological order."""
 
 from __future__ import annotations
 

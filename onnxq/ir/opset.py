@@ -1,4 +1,4 @@
-"""Operator set versions: raise them by conversion, and know what onnxruntime loads."""
+"""Operator set versions: raise them by conversion, and know the ones that onnxruntime loads."""
 
 from __future__ import annotations
 

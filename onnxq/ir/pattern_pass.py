@@ -1,4 +1,4 @@
-"""Passes that replace an expression: the pattern stands in the decorator, what takes its place in the function.
+"""Passes that replace an expression: the decorator has the pattern, the function builds the replacement.
 
 @pattern_pass(op("Neg", op("Neg", var("x"), once=True)), order=10, because="it is undone")
 def double_negation(patch: Patch, found: Match) -> Value:

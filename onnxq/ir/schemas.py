@@ -1,4 +1,4 @@
-"""Facts about operators by their names, and what the onnx package knows of them in operator sets.
+"""Properties of operators by name, and their schemas in the onnx package.
 
 Tests: `tests/ir/test_schemas.py`, `tests/ir/test_opset.py`.
 """

@@ -1,4 +1,4 @@
-"""How quantization writes things down: Q/DQ pairs, stored weights, constants, each made once for all that read it.
+"""Write Q/DQ pairs, stored weights and constants, each once for all of its readers.
 
 Tests: `tests/lowering/test_rewrite.py`.
 """

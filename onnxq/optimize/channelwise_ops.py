@@ -1,4 +1,4 @@
-"""Operators of a quantized model that treat every channel alike: what goes in with more channels comes out with them.
+"""Operators that treat all channels of a quantized model alike, so that extra channels pass through.
 
 They stand between convolutions, as those of a SiLU, a HardSwish or squeeze and excitation do. Their results for padded
 channels do not matter, since only weights of zero read them.

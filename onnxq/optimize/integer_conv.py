@@ -1,4 +1,4 @@
-"""Convolutions of a quantized model that onnxruntime computes on codes: what they read, make and hold.
+"""Recognise convolutions that onnxruntime computes on codes, with their inputs, outputs and constants.
 
 Tests: `tests/optimize/test_fold_taps.py`.
 """

@@ -1,4 +1,4 @@
-"""QuantizeLinear and DequantizeLinear in a quantized model: what stands between them, and by what they convert.
+"""Recognise pairs of QuantizeLinear and DequantizeLinear, with scales and the nodes between them.
 
 Tests: `tests/optimize/test_integer_clip.py`.
 """

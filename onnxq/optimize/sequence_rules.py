@@ -1,4 +1,4 @@
-"""Operators that do the same where the first two axes of what they work on have changed places.
+"""Rules for operators that commute with a swap of the first two axes of their inputs.
 
 Tests: `tests/optimize/test_sequence_first.py`.
 """

@@ -1,4 +1,4 @@
-"""The parts of a plan: a decision for every node, and what they mean for values.
+"""The parts of a plan: a decision for every node, and its consequences for values.
 
 Tests: `tests/planning/test_copy_plan.py`.
 """

@@ -1,4 +1,4 @@
-"""Which products a logarithm follows: their small results count as much as their large ones.
+"""Find products in front of a logarithm, whose small results count as much as their large ones.
 
 A spectrum in bands spans many orders of magnitude, and so do its logarithms' arguments. Codes of 8 bits have one step
 for all of them, which is larger than most. The decibels of a quiet band are lost. So it is with the spectrum itself, a

@@ -1,4 +1,4 @@
-"""How far the ranges of logits reach, whatever samples show: an event that is rare is in none of them.
+"""Widen the ranges of logits beyond the samples, which lack rare events.
 
 A detector calibrated on pictures without a face has only negative logits. Codes that end there can say of no picture
 that there is one. The same holds for what the last layer reads, where no activation function stands between.

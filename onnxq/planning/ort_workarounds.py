@@ -1,4 +1,4 @@
-"""Which nodes must stay out of 8 bit because onnxruntime breaks a node behind them, and what it would make slow.
+"""Find nodes that must stay out of 8 bit because onnxruntime would break or slow down a later node.
 
 An integer Conv works channels last. onnxruntime puts Transposes around it and moves them on through the nodes behind.
 It then permutes some attributes wrongly (1.31.1, `transpose_optimizer`): pads of a Pad with `axes`, and sizes and

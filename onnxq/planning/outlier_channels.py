@@ -1,4 +1,4 @@
-"""Activations whose outlier channels are clipped in 8 bit and added in float: the record, and how a graph shows it.
+"""Activations whose outlier channels are clipped in 8 bit and added in float: record and recogniser.
 
 Tests: `tests/rescaling/test_outlier_split.py`.
 """

@@ -1,4 +1,4 @@
-"""The head of a model: the product that gives an output, whose rounding error reaches the output directly.
+"""Find the head of a model: the product that gives an output, and whose rounding error reaches it directly.
 
 Tests: `tests/planning/test_output_head.py`.
 """

@@ -1,4 +1,4 @@
-"""Which nodes work in 8 bit together: the cheapest cut between float and integers, borders counted.
+"""Partition nodes into float and 8 bit by the minimum cut over kernel and conversion times.
 
 A Conv in 8 bit is not always faster than in float, and every change between the two costs a conversion of the tensor.
 Choosing sides for all nodes at once is a minimum cut. A node pays its float or its integer time. A value whose maker

@@ -1,4 +1,4 @@
-"""Places of QuantizeLinear and DequantizeLinear for a runtime: what its target's data mean for a node."""
+"""Place QuantizeLinear and DequantizeLinear at a node by the data of its target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes compute lengths: what they give decides how large other tensors are.
+"""Find nodes that compute lengths, which decide the sizes of other tensors.
 
 Speech models predict how long each sound lasts, and everything behind is as long as the sum. A duration that rounds to
 another frame in int8 moves all that follows. No output can then be compared with that of the float model. Detections

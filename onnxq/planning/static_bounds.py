@@ -1,4 +1,4 @@
-"""Bounds of a tensor: what the operator that makes it cannot leave, and beyond what no reader tells values apart."""
+"""Bounds of a tensor: limits of the operator that makes it, and limits beyond which its readers are flat."""
 
 from __future__ import annotations
 

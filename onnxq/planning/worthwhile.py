@@ -1,4 +1,4 @@
-"""Whether a model gains enough by integer kernels: if not, it computes in float with weights stored in 8 bit.
+"""Decide whether a model gains enough by integer kernels; otherwise only its weights are stored in 8 bit.
 
 Tests: `tests/planning/test_worthwhile.py`.
 """

@@ -1,4 +1,4 @@
-"""The models of a repository, how each is made, and what it has to reach.
+"""The models of a repository, their options, and their thresholds.
 
 Tests: `tests/project/test_project_file.py`.
 """

@@ -1,4 +1,4 @@
-"""The inputs of a quantized model, kept in its own metadata: there is no lock file that could get lost.
+"""Record the inputs of a quantized model in its own metadata, in place of a lock file.
 
 The record is JSON under the key `onnxq_inputs`. It holds SHA-256 of the float model, its external data, the recipe and
 the data. It also holds the options, the version of onnxq, and SHA-256 of the output. `onnxq_measured` holds the figures

@@ -1,4 +1,4 @@
-"""The record of a run: what every output of a report is written from.
+"""The record of a run, from which all outputs of a report are written.
 
 Tests: `tests/report/test_report.py`.
 """

@@ -1,4 +1,4 @@
-"""How the factors of a group pass attention: channels that are taken apart into heads, and mixed over tokens.
+"""Pass the factors of a group through attention, whose channels are split into heads and mixed over tokens.
 
 Values of attention hold their channels on several axes, `[batch, heads, tokens, size of a head]`. The product with the
 attention weights mixes tokens and leaves channels in place. So factors of what is read behind the heads can be divided

@@ -1,4 +1,4 @@
-"""Masks in front of a Softmax: how far below a row's greatest score what is masked has to lie, and no further.
+"""Limit the depth of masks in front of a Softmax to the depth that the samples need.
 
 exp(-88) and less is a denormal number, for which a processor takes many times as long. onnxruntime's Softmax makes one
 of every score that is masked with -1e9 or -inf. A score 60 below the greatest of its row weighs nothing in float32,

@@ -1,4 +1,4 @@
-"""How much error a rescaling of channels causes in 8 bit, and the search for the factors that cause the least.
+"""Estimate the error of rescaled channels in 8 bit, and search for the factors of least error.
 
 A value x has one 8-bit scale Δ for all channels. It is divided by s, and the input channels of the weight that reads it
 are multiplied by s. The squared error at the reader's outputs is then

@@ -1,4 +1,4 @@
-"""Search a graph for what has to be divided when a value is, through operators that commute with a positive factor.
+"""Find all tensors and constants that must be divided together with a value.
 
 Tests: `tests/rescaling/test_groups.py`.
 """

@@ -1,4 +1,4 @@
-"""How operators let the factors of a group through, entered from one of their inputs or from their output.
+"""Rules by which operators pass the factors of a group, from an input or from their output.
 
 Tests: `tests/rescaling/test_groups.py`.
 """

@@ -1,4 +1,4 @@
-"""Outliers of a few channels, added in float: what they have beyond the range of all other channels.
+"""Add outliers of a few channels in float: the part beyond the range of all other channels.
 
 A value x is read in 8 bit as if it were clipped to a range [low, high] that no other channel leaves, and
 

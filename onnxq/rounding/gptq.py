@@ -1,4 +1,4 @@
-"""The search for codes and scales of one weight, on the second moments of what its layer reads: see `rounding`.
+"""Search codes and scales of one weight on the second moments of its layer's input: see `rounding`.
 
 Tests: `tests/rounding/test_jobs.py`.
 """

@@ -1,4 +1,4 @@
-"""Large weights rounded to nearest, a few rows at a time and several such blocks at once."""
+"""Round large weights to nearest, in blocks of rows, several blocks at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many scales a weight has and which element has which; scales of least error in closed form.
+"""The layout of a weight's scales (tensor, channel, block), and their least-squares fit in closed form.
 
 Tests: `tests/rounding/test_jobs.py`.
 """

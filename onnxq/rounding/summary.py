@@ -1,4 +1,4 @@
-"""How the codes of weights were chosen, for the report."""
+"""Summarise for the report how the codes of each weight were chosen."""
 
 from __future__ import annotations
 

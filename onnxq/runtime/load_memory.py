@@ -1,4 +1,4 @@
-"""How much memory a model takes while onnxruntime loads it, as a process of its own shows.
+"""Measure the memory of loading a model in onnxruntime, in a process of its own.
 
 Tests: `tests/runtime/test_load_memory.py`.
 """

@@ -1,4 +1,4 @@
-"""When memory is given back, and how much of it a run may take: graphs that were tried, and what the C library keeps.
+"""Release memory of discarded graphs and of the C library, and limit the memory of a run.
 
 Tests: `tests/runtime/test_workers.py`.
 """

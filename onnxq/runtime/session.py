@@ -1,4 +1,4 @@
-"""onnxruntime sessions over whatever a model is: bytes, a file, or a loaded model with its weights in files.
+"""Open onnxruntime sessions over bytes, a file, or a loaded model with its weights in files.
 
 Tests: `tests/runtime/test_in_memory.py`.
 """

@@ -1,4 +1,4 @@
-"""Variants of a model whose channels are divided or shifted, quantized without running the float model again.
+"""Quantize variants with divided or shifted channels without running the float model again.
 
 Dividing and shifting channels changes no other tensor, and the statistics of those that it changes follow. So the float
 model runs once on a half of the samples for all variants of all trials.

@@ -1,4 +1,4 @@
-"""How far quantized models are from the float one on a few samples.
+"""Measure on a few samples how far quantized models are from the float model.
 
 The scores in front of a final Softmax or Sigmoid are measured like outputs. If all samples are clear cases,
 probabilities are 0 and 1 whatever the scores lose, and the loss shows only on other samples. If outputs hold picks by

@@ -1,4 +1,4 @@
-"""At what resolution variants of a model are told apart.
+"""The resolution at which variants of a model are told apart.
 
 onnxruntime computes them in float32, whose last bits are others on every processor: by some 1e-4 dB of what is judged.
 Ratios are rounded before they are compared; of variants that are equal then, the simpler one is taken.

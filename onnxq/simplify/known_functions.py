@@ -1,4 +1,4 @@
-"""Functions of one number that onnxruntime has a fast way for, and what their spellings cost.
+"""Functions of one number that onnxruntime has a fast kernel for, and the costs of their spellings.
 
 Tests: `tests/simplify/test_fuse_activations.py`.
 """

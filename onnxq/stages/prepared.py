@@ -1,4 +1,4 @@
-"""A model with its plan: what every stage takes and returns.
+"""A model with its plan: input and output of every stage.
 
 Tests: `tests/search/test_mask_limit_trial.py`.
 """

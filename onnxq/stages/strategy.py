@@ -1,4 +1,4 @@
-"""How a model goes through the pipeline: decided once, when it is prepared.
+"""Choose once how a model goes through the pipeline, when it is prepared.
 
 Packages that run models (`runtime`, `evaluator`, `calibration`) look at their size themselves, for they also serve
 `verify` and `compare`, which have no pipeline.

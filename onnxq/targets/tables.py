@@ -1,4 +1,4 @@
-"""The TOML files of targets: which there are, and what each says together with the one that it is based on.
+"""List and read the TOML files of targets, each merged with the one that it is based on.
 
 Tests: `tests/targets/test_costs.py`.
 """

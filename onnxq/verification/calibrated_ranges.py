@@ -1,4 +1,4 @@
-"""Whether samples keep to the ranges that a quantized model was calibrated for: its QuantizeLinear nodes have them.
+"""Find samples beyond the calibrated ranges, which a model's QuantizeLinear nodes hold.
 
 Looked at are the nodes that quantize first behind the inputs. They read the input itself if nothing computes in front
 of them, and otherwise results of float nodes.

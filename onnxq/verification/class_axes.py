@@ -1,4 +1,4 @@
-"""Outputs whose last axis counts places, such as the anchors of a detector: no class is chosen along it.
+"""Find outputs whose last axis counts places, such as anchors of a detector, so that it holds no classes.
 
 An output of three axes may hold scores of classes for each token, `[batch, tokens, classes]`, or figures for each place
 of a map, `[batch, figures, places]`. Shapes do not tell them apart, and the operators behind them do: classes are the

@@ -1,4 +1,4 @@
-"""Float against quantized in onnxruntime: what every output loses, and how long both take."""
+"""Compare float and quantized model in onnxruntime: error of every output, and latency of both."""
 
 from __future__ import annotations
 

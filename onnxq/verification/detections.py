@@ -1,4 +1,4 @@
-"""Selections: what NonMaxSuppression and its like pick by scores, and what the outputs hold of that.
+"""Find selections by scores, such as NonMaxSuppression, and replay them in another model.
 
 The last bits of the scores decide the boxes that are picked, their order and their number. Everything behind is then
 compared with something else, however good the model is. So a quantized model is run with the float model's picks in

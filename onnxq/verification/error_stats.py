@@ -1,4 +1,4 @@
-"""How one output differs between two models, added up sample by sample."""
+"""Accumulate the differences of one output between two models, sample by sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which layers of a quantized model could saturate on an x86 without VNNI."""
+"""Find layers of a quantized model that could saturate on an x86 without VNNI."""
 
 from __future__ import annotations
 

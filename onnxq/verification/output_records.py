@@ -1,4 +1,4 @@
-"""Figures of single outputs: how far they are off, what is picked for them, and what misses a threshold.
+"""Figures of single outputs: error, selections, and missed thresholds.
 
 Tests: `tests/verification/test_compare.py`.
 """

@@ -1,4 +1,4 @@
-"""A quantized model that picks what the float one picks, compared with it; see `onnxq.verification.detections`.
+"""Compare a quantized model that replays the float model's selections; see `onnxq.verification.detections`.
 
 Tests: `tests/verification/test_detections.py`.
 """

@@ -1,4 +1,4 @@
-"""Metrics: what a model is good for, in one number.
+"""Metrics, which express the quality of a model in one number.
 
 A metric is a function of the user, or one of `onnxq.verification.metrics` by name.
 """

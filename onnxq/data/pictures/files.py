@@ -1,4 +1,4 @@
-"""Which pictures there are: in a folder, in folders of classes, in a list of paths, in a data file of ultralytics.
+"""List pictures: of a folder, of folders of classes, of a list of paths, of a data file of ultralytics.
 
 Tests: `tests/data/test_picture_files.py`.
 """

@@ -1,4 +1,4 @@
-"""From settings and the shape of an input to what is done with each picture.
+"""Derive the preprocessing of pictures from settings and the shape of an input.
 
 Tests: `tests/data/test_picture_settings.py`.
 """

@@ -1,4 +1,4 @@
-"""Samples whose states are what the float model made of the step before.
+"""Feed recurrent states: each sample gets the states that the float model computed in the step before.
 
 The model runs with sums in float64, as calibration does, so that samples are the same on every processor.
 

@@ -1,4 +1,4 @@
-"""Which output of a model is the next value of which state.
+"""Pair the state inputs of a model with the outputs that hold their next values.
 
 Tests: `tests/data/test_recurrent_states.py`.
 """

@@ -1,4 +1,4 @@
-"""Which recordings there are: in a folder, in folders of classes, in a list of paths.
+"""List recordings: of a folder, of folders of classes, of a list of paths.
 
 Tests: `tests/data/test_sound_files.py`.
 """

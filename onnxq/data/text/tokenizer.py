@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face: finding `tokenizer.json`, encoding, and what stands next to it about padding and length.
+"""Tokenizers of Hugging Face: find `tokenizer.json`, encode, and read its settings of padding and length.
 
 Tests: `tests/data/test_text_source.py`.
 """

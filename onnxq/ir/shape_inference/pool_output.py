@@ -1,4 +1,4 @@
-"""How many windows a pool has: ONNX shape inference counts some that there are not.
+"""Count the windows of a pool, which ONNX shape inference overestimates in some cases.
 
 With `ceil_mode`, a window that would start behind the input is left out, by the description of the operators, by
 PyTorch, and by onnxruntime. Inference (onnx 1.23) knows that from operator set 22 on, for a window that fits into the

@@ -1,4 +1,4 @@
-"""How operators make shapes of shapes: https://onnx.ai/onnx/operators.
+"""Shape rules of operators: https://onnx.ai/onnx/operators.
 
 Tests: `tests/ir/test_symbolic.py`.
 """

@@ -1,4 +1,4 @@
-"""How operators make small integer vectors of sizes, element by element: https://onnx.ai/onnx/operators.
+"""Rules for small integer vectors of sizes, element by element: https://onnx.ai/onnx/operators.
 
 Tests: `tests/ir/test_symbolic.py`.
 """

@@ -1,4 +1,4 @@
-"""Files of other formats, known by their first bytes or by what is in them, and the way from each to ONNX.
+"""Recognise files of other formats by their first bytes or content, and name the way from each to ONNX.
 
 Sources of signatures: the specifications of the formats, and `file(1)`'s database.
 """

@@ -1,4 +1,4 @@
-"""Files that Git LFS keeps elsewhere: until they are fetched, a few lines that point to them stand in their place.
+"""Recognise pointers of Git LFS that stand for files until they are fetched.
 
 Tests: `tests/project/test_project_check.py`.
 """

@@ -1,4 +1,4 @@
-"""Arrays that come and go, kept in a scratch file whose places are used again.
+"""Temporary arrays in a scratch file whose places are used again.
 
 Tests: `tests/ir/test_shelf.py`.
 """

@@ -1,4 +1,4 @@
-"""How a node is to be quantized: the settings that a recipe makes.
+"""The settings of a node's quantization, made by a recipe.
 
 Tests: `tests/planning/test_recipe.py`.
 """

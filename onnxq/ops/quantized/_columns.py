@@ -1,4 +1,4 @@
-"""The columns of a convolution: what each output reads, shown without copying.
+"""A view of the columns of a convolution, the window of each output, without copying.
 
 Tests: `tests/ops/test_quantized_properties.py`.
 """

@@ -1,4 +1,4 @@
-"""How the values of a region are laid out: which axes of the entry they have, and which of them have length 1.
+"""Track the axes of a region's entry through its values, and which of them have length 1.
 
 Tests: `tests/simplify/test_merge_transposes.py`.
 """

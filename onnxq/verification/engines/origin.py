@@ -1,4 +1,4 @@
-"""Which node NaN or infinity of an output comes from.
+"""Find the node that NaN or infinity of an output comes from.
 
 Tests: `tests/verification/test_engines.py`.
 """

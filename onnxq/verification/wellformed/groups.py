@@ -1,4 +1,4 @@
-"""Which inputs of a quantized operator belong together: codes, their scale, their zero point.
+"""Group the inputs of a quantized operator: codes with their scale and zero point.
 
 Tests: `tests/verification/test_wellformed.py`.
 """
