@@ -8,7 +8,8 @@ overfitting of a half. Codes that were chosen on this half before, to see whethe
 again. Nor are codes of layers that read many rows: those are as good on others.
 
 Differences are averaged over samples in dB. One sample in ten that leaves all ranges would otherwise decide alone, and
-as many other samples may have none or two of its kind.
+as many other samples may have none or two of its kind. Samples whose outputs are next to zero count less. They may
+differ by 20 dB, as where no wake word is said, and change nothing in the SQNR of all.
 
 Tests: `tests/search/test_cross_validation.py`.
 """
@@ -160,10 +161,27 @@ def overfitting(
     count = len(seen)
     for place, name in enumerate(names):
         before, after = (np.clip([row[place].sqnr for row in rows], -MOST, MOST) for rows in (seen, unseen))
-        gains = before - after
-        error = float(gains.std(ddof=1)) / math.sqrt(count) if count > 1 else 0.0
+        gains, weights = before - after, _weights([row[place] for row in seen], [row[place] for row in unseen])
+        gain = float(weights @ gains)
+        error = math.sqrt(count / (count - 1) * float(weights**2 @ (gains - gain) ** 2)) if count > 1 else 0.0
         spread = _spread([row[place] for row in seen]) * math.sqrt(count / samples)
-        yield Overfitting(name, float(gains.mean()), error, spread)
+        yield Overfitting(name, gain, error, spread)
+
+
+def _weights(seen: Sequence[Difference], unseen: Sequence[Difference]) -> np.ndarray:
+    """Return what each sample counts, in all 1: alike, but for those with less than their part of signal and noise."""
+    signal, before, after = (
+        _shares(values)
+        for values in ([one.signal for one in seen], [one.noise for one in seen], [one.noise for one in unseen])
+    )
+    return _shares(np.minimum(np.maximum(signal, (before + after) / 2), 1 / len(seen)))
+
+
+def _shares(values: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Return each value by the sum of all, or equal parts where that is no number above zero."""
+    array = np.asarray(values, np.float64)
+    total = float(array.sum())
+    return array / total if 0 < total < math.inf else np.full(len(array), 1 / len(array))
 
 
 def _spread(differences: Sequence[Difference]) -> float:

@@ -54,6 +54,20 @@ def test_differences_are_averaged_over_samples_in_decibels() -> None:
     np.testing.assert_allclose(found.spread, DECIBEL * off, rtol=1e-6)
 
 
+def test_samples_whose_outputs_are_next_to_zero_count_little() -> None:
+    """The probability of a wake word is 1e-8 where none is said, and 40 dB more or less change nothing there."""
+    said = [difference(1, 1e-4)], [difference(1, 2e-4)]
+    silent = [[difference(1e-12, 1e-20)]] * 3, [[difference(1e-12, 1e-16)]] * 3
+    (found,) = overfitting(["y"], [said[0], *silent[0]], [said[1], *silent[1]], 4)
+    np.testing.assert_allclose(found.gain, 10 * math.log10(2), rtol=1e-3)
+
+
+def test_one_sample_that_leaves_all_ranges_counts_as_the_others_do() -> None:
+    seen, unseen = [[difference(1, 1e-4)]] * 10, [[difference(1, 1e-4)]] * 9 + [[difference(1, 1e-1)]]
+    (found,) = overfitting(["y"], seen, unseen, 10)
+    np.testing.assert_allclose([found.gain, found.error], [3.0, 3.0], rtol=1e-6)
+
+
 def test_equal_outputs_do_not_overfit() -> None:
     (found,) = overfitting(["y"], [[difference(1, 0)], [difference(2, 0)]], [[difference(1, 0)], [difference(2, 0)]], 2)
     assert (found.gain, found.error, found.spread) == (0.0, 0.0, 0.0)
