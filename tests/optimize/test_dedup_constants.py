@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from helpers import NONE, build, changed_alike, floats, node, typed
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.optimize.dedup_constants import LEAST, merge_equal
 from onnxq.pipeline.quantize import quantize
@@ -67,6 +67,22 @@ def test_bodies_read_the_first_one_too() -> None:
     made, count = merged(proto)
     assert count == 1
     assert sum(len(tensor.raw_data) == LEAST for tensor in made.graph.initializer) == 1
+
+
+def test_what_several_bodies_have_goes_to_the_graph_around_them() -> None:
+    def body(name: str, operator: str) -> onnx.GraphProto:
+        made = [helper.make_tensor_value_info(f"{name}_y", TensorProto.FLOAT, [32, 32])]
+        table = numpy_helper.from_array(TABLE, f"{name}_t")
+        return helper.make_graph([node(operator, f"x {name}_t", f"{name}_y")], name, [], made, [table])
+
+    inner = helper.make_node("If", ["yes"], ["z"], then_branch=body("a", "Add"), else_branch=body("b", "Sub"))
+    made = [helper.make_tensor_value_info("z", TensorProto.FLOAT, [32, 32])]
+    outer = helper.make_graph([inner], "outer", [], made)
+    nodes = [node("If", "yes", "y", then_branch=outer, else_branch=body("c", "Mul"))]
+    arrays = {"yes": np.array(True)}
+    found, count = merged(build(nodes, {"x": [32, 32]}, ["y"], arrays))
+    assert count == 2
+    assert [tensor.name for tensor in found.graph.initializer if len(tensor.raw_data) == LEAST] == ["c_t_1"]
 
 
 def test_a_quantized_model_stores_what_is_equal_once(tmp_path) -> None:
