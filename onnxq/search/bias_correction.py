@@ -25,7 +25,9 @@ from onnxq.planning.decision import Choices, Plan
 from onnxq.planning.planner import node_key
 from onnxq.progress import working
 from onnxq.search.held_out import ENOUGH, TRIAL_SAMPLES
+from onnxq.search.mixed_precision import decibels_without
 from onnxq.search.rescaling_trial import LEAST_GAIN
+from onnxq.search.resolution import round_to_resolution
 from onnxq.search.variants import Variants
 from onnxq.stages.prepared import Prepared
 
@@ -69,6 +71,9 @@ def correct(variants: Variants, choices: Choices) -> Shifts:
     take two to four times as long. Codes were chosen on these samples as well. From `ENOUGH`
     on, nothing is corrected: the little error that is left of these samples is not that of others.
 
+    Corrected biases take away what is the same in all samples. The shifts are only computed where that is so much of
+    the error of the worst output that it can gain `LEAST_GAIN`.
+
     Args:
         variants: The quantized model.
         choices: What was settled for single nodes.
@@ -88,6 +93,9 @@ def correct(variants: Variants, choices: Choices) -> Shifts:
         """Make the model as it is, and then corrected, if there is anything to correct."""
         quantized = variants.model(choices)
         yield quantized
+        possible = decibels_without(variants.split.judge.constant_share(quantized))
+        if round_to_resolution(possible) < LEAST_GAIN:
+            return
         fitted.update(shifts(variants, choices, quantized, halves[0]))
         if fitted:
             yield variants.model(choices, partial(shift_biases, shifts=fitted))

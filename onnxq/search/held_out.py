@@ -159,9 +159,7 @@ class SqnrEvaluator:
         self, model: Model, advance: Callable[[int, int | None], None] | None = None, bar: _Bar | _Limit | None = None
     ) -> _Judged:
         """Compare what a variant gives with what the float model does, sample by sample; None if it does not run."""
-        found = scores(model, self._selection.read)
-        names = [name if name in model.graph.values else None for name in self._measured]
-        names += [found[name].name if name in found else None for name in self._scores]
+        names = self._names(model)
         wanted = list(dict.fromkeys(name for name in names if name is not None))
         encoded, fed = self._encoded(model, wanted)
         judged = self.known.judged(encoded.digest)
@@ -186,6 +184,12 @@ class SqnrEvaluator:
         except SessionError:
             return None
         return made
+
+    def _names(self, model: Model) -> list[str | None]:
+        """Return what a model calls each measured value, and the scores; None for those that it no longer has."""
+        found = scores(model, self._selection.read)
+        names = [name if name in model.graph.values else None for name in self._measured]
+        return names + [found[name].name if name in found else None for name in self._scores]
 
     def _noise(self, judged: _Judged) -> np.ndarray:
         """Return the noise over all samples, `[values]`."""
@@ -253,6 +257,34 @@ class SqnrEvaluator:
         if axes is None or not array.size:
             return array
         return array - array.mean(axis=tuple(range(array.ndim)[slice(*axes)]), keepdims=True)
+
+    def constant_share(self, model: Model) -> float:
+        """Return which share of the squared error of the worst value is the same in all samples, 0 to 1.
+
+        Chance leaves `1/n` of the error of n samples in their mean, which is taken off. It is 1 where sizes differ
+        between samples, where there is one sample, and where the model does not run.
+        """
+        noise = self.noise(model)
+        worst = int(noise.argmax())
+        name = self._names(model)[worst]
+        if name is None or not np.isfinite(noise[worst]) or len(self._expected) < 2:
+            return 1.0
+        encoded, fed = self._encoded(model, [name])
+        total: np.ndarray | None = None
+        energy = 0.0
+        with closing(run_in_order(self._runner(encoded, fed, [name]), self._expected, task_bytes=self._bytes)) as runs:
+            for expected, (got,) in zip(self._expected, runs, strict=True):
+                pair = [self._relative(worst, array) for array in (expected.arrays[worst], got)]
+                if pair[0].shape != pair[1].shape or (total is not None and total.shape != pair[0].shape):
+                    return 1.0
+                error = np.subtract(*pair, dtype=np.float64)
+                total = error if total is None else total + error
+                energy += float(np.vdot(error, error))
+        count = len(self._expected)
+        if total is None or not energy:
+            return 1.0
+        mean = float(np.vdot(total, total)) / energy / count
+        return min(max((count * mean - 1) / (count - 1), 0.0), 1.0)
 
     def sqnr(self, model: Model) -> float:
         """Return the signal-to-quantization-noise ratio of the worst output or scores in dB, `round_to_resolution`."""
