@@ -19,6 +19,7 @@ from typing import Self
 import numpy as np
 
 from onnxq.calibration.statistic import Statistic
+from onnxq.calibration.thinning import counted_places
 
 BINS = 2048
 # 2**-126 is the smallest normal float32: subnormal numbers share bin 0
@@ -28,6 +29,9 @@ CHUNK = 1 << 15  # elements at a time: the temporaries stay in the second-level 
 
 class Histogram(Statistic):
     """Counts of float32 values in bins of width `2**exponent` that are anchored at zero.
+
+    Args:
+        most: How many elements of a batch are counted, each for several where there are more; 0 for all.
 
     Attributes:
         exponent: `k`, the width's power of two.
@@ -39,7 +43,8 @@ class Histogram(Statistic):
 
     key = "histogram"
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 0) -> None:
+        self.most = most
         self.exponent = LEAST_EXPONENT
         self.first = 0
         self.counts = np.zeros(1, np.int64)
@@ -129,11 +134,12 @@ class Histogram(Statistic):
 
     def _count(self, values: np.ndarray, inverse: np.float32) -> None:
         """Count values that the bins reach over; `inverse` is one over the width of a bin."""
-        flat = values.reshape(-1)
+        places, times = counted_places(values.size, self.most)
+        flat = values.reshape(-1) if places is None else values.reshape(-1)[places]
         for start in range(0, flat.size, CHUNK):
             chunk = flat[start : start + CHUNK]
-            self.counts += np.bincount(self._index(chunk, inverse), minlength=len(self.counts))
-            self.zeros += int(np.count_nonzero(chunk == 0))  # of floats it counts six times slower
+            self.counts += times * np.bincount(self._index(chunk, inverse), minlength=len(self.counts))
+            self.zeros += times * int(np.count_nonzero(chunk == 0))  # of floats it counts six times slower
 
     def _index(self, chunk: np.ndarray, inverse: np.float32) -> np.ndarray:
         index: np.ndarray = np.multiply(chunk, inverse).astype(np.intp)  # the cast truncates

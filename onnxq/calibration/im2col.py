@@ -15,11 +15,11 @@ from functools import lru_cache
 
 import numpy as np
 
+from onnxq.calibration.thinning import spread_places
 from onnxq.ir import Node, Tensor
 from onnxq.ir.shape_inference.padding import auto_pad_of, pads_of
 from onnxq.ops.kernels.windows import lay_windows
 
-GOLDEN = (5**0.5 - 1) / 2
 PIECE = 1 << 22  # elements that are unfolded at a time: 16 MB
 
 
@@ -160,11 +160,8 @@ def _conv(node: Node, weight: Tensor) -> tuple[int, Unfolding] | None:
 
 
 def _spread(count: int, most: int) -> slice | np.ndarray:
-    """Choose `most` of `count` positions: one in each of `most` equal stretches, shifted by the golden ratio."""
-    if count <= most:
-        return slice(None)
-    index = np.arange(most)
-    return np.minimum(((index + (index * GOLDEN) % 1.0) * (count / most)).astype(np.int64), count - 1)
+    """Choose `most` of `count` positions, as `spread_places`."""
+    return slice(None) if count <= most else spread_places(count, most)
 
 
 @lru_cache(maxsize=64)

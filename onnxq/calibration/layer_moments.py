@@ -13,6 +13,7 @@ from onnxq.calibration.im2col import Unfolding, unfolding_of
 from onnxq.calibration.second_moments import InputMoments, LayerMoments
 from onnxq.calibration.statistic import Statistic
 from onnxq.calibration.stats import StatisticFactory, Stats, basic_kinds
+from onnxq.calibration.thinning import EVERYTHING, Thinning
 from onnxq.ir import Node, Value
 
 # The most columns of a group for which H is full, and the columns of a block beyond; the first that fits the memory.
@@ -77,12 +78,16 @@ class MeasuredLayers:
         """The values to measure, each once."""
         return list(dict.fromkeys(value for value, _ in self._inputs.values()))
 
-    def kinds(self, name: str, basics: StatisticFactory = basic_kinds) -> Sequence[Statistic]:
+    def kinds(
+        self, name: str, basics: StatisticFactory = basic_kinds, thinning: Thinning = EVERYTHING
+    ) -> Sequence[Statistic]:
         """Make what is measured of a tensor: the basic statistics, and the moments that layers want of it."""
         ways = self._by_name.get(name)
         if ways is None:
             return basics(name)
-        return *basics(name), InputMoments(LayerMoments(unfolding, block) for unfolding, block in ways.items())
+        return *basics(name), InputMoments(
+            LayerMoments(unfolding, block, thinning=thinning) for unfolding, block in ways.items()
+        )
 
     def moments(self, stats: Stats, *nodes: Node) -> LayerMoments | None:
         """Return the moments of what nodes read that share a weight; None where one of them was not measured.

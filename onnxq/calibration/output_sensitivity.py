@@ -16,6 +16,7 @@ from onnxq.calibration.layer_moments import MeasuredLayers
 from onnxq.calibration.ranges import Needs, needs_of
 from onnxq.calibration.statistic import Statistic
 from onnxq.calibration.stats import StatisticFactory, basic_kinds, range_kinds
+from onnxq.calibration.thinning import EVERYTHING, Thinning
 from onnxq.calibration.weighted_histogram import WeightedHistogram, channel_weights
 from onnxq.ir import Node, Value
 from onnxq.planning.planner import Plan
@@ -29,13 +30,18 @@ class OutputSensitivity:
         plan: The decisions.
         besides: What else to measure of a tensor.
         otherwise: What to measure where no reader tells channels apart.
+        most: How many elements of a batch are counted; 0 for all.
 
     """
 
     def __init__(
-        self, plan: Plan, besides: StatisticFactory = basic_kinds, otherwise: StatisticFactory = lambda name: ()
+        self,
+        plan: Plan,
+        besides: StatisticFactory = basic_kinds,
+        otherwise: StatisticFactory = lambda name: (),
+        most: int = 0,
     ) -> None:
-        self._besides = besides
+        self._besides, self._most = besides, most
         self._otherwise = otherwise
         self._by_name: dict[str, tuple[np.ndarray, int]] = {}
         static = {decision.node for decision in plan.decisions if decision.scheme == "static-int8"}
@@ -49,7 +55,10 @@ class OutputSensitivity:
     def kinds(self, name: str) -> Sequence[Statistic]:
         """Make the empty statistics of a tensor, with such a histogram where its readers tell channels apart."""
         found = self._by_name.get(name)
-        return (*self._besides(name), *(self._otherwise(name) if found is None else (WeightedHistogram(*found),)))
+        return (
+            *self._besides(name),
+            *(self._otherwise(name) if found is None else (WeightedHistogram(*found, self._most),)),
+        )
 
 
 def minimal_statistics(plan: Plan) -> StatisticFactory:
@@ -57,7 +66,9 @@ def minimal_statistics(plan: Plan) -> StatisticFactory:
     return range_kinds if needs_of(plan.range_methods) <= {Needs.EXTREMES} else basic_kinds
 
 
-def trial_statistics(plan: Plan, layers: MeasuredLayers, *, settled: bool = False) -> StatisticFactory:
+def trial_statistics(
+    plan: Plan, layers: MeasuredLayers, *, settled: bool = False, thinning: Thinning = EVERYTHING
+) -> StatisticFactory:
     """List the statistics that choose ranges and codes of a trial, those by output error among them.
 
     Reports and files want more, but of no trial; measuring it takes longer than many a model runs.
@@ -66,21 +77,23 @@ def trial_statistics(plan: Plan, layers: MeasuredLayers, *, settled: bool = Fals
         plan: The decisions.
         layers: The layers whose codes are chosen.
         settled: Whether the way to choose ranges is settled; without it, those by output error are tried as well.
+        thinning: How much of each sample is measured.
 
     """
     needs = needs_of(plan.range_methods, trial=not settled)
     if Needs.HISTOGRAM in needs:
         return OutputSensitivity(plan, layers.kinds).kinds
-    besides = with_curves(plan, partial(layers.kinds, basics=range_kinds))
-    weighted = Needs.WEIGHTED_HISTOGRAM in needs
-    return OutputSensitivity(plan, besides, lambda name: (Histogram(),)).kinds if weighted else besides
+    besides = with_curves(plan, partial(layers.kinds, basics=range_kinds, thinning=thinning), thinning)
+    if Needs.WEIGHTED_HISTOGRAM not in needs:
+        return besides
+    return OutputSensitivity(plan, besides, lambda name: (Histogram(thinning.elements),), thinning.elements).kinds
 
 
-def with_curves(plan: Plan, kinds: StatisticFactory) -> StatisticFactory:
+def with_curves(plan: Plan, kinds: StatisticFactory, thinning: Thinning = EVERYTHING) -> StatisticFactory:
     """Measure histograms, too, of values whose readers make little of negative ones; see `shallow_ends`."""
     owners = {plan.range_owner(value) for value in plan.calibrated()} - plan.followed()
     curved = {value.name for value in owners if (curve := reader_curve(value)) is not None and curve.slope < 1}
-    return lambda name: (*kinds(name), Histogram()) if name in curved else kinds(name)
+    return lambda name: (*kinds(name), Histogram(thinning.elements)) if name in curved else kinds(name)
 
 
 def _weights(value: Value, readers: Iterable[Node], *, seen: bool) -> tuple[np.ndarray, int] | None:

@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike
 from onnxq.calibration.gram import Gram, Half
 from onnxq.calibration.im2col import Unfolding
 from onnxq.calibration.statistic import Statistic
+from onnxq.calibration.thinning import EVERYTHING, Thinning
 
 ROWS_PER_ITEM = 1024
 # Windows of an item for each column of H, however many groups there are, and their elements beyond. A depthwise Conv of
@@ -34,6 +35,7 @@ class LayerMoments:
         unfolding: How the layer reads the tensor.
         block: Columns of a block of H: all of a group for the full matrix, 1 for the diagonal.
         dtype: Of products and sums: float64, with which every processor gives the same, or float32.
+        thinning: How many rows of an item are measured.
 
     Attributes:
         before: How many samples stand in the data before the first one here.
@@ -45,8 +47,11 @@ class LayerMoments:
 
     assumed = False
 
-    def __init__(self, unfolding: Unfolding, block: int, dtype: DTypeLike = np.float64) -> None:
+    def __init__(
+        self, unfolding: Unfolding, block: int, dtype: DTypeLike = np.float64, thinning: Thinning = EVERYTHING
+    ) -> None:
         self.unfolding, self.block = unfolding, block
+        self._most = thinning.rows(unfolding.n, rows_per_item(unfolding))
         self.items = self.before = 0
         self.high = np.full(unfolding.columns, -np.inf, np.float32)
         self.share = self.high.copy()
@@ -54,7 +59,7 @@ class LayerMoments:
 
     def add(self, values: np.ndarray) -> None:
         """Take in a batch."""
-        for rows in self.unfolding.rows(values, rows_per_item(self.unfolding)):
+        for rows in self.unfolding.rows(values, self._most):
             if rows.size:
                 flat = rows.reshape(-1, rows.shape[-1])
                 np.maximum(self.high, flat.max(axis=0), out=self.high)

@@ -15,6 +15,7 @@ from typing import Self
 import numpy as np
 
 from onnxq.calibration.histogram import CHUNK, Histogram
+from onnxq.calibration.thinning import counted_places
 from onnxq.runtime.blas_threads import single_threaded_blas
 
 GREATEST = 1 << 16  # weight of the channel that counts most
@@ -28,19 +29,20 @@ class WeightedHistogram(Histogram):
     Args:
         weights: int64 `[channels]`, from `channel_weights`.
         axis: The axis of the channels; negative ones count from the last.
+        most: As for `Histogram`.
 
     """
 
     key = "weighted_histogram"
 
-    def __init__(self, weights: np.ndarray | Sequence[int] = (), axis: int = -1) -> None:
-        super().__init__()
+    def __init__(self, weights: np.ndarray | Sequence[int] = (), axis: int = -1, most: int = 0) -> None:
+        super().__init__(most)
         self.weights = np.asarray(weights, np.int64)
         self.axis = axis
 
     def empty(self) -> Self:
         """Return an empty histogram of the same channels."""
-        return type(self)(self.weights, self.axis)
+        return type(self)(self.weights, self.axis, self.most)
 
     def merge(self, other: Self) -> Self:
         """Return the histogram of both; they must have the same weights."""
@@ -63,6 +65,11 @@ class WeightedHistogram(Histogram):
         axis = self.axis % values.ndim
         if values.shape[axis] != len(self.weights):
             raise ValueError(f"{values.shape[axis]} channels, but weights for {len(self.weights)}")
+        places, times = counted_places(values.size, self.most)
+        if places is not None:
+            channels = places // math.prod(values.shape[axis + 1 :]) % len(self.weights)
+            self._count_flat(values.reshape(-1)[places], (times * self.weights[channels]).astype(np.float64), inverse)
+            return
         runs = values.reshape(-1, math.prod(values.shape[axis + 1 :]))  # all elements of one are of one channel
         length = runs.shape[1]
         # Whole rounds of the channels where there is room: their weights are laid once
@@ -74,15 +81,21 @@ class WeightedHistogram(Histogram):
             if not spread.size or height % len(self.weights):
                 spread = self._spread_weights(start, len(block), min(length, CHUNK))
             flat = block.reshape(-1)
-            with single_threaded_blas():
-                for begin in range(0, flat.size, CHUNK):  # one, unless a run is longer than a chunk
-                    chunk = flat[begin : begin + CHUNK]
-                    self._count_chunk(chunk, spread[: chunk.size], inverse)
+            if flat.size > len(spread):  # all of one channel
+                spread = np.resize(spread, flat.size)
+            self._count_flat(flat, spread, inverse)
 
     def _spread_weights(self, first: int, runs: int, length: int) -> np.ndarray:
         """Return the weight of every element of so many runs, float64: those of the channels in turn."""
         weights = self.weights.take(np.arange(first, first + runs), mode="wrap").astype(np.float64)
         return np.broadcast_to(weights[:, None], (runs, length)).reshape(-1)
+
+    def _count_flat(self, values: np.ndarray, weights: np.ndarray, inverse: np.float32) -> None:
+        """Count values whose weights are given."""
+        with single_threaded_blas():
+            for begin in range(0, values.size, CHUNK):
+                chunk = values[begin : begin + CHUNK]
+                self._count_chunk(chunk, weights[begin : begin + chunk.size], inverse)
 
     def _count_chunk(self, chunk: np.ndarray, weights: np.ndarray, inverse: np.float32) -> None:
         self.counts += np.bincount(self._index(chunk, inverse), weights, len(self.counts)).astype(np.int64)

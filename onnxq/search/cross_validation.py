@@ -132,7 +132,7 @@ def _fitted_on(variants: Variants, choices: Choices, fitting: Samples) -> Model 
     if not spare.plan.calibrated() and (layers is None or not layers.values):
         return None
     rounds = layers is not None and half is None and not read_many_rows(spare.plan, fitting.count)
-    kinds = settled_kinds(spare.plan, layers if rounds else None)
+    kinds = settled_kinds(spare.plan, layers if rounds else None, fitting)
     measured = Stats() if half is None else half.stats
     if rounds and layers is not None:
         values = [*spare.plan.calibrated(), *layers.values]

@@ -21,7 +21,7 @@ from onnxq.rescaling.groups import ScaleGroup
 from onnxq.search.bias_correction import shift_biases
 from onnxq.search.channel_trial import to_rescale
 from onnxq.search.held_out import HoldoutSplit
-from onnxq.search.rescaling_trial import MOST_LOST, WORTH_RESCALING
+from onnxq.search.rescaling_trial import CHANNEL_SAMPLES, MOST_LOST, WORTH_RESCALING
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, replan
 
@@ -50,7 +50,7 @@ def equalize_if_it_helps(prepared: Prepared, split: HoldoutSplit) -> Prepared:
     best = max(means, key=lambda way: means[way], default=None)
     if best is None or means[best] < WORTH_RESCALING:
         return prepared
-    return best(prepared, _channels(prepared, split.samples))
+    return best(prepared, _channels(prepared, split.few_of_all(CHANNEL_SAMPLES)))
 
 
 def _gains(

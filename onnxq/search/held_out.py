@@ -501,6 +501,15 @@ class HoldoutSplit:
             rest.numbers = sorted(chosen)
         return self._sets(taken, min(FOLDS, len(taken))), rest
 
+    def few_of_all(self, most: int) -> Samples:
+        """Return all samples, or so many of them where there are more, evenly taken."""
+        if self.samples.count is not None and self.samples.count <= most:
+            return self.samples
+        taken = spread_samples(self.samples, most, MOST_ELEMENTS, 2)
+        few = wrap_samples(list(taken.values()), self.samples.inputs)
+        few.numbers = list(taken)
+        return few
+
     def _few_among(self, taken: dict[int, Sample]) -> dict[int, Sample]:
         """Return the same samples, those of the halves as the arrays that were run already."""
         return {place: self._few.get(place, sample) for place, sample in taken.items()}

@@ -23,6 +23,7 @@ from onnxq.search.held_out import HoldoutSplit
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, replan
 
+CHANNEL_SAMPLES = 32  # that channels are measured on once a way is chosen, as many as choose it and more
 LEAST_GAIN = 0.2  # dB; less is within what other samples would show
 Rescale = Callable[..., Rescaling]
 EQUALIZE_EVEN: Rescale = partial(equalize, even=True)
@@ -82,7 +83,7 @@ def rescale(prepared: Prepared, split: HoldoutSplit, observer: Observer) -> Prep
         return prepared
     other = _rescaling_the_other_way(prepared, split, chosen)
     if other >= -MOST_LOST and (best + other) / 2 > WORTH_RESCALING:
-        return _rescaled(prepared, chosen, _channels(prepared, split.samples, observer))
+        return _rescaled(prepared, chosen, _channels(prepared, split.few_of_all(CHANNEL_SAMPLES), observer))
     return prepared
 
 

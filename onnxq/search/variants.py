@@ -111,7 +111,7 @@ class Variants:
             # One run of the samples measures what other choices could ask for as well
             unknown = list(dict.fromkeys([*unknown, *self._others(prepared)]))
             plan = prepared.plan
-            kinds = OutputSensitivity(plan).kinds if self._detailed else settled_kinds(plan, None)
+            kinds = OutputSensitivity(plan).kinds if self._detailed else settled_kinds(plan, None, self.samples)
             self.stats = self.stats.merge(calibrate(prepared.model, unknown, self.samples, kinds=kinds))
         return choose_qparams(prepared.plan, self.stats, self._ranges)
 

@@ -53,17 +53,22 @@ def widen_stored_weights(variants: Variants, choices: Choices, known: Sequence[C
     if min(costs.values()) > room:
         return choices
     before = variants.judge.sqnr(made_so_far)
-    if before >= BELOW:
+    if before >= BELOW or not _gains(variants, choices, dict.fromkeys(costs, 1.0), before):
         return choices
     found = _contributions(variants, choices, known)
     taken = _worth_most({one.tensor: one.noise for one in found}, costs, room)
-    made = {
-        one.tensor: Override("weight-int12", reason_for_share(one.share), SETTINGS)
-        for one in found
-        if one.tensor in taken
-    }
-    wider = {**choices, **made}
-    return wider if made and variants.judge.sqnr(variants.model(wider)) >= before + SHOWN else choices
+    shares = {one.tensor: one.share for one in found if one.tensor in taken}
+    return _wider(choices, shares) if shares and _gains(variants, choices, shares, before) else choices
+
+
+def _wider(choices: Choices, shares: Mapping[str, float]) -> Choices:
+    """Add 12 bits for some nodes, by the share of the error that each made."""
+    return {**choices, **{key: Override("weight-int12", reason_for_share(shares[key]), SETTINGS) for key in shares}}
+
+
+def _gains(variants: Variants, choices: Choices, shares: Mapping[str, float], before: float) -> bool:
+    """Tell whether samples show that 12 bits for these nodes gain anything over a model of so many dB."""
+    return variants.judge.sqnr(variants.model(_wider(choices, shares))) >= before + SHOWN
 
 
 def _contributions(variants: Variants, choices: Choices, known: Sequence[Contribution]) -> Sequence[Contribution]:

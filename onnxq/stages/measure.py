@@ -18,6 +18,7 @@ from onnxq.calibration.ranges import Needs, needs_of
 from onnxq.calibration.statistic import Statistic
 from onnxq.calibration.stats import StatisticFactory, Stats, range_kinds
 from onnxq.calibration.stats_file import load_stats
+from onnxq.calibration.thinning import Thinning
 from onnxq.data.samples import Samples
 from onnxq.ir import Value
 from onnxq.ir.segment import LARGE
@@ -83,7 +84,7 @@ def measure(
         return load_stats(stats, expected=prepared.source)[0]
     if not values or samples is None:
         return Stats()
-    kinds = settled_kinds(prepared.plan, layers) if settled else _kinds(prepared, layers, trial=trial)
+    kinds = settled_kinds(prepared.plan, layers, samples) if settled else _kinds(prepared, layers, samples, trial=trial)
     return calibrate(prepared.model, values, samples, progress=observer.progress, kinds=kinds, trial=trial)
 
 
@@ -96,16 +97,16 @@ def measure_blocks(
         DataError, ModelError: As `calibrate`.
 
     """
-    meter = BlockMeter(blocks, span, _kinds(prepared, layers, trial=False))
+    meter = BlockMeter(blocks, span, _kinds(prepared, layers, samples, trial=False))
     part = samples.between(blocks.first(span.start), blocks.first(span.stop))
     values = [*prepared.plan.calibrated(), *layers.values]
     calibrate(prepared.model, values, part, progress=observer.progress, meter=meter)
     return meter.sums
 
 
-def settled_kinds(plan: Plan, layers: MeasuredLayers | None) -> StatisticFactory:
+def settled_kinds(plan: Plan, layers: MeasuredLayers | None, samples: Samples) -> StatisticFactory:
     """Choose what settled ranges need of each tensor, and codes of weights where layers are given."""
-    return trial_statistics(plan, layers or MeasuredLayers(()), settled=True)
+    return trial_statistics(plan, layers or MeasuredLayers(()), settled=True, thinning=Thinning.of(samples.count))
 
 
 def complete(stats: Stats, prepared: Prepared, samples: Samples, kinds: StatisticFactory) -> Stats:
@@ -122,13 +123,13 @@ def _has(stats: Stats, name: str, wanted: Sequence[Statistic]) -> bool:
     return name in stats and all(type(statistic) in stats[name] for statistic in wanted)
 
 
-def _kinds(prepared: Prepared, layers: MeasuredLayers, *, trial: bool) -> StatisticFactory:
+def _kinds(prepared: Prepared, layers: MeasuredLayers, samples: Samples, *, trial: bool) -> StatisticFactory:
     """Choose what is measured of each tensor."""
     needs = needs_of(prepared.plan.range_methods)
     if prepared.fast and needs <= {Needs.EXTREMES}:
         return with_curves(prepared.plan, range_kinds)
     if trial:
-        return trial_statistics(prepared.plan, layers)
+        return trial_statistics(prepared.plan, layers, thinning=Thinning.of(samples.count))
     if Needs.WEIGHTED_HISTOGRAM in needs or prepared.strategy is not Strategy.STREAMED:
         # for statistics that are kept, whatever the recipe
         return OutputSensitivity(prepared.plan, layers.kinds).kinds

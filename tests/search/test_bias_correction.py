@@ -99,6 +99,22 @@ def test_nothing_is_corrected_where_little_is_lost(tmp_path, monkeypatch):
     assert not correct(variants, {})
 
 
+def test_no_shift_is_computed_where_samples_share_little_of_the_error(tmp_path, monkeypatch):
+    variants = variants_of(tmp_path, "gemm")
+    judge = variants.split.judge
+    assert 0 <= judge.constant_share(variants.model({})) <= 1
+    monkeypatch.setattr(type(judge), "constant_share", lambda self, model: 0.04)  # 0.18 dB
+    monkeypatch.setattr(bias_correction, "shifts", lambda *given: pytest.fail("computed"))
+    assert not correct(variants, {})
+
+
+def test_the_error_of_a_shifted_output_is_the_same_in_all_samples(tmp_path):
+    variants = variants_of(tmp_path, "gemm")
+    shifted = variants.prepared.model.copy()
+    shift_biases(shifted, {"y": np.full(shifted.graph.outputs[0].shape[-1], 3.0)})
+    assert variants.split.judge.constant_share(shifted) > 0.999
+
+
 def test_a_conv_without_a_bias_gets_one(tmp_path):
     variants = variants_of(tmp_path, "conv")
     model = variants.prepared.model.copy()
