@@ -94,6 +94,7 @@ def _choose_and_rewrite(prepared: Prepared, split: HoldoutSplit, request: Reques
     if samples is not None or budget.is_set:
         observer.step("search")
         outcome = meet_budget(variants, budget)
+    variants.weights.settle()
     halves = None
     if samples is not None and stats is None and not prepared.fast:
         observer.step("cross-validate")

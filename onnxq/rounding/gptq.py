@@ -20,11 +20,12 @@ from onnxq.rounding.scale_layout import ScaleLayout, code_bounds, storable
 # Tried on the first half of the samples, judged on the second. Few samples want more: MiniLM gains 2.7 dB from 0.0001
 # to 0.1, super-resolution with its many pixels loses 5.
 DAMPINGS = (1e-4, 1e-2, 0.2)
+USUAL = DAMPINGS[1:2]  # where only a trial is made
 PROBED = 64  # channels that this is tried on, in layers of one group
 # Starting scales relative to the predicted one, and how many of them a layer can afford. Each gives other codes, and
 # every channel keeps its best. Clipping costs more than coarser steps, so most lie above.
 SCALE_FACTORS = (1.0, 1.03, 0.97, 1.06, 1.015, 0.985, 1.045, 0.94)
-AFFORDABLE = ((4e7, 8), (2.5e8, 4), (float("inf"), 2))  # multiplications of one sweep → starts
+AFFORDABLE = ((1e7, 8), (4e7, 4), (2.5e8, 2), (float("inf"), 1))  # multiplications of one sweep → starts
 COLUMN = 1e5  # further cost of stepping to the next column, in multiplications
 SWEEPS = 4
 MARGIN = 1e-9  # no choice hangs on the last bits of a sum
@@ -153,20 +154,21 @@ class WeightSolver:
 
     def _trials(self, fitted: Gram, held_out: Gram) -> Iterator[tuple[DampedHessian, np.ndarray]]:
         """Yield each damping and what `trial` gives with it; those of a small H are problems side by side."""
-        if len(DAMPINGS) * max(fitted.matrix.size, self.rows.size) > SIDE_BY_SIDE:
-            for damping in DAMPINGS:
+        dampings = USUAL if self.quick else DAMPINGS
+        if len(dampings) * max(fitted.matrix.size, self.rows.size) > SIDE_BY_SIDE:
+            for damping in dampings:
                 candidate = DampedHessian.of(fitted, damping)
                 yield candidate, self.trial(candidate, held_out)
                 del candidate
             return
-        matrices = [damped(fitted.matrix, damping) for damping in DAMPINGS]
+        matrices = [damped(fitted.matrix, damping) for damping in dampings]
         feedback = Feedback(np.concatenate(matrices))
-        parts = feedback.split(len(DAMPINGS))
+        parts = feedback.split(len(dampings))
         tried = [storable(np.maximum(self._predicted(fitted, part.weights), self.floor)) for part in parts]
         laid = zip(*(self._laid(fitted, scales) for scales in tried), strict=True)
         weight, steps, low, high = (np.concatenate(arrays) for arrays in laid)
-        codes = np.split(feedback.round(weight, steps, _bounds(weight, low, high)), len(DAMPINGS))
-        for damping, H, part, scales, chosen in zip(DAMPINGS, matrices, parts, tried, codes, strict=True):
+        codes = np.split(feedback.round(weight, steps, _bounds(weight, low, high)), len(dampings))
+        for damping, H, part, scales, chosen in zip(dampings, matrices, parts, tried, codes, strict=True):
             found = self._errors(held_out, fitted.join(chosen.transpose(0, 2, 1)), scales)
             yield DampedHessian(damping, Gram(H, fitted.mean, fitted.rows), part), found
 

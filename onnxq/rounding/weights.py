@@ -111,6 +111,7 @@ class Weights:
         self._rounded: dict[WeightKey, RoundedWeight] = solve_all(self._jobs) if self._jobs else {}
         self._known: dict[WeightKey, RoundingResult] = {}
         self._above_floors: dict[tuple[WeightKey, bytes], RoundingResult] = {}
+        self._borrowed: set[WeightKey] | None = set()  # None once choices are settled
         self._cures: dict[tuple[str, Tensor], SaturationCure] = {}
         self._saturating: dict[WeightKey, tuple[int, bool]] = {}  # pairs that could, and whether samples tell
 
@@ -118,6 +119,16 @@ class Weights:
     def fitted(self) -> bool:
         """Whether any codes were chosen by the layers' inputs."""
         return bool(self._jobs)
+
+    def settle(self) -> None:
+        """Choose codes anew from now on for kernels that let neighbours be larger than those they were chosen for.
+
+        Before, such a weight has the codes that are there, which are almost as good: of the variants that are tried,
+        few are kept.
+        """
+        for key in self._borrowed or ():
+            self._known.pop(key, None)
+        self._borrowed = None
 
     def begin_notes(self) -> None:
         """Forget which nodes asked for codes so far: variants that were tried are not to be reported."""
@@ -246,7 +257,9 @@ class Weights:
             self._saturating[key] = pairs.limited(plain), bool((pairs.largest < FULL).any())
         if rounded is not None:
             # rare, and only channels below the floor get coarser
-            if (chosen != key or low) and chosen in self._jobs:
+            if self._borrowed is not None and not low and _looser(coding, chosen[1]):
+                self._borrowed.add(key)
+            elif (chosen != key or low) and chosen in self._jobs:
                 job = replace(self._jobs[chosen], minimum_scale=floor, bits=coding.bits)
                 if chosen[1].summed != coding.summed:
                     pairs = _pairs(weight.constant, coding, _largest_in_rows(job.moments, coding))
@@ -424,6 +437,11 @@ def _unsound(weight: Value, reader: str) -> ModelError:
         f"'{weight.name}', read by {reader}: the weight holds NaN or infinity",
         "Export the model again from sound weights.",
     )
+
+
+def _looser(coding: WeightSpec, chosen: WeightSpec) -> bool:
+    """Whether codes are asked for that were chosen before with limits to the codes of neighbours, and need none."""
+    return coding != chosen and coding == replace(chosen, summed=None)
 
 
 def _above(coded: RoundingResult, minimum: np.ndarray, coding: WeightSpec) -> bool:
