@@ -15,7 +15,7 @@ from onnxq.evaluator.run import Run
 from onnxq.evaluator.schedule import Step
 from onnxq.runtime.workers import submit_alone, worker_count
 
-WORTH = 1 << 18  # bytes that a node reads and gives, below which handing it to a thread costs more than it saves
+WORTH = 1 << 21  # bytes that a node reads and gives, below which handing it to a thread costs more than it saves
 ComputeNode = Callable[[Sequence[Run], Step], None]
 
 

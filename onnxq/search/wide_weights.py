@@ -17,7 +17,7 @@ from onnxq.planning.decision import Choices, Decision, Override, node_key
 from onnxq.planning.planner import form_of
 from onnxq.rounding.weights import Weights
 from onnxq.search.candidates import reason_for_share, searchable
-from onnxq.search.sensitivity import sensitivity
+from onnxq.search.sensitivity import ALL_ALONE, sensitivity
 from onnxq.search.variants import Variants, read_many_rows
 from onnxq.stages.prepare import spared_bytes
 from onnxq.stages.replan import copy_prepared
@@ -30,6 +30,9 @@ LARGEST_FILE = 0.39  # of the float model's bytes
 WIDER = 1 / 6  # of the bytes that 8 bits spare: what 12 take more
 NODES = 1000  # bytes of the nodes that put 12 bits together
 LEFT = 10 ** (-24 / 10)  # of the error
+# Times as much as it makes on the samples that chose its codes, a weight makes on others that few rows chose: a network
+# of 48 samples of one row each makes 11 dB more there
+OVERFITTED = 10.0
 SHOWN = 1.0  # dB that samples have to show
 SETTINGS = (("form", "cast-mul"), ("block_size", 0), ("zero_points", False))
 
@@ -74,14 +77,16 @@ def _gains(variants: Variants, choices: Choices, shares: Mapping[str, float], be
 def _contributions(variants: Variants, choices: Choices, known: Sequence[Contribution]) -> Sequence[Contribution]:
     """Return what nodes add to the error: of codes that few rows chose, what codes to nearest would add.
 
-    Those follow the samples so closely that their error shows on others only.
+    Those follow the samples so closely that their error shows on others only. Of many nodes, what they were found to
+    add stands for both.
     """
     few = variants.weights.fitted and not read_many_rows(variants.prepared.plan, variants.samples.count)
-    if known and not choices and not few:
+    if known and not few:
         return known
+    if len(known) > ALL_ALONE:
+        return [replace(one, noise=OVERFITTED * one.noise) for one in known]
     prepared = copy_prepared(variants.prepared, choices)
-    weights = Weights() if few else variants.weights
-    return sensitivity(Variants(prepared, variants.stats, weights, variants.split), exact=0)
+    return sensitivity(Variants(prepared, variants.stats, Weights(), variants.split), exact=0)
 
 
 def _worth_most(noises: Mapping[str, float], costs: Mapping[str, float], room: float) -> set[str]:
