@@ -20,7 +20,7 @@ KEPT_PLACES = 64  # tensors of a size whose places are kept
 
 
 class Thinning(NamedTuple):
-    """What is measured of one sample at most.
+    """The most that is measured of one sample.
 
     Attributes:
         elements: Elements of a tensor that are counted; 0 for all.

@@ -20,7 +20,7 @@ from onnxq.rounding.scale_layout import ScaleLayout, code_bounds, storable
 # Tried on the first half of the samples, judged on the second. Few samples want more: MiniLM gains 2.7 dB from 0.0001
 # to 0.1, super-resolution with its many pixels loses 5.
 DAMPINGS = (1e-4, 1e-2, 0.2)
-USUAL = DAMPINGS[1:2]  # where only a trial is made
+FEW_ROWS, MANY_ROWS = 4, 64  # for each column, up to which and from which on a trial takes the most and the least
 PROBED = 64  # channels that this is tried on, in layers of one group
 # Starting scales relative to the predicted one, and how many of them a layer can afford. Each gives other codes, and
 # every channel keeps its best. Clipping costs more than coarser steps, so most lie above.
@@ -154,7 +154,7 @@ class WeightSolver:
 
     def _trials(self, fitted: Gram, held_out: Gram) -> Iterator[tuple[DampedHessian, np.ndarray]]:
         """Yield each damping and what `trial` gives with it; those of a small H are problems side by side."""
-        dampings = USUAL if self.quick else DAMPINGS
+        dampings = (usual_damping(fitted),) if self.quick else DAMPINGS
         if len(dampings) * max(fitted.matrix.size, self.rows.size) > SIDE_BY_SIDE:
             for damping in dampings:
                 candidate = DampedHessian.of(fitted, damping)
@@ -321,6 +321,12 @@ def _joined(arrays: Sequence[np.ndarray], axis: int) -> np.ndarray:
 def _bounds(weight: np.ndarray, low: np.ndarray, high: np.ndarray) -> Bounds:
     """Return bounds of each element, or one for all."""
     return (low, high) if low.shape == weight.shape else (float(low.flat[0]), float(high.flat[0]))
+
+
+def usual_damping(gram: Gram) -> float:
+    """Return the damping that a trial takes without a search, by how many rows there are for each column."""
+    rows = gram.rows / max(gram.n, 1)
+    return DAMPINGS[2] if rows < FEW_ROWS else DAMPINGS[1] if rows < MANY_ROWS else DAMPINGS[0]
 
 
 def shows_something(gram: Gram) -> bool:

@@ -32,8 +32,8 @@ from onnxq.runtime.memory import room_left, trim_heap
 from onnxq.runtime.workers import worker_count
 
 IN_WORK = 1 << 30  # bytes that searches take at the same time, however many processors there are
-# Elements of a weight from which on it is searched beside others. Steps of smaller ones are so short that threads wait
-# for the interpreter: two took 1.4 s for 54 weights of 96 x 96 at most, one 0.9. Intel Sapphire Rapids
+# Elements of a weight from which on it has a thread. Steps of smaller ones are so short that threads wait for the
+# interpreter. Two took 1.4 s for 54 weights of 96 x 96 at most, one took 0.9. Intel Sapphire Rapids
 WORTH = 1 << 16
 COPIES = 8  # of H, damped, ordered and decomposed, that a search holds
 K = TypeVar("K", bound=Hashable)

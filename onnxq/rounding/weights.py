@@ -121,13 +121,15 @@ class Weights:
         return bool(self._jobs)
 
     def settle(self) -> None:
-        """Choose codes anew from now on for kernels that let neighbours be larger than those they were chosen for.
+        """Choose codes for kernels that let neighbours be larger than those they were chosen for.
 
         Before, such a weight has the codes that are there, which are almost as good: of the variants that are tried,
         few are kept.
         """
         for key in self._borrowed or ():
             self._known.pop(key, None)
+        if self._borrowed:
+            self._above_floors.clear()
         self._borrowed = None
 
     def begin_notes(self) -> None:

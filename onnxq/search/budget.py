@@ -169,6 +169,7 @@ def settle_accuracy(variants: Variants, budget: Budget) -> SearchOutcome:
         if budget.max_size is None:
             found = keep_small_weights_float(variants, ranked, found)
     choices = _stored_unless_worthwhile(variants, found.choices)
+    variants.weights.settle()
     if not budget.is_set:
         choices = widen_stored_weights(variants, choices, contributions)
     return SearchOutcome(choices, contributions)

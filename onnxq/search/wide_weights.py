@@ -30,8 +30,8 @@ LARGEST_FILE = 0.39  # of the float model's bytes
 WIDER = 1 / 6  # of the bytes that 8 bits spare: what 12 take more
 NODES = 1000  # bytes of the nodes that put 12 bits together
 LEFT = 10 ** (-24 / 10)  # of the error
-# Times as much as it makes on the samples that chose its codes, a weight makes on others that few rows chose: a network
-# of 48 samples of one row each makes 11 dB more there
+# Error on other samples, in relation to those that chose the codes, where these had few rows. A network with 48 samples
+# of one row each makes 11 dB more
 OVERFITTED = 10.0
 SHOWN = 1.0  # dB that samples have to show
 SETTINGS = (("form", "cast-mul"), ("block_size", 0), ("zero_points", False))
@@ -77,8 +77,8 @@ def _gains(variants: Variants, choices: Choices, shares: Mapping[str, float], be
 def _contributions(variants: Variants, choices: Choices, known: Sequence[Contribution]) -> Sequence[Contribution]:
     """Return what nodes add to the error: of codes that few rows chose, what codes to nearest would add.
 
-    Those follow the samples so closely that their error shows on others only. Of many nodes, what they were found to
-    add stands for both.
+    Those follow the samples so closely that their error shows on others only. If there are many nodes, what they were
+    found to add stands for both.
     """
     few = variants.weights.fitted and not read_many_rows(variants.prepared.plan, variants.samples.count)
     if known and not few:

@@ -55,8 +55,8 @@ def test_a_histogram_of_some_elements_is_that_of_all_but_for_chance():
 
 def test_moments_of_some_rows_are_those_of_all_but_for_chance():
     unfolding = Unfolding(4, axis=1, kernel=(1, 1), strides=(1, 1), dilations=(1, 1), pads=(0, 0, 0, 0))
-    every, some = LayerMoments(unfolding, 4), LayerMoments(unfolding, 4, thinning=Thinning.of(16))
-    for seed in range(16):
+    every, some = LayerMoments(unfolding, 4), LayerMoments(unfolding, 4, thinning=Thinning.of(64))
+    for seed in range(64):
         values = floats(1, 4, 32, 32, seed=seed)
         every.add(values)
         some.add(values)

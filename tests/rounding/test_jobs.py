@@ -467,6 +467,7 @@ def test_a_search_holds_few_matrices_of_second_moments():
 
 
 def test_many_processors_take_no_more_memory(monkeypatch):
+    monkeypatch.setattr(jobs_module, "WORTH", 0)
     jobs = {
         index: RoundingJob(np.random.default_rng(index).standard_normal((4, 32)), measured(correlated(index, 32)))
         for index in range(8)

@@ -107,8 +107,8 @@ def test_second_moments_are_in_memory_once_and_no_longer_than_choices_are_made(m
     made: list[weakref.ref[LayerMoments]] = []
     seen: Counter[str] = Counter()
 
-    def keep(self, *given):
-        before(self, *given)
+    def keep(self, *given, **settings):
+        before(self, *given, **settings)
         made.append(weakref.ref(self))
 
     def without(module, name):
