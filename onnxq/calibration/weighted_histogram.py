@@ -39,6 +39,7 @@ class WeightedHistogram(Histogram):
         super().__init__(most)
         self.weights = np.asarray(weights, np.int64)
         self.axis = axis
+        self._spread_for, self._spread_out = (0, 0, 0), np.zeros(0)
 
     def empty(self) -> Self:
         """Return an empty histogram of the same channels."""
@@ -87,8 +88,11 @@ class WeightedHistogram(Histogram):
 
     def _spread_weights(self, first: int, runs: int, length: int) -> np.ndarray:
         """Return the weight of every element of so many runs, float64: those of the channels in turn."""
-        weights = self.weights.take(np.arange(first, first + runs), mode="wrap").astype(np.float64)
-        return np.broadcast_to(weights[:, None], (runs, length)).reshape(-1)
+        asked = first % max(len(self.weights), 1), runs, length
+        if self._spread_for != asked:  # of one batch as of the next
+            weights = self.weights.take(np.arange(first, first + runs), mode="wrap").astype(np.float64)
+            self._spread_for, self._spread_out = asked, np.broadcast_to(weights[:, None], (runs, length)).reshape(-1)
+        return self._spread_out
 
     def _count_flat(self, values: np.ndarray, weights: np.ndarray, inverse: np.float32) -> None:
         """Count values whose weights are given."""

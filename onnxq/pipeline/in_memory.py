@@ -1,7 +1,7 @@
 """The middle of the pipeline for models in memory: every step, and variants are judged on held-out samples.
 
-limit masks → equalize → rescale → calibrate → round → search → cross-validate → correct biases → rewrite → optimize →
-verify
+limit masks → store → equalize → rescale → calibrate → round → search → cross-validate → correct biases → rewrite →
+optimize → verify
 
 Tests: `tests/pipeline/test_step_order.py`.
 """

@@ -1,7 +1,7 @@
 """The pipeline of one model, top to bottom.
 
-load → normalise → simplify → plan → limit masks → equalize → rescale → calibrate → round → search → cross-validate →
-correct biases → rewrite → optimize → verify → save → report
+load → normalise → simplify → plan → limit masks → store → equalize → rescale → calibrate → round → search →
+cross-validate → correct biases → rewrite → optimize → verify → save → report
 
 `plan.py` has the steps as far as the plan. `in_memory.py`, `large_model.py` and `unrunnable.py` have those from there
 to the comparison, one for each strategy. The rest is here.

@@ -12,6 +12,7 @@ from onnxq.search.equalization_trial import equalize_if_it_helps
 from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.mask_limit_trial import limit_attention_masks
 from onnxq.search.rescaling_trial import rescale
+from onnxq.search.small_savings import stored_where_little_is_saved
 from onnxq.stages.prepared import Prepared
 
 
@@ -26,5 +27,6 @@ def transform_values(prepared: Prepared, split: HoldoutSplit, observer: Observer
     """
     observer.step("rescale")
     prepared = limit_attention_masks(prepared, split)
+    prepared = stored_where_little_is_saved(prepared, split)
     prepared = equalize_if_it_helps(prepared, split)
     return rescale(prepared, split, observer)

@@ -1,13 +1,14 @@
 """What quantizing does is counted, not timed: copies, parses, plans, sessions, model runs, and calls for each node.
 
-The bounds are a fifth above what is counted today. A commit that raises one says what that buys.
+The bounds are a tenth above what is counted today. A commit that raises one says what that buys.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,17 +17,20 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from bench_chain import chain
 from helpers import build, floats, node
 
+import onnxq
 from onnxq.ir import model as model_module
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning import planner
 from onnxq.stages import replan
 from onnxq.targets import host
 
+PACKAGE = str(Path(onnxq.__file__).parent)
 CALLS_FOR_A_NODE = 1400  # Python functions called for one more MatMul or Relu of a chain, from load to save
-MOST = {"copies": 35, "parses": 4, "plans": 16, "sessions": 30, "runs": 311}
-FAST = {"copies": 4, "parses": 4, "plans": 3, "sessions": 5, "runs": 21}
+MOST = {"copies": 32, "parses": 4, "plans": 14, "sessions": 28, "runs": 290}
+FAST = {"copies": 4, "parses": 3, "plans": 3, "sessions": 4, "runs": 19}
 
 
 @pytest.fixture
@@ -131,3 +135,36 @@ def test_the_work_for_a_node_is_bounded_and_does_not_grow_with_the_graph(
     first, second = (middle - short) / 60, (long - middle) / 60
     assert second <= 1.1 * first, (first, second)
     assert second <= CALLS_FOR_A_NODE, second
+
+
+@contextmanager
+def counted_calls() -> Iterator[Counter[str]]:
+    """Count the calls of every function of onnxq, by module and name."""
+    calls = Counter[str]()
+
+    def profile(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            calls[f"{frame.f_globals['__name__']}.{frame.f_code.co_qualname}"] += 1
+
+    before: Callable[..., object] | None = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(before)
+
+
+def calls_of_a_chain(folder: Path, length: int) -> Counter[str]:
+    source = folder / f"chain{length}.onnx"
+    onnx.save(chain(length), source)
+    with counted_calls() as calls:
+        quantize(source, "dynamic-int8", output=folder / f"q{length}.onnx")
+    return calls
+
+
+def test_work_grows_no_faster_than_the_graph(tmp_path: Path) -> None:
+    calls_of_a_chain(tmp_path, 20)  # imports and caches
+    short, long = calls_of_a_chain(tmp_path, 100), calls_of_a_chain(tmp_path, 200)
+    slow = {name: (short[name], count) for name, count in long.items() if count > 2.2 * short[name] + 50}
+    assert not slow
+    assert sum(long.values()) < 2.1 * sum(short.values())
