@@ -15,7 +15,7 @@ import numpy as np
 
 GOLDEN = (5**0.5 - 1) / 2
 ELEMENTS, LEAST_ELEMENTS = 1 << 20, 1 << 12  # of a tensor that are counted: of all samples, of each
-ROWS, ROWS_PER_COLUMN, LEAST_ROWS = 1 << 13, 64, 64  # of what a layer reads: of all samples, likewise for a column of H
+ROWS, ROWS_PER_COLUMN, LEAST_ROWS = 1 << 14, 64, 64  # of what a layer reads: of all samples, likewise for a column of H
 KEPT_PLACES = 64  # tensors of a size whose places are kept
 
 

@@ -33,6 +33,7 @@ from onnxq.ir.storage.lfs import POINTER, pointer_error
 from onnxq.warning import WarningLine
 
 SAVE_AGAIN = "Save it again with numpy.savez or numpy.save, or copy it again."
+MOST_KEPT = 32 << 20  # bytes of a compressed array that is kept from its first pass on: to inflate it takes ten copies
 UNREADABLE = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError)
 
 
@@ -221,8 +222,24 @@ def read_npz(path: Path, inputs: Sequence[InputSpec]) -> Source:
 def _member(path: Path, archive: zipfile.ZipFile, member: str) -> Column:
     with archive.open(member) as file:
         shape, fortran, dtype = _header(file)
+    info = archive.getinfo(member)
+    inflated: dict[int, list[np.ndarray]] | None = None
+    if info.compress_type != zipfile.ZIP_STORED and info.file_size <= MOST_KEPT:
+        inflated = {}
 
     def blocks(step: int, files: ExitStack) -> Iterator[np.ndarray]:
+        kept: list[np.ndarray] = []
+        if inflated is not None and step in inflated:
+            yield from (block.copy() for block in inflated[step])
+            return
+        for block in read_blocks(step, files):
+            if inflated is not None:
+                kept.append(block)
+                if len(kept) == (shape[0] // step if step and shape else 1):
+                    inflated[step] = [one.copy() for one in kept]
+            yield block
+
+    def read_blocks(step: int, files: ExitStack) -> Iterator[np.ndarray]:
         stream = files.enter_context(files.enter_context(zipfile.ZipFile(path)).open(member))
         if fortran or step == 0 or not shape:  # column-major rows are scattered: this array is read whole
             yield from _cut(np.lib.format.read_array(stream, allow_pickle=False), step)

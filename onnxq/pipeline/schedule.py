@@ -34,7 +34,7 @@ VARIANT, OPEN, EVALUATED, MEASURED = 1.3e-3, 2e-4, 2.5e-4, 6e-5
 # Seconds for a row of a weight by its squared length, for a weight, and the share of both that a quick search takes
 ELEMENT, WEIGHT, QUICK = 3.2e-9, 2e-2, 0.62
 LATENCY, LATENCY_RUNS = 0.5, 10  # seconds at most for pairs of runs, and how many there are at least
-FAMILY_SAMPLES, LAYER_SAMPLES, PASS_SAMPLES = 4, 8, 2
+FAMILY_SAMPLES, LAYER_SAMPLES, PASS_SAMPLES = 4, 8, 1
 PROBABLE, POSSIBLE = 0.5, 0.3
 USUALLY_OPEN = 3  # ways to choose ranges that are tried on more than two folds
 

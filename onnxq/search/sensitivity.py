@@ -1,7 +1,7 @@
 """The error that every quantized node adds to the outputs, from one pass and a few probes.
 
 Errors of single nodes add up at the outputs as long as they are small. A node's contribution is the error that it makes
-itself, times the factor by which the rest of the graph passes it on. One pass over two samples gives the error for all
+itself, times the factor by which the rest of the graph passes it on. One pass over a sample gives the error for all
 nodes. The factor is measured at a few nodes spread over the graph, by quantizing them alone. Its logarithm is
 interpolated between them. The nodes that come out on top are then run alone as well.
 
@@ -27,7 +27,7 @@ from onnxq.verification.records import Contribution
 ALL_ALONE = 20  # up to so many nodes each is run alone
 PROBES = 8
 EXACT = 10  # of the nodes that contribute most
-PASS_SAMPLES = 2
+PASS_SAMPLES = 1
 ALONE = "only one node is quantized"
 
 

@@ -1,6 +1,6 @@
 """A plan that saves little and is far from float: its weights are stored in 8 bits, and it computes in float.
 
-A search would return nodes to float until the model meets its goals. What it leaves of little is not worth its time.
+A search would return nodes to float until the model meets its goals, and leave next to nothing of a small saving.
 
 Tests: `tests/search/test_small_savings.py`.
 """

@@ -17,6 +17,7 @@ PLACES = {
     "simplify": (preparation, "simplify"),
     "plan": (preparation, "replan_with_costs"),
     "limit masks": (float_transforms, "limit_attention_masks"),
+    "store": (float_transforms, "stored_where_little_is_saved"),
     "equalize": (float_transforms, "equalize_if_it_helps"),
     "rescale": (float_transforms, "rescale"),
     "calibrate": (variants, "measure"),
