@@ -105,15 +105,15 @@ def duration(seconds: float) -> str:
     return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60:02} s"
 
 
-def truncate(names: Sequence[str], most: int) -> list[str]:
-    """Cut long names to `most` characters: what all of them begin with first, then the middle."""
+def truncate(names: Sequence[str], max_length: int) -> list[str]:
+    """Cut long names to `max_length` characters: what all of them begin with first, then the middle."""
     least, greatest = min(names, default=""), max(names, default="")  # what these two share, all share
     same = next((i for i, pair in enumerate(zip(least, greatest, strict=False)) if pair[0] != pair[1]), len(least))
-    shared = least[:same] if any(len(name) > most for name in names) else ""
+    shared = least[:same] if any(len(name) > max_length for name in names) else ""
     cut = (shared.rfind("/") if "/" in shared else shared.rfind(".")) + 1  # whole parts of names only
     parts = [f"…{name[cut:]}" if cut > 1 else name for name in names]
-    behind = (most - 1) // 2
-    return [p if len(p) <= most else f"{p[: most - 1 - behind]}…{p[-behind:]}" for p in parts]
+    behind = (max_length - 1) // 2
+    return [p if len(p) <= max_length else f"{p[: max_length - 1 - behind]}…{p[-behind:]}" for p in parts]
 
 
 def join_words(items: Sequence[str]) -> str:
@@ -131,17 +131,17 @@ def as_list(given: Named | Iterable[Named]) -> tuple[Named, ...]:
     return (given,) if isinstance(given, (str, PathLike)) else tuple(given)
 
 
-def did_you_mean(word: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.4) -> str:
+def did_you_mean(word: str, candidates: Iterable[str], *, most: int = 1, cutoff: float = 0.4) -> str:
     """Ask whether what is known under a similar name was meant, in a sentence; empty where nothing is similar.
 
     Args:
         word: What nobody knows.
-        known: What could have been meant.
+        candidates: What could have been meant.
         most: How many names to offer.
         cutoff: How similar they have to be, 0 to 1; see `difflib.get_close_matches`.
 
     """
-    near = difflib.get_close_matches(word, list(known), n=most, cutoff=cutoff)
+    near = difflib.get_close_matches(word, list(candidates), n=most, cutoff=cutoff)
     names = " or ".join(f"'{name}'" for name in near)
     return f"Did you mean {names}?" if near else ""
 

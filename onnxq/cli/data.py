@@ -87,33 +87,33 @@ def data(
     warn(seen.warnings)
 
 
-def as_dict(given: Samples, seen: Examination) -> dict[str, Any]:
+def as_dict(samples: Samples, seen: Examination) -> dict[str, Any]:
     """Return what there is to say, for programs."""
     return {
-        "data": given.description,
+        "data": samples.description,
         "samples": seen.samples,
         "inputs": [asdict(one) for one in seen.inputs],
-        "preparations": [asdict(one) for one in given.preparations],
-        "labels": list(given.label_names()[0]),
-        "notes": list(given.notes),
+        "preparations": [asdict(one) for one in samples.preparations],
+        "labels": list(samples.label_names()[0]),
+        "notes": list(samples.notes),
         "warnings": [asdict(one) for one in seen.warnings],
     }
 
 
-def tables(given: Samples, seen: Examination) -> list[RenderableType]:
+def tables(samples: Samples, seen: Examination) -> list[RenderableType]:
     """Return the screen: samples, inputs, channels, preprocessing and labels."""
     from onnxq.cli.tables import columns, input_table
     from onnxq.text import counted, truncate
 
-    shown: list[RenderableType] = [f"{given.description}, {counted(seen.samples, 'row')} in all", ""]
+    shown: list[RenderableType] = [f"{samples.description}, {counted(seen.samples, 'row')} in all", ""]
     shown.append(input_table(seen.inputs))
     channels = [row for one in seen.inputs for row in _channels(one)]
     if channels:
         shown += ["", columns(("channel of", "", "least", "greatest", "mean", "deviation"), channels, (2, 3, 4, 5))]
-    if given.preparations:
-        rows = [(one.input, one.words, one.origin or "the model's input") for one in given.preparations]
+    if samples.preparations:
+        rows = [(one.input, one.words, one.origin or "the model's input") for one in samples.preparations]
         shown += ["", columns(("input", "preprocessing", "said by"), rows)]
-    labels, problem = given.label_names()
+    labels, problem = samples.label_names()
     if labels:
         shown += ["", f"  labels: {', '.join(truncate(labels, MOST_LABELS))}"]
     if problem:

@@ -106,7 +106,7 @@ def prepare_with_data(
     timing: Timing,
     observer: Observer,
     *,
-    most: int | None = None,
+    max_size: int | None = None,
     fast: bool = False,
 ) -> tuple[Prepared, Samples | None]:
     """Plan, open the data, and replan with the shapes of the first sample and with measured times.
@@ -118,17 +118,17 @@ def prepare_with_data(
         stats: Statistics of an earlier calibration stand for samples: then no sample says shapes.
         timing: Kernel times to decide by.
         observer: Told about steps.
-        most: Bytes that the file may have.
+        max_size: Bytes that the file may have.
         fast: Whether to leave out all that takes trials.
 
     Returns:
         The model with its plan, and the opened samples.
 
     """
-    prepared = prepare(source, recipe, with_data=data.given or stats is not None, fast=fast, most=most)
+    prepared = prepare(source, recipe, with_data=data.given or stats is not None, fast=fast, max_size=max_size)
     given = open_data(prepared.model, *data)
-    prepared = replan_with_sample_shapes(prepared, given if stats is None else None, most)
-    return replan_with_timings(prepared, given, timing, observer, most), given
+    prepared = replan_with_sample_shapes(prepared, given if stats is None else None, max_size)
+    return replan_with_timings(prepared, given, timing, observer, max_size), given
 
 
 def plan_report(prepared: Prepared) -> Report:
@@ -166,18 +166,18 @@ def _reasons(plan: Plan) -> str:
 
 
 def measure_sensitivity(
-    prepared: Prepared, given: Samples | None, stats: str | Path | Stats | None, observer: Observer
+    prepared: Prepared, samples: Samples | None, stats: str | Path | Stats | None, observer: Observer
 ) -> Report:
     """Measure what each quantized node would add to the error of the outputs; nothing is written."""
-    if given is None:
+    if samples is None:
         raise DataError("what a node adds to the error shows on data only", "Add --data.")
     check_plan(prepared, with_data=True)
     check_runs(prepared.model)
     if prepared.strategy is Strategy.STREAMED:
         raise ModelError(f"{prepared.path} is too large to run it many times", "Leave --sensitivity out.")
-    split = HoldoutSplit(prepared.model.copy(), given, float_time(prepared.plan))
+    split = HoldoutSplit(prepared.model.copy(), samples, float_time(prepared.plan))
     if stats is None:
         prepared = transform_values(prepared, split, observer)
-    variants = calibrate_and_round(prepared, split, given, stats, observer)
+    variants = calibrate_and_round(prepared, split, samples, stats, observer)
     observer.step("search")
     return replace(plan_report(prepared), sensitivity=node_sensitivity(variants))

@@ -139,7 +139,7 @@ def quantize(
         blocked = None if dry_run else destination.objection(source)
         before = source.copy()
         prepared, given = prepare_with_data(
-            source, chosen, data_options, stats, timing, progress, most=budget.max_size, fast=fast
+            source, chosen, data_options, stats, timing, progress, max_size=budget.max_size, fast=fast
         )
         if dry_run:
             check_plan(prepared, with_data=True)  # data need not be there

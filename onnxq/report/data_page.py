@@ -32,12 +32,12 @@ def check_page_path(path: Path, *, force: bool) -> None:
     check_output(path, force=force, option="--html")
 
 
-def data_page(model: str, given: Samples, seen: Examination) -> str:
+def data_page(model: str, samples: Samples, seen: Examination) -> str:
     """Write what is known of samples as one HTML file, which loads nothing from elsewhere.
 
     Args:
         model: Name of the model.
-        given: The samples.
+        samples: The samples.
         seen: From `examine`.
 
     """
@@ -47,11 +47,11 @@ def data_page(model: str, given: Samples, seen: Examination) -> str:
         "data.html.j2",
         {"name": printable, "short": short},
         model=model,
-        data=given.description,
+        data=samples.description,
         seen=seen,
-        notes=given.notes,
-        preparations=given.preparations,
-        labels=given.label_names()[0],
+        notes=samples.notes,
+        preparations=samples.preparations,
+        labels=samples.label_names()[0],
         pictures=picture_sheet(seen.pictures),
         style=Markup(page_part("page.css") + sheet_style()),
     )

@@ -253,7 +253,7 @@ def _more_accurate(
     """Search on from what misses a goal, with activations of 16 bits at first where the target has kernels for them."""
     wide = _widened(variants)
     return fewest_float_nodes(
-        variants, ranked, meets, missed.choices, below=wide, stages=stages, most=most, missed=not wide
+        variants, ranked, meets, missed.choices, below=wide, stages=stages, max_time=most, missed=not wide
     )
 
 
@@ -292,7 +292,7 @@ def bits_by_size(recipe: Recipe, budget: Budget) -> ChooseBits | None:
     """Return what plans the bits of weights for the size of a budget; None where that is not asked for."""
     if not recipe.scheme.mixed_bits or budget.max_size is None:
         return None
-    return partial(keep_to_size, most=budget.max_size, data_file=budget.data_file)
+    return partial(keep_to_size, max_size=budget.max_size, data_file=budget.data_file)
 
 
 def check_budget(report: Report, budget: Budget, target: Path, *, fast: bool) -> None:

@@ -110,19 +110,19 @@ def searchable(plan: Plan, decision: Decision) -> bool:
     return scheme.name == "auto" and scheme.return_to_float
 
 
-def within_cost(ranked: Sequence[Candidate], most: float, step: int = 0) -> list[Candidate]:
+def within_cost(ranked: Sequence[Candidate], max_share: float, step: int = 0) -> list[Candidate]:
     """Take moves from the front as long as their time together is no more than a share of the model's.
 
     Args:
         ranked: Moves, those that are to be taken first in front.
-        most: The share.
+        max_share: The share.
         step: Which of the ways of each node is taken.
 
     """
     taken, spent = [], 0.0
     for move in ranked:
         spent += option_at(step, move).cost
-        if spent > most:
+        if spent > max_share:
             break
         taken.append(move)
     return taken

@@ -181,7 +181,7 @@ def keep_to_size(
     samples: Sequence[Mapping[str, Any]],
     stats: Stats,
     *,
-    most: int,
+    max_size: int,
     data_file: str | None = None,
     spool: Spool | None = None,
 ) -> Prepared:
@@ -191,7 +191,7 @@ def keep_to_size(
         prepared: The float model and its plan.
         samples: What losses are measured on.
         stats: Of a calibration.
-        most: Bytes that the file may have.
+        max_size: Bytes that the file may have.
         data_file: Name of the file that the weights go to, if not into the model.
         spool: Says in which folder there is room, for a large model.
 
@@ -205,11 +205,11 @@ def keep_to_size(
     own = sum(weight.size(usual[weight.job.key]) for weight in weights)
     spare = copy_prepared(prepared, {**prepared.plan.choices, **_choices(weights, usual)})
     rest = _expected_bytes(spare, stats, data_file, spool) - own + ROOM * len(weights)
-    chosen = bits_for_size(weights, most - rest)
+    chosen = bits_for_size(weights, max_size - rest)
     size = rest + sum(weight.size(chosen[weight.job.key]) for weight in weights)
-    if size > most:
+    if size > max_size:
         raise CheckFailed(
-            f"the smallest file that is possible has about {size:,} bytes, {most:,} are allowed", ALLOW_LARGER
+            f"the smallest file that is possible has about {size:,} bytes, {max_size:,} are allowed", ALLOW_LARGER
         )
     return replan(prepared, {**prepared.plan.choices, **_choices(weights, chosen)})
 

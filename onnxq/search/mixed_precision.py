@@ -175,7 +175,7 @@ def fewest_float_nodes(
     *,
     below: Choices | None = None,
     stages: int = 2,
-    most: float = math.inf,
+    max_time: float = math.inf,
     missed: bool = False,
 ) -> SearchResult:
     """Find the fewest nodes to return to float until the model meets the budget.
@@ -187,7 +187,7 @@ def fewest_float_nodes(
         settled: Choices that stay.
         below: Choices for nodes that are not returned.
         stages: 1 to store all weights in 8 bit whatever happens, 2 to store those in float, too, that it takes.
-        most: Time that may be spent, as a share of the model's.
+        max_time: Time that may be spent, as a share of the model's.
         missed: Whether the choices that stay are known to miss the budget, and need not be tried alone.
 
     """
@@ -196,7 +196,7 @@ def fewest_float_nodes(
     if not missed and meets(variants.model(choices)):
         return SearchResult(choices, met=True)
     for step in range(max((len(move.ways) for move in computing), default=0)):
-        stage = within_cost(sorted(computing, key=partial(benefit_per_cost, step)), most, step)
+        stage = within_cost(sorted(computing, key=partial(benefit_per_cost, step)), max_time, step)
         to_try = _Stage(variants, meets, choices, partial(_chosen, step))
         if stage and to_try.suffices(stage):
             return SearchResult(_cheapened(to_try, shortest_prefix(stage, to_try.suffices), step), met=True)

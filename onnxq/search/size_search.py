@@ -50,13 +50,13 @@ class SizeOption:
     saved: float
 
 
-def meet_size_limit(variants: Variants, choices: Choices, most: int, data_file: str | None = None) -> Choices:
+def meet_size_limit(variants: Variants, choices: Choices, max_size: int, data_file: str | None = None) -> Choices:
     """Store weights in fewer bits until the file is small enough.
 
     Args:
         variants: What is tried; learns the codes of weights of 4 bit.
         choices: What is settled already; a weight that is to be smaller overrules that.
-        most: Bytes that the file may have.
+        max_size: Bytes that the file may have.
         data_file: Name of the file that the weights go to, if not into the model.
 
     Returns:
@@ -67,7 +67,7 @@ def meet_size_limit(variants: Variants, choices: Choices, most: int, data_file: 
 
     """
     smallest = file_bytes(variants, choices, data_file)
-    if smallest <= most:
+    if smallest <= max_size:
         return choices
     for list_moves in (_to_eight_bits, _to_four_bits):
         moves = list_moves(variants, choices)
@@ -75,16 +75,18 @@ def meet_size_limit(variants: Variants, choices: Choices, most: int, data_file: 
             continue
         everything = _joined(choices, moves)
         size = file_bytes(variants, everything, data_file)
-        if size > most:
+        if size > max_size:
             smallest, choices = min(smallest, size), everything
             continue
         variants.round_4bit_weights(everything)
         ranked = _ranked(variants, choices, moves)
-        fits = partial(_fits, variants, choices, most, data_file)
+        fits = partial(_fits, variants, choices, max_size, data_file)
         few = shortest_prefix(ranked, fits)
-        spare = most - file_bytes(variants, _joined(choices, few), data_file)
+        spare = max_size - file_bytes(variants, _joined(choices, few), data_file)
         return _joined(choices, _without_idle(few, fits, spare))
-    raise CheckFailed(f"the smallest file that is possible has {smallest:,} bytes, {most:,} are allowed", ALLOW_LARGER)
+    raise CheckFailed(
+        f"the smallest file that is possible has {smallest:,} bytes, {max_size:,} are allowed", ALLOW_LARGER
+    )
 
 
 def _fits(variants: Variants, choices: Choices, most: int, data_file: str | None, moves: Sequence[SizeOption]) -> bool:
@@ -122,7 +124,7 @@ def file_bytes(
     return written_bytes(finalize(model, variants.prepared), None, data_file)
 
 
-def fits_corrected(variants: Variants, choices: Choices, most: int, data_file: str | None = None) -> bool:
+def fits_corrected(variants: Variants, choices: Choices, max_size: int, data_file: str | None = None) -> bool:
     """Whether the file stays small enough if every layer gets a bias of its own."""
     shifts = {}
     for decision in variants.replan(choices)[0].plan.decisions:
@@ -131,7 +133,7 @@ def fits_corrected(variants: Variants, choices: Choices, most: int, data_file: s
         channels = output.shape[1 if adder.op_type == "Conv" else -1] if adder and output and output.shape else None
         if adder is not None and isinstance(channels, int):
             shifts[node_key(adder)] = np.zeros(channels, np.float32)
-    return file_bytes(variants, choices, data_file, lambda model: shift_biases(model, shifts)) <= most
+    return file_bytes(variants, choices, data_file, lambda model: shift_biases(model, shifts)) <= max_size
 
 
 def written_bytes(model: Model, encoded: bytes | None, data_file: str | None) -> int:

@@ -141,7 +141,7 @@ class FittedHalf(NamedTuple):
 def calibrate_and_round(
     prepared: Prepared,
     split: HoldoutSplit,
-    given: Samples | None,
+    samples: Samples | None,
     stats: str | Path | Stats | None,
     observer: Observer,
     *,
@@ -153,7 +153,7 @@ def calibrate_and_round(
     Args:
         prepared: The float model and its plan.
         split: What variants are judged on.
-        given: Samples to calibrate with, if there are any.
+        samples: Samples to calibrate with, if there are any.
         stats: Statistics of an earlier calibration, if there are any.
         observer: Told about each step.
         detailed: Whether statistics are for a report as well.
@@ -161,18 +161,18 @@ def calibrate_and_round(
 
     """
     tried = HoldoutChoice()
-    if given is not None and stats is None:
+    if samples is not None and stats is None:
         # Before all samples are measured: second moments are the largest thing in memory, and those of a half go first
         observer.step("trial")
         tried = choose_by_holdout(prepared, split)
     observer.step("calibrate")
-    texts = _texts(prepared, given) if stats is None else []
+    texts = _texts(prepared, samples) if stats is None else []
     staged = bool(texts) and can_step(prepared.model, block_jobs(prepared.plan))
     layers = layers_needing_moments(prepared.plan, blocks=not staged)
     collect_garbage(prepared.model)
     prepared = with_ranges(prepared, tried.ranges)
     settled = not detailed and not prepared.fast
-    measured = measure(prepared, layers, given, stats, observer, settled=settled)
+    measured = measure(prepared, layers, samples, stats, observer, settled=settled)
     observer.step("round")
     prepared = exclude_unreached_bodies(prepared, measured)
     prepared = prepared if choose_bits is None else choose_bits(prepared, texts, measured)
@@ -181,7 +181,7 @@ def calibrate_and_round(
         solutions = round_layer_by_layer(prepared.model, jobs, texts, checkpoint=prepared.open_checkpoint(texts))
     elif jobs:
         solutions = round_on_moments(jobs, layers, measured)
-    if given is None and jobs and staged:
+    if samples is None and jobs and staged:
         prepared = replace(prepared, notes=(*prepared.notes, GENERATED.format(len(texts))))
     weights = Weights(remark=TO_NEAREST, solutions=solutions)
     if tried.rounding:

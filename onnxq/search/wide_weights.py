@@ -37,13 +37,13 @@ SHOWN = 1.0  # dB that samples have to show
 SETTINGS = (("form", "cast-mul"), ("block_size", 0), ("zero_points", False))
 
 
-def widen_stored_weights(variants: Variants, choices: Choices, known: Sequence[Contribution]) -> Choices:
+def widen_stored_weights(variants: Variants, choices: Choices, contributions: Sequence[Contribution]) -> Choices:
     """Choose 12 bits for those stored weights that make most of the error for their bytes.
 
     Args:
         variants: What is tried.
         choices: What was settled before.
-        known: What nodes add to the error without any choices.
+        contributions: What nodes add to the error without any choices.
 
     """
     plan = variants.replan(choices)[0].plan if choices else variants.prepared.plan
@@ -58,7 +58,7 @@ def widen_stored_weights(variants: Variants, choices: Choices, known: Sequence[C
     before = variants.judge.sqnr(made_so_far)
     if before >= BELOW or not _gains(variants, choices, dict.fromkeys(costs, 1.0), before):
         return choices
-    found = _contributions(variants, choices, known)
+    found = _contributions(variants, choices, contributions)
     taken = _worth_most({one.tensor: one.noise for one in found}, costs, room)
     shares = {one.tensor: one.share for one in found if one.tensor in taken}
     return _wider(choices, shares) if shares and _gains(variants, choices, shares, before) else choices

@@ -56,27 +56,29 @@ class Timing:
             raise OutputError(f"{self.path} is where the model goes", "Choose another place with --timings.")
 
 
-def replan_with_sample_shapes(prepared: Prepared, given: Samples | None, most: int | None = None) -> Prepared:
+def replan_with_sample_shapes(prepared: Prepared, samples: Samples | None, max_size: int | None = None) -> Prepared:
     """Decide again by the sizes of the first sample if the model leaves them open, and write layers in other forms.
 
     Args:
         prepared: The plan with open sizes guessed.
-        given: Samples, if there are any.
-        most: Bytes that the file may have.
+        samples: Samples, if there are any.
+        max_size: Bytes that the file may have.
 
     """
     recipe, sample = prepared.plan.recipe, None
     if AUTO in _schemes(prepared) and load_target(recipe.scheme.target).timed:
         with suppress(DataError):  # what is wrong with a sample is said when it is calibrated on
-            sample = _first(given)
+            sample = _first(samples)
     if sample is None:
-        return substitute_layers(prepared, most)
+        return substitute_layers(prepared, max_size)
 
     def costs_of(model: Model) -> Costs:
         return Costs(prepared.plan.costs.table, shapes=sample_shapes(model, sample))
 
     costs = costs_of(prepared.model)
-    return substitute_layers(replan_with_costs(prepared, most, costs) if costs.shapes else prepared, most, costs_of)
+    return substitute_layers(
+        replan_with_costs(prepared, max_size, costs) if costs.shapes else prepared, max_size, costs_of
+    )
 
 
 def _first(given: Samples | None) -> Mapping[str, Any] | None:
@@ -89,16 +91,16 @@ def _schemes(prepared: Prepared) -> set[str]:
 
 
 def replan_with_timings(
-    prepared: Prepared, given: Samples | None, timing: Timing, observer: Observer, most: int | None = None
+    prepared: Prepared, samples: Samples | None, timing: Timing, observer: Observer, max_size: int | None = None
 ) -> Prepared:
     """Decide again by measured kernel times, or whether the plan by the table is worthwhile as a whole.
 
     Args:
         prepared: The plan by the table.
-        given: Samples, if there are any: the first says what shapes are that the model leaves open.
+        samples: Samples, if there are any: the first says what shapes are that the model leaves open.
         timing: Where the times come from.
         observer: Told about the step.
-        most: Bytes that the file may have.
+        max_size: Bytes that the file may have.
 
     Raises:
         DataError: The file holds no timings, or they would decide nothing: the target is one whose times are not
@@ -121,7 +123,7 @@ def replan_with_timings(
         )
     timing.check()
     observer.step("benchmark")
-    sample = _first(given)
+    sample = _first(samples)
     shapes = sample_shapes(prepared.model, sample) if sample is not None else {}
     if timing.benchmark:
         found = benchmark(prepared.model, recipe, with_data=prepared.plan.with_data, shapes=shapes)
@@ -130,7 +132,7 @@ def replan_with_timings(
     else:
         assert timing.path is not None
         found = load_timings(timing.path)
-    again = replan_with_costs(prepared, most, Costs(prepared.plan.costs.table, found, shapes))
+    again = replan_with_costs(prepared, max_size, Costs(prepared.plan.costs.table, found, shapes))
     kernels = candidate_kernels(prepared.model, recipe, with_data=prepared.plan.with_data, shapes=shapes)
     if kernels and not any(kernel in found.kernels for kernel in kernels):
         again = replace(again, notes=(*again.notes, UNKNOWN))

@@ -140,28 +140,28 @@ def _kinds(prepared: Prepared, layers: MeasuredLayers, samples: Samples, *, tria
 QParamsCache = dict[tuple[str, Scheme, tuple[float, float], Reach, Curve | None], QParams]
 
 
-def choose_qparams(plan: Plan, stats: Stats, known: QParamsCache | None = None) -> dict[Value, QParams]:
+def choose_qparams(plan: Plan, stats: Stats, cache: QParamsCache | None = None) -> dict[Value, QParams]:
     """Turn the statistics of every calibrated value into its scale and zero point.
 
     Args:
         plan: The decisions.
         stats: Of every calibrated value.
-        known: What was chosen for other plans from the same statistics, which is added to: a range of least error is
+        cache: What was chosen for other plans from the same statistics, which is added to: a range of least error is
             found among hundreds.
 
     """
     values = plan.calibrated()
     stats.require(value.name for value in values)
-    known, chosen = {} if known is None else known, {}
+    cache, chosen = {} if cache is None else cache, {}
     followed = plan.followed()
     for value in values:
         owner = plan.range_owner(value)
         curve = None if owner in followed else reader_curve(owner)
         bounds, reach = _bounds(owner, owner in followed), least_reach(owner)
         key = owner.name, plan.range_settings(owner), bounds, reach, curve
-        if key not in known:
-            known[key] = scheme_qparams(stats[owner.name], *key[1:])
-        chosen[value] = known[key]
+        if key not in cache:
+            cache[key] = scheme_qparams(stats[owner.name], *key[1:])
+        chosen[value] = cache[key]
     return coarsened(plan, chosen)
 
 

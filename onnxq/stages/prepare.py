@@ -40,7 +40,7 @@ def prepare(
     only: str | Sequence[str] = (),
     fast: bool = False,
     reduce_range: bool = False,
-    most: int | None = None,
+    max_size: int | None = None,
 ) -> Prepared:
     """Normalise a model as far as the recipe needs, and decide about every node.
 
@@ -53,7 +53,7 @@ def prepare(
         only: A glob of nodes to quantize, or several.
         fast: Whether to leave out all that takes trials.
         reduce_range: Whether weights get 7 bits where products of 8 bits could saturate.
-        most: Bytes that the file may have; where that could ask for weights of 4 bit, the opset that knows them is
+        max_size: Bytes that the file may have; where that could ask for weights of 4 bit, the opset that knows them is
             raised to if the model can be converted.
 
     Returns:
@@ -82,7 +82,7 @@ def prepare(
     plan = Plan(chosen, {}, with_data)
     path = model.path or IN_MEMORY
     planned = Prepared(path, source, found.model, plan, notes, fast, found.original, strategy=strategy)
-    prepared = _portable(replan_with_costs(planned, most), most)
+    prepared = _portable(replan_with_costs(planned, max_size), max_size)
     return replace(prepared, notes=(*prepared.notes, *chosen.idle_globs(node_labels(prepared.model), before)))
 
 
@@ -139,7 +139,7 @@ def computes_in_integers(recipe: Recipe) -> bool:
     return recipe.scheme_for("MatMul", "")[0].name in ("auto", "static-int8", "dynamic-int8")
 
 
-def replan_with_costs(prepared: Prepared, most: int | None = None, costs: Costs | None = None) -> Prepared:
+def replan_with_costs(prepared: Prepared, max_size: int | None = None, costs: Costs | None = None) -> Prepared:
     """Decide about every node by these kernel times, and raise the opset as far as that needs; see `prepare`.
 
     If the model cannot be converted, `auto` takes the forms that its opset has. onnxruntime runs such a model, and has
@@ -149,7 +149,7 @@ def replan_with_costs(prepared: Prepared, most: int | None = None, costs: Costs 
     if before.keeps_opset:
         return _keep_opset(prepared, before.recipe, costs)
     try:
-        return _replan_and_convert(prepared, most, costs)
+        return _replan_and_convert(prepared, max_size, costs)
     except ModelError as error:
         if before.recipe.scheme.name != "auto":
             raise
@@ -184,9 +184,9 @@ def _newer(model: Model, newer: Model, notes: tuple[str, ...]) -> tuple[Model, t
     return newer, notes
 
 
-def raised(model: Model, plan: Plan, most: int | None) -> Model:
+def raised(model: Model, plan: Plan, max_size: int | None) -> Model:
     """Return a model of the opset that a plan needs, or that weights of 4 bit need where a limit could ask for them."""
-    if most is not None and model.opset < FOUR_BIT_OPSET and expected_bytes(model, plan) > ROOM * most:
+    if max_size is not None and model.opset < FOUR_BIT_OPSET and expected_bytes(model, plan) > ROOM * max_size:
         with suppress(ModelError):  # then there are none of 4 bit, which may do
             return raise_opset(model, max(plan.opset, FOUR_BIT_OPSET))
     return raise_opset(model, plan.opset)

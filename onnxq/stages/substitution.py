@@ -18,13 +18,13 @@ from onnxq.targets.target import load_target
 
 
 def substitute_layers(
-    prepared: Prepared, most: int | None = None, costs_of: Callable[[Model], Costs] | None = None
+    prepared: Prepared, max_size: int | None = None, costs_of: Callable[[Model], Costs] | None = None
 ) -> Prepared:
     """Write layers in forms that are faster in 8 bit, if they work in 8 bit then; see `lowering/substitutions.py`.
 
     Args:
         prepared: The plan for the layers as they are.
-        most: Bytes that the file may have.
+        max_size: Bytes that the file may have.
         costs_of: Gives kernel times for a model; those of the plan without it, which know no sizes of new tensors.
 
     """
@@ -40,7 +40,7 @@ def substitute_layers(
             notes = (*prepared.notes, form.says.format(len(wanted)))
             costs = costs_of(changed) if costs_of is not None else prepared.plan.costs
             again = replace(prepared, model=changed, notes=notes, original=prepared.original or model)
-            again = replan_with_costs(again, most, costs)
+            again = replan_with_costs(again, max_size, costs)
             kept = form.worth_it(again.plan, layers)
             if kept == wanted:
                 prepared = again

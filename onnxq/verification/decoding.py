@@ -31,7 +31,7 @@ def measure_decoding(
     float_model: ModelSource,
     quantized: ModelSource,
     samples: Samples,
-    known: MetricComparison | None = None,
+    metric: MetricComparison | None = None,
 ) -> Decoding | None:
     """Measure a decoder of token ids as its users judge it.
 
@@ -40,7 +40,7 @@ def measure_decoding(
         float_model: What is run of it.
         quantized: The quantized model.
         samples: Texts.
-        known: A metric that has been measured on all of them, and need not be again.
+        metric: A metric that has been measured on all of them, and need not be again.
 
     Returns:
         The figures; None for a model that is no decoder, or does not run. Greedy choices of a slow model are left out.
@@ -51,7 +51,7 @@ def measure_decoding(
     found = text_input(model)
     if found is None:
         return None
-    metrics: dict[str, MetricComparison | None] = {} if known is None else {known.name: known}
+    metrics: dict[str, MetricComparison | None] = {} if metric is None else {metric.name: metric}
     if runs_in_segments(float_model):
         if "perplexity" not in metrics:
             metrics["perplexity"] = _metric("perplexity", float_model, quantized, samples.limit(JUDGED_IN_SEGMENTS))

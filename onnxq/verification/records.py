@@ -237,10 +237,10 @@ class Comparison:
     warnings: tuple[WarningLine, ...] = ()
     worst_samples: tuple[SampleError, ...] = ()
 
-    def worst_layers(self, most: int) -> list[LayerComparison]:
+    def worst_layers(self, count: int) -> list[LayerComparison]:
         """The layers that add most to the error by themselves, without those that add nothing."""
         adding = [layer for layer in self.layers if layer.own < math.inf]
-        return sorted(adding, key=lambda layer: layer.own)[:most]
+        return sorted(adding, key=lambda layer: layer.own)[:count]
 
     @property
     def worst_sqnr(self) -> float:

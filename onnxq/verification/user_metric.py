@@ -104,7 +104,7 @@ def check_labels(source: str | Metric, samples: Samples) -> None:
             raise DataError(f"{source}: {told}", "Give one label for each sample.")
 
 
-def check_drop(source: str | Metric, most: float | None) -> None:
+def check_drop(source: str | Metric, max_drop: float | None) -> None:
     """Refuse a drop that no two values of a metric can have: percent and shares are mixed up.
 
     Raises:
@@ -112,10 +112,12 @@ def check_drop(source: str | Metric, most: float | None) -> None:
 
     """
     metric = load_metric(source)
-    if most is None or not isinstance(metric, NamedMetric) or metric.span is None or most <= metric.span:
+    if max_drop is None or not isinstance(metric, NamedMetric) or metric.span is None or max_drop <= metric.span:
         return
     values = "from 0 to 100" if metric.span > 2 else "from -1 to 1"
-    raise DataError(f"a drop of {most:g} can never be missed: {metric.name} is {values}", "Ask for less, such as 0.5.")
+    raise DataError(
+        f"a drop of {max_drop:g} can never be missed: {metric.name} is {values}", "Ask for less, such as 0.5."
+    )
 
 
 def try_metric(source: str | Metric, float_model: ModelSource, samples: Samples, progress: OnSample | None) -> None:

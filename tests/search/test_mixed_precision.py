@@ -193,7 +193,7 @@ def test_what_the_budget_does_not_need_beside_dearer_ways_is_taken_back():
 
 def test_no_more_time_is_spent_than_there_is():
     tried = []
-    fewest_float_nodes(Counting(), several(8), lambda choices: tried.append(choices), {}, stages=1, most=0.0035)
+    fewest_float_nodes(Counting(), several(8), lambda choices: tried.append(choices), {}, stages=1, max_time=0.0035)
     spent = [sum({"rows": 0.001, "blocks": 0.002}.get(name, 0.01) for name in names(c).values()) for c in tried]
     assert max(spent) <= 0.0035
     assert [len(choices) for choices in tried] == [0, 3, 1]  # nothing, rows, blocks; float takes too long

@@ -101,7 +101,7 @@ def test_a_limit_that_cannot_be_met_is_refused_with_the_least_that_can(model, tm
 
 
 def variants_of(path: Path, recipe: str = "auto", most: int | None = 30_000) -> Variants:
-    prepared = prepare(load(path), recipe, with_data=True, most=most)
+    prepared = prepare(load(path), recipe, with_data=True, max_size=most)
     given = wrap_samples(samples(), input_specs(prepared.model))
     return calibrate_and_round(prepared, HoldoutSplit(prepared.model.copy(), given), given, None, Silent())
 
@@ -113,7 +113,7 @@ def test_what_a_large_weight_makes_unnecessary_stays_in_8_bit(tmp_path, monkeypa
     nodes += [node("Tanh", "y1", "t1"), node("MatMul", "t1 w2", "y2")]
     path = tmp_path / "m.onnx"
     path.write_bytes(build(nodes, {"x": [None, 64]}, ["y2"], weights).SerializeToString())
-    prepared = prepare(load(path), "weight-int8", with_data=True, most=30_000)
+    prepared = prepare(load(path), "weight-int8", with_data=True, max_size=30_000)
     given = wrap_samples([{"x": floats(16, 64, seed=seed)} for seed in range(4)], input_specs(prepared.model))
     variants = calibrate_and_round(prepared, HoldoutSplit(prepared.model.copy(), given), given, None, Silent())
     monkeypatch.setattr(
