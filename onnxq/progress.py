@@ -206,13 +206,6 @@ class Progress:
             before = sum(expected for expected, _ in self._measured.values())
             self._promised = before + sum(one.seconds * one.chance for one in self._expected)
 
-    def forget(self, step: str, kind: str | None = None) -> None:
-        """Expect no more of a step, or no more of one kind."""
-        with self._lock:
-            self._expected = [
-                one for one in self._expected if one.step != step or (kind is not None and one.kind != kind)
-            ]
-
     @contextmanager
     def task(self, kind: str) -> Iterator[Advance]:
         """Do some work of a kind; yields what to call with how much of it is done, and of how much in all."""

@@ -137,7 +137,7 @@ class BlockMeter:
 
     def __init__(self, blocks: Blocks, span: range, kinds: StatisticFactory) -> None:
         self.sums = BlockSums(blocks)
-        self._span, self._kinds = span, kinds
+        self._kinds = kinds
         self._block = span.start
 
     def start(self) -> Stats:

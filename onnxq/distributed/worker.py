@@ -45,13 +45,11 @@ class Answer:
     Attributes:
         kind: `done`; `failed` with an error of onnxq; `refused`, as this worker must not do it; `died`, or `stopped`.
         value: What the task gives, pickled, or a sentence.
-        worker: Where that was.
 
     """
 
     kind: Literal["done", "failed", "refused", "died", "stopped"]
     value: Any
-    worker: str
 
 
 def installed() -> dict[str, str]:
@@ -79,9 +77,9 @@ def perform(versions: dict[str, str], lease: str, processors: int, task: bytes) 
     here = installed()
     other = [f"{key} {here[key]}, not {wanted}" for key, wanted in versions.items() if here.get(key) != wanted]
     if other:
-        return Answer("refused", f"worker {name} has {'; '.join(other)}", name)
+        return Answer("refused", f"worker {name} has {'; '.join(other)}")
     if not Path(lease).is_file():
-        return Answer("refused", f"worker {name} does not see {Path(lease).parent}", name)
+        return Answer("refused", f"worker {name} does not see {Path(lease).parent}")
     process = subprocess.Popen(
         [sys.executable, "-c", START],
         stdin=subprocess.PIPE,
@@ -95,11 +93,11 @@ def perform(versions: dict[str, str], lease: str, processors: int, task: bytes) 
         process.terminate()  # nothing if it has ended
         end_process(process, ENDING)
     if said is None:
-        return Answer("stopped", "the run has ended", name)
+        return Answer("stopped", "the run has ended")
     if process.returncode != 0:
-        return Answer("died", f"its process on worker {name} ended with code {process.returncode}", name)
+        return Answer("died", f"its process on worker {name} ended with code {process.returncode}")
     kind, value = pickle.loads(said)
-    return Answer(kind, value, name)
+    return Answer(kind, value)
 
 
 def _environment(lease: str) -> dict[str, str]:

@@ -74,7 +74,7 @@ def here(monkeypatch: pytest.MonkeyPatch, perform: Any) -> None:
 
 
 def done(versions: dict[str, str], lease: str, processors: int, task: bytes) -> worker.Answer:
-    return worker.Answer("done", pickle.loads(task).run(), "w")
+    return worker.Answer("done", pickle.loads(task).run())
 
 
 def test_a_project_has_the_bytes_of_one_process_although_a_worker_is_killed(farm: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_task_that_fails_three_times_is_named(tmp_path: Path, monkeypatch: pyt
         numbers = pickle.loads(task).numbers
         calls.append(numbers[0])
         if numbers[0] == 2:
-            return worker.Answer("died", "its process ended with code -9", "w")
+            return worker.Answer("died", "its process ended with code -9")
         return done(versions, lease, processors, task)
 
     here(monkeypatch, dying)

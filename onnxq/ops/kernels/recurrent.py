@@ -91,7 +91,7 @@ def lstm(
 
     """
     x = np.swapaxes(x, 0, 1) if layout else x
-    layer = make_layer(w, r, 4, direction, sequence_lens, x.shape[0])
+    layer = make_layer(w, r, direction, sequence_lens, x.shape[0])
     states = [_initial(s, layer, x.shape[1], x.dtype, layout) for s in (initial_h, initial_c)]
     functions = activations_of(
         activations or ("Sigmoid", "Tanh", "Tanh") * layer.directions, activation_alpha, activation_beta
@@ -160,7 +160,7 @@ def gru(
 ) -> tuple[Array, ...]:
     """Gated recurrent unit; gates in the order z, r, h. Shapes as for `lstm` with 3 gates: w [D, 3H, I], b [D, 6H]."""
     x = np.swapaxes(x, 0, 1) if layout else x
-    layer = make_layer(w, r, 3, direction, sequence_lens, x.shape[0])
+    layer = make_layer(w, r, direction, sequence_lens, x.shape[0])
     h = _initial(initial_h, layer, x.shape[1], x.dtype, layout)
     functions = activations_of(activations or ("Sigmoid", "Tanh") * layer.directions, activation_alpha, activation_beta)
     size = layer.hidden
@@ -213,7 +213,7 @@ def rnn(
 ) -> tuple[Array, ...]:
     """Plain recurrent network: f(X W' + H R' + biases). Shapes as for `lstm` with one gate: w [D, H, I], b [D, 2H]."""
     x = np.swapaxes(x, 0, 1) if layout else x
-    layer = make_layer(w, r, 1, direction, sequence_lens, x.shape[0])
+    layer = make_layer(w, r, direction, sequence_lens, x.shape[0])
     h = _initial(initial_h, layer, x.shape[1], x.dtype, layout)
     functions = activations_of(activations or ("Tanh",) * layer.directions, activation_alpha, activation_beta)
     return _run(layer, lambda d: _project(x, w[d], b, d), [h], lambda d: _rnn_cell(r[d], functions[d], clip), layout)

@@ -87,7 +87,6 @@ class RecurrentLayer:
 
     Attributes:
         hidden: Length of the state.
-        gates: Gates of the cell.
         directions: 1 or 2.
         lengths: Steps of each sample, or None when all have as many as X.
         reverse: For each direction whether it runs backwards.
@@ -95,13 +94,12 @@ class RecurrentLayer:
     """
 
     hidden: int
-    gates: int
     directions: int
     lengths: Array | None
     reverse: tuple[bool, ...]
 
 
-def make_layer(w: Array, r: Array, gates: int, direction: str, lengths: Array | None, steps: int) -> RecurrentLayer:
+def make_layer(w: Array, r: Array, direction: str, lengths: Array | None, steps: int) -> RecurrentLayer:
     """Read a layer off its weights W [D, gates * H, I] and R [D, gates * H, H] and its attributes."""
     directions = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}.get(direction)
     if directions is None or len(directions) != w.shape[0]:
@@ -110,7 +108,7 @@ def make_layer(w: Array, r: Array, gates: int, direction: str, lengths: Array | 
         )
     if lengths is not None and np.all(lengths == steps):
         lengths = None
-    return RecurrentLayer(r.shape[2], gates, len(directions), lengths, directions)
+    return RecurrentLayer(r.shape[2], len(directions), lengths, directions)
 
 
 def clipped(x: Array, limit: float | None) -> Array:
