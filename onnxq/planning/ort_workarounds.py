@@ -52,16 +52,21 @@ def breaks_runtime(graph: Graph, candidates: Iterable[Node]) -> dict[Node, str]:
     found: dict[Node, str] = {}
     for node in reversed(graph.nodes):
         culprit = next((culprits[value] for value in node.outputs if value in culprits), None)
-        if culprit is not None and node in wanted and node.op_type == "Conv":
+        if node in wanted and _feeds_many_scales(node):
+            found[node] = "the model quantizes its output by more than one scale, or by it"
+        elif node in wanted and culprit is not None and node.op_type == "Conv":
             found[node] = f"onnxruntime breaks {culprit.label} ({culprit.op_type}) behind an 8-bit Conv"
-        for made in (value for value in node.outputs if value is not None and node in wanted):
-            if any(use.node.op_type in SCALING and (use.slot or not one_scale(use.node)) for use in made.uses):
-                found[node] = "the model quantizes its output by more than one scale, or by it"
         if layout_sensitive(node):
             culprit = node
         if culprit is not None and (culprit is node or node.op_type not in BARRIERS):
             culprits.update((value, culprit) for value in node.inputs if value is not None)
     return found
+
+
+def _feeds_many_scales(node: Node) -> bool:
+    """Whether the model's own Q/DQ nodes read an output with many scales, or as their scale or zero point."""
+    uses = [use for value in node.outputs if value is not None for use in value.uses if use.node.op_type in SCALING]
+    return any(use.slot or not one_scale(use.node) for use in uses)
 
 
 def computed_in_codes(value: Value, plan: Plan, target: str) -> bool:

@@ -93,14 +93,10 @@ def _multiplied(node: Node, layer: ScaledLayer) -> Patch | None:
     patch = Patch(node.graph, node, "the factor is the same all over a channel")
     made = [(node, 1, scaled, f"{weight.name}_scaled")]
     if layer.bias is not None:
-        adds, at = layer.bias
-        added = adds.inputs[at]
-        if added is None or len(added.uses) != 1:
+        bias = _scaled_bias(node, layer.bias, factor, rank)
+        if bias is None:
             return None
-        array = by_channel(added, 1 if adds is node else rank, len(factor), 0 if adds is node else -1)
-        if array is None:
-            return None
-        made.append((adds, at, array * factor, f"{added.name}_scaled"))
+        made.append(bias)
     for reader, at, array, name in made:
         small = None if array is None else array.astype(np.float32)
         if small is None or not np.isfinite(small).all():
@@ -112,6 +108,18 @@ def _multiplied(node: Node, layer: ScaledLayer) -> Patch | None:
     for inner in layer.path[:-1] if output.is_output else layer.path:
         patch.rename(inner, f"{inner.name}_scaled")  # it is another tensor than before
     return patch
+
+
+def _scaled_bias(
+    node: Node, slot: tuple[Node, int], factor: np.ndarray, rank: int
+) -> tuple[Node, int, np.ndarray, str] | None:
+    """Return the reader and slot of a layer's bias, and the bias multiplied; None where others read it, too."""
+    adds, at = slot
+    added = adds.inputs[at]
+    if added is None or len(added.uses) != 1:
+        return None
+    array = by_channel(added, 1 if adds is node else rank, len(factor), 0 if adds is node else -1)
+    return None if array is None else (adds, at, array * factor, f"{added.name}_scaled")
 
 
 def _factor(node: Node, value: Value, rank: int, channels: int, axis: int) -> np.ndarray | None:
