@@ -18,7 +18,7 @@ from onnxq.search.budget import Budget
 from onnxq.stages.kernel_timing import Timing
 
 
-class Expected(NamedTuple):
+class ArgumentType(NamedTuple):
     """The values that fit an argument.
 
     Attributes:
@@ -50,20 +50,20 @@ def _is_observer(value: object) -> bool:
 
 
 OBSERVER = "Give an object with the methods step(name) and progress(done, total): see onnxq.Observer."
-EXPECTED: dict[str, Expected] = {
-    "recipe": Expected(lambda value: _is_path(value) or isinstance(value, Recipe), 'Give a name, such as "auto".'),
-    "output": Expected(_is_path, "Give the path of the file to write."),
-    "target": Expected(lambda value: isinstance(value, str), 'Give a name, such as "cpu".'),
-    "exclude": Expected(_is_names, 'Give globs of node names or operators, such as ["head*"].'),
-    "only": Expected(_is_names, 'Give globs of node names or operators, such as ["Conv"].'),
-    "budget": Expected(lambda value: isinstance(value, Budget), "Write for example onnxq.Budget(min_sqnr=40)."),
-    "reading": Expected(lambda value: isinstance(value, Reading), 'Write onnxq.Reading(preprocess="size=224").'),
-    "timing": Expected(lambda value: isinstance(value, Timing), "Write onnxq.Timing(benchmark=True)."),
-    "sample_limit": Expected(_is_count, "Give a whole number, such as 64."),
-    "jobs": Expected(_is_count, "Give a whole number, such as 2."),
-    "observer": Expected(_is_observer, OBSERVER),
-    "feeds": Expected(lambda value: isinstance(value, Mapping), "Give {'INPUT': array}."),
-    "report": Expected(lambda value: isinstance(value, Report), "Give what onnxq.quantize or onnxq.plan returns."),
+EXPECTED: dict[str, ArgumentType] = {
+    "recipe": ArgumentType(lambda value: _is_path(value) or isinstance(value, Recipe), 'Give a name, such as "auto".'),
+    "output": ArgumentType(_is_path, "Give the path of the file to write."),
+    "target": ArgumentType(lambda value: isinstance(value, str), 'Give a name, such as "cpu".'),
+    "exclude": ArgumentType(_is_names, 'Give globs of node names or operators, such as ["head*"].'),
+    "only": ArgumentType(_is_names, 'Give globs of node names or operators, such as ["Conv"].'),
+    "budget": ArgumentType(lambda value: isinstance(value, Budget), "Write for example onnxq.Budget(min_sqnr=40)."),
+    "reading": ArgumentType(lambda value: isinstance(value, Reading), 'Write onnxq.Reading(preprocess="size=224").'),
+    "timing": ArgumentType(lambda value: isinstance(value, Timing), "Write onnxq.Timing(benchmark=True)."),
+    "sample_limit": ArgumentType(_is_count, "Give a whole number, such as 64."),
+    "jobs": ArgumentType(_is_count, "Give a whole number, such as 2."),
+    "observer": ArgumentType(_is_observer, OBSERVER),
+    "feeds": ArgumentType(lambda value: isinstance(value, Mapping), "Give {'INPUT': array}."),
+    "report": ArgumentType(lambda value: isinstance(value, Report), "Give what onnxq.quantize or onnxq.plan returns."),
 }
 
 

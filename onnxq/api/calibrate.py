@@ -15,7 +15,7 @@ from onnxq.calibration.stats_file import fingerprint, save_stats
 from onnxq.data.reading import PLAIN, Reading
 from onnxq.data.samples import list_sources
 from onnxq.distributed.processes import measure_all
-from onnxq.distributed.shards import Calibration, Opened, open_calibration
+from onnxq.distributed.shards import Calibration, OpenCalibration, open_calibration
 from onnxq.errors import DataError
 from onnxq.ir import IN_MEMORY, ModelInput, check_output, read_model
 from onnxq.progress import Observer, Progress, following
@@ -110,7 +110,9 @@ def calibrate(
         return _saved(stats, opened, output, progress, force=force)
 
 
-def _saved(stats: Stats, opened: Opened, output: str | Path | None, progress: Progress, *, force: bool) -> Stats:
+def _saved(
+    stats: Stats, opened: OpenCalibration, output: str | Path | None, progress: Progress, *, force: bool
+) -> Stats:
     if output is not None:
         progress.step("save")
         save_stats(output, stats, fingerprint(opened.prepared.source, stats.names), force=force)

@@ -32,7 +32,7 @@ MOST_NAMES = 20  # of models that an interrupted run names
 GENERAL = ("quiet", "verbose")  # parameters that every command has
 
 
-class Verified(NamedTuple):
+class ModelVerification(NamedTuple):
     """How one model of a project did: its figures, as far as there are any, and why it failed."""
 
     entry: Entry
@@ -241,7 +241,7 @@ def verify_project(context: typer.Context, config: Path | None, files: Sequence[
         note(f"no model of {project.path} is concerned")  # known without importing onnxruntime
         return
     lines = _Lines([entry.quantized for entry in entries]) if output_format is Format.TEXT else None
-    done: list[Verified] = []
+    done: list[ModelVerification] = []
     started = time.perf_counter()
     try:
         with TerminalObserver("reading the project") as observer:
@@ -261,7 +261,7 @@ def verify_project(context: typer.Context, config: Path | None, files: Sequence[
     _finish([verified.error for verified in done])
 
 
-def _verify_one(entry: Entry, observer: TerminalObserver) -> Verified:
+def _verify_one(entry: Entry, observer: TerminalObserver) -> ModelVerification:
     """Measure one model of a project against its float model."""
     from onnxq.errors import CheckFailed, OnnxqError
     from onnxq.project.build import measure_entry, refuse
@@ -274,8 +274,8 @@ def _verify_one(entry: Entry, observer: TerminalObserver) -> Verified:
         comparison, data = measure_entry(entry, entry.quantized, observer)
         refuse(entry, comparison)
     except OnnxqError as error:
-        return Verified(entry, comparison, data, error)
-    return Verified(entry, comparison, data, None)
+        return ModelVerification(entry, comparison, data, error)
+    return ModelVerification(entry, comparison, data, None)
 
 
 def _built_words(built: Built) -> str:
@@ -295,7 +295,7 @@ def _built_words(built: Built) -> str:
     return "; ".join(filter(None, (figure, timed, stored, taken)))
 
 
-def _verified_words(verified: Verified) -> str:
+def _verified_words(verified: ModelVerification) -> str:
     from onnxq.text import decibels
 
     comparison = verified.comparison
@@ -318,7 +318,7 @@ def _built_dict(built: Built) -> dict[str, Any]:
     return _item(built.entry, built.state, built.error) | {"report": report, "warnings": warnings}
 
 
-def _verified_dict(verified: Verified) -> dict[str, Any]:
+def _verified_dict(verified: ModelVerification) -> dict[str, Any]:
     from onnxq.report import comparison_dict
 
     figures = None if verified.comparison is None else comparison_dict(verified.comparison, verified.data)
@@ -326,7 +326,7 @@ def _verified_dict(verified: Verified) -> dict[str, Any]:
     return item | {"comparison": figures, "warnings": [asdict(warning) for warning in _warnings(verified)]}
 
 
-def _warnings(verified: Verified) -> tuple[WarningLine, ...]:
+def _warnings(verified: ModelVerification) -> tuple[WarningLine, ...]:
     from onnxq.report.result_warnings import result_warnings
 
     return result_warnings(verified.comparison, made_up="random numbers" in verified.data)

@@ -23,7 +23,7 @@ from onnxq.calibration.shard_file import pack_sums, unpack_sums
 from onnxq.calibration.stats import Stats
 from onnxq.data.remote import is_remote, share_fetched
 from onnxq.distributed.builds import SAME_FILES, enter
-from onnxq.distributed.shards import Calibration, Opened, open_calibration
+from onnxq.distributed.shards import Calibration, OpenCalibration, open_calibration
 from onnxq.errors import DataError, OnnxqError
 from onnxq.ir.segment import is_large
 from onnxq.progress import Observer, Silent
@@ -46,7 +46,7 @@ class Part:
 
     Attributes:
         asked: The calibration.
-        origin: What it measures and with what; see `Opened.origin`.
+        origin: What it measures and with what; see `OpenCalibration.origin`.
         folder: The working folder, which paths start in.
         custom_ops: Libraries of custom operators.
 
@@ -57,7 +57,7 @@ class Part:
     folder: str
     custom_ops: tuple[str, ...]
 
-    def open(self) -> Opened:
+    def open(self) -> OpenCalibration:
         """Open it, if the files are still the same ones.
 
         Raises:
@@ -73,7 +73,7 @@ class Part:
         return opened
 
 
-def measure_all(opened: Opened, observer: Observer) -> Stats:
+def measure_all(opened: OpenCalibration, observer: Observer) -> Stats:
     """Measure all blocks of a calibration: in as many processes as there are processors, where that is faster.
 
     Args:
@@ -94,7 +94,7 @@ def measure_all(opened: Opened, observer: Observer) -> Stats:
     return opened.measure_whole(observer)
 
 
-def _is_worth_it(opened: Opened) -> bool:
+def _is_worth_it(opened: OpenCalibration) -> bool:
     """Decide by counts alone; what runs Python of the user or feeds states from step to step stays in one process."""
     model, data = opened.prepared.model, opened.asked.data
     nodes = sum(1 for _ in model.graph.walk())
@@ -109,7 +109,7 @@ def _is_worth_it(opened: Opened) -> bool:
     )
 
 
-def _spans(opened: Opened) -> Sequence[range]:
+def _spans(opened: OpenCalibration) -> Sequence[range]:
     """Cut the blocks into whole groups, whose sums are small; a single group into its blocks."""
     count = opened.blocks.count
     if count > GROUP:
@@ -119,7 +119,7 @@ def _spans(opened: Opened) -> Sequence[range]:
     return [range(block, block + 1) for block in range(count)]
 
 
-def _measure_together(opened: Opened, spans: Sequence[range], jobs: int, observer: Observer) -> BlockSums:
+def _measure_together(opened: OpenCalibration, spans: Sequence[range], jobs: int, observer: Observer) -> BlockSums:
     """Measure spans of blocks: the others begin with the first one, this process with the last one."""
     asked, blocks = opened.asked, opened.blocks
     part = pickle.dumps(Part(asked, opened.origin(1), os.getcwd(), tuple(LIBRARIES)))
@@ -200,7 +200,7 @@ class _There(Silent):
         tell((self._start, done))
 
 
-_opened: dict[bytes, Opened] = {}  # in a process of `Processes`: what its tasks measure
+_opened: dict[bytes, OpenCalibration] = {}  # in a process of `Processes`: what its tasks measure
 
 
 def measure_span(part: bytes, start: int, stop: int) -> dict[str, np.ndarray]:

@@ -57,7 +57,7 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenCalibration:
     """A calibration whose model is planned and whose data are open.
 
     Attributes:
@@ -115,7 +115,7 @@ class Opened:
 
 def open_calibration(
     asked: Calibration, observer: Observer, given: object = None, model: Model | None = None
-) -> Opened:
+) -> OpenCalibration:
     """Load and plan the model, open the data and count the samples.
 
     Args:
@@ -145,7 +145,7 @@ def open_calibration(
     observer.step("calibrate")
     count = samples.count
     count = sum(1 for _ in samples) if count is None else count
-    return Opened(asked, prepared, layers_needing_moments(prepared.plan), samples, Blocks(count))
+    return OpenCalibration(asked, prepared, layers_needing_moments(prepared.plan), samples, Blocks(count))
 
 
 def check_shards(blocks: Blocks, shards: int) -> None:

@@ -29,7 +29,7 @@ from onnxq.rounding.weights import Weights, WeightSpec
 LARGEST = 1e30  # of a scale that is no longer that of its codes: what onnxruntime divides it by leaves it finite
 
 
-class Shared:
+class SharedNodes:
     """Nodes that several layers share: one DynamicQuantizeLinear or Q/DQ pair per value, one stored form per weight."""
 
     def __init__(self, plan: Plan, qparams: Mapping[Value, QParams], weights: Weights) -> None:
@@ -48,7 +48,7 @@ class QuantizingPatch(Patch):
     """A patch that knows how quantization writes things down; the `Rewriter` of the operator families."""
 
     def __init__(
-        self, graph: Graph, node: Node | None, label: str, shared: Shared, scheme: Scheme | None = None
+        self, graph: Graph, node: Node | None, label: str, shared: SharedNodes, scheme: Scheme | None = None
     ) -> None:
         super().__init__(graph, node, f"quantize {label}")
         self._scheme = scheme or Scheme()

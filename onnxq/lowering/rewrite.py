@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from onnxq.calibration.qparams import QParams
 from onnxq.ir import Model, Node, Patch, Value, commit
-from onnxq.lowering.qdq_patch import QuantizingPatch, Shared
+from onnxq.lowering.qdq_patch import QuantizingPatch, SharedNodes
 from onnxq.ops.forms.family import NodeView, rewrite_site
 from onnxq.optimize.body_captures import copy_for_bodies
 from onnxq.planning.planner import Plan
@@ -28,7 +28,7 @@ def rewrite(model: Model, plan: Plan, qparams: Mapping[Value, QParams], weights:
 
     """
     commit(_clip_less(plan))
-    shared = Shared(plan, qparams, weights or Weights())
+    shared = SharedNodes(plan, qparams, weights or Weights())
     patches: list[Patch] = []
     for decision in plan.decisions:
         if decision.scheme is None:

@@ -17,7 +17,7 @@ LAYERS = ("Conv", "MatMul")
 
 
 @dataclass(frozen=True)
-class Written:
+class LayerReplacement:
     """The replacement of a layer: the node that computes it now, and the name of its result."""
 
     layer: Node
@@ -41,20 +41,20 @@ class Substitution:
     write: Callable[[Node], Patch]
     read_in_8_bit: bool
 
-    def written(self, model: Model, wanted: Collection[str]) -> tuple[Model, dict[str, Written]]:
+    def written(self, model: Model, wanted: Collection[str]) -> tuple[Model, dict[str, LayerReplacement]]:
         """Write some so in a copy of a model, types inferred; nodes are named by `node_key`."""
         changed = model.copy()
         infer_types(changed)
         patches = {node_key(node): self.write(node) for node in changed.graph.nodes if node_key(node) in wanted}
         layers = {
-            key: Written(next(n for n in patch.nodes if n.op_type in LAYERS), patch.replaced[0][0].name)
+            key: LayerReplacement(next(n for n in patch.nodes if n.op_type in LAYERS), patch.replaced[0][0].name)
             for key, patch in patches.items()
         }
         commit(patches.values())
         infer_types(changed)
         return changed, layers
 
-    def worth_it(self, plan: Plan, layers: Mapping[str, Written]) -> set[str]:
+    def worth_it(self, plan: Plan, layers: Mapping[str, LayerReplacement]) -> set[str]:
         """Say which of those that are written so work in 8 bit now, and give what is wanted in 8 bit."""
         integer = [decision.node for decision in plan.decisions if decision.scheme == "static-int8"]
         keys = {node_key(node) for node in integer}

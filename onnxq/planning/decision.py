@@ -14,7 +14,7 @@ from typing import Any
 from onnxq.ir import Graph, Node, Value
 from onnxq.ops.forms.family import QuantizedForm
 from onnxq.ops.forms.scheme import Scheme, SchemeName
-from onnxq.planning.outlier_channels import Clipped
+from onnxq.planning.outlier_channels import OutlierClip
 from onnxq.planning.recipe import Recipe
 from onnxq.targets import Costs, load_costs
 
@@ -98,7 +98,7 @@ class Plan:
     same_scale: dict[Value, Value] = field(default_factory=dict)
     moved: dict[Value, Value] = field(default_factory=dict)
     ranges: dict[Value, Scheme] = field(default_factory=dict)
-    clipped: Mapping[str, Clipped] = field(default_factory=dict)
+    clipped: Mapping[str, OutlierClip] = field(default_factory=dict)
     conversions: float = 0.0
     keeps_opset: bool = False
     stores_only: bool = False

@@ -19,7 +19,7 @@ class Range(NamedTuple):
     high: np.float32
 
 
-class Clipped(NamedTuple):
+class OutlierClip(NamedTuple):
     """How a value is clipped whose outliers are added: how many channels it has, which they are, where others end."""
 
     width: int

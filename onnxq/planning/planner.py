@@ -15,7 +15,7 @@ from onnxq.planning.cost_model import node_times
 from onnxq.planning.decision import Choices, Decision, Override, Plan, node_key
 from onnxq.planning.log_critical import before_logarithms
 from onnxq.planning.ort_workarounds import breaks_runtime
-from onnxq.planning.outlier_channels import Clipped, adds_outliers
+from onnxq.planning.outlier_channels import OutlierClip, adds_outliers
 from onnxq.planning.output_head import with_head_bits
 from onnxq.planning.partition import FLOAT_BONUS, partition_graph
 from onnxq.planning.qdq_placement import (
@@ -50,7 +50,7 @@ def make_plan(
     costs_count: bool = True,
     unreached: Collection[Graph] = (),
     costs: Costs | None = None,
-    clipped: Mapping[str, Clipped] | None = None,
+    clipped: Mapping[str, OutlierClip] | None = None,
     keeps_opset: bool = False,
     stores_only: bool = False,
 ) -> Plan:

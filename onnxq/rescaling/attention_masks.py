@@ -74,7 +74,7 @@ class ScoreRange:
 
 
 @dataclass(eq=False)
-class Masked:
+class MaskedSoftmax:
     """A Softmax of scores that may be masked: of a sum, or of a Where that gives a number for what is masked.
 
     Attributes:
@@ -188,7 +188,7 @@ def is_masked(greatest: np.ndarray) -> np.ndarray:
     return np.where(greatest < 0, np.float32(SINKING) * greatest, greatest)
 
 
-def find_masked(graph: Graph, opset: int, known: ValueLookup, besides: Collection[Value] = ()) -> list[Masked]:
+def find_masked(graph: Graph, opset: int, known: ValueLookup, besides: Collection[Value] = ()) -> list[MaskedSoftmax]:
     """Find what may be a Softmax of masked scores; what samples say about it decides.
 
     Args:
@@ -209,11 +209,11 @@ def find_masked(graph: Graph, opset: int, known: ValueLookup, besides: Collectio
         scores = _before_reshape(read)
         terms = _terms(scores)
         if 1 < len(terms) <= MOST_TERMS and len(terms) == len(set(terms)):
-            found.append(Masked(node, scores, tuple(terms)))
+            found.append(MaskedSoftmax(node, scores, tuple(terms)))
         elif (choice := _choice(scores, known)) is not None:
             # PyTorch's safe Softmax asks for NaN, to give 0 for a row that is masked as a whole
             awaited = any(reader.op_type == "IsNaN" for out in node.outputs if out for reader in out.consumers())
-            found.append(Masked(node, scores, (scores,), *choice, awaited and choice[1] == -np.inf))
+            found.append(MaskedSoftmax(node, scores, (scores,), *choice, awaited and choice[1] == -np.inf))
     return found
 
 

@@ -16,7 +16,7 @@ from onnxq.calibration.sample_extremes import ChannelPeaks
 from onnxq.calibration.statistic import Statistic
 from onnxq.calibration.stats import Extremes, Moments, StatisticFactory, Stats, TensorStats, basic_kinds
 from onnxq.ir import Node, Patch, Value
-from onnxq.planning.outlier_channels import Clipped, Range
+from onnxq.planning.outlier_channels import OutlierClip, Range
 from onnxq.rescaling.bounded import required_headroom
 from onnxq.rescaling.factor_search import LEAST_SHARE, QuantizedRead, best, weight_of
 from onnxq.rescaling.find_groups import find_groups
@@ -80,13 +80,13 @@ class Rescaling:
         }
         return [sentence.format(count) for sentence, count in counts.items() if count]
 
-    def clipped(self) -> dict[str, Clipped]:
+    def clipped(self) -> dict[str, OutlierClip]:
         """Say which values are clipped, and how."""
         found = {}
         for change in self.changes:
             if change.inserted is not None and change.bounds is not None:
                 (divisor,) = change.divisors.values()
-                found[change.inserted] = Clipped(len(divisor), change.outliers, change.bounds)
+                found[change.inserted] = OutlierClip(len(divisor), change.outliers, change.bounds)
         return found
 
     def update(self, stats: Stats) -> None:

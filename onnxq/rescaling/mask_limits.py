@@ -9,14 +9,14 @@ import numpy as np
 
 from onnxq.ir import Patch
 from onnxq.ops.forms.per_row import reduce_max
-from onnxq.rescaling.attention_masks import DEEPEST, SINKING, Masked, ValueLookup, is_masked
+from onnxq.rescaling.attention_masks import DEEPEST, SINKING, MaskedSoftmax, ValueLookup, is_masked
 
 # By kernels of onnxruntime 1.31 on one core: a denormal, the nodes of a limit, and a row and an element that they treat
 DENORMAL_NS, NODES_NS, ROW_NS, ELEMENT_NS = 4.0, 3500.0, 50.0, 0.7
 
 
 @dataclass(frozen=True)
-class Limited:
+class MaskLimit:
     """Softmax nodes that get one limited mask, or a single one whose scores are limited.
 
     Attributes:
@@ -26,7 +26,7 @@ class Limited:
 
     """
 
-    readers: tuple[Masked, ...]
+    readers: tuple[MaskedSoftmax, ...]
     limit: int | None = None
     elements: np.ndarray | None = None
 
@@ -41,18 +41,18 @@ class Limited:
         return saved > spent + self.readers[0].samples * NODES_NS
 
 
-def choose_limits(found: Iterable[Masked], known: ValueLookup) -> list[Limited]:
+def choose_limits(found: Iterable[MaskedSoftmax], known: ValueLookup) -> list[MaskLimit]:
     """Choose limits that pay: for a mask one for all that read it, the highest that one of them needs.
 
     Layers that need a lower limit share one with others of that kind. If no mask serves all
     rows of widely spread scores, the scores themselves are limited, row by row, which takes longer.
     """
-    groups: dict[object, list[Masked]] = {}
+    groups: dict[object, list[MaskedSoftmax]] = {}
     elements: dict[object, np.ndarray | None] = {}
     limited = []
     for masked in found:
         if masked.mask is None or masked.limit() is None:
-            limited.append(Limited((masked,)))
+            limited.append(MaskLimit((masked,)))
             continue
         array = known(masked.mask)
         key: object = masked.mask if array is None else (masked.slot is None, array.shape, array.tobytes())
@@ -63,11 +63,11 @@ def choose_limits(found: Iterable[Masked], known: ValueLookup) -> list[Limited]:
             limit = max(limit for masked in waiting if (limit := masked.limit()) is not None)
             served = tuple(masked for masked in waiting if masked.spread.allows(limit))
             waiting = [masked for masked in waiting if masked not in served]
-            limited.append(Limited(served, limit, elements[key]))
+            limited.append(MaskLimit(served, limit, elements[key]))
     return [each for each in limited if each.pays]
 
 
-def limit_patch(limited: Limited, opset: int) -> Patch:
+def limit_patch(limited: MaskLimit, opset: int) -> Patch:
     """Describe a limit; sums that change by it get new names."""
     if limited.limit is None:
         return _score_patch(limited.readers[0], opset)
@@ -96,7 +96,7 @@ def limit_patch(limited: Limited, opset: int) -> Patch:
     return patch
 
 
-def _score_patch(masked: Masked, opset: int) -> Patch:
+def _score_patch(masked: MaskedSoftmax, opset: int) -> Patch:
     scores = masked.softmax.inputs[0]
     assert scores is not None
     patch = Patch(scores.graph, masked.softmax, f"limit the scores '{scores.name}'")

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxq.ir import Node, Patch, Value
-from onnxq.planning.outlier_channels import Clipped, Range, _sum_with_outliers
+from onnxq.planning.outlier_channels import OutlierClip, Range, _sum_with_outliers
 
 CLIP_INPUTS_OPSET = 11  # from here on the bounds of Clip are inputs
 
@@ -76,7 +76,7 @@ def add_outlier_product(patch: Patch, node: Node, outliers: Value, rows: np.ndar
     patch.replace(result, patch.op("Add", result, term, hint=f"{result.name}_with_outliers"))
 
 
-def restore_unclipped(read: Value, clipped: Clipped, whole: Sequence[Node], parted: Sequence[Node]) -> Patch:
+def restore_unclipped(read: Value, clipped: OutlierClip, whole: Sequence[Node], parted: Sequence[Node]) -> Patch:
     """Remove a Clip in front of layers without static codes: only static codes do it at no cost.
 
     Args:
@@ -106,7 +106,7 @@ def restore_unclipped(read: Value, clipped: Clipped, whole: Sequence[Node], part
     return patch
 
 
-def _clip_channels(patch: Patch, value: Value, clipped: Clipped) -> Value:
+def _clip_channels(patch: Patch, value: Value, clipped: OutlierClip) -> Value:
     ends = np.full((2, clipped.width), [[-np.inf], [np.inf]], np.float32)
     ends[:, list(clipped.channels)] = np.array(clipped.bounds)[:, None]
     low, high = (patch.constant(end, f"{value.name}_{name}") for end, name in zip(ends, ("low", "high"), strict=True))

@@ -10,7 +10,7 @@ import numpy as np
 
 from onnxq.calibration.qparams import TINY
 from onnxq.ir.storage.scratch_file import Spool
-from onnxq.rounding.saturation_limits import Summed, least_pair_scales
+from onnxq.rounding.saturation_limits import SummationOrder, least_pair_scales
 from onnxq.targets.host import available_processors
 
 BLOCK = 1 << 17  # elements at a time, which stay in the cache: 436 MB take 0.2 s, with eight times as many 0.55
@@ -23,7 +23,7 @@ def nearest_codes(
     floor: np.ndarray | None,
     spool: Spool,
     limit: int = 127,
-    summed: Summed | None = None,
+    summed: SummationOrder | None = None,
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Quantize a weight to symmetric int8 as `quantize_weight` does, to the bit, without turning or copying it whole.
 

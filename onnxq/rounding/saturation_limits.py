@@ -38,7 +38,7 @@ KERNELS = ("uint8", "int8")  # activations that integer kernels take; x86 makes 
 HEADROOM = 1.2  # other samples go further: by so much of the distance between the zero point and the largest code
 
 
-class Folded(NamedTuple):
+class FoldedColumns(NamedTuple):
     """How columns of a Conv become channels when the graph is optimized, which makes others neighbours.
 
     Attributes:
@@ -51,7 +51,7 @@ class Folded(NamedTuple):
     left: int
 
 
-class Summed(NamedTuple):
+class SummationOrder(NamedTuple):
     """How a kernel sums over a weight.
 
     Attributes:
@@ -69,7 +69,7 @@ class Summed(NamedTuple):
     group: int = 1
     calibrated: bool = False
     steps: int = 0
-    folded: Folded | None = None
+    folded: FoldedColumns | None = None
 
 
 class _Pairs(NamedTuple):
@@ -206,13 +206,13 @@ def _shared(pairs: _Pairs, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 @lru_cache(maxsize=16)
-def full_pair_limits(shape: tuple[int, ...], axes: tuple[int, ...], summed: Summed) -> PairLimits:
+def full_pair_limits(shape: tuple[int, ...], axes: tuple[int, ...], summed: SummationOrder) -> PairLimits:
     """Return `pair_limits` for activations of any code, found once for many weights of one shape."""
     return pair_limits(shape, axes, summed)
 
 
 def pair_limits(
-    shape: tuple[int, ...], axes: tuple[int, ...], summed: Summed, largest: np.ndarray | None = None
+    shape: tuple[int, ...], axes: tuple[int, ...], summed: SummationOrder, largest: np.ndarray | None = None
 ) -> PairLimits:
     """Find the neighbours in a weight, as `Rows` lays it out.
 
@@ -238,7 +238,7 @@ def pair_limits(
     return PairLimits(tuple(pairings), measured.astype(np.float64))
 
 
-def least_pair_scales(weight: np.ndarray, axes: tuple[int, ...], summed: Summed) -> np.ndarray:
+def least_pair_scales(weight: np.ndarray, axes: tuple[int, ...], summed: SummationOrder) -> np.ndarray:
     """Return the least scales with which no pair of neighbours saturates, as `PairLimits.covering` of a whole weight.
 
     Args:
@@ -260,7 +260,7 @@ def least_pair_scales(weight: np.ndarray, axes: tuple[int, ...], summed: Summed)
     return least
 
 
-def _neighbours(elements: np.ndarray, summed: Summed) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _neighbours(elements: np.ndarray, summed: SummationOrder) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Return the weights that may be multiplied as neighbours: first ones and second ones, `[..., pairs]`."""
     sequences = np.moveaxis(elements, summed.axis, -1)
     odd = summed.kernel == "conv" and elements.shape[summed.axis] % 2 == 1
@@ -309,7 +309,7 @@ def largest_row_codes(share: np.ndarray, steps: int) -> np.ndarray:
     return largest_codes(share, 1 / steps, 0 if steps == FULL else MIDDLE)
 
 
-def summed_pairs(node: Node, weight: Value, scheme: Scheme) -> Summed | None:
+def summed_pairs(node: Node, weight: Value, scheme: Scheme) -> SummationOrder | None:
     """Tell how an integer kernel that may saturate sums over a weight of a node.
 
     Args:
@@ -340,21 +340,23 @@ def summed_pairs(node: Node, weight: Value, scheme: Scheme) -> Summed | None:
         exact = not static and not steps  # ConvInteger, whose weights are uint8
         if depthwise or exact:
             return None
-        return Summed("conv", 1, group, static, steps, _folded(node, constant.shape, scheme) if static else None)
+        return SummationOrder(
+            "conv", 1, group, static, steps, _folded(node, constant.shape, scheme) if static else None
+        )
     if node.op_type == "MatMul" and weight in node.inputs[1:2] and len(constant.shape) > 1:
-        return Summed("product", len(constant.shape) - 2, 1, static, steps)
+        return SummationOrder("product", len(constant.shape) - 2, 1, static, steps)
     if node.op_type == "Gemm" and weight in node.inputs[1:2]:
-        return Summed("product", 1 if node.attribute("transB", 0) else 0, 1, static, steps)
+        return SummationOrder("product", 1 if node.attribute("transB", 0) else 0, 1, static, steps)
     if node.op_type == "LSTM" and weight in node.inputs[1:3] and not static:
-        return Summed("product", 2)
+        return SummationOrder("product", 2)
     return None
 
 
-def _folded(conv: Node, weight: tuple[int, ...], scheme: Scheme) -> Folded | None:
+def _folded(conv: Node, weight: tuple[int, ...], scheme: Scheme) -> FoldedColumns | None:
     """Say how columns of a static Conv become channels, if they do; of a single channel, neighbours stay neighbours."""
     target = load_target(scheme.target)
     columns = columns_of(conv, weight, load_costs(target.name)) if target.timed and weight[1] > 1 else None
     if columns is None:
         return None
     axes = len(weight) - 2
-    return Folded(columns, pads_of(conv, axes)[axes - 1])
+    return FoldedColumns(columns, pads_of(conv, axes)[axes - 1])

@@ -29,7 +29,7 @@ from onnxq.rounding.saturation_cures import SaturationCure, merged, pair_cure, s
 from onnxq.rounding.saturation_limits import (
     FULL,
     PairLimits,
-    Summed,
+    SummationOrder,
     full_pair_limits,
     largest_codes,
     largest_row_codes,
@@ -60,7 +60,7 @@ class WeightSpec:
     axes: tuple[int, ...]
     bits: int = 8
     block_size: int = 0
-    summed: Summed | None = None
+    summed: SummationOrder | None = None
     zero_points: bool = False
 
 

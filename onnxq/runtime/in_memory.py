@@ -41,7 +41,7 @@ class InMemory(NamedTuple):
     taps: Sequence[Value] = ()
 
 
-class Encoded(NamedTuple):
+class EncodedModel(NamedTuple):
     """A model as onnxruntime is told it.
 
     Attributes:
@@ -63,7 +63,7 @@ class Encoded(NamedTuple):
         return found.digest()
 
 
-def encode(source: InMemory) -> Encoded:
+def encode(source: InMemory) -> EncodedModel:
     """Write a model for onnxruntime.
 
     Raises:
@@ -72,11 +72,11 @@ def encode(source: InMemory) -> Encoded:
     """
     model, taps = source
     if not any(_goes_beside(value) for value in model.graph.initializers.values()):
-        return Encoded(model.serialize(extra_outputs=taps), {})
-    return Encoded(*encode_apart(model, taps))
+        return EncodedModel(model.serialize(extra_outputs=taps), {})
+    return EncodedModel(*encode_apart(model, taps))
 
 
-def open_encoded(encoded: Encoded, settings: Settings) -> ort.InferenceSession:
+def open_encoded(encoded: EncodedModel, settings: Settings) -> ort.InferenceSession:
     """Load a model; nothing of it is needed any more afterwards.
 
     Raises:

@@ -17,7 +17,7 @@ import onnxruntime as ort
 
 from onnxq.ir import Model, ModelInput, Value, encode_proto, load, parse
 from onnxq.ir.segment import is_large
-from onnxq.runtime.in_memory import Encoded, InMemory, encode, open_encoded
+from onnxq.runtime.in_memory import EncodedModel, InMemory, encode, open_encoded
 from onnxq.runtime.memory import HEAVY
 from onnxq.runtime.ort_session import FATAL, ORT_ERRORS, Optimization, SessionError, Settings, load_native, reason
 from onnxq.runtime.segmented import StreamedSession
@@ -53,7 +53,7 @@ class Session(Protocol):
 
 
 def open_session(
-    model: ModelSource | Encoded,
+    model: ModelSource | EncodedModel,
     *,
     optimize: Optimization = "all",
     threads: int = 0,
@@ -67,7 +67,7 @@ def open_session(
 
     Args:
         model: Its bytes, its path, a ModelProto, or the loaded model. A large one is run in segments, its weights left
-            in their files: it must not change as long as the session is in use. `InMemory` and `Encoded` have
+            in their files: it must not change as long as the session is in use. `InMemory` and `EncodedModel` have
             onnxruntime hold any size.
         optimize: Level of graph optimisation.
         threads: Threads for one operator; 0 lets onnxruntime choose.
@@ -101,7 +101,7 @@ def open_session(
         if keep and light:
             return _kept_session(model, settings)
     session: Session
-    if isinstance(model, Encoded):
+    if isinstance(model, EncodedModel):
         session = open_encoded(model, settings)
     else:
         session = load_native(model if isinstance(model, bytes) else str(model), settings)
@@ -146,7 +146,7 @@ def sessions_kept() -> Iterator[None]:
         _kept.reset(token)
 
 
-def _kept_session(model: Encoded, settings: Settings) -> Session:
+def _kept_session(model: EncodedModel, settings: Settings) -> Session:
     kept = _kept.get()
     key = model.digest, settings
     if kept is None:

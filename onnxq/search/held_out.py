@@ -20,7 +20,7 @@ from onnxq.errors import DataError, ModelError
 from onnxq.ir import Model, Value
 from onnxq.ir.operator_traits import Trait, operators_with
 from onnxq.progress import tried, working
-from onnxq.runtime.in_memory import Encoded, InMemory, encode
+from onnxq.runtime.in_memory import EncodedModel, InMemory, encode
 from onnxq.runtime.session import SessionError, open_session, run_session
 from onnxq.runtime.workers import run_in_order
 from onnxq.search.channel_trial import ChannelTrial
@@ -223,7 +223,7 @@ class SqnrEvaluator:
                 parts[place].add(*pair)
         return parts
 
-    def _encoded(self, model: Model, wanted: Sequence[str]) -> tuple[Encoded, Mapping[str, str]]:
+    def _encoded(self, model: Model, wanted: Sequence[str]) -> tuple[EncodedModel, Mapping[str, str]]:
         """Write a model for onnxruntime that takes its picks as inputs, and return these inputs by name."""
         picked = self._expected[0].picked
         if picked:
@@ -233,7 +233,9 @@ class SqnrEvaluator:
         return encode(InMemory(model, [values[name] for name in wanted if not values[name].is_output])), {}
 
     @staticmethod
-    def _runner(encoded: Encoded, fed: Mapping[str, str], wanted: Sequence[str]) -> Callable[[_Expected], list[Any]]:
+    def _runner(
+        encoded: EncodedModel, fed: Mapping[str, str], wanted: Sequence[str]
+    ) -> Callable[[_Expected], list[Any]]:
         session = open_session(encoded, threads=1, exact=True)
 
         def run(expected: _Expected) -> list[Any]:

@@ -12,8 +12,8 @@ from onnxq.ir import Model, Value, commit
 from onnxq.ir.shape_inference.dims import product
 from onnxq.ir.shape_inference.symbolic import Shapes
 from onnxq.ir.shape_inference.types import infer_types
-from onnxq.rescaling.attention_masks import DEEPEST, Masked, ValueLookup, find_masked
-from onnxq.rescaling.mask_limits import Limited, choose_limits, limit_patch
+from onnxq.rescaling.attention_masks import DEEPEST, MaskedSoftmax, ValueLookup, find_masked
+from onnxq.rescaling.mask_limits import MaskLimit, choose_limits, limit_patch
 from onnxq.runtime.session import InMemory, SessionError, open_session, run_session
 from onnxq.search.held_out import HoldoutSplit, scores
 from onnxq.simplify.regions.constant_values import ARITHMETIC, known_array
@@ -70,7 +70,7 @@ def limit_attention_masks(prepared: Prepared, split: HoldoutSplit) -> Prepared:
     return changed if split.judge.sqnr(changed.model) >= SAME else prepared
 
 
-def _look(model: Model, found: Sequence[Masked], samples: Samples) -> None:
+def _look(model: Model, found: Sequence[MaskedSoftmax], samples: Samples) -> None:
     """Show the scores and masks of a few samples to those that have to choose."""
     terms = list(dict.fromkeys(term for masked in found for term in masked.terms))
     fixed = {term: term.constant.numpy() for term in terms if term.constant is not None}
@@ -105,7 +105,7 @@ def _known(model: Model) -> ValueLookup:
     return known
 
 
-def _notes(chosen: Sequence[Limited]) -> Iterator[str]:
+def _notes(chosen: Sequence[MaskLimit]) -> Iterator[str]:
     depths = sorted({limited.limit for limited in chosen if limited.limit is not None})
     counts = [sum(len(each.readers) for each in chosen if (each.limit is None) == bare) for bare in (False, True)]
     plurals = ["" if count == 1 else "s" for count in counts]

@@ -10,7 +10,7 @@ from helpers import build, floats, node, typed
 from mask_support import LOWEST
 
 from onnxq.ir import Model
-from onnxq.rescaling.attention_masks import DEEPEST, Masked, ScoreRange, find_masked, is_masked
+from onnxq.rescaling.attention_masks import DEEPEST, MaskedSoftmax, ScoreRange, find_masked, is_masked
 
 ADD = [node("Add", "s m", "x")]
 SOFTMAX = node("Softmax", "x", "p", axis=-1)
@@ -20,7 +20,7 @@ INPUTS = {"s": [2, 3, 4], "m": [3, 4]}
 
 def found(
     nodes, inputs=INPUTS, outputs=("y",), weights=None, opset: int = 17, besides=()
-) -> tuple[Model, list[Masked]]:
+) -> tuple[Model, list[MaskedSoftmax]]:
     """What may be masked in a model that ends with an Identity."""
     model = typed(build([*nodes, node("Identity", "p", "y")], inputs, outputs, weights, opset))
 
@@ -30,7 +30,7 @@ def found(
     return model, find_masked(model.graph, model.opset, known, [model.graph.values[name] for name in besides])
 
 
-def seen(mask: np.ndarray, scores: np.ndarray) -> Masked:
+def seen(mask: np.ndarray, scores: np.ndarray) -> MaskedSoftmax:
     """A sum that was looked at."""
     model, (masked,) = found([*ADD, SOFTMAX])
     masked.look({model.graph.values["s"]: scores.astype(np.float32), model.graph.values["m"]: mask.astype(np.float32)})

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from helpers import build, node, typed
 
-from onnxq.rescaling.attention_masks import Masked, ScoreRange, find_masked
-from onnxq.rescaling.mask_limits import Limited, choose_limits
+from onnxq.rescaling.attention_masks import MaskedSoftmax, ScoreRange, find_masked
+from onnxq.rescaling.mask_limits import MaskLimit, choose_limits
 
 MANY, FEW = 100_000, 100
 
 
-def layers(*spreads: ScoreRange | None, denormals: int = MANY, elements: int = MANY) -> list[Masked]:
+def layers(*spreads: ScoreRange | None, denormals: int = MANY, elements: int = MANY) -> list[MaskedSoftmax]:
     """As many Softmax that read one mask, with what one sample has said; None for scores that are spread too widely."""
     nodes = []
     for index in range(len(spreads)):
@@ -35,7 +35,7 @@ def unknown(value):
 def test_all_that_read_a_mask_share_the_highest_limit_that_one_needs() -> None:
     found = layers(ScoreRange(10, 1), ScoreRange(20, 2), ScoreRange(5, 0))
     (limited,) = choose_limits(found, unknown)
-    assert limited == Limited(tuple(found), -58)
+    assert limited == MaskLimit(tuple(found), -58)
 
 
 def test_a_limit_serves_those_only_that_have_room_for_it() -> None:

@@ -15,7 +15,7 @@ from onnxq.calibration.calibrate import calibrate
 from onnxq.ir import Model, Patch, commit, infer_types, parse
 from onnxq.lowering.rewrite import rewrite
 from onnxq.pipeline.quantize import quantize
-from onnxq.planning.outlier_channels import Clipped, Range, adds_outliers
+from onnxq.planning.outlier_channels import OutlierClip, Range, adds_outliers
 from onnxq.planning.planner import Override, make_plan
 from onnxq.planning.recipe import load_recipe
 from onnxq.rescaling.cross_layer import OUTLIERS
@@ -194,7 +194,7 @@ def rewritten(choices: dict[str, Override]) -> Model:
     """Several layers that read `z`, all of them static but for these choices."""
     model = layer("several readers", 17)
     separate(model, [3], BOUNDS)
-    clipped = {"z_clipped": Clipped(WIDTH, (3,), BOUNDS)}
+    clipped = {"z_clipped": OutlierClip(WIDTH, (3,), BOUNDS)}
     recipe = load_recipe("static-int8")
     plan = make_plan(model, recipe, with_data=True, choices=choices, costs_count=False, clipped=clipped)
     near = np.random.default_rng(0).uniform(-1, 1, (99, WIDTH)).astype(np.float32)

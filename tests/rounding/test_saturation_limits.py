@@ -20,7 +20,7 @@ from onnxq.rounding.jobs import RoundingJob, WeightRows, solve_all
 from onnxq.rounding.saturation_limits import (
     FULL,
     PairLimits,
-    Summed,
+    SummationOrder,
     largest_codes,
     largest_row_codes,
     least_pair_scales,
@@ -29,7 +29,7 @@ from onnxq.rounding.saturation_limits import (
 from onnxq.verification.families import evaluated_sqnrs
 from onnxq.verification.int8_saturation import read_saturation
 
-PRODUCT = Summed("product", 0)
+PRODUCT = SummationOrder("product", 0)
 
 
 def most_sum(codes: np.ndarray, largest: np.ndarray, pairing: np.ndarray) -> int:
@@ -125,11 +125,11 @@ def test_limits_cost_less_than_a_bit() -> None:
 @pytest.mark.parametrize(
     ("shape", "axes", "summed", "expected"),
     [
-        ((4, 3), (0,), Summed("product", 0), [[0, 1], [2, 3]]),
-        ((3, 5), (1,), Summed("product", 1), [[0, 1], [2, 3]]),
-        ((2, 6, 3), (2,), Summed("product", 2), [[0, 1]]),
+        ((4, 3), (0,), SummationOrder("product", 0), [[0, 1], [2, 3]]),
+        ((3, 5), (1,), SummationOrder("product", 1), [[0, 1], [2, 3]]),
+        ((2, 6, 3), (2,), SummationOrder("product", 2), [[0, 1]]),
         # two channels of two positions: channel 0 and 1 of each position are neighbours
-        ((1, 2, 1, 2), (1, 2, 3), Summed("conv", 1), [[0, 2], [1, 3]]),
+        ((1, 2, 1, 2), (1, 2, 3), SummationOrder("conv", 1), [[0, 2], [1, 3]]),
     ],
 )
 def test_neighbours_are_those_that_kernels_add_first(shape, axes, summed, expected) -> None:
@@ -138,7 +138,7 @@ def test_neighbours_are_those_that_kernels_add_first(shape, axes, summed, expect
 
 
 def test_a_conv_with_an_odd_number_of_channels_has_neighbours_on_both_sides() -> None:
-    even, odd = pair_limits((2, 3, 1, 2), (1, 2, 3), Summed("conv", 1)).pairings
+    even, odd = pair_limits((2, 3, 1, 2), (1, 2, 3), SummationOrder("conv", 1)).pairings
     # positions outside, channels inside: channel c at position p is column 2 c + p
     assert even.tolist() == [[0, 2], [4, 1], [3, 5]]
     assert odd.tolist() == [[2, 4], [1, 3]]
@@ -150,7 +150,7 @@ def test_the_order_is_that_of_the_kernels(channels: int, group: int, granularity
     weight = floats(8, channels // group, 3, 3, seed=channels, scale=0.3)
     axes = (1, 2, 3) if granularity == "channel" else (0, 1, 2, 3)
     rows = WeightRows(weight, axes)
-    pairs = pair_limits(weight.shape, axes, Summed("conv", 1, group))
+    pairs = pair_limits(weight.shape, axes, SummationOrder("conv", 1, group))
     found = solve_all({0: RoundingJob(rows, pairs=pairs)})[0]
     codes, _ = rows.restore(found.codes, found.scales)
     inner = inner_rows("Conv", codes, group=group)
@@ -223,14 +223,14 @@ def test_the_weights_of_an_lstm_are_limited_too() -> None:
 @pytest.mark.parametrize(
     ("shape", "axes", "summed"),
     [
-        ((7, 5), (0,), Summed("product", 0)),
-        ((5, 8), (1,), Summed("product", 1)),
-        ((2, 6, 3), (2,), Summed("product", 2)),
-        ((3, 6, 4), (1,), Summed("product", 1)),
-        ((3, 6, 4), (0, 1, 2), Summed("product", 1)),
-        ((4, 3, 3, 3), (1, 2, 3), Summed("conv", 1)),
-        ((4, 4, 3, 3), (1, 2, 3), Summed("conv", 1)),
-        ((4, 4, 3), (0, 1, 2), Summed("conv", 1)),
+        ((7, 5), (0,), SummationOrder("product", 0)),
+        ((5, 8), (1,), SummationOrder("product", 1)),
+        ((2, 6, 3), (2,), SummationOrder("product", 2)),
+        ((3, 6, 4), (1,), SummationOrder("product", 1)),
+        ((3, 6, 4), (0, 1, 2), SummationOrder("product", 1)),
+        ((4, 3, 3, 3), (1, 2, 3), SummationOrder("conv", 1)),
+        ((4, 4, 3, 3), (1, 2, 3), SummationOrder("conv", 1)),
+        ((4, 4, 3), (0, 1, 2), SummationOrder("conv", 1)),
     ],
 )
 def test_large_weights_have_the_scales_of_small_ones(shape, axes, summed) -> None:

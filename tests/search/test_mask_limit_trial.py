@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.recipe import load_recipe
-from onnxq.rescaling.mask_limits import Limited
+from onnxq.rescaling.mask_limits import MaskLimit
 from onnxq.search import mask_limit_trial
 from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.mask_limit_trial import limit_attention_masks
@@ -286,7 +286,7 @@ def test_a_limit_that_changes_the_outputs_is_dropped(tmp_path: Path, monkeypatch
     prepared, split = ready_for(attention(ADD, {"m": causal(-1e9)}), SAMPLES, tmp_path)
     choose = mask_limit_trial.choose_limits
 
-    def shallow(*given) -> list[Limited]:
+    def shallow(*given) -> list[MaskLimit]:
         return [replace(limited, limit=-3) for limited in choose(*given)]
 
     monkeypatch.setattr(mask_limit_trial, "choose_limits", shallow)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class EntryChoice:
     """The entry of a model, with what the command line changes of it.
 
     Attributes:
@@ -102,7 +102,7 @@ def entry_of(
     config: Path | None,
     *,
     no_config: bool,
-) -> Chosen | None:
+) -> EntryChoice | None:
     """Find the entry of a model, put options of the command line over it, and name them in one line.
 
     Args:
@@ -140,4 +140,4 @@ def entry_of(
     note(f"{model}: as {path} lists it" + (f", but for {join_words(changed)}" if changed else ""))
     chosen = override(entry, options, given)
     chosen = replace(chosen, quantized=output) if output is not None and elsewhere else chosen
-    return Chosen(chosen, not changed, config)
+    return EntryChoice(chosen, not changed, config)

@@ -21,7 +21,7 @@ CASTS = frozenset(("Cast", "Identity"))  # between floats
 
 
 @dataclass(frozen=True)
-class Traced:
+class AxisLayout:
     """The layout of a value.
 
     Attributes:
@@ -108,7 +108,7 @@ def aligned(array: Array | None, layout: tuple[int, ...], shape: Dims) -> Array 
     return array.astype(np.float64).reshape(dims)
 
 
-def view(node: Node, traced: Traced, shape: Dims, axes: tuple[int, ...], shapes: Shapes) -> Traced | None:
+def view(node: Node, traced: AxisLayout, shape: Dims, axes: tuple[int, ...], shapes: Shapes) -> AxisLayout | None:
     """Return the layout behind an operator that moves no element, or None if it may be another one than it seems.
 
     Args:
@@ -136,25 +136,25 @@ def view(node: Node, traced: Traced, shape: Dims, axes: tuple[int, ...], shapes:
     return _reshape(traced, after, shape, axes)
 
 
-def _unsqueeze(node: Node, traced: Traced, rank: int) -> Traced | None:
+def _unsqueeze(node: Node, traced: AxisLayout, rank: int) -> AxisLayout | None:
     axes = constant_axes(node, 1)
     if axes is None or len(traced.layout) + len(axes) != rank:
         return None
     inserted = {axis % rank for axis in axes}
     kept = tuple(axis for axis in range(rank) if axis not in inserted)
-    return Traced(tuple(range(rank)), traced.narrow) if kept == traced.layout else None
+    return AxisLayout(tuple(range(rank)), traced.narrow) if kept == traced.layout else None
 
 
-def _squeeze(node: Node, traced: Traced) -> Traced | None:
+def _squeeze(node: Node, traced: AxisLayout) -> AxisLayout | None:
     axes = constant_axes(node, 1)
     if axes is None:
         return None
     gone = {traced.layout[axis] for axis in axes}
     kept = tuple(axis for axis in traced.layout if axis not in gone)
-    return Traced(kept, traced.narrow) if gone <= traced.narrow else None
+    return AxisLayout(kept, traced.narrow) if gone <= traced.narrow else None
 
 
-def _expand(traced: Traced, source: Dims, output: Dims, shape: Dims) -> Traced | None:
+def _expand(traced: AxisLayout, source: Dims, output: Dims, shape: Dims) -> AxisLayout | None:
     """Nothing but reduced axes may grow, and those to their length in the entry."""
     if len(source) != len(output):
         return None
@@ -166,14 +166,14 @@ def _expand(traced: Traced, source: Dims, output: Dims, shape: Dims) -> Traced |
             narrow -= {axis}
         elif not same(after, before) and not same(after, shape[axis]):
             return None
-    return Traced(traced.layout, narrow)
+    return AxisLayout(traced.layout, narrow)
 
 
-def _reshape(traced: Traced, output: Dims, shape: Dims, axes: tuple[int, ...]) -> Traced | None:
+def _reshape(traced: AxisLayout, output: Dims, shape: Dims, axes: tuple[int, ...]) -> AxisLayout | None:
     """Lengths that are known decide; one that is not follows from the number of elements."""
     every = tuple(range(len(shape)))
     for layout in (every, tuple(axis for axis in every if axis not in axes)):
-        new = Traced(layout, traced.narrow)
+        new = AxisLayout(layout, traced.narrow)
         if set(every) - set(layout) <= traced.narrow and len(layout) == len(output):
             wanted = new.dims(shape)
             differing = [(a, b) for a, b in zip(wanted, output, strict=True) if not same(a, b)]

@@ -19,7 +19,7 @@ from onnxq.ir.schemas import BROADCASTING
 from onnxq.ir.shape_inference.symbolic import Shapes
 from onnxq.ops.kernels.arrays import Array
 from onnxq.ops.kernels.registry import find_kernel
-from onnxq.simplify.regions.axis_tracking import CASTS, VIEWS, Traced, aligned, dims_of, reduced_axes, view
+from onnxq.simplify.regions.axis_tracking import CASTS, VIEWS, AxisLayout, aligned, dims_of, reduced_axes, view
 from onnxq.simplify.regions.constant_values import known_array
 from onnxq.simplify.regions.reduction_region import POOLS, REDUCTIONS, Region, RegionStep
 
@@ -65,7 +65,7 @@ def _is_elementwise(node: Node) -> bool:
 
 def _grow(region: Region, graph: Graph, position: Mapping[Node, int]) -> Region:
     """Take in every node whose inputs are in the region or constants, in graph order."""
-    region.traced[region.entry] = Traced(tuple(range(len(region.shape))))
+    region.traced[region.entry] = AxisLayout(tuple(range(len(region.shape))))
     waiting: list[int] = []
     seen: set[Node] = set()
     _announce(region.entry, position, waiting, seen)
@@ -135,7 +135,7 @@ def _elementwise(node: Node, output: Value, region: Region) -> RegionStep | None
     condition = node.inputs[0] if node.op_type == "Where" else None
     if condition is not None and not reduced <= region.traced[condition].narrow:  # no constant is a condition
         return None
-    region.traced[output] = Traced(widest.layout, narrow)
+    region.traced[output] = AxisLayout(widest.layout, narrow)
     return RegionStep(node, output, tuple(sources), call)
 
 
@@ -157,5 +157,5 @@ def _reduction(node: Node, output: Value, region: Region) -> RegionStep | None:
             shape[axis + 1] = region.length(axis)
         return kernel(np.broadcast_to(array, shape), np.array(region.axes, np.int64) + 1, keepdims=1)
 
-    region.traced[output] = Traced(layout, frozenset(region.axes))
+    region.traced[output] = AxisLayout(layout, frozenset(region.axes))
     return RegionStep(node, output, (source,), reduce)

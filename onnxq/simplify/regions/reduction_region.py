@@ -22,7 +22,7 @@ from onnxq.ir.graph import Node, Value
 from onnxq.ir.patch import Patch
 from onnxq.ir.shape_inference.symbolic import Shapes
 from onnxq.ops.kernels.arrays import Array
-from onnxq.simplify.regions.axis_tracking import Dims, Traced, dims_of
+from onnxq.simplify.regions.axis_tracking import AxisLayout, Dims, dims_of
 
 MOST_ELEMENTS = 1 << 20  # of one value in a trial run
 LEAST_TURNED = 16  # elements: from here on two Transpose and the operator are faster than the decomposed form
@@ -81,7 +81,7 @@ class Region:
     opset: int
     shapes: Shapes
     steps: list[RegionStep] = field(default_factory=list)
-    traced: dict[Value, Traced] = field(default_factory=dict)
+    traced: dict[Value, AxisLayout] = field(default_factory=dict)
 
     @cached_property
     def shape(self) -> Dims:
@@ -132,7 +132,7 @@ class Region:
 
         """
         for last in reversed(self.steps):
-            whole = self.traced[last.output] == Traced(tuple(range(len(self.shape))))
+            whole = self.traced[last.output] == AxisLayout(tuple(range(len(self.shape))))
             if not whole or last.output.dtype != self.entry.dtype:
                 continue
             steps = self._leading_to(last)
@@ -161,7 +161,7 @@ class Region:
                 for reader in value.consumers():
                     if reader in cone:
                         continue
-                    whole = self.traced[value] == Traced(tuple(range(len(self.shape))))
+                    whole = self.traced[value] == AxisLayout(tuple(range(len(self.shape))))
                     if reader.op_type != "Shape" or reader.domain or not whole or reader.graph is not node.graph:
                         return None
                     shapes.append(reader)
