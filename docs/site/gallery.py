@@ -47,7 +47,7 @@ def on_files(files: Any, config: Any) -> Any:
     lines = []
     with tempfile.TemporaryDirectory() as folder:
         for name, what in MODELS.items():
-            output = Path(folder) / f"{name}.onnx"
+            output = Path(folder) / f"{name}.int8.onnx"
             data = SAMPLES / "digits_calibration.npz"
             report = quantize(SAMPLES / f"{name}.onnx", output=output, data=data, detailed=True)
             files.append(File.generated(config, f"gallery/{name}.html", content=report.to_html()))
