@@ -104,6 +104,8 @@ ROWS = {
     "own: classes of a table": "data/test_text_doubts.py::test_classes_of_a_table_score_a_classifier",
     "own: silent recordings": "data/test_sound_source.py::test_silence_is_named_where_a_state_varies",
     "own: a line without text": "data/test_sentences.py::test_a_line_whose_text_is_missing_is_named",
+    "own: a tilde in a project file": "project/test_project_build.py::"
+    "test_a_path_with_a_tilde_is_told_that_shells_replace_it",
     "completion": "cli/test_cli_completion.py::test_what_was_typed_is_completed",
 }
 

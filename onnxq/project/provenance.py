@@ -309,7 +309,9 @@ def _file_sha256(path: Path) -> str:
             while block := file.read(BLOCK):
                 digest.update(block)
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror})", "Check its path and permissions.") from error
+        home = any(part.startswith("~") for part in path.parts)
+        hint = "Write a path without ~: only shells replace it." if home else "Check its path and permissions."
+        raise DataError(f"{path} cannot be read ({error.strerror})", hint) from error
     return digest.hexdigest()
 
 

@@ -324,3 +324,12 @@ def test_functions_are_found_from_the_project_and_the_path_is_as_before(
 def test_nothing_is_left_in_the_folder(repo: Path) -> None:
     built(force=True)
     assert sorted(os.listdir("models")) == ["cnn.int8.onnx", "cnn.onnx"]
+
+
+def test_a_path_with_a_tilde_is_told_that_shells_replace_it(repo: Path) -> None:
+    project = Path("onnxq.toml")
+    project.write_text(project.read_text().replace("data/calibration.npz", "~/calibration.npz"))
+    (done,) = built()
+    assert done.error is not None
+    assert done.error.message == "~/calibration.npz cannot be read (No such file or directory)"
+    assert done.error.hint == "Write a path without ~: only shells replace it."
