@@ -106,6 +106,7 @@ ROWS = {
     "own: a line without text": "data/test_sentences.py::test_a_line_whose_text_is_missing_is_named",
     "own: a tilde in a project file": "project/test_project_build.py::"
     "test_a_path_with_a_tilde_is_told_that_shells_replace_it",
+    "own: what the web needs": "data/test_remote.py::test_what_the_web_needs_is_named_with_its_extra",
     "completion": "cli/test_cli_completion.py::test_what_was_typed_is_completed",
 }
 

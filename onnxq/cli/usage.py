@@ -182,8 +182,8 @@ def _many(extra: Sequence[str], command: Any) -> str:
 def _plain_value(message: str, arguments: Sequence[str]) -> str:
     """Put the words of the parser that checks numbers into ours, with the value that was given."""
     head, _, rest = message.partition(": ")
-    option = re.search(r"'([^']+)'", head)
-    value = _value(option[1], arguments) if option else None
+    given = (_value(option, arguments) for option in re.findall(r"'([^']+)'", head))
+    value = next((one for one in given if one is not None), None)
     kind = re.match(r"Input should be a valid (integer|number)", rest)
     if kind and value is not None:
         return f"{head}: '{value}' is {NUMBERS[kind[1]]}"

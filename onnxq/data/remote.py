@@ -70,7 +70,7 @@ def _fetch(fsspec: Any, url: str, target: Path, wanted: str) -> None:
     except Exception as error:  # each protocol has its own, and those of packages that are missing
         missing = isinstance(error, FileNotFoundError)
         reason = "there is nothing" if missing else (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{url} cannot be read: {reason}", _hint(error)) from error
+        raise DataError(f"{url} cannot be read: {reason}", _hint(error, url)) from error
     found = digest(target) if wanted else ""
     if found != wanted:
         raise DataError(f"{url} has the SHA-256 {found}, not {wanted}", "Check the URL, or give the new digest.")
@@ -81,9 +81,10 @@ def share_fetched() -> dict[str, str]:
     return {SHARED: _folder()}
 
 
-def _hint(error: Exception) -> str:
+def _hint(error: Exception, url: str) -> str:
     if isinstance(error, ImportError):
-        return "Install the package that it names."
+        web = url.startswith("http")
+        return "Install them: pip install 'onnxq[remote]'" if web else "Install the package that it names."
     return "Check the URL, and that this machine may read it."
 
 

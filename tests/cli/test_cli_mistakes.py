@@ -19,6 +19,7 @@ HELP = "See `onnxq quantize --help`."
 MISTAKES: dict[str, tuple[str, str]] = {
     "quantize m.onnx --min-sqnr forty": ("invalid value for '--min-sqnr': 'forty' is no number", HELP),
     "quantize m.onnx --samples=3.5": ("invalid value for '--samples': '3.5' is no whole number", HELP),
+    "quantize m.onnx -j auto": ("invalid value for '--jobs' / '-j': 'auto' is no whole number", HELP),
     "quantize m.onnx --samples 0": ("invalid value for '--samples': it has to be at least 1", HELP),
     "verify m.onnx --min-agreement 300": ("it has to be at most 100", "See `onnxq verify --help`."),
     "quantize m.onnx -d": ("option '-d' requires an argument", HELP),

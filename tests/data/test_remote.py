@@ -144,3 +144,11 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="needs fsspec, which is not installed") as caught:
         local_copy("file:///a/b.npz")
     assert caught.value.hint == "Install it: pip install 'onnxq[remote]'"
+
+
+def test_what_the_web_needs_is_named_with_its_extra() -> None:
+    from onnxq.data.remote import _hint
+
+    missing = ImportError("HTTPFileSystem requires aiohttp")
+    assert _hint(missing, "https://a.b/c.npz") == "Install them: pip install 'onnxq[remote]'"
+    assert _hint(missing, "s3://a/c.npz") == "Install the package that it names."
