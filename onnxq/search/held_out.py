@@ -34,8 +34,8 @@ from onnxq.verification.output_records import with_sqnr
 TRIAL_SAMPLES, FEW_TRIALS = 24, 8  # and what is left of them where a run of the model takes long
 FITTING_SAMPLES = 64  # two halves of which are fitted and judged in the end
 FOLDS = 4  # of those samples
-MORE = 2  # times as many samples are in folds where a run is short
-REST = 24  # further samples, whose tensors are measured and which judge nothing
+MORE = 4  # times as many samples are in folds where a run is short
+REST = 72  # further samples, whose tensors are measured and which judge nothing
 SEARCH_SAMPLES, FEW_SEARCHES = 8, 4  # for variants that are only ranked, or that gain a lot
 # Nanoseconds of a run by the table of kernel times, from which on fewer samples are taken; twice as many on a slower
 # processor. Hundreds of runs are most of the time that quantizing a segmenter or detector of large pictures takes

@@ -275,7 +275,7 @@ def test_gains_are_measured_on_more_samples_where_a_run_is_short(spoilt):
     samples = wrap_samples([{"x": floats(16, WIDTH, seed=i)} for i in range(120)], spoilt.samples.inputs)
     split = HoldoutSplit(spoilt.baseline, samples, run_time=1e5)
     counts = [len(judge._expected) for judge in (split.ranking_evaluator, split.goal_evaluator, split.fine_evaluator)]
-    assert counts == [8, 24, 48]
+    assert counts == [8, 24, 96]
     slow = HoldoutSplit(spoilt.baseline, samples, run_time=1e8)
     assert slow.fine_evaluator is slow.goal_evaluator
 
