@@ -32,7 +32,7 @@ from onnxq.verification.error_stats import ANY_AXIS, Difference
 from onnxq.verification.output_records import with_sqnr
 
 TRIAL_SAMPLES, FEW_TRIALS = 24, 8  # and what is left of them where a run of the model takes long
-FITTING_SAMPLES = 64  # two halves of which are fitted and judged in the end
+FITTING_SAMPLES = 128  # two halves of which are fitted and judged in the end
 FOLDS = 4  # of those samples
 MORE = 4  # times as many samples are in folds where a run is short
 REST = 72  # further samples, whose tensors are measured and which judge nothing
