@@ -15,6 +15,7 @@ Tests: `tests/data/test_samples.py`.
 from __future__ import annotations
 
 import math
+import weakref
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +34,7 @@ from onnxq.ir.storage.lfs import POINTER, pointer_error
 from onnxq.warning import WarningLine
 
 SAVE_AGAIN = "Save it again with numpy.savez or numpy.save, or copy it again."
-MOST_KEPT = 32 << 20  # bytes of a compressed array that is kept from its first pass on: to inflate it takes ten copies
+MOST_KEPT = 32 << 20  # bytes of all compressed arrays that are kept from their first pass on
 UNREADABLE = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError)
 
 
@@ -223,21 +224,23 @@ def _member(path: Path, archive: zipfile.ZipFile, member: str) -> Column:
     with archive.open(member) as file:
         shape, fortran, dtype = _header(file)
     info = archive.getinfo(member)
-    inflated: dict[int, list[np.ndarray]] | None = None
-    if info.compress_type != zipfile.ZIP_STORED and info.file_size <= MOST_KEPT:
-        inflated = {}
+    kept = _Inflated() if info.compress_type != zipfile.ZIP_STORED and _Inflated.has_room(info.file_size) else None
+    if kept is not None:
+        kept.reserve(info.file_size)
 
     def blocks(step: int, files: ExitStack) -> Iterator[np.ndarray]:
-        kept: list[np.ndarray] = []
-        if inflated is not None and step in inflated:
-            yield from (block.copy() for block in inflated[step])
-            return
-        for block in read_blocks(step, files):
-            if inflated is not None:
-                kept.append(block)
-                if len(kept) == (shape[0] // step if step and shape else 1):
-                    inflated[step] = [one.copy() for one in kept]
-            yield block
+        """Read blocks from the file, or copy those that an earlier pass has inflated."""
+        if kept is None:
+            yield from read_blocks(step, files)
+        elif step in kept.blocks:
+            yield from (block.copy() for block in kept.blocks[step])
+        else:
+            inflated = []
+            for block in read_blocks(step, files):
+                inflated.append(block.copy())
+                if len(inflated) == (shape[0] // step if step and shape else 1):
+                    kept.blocks = {step: inflated}
+                yield block
 
     def read_blocks(step: int, files: ExitStack) -> Iterator[np.ndarray]:
         stream = files.enter_context(files.enter_context(zipfile.ZipFile(path)).open(member))
@@ -253,6 +256,34 @@ def _member(path: Path, archive: zipfile.ZipFile, member: str) -> Column:
             yield np.frombuffer(data, dtype).reshape(block)
 
     return Column(shape, dtype, blocks)
+
+
+class _Inflated:
+    """Blocks of a compressed array that are kept for further passes: to inflate them takes as long as ten copies.
+
+    Attributes:
+        blocks: All blocks of the array by their number of rows; empty before the end of a pass.
+
+    """
+
+    reserved = 0  # bytes of all arrays that are kept, or are going to be
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, list[np.ndarray]] = {}
+
+    @classmethod
+    def has_room(cls, size: int) -> bool:
+        """Whether so many bytes more may be kept: memory must not grow with the number of files."""
+        return cls.reserved + size <= MOST_KEPT
+
+    def reserve(self, size: int) -> None:
+        """Count bytes as kept until this is no longer in use."""
+        _Inflated.reserved += size
+        weakref.finalize(self, _Inflated._release, size)
+
+    @classmethod
+    def _release(cls, size: int) -> None:
+        cls.reserved -= size
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto
 
+from onnxq.data import npz
 from onnxq.data.samples import InputSpec, few_samples, list_sources, open_samples, spread_samples, wrap_samples
 from onnxq.errors import DataError
 
@@ -444,3 +445,23 @@ def test_a_part_of_the_samples_may_be_read():
     next(iter(samples))
     assert len(list(samples.limit(3))) == 3
     assert len(list(samples)) == 7
+
+
+def test_what_is_kept_of_compressed_arrays_does_not_grow_with_their_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inflated, array = npz._Inflated, np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    monkeypatch.setattr(npz, "MOST_KEPT", inflated.reserved + 300)  # two of these arrays
+    before = inflated.reserved
+    for name in "abcde":
+        np.savez_compressed(tmp_path / f"{name}.npz", image=array + ord(name))
+    opened = [npz.read_npz(tmp_path / f"{name}.npz", [IMAGE]) for name in "abcde"]
+    assert 0 < inflated.reserved - before <= 300
+    for name, source in zip("abcde", opened, strict=True):
+        for _ in range(2):  # from the file, and from memory where it is kept
+            got = np.concatenate([sample["image"] for sample in source.read()])
+            np.testing.assert_array_equal(got, array + ord(name))
+            for sample in source.read():
+                sample["image"][...] = 0  # a sample belongs to who asked for it
+    del opened, source
+    assert inflated.reserved == before
