@@ -77,6 +77,7 @@ class Samples(Iterable[Sample]):
         self._sources = tuple(sources)
         self._origin = origin
         self._first, self._most = 0, most
+        self._places: frozenset[int] | None = None  # of the samples in use; None where all between both are
         self.converted: dict[str, np.dtype[Any]] = {}
         self._seen: int | None = None  # how many the last pass over all of them gave
 
@@ -99,9 +100,29 @@ class Samples(Iterable[Sample]):
         part._first, part.numbers, part.made_up = start, range(start, stop), self.made_up
         return part
 
+    def spread(self, n: int) -> Samples:
+        """Return `n` samples, evenly from the first to the last: data are often in some order.
+
+        They are the first ones where nothing says how many there are. Files between them are not read.
+
+        Raises:
+            DataError: `n` is below 1.
+
+        """
+        count = self.count
+        if n < 1 or count is None or count <= n:
+            return self.limit(n)
+        some = Samples(self._sources, self.inputs, self._origin, self._most)
+        some.made_up = self.made_up
+        some._places = frozenset(self._first + index * count // n for index in range(n))
+        some.numbers = sorted(some._places)
+        return some
+
     @property
     def count(self) -> int | None:
         """Number of samples; None while unknown."""
+        if self._places is not None:
+            return len(self._places)
         total = self._total()
         stop = total if total is None or self._most is None else min(total, self._most)
         return None if stop is None else max(stop - self._first, 0)
@@ -143,21 +164,22 @@ class Samples(Iterable[Sample]):
         if total is None:
             amount = "samples" if self._most is None else f"up to {counted(self._most, 'sample')}"
         else:
-            amount = counted(total, "sample") if count == total else f"the first {count} of {total} samples"
+            which = "the first " if self._places is None else ""
+            amount = counted(total, "sample") if count == total else f"{which}{count} of {total} samples"
         dropped = sum(source.dropped for source in self._sources)
         note = f" ({counted(dropped, 'row')} left over by the model's fixed batch)" if dropped else ""
         return f"{amount} from {self._origin}{note}"
 
     def __iter__(self) -> Iterator[Sample]:
-        seen = 0
+        seen, last = 0, self._most if self._places is None else max(self._places) + 1
         for source in self._sources:
-            if source.count is not None and seen + source.count <= self._first:
+            if source.count is not None and not self._has_any(seen, seen + source.count):
                 seen += source.count
                 continue
             for index, raw in enumerate(source.read()):
-                if seen == self._most:
+                if seen == last:
                     return self._passed(seen)
-                if seen < self._first:
+                if not self._has_any(seen, seen + 1):
                     seen += 1
                     continue
                 where = source.label if source.count == 1 else f"{source.label}, sample {index}"
@@ -169,6 +191,12 @@ class Samples(Iterable[Sample]):
                 yield sample
                 seen += 1
         return self._passed(seen)
+
+    def _has_any(self, start: int, stop: int) -> bool:
+        """Tell whether samples in use stand between two places in the data."""
+        if self._places is None:
+            return stop > self._first
+        return any(start <= place < stop for place in self._places)
 
     def _passed(self, seen: int) -> None:
         """Refuse data that end elsewhere than before: what was chosen by their places would be chosen by others."""

@@ -28,9 +28,7 @@ def rewrite(model: Model, plan: Plan, qparams: Mapping[Value, QParams], weights:
 
     """
     commit(_clip_less(plan))
-    weights = weights or Weights()
-    weights.prepare(plan)
-    shared = SharedNodes(plan, qparams, weights)
+    shared = SharedNodes(plan, qparams, weights or Weights())
     patches: list[Patch] = []
     for decision in plan.decisions:
         if decision.scheme is None:

@@ -29,18 +29,20 @@ from onnxq.search.bias_correction import correct_biases
 from onnxq.search.budget import SearchOutcome, bits_by_size, meet_budget
 from onnxq.search.candidates import float_time
 from onnxq.search.cross_validation import CrossValidated, cross_validate
+from onnxq.search.fast_search import ENOUGH as ENOUGH_IF_FAST
+from onnxq.search.fast_search import compared, fewest_for_use
 from onnxq.search.float_transforms import transform_values
 from onnxq.search.held_out import HoldoutSplit
-from onnxq.search.variants import calibrate_and_round
+from onnxq.search.variants import Variants, calibrate_and_round
 from onnxq.stages.finish import finalize
 from onnxq.stages.prepared import Prepared
+from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies
 from onnxq.verification.compare import compare
 from onnxq.verification.families import family_figures, predicted_latencies, record_latencies
 from onnxq.verification.layerwise import with_layers
 from onnxq.verification.user_metric import try_metric
 
 FITTED = ", the ones calibrated on"
-FEW_SAMPLES = 2  # that a fast run compares on
 RANDOM_SAMPLES = 4  # without data: enough to time a model and to see that it runs
 
 
@@ -56,9 +58,18 @@ def quantize_in_memory(prepared: Prepared, request: Request) -> Quantized:
     data, known = request.samples is not None, request.stats is not None
     schedule = Schedule(prepared, split, request.budget, with_data=data, with_stats=known, detailed=request.detailed)
     expect(schedule.work())
-    rewritten = _choose_and_rewrite(prepared, split, request)
+    probe = samples.spread(compared(float_time(prepared.plan), samples.count)) if prepared.fast else samples
+    rewritten, variants = _choose_and_rewrite(prepared, split, request)
     collect_garbage(rewritten.model)  # what was tried last
-    return _verified(rewritten, before, samples, request)
+    result = _verified(rewritten, before, probe, request)
+    if variants is None or result.report.comparison is None or result.report.comparison.worst_sqnr >= ENOUGH_IF_FAST:
+        return result
+    request.observer.step("search")
+    choices = fewest_for_use(variants, probe)
+    if not choices:
+        return result
+    rewritten = _rewrite(variants, SearchOutcome(choices), None, request)
+    return _verified(rewritten, before, probe, request)
 
 
 class _Rewritten(NamedTuple):
@@ -78,8 +89,13 @@ class _Rewritten(NamedTuple):
     halves: CrossValidated | None
 
 
-def _choose_and_rewrite(prepared: Prepared, split: HoldoutSplit, request: Request) -> _Rewritten:
-    """Settle all choices and carry them out; statistics and variants, the largest things in memory, go with this."""
+def _choose_and_rewrite(
+    prepared: Prepared, split: HoldoutSplit, request: Request
+) -> tuple[_Rewritten, Variants | None]:
+    """Settle all choices and carry them out; statistics and variants, the largest things in memory, go with this.
+
+    A fast run has no second moments. It keeps the rest until the comparison has shown whether to search after all.
+    """
     observer, budget, samples, stats = request.observer, request.budget, request.samples, request.stats
     if stats is None:
         prepared = transform_values(prepared, split, observer)
@@ -99,7 +115,17 @@ def _choose_and_rewrite(prepared: Prepared, split: HoldoutSplit, request: Reques
     if samples is not None and stats is None and not prepared.fast:
         observer.step("cross-validate")
         halves = cross_validate(variants, outcome.choices)
+    kept = variants if prepared.fast and samples is not None and budget.max_size is None else None
+    return _rewrite(variants, outcome, halves, request), kept
+
+
+def _rewrite(variants: Variants, outcome: SearchOutcome, halves: CrossValidated | None, request: Request) -> _Rewritten:
+    """Carry out the choices; variants are of no use afterwards, unless the run is fast."""
+    observer, samples = request.observer, request.samples
     prepared, qparams = variants.replan(outcome.choices)
+    if prepared is variants.prepared and prepared.fast:
+        prepared = exclude_unreached_bodies(copy_prepared(prepared), variants.stats)
+        qparams = variants.qparams(prepared)
     if samples is not None and outcome.correct:
         observer.step("correct")
         prepared = correct_biases(prepared, variants, outcome.choices)
@@ -117,7 +143,7 @@ def _choose_and_rewrite(prepared: Prepared, split: HoldoutSplit, request: Reques
     return _Rewritten(prepared, model, report, halves)
 
 
-def _verified(rewritten: _Rewritten, before: Model, samples: Samples, request: Request) -> Quantized:
+def _verified(rewritten: _Rewritten, before: Model, probe: Samples, request: Request) -> Quantized:
     """Optimise a rewritten model for its target, and compare it with the float model."""
     prepared, model, report, halves = rewritten
     observer, detailed, data = request.observer, request.detailed, request.samples
@@ -125,7 +151,6 @@ def _verified(rewritten: _Rewritten, before: Model, samples: Samples, request: R
     by_layers, model = model.copy() if detailed else model, finalize(model, prepared)
     observer.step("verify")
     encoded = model.serialize()
-    probe = samples.limit(FEW_SAMPLES) if prepared.fast else samples
     baseline = InMemory(before if prepared.original is None else prepared.original)
     comparison = compare(baseline, encoded, probe, latency=not prepared.fast, progress=observer.progress)
     if detailed:

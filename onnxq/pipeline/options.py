@@ -252,7 +252,7 @@ class QuantizeOptions:
     )
     fast: bool = option(
         False,
-        "Calibrate and quantize, nothing more: no rescaling, no search, weights rounded to nearest.",
+        "Calibrate and quantize: no rescaling, weights rounded to nearest, no search unless the result is below 24 dB.",
         toml="fast",
     )
     benchmark: bool = option(

@@ -99,7 +99,8 @@ def quantize(
         budget: What the result may lose and take.
         timing: Kernel times to decide by.
         sample_limit: Use no more samples.
-        fast: Leave out everything but calibration: no rescaling, no search, weights to nearest, a short comparison.
+        fast: Leave out everything but calibration: no rescaling, weights to nearest, a short comparison, and no search
+            unless that shows less than 24 dB.
         reduce_range: Give weights 7 bits where products of 8 bits could saturate.
         force: Replace an old output.
         resume: Keep chosen codes beside the output until it is written, and go on from those of an interrupted run.

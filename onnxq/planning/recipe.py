@@ -19,7 +19,7 @@ from onnxq.planning.qdq_placement import resolve_target_defaults
 from onnxq.targets.target import load_target
 from onnxq.text import as_list, did_you_mean
 
-FAST = {"rounding": "nearest", "smoothing": False, "bias_correction": False, "return_to_float": False}
+FAST = {"rounding": "nearest", "smoothing": False, "bias_correction": False}
 ONLY_MICROSOFT = ("LSTM",)  # operators whose one form that computes in 8 bit is of that domain
 MOST_HEADROOM = 4
 NUMBERS: dict[str, tuple[Callable[[float], bool], str, str]] = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Integral, Real
@@ -150,7 +150,8 @@ def settle_accuracy(variants: Variants, budget: Budget) -> SearchOutcome:
     """
     if variants.prepared.plan.recipe.scheme.mixed_bits:
         return _settle_bits(variants, budget)
-    if not any(searchable(variants.prepared.plan, decision) for decision in weighted_decisions(variants.prepared.plan)):
+    nodes = weighted_decisions(variants.prepared.plan)
+    if variants.prepared.fast or not any(searchable(variants.prepared.plan, decision) for decision in nodes):
         if budget.max_drop is not None:  # an SQNR is held against the budget at the end
             meets = BudgetCheck(variants.baseline, variants.samples, budget)
             if not meets(variants.model({})):
@@ -168,10 +169,10 @@ def settle_accuracy(variants: Variants, budget: Budget) -> SearchOutcome:
         if not variants.replan(found.choices)[0].plan.quantized():
             raise CheckFailed(f"only the float model meets the budget: {meets.last}", RAISE)
     else:
-        found = _towards_goals(variants, ranked, found, keeps_weights=budget.max_size is None)
+        found = towards_goals(variants, ranked, found, keeps_weights=budget.max_size is None)
         if budget.max_size is None:
             found = keep_small_weights_float(variants, ranked, found)
-    choices = _stored_unless_worthwhile(variants, found.choices)
+    choices = stored_unless_worthwhile(variants, found.choices)
     variants.weights.settle()
     if not budget.is_set:
         choices = widen_stored_weights(variants, choices, contributions)
@@ -196,7 +197,7 @@ def _settle_bits(variants: Variants, budget: Budget) -> SearchOutcome:
     return SearchOutcome(choices)
 
 
-def _stored_unless_worthwhile(variants: Variants, choices: Choices) -> Choices:
+def stored_unless_worthwhile(variants: Variants, choices: Choices) -> Choices:
     """Let the rest compute in float, too, where what was returned leaves too little of the time that 8 bit saves."""
     plan = variants.replan(choices)[0].plan if choices else variants.prepared.plan
     if not choices or worthwhile(plan):
@@ -205,8 +206,13 @@ def _stored_unless_worthwhile(variants: Variants, choices: Choices) -> Choices:
     return {**choices, **{node_key(node): Override("weight-int8", NOT_WORTHWHILE) for node in rest}}
 
 
-def _towards_goals(
-    variants: Variants, ranked: list[Candidate], found: SearchResult, *, keeps_weights: bool = False
+def towards_goals(
+    variants: Variants,
+    ranked: list[Candidate],
+    found: SearchResult,
+    *,
+    keeps_weights: bool = False,
+    goals: Sequence[tuple[float, float]] | None = None,
 ) -> SearchResult:
     """Go from goal to goal, as far as what is given back by then is worth it.
 
@@ -215,13 +221,16 @@ def _towards_goals(
         ranked: The nodes, in the order in which they are returned.
         found: The choices so far.
         keeps_weights: Whether weights may stay float for a goal that may take any time: the file grows by them.
+        goals: dB, and the share of the saved time given back for each; those of a run with searches by default.
 
     """
     before, judge = variants.prepared.plan, variants.split.goal_evaluator
     if judge is not variants.judge and found.sqnr is not None and found.sqnr < ENOUGH:
         found = replace(found, sqnr=judge.sqnr(variants.model(found.choices)))
-    goals = [(goal + more, share) for goal, share in GOALS for more in (0.0, OVERFITTING)]
-    for goal, share in goals if is_priced(before) else GOALS[:1]:
+    if goals is None:
+        goals = [(goal + more, share) for goal, share in GOALS for more in (0.0, OVERFITTING)]
+        goals = goals if is_priced(before) else GOALS[:1]
+    for goal, share in goals:
         if found.sqnr is None or found.sqnr >= goal:
             continue
         most = math.inf if math.isinf(share) else share * saved_time(before) - _given_back(variants, found.choices)

@@ -73,6 +73,12 @@ class Variants:
         self.half, self._detailed = half, detailed
         self._ranges: QParamsCache = {}
 
+    def judged_by(self, split: HoldoutSplit) -> Variants:
+        """Return the same, judged on other samples; ranges are still measured on all."""
+        made = Variants(self.prepared, self.stats, self.weights, split, self.half, detailed=self._detailed)
+        made.samples = self.samples
+        return made
+
     @property
     def judge(self) -> SqnrEvaluator:
         """The float outputs on a few samples."""

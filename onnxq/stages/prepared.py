@@ -26,7 +26,7 @@ class Prepared:
         model: The normalised float model, simplified where the recipe allows it, types inferred.
         plan: A decision for every node.
         notes: What normalising and simplifying did, a sentence each.
-        fast: Whether nothing is to be tried, and both models compared on few samples only.
+        fast: Whether little is to be tried, and both models compared on few samples only.
         original: The normalised model before it was simplified, which the result is compared with; None where it was
             not.
         transforms: How many transforms of values the model has gone through: equal numbers mean that one changed

@@ -117,6 +117,23 @@ def test_limit_and_its_description(tmp_path):
         samples.limit(0)
 
 
+def test_samples_from_all_over_the_data(tmp_path):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for index in range(10):
+        save(folder / f"s_{index}.npz", ids=np.full((1, 2), index, np.int64))
+    some = open_samples([folder], [IDS]).spread(4)
+    (folder / "s_1.npz").unlink()  # it is never read
+    assert [int(sample["ids"][0, 0]) for sample in some] == [0, 2, 5, 7] == some.numbers
+    assert (some.count, some.description.split(" from ")[0]) == (4, "4 of 10 samples")
+    assert [int(sample["ids"][0, 0]) for sample in some] == some.numbers  # once more
+    one = open_samples([save(tmp_path / "a.npz", image=numbers(9, 2, 3))], [IMAGE])
+    assert [float(sample["image"].ravel()[0]) for sample in one.limit(6).spread(2)] == [0.0, 18.0]
+    assert one.spread(20).count == 9
+    with pytest.raises(DataError, match="0 samples are asked for"):
+        one.spread(0)
+
+
 # -- places -----------------------------------------------------------------------------------------------------
 
 

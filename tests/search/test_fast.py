@@ -1,4 +1,4 @@
-"""`--fast`: calibration over all samples, weights to nearest, and no more than that."""
+"""`--fast`: calibration over all samples, weights to nearest, and no more than that where the result is of use."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from onnxq.errors import CheckFailed
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.recipe import parse_recipe
 from onnxq.search.budget import Budget
+from onnxq.search.fast_search import compared
 
 SHARED = Path(__file__).parents[2] / "../shared/arena"
 WIDTH = 64
@@ -86,14 +87,14 @@ def test_weights_are_rounded_to_nearest_and_ranges_are_those_of_all_samples(mode
     assert scale == pytest.approx((max(reads.max(), 0) - min(reads.min(), 0)) / 255, rel=1e-6)
 
 
-def test_nothing_is_tried_and_the_comparison_is_short(model, recipe, tmp_path, monkeypatch):
+def test_nothing_is_tried_that_the_recipe_does_not_leave_open(model, recipe, tmp_path, monkeypatch):
     opened = []
     original = onnxq.runtime.session.load_native
     for module in (onnxq.runtime.session, onnxq.runtime.in_memory):
         monkeypatch.setattr(module, "load_native", lambda *a, **k: opened.append(1) or original(*a, **k))
     report = quantize(model, recipe, output=tmp_path / "q.onnx", samples=samples(), fast=True, detailed=True)
     assert len(opened) == 3  # float to look at the samples, then both models; the calibration runs in the evaluator
-    assert report.comparison.samples == 2
+    assert report.comparison.samples == 8
     assert report.comparison.latency is None
     assert not report.activations
     assert not any("rescaled" in note or "corrected" in note for note in report.notes)
@@ -102,6 +103,53 @@ def test_nothing_is_tried_and_the_comparison_is_short(model, recipe, tmp_path, m
     assert len(opened) > 3
     assert slow.comparison.samples == 8
     assert slow.comparison.worst_sqnr > report.comparison.worst_sqnr
+
+
+def spoilt_convolutions(path: Path, factors: list[float]) -> list[dict[str, np.ndarray]]:
+    """Write convolutions one after another; one channel in front of each is so many times as large as the others."""
+    nodes, weights, value = [], {}, "x"
+    for index, factor in enumerate(factors):
+        scale = np.ones((64, 1, 1), np.float32)
+        scale[0] = factor
+        weights |= {f"s{index}": scale, f"w{index}": floats(64, 64, 3, 3, seed=index, scale=0.05) / scale[None]}
+        nodes += [
+            node("Tanh", value, f"t{index}"),
+            node("Mul", f"t{index} s{index}", f"m{index}"),
+            node("Conv", f"m{index} w{index}", f"y{index}", pads=[1, 1, 1, 1]),
+        ]
+        value = f"y{index}"
+    onnx.save(build(nodes, {"x": [1, 64, 16, 16]}, [value], weights), path)
+    return [{"x": floats(1, 64, 16, 16, seed=index)} for index in range(4)]
+
+
+def test_what_loses_most_returns_to_float_where_the_model_would_be_of_little_use(tmp_path):
+    data = spoilt_convolutions(tmp_path / "m.onnx", [1, 1, 60, 1, 1])
+    report = quantize(tmp_path / "m.onnx", output=tmp_path / "q.onnx", samples=data, fast=True)
+    schemes = [one.scheme for one in report.nodes if one.op_type == "Conv"]
+    assert schemes[2] in ("weight-int8", "weight-int12")
+    assert schemes.count("static-int8") >= 3
+    assert report.comparison.worst_sqnr >= 20
+
+
+def test_weights_are_stored_where_no_few_nodes_are_enough(tmp_path):
+    data = spoilt_convolutions(tmp_path / "m.onnx", [40, 40, 40])
+    report = quantize(tmp_path / "m.onnx", output=tmp_path / "q.onnx", samples=data, fast=True)
+    assert {one.scheme for one in report.nodes if one.op_type == "Conv"} <= {"weight-int8", "weight-int12"}
+    assert report.comparison.worst_sqnr >= 20
+
+
+def test_what_is_good_enough_is_not_searched(tmp_path, monkeypatch):
+    data = spoilt_convolutions(tmp_path / "m.onnx", [1, 1, 1])
+    monkeypatch.setattr("onnxq.pipeline.in_memory.fewest_for_use", lambda *_: pytest.fail("it searched"))
+    report = quantize(tmp_path / "m.onnx", output=tmp_path / "q.onnx", samples=data, fast=True)
+    assert report.counts()["static-int8"] >= 3
+
+
+@pytest.mark.parametrize(
+    ("run_time", "count", "expected"), [(1e9, None, 2), (1e9, 8, 2), (1e9, 32, 4), (1e9, 500, 4), (1e6, 64, 16)]
+)
+def test_fewer_samples_are_compared_where_each_takes_long(run_time, count, expected):
+    assert compared(run_time, count) == expected
 
 
 def test_it_runs_without_data(model, tmp_path):
@@ -136,7 +184,6 @@ def test_settings_of_rules_are_overruled():
     scheme, why = fast.scheme_for("MatMul", "m")
     assert (scheme.name, scheme.rounding, scheme.smoothing) == ("static-int8", "nearest", False)
     assert not scheme.bias_correction
-    assert not scheme.return_to_float
     assert parse_recipe(fast.to_toml(), "again") == fast
     assert why == "rule op = 'MatMul', name = '*'"
 

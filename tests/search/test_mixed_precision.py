@@ -17,7 +17,7 @@ from onnxq.ir import load
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.decision import Override
 from onnxq.progress import Silent
-from onnxq.search.budget import Budget, _towards_goals, meet_budget
+from onnxq.search.budget import Budget, meet_budget, towards_goals
 from onnxq.search.candidates import Candidate, Option, find_candidates, within_cost
 from onnxq.search.held_out import ENOUGH, HoldoutSplit, SqnrEvaluator
 from onnxq.search.mixed_precision import SearchResult, cheap_wins, decibels_without, fewest_float_nodes, shortest_prefix
@@ -396,7 +396,7 @@ def test_goals_are_held_against_all_samples_that_are_tried_on(monkeypatch, few, 
     missed = SearchResult({}, met=False)
     monkeypatch.setattr("onnxq.search.budget.is_priced", lambda plan: False)
     monkeypatch.setattr("onnxq.search.budget._more_accurate", lambda *args, **_: (searched.append(args), missed)[1])
-    _towards_goals(variants, [], SearchResult({}, met=True, sqnr=few))
+    towards_goals(variants, [], SearchResult({}, met=True, sqnr=few))
     assert len(searched) == asked
 
 
