@@ -199,22 +199,25 @@ class QuantizingPatch(Patch):
             many as there are blocks.
 
         """
-        assert weight.constant is not None
-        rank = len(weight.constant.shape)
-        axes = tuple(range(rank)) if scheme.granularity == "tensor" else tuple(sorted(axis % rank for axis in reduce))
         weights = self._shared.weights
-        coding = WeightSpec(
-            axes,
-            scheme.weight_bits,
-            block_size,
-            None if self.anchor is None else summed_pairs(self.anchor, weight, scheme),
-        )
+        coding = self._coding(weight, reduce, scheme, block_size)
         name = "" if self.anchor is None else self.anchor.display_name
         coded = weights.codes(weight, coding, minimum, self._label, name)
         node = self.anchor if scheme.reduce_range else None
         if node is not None and weight in node.inputs[1:2] and could_saturate(node, coded[0], scheme):
             return weights.reduce(weight, coding, minimum, self._label, name)
         return coded
+
+    def rounding_error(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme) -> float:
+        """Return the squared error of what `codes` gives for the same arguments, summed over the weight."""
+        return self._shared.weights.error(weight, self._coding(weight, reduce, scheme), self._label)
+
+    def _coding(self, weight: Value, reduce: Sequence[int], scheme: Scheme, block_size: int = 0) -> WeightSpec:
+        assert weight.constant is not None
+        rank = len(weight.constant.shape)
+        axes = tuple(range(rank)) if scheme.granularity == "tensor" else tuple(sorted(axis % rank for axis in reduce))
+        summed = None if self.anchor is None else summed_pairs(self.anchor, weight, scheme)
+        return WeightSpec(axes, scheme.weight_bits, block_size, summed)
 
     def block_codes(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme) -> BlockCodes:
         """Quantize a weight in blocks, each with a scale and a zero point.

@@ -28,7 +28,9 @@ def rewrite(model: Model, plan: Plan, qparams: Mapping[Value, QParams], weights:
 
     """
     commit(_clip_less(plan))
-    shared = SharedNodes(plan, qparams, weights or Weights())
+    weights = weights or Weights()
+    weights.prepare(plan)
+    shared = SharedNodes(plan, qparams, weights)
     patches: list[Patch] = []
     for decision in plan.decisions:
         if decision.scheme is None:

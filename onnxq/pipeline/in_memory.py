@@ -23,7 +23,7 @@ from onnxq.pipeline.schedule import Schedule
 from onnxq.progress import expect
 from onnxq.report import Report, activation_records
 from onnxq.report.details import kernels_of, layer_sizes, operator_times
-from onnxq.runtime.memory import collect_garbage
+from onnxq.runtime.memory import collect_garbage, spared_from_collection
 from onnxq.runtime.session import InMemory
 from onnxq.search.bias_correction import correct_biases
 from onnxq.search.budget import SearchOutcome, bits_by_size, meet_budget
@@ -59,7 +59,9 @@ def quantize_in_memory(prepared: Prepared, request: Request) -> Quantized:
     schedule = Schedule(prepared, split, request.budget, with_data=data, with_stats=known, detailed=request.detailed)
     expect(schedule.work())
     probe = samples.spread(compared(float_time(prepared.plan), samples.count)) if prepared.fast else samples
-    rewritten, variants = _choose_and_rewrite(prepared, split, request)
+    collect_garbage(prepared.model)  # what planning left
+    with spared_from_collection():
+        rewritten, variants = _choose_and_rewrite(prepared, split, request)
     collect_garbage(rewritten.model)  # what was tried last
     result = _verified(rewritten, before, probe, request)
     if variants is None or result.report.comparison is None or result.report.comparison.worst_sqnr >= ENOUGH_IF_FAST:

@@ -110,6 +110,8 @@ class Weights:
             self._jobs = {key: replace(job, quick=quick) for key, job in jobs.items()}
         self._rounded: dict[WeightKey, RoundedWeight] = solve_all(self._jobs) if self._jobs else {}
         self._known: dict[WeightKey, RoundingResult] = {}
+        self._errors: dict[WeightKey, tuple[RoundingResult, float]] = {}
+        self._anew: dict[WeightKey, RoundedWeight] = {}  # with other limits than those of the plan, not asked for yet
         self._above_floors: dict[tuple[WeightKey, bytes], RoundingResult] = {}
         self._borrowed: set[WeightKey] | None = set()  # None once choices are settled
         self._cures: dict[tuple[str, Tensor], SaturationCure] = {}
@@ -151,6 +153,22 @@ class Weights:
         if jobs:
             self._above_floors.clear()
 
+    def prepare(self, plan: Plan) -> None:
+        """Choose the codes that a plan asks for with other limits than before, several weights at a time.
+
+        `codes` would choose the same, one weight after the other.
+        """
+        wanted = [(weight.constant, self._coding(coding)) for weight, coding in searched_weights(plan)]
+        keys = [(tensor, coding) for tensor, coding in wanted if tensor is not None] if self._jobs else []
+        jobs = {
+            key: self._job_anew(key, chosen, None)
+            for key in keys
+            if key not in self._known and key not in self._anew
+            for chosen in [self._chosen_as(key)]
+            if chosen != key and chosen in self._jobs and (self._borrowed is None or not _looser(key[1], chosen[1]))
+        }
+        self._anew |= solve_all(jobs) if jobs else {}
+
     def codes(
         self, weight: Value, coding: WeightSpec, minimum: np.ndarray | None, reader: str, name: str = ""
     ) -> RoundingResult:
@@ -169,7 +187,7 @@ class Weights:
 
         """
         assert weight.constant is not None
-        coding = replace(coding, summed=None) if self._exact else coding
+        coding = self._coding(coding)
         key = (weight.constant, coding)
         if minimum is not None and coding.bits < 8:  # what is searched for with a floor could be another even above it
             return self._floored(weight, coding, minimum, reader)
@@ -182,6 +200,24 @@ class Weights:
             pairs, measured = self._saturating[key]
             self._cures[name or reader, weight.constant] = pair_cure(name or reader, pairs, measured=measured)
         return coded
+
+    def error(self, weight: Value, coding: WeightSpec, reader: str) -> float:
+        """Return the squared error of all codes of a weight: found once, for it takes longer than a model to run.
+
+        Args:
+            weight: A constant float32 value.
+            coding: How it is quantized.
+            reader: The node that reads it, for the message.
+
+        """
+        assert weight.constant is not None
+        key, coded = (weight.constant, self._coding(coding)), self.codes(weight, coding, None, reader)
+        known = self._errors.get(key)
+        if known is None or known[0] is not coded:
+            codes, scales = coded
+            known = coded, float(np.square(codes * scales - weight.constant.numpy()).sum(dtype=np.float64))
+            self._errors[key] = known
+        return known[1]
 
     def _floored(self, weight: Value, coding: WeightSpec, minimum: np.ndarray, reader: str) -> RoundingResult:
         """Return codes with a least scale: found once, for variants of a model ask for the same again and again."""
@@ -261,17 +297,26 @@ class Weights:
             # rare, and only channels below the floor get coarser
             if self._borrowed is not None and not low and _looser(coding, chosen[1]):
                 self._borrowed.add(key)
+            elif not low and key in self._anew:
+                rounded = self._anew.pop(key)
             elif (chosen != key or low) and chosen in self._jobs:
-                job = replace(self._jobs[chosen], minimum_scale=floor, bits=coding.bits)
-                if chosen[1].summed != coding.summed:
-                    pairs = _pairs(weight.constant, coding, _largest_in_rows(job.moments, coding))
-                    job = replace(job, pairs=pairs)
-                rounded = solve_all({key: job})[key]
+                rounded = solve_all({key: self._job_anew(key, chosen, floor)})[key]
             coded = rows.restore(rounded.codes, rounded.scales)
         else:
             coded = rows.restore(*_nearest(plain, floor, coding, pairs))
         weight.constant.release()
         return self.keep(coded[0]), coded[1]
+
+    def _coding(self, coding: WeightSpec) -> WeightSpec:
+        return replace(coding, summed=None) if self._exact else coding
+
+    def _job_anew(self, key: WeightKey, chosen: WeightKey, floor: np.ndarray | None) -> RoundingJob:
+        """Return the job of a weight whose codes were chosen for another coding, with its own limits."""
+        tensor, coding = key
+        job = replace(self._jobs[chosen], minimum_scale=floor, bits=coding.bits)
+        if chosen[1].summed == coding.summed:
+            return job
+        return replace(job, pairs=_pairs(tensor, coding, _largest_in_rows(job.moments, coding)))
 
     def _chosen_as(self, key: WeightKey) -> WeightKey:
         """Find the coding for which the codes of a weight were searched, if not the one that is asked for."""

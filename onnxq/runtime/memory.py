@@ -75,6 +75,22 @@ def _trim() -> Callable[[int], int] | None:
 
 
 @contextmanager
+def spared_from_collection() -> Iterator[None]:
+    """Let collections pass over what there is now: a float model and its plan outlive all variants of it.
+
+    A collection that visits them takes a tenth of a second, and each variant of a large model wants one.
+    """
+    if gc.get_freeze_count():  # another part of the program wants it to stay so
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@contextmanager
 def gc_disabled() -> Iterator[None]:
     """Switch the cyclic collector off: a graph is all alive, and scanning it over and over costs quadratic time."""
     was_on = gc.isenabled()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -114,3 +116,23 @@ def test_running_tasks_end_between_their_parts_after_an_error(monkeypatch: pytes
     with pytest.raises(KeyboardInterrupt):
         list(run_in_order(task, [0, 1]))
     assert len(parts) < 400
+
+
+def test_collections_pass_over_what_outlives_all_variants() -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.itself = self
+
+    before, frozen = Cycle(), gc.get_freeze_count()
+    kept = weakref.ref(before)
+    del before
+    with memory.spared_from_collection():
+        made = Cycle()
+        variant = weakref.ref(made)
+        del made
+        gc.collect()
+        seen = kept() is None, variant() is None
+    assert seen == (False, True)
+    assert gc.get_freeze_count() == frozen
+    gc.collect()
+    assert kept() is None

@@ -44,11 +44,9 @@ def rewrite_table(site: NodeView, patch: Rewriter) -> None:
         return
     name, table, indices = site.output.name, site.value(0), site.value(1)
     assert table.constant is not None
-    values = table.constant.numpy()
-    candidates = [patch.codes(table, reduce=(axis,), scheme=site.scheme) for axis in (0, 1)]
-    errors = [float(np.square(codes * scales - values).sum(dtype=np.float64)) for codes, scales in candidates]
-    by_row = errors[1] < errors[0] and candidates[1][1].size > 1
-    codes, scales = candidates[1] if by_row else candidates[0]
+    errors = [patch.rounding_error(table, reduce=(axis,), scheme=site.scheme) for axis in (0, 1)]
+    by_row = errors[1] < errors[0] and table.constant.shape[0] > 1
+    codes, scales = patch.codes(table, reduce=(int(by_row),), scheme=site.scheme)
     stored = patch.constant(codes, f"{table.name}_quantized", beside=table)
     scale = patch.constant(scales if by_row else scales.reshape(-1), f"{table.name}_scale", beside=table)
     rows = patch.op("Gather", stored, indices, hint=f"{name}_quantized", axis=0)

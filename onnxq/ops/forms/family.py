@@ -185,6 +185,9 @@ class Rewriter(Protocol):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Quantize a weight: codes, and scales that broadcast against them, 1 along `reduce` or one for each block."""
 
+    def rounding_error(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme) -> float:
+        """Return the squared error of what `codes` gives for the same arguments, summed over the weight."""
+
     def block_codes(self, weight: Value, *, reduce: Sequence[int], scheme: Scheme) -> BlockCodes:
         """Quantize a weight in blocks along the one axis in `reduce`, each with a scale and a zero point."""
 
