@@ -111,7 +111,7 @@ class Weights:
         self._rounded: dict[WeightKey, RoundedWeight] = solve_all(self._jobs) if self._jobs else {}
         self._known: dict[WeightKey, RoundingResult] = {}
         self._errors: dict[WeightKey, tuple[RoundingResult, float]] = {}
-        self._anew: dict[WeightKey, RoundedWeight] = {}  # with other limits than those of the plan, not asked for yet
+        self._relimited: dict[WeightKey, RoundedWeight] = {}  # with other limits than those of the plan, not asked for yet
         self._above_floors: dict[tuple[WeightKey, bytes], RoundingResult] = {}
         self._borrowed: set[WeightKey] | None = set()  # None once choices are settled
         self._cures: dict[tuple[str, Tensor], SaturationCure] = {}
@@ -161,13 +161,13 @@ class Weights:
         wanted = [(weight.constant, self._coding(coding)) for weight, coding in searched_weights(plan)]
         keys = [(tensor, coding) for tensor, coding in wanted if tensor is not None] if self._jobs else []
         jobs = {
-            key: self._job_anew(key, chosen, None)
+            key: self._with_own_limits(key, chosen, None)
             for key in keys
-            if key not in self._known and key not in self._anew
+            if key not in self._known and key not in self._relimited
             for chosen in [self._chosen_as(key)]
             if chosen != key and chosen in self._jobs and (self._borrowed is None or not _looser(key[1], chosen[1]))
         }
-        self._anew |= solve_all(jobs) if jobs else {}
+        self._relimited |= solve_all(jobs) if jobs else {}
 
     def codes(
         self, weight: Value, coding: WeightSpec, minimum: np.ndarray | None, reader: str, name: str = ""
@@ -192,7 +192,7 @@ class Weights:
         if minimum is not None and coding.bits < 8:  # what is searched for with a floor could be another even above it
             return self._floored(weight, coding, minimum, reader)
         if key not in self._known:
-            self._known[key] = self._coded(weight, coding, None, reader)
+            self._known[key] = self._choose(weight, coding, None, reader)
         coded = self._known[key]
         if minimum is not None and not _above(coded, minimum, coding):
             coded = self._floored(weight, coding, minimum, reader)
@@ -226,7 +226,7 @@ class Weights:
         if key not in self._above_floors:
             while len(self._above_floors) >= MOST_FLOORED:
                 del self._above_floors[next(iter(self._above_floors))]
-            self._above_floors[key] = self._coded(weight, coding, minimum, reader)
+            self._above_floors[key] = self._choose(weight, coding, minimum, reader)
         return self._above_floors[key]
 
     def reduce(
@@ -274,7 +274,8 @@ class Weights:
                 trim_heap(weight.constant.nbytes)
         return self._blocks[key]
 
-    def _coded(self, weight: Value, coding: WeightSpec, minimum: np.ndarray | None, reader: str) -> RoundingResult:
+    def _choose(self, weight: Value, coding: WeightSpec, minimum: np.ndarray | None, reader: str) -> RoundingResult:
+        """Choose the codes of a weight: those that were searched for, or else to nearest."""
         assert weight.constant is not None
         key = (weight.constant, coding)
         chosen = self._chosen_as(key)
@@ -285,32 +286,42 @@ class Weights:
         floor = None if minimum is None else rows.floor(minimum)
         job = self._jobs.get(key)
         pairs = _pairs(weight.constant, coding) if job is None else job.pairs
-        rounded = self._rounded.get(chosen)
-        low = rounded is not None and floor is not None and bool((rounded.scales < floor).any())
-        if chosen not in self._jobs and (low or coding.bits != chosen[1].bits):
-            rounded = None  # its second moments are gone
-        counted = pairs is None or key in self._saturating
-        plain = np.empty(0) if rounded is not None and counted else finite_rows(rows, weight, reader)
-        if pairs is not None and not counted:
+        plain: np.ndarray | None = None
+        if pairs is not None and key not in self._saturating:
+            plain = finite_rows(rows, weight, reader)
             self._saturating[key] = pairs.limited(plain), bool((pairs.largest < FULL).any())
-        if rounded is not None:
-            # rare, and only channels below the floor get coarser
-            if self._borrowed is not None and not low and _looser(coding, chosen[1]):
-                self._borrowed.add(key)
-            elif not low and key in self._anew:
-                rounded = self._anew.pop(key)
-            elif (chosen != key or low) and chosen in self._jobs:
-                rounded = solve_all({key: self._job_anew(key, chosen, floor)})[key]
-            coded = rows.restore(rounded.codes, rounded.scales)
+        rounded = self._searched(key, chosen, floor)
+        if rounded is None:
+            plain = finite_rows(rows, weight, reader) if plain is None else plain
+            codes, scales = rows.restore(*_nearest(plain, floor, coding, pairs))
         else:
-            coded = rows.restore(*_nearest(plain, floor, coding, pairs))
+            codes, scales = rows.restore(rounded.codes, rounded.scales)
         weight.constant.release()
-        return self.keep(coded[0]), coded[1]
+        return self.keep(codes), scales
+
+    def _searched(self, key: WeightKey, chosen: WeightKey, floor: np.ndarray | None) -> RoundedWeight | None:
+        """Return codes that were searched for, as `chosen`; search again if `floor` or other limits ask for that.
+
+        None without such codes, or if they do not fit and their second moments are gone.
+        """
+        rounded, job, coding = self._rounded.get(chosen), self._jobs.get(chosen), key[1]
+        low = rounded is not None and floor is not None and bool((rounded.scales < floor).any())
+        if rounded is None or (job is None and (low or coding.bits != chosen[1].bits)):
+            return None
+        if self._borrowed is not None and not low and _looser(coding, chosen[1]):
+            self._borrowed.add(key)
+            return rounded
+        if not low and key in self._relimited:
+            return self._relimited.pop(key)
+        if job is None or (chosen == key and not low):
+            return rounded
+        # rare, and only channels below the floor get coarser
+        return solve_all({key: self._with_own_limits(key, chosen, floor)})[key]
 
     def _coding(self, coding: WeightSpec) -> WeightSpec:
         return replace(coding, summed=None) if self._exact else coding
 
-    def _job_anew(self, key: WeightKey, chosen: WeightKey, floor: np.ndarray | None) -> RoundingJob:
+    def _with_own_limits(self, key: WeightKey, chosen: WeightKey, floor: np.ndarray | None) -> RoundingJob:
         """Return the job of a weight whose codes were chosen for another coding, with its own limits."""
         tensor, coding = key
         job = replace(self._jobs[chosen], minimum_scale=floor, bits=coding.bits)
