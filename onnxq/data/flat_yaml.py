@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from onnxq.errors import DataError
@@ -31,32 +32,38 @@ def read_yaml(text: str, label: str) -> dict[Any, Any]:
 
     """
     found: dict[Any, Any] = {}
-    key: Any = None
-    block = False  # whether the lines of a text follow, as of a script that fetches the pictures
-    for number, raw in enumerate(text.splitlines(), 1):
-        if block and (not raw.strip() or raw[:1] == " "):
-            continue
-        block, line = False, _bare(raw)
-        if not line.strip() or line.strip() in ("---", "..."):
-            continue
+    key: Any = None  # of the last line without an indent
+    for number, line in _lines(text):
         item, entry = ITEM.fullmatch(line), ENTRY.fullmatch(line)
-        if (item is not None and key is not None and found[key] in (None, [])) or _is_list(found, key, item):
-            assert item is not None
-            found[key] = [*(found[key] or []), _scalar(item["value"] or "", label, number)]
+        value = found.get(key)
+        if item is not None and key is not None and (value is None or isinstance(value, list)):
+            found[key] = [*(value or []), _scalar(item["value"] or "", label, number)]
         elif entry is not None and not entry["indent"]:
             key = _scalar(entry["key"].strip(), label, number)
-            block = (entry["value"] or "").strip() in BLOCKS
-            found[key] = "" if block else _value(entry["value"] or "", label, number)
-        elif entry is not None and key is not None and (found[key] is None or isinstance(found[key], dict)):
+            found[key] = "" if _opens_block(entry) else _value(entry["value"] or "", label, number)
+        elif entry is not None and key is not None and (value is None or isinstance(value, dict)):
             inner = _scalar(entry["key"].strip(), label, number)
-            found[key] = {**(found[key] or {}), inner: _value(entry["value"] or "", label, number)}
+            found[key] = {**(value or {}), inner: _value(entry["value"] or "", label, number)}
         else:
             raise _beyond(label, number)
     return found
 
 
-def _is_list(found: dict[Any, Any], key: Any, item: object) -> bool:
-    return item is not None and key is not None and isinstance(found.get(key), list)
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines that hold keys or items, with their numbers; texts in blocks, such as scripts, are left out."""
+    in_block = False
+    for number, raw in enumerate(text.splitlines(), 1):
+        if in_block and (not raw.strip() or raw[:1] == " "):
+            continue
+        line = _bare(raw)
+        in_block = _opens_block(ENTRY.fullmatch(line))
+        if line.strip() not in ("", "---", "..."):
+            yield number, line
+
+
+def _opens_block(entry: re.Match[str] | None) -> bool:
+    """Whether the lines behind a key are its text."""
+    return entry is not None and not entry["indent"] and (entry["value"] or "").strip() in BLOCKS
 
 
 def _bare(line: str) -> str:
