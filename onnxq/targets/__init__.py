@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.targets.grid import continued, logarithms
+from onnxq.targets.grid import TIMES, continued, logarithms
 from onnxq.targets.mixed import mixed
 from onnxq.targets.tables import read_target, table_name
 from onnxq.targets.timings import Kernel, Timings
@@ -52,7 +52,7 @@ class Costs:
     ) -> None:
         self.table = table
         self.timings = timings
-        self._known: dict[tuple[str, tuple[int, ...], str], tuple[float, float]] = {}
+        self._known: dict[tuple[str, tuple[int, ...]], tuple[float, float]] = {}
         self.shapes = shapes or {}
         self.scale = timings.scale if timings is not None else 1.0
         self.borders: dict[str, float] = {
@@ -122,10 +122,6 @@ class Costs:
         """Return the time of a product `[rows, inner] @ [inner, columns]` with float output in float and in 8 bit."""
         return self._interpolate("matmul", (rows, inner, columns))
 
-    def unsigned_matmul(self, rows: int, inner: int, columns: int) -> float:
-        """Return the time of the same product in 8 bit whose weights are uint8 with zero point 128."""
-        return self._interpolate("matmul", (rows, inner, columns), "unsigned")[1]
-
     def recurrent(self, steps: int, batch: int, inputs: int, hidden: int, gates: int) -> tuple[float, float]:
         """Return the time of a recurrent layer in float and in 8 bit.
 
@@ -177,20 +173,20 @@ class Costs:
         """Return the time of the conversion to float alone, which onnxruntime repeats for every reader."""
         return self.moved("DequantizeLinear", elements) + self.borders["node"]
 
-    def _interpolate(self, name: str, point: tuple[int, ...], integers: str = "integer") -> tuple[float, float]:
+    def _interpolate(self, name: str, point: tuple[int, ...]) -> tuple[float, float]:
         """Interpolate, once for each kernel: every plan asks for the same ones."""
-        key = name, point, integers
+        key = name, point
         if key not in self._known:
             self._known[key] = self._interpolated(*key)
         return self._known[key]
 
-    def _interpolated(self, name: str, point: tuple[int, ...], integers: str) -> tuple[float, float]:
+    def _interpolated(self, name: str, point: tuple[int, ...]) -> tuple[float, float]:
         """Interpolate linearly in the logarithms of sizes and times; outside the table its edges are continued.
 
         Below the table, a time is at most that at its edge, and at least the least of all times. Sizes hardly matter
         there, and extrapolated slopes would add up to nonsense.
         """
-        axes, times = logarithms(self.table[name], ("float", integers))
+        axes, times = logarithms(self.table[name], TIMES)
         place = [math.log2(max(size, 1)) for size in point]
         edge = [max(position, float(axis[0])) for position, axis in zip(place, axes, strict=True)]
         total = continued(axes, times, place)

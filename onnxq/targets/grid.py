@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 AXES = ("channels", "filters", "pixels", "rows", "inner", "columns", "batch", "hidden")  # of the tables, in this order
-TIMES = ("float", "integer", "unsigned")
+TIMES = ("float", "integer")
 
 
 def grid_axes(table: Mapping[str, Any]) -> dict[str, list[int]]:

@@ -47,7 +47,6 @@ class Core:
         clock: Cycles in a nanosecond.
         floats: Products of floats in a cycle.
         integers: Products of 8 bits in a cycle.
-        unsigned: Time of uint8 weights by that of int8 ones.
         bytes: From memory in a nanosecond.
         others: Time of what has no products by that on x86-64.
 
@@ -58,14 +57,13 @@ class Core:
     clock: float
     floats: float
     integers: float
-    unsigned: float
     bytes: float
     others: float
 
 
 CORES = [
-    Core("cpu-arm64", "Cortex-A76 at 2.4 GHz", 2.4, 8, 32, 1.0, 12, 1.5),
-    Core("cpu-armv8", "Cortex-A72 at 1.8 GHz", 1.8, 4, 8, 1.6, 4, 2.5),  # umlal needs a second step for the zero point
+    Core("cpu-arm64", "Cortex-A76 at 2.4 GHz", 2.4, 8, 32, 12, 1.5),
+    Core("cpu-armv8", "Cortex-A72 at 1.8 GHz", 1.8, 4, 8, 4, 2.5),
 ]
 
 
@@ -131,8 +129,6 @@ def written(core: Core, like: dict[str, Any]) -> str:
         lines += ["", f"[{name}]", source]
         lines += [f"{key} = {value}" for key, value in grid_axes(like[name]).items()]
         lines += [f"{key} = {[round(pair[i]) for pair in times]}" for i, key in enumerate(("float", "integer"))]
-        if "unsigned" in like[name]:
-            lines.append(f"unsigned = {[round(pair[1] * core.unsigned) for pair in times]}")
         lines += ["start = 1000"] * (name == "recurrent")
     for name in ("integer_conv", "borders", "rows", "elementwise", "clamps", "floats"):
         scaled = [_scaled(key, value, core) for key, value in like[name].items() if key != "source"]

@@ -17,11 +17,11 @@ POOLED = {"kernel_shape": [2, 2], "strides": [2, 2]}
 CLAMPED = ((32, 128, 1, 28, 1), (128, 32, 1, 28, 1), (64, 64, 3, 56, 64), (16, 64, 3, 28, 1))
 
 
-def weight_codes(weight: np.ndarray, bits: int = 8, *, unsigned: bool = False) -> np.ndarray:
-    """Return codes of a weight of standard normal numbers: int8, or uint8 with zero point 128."""
+def weight_codes(weight: np.ndarray, bits: int = 8) -> np.ndarray:
+    """Return int8 codes of a weight of standard normal numbers."""
     top = 2 ** (bits - 1) - 1
     codes = np.clip(np.rint(weight * top / 2.5), -top, top)
-    return (codes + 128).astype(np.uint8) if unsigned else codes.astype(np.int8)
+    return codes.astype(np.int8)
 
 
 def conv_model(
@@ -33,7 +33,6 @@ def conv_model(
     *,
     quantized: bool,
     bits: int = 8,
-    unsigned: bool = False,
 ) -> bytes:
     """A Conv, in float or with Q/DQ pairs around it."""
     random = np.random.default_rng(0)
@@ -45,9 +44,9 @@ def conv_model(
     if quantized:
         scales = np.full(filters, 0.02, np.float32)
         constants |= {
-            "w8": weight_codes(weight, bits, unsigned=unsigned),
+            "w8": weight_codes(weight, bits),
             "ws": scales,
-            "wz": np.full(filters, 128, np.uint8) if unsigned else np.zeros(filters, np.int8),
+            "wz": np.zeros(filters, np.int8),
             "b32": bias.astype(np.int32),
             "bs": scales * one,
         }

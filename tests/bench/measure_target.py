@@ -57,21 +57,20 @@ RECURRENT = ((1, 8), (16, 32, 64, 128, 256))
 BORDERED = ((32, 28), (32, 112), (128, 28), (128, 112))  # channels and sides of the Convs between borders
 FAR = (128, 192)  # of a map that leaves the cache
 STEPS = 64
-FORMS = ("float", "integer", "unsigned")
+FORMS = ("float", "integer")
 Times = dict[str, float]
 
 
-def measure(channels: int, filters: int, kernel: int, side: int, group: int = 1, *, forms: int = 3) -> list[float]:
-    """Give the nanoseconds of one Conv: in float, in 8 bit with int8 weights, and with uint8 weights."""
+def measure(channels: int, filters: int, kernel: int, side: int, group: int = 1) -> list[float]:
+    """Give the nanoseconds of one Conv: in float, and in 8 bit with int8 weights."""
     feeds = {"x": np.random.default_rng(1).standard_normal((1, channels, side, side)).astype(np.float32)}
-    models = [conv_model(channels, filters, kernel, side, group, quantized=False)]
-    for unsigned in (False, True)[: forms - 1]:
-        model = parse(conv_model(channels, filters, kernel, side, group, quantized=True, unsigned=unsigned))
-        # types are not inferred: with a width that is open, no columns are folded
-        pad_channels(model, load_target(Measuring.engine.target))
-        models.append(model.serialize())
-    found = turns(models, feeds)
-    times = [found[0]["Conv"], *(each["QLinearConv"] for each in found[1:])]
+    model = parse(conv_model(channels, filters, kernel, side, group, quantized=True))
+    # types are not inferred: with a width that is open, no columns are folded
+    pad_channels(model, load_target(Measuring.engine.target))
+    in_float, in_integers = turns(
+        [conv_model(channels, filters, kernel, side, group, quantized=False), model.serialize()], feeds
+    )
+    times = [in_float["Conv"], in_integers["QLinearConv"]]
     print(channels, filters, kernel, side, group, [round(t / 1000, 1) for t in times], file=sys.stderr)
     return times
 
@@ -93,15 +92,13 @@ def spatial() -> list[str]:
 def depthwise() -> list[str]:
     """Measure depthwise Convs of windows of 3 x 3."""
     axes = (DEPTHWISE[0], sides(DEPTHWISE[1]))
-    times = [measure(channels, channels, 3, side, channels, forms=2) for channels, side in product(*axes)]
+    times = [measure(channels, channels, 3, side, channels) for channels, side in product(*axes)]
     return table({"channels": axes[0], "pixels": squares(axes[1])}, times)
 
 
 def grouped() -> list[str]:
     """Measure Convs of several groups."""
-    times = [
-        measure(channels * GROUPS, channels * GROUPS, 3, side, GROUPS, forms=2) for channels, side in product(*GROUPED)
-    ]
+    times = [measure(channels * GROUPS, channels * GROUPS, 3, side, GROUPS) for channels, side in product(*GROUPED)]
     note = f"# {GROUPS} groups of so many channels and filters, windows of 3 x 3"
     return [note, *table({"channels": GROUPED[0], "pixels": squares(GROUPED[1])}, times)]
 
@@ -266,13 +263,12 @@ def matmul(rows: int, inner: int, columns: int, bits: int = 8) -> list[float]:
     models = []
     for form in FORMS:
         if form != "float":
-            unsigned = form == "unsigned"
             constants = {
                 "scale": np.array(0.05, np.float32),
                 "zero": np.array(128, np.uint8),
-                "w8": weight_codes(weight, bits, unsigned=unsigned),
+                "w8": weight_codes(weight, bits),
                 "ws": np.full(columns, 0.02, np.float32),
-                "wz": np.full(columns, 128, np.uint8) if unsigned else np.zeros(columns, np.int8),
+                "wz": np.zeros(columns, np.int8),
             }
             nodes = [
                 helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["xq"]),
