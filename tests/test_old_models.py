@@ -12,8 +12,7 @@ from onnxq.cli import main
 from onnxq.ir import infer_types, load
 from onnxq.ir.passes import normalise
 from onnxq.pipeline.quantize import quantize
-from onnxq.planning.planner import Plan
-from onnxq.planning.planner import make_plan as decide
+from onnxq.planning.planner import Plan, make_plan
 from onnxq.planning.recipe import load_recipe
 from onnxq.stages.prepare import replan_with_costs
 from onnxq.stages.prepared import Prepared
@@ -67,7 +66,8 @@ def test_what_a_plan_needs_is_asked_again_of_the_newer_model(tmp_path, monkeypat
     infer_types(model)
     stored = load_recipe("weight-int8")
     monkeypatch.setattr(
-        "onnxq.stages.prepare.decide", lambda m, recipe, **given: decide(m, stored if m.opset == 6 else recipe, **given)
+        "onnxq.stages.prepare.make_plan",
+        lambda m, recipe, **given: make_plan(m, stored if m.opset == 6 else recipe, **given),
     )
     prepared = replan_with_costs(Prepared(tmp_path, "", model, Plan(load_recipe("auto"), {}, with_data=False), ()))
     assert prepared.model.opset == prepared.plan.opset == 11

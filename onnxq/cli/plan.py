@@ -65,7 +65,7 @@ def plan(
 
     Whether data or statistics are given decides between static and dynamic. They are opened, but not read through.
     """
-    from onnxq.cli.terminal import TerminalObserver
+    from onnxq.cli.terminal import TerminalObserver, warn
     from onnxq.cli.write import write_plan
     from onnxq.pipeline.plan import plan as planned
     from onnxq.planning.recipe import choose_recipe
@@ -96,6 +96,7 @@ def plan(
             observer=observer,
         )
     write_plan(report, output_format)
+    warn(report.warnings)
 
 
 def _answer(

@@ -216,8 +216,7 @@ def _write(
     (write_plan if dry_run else write_report)(result, output_format)
     if result.output is not None and output_format is Format.TEXT:
         _show_next(command)
-    if not dry_run:
-        warn(result.warnings)
+    warn(result.warnings)
 
 
 def _warn_of_spoilt(path: Path) -> None:

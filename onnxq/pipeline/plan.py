@@ -133,7 +133,8 @@ def prepare_with_data(
 
 def plan_report(prepared: Prepared) -> Report:
     """Begin the report: what is going to happen to which node."""
-    return Report.planned(prepared.plan, source=prepared.path, notes=prepared.notes)
+    report = Report.planned(prepared.plan, source=prepared.path, notes=prepared.notes)
+    return replace(report, data_warnings=prepared.warnings)
 
 
 def with_source_size(report: Report, before: Model) -> Report:

@@ -10,7 +10,7 @@ to the comparison, one for each strategy. The rest is here.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,12 +42,10 @@ from onnxq.search.budget import Budget, check_budget, check_mixed_bits, check_si
 from onnxq.stages.files import DataOptions, default_output, objection_to, refuse_own_output
 from onnxq.stages.finish import size_note
 from onnxq.stages.kernel_timing import Timing
-from onnxq.stages.prepare import node_labels
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.strategy import Strategy, choose_strategy
 from onnxq.targets.tables import NATIVE
 from onnxq.verification.user_metric import check_drop, check_labels
-from onnxq.warning import WarningLine
 
 MIDDLES: Mapping[Strategy, Callable[[Prepared, Request], Quantized]] = {
     Strategy.IN_MEMORY: quantize_in_memory,
@@ -275,20 +273,11 @@ def _check_data(prepared: Prepared, request: Request) -> None:
 
 def _examine(before: Model, prepared: Prepared, request: Request) -> Examination:
     """Look at the samples, with BatchNormalization as it was in the float model."""
-    idle = tuple(_of_globs(before, prepared))
     if request.samples is None:
-        return Examination(warnings=idle)
+        return Examination()
     request.observer.step("examine")
     calibrating = request.stats is None and bool(prepared.plan.calibrated())
-    seen = examine(before, request.samples, calibrating=calibrating, progress=request.observer.progress)
-    return replace(seen, warnings=(*idle, *seen.warnings))
-
-
-def _of_globs(before: Model, prepared: Prepared) -> Iterator[WarningLine]:
-    """Yield a warning for each glob that matches no node, be it of the float model or of the plan."""
-    labels = {*node_labels(before), *node_labels(prepared.model)}
-    for sentence in prepared.plan.recipe.idle_globs(labels):
-        yield WarningLine("ignored-option", sentence, "`onnxq plan` shows the names and operators of all nodes.")
+    return examine(before, request.samples, calibrating=calibrating, progress=request.observer.progress)
 
 
 def _for_this_computer(prepared: Prepared, request: Request) -> Quantized:
@@ -303,7 +292,8 @@ def _for_this_computer(prepared: Prepared, request: Request) -> Quantized:
 
 def _with_examination(report: Report, seen: Examination, before: Model, request: Request) -> Report:
     """Add what the samples look like to a report, and the size of a float model without a file."""
-    report = replace(report, inputs=seen.inputs, data_warnings=seen.warnings, pictures=seen.pictures)
+    warnings = (*report.data_warnings, *seen.warnings)
+    report = replace(report, inputs=seen.inputs, data_warnings=warnings, pictures=seen.pictures)
     return with_source_size(replace(report, made_up=request.samples is None), before)
 
 

@@ -13,8 +13,7 @@ from onnxq.planning.decision import Plan
 
 def planned_state(model: Model, plan: Plan) -> tuple[Graph, int, tuple[object, ...]]:
     """Return what a plan was made from: the graph, how many changes it had, and the settings, by identity."""
-    settings = (plan.recipe, plan.choices, plan.with_data, plan.costs, plan.clipped, plan.keeps_opset, plan.stores_only)
-    return model.graph, model.graph.revision, settings
+    return model.graph, model.graph.revision, plan.settings
 
 
 def copy_plan(plan: Plan, model: Model, copy: Model) -> Plan | None:

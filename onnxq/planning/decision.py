@@ -104,6 +104,17 @@ class Plan:
     stores_only: bool = False
     planned: tuple[Graph, int, tuple[object, ...]] | None = field(default=None, compare=False, repr=False)
 
+    @property
+    def settings(self) -> tuple[object, ...]:
+        """What a plan is made by: all that is settled before a node is decided about."""
+        return self.recipe, self.choices, self.with_data, self.costs, self.clipped, self.keeps_opset, self.stores_only
+
+    def undecided(self, recipe: Recipe) -> Plan:
+        """Return a plan of the same settings, but for the recipe, without decisions."""
+        plan = Plan(recipe, self.choices, self.with_data, self.costs, clipped=self.clipped)
+        plan.keeps_opset, plan.stores_only = self.keeps_opset, self.stores_only
+        return plan
+
     def quantized(self) -> list[Decision]:
         """The decisions that change something."""
         return [decision for decision in self.decisions if decision.scheme]

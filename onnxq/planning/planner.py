@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from onnxq.planning.cost_model import node_times
 from onnxq.planning.decision import Choices, Decision, Override, Plan, node_key
 from onnxq.planning.log_critical import before_logarithms
 from onnxq.planning.ort_workarounds import breaks_runtime
-from onnxq.planning.outlier_channels import OutlierClip, adds_outliers
+from onnxq.planning.outlier_channels import adds_outliers
 from onnxq.planning.output_head import with_head_bits
 from onnxq.planning.partition import FLOAT_BONUS, partition_graph
 from onnxq.planning.qdq_placement import (
@@ -32,7 +32,17 @@ from onnxq.planning.shape_critical import computing_sizes, deciding_lengths
 from onnxq.targets import Costs, load_costs
 from onnxq.targets.target import load_target
 
-__all__ = ["Choices", "Decision", "Override", "Plan", "form_of", "make_plan", "node_key", "schemes_to_try"]
+__all__ = [
+    "Choices",
+    "Decision",
+    "Override",
+    "Plan",
+    "form_of",
+    "make_plan",
+    "node_key",
+    "plan_again",
+    "schemes_to_try",
+]
 
 NOT_WORTHWHILE = "the model as a whole would not be 3 % faster"
 # The forms that `auto` tries for a node, in this order.
@@ -48,11 +58,7 @@ def make_plan(
     with_data: bool,
     choices: Choices | None = None,
     costs_count: bool = True,
-    unreached: Collection[Graph] = (),
     costs: Costs | None = None,
-    clipped: Mapping[str, OutlierClip] | None = None,
-    keeps_opset: bool = False,
-    stores_only: bool = False,
 ) -> Plan:
     """Decide about every node.
 
@@ -62,17 +68,25 @@ def make_plan(
         with_data: Whether there are samples to calibrate with; `auto` depends on it.
         choices: What to do with single nodes in place of what the recipe says; those that it leaves float stay so.
         costs_count: Whether `auto` keeps nodes float that would not be faster in 8 bit.
-        unreached: Bodies that no sample has run: nothing in them has a calibrated range.
         costs: Kernel times; by default those that come with onnxq.
-        clipped: See `Plan`.
-        keeps_opset: See `Plan`.
-        stores_only: See `Plan`.
 
     """
-    recipe = recipe.at_opset(model.opset)
-    costs = costs or load_costs(recipe.scheme.target)
-    plan = Plan(recipe, choices or {}, with_data, costs, clipped=clipped or {})
-    plan.keeps_opset, plan.stores_only = keeps_opset, stores_only
+    settings = Plan(recipe, choices or {}, with_data, costs or load_costs(recipe.scheme.target))
+    return plan_again(model, settings, costs_count=costs_count)
+
+
+def plan_again(model: Model, settings: Plan, *, costs_count: bool = True, unreached: Collection[Graph] = ()) -> Plan:
+    """Decide about every node by the settings of another plan, whose decisions are not read.
+
+    Args:
+        model: A normalised model whose types are inferred.
+        settings: A plan with recipe, choices and all that `Plan.settings` lists.
+        costs_count: Whether `auto` keeps nodes float that would not be faster in 8 bit.
+        unreached: Bodies that no sample has run: nothing in them has a calibrated range.
+
+    """
+    plan = settings.undecided(settings.recipe.at_opset(model.opset))
+    recipe, keeps_opset = plan.recipe, plan.keeps_opset
     decided: dict[Node, Decision] = {}
     for node in model.graph.walk():
         decided[node] = _decide(node, plan, model.opset)

@@ -80,7 +80,7 @@ class ReportData:
         latencies: Predicted latency in that of float, by family of processors.
         families: SQNR and predicted latency on each family of processors; empty where nothing ran.
         inputs: What the samples hold for each input; empty without samples.
-        data_warnings: What looks wrong about the samples.
+        data_warnings: What looks wrong about the samples and the options.
         made_up: Whether the models were compared on random numbers.
         preparations: What was done to calibration data that are no arrays, for each input.
         pictures: A few pictures as the model sees them; only the HTML page has them.

@@ -18,7 +18,7 @@ from onnxq.ir import Model, check_output
 from onnxq.ir.storage.atomic_write import write_together
 from onnxq.ir.storage.files import data_path
 from onnxq.planning.benchmark import benchmark, candidate_kernels, sample_shapes
-from onnxq.planning.planner import make_plan
+from onnxq.planning.planner import plan_again
 from onnxq.planning.worthwhile import worthwhile
 from onnxq.progress import Observer
 from onnxq.stages.prepare import replan_with_costs
@@ -148,13 +148,5 @@ def _stored_unless_worthwhile(prepared: Prepared) -> Prepared:
 
 def stored_only(prepared: Prepared) -> Prepared | None:
     """Let what is left to `auto` compute in float, with weights stored in 8 bit; None where nothing would be stored."""
-    before = prepared.plan
-    plan = make_plan(
-        prepared.model,
-        before.recipe,
-        with_data=before.with_data,
-        costs=before.costs,
-        keeps_opset=before.keeps_opset,
-        stores_only=True,
-    )
+    plan = plan_again(prepared.model, replace(prepared.plan, choices={}, clipped={}, stores_only=True))
     return replace(prepared, plan=plan) if plan.quantized() else None

@@ -15,18 +15,19 @@ from onnxq.ir.pass_manager import Outcome
 from onnxq.ir.passes import normalise
 from onnxq.ir.schemas import misused_node
 from onnxq.ir.shape_inference.types import infer_types
-from onnxq.planning.planner import Plan
-from onnxq.planning.planner import make_plan as decide
+from onnxq.planning.planner import Plan, make_plan, plan_again
 from onnxq.planning.portable import portable_costs
 from onnxq.planning.recipe import Recipe, choose_recipe
 from onnxq.simplify import simplify
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.strategy import Strategy, choose_strategy
-from onnxq.targets import Costs
+from onnxq.targets import Costs, load_costs
 from onnxq.targets.target import load_target
+from onnxq.warning import WarningLine
 
 FOUR_BIT_OPSET = 21  # of DequantizeLinear and Cast
 KEPT_OPSET = "kept opset {}, and what needs a newer one in float: {}"
+SEE_NAMES = "`onnxq plan` shows the names and operators of all nodes."
 ROOM = 0.8  # how full a file may be by estimate before it is counted
 
 
@@ -83,7 +84,8 @@ def prepare(
     path = model.path or IN_MEMORY
     planned = Prepared(path, source, found.model, plan, notes, fast, found.original, strategy=strategy)
     prepared = _portable(replan_with_costs(planned, max_size), max_size)
-    return replace(prepared, notes=(*prepared.notes, *chosen.idle_globs(node_labels(prepared.model), before)))
+    idle = chosen.idle_globs(node_labels(prepared.model), before)
+    return replace(prepared, warnings=tuple(WarningLine("ignored-option", sentence, SEE_NAMES) for sentence in idle))
 
 
 def _portable(prepared: Prepared, most: int | None) -> Prepared:
@@ -92,9 +94,7 @@ def _portable(prepared: Prepared, most: int | None) -> Prepared:
         return prepared
 
     def plan_by(costs: Costs) -> Plan:
-        before = prepared.plan
-        keeps = before.keeps_opset
-        return decide(prepared.model, before.recipe, with_data=before.with_data, costs=costs, keeps_opset=keeps)
+        return plan_again(prepared.model, replace(prepared.plan, costs=costs))
 
     costs = portable_costs(prepared.plan, plan_by)
     return prepared if costs is prepared.plan.costs else replan_with_costs(prepared, most, costs)
@@ -162,17 +162,18 @@ def replan_with_costs(prepared: Prepared, max_size: int | None = None, costs: Co
 
 def _keep_opset(prepared: Prepared, recipe: Recipe, costs: Costs | None) -> Prepared:
     """Decide about every node by what the model's opset has."""
-    plan = decide(prepared.model, recipe, with_data=prepared.plan.with_data, costs=costs, keeps_opset=True)
-    return replace(prepared, plan=plan)
+    costs = costs or load_costs(recipe.scheme.target)
+    settings = Plan(recipe, with_data=prepared.plan.with_data, costs=costs, keeps_opset=True)
+    return replace(prepared, plan=plan_again(prepared.model, settings))
 
 
 def _replan_and_convert(prepared: Prepared, most: int | None, costs: Costs | None) -> Prepared:
     model, notes, recipe, with_data = prepared.model, prepared.notes, prepared.plan.recipe, prepared.plan.with_data
-    plan = decide(model, recipe, with_data=with_data, costs=costs)
+    plan = make_plan(model, recipe, with_data=with_data, costs=costs)
     newer = raised(model, plan, most)
     while newer is not model:  # a newer model may say more of its shapes, and more is quantized then
         model, notes = _newer(model, newer, notes)
-        plan = decide(model, recipe, with_data=with_data, costs=costs)
+        plan = make_plan(model, recipe, with_data=with_data, costs=costs)
         newer = raised(model, plan, most)
     return replace(prepared, model=model, plan=plan, notes=notes)
 

@@ -14,6 +14,7 @@ from onnxq.ir import Model
 from onnxq.planning.planner import Plan
 from onnxq.rounding.checkpoint import Checkpoint
 from onnxq.stages.strategy import Strategy
+from onnxq.warning import WarningLine
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Prepared:
         strategy: How the model goes through the pipeline.
         checkpoint: A folder for the codes chosen so far, where an interrupted run is to be resumed; None keeps none.
         here: Whether the target is `native`, so that latency measured on this computer decides.
+        warnings: Doubts about the options.
 
     """
 
@@ -48,6 +50,7 @@ class Prepared:
     strategy: Strategy = Strategy.IN_MEMORY
     checkpoint: Path | None = None
     here: bool = False
+    warnings: tuple[WarningLine, ...] = ()
 
     def baseline(self) -> Model:
         """Return the float model that the result is compared with: a copy, or one that no later step changes."""

@@ -13,7 +13,7 @@ from onnxq.ir import Graph, Model
 from onnxq.ir.shape_inference.types import infer_types
 from onnxq.lowering.rewrite import rewrite
 from onnxq.planning.copy_plan import copy_plan
-from onnxq.planning.planner import Choices, make_plan
+from onnxq.planning.planner import Choices, plan_again
 from onnxq.rounding.weights import Weights
 from onnxq.runtime.memory import collect_garbage
 from onnxq.stages.measure import choose_qparams
@@ -39,21 +39,9 @@ def replan(
     costs_count: bool = True,
     unreached: Collection[Graph] = (),
 ) -> Prepared:
-    """Plan a model that has changed, with the same choices unless there are others; see `make_plan`."""
-    before = prepared.plan
-    plan = make_plan(
-        prepared.model,
-        before.recipe,
-        with_data=before.with_data,
-        choices=before.choices if choices is None else choices,
-        costs_count=costs_count,
-        unreached=unreached,
-        costs=before.costs,
-        clipped=before.clipped,
-        keeps_opset=before.keeps_opset,
-        stores_only=before.stores_only,
-    )
-    return replace(prepared, plan=plan)
+    """Plan a model that has changed, with the same choices unless there are others; see `plan_again`."""
+    settings = prepared.plan if choices is None else replace(prepared.plan, choices=choices)
+    return replace(prepared, plan=plan_again(prepared.model, settings, costs_count=costs_count, unreached=unreached))
 
 
 def exclude_unreached_bodies(prepared: Prepared, stats: Stats) -> Prepared:

@@ -159,10 +159,13 @@ def test_exclude_and_only(cli, folder: Path) -> None:
     assert quantized("--only", "Gemm", "--only", "Conv", "-x", "Gemm_*") >= {"Conv"}
 
 
-def test_globs_that_match_no_node_are_in_the_notes(cli, folder: Path) -> None:
+def test_globs_that_match_no_node_are_warned_of(cli, folder: Path) -> None:
     options = ("-x", "/haed/*", "-x", "Softmax", "-x", "BatchNormalization", "-x", "Gemm")
-    notes = json.loads(cli("plan", *STATIC, *options, "--format", "json").out)["notes"]
-    assert [note for note in notes if "matches" in note] == [
+    found = cli("plan", *STATIC, *options, "--format", "json")
+    assert found.err.count("(ignored-option)") == 3
+    report = json.loads(found.out)
+    assert not [note for note in report["notes"] if "matches" in note]
+    assert [warning["message"] for warning in report["warnings"]] == [
         "no node matches --exclude /haed/*",
         "no node matches --exclude Softmax",
         "no node is left that matches --exclude BatchNormalization",

@@ -14,7 +14,7 @@ from helpers import build, floats, graph, node, quantize_in_memory, recipe_of, t
 from onnx import TensorProto, helper
 
 import onnxq
-from onnxq.planning.planner import make_plan
+from onnxq.planning.planner import Plan, make_plan, plan_again
 
 I64 = TensorProto.INT64
 F16, F64 = np.float16, np.float64
@@ -203,7 +203,7 @@ def test_every_refusal_is_a_sentence(scheme, proto, reason):
 def test_a_body_that_no_sample_has_run():
     model = typed(in_body())
     then_branch, else_branch = list(model.graph.graphs())[1:]
-    plan = make_plan(model, recipe_of(STATIC), with_data=True, unreached=[then_branch])
+    plan = plan_again(model, Plan(recipe_of(STATIC)), unreached=[then_branch])
     found = {d.node.graph: (d.scheme, d.reason) for d in plan.decisions if d.node.op_type == "MatMul"}
     assert found[then_branch] == (None, "no sample runs the body it stands in")
     assert found[else_branch][0] == STATIC

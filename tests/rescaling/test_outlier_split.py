@@ -16,7 +16,7 @@ from onnxq.ir import Model, Patch, commit, infer_types, parse
 from onnxq.lowering.rewrite import rewrite
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.outlier_channels import OutlierClip, Range, adds_outliers
-from onnxq.planning.planner import Override, make_plan
+from onnxq.planning.planner import Override, Plan, make_plan, plan_again
 from onnxq.planning.recipe import load_recipe
 from onnxq.rescaling.cross_layer import OUTLIERS
 from onnxq.rescaling.outlier_split import add_outlier_product, clip, excess
@@ -196,7 +196,7 @@ def rewritten(choices: dict[str, Override]) -> Model:
     separate(model, [3], BOUNDS)
     clipped = {"z_clipped": OutlierClip(WIDTH, (3,), BOUNDS)}
     recipe = load_recipe("static-int8")
-    plan = make_plan(model, recipe, with_data=True, choices=choices, costs_count=False, clipped=clipped)
+    plan = plan_again(model, Plan(recipe, choices, clipped=clipped), costs_count=False)
     near = np.random.default_rng(0).uniform(-1, 1, (99, WIDTH)).astype(np.float32)
     return rewrite(model, plan, choose_qparams(plan, calibrate(model, plan.calibrated(), [{"x": near}])))
 
