@@ -26,7 +26,7 @@ from onnxq.report.details import kernels_of, layer_sizes, operator_times
 from onnxq.runtime.memory import collect_garbage, spared_from_collection
 from onnxq.runtime.session import InMemory
 from onnxq.search.bias_correction import correct_biases
-from onnxq.search.budget import SearchOutcome, bits_by_size, meet_budget
+from onnxq.search.budget import SearchOutcome, bits_by_size, meet_accuracy, meet_size
 from onnxq.search.candidates import float_time
 from onnxq.search.cross_validation import CrossValidated, cross_validate
 from onnxq.search.fast_search import ENOUGH as ENOUGH_IF_FAST
@@ -111,8 +111,9 @@ def _choose_and_rewrite(
         spill_moments(variants.stats, request.scratch)
     if samples is not None or budget.is_set:
         observer.step("search")
-        outcome = meet_budget(variants, budget)
+        outcome = meet_accuracy(variants, budget)
     variants.weights.settle()
+    outcome = meet_size(variants, budget, outcome)
     halves = None
     if samples is not None and stats is None and not prepared.fast:
         observer.step("cross-validate")

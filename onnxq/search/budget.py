@@ -24,7 +24,6 @@ from onnxq.planning.recipe import Recipe
 from onnxq.planning.worthwhile import worthwhile
 from onnxq.report import Report
 from onnxq.runtime.memory import trim_heap
-from onnxq.runtime.session import InMemory
 from onnxq.search.candidates import Candidate, find_candidates, is_priced, predicted_time, saved_time, searchable
 from onnxq.search.held_out import ENOUGH, SqnrEvaluator
 from onnxq.search.mixed_bits import keep_to_loss, keep_to_size, mixed_weights, said_bits
@@ -120,26 +119,32 @@ class SearchOutcome:
         return ((WIDENED,) if reasons[WIDER] else ()) + smaller + said_bits(self.choices)
 
 
-def meet_budget(variants: Variants, budget: Budget) -> SearchOutcome:
-    """Change the choices for single nodes until the model keeps to the budget, accuracy first, then size.
+def meet_size(variants: Variants, budget: Budget, outcome: SearchOutcome) -> SearchOutcome:
+    """Choose bits of weights once accuracy is settled: fewer for a size limit, more of stored ones without a budget.
+
+    Args:
+        variants: What is tried, with settled codes.
+        budget: What the model may take and lose.
+        outcome: From `meet_accuracy`.
 
     Raises:
         CheckFailed: No choice meets the budget.
 
     """
-    settled = settle_accuracy(variants, budget)
+    if not budget.is_set and outcome.sensitivity:
+        return replace(outcome, choices=widen_stored_weights(variants, outcome.choices, outcome.sensitivity))
     if budget.max_size is None:
-        return settled
-    choices = meet_size_limit(variants, settled.choices, budget.max_size, budget.data_file)
-    if budget.max_drop is not None and choices != settled.choices:
+        return outcome
+    choices = meet_size_limit(variants, outcome.choices, budget.max_size, budget.data_file)
+    if budget.max_drop is not None and choices != outcome.choices:
         meets = BudgetCheck(variants.baseline, variants.samples, budget)
         if not meets(variants.model(choices)):
             raise CheckFailed(f"no choice of nodes that is small enough meets the budget: {meets.last}", RAISE)
     correct = fits_corrected(variants, choices, budget.max_size, budget.data_file)
-    return replace(settled, choices=choices, correct=correct)
+    return replace(outcome, choices=choices, correct=correct)
 
 
-def settle_accuracy(variants: Variants, budget: Budget) -> SearchOutcome:
+def meet_accuracy(variants: Variants, budget: Budget) -> SearchOutcome:
     """Return nodes to float: those whose error is out of proportion to their time, and as many as the budget needs.
 
     Without a budget, `auto` goes for what is in `GOALS`.
@@ -172,11 +177,7 @@ def settle_accuracy(variants: Variants, budget: Budget) -> SearchOutcome:
         found = towards_goals(variants, ranked, found, keeps_weights=budget.max_size is None)
         if budget.max_size is None:
             found = keep_small_weights_float(variants, ranked, found)
-    choices = stored_unless_worthwhile(variants, found.choices)
-    variants.weights.settle()
-    if not budget.is_set:
-        choices = widen_stored_weights(variants, choices, contributions)
-    return SearchOutcome(choices, contributions)
+    return SearchOutcome(stored_unless_worthwhile(variants, found.choices), contributions)
 
 
 def _settle_bits(variants: Variants, budget: Budget) -> SearchOutcome:
@@ -344,16 +345,15 @@ class BudgetCheck:
         baseline: The float model.
         samples: What models are judged on.
         budget: What they may lose.
-        segments: Whether they run in segments where they are large, and give their memory back.
 
     """
 
-    def __init__(self, baseline: Model, samples: Samples, budget: Budget, *, segments: bool = False) -> None:
-        self._budget, self._segments = budget, segments
+    def __init__(self, baseline: Model, samples: Samples, budget: Budget) -> None:
+        self._budget = budget
         self._judge = SqnrEvaluator(baseline, samples) if budget.min_sqnr is not None else None
         self._metric: MetricJudge | None = None
         if budget.metric is not None and budget.max_drop is not None:
-            self._metric = MetricJudge(budget.metric, baseline if segments else InMemory(baseline), samples)
+            self._metric = MetricJudge(budget.metric, baseline, samples)
         self.last = ""
 
     def __call__(self, model: Model) -> bool:
@@ -367,9 +367,8 @@ class BudgetCheck:
                 self.last = f"{reached:.2f} dB{behind} at best, {budget.min_sqnr:g} dB asked for"
                 return False
         if self._metric is not None and budget.max_drop is not None:
-            found = self._metric.compare(model if self._segments else InMemory(model))
-            if self._segments:
-                trim_heap(model.weight_bytes)
+            found = self._metric.compare(model)
+            trim_heap(model.weight_bytes)  # of sessions
             if found.drop > budget.max_drop:
                 goes = "rises" if found.lower_is_better else "falls"
                 values = f"from {found.float_value:.6g} to {found.quantized_value:.6g}"

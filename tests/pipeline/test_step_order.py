@@ -22,7 +22,7 @@ PLACES = {
     "rescale": (float_transforms, "rescale"),
     "calibrate": (variants, "measure"),
     "round": (variants, "Weights"),
-    "search": (in_memory, "meet_budget"),
+    "search": (in_memory, "meet_accuracy"),
     "cross-validate": (in_memory, "cross_validate"),
     "correct biases": (in_memory, "correct_biases"),
     "rewrite": (in_memory, "rewrite"),

@@ -17,7 +17,7 @@ from onnxq.ir import load
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.decision import Override
 from onnxq.progress import Silent
-from onnxq.search.budget import Budget, meet_budget, towards_goals
+from onnxq.search.budget import Budget, meet_accuracy, towards_goals
 from onnxq.search.candidates import Candidate, Option, find_candidates, within_cost
 from onnxq.search.held_out import ENOUGH, HoldoutSplit, SqnrEvaluator
 from onnxq.search.mixed_precision import SearchResult, cheap_wins, decibels_without, fewest_float_nodes, shortest_prefix
@@ -304,7 +304,7 @@ def test_no_model_is_judged_twice(tmp_path, monkeypatch):
     listing("sqnr")
     listing("reaches")
     monkeypatch.setattr("onnxq.search.budget.GOALS", ((60.0, 100.0),))  # so that the search goes on behind the bargains
-    meet_budget(variants, Budget())
+    meet_accuracy(variants, Budget())
     assert len(judged) >= 2
     assert len(set(judged)) == len(judged)
 
@@ -407,7 +407,7 @@ def test_a_drop_of_no_metric_is_refused():
 
 
 def test_a_recipe_that_leaves_nothing_open_is_not_changed(spoilt):
-    assert not meet_budget(spoilt, Budget(60)).choices
+    assert not meet_accuracy(spoilt, Budget(60)).choices
     assert not find_candidates(spoilt.prepared.plan, sensitivity(spoilt), 17)
 
 
@@ -415,7 +415,7 @@ def test_the_same_choices_come_out_every_time(tmp_path):
     recipe = tmp_path / "auto.toml"
     recipe.write_text(AUTO)
     path = chain(tmp_path, [1, 50, 200, 1])
-    found = [meet_budget(variants_of(path, str(recipe)), Budget(40)).choices for _ in range(2)]
+    found = [meet_accuracy(variants_of(path, str(recipe)), Budget(40)).choices for _ in range(2)]
     assert found[0] == found[1]
     assert cheap_wins(variants_of(path, str(recipe)), []).choices == {}
 
