@@ -24,6 +24,7 @@ from onnxq.version import __version__
 
 if TYPE_CHECKING:
     from onnxq.api.calibrate import Shard, calibrate, merge
+    from onnxq.api.evaluate import evaluate
     from onnxq.api.examine import examine, input_specs
     from onnxq.api.project import build, check
     from onnxq.api.runtime import Runtime
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from onnxq.data.reading import ModelFacts, Preparation, Reading
     from onnxq.data.samples import Samples, open_samples
     from onnxq.data.validation import InputSpec
-    from onnxq.evaluator import Taps, evaluate
+    from onnxq.evaluator import Taps
     from onnxq.explanation.explain import explain
     from onnxq.explanation.inspect import Inspection, inspect
     from onnxq.explanation.records import Explanation
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from onnxq.publish.model_card import ExportedFile
     from onnxq.report import NodeReport, Report, write_report
     from onnxq.runtime.custom_ops import register_custom_ops
-    from onnxq.runtime.session import InMemory, ModelSource
+    from onnxq.runtime.session import InMemory, InSegments, ModelSource
     from onnxq.search.budget import Budget
     from onnxq.stages.kernel_timing import Timing
     from onnxq.stages.prepare import prepare
@@ -83,6 +84,7 @@ _LAZY = {
     "Finding": "onnxq.project.check",
     "Fusion": "onnxq.verification.ort_graph",
     "InMemory": "onnxq.runtime.session",
+    "InSegments": "onnxq.runtime.session",
     "InputSpec": "onnxq.data.validation",
     "InputSummary": "onnxq.data.input_summary",
     "Inspection": "onnxq.explanation.inspect",
@@ -120,7 +122,7 @@ _LAZY = {
     "check": "onnxq.api.project",
     "compare": "onnxq.verification.compare",
     "compare_layers": "onnxq.verification.layerwise",
-    "evaluate": "onnxq.evaluator",
+    "evaluate": "onnxq.api.evaluate",
     "examine": "onnxq.api.examine",
     "explain": "onnxq.explanation.explain",
     "export": "onnxq.publish.export",
@@ -163,6 +165,7 @@ __all__ = [
     "Finding",
     "Fusion",
     "InMemory",
+    "InSegments",
     "InputSpec",
     "InputSummary",
     "Inspection",

@@ -22,8 +22,7 @@ ORDER = [
 ]
 ROOT_MODULES = {"__init__", "__main__", "version", "errors", "text", "progress", "warning"}
 MOST_FILES = 26  # of a package without its sub-packages
-# They choose the strategy, and keep equal constants of a result that fits into memory once
-ASKERS = {"onnxq.stages.strategy", "onnxq.stages.finish"}
+KEEPERS = {"onnxq.stages.finish"}  # of equal constants of a result that fits into memory once more
 MOST_LINES = 0.2  # share of all lines
 FILES = sorted(PACKAGE.rglob("*.py"))
 PACKAGES = sorted({path.parent for path in FILES})
@@ -146,14 +145,19 @@ def test_a_function_fits_a_screen(path: Path) -> None:
             assert length <= 60, f"{path.name}:{node.lineno} {node.name} has {length} lines"
 
 
+def test_one_module_asks_whether_a_model_is_large() -> None:
+    """A model has a residency, a preparation its strategy; no module compares bytes with the limit itself."""
+    askers = {name for name, path in MODULES.items() if re.search(r"\bLARGE\b|\bis_large\b", path.read_text())}
+    assert askers == {"onnxq.ir.storage.residency"}
+    choosers = {name for name, path in MODULES.items() if "choose_residency" in path.read_text()}
+    assert choosers - askers == {"onnxq.ir.model", "onnxq.verification.compare"}  # the one of a file before it is read
+
+
 def test_the_way_of_a_model_through_the_pipeline_is_chosen_in_one_place() -> None:
-    """What runs or keeps a model may look at its size; stages and pipelines have the strategy."""
     for name, path in MODULES.items():
-        if (
-            name.startswith(("onnxq.stages.", "onnxq.search.", "onnxq.lowering.", "onnxq.pipeline."))
-            and name not in ASKERS
-        ):
-            assert not re.search(r"^from .* import .*\b(is_large|foreign_node)\b", path.read_text(), re.MULTILINE), name
+        if name.startswith(("onnxq.stages.", "onnxq.search.", "onnxq.lowering.", "onnxq.pipeline.")):
+            asks = re.search(r"^from .* import .*\bforeign_node\b|\.residency\b", path.read_text(), re.MULTILINE)
+            assert not asks or name == "onnxq.stages.strategy" or name in KEEPERS, name
 
 
 def test_nothing_outside_the_product_is_named() -> None:

@@ -19,8 +19,8 @@ from helpers import build, floats, node
 
 from onnxq.cli import main
 from onnxq.errors import OutputError
-from onnxq.ir import load, save, segment
-from onnxq.ir.storage import atomic_write
+from onnxq.ir import load, save
+from onnxq.ir.storage import atomic_write, residency
 from onnxq.pipeline import quantize as pipeline
 from onnxq.runtime import segmented
 
@@ -43,7 +43,7 @@ def start(*arguments: object, limit: int | None = None) -> subprocess.Popen[str]
 def size(request, monkeypatch):
     """Let the model be small, or large."""
     if request.param == "in segments":
-        monkeypatch.setattr(segment, "LARGE", 0)
+        monkeypatch.setattr(residency, "LARGE", 0)
         monkeypatch.setattr(segmented, "BESIDE", 256)
         monkeypatch.setattr("onnxq.ir.storage.scratch_file.SPOOLED", 256)
         monkeypatch.setattr("onnxq.rounding.weights.SPOOLED", 256)
@@ -201,7 +201,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, limit):
 
 
 def test_a_full_disk_under_a_large_model_is_a_sentence(source, tmp_path, capsys, monkeypatch):
-    for module in (segment, None):
+    for module in (residency, None):
         if module:
             monkeypatch.setattr(module, "LARGE", 0)
         monkeypatch.setattr("onnxq.ir.storage.scratch_file.SPOOLED", 256)

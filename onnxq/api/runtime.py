@@ -12,7 +12,6 @@ from typing import Any
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.hazards import FoundHazard, find_hazards, least_onnxruntime
 from onnxq.ir import Model, ModelInput, infer_types
-from onnxq.ir.segment import is_large
 from onnxq.targets.host import host_saturates
 from onnxq.verification.int8_saturation import LayerSaturation, read_saturation
 from onnxq.verification.ort_graph import Fusion, read_fusion
@@ -68,5 +67,5 @@ def look(source: ModelInput, model: Model) -> Runtime:
     with suppress(OnnxqError):  # shapes that stay unknown leave hazards that depend on them possible
         infer_types(model)
     hazards = find_hazards(model)
-    saturating = () if is_large(model) else read_saturation(model)
+    saturating = read_saturation(model) if model.residency.copies else ()
     return Runtime(fusion, saturating, host_saturates(), hazards, least_onnxruntime(model, hazards))

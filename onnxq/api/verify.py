@@ -25,7 +25,6 @@ from onnxq.ir import IN_MEMORY, Model, ModelInput, infer_types, read_model
 from onnxq.ir.invariants import objection
 from onnxq.ir.passes import normalise
 from onnxq.ir.schemas import misused_node
-from onnxq.ir.segment import is_large
 from onnxq.planning.recipe import parse_recipe
 from onnxq.progress import Observer, Progress, following
 from onnxq.project.provenance import external_files
@@ -36,7 +35,7 @@ from onnxq.stages.files import open_data
 from onnxq.targets.target import load_target
 from onnxq.text import join_words
 from onnxq.verification.calibrated_ranges import calibration_warnings
-from onnxq.verification.compare import check_wellformed, compare
+from onnxq.verification.compare import check_loaded, check_wellformed, compare
 from onnxq.verification.decoding import measure_decoding
 from onnxq.verification.engines import EngineCheck, check_engines
 from onnxq.verification.families import FamilyFigures, family_figures, recorded_latencies, recorded_target
@@ -361,7 +360,7 @@ def _objection(source: ModelInput, model: Model) -> str | None:
         return check_wellformed(Path(source))
     if isinstance(source, onnx.ModelProto):
         return objection(source.SerializeToString())
-    return None if is_large(model) else objection(model.serialize())
+    return check_loaded(model)
 
 
 def _note_another_source(quantized: Model, baseline: Model, progress: Progress) -> None:

@@ -19,9 +19,8 @@ import numpy as np
 
 from onnxq.data.validation import Sample
 from onnxq.errors import DataError, ModelError
-from onnxq.evaluator import Evaluator, Taps
+from onnxq.evaluator import Evaluator, Taps, wide_evaluator
 from onnxq.ir import Model, Value
-from onnxq.ir.segment import is_large
 from onnxq.runtime.session import Session, SessionError, open_session, run_session
 from onnxq.runtime.workers import run_alone, submit_alone, worker_count
 
@@ -50,7 +49,7 @@ class FloatRuns:
     @property
     def most(self) -> int:
         """How many samples may run at a time; one where bodies are looked into, and where weights stay in files."""
-        if self._looks or is_large(self._model):
+        if self._looks or not self._model.residency.quick:
             return 1
         return min(self._threads or worker_count(), MOST_THREADS)
 
@@ -73,7 +72,7 @@ class FloatRuns:
             listed = {value.name for value in self._model.graph.outputs}
             extra = [value for value in self._taps if value.name not in listed]
             try:
-                threads = self._threads if is_large(self._model) else 1  # samples run at a time instead
+                threads = 1 if self._model.residency.quick else self._threads  # samples run at a time instead
                 self._session = open_session(
                     self._model, optimize="basic", threads=threads, reuse_shapes=False, taps=extra, keep=True
                 )
@@ -139,14 +138,8 @@ def float_runs(model: Model, taps: Sequence[Value], looks: Taps, threads: int = 
         ModelError: It cannot be run.
 
     """
-    if not is_large(model) and (looks or not trial):
-        try:
-            evaluator = Evaluator(model, wide=True)
-        except ModelError:  # its functions cannot be inlined
-            return _Native(model, taps, looks, threads)
-        if evaluator.has_kernels([*taps, *looks]):
-            return _Wide(evaluator, model, taps, looks, threads)
-    return _Native(model, taps, looks, threads)
+    evaluator = wide_evaluator(model, [*taps, *looks]) if looks or not trial else None
+    return _Native(model, taps, looks, threads) if evaluator is None else _Wide(evaluator, model, taps, looks, threads)
 
 
 def run_samples(

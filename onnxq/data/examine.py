@@ -20,7 +20,6 @@ from onnxq.data.validation import Sample
 from onnxq.errors import OnnxqError
 from onnxq.ir import Model
 from onnxq.ir.passes import normalise
-from onnxq.ir.segment import is_large
 from onnxq.ir.shape_inference.types import infer_types
 from onnxq.text import counted
 from onnxq.warning import WarningLine
@@ -83,7 +82,7 @@ def examine(
     if given.made_up:
         return Examination(summaries, seen.count)
     found = [*_of_options(given), *given.warnings, *_of_values(summaries), *seen.warnings(calibrating=calibrating)]
-    if not is_large(model):
+    if model.residency.quick:
         found += _of_files(given, summaries, found)
         found += _of_model(model, few, {summary.name: summary for summary in summaries}, given.decoders)
     found += _of_pictures(given, seen.count, known=any(warning.code == CODE for warning in found))

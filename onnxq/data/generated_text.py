@@ -20,9 +20,9 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.errors import OnnxqError
-from onnxq.evaluator import Evaluator
+from onnxq.evaluator import Evaluator, wide_evaluator
 from onnxq.ir import Model, Value
-from onnxq.runtime.session import InMemory, SessionError, open_session, run_session
+from onnxq.runtime.session import InMemory, InSegments, SessionError, open_session, run_session
 
 LENGTH, LONGEST = 64, 512  # of sequences where the model leaves it open, and that is tried otherwise
 MOST_SEQUENCES, FEWEST_SEQUENCES = 64, 8
@@ -120,8 +120,8 @@ def generated_text(model: Model, seed: int = 0) -> list[dict[str, np.ndarray]]:
     ids = np.zeros((count, found.length), np.int64)
     ids[:, 0] = random.integers(0, found.tokens, count)
     try:
-        evaluator = Evaluator(model, wide=True)
-        if not evaluator.has_kernels([found.logits]) or not _is_causal(evaluator, found, ids):
+        evaluator = wide_evaluator(model, [found.logits])
+        if evaluator is None or not _is_causal(evaluator, found, ids):
             return []
         session = open_session(InMemory(model))
         name = found.logits.name
@@ -159,7 +159,7 @@ def drafted_text(model: Model, seed: int = 0) -> list[dict[str, np.ndarray]]:
     first = random.integers(0, found.tokens, (count, 1))
     ids = np.concatenate([first, random.integers(0, found.tokens, (count, found.length - 1))], axis=1)
     try:
-        session = open_session(model, segments=True)
+        session = open_session(InSegments(model))
         name = found.logits.name
 
         def logits(ids: np.ndarray) -> np.ndarray:

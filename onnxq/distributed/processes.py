@@ -25,7 +25,6 @@ from onnxq.data.remote import is_remote, share_fetched
 from onnxq.distributed.builds import SAME_FILES, enter
 from onnxq.distributed.shards import Calibration, OpenCalibration, open_calibration
 from onnxq.errors import DataError, OnnxqError
-from onnxq.ir.segment import is_large
 from onnxq.progress import Observer, Silent
 from onnxq.runtime.custom_ops import register_custom_ops
 from onnxq.runtime.ort_session import LIBRARIES
@@ -104,7 +103,7 @@ def _is_worth_it(opened: OpenCalibration) -> bool:
         and readable
         and opened.asked.model.is_file()
         and bool(sys.executable)
-        and not is_large(model)
+        and opened.prepared.strategy.tries_variants
         and not any("state" in one.settings for one in opened.samples.preparations)
     )
 

@@ -31,55 +31,25 @@ def arithmetic() -> Iterator[None]:
         yield
 
 
-def evaluate(
-    model: ModelInput,
-    feeds: Mapping[str, Any],
-    outputs: Sequence[str] | None = None,
-    taps: Taps | None = None,
-) -> dict[str, Any]:
-    """Run a model once in the reference evaluator.
+def wide_evaluator(model: Model, values: Collection[str | Value]) -> Evaluator | None:
+    """Return what computes values of a float model in float64; see `onnxq.evaluator.wide`.
 
     Args:
-        model: Its path, a ModelProto, or loaded.
-        feeds: An array for each input of the graph; an input that has an initializer may be left out.
-        outputs: Names of the tensors to return, any of the main graph; the graph's outputs by default.
-        taps: Functions to call with tensors as they are computed, by name.
+        model: The model; it must not change as long as the evaluator is in use.
+        values: Names of values, or values of any graph.
 
     Returns:
-        The tensors by name, in the order of `outputs`.
-
-    Raises:
-        ModelError: The model cannot be read, or an operator is unknown.
-        DataError: An input is missing, unknown, or of the wrong type or shape, or there is no such tensor.
-
-    Examples:
-        >>> import numpy as np, onnxq
-        >>> outputs = onnxq.evaluate("model.onnx", {"image": np.zeros((1, 3, 8, 8), np.float32)})
-        >>> outputs["scores"].shape
-        (1, 4)
+        None if onnxruntime has to run the model: its weights stay in their files, its functions cannot be inlined, or
+        an operator in front of the values has no kernel here.
 
     """
-    ready = Evaluator(model)
-    infos = ready.model.graph.infos
-    for name, array in feeds.items():
-        if name in infos:
-            _check_shape(name, infos[name], array)
-    return ready.run(feeds, outputs, taps)
-
-
-def _check_shape(name: str, span: memoryview, given: Any) -> None:
-    """Refuse an array whose shape is another one than the model declares, before a node stumbles over it."""
-    kind = onnx.ValueInfoProto.FromString(bytes(span)).type.tensor_type
-    if not kind.HasField("shape") or not isinstance(given, np.ndarray):
-        return
-    declared = [one.dim_param or one.dim_value or "?" for one in kind.shape.dim]  # 0 is a size that is not known
-    sizes = zip(given.shape, declared, strict=False)
-    if len(declared) != given.ndim or any(isinstance(size, int) and size != had for had, size in sizes):
-        raise DataError(
-            f"input '{name}' has the shape [{', '.join(map(str, declared))}], "
-            f"and an array of {list(given.shape)} is given",
-            "Give an array of that shape, its batch axis included.",
-        )
+    if not model.residency.copies:
+        return None
+    try:
+        evaluator = Evaluator(model, wide=True)
+    except ModelError:
+        return None
+    return evaluator if evaluator.has_kernels(values) else None
 
 
 class Evaluator:

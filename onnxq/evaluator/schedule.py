@@ -18,7 +18,7 @@ from onnxq.evaluator.fallback import Fallback
 from onnxq.evaluator.wide import is_the_same, keeps_widened, wide_call
 from onnxq.ir import Graph, Model, Node, Tensor, Value
 from onnxq.ir.graph import GRAPH_SPARSE
-from onnxq.ir.segment import is_large
+from onnxq.ir.storage.residency import Residency
 from onnxq.ir.wire import fields
 from onnxq.ops.kernels.registry import Kernel, find_kernel
 
@@ -91,8 +91,8 @@ def schedule_nodes(graph: Graph, model: Model, *, wide: bool = False, changing: 
         changing: Initializers that others take the place of during a run, so that nothing is made of them beforehand.
 
     """
-    large = is_large(model)
-    constants = _initializers(graph, in_place=large)
+    in_files = model.residency is Residency.FILES
+    constants = _initializers(graph, in_place=in_files)
     widened = (constants if keeps_widened(model) else {}) if wide else None
     if widened and changing:
         widened = {value: array for value, array in widened.items() if value not in changing}
@@ -107,7 +107,7 @@ def schedule_nodes(graph: Graph, model: Model, *, wide: bool = False, changing: 
             steps.append(step)
             step.fixed = step.call is not None and not step.bodies and bool(step.reads) and fixed.issuperset(step.reads)
             fixed.update(value for value in node.outputs if step.fixed and value is not None)
-            if large:
+            if in_files:
                 step.mapped = [value.tensor for value in step.reads if value.tensor is not None]
     _mark_dead(graph, steps)
     return NodeSchedule(graph, constants, steps, list(graph.inputs))

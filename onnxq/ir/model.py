@@ -29,6 +29,7 @@ from onnxq.ir.proto_fields import MODEL_OPSET_IMPORT as OPSET_IMPORT
 from onnxq.ir.storage.external import release
 from onnxq.ir.storage.formats import foreign_folder, missing_model, unreadable_model
 from onnxq.ir.storage.lfs import pointer_error
+from onnxq.ir.storage.residency import Residency, choose_residency
 from onnxq.ir.stored_tensor import StoredTensor
 from onnxq.ir.tensor import Tensor
 from onnxq.ir.wire import (
@@ -125,6 +126,11 @@ class Model:
     def weight_bytes(self) -> int:
         """Bytes of the elements of all initializers."""
         return sum(value.tensor.nbytes for value in self.initializers() if value.tensor is not None)
+
+    @property
+    def residency(self) -> Residency:
+        """Where its weights are while it is worked on, and so what there is memory and time for."""
+        return choose_residency(self.weight_bytes)
 
     @property
     def has_external_data(self) -> bool:

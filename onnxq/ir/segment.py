@@ -27,7 +27,6 @@ from onnxq.ir.tensor import Tensor
 from onnxq.ir.topological_order import reads
 from onnxq.ir.wire import Chunk, bytes_field, fields, join, message_field
 
-LARGE = 512 << 20  # bytes of weights from which on a model is not held in memory whole
 NOWHERE = "dev/null"
 # Element types that NumPy has as well, so that a mapped array serves a runtime as it is
 MAPPABLE = frozenset(
@@ -37,11 +36,6 @@ MAPPABLE = frozenset(
 )
 FOLDED = 16 << 20  # bytes up to which a weight that is cast is given to a runtime as it is, which casts it in advance
 CAST_GROWTH = 5  # a weight in 8 bits that is cast to float32 takes four times its bytes in addition
-
-
-def is_large(model: Model) -> bool:
-    """Whether a model is worked on in parts, its weights left in their files."""
-    return model.weight_bytes > LARGE
 
 
 @dataclass

@@ -133,7 +133,7 @@ def _with_bits_by_loss(
         return prepared
     if budget.max_drop is None or given is None:
         return prepared
-    meets = BudgetCheck(baseline, given, replace(budget, min_sqnr=None), segments=True)
+    meets = BudgetCheck(baseline, given, replace(budget, min_sqnr=None))
 
     def made(choices: Choices) -> Model:
         spare = copy_prepared(prepared, choices)

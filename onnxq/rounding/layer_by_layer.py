@@ -22,7 +22,7 @@ from onnxq.calibration.stats import Stats
 from onnxq.evaluator import Evaluator, Run, Step, arithmetic
 from onnxq.evaluator.schedule import NodeSchedule
 from onnxq.ir import Model, Node, Value
-from onnxq.ir.segment import is_large
+from onnxq.ir.storage.residency import Residency
 from onnxq.ir.storage.scratch_file import Spool
 from onnxq.ir.storage.shelf import Shelf, release_array
 from onnxq.ops.forms.block_codes import BlockCodes
@@ -210,7 +210,7 @@ class _Walk:
     """
 
     def __init__(self, model: Model, jobs: Sequence[BlockJob], shelf: Shelf | None) -> None:
-        self.large, self.shelf = is_large(model), shelf
+        self.large, self.shelf = model.residency is Residency.FILES, shelf
         self.jobs = {job.key: job for job in jobs}
         self.found: dict[WeightKey, BlockSolution] = {}
         self._evaluator = Evaluator(model, wide=not self.large, changing={job.weight for job in jobs})

@@ -80,6 +80,19 @@ class _Opened(NamedTuple):
     in_place: bool
 
 
+class InSegments(NamedTuple):
+    """A model that onnxruntime is to run in segments, whatever its size, as what a large model became.
+
+    Attributes:
+        model: The model; it must not change as long as its session is in use.
+        taps: Values of the main graph that runs can give besides the outputs.
+
+    """
+
+    model: Model
+    taps: Sequence[Value] = ()
+
+
 class StreamedSession:
     """The counterpart of `InferenceSession` for a model that does not fit into memory.
 

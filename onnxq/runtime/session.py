@@ -16,25 +16,26 @@ import onnx
 import onnxruntime as ort
 
 from onnxq.ir import Model, ModelInput, Value, encode_proto, load, parse
-from onnxq.ir.segment import is_large
 from onnxq.runtime.in_memory import EncodedModel, InMemory, encode, open_encoded
 from onnxq.runtime.memory import HEAVY
 from onnxq.runtime.ort_session import FATAL, ORT_ERRORS, Optimization, SessionError, Settings, load_native, reason
-from onnxq.runtime.segmented import StreamedSession
+from onnxq.runtime.segmented import InSegments, StreamedSession
 
 __all__ = [
     "InMemory",
+    "InSegments",
     "ModelSource",
     "Session",
     "SessionError",
     "open_session",
     "reason",
+    "run_alike",
     "run_session",
     "runs_in_segments",
     "source_model",
 ]
 
-ModelSource = bytes | ModelInput | InMemory
+ModelSource = bytes | ModelInput | InMemory | InSegments
 MOST_KEPT = 3  # sessions, each of which holds the weights once more
 _kept: ContextVar[dict[tuple[bytes, Settings], Session] | None] = ContextVar("onnxq_kept_sessions", default=None)
 
@@ -61,14 +62,13 @@ def open_session(
     taps: Sequence[Value] = (),
     exact: bool = False,
     keep: bool = False,
-    segments: bool = False,
 ) -> Session:
     """Load a model.
 
     Args:
         model: Its bytes, its path, a ModelProto, or the loaded model. A large one is run in segments, its weights left
-            in their files: it must not change as long as the session is in use. `InMemory` and `EncodedModel` have
-            onnxruntime hold any size.
+            in their files: it must not change as long as the session is in use. `InSegments` has any size run so.
+            `InMemory` and `EncodedModel` have onnxruntime hold any size.
         optimize: Level of graph optimisation.
         threads: Threads for one operator; 0 lets onnxruntime choose.
         reuse_shapes: Keep a memory plan for every combination of input shapes seen. It saves allocations when shapes
@@ -76,7 +76,6 @@ def open_session(
         taps: Of a loaded model: values of the main graph that runs can give besides the outputs.
         exact: Compute products of integers exactly, on processors that saturate, too: to judge a model, not to time it.
         keep: Take the session of an equal model that was opened so before, inside `sessions_kept`; not if it is heavy.
-        segments: Run it in segments whatever its size, as what a large model became.
 
     Raises:
         SessionError: onnxruntime cannot load it.
@@ -86,15 +85,13 @@ def open_session(
     settings = Settings(optimize, threads, reuse_shapes, exact=exact)
     if isinstance(model, str | Path):
         read = load(model)
-        model = read if segments or is_large(read) else model
+        model = model if read.residency.copies else read
     if isinstance(model, onnx.ModelProto):
         model = parse(encode_proto(model))
-    if segments and isinstance(model, bytes):
-        model = parse(model)
     if isinstance(model, Model):
-        if segments or is_large(model):
-            return StreamedSession(model, settings, taps)
-        model = InMemory(model, taps)
+        model = InMemory(model, taps) if model.residency.copies else InSegments(model, taps)
+    if isinstance(model, InSegments):
+        return StreamedSession(model.model, settings, model.taps)
     if isinstance(model, InMemory):
         light = model.model.weight_bytes < HEAVY
         model = encode(model)
@@ -115,9 +112,21 @@ def runs_in_segments(source: ModelSource) -> bool:
         ModelError: The model cannot be read.
 
     """
-    if isinstance(source, bytes | InMemory):
-        return False
-    return is_large(source_model(source))
+    if isinstance(source, bytes | InMemory | InSegments):
+        return isinstance(source, InSegments)
+    return not source_model(source).residency.copies
+
+
+def run_alike(source: ModelSource, float_model: ModelSource) -> ModelSource:
+    """Return a quantized model as it is to be run beside its float model: in segments if that one is.
+
+    Raises:
+        ModelError: One of the models cannot be read.
+
+    """
+    if isinstance(source, InMemory) or not runs_in_segments(float_model):
+        return source
+    return InSegments(source_model(source))
 
 
 def source_model(source: ModelSource) -> Model:
@@ -127,7 +136,7 @@ def source_model(source: ModelSource) -> Model:
         ModelError: The model cannot be read.
 
     """
-    if isinstance(source, InMemory):
+    if isinstance(source, InMemory | InSegments):
         return source.model
     if isinstance(source, Model):
         return source

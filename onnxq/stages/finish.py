@@ -6,7 +6,6 @@ import json
 
 from onnxq.ir import Model
 from onnxq.ir.half_tensor import store_narrow
-from onnxq.ir.segment import is_large
 from onnxq.optimize.dedup_constants import merge_equal
 from onnxq.optimize.narrow_constants import narrow_constants
 from onnxq.optimize.optimize import optimize_for_target
@@ -24,7 +23,7 @@ def finalize(model: Model, prepared: Prepared) -> Model:
     The model is changed; another one is returned where its operator set had to be raised.
     """
     model = optimize_for_target(model, prepared.plan.recipe.scheme.target)
-    if not is_large(model):
+    if model.residency.copies:
         merge_equal(model)
         if load_target(prepared.plan.recipe.scheme.target).stored == "cast-mul":
             narrow_constants(model)

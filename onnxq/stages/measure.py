@@ -21,7 +21,6 @@ from onnxq.calibration.stats_file import load_stats
 from onnxq.calibration.thinning import Thinning
 from onnxq.data.samples import Samples
 from onnxq.ir import Value
-from onnxq.ir.segment import LARGE
 from onnxq.ops.forms.scheme import Scheme
 from onnxq.planning.logit_reach import Reach, least_reach
 from onnxq.planning.planner import Plan
@@ -32,6 +31,7 @@ from onnxq.stages.prepared import Prepared
 from onnxq.stages.strategy import Strategy
 
 TRIAL_COLUMNS = 576  # of a full H
+MOST_WEIGHT_BYTES = 512 << 20  # of layers whose second moments are measured
 
 
 def layers_needing_moments(plan: Plan, *, blocks: bool = True, trial: bool = False) -> MeasuredLayers:
@@ -52,7 +52,7 @@ def layers_needing_moments(plan: Plan, *, blocks: bool = True, trial: bool = Fal
     nodes = [d.node for d in rounded if d.settings and (blocks or not d.settings.zero_points)]
     weights = {value: value.constant.nbytes for node in nodes for value in node.inputs if value and value.constant}
     widest = TRIAL_COLUMNS if trial else WIDEST
-    return MeasuredLayers(nodes if sum(weights.values()) <= LARGE else (), widest=widest)
+    return MeasuredLayers(nodes if sum(weights.values()) <= MOST_WEIGHT_BYTES else (), widest=widest)
 
 
 def measure(

@@ -1,6 +1,6 @@
 """Choose once how a model goes through the pipeline, when it is prepared.
 
-Packages that run models (`runtime`, `evaluator`, `calibration`) look at their size themselves, for they also serve
+Packages that run models (`runtime`, `evaluator`, `calibration`) ask a model for its residency, for they also serve
 `verify` and `compare`, which have no pipeline.
 
 Tests: `tests/stages/test_strategy.py`.
@@ -11,7 +11,6 @@ from __future__ import annotations
 from enum import Enum
 
 from onnxq.ir import Model
-from onnxq.ir.segment import is_large
 from onnxq.runtime.custom_ops import foreign_node
 
 
@@ -49,4 +48,4 @@ def choose_strategy(model: Model) -> Strategy:
     """
     if foreign_node(model) is not None:
         return Strategy.NOT_RUN
-    return Strategy.STREAMED if is_large(model) else Strategy.IN_MEMORY
+    return Strategy.IN_MEMORY if model.residency.copies else Strategy.STREAMED

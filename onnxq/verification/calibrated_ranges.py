@@ -17,7 +17,6 @@ from onnxq.errors import OnnxqError
 from onnxq.evaluator import Evaluator
 from onnxq.ir import Model, Node, Value
 from onnxq.ir.operator_traits import Trait, operators_with
-from onnxq.ir.segment import is_large
 from onnxq.runtime.session import ModelSource, source_model
 from onnxq.warning import WarningLine
 
@@ -102,7 +101,7 @@ class CalibratedRanges:
         """
         try:
             model = source_model(source)
-            if is_large(model):
+            if not model.residency.quick:
                 return cls()
             found = list(_ranges(model))
             return cls(found, Evaluator(model) if found else None)

@@ -14,8 +14,7 @@ from collections.abc import Callable, Collection
 from onnxq.ir import Node, Value, infer_types
 from onnxq.ir.operator_traits import Trait, has
 from onnxq.ir.passes import normalise
-from onnxq.ir.segment import is_large
-from onnxq.runtime.session import InMemory, ModelSource, source_model
+from onnxq.runtime.session import ModelSource, source_model
 
 RANK = 3  # of outputs that are told apart
 DEPTH = 64  # nodes that are looked back through
@@ -34,10 +33,7 @@ def outputs_of_places(source: ModelSource, outputs: Collection[str]) -> set[str]
     """
     if not outputs:
         return set()
-    model = source.model if isinstance(source, InMemory) else source_model(source)
-    if is_large(model):
-        return set()
-    model = model.copy()
+    model = source_model(source).copy()
     normalise(model, PASSES)
     infer_types(model)
     return {value.name for value in model.graph.outputs if value.name in outputs and _places(value, RANK - 1, DEPTH)}

@@ -17,13 +17,13 @@ import onnxruntime as ort
 
 from onnxq.data.validation import Sample
 from onnxq.errors import DataError, InvalidResult, ModelError, OnnxqError
-from onnxq.ir import Tensor, load
+from onnxq.ir import Model, Tensor, load
 from onnxq.ir.invariants import first_line, objection
-from onnxq.ir.segment import LARGE
+from onnxq.ir.storage.residency import choose_residency
 from onnxq.progress import OnSample, working
 from onnxq.runtime.custom_ops import refusal_hint
 from onnxq.runtime.ort_session import check_path
-from onnxq.runtime.session import ModelSource, SessionError, open_session, run_session, runs_in_segments
+from onnxq.runtime.session import ModelSource, SessionError, open_session, run_alike, run_session
 from onnxq.verification.calibrated_ranges import CalibratedRanges
 from onnxq.verification.class_axes import RANK, outputs_of_places
 from onnxq.verification.error_stats import ANY_AXIS, Difference, open_axes
@@ -34,6 +34,7 @@ __all__ = ["Comparison", "Latency", "OutputComparison", "check_wellformed", "com
 
 
 # Timing: enough pairs for a steady median, and never much longer than this for a model that runs in milliseconds
+CHECKED = Path("model.onnx")  # what the checker is shown of a model without a file
 WORST_SAMPLES = 5  # that are named
 WARM_UPS, LEAST_PAIRS, MOST_PAIRS, TIMING_SECONDS = 3, 7, 500, 0.5
 OTHER_MODEL = "Compare only models with the same inputs and outputs; if onnxq made this one, report it."
@@ -158,16 +159,15 @@ def _differences(reference: Any, told: ReplayedDetections | None, places: Collec
 class _Pair:
     """Both models in sessions of one thread each, side by side: loading takes seconds for graphs of many nodes.
 
-    If one of them is large, so was the other, and both run in segments.
+    If the float model runs in segments, so does what became of it.
     """
 
     def __init__(self, float_model: ModelSource, quantized: ModelSource, blame: type[OnnxqError]) -> None:
         self.blame = blame
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="quantized")
-        segments = runs_in_segments(float_model)
-        other = self.pool.submit(open_session, quantized, threads=1, segments=segments)
+        other = self.pool.submit(open_session, run_alike(quantized, float_model), threads=1)
         try:
-            self.reference = open_session(float_model, threads=1, segments=segments)
+            self.reference = open_session(float_model, threads=1)
         except SessionError as error:
             label = _label(float_model, "the float model")
             raise ModelError(f"onnxruntime cannot load {label}: {error}", "Check the float model first.") from error
@@ -323,19 +323,25 @@ def check_wellformed(path: Path) -> str | None:
     """
     check_path(str(path))
     try:
-        return _check_without_weights(path) if path.stat().st_size > LARGE else objection(str(path))
+        fits = choose_residency(path.stat().st_size).copies
+        return objection(str(path)) if fits else _check_without_weights(load(path))
     except (OSError, ValueError, RuntimeError) as error:
         return first_line(error)
 
 
-def _check_without_weights(path: Path) -> str | None:
+def check_loaded(model: Model) -> str | None:
+    """Ask the ONNX checker about a loaded model; see `check_wellformed`."""
+    return objection(model.serialize()) if model.residency.copies else _check_without_weights(model)
+
+
+def _check_without_weights(model: Model) -> str | None:
     """Let the checker, which reads a file whole, have one in whose large weights it finds external data."""
     weights: list[Tensor] = []
-    skeleton = load(path).skeleton(weights)
+    skeleton = model.skeleton(weights)
     with tempfile.TemporaryDirectory(prefix="onnxq.") as folder:
         for location in range(len(weights)):
             (Path(folder) / str(location)).touch()
-        target = Path(folder) / path.name
+        target = Path(folder) / (model.path or CHECKED).name
         target.write_bytes(skeleton)
         return objection(str(target))
 

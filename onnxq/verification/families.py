@@ -18,7 +18,6 @@ import numpy as np
 from onnxq.errors import OnnxqError
 from onnxq.evaluator import Evaluator
 from onnxq.ir import Model, parse
-from onnxq.ir.segment import is_large
 from onnxq.ops.quantized import Arithmetic
 from onnxq.planning.latency import predicted_latency
 from onnxq.planning.planner import Plan
@@ -139,7 +138,7 @@ def family_figures(
         latencies: Predicted ones by family.
 
     """
-    if is_large(quantized):
+    if not quantized.residency.copies:
         return ()
     shown = shown_families(target)
     could = bool(shown) and bool(read_saturation(quantized))

@@ -18,7 +18,6 @@ from onnxq.errors import DataError, ModelError
 from onnxq.evaluator import Evaluator, Run, Step, arithmetic
 from onnxq.ir import Model, ModelInput, Value, read_model
 from onnxq.ir.passes import normalise
-from onnxq.ir.segment import is_large
 from onnxq.optimize.sequence_first import SWAPPED
 from onnxq.optimize.sequence_rules import FEWEST_AXES
 from onnxq.progress import OnSample, working
@@ -96,7 +95,7 @@ def with_layers(
     progress: OnSample | None = None,
 ) -> Comparison:
     """Add the layers to a comparison, or the reason why the evaluator cannot run a model; see `compare_layers`."""
-    limit = LARGE_SAMPLES if isinstance(float_model, Model) and is_large(float_model) else SAMPLES
+    limit = SAMPLES if not isinstance(float_model, Model) or float_model.residency.quick else LARGE_SAMPLES
     try:
         layers = compare_layers(float_model, quantized, samples, limit=limit, progress=progress)
         return replace(comparison, layers=layers)

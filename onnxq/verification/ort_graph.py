@@ -17,7 +17,6 @@ from onnx import TensorProto
 
 from onnxq.errors import ModelError
 from onnxq.ir import Model, ModelInput, Node, Value, load, parse, read_model
-from onnxq.ir.segment import is_large
 from onnxq.runtime.ort_session import SessionError, Settings, load_native
 
 CONVERSIONS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
@@ -96,10 +95,10 @@ def read_fusion(model: ModelInput | bytes) -> Fusion:
 
     """
     source = parse(model) if isinstance(model, bytes) else read_model(model)
+    if not source.residency.copies:
+        return Fusion({}, (), "the model is too large for onnxruntime to write it optimised")
     if not isinstance(model, str | Path | bytes):
         model = source.serialize()
-    if is_large(source):
-        return Fusion({}, (), "the model is too large for onnxruntime to write it optimised")
     with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
         path = Path(folder) / "optimised.onnx"
         try:

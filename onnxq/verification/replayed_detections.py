@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from onnxq.ir import Model
-from onnxq.ir.segment import is_large
 from onnxq.runtime.session import (
     InMemory,
     ModelSource,
@@ -141,4 +140,4 @@ def _whole(source: ModelSource) -> Model | None:
     if isinstance(source, InMemory):
         return source.model
     model = source_model(source)
-    return None if is_large(model) else model
+    return model if model.residency.copies else None

@@ -21,7 +21,7 @@ from onnxq.data.user_function import CALLABLE, CALLED, import_named
 from onnxq.data.validation import Sample
 from onnxq.errors import DataError, ModelError
 from onnxq.progress import OnSample
-from onnxq.runtime.session import ModelSource, SessionError, open_session, run_session, runs_in_segments
+from onnxq.runtime.session import ModelSource, SessionError, open_session, run_alike, run_session, runs_in_segments
 from onnxq.text import counted, did_you_mean
 from onnxq.verification.metrics.by_name import METRICS
 from onnxq.verification.metrics.classes import USUAL as CLASS_LABELS
@@ -209,12 +209,10 @@ def _measure_function(
     samples: Samples,
     name: str,
     progress: OnSample | None,
-    *,
-    segments: bool = False,
 ) -> float:
     """Return what a function of the user gives for the outputs of a model; see `measure_metric`."""
     outputs: dict[str, list[Any]] = {}
-    for _, results in _results(model, samples, progress, segments=segments):
+    for _, results in _results(model, samples, progress):
         for output, result in results.items():
             outputs.setdefault(output, []).append(result)
     labels = samples.labels()
@@ -244,7 +242,7 @@ class MetricJudge:
         self, source: str | Metric, float_model: ModelSource, samples: Samples, progress: OnSample | None = None
     ) -> None:
         self._name, self._samples, self._progress = metric_name(source), samples, progress
-        self._segments = runs_in_segments(float_model)  # then so does what the float model became
+        self._float_model = float_model
         self._metric = load_metric(source)
         self._labels: Labels = {}
         self._reference: MetricRun | None = None
@@ -263,15 +261,14 @@ class MetricJudge:
             ModelError, DataError: As `measure_metric`.
 
         """
+        quantized = run_alike(quantized, self._float_model)
         if isinstance(self._metric, NamedMetric) and self._reference is not None:
-            run = _run(self._metric, quantized, self._samples, self._labels, self._progress, segments=self._segments)
+            run = _run(self._metric, quantized, self._samples, self._labels, self._progress)
             value, falls = run.score(self._reference), self._metric.lower_is_better
             doubt, distance = self._reference.doubt(), self._reference.is_distance()
             return MetricComparison(self._name, self._float_value, value, falls, doubt, distance)
         assert not isinstance(self._metric, NamedMetric)
-        value = _measure_function(
-            self._metric, quantized, self._samples, self._name, self._progress, segments=self._segments
-        )
+        value = _measure_function(self._metric, quantized, self._samples, self._name, self._progress)
         return MetricComparison(self._name, self._float_value, value)
 
 
@@ -302,21 +299,19 @@ def _run(
     samples: Samples,
     labels: Labels,
     progress: OnSample | None,
-    *,
-    segments: bool = False,
 ) -> MetricRun:
     """Return all outputs of a model to a named metric."""
     run = metric.begin(labels)
-    for sample, results in _results(model, samples, progress, segments=segments):
+    for sample, results in _results(model, samples, progress):
         run.add(sample, results)
     return run
 
 
 def _results(
-    model: ModelSource, samples: Samples, progress: OnSample | None, *, segments: bool = False
+    model: ModelSource, samples: Samples, progress: OnSample | None
 ) -> Iterator[tuple[Sample, dict[str, Any]]]:
     """Yield each sample with the outputs of a model by name."""
-    with _running(model, segments=segments) as run:
+    with _running(model) as run:
         for count, sample in enumerate(samples, 1):
             yield sample, run(sample)
             if progress:
@@ -324,13 +319,11 @@ def _results(
 
 
 @contextmanager
-def _running(
-    model: ModelSource, *, reuse_shapes: bool = True, segments: bool = False
-) -> Iterator[Callable[[Sample], dict[str, Any]]]:
+def _running(model: ModelSource, *, reuse_shapes: bool = True) -> Iterator[Callable[[Sample], dict[str, Any]]]:
     """Open a model, and give what runs it: all outputs by name for a sample."""
     label = str(model) if isinstance(model, str | Path) else "the model"
     try:
-        session = open_session(model, exact=True, reuse_shapes=reuse_shapes, segments=segments)
+        session = open_session(model, exact=True, reuse_shapes=reuse_shapes)
         names = [output.name for output in session.get_outputs()]
         yield lambda sample: dict(zip(names, run_session(session, None, sample), strict=True))
     except SessionError as error:

@@ -137,7 +137,7 @@ def test_what_is_no_model_is_refused() -> None:
         onnxq.quantize(3)  # type: ignore[arg-type]
     with pytest.raises(onnxq.DataError, match="data names files, and an array is given"):
         onnxq.quantize(proto(), data=np.zeros((2, 4)))  # type: ignore[arg-type]
-    with pytest.raises(onnxq.DataError, match=r"input '\w+' has the shape \[.*\], and an array of \[2\] is given"):
+    with pytest.raises(onnxq.DataError, match=r"input '\w+' has rank .*, the array gives rank 1 \[2\]"):
         onnxq.evaluate(proto(), {name: np.zeros(2, np.float32) for name in SAMPLES[0]})
     with pytest.raises(onnxq.DataError, match="not a function"):
         onnxq.quantize(proto(), samples=SAMPLES, budget=onnxq.Budget(metric=3, max_drop=1.0))  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ import numpy as np
 import onnxruntime as ort
 
 from onnxq import in_blocks, quantize
-from onnxq.ir import segment
+from onnxq.ir.storage import residency
 
 CACHE = Path.home() / ".cache" / "onnxq-bench" / "decoder"
 PROMPT, CONTINUED, PREFILL, TURNS = 32, 64, 128, 40
@@ -146,7 +146,7 @@ def make_rivals(arguments: argparse.Namespace, folder: Path) -> dict[str, Path]:
 
 def make_own(arguments: argparse.Namespace, folder: Path) -> dict[str, Path]:
     """Quantize with data and without, in memory or as a large model."""
-    segment.LARGE = 0 if arguments.large else segment.LARGE
+    residency.LARGE = 0 if arguments.large else residency.LARGE
     made = {}
     for name, data in (("onnxq", [arguments.own]), ("onnxq, no data", [])):
         made[name] = folder / f"onnxq{len(made)}.onnx"

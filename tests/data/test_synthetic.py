@@ -8,6 +8,7 @@ from onnx import TensorProto
 from onnxq.data.samples import InputSpec, input_specs
 from onnxq.data.synthetic import random_samples, synthetic_samples
 from onnxq.errors import DataError
+from onnxq.ir.storage import residency
 
 
 def test_random_samples_are_seeded_and_sized_sensibly():
@@ -168,5 +169,5 @@ def test_fewer_made_up_samples_are_made_up() -> None:
 def test_masks_of_large_models_are_looked_at_in_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     proto = attention({"mask": (TensorProto.BOOL, ["b", 1, 1])}, [node("Where", "mask s inf", "m")], {})
     model = typed(proto)
-    monkeypatch.setattr("onnxq.runtime.session.is_large", lambda _: True)
+    monkeypatch.setattr(residency, "LARGE", 0)
     assert all(sample["mask"].all() for sample in synthetic_samples(model, input_specs(model), 8))

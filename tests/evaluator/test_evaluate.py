@@ -9,8 +9,9 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, parser
 
+from onnxq import evaluate
 from onnxq.errors import DataError, ModelError
-from onnxq.evaluator import Evaluator, evaluate
+from onnxq.evaluator import Evaluator
 from onnxq.evaluator.blas import _switch, one_blas_thread
 from onnxq.ir import parse
 

@@ -5,8 +5,8 @@ import onnxruntime as ort
 import pytest
 from onnx import parser
 
+from onnxq import evaluate
 from onnxq.errors import ModelError
-from onnxq.evaluator import evaluate
 
 F = np.float32
 

@@ -5,7 +5,7 @@ import pytest
 from helpers import build, floats, node, quantize_in_memory, sqnr
 from onnx import helper
 
-from onnxq.evaluator import evaluate
+from onnxq import evaluate
 from onnxq.planning.recipe import load_recipe
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}

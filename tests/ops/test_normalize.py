@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from float_support import check, evaluate_single, normal, single
 
+from onnxq import evaluate
 from onnxq.errors import ModelError
-from onnxq.evaluator import evaluate
 
 
 def statistics(channels, seed=0):

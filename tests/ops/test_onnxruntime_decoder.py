@@ -10,7 +10,8 @@ from decoders import MICROSOFT, genai_decoder, genai_samples
 from helpers import floats
 from onnx import helper
 
-from onnxq.evaluator import Evaluator, evaluate
+from onnxq import evaluate
+from onnxq.evaluator import Evaluator
 
 
 def both(op_type, inputs, outputs=1, domain=MICROSOFT, **attributes):

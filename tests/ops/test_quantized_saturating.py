@@ -17,7 +17,8 @@ from quantized_support import run_kernel
 from saturating_cases import OPERATORS, codes, counts, geometry, zero
 from saturating_product import saturating_convolution, saturating_product, with_zero_points
 
-from onnxq.evaluator import Evaluator, evaluate
+from onnxq import evaluate
+from onnxq.evaluator import Evaluator
 from onnxq.ops.quantized import integer_arithmetic, mat_mul_integer, saturating
 from onnxq.targets.host import host_saturates
 

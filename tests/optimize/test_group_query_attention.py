@@ -8,7 +8,7 @@ import pytest
 from helpers import ALL, NONE, applied, build, count_ops, floats, node, run, typed
 from onnx import TensorProto
 
-from onnxq.evaluator import evaluate
+from onnxq import evaluate
 from onnxq.optimize.attention.group_query_attention import group_query
 from onnxq.optimize.attention.sizes import NotKnown, Sizes, sized_values
 from onnxq.optimize.optimize import optimize_for_target

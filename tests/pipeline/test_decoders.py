@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 from decoders import genai_decoder, genai_samples, optimum_decoder
 
-from onnxq.ir import segment
+from onnxq.ir.storage import residency
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.recipe import in_blocks
 
@@ -22,7 +22,7 @@ def test_a_decoder_of_the_builder_is_rounded_layer_by_layer(tmp_path, monkeypatc
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
     samples = [*genai_samples(model, 12), *genai_samples(model, 12, length=3, past=6, seed=1)]
     if large:
-        monkeypatch.setattr(segment, "LARGE", 0)
+        monkeypatch.setattr(residency, "LARGE", 0)
     report = quantize(tmp_path / "m.onnx", in_blocks(4), samples=samples, output=tmp_path / "q.onnx")
     nearest = in_blocks(4).setting(rounding="nearest")
     plain = quantize(tmp_path / "m.onnx", nearest, samples=samples, output=tmp_path / "n.onnx")
@@ -42,7 +42,7 @@ def test_a_decoder_of_the_builder_is_rounded_layer_by_layer(tmp_path, monkeypatc
 def test_a_decoder_with_a_cache_is_calibrated_on_what_it_writes(tmp_path, monkeypatch, make, large):
     onnx.save(make(), tmp_path / "m.onnx")
     if large:
-        monkeypatch.setattr(segment, "LARGE", 0)
+        monkeypatch.setattr(residency, "LARGE", 0)
     report = quantize(tmp_path / "m.onnx", in_blocks(4), output=tmp_path / "q.onnx")
     assert "chose codes on 64 token sequences that the model generated itself" in report.notes
 

@@ -6,7 +6,7 @@ import onnx
 import pytest
 from helpers import build, floats, node
 
-from onnxq.ir import segment
+from onnxq.ir.storage import residency
 from onnxq.ir.storage import shelf as shelf_module
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.recipe import in_blocks
@@ -32,7 +32,7 @@ def source(tmp_path):
 def made(source, name, monkeypatch, *, large, spooled=True):
     with monkeypatch.context() as patch:
         if large:
-            patch.setattr(segment, "LARGE", 0)
+            patch.setattr(residency, "LARGE", 0)
             patch.setattr(shelf_module, "SPOOLED", 64 if spooled else 1 << 20)
             patch.setattr("onnxq.ir.storage.scratch_file.SPOOLED", 64 if spooled else 1 << 20)
         report = quantize(source, in_blocks(4), samples=samples(), output=source.with_name(name))

@@ -17,7 +17,7 @@ from helpers import floats, node
 from onnx import TensorProto, helper
 
 from onnxq.errors import OutputError, RecipeError
-from onnxq.ir import segment
+from onnxq.ir.storage import residency
 from onnxq.ops.forms.block_codes import BlockCodes
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.recipe import in_blocks
@@ -57,7 +57,7 @@ def interrupt(monkeypatch, moment):
 @pytest.mark.parametrize("large", [False, True])
 def test_interrupted_at_ten_moments(source, monkeypatch, large):
     if large:
-        monkeypatch.setattr(segment, "LARGE", 0)
+        monkeypatch.setattr(residency, "LARGE", 0)
     with monkeypatch.context() as patch:
         steps = interrupt(patch, 0)
         expected = made(source, "whole.onnx", resume=False)
@@ -79,7 +79,7 @@ def test_interrupted_at_ten_moments(source, monkeypatch, large):
 
 
 def test_a_torn_file_and_codes_of_other_runs_are_not_taken(source, monkeypatch):
-    monkeypatch.setattr(segment, "LARGE", 0)
+    monkeypatch.setattr(residency, "LARGE", 0)
     expected = made(source, "whole.onnx", resume=False)
     with monkeypatch.context() as patch:
         patch.setattr("onnxq.pipeline.quantize.remove_checkpoint", lambda folder: None)
@@ -128,7 +128,7 @@ def test_killed_at_ten_moments(source, repeated):
         source = blocks_of_megabytes(source.with_name("blocks.onnx"), repeated)
         weights, call = 2 * repeated, "t.quantized_blocks(Path(sys.argv[2]), 'q.onnx')"
     else:
-        weights, call = 8, "setattr(t.segment, 'LARGE', 0); t.made(Path(sys.argv[2]), 'q.onnx', samples=40)"
+        weights, call = 8, "setattr(t.residency, 'LARGE', 0); t.made(Path(sys.argv[2]), 'q.onnx', samples=40)"
     script = "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; import test_resume as t; " + call
     command = [sys.executable, "-c", script, str(Path(__file__).parent), str(source)]
     paths = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]

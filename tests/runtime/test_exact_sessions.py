@@ -13,7 +13,7 @@ import pytest
 from as_processor import available, environment
 from onnx import parser
 
-from onnxq.evaluator import evaluate
+from onnxq import evaluate
 from onnxq.runtime.session import open_session, run_session
 
 HEAD = '<ir_version: 9, opset_import: ["": 17, "com.microsoft": 1]>'

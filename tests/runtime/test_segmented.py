@@ -13,9 +13,10 @@ from helpers import build, floats, graph, node
 from onnxq.calibration.calibrate import calibrate
 from onnxq.data.samples import input_specs, wrap_samples
 from onnxq.errors import ModelError
-from onnxq.ir import infer_types, load, parse, save, segment
+from onnxq.ir import infer_types, load, parse, save
 from onnxq.ir.passes import normalise
 from onnxq.ir.segment import cut_segments
+from onnxq.ir.storage import residency
 from onnxq.pipeline import quantize as pipeline
 from onnxq.planning.recipe import in_blocks
 from onnxq.rounding import weights
@@ -32,7 +33,7 @@ MODELS = sorted(SAMPLES.glob("*.onnx"))
 @pytest.fixture
 def tiny(monkeypatch):
     """Let every model be large, weights of 256 bytes stay out, and segments be of 4 kB."""
-    monkeypatch.setattr(segment, "LARGE", 0)
+    monkeypatch.setattr(residency, "LARGE", 0)
     monkeypatch.setattr(segmented, "SEGMENT", 4096)
     monkeypatch.setattr(segmented, "BESIDE", 256)
     monkeypatch.setattr("onnxq.ir.storage.scratch_file.SPOOLED", 256)
@@ -168,7 +169,7 @@ def test_a_large_model_gives_the_bytes_of_a_small_one(recipe, external, tmp_path
     samples = [{"x": on_grid(floats(4, 16, seed=seed), 0.25)} for seed in range(4)]
     reports = {}
     for limit, name in ((0, "large"), (1 << 30, "small")):
-        monkeypatch.setattr(segment, "LARGE", limit)
+        monkeypatch.setattr(residency, "LARGE", limit)
         chosen = tmp_path / "r.toml"
         chosen.write_text(
             f'name = "r"\ndescription = "r"\nscheme = "{recipe}"\nranges = "minmax"\nrounding = "nearest"\n'
@@ -192,7 +193,7 @@ def test_calibration_in_segments_measures_the_same(tiny):
     values = [v for n in model.graph.nodes for v in n.outputs if v is not None]
     samples = [{"x": floats(4, 16, seed=seed)} for seed in range(3)]
     parts = calibrate(model, values, samples)
-    segment.LARGE = 1 << 30
+    residency.LARGE = 1 << 30
     whole = calibrate(model, values, samples)
     for value in values:
         for one, other in zip(whole[value.name], parts[value.name], strict=True):
@@ -253,7 +254,7 @@ def test_what_a_large_model_became_is_run_in_segments_too(tmp_path, monkeypatch)
     path.write_bytes(blocks().SerializeToString())
     samples = [{"x": floats(4, 16, seed=seed)} for seed in range(8)]
     pipeline.quantize(path, in_blocks(4, 16), output=out, samples=samples)
-    monkeypatch.setattr(segment, "LARGE", load(out).weight_bytes)
+    monkeypatch.setattr(residency, "LARGE", load(out).weight_bytes)
     opened = []
     monkeypatch.setattr(session, "StreamedSession", lambda *a: opened.append(a) or segmented.StreamedSession(*a))
     for quantized in (out, load(out), out.read_bytes()):
@@ -281,11 +282,10 @@ def test_what_does_not_load_is_a_sentence(tmp_path, tiny):
     (tmp_path / "e.onnx.data").unlink()
     with pytest.raises(ModelError, match="which cannot be read"):
         open_session(load(tmp_path / "e.onnx"))
-    assert session.is_large(loaded(blocks()))
 
 
 def test_the_checker_sees_large_models_without_their_weights(tmp_path, monkeypatch):
-    monkeypatch.setattr("onnxq.verification.compare.LARGE", 100)
+    monkeypatch.setattr(residency, "LARGE", 100)
     proto = blocks()
     path = tmp_path / "m.onnx"
     path.write_bytes(proto.SerializeToString())

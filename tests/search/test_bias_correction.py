@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+from onnxq import evaluate
 from onnxq.data.samples import input_specs, wrap_samples
-from onnxq.evaluator import Evaluator, evaluate
+from onnxq.evaluator import Evaluator
 from onnxq.evaluator.several_runs import several_runs
 from onnxq.ir import load, parse
 from onnxq.progress import Silent

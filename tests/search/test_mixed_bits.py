@@ -13,7 +13,8 @@ from helpers import build, floats, node
 from onnxq.data.generated_text import generated_text
 from onnxq.errors import CheckFailed, DataError, RecipeError
 from onnxq.evaluator import Evaluator
-from onnxq.ir import load, segment
+from onnxq.ir import load
+from onnxq.ir.storage import residency
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.recipe import in_blocks, load_recipe
 from onnxq.rounding.layer_by_layer import block_jobs
@@ -134,7 +135,7 @@ def test_a_file_keeps_to_its_size_and_loses_less_than_with_equal_bits(source, tm
     def made(recipe, budget=None):
         with monkeypatch.context() as patch:
             if large:
-                patch.setattr(segment, "LARGE", 0)
+                patch.setattr(residency, "LARGE", 0)
             report = quantize(
                 source, recipe, samples=samples(), output=tmp_path / "q.onnx", force=True, budget=budget or Budget()
             )
@@ -155,7 +156,7 @@ def test_the_same_bits_in_memory_and_streamed(source, tmp_path, monkeypatch):
     for name in ("small", "large"):
         quantize(source, in_blocks("auto"), samples=samples(), output=tmp_path / name, budget=Budget(max_size=20_000))
         found.append(bits_written(tmp_path / name))
-        monkeypatch.setattr(segment, "LARGE", 0)
+        monkeypatch.setattr(residency, "LARGE", 0)
     assert found[0] == found[1]
 
 
@@ -164,7 +165,7 @@ def test_a_large_model_that_becomes_small_keeps_to_its_size(tmp_path, monkeypatc
     weights = {f"w{index}": floats(96, 96, scale=0.2, seed=index) for index in range(6)}
     nodes = [node("MatMul", f"{f'x{i}' if i else 'x'} w{i}", f"x{i + 1}" if i < 5 else "y") for i in range(6)]
     onnx.save(build(nodes, {"x": [1, 6, 96]}, ["y"], weights, 21), tmp_path / "m.onnx")
-    monkeypatch.setattr(segment, "LARGE", 100_000)
+    monkeypatch.setattr(residency, "LARGE", 100_000)
     least = quantize(tmp_path / "m.onnx", in_blocks(4), samples=samples(), output=tmp_path / "l.onnx").output_bytes
     most = least + 6_000
     report = quantize(
@@ -181,9 +182,9 @@ def test_a_large_model_that_becomes_small_keeps_to_its_size(tmp_path, monkeypatc
 @pytest.mark.parametrize("large", [False, True])
 def test_as_few_weights_get_8_bits_as_a_loss_needs(tmp_path, monkeypatch, large):
     onnx.save(optimum_decoder(), tmp_path / "m.onnx")
-    if large:
-        monkeypatch.setattr(segment, "LARGE", 0)
     given = generated_text(prepare(tmp_path / "m.onnx", in_blocks(4), with_data=True).model)[:16]
+    if large:
+        monkeypatch.setattr(residency, "LARGE", 0)
 
     def made(drop, recipe="auto"):
         budget = Budget(metric="perplexity", max_drop=drop)

@@ -13,6 +13,7 @@ from helpers import build, floats, node
 from onnxq.data.samples import input_specs, wrap_samples
 from onnxq.errors import CheckFailed, RecipeError
 from onnxq.ir import load
+from onnxq.ir.storage import residency
 from onnxq.pipeline.options import declarations
 from onnxq.pipeline.quantize import quantize
 from onnxq.progress import Silent
@@ -169,7 +170,7 @@ def test_accuracy_and_size_that_exclude_each_other_are_refused(model, tmp_path):
 
 
 def test_what_is_not_searched_is_checked(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("onnxq.stages.strategy.is_large", lambda _: True)
+    monkeypatch.setattr(residency, "LARGE", 0)
     with pytest.raises(CheckFailed, match=r"it would have [\d,]+ bytes, 20,000 are allowed"):
         quantize(model, output=tmp_path / "q.onnx", budget=Budget(max_size=20_000))
     assert not (tmp_path / "q.onnx").exists()

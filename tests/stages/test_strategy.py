@@ -6,7 +6,8 @@ import pytest
 from helpers import build, floats, node
 from onnx import helper
 
-from onnxq.ir import read_model, segment
+from onnxq.ir import read_model
+from onnxq.ir.storage import residency
 from onnxq.stages.prepare import prepare
 from onnxq.stages.strategy import Strategy, choose_strategy
 
@@ -32,14 +33,14 @@ def product(domain=""):
     ],
 )
 def test_operators_and_bytes_of_weights_decide(domain, limit, wanted, monkeypatch):
-    monkeypatch.setattr(segment, "LARGE", limit)
+    monkeypatch.setattr(residency, "LARGE", limit)
     assert choose_strategy(read_model(product(domain))) is wanted
 
 
 def test_a_prepared_model_keeps_its_way_whatever_is_folded_afterwards(monkeypatch):
-    monkeypatch.setattr(segment, "LARGE", 63)
+    monkeypatch.setattr(residency, "LARGE", 63)
     prepared = prepare(product(), with_data=True)
-    monkeypatch.setattr(segment, "LARGE", 64)
+    monkeypatch.setattr(residency, "LARGE", 64)
     assert prepared.strategy is Strategy.STREAMED
 
 

@@ -11,7 +11,7 @@ from helpers import build, floats, node
 
 from onnxq.api.verify import verify
 from onnxq.data.generated_text import generated_text
-from onnxq.ir import segment
+from onnxq.ir.storage import residency
 from onnxq.pipeline import add_metrics
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.recipe import in_blocks
@@ -67,7 +67,7 @@ def test_a_metric_that_is_asked_for_is_measured_once(decoder, monkeypatch):
 
 def test_a_model_in_segments_has_its_perplexity(decoder, monkeypatch):
     path, texts = decoder
-    monkeypatch.setattr(segment, "LARGE", 0)
+    monkeypatch.setattr(residency, "LARGE", 0)
     found = quantize(path, in_blocks(4), samples=texts, output=path.with_name("q.onnx")).comparison.decoding
     assert found.perplexity.quantized_value == pytest.approx(found.perplexity.float_value, rel=0.2)
     assert (found.greedy, found.token, found.prompt) == (None, None, None)

@@ -12,6 +12,7 @@ from onnx import TensorProto
 
 from onnxq.errors import ModelError
 from onnxq.ir import parse
+from onnxq.ir.storage import residency
 from onnxq.optimize.merge_scales import join_scales
 from onnxq.planning.recipe import load_recipe
 from onnxq.verification.ort_graph import FusedNode, Fusion, read_fusion
@@ -177,7 +178,7 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_model_that_is_too_large_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxq.verification.ort_graph.is_large", lambda model: True)
+    monkeypatch.setattr(residency, "LARGE", 0)
     made = build([node("MatMul", "x w", "y")], {"x": ["n", 16]}, weights={"w": floats(16, 8)})
     found = read_fusion(bytes(made.SerializeToString()))
     assert (found.groups, found.kernels) == ((), {})

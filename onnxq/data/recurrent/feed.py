@@ -17,9 +17,8 @@ from onnxq.data.npz import Source
 from onnxq.data.reading import ModelFacts, Preparation
 from onnxq.data.validation import InputSpec, Sample, conform
 from onnxq.errors import DataError, ModelError
-from onnxq.evaluator.engine import Evaluator
+from onnxq.evaluator import wide_evaluator
 from onnxq.ir import Model
-from onnxq.ir.segment import is_large
 from onnxq.runtime.session import SessionError, open_session, run_session
 
 MOST_KEPT = 64 << 20  # bytes of states that are remembered from one pass to the next
@@ -55,10 +54,9 @@ class FloatModel:
             ) from error
 
     def _made_ready(self) -> Callable[[Sample], list[Any]]:
-        if not is_large(self._model):
-            evaluator = Evaluator(self._model, wide=True)
-            if evaluator.has_kernels(self._names):
-                return lambda sample: list(evaluator.run(sample, self._names).values())
+        evaluator = wide_evaluator(self._model, self._names)
+        if evaluator is not None:
+            return lambda sample: list(evaluator.run(sample, self._names).values())
         session = open_session(self._model, optimize="basic", reuse_shapes=False)
         return lambda sample: run_session(session, self._names, sample)
 

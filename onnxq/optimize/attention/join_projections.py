@@ -17,7 +17,6 @@ from onnxq.ir.graph import MICROSOFT, Node, Value
 from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch
-from onnxq.ir.segment import is_large
 
 SHARED = ("K", "bits", "block_size", "accuracy_level")
 CODES, SCALES, ZERO_POINTS = 1, 2, 3
@@ -26,7 +25,7 @@ CODES, SCALES, ZERO_POINTS = 1, 2, 3
 @register_pass(order=190, timed=True, domain=MICROSOFT, operators=("MatMulNBits",))
 def join_projections(model: Model) -> Iterator[Patch]:
     """Describe the joined product of each attention; weights of large models stay where they are mapped."""
-    if is_large(model):
+    if not model.residency.copies:
         return
     for node in model.graph.nodes:
         if (node.domain, node.op_type) == (MICROSOFT, "GroupQueryAttention"):
