@@ -111,7 +111,7 @@ class Weights:
         self._rounded: dict[WeightKey, RoundedWeight] = solve_all(self._jobs) if self._jobs else {}
         self._known: dict[WeightKey, RoundingResult] = {}
         self._errors: dict[WeightKey, tuple[RoundingResult, float]] = {}
-        self._relimited: dict[WeightKey, RoundedWeight] = {}  # with other limits than those of the plan, not asked for yet
+        self._relimited: dict[WeightKey, RoundedWeight] = {}  # for other limits, not asked for yet
         self._above_floors: dict[tuple[WeightKey, bytes], RoundingResult] = {}
         self._borrowed: set[WeightKey] | None = set()  # None once choices are settled
         self._cures: dict[tuple[str, Tensor], SaturationCure] = {}
@@ -158,7 +158,7 @@ class Weights:
 
         `codes` would choose the same, one weight after the other.
         """
-        wanted = [(weight.constant, self._coding(coding)) for weight, coding in searched_weights(plan)]
+        wanted = [(weight.constant, self._as_run(coding)) for weight, coding in searched_weights(plan)]
         keys = [(tensor, coding) for tensor, coding in wanted if tensor is not None] if self._jobs else []
         jobs = {
             key: self._with_own_limits(key, chosen, None)
@@ -187,7 +187,7 @@ class Weights:
 
         """
         assert weight.constant is not None
-        coding = self._coding(coding)
+        coding = self._as_run(coding)
         key = (weight.constant, coding)
         if minimum is not None and coding.bits < 8:  # what is searched for with a floor could be another even above it
             return self._floored(weight, coding, minimum, reader)
@@ -211,7 +211,7 @@ class Weights:
 
         """
         assert weight.constant is not None
-        key, coded = (weight.constant, self._coding(coding)), self.codes(weight, coding, None, reader)
+        key, coded = (weight.constant, self._as_run(coding)), self.codes(weight, coding, None, reader)
         known = self._errors.get(key)
         if known is None or known[0] is not coded:
             codes, scales = coded
@@ -318,7 +318,8 @@ class Weights:
         # rare, and only channels below the floor get coarser
         return solve_all({key: self._with_own_limits(key, chosen, floor)})[key]
 
-    def _coding(self, coding: WeightSpec) -> WeightSpec:
+    def _as_run(self, coding: WeightSpec) -> WeightSpec:
+        """Return a coding as asked for, or without limits to neighbours where a trial runs on exact arithmetic."""
         return replace(coding, summed=None) if self._exact else coding
 
     def _with_own_limits(self, key: WeightKey, chosen: WeightKey, floor: np.ndarray | None) -> RoundingJob:
