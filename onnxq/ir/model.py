@@ -129,7 +129,7 @@ class Model:
 
     @property
     def residency(self) -> Residency:
-        """Where its weights are while it is worked on, and so what there is memory and time for."""
+        """The place of its weights while it is worked on, and so what there is memory and time for."""
         return choose_residency(self.weight_bytes)
 
     @property

@@ -106,7 +106,7 @@ class Plan:
 
     @property
     def settings(self) -> tuple[object, ...]:
-        """What a plan is made by: all that is settled before a node is decided about."""
+        """All that is settled before a node is decided about."""
         return self.recipe, self.choices, self.with_data, self.costs, self.clipped, self.keeps_opset, self.stores_only
 
     def undecided(self, recipe: Recipe) -> Plan:

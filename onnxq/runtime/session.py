@@ -118,7 +118,7 @@ def runs_in_segments(source: ModelSource) -> bool:
 
 
 def run_alike(source: ModelSource, float_model: ModelSource) -> ModelSource:
-    """Return a quantized model as it is to be run beside its float model: in segments if that one is.
+    """Return a quantized model as it is to be run: in segments if its float model is.
 
     Raises:
         ModelError: One of the models cannot be read.

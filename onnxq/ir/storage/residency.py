@@ -1,4 +1,4 @@
-"""Where the weights of a model are while it is worked on: the one place that asks whether a model is large.
+"""Residency of weights, in memory or in files: the one module that asks whether a model is large.
 
 Tests: `tests/runtime/test_segmented.py`.
 """
@@ -11,7 +11,7 @@ LARGE = 512 << 20  # bytes of weights from which on a model is not held in memor
 
 
 class Residency(Enum):
-    """Where the weights of a model are.
+    """The place of a model's weights while it is worked on.
 
     Attributes:
         MEMORY: In memory, as often as a step needs them.
