@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -38,9 +38,8 @@ from onnxq.stages.measure import choose_qparams
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, replan
 
-BITS = (2, 4, 8)
 USUAL = 4  # bits of a weight where only a loss is limited
-NAMES: dict[int, SchemeName] = {8: "weight-int8", 4: "weight-int4", 2: "weight-int2"}
+SCHEMES: dict[int, SchemeName] = {2: "weight-int2", 4: "weight-int4", 8: "weight-int8"}  # by bits
 ELSEWHERE = "weights"  # any name of a file for weights
 ROOM = 64  # bytes for each weight, by which names and lengths may differ
 
@@ -68,8 +67,7 @@ class MixedWeight:
 
     def choices(self, bits: int) -> dict[str, Override]:
         """Return the choice for each node that reads it."""
-        name = cast("SchemeName", f"weight-int{bits}")
-        return {node_key(node): Override(name, FOR_LIMIT) for node in self.job.readers}
+        return {node_key(node): Override(SCHEMES[bits], FOR_LIMIT) for node in self.job.readers}
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,7 @@ def mixed_weights(
         raise DataError("what a weight loses in fewer bits shows on data only", "Add --data, or pass --bits 4.")
     found = []
     for job in jobs:
-        bits = tuple(bits for bits in BITS if _possible(prepared, job, bits))
+        bits = tuple(bits for bits in SCHEMES if _possible(prepared, job, bits))
         if job.key in losses and bits:
             found.append(MixedWeight(job, bits, losses[job.key]))
     return found
@@ -133,7 +131,7 @@ def _possible(prepared: Prepared, job: BlockJob, bits: int) -> bool:
     for node in job.readers:
         scheme, _ = prepared.plan.recipe.scheme_for(node.op_type, node.name)
         try:
-            form = form_of(node, replace(scheme, name=cast("SchemeName", f"weight-int{bits}")), prepared.model.opset)
+            form = form_of(node, replace(scheme, name=SCHEMES[bits]), prepared.model.opset)
         except NotQuantizable:
             return False
         if form.opset > prepared.model.opset:
@@ -228,7 +226,7 @@ def _choices(weights: Sequence[MixedWeight], chosen: Mapping[WeightKey, int]) ->
 def said_bits(choices: Choices) -> tuple[str, ...]:
     """Say how many products have how many bits; nothing where no bits were chosen."""
     counts = Counter(choice.scheme for choice in choices.values() if choice.reason == FOR_LIMIT)
-    parts = (f"{counts[scheme]} of {name}" for name, scheme in NAMES.items() if counts[scheme])
+    parts = (f"{counts[scheme]} of {bits}" for bits, scheme in reversed(SCHEMES.items()) if counts[scheme])
     return (f"chose bits {FOR_LIMIT}: weights of {', '.join(parts)} bits",) if counts else ()
 
 

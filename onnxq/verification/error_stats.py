@@ -22,6 +22,7 @@ class Difference:
         classes: Whether rows of floats may be class scores, whose decisions are compared.
         lengths: Axes along which both may differ in size, because values decide on it: detections, durations. What only
             one of them has is held against zeros.
+        ratio_only: Whether only signal and noise are summed, for a search that reads nothing but the SQNR.
 
     Attributes:
         dtype: NumPy name of the elements; empty before the first.
