@@ -11,13 +11,17 @@ Differences are averaged over samples in dB. One sample in ten that leaves all r
 as many other samples may have none or two of its kind. Samples whose outputs are next to zero count less. They may
 differ by 20 dB, as where no wake word is said, and change nothing in the SQNR of all.
 
+No more is expected of probabilities than of the logits that they are made of. Clear cases give 0 and 1 whatever the
+logits lose, and one case in between is most of the error of all. A classifier of files with 45 dB where all files were
+clear, and 35 dB in its logits, has 33 dB on others.
+
 Tests: `tests/search/test_cross_validation.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -66,10 +70,18 @@ class Overfitting:
 
 
 class CrossValidated(NamedTuple):
-    """The overfitting of each output that the halves show, and how many samples there were in both."""
+    """The overfitting of each output that the halves show.
+
+    Attributes:
+        outputs: That of each.
+        samples: How many samples there were in both halves.
+        logits: SQNR in dB of what stands in front of a Softmax or Sigmoid, by the output that comes of it.
+
+    """
 
     outputs: tuple[Overfitting, ...]
     samples: int
+    logits: Mapping[str, float] = {}
 
     def expected(self, comparison: Comparison, count: int) -> CrossValidation | None:
         """Return what to expect of a model that is fitted on all samples.
@@ -85,14 +97,17 @@ class CrossValidated(NamedTuple):
         half = self.samples / 2
         share = 2 * half / (half + count)
         fitted = {output.name: output.sqnr for output in comparison.measured()}
-        found = [(fitted[one.output] - share * max(one.gain, 0.0), one) for one in self.outputs if one.output in fitted]
-        if not found:
+        known = [one for one in self.outputs if one.output in fitted]
+        if not known:
             return None
-        sqnr, worst = min(found, key=lambda pair: pair[0])
+        seen = [fitted[one.output] - share * max(one.gain, 0.0) for one in known]
+        expected = [min(sqnr, self.logits.get(one.output, sqnr)) for sqnr, one in zip(seen, known, strict=True)]
+        place = min(range(len(known)), key=lambda at: expected[at])
+        sqnr, clear, worst = expected[place], seen[place], known[place]
         sets = 2 * worst.spread**2 + BETWEEN_SETS**2  # of these samples, and of as many others
         error = math.sqrt(sets + (share * worst.error) ** 2)
         interval = NORMAL_90 * error if math.isfinite(sqnr) else 0.0
-        return CrossValidation(worst.output, sqnr, sqnr - interval, sqnr + interval, self.samples)
+        return CrossValidation(worst.output, sqnr, sqnr - interval, clear + interval, self.samples)
 
 
 def cross_validate(variants: Variants, choices: Choices) -> CrossValidated | None:
@@ -122,7 +137,8 @@ def cross_validate(variants: Variants, choices: Choices) -> CrossValidated | Non
     if seen is None or unseen is None:
         return None
     samples = len(seen) + (fitting.count or len(seen))
-    return CrossValidated(tuple(overfitting(judge.counted, seen, unseen, samples)), samples)
+    found = tuple(overfitting(judge.counted, seen, unseen, samples))
+    return CrossValidated(found, samples, judge.logit_sqnrs(whole))
 
 
 def _fitted_on(variants: Variants, choices: Choices, fitting: Samples) -> Model | None:

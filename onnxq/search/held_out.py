@@ -140,6 +140,12 @@ class SqnrEvaluator:
             return None
         return [[one for one, counted in zip(each, counts, strict=False) if counted] for each in judged]
 
+    def logit_sqnrs(self, model: Model) -> dict[str, float]:
+        """Return the ratio of the scores in front of a Softmax or Sigmoid in dB, by the output that comes of them."""
+        noise = self.noise(model)[self._outputs :]
+        found = zip(self._scores, self._names(model)[self._outputs :], noise, strict=True)
+        return {output: worst_decibels(np.array([one])) for output, name, one in found if name is not None}
+
     def _judged(self, model: Model) -> _Judged:
         """Run a model on the samples, several at a time."""
         with working("judge") as advance:

@@ -99,6 +99,27 @@ def test_the_output_that_is_worst_on_others_counts() -> None:
     assert shown.expected(Comparison((), 10), 10) is None
 
 
+def test_no_more_is_expected_of_probabilities_than_of_their_logits() -> None:
+    known = Overfitting("p", 0.0, 0.0, 0.0), Overfitting("q", 0.0, 0.0, 0.0)
+    compared = Comparison((output("p", 45.0), output("q", 40.0)), 10)
+    found = CrossValidated(known, 10, {"p": 35.0, "q": 50.0}).expected(compared, 10)
+    assert found is not None
+    assert (found.output, found.sqnr) == ("p", 35.0)
+    assert found.low < 35.0 < 45.0 < found.high
+
+
+def test_logits_are_measured_where_all_samples_are_clear_cases(tmp_path: Path) -> None:
+    nodes = [node("Gemm", "x w b", "z"), node("Softmax", "z", "p", axis=-1)]
+    weights = {"w": 20 * floats(96, 8, seed=2), "b": floats(8, seed=4)}
+    onnx.save(build(nodes, {"x": ["N", 96]}, ["p"], weights), tmp_path / "m.onnx")
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(NEAREST)
+    report = quantize(tmp_path / "m.onnx", recipe, samples=some(16, 100), output=tmp_path / "q.onnx")
+    assert report.comparison is not None
+    assert report.cross_validation is not None
+    assert report.cross_validation.sqnr < min(report.comparison.worst_sqnr, 50) - 2
+
+
 def network(tmp_path: Path) -> Path:
     """Two layers with long rows, whose codes follow few samples closely."""
     nodes = [node("Gemm", "x w0 b0", "h"), node("Relu", "h", "r"), node("Gemm", "r w1 b1", "y")]
