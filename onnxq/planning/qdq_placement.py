@@ -104,7 +104,7 @@ def _residual(site: NodeView, target: Target) -> QuantizedForm:
     if target.residual == "both":
         slots: tuple[int, ...] = (0, 1)
     else:  # of two convolutions the later one computes the sum; one outside of a body comes before all inside
-        places = {node: place_qdq for place_qdq, node in enumerate(site.node.graph.nodes)}
+        places = {node: place for place, node in enumerate(site.node.graph.nodes)}
         last = max(convolved, key=lambda slot: places.get(_producer(site.value(slot)), -1))
         slots = (1 - last,)
     which = "inputs" if len(slots) > 1 else "residual input"

@@ -56,6 +56,14 @@ def test_who_shares_the_scale(proto: onnx.ModelProto, names: set[str]) -> None:
     assert shared(proto) == names
 
 
+def test_a_value_that_is_joined_with_itself_and_not_read_behind_is_planned() -> None:
+    """The joined value became the owner of its own scale, and the search for the owner never ended."""
+    steps = [node("Conv", "x w0", "a", **CONV), node("Concat", "a a", "j", axis=0), node("Conv", "x w1", "y", **CONV)]
+    model = typed(build(steps, {"x": [1, 32, 24, 24]}, ["y"], WEIGHTS, 13))
+    plan = make_plan(model, load_recipe("static-int8").for_target("qnn"), with_data=True)
+    assert plan.scale_owner(model.graph.values["a"]) is model.graph.values["j"]
+
+
 def test_onnxruntime_copies_codes_of_one_scale() -> None:
     samples = [{"x": floats(1, 32, 24, 24, seed=seed)} for seed in range(4)]
     found = quantize_in_memory(joining(reads="a b"), "static-int8", samples)
