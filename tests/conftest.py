@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 
 from onnxq.cli import terminal
 from onnxq.targets import host
+from onnxq.verification import compare
 
 # How fast examples are made says how busy the machine is, not whether the code is right.
 settings.register_profile("patient", suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -17,6 +18,13 @@ settings.load_profile("patient")
 def _no_lines_about_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no run, however slow the machine, leave lines about its steps: tests of those ask for them."""
     monkeypatch.setattr(terminal, "PATIENCE", math.inf)
+
+
+@pytest.fixture(autouse=True)
+def _brief_timing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time models for a moment: half a second for each model took a quarter of the suite. Benchmarks take it."""
+    if request.node.get_closest_marker("bench") is None:
+        monkeypatch.setattr(compare, "TIMING_SECONDS", 0.05)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 
 from onnxq.cli.terminal import FILE_WIDTH
 
-COMMANDS = ("inspect m.onnx", "quantize m.onnx -f -d d.npz", "quantize nowhere.onnx", "--help")
+COMMANDS = ("inspect m.onnx", "quantize m.onnx -f -d d.npz --fast", "quantize nowhere.onnx", "--help")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -20,8 +20,7 @@ def squeezed(text: str) -> list[str]:
 
 
 @pytest.fixture
-def project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("onnxq.verification.compare.TIMING_SECONDS", 0.01)
+def project(folder: Path) -> Path:
     shutil.copy("digits_cnn.onnx", "second.onnx")
     Path("onnxq.toml").write_text(MODEL.format("digits_cnn.onnx") + MODEL.format("second.onnx"))
     return folder

@@ -13,8 +13,7 @@ ENTRY = '[[models]]\nfloat = "digits_cnn.onnx"\ndata = ["digits_calibration.npz"
 
 
 @pytest.fixture
-def project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("onnxq.verification.compare.TIMING_SECONDS", 0.01)
+def project(folder: Path) -> Path:
     Path("onnxq.toml").write_text(ENTRY)
     return folder
 

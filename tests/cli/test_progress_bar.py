@@ -17,7 +17,7 @@ from onnxq.cli.progress_bar import Bar
 from onnxq.cli.terminal import TerminalObserver
 from onnxq.progress import Work, expect, following
 
-RUN = [sys.executable, "-m", "onnxq", "quantize", "m.onnx", "-d", "d.npz"]
+RUN = [sys.executable, "-m", "onnxq", "quantize", "m.onnx", "-d", "d.npz", "--fast"]
 
 
 def test_a_log_has_a_line_for_each_step_of_a_long_run_and_the_time_in_all(

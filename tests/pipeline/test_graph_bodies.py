@@ -19,12 +19,6 @@ BOTH = pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"
 Samples = list[dict[str, np.ndarray]]
 
 
-@pytest.fixture(autouse=True)
-def short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time the models for a moment only: these tests look at results."""
-    monkeypatch.setattr("onnxq.verification.compare.TIMING_SECONDS", 0.001)
-
-
 def convert(
     proto: onnx.ModelProto, folder: Path, samples: Samples, *, static: bool, recipe: str | None = None
 ) -> tuple[onnx.ModelProto, float, Report]:

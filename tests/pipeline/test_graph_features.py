@@ -21,12 +21,6 @@ RECIPES = ("auto", "dynamic-int8", "static-int8", "weight-int8")
 BOTH = pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
 
 
-@pytest.fixture(autouse=True)
-def short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time the models for a moment only: these tests look at results."""
-    monkeypatch.setattr("onnxq.verification.compare.TIMING_SECONDS", 0.001)
-
-
 class Result:
     """A model that was quantized through the whole pipeline, and what came of it."""
 

@@ -16,12 +16,6 @@ BOTH = pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"
 DOMAIN = "blocks"
 
 
-@pytest.fixture(autouse=True)
-def short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time the models for a moment only: these tests look at results."""
-    monkeypatch.setattr("onnxq.verification.compare.TIMING_SECONDS", 0.001)
-
-
 def constant(name: str, array: np.ndarray) -> onnx.NodeProto:
     return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array))
 

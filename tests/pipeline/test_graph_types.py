@@ -19,12 +19,6 @@ F16 = np.float16
 BOTH = pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
 
 
-@pytest.fixture(autouse=True)
-def short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time the models for a moment only: these tests look at results."""
-    monkeypatch.setattr("onnxq.verification.compare.TIMING_SECONDS", 0.001)
-
-
 def halves(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
     return floats(*shape, seed=seed, scale=scale).astype(F16)
 

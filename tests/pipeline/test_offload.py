@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from helpers import build, floats, node
@@ -17,8 +15,6 @@ from onnxq.pipeline import offload
 from onnxq.pipeline.offload import spill_moments, spill_weights
 from onnxq.pipeline.quantize import quantize
 from onnxq.runtime import memory
-
-FOLDER = Path(__file__).parents[2] / "sample_models"
 
 
 @pytest.fixture
@@ -79,9 +75,12 @@ def test_new_weights_are_the_same_out_of_memory(folder, tmp_path, everything):
 
 
 def test_the_same_bytes_are_written(tmp_path, everything, monkeypatch):
-    data = [FOLDER / "digits_calibration.npz"]
-    quantize(FOLDER / "digits_cnn.onnx", output=tmp_path / "a.onnx", data=data, sample_limit=8)
+    nodes = [node("Conv", "x w", "c", pads=[1] * 4), node("Relu", "c", "r"), node("Conv", "r v", "y")]
+    weights = {"w": floats(16, 4, 3, 3), "v": floats(8, 16, 1, 1, seed=1)}
+    source = parse(build(nodes, {"x": ["N", 4, 8, 8]}, weights=weights).SerializeToString())
+    samples = [{"x": floats(1, 4, 8, 8, seed=seed)} for seed in range(8)]
+    quantize(source, "static-int8", output=tmp_path / "a.onnx", samples=samples)
     monkeypatch.undo()
-    quantize(FOLDER / "digits_cnn.onnx", output=tmp_path / "b.onnx", data=data, sample_limit=8)
+    quantize(source, "static-int8", output=tmp_path / "b.onnx", samples=samples)
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
     assert {path.name for path in tmp_path.iterdir()} == {"a.onnx", "b.onnx"}

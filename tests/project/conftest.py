@@ -21,12 +21,6 @@ thresholds = { min-sqnr = 20.0, min-agreement = 90 }
 """
 
 
-@pytest.fixture(autouse=True)
-def briefly_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Latency is tested elsewhere, and takes most of the time of a small build."""
-    monkeypatch.setattr("onnxq.verification.compare.TIMING_SECONDS", 0.01)
-
-
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("built")

@@ -37,9 +37,9 @@ def activation(name: str = "t", low: float = -3.0, high: float = 5.0, node: str 
     return describe_activation(name, [node], TensorStats.of(values), activation_qparams(low, high))
 
 
-@pytest.fixture
-def report(tmp_path: Path) -> Report:
-    output = tmp_path / "q.onnx"
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    output = tmp_path_factory.mktemp("report") / "q.onnx"
     output.write_bytes(b"x" * 250)
     layers = (
         LayerComparison("first", "Conv", "a", 45.0, 45.0, math.inf, 0.1),
@@ -68,6 +68,12 @@ def report(tmp_path: Path) -> Report:
         rules=f"name = 'auto'\n# {EVIL}\n",
         activations=(activation("first_in", node="first"), activation(EVIL, -0.5, 0.25, node=EVIL)),
     )
+
+
+@pytest.fixture(scope="module")
+def text(report: Report) -> str:
+    """The page of the report: drawing its charts takes a second."""
+    return report.to_html()
 
 
 class Page(HTMLParser):
@@ -100,8 +106,7 @@ class Page(HTMLParser):
         return (attributes for name, attributes in self.elements if name == tag)
 
 
-def test_it_is_well_formed_and_loads_nothing(report: Report) -> None:
-    text = report.to_html()
+def test_it_is_well_formed_and_loads_nothing(text: str) -> None:
     page = Page(text)
     assert text.startswith("<!DOCTYPE html>")
     assert page.open == []
@@ -116,8 +121,7 @@ def test_it_is_well_formed_and_loads_nothing(report: Report) -> None:
     assert "default-src 'none'" in str(policy["content"])
 
 
-def test_identifiers_are_given_once_unless_they_mean_the_same(report: Report) -> None:
-    text = report.to_html()
+def test_identifiers_are_given_once_unless_they_mean_the_same(text: str) -> None:
     page = Page(text)
     ids = [
         attributes["id"] for tag, attributes in page.elements if "id" in attributes and tag not in {"path", "clippath"}
@@ -127,8 +131,8 @@ def test_identifiers_are_given_once_unless_they_mean_the_same(report: Report) ->
     assert used <= {str(attributes["id"]) for _, attributes in page.elements if "id" in attributes}
 
 
-def test_everything_is_escaped(report: Report) -> None:
-    page = Page(report.to_html())
+def test_everything_is_escaped(text: str) -> None:
+    page = Page(text)
     assert len(page.scripts) == 1
     assert "alert" not in page.scripts[0]
     shown = "".join(page.text)
@@ -136,8 +140,8 @@ def test_everything_is_escaped(report: Report) -> None:
     assert any(str(svg["aria-label"]).startswith(f"Histogram of {EVIL}") for svg in page.all("svg"))
 
 
-def test_what_the_page_says(report: Report) -> None:
-    page = Page(report.to_html())
+def test_what_the_page_says(text: str) -> None:
+    page = Page(text)
     shown = " ".join("".join(page.text).split())
     for words in (
         "250 bytes",
@@ -205,8 +209,8 @@ def test_what_each_node_adds_to_the_outputs(report: Report) -> None:
     assert "| `first` | Conv | 75.0 % | estimated |" in lines
 
 
-def test_without_scripts_every_node_shows(report: Report) -> None:
-    page = Page(report.to_html())
+def test_without_scripts_every_node_shows(text: str) -> None:
+    page = Page(text)
     assert [str(row["data-became"]) for row in page.all("tr") if "data-became" in row] == [
         "static-int8",
         "float",
@@ -217,16 +221,15 @@ def test_without_scripts_every_node_shows(report: Report) -> None:
     assert not any("hidden" in row for row in page.all("tr"))
 
 
-def test_the_same_report_gives_the_same_bytes(report: Report) -> None:
-    assert report.to_html() == report.to_html()
+def test_the_same_report_gives_the_same_bytes(report: Report, text: str) -> None:
+    assert report.to_html() == text
 
 
-def test_the_users_style_changes_nothing(report: Report) -> None:
+def test_the_users_style_changes_nothing(report: Report, text: str) -> None:
     import matplotlib
 
-    expected = report.to_html()
     with matplotlib.rc_context({"font.size": 22, "axes.facecolor": "red", "svg.hashsalt": None}):
-        assert report.to_html() == expected
+        assert report.to_html() == text
         assert matplotlib.rcParams["font.size"] == 22
 
 

@@ -56,7 +56,7 @@ def test_a_rescaling_that_keeps_the_function_costs_no_accuracy(name, target, mos
     model = sample(name)
     reference = run(model, feeds)[0]
     undisturbed = sqnr(reference, run(quantize(sample(name), equalized=False, target=target), feeds)[0])
-    for seed in range(2):
+    for seed in range(2 if target == "cpu-vnni" else 1):
         model = sample(name)
         assert rescale_model(model, seed) > 0
         assert difference([reference], run(model, feeds)) < 1e-5

@@ -30,12 +30,6 @@ RECIPES = [("auto", True), ("static-int8", True), ("auto", False), ("dynamic-int
 SLOW = [(name, recipe, with_data, seed) for name in GROUPS for recipe, with_data in RECIPES for seed in range(1, 5)]
 
 
-@pytest.fixture(autouse=True)
-def briefly_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Latency is no matter here."""
-    monkeypatch.setattr("onnxq.verification.compare.TIMING_SECONDS", 0.01)
-
-
 def quantized_sqnr(model: Model, reference: np.ndarray, recipe: str, folder: Path, *, with_data: bool) -> float:
     """Save a model, quantize it as a user does, and give its SQNR in dB on images that nothing was chosen on."""
     save(model, folder / "float.onnx", force=True)
