@@ -16,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ACTION = ROOT / ".github" / "actions" / "onnxq"
+RECIPE = ROOT / "docs" / "packaging" / "conda" / "recipe.yaml"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 
@@ -74,20 +75,38 @@ def test_the_action_runs_the_script_beside_it_and_takes_inputs_by_the_environmen
 
 
 def test_the_conda_recipe_needs_what_the_project_needs() -> None:
-    recipe = (ROOT / "docs" / "packaging" / "conda" / "meta.yaml").read_text("utf-8")
+    recipe = RECIPE.read_text("utf-8")
     needed = re.search(r"^  run:\n((?:    - .*\n)+)", recipe, re.MULTILINE)
     assert needed is not None
     listed = [line.strip("- ").replace(" ", "") for line in needed[1].splitlines()]
     assert listed == [f"python{PROJECT['requires-python']}", *PROJECT["dependencies"]]
-    assert f'version = "{PROJECT["version"]}"' in recipe
+    assert f'version: "{PROJECT["version"]}"' in recipe
     assert "onnxq = onnxq.cli:main" in recipe
+
+
+def test_rattler_build_renders_the_conda_recipe() -> None:
+    rattler_build = pytest.importorskip("rattler_build")
+    recipe = rattler_build.Stage0Recipe.from_file(RECIPE)
+    (rendered,) = recipe.render(rattler_build.VariantConfig())
+    assert rendered.recipe.package.name == PROJECT["name"]
+    assert str(rendered.recipe.package.version) == PROJECT["version"]
 
 
 def test_the_image_installs_extras_that_exist() -> None:
     text = (ROOT / "docs" / "packaging" / "Dockerfile").read_text("utf-8")
-    extras = re.search(r"/src\[([\w,]+)\]", text)
+    extras = re.search(r"\.whl\)\[([\w,]+)\]", text)
     assert extras is not None
     assert set(extras[1].split(",")) <= PROJECT["optional-dependencies"].keys()
+
+
+def test_the_image_is_made_of_what_a_wheel_needs_and_of_nothing_else() -> None:
+    ignored = (ROOT / "docs" / "packaging" / "Dockerfile.dockerignore").read_text("utf-8").split()
+    assert ignored[0] == "*"
+    kept = {name.removeprefix("!") for name in ignored[1:]}
+    assert kept == {"LICENSE", "README.md", "pyproject.toml", "onnxq"}
+    assert all((ROOT / name).exists() for name in kept)
+    assert PROJECT["readme"] in kept
+    assert set(PROJECT["license-files"]) <= kept
 
 
 @pytest.mark.slow
