@@ -16,7 +16,7 @@ from threading import Lock
 from typing import NamedTuple, Protocol
 
 # The share of all expected work that has to be measured until its price counts as much as the assumed one
-DOUBT_SHARE = 0.05
+DOUBT_SHARE = 0.1
 ALMOST = 0.97  # of a task that takes longer than expected is done, by the clock
 REST = "rest"  # what is between tasks
 TRIAL = "trial"  # what a step counts that tries variants: their number is not known before
@@ -80,6 +80,7 @@ STEPS: dict[str, StepWords] = {
     "families": StepWords("comparing processors", "sample"),
     "details": StepWords("timing operators"),
     "metric": StepWords("measuring the metric", "sample"),
+    "decoding": StepWords("going on with texts", "text"),
     "save": StepWords("writing"),
     "build": StepWords("building", "model"),
     "shards": StepWords("measuring shards", "shard"),

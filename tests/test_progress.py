@@ -50,8 +50,8 @@ def test_measured_work_prices_what_is_left_of_its_kind_and_of_others() -> None:
         progress.step("search")
         with working("judge"):
             clock.now = 3.0
-        assert progress.left == pytest.approx(9.0, rel=0.1)
-        assert progress.share == pytest.approx(0.25, rel=0.1)
+        assert progress.left == pytest.approx(9.0, rel=0.2)
+        assert progress.share == pytest.approx(0.25, rel=0.2)
 
 
 def test_samples_of_a_trial_are_no_trials() -> None:

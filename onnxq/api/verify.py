@@ -289,7 +289,7 @@ def _compare(
         measured = compare_metric(metric, source, model, samples, progress=progress.progress)
         comparison = replace(comparison, metric=measured)
     if given.is_given and not samples.made_up:
-        decoding = measure_decoding(baseline, source, model, samples, comparison.metric)
+        decoding = measure_decoding(baseline, source, model, samples, progress, comparison.metric)
         comparison = replace(comparison, decoding=decoding)
     if with_layers and not mixed_up:
         progress.step("layers")

@@ -36,6 +36,6 @@ def add_metrics(
         measured = compare_metric(metric, baseline, written, samples, progress=request.observer.progress)
         comparison = replace(comparison, metric=measured)
     if not fast:
-        decoding = measure_decoding(model, baseline, written, samples, comparison.metric)
+        decoding = measure_decoding(model, baseline, written, samples, request.observer, comparison.metric)
         comparison = replace(comparison, decoding=decoding)
     return replace(result, report=replace(result.report, comparison=comparison))

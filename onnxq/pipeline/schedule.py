@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from onnxq.data.generated_text import text_input
 from onnxq.ir import Value
 from onnxq.progress import Work
 from onnxq.rounding.weights import searched_weights
@@ -18,25 +19,32 @@ from onnxq.search.budget import Budget
 from onnxq.search.candidates import float_time
 from onnxq.search.equalization_trial import applicable
 from onnxq.search.held_out import FOLDS, REST, HoldoutSplit
-from onnxq.search.range_trial import CANDIDATES, LEAST_FOLDS
-from onnxq.search.rescaling_trial import methods_to_try
+from onnxq.search.range_trial import LEAST_FOLDS
+from onnxq.search.rescaling_trial import CHANNEL_SAMPLES, methods_to_try
 from onnxq.search.sensitivity import ALL_ALONE, EXACT, PROBES, weighted_decisions
 from onnxq.search.variants import read_many_rows
 from onnxq.stages.measure import layers_needing_moments
 from onnxq.stages.prepared import Prepared
+from onnxq.verification.decoding import JUDGED, SECONDS
+from onnxq.verification.metrics.greedy import CONTINUED, TEXTS
 
 UNKNOWN = 100  # samples, if their number is not known
 # Times of the float model's by the table: a session that gives tensors, the evaluator, the same for channels alone
-ROUGH, FULL, CHANNELS = 2.3, 10.0, 5.5
-RUN = 1.7  # of a variant in a session of exact arithmetic
-# Seconds for a node: to copy, plan and rewrite a model, to open a session, to evaluate it, to measure what it gives
-VARIANT, OPEN, EVALUATED, MEASURED = 1.3e-3, 2e-4, 2.5e-4, 6e-5
+ROUGH, FULL, CHANNELS = 2.3, 6.8, 4.5
+EXTREMES = 0.6  # of the first, where no moments are measured
+RUN, VARIANT_RUN = 1.7, 0.5  # of float, and of a variant, in a session of exact arithmetic
+# Seconds for a node. VARIANT: to copy, plan and rewrite a model. OPEN: to open a session. TAPPED: one that gives
+# tensors. EVALUATED: to evaluate it. MEASURED: to measure its outputs. ROUNDED: for an element of a weight
+VARIANT, OPEN, TAPPED, EVALUATED, MEASURED, ROUNDED = 4e-4, 2e-4, 1e-3, 3e-4, 1.1e-4, 1.6e-8
 # Seconds for a row of a weight by its squared length, for a weight, and the share of both that a quick search takes
-ELEMENT, WEIGHT, QUICK = 3.2e-9, 2e-2, 0.62
+ELEMENT, WEIGHT, QUICK = 2.7e-9, 1.7e-2, 0.55
+# The share of the weights whose codes are chosen once more, for other kernels, when the search is over
+AGAIN = 0.3
 LATENCY, LATENCY_RUNS = 0.5, 10  # seconds at most for pairs of runs, and how many there are at least
 FAMILY_SAMPLES, LAYER_SAMPLES, PASS_SAMPLES = 4, 8, 1
-PROBABLE, POSSIBLE = 0.5, 0.3
-USUALLY_OPEN = 3  # ways to choose ranges that are tried on more than two folds
+PROBABLE, POSSIBLE, RARE = 0.5, 0.3, 0.15
+FLOAT32 = 4  # bytes
+USUALLY_FIRST, USUALLY_OPEN = 4, 3  # ways to choose ranges that run on the first folds, and on more
 
 
 @dataclass(frozen=True)
@@ -45,9 +53,10 @@ class _Prices:
 
     run: float  # of the float model on a sample
     nodes: int
+    weights: int  # elements
 
     def rough(self, samples: int) -> float:
-        return samples * (ROUGH * self.run + MEASURED * self.nodes) + OPEN * self.nodes
+        return samples * (ROUGH * self.run + MEASURED * self.nodes) + TAPPED * self.nodes
 
     def full(self, samples: int) -> float:
         return samples * (FULL * self.run + EVALUATED * self.nodes)
@@ -59,7 +68,7 @@ class _Prices:
         return samples * RUN * self.run + OPEN * self.nodes
 
     def trial(self, samples: int) -> float:
-        return VARIANT * self.nodes + self.float_outputs(samples)
+        return (VARIANT + OPEN) * self.nodes + ROUNDED * self.weights + samples * VARIANT_RUN * self.run
 
 
 class Schedule:
@@ -88,10 +97,11 @@ class Schedule:
         self._prepared, self._split, self._budget = prepared, split, budget
         self._with_data, self._with_stats, self._detailed = with_data, with_stats, detailed
         nodes = prepared.model.graph.nodes
-        self._prices = _Prices(float_time(prepared.plan) / 1e9, len(nodes))
+        self._prices = _Prices(float_time(prepared.plan) / 1e9, len(nodes), prepared.model.weight_bytes // FLOAT32)
         self._samples = split.samples.count or UNKNOWN
         self._few = split.expected_count(1.0)
         self._half = max(self._few // 2, 1)
+        self._fitted = max(min(split.expected_fitting(), self._samples) // 2, 1)  # a half that codes are chosen on
         self._tries = with_data and not prepared.fast and not split.samples.made_up and self._few > 1
         self._layers = bool(layers_needing_moments(prepared.plan).values)
 
@@ -113,35 +123,37 @@ class Schedule:
         if not self._tries:
             return
 
-        def fitted(count: int, chance: float = 1.0) -> Iterator[Work]:
-            for _ in range(count):
-                yield Work("rescale", "measure roughly", prices.rough(half), chance)
-                yield Work("rescale", "judge", prices.trial(half), chance)
+        def trials(count: int, chance: float = 1.0) -> Iterator[Work]:
+            return self._trials("rescale", count, half, chance)
+
+        def halves(chance: float = 1.0) -> Iterator[Work]:
+            """List what is measured and computed of a half once, for all ways."""
+            yield Work("rescale", "measure roughly", prices.rough(half), chance)
+            yield Work("rescale", "judge", prices.float_outputs(half), chance)
 
         if any(node.op_type == "Softmax" for node in prepared.model.graph.nodes):
-            yield from self._trials("rescale", 2, half, PROBABLE)
-        everything = Work("rescale", "measure", prices.channels(self._samples), POSSIBLE)
+            yield from trials(2, PROBABLE)
+        channels = prices.channels(min(self._samples, CHANNEL_SAMPLES))
         ways = applicable(prepared)
         if ways:
-            yield Work("rescale", "judge", prices.float_outputs(half))
-            yield from (Work("rescale", "measure roughly", prices.rough(half)) for _ in range(2))
-            yield from fitted(2)
-            yield from fitted(2 * ways, PROBABLE)
-            yield everything
-        ways = methods_to_try(prepared)
-        if ways:
-            yield Work("rescale", "measure roughly", prices.rough(half))
-            yield Work("rescale", "judge", prices.float_outputs(half), PROBABLE)
-            yield from fitted(1 + ways, PROBABLE)
-            yield from fitted(2, POSSIBLE)
-            yield everything
+            yield from halves()
+            yield from trials(1 + ways)
+            yield from halves(PROBABLE)
+            yield from trials(1 + ways, PROBABLE)
+            yield Work("rescale", "measure", channels, POSSIBLE)
+        methods = methods_to_try(prepared)
+        if methods:
+            yield from halves(POSSIBLE if ways else 1.0)  # again where channels have changed
+            yield from trials(1 + methods, PROBABLE)
+            yield from trials(2, POSSIBLE)
+            yield Work("rescale", "measure", channels, POSSIBLE)
 
     def _calibrate(self) -> Iterator[Work]:
         prices, plan = self._prices, self._prepared.plan
-        rounding = sum(_rounding(weight, coding.axes) for weight, coding in searched_weights(plan))
+        rounding = self._rounding()
         if self._tries and not self._with_stats:
             if self._layers and not read_many_rows(plan, self._split.samples.count):
-                yield Work("trial", "measure roughly", prices.rough(self._half))
+                yield Work("trial", "measure roughly", prices.rough(self._fitted))
                 yield Work("trial", "judge", prices.float_outputs(self._half), PROBABLE)
                 yield from self._trials("trial", 2, self._half)
                 yield Work("trial", "round", QUICK * rounding)
@@ -157,10 +169,10 @@ class Schedule:
         folds = min(FOLDS, taken)
         each, rest = taken // folds, min(max(self._samples - taken, 0), REST)
         for samples in (*[each] * folds, *([rest] if rest else [])):
-            yield Work("trial", "measure roughly", self._prices.rough(samples))
+            yield Work("trial", "measure roughly", EXTREMES * self._prices.rough(samples))
         for fold in range(folds):
             yield Work("trial", "judge", self._prices.float_outputs(each))
-            yield from self._trials("trial", len(CANDIDATES) if fold < LEAST_FOLDS else USUALLY_OPEN, each)
+            yield from self._trials("trial", USUALLY_FIRST if fold < LEAST_FOLDS else USUALLY_OPEN, each)
 
     def _search(self) -> Iterator[Work]:
         prices, quick = self._prices, self._split.searched
@@ -172,6 +184,7 @@ class Schedule:
         alone = nodes if nodes <= ALL_ALONE else PROBES + (EXACT if strict else 3)
         yield from self._trials("search", alone + 1, quick)
         yield from self._trials("search", 4, quick, POSSIBLE)
+        yield Work("search", "round", AGAIN * self._rounding())
         halvings = math.ceil(math.log2(nodes + 1))
         if strict:
             yield from self._trials("search", 1, self._samples)
@@ -184,18 +197,20 @@ class Schedule:
         if self._tries and not self._with_stats:
             yield from self._cross_validate()
         if self._tries and any(d.settings and d.settings.bias_correction for d in self._prepared.plan.decisions):
-            yield Work("correct", "biases", prices.full(self._half))
-            yield from self._trials("correct", 2, self._half)
+            yield Work("correct", "biases", prices.full(self._half), POSSIBLE)
+            yield from self._trials("correct", 2, self._half, POSSIBLE)
 
     def _cross_validate(self) -> Iterator[Work]:
-        plan, prices = self._prepared.plan, self._prices
-        half = max(min(self._split.expected_fitting(), self._samples) // 2, 1)
-        rounding = sum(_rounding(weight, coding.axes) for weight, coding in searched_weights(plan))
-        for _ in range(2):
-            yield Work("cross-validate", "measure roughly", prices.rough(half))
-            yield Work("cross-validate", "round", QUICK * rounding)
-            yield Work("cross-validate", "judge", prices.float_outputs(half))
-            yield from self._trials("cross-validate", 1, half)
+        """List the judging of one half; codes were chosen on the other before, to see whether they serve others."""
+        prices = self._prices
+        half = self._fitted
+        codes = self._layers and not read_many_rows(self._prepared.plan, self._split.samples.count)
+        yield Work("cross-validate", "measure roughly", prices.rough(half), RARE if codes else 1.0)
+        yield Work("cross-validate", "judge", prices.float_outputs(half), PROBABLE)
+        yield from self._trials("cross-validate", 2, half)
+
+    def _rounding(self) -> float:
+        return sum(_rounding(weight, coding.axes) for weight, coding in searched_weights(self._prepared.plan))
 
     def _compare(self) -> Iterator[Work]:
         prices = self._prices
@@ -206,9 +221,13 @@ class Schedule:
         if self._detailed:
             yield Work("layers", "layers", 3 * prices.full(min(LAYER_SAMPLES, self._samples)))
             yield Work("details", "details", 1.0 + 8 * prices.run)
-        yield Work("families", "families", 2 * prices.full(FAMILY_SAMPLES), PROBABLE)
+        yield Work("families", "families", 2 * prices.full(FAMILY_SAMPLES), POSSIBLE)
         if self._budget.metric is not None:
             yield Work("metric", "metric", 4 * self._samples * prices.run)
+        if self._with_data and not self._prepared.fast and text_input(self._prepared.model) is not None:
+            yield Work("decoding", "latency", 2 * LATENCY)
+            yield Work("decoding", "perplexity", 2 * min(JUDGED, self._samples) * prices.run)
+            yield Work("decoding", "greedy", min(2 * TEXTS * CONTINUED * prices.run, 2 * SECONDS))
 
 
 def _rounding(weight: Value, axes: tuple[int, ...]) -> float:

@@ -5,6 +5,7 @@ Tests: `tests/verification/test_decoding.py`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from onnxq.data.generated_text import TextInput, reads_backwards, text_input
 from onnxq.data.samples import Samples
 from onnxq.errors import OnnxqError
 from onnxq.ir import Model, infer_types
-from onnxq.progress import working
+from onnxq.progress import Observer, OnSample, working
 from onnxq.runtime.load_memory import load_memory
 from onnxq.runtime.session import ModelSource, SessionError, open_session, run_session, runs_in_segments
 from onnxq.verification.compare import time_pair
@@ -31,6 +32,7 @@ def measure_decoding(
     float_model: ModelSource,
     quantized: ModelSource,
     samples: Samples,
+    observer: Observer,
     metric: MetricComparison | None = None,
 ) -> Decoding | None:
     """Measure a decoder of token ids as its users judge it.
@@ -40,6 +42,7 @@ def measure_decoding(
         float_model: What is run of it.
         quantized: The quantized model.
         samples: Texts.
+        observer: Told about the step, if the model is a decoder.
         metric: A metric that has been measured on all of them, and need not be again.
 
     Returns:
@@ -51,10 +54,12 @@ def measure_decoding(
     found = text_input(model)
     if found is None:
         return None
+    observer.step("decoding")
+    measured = partial(_metric, float_model=float_model, quantized=quantized, progress=observer.progress)
     metrics: dict[str, MetricComparison | None] = {} if metric is None else {metric.name: metric}
     if runs_in_segments(float_model):
         if "perplexity" not in metrics:
-            metrics["perplexity"] = _metric("perplexity", float_model, quantized, samples.limit(JUDGED_IN_SEGMENTS))
+            metrics["perplexity"] = measured("perplexity", samples=samples.limit(JUDGED_IN_SEGMENTS))
         judged = metrics["perplexity"]
         return None if judged is None else Decoding(judged, None, None, None, 0)
     try:
@@ -68,10 +73,10 @@ def measure_decoding(
             past = PAST if found.caches else 0
             token = None if _is_fixed(found) else _timed(both, found, 1, past)
         if "perplexity" not in metrics:
-            metrics["perplexity"] = _metric("perplexity", float_model, quantized, samples.limit(JUDGED))
+            metrics["perplexity"] = measured("perplexity", samples=samples.limit(JUDGED))
         texts = 0 if prompt is None else int(SECONDS * 1e3 // (CONTINUED * prompt.float_ms))
         if "greedy" not in metrics and texts:
-            metrics["greedy"] = _metric("greedy", float_model, quantized, samples.limit(min(texts, TEXTS)))
+            metrics["greedy"] = measured("greedy", samples=samples.limit(min(texts, TEXTS)))
     except (OnnxqError, SessionError):  # the comparison has said what is wrong
         return None
     return Decoding(
@@ -97,9 +102,12 @@ def _timed(both: tuple[Any, Any], found: TextInput, length: int, past: int) -> L
         return None
 
 
-def _metric(name: str, float_model: ModelSource, quantized: ModelSource, samples: Samples) -> MetricComparison | None:
+def _metric(
+    name: str, float_model: ModelSource, quantized: ModelSource, samples: Samples, progress: OnSample
+) -> MetricComparison | None:
     """Measure a metric; None where the samples do not have what it needs."""
     try:
-        return compare_metric(name, float_model, quantized, samples)
+        with working(name):
+            return compare_metric(name, float_model, quantized, samples, progress=progress)
     except OnnxqError:
         return None

@@ -194,7 +194,7 @@ def measure_metric(
         name, found = metric, load_metric(metric)
         if isinstance(found, NamedMetric):
             found.check(samples.first_labels(), samples.inputs)
-            samples, labels = _prepared(found, model if float_model is None else float_model, samples)
+            samples, labels = _prepared(found, model if float_model is None else float_model, samples, progress)
             run = _run(found, model, samples, labels, progress)
             if float_model is None:
                 return run.score(run)
@@ -248,7 +248,7 @@ class MetricJudge:
         self._reference: MetricRun | None = None
         if isinstance(self._metric, NamedMetric):
             self._metric.check(samples.first_labels(), samples.inputs)
-            self._samples, self._labels = _prepared(self._metric, float_model, samples)
+            self._samples, self._labels = _prepared(self._metric, float_model, samples, progress)
             self._reference = _run(self._metric, float_model, self._samples, self._labels, progress)
             self._float_value = self._reference.score(self._reference)
         else:
@@ -284,13 +284,22 @@ def compare_metric(
     return MetricJudge(source, float_model, samples, progress).compare(quantized)
 
 
-def _prepared(metric: NamedMetric, float_model: ModelSource, samples: Samples) -> tuple[Samples, Labels]:
+def _prepared(
+    metric: NamedMetric, float_model: ModelSource, samples: Samples, progress: OnSample | None
+) -> tuple[Samples, Labels]:
     """Return the samples that both models read, and their labels."""
     if metric.prepare is None:
         return samples, samples.labels()
     with _running(float_model, reuse_shapes=False) as run:
-        made, labels = metric.prepare(samples, samples.inputs, run)
+        made, labels = metric.prepare(_counted(samples, progress), samples.inputs, run)
     return wrap_samples(made, samples.inputs), labels
+
+
+def _counted(samples: Samples, progress: OnSample | None) -> Iterator[Sample]:
+    for done, sample in enumerate(samples):
+        if progress:
+            progress(done, samples.count)
+        yield sample
 
 
 def _run(

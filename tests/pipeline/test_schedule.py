@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
+from decoders import optimum_decoder
 
-from onnxq.data.samples import Samples
+from onnxq.data.generated_text import generated_text
+from onnxq.data.samples import Samples, input_specs, wrap_samples
 from onnxq.ir import load
 from onnxq.pipeline.schedule import Schedule
 from onnxq.progress import STEPS, Work
@@ -55,3 +58,17 @@ def test_a_fast_run_tries_nothing() -> None:
 
 def test_a_budget_makes_the_search_longer() -> None:
     assert seconds(expected(budget=Budget(min_sqnr=40.0)), "search") > seconds(expected(), "search")
+
+
+def test_a_half_that_codes_were_chosen_on_is_not_fitted_again() -> None:
+    kinds = [work.kind for work in expected() if work.step == "cross-validate"]
+    assert "round" not in kinds
+
+
+def test_a_decoder_is_expected_to_go_on_with_texts(tmp_path: Path) -> None:
+    onnx.save(optimum_decoder(), tmp_path / "m.onnx")
+    prepared = prepare(load(tmp_path / "m.onnx"), with_data=True)
+    texts = wrap_samples(generated_text(prepared.model)[:6], input_specs(prepared.model))
+    split = HoldoutSplit(prepared.model, texts, 1e4)
+    work = Schedule(prepared, split, Budget(), with_data=True, with_stats=False, detailed=False).work()
+    assert {one.kind for one in work if one.step == "decoding"} == {"latency", "perplexity", "greedy"}
