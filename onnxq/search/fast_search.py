@@ -11,7 +11,7 @@ Tests: `tests/search/test_fast.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from onnxq.errors import OnnxqError
 from onnxq.planning.decision import Choices, Decision, Override, node_key
 from onnxq.search.budget import stored_unless_worthwhile, towards_goals
 from onnxq.search.candidates import find_candidates, is_priced, searchable
-from onnxq.search.held_out import HoldoutSplit
+from onnxq.search.held_out import HoldoutSplit, worst_decibels
 from onnxq.search.mixed_precision import SearchResult
 from onnxq.search.sensitivity import ALONE, weighted_decisions
 from onnxq.search.variants import Variants
@@ -30,6 +30,7 @@ from onnxq.verification.records import Contribution
 # dB, and the share of the saved time given back for each, with all goals before. Other samples lose some dB
 GOALS = ((20.0, math.inf), (22.0, 0.3), (24.0, 0.1))
 ENOUGH = GOALS[-1][0]
+HOPELESS = 12.0  # dB, below which no few nodes are enough: a small transformer with 11 dB would take 4 s to show it
 TOO_FAR = "in 8 bit, the model is too far from float"
 FEW_NODES, GROUPS, WORST = 16, 8, 2  # each alone; groups, and how many of these are taken apart
 # Samples of the comparison: an eighth of all where that is fewer than four, and as many as take little time
@@ -52,9 +53,11 @@ def fewest_for_use(variants: Variants, samples: Samples) -> Choices:
     few = variants.judged_by(HoldoutSplit(variants.baseline, samples))
     try:
         whole = few.judge.noise(few.model({}))
+        start = SearchResult({}, met=True, sqnr=worst_decibels(whole))
+        if worst_decibels(whole) < HOPELESS:
+            return widen_stored_weights(few, _stored(nodes), _shared_out(nodes, {}))
         contributions = _contributions(few, nodes, whole)
         ranked = find_candidates(plan, contributions, variants.prepared.model.opset)
-        start = SearchResult({}, met=True, sqnr=-10 * math.log10(max(float(whole.max()), 1e-30)))
         goals = GOALS if is_priced(plan) else GOALS[:1]
         found = towards_goals(few, ranked, start, goals=goals)
         missed = found.sqnr is None or found.sqnr < GOALS[0][0]
@@ -103,11 +106,16 @@ def _contributions(few: Variants, nodes: Sequence[Decision], whole: np.ndarray) 
     if worst:
         again = gains([part for group in worst[:WORST] for part in _parts(group, GROUPS // WORST)])
         found = {group: gain for group, gain in found.items() if group not in worst[:WORST]} | again
-    noises = {place: gain / len(group) for group, gain in found.items() for place in group}
-    total = math.fsum(noises.values()) or 1.0
+    return _shared_out(nodes, {place: gain / len(group) for group, gain in found.items() for place in group})
+
+
+def _shared_out(nodes: Sequence[Decision], noises: Mapping[int, float]) -> list[Contribution]:
+    """Return what each node adds to the error, by its place; all the same where nothing is known."""
+    made = [noises.get(place, 1.0) for place in range(len(nodes))]
+    total = math.fsum(made) or 1.0
     return [
         Contribution(one.node.display_name, one.node.op_type, node_key(one.node), one.scheme or "", noise, share, False)
-        for one, noise, share in ((nodes[at], noises[at], noises[at] / total) for at in everything)
+        for one, noise, share in zip(nodes, made, (noise / total for noise in made), strict=True)
     ]
 
 
