@@ -4,7 +4,8 @@
 
 FOLDER holds `NAME.onnx` beside `NAME_calib.npz` or a folder `NAME_calib`. Prints for each model seconds, seconds beyond
 three (two with `--fast`) in such runs, and the steps that took most of them; then the median and the most. A run takes
-what the report says; with `--fast`, which times no model, it is measured here, with one thread.
+what the report says; with `--fast`, which times no model, it is measured here, with one thread. Steps that run for the
+report alone are left out: without `--report` there are none.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import onnxruntime
 from onnxq.data.samples import input_specs, open_samples
 from onnxq.ir import infer_types, load
 
+REPORTED = ("layers", "details")  # steps that only a report asks for
 START = {False: 3.0, True: 2.0}  # seconds that count for no model: imports, sessions, timing
 
 
@@ -40,7 +42,10 @@ def main() -> int:
         if report is None or report["seconds"] is None:
             print(f"| {model.stem} | | | | refused |", flush=True)
             continue
-        seconds, passes = report["seconds"], report["float_passes"]
+        seconds, passes = (
+            {step: number for step, number in (report[what] or {}).items() if step not in REPORTED}
+            for what in ("seconds", "float_passes")
+        )
         if passes:
             one = next(seconds[step] / passes[step] for step in seconds if passes[step] > 0)
         else:
