@@ -198,7 +198,10 @@ def test_calibration_in_segments_measures_the_same(tiny):
     for value in values:
         for one, other in zip(whole[value.name], parts[value.name], strict=True):
             for name, array in one.arrays().items():
-                np.testing.assert_allclose(array, other.arrays()[name], rtol=1e-3, atol=1e-3)
+                if array.dtype.kind == "i":  # onnxruntime runs segments: a value may lie beyond the edge of its bin
+                    assert np.abs(np.cumsum(array - other.arrays()[name])).max() <= 1
+                else:
+                    np.testing.assert_allclose(array, other.arrays()[name], rtol=1e-3, atol=1e-3)
 
 
 def test_paths_of_large_models_are_run_in_segments(tmp_path, tiny):
