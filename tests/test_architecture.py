@@ -3,6 +3,7 @@
 import ast
 import re
 from collections import Counter
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -28,6 +29,12 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 PACKAGES = sorted({path.parent for path in FILES})
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    """The syntax of a module, which several rules read."""
+    return ast.parse(path.read_text())
+
+
 def name_of(path: Path) -> str:
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -45,7 +52,7 @@ def place(module: str) -> int | None:
 def imports(path: Path) -> set[str]:
     """Modules of onnxq that a file imports, anywhere in it and for types only, too."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -101,7 +108,7 @@ def test_a_module_has_a_test_of_its_name_or_names_its_test(path: Path) -> None:
     if path.stem in ("__init__", "__main__") or path.parent == PACKAGE:
         return
     mirrored = TESTS / path.relative_to(PACKAGE).parts[0] / f"test_{path.stem}.py"
-    named = re.findall(r"^Tests: `(\S+)`\.$", ast.get_docstring(ast.parse(path.read_text())) or "", re.MULTILINE)
+    named = re.findall(r"^Tests: `(\S+)`\.$", ast.get_docstring(tree(path)) or "", re.MULTILINE)
     assert mirrored.exists() or (named and (TESTS.parent / named[0]).exists())
 
 
@@ -137,7 +144,7 @@ def test_the_steps_of_the_docs_are_those_of_the_pipeline() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_function_fits_a_screen(path: Path) -> None:
     """Of a public function, which documents each argument and has an example, the docstring is not counted."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if onnxq._LAZY.get(node.name, "").startswith(name_of(path).rpartition(".")[0]):
@@ -171,7 +178,7 @@ def test_a_simplification_is_a_function_of_its_module_s_name() -> None:
     for path in (PACKAGE / "simplify").rglob("*.py"):
         passes = [
             node.name
-            for node in ast.parse(path.read_text()).body
+            for node in tree(path).body
             if isinstance(node, ast.FunctionDef) and re.search(r"\b(register|pattern)_pass\b", ast.dump(node))
         ]
         assert passes in ([], [path.stem]), path
@@ -181,7 +188,7 @@ def test_one_class_has_one_name() -> None:
     """Kernels are named after operators, and commands after functions of the API; classes mean one thing everywhere."""
     names: dict[str, list[str]] = {}
     for module, path in MODULES.items():
-        for node in ast.parse(path.read_text()).body:
+        for node in tree(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 names.setdefault(node.name, []).append(module)
     assert {name: where for name, where in names.items() if len(where) > 1} == {}

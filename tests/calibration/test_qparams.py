@@ -191,7 +191,7 @@ def dynamic_quantize() -> ort.InferenceSession:
 SESSION = dynamic_quantize()
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(FINITE, FINITE)
 def test_uint8_parameters_are_those_of_onnxruntime_bit_for_bit(a, b):
     lo, hi = sorted((a, b))

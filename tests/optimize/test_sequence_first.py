@@ -315,7 +315,7 @@ def test_what_works_on_each_place_by_itself_needs_no_border(kind) -> None:
     assert borders(made) == 2 + (kind == "another input")  # one Transpose of that input for all
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(kinds=st.lists(st.sampled_from(sorted(BETWEEN)), min_size=1, max_size=4), outputs=st.booleans())
 def test_any_sequence_of_them_gives_the_same(kinds, outputs) -> None:
     proto = chain(kinds, outputs=outputs)
