@@ -135,7 +135,7 @@ def did_you_mean(word: str, candidates: Iterable[str], *, most: int = 1, cutoff:
     """Ask whether what is known under a similar name was meant, in a sentence; empty where nothing is similar.
 
     Args:
-        word: What nobody knows.
+        word: The unknown word.
         candidates: What could have been meant.
         most: How many names to offer.
         cutoff: How similar they have to be, 0 to 1; see `difflib.get_close_matches`.

@@ -280,14 +280,7 @@ def _compare(
     seen = examine(baseline, samples, calibrating=False, progress=progress.progress)
     listed = normalise(baseline, needs=("drop_initializer_inputs",))  # or onnxruntime would not fold constants
     source: ModelSource = baseline if listed else against
-    if metric is not None:
-        try_metric(metric, source, samples, progress.progress)
-    progress.step("verify")
-    comparison = compare(source, model, samples, progress=progress.progress, blame=CheckFailed)
-    if metric is not None:
-        progress.step("metric")
-        measured = compare_metric(metric, source, model, samples, progress=progress.progress)
-        comparison = replace(comparison, metric=measured)
+    comparison = _measured(source, model, samples, metric, progress)
     if given.is_given and not samples.made_up:
         decoding = measure_decoding(baseline, source, model, samples, progress, comparison.metric)
         comparison = replace(comparison, decoding=decoding)
@@ -310,6 +303,21 @@ def _compare(
         warnings=(*mixed_up, *seen.warnings, *(() if same else found)),
         runtime=look(model, quantized),
     )
+
+
+def _measured(
+    source: ModelSource, model: ModelInput, samples: Samples, metric: str | Metric | None, progress: Progress
+) -> Comparison:
+    """Compare the outputs, and the metric if there is one."""
+    if metric is not None:
+        try_metric(metric, source, samples, progress.progress)
+    progress.step("verify")
+    comparison = compare(source, model, samples, progress=progress.progress, blame=CheckFailed)
+    if metric is None:
+        return comparison
+    progress.step("metric")
+    measured = compare_metric(metric, source, model, samples, progress=progress.progress)
+    return replace(comparison, metric=measured)
 
 
 def _with_layers(comparison: Comparison, baseline: Model, quantized: Model, samples: Samples) -> Comparison:

@@ -111,7 +111,7 @@ def channel_weights(energies: Sequence[np.ndarray]) -> np.ndarray:
 
     Args:
         energies: For each reader `‖W_k‖²` of every channel. Readers count alike: each one's energies are taken in
-            relation to their sum, for how large a reader's outputs are is undone by whoever comes after it.
+            relation to their sum, for how large a reader's outputs are is undone by the layers behind it.
 
     Returns:
         int64 `[channels]`, at most `GREATEST`; 1 for every channel where nothing counts.

@@ -129,8 +129,7 @@ class TerminalObserver(Progress):
     Output of a user's function that gives data or measures goes to stderr, too: stdout is for the product.
 
     Args:
-        label: What is at work, where there are several models; whoever has several says so when one is done, and steps
-            leave no lines.
+        label: The model at work, if there are several: the command says when one is done, and steps leave no lines.
 
     """
 

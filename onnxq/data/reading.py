@@ -92,7 +92,7 @@ class Preparation:
         words: For people.
         origin: Where that was said, such as `preprocessor_config.json`.
         settings: For programs.
-        assumed: What nobody said and was assumed, for a warning; empty where nothing was.
+        assumed: What was assumed for lack of a setting, for a warning; empty if nothing was.
 
     """
 

@@ -44,7 +44,7 @@ def encode_graph(
         graph: The graph.
         tensor: How to write each initializer.
         extra_outputs: Values to list as outputs too, after those the graph has; their type is left to inference.
-        verbatim: Whether a graph that no patch touched goes out as it came. Without it every part is written anew,
+        verbatim: Whether a graph that no patch touched goes out as it came. Without it every part is written again,
             through `tensor` and without stated types.
 
     """

@@ -37,7 +37,7 @@ class Pattern:
     """A condition on a value.
 
     Attributes:
-        name: What a match calls the value; empty where nobody asks for it.
+        name: What a match calls the value; empty if nothing asks for it.
         accepts: What it has to fulfil besides.
         says: What `accepts` asks for, as in "'x' is not …".
 

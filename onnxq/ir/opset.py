@@ -39,7 +39,7 @@ def raise_opset(model: Model, minimum: int) -> Model:
 
     Returns:
         A model with at least that version: the same one if it has it already, else another one that shares its
-        weights and remembers the same source. Functions are inlined. Types have to be inferred anew.
+        weights and remembers the same source. Functions are inlined. Types have to be inferred again.
 
     Raises:
         ModelError: The model cannot be converted.

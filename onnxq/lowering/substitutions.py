@@ -32,7 +32,7 @@ class Substitution:
         says: What was done, for the report, with the number in place of `{}`.
         find: Lists the nodes of the main graph that it may be faster for, by a plan of how they are.
         write: Describes what takes the place of one of them, and of what stands behind it.
-        read_in_8_bit: Whether somebody has to read codes of the result.
+        read_in_8_bit: Whether a reader needs codes of the result.
 
     """
 

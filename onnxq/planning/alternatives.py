@@ -97,7 +97,7 @@ def by_blocks(node: Node, recipe: Recipe, opset: int) -> Override | None:
         opset: Of the model. DequantizeLinear knows blocks from 21 on, and a search cannot convert the model any more.
 
     Returns:
-        None where the node has no such form, or only one that onnxruntime dequantizes anew in every run.
+        None where the node has no such form, or only one that onnxruntime dequantizes in every run.
 
     """
     allowed = MICROSOFT in recipe.allow

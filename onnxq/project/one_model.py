@@ -27,7 +27,7 @@ def find_entry(project: Project, model: Path, output: Path | None = None) -> Ent
     Args:
         project: The project.
         model: The float model, as it is seen from the working folder.
-        output: Where the result is to go, which chooses where a model has several entries; None where nobody says.
+        output: Where the result is to go, which chooses where a model has several entries; None if it is not given.
 
     Returns:
         The entry; None where the project has none for the model.

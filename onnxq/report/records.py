@@ -71,9 +71,9 @@ class ReportData:
         seconds: Time that every step took, in order.
         calibration_samples: How many samples were calibrated on; None without data.
         rules: The recipe in full, as TOML.
-        activations: What was measured of each calibrated activation; empty where nobody asked.
+        activations: What was measured of each calibrated activation; empty unless asked for.
         returned: Names of the nodes that a search returned to float for the sake of accuracy.
-        sensitivity: What each quantized node adds to the error of the outputs; empty where nobody measured it.
+        sensitivity: What each quantized node adds to the error of the outputs; empty if not measured.
         weights: How the codes of weights were chosen; empty where all were rounded to nearest.
         saturation: What keeps each layer's integer products within 16 bits; empty where nothing has to.
         timings: Kernel times that decided; None where those that come with onnxq did.
@@ -88,9 +88,9 @@ class ReportData:
             results; None of a plan.
         made: When, in UTC, such as `2026-05-02T10:00:00+00:00`; None of a plan.
         command: The command line that repeats it; None where a program called the library.
-        kernels: Number of nodes by kernel of onnxruntime; empty where nobody asked.
-        operator_times: Time by operator in both models; empty where nobody asked.
-        layer_sizes: Bytes of constants by layer in both models; empty where nobody asked.
+        kernels: Number of nodes by kernel of onnxruntime; empty unless asked for.
+        operator_times: Time by operator in both models; empty unless asked for.
+        layer_sizes: Bytes of constants by layer in both models; empty unless asked for.
         budget: Limits that were asked for, and what was reached.
         encoded: The quantized model as bytes, where it was not written.
         wording: How warnings say what to do: as the command line has it, or as Python has it.

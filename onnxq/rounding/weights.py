@@ -49,7 +49,7 @@ class WeightSpec:
 
     Attributes:
         axes: Axes that share a scale, ascending.
-        bits: Width of the codes; 7 for codes of at most 63, chosen anew where those of 8 were chosen.
+        bits: Width of the codes; 7 for codes of at most 63, chosen again where those of 8 were chosen.
         block_size: So many elements along the one axis share a scale; 0 for all of them.
         zero_points: Whether each block has a zero point, too; codes are unsigned then.
         summed: How an integer kernel sums over it whose products of two neighbours must not leave 16 bits; None where

@@ -134,7 +134,7 @@ def load_native(
         weights: Initializers that the bytes call external data of the folder `/`: they are used where they are, and
             have to stay there.
         copy: Whether optimisations may look at the elements of those, for which onnxruntime copies them.
-        pack: Whether kernels may lay them out anew in advance, in as much memory again. MatMulNBits then computes in
+        pack: Whether kernels may lay them out in advance, in as much memory again. MatMulNBits then computes in
             integers where it is asked to, and in float otherwise.
         copies: Initializers that the bytes call external data likewise, to make the same of as if they were inside.
 

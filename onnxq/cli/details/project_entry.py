@@ -43,7 +43,7 @@ class EntryChoice:
         """Whether there is nothing to build, which is said on stderr.
 
         Raises:
-            OnnxqError: The model misses a limit, and building it anew would not help.
+            OnnxqError: The model misses a limit, and building it again would not help.
 
         """
         from onnxq.project.build import up_to_date

@@ -168,7 +168,7 @@ def picture_layout(spec: InputSpec, wanted: str | None = None) -> PictureLayout 
 
     Args:
         spec: The input.
-        wanted: `nchw` or `nhwc` where somebody said so.
+        wanted: `nchw` or `nhwc` where that is known.
 
     """
     if spec.shape is None or len(spec.shape) not in (3, 4) or spec.numpy_dtype is None:
@@ -199,7 +199,7 @@ def resolve_settings(spec: InputSpec, layout: PictureLayout, settings: PictureSe
     """Put settings and an input together.
 
     Returns:
-        What is done with each picture, and what nobody said and is assumed, in words.
+        What is done with each picture, and what is assumed for lack of a setting, in words.
 
     Raises:
         DataError: A setting contradicts the input, or one is missing that cannot be known.
