@@ -1,11 +1,11 @@
 """Train a small Llama-like decoder on real text and export it, for figures of low-bit quantization.
 
-    python tests/bench/train_decoder.py [--minutes 25] [--cache ~/.cache/onnxq-bench/decoder]
+    python tests/bench/train_decoder.py [--minutes 55] [--cache ~/.cache/onnxq-bench/decoder]
 
 The text is the source of Python's standard library, which every machine that runs this has: code, docstrings, comments.
 The model is `LlamaForCausalLM` of transformers (RMSNorm, RoPE, grouped queries, SwiGLU, tied head), its tokenizer a
 byte-level byte-pair encoding trained on the same text. Matrices are trained by Muon (Jordan et al. 2024), which needs
-fewer tokens than Adam. Minutes are minutes of processor time. Nothing of it goes into the repository. Needs torch,
+fewer tokens than Adam. Minutes are minutes of processor time; `checkpoint.pt` keeps what an interruption would lose. Nothing of it goes into the repository. Needs torch,
 transformers and tokenizers, which onnxq itself does not.
 
 The cache then holds `float.onnx` (no cache inputs, dynamic batch and length), `tokenizer.json`, `held.txt`, and token
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 VOCABULARY, WIDTH, LAYERS, HEADS, KV_HEADS, INNER, WINDOW = 4096, 256, 6, 4, 2, 704, 256
-BATCH, WARM_UP = 12, 60
+BATCH, WARM_UP, SAVED_EVERY = 16, 60, 100
 MATRIX_RATE, OTHER_RATE = 0.02, 3e-3
 HELD_OUT = 0.04  # of the text, in pieces spread over all of it
 PIECE = 20_000  # characters that go into training or out of it together
@@ -87,8 +87,8 @@ def step_matrices(matrices: list[Any], moments: list[Any], rate: float) -> None:
         matrix.grad = None
 
 
-def train(tokens: np.ndarray, minutes: float, longest: float) -> Any:
-    """Return the model after so many minutes of the processor, or of the clock."""
+def train(tokens: np.ndarray, held: np.ndarray, minutes: float, longest: float, saved: Path) -> Any:
+    """Return the model after so many minutes of the processor, or of the clock; go on from `saved` where it exists."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -105,14 +105,19 @@ def train(tokens: np.ndarray, minutes: float, longest: float) -> Any:
     others = [p for name, p in model.named_parameters() if p.ndim < 2 or "embed" in name]
     moments = [torch.zeros_like(p) for p in matrices]
     adam = torch.optim.AdamW(others, lr=OTHER_RATE, betas=(0.9, 0.95), weight_decay=0.0)
-    rng, begun, wall, step, shown = np.random.default_rng(0), time.process_time(), time.time(), 0, 0.0
+    processor, clock, step, shown = 0.0, 0.0, 0, 0.0
+    if saved.exists():
+        model_state, adam_state, moments, (processor, clock, step, shown) = torch.load(saved, weights_only=True)
+        model.load_state_dict(model_state)
+        adam.load_state_dict(adam_state)
+    begun, wall = time.process_time() - processor, time.time() - clock
+    rng = np.random.default_rng(step)
     while (share := max((time.process_time() - begun) / minutes, (time.time() - wall) / longest) / 60) < 1:
         decay = min((step + 1) / WARM_UP, 0.01 + 0.99 * min(1.0, (1 - share) / 0.6))
         adam.param_groups[0]["lr"] = decay * OTHER_RATE
         starts = rng.integers(0, len(tokens) - WINDOW - 1, BATCH)
         ids = torch.from_numpy(np.stack([tokens[s : s + WINDOW + 1] for s in starts]).astype(np.int64))
-        logits = model(ids[:, :-1], use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits.reshape(-1, VOCABULARY), ids[:, 1:].reshape(-1))
+        loss = loss_of(model, ids[:, :-1], ids[:, 1:])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         with torch.no_grad():
@@ -123,7 +128,22 @@ def train(tokens: np.ndarray, minutes: float, longest: float) -> Any:
         step += 1
         if step % 25 == 0:
             print(f"step {step} loss {shown:.3f} after {time.process_time() - begun:.0f} s", flush=True)
+        if step % SAVED_EVERY == 0:
+            with torch.no_grad():
+                windows = torch.from_numpy(held)
+                print(f"held-out loss {loss_of(model, windows[:, :-1], windows[:, 1:]).item():.3f}", flush=True)
+            state = (time.process_time() - begun, time.time() - wall, step, shown)
+            torch.save((model.state_dict(), adam.state_dict(), moments, state), saved.with_suffix(".new"))
+            saved.with_suffix(".new").replace(saved)
     return model.eval()
+
+
+def loss_of(model: Any, ids: Any, targets: Any) -> Any:
+    """Return the mean cross entropy of the next token, a scalar."""
+    import torch
+
+    logits = model(ids, use_cache=False).logits
+    return torch.nn.functional.cross_entropy(logits.reshape(-1, VOCABULARY), targets.reshape(-1))
 
 
 def export(model: Any, path: Path) -> None:
@@ -149,7 +169,7 @@ def export(model: Any, path: Path) -> None:
 def main() -> None:
     """Make what is missing in the cache."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=25.0, help="of the processor (default 25)")
+    parser.add_argument("--minutes", type=float, default=55.0, help="of the processor (default 55)")
     parser.add_argument("--longest", type=float, default=60.0, help="minutes of the clock (default 60)")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "onnxq-bench" / "decoder")
     arguments = parser.parse_args()
@@ -162,7 +182,8 @@ def main() -> None:
     np.random.default_rng(0).shuffle(windows)
     for name, part in (("calib", windows[:128]), ("tune", windows[128:384]), ("judge", windows[384:640])):
         np.savez(cache / f"{name}.npz", input_ids=part)
-    model = train(tokens, arguments.minutes, arguments.longest)
+    saved = cache / "checkpoint.pt"
+    model = train(tokens, windows[640:672], arguments.minutes, arguments.longest, saved)
     model.save_pretrained(cache / "torch")
     export(model, cache / "float.onnx")
 
