@@ -129,7 +129,8 @@ def _with_bits_by_loss(
 ) -> Prepared:
     """Plan 8 bits for as many weights as the metric of the budget needs, if the recipe leaves them open."""
     budget, given = request.budget, request.samples
-    if not prepared.plan.recipe.scheme.mixed_bits or budget.max_size is not None:
+    scheme = prepared.plan.recipe.scheme
+    if not scheme.mixed_bits or scheme.mean_bits or budget.max_size is not None:
         return prepared
     if budget.max_drop is None or given is None:
         return prepared

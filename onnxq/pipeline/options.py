@@ -203,8 +203,8 @@ class QuantizeOptions:
     bits: int | str | None = option(  # in Python: a recipe of `onnxq.planning.recipe.in_blocks`
         None,
         "Store the weights of MatMul and Gemm in 2, 4 or 8 bit, in blocks with a scale each: for decoders and "
-        "language models. With `auto`, those of each weight that serve --max-size or --max-drop best. Without "
-        "--recipe.",
+        "language models. With 3, a mixture with that mean; with `auto`, those of each weight that serve --max-size "
+        "or --max-drop best. Without --recipe.",
         metavar="N",
         toml="bits",
         keyword="recipe.bits",

@@ -27,6 +27,7 @@ NUMBERS: dict[str, tuple[Callable[[float], bool], str, str]] = {
     "percentile": (lambda value: 50 < value <= 100, "a percentage above 50 and at most 100", "99.99"),
 }
 BLOCK_BITS, BLOCK_SIZES = (2, 4, 8), (16, 32, 64, 128, 256)
+MEAN_BITS = 3  # of codes of 2, 4 and 8 bits: onnxruntime has no kernel for it
 MIXED = "auto"  # in place of a number of bits: a search chooses those of each weight
 LISTS = ("exclude", "only", "allow")  # keys that hold lists of strings
 
@@ -221,7 +222,8 @@ def in_blocks(bits: int | str, block_size: int | None = None, target: str | None
     DequantizeLinear.
 
     Args:
-        bits: One of `BLOCK_BITS`, or "auto" for those of each weight that serve a limit best: of size, or of loss.
+        bits: One of `BLOCK_BITS`, 3 for a mixture of them with that mean, or "auto" for those of each weight that
+            serve a limit best: of size, or of loss.
         block_size: One of `BLOCK_SIZES`; that of the recipe `weight-int4` by default.
         target: Name of a target; the usual one by default.
 
@@ -240,10 +242,11 @@ def in_blocks(bits: int | str, block_size: int | None = None, target: str | None
     recipe = load_recipe("weight-int4")
     size = recipe.scheme.block_size if block_size is None else block_size
     recipe = recipe if target is None else recipe.for_target(target)
-    mixed = bits == MIXED
+    mixed = bits in (MIXED, MEAN_BITS)
     settings: dict[str, Any] = {"name": "weight-int4" if mixed else f"weight-int{bits}", "block_size": size}
     settings |= {"head_bits": 8} if bits != 8 else {}
     settings |= {"mixed_bits": True} if mixed else {}
+    settings |= {"mean_bits": MEAN_BITS} if bits == MEAN_BITS else {}
     if MICROSOFT in load_target(recipe.scheme.target).domains:
         settings |= {"form": "matmulnbits", "accuracy_level": 4}
     number = "2 to 8" if mixed else bits
@@ -291,7 +294,7 @@ def block_recipe(recipe: str, bits: int | str | None, block: int | None, target:
 
     Args:
         recipe: The option of that name, which has to be `auto`.
-        bits: Of a weight; one of `BLOCK_BITS`, or "auto".
+        bits: Of a weight; one of `BLOCK_BITS`, 3, or "auto".
         block: How many weights share a scale; one of `BLOCK_SIZES`, None for the default.
         target: Name of the runtime that the model is for.
 
@@ -304,8 +307,9 @@ def block_recipe(recipe: str, bits: int | str | None, block: int | None, target:
     if recipe != "auto":
         hint = f"Leave --recipe {recipe} out, or set block_size in a recipe file."
         raise RecipeError("--bits chooses the recipe itself", hint)
-    if bits not in (*BLOCK_BITS, MIXED):
-        hint = f"Choose one of {', '.join(map(str, BLOCK_BITS))}, or for sizes between, {MIXED} with --max-size."
+    if bits not in (*BLOCK_BITS, MEAN_BITS, MIXED):
+        known = ", ".join(map(str, sorted((*BLOCK_BITS, MEAN_BITS))))
+        hint = f"Choose one of {known}, or for sizes between, {MIXED} with --max-size."
         raise RecipeError(f"--bits cannot be {bits}: onnxruntime multiplies by no such weights", hint)
     if block is not None and block not in BLOCK_SIZES:
         raise RecipeError(f"--block cannot be {block}", f"Choose one of {', '.join(map(str, BLOCK_SIZES))}.")

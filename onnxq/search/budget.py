@@ -26,7 +26,7 @@ from onnxq.report import Report
 from onnxq.runtime.memory import trim_heap
 from onnxq.search.candidates import Candidate, find_candidates, is_priced, predicted_time, saved_time, searchable
 from onnxq.search.held_out import ENOUGH, SqnrEvaluator
-from onnxq.search.mixed_bits import keep_to_loss, keep_to_size, mixed_weights, said_bits
+from onnxq.search.mixed_bits import keep_to_loss, keep_to_mean, keep_to_size, mixed_weights, said_bits
 from onnxq.search.mixed_precision import SearchResult, cheap_wins, fewest_float_nodes, keep_small_weights_float
 from onnxq.search.sensitivity import EXACT, sensitivity, weighted_decisions
 from onnxq.search.size_search import fits_corrected, meet_size_limit, written_bytes
@@ -186,7 +186,7 @@ def _settle_bits(variants: Variants, budget: Budget) -> SearchOutcome:
     if not budget.is_accuracy:
         return SearchOutcome(plan.choices)
     meets = BudgetCheck(variants.baseline, variants.samples, budget)
-    if budget.max_size is not None:
+    if budget.max_size is not None or plan.recipe.scheme.mean_bits:
         choices = plan.choices if meets(variants.model(plan.choices)) else None
     else:
         weights = mixed_weights(
@@ -287,23 +287,29 @@ def _widened(variants: Variants) -> Choices:
 
 
 def check_mixed_bits(recipe: Recipe, budget: Budget, *, fast: bool) -> None:
-    """Refuse to choose bits without a limit to choose them by, or without a search.
+    """Refuse to choose bits without a limit to choose them by, with two of them, or without a search.
 
     Raises:
-        RecipeError: The recipe leaves bits open, and one of both is so.
+        RecipeError: The recipe leaves bits open, and one of these is so.
 
     """
     if not recipe.scheme.mixed_bits:
         return
-    if not budget.is_set:
+    mean = recipe.scheme.mean_bits
+    if mean and budget.max_size is not None:
+        raise RecipeError(f"--bits {mean} sets the size itself", "Pass --bits auto with --max-size.")
+    if not mean and not budget.is_set:
         hint = "Add --max-size, or --metric perplexity with --max-drop."
         raise RecipeError("--bits auto chooses bits by a limit, and there is none", hint)
     if fast:
-        raise RecipeError("--bits auto searches, and --fast leaves searches out", "Pass --bits 4, or leave --fast out.")
+        words = f"--bits {mean or 'auto'} searches, and --fast leaves searches out"
+        raise RecipeError(words, "Pass --bits 4, or leave --fast out.")
 
 
 def bits_by_size(recipe: Recipe, budget: Budget) -> ChooseBits | None:
-    """Return what plans the bits of weights for the size of a budget; None where that is not asked for."""
+    """Return what plans the bits of weights for their mean or the size of a budget; None where neither is asked for."""
+    if recipe.scheme.mean_bits:
+        return partial(keep_to_mean, bits=recipe.scheme.mean_bits)
     if not recipe.scheme.mixed_bits or budget.max_size is None:
         return None
     return partial(keep_to_size, max_size=budget.max_size, data_file=budget.data_file)

@@ -1,7 +1,8 @@
-"""Bits for each weight in blocks, so that a model keeps to a size or to a loss: the recipe that `--bits auto` makes.
+"""Bits for each weight in blocks, so that a model keeps to a size or to a loss: `--bits auto` and `--bits 3`.
 
 Weights are ranked once, by what each loses alone (`bit_losses`). For a size, each byte goes where it takes most loss
 away. For a loss, all weights have 4 bits, and bisection finds how many of them, the first in the ranking, need 8.
+A mean of 3 bits (`--bits 3`) is a size, too.
 
 Tests: `tests/search/test_mixed_bits.py`.
 """
@@ -209,6 +210,32 @@ def keep_to_size(
         raise CheckFailed(
             f"the smallest file that is possible has about {size:,} bytes, {max_size:,} are allowed", ALLOW_LARGER
         )
+    return replan(prepared, {**prepared.plan.choices, **_choices(weights, chosen)})
+
+
+def keep_to_mean(
+    prepared: Prepared,
+    samples: Sequence[Mapping[str, Any]],
+    stats: Stats,
+    *,
+    bits: int,
+    spool: Spool | None = None,
+) -> Prepared:
+    """Plan with the bits of least loss that take no more bytes than so many bits for each code.
+
+    Args:
+        prepared: The float model and its plan.
+        samples: What losses are measured on.
+        stats: Of a calibration; not needed.
+        bits: Of codes and zero points, on average over the weights whose bits are open.
+        spool: Says in which folder there is room, for a large model.
+
+    Raises:
+        DataError: See `mixed_weights`.
+
+    """
+    weights = mixed_weights(prepared, samples, spool)
+    chosen = bits_for_size(weights, sum(weight.size(bits) for weight in weights))
     return replan(prepared, {**prepared.plan.choices, **_choices(weights, chosen)})
 
 

@@ -5,8 +5,8 @@
 The text is the source of Python's standard library, which every machine that runs this has: code, docstrings, comments.
 The model is `LlamaForCausalLM` of transformers (RMSNorm, RoPE, grouped queries, SwiGLU, tied head), its tokenizer a
 byte-level byte-pair encoding trained on the same text. Matrices are trained by Muon (Jordan et al. 2024), which needs
-fewer tokens than Adam. Minutes are minutes of processor time; `checkpoint.pt` keeps what an interruption would lose. Nothing of it goes into the repository. Needs torch,
-transformers and tokenizers, which onnxq itself does not.
+fewer tokens than Adam. Minutes are minutes of processor time; `checkpoint.pt` keeps what an interruption would lose.
+Nothing of it goes into the repository. Needs torch, transformers and tokenizers, which onnxq itself does not.
 
 The cache then holds `float.onnx` (no cache inputs, dynamic batch and length), `tokenizer.json`, `held.txt`, and token
 ids `[n, 256]`: `calib.npz`, `tune.npz` and `judge.npz`, of text that training has not seen.

@@ -68,6 +68,7 @@ SETTINGS = {
     "bias_correction": st.booleans(),
     "return_to_float": st.booleans(),
     "mixed_bits": st.booleans(),
+    "mean_bits": st.sampled_from([0, 3]),
     "reduce_range": st.booleans(),
     "rounding": st.sampled_from(["nearest", "output-error"]),
 }

@@ -9,6 +9,7 @@ import onnx
 import pytest
 from decoders import genai_decoder, optimum_decoder
 from helpers import build, floats, node
+from onnx import helper
 
 from onnxq.data.generated_text import generated_text
 from onnxq.errors import CheckFailed, DataError, RecipeError
@@ -213,6 +214,36 @@ def test_a_decoder_without_data_is_measured_on_what_it_writes(tmp_path):
     )
     assert report.output_bytes <= size + 3000
     assert {4, 8} <= set(bits_written(tmp_path / "q.onnx"))
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_3_bits_are_the_mean_of_a_mixture(source, tmp_path, monkeypatch, large):
+    if large:
+        monkeypatch.setattr(residency, "LARGE", 0)
+    found = {}
+    for bits in (2, 3, 4):
+        report = quantize(source, in_blocks(bits), samples=samples(), output=tmp_path / f"{bits}.onnx")
+        found[bits] = report.comparison.worst_sqnr, report.output_bytes
+    assert found[2][0] < found[3][0] < found[4][0]
+    assert found[2][1] < found[3][1] < found[4][1]
+    made = [one for one in onnx.load(tmp_path / "3.onnx").graph.node if one.op_type == "MatMulNBits"]
+    codes = {one.input[1]: helper.get_node_attr_value(one, "bits") for one in made[:-1]}  # the last is the head
+    sizes = dict(zip(codes, (a * b for a, b in list(SHAPES.values())[:3]), strict=True))
+    assert len(set(codes.values())) > 1
+    assert sum(bits * sizes[name] for name, bits in codes.items()) <= 3 * sum(sizes.values())
+
+
+def test_3_bits_take_no_limit_of_size_and_check_one_of_loss(source, tmp_path):
+    def made(**options):
+        quantize(source, in_blocks(3), samples=samples(), output=tmp_path / "q.onnx", **options)
+
+    with pytest.raises(RecipeError, match="--bits 3 sets the size itself"):
+        made(budget=Budget(max_size=20_000))
+    with pytest.raises(RecipeError, match="--bits 3 searches"):
+        made(fast=True)
+    with pytest.raises(CheckFailed, match="no choice of bits meets the budget"):
+        made(budget=Budget(min_sqnr=60.0))
+    assert not (tmp_path / "q.onnx").exists()
 
 
 def test_what_cannot_be_chosen_is_refused(source, tmp_path):

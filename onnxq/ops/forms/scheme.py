@@ -41,6 +41,7 @@ class Scheme:
             model; 0 for as many as the others have.
         mixed_bits: Under `weight-int4`: whether a search chooses the bits of each weight in blocks with zero points, so
             that the file keeps to a size or the outputs to a loss.
+        mean_bits: Under `mixed_bits`: bits that codes have on average, those of the head apart; 0 where a limit says.
         accuracy_level: Of MatMulNBits: least precision of its input, 1 for float32, 2 for float16, 3 for bfloat16, 4
             for int8; 0 leaves the choice to onnxruntime.
         activations: Element type of calibrated activations. Unsigned types have a zero point of their own; signed ones
@@ -79,6 +80,7 @@ class Scheme:
     zero_points: bool = False
     head_bits: Literal[0, 2, 4, 8] = 0
     mixed_bits: bool = False
+    mean_bits: Literal[0, 3] = 0
     accuracy_level: Literal[0, 1, 2, 3, 4] = 0
     bias: Literal["int32", "float"] = "int32"
     integer_conv: bool = False
