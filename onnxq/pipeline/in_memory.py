@@ -64,10 +64,11 @@ def quantize_in_memory(prepared: Prepared, request: Request) -> Quantized:
         rewritten, variants = _choose_and_rewrite(prepared, split, request)
     collect_garbage(rewritten.model)  # what was tried last
     result = _verified(rewritten, before, probe, request)
-    if variants is None or result.report.comparison is None or result.report.comparison.worst_sqnr >= ENOUGH_IF_FAST:
+    comparison = result.report.comparison
+    if variants is None or comparison is None or comparison.worst_sqnr >= ENOUGH_IF_FAST:
         return result
     request.observer.step("search")
-    choices = fewest_for_use(variants, probe)
+    choices = fewest_for_use(variants, probe, comparison.worst_sqnr)
     if not choices:
         return result
     rewritten = _rewrite(variants, SearchOutcome(choices), None, request)

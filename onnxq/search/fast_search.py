@@ -38,12 +38,13 @@ LEAST, MOST, SHARE, LITTLE_TIME = 2, 16, 8, 5e7  # nanoseconds of float runs, by
 Group = range  # places of nodes that follow each other
 
 
-def fewest_for_use(variants: Variants, samples: Samples) -> Choices:
+def fewest_for_use(variants: Variants, samples: Samples, reached: float) -> Choices:
     """Return the nodes to float that `GOALS` take.
 
     Args:
         variants: The quantized model, which falls short of `ENOUGH`.
         samples: Those that showed it.
+        reached: dB that its worst output has on them.
 
     """
     plan = variants.prepared.plan
@@ -52,10 +53,10 @@ def fewest_for_use(variants: Variants, samples: Samples) -> Choices:
         return {}
     few = variants.judged_by(HoldoutSplit(variants.baseline, samples))
     try:
+        if reached < HOPELESS:
+            return widen_stored_weights(few, _stored(nodes), _shared_out(nodes, {}))
         whole = few.judge.noise(few.model({}))
         start = SearchResult({}, met=True, sqnr=worst_decibels(whole))
-        if worst_decibels(whole) < HOPELESS:
-            return widen_stored_weights(few, _stored(nodes), _shared_out(nodes, {}))
         contributions = _contributions(few, nodes, whole)
         ranked = find_candidates(plan, contributions, variants.prepared.model.opset)
         goals = GOALS if is_priced(plan) else GOALS[:1]
