@@ -25,6 +25,13 @@ COMMANDS = {
     **dict.fromkeys(("new", "create", "setup", "start"), "init"),
     **dict.fromkeys(("calibration", "collect"), "calibrate"),
 }
+# Kinds of result that others have as switches
+VALUES = {
+    **dict.fromkeys(("--int8", "--uint8", "--static", "--qdq"), "--recipe static-int8"),
+    **dict.fromkeys(("--int4", "--uint4"), "--recipe weight-int4"),
+    "--dynamic": "--recipe dynamic-int8",
+    "--json": "--format json",
+}
 OPTIONS = {
     **dict.fromkeys(("--input", "--in", "--images", "--dataset", "--calib", "--calibration", "--inputs"), "--data"),
     **dict.fromkeys(("--save", "--dest", "--destination", "--to"), "--output"),
@@ -35,7 +42,7 @@ OPTIONS = {
     **dict.fromkeys(("--device", "--provider", "--backend", "--platform", "--hardware", "-t"), "--target"),
     **dict.fromkeys(("--num-bits", "--wbits", "--weight-bits"), "--bits"),
     **dict.fromkeys(("--precision", "--dtype", "--scheme", "--preset", "--mode", "--type"), "--recipe"),
-    **dict.fromkeys(("--json",), "--format"),
+    **{name: value.split()[0] for name, value in VALUES.items()},
     **dict.fromkeys(("--threshold", "--sqnr", "--snr", "--tolerance", "--min-snr"), "--min-sqnr"),
     **dict.fromkeys(("--reference", "--float", "--baseline", "--original", "--with"), "--against"),
     **dict.fromkeys(("--html", "--markdown", "--log"), "--report"),
@@ -120,7 +127,7 @@ def _options(name: str, command: Any, *, behind: bool) -> str:
         return "Options stand behind a command, as in `onnxq quantize MODEL --data DATA`."
     meant = OPTIONS.get(name)
     if meant in known:
-        return f"Did you mean {_form(str(meant), name)}?"
+        return f"Did you mean {VALUES.get(name, meant)}?"
     words = set(re.split(r"[-_]+", name.strip("-").lower()))
     found = difflib.get_close_matches(name, known, n=1, cutoff=ALIKE)
     found += [other for other in known if other.strip("-") in words or other.strip("-").startswith(name.strip("-"))]
@@ -134,10 +141,6 @@ def _meant_long(word: str, command: Any) -> str:
     name = f"--{word.lstrip(DASHES).partition('=')[0]}"
     marked = word[:1] in DASHES[1:] or (word[:1] == "-" and word[1:2] not in ("-", "") and len(word) > len("-x"))
     return name if marked and name in _names(command) else ""
-
-
-def _form(option: str, name: str) -> str:
-    return f"{option} json" if name == "--json" else option
 
 
 def _commands(name: str, context: Any) -> str:
@@ -176,6 +179,8 @@ def _many(extra: Sequence[str], command: Any) -> str:
         if "--output" in known:
             return "One model at a time: name the output with --output, or list several models in onnxq.toml."
         return "One model at a time."
+    if len(extra) == 1 and "--data" in known and Path(extra[0]).exists():
+        return f"If that is data, write `--data {extra[0]}`."
     return ""
 
 

@@ -67,6 +67,9 @@ def other_data(path: Path, inputs: Sequence[InputSpec]) -> DataError:
         hint = f"Read it with {found.code.format(repr(str(path)))}, and save samples: {saving(inputs)}."
         return DataError(f"{path} is {found.what}, which onnxq does not read", hint)
     kind = _kind(path.suffix.lower())
+    if kind == "text" and any(spec.numpy_dtype is not None and spec.numpy_dtype.kind in "iu" for spec in inputs):
+        said = f"{path} is text, and no input of the model is named like token ids, such as input_ids"
+        return DataError(said, f"Tokenize it yourself, and save samples: {saving(inputs)}.")
     what = f"{path} is {kind}, and onnxq reads arrays" if kind else f"{path} is neither .npz nor .npy nor a folder"
     return DataError(what, f"Save samples as the model takes them: {saving(inputs)}.")
 

@@ -20,7 +20,7 @@ from onnxq.calibration.stats_file import load_stats
 from onnxq.data.examine import Examination, examine
 from onnxq.data.reading import PLAIN, Reading
 from onnxq.data.samples import list_sources
-from onnxq.errors import DataError, OutputError, RecipeError
+from onnxq.errors import CheckFailed, DataError, OutputError, RecipeError
 from onnxq.ir import IN_MEMORY, Model, ModelInput, read_model, save
 from onnxq.ir.storage.files import data_path
 from onnxq.pipeline.in_memory import quantize_in_memory
@@ -45,6 +45,7 @@ from onnxq.stages.kernel_timing import Timing
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.strategy import Strategy, choose_strategy
 from onnxq.targets.tables import NATIVE
+from onnxq.text import counted, size
 from onnxq.verification.user_metric import check_drop, check_labels
 
 MIDDLES: Mapping[Strategy, Callable[[Prepared, Request], Quantized]] = {
@@ -52,6 +53,9 @@ MIDDLES: Mapping[Strategy, Callable[[Prepared, Request], Quantized]] = {
     Strategy.STREAMED: quantize_large,
     Strategy.NOT_RUN: quantize_unrunnable,
 }
+
+FEWEST_BITS, FLOAT_BITS = 2, 32  # of a weight, and of one in float
+LEAST_PLAUSIBLE = 1000  # bytes; a size below is one without its unit
 
 
 def quantize(
@@ -132,6 +136,8 @@ def quantize(
     path = _output_path(model, output, external_data)
     chosen = choose_recipe(recipe, target=target, reduce_range=reduce_range, exclude=exclude, only=only)
     check_mixed_bits(chosen, budget, fast=fast)
+    if budget.metric is not None:
+        check_drop(budget.metric, budget.max_drop)  # a wrong name, before anything is read
     with following(observer) as progress, gc_disabled(), single_threaded_blas(), sessions_kept():
         destination = _Destination(path, force, resume, external_data, timing, (*data_options.files, stats, recipe))
         source = _load_float_model(model, progress, destination)
@@ -254,13 +260,27 @@ def _check_request(prepared: Prepared, request: Request, destination: _Destinati
     if destination.path is None and prepared.strategy is Strategy.STREAMED:
         raise OutputError("the result is too large to stay in memory", "Give an output.")
     check_plan(prepared, with_data=prepared.plan.with_data)
+    _check_least_size(prepared, request.budget.max_size)
     metric, samples = request.budget.metric, request.samples
     if metric is None:
         return
     if samples is None:
         raise DataError("a metric needs data: random numbers have no right answers", "Add --data.")
-    check_drop(metric, request.budget.max_drop)
     check_labels(metric, samples)
+
+
+def _check_least_size(prepared: Prepared, most: int | None) -> None:
+    """Refuse a size that not even weights of `FEWEST_BITS` would keep to, before a search for it.
+
+    Raises:
+        CheckFailed: It is smaller.
+
+    """
+    least = prepared.model.weight_bytes * FEWEST_BITS // FLOAT_BITS
+    if most is not None and most < least:
+        needs = f"the weights alone take {size(least)} in {FEWEST_BITS} bits"
+        hint = f"Write a unit, as in {most}MB." if most < LEAST_PLAUSIBLE else "Allow a larger file."
+        raise CheckFailed(f"no model has {counted(most, 'byte')} or fewer: {needs}", hint)
 
 
 def _check_data(prepared: Prepared, request: Request) -> None:

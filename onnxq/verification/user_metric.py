@@ -43,6 +43,14 @@ class Metric(Protocol):
         """
 
 
+# Names of others for metrics
+USUAL = {
+    **dict.fromkeys(("accuracy", "acc", "top-1", "top_1"), "top1"),
+    **dict.fromkeys(("top-5", "top_5"), "top5"),
+    **dict.fromkeys(("ppl", "loss"), "perplexity"),
+    **dict.fromkeys(("map", "mean-iou", "miou"), "iou"),
+    **dict.fromkeys(("cos", "cosine-similarity"), "cosine"),
+}
 SIGNATURE = "It is called as metric(outputs, labels) and gives a number: see docs/reference/data.md."
 OF_CLASSES = ("top1", "top5")
 
@@ -72,7 +80,8 @@ def load_metric(source: str | Metric) -> Metric | NamedMetric:
         named = f"{'.'.join(Path(file['file']).parts)}:{file['name']}"
         raise DataError(f"'{source}' names a file, and a metric is named by its module", f"Write {named}.")
     if not CALLABLE.fullmatch(source):
-        hint = (
+        meant = USUAL.get(source.lower())
+        hint = (f"Did you mean '{meant}'?" if meant else "") or (
             did_you_mean(source, METRICS, cutoff=0.6)
             or f"Metrics are {', '.join(METRICS)}, or package.module:function."
         )

@@ -61,6 +61,13 @@ MISTAKES: dict[str, tuple[str, str]] = {
         "s3://a/q.onnx is an address, and files are written to folders",
         "Name a file with --output.",
     ),
+    "quantize m.onnx d.npz.d": ("there is no place for 'd.npz.d'", "If that is data, write `--data d.npz.d`."),
+    "quantize m.onnx --int8": ("no such option: --int8", "Did you mean --recipe static-int8?"),
+    "quantize m.onnx --dynamic": ("no such option: --dynamic", "Did you mean --recipe dynamic-int8?"),
+    "quantize m.onnx -d d.npz --metric accuracy": ("'accuracy' is no metric", "Did you mean 'top1'?"),
+    "quantize m.onnx -d absent.npz --metric miou": ("'miou' is no metric", "Did you mean 'iou'?"),
+    "quantize m.onnx -d scan.dcm": ("scan.dcm is a DICOM picture", "pydicom.dcmread('scan.dcm').pixel_array"),
+    "quantize m.onnx -d eeg.edf": ("eeg.edf is an EDF recording", "mne.io.read_raw('eeg.edf').get_data()"),
     "quantise m.onnx": ("no such command 'quantise'", "Did you mean 'quantize'?"),
     "convert m.onnx": ("no such command 'convert'", "Did you mean 'quantize'?"),
     "info m.onnx": ("no such command 'info'", "Did you mean 'inspect'?"),
@@ -112,6 +119,9 @@ def test_a_mistake_is_named_with_what_was_meant(cli, here: Path, typed_in: str) 
         Path("m.onnx").rename("-m.onnx")
     Path("empty.npz").touch()
     os.mkfifo("pipe.npz")
+    for name in ("scan.dcm", "eeg.edf"):
+        Path(name).write_bytes(b"0       ")
+    Path("d.npz.d").mkdir()
     Path("wrong.py").write_text("def f(:\n")
     before = set(here.rglob("*"))
     result = cli(*typed_in.split())
@@ -304,3 +314,20 @@ def test_layers_of_two_float_models_are_those_of_both(cli, folder: Path) -> None
     model.producer_name = "another"
     onnx.save(model, "copy.onnx")
     assert "layer that adds most" not in cli("verify", "copy.onnx", *run).out  # all layers are exact
+
+
+def test_a_size_without_its_unit_is_refused_before_any_work(cli, here: Path) -> None:
+    result = cli("quantize", "m.onnx", "-d", "d.npz", "--max-size", "5")
+    first, second = result.err.splitlines()
+    assert result.code == 1
+    assert first.startswith("error: no model has 5 bytes or fewer: the weights alone take ")
+    assert second == "hint: Write a unit, as in 5MB."
+
+
+def test_text_for_a_model_whose_inputs_are_not_named_like_token_ids(cli, here: Path) -> None:
+    ids = node("Gather", "table src", "y")
+    onnx.save(build([ids], {"src": (onnx.TensorProto.INT64, ["b", "n"])}, ["y"], {"table": floats(40, 8)}), "t.onnx")
+    Path("s.txt").write_text("one\ntwo\n")
+    first, second = cli("quantize", "t.onnx", "-d", "s.txt").err.splitlines()
+    assert first == "error: s.txt is text, and no input of the model is named like token ids, such as input_ids"
+    assert second.startswith("hint: Tokenize it yourself, and save samples: numpy.savez('data.npz', src=array)")

@@ -49,6 +49,9 @@ BY_SUFFIX = {
     **dict.fromkeys((".feather", ".arrow"), UnreadFormat("an Arrow table", "pandas.read_feather({}).to_numpy()")),
     **dict.fromkeys((".xlsx", ".xls"), UnreadFormat("an Excel table", "pandas.read_excel({}).to_numpy()")),
     **dict.fromkeys((".h5", ".hdf5", ".hdf"), UnreadFormat("an HDF5 file", "h5py.File({})['NAME'][:]")),
+    **dict.fromkeys((".edf", ".bdf"), UnreadFormat("an EDF recording", "mne.io.read_raw({}).get_data()")),
+    **dict.fromkeys((".dcm", ".dicom"), UnreadFormat("a DICOM picture", "pydicom.dcmread({}).pixel_array")),
+    **dict.fromkeys((".nii",), UnreadFormat("a NIfTI volume", "nibabel.load({}).get_fdata()")),
     ".mat": UnreadFormat("a MATLAB file", "scipy.io.loadmat({})['NAME']"),
     **dict.fromkeys(
         (".tfrecord", ".tfrecords"), UnreadFormat("a TFRecord file", "tensorflow.data.TFRecordDataset({})")

@@ -132,7 +132,8 @@ def choose_label(labels: Labels, usual: Sequence[str], fits: Fits, metric: str, 
         raise DataError(f"{metric}: {join_words(names)} could both be {what}", f"Call the right one '{usual[0]}'.")
     others = join_words([f"'{name}' ({_kind(arrays)})" for name, arrays in labels.items()])
     has = f"the data have only {others}" if labels else "the data have no labels"
-    raise DataError(f"{metric} needs {what}, and {has}", f"Add them as '{usual[0]}'. {NAME_ONE}")
+    folders = " Pictures have them if each class has a folder." if usual[0] == "_label" else ""
+    raise DataError(f"{metric} needs {what}, and {has}", f"Add them as '{usual[0]}'.{folders} {NAME_ONE}")
 
 
 def _kind(arrays: Sequence[np.ndarray]) -> str:
