@@ -16,7 +16,7 @@ from threading import Lock
 from typing import NamedTuple, Protocol
 
 # The share of all expected work that has to be measured until its price counts as much as the assumed one
-DOUBT_SHARE = 0.1
+DOUBT_SHARE = 0.2
 ALMOST = 0.97  # of a task that takes longer than expected is done, by the clock
 REST = "rest"  # what is between tasks
 TRIAL = "trial"  # what a step counts that tries variants: their number is not known before
@@ -255,8 +255,12 @@ class Progress:
         prices = {kind: self._price(kind) for kind in {one.kind for one in self._expected}}
         left = sum(one.seconds * one.chance * prices[one.kind] for one in self._expected)
         since = now - self._mark
-        if self._running is None:
-            return left
+        if self._running is None:  # what goes by between tasks is paid by the next one of the step
+            coming = next((one for one in self._expected if one.step == self.name), None)
+            if coming is None:
+                return left
+            whole = coming.seconds * prices[coming.kind]
+            return left - coming.chance * min(since, ALMOST * whole)
         whole = self._running.seconds * self._price(self._running.kind)
         if self._fraction is None:
             return left + max(whole - since, (1 - ALMOST) * whole)

@@ -107,6 +107,14 @@ ROWS = {
     "own: a tilde in a project file": "project/test_project_build.py::"
     "test_a_path_with_a_tilde_is_told_that_shells_replace_it",
     "own: what the web needs": "data/test_remote.py::test_what_the_web_needs_is_named_with_its_extra",
+    "own: a size without its unit": "cli/test_cli_mistakes.py::test_a_size_without_its_unit_is_refused_before_any_work",
+    "own: text without token ids": "cli/test_cli_mistakes.py::"
+    "test_text_for_a_model_whose_inputs_are_not_named_like_token_ids",
+    "own: paths of Windows": "project/test_project_file.py::test_a_path_of_windows_is_told_to_use_slashes",
+    "own: no work that is expected and not done": "pipeline/test_schedule.py::"
+    "test_a_half_that_codes_were_chosen_on_is_not_fitted_again",
+    "own: a bar that moves while a decoder is judged": "pipeline/test_schedule.py::"
+    "test_a_decoder_is_expected_to_go_on_with_texts",
     "completion": "cli/test_cli_completion.py::test_what_was_typed_is_completed",
 }
 

@@ -106,7 +106,8 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(content)
     except tomllib.TOMLDecodeError as error:
-        hint = "It has the marks of a merge conflict: resolve it." if "\n<<<<<<< " in f"\n{content}" else START
+        hint = "Write / between the folders of a path, not \\." if "\\" in str(error) else START
+        hint = "It has the marks of a merge conflict: resolve it." if "\n<<<<<<< " in f"\n{content}" else hint
         raise ProjectError(f"{path} is not valid TOML: {error}", hint) from error
 
 

@@ -69,7 +69,7 @@ def _of_latency(latency: Latency, *, for_size: bool) -> Iterator[WarningLine]:
         message = f"the quantized model is slower than float here: {latency.ratio:.2f} of its latency"
         yield WarningLine("slower-than-float", message, f"{FASTER}, or -r weight-int8 where size is all that counts.")
     elif latency.ratio >= NO_FASTER and not for_size:
-        message = f"the quantized model is no faster than float here ({latency.ratio:.2f} of its latency)"
+        message = f"the quantized model is hardly faster than float here ({latency.ratio:.2f} of its latency)"
         remedy = f"{FASTER}, or -r weight-int8, which loses least for the same size."
         yield WarningLine("size-only", f"{message}: the gain is its size alone", remedy)
 

@@ -247,3 +247,10 @@ def test_another_encoding_is_named(tmp_path: Path) -> None:
     with pytest.raises(ProjectError, match="is no text in UTF-8: byte 0 does not fit") as caught:
         load_project(tmp_path / "onnxq.toml")
     assert caught.value.hint == "Save it as UTF-8."
+
+
+def test_a_path_of_windows_is_told_to_use_slashes(tmp_path: Path) -> None:
+    (tmp_path / "onnxq.toml").write_text('[[models]]\nfloat = "models\\enc.onnx"\n')
+    with pytest.raises(ProjectError, match="is not valid TOML") as caught:
+        load_project(tmp_path / "onnxq.toml")
+    assert caught.value.hint == "Write / between the folders of a path, not \\."
