@@ -144,16 +144,24 @@ def applied(change: Callable[..., Any], model: Model, *told: Any) -> int:
 
 
 def changed_alike(
-    proto: onnx.ModelProto, change: Callable[..., Any], feeds: Feeds, levels: Sequence[Any] = (NONE, ALL)
+    proto: onnx.ModelProto,
+    change: Callable[..., Any],
+    feeds: Feeds,
+    levels: Sequence[Any] = (NONE, ALL),
+    *,
+    exact: bool = False,
 ) -> tuple[onnx.ModelProto, int]:
-    """Apply what may change no bit of any output, check and compare; give the model and how often it was applied."""
+    """Apply what may change no bit of any output, check and compare; give the model and how often it was applied.
+
+    With `exact`, weights may be such that other neighbours saturate afterwards; see `session`.
+    """
     model = typed(proto)
     count = applied(change, model)
     made = onnx.ModelProto.FromString(model.serialize())
     onnx.checker.check_model(made, full_check=True)
     for level in levels:
-        expected = run(proto.SerializeToString(), feeds, level)
-        for before, after in zip(expected, run(made.SerializeToString(), feeds, level), strict=True):
+        expected, found = (run(one.SerializeToString(), feeds, level, exact=exact) for one in (proto, made))
+        for before, after in zip(expected, found, strict=True):
             np.testing.assert_array_equal(before, after)
     return made, count
 
