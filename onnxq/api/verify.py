@@ -38,7 +38,13 @@ from onnxq.verification.calibrated_ranges import calibration_warnings
 from onnxq.verification.compare import check_loaded, check_wellformed, compare
 from onnxq.verification.decoding import measure_decoding
 from onnxq.verification.engines import EngineCheck, check_engines
-from onnxq.verification.families import FamilyFigures, family_figures, recorded_latencies, recorded_target
+from onnxq.verification.families import (
+    FamilyFigures,
+    family_figures,
+    recorded_latencies,
+    recorded_target,
+    saturation_loss,
+)
 from onnxq.verification.layerwise import with_layers
 from onnxq.verification.ort_graph import quantized_already
 from onnxq.verification.records import Comparison
@@ -340,7 +346,8 @@ def _families(
     progress.step("families")
     asked = target or recorded_target(quantized)
     latencies = recorded_latencies(quantized)
-    return family_figures(asked, source, quantized, samples, comparison.worst_sqnr, latencies)
+    lost = saturation_loss(asked, source, quantized, samples)
+    return family_figures(asked, quantized, comparison.worst_sqnr, lost, latencies)
 
 
 def _check_form(source: ModelInput, model: Model, progress: Progress) -> None:

@@ -125,6 +125,19 @@ def fold(total: Stats, more: Stats) -> Stats:
     return total
 
 
+def kinds_after(kinds: StatisticFactory, before: int) -> StatisticFactory:
+    """Make the statistics of samples that so many stand before: second moments take them to halves in turn."""
+
+    def made(name: str) -> Sequence[Statistic]:
+        parts = kinds(name)
+        for part in parts:
+            for layer in part.layers.values() if isinstance(part, InputMoments) else ():
+                layer.before = before
+        return parts
+
+    return made
+
+
 class BlockMeter:
     """Hands a calibration new statistics at the start of each block; see `calibrate`.
 
@@ -142,16 +155,7 @@ class BlockMeter:
 
     def start(self) -> Stats:
         """Return empty statistics for the block at hand."""
-        before = self.sums.blocks.first(self._block)
-
-        def kinds(name: str) -> Sequence[Statistic]:
-            made = self._kinds(name)
-            for part in made:
-                for layer in part.layers.values() if isinstance(part, InputMoments) else ():
-                    layer.before = before
-            return made
-
-        return Stats(kinds)
+        return Stats(kinds_after(self._kinds, self.sums.blocks.first(self._block)))
 
     def hand_over(self, stats: Stats) -> Stats:
         """Take the statistics of a block that is complete, and give those of the next; else the same."""

@@ -218,6 +218,13 @@ class Stats:
         self.tensors: dict[str, TensorStats] = {}
         self.samples = 0
 
+    @classmethod
+    def of(cls, kinds: StatisticFactory, tensors: dict[str, TensorStats], samples: int) -> Self:
+        """Put together what was measured elsewhere."""
+        made = cls(kinds)
+        made.tensors, made.samples = tensors, samples
+        return made
+
     def copy(self) -> Self:
         """Return a copy of which tensors can be left out or replaced; the statistics themselves are shared."""
         other = copy(self)

@@ -11,10 +11,11 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
 
 from onnxq.errors import ExitCode, OnnxqError
+from onnxq.runtime.ownership import own_process
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell reports for a program whose reader went away
 # The code that a shell reports for a program that ended, or whose terminal was closed: 128 and the signal
@@ -67,7 +68,7 @@ def run(argv: Sequence[str] | None) -> int:
             stream.reconfigure(errors="backslashreplace")
     interrupts = _Interrupts()
     try:
-        with interrupts.watched(to_the_end=argv is None):
+        with interrupts.watched(to_the_end=argv is None), own_process() if argv is None else nullcontext():
             code = _invoke(arguments)
             sys.stdout.flush()
             return code

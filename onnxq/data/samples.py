@@ -100,6 +100,24 @@ class Samples(Iterable[Sample]):
         part._first, part.numbers, part.made_up = start, range(start, stop), self.made_up
         return part
 
+    def parts(self, n: int) -> list[Samples] | None:
+        """Return the samples in `n` parts of neighbours, of about equal size; None while their number is unknown.
+
+        The numbers of samples stay as they are; see `numbers`.
+        """
+        count = self.count
+        if count is None:
+            return None
+        places = range(self._first, self._first + count) if self._places is None else sorted(self._places)
+        numbers = range(count) if self.numbers is None else self.numbers
+        made = []
+        for at in range(n):
+            taken = slice(at * count // n, (at + 1) * count // n)
+            part = Samples(self._sources, self.inputs, self._origin, self._most)
+            part._places, part.numbers, part.made_up = frozenset(places[taken]), numbers[taken], self.made_up
+            made.append(part)
+        return made
+
     def spread(self, n: int) -> Samples:
         """Return `n` samples, evenly from the first to the last: data are often in some order.
 

@@ -9,6 +9,7 @@ Tests: `tests/pipeline/test_step_order.py`.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from onnxq.data.samples import Samples, input_specs
@@ -23,6 +24,7 @@ from onnxq.pipeline.schedule import Schedule
 from onnxq.progress import expect
 from onnxq.report import Report, activation_records
 from onnxq.report.details import kernels_of, layer_sizes, operator_times
+from onnxq.runtime.fork import in_copy
 from onnxq.runtime.memory import collect_garbage, spared_from_collection
 from onnxq.runtime.session import InMemory
 from onnxq.search.bias_correction import correct_biases
@@ -38,7 +40,7 @@ from onnxq.stages.finish import finalize
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies
 from onnxq.verification.compare import compare
-from onnxq.verification.families import family_figures, predicted_latencies, record_latencies
+from onnxq.verification.families import family_figures, predicted_latencies, record_latencies, saturation_loss
 from onnxq.verification.layerwise import with_layers
 from onnxq.verification.user_metric import try_metric
 
@@ -156,13 +158,14 @@ def _verified(rewritten: _Rewritten, before: Model, probe: Samples, request: Req
     observer.step("verify")
     encoded = model.serialize()
     baseline = InMemory(before if prepared.original is None else prepared.original)
-    comparison = compare(baseline, encoded, probe, latency=not prepared.fast, progress=observer.progress)
-    if detailed:
-        observer.step("layers")
-        comparison = with_layers(comparison, before, by_layers, probe)
-    observer.step("families")
     target = prepared.plan.recipe.scheme.target
-    families = family_figures(target, baseline, model, probe, comparison.worst_sqnr, report.latencies)
+    with in_copy(partial(saturation_loss, target, baseline, model, probe)) as lost:
+        comparison = compare(baseline, encoded, probe, latency=not prepared.fast, progress=observer.progress)
+        if detailed:
+            observer.step("layers")
+            comparison = with_layers(comparison, before, by_layers, probe)
+        observer.step("families")
+        families = family_figures(target, model, comparison.worst_sqnr, lost(), report.latencies)
     fitted = data is not None and request.stats is None and (prepared.plan.calibrated() or report.weights)
     judged = probe.description + (FITTED if fitted else "")
     report = replace(report, comparison=comparison, samples=judged, families=families)

@@ -28,6 +28,7 @@ from onnxq.rounding.gptq import RoundedWeight, WeightSolver, shows_something
 from onnxq.rounding.saturation_limits import PairLimits
 from onnxq.rounding.scale_layout import ScaleLayout, code_bounds, storable
 from onnxq.runtime.blas_threads import single_threaded_blas
+from onnxq.runtime.fork import can_fork, run_forked
 from onnxq.runtime.memory import room_left, trim_heap
 from onnxq.runtime.workers import worker_count
 
@@ -35,6 +36,8 @@ IN_WORK = 1 << 30  # bytes that searches take at the same time, however many pro
 # Elements of a weight from which on it has a thread. Steps of smaller ones are so short that threads wait for the
 # interpreter. Two took 1.4 s for 54 weights of 96 x 96 at most, one took 0.9. Intel Sapphire Rapids
 WORTH = 1 << 16
+WORTH_FORK = 1 << 27  # work from which on copies of this process share it: about 0.2 s
+STEP = 1 << 16  # multiplications that take as long as a step to the next column
 COPIES = 8  # of H, damped, ordered and decomposed, that a search holds
 K = TypeVar("K", bound=Hashable)
 RoundingResult = tuple[np.ndarray, np.ndarray]  # codes, and scales that broadcast against them
@@ -147,6 +150,8 @@ def solve_all(jobs: Mapping[K, RoundingJob], *, threads: int | None = None) -> d
         with room.taken(job.bytes):
             return _choose(job)
 
+    if threads is None and can_fork() and sum(map(_work, jobs.values())) >= WORTH_FORK:
+        return _solve_in_copies(jobs)
     chosen: dict[K, RoundedWeight] = {}
     large = {key: job for key, job in jobs.items() if math.prod(job.rows.shape) >= WORTH and len(jobs) > 1}
     small = {key: job for key, job in jobs.items() if key not in large}
@@ -157,6 +162,24 @@ def solve_all(jobs: Mapping[K, RoundingJob], *, threads: int | None = None) -> d
                 advance(len(chosen), len(jobs))
     trim_heap(max((job.bytes for job in jobs.values()), default=0))
     return {key: chosen[key] for key in jobs}
+
+
+def _solve_in_copies(jobs: Mapping[K, RoundingJob]) -> dict[K, RoundedWeight]:
+    """Do the same in copies of this process, the most work first."""
+    keys = sorted(jobs, key=lambda key: -_work(jobs[key]))  # a stable order: equal ones stay as they come
+    most = max(job.bytes for job in jobs.values())
+    with working("round") as advance:
+        found = run_forked(lambda key: _choose(jobs[key]), keys, done=advance, task_bytes=most)
+    trim_heap(most)
+    chosen = dict(zip(keys, found, strict=True))
+    return {key: chosen[key] for key in jobs}
+
+
+def _work(job: RoundingJob) -> int:
+    """Return about what a search takes, in multiplications and steps of its columns."""
+    rows, columns = job.rows.shape
+    block = columns if job.moments is None else job.moments.block
+    return int((rows * columns + STEP) * block)
 
 
 class _Room:

@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions, custom operator libraries, threads and memory.
+"""ONNX Runtime sessions, custom operator libraries, threads, copies of the process and memory.
 
 Running a model in NumPy is in `evaluator`.
 """

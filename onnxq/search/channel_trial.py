@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from onnxq.calibration.calibrate import calibrate
 from onnxq.calibration.channel_stats import ChannelStats
 from onnxq.calibration.output_sensitivity import minimal_statistics
+from onnxq.calibration.parts import calibrate_in_parts
 from onnxq.calibration.sample_extremes import ChannelPeaks
 from onnxq.calibration.statistic import Statistic
 from onnxq.calibration.stats import StatisticFactory, Stats
@@ -46,7 +46,9 @@ class ChannelTrial:
         axes = channel_axes(nodes) | {value.name: 1 for value in centerable_tensors(prepared.model.graph)}
         taken = dict.fromkeys([*(values[name] for name in axes), *prepared.plan.calibrated()])
         kinds = partial(_kinds, axes, minimal_statistics(prepared.plan))
-        self.stats = calibrate(prepared.model, list(taken), fitting, kinds=kinds, trial=True) if taken else Stats()
+        self.stats = (
+            calibrate_in_parts(prepared.model, list(taken), fitting, kinds=kinds, trial=True) if taken else Stats()
+        )
 
     def model_before(self, prepared: Prepared) -> Model:
         """Return the model with channels as they are, weights rounded to nearest."""

@@ -6,11 +6,12 @@ other, then with the halves swapped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
-from onnxq.calibration.calibrate import calibrate
 from onnxq.calibration.channel_stats import ChannelStats
+from onnxq.calibration.parts import calibrate_in_parts
 from onnxq.calibration.stats import Stats
 from onnxq.data.samples import Samples
 from onnxq.ir import Model, commit
@@ -58,19 +59,16 @@ def _gains(
 ) -> dict[Transform, float]:
     """Return what each way gains in dB, fitted on a half and judged on the other; 0 for one that changes nothing."""
     trial, judge = split.channel_trial(prepared, half), split.swapped_evaluator if half else split.judge
-    changing: list[Transform] = []
 
-    def variants() -> Iterator[Model]:
-        yield trial.model_before(prepared)
-        for way in ways:
-            stats = trial.stats.copy()
-            changed = way(copy_prepared(prepared), stats)
-            if changed.transforms != prepared.transforms:
-                changing.append(way)
-                yield trial.variant(changed, stats)
+    def variant(way: Transform) -> Model | None:
+        stats = trial.stats.copy()
+        changed = way(copy_prepared(prepared), stats)
+        return None if changed.transforms == prepared.transforms else trial.variant(changed, stats)
 
-    before, *reached = judge.sqnrs(variants(), least=least)
-    return dict.fromkeys(ways, 0.0) | {way: after - before for way, after in zip(changing, reached, strict=True)}
+    gains = judge.sqnr_gains(
+        partial(trial.model_before, prepared), [partial(variant, way) for way in ways], least=least
+    )
+    return {way: gained or 0.0 for way, gained in zip(ways, gains, strict=True)}
 
 
 def applicable(prepared: Prepared) -> int:
@@ -83,7 +81,7 @@ def _channels(prepared: Prepared, samples: Samples) -> Stats:
     values = centerable_tensors(prepared.model.graph)
     axes = channel_axes(to_rescale(prepared)[0]) | {value.name: 1 for value in values}
     taken = [prepared.model.graph.values[name] for name in axes]
-    return calibrate(prepared.model, taken, samples, kinds=lambda name: (ChannelStats(axes[name]),))
+    return calibrate_in_parts(prepared.model, taken, samples, kinds=lambda name: (ChannelStats(axes[name]),))
 
 
 def _centre(prepared: Prepared, measured: Stats) -> Prepared:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from onnxq.errors import DataError, ModelError
 from onnxq.ir import Model, Value
 from onnxq.ir.operator_traits import Trait, operators_with
 from onnxq.progress import tried, working
+from onnxq.runtime.fork import can_fork, run_forked
 from onnxq.runtime.in_memory import EncodedModel, InMemory, encode
 from onnxq.runtime.session import SessionError, open_session, run_session
 from onnxq.runtime.workers import run_in_order
@@ -52,6 +54,7 @@ FLATTENING = ("Softmax", "LogSoftmax", "Sigmoid")
 BETWEEN = operators_with(Trait.IN_ORDER) | {"Transpose", "QuantizeLinear", "DequantizeLinear"}
 
 
+MakeModel = Callable[[], Model | None]
 _Judged = list[list[Difference]] | None  # of each sample, of each value; None of a model that does not run
 
 
@@ -361,13 +364,59 @@ class SqnrEvaluator:
             return
         models = iter(models)
         for first in models:
-            judged = self._judged(first)
-            reached = figure(judged)
-            yield reached
-            bar = None if judged is None else _Bar(self._ratios(judged), self._ratios, least)
-            for other in self._all_judged(models, bar):
-                few = bar is not None and other is not None and len(other) < len(self._expected)
-                yield reached + bar.gain(other) if few and bar is not None else figure(other)
+            over = self._comparison(first, figure, least)
+            yield over.reached
+            yield from map(over.figure_of, self._all_judged(models, over.bar))
+
+    def _comparison(self, first: Model, figure: Callable[[_Judged], float], least: float) -> _Over:
+        """Judge the model that all others have to gain on."""
+        judged = self._judged(first)
+        bar = None if judged is None else _Bar(self._ratios(judged), self._ratios, least)
+        return _Over(figure, figure(judged), bar, len(self._expected))
+
+    def sqnr_gains(self, before: MakeModel, ways: Sequence[MakeModel], *, least: float) -> list[float | None]:
+        """Return what variants gain over a model in dB, by `sqnr`; several are made and judged at the same time.
+
+        Args:
+            before: Makes the model.
+            ways: Each makes a variant, or gives None where it would be the same.
+            least: See `typicals`.
+
+        """
+        return self._gains(self._sqnr, before, ways, least)
+
+    def typical_gains(self, before: MakeModel, ways: Sequence[MakeModel], *, least: float) -> list[float | None]:
+        """Return the same by `typical`."""
+        return self._gains(self._typical, before, ways, least)
+
+    def _gains(
+        self, figure: Callable[[_Judged], float], before: MakeModel, ways: Sequence[MakeModel], least: float
+    ) -> list[float | None]:
+        if len(ways) > 1 and can_fork() and (first := before()) is not None:
+            over = self._comparison(first, figure, least)
+
+            def gained(way: MakeModel) -> float | None:
+                model = way()
+                return None if model is None else over.gain(self._run_quantized(model, bar=over.bar))
+
+            return run_forked(gained, ways, done=lambda *_: tried(), task_bytes=self._bytes)
+        changing: list[int] = []
+
+        def models() -> Iterator[Model]:
+            for number, way in enumerate(ways):
+                model = way()
+                if model is None:
+                    continue
+                if not changing and (first := before()) is not None:
+                    yield first
+                changing.append(number)
+                yield model
+
+        reached = list(self._compared(models(), figure, least))
+        gains: list[float | None] = [None] * len(ways)
+        for number, after in zip(changing, reached[1:], strict=True):
+            gains[number] = after - reached[0]
+        return gains
 
     def gain(self, before: Model, after: Model) -> float:
         """Return how much nearer to float the second of two models is, in dB, of a typical sample."""
@@ -421,6 +470,33 @@ class _Bar:
     def _gains(self, made: _Judged) -> np.ndarray:
         after = self._ratios(made)[:, self._worst]
         return np.asarray(after - self._before[: len(after)])
+
+
+@dataclass(frozen=True)
+class _Over:
+    """The model that variants have to gain on.
+
+    Attributes:
+        figure: Of what a model gave.
+        reached: That of this one, in dB.
+        bar: What variants have to clear; None if it does not run.
+        samples: How many samples a variant runs on that may gain enough.
+
+    """
+
+    figure: Callable[[_Judged], float]
+    reached: float
+    bar: _Bar | None
+    samples: int
+
+    def figure_of(self, judged: _Judged) -> float:
+        """Return the figure of a variant; what it gains on its first samples, where it was not run on the rest."""
+        few = self.bar is not None and judged is not None and len(judged) < self.samples
+        return self.reached + self.bar.gain(judged) if few and self.bar is not None else self.figure(judged)
+
+    def gain(self, judged: _Judged) -> float:
+        """Return what a variant gains, in dB."""
+        return self.figure_of(judged) - self.reached
 
 
 def worst_decibels(noise: np.ndarray) -> float:

@@ -5,11 +5,11 @@ Statistics predict a gain layer by layer; here it is checked on the whole model 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from onnxq.calibration.calibrate import calibrate
+from onnxq.calibration.parts import calibrate_in_parts
 from onnxq.calibration.stats import Stats
 from onnxq.data.samples import Samples
 from onnxq.errors import DataError, ModelError
@@ -60,24 +60,18 @@ def rescale(prepared: Prepared, split: HoldoutSplit, observer: Observer) -> Prep
     if split.halves is None:
         return prepared
     trial = split.channel_trial(prepared, 0)
+
+    def variant(methods: Sequence[Rescale]) -> Model | None:
+        changed, stats = _rescaled_with(copy_prepared(prepared), methods, trial.stats)
+        return None if changed.transforms == prepared.transforms else trial.variant(changed, stats)
+
+    ways = _methods(prepared)
+    makers = [partial(variant, methods) for methods in ways]
+    gains = split.judge.typical_gains(partial(trial.model_before, prepared), makers, least=WORTH_RESCALING)
     best, chosen = 0.0, None
-    tried: list[tuple[Rescale, ...]] = []
-
-    def variants() -> Iterator[Model]:
-        """Make the model as it is, if any way changes it, and then as each way does."""
-        for methods in _methods(prepared):
-            changed, stats = _rescaled_with(copy_prepared(prepared), methods, trial.stats)
-            if changed.transforms == prepared.transforms:
-                continue
-            if not tried:
-                yield trial.model_before(prepared)
-            tried.append(methods)
-            yield trial.variant(changed, stats)
-
-    reached = list(split.judge.typicals(variants(), least=WORTH_RESCALING))
-    for methods, typical in zip(tried, reached[1:], strict=True):
-        gained = typical - reached[0]
-        if gained > best + (MIN_LEAD_DB if chosen == RESCALING_METHODS[0] else WORTH_RESCALING):
+    for methods, gained in zip(ways, gains, strict=True):
+        lead = MIN_LEAD_DB if chosen == RESCALING_METHODS[0] else WORTH_RESCALING
+        if gained is not None and gained > best + lead:
             best, chosen = gained, methods
     if not chosen:
         return prepared
@@ -116,7 +110,7 @@ def _channels(prepared: Prepared, samples: Samples, observer: Observer) -> Stats
     if not values:
         return Stats()
     kinds = partial(channel_kinds, axes, basics=lambda name: ())  # ranges are chosen by others, measured afterwards
-    return calibrate(prepared.model, values, samples, progress=observer.progress, kinds=kinds)
+    return calibrate_in_parts(prepared.model, values, samples, progress=observer.progress, kinds=kinds)
 
 
 def _rescaled(prepared: Prepared, methods: Sequence[Rescale], measured: Stats) -> Prepared:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from onnxq.errors import ModelError
 from onnxq.ir import Model
 from onnxq.planning.decision import Choices, Decision, Override, Plan
 from onnxq.planning.planner import node_key
+from onnxq.runtime.fork import in_copy
 from onnxq.search.resolution import resolved_noise, round_to_resolution
 from onnxq.search.variants import Variants
 from onnxq.verification.layerwise import compare_layers
@@ -59,9 +61,9 @@ def sensitivity(variants: Variants, *, exact: int = EXACT, all_alone: int = ALL_
     if len(nodes) <= all_alone:
         noises = alone(range(len(nodes)))
     else:
-        own = _own(variants, keys)
-        alone(np.linspace(0, len(nodes) - 1, PROBES).round().astype(int).tolist())
-        noises = _interpolated(own, measured)
+        with in_copy(partial(_own, variants, keys)) as own:
+            alone(np.linspace(0, len(nodes) - 1, PROBES).round().astype(int).tolist())
+            noises = _interpolated(own(), measured)
         top = sorted(range(len(nodes)), key=lambda i: (-noises[i], i))[:exact]
         for index, noise in zip(top, alone(top), strict=True):
             noises[index] = noise

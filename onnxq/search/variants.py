@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.calibration.calibrate import calibrate
 from onnxq.calibration.output_sensitivity import OutputSensitivity
+from onnxq.calibration.parts import calibrate_in_parts
 from onnxq.calibration.qparams import QParams
 from onnxq.calibration.second_moments import InputMoments
 from onnxq.calibration.stats import Stats
@@ -26,6 +27,7 @@ from onnxq.planning.planner import Choices, Plan
 from onnxq.progress import Observer, Silent
 from onnxq.rounding.layer_by_layer import block_jobs, can_step, round_layer_by_layer, round_on_moments
 from onnxq.rounding.weights import Weights
+from onnxq.runtime.fork import in_copy
 from onnxq.runtime.memory import collect_garbage
 from onnxq.search.held_out import HoldoutSplit, SqnrEvaluator
 from onnxq.search.range_trial import MIN_MAX, RangeChoice, choose_ranges, with_ranges
@@ -118,7 +120,7 @@ class Variants:
             unknown = list(dict.fromkeys([*unknown, *self._others(prepared)]))
             plan = prepared.plan
             kinds = OutputSensitivity(plan).kinds if self._detailed else settled_kinds(plan, None, self.samples)
-            self.stats = self.stats.merge(calibrate(prepared.model, unknown, self.samples, kinds=kinds))
+            self.stats = self.stats.merge(calibrate_in_parts(prepared.model, unknown, self.samples, kinds=kinds))
         return choose_qparams(prepared.plan, self.stats, self._ranges)
 
     def _others(self, prepared: Prepared) -> Iterator[Value]:
@@ -210,14 +212,14 @@ class HoldoutChoice(NamedTuple):
 
     Attributes:
         rounding: Whether codes are chosen.
-        ranges: The way to choose ranges.
         half: The codes that were tried, if they do, and if it is the half for cross-validation.
+        ranges: The way to choose ranges.
 
     """
 
     rounding: bool = True
-    ranges: RangeChoice = MIN_MAX
     half: FittedHalf | None = None
+    ranges: RangeChoice = MIN_MAX
 
 
 def choose_by_holdout(prepared: Prepared, split: HoldoutSplit) -> HoldoutChoice:
@@ -230,9 +232,13 @@ def choose_by_holdout(prepared: Prepared, split: HoldoutSplit) -> HoldoutChoice:
     opened = not prepared.fast and "auto" in prepared.plan.range_methods
     if split.halves is None:
         return HoldoutChoice()
-    surely = read_many_rows(prepared.plan, split.samples.count)
-    rounding, half = (True, None) if surely else _codes_serve_others(prepared, split)
-    return HoldoutChoice(rounding, choose_ranges(prepared, split) if opened else MIN_MAX, half)
+    if read_many_rows(prepared.plan, split.samples.count):
+        return HoldoutChoice(ranges=choose_ranges(prepared, split) if opened else MIN_MAX)
+    if not opened:
+        return HoldoutChoice(*_codes_serve_others(prepared, split))
+    with in_copy(partial(choose_ranges, prepared, split)) as ranges:
+        rounding, half = _codes_serve_others(prepared, split)
+        return HoldoutChoice(rounding, half, ranges())
 
 
 def read_many_rows(plan: Plan, samples: int | None) -> bool:

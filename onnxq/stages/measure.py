@@ -13,6 +13,7 @@ from onnxq.calibration.blocks import BlockMeter, Blocks, BlockSums
 from onnxq.calibration.calibrate import calibrate
 from onnxq.calibration.layer_moments import WIDEST, MeasuredLayers
 from onnxq.calibration.output_sensitivity import OutputSensitivity, trial_statistics, with_curves
+from onnxq.calibration.parts import calibrate_in_parts
 from onnxq.calibration.qparams import QParams
 from onnxq.calibration.ranges import Needs, needs_of
 from onnxq.calibration.statistic import Statistic
@@ -85,7 +86,15 @@ def measure(
     if not values or samples is None:
         return Stats()
     kinds = settled_kinds(prepared.plan, layers, samples) if settled else _kinds(prepared, layers, samples, trial=trial)
-    return calibrate(prepared.model, values, samples, progress=observer.progress, kinds=kinds, trial=trial)
+    return calibrate_in_parts(
+        prepared.model,
+        values,
+        samples,
+        progress=observer.progress,
+        kinds=kinds,
+        trial=trial,
+        moment_bytes=layers.bytes,
+    )
 
 
 def measure_blocks(
@@ -115,7 +124,7 @@ def complete(stats: Stats, prepared: Prepared, samples: Samples, kinds: Statisti
     if not missing:
         return stats
     made = stats.copy()
-    made.tensors.update(calibrate(prepared.model, missing, samples, kinds=kinds, trial=True).tensors)
+    made.tensors.update(calibrate_in_parts(prepared.model, missing, samples, kinds=kinds, trial=True).tensors)
     return made
 
 

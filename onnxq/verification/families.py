@@ -120,48 +120,57 @@ def predicted_latencies(plan: Plan) -> dict[str, float]:
 
 
 def family_figures(
-    target: str,
-    float_model: ModelSource,
-    quantized: Model,
-    samples: Iterable[Mapping[str, np.ndarray]],
-    measured: float,
-    latencies: Mapping[str, float],
+    target: str, quantized: Model, measured: float, lost: float | None, latencies: Mapping[str, float]
 ) -> tuple[FamilyFigures, ...]:
-    """Find accuracy and latency of a quantized model on each family of a target; nothing for a large one.
+    """Return accuracy and latency of a quantized model on each family of a target; nothing for a large one.
 
     Args:
         target: Whose families are asked about.
-        float_model: The float model.
         quantized: The quantized model.
-        samples: `{input name: array}`; where products could saturate, the first few tell how much that loses.
         measured: Worst SQNR of all outputs, as measured in onnxruntime on the processor at hand, in dB.
+        lost: What saturation takes off it; see `saturation_loss`.
         latencies: Predicted ones by family.
 
     """
-    if not quantized.residency.copies:
-        return ()
-    shown = shown_families(target)
-    could = bool(shown) and bool(read_saturation(quantized))
-    saturates = {name: could and load_target(name).saturates for name in shown}
-    saturates_here = could and host_saturates()
-    differ = any(there != saturates_here for there in saturates.values())
-    with working("families"):
-        lost = _lost(float_model, quantized.serialize(), samples) if differ else 0.0
-    made = []
+    made, (here, saturates) = [], _saturates(target, quantized)
     for name, there in saturates.items():
         sqnr: float | None = measured
-        if there != saturates_here:
+        if there != here:
             sqnr = None if lost is None else measured - lost if there else measured + lost
         made.append(FamilyFigures(name, sqnr, latencies.get(name), there, name == host_family()))
     return tuple(made)
 
 
-def _lost(float_model: ModelSource, quantized: bytes, samples: Iterable[Mapping[str, np.ndarray]]) -> float | None:
-    """Return how many dB saturation takes off the worst output of the first few samples; None where that is unknown."""
-    exact, saturated = evaluated_sqnrs(float_model, quantized, samples, ("exact", "saturating"))
+def saturation_loss(
+    target: str, float_model: ModelSource, quantized: Model, samples: Iterable[Mapping[str, np.ndarray]]
+) -> float | None:
+    """Return how many dB saturation takes off the worst output on the families of a target where products saturate.
+
+    Args:
+        target: Whose families are asked about.
+        float_model: The float model.
+        quantized: The quantized model.
+        samples: `{input name: array}`; the first few are run, if any product could saturate.
+
+    Returns:
+        dB, 0 where nothing saturates, or where the processor at hand does as all families do; None where it is unknown.
+
+    """
+    here, saturates = _saturates(target, quantized)
+    with working("families"):
+        if all(there == here for there in saturates.values()):
+            return 0.0
+        exact, saturated = evaluated_sqnrs(float_model, quantized.serialize(), samples, ("exact", "saturating"))
     if exact is None or saturated is None:
         return None
     return 0.0 if exact == saturated else exact - saturated
+
+
+def _saturates(target: str, quantized: Model) -> tuple[bool, dict[str, bool]]:
+    """Tell whether products of a model saturate here, and on each family of a target; nothing for a large model."""
+    shown = shown_families(target) if quantized.residency.copies else ()
+    could = bool(shown) and bool(read_saturation(quantized))
+    return could and host_saturates(), {name: could and load_target(name).saturates for name in shown}
 
 
 def evaluated_sqnrs(

@@ -10,6 +10,7 @@ import pytest
 from helpers import build, floats, node, run
 
 from onnxq.calibration.calibrate import calibrate
+from onnxq.calibration.parts import calibrate_in_parts
 from onnxq.calibration.sample_extremes import SampleExtremes
 from onnxq.calibration.stats import Extremes, range_kinds
 from onnxq.data.samples import input_specs, wrap_samples
@@ -42,10 +43,10 @@ def test_the_float_model_runs_once_for_all_ways_then_the_other_way_and_for_the_o
 
     def counting(model, values, samples, **settings):
         measured.append(len(list(samples)))
-        return calibrate(model, values, samples, **settings)
+        return calibrate_in_parts(model, values, samples, **settings)
 
     for module in (rescaling_trial, channel_trial):
-        monkeypatch.setattr(module, "calibrate", counting)
+        monkeypatch.setattr(module, "calibrate_in_parts", counting)
     made = rescale(prepared, split, Silent())
     assert len(made.notes) > len(prepared.notes), "rescaled"
     assert measured == [6, 6, 12]

@@ -1,0 +1,288 @@
+"""Several tasks at a time in copies of this process, where its threads would wait for each other.
+
+Most steps on small tensors are Python, of which one thread of a process runs at a time. A copy that `fork` makes has
+everything that this process has in memory, so that a task may be any function. Only what it returns is pickled.
+
+Copies are made on Linux, and only of a process that is ours, as that of the command line is. Another program may hold
+locks in threads, which no one would open in the copy. Elsewhere the same tasks are done one after another.
+
+Tests: `tests/runtime/test_fork.py`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import IO, Any, NoReturn, TypeVar
+
+import numpy as np
+
+from onnxq.progress import unfollowed
+from onnxq.runtime.blas_threads import single_threaded_blas
+from onnxq.runtime.ownership import is_own_process
+from onnxq.runtime.workers import worker_count
+from onnxq.targets.host import available_processors, one_processor
+
+T = TypeVar("T")
+R = TypeVar("R")
+Done = Callable[[int, int], None]  # how many tasks are done, and of how many
+
+LOOK = 0.02  # seconds between two looks at how far the copies are
+NUMBER = 4  # bytes of the number of a task
+WORD, ALIGNED = 8, 64  # bytes of a length in a file of results, and what arrays in it are aligned to
+MOST_TASKS = 4096 // NUMBER  # whose numbers a pipe takes at once on any Linux
+
+
+def can_fork() -> bool:
+    """Tell whether tasks would be shared with copies of this process: there are idle processors, and no other thread.
+
+    A thread that only draws progress does no harm: its locks are those of the terminal, which copies leave alone.
+    """
+    return (
+        is_own_process()
+        and sys.platform == "linux"
+        and available_processors() > 1
+        and threading.current_thread() is threading.main_thread()
+        and all(thread is threading.main_thread() or _draws(thread) for thread in threading.enumerate())
+    )
+
+
+def _draws(thread: threading.Thread) -> bool:
+    return type(thread).__module__.partition(".")[0] == "rich"
+
+
+def run_forked(
+    function: Callable[[T], R],
+    tasks: Sequence[T],
+    *,
+    done: Done | None = None,
+    task_bytes: int = 0,
+    copies: bool = True,
+) -> list[R]:
+    """Do tasks and return what they give, in their order; they are begun in that order, so the longest come first.
+
+    A process that is free takes the next task, this one too. Only the result of a task counts: its other effects stay
+    in its copy. If a copy fails or is killed, this process does the task once more, and raises here what was raised
+    there.
+
+    Args:
+        function: Does a task with one processor.
+        tasks: The tasks.
+        done: Told how many are done.
+        task_bytes: About what each takes in memory; see `worker_count`.
+        copies: Whether there is enough to do for copies to be worth it.
+
+    """
+    shared = copies and len(tasks) <= MOST_TASKS and can_fork()
+    count = min(worker_count(task_bytes), len(tasks)) if shared else 1
+    if count == 1:
+        results = []
+        for task in tasks:
+            with one_processor(), unfollowed():
+                results.append(function(task))
+            if done is not None:
+                done(len(results), len(tasks))
+        return results
+    with single_threaded_blas(), one_processor(), unfollowed():
+        return _Run(function, tasks, done).on(count)
+
+
+@contextmanager
+def in_copy(function: Callable[[], R], *, task_bytes: int = 0) -> Iterator[Callable[[], R]]:
+    """Let a copy of this process do something while this one goes on; yields what to call for its result.
+
+    If there can be no copy, or it failed, that call does it. It has to be made inside.
+
+    Args:
+        function: What to do, with one processor.
+        task_bytes: About what it takes in memory; see `worker_count`.
+
+    """
+
+    def here() -> R:
+        with one_processor(), unfollowed(), single_threaded_blas():
+            return function()
+
+    if not can_fork() or worker_count(task_bytes) == 1:
+        yield here
+        return
+    file = os.memfd_create("onnxq-results")
+
+    def there() -> None:
+        with open(file, "wb", closefd=False) as written:
+            _write(written, 0, here())
+
+    process = _fork(there)
+
+    def result() -> R:
+        with suppress(ChildProcessError):
+            os.waitpid(process, 0)
+        found: dict[int, R] = _read(file)
+        return found[0] if found else here()
+
+    try:
+        yield result
+    finally:
+        _end(process)
+        os.close(file)
+
+
+@dataclass
+class _Run:
+    """Some tasks that copies of this process share.
+
+    Attributes:
+        function: Does a task.
+        tasks: The tasks.
+        done: Told how many are done.
+        results: Of the tasks, by their numbers.
+
+    """
+
+    function: Callable[[Any], Any]
+    tasks: Sequence[Any]
+    done: Done | None
+    results: dict[int, Any] = field(default_factory=dict)
+
+    def on(self, count: int) -> list[Any]:
+        """Share the tasks among so many processes."""
+        numbers, put = os.pipe()
+        os.write(put, b"".join(number.to_bytes(NUMBER, "little") for number in range(len(self.tasks))))
+        os.close(put)
+        copies: dict[int, int] = {}  # by process id, the file of its results
+        with mmap.mmap(-1, len(self.tasks)) as marks:
+            try:
+                for _ in range(count - 1):
+                    file = os.memfd_create("onnxq-results")
+                    copies[_fork(lambda file=file: self._share(numbers, marks, file))] = file  # type: ignore[misc]
+                self._help(numbers, marks)
+                self._wait(list(copies), marks)
+                for file in copies.values():
+                    self.results |= _read(file)
+            finally:
+                os.close(numbers)
+                for process, file in copies.items():
+                    _end(process)
+                    os.close(file)
+        for number, task in enumerate(self.tasks):
+            if number not in self.results:
+                self.results[number] = self.function(task)
+        return [self.results[number] for number in range(len(self.tasks))]
+
+    def _help(self, numbers: int, marks: mmap.mmap) -> None:
+        """Do tasks here as long as there are any; one that fails is done again once all others are."""
+        while (number := _next(numbers)) is not None:
+            try:
+                self.results[number] = self.function(self.tasks[number])
+            except Exception:
+                return
+            marks[number] = 1
+            self._tell(marks)
+
+    def _wait(self, processes: list[int], marks: mmap.mmap) -> None:
+        while processes:
+            processes = [process for process in processes if not _has_ended(process)]
+            self._tell(marks)
+            if processes:
+                time.sleep(LOOK)
+
+    def _tell(self, marks: mmap.mmap) -> None:
+        if self.done is not None:
+            self.done(sum(marks[:]), len(self.tasks))
+
+    def _share(self, numbers: int, marks: mmap.mmap, file: int) -> None:
+        """Do tasks in a copy, and write what they give."""
+        with open(file, "wb", closefd=False) as written:
+            while (number := _next(numbers)) is not None:
+                _write(written, number, self.function(self.tasks[number]))
+                marks[number] = 1
+
+
+def _next(numbers: int) -> int | None:
+    """Take the number of the next task: a read from a pipe is one step, also if others read."""
+    found = os.read(numbers, NUMBER)
+    return int.from_bytes(found, "little") if found else None
+
+
+def _fork(function: Callable[[], None]) -> int:
+    """Start a copy of this process that does something and ends; return its id."""
+    with warnings.catch_warnings():
+        # Python 3.12 and newer warn of threads, which `can_fork` has looked at; those of OpenBLAS expect a fork
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process = os.fork()
+    if not process:
+        _be_copy(function)
+    return process
+
+
+def _be_copy(function: Callable[[], None]) -> NoReturn:
+    """Do something and end at once: whatever else this process would do at its end is for the first one to do."""
+    code = 1
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        function()
+        code = 0
+    except BaseException:  # the first process does the task again, and raises what it raises
+        pass
+    finally:
+        os._exit(code)
+
+
+def _has_ended(process: int) -> bool:
+    try:
+        return os.waitpid(process, os.WNOHANG)[0] == process
+    except ChildProcessError:
+        return True
+
+
+def _end(process: int) -> None:
+    """End a copy that may still run, after an error or an interrupt."""
+    with suppress(ChildProcessError, ProcessLookupError):
+        if os.waitpid(process, os.WNOHANG)[0] == 0:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+
+
+def _write(file: IO[bytes], number: int, result: Any) -> None:
+    """Write what a task gave: lengths, its pickle, and the arrays in it as they lie in memory."""
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps((number, result), 5, buffer_callback=buffers.append)
+    views = [memoryview(data), *(buffer.raw() for buffer in buffers)]
+    file.write(np.array([len(views), *(view.nbytes for view in views)], np.int64).tobytes())
+    for view in views:
+        file.write(bytes(-file.tell() % ALIGNED))
+        file.write(view)
+    file.flush()
+
+
+def _read(file: int) -> dict[int, Any]:
+    """Read the results that a copy has written; arrays stay in the file's memory, and are not copied."""
+    found: dict[int, Any] = {}
+    size, at = os.fstat(file).st_size, 0
+    if not size:
+        return found
+    memory = memoryview(mmap.mmap(file, size, access=mmap.ACCESS_COPY))
+    while at + WORD <= size:
+        count = int.from_bytes(memory[at : at + WORD], sys.byteorder)
+        lengths = np.frombuffer(memory[at + WORD :][: count * WORD], np.int64)
+        at += WORD + count * WORD
+        parts = []
+        for length in lengths.tolist():
+            at += -at % ALIGNED
+            parts.append(memory[at : at + length])
+            at += length
+        if len(lengths) < count or at > size:  # it ended while it wrote
+            break
+        number, result = pickle.loads(parts[0], buffers=parts[1:])
+        found[number] = result
+    return found

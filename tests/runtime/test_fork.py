@@ -1,0 +1,162 @@
+"""Copies of this process share tasks; results do not tell who did what."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from onnxq.runtime.fork import can_fork, in_copy, run_forked
+from onnxq.runtime.ownership import own_process
+from onnxq.targets import host
+
+linux = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="copies are made on Linux")
+
+
+@pytest.fixture
+def two(monkeypatch):
+    """Two processors, in a process that has no other threads than those of the tests' runner."""
+    monkeypatch.setattr(host, "_limit", None)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()])
+    monkeypatch.setattr(threading, "current_thread", threading.main_thread)
+    with own_process():
+        yield
+
+
+def squared(number):
+    time.sleep(0.02)
+    return os.getpid(), np.full((3, number + 1), number) ** 2
+
+
+@linux
+def test_tasks_are_shared_and_their_results_in_order(two):
+    assert can_fork()
+    found = run_forked(squared, range(12))
+    assert len({process for process, _ in found}) == 2
+    for number, (_, array) in enumerate(found):
+        np.testing.assert_array_equal(array, np.full((3, number + 1), number) ** 2)
+        array += 1  # results are ours to change
+
+
+@linux
+def test_large_arrays_come_back_as_they_were(two):
+    def made(number):
+        return os.getpid(), {"large": np.arange(200_000, dtype=np.float64) * number, "text": "ü", "none": None}
+
+    for number, (_, result) in enumerate(run_forked(made, range(6))):
+        np.testing.assert_array_equal(result["large"], np.arange(200_000, dtype=np.float64) * number)
+        assert result["text"] == "ü"
+        assert result["none"] is None
+
+
+@linux
+def test_it_says_how_many_are_done(two):
+    told = []
+    run_forked(squared, range(9), done=lambda done, total: told.append((done, total)))
+    assert told[-1] == (9, 9)
+    assert told == sorted(told)
+
+
+@linux
+def test_an_error_in_a_copy_is_raised_here(two):
+    here = os.getpid()
+
+    def fails(number):
+        time.sleep(0.02)
+        if number == 1:
+            raise ValueError(f"task {number} of {'the first' if os.getpid() == here else 'a copy'}")
+        return number
+
+    with pytest.raises(ValueError, match="task 1 of the first"):
+        run_forked(fails, range(4))
+
+
+@linux
+def test_of_several_errors_the_first_task_tells(two):
+    def fails(number):
+        time.sleep(0.02 * (3 - number))
+        raise ValueError(f"task {number}")
+
+    with pytest.raises(ValueError, match="task 0"):
+        run_forked(fails, range(3))
+
+
+@linux
+def test_what_a_killed_copy_had_to_do_is_done_here(two):
+    here = os.getpid()
+
+    def dies(number):
+        time.sleep(0.02)
+        if os.getpid() != here and number > 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number
+
+    assert run_forked(dies, range(8)) == list(range(8))
+
+
+@linux
+def test_an_interrupt_ends_all_copies(two):
+    here = os.getpid()
+
+    def waits(number):
+        if os.getpid() != here:
+            time.sleep(60)
+        time.sleep(0.1)
+        raise KeyboardInterrupt
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_forked(waits, range(4))
+    assert time.monotonic() - started < 10
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)  # none is left
+
+
+@linux
+def test_what_a_task_changes_stays_in_its_copy(two):
+    changed = []
+    with in_copy(lambda: changed.append(1) or os.getpid()) as result:
+        assert result() != os.getpid()
+    assert not changed
+
+
+@linux
+def test_a_copy_that_fails_is_replaced_by_this_process(two):
+    here = os.getpid()
+
+    def only_here():
+        if os.getpid() != here:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "done"
+
+    with in_copy(only_here) as result:
+        assert result() == "done"
+
+
+@linux
+def test_a_copy_starts_none_of_its_own(two):
+    def inner(number):
+        return can_fork()
+
+    with in_copy(can_fork) as result:
+        assert result() is False
+    assert run_forked(inner, range(2)) == [False, False]
+
+
+@pytest.mark.parametrize("reason", ["foreign", "thread", "one processor"])
+def test_without_copies_the_same_is_done_here(two, monkeypatch, reason):
+    if reason == "foreign":
+        monkeypatch.setattr("onnxq.runtime.fork.is_own_process", lambda: False)
+    elif reason == "thread":
+        monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread(), threading.Thread()])
+    else:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
+    assert not can_fork()
+    assert {process for process, _ in run_forked(squared, range(3))} == {os.getpid()}
+    with in_copy(os.getpid) as result:
+        assert result() == os.getpid()
