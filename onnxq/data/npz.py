@@ -7,7 +7,7 @@ How an array in a file is cut into samples (`SampleCut`):
 the rows left over are dropped (`Source.dropped` says how many). If it is dynamic, one row is one sample, `[1, …]`;
 * a scalar for a scalar input, or any array for an input of unknown rank: the whole array is one sample;
 * arrays of different numbers of rows, of inputs whose first axes the model gives different names: four texts and one
-  picture are one sample.
+  picture are one sample, and so is a graph of 60 atoms and 300 pairs `[2, pairs]`.
 
 Tests: `tests/data/test_samples.py`.
 """
@@ -166,13 +166,18 @@ def _arrange(
 
 
 def _is_one_sample(cuts: Mapping[str, SampleCut], inputs: Sequence[InputSpec]) -> bool:
-    """Whether rows are no samples: their numbers differ, and only where the model names what is counted differently."""
+    """Whether rows are no samples: their numbers differ, and only where the model names what is counted differently.
+
+    An input whose first axis is fixed takes part with one batch, and a scalar always: a graph of 60 atoms and 300
+    pairs `[2, pairs]`.
+    """
     counted: dict[str, set[int]] = {}
     for spec in inputs:
-        axis = spec.shape[0] if spec.shape else None
-        if not isinstance(axis, str) or cuts[spec.name].stack or not cuts[spec.name].step:
+        axis, cut = spec.shape[0] if spec.shape else None, cuts[spec.name]
+        if isinstance(axis, str) and cut.step and not cut.stack:
+            counted.setdefault(axis, set()).add(cut.count)
+        elif cut.stack or cut.count != 1 or cut.dropped or (cut.step and spec.fixed(0) is None):
             return False
-        counted.setdefault(axis, set()).add(cuts[spec.name].count)
     return len(set().union(*counted.values())) > 1 and all(len(counts) == 1 for counts in counted.values())
 
 

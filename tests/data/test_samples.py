@@ -318,6 +318,25 @@ def test_axes_of_different_names_are_no_samples(tmp_path):
     assert "disagree" in refusal(path, inputs=[text, picture]).message
 
 
+def test_a_fixed_first_axis_takes_part_in_one_sample(tmp_path):
+    """A graph: values of atoms, pairs of them as [2, pairs], and one temperature."""
+    atoms = InputSpec("atoms", TensorProto.FLOAT, ("atoms", 3))
+    edges = InputSpec("edges", TensorProto.INT64, (2, "pairs"))
+    near = InputSpec("near", TensorProto.FLOAT, ("pairs",))
+    warm = InputSpec("warm", TensorProto.FLOAT, ())
+    values = {"atoms": np.ones((5, 3)), "near": np.ones(9), "warm": np.float32(1)}
+    path = save(tmp_path / "a.npz", edges=np.ones((2, 9), np.int64), **values)
+    (sample,) = open_samples([path], [atoms, edges, near, warm])
+    assert {name: array.shape for name, array in sample.items()} == {
+        "atoms": (5, 3),
+        "edges": (2, 9),
+        "near": (9,),
+        "warm": (),
+    }
+    path = save(tmp_path / "b.npz", edges=np.ones((4, 9), np.int64), **values)
+    assert "disagree" in refusal(path, inputs=[atoms, edges, near, warm]).message
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300])
 def test_values_that_are_not_finite(tmp_path, bad):
     data = np.zeros((3, 2, 3))
