@@ -175,7 +175,8 @@ class PairLimits:
         """
         magnitude = np.abs(rows)
         peak = magnitude.max(axis=1, keepdims=True, initial=0)
-        codes = np.rint(magnitude * np.divide(MOST_CODE, peak, out=np.zeros_like(peak), where=peak > 0))
+        least = MOST_CODE / np.finfo(peak.dtype).max  # below, a scale has no reciprocal: such a row is zero
+        codes = np.rint(magnitude * np.divide(MOST_CODE, peak, out=np.zeros_like(peak), where=peak > least))
         return sum(
             int(((p.a * codes[:, p.first] + p.b * codes[:, p.second] > MOST_SUM) & p.one_sign).sum())
             for p in self._pairs(rows)

@@ -27,6 +27,8 @@ from onnxq.verification.records import Contribution
 BELOW, GOAL = 33.0, 36.0  # dB on samples that codes of 8 bits follow: others have to have 30
 ENOUGH_LEFT = 10 ** (-GOAL / 10)
 LARGEST_FILE = 0.39  # of the float model's bytes
+# Below so many dB, a file may take more, up to what gives it use: 0.40 of the bytes with 17 dB are of no use
+LITTLE_USE, OF_USE, LARGER_FILES = 23.0, 27.0, (0.48, 0.6)
 WIDER = 1 / 6  # of the bytes that 8 bits spare: what 12 take more
 NODES = 1000  # bytes of the nodes that put 12 bits together
 LEFT = 10 ** (-24 / 10)  # of the error
@@ -54,18 +56,24 @@ def widen_stored_weights(variants: Variants, choices: Choices, contributions: Se
     if not costs or load_target(plan.recipe.scheme.target).stored != "cast-mul":
         return choices
     made_so_far = variants.model(choices)
-    room = _room(variants, len(made_so_far.serialize()))
-    if min(costs.values()) > room:
+    taken, least = len(made_so_far.serialize()), min(costs.values())
+    if least > _room(variants, taken, LARGER_FILES[-1]):
         return choices
     before = variants.judge.sqnr(made_so_far)
+    useless = before < LITTLE_USE
+    rooms = [_room(variants, taken, most) for most in (LARGER_FILES if useless else (LARGEST_FILE,))]
     few = variants.weights.fitted and not read_many_rows(variants.prepared.plan, variants.samples.count)
     goal = before + (SHOWN_BY_FEW if few else SHOWN)
-    if before >= BELOW or not _reaches(variants, choices, dict.fromkeys(costs, 1.0), goal):
+    if before >= BELOW or least > rooms[-1] or not _reaches(variants, choices, dict.fromkeys(costs, 1.0), goal):
         return choices
     found = _contributions(variants, choices, contributions, few=few)
-    taken = _worth_most({one.tensor: one.noise for one in found}, costs, room)
-    shares = {one.tensor: one.share for one in found if one.tensor in taken}
-    return _wider(choices, shares) if shares and _reaches(variants, choices, shares, goal) else choices
+    noises = {one.tensor: one.noise for one in found}
+    for room, wanted in zip(rooms, [*(max(goal, OF_USE) for _ in rooms[1:]), goal], strict=True):
+        chosen = _worth_most(noises, costs, room, enough=None if useless else ENOUGH_LEFT)
+        shares = {one.tensor: one.share for one in found if one.tensor in chosen}
+        if shares and _reaches(variants, choices, shares, wanted):
+            return _wider(choices, shares)
+    return choices
 
 
 def _wider(choices: Choices, shares: Mapping[str, float]) -> Choices:
@@ -94,27 +102,30 @@ def _contributions(
     return sensitivity(Variants(prepared, variants.stats, Weights(), variants.split), exact=0)
 
 
-def _worth_most(noises: Mapping[str, float], costs: Mapping[str, float], room: float) -> set[str]:
+def _worth_most(
+    noises: Mapping[str, float], costs: Mapping[str, float], room: float, *, enough: float | None = ENOUGH_LEFT
+) -> set[str]:
     """Choose nodes for 12 bits, those first that make most of the error for their bytes.
 
     Args:
         noises: What each node adds to the error.
         costs: Bytes that each node takes more; of those that can be chosen.
         room: Bytes that there are.
+        enough: Error that may be left; None to use all bytes.
 
     """
     taken, left = set[str](), math.fsum(noises.values())
     for key in sorted(costs, key=lambda key: (-noises.get(key, 0.0) / costs[key], key)):
-        if left > ENOUGH_LEFT and costs[key] <= room:
+        if (enough is None or left > enough) and costs[key] <= room:
             taken.add(key)
             left, room = left - (1 - LEFT) * noises.get(key, 0.0), room - costs[key]
     return taken
 
 
-def _room(variants: Variants, taken: int) -> float:
-    """Return the bytes that a file of so many may still grow by."""
+def _room(variants: Variants, taken: int, most: float) -> float:
+    """Return the bytes that a file of so many may still grow by, up to a share of the float model's."""
     model = variants.prepared.model
-    return LARGEST_FILE * max(len(model.source), model.weight_bytes) - taken
+    return most * max(len(model.source), model.weight_bytes) - taken
 
 
 def _fits(variants: Variants, decision: Decision) -> bool:
