@@ -7,7 +7,7 @@ How an array in a file is cut into samples (`SampleCut`):
 the rows left over are dropped (`Source.dropped` says how many). If it is dynamic, one row is one sample, `[1, …]`;
 * a scalar for a scalar input, or any array for an input of unknown rank: the whole array is one sample;
 * arrays of different numbers of rows, of inputs whose first axes the model gives different names: four texts and one
-  picture are one sample, and so is a graph of 60 atoms and 300 pairs `[2, pairs]`.
+  picture are one sample. So is a graph of 60 atoms and 300 pairs `[2, pairs]`.
 
 Tests: `tests/data/test_samples.py`.
 """
