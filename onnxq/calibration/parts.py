@@ -77,5 +77,5 @@ def calibrate_in_parts(
     with working("measure roughly" if trial else "measure") as advance:
         if progress:
             progress(0, count)
-        shared = len(values) * count >= LEAST_RUNS
+        shared = samples.shareable and model.residency.quick and len(values) * count >= LEAST_RUNS
         return joined(run_forked(measured, range(len(parts)), done=done, task_bytes=3 * moment_bytes, copies=shared))

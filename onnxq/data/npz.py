@@ -56,6 +56,8 @@ class Source:
         decoders: For each input that takes pictures, how its values become colours again: called with the values of a
             sample and the most pixels of a side, it gives bytes `[height, width, 1 or 3]`.
         enlarged: By file, how many times larger a picture was made; known once it was read.
+        shareable: Whether a copy of this process may read it at the same time: not what runs Python of the user, which
+            may hold an open file, and not what runs a model with threads.
 
     """
 
@@ -71,6 +73,7 @@ class Source:
     warnings: tuple[WarningLine, ...] = ()
     decoders: Mapping[str, Callable[[np.ndarray, int], np.ndarray]] = field(default_factory=dict)
     enlarged: Mapping[Path, float] = field(default_factory=dict)
+    shareable: bool = True
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ def read_iterable(give: Callable[[], Iterable[Any]], label: str, inputs: Sequenc
                 )
             yield sample
 
-    return Source(label, read)
+    return Source(label, read, shareable=False)
 
 
 def _failed(label: str, error: BaseException) -> DataError:

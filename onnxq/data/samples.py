@@ -146,6 +146,11 @@ class Samples(Iterable[Sample]):
         return None if stop is None else max(stop - self._first, 0)
 
     @property
+    def shareable(self) -> bool:
+        """Whether a copy of this process may read them at the same time; see `Source`."""
+        return all(source.shareable for source in self._sources)
+
+    @property
     def preparations(self) -> tuple[Preparation, ...]:
         """The preprocessing of files that hold no arrays, for each input; equal ones are given once."""
         return tuple({str(one): one for source in self._sources for one in source.preparations}.values())
@@ -382,7 +387,9 @@ def wrap_samples(
         )
     read = read_iterable(lambda: source, said, inputs)
     count = len(source) if isinstance(source, Sequence) else None
-    return Samples([Source(read.label, read.read, count)], inputs, description)
+    return Samples(
+        [Source(read.label, read.read, count, shareable=isinstance(source, list | tuple))], inputs, description
+    )
 
 
 def _refuse_other_model(samples: Samples, inputs: Sequence[InputSpec]) -> None:

@@ -20,19 +20,21 @@ import numpy as np
 
 from onnxq.calibration.blocks import GROUP, Blocks, BlockSums
 from onnxq.calibration.shard_file import pack_sums, unpack_sums
-from onnxq.calibration.stats import Stats
+from onnxq.calibration.stats import Stats, basic_kinds
 from onnxq.data.remote import is_remote, share_fetched
 from onnxq.distributed.builds import SAME_FILES, enter
 from onnxq.distributed.shards import Calibration, OpenCalibration, open_calibration
 from onnxq.errors import DataError, OnnxqError
 from onnxq.progress import Observer, Silent
 from onnxq.runtime.custom_ops import register_custom_ops
+from onnxq.runtime.fork import can_fork, run_forked
 from onnxq.runtime.ort_session import LIBRARIES
 from onnxq.runtime.processes import ProcessEnded, Processes, tell
 from onnxq.runtime.workers import worker_count
 from onnxq.targets.host import one_processor
 
 WORTH = 16_000  # nodes times samples from which on a second process gains more than its start takes: about four seconds
+WORTH_COPIES = 2_000  # the same of copies of this process, which start at once
 MOST_MOMENTS = 4 << 20  # bytes of second moments of a block that are worth a process of its own
 # Memory of a process: a constant, and a factor for each byte of weights
 BYTES, BYTES_PER_BYTE = 250 << 20, 8
@@ -83,14 +85,35 @@ def measure_all(opened: OpenCalibration, observer: Observer) -> Stats:
         DataError, ModelError: As `calibrate`; of several errors, the one of the first sample.
 
     """
-    spans = _spans(opened)
-    weights = opened.prepared.model.weight_bytes
+    spans, model = _spans(opened), opened.prepared.model
+    nodes = sum(1 for _ in model.graph.walk())
+    copies = opened.samples.shareable and model.residency.quick and can_fork()
+    if copies and len(spans) > 1 and nodes * opened.blocks.samples >= WORTH_COPIES:
+        return _measure_in_copies(opened, spans, observer)
+    weights = model.weight_bytes
     jobs = min(worker_count(BYTES + BYTES_PER_BYTE * weights), len(spans))
     if jobs > 1 and _is_worth_it(opened):
         whole = _measure_together(opened, spans, jobs, observer).whole
         assert whole is not None
         return whole
     return opened.measure_whole(observer)
+
+
+def _measure_in_copies(opened: OpenCalibration, spans: Sequence[range], observer: Observer) -> Stats:
+    """Measure spans of blocks in copies of this process, which have the model and the data open."""
+    blocks, size = opened.blocks, BYTES_PER_BYTE * opened.prepared.model.weight_bytes
+    observer.progress(0, blocks.samples)
+
+    def done(spans_done: int, _: int) -> None:
+        observer.progress(spans_done * blocks.samples // len(spans), blocks.samples)
+
+    sums = BlockSums(blocks)
+    for pieces in run_forked(lambda span: opened.measure(span, Silent()).tensors(), spans, done=done, task_bytes=size):
+        for span, found in pieces.items():
+            sums.add(span, Stats.of(basic_kinds, *found))
+    whole = sums.whole
+    assert whole is not None
+    return whole
 
 
 def _is_worth_it(opened: OpenCalibration) -> bool:

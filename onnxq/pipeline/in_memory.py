@@ -159,7 +159,7 @@ def _verified(rewritten: _Rewritten, before: Model, probe: Samples, request: Req
     encoded = model.serialize()
     baseline = InMemory(before if prepared.original is None else prepared.original)
     target = prepared.plan.recipe.scheme.target
-    with in_copy(partial(saturation_loss, target, baseline, model, probe)) as lost:
+    with in_copy(partial(saturation_loss, target, baseline, model, probe), copies=probe.shareable) as lost:
         comparison = compare(baseline, encoded, probe, latency=not prepared.fast, progress=observer.progress)
         if detailed:
             observer.step("layers")

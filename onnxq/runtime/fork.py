@@ -28,6 +28,7 @@ import numpy as np
 
 from onnxq.progress import unfollowed
 from onnxq.runtime.blas_threads import single_threaded_blas
+from onnxq.runtime.ort_session import LIBRARIES
 from onnxq.runtime.ownership import is_own_process
 from onnxq.runtime.workers import worker_count
 from onnxq.targets.host import available_processors, one_processor
@@ -45,10 +46,12 @@ MOST_TASKS = 4096 // NUMBER  # whose numbers a pipe takes at once on any Linux
 def can_fork() -> bool:
     """Tell whether tasks would be shared with copies of this process: there are idle processors, and no other thread.
 
-    A thread that only draws progress does no harm: its locks are those of the terminal, which copies leave alone.
+    A thread that only draws progress does no harm: its locks are those of the terminal, which copies leave alone. A
+    library of custom operators may have threads of its own.
     """
     return (
         is_own_process()
+        and not LIBRARIES
         and sys.platform == "linux"
         and available_processors() > 1
         and threading.current_thread() is threading.main_thread()
@@ -79,7 +82,7 @@ def run_forked(
         tasks: The tasks.
         done: Told how many are done.
         task_bytes: About what each takes in memory; see `worker_count`.
-        copies: Whether there is enough to do for copies to be worth it.
+        copies: Whether copies may do them, and there is enough to do for them to be worth it.
 
     """
     shared = copies and len(tasks) <= MOST_TASKS and can_fork()
@@ -97,13 +100,14 @@ def run_forked(
 
 
 @contextmanager
-def in_copy(function: Callable[[], R], *, task_bytes: int = 0) -> Iterator[Callable[[], R]]:
+def in_copy(function: Callable[[], R], *, copies: bool = True, task_bytes: int = 0) -> Iterator[Callable[[], R]]:
     """Let a copy of this process do something while this one goes on; yields what to call for its result.
 
     If there can be no copy, or it failed, that call does it. It has to be made inside.
 
     Args:
         function: What to do, with one processor.
+        copies: Whether a copy may do it: it reads nothing that this process reads in the meantime.
         task_bytes: About what it takes in memory; see `worker_count`.
 
     """
@@ -112,7 +116,7 @@ def in_copy(function: Callable[[], R], *, task_bytes: int = 0) -> Iterator[Calla
         with one_processor(), unfollowed(), single_threaded_blas():
             return function()
 
-    if not can_fork() or worker_count(task_bytes) == 1:
+    if not copies or not can_fork() or worker_count(task_bytes) == 1:
         yield here
         return
     file = os.memfd_create("onnxq-results")

@@ -528,6 +528,11 @@ class HoldoutSplit:
         self._share = min(self.room, 1.0)
         self.searched = max(int(SEARCH_SAMPLES * self._share), FEW_SEARCHES)
 
+    @property
+    def shareable(self) -> bool:
+        """Whether a copy of this process may judge variants, and read samples, at the same time."""
+        return self.samples.shareable
+
     @cached_property
     def _few(self) -> dict[int, Sample]:
         return self._spread(self._share)

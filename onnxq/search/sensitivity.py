@@ -61,7 +61,7 @@ def sensitivity(variants: Variants, *, exact: int = EXACT, all_alone: int = ALL_
     if len(nodes) <= all_alone:
         noises = alone(range(len(nodes)))
     else:
-        with in_copy(partial(_own, variants, keys)) as own:
+        with in_copy(partial(_own, variants, keys), copies=variants.split.shareable) as own:
             alone(np.linspace(0, len(nodes) - 1, PROBES).round().astype(int).tolist())
             noises = _interpolated(own(), measured)
         top = sorted(range(len(nodes)), key=lambda i: (-noises[i], i))[:exact]

@@ -236,7 +236,7 @@ def choose_by_holdout(prepared: Prepared, split: HoldoutSplit) -> HoldoutChoice:
         return HoldoutChoice(ranges=choose_ranges(prepared, split) if opened else MIN_MAX)
     if not opened:
         return HoldoutChoice(*_codes_serve_others(prepared, split))
-    with in_copy(partial(choose_ranges, prepared, split)) as ranges:
+    with in_copy(partial(choose_ranges, prepared, split), copies=split.shareable) as ranges:
         rounding, half = _codes_serve_others(prepared, split)
         return HoldoutChoice(rounding, half, ranges())
 

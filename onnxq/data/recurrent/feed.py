@@ -181,4 +181,5 @@ def fed_source(source: Source, feed: Feed) -> Source:
         read=lambda: feed.run([read()], source.label),
         read_labels=labels,
         preparations=(*source.preparations, *feed_preparations(feed, "--state")),
+        shareable=False,
     )

@@ -489,7 +489,7 @@ def _stateful_source(
     given: Mapping[str, np.ndarray] = {}
     if classes is not None:
         given = {"_label": np.full(len(steps), classes[steps[0][0]], np.int64)}
-    return Source(label, read, len(steps), read_labels=lambda: given, preparations=told, notes=notes)
+    return Source(label, read, len(steps), read_labels=lambda: given, preparations=told, notes=notes, shareable=False)
 
 
 def _classes(sounds: Sounds, facts: ModelFacts) -> list[int] | None:

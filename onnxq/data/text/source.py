@@ -85,6 +85,7 @@ def text_source(sentences: Sentences, inputs: Sequence[InputSpec], facts: ModelF
         read=lambda: feed.run(batches.sequences(), sentences.label),
         count=sum(steps),
         preparations=(*preparations, fed),
+        shareable=False,
     )
 
 
