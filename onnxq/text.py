@@ -12,6 +12,7 @@ from typing import TypeVar
 Named = TypeVar("Named", bound=str | PathLike[str])
 
 FLOAT = "float"
+ALIKE = str.maketrans({"→": "->", "×": "x", "…": "...", "·": "*", "−": "-", "–": "-", "\u00a0": " "})
 UNITS = {"B": 1, "kB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 
@@ -148,4 +149,35 @@ def did_you_mean(word: str, candidates: Iterable[str], *, most: int = 1, cutoff:
 
 def printable(text: str) -> str:
     """Put a name or message from a file on one line: what could steer its reader is written as an escape."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(readable(text).split()))
+
+
+def readable(text: str) -> str:
+    r"""Write a file name that Python could not decode as UTF-8, and bytes that are none as `\xff`.
+
+    Args:
+        text: It may have lone surrogates, which stand for bytes of file names (PEP 383).
+
+    """
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # other surrogates, which no file name has
+        return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def write_plainly(error: UnicodeError) -> tuple[str, int]:
+    r"""Replace what an encoding lacks: signs by ASCII that looks alike, other characters by escapes such as `\xe4`.
+
+    Made for `codecs.register_error`.
+
+    Args:
+        error: Says what could not be encoded.
+
+    Raises:
+        UnicodeError: The error itself, where it is none of encoding.
+
+    """
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    part = readable(error.object[error.start : error.end]).translate(ALIKE)
+    return part.encode("ascii", "backslashreplace").decode("ascii"), error.end

@@ -1,8 +1,20 @@
 """How figures and names are written for people."""
 
+import codecs
+
 import pytest
 
-from onnxq.text import did_you_mean, milliseconds, percent, printable, size_change, speed_change, truncate
+from onnxq.text import (
+    did_you_mean,
+    milliseconds,
+    percent,
+    printable,
+    readable,
+    size_change,
+    speed_change,
+    truncate,
+    write_plainly,
+)
 
 
 def test_long_names_keep_what_tells_them_apart() -> None:
@@ -79,3 +91,24 @@ def test_similar_names_are_offered_the_most_similar_first():
     assert did_you_mean("input_ids", known, most=2) == "Did you mean 'input_ids' or 'input_idx'?"
     assert did_you_mean("input_i", ["input_ids"], cutoff=0.95) == ""
     assert did_you_mean("zzz", known) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("größe".encode().decode("ascii", "surrogateescape"), "größe"),
+        (b"b\xe4d".decode("utf-8", "surrogateescape"), "b\\xe4d"),
+        ("plain", "plain"),
+        ("\ud800", "\\ud800"),
+    ],
+)
+def test_a_file_name_in_another_encoding_is_readable(name: str, said: str) -> None:
+    assert (readable(name), printable(name)) == (said, said)
+
+
+def test_a_sign_that_an_encoding_lacks_is_written_in_ascii() -> None:
+    codecs.register_error("plainly", write_plainly)
+    assert "m.onnx → größe, 3.7× …".encode("ascii", "plainly") == b"m.onnx -> gr\\xf6\\xdfe, 3.7x ..."
+    assert "größe → ✓".encode("cp1252", "plainly") == b"gr\xf6\xdfe -> \\u2713"
+    with pytest.raises(UnicodeDecodeError):
+        b"\xff".decode("ascii", "plainly")

@@ -294,7 +294,8 @@ def _compare(
         progress.step("layers")
         comparison = _with_layers(comparison, baseline, quantized, samples)
     families = _families(source, quantized, samples, comparison, target, progress)
-    found = result_warnings(comparison, families, made_up=samples.made_up, for_size=_is_for_size(quantized))
+    judged = replace(comparison, latency=None) if mixed_up else comparison  # the other one's latency is no news
+    found = result_warnings(judged, families, made_up=samples.made_up, for_size=_is_for_size(quantized))
     return Verification(
         model=quantized.path or IN_MEMORY,
         against=baseline.path or IN_MEMORY,

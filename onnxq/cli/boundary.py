@@ -5,6 +5,7 @@ Tests: `tests/cli/test_cli_errors.py`.
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import signal
@@ -16,10 +17,12 @@ from types import FrameType
 
 from onnxq.errors import ExitCode, OnnxqError
 from onnxq.runtime.ownership import own_process
+from onnxq.text import write_plainly
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell reports for a program whose reader went away
 # The code that a shell reports for a program that ended, or whose terminal was closed: 128 and the signal
 ENDED = {signal.SIGTERM: "terminated", **({signal.SIGHUP: "terminal closed"} if hasattr(signal, "SIGHUP") else {})}
+PLAINLY = "onnxq"  # an error handler: a name that the terminal's encoding lacks is no reason to fail
 DISK = "Check that the disk has room, and that you may read and write there."
 PACKAGES = ("onnxq", "onnx", "onnxruntime", "numpy", "ml_dtypes", "protobuf", "typer", "rich")
 
@@ -63,9 +66,10 @@ def run(argv: Sequence[str] | None) -> int:
     """Run the command line and turn whatever happens into an exit code and, at most, three lines on stderr."""
     arguments = _meant(list(sys.argv[1:] if argv is None else argv))
     _open_closed_streams()
-    for stream in (sys.stdout, sys.stderr):  # a name that the terminal's encoding lacks is no reason to fail
+    codecs.register_error(PLAINLY, write_plainly)
+    for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors=PLAINLY)
     interrupts = _Interrupts()
     try:
         with interrupts.watched(to_the_end=argv is None), own_process() if argv is None else nullcontext():

@@ -50,8 +50,8 @@ def check(
     Nothing is written. Exit code 1 if there is a finding.
     """
     from onnxq.cli.terminal import note
-    from onnxq.errors import ExitCode, ModelError
-    from onnxq.project.entry import select
+    from onnxq.errors import ExitCode
+    from onnxq.project.entry import refuse_missing, select
     from onnxq.project.file import find_project, load_project
     from onnxq.project.rules import check_codes
     from onnxq.text import counted, printable
@@ -60,9 +60,7 @@ def check(
 
     found = config or find_project()
     project = load_project(found) if found is not None or not files else None
-    for file in files:
-        if not file.exists() and not (project and project.touched(file)):
-            raise ModelError(f"{file} does not exist", "Check the path.")
+    refuse_missing(project, files)
     if files and output_format is Format.TEXT and not any(select(project, files)):
         note("no model is concerned")  # known without importing onnx, which takes most of the time
         return

@@ -233,9 +233,10 @@ def _name_both(entries: Sequence[Entry], done: Sequence[Built]) -> None:
 def verify_project(context: typer.Context, config: Path | None, files: Sequence[Path], output_format: Format) -> None:
     """Measure the models of the project, or those that files belong to, and print a line for each."""
     refuse_options(context, ("models", "project", "config", "output_format"))
-    from onnxq.project.entry import select
+    from onnxq.project.entry import refuse_missing, select
 
     project = open_project(config)
+    refuse_missing(project, files)
     entries, _ = select(project, files)
     if not entries and output_format is Format.TEXT:
         note(f"no model of {project.path} is concerned")  # known without importing onnxruntime

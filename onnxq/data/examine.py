@@ -15,7 +15,9 @@ from onnxq.data.input_summary import InputSummaries, InputSummary, short
 from onnxq.data.normalization import CODE, normalization_warnings
 from onnxq.data.output_checks import output_warnings
 from onnxq.data.pictures.sheet import PictureSheet, Thumbnail
+from onnxq.data.reading import ModelFacts
 from onnxq.data.samples import Samples, few_samples, input_specs, wrap_samples
+from onnxq.data.text.doubts import table_rows
 from onnxq.data.validation import Sample
 from onnxq.errors import OnnxqError
 from onnxq.ir import Model
@@ -84,6 +86,7 @@ def examine(
     found = [*_of_options(given), *given.warnings, *_of_values(summaries), *seen.warnings(calibrating=calibrating)]
     if model.residency.quick:
         found += _of_files(given, summaries, found)
+        found += _of_ids(model, summaries)
         found += _of_model(model, few, {summary.name: summary for summary in summaries}, given.decoders)
     found += _of_pictures(given, seen.count, known=any(warning.code == CODE for warning in found))
     return Examination(summaries, seen.count, tuple(found), seen.sheet.thumbnails())
@@ -190,7 +193,7 @@ def _equal(values: np.ndarray) -> int:
     if not values.shape[1]:
         return len(values) - 1
     wide = values.astype(np.float64)
-    centred = wide - wide.mean(axis=0)
+    centred = wide - np.median(wide, axis=0)  # one huge row would move the mean, and cancel all digits of the others
     spreads = wide.var(axis=1)
     squares = (centred**2).mean(axis=1)
     products = centred @ centred.T / values.shape[1]
@@ -241,6 +244,20 @@ def _of_values(summaries: Iterable[InputSummary]) -> Iterator[WarningLine]:
                 f"the samples of '{summary.name}' are {summary.given} and were converted to {summary.type}",
                 f"Convert and scale them as in training: {SCALED.get(summary.given, SCALED['uint8'])}.",
             )
+
+
+def _of_ids(model: Model, summaries: Iterable[InputSummary]) -> Iterator[WarningLine]:
+    """Say that numbers of rows of a table are negative: Gather takes them for rows counted from the end."""
+    for summary in summaries:
+        values = summary.values
+        if values is not None and values.least < 0 and summary.type.startswith("int"):
+            rows = table_rows(ModelFacts(model=model), summary.name)
+            if rows is not None:
+                message = (
+                    f"'{summary.name}' holds {short(values.least)}, and rows of its table count from 0 to {rows - 1}"
+                )
+                remedy = "Fill up with the padding token's id; -100 and -1 mark what a loss leaves out."
+                yield WarningLine("negative-ids", message, remedy)
 
 
 def _of_model(

@@ -64,6 +64,7 @@ class InputSummary:
 
 def short(value: float) -> str:
     """Write a value of an input for people, in about three digits: `-2.12`, `151`, `0.00371`."""
+    value += 0.0  # -0 is 0
     if value and (abs(value) >= 1e6 or abs(value) < 1e-3):
         return f"{value:.2e}"
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"

@@ -11,6 +11,7 @@ from onnxq.data.reading import PLAIN, Reading
 from onnxq.data.samples import list_sources
 from onnxq.errors import ModelError
 from onnxq.explanation.records import Attempt, Explanation, Times, Wire
+from onnxq.explanation.unknown_node import unknown_node
 from onnxq.hazards import planned_hazards
 from onnxq.ir import Model, ModelInput, Node, Value, read_model
 from onnxq.ops.forms.family import NotQuantizable, dtype_name
@@ -33,7 +34,6 @@ from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import exclude_unreached_bodies
 from onnxq.targets import Costs
 from onnxq.targets.assumed_shapes import count
-from onnxq.text import did_you_mean
 
 
 def explain(
@@ -127,11 +127,9 @@ def chosen(prepared: Prepared, pattern: str, before: Iterable[str] = ()) -> list
             f"'{pattern}' is gone before anything is quantized: {'; '.join(prepared.notes) or 'it is not read'}",
             "Ask for the node that took it in; `onnxq plan` lists all of them.",
         )
-    known = dict.fromkeys([*(d.node.display_name for d in decisions), *sorted(set().union(*made))])
-    raise ModelError(
-        f"no node of {prepared.path} is called '{pattern}' or makes a tensor of that name",
-        did_you_mean(pattern, known, most=3, cutoff=0.5) or "`onnxq plan` lists all nodes.",
-    )
+    nodes = {decision.node.display_name: decision.node.op_type for decision in decisions}
+    tensors = dict.fromkeys(sorted(set().union(*made) - set(nodes)), "")
+    raise unknown_node(str(prepared.path), pattern, nodes | tensors)
 
 
 def _names(model: Model) -> set[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from onnxq.errors import ModelError, RecipeError
 from onnxq.explanation.inspect import CONVERSIONS, INTEGER_PREFIXES
+from onnxq.explanation.unknown_node import unknown_node
 from onnxq.ir import Model, ModelInput, Node, Patch, read_model
 from onnxq.ir.match import Failure, attempt, match
 from onnxq.ir.pass_manager import NORMALISE, OPTIMIZE, PACKAGES, Change, Pass, find_passes, run_passes
@@ -73,7 +74,7 @@ def why_not(model: ModelInput, name: str, node: str, recipe: str | Path | Recipe
     with gc_disabled():
         source = read_model(model)
         label = source.name
-        known = [node.display_name for node in source.graph.walk()]
+        known = {node.display_name: node.op_type for node in source.graph.walk()}
         asked = _Asked(item, node, integer=computes_in_integers(chosen))
         asked.look(source)
         if item.phase == OPTIMIZE:
@@ -89,10 +90,7 @@ def why_not(model: ModelInput, name: str, node: str, recipe: str | Path | Recipe
             if not asked.refused:
                 run_passes(source, asked.followed(), rounds=ROUNDS, typed=True, convert=convert)
     if not asked.operator:
-        raise ModelError(
-            f"no node of {label} is called '{node}' or makes a tensor of that name",
-            did_you_mean(node, known, most=3, cutoff=0.5) or "`onnxq plan` lists all nodes.",
-        )
+        raise unknown_node(label, node, known)
     return asked.answer(source, target)
 
 

@@ -204,7 +204,10 @@ def recipe_names() -> list[str]:
     """List the recipes that come with onnxq.
 
     Returns:
-        Their names.
+        Their names, sorted.
+
+    Raises:
+        FileNotFoundError: The installation lacks the folder of recipes.
 
     Examples:
         >>> import onnxq

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from onnxq.ir import Model, Value, load
 from onnxq.ir.invariants import objection
 from onnxq.ir.model import STRIP_ABOVE
 from onnxq.ir.proto_fields import DATA_TYPE, DIMS, GRAPH_INITIALIZER, NAME
+from onnxq.ir.storage.formats import similar_model
 from onnxq.ir.wire import Chunk, bytes_field, integer_field, join
 from onnxq.project.entry import Entry, Project, select
 from onnxq.project.provenance import (
@@ -110,6 +111,8 @@ def find_all(entry: Entry) -> list[Finding]:
     """Check one model of a project: both files well formed, the quantized one up to date and within its limits."""
     slashes = ": / goes between folders, not \\" if "\\" in entry.source.name else ""
     source, findings = _load(entry.source, f"the project file lists it{slashes}")
+    if source is None and not entry.source.exists() and (meant := similar_model(entry.source)):
+        findings = [replace(found, message=f"{found.message}; {meant[:1].lower()}{meant[1:]}") for found in findings]
     quantized, more = _load(entry.quantized, BUILD)
     findings += [*more, *missing_verify_data(entry)]
     stale: list[Finding] = []

@@ -159,6 +159,22 @@ class Project:
         return list(dict.fromkeys(found))
 
 
+def refuse_missing(project: Project | None, files: Iterable[Path]) -> None:
+    """Refuse files that are not there and belong to no model of the project.
+
+    Raises:
+        ModelError: Names the first, and a model that was meant perhaps.
+
+    """
+    for file in files:
+        if not file.exists() and not (project and project.touched(file)):
+            from onnxq.ir.storage.formats import (
+                missing_model,
+            )  # a hook that finds nothing to do is not to wait for onnx
+
+            raise missing_model(file)
+
+
 def select(project: Project | None, files: Iterable[Path]) -> tuple[list[Entry], list[Path]]:
     """Return the models of a project that files belong to, and the models among the files that belong to none.
 

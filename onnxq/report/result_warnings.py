@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from onnxq.text import decibels, join_words
+from onnxq.text import decibels, join_words, speed_change
 from onnxq.verification.families import FamilyFigures
 from onnxq.verification.records import Comparison, CrossValidation, Latency
 from onnxq.warning import WarningLine
@@ -66,10 +66,10 @@ def _of_accuracy(comparison: Comparison, expected: CrossValidation | None) -> It
 
 def _of_latency(latency: Latency, *, for_size: bool) -> Iterator[WarningLine]:
     if latency.ratio > SLOWER:
-        message = f"the quantized model is slower than float here: {latency.ratio:.2f} of its latency"
+        message = f"the quantized model is slower than float here ({speed_change(latency.ratio)})"
         yield WarningLine("slower-than-float", message, f"{FASTER}, or -r weight-int8 where size is all that counts.")
     elif latency.ratio >= NO_FASTER and not for_size:
-        message = f"the quantized model is hardly faster than float here ({latency.ratio:.2f} of its latency)"
+        message = f"the quantized model is hardly faster than float here ({speed_change(latency.ratio)})"
         remedy = f"{FASTER}, or -r weight-int8, which loses least for the same size."
         yield WarningLine("size-only", f"{message}: the gain is its size alone", remedy)
 

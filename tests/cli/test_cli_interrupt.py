@@ -149,3 +149,17 @@ def test_an_encoding_without_our_signs(folder: Path) -> None:
         [*ONNXQ, "quantize", "digits_cnn.onnx", "--dry-run"], capture_output=True, cwd=folder, env=ascii_only
     )
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes on Linux alone")
+def test_file_names_in_the_c_locale_are_readable(folder: Path) -> None:
+    bare = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    bare = {key: value for key, value in bare.items() if key not in ("PYTHONIOENCODING", "LANG")}
+    os.rename("digits_cnn.onnx", "größe.onnx".encode())
+    command = [*ONNXQ, "quantize", "größe.onnx".encode(), "-r", "weight-int8", "--report", "größe.html".encode()]
+    done = subprocess.run(command, capture_output=True, cwd=folder, env=bare)
+    assert done.returncode == 0
+    assert done.stdout.startswith(b"gr\\xf6\\xdfe.onnx -> gr\\xf6\\xdfe.int8.onnx   recipe weight-int8\n")
+    assert b"udc" not in done.stdout + done.stderr
+    assert {"größe.int8.onnx", "größe.html"} <= {path.name for path in folder.iterdir()}
+    assert "<title>größe.onnx, quantized" in Path("größe.html").read_text("utf-8")

@@ -211,6 +211,7 @@ def test_models_that_are_swapped_are_noticed(cli, here: Path) -> None:
     result = cli("verify", "m.onnx", "--against", "q.onnx", "-d", "d.npz")
     assert "warning: m.onnx is not quantized, and q.onnx is (" in result.err
     assert "Write `onnxq verify q.onnx --against m.onnx`." in result.err
+    assert "slower" not in result.err
     for right in (("q.onnx", "m.onnx"), ("q.onnx", "q.onnx"), ("m.onnx", "m.onnx")):
         assert "swapped-models" not in cli("verify", right[0], "--against", right[1], "-d", "d.npz").err
 

@@ -162,6 +162,13 @@ def test_files_choose_models(cli, project: Path) -> None:
     assert cli("verify", "--project", "notes.txt") == (0, "", "no model of onnxq.toml is concerned\n")
 
 
+@pytest.mark.parametrize("command", ["check", "verify --project"])
+def test_a_file_that_is_not_there_is_named_with_what_was_meant(cli, project: Path, command: str) -> None:
+    code, out, err = cli(*command.split(), "Second.onnx")
+    assert (code, out) == (2, "")
+    assert err == "error: Second.onnx does not exist\nhint: Did you mean 'second.onnx'?\n"
+
+
 def test_check_needs_no_project_for_files(cli, folder: Path) -> None:
     assert cli("check", "digits_cnn.onnx") == (0, "", "1 model checked: all is well\n")
     Path("digits_cnn.onnx").write_bytes(Path("digits_cnn.onnx").read_bytes()[:9000])
@@ -185,7 +192,7 @@ def test_another_project_file(cli, project: Path) -> None:
         ("verify", "no model is given, and there is no onnxq.toml in this folder or above it", START),
         ("verify --project x.onnx", "no model is given, and there is no onnxq.toml in this folder or above it", START),
         ("check", "there is no onnxq.toml in this folder or above it", START),
-        ("check gone.onnx", "gone.onnx does not exist", "Check the path."),
+        ("check gone.onnx", "gone.onnx does not exist", "Check the path of the model."),
         ("check --config no.toml", "no.toml cannot be read (No such file or directory)", "Check the path of the"),
         ("quantize --dry-run", "--dry-run is about one MODEL, and none is named", "leave the option to the project"),
         ("quantize -d x.npz", "--data is about one MODEL, and none is named", "Name it"),

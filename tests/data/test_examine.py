@@ -220,3 +220,27 @@ def test_integers_of_sound_have_another_remedy() -> None:
     rows = [{"x": np.random.default_rng(seed).integers(-9000, 9000, (1, 512), np.int16)} for seed in range(20)]
     (warning,) = [one for one in examine(mono, rows).warnings if one.code == "dtype-converted"]
     assert warning.remedy.endswith("sound is often divided by 32768.")
+
+
+def test_zero_has_no_sign() -> None:
+    assert short(-0.0) == "0"
+
+
+def test_one_huge_sample_makes_no_others_equal() -> None:
+    samples = pictures(20)
+    samples[4] = {"x": samples[4]["x"] * np.float32(1e30)}
+    assert codes(ONE, samples) == ["odd-sample"]
+
+
+EMBED = """main (int64[n, 6] ids) => (float[n, 6, 4] y) <float[9, 4] table = {TABLE}> { c = Cast<to = 6>(ids)
+    y = Gather(table, c) }"""
+
+
+def test_token_ids_below_zero_are_named() -> None:
+    text = EMBED.replace("{TABLE}", "{" + ", ".join(["0.5"] * 36) + "}")
+    ids = np.random.default_rng(0).integers(0, 9, (20, 1, 6))
+    assert "negative-ids" not in codes(text, [{"ids": row} for row in ids])
+    ids[3, 0, 5] = -1
+    (warning,) = [one for one in examine(model(text), [{"ids": row} for row in ids]).warnings if "ids" in one.code]
+    assert str(warning).startswith("'ids' holds -1, and rows of its table count from 0 to 8 (negative-ids). Fill up")
+    assert "negative-ids" not in codes(IDS, [{"ids": row} for row in ids])

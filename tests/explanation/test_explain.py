@@ -61,6 +61,8 @@ def test_by_tensor_and_by_glob() -> None:
     [
         ("Cov_3", "no node of .* is called 'Cov_3'", "Did you mean 'Conv_3'"),
         ("logitz", "no node of .* is called 'logitz'", "Did you mean 'logits'"),
+        ("conv_1", "no node of .* is called 'conv_1'", "Its Conv nodes are 'Conv_0', 'Conv_3', 'Conv_7'. `onnxq plan`"),
+        ("Reshape9", "no node of .* is called 'Reshape9'", "Its Reshape node is 'Reshape_"),
         ("zebra", "no node of .* is called 'zebra'", "`onnxq plan` lists all nodes."),
         ("BatchNormalization_1", "gone before anything is quantized: .*folded 3 BatchNormalization", "took it in"),
     ],

@@ -86,6 +86,8 @@ def test_a_path_of_windows_is_told_what_goes_between_folders(repo: Path) -> None
 def test_a_missing_float_model(repo: Path) -> None:
     FLOAT.unlink()
     assert found() == [(str(FLOAT), "missing", "does not exist; the project file lists it")]
+    FLOAT.with_name("CNN.onnx").touch()
+    assert found()[0][2] == "does not exist; the project file lists it; did you mean 'CNN.onnx'?"
 
 
 def test_another_float_model(repo: Path) -> None:
