@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import IO, Any, NoReturn, TypeVar
 
 import numpy as np
@@ -119,25 +120,26 @@ def in_copy(function: Callable[[], R], *, copies: bool = True, task_bytes: int =
     if not copies or not can_fork() or worker_count(task_bytes) == 1:
         yield here
         return
-    file = os.memfd_create("onnxq-results")
 
-    def there() -> None:
+    def there(file: int) -> None:
         with open(file, "wb", closefd=False) as written:
             _write(written, 0, here())
 
-    process = _fork(there)
+    copy = _start_copy(there)
+    if copy is None:
+        yield here
+        return
 
     def result() -> R:
         with suppress(ChildProcessError):
-            os.waitpid(process, 0)
-        found: dict[int, R] = _read(file)
+            os.waitpid(copy.process, 0)
+        found: dict[int, R] = _read(copy.file)
         return found[0] if found else here()
 
     try:
         yield result
     finally:
-        _end(process)
-        os.close(file)
+        copy.end()
 
 
 @dataclass
@@ -162,21 +164,20 @@ class _Run:
         numbers, put = os.pipe()
         os.write(put, b"".join(number.to_bytes(NUMBER, "little") for number in range(len(self.tasks))))
         os.close(put)
-        copies: dict[int, int] = {}  # by process id, the file of its results
+        copies: list[_Copy] = []
         with mmap.mmap(-1, len(self.tasks)) as marks:
             try:
                 for _ in range(count - 1):
-                    file = os.memfd_create("onnxq-results")
-                    copies[_fork(lambda file=file: self._share(numbers, marks, file))] = file  # type: ignore[misc]
+                    copy = _start_copy(partial(self._share, numbers, marks))
+                    copies += [] if copy is None else [copy]
                 self._help(numbers, marks)
-                self._wait(list(copies), marks)
-                for file in copies.values():
-                    self.results |= _read(file)
+                self._wait([copy.process for copy in copies], marks)
+                for copy in copies:
+                    self.results |= _read(copy.file)
             finally:
                 os.close(numbers)
-                for process, file in copies.items():
-                    _end(process)
-                    os.close(file)
+                for copy in copies:
+                    copy.end()
         for number, task in enumerate(self.tasks):
             if number not in self.results:
                 self.results[number] = self.function(task)
@@ -217,6 +218,41 @@ def _next(numbers: int) -> int | None:
     return int.from_bytes(found, "little") if found else None
 
 
+@dataclass(frozen=True)
+class _Copy:
+    """A copy of this process.
+
+    Attributes:
+        process: Its id.
+        file: The file in memory that it writes results to.
+
+    """
+
+    process: int
+    file: int
+
+    def end(self) -> None:
+        """End it, after an error or an interrupt while it runs, and close its file."""
+        with suppress(ChildProcessError, ProcessLookupError):
+            if os.waitpid(self.process, os.WNOHANG)[0] == 0:
+                os.kill(self.process, signal.SIGKILL)
+                os.waitpid(self.process, 0)
+        os.close(self.file)
+
+
+def _start_copy(function: Callable[[int], None]) -> _Copy | None:
+    """Start a copy of this process that does something with a file in memory; None where the system refuses one."""
+    try:
+        file = os.memfd_create("onnxq-results")
+    except OSError:
+        return None
+    try:
+        return _Copy(_fork(partial(function, file)), file)
+    except OSError:  # no memory, or too many processes
+        os.close(file)
+        return None
+
+
 def _fork(function: Callable[[], None]) -> int:
     """Start a copy of this process that does something and ends; return its id."""
     with warnings.catch_warnings():
@@ -247,14 +283,6 @@ def _has_ended(process: int) -> bool:
         return os.waitpid(process, os.WNOHANG)[0] == process
     except ChildProcessError:
         return True
-
-
-def _end(process: int) -> None:
-    """End a copy that may still run, after an error or an interrupt."""
-    with suppress(ChildProcessError, ProcessLookupError):
-        if os.waitpid(process, os.WNOHANG)[0] == 0:
-            os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
 
 
 def _write(file: IO[bytes], number: int, result: Any) -> None:

@@ -147,6 +147,18 @@ def test_a_copy_that_fails_is_replaced_by_this_process(two):
 
 
 @linux
+@pytest.mark.parametrize("refused", ["fork", "memfd_create"])
+def test_a_system_that_refuses_copies_is_no_error(two, monkeypatch, refused):
+    def refuses(*_):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(os, refused, refuses)
+    assert {process for process, _ in run_forked(squared, range(3))} == {os.getpid()}
+    with in_copy(os.getpid) as result:
+        assert result() == os.getpid()
+
+
+@linux
 def test_a_copy_starts_none_of_its_own(two):
     def inner(number):
         return can_fork()
