@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from onnxq.ir.graph import Graph, Node, Use, Value
+from onnxq.ir.graph import MICROSOFT, Graph, Node, Use, Value
 from onnxq.ir.model import Model
+from onnxq.ir.shape_inference.contrib_ops import OF_ONNX
 from onnxq.ir.topological_order import reads
 
 # Phrases of the checker, of shape inference and of the inliner in the onnx package, and plain ones for them
@@ -41,8 +42,19 @@ def objection(model: bytes | str) -> str | None:
     try:
         onnx.checker.check_model(model)
     except (onnx.checker.ValidationError, DecodeError, OSError, ValueError, RuntimeError) as error:
-        return plain_reason(error)
+        named = any(operator in str(error) for operator in OF_ONNX)
+        return objection(_as_microsofts(model)) if named else plain_reason(error)
     return None
+
+
+def _as_microsofts(model: bytes | str) -> bytes:
+    """Write the operators that onnxruntime has added to the domain of ONNX as those of its own."""
+    proto = onnx.load(model, load_external_data=False) if isinstance(model, str) else onnx.ModelProto.FromString(model)
+    for node in proto.graph.node:
+        node.domain = MICROSOFT if node.op_type in OF_ONNX else node.domain
+    if all(opset.domain != MICROSOFT for opset in proto.opset_import):
+        proto.opset_import.append(onnx.helper.make_opsetid(MICROSOFT, 1))
+    return bytes(proto.SerializeToString())
 
 
 def plain_reason(error: Exception) -> str:

@@ -10,6 +10,7 @@ import onnxruntime as ort
 import pytest
 from decoders import genai_decoder, genai_samples, optimum_decoder
 
+from onnxq.api.verify import verify
 from onnxq.ir.storage import residency
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.recipe import in_blocks
@@ -35,6 +36,15 @@ def test_a_decoder_of_the_builder_is_rounded_layer_by_layer(tmp_path, monkeypatc
     assert report.comparison is not None
     assert plain.comparison is not None
     assert report.comparison.worst_sqnr > plain.comparison.worst_sqnr + 2
+
+
+def test_a_decoder_of_the_builder_computes_in_integers_by_default(tmp_path):
+    onnx.save(genai_decoder(), tmp_path / "m.onnx")
+    samples = genai_samples(genai_decoder(), 8)
+    report = quantize(tmp_path / "m.onnx", samples=samples, output=tmp_path / "q.onnx", fast=True)
+    assert report.comparison is not None
+    assert report.comparison.worst_sqnr > 25
+    assert verify(tmp_path / "q.onnx", tmp_path / "m.onnx", samples=samples).passed  # of its own SimplifiedLayerNorm
 
 
 @pytest.mark.parametrize("make", [genai_decoder, optimum_decoder])

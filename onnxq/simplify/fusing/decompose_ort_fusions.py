@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 from onnx import TensorProto
@@ -17,7 +18,7 @@ from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import Change, register_pass
 from onnxq.ir.patch import Patch, named_after
 
-OPSET = 17  # the first with LayerNormalization
+OPSET, AXES_OPSET = 17, 18  # the first with LayerNormalization, and whose ReduceMean has its axes as an input
 EPSILON = 1e-12  # where none is stated
 MASKED = -10000.0
 NO_ACTIVATION, CLIP_OPSET = "", 11  # from where on the ends of a Clip are inputs
@@ -36,6 +37,8 @@ def decompose_ort_fusions(model: Model) -> Iterator[Change]:
         for node in graph.nodes:
             write = WRITERS.get(node.op_type) if node.domain == MICROSOFT else None
             patch = Patch(graph, node, f"{node.op_type} is written as operators of ONNX")
+            if write is _skip_layer_normalization:
+                write = partial(write, newer=model.opset >= AXES_OPSET)
             if write is not None and write(patch, node):
                 named_after(patch, node)
                 yield Change(patch, opset=CLIP_OPSET if node.op_type in ("FusedConv", "FusedGemm") else OPSET)
@@ -53,15 +56,15 @@ def _made(node: Node, *slots: int) -> list[Value | None] | None:
     return [read[slot] if slot < len(read) else None for slot in slots]
 
 
-def _skip_layer_normalization(patch: Patch, node: Node) -> bool:
-    """Y = LayerNormalization(x + bias + skip), and the sum."""
+def _skip_layer_normalization(patch: Patch, node: Node, *, newer: bool = False) -> bool:
+    """Y = LayerNormalization(x + bias + skip), and the sum; `newer` says that ReduceMean has its axes as an input."""
     made, gamma = _made(node, 0, 3), _input(node, 2)
     simplified = node.op_type.startswith("SkipSimplified")
     total = _sum(patch, node, _input(node, 3 if simplified else 4))
     if made is None or made[0] is None or gamma is None or total is None:
         return False
     if simplified:
-        normalised = _root_mean_square(patch, node, total, gamma)
+        normalised = _root_mean_square(patch, node, total, gamma, newer=newer)
     else:
         normalised = _normalised(patch, node, total, gamma, _input(node, 3))
     patch.replace(made[0], normalised)
@@ -85,10 +88,14 @@ def _normalised(patch: Patch, node: Node, value: Value, gamma: Value, beta: Valu
     return patch.op("LayerNormalization", *inputs, hint=f"{node.label}_normalised", axis=-1, epsilon=epsilon)
 
 
-def _root_mean_square(patch: Patch, node: Node, value: Value, gamma: Value) -> Value:
+def _root_mean_square(patch: Patch, node: Node, value: Value, gamma: Value, *, newer: bool) -> Value:
     name = node.label
     square = patch.op("Pow", value, patch.constant(np.array(2, np.float32), f"{name}_two"), hint=f"{name}_squares")
-    mean = patch.op("ReduceMean", square, hint=f"{name}_mean", axes=[-1], keepdims=1)
+    if newer:
+        axes = patch.constant(np.array([-1], np.int64), f"{name}_axes")
+        mean = patch.op("ReduceMean", square, axes, hint=f"{name}_mean", keepdims=1)
+    else:
+        mean = patch.op("ReduceMean", square, hint=f"{name}_mean", axes=[-1], keepdims=1)
     epsilon = patch.constant(np.array(node.attribute("epsilon", EPSILON), np.float32), f"{name}_epsilon")
     root = patch.op("Sqrt", patch.op("Add", mean, epsilon, hint=f"{name}_more"), hint=f"{name}_root")
     return patch.op("Mul", patch.op("Div", value, root, hint=f"{name}_divided"), gamma, hint=f"{name}_normalised")
