@@ -8,6 +8,7 @@ Tests: `tests/calibration/test_parts.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from onnxq.calibration.stats import StatisticFactory, Stats, TensorStats, basic_
 from onnxq.data.samples import Samples
 from onnxq.progress import working
 from onnxq.runtime.fork import run_forked
+from onnxq.targets.assumed_shapes import assumed_shape
 
 if TYPE_CHECKING:
     from onnxq.ir import Model, Value
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 FEW = 4  # samples from which on there are parts
 # How many parts there are at most, by the bytes of second moments of all layers: each part has its own
 PARTS = ((64 << 20, 4), (512 << 20, 2))
-LEAST_RUNS = 128  # values times samples, below which copies take longer than they save
+# Values times samples, and their elements, below which copies take longer than they save
+LEAST_RUNS, LEAST_ELEMENTS = 128, 1 << 22
 
 
 def calibrate_in_parts(
@@ -77,5 +80,11 @@ def calibrate_in_parts(
     with working("measure roughly" if trial else "measure") as advance:
         if progress:
             progress(0, count)
-        shared = samples.shareable and model.residency.quick and len(values) * count >= LEAST_RUNS
+        shared = samples.shareable and model.residency.quick and _worth(values, count)
         return joined(run_forked(measured, range(len(parts)), done=done, task_bytes=3 * moment_bytes, copies=shared))
+
+
+def _worth(values: Sequence[Value], samples: int) -> bool:
+    """Tell whether so much is measured that copies are worth it."""
+    elements = sum(math.prod(assumed_shape(value, {}) or ()) for value in values)
+    return len(values) * samples >= LEAST_RUNS or elements * samples >= LEAST_ELEMENTS
