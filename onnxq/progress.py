@@ -69,6 +69,7 @@ STEPS: dict[str, StepWords] = {
     "benchmark": StepWords("timing kernels", "kernel"),
     "rescale": StepWords("trying scales of channels", TRIAL),
     "trial": StepWords("trying ranges and codes", TRIAL),
+    "caches": StepWords("measuring caches", "sample"),
     "calibrate": StepWords("calibrating", "sample"),
     "round": StepWords("rounding weights", "weight"),
     "search": StepWords("choosing what stays float", TRIAL),

@@ -25,6 +25,7 @@ from onnxq.ir import IN_MEMORY, Model, ModelInput, infer_types, read_model
 from onnxq.ir.invariants import objection
 from onnxq.ir.passes import normalise
 from onnxq.ir.schemas import misused_node
+from onnxq.lowering.coded_caches import coded_attentions, with_float_caches
 from onnxq.planning.recipe import parse_recipe
 from onnxq.progress import Observer, Progress, following
 from onnxq.project.provenance import external_files
@@ -275,6 +276,9 @@ def _compare(
     quantized, baseline = read_model(model), read_model(against)
     _check_form(model, quantized, progress)
     _note_another_source(quantized, baseline, progress)
+    runtime = look(model, quantized)
+    if coded_attentions(quantized) and not coded_attentions(baseline):
+        model = quantized = with_float_caches(quantized)
     if given.is_given:
         _refuse_other_inputs(quantized, baseline)
     same = _same_models(quantized, baseline)
@@ -308,7 +312,7 @@ def _compare(
         families=families,
         inputs=seen.inputs,
         warnings=(*mixed_up, *seen.warnings, *(() if same else found)),
-        runtime=look(model, quantized),
+        runtime=runtime,
     )
 
 

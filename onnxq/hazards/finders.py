@@ -96,6 +96,14 @@ def block_lookup(model: Model) -> Iterator[Occurrence]:
             yield node, {"bits": node.attribute("bits", 4), "codes": "uint8" if unsigned else "other"}
 
 
+def coded_cache(model: Model) -> Iterator[Occurrence]:
+    """Yield the GroupQueryAttention nodes whose cache holds codes: `bits`."""
+    for node in model.graph.walk():
+        known = node.op_type == "GroupQueryAttention" and node.domain == MICROSOFT
+        if known and node.attribute("k_quant_type", "NONE") != "NONE":
+            yield node, {"bits": node.attribute("kv_cache_bit_width", 0)}
+
+
 def weight_only_product(model: Model) -> Iterator[Occurrence]:
     """Yield the float products whose weight stands behind DequantizeLinear as onnxruntime takes it for MatMulNBits.
 
@@ -180,6 +188,7 @@ def find_integer_products(model: Model) -> Iterator[Occurrence]:
 FINDERS: dict[str, Finder] = {
     "matmulnbits": matmulnbits,
     "block_lookup": block_lookup,
+    "coded_cache": coded_cache,
     "weight_only_product": weight_only_product,
     "transposed_weight": transposed_weight,
     "integer_product": find_integer_products,

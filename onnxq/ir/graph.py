@@ -302,3 +302,27 @@ def rename_values(graph: Graph, names: Mapping[Value, str]) -> None:
             table.clear()
             table.update(entries)
     graph.mark_dirty()
+
+
+def stated_type(value: Value) -> int | None:
+    """Return the element type of an input or output of a graph, as the file states it; None where it does not."""
+    stated = value.graph.infos.get(value.name)
+    if stated is None:
+        return value.dtype
+    return onnx.ValueInfoProto.FromString(bytes(stated)).type.tensor_type.elem_type or None
+
+
+def retype_value(value: Value, dtype: int) -> None:
+    """State another element type for an input or output of a graph.
+
+    Args:
+        value: The input or output.
+        dtype: `onnx.TensorProto.DataType`.
+
+    """
+    graph, value.dtype = value.graph, dtype
+    if value.name in graph.infos:
+        info = onnx.ValueInfoProto.FromString(bytes(graph.infos[value.name]))
+        info.type.tensor_type.elem_type = dtype
+        graph.infos[value.name] = memoryview(info.SerializeToString(deterministic=True))
+    graph.mark_dirty()

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from onnxq.data.samples import Samples, input_specs
 from onnxq.data.synthetic import synthetic_samples
 from onnxq.ir import Model
+from onnxq.lowering.coded_caches import code_caches, with_float_caches
 from onnxq.lowering.rewrite import rewrite
 from onnxq.pipeline.add_metrics import add_metrics
 from onnxq.pipeline.offload import release_pages, spill_moments, spill_weights
@@ -154,7 +155,8 @@ def _verified(rewritten: _Rewritten, before: Model, probe: Samples, request: Req
     prepared, model, report, halves = rewritten
     observer, detailed, data = request.observer, request.detailed, request.samples
     record_latencies(model, report.latencies)
-    by_layers, model = model.copy() if detailed else model, finalize(model, prepared)
+    by_layers, written = model.copy() if detailed else model, code_caches(finalize(model, prepared), prepared.caches)
+    model = with_float_caches(written)
     observer.step("verify")
     encoded = model.serialize()
     baseline = InMemory(before if prepared.original is None else prepared.original)
@@ -174,7 +176,8 @@ def _verified(rewritten: _Rewritten, before: Model, probe: Samples, request: Req
     if detailed:
         observer.step("details")
         report = _with_details(report, baseline.model, model, encoded, probe)
-    return add_metrics(Quantized(model, report, encoded), before, baseline, request, fast=prepared.fast)
+    result = add_metrics(Quantized(model, report, encoded), before, baseline, request, fast=prepared.fast)
+    return result if model is written else replace(result, model=written, encoded=written.serialize())
 
 
 def _with_details(report: Report, before: Model, model: Model, encoded: bytes, samples: Samples) -> Report:

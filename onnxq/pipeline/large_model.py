@@ -17,12 +17,14 @@ from onnxq.data.synthetic import synthetic_samples
 from onnxq.errors import CheckFailed
 from onnxq.ir import Model
 from onnxq.ir.storage.scratch_file import Spool
+from onnxq.lowering.coded_caches import code_caches, with_float_caches
 from onnxq.lowering.rewrite import rewrite
 from onnxq.pipeline.add_metrics import add_metrics
 from onnxq.pipeline.offload import release_pages
 from onnxq.pipeline.plan import plan_report
 from onnxq.pipeline.request import Quantized, Request
 from onnxq.planning.decision import Choices
+from onnxq.progress import Observer
 from onnxq.report import Report, activation_records
 from onnxq.rounding.block_solver import BlockSolution
 from onnxq.rounding.layer_by_layer import block_jobs, can_step, round_layer_by_layer
@@ -59,7 +61,8 @@ def quantize_large(prepared: Prepared, request: Request) -> Quantized:
     samples, observer = request.samples, request.observer
     if samples is None:
         samples = synthetic_samples(prepared.model, input_specs(prepared.model), SAMPLES)
-    prepared, model, report = _choose_and_rewrite(prepared, baseline, request)
+    prepared, written, report = _choose_and_rewrite(prepared, baseline, request)
+    model = with_float_caches(code_caches(written, prepared.caches))
     release_pages(model)  # which passes have read
     observer.step("verify")
     probe = samples.limit(SAMPLES) if prepared.fast else samples
@@ -69,7 +72,8 @@ def quantize_large(prepared: Prepared, request: Request) -> Quantized:
         observer.step("layers")
         comparison = with_layers(comparison, before, model, probe)
     report = replace(report, comparison=comparison, samples=probe.description)
-    return add_metrics(Quantized(model, report), before, baseline, request, fast=prepared.fast)
+    result = add_metrics(Quantized(model, report), before, baseline, request, fast=prepared.fast)
+    return replace(result, model=written)
 
 
 def _choose_and_rewrite(prepared: Prepared, baseline: Model, request: Request) -> tuple[Prepared, Model, Report]:
@@ -81,7 +85,7 @@ def _choose_and_rewrite(prepared: Prepared, baseline: Model, request: Request) -
     with Spool(request.scratch) as spool:
         samples, drafted = ([], 0) if request.stats is not None else _texts(prepared, given)
         prepared = _with_bits_by_size(prepared, samples, measured, request)
-        solutions = _block_solutions(prepared, samples, spool)
+        solutions = _block_solutions(prepared, samples, spool, observer)
         weights = Weights(spool=spool, solutions=solutions)
         prepared = _with_bits_by_loss(prepared, baseline, samples, measured, request, weights, spool)
         observer.step("rewrite")
@@ -149,11 +153,12 @@ def _with_bits_by_loss(
 
 
 def _block_solutions(
-    prepared: Prepared, samples: Sequence[Mapping[str, Any]], spool: Spool
+    prepared: Prepared, samples: Sequence[Mapping[str, Any]], spool: Spool, observer: Observer
 ) -> dict[WeightKey, BlockSolution]:
     """Choose codes of weights in blocks layer by layer on samples; none without samples."""
     if not samples:
         return {}
+    observer.step("round")
     return round_layer_by_layer(
         prepared.model, block_jobs(prepared.plan), samples, spool, prepared.open_checkpoint(samples)
     )

@@ -269,6 +269,13 @@ class QuantizeOptions:
         "7-bit weights where products of 8 bits could saturate on x86 processors without VNNI.",
         toml="reduce-range",
     )
+    kv_cache: str | None = option(
+        None,
+        "int8: caches of keys and values hold codes, where GroupQueryAttention has them among the inputs and outputs "
+        "of the model.",
+        metavar="TYPE",
+        toml="kv-cache",
+    )
     custom_ops: tuple[Path, ...] = option(  # in Python: `onnxq.register_custom_ops`
         (),
         "A shared library of custom operators for onnxruntime. May be given several times.",

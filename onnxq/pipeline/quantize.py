@@ -39,6 +39,7 @@ from onnxq.runtime.blas_threads import single_threaded_blas
 from onnxq.runtime.memory import gc_disabled
 from onnxq.runtime.session import sessions_kept
 from onnxq.search.budget import Budget, check_budget, check_mixed_bits, check_size
+from onnxq.stages.caches import cache_scales, check_caches
 from onnxq.stages.files import DataOptions, default_output, objection_to, refuse_own_output
 from onnxq.stages.finish import size_note
 from onnxq.stages.kernel_timing import Timing
@@ -75,6 +76,7 @@ def quantize(
     sample_limit: int | None = None,
     fast: bool = False,
     reduce_range: bool = False,
+    kv_cache: str | None = None,
     force: bool = False,
     resume: bool = False,
     dry_run: bool = False,
@@ -104,6 +106,8 @@ def quantize(
         fast: Leave out everything but calibration: no rescaling, weights to nearest, a short comparison, and no search
             unless that shows less than 24 dB.
         reduce_range: Give weights 7 bits where products of 8 bits could saturate.
+        kv_cache: `int8` lets caches of keys and values hold codes, where they are inputs and outputs of
+            GroupQueryAttention; by default that of the recipe, mostly `float`.
         force: Replace an old output.
         resume: Keep chosen codes beside the output until it is written, and go on from those of an interrupted run.
         dry_run: Stop after the plan; nothing is written.
@@ -134,7 +138,9 @@ def quantize(
     """
     data_options = DataOptions(list_sources(data), samples, sample_limit, reading)
     path = _output_path(model, output, external_data)
-    chosen = choose_recipe(recipe, target=target, reduce_range=reduce_range, exclude=exclude, only=only)
+    chosen = choose_recipe(
+        recipe, target=target, reduce_range=reduce_range, kv_cache=kv_cache, exclude=exclude, only=only
+    )
     check_mixed_bits(chosen, budget, fast=fast)
     if budget.metric is not None:
         check_drop(budget.metric, budget.max_drop)  # a wrong name, before anything is read
@@ -157,6 +163,7 @@ def quantize(
             raise blocked
         prepared = replace(prepared, here=target == NATIVE, checkpoint=destination.checkpoint(prepared))
         seen = _examine(before, prepared, request)
+        prepared = replace(prepared, caches=cache_scales(prepared, given, progress))
         result = _for_this_computer(prepared, request)
         result = replace(result, report=_with_examination(result.report, seen, before, request))
         result = check_result(result, budget, path or IN_MEMORY, accept, fast=fast)
@@ -260,6 +267,7 @@ def _check_request(prepared: Prepared, request: Request, destination: _Destinati
     if destination.path is None and prepared.strategy is Strategy.STREAMED:
         raise OutputError("the result is too large to stay in memory", "Give an output.")
     check_plan(prepared, with_data=prepared.plan.with_data)
+    check_caches(prepared, request.samples)
     _check_least_size(prepared, request.budget.max_size)
     metric, samples = request.budget.metric, request.samples
     if metric is None:

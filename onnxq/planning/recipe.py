@@ -29,6 +29,7 @@ NUMBERS: dict[str, tuple[Callable[[float], bool], str, str]] = {
 BLOCK_BITS, BLOCK_SIZES = (2, 4, 8), (16, 32, 64, 128, 256)
 MEAN_BITS = 3  # of codes of 2, 4 and 8 bits: onnxruntime has no kernel for it
 MIXED = "auto"  # in place of a number of bits: a search chooses those of each weight
+CACHE_TYPES = ("int8", "float")
 LISTS = ("exclude", "only", "allow")  # keys that hold lists of strings
 
 
@@ -324,6 +325,7 @@ def choose_recipe(
     *,
     target: str | None = None,
     reduce_range: bool = False,
+    kv_cache: str | None = None,
     exclude: str | Iterable[str] = (),
     only: str | Iterable[str] = (),
 ) -> Recipe:
@@ -333,6 +335,7 @@ def choose_recipe(
         source: Name of a recipe, path of a TOML file, or a `Recipe`.
         target: Name of the runtime that the model is for; None for that of the recipe.
         reduce_range: Whether weights get 7 bits where products of 8 bits could saturate.
+        kv_cache: Type of caches of keys and values, `int8` or `float`; None for that of the recipe.
         exclude: A glob of nodes to leave float, or several.
         only: A glob of nodes to quantize, or several.
 
@@ -342,6 +345,9 @@ def choose_recipe(
     """
     recipe = (source if isinstance(source, Recipe) else load_recipe(source)).selecting(exclude, only)
     recipe = recipe if target is None else recipe.for_target(target)
+    if kv_cache not in (None, *CACHE_TYPES):
+        raise RecipeError(f"--kv-cache cannot be {kv_cache}", f"Choose one of {', '.join(CACHE_TYPES)}.")
+    recipe = recipe if kv_cache is None else recipe.setting(kv_cache=kv_cache)
     return recipe.setting(reduce_range=True) if reduce_range else recipe
 
 

@@ -41,6 +41,7 @@ def prepare(
     only: str | Sequence[str] = (),
     fast: bool = False,
     reduce_range: bool = False,
+    kv_cache: str | None = None,
     max_size: int | None = None,
 ) -> Prepared:
     """Normalise a model as far as the recipe needs, and decide about every node.
@@ -54,6 +55,7 @@ def prepare(
         only: A glob of nodes to quantize, or several.
         fast: Whether to leave out all that takes trials.
         reduce_range: Whether weights get 7 bits where products of 8 bits could saturate.
+        kv_cache: Type of caches of keys and values, `int8` or `float`; None for that of the recipe.
         max_size: Bytes that the file may have; where that could ask for weights of 4 bit, the opset that knows them is
             raised to if the model can be converted.
 
@@ -73,7 +75,9 @@ def prepare(
     """
     model = model if isinstance(model, Model) else read_model(model)
     source = model.sha256
-    chosen = choose_recipe(recipe, target=target, reduce_range=reduce_range, exclude=exclude, only=only)
+    chosen = choose_recipe(
+        recipe, target=target, reduce_range=reduce_range, kv_cache=kv_cache, exclude=exclude, only=only
+    )
     chosen = chosen.fast() if fast else chosen
     before = node_labels(model)
     model, notes = normalise_for_plan(model)

@@ -6,9 +6,11 @@ Tests: `tests/search/test_mask_limit_trial.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from onnxq.ir import Model
 from onnxq.planning.planner import Plan
@@ -36,6 +38,7 @@ class Prepared:
         checkpoint: A folder for the codes chosen so far, where an interrupted run is to be resumed; None keeps none.
         here: Whether the target is `native`, so that latency measured on this computer decides.
         warnings: Doubts about the options.
+        caches: Scales of caches that hold codes, by the output of the model.
 
     """
 
@@ -51,6 +54,7 @@ class Prepared:
     checkpoint: Path | None = None
     here: bool = False
     warnings: tuple[WarningLine, ...] = ()
+    caches: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def baseline(self) -> Model:
         """Return the float model that the result is compared with: a copy, or one that no later step changes."""

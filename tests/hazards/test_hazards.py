@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from decoders import HEAD, KV_HEADS, genai_decoder
 from numpy._core._multiarray_umath import __cpu_features__ as features
 from onnx import TensorProto, helper, numpy_helper
 
@@ -16,8 +17,9 @@ from onnxq.hazards import find_hazards, least_onnxruntime, load_hazards, process
 from onnxq.hazards.finders import FINDERS
 from onnxq.hazards.processor import local_processor, this_processor
 from onnxq.hazards.table import first_version, version_of
-from onnxq.ir import infer_types, parse
+from onnxq.ir import encode_proto, infer_types, parse
 from onnxq.ir.opset import MAX_IR, MAX_OPSET
+from onnxq.lowering.coded_caches import code_caches
 from tests.helpers import ALL, NONE, build, floats, node, quantize_in_memory, run
 
 AMX = frozenset({"x86-64", "vnni", "amx"})
@@ -193,6 +195,11 @@ def paired(weight: type = np.uint8) -> onnx.ModelProto:
 
 
 # id → (a model that has it, version, processor), and the same that has not, but for one thing
+def with_coded_caches() -> onnx.ModelProto:
+    scales = {f"present.0.{part}": np.full((1, KV_HEADS, 1, HEAD), 0.1, np.float32) for part in ("key", "value")}
+    return onnx.load_from_string(code_caches(parse(encode_proto(genai_decoder(1))), scales).serialize())
+
+
 CASES: dict[str, list[tuple[onnx.ModelProto, str, frozenset[str], bool]]] = {
     "weight-only-input-8-bit": [
         (weight_only(), "1.32.0", AVX2, True),
@@ -354,6 +361,11 @@ CASES: dict[str, list[tuple[onnx.ModelProto, str, frozenset[str], bool]]] = {
     "conv-integer-signed-weights": [
         (integer("ConvInteger"), "1.32.0", AVX2, True),
         (integer("ConvInteger", weight=np.uint8), "1.32.0", AVX2, False),
+    ],
+    "coded-caches": [
+        (with_coded_caches(), "1.26.0", AMX, True),
+        (with_coded_caches(), "1.27.0", AMX, False),
+        (genai_decoder(1), "1.26.0", AMX, False),
     ],
     "amx-17-to-31-columns": [
         (integer(columns=24), "1.24.4", AMX, True),

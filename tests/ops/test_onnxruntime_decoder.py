@@ -13,18 +13,21 @@ from onnx import helper
 from onnxq import evaluate
 from onnxq.evaluator import Evaluator
 
+FLOAT, INT8 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT8
+
 
 def both(op_type, inputs, outputs=1, domain=MICROSOFT, **attributes):
-    """Run an operator in onnxruntime and here; None is an absent input."""
+    """Run an operator in onnxruntime and here; None is an absent input, `outputs` their number or their types."""
+    types = (FLOAT,) * outputs if isinstance(outputs, int) else outputs
     names = [f"i{slot}" if array is not None else "" for slot, array in enumerate(inputs)]
     feeds = {name: array for name, array in zip(names, inputs, strict=True) if name}
-    node = helper.make_node(op_type, names, [f"o{slot}" for slot in range(outputs)], domain=domain, **attributes)
+    node = helper.make_node(op_type, names, [f"o{slot}" for slot in range(len(types))], domain=domain, **attributes)
     kinds = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in feeds.items()}
     graph = helper.make_graph(
         [node],
         "g",
         [helper.make_tensor_value_info(name, kinds[name], array.shape) for name, array in feeds.items()],
-        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in node.output],
+        [helper.make_tensor_value_info(name, kind, None) for name, kind in zip(node.output, types, strict=True)],
     )
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
@@ -78,6 +81,25 @@ def test_group_query_attention(past, batch, length, more, packed):
     inputs = [np.concatenate([q, k, v], axis=-1), None, None] if packed else [q, k, v]
     inputs += [*caches, lengths, np.array(past + length, np.int32), *tables]
     close(both("GroupQueryAttention", inputs, 3, num_heads=heads, kv_num_heads=kv_heads, **more))
+
+
+@pytest.mark.parametrize(("past", "batch", "length"), [(0, 2, 3), (5, 1, 3), (5, 2, 1)])
+@pytest.mark.parametrize("kind", ["PER_TENSOR", "PER_CHANNEL"])
+def test_group_query_attention_with_codes_in_its_cache(past, batch, length, kind):
+    heads, kv_heads, size = 4, 2, 16
+    q, k, v = floats(batch, length, heads * size), *(floats(batch, length, kv_heads * size, seed=s) for s in (1, 2))
+    rng = np.random.default_rng(0)
+    caches = [rng.integers(-128, 128, (batch, kv_heads, past, size)).astype(np.int8) for _ in range(2)]
+    scales = rng.uniform(0.01, 0.03, (1,) if kind == "PER_TENSOR" else (1, kv_heads, 1, size)).astype(np.float32)
+    lengths, total = np.full((batch,), past + length - 1, np.int32), np.array(past + length, np.int32)
+    tables = [make(floats(20, size // 2, seed=8)) for make in (np.cos, np.sin)]
+    inputs = [q, k, v, *caches, lengths, total, *tables, None, None, None, scales, scales]
+    kinds = {"k_quant_type": kind, "v_quant_type": kind, "kv_cache_bit_width": 8}
+    given = {"num_heads": heads, "kv_num_heads": kv_heads, "do_rotary": 1, **kinds}
+    theirs, ours = both("GroupQueryAttention", inputs, (FLOAT, INT8, INT8), **given)
+    close((theirs[:1], ours[:1]))
+    for their, own in zip(theirs[1:], ours[1:], strict=True):
+        assert np.array_equal(their, own)
 
 
 @pytest.mark.parametrize("unidirectional", [0, 1])

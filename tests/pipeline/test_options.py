@@ -72,6 +72,7 @@ OPTIONS = QuantizeOptions(
     benchmark=True,
     timings=Path("t.json"),
     reduce_range=True,
+    kv_cache="int8",
     custom_ops=(Path("ops.so"),),
     resume=True,
     external_data=True,

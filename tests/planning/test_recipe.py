@@ -69,6 +69,7 @@ SETTINGS = {
     "return_to_float": st.booleans(),
     "mixed_bits": st.booleans(),
     "mean_bits": st.sampled_from([0, 3]),
+    "kv_cache": st.sampled_from(["float", "int8"]),
     "reduce_range": st.booleans(),
     "rounding": st.sampled_from(["nearest", "output-error"]),
 }

@@ -55,6 +55,7 @@ def test_the_record_says_what_it_was_made_of(repo: Path) -> None:
             "external-data": False,
             "fast": False,
             "reduce-range": False,
+            "kv-cache": None,
             "max-size": 100_000,
             "min-sqnr": 20.0,
             "max-drop": None,

@@ -31,6 +31,7 @@ only = ["Conv"]
 custom-ops = ["libs/ops.so"]
 external-data = true
 reduce-range = true
+kv-cache = "int8"
 max-size = "1.5 MB"
 fast = true
 verify-data = ["test.npz"]
@@ -68,6 +69,7 @@ def test_every_key(tmp_path: Path) -> None:
             custom_ops=(Path("libs/ops.so"),),
             external_data=True,
             reduce_range=True,
+            kv_cache="int8",
             max_size=1_500_000,
             min_sqnr=40.5,
             max_drop=2.0,

@@ -59,6 +59,8 @@ class Scheme:
         headroom: What both ends of a range are multiplied by, where samples differ in how far they go: room for others.
             With `ranges = "auto"`, what samples show to be best comes on top.
         percentile: For `ranges = "percentile"`: how much of the distribution the range covers, in percent.
+        kv_cache: Type of caches of keys and values among the inputs and outputs of GroupQueryAttention; int8 has a
+            scale for each channel of each head.
         reduce_range: Whether weights get 7 bits where products of 8 could saturate on an x86 processor without VNNI.
         smoothing: Whether channels of outliers may be rescaled, which leaves the float function as it is.
         rounding: Weights to nearest, or so that the layer's output changes least on what the samples show.
@@ -88,6 +90,7 @@ class Scheme:
     headroom: float = 1.0
     percentile: float = 99.999
     rounding: Literal["nearest", "output-error"] = "output-error"
+    kv_cache: Literal["float", "int8"] = "float"
     reduce_range: bool = False
     smoothing: bool = True
     prefix_correction: bool = True

@@ -14,6 +14,8 @@ from onnxq.ir.graph import MICROSOFT
 from onnxq.ops.kernels.arrays import Array, NotCovered, normalize_axis
 from onnxq.ops.kernels.registry import kernel
 
+CACHE_BITS, CODES = 8, 128  # of a coded cache; codes are from -128 to 127
+
 
 @kernel("SimplifiedLayerNormalization")
 def simplified_layer_normalization(
@@ -113,6 +115,9 @@ def group_query_attention(
     sin_cache: Array | None = None,
     position_ids: Array | None = None,
     attention_bias: Array | None = None,
+    head_sink: Array | None = None,
+    k_scale: Array | None = None,
+    v_scale: Array | None = None,
     *,
     num_heads: int,
     kv_num_heads: int,
@@ -121,13 +126,20 @@ def group_query_attention(
     rotary_interleaved: int = 0,
     local_window_size: int = -1,
     softcap: float = 0.0,
+    k_quant_type: str = "NONE",
+    v_quant_type: str = "NONE",
+    kv_cache_bit_width: int = 0,
     output_count: int = 1,
 ) -> Array | tuple[Array, ...]:
     """Let each query attend to the cache and to the tokens in front of it; queries share heads of keys and values.
 
     `seqlens_k` is the number of tokens of each sequence, this call's included, less one. Keys and values of a call
-    without a past may be shorter than its queries: then what follows them is padding.
+    without a past may be shorter than its queries: then what follows them is padding. With scales, a cache holds int8
+    codes, of this call's tokens as well.
     """
+    scales = _cache_scales({k_quant_type, v_quant_type}, k_scale, v_scale, kv_cache_bit_width)
+    if head_sink is not None:
+        raise NotCovered("a sink of each head is not supported", "Export the model without it.")
     if key is None or value is None:
         query, key, value = _split_packed(query, num_heads, kv_num_heads)
     q, k, v = _heads(query, num_heads), _heads(key, kv_num_heads), _heads(value, kv_num_heads)
@@ -137,25 +149,38 @@ def group_query_attention(
     if (before < 0).any():
         raise NotCovered("a sequence is shorter than what follows its cache", "Put the same length into the mask.")
     places = before[:, None] + np.arange(length)
+    own = places if position_ids is None else position_ids
     if do_rotary:
-        if cos_cache is None or sin_cache is None:
-            raise NotCovered("there is no table of rotations", "Give cos_cache and sin_cache.")
-        own = places if position_ids is None else position_ids
-        cos, sin = cos_cache[own], sin_cache[own]
-        q, k = (rotate(each, cos, sin, interleaved=bool(rotary_interleaved)) for each in (q, k))
+        q, k = _rotated((q, k), cos_cache, sin_cache, own, interleaved=bool(rotary_interleaved))
     room = total if past_key is None else max(total, past_key.shape[2])
-    keys, values = _cache(past_key, k, places, before, room), _cache(past_value, v, places, before, room)
+    new = [_cache_codes(each, factor) for each, factor in zip((k, v), scales, strict=False)] or (k, v)
+    keys, values = (_cache(*each, places, before, room) for each in zip((past_key, past_value), new, strict=True))
     seen = np.arange(room) <= places[..., None]
     if local_window_size >= 0:
         seen &= np.arange(room) > places[..., None] - local_window_size
-    share = num_heads // kv_num_heads
-    wide = [np.repeat(each, share, axis=1) for each in (keys, values)]
-    logits = q @ wide[0].swapaxes(-1, -2) * q.dtype.type(scale or 1 / math.sqrt(q.shape[-1]))
-    logits = softcap * np.tanh(logits / softcap) if softcap else logits
-    if attention_bias is not None:
-        logits[..., : attention_bias.shape[-1]] += attention_bias
+    meant = [each * factor.astype(q.dtype) for each, factor in zip((keys, values), scales, strict=False)]
+    wide = [np.repeat(each, num_heads // kv_num_heads, axis=1) for each in meant or (keys, values)]
+    logits = _logits(q, wide[0], scale, softcap, attention_bias)
     result = _joined(_attended(np.where(seen[:, None], logits, -np.inf), wide[1]).astype(q.dtype, copy=False))
     return (result, keys, values)[:output_count] if output_count > 1 else result
+
+
+def _logits(q: Array, keys: Array, scale: float, softcap: float, bias: Array | None) -> Array:
+    logits = q @ keys.swapaxes(-1, -2) * q.dtype.type(scale or 1 / math.sqrt(q.shape[-1]))
+    logits = softcap * np.tanh(logits / softcap) if softcap else logits
+    if bias is not None:
+        logits[..., : bias.shape[-1]] += bias
+    return np.asarray(logits)
+
+
+def _rotated(
+    both: tuple[Array, Array], cos: Array | None, sin: Array | None, places: Array, *, interleaved: bool
+) -> tuple[Array, Array]:
+    """Rotate queries and keys by rows of tables."""
+    if cos is None or sin is None:
+        raise NotCovered("there is no table of rotations", "Give cos_cache and sin_cache.")
+    q, k = (rotate(each, cos[places], sin[places], interleaved=interleaved) for each in both)
+    return q, k
 
 
 @kernel("MultiHeadAttention", domain=MICROSOFT)
@@ -235,6 +260,20 @@ def _split_packed(packed: Array, heads: int, kv_heads: int) -> tuple[Array, Arra
     size = packed.shape[-1] // (heads + 2 * kv_heads)
     q, k, v = np.split(packed, [heads * size, (heads + kv_heads) * size], axis=-1)
     return q, k, v
+
+
+def _cache_scales(types: set[str], k_scale: Array | None, v_scale: Array | None, bits: int) -> list[Array]:
+    """Return the scales of keys and values; none for a cache of floats."""
+    if types == {"NONE"}:
+        return []
+    if "NONE" in types or k_scale is None or v_scale is None or bits != CACHE_BITS:
+        raise NotCovered("of coded caches, only keys and values of 8 bits with scales are supported", "Export it so.")
+    return [k_scale, v_scale]
+
+
+def _cache_codes(x: Array, scale: Array) -> Array:
+    """Return int8 codes of `[batch, heads, length, head]`, the scale of one element or `[1, heads, 1, head]`."""
+    return np.asarray(np.clip(np.rint(x / scale), -CODES, CODES - 1).astype(np.int8))
 
 
 def _cache(past: Array | None, new: Array, places: Array, before: Array, room: int) -> Array:
