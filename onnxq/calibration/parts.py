@@ -9,16 +9,17 @@ Tests: `tests/calibration/test_parts.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from onnxq.calibration.blocks import fold, kinds_after
 from onnxq.calibration.calibrate import calibrate
 from onnxq.calibration.stats import StatisticFactory, Stats, TensorStats, basic_kinds
 from onnxq.data.samples import Samples
-from onnxq.progress import working
-from onnxq.runtime.fork import run_forked
+from onnxq.progress import Advance, OnSample, unfollowed, working
+from onnxq.runtime.fork import can_fork, run_forked
 from onnxq.targets.assumed_shapes import assumed_shape
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def calibrate_in_parts(
     values: Sequence[Value],
     samples: Samples,
     *,
-    progress: Callable[[int, int | None], None] | None = None,
+    progress: OnSample | None = None,
     kinds: StatisticFactory = basic_kinds,
     trial: bool = False,
     moment_bytes: int = 0,
@@ -61,27 +62,62 @@ def calibrate_in_parts(
     parts = None if count is None or count < FEW or most == 1 else samples.parts(min(count // 2, most))
     if count is None or parts is None:
         return calibrate(model, values, samples, progress=progress, kinds=kinds, trial=trial)
-    firsts = [0]
-    for part in parts:
-        firsts.append(firsts[-1] + (part.count or 0))
-
-    def measured(at: int) -> tuple[dict[str, TensorStats], int]:
-        found = calibrate(model, values, parts[at], kinds=kinds_after(kinds, firsts[at]), trial=trial)
-        return found.tensors, found.samples
-
-    def joined(found: Sequence[tuple[dict[str, TensorStats], int]]) -> Stats:
+    shared = samples.shareable and model.residency.quick and can_fork() and _worth(values, count)
+    run = _Parts(model, values, parts, kinds, trial, progress)
+    with working("measure roughly" if trial else "measure") as advance:
+        run.tell(advance, 0)
+        found = run.shared(advance, 3 * moment_bytes) if shared else run.in_turn(advance)
         return reduce(fold, (Stats.of(kinds, *one) for one in found))
 
-    def done(parts_done: int, _: int) -> None:
-        advance(parts_done, len(parts))
-        if progress:
-            progress(firsts[parts_done], count)
 
-    with working("measure roughly" if trial else "measure") as advance:
-        if progress:
-            progress(0, count)
-        shared = samples.shareable and model.residency.quick and _worth(values, count)
-        return joined(run_forked(measured, range(len(parts)), done=done, task_bytes=3 * moment_bytes, copies=shared))
+Found = tuple[dict[str, TensorStats], int]  # the statistics of some samples, and how many they are
+
+
+class _Parts:
+    """The parts of the samples that a model is measured on; see `calibrate_in_parts`."""
+
+    def __init__(
+        self,
+        model: Model,
+        values: Sequence[Value],
+        parts: Sequence[Samples],
+        kinds: StatisticFactory,
+        trial: bool,
+        progress: OnSample | None,
+    ) -> None:
+        self._model, self._values, self._parts = model, values, parts
+        self._kinds, self._trial, self._progress = kinds, trial, progress
+        self._firsts = [0, *accumulate(part.count or 0 for part in parts)]
+
+    def tell(self, advance: Advance, done: int) -> None:
+        """Say how many samples are done."""
+        advance(done, self._firsts[-1])
+        if self._progress:
+            self._progress(done, self._firsts[-1])
+
+    def shared(self, advance: Advance, task_bytes: int) -> list[Found]:
+        """Measure parts in copies of this process."""
+
+        def done(parts: int, _: int) -> None:
+            self.tell(advance, self._firsts[parts])
+
+        return run_forked(self._measured, range(len(self._parts)), done=done, task_bytes=task_bytes)
+
+    def in_turn(self, advance: Advance) -> Iterator[Found]:
+        """Measure one part after another, the samples of each several at a time."""
+        for at, first in enumerate(self._firsts[:-1]):
+
+            def done(samples: int, _: int | None, before: int = first) -> None:
+                self.tell(advance, before + samples)
+
+            with unfollowed():
+                found = self._measured(at, done)
+            yield found
+
+    def _measured(self, at: int, progress: OnSample | None = None) -> Found:
+        kinds = kinds_after(self._kinds, self._firsts[at])
+        found = calibrate(self._model, self._values, self._parts[at], progress=progress, kinds=kinds, trial=self._trial)
+        return found.tensors, found.samples
 
 
 def _worth(values: Sequence[Value], samples: int) -> bool:

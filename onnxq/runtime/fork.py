@@ -79,7 +79,7 @@ def run_forked(
     there.
 
     Args:
-        function: Does a task with one processor.
+        function: Does a task; with one processor where copies do others.
         tasks: The tasks.
         done: Told how many are done.
         task_bytes: About what each takes in memory; see `worker_count`.
@@ -91,8 +91,7 @@ def run_forked(
     if count == 1:
         results = []
         for task in tasks:
-            with one_processor(), unfollowed():
-                results.append(function(task))
+            results.append(function(task))
             if done is not None:
                 done(len(results), len(tasks))
         return results
@@ -107,34 +106,27 @@ def in_copy(function: Callable[[], R], *, copies: bool = True, task_bytes: int =
     If there can be no copy, or it failed, that call does it. It has to be made inside.
 
     Args:
-        function: What to do, with one processor.
+        function: What to do; with one processor in a copy.
         copies: Whether a copy may do it: it reads nothing that this process reads in the meantime.
         task_bytes: About what it takes in memory; see `worker_count`.
 
     """
 
-    def here() -> R:
-        with one_processor(), unfollowed(), single_threaded_blas():
-            return function()
-
-    if not copies or not can_fork() or worker_count(task_bytes) == 1:
-        yield here
-        return
-
     def there(file: int) -> None:
-        with open(file, "wb", closefd=False) as written:
-            _write(written, 0, here())
+        with open(file, "wb", closefd=False) as written, one_processor(), unfollowed(), single_threaded_blas():
+            _write(written, 0, function())
 
-    copy = _start_copy(there)
+    shared = copies and can_fork() and worker_count(task_bytes) > 1
+    copy = _start_copy(there) if shared else None
     if copy is None:
-        yield here
+        yield function
         return
 
     def result() -> R:
         with suppress(ChildProcessError):
             os.waitpid(copy.process, 0)
         found: dict[int, R] = _read(copy.file)
-        return found[0] if found else here()
+        return found[0] if found else function()
 
     try:
         yield result

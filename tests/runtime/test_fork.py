@@ -180,3 +180,7 @@ def test_without_copies_the_same_is_done_here(two, monkeypatch, reason):
     assert {process for process, _ in run_forked(squared, range(3))} == {os.getpid()}
     with in_copy(os.getpid) as result:
         assert result() == os.getpid()
+    left = 1 if reason == "one processor" else 2  # for threads
+    assert run_forked(lambda _: host.available_processors(), range(2)) == [left, left]
+    with in_copy(host.available_processors) as result:
+        assert result() == left
