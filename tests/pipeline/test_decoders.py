@@ -38,9 +38,12 @@ def test_a_decoder_of_the_builder_is_rounded_layer_by_layer(tmp_path, monkeypatc
     assert report.comparison.worst_sqnr > plain.comparison.worst_sqnr + 2
 
 
-def test_a_decoder_of_the_builder_computes_in_integers_by_default(tmp_path):
-    onnx.save(genai_decoder(), tmp_path / "m.onnx")
+@pytest.mark.parametrize("large", [False, True])
+def test_a_decoder_of_the_builder_computes_in_integers_by_default(tmp_path, monkeypatch, large):
+    onnx.save(genai_decoder(), tmp_path / "m.onnx", save_as_external_data=True, location="m.data")
     samples = genai_samples(genai_decoder(), 8)
+    if large:
+        monkeypatch.setattr(residency, "LARGE", 0)
     report = quantize(tmp_path / "m.onnx", samples=samples, output=tmp_path / "q.onnx", fast=True)
     assert report.comparison is not None
     assert report.comparison.worst_sqnr > 25
