@@ -1,9 +1,11 @@
 """Its place puts this folder on the path, so that tests in every folder below find `helpers`."""
 
 import math
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import HealthCheck, settings
+from node_cases import one_file
 
 from onnxq.cli import terminal
 from onnxq.targets import host
@@ -12,6 +14,13 @@ from onnxq.verification import compare
 # How fast examples are made says how busy the machine is, not whether the code is right.
 settings.register_profile("patient", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("patient")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let the workers of pytest-xdist share what is made once in a run."""
+    stack = ExitStack()
+    stack.enter_context(one_file())
+    config.add_cleanup(stack.close)
 
 
 @pytest.fixture(autouse=True)

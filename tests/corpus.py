@@ -20,9 +20,10 @@ from unittest.mock import patch
 
 import numpy as np
 import onnx
-from evaluator.test_evaluate_nodes import collect, plain
+from evaluator.test_evaluate_nodes import plain
 from helpers import F
 from mass import main
+from node_cases import node_cases
 from onnx import helper, numpy_helper
 from verdict import COARSENESS, FINER, LEAST_SQNR, SETTINGS, Broken, Verdict, judge
 
@@ -111,7 +112,7 @@ def cases() -> list[Case]:
 
 def _node_cases() -> Iterator[Case]:
     seen = Counter[str]()
-    for case in collect():
+    for case in node_cases():
         inputs = case.model.graph.input
         yield Case(case.name, lambda case=case: (case.model, _feeds(case)), settings=("auto", "auto, data"))
         arrays = [v.name for v, given in zip(inputs, case.data_sets[0][0], strict=True) if _constant(given)]

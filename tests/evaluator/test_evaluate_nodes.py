@@ -1,11 +1,11 @@
 """The node suite that the onnx package generates, 1,884 models of one operator each, on our evaluator."""
 
-import warnings
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from node_cases import node_cases
 from onnx import numpy_helper
 
 from onnxq.errors import OnnxqError
@@ -13,14 +13,6 @@ from onnxq.evaluator import Evaluator
 
 # docs/reference/evaluator.md: images need Pillow, random numbers differ, one case contradicts itself.
 KNOWN = ("test_image_decoder_", "test_bernoulli", "test_if_opt")
-
-
-def collect() -> list[Any]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the generators divide by zero on purpose
-        from onnx.backend.test.case.node import collect_testcases
-
-        return list(collect_testcases(None))
 
 
 def plain(value: Any) -> Any:
@@ -67,7 +59,7 @@ def passes(case: Any) -> bool:
 
 @pytest.mark.filterwarnings("ignore")  # onnx.reference warns about itself
 def test_every_case_that_can_pass_does() -> None:
-    cases = collect()
+    cases = node_cases()
     failed = [case.name for case in cases if not passes(case)]
     assert len(cases) > 1000
     assert [name for name in failed if not name.startswith(KNOWN)] == []

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from node_cases import node_cases
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from quantized_support import array_of, differing, run_node
@@ -68,12 +68,7 @@ def test_stored_case(case):
 
 @cache
 def generated():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the generators of other operators overflow on purpose
-        from onnx.backend.test.case.node import collect_testcases
-
-        cases = collect_testcases(None)
-    return {c.name: c for c in cases if any(word in c.name for word in WORDS)}
+    return {c.name: c for c in node_cases() if any(word in c.name for word in WORDS)}
 
 
 TYPES = ["uint16", "int16", "uint4", "int4", "uint2", "int2", "float4e2m1", "e4m3fn", "e5m2", "axis"]
