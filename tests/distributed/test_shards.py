@@ -17,7 +17,7 @@ from onnxq.errors import DataError
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 CALIBRATE = (
     "calibrate",
-    "digits_cnn.onnx",
+    "digits_attention.onnx",
     "-d",
     "digits_calibration.npz",
     "--recipe",
@@ -35,7 +35,7 @@ def onnxq(*arguments: object) -> int:
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the statistics of one run and of three shards."""
     root = tmp_path_factory.mktemp("shards")
-    for name in ("digits_cnn.onnx", "digits_calibration.npz"):
+    for name in ("digits_attention.onnx", "digits_calibration.npz"):
         shutil.copy(SAMPLES / name, root)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
@@ -65,7 +65,7 @@ def test_the_file_is_that_of_one_run_in_any_order(here: Path, capsys: pytest.Cap
 def test_quantize_writes_the_same_bytes(here: Path) -> None:
     assert onnxq("merge", *sorted(here.glob("part*")), "-o", "all.stats") == 0
     for name in ("all", "one"):
-        assert onnxq("quantize", "digits_cnn.onnx", "--stats", f"{name}.stats", "--fast", "-o", f"{name}.onnx") == 0
+        assert onnxq("quantize", "digits_attention.onnx", "--stats", f"{name}.stats", "--fast", "-o", f"{name}.onnx") == 0
     assert Path("all.onnx").read_bytes() == Path("one.onnx").read_bytes()
 
 
@@ -75,7 +75,7 @@ def test_what_is_missing_or_there_twice_is_named(here: Path, capsys: pytest.Capt
     shutil.copy("part2.stats", "copy.stats")
     assert onnxq("merge", "part2.stats", "part1.stats", "copy.stats", "-o", "all.stats") == 2
     assert "part2.stats and copy.stats are both shard 2 of 3" in capsys.readouterr().err
-    assert onnxq("quantize", "digits_cnn.onnx", "--stats", "part2.stats") == 2
+    assert onnxq("quantize", "digits_attention.onnx", "--stats", "part2.stats") == 2
     assert "part2.stats holds one shard of the statistics" in capsys.readouterr().err
     assert onnxq("merge", "one.stats", "-o", "all.stats") == 2
     assert "one.stats holds no shard" in capsys.readouterr().err
