@@ -238,7 +238,7 @@ def test_a_stderr_that_takes_nothing() -> None:
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_a_closed_stdout_or_stderr_does_no_harm(tmp_path: Path, closed: str) -> None:
     model, output = SAMPLES / "digits_cnn.onnx", tmp_path / "q.onnx"
-    command = [*ONNXQ[:-2], "quantize", str(model), "--recipe", "weight-int8", "-o", str(output)]
+    command = [*ONNXQ[:-2], "quantize", str(model), "--recipe", "weight-int8", "--fast", "-o", str(output)]
     subprocess.run(f"{shlex.join(command)} {closed}", shell=True, check=True, capture_output=True)
     onnx.checker.check_model(output)
 
@@ -295,7 +295,7 @@ def test_a_file_whose_name_is_not_text(cli, folder: Path) -> None:
     name = os.fsdecode(b"\xff.onnx")
     Path("digits_cnn.onnx").rename(name)
     assert cli("quantize", name, "--report", "r.md", "--recipe", "weight-int8").code == 0
-    assert "\\udcff.onnx" in Path("r.md").read_text(encoding="utf-8")
+    assert "Written to `\\xff.int8.onnx`" in Path("r.md").read_text(encoding="utf-8")
     output = os.fsdecode(b"\xff.int8.onnx")
     assert cli("inspect", output).code == 0
     result = cli("verify", output)

@@ -12,12 +12,17 @@ import pytest
 from onnxq.cli.terminal import FILE_WIDTH
 
 COMMANDS = ("inspect m.onnx", "quantize m.onnx -f -d d.npz --fast", "quantize nowhere.onnx", "--help")
+VARIABLES = ["FORCE_COLOR", "TTY_COMPATIBLE", "CLICOLOR_FORCE"]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("variable", ["FORCE_COLOR", "TTY_COMPATIBLE", "CLICOLOR_FORCE"])
-def test_no_escape_code_goes_into_a_log_whatever_the_environment_says(here: Path, command: str, variable: str) -> None:
-    environment = {**os.environ, variable: "1", "TERM": "xterm-256color"}
+@pytest.mark.parametrize(
+    ("command", "variables"),
+    [*((command, VARIABLES) for command in COMMANDS), *(("--help", [one]) for one in VARIABLES)],
+)
+def test_no_escape_code_goes_into_a_log_whatever_the_environment_says(
+    here: Path, command: str, variables: list[str]
+) -> None:
+    environment = {**os.environ, **dict.fromkeys(variables, "1"), "TERM": "xterm-256color"}
     done = subprocess.run([sys.executable, "-m", "onnxq", *command.split()], capture_output=True, env=environment)
     assert b"\x1b" not in done.stdout + done.stderr
     assert done.stdout or done.stderr

@@ -8,7 +8,7 @@ from onnxq.verification.int8_saturation import read_saturation
 
 
 def test_no_layer_can_saturate(cli, folder: Path) -> None:
-    quantize = ("quantize", "digits_cnn.onnx", "-d", "digits_calibration.npz", "--samples", 8)
+    quantize = ("quantize", "digits_cnn.onnx", "-d", "digits_calibration.npz", "--samples", 8, "--fast")
     assert cli(*quantize, "-o", "q.onnx", "--target", "cpu-vnni").code == 0
     assert read_saturation(load("q.onnx"))
     code, out, _ = cli(*quantize, "-o", "r.onnx", "--target", "cpu-vnni", "--reduce-range", "--format", "json")

@@ -15,7 +15,9 @@ DATA = ("-d", "digits_calibration.npz", "--samples", 8)
 
 
 def test_a_model_for_another_runtime_says_so(cli, folder: Path) -> None:
-    code, out, _ = cli("quantize", "digits_cnn.onnx", *DATA, "-o", "q.onnx", "--target", "tensorrt", "--format", "json")
+    code, out, _ = cli(
+        "quantize", "digits_cnn.onnx", *DATA, "--fast", "-o", "q.onnx", "--target", "tensorrt", "--format", "json"
+    )
     assert code == 0
     assert 'target = "tensorrt"' in load("q.onnx").metadata["onnxq_recipe"]
     assert 'target = "tensorrt"' in json.loads(out)["rules"]
@@ -36,7 +38,7 @@ def test_the_plan_is_another_one(cli, folder: Path) -> None:
 
 def test_statistics_are_those_that_the_target_needs(cli, folder: Path) -> None:
     assert cli("calibrate", "digits_cnn.onnx", *DATA, "-o", "s.npz", "--target", "qnn").code == 0
-    again = cli("quantize", "digits_cnn.onnx", "--stats", "s.npz", "-o", "q.onnx", "--target", "qnn")
+    again = cli("quantize", "digits_cnn.onnx", "--stats", "s.npz", "-o", "q.onnx", "--target", "qnn", "--fast")
     assert again.code == 0
 
 

@@ -65,7 +65,9 @@ def test_the_file_is_that_of_one_run_in_any_order(here: Path, capsys: pytest.Cap
 def test_quantize_writes_the_same_bytes(here: Path) -> None:
     assert onnxq("merge", *sorted(here.glob("part*")), "-o", "all.stats") == 0
     for name in ("all", "one"):
-        assert onnxq("quantize", "digits_attention.onnx", "--stats", f"{name}.stats", "--fast", "-o", f"{name}.onnx") == 0
+        assert (
+            onnxq("quantize", "digits_attention.onnx", "--stats", f"{name}.stats", "--fast", "-o", f"{name}.onnx") == 0
+        )
     assert Path("all.onnx").read_bytes() == Path("one.onnx").read_bytes()
 
 
