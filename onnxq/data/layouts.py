@@ -61,8 +61,18 @@ def layout_hint(shape: Sequence[int], wanted: Dimensions, *, behind: int = 0, ba
     if order is not None and list(order) != sorted(order):
         axes = [*range(behind), *(axis + behind for axis in order)]
         return f"The sizes fit in another order of axes{_names(order)}: array.transpose({_numbers(axes)})."
+    if (grey := _grey_axis(shape, wanted)) is not None:
+        return f"Pictures are grey, and the model takes colours: numpy.repeat(array, 3, axis={grey + behind})."
     missing = _missing_axis(shape, wanted, behind) if len(shape) == len(wanted) - 1 else ""
     return missing or _reshaped(shape, wanted, behind)
+
+
+def _grey_axis(shape: Sequence[int], wanted: Dimensions) -> int | None:
+    """Return which axis of four has one channel in place of three; None where none has, or something else differs."""
+    for axis in (1, 3):
+        if len(shape) == len(wanted) == 4 and (shape[axis], wanted[axis]) == (1, 3):
+            return axis if _fits([*shape[:axis], 3, *shape[axis + 1 :]], wanted) else None
+    return None
 
 
 def _reshaped(shape: Sequence[int], wanted: Dimensions, behind: int) -> str:

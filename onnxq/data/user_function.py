@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxq.errors import DataError
+from onnxq.text import did_you_mean
 
 # Errors that a user's code may raise: a script may leave by sys.exit, which would end the command.
 CALLED = (Exception, SystemExit)
@@ -41,6 +42,8 @@ def import_named(source: str) -> Any:
     for part in attribute.split("."):
         if not hasattr(found, part):
             where = getattr(found, "__file__", None) or module_name
-            raise DataError(f"{source}: there is no '{part}' in {where}", "Check the name of the function.")
+            names = [name for name in vars(found) if not name.startswith("_")] if hasattr(found, "__dict__") else []
+            hint = did_you_mean(part, names, cutoff=0.6) or "Check the name of the function."
+            raise DataError(f"{source}: there is no '{part}' in {where}", hint)
         found = getattr(found, part)
     return found

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxq.data.generated_text import text_input
 from onnxq.ir import Value
 from onnxq.progress import Work
 from onnxq.rounding.weights import searched_weights
+from onnxq.runtime.fork import can_fork
+from onnxq.runtime.workers import worker_count
 from onnxq.search.budget import Budget
 from onnxq.search.candidates import float_time
 from onnxq.search.equalization_trial import applicable
@@ -44,6 +46,9 @@ LATENCY, LATENCY_RUNS = 0.5, 10  # seconds at most for pairs of runs, and how ma
 FAMILY_SAMPLES, LAYER_SAMPLES, PASS_SAMPLES = 4, 8, 1
 PROBABLE, POSSIBLE, RARE = 0.5, 0.3, 0.15
 FLOAT32 = 4  # bytes
+RESCALED = 2.0  # times of a trial's, where channels of a copy are divided first
+ANOTHER = 0.8  # of what one processor does, each more adds where copies of the process share the work
+ALONE = ("latency", "perplexity", "greedy", "details")  # what one process does by itself
 USUALLY_FIRST, USUALLY_OPEN = 4, 3  # ways to choose ranges that run on the first folds, and on more
 
 
@@ -102,14 +107,22 @@ class Schedule:
         self._few = split.expected_count(1.0)
         self._half = max(self._few // 2, 1)
         self._fitted = max(min(split.expected_fitting(), self._samples) // 2, 1)  # a half that codes are chosen on
+        self._shares = split.shareable
         self._tries = with_data and not prepared.fast and not split.samples.made_up and self._few > 1
         self._layers = bool(layers_needing_moments(prepared.plan).values)
 
     def work(self) -> Iterator[Work]:
-        """List what is to be done, in order."""
+        """List what is to be done, in order; it takes less time where copies of the process share it."""
+        copies = self._shares and can_fork()
+        share = 1 / (1 + ANOTHER * (worker_count(0) - 1)) if copies else 1.0
+        for one in self._work(beside=copies):
+            yield one if one.kind in ALONE else replace(one, seconds=one.seconds * share)
+
+    def _work(self, *, beside: bool) -> Iterator[Work]:
+        """List the same as one process does it; `beside`: ranges are tried in a copy, while codes are."""
         if not self._with_stats:
             yield from self._rescale()
-        yield from self._calibrate()
+        yield from self._calibrate(beside=beside)
         if self._with_data or self._budget.is_set:
             yield from self._search()
         yield from self._compare()
@@ -124,7 +137,8 @@ class Schedule:
             return
 
         def trials(count: int, chance: float = 1.0) -> Iterator[Work]:
-            return self._trials("rescale", count, half, chance)
+            for _ in range(count):
+                yield Work("rescale", "judge", RESCALED * prices.trial(half), chance)
 
         def halves(chance: float = 1.0) -> Iterator[Work]:
             """List what is measured and computed of a half once, for all ways."""
@@ -148,21 +162,28 @@ class Schedule:
             yield from trials(2, POSSIBLE)
             yield Work("rescale", "measure", channels, POSSIBLE)
 
-    def _calibrate(self) -> Iterator[Work]:
+    def _calibrate(self, *, beside: bool) -> Iterator[Work]:
         prices, plan = self._prices, self._prepared.plan
         rounding = self._rounding()
         if self._tries and not self._with_stats:
-            if self._layers and not read_many_rows(plan, self._split.samples.count):
-                yield Work("trial", "measure roughly", prices.rough(self._fitted))
-                yield Work("trial", "judge", prices.float_outputs(self._half), PROBABLE)
-                yield from self._trials("trial", 2, self._half)
-                yield Work("trial", "round", QUICK * rounding)
-            if "auto" in plan.range_methods:
-                yield from self._ranges()
+            codes = list(self._codes(rounding))
+            ranges = list(self._ranges()) if "auto" in plan.range_methods else []
+            yield from codes
+            if beside and codes and ranges:
+                longer, shorter = (sum(one.seconds * one.chance for one in part) for part in (ranges, codes))
+                ranges = [Work("trial", "ranges", max(longer - shorter, 0.0))]
+            yield from ranges
         if self._with_data and not self._with_stats and plan.calibrated():
             yield Work("calibrate", "measure", prices.full(self._samples))
         if self._layers or plan.quantized():
             yield Work("round", "round", rounding)
+
+    def _codes(self, rounding: float) -> Iterator[Work]:
+        if self._layers and not read_many_rows(self._prepared.plan, self._split.samples.count):
+            yield Work("trial", "measure roughly", self._prices.rough(self._fitted))
+            yield Work("trial", "judge", self._prices.float_outputs(self._half), PROBABLE)
+            yield from self._trials("trial", 2, self._half)
+            yield Work("trial", "round", QUICK * rounding)
 
     def _ranges(self) -> Iterator[Work]:
         taken = self._split.expected_count(self._split.room)

@@ -21,6 +21,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, Any, NoReturn, TypeVar
@@ -95,8 +96,14 @@ def run_forked(
             if done is not None:
                 done(len(results), len(tasks))
         return results
+    context = copy_context()  # in which the run is followed, unlike tasks
+
+    def told(so_far: int, total: int) -> None:
+        if done is not None:
+            context.run(done, so_far, total)
+
     with single_threaded_blas(), one_processor(), unfollowed():
-        return _Run(function, tasks, done).on(count)
+        return _Run(function, tasks, told).on(count)
 
 
 @contextmanager
@@ -148,7 +155,7 @@ class _Run:
 
     function: Callable[[Any], Any]
     tasks: Sequence[Any]
-    done: Done | None
+    done: Done
     results: dict[int, Any] = field(default_factory=dict)
 
     def on(self, count: int) -> list[Any]:
@@ -193,8 +200,7 @@ class _Run:
                 time.sleep(LOOK)
 
     def _tell(self, marks: mmap.mmap) -> None:
-        if self.done is not None:
-            self.done(sum(marks[:]), len(self.tasks))
+        self.done(sum(marks[:]), len(self.tasks))
 
     def _share(self, numbers: int, marks: mmap.mmap, file: int) -> None:
         """Do tasks in a copy, and write what they give."""

@@ -66,6 +66,20 @@ class _Expected(NamedTuple):
     picked: dict[str, np.ndarray]
 
 
+@dataclass
+class _Trials:
+    """Counts trials that copies of this process carry out; each takes what has gone by since the last one."""
+
+    counted: int = 0
+
+    def tell(self, done: int, _: int) -> None:
+        """Note how many are done in all."""
+        while self.counted < done:
+            self.counted += 1
+            with working("judge"):
+                tried()
+
+
 class SqnrEvaluator:
     """Measures how far quantized models are from the float one, whose outputs are computed once.
 
@@ -399,7 +413,7 @@ class SqnrEvaluator:
                 model = way()
                 return None if model is None else over.gain(self._run_quantized(model, bar=over.bar))
 
-            return run_forked(gained, ways, done=lambda *_: tried(), task_bytes=self._bytes)
+            return run_forked(gained, ways, done=_Trials().tell, task_bytes=self._bytes)
         changing: list[int] = []
 
         def models() -> Iterator[Model]:

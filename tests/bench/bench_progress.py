@@ -7,8 +7,9 @@ else the sample models. After the first fifth of a run, the estimated whole (ela
 what the run takes in the end. The columns are the largest and the median error from there on, the one at a fifth, and
 the longest time in which neither the share that is done nor a count of the step at work moved.
 
-By default seconds are those of the processor, so that other programs on the machine do not count; `--wall` takes those
-of the clock. `--trace FILE` writes every estimate as JSON.
+By default seconds are those of the processor in one process, so that other programs on the machine do not count.
+`--wall` runs as the command line does, with copies of the process, and takes the seconds of the clock.
+`--trace FILE` writes every estimate as JSON.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 import onnxq
 from onnxq.progress import Progress
+from onnxq.runtime.ownership import own_process
 
 ROOT = Path(__file__).parents[2]
 ARENA = ROOT.parent.parent / "shared" / "arena"
@@ -32,10 +35,17 @@ EVERY = 0.1  # seconds between looks
 FIRST, MOST_ERROR = 0.2, 0.25
 
 
+class Drawer(threading.Thread):
+    """A thread that only looks, as the one does that draws a bar: copies are made beside it."""
+
+    __module__ = "rich.drawer"
+
+
 class Looker(Progress):
     """A progress that is looked at from time to time, as a bar does."""
 
     def __init__(self, *, wall: bool) -> None:
+        self.wall = wall
         super().__init__(clock=time.perf_counter if wall else time.process_time)
         self.seen: list[tuple[float, float | None, float, str]] = []
         self.moves: list[float] = []
@@ -56,8 +66,9 @@ class Looker(Progress):
 
     def follow(self, model: Path, data: Path | None) -> float:
         """Quantize a model, and return the seconds that it took."""
-        thread = threading.Thread(target=self.look)
-        with tempfile.TemporaryDirectory() as folder:
+        thread = Drawer(target=self.look)
+        own = own_process() if self.wall else nullcontext()
+        with tempfile.TemporaryDirectory() as folder, own:
             thread.start()
             try:
                 onnxq.quantize(model, output=Path(folder) / "q.onnx", data=data or (), observer=self)

@@ -85,6 +85,11 @@ def test_files_say_the_transpose_of_the_array_that_is_in_them(tmp_path: Path) ->
     assert open_samples([path], [PICTURES]).count == 2
     assert "array.transpose(2, 0, 1)[None]." in hint(path, batch[0])
     assert "Prepare the data" in hint(path, batch[:, :100])
+    grey = batch.transpose(0, 3, 1, 2)[:, :1]
+    assert "numpy.repeat(array, 3, axis=1)." in hint(path, grey)
+    assert "numpy.repeat(array, 3, axis=2)." in hint(path, grey[:, None])
+    np.savez(path, image=np.repeat(grey, 3, axis=1))
+    assert open_samples([path], [PICTURES]).count == 2
 
 
 def test_samples_in_python_say_it_too() -> None:

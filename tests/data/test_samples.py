@@ -213,6 +213,7 @@ def test_a_function_of_a_module_in_the_current_folder(tmp_path, monkeypatch):
         "no_such_module:f": "No module named 'no_such_module'",
     }.items():
         assert words in refusal(source, inputs=[IDS]).message
+    assert refusal("my_calibration:tree", inputs=[IDS]).hint == "Did you mean 'three'?"
 
 
 def test_python_samples_are_checked_too():

@@ -51,6 +51,18 @@ def test_statistics_that_are_there_leave_no_calibration() -> None:
     assert steps.isdisjoint({"rescale", "trial", "calibrate", "cross-validate"})
 
 
+def test_copies_of_the_process_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = expected()
+    monkeypatch.setattr("onnxq.pipeline.schedule.can_fork", lambda: True)
+    monkeypatch.setattr("onnxq.pipeline.schedule.worker_count", lambda task_bytes: 2)
+    shared = expected()
+    for step in ("rescale", "calibrate", "round"):
+        assert seconds(shared, step) == pytest.approx(seconds(alone, step) / 1.8)
+    trial, together = seconds(alone, "trial"), seconds(shared, "trial")
+    assert trial / 3.6 <= together < trial / 1.8  # ranges are tried beside codes
+    assert [one for one in shared if one.kind == "latency"] == [one for one in alone if one.kind == "latency"]
+
+
 def test_a_fast_run_tries_nothing() -> None:
     steps = {work.step for work in expected(fast=True)}
     assert steps.isdisjoint({"rescale", "trial", "cross-validate", "correct"})

@@ -6,12 +6,15 @@ import os
 import signal
 import threading
 import time
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
+from onnxq.progress import Silent, following, tried
 from onnxq.runtime.fork import can_fork, in_copy, run_forked
 from onnxq.runtime.ownership import own_process
+from onnxq.search.held_out import _Trials
 from onnxq.targets import host
 
 linux = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="copies are made on Linux")
@@ -60,6 +63,24 @@ def test_it_says_how_many_are_done(two):
     run_forked(squared, range(9), done=lambda done, total: told.append((done, total)))
     assert told[-1] == (9, 9)
     assert told == sorted(told)
+
+
+@linux
+def test_what_is_told_is_followed_and_tasks_are_not(two):
+    class Listener(Silent):
+        heard: ClassVar[list[int]] = []
+
+        def progress(self, done, total):
+            self.heard.append(done)
+
+    def task(number):
+        tried()
+        return number
+
+    with following(Listener()) as progress:
+        progress.step("rescale")
+        run_forked(task, range(5), done=_Trials().tell)
+    assert Listener.heard == [1, 2, 3, 4, 5]
 
 
 @linux
