@@ -18,7 +18,7 @@ import numpy as np
 
 from onnxq.data.samples import Sample, Samples, few_samples, spread_samples, wrap_samples
 from onnxq.errors import DataError, ModelError
-from onnxq.ir import Model, Value
+from onnxq.ir import Model, Node, Value
 from onnxq.ir.operator_traits import Trait, operators_with
 from onnxq.progress import tried, working
 from onnxq.runtime.fork import can_fork, run_forked
@@ -78,6 +78,29 @@ class _Trials:
             self.counted += 1
             with working("judge"):
                 tried()
+
+
+class ScoreError(NamedTuple):
+    """How far scores are, in front of the Softmax or Sigmoid that makes probabilities of them.
+
+    Attributes:
+        sqnr: Their ratio in dB.
+        signal: Squared size of probabilities that lie in between: of two classes that are alike, or of one by itself.
+        noise: What the error of the scores makes of those. A class has the slope 1/4 in the difference of two scores,
+            or in its own.
+
+    """
+
+    sqnr: float
+    signal: float
+    noise: float
+
+    @classmethod
+    def of(cls, scores: Difference, reader: str) -> ScoreError:
+        """Take it from all scores of some samples, and the operator that reads them; logarithms get 0."""
+        error = scores.noise / max(scores.elements, 1)
+        signal, slope = {"Softmax": (1 / 2, 1 / 4), "Sigmoid": (1 / 4, 1 / 16)}.get(reader, (0.0, 0.0))
+        return cls(scores.sqnr, signal, slope * error)
 
 
 class SqnrEvaluator:
@@ -157,11 +180,20 @@ class SqnrEvaluator:
             return None
         return [[one for one, counted in zip(each, counts, strict=False) if counted] for each in judged]
 
-    def logit_sqnrs(self, model: Model) -> dict[str, float]:
-        """Return the ratio of the scores in front of a Softmax or Sigmoid in dB, by the output that comes of them."""
-        noise = self.noise(model)[self._outputs :]
-        found = zip(self._scores, self._names(model)[self._outputs :], noise, strict=True)
-        return {output: worst_decibels(np.array([one])) for output, name, one in found if name is not None}
+    def score_errors(self, model: Model) -> dict[str, ScoreError]:
+        """Return how far the scores in front of a Softmax or Sigmoid are, by the output that comes of them."""
+        judged = self._judged(model)
+        if judged is None:
+            return {}
+        found = {}
+        names = self._names(model)[self._outputs :]
+        for place, (output, name) in enumerate(zip(self._scores, names, strict=True)):
+            if name is not None:
+                total = Difference(ratio_only=True, lengths=ANY_AXIS)
+                for parts in judged:
+                    total.merge(parts[self._outputs + place])
+                found[output] = ScoreError.of(total, flattening(self._scores[output]).op_type)
+        return found
 
     def _judged(self, model: Model) -> _Judged:
         """Run a model on the samples, several at a time."""
@@ -698,12 +730,17 @@ def scores(model: Model, read: Sequence[str] = ()) -> dict[str, Value]:
     return found
 
 
+def flattening(value: Value) -> Node:
+    """Return the Softmax or Sigmoid that reads scores."""
+    return next(use.node for use in value.uses if use.node.op_type in FLATTENING)
+
+
 def shared_axes(value: Value, opset: int) -> tuple[int, int | None] | None:
     """Tell over which axes a Softmax that reads the value normalises, as the ends of a slice; None for a Sigmoid.
 
     Before opset 13 it is everything from its axis on, 1 by default.
     """
-    node = next(use.node for use in value.uses if use.node.op_type in FLATTENING)
+    node = flattening(value)
     if node.op_type == "Sigmoid":
         return None
     axis = int(node.attribute("axis", -1 if opset >= 13 else 1))

@@ -21,6 +21,7 @@ from onnxq.search.cross_validation import (
     DECIBEL,
     NORMAL_90,
     CrossValidated,
+    Logits,
     Overfitting,
     cross_validate,
     overfitting,
@@ -102,10 +103,25 @@ def test_the_output_that_is_worst_on_others_counts() -> None:
 def test_no_more_is_expected_of_probabilities_than_of_their_logits() -> None:
     known = Overfitting("p", 0.0, 0.0, 0.0), Overfitting("q", 0.0, 0.0, 0.0)
     compared = Comparison((output("p", 45.0), output("q", 40.0)), 10)
-    found = CrossValidated(known, 10, {"p": 35.0, "q": 50.0}).expected(compared, 10)
+    found = CrossValidated(known, 10, {"p": Logits(35.0), "q": Logits(50.0)}).expected(compared, 10)
     assert found is not None
     assert (found.output, found.sqnr) == ("p", 35.0)
     assert found.low < 35.0 < 45.0 < found.high
+
+
+def test_one_more_case_in_between_is_expected_than_was_seen() -> None:
+    known, compared = Overfitting("p", 0.0, 0.0, 0.0), Comparison((output("p", 55.0),), 24)
+    noise = 0.09**2 / 4
+    found = CrossValidated((known,), 24, {"p": Logits(60.0, 0.0, 0.5, noise)}).expected(compared, 24)
+    assert found is not None
+    np.testing.assert_allclose(found.sqnr, 10 * math.log10(24.5 / (24 * 10**-5.5 + noise)))
+    found = CrossValidated((known,), 24, {"p": Logits(50.0, 10.0)}).expected(compared, 24)
+    assert found is not None
+    np.testing.assert_allclose(found.sqnr, 50 - 10 / 1.5)  # half of the samples are 12, of 24
+    exact = Comparison((output("p", math.inf),), 24)
+    found = CrossValidated((known,), 24, {"p": Logits(math.inf, 0.0, 0.5, 0.0)}).expected(exact, 24)
+    assert found is not None
+    assert found.sqnr == math.inf
 
 
 def test_logits_are_measured_where_all_samples_are_clear_cases(tmp_path: Path) -> None:
