@@ -53,7 +53,7 @@ def refuse_unknown(node: Node, scheme: Scheme, target: Target) -> None:
     domain = MICROSOFT if scheme.form == "matmulnbits" else scheme.domain
     if domain not in target.domains:
         raise NotQuantizable(f"target {target.name} has no operators of {domain}")
-    if node.op_type == "Gather" and scheme.name.startswith("weight-") and not target.tables:
+    if node.op_type in ("Gather", "Slice") and scheme.name.startswith("weight-") and not target.tables:
         raise NotQuantizable(f"target {target.name} has no lookup in 8-bit tables")
 
 

@@ -100,3 +100,35 @@ def test_a_table_that_is_the_weight_of_the_head_too():
     made = quantize_in_memory(proto, "weight-int8")
     assert sum(array.size == values.size for array in made.weights.values()) == 1
     assert len(made.data) < 0.3 * len(made.source)
+
+
+def sliced(values: np.ndarray, axis: int, readers: int = 1, recipe: str = "weight-int8", **settings):
+    nodes = [node("Slice", f"t s{index} e a", f"y{index}") for index in range(readers)]
+    ends = {f"s{index}": np.array([0]) for index in range(readers)}
+    inputs = {"e": (TensorProto.INT64, [1])}
+    outputs = [f"y{index}" for index in range(readers)]
+    return quantize_in_memory(
+        build(nodes, inputs, outputs, {"t": values, "a": np.array([axis]), **ends}), recipe, **settings
+    )
+
+
+@pytest.mark.parametrize("recipe", ["weight-int8", "auto"])
+@pytest.mark.parametrize("axis", [1, -2])
+def test_positions_that_a_slice_takes_are_stored_in_8_bit(axis, recipe):
+    values = floats(1, 400, 32) * np.exp(2 * floats(1, 1, 32, seed=1))
+    made = sliced(values, axis, readers=2, recipe=recipe)
+    assert len(made.data) < 0.28 * len(made.source), "both Slices read one table"
+    scale = np.abs(values).max(axis=1, keepdims=True) / F(127)
+    for level in (None, ALL):
+        first, second = made.run({"e": np.array([7])}) if level is None else made.run({"e": np.array([7])}, level)
+        np.testing.assert_array_equal(first, (np.rint(values / scale) * scale)[:, :7])
+        np.testing.assert_array_equal(second, first)
+
+
+def test_a_slice_of_columns_or_of_a_table_that_others_read_stays_float():
+    values = floats(400, 32)
+    assert not sliced(values, 1).ops["Cast"]
+    nodes = [node("Slice", "t s e a", "y0", name="n"), node("Add", "t y0", "y1")]
+    weights = {"t": values, "s": np.array([0]), "a": np.array([0])}
+    made = quantize_in_memory(build(nodes, {"e": (TensorProto.INT64, [1])}, ["y1"], weights), "weight-int8")
+    assert made.decision("n").reason == "others read its table in float"

@@ -132,6 +132,16 @@ REFUSALS = [
     (STORED, one("Gather t i", TABLE, {"t": floats(4, 32, 32)}), "it does not look up rows of a matrix"),
     (STORED, one("Gather t i", TABLE, {"t": SMALL}), "table has only 20 elements"),
     (STORED, one("Gather t i", TABLE, {"t": BIG.astype(F16)}), "weight is float16, not float32"),
+    (
+        STORED,
+        one("Slice t s i a", TABLE, {"t": BIG, "s": np.array([0]), "a": np.array([-1])}),
+        "it does not take whole rows of a table",
+    ),
+    (
+        STORED,
+        one("Slice t s i a", TABLE, {"t": SMALL, "s": np.array([0]), "a": np.array([0])}),
+        "table has only 20 elements",
+    ),
     # convolutions at run time
     (
         DYNAMIC,

@@ -1,4 +1,7 @@
-"""Gather from a constant float table: the table in 8 bit, dequantized behind the lookup."""
+"""Gather or Slice from a constant float table: the table in 8 bit, dequantized behind the lookup.
+
+A Slice takes the first rows of a table of positions, as many as there are tokens.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,35 @@ def plan_table(site: NodeView) -> QuantizedForm:
     if table.size < MINIMUM_STORED_ELEMENTS:
         raise NotQuantizable(f"table has only {table.size} elements")
     return QuantizedForm("table stored in 8 bit, rows dequantized after the lookup", opset=7)
+
+
+@register_plan("Slice", when="weight-int8")
+def plan_sliced_table(site: NodeView) -> QuantizedForm:
+    """Accept the first rows of a constant table, whose last axis stays whole."""
+    if site.constant(0) is None:
+        raise NotQuantizable("it moves values from place to place")
+    table, axes = site.weight(0), site.constant(3)
+    last = len(table.shape) - 1
+    if last < 1 or axes is None or any(int(axis) in (last, -1) for axis in axes.numpy().reshape(-1)):
+        raise NotQuantizable("it does not take whole rows of a table")
+    if any(use.node.op_type != "Slice" for use in site.value(0).uses):
+        raise NotQuantizable("others read its table in float")
+    if table.size < MINIMUM_STORED_ELEMENTS:
+        raise NotQuantizable(f"table has only {table.size} elements")
+    return QuantizedForm("table stored in 8 bit, rows dequantized after the Slice", opset=10)
+
+
+@register_rewrite("Slice", when="weight-int8")
+def rewrite_sliced_table(site: NodeView, patch: Rewriter) -> None:
+    """Slice codes, Cast, and Mul by a scale of each column."""
+    name, table = site.output.name, site.value(0)
+    assert table.constant is not None
+    codes, scales = patch.codes(table, reduce=tuple(range(len(table.constant.shape) - 1)), scheme=site.scheme)
+    stored = patch.constant(codes, f"{table.name}_quantized", beside=table)
+    scale = patch.constant(scales.reshape(-1), f"{table.name}_scale", beside=table)
+    rows = patch.op("Slice", stored, *site.node.inputs[1:], hint=f"{name}_quantized")
+    cast = patch.op("Cast", rows, to=int(TensorProto.FLOAT), hint=f"{name}_cast")
+    patch.replace(site.output, patch.op("Mul", cast, scale, hint=name))
 
 
 @register_rewrite("Gather", when="weight-int8")
