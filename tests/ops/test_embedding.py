@@ -132,3 +132,11 @@ def test_a_slice_of_columns_or_of_a_table_that_others_read_stays_float():
     weights = {"t": values, "s": np.array([0]), "a": np.array([0])}
     made = quantize_in_memory(build(nodes, {"e": (TensorProto.INT64, [1])}, ["y1"], weights), "weight-int8")
     assert made.decision("n").reason == "others read its table in float"
+
+
+def test_a_table_that_is_sliced_twice_may_be_a_mask():
+    mask = np.triu(np.full((1, 1, 64, 80), -np.inf, F), 1)
+    nodes = [node("Slice", "t s e a", "m", name="n"), node("Slice", "m s e b", "y")]
+    weights = {"t": mask, "s": np.array([0]), "a": np.array([2]), "b": np.array([3])}
+    made = quantize_in_memory(build(nodes, {"e": (TensorProto.INT64, [1])}, ["y"], weights), "weight-int8")
+    assert made.decision("n").reason == "its table may be a mask"

@@ -139,6 +139,11 @@ REFUSALS = [
     ),
     (
         STORED,
+        one("Slice t s i a", TABLE, {"t": BIG, "s": np.array([0]), "a": np.array([0])}),
+        "its table may be a mask",
+    ),
+    (
+        STORED,
         one("Slice t s i a", TABLE, {"t": SMALL, "s": np.array([0]), "a": np.array([0])}),
         "table has only 20 elements",
     ),

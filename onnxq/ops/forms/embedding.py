@@ -45,6 +45,9 @@ def plan_sliced_table(site: NodeView) -> QuantizedForm:
     last = len(table.shape) - 1
     if last < 1 or axes is None or any(int(axis) in (last, -1) for axis in axes.numpy().reshape(-1)):
         raise NotQuantizable("it does not take whole rows of a table")
+    again = any(use.node.op_type == "Slice" for use in site.output.uses)
+    if again or table.shape[-1] == table.shape[-2]:  # with infinity, or the least number that there is
+        raise NotQuantizable("its table may be a mask")
     if any(use.node.op_type != "Slice" for use in site.value(0).uses):
         raise NotQuantizable("others read its table in float")
     if table.size < MINIMUM_STORED_ELEMENTS:
