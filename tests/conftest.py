@@ -38,5 +38,6 @@ def _brief_timing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture(autouse=True)
 def _all_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no test inherit the limit of another: `--jobs` limits the processors of the whole process."""
+    """Let no test inherit the limit of another, nor that of a container: `--jobs` limits the whole process."""
     monkeypatch.setattr(host, "_limit", None)
+    monkeypatch.setattr(host, "processor_quota", lambda: None)

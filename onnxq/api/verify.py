@@ -41,6 +41,7 @@ from onnxq.verification.decoding import measure_decoding
 from onnxq.verification.engines import EngineCheck, check_engines
 from onnxq.verification.families import (
     FamilyFigures,
+    SaturatingFamilies,
     family_figures,
     recorded_latencies,
     recorded_target,
@@ -351,8 +352,9 @@ def _families(
     progress.step("families")
     asked = target or recorded_target(quantized)
     latencies = recorded_latencies(quantized)
-    lost = saturation_loss(asked, source, quantized, samples)
-    return family_figures(asked, quantized, comparison.worst_sqnr, lost, latencies)
+    saturating = SaturatingFamilies.of(asked, quantized)
+    lost = saturation_loss(saturating, source, quantized, samples)
+    return family_figures(saturating, comparison.worst_sqnr, lost, latencies)
 
 
 def _check_form(source: ModelInput, model: Model, progress: Progress) -> None:

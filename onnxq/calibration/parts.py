@@ -1,7 +1,7 @@
 """Calibrate on parts of the samples, which copies of this process share; the parts are added from first to last.
 
-Sums of floats depend on their order. So samples are cut in the same way whether parts are shared or not, by how many
-there are. See `blocks` for shards of a calibration, which are cut finer and written to files.
+Sums of floats depend on their order. So samples are cut in the same way whether parts are shared or not, by counts of
+samples and elements. See `blocks` for shards of a calibration, which are cut finer and written to files.
 
 Tests: `tests/calibration/test_parts.py`.
 """
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 FEW = 4  # samples from which on there are parts
 # How many parts there are at most, by the bytes of second moments of all layers: each part has its own
 PARTS = ((64 << 20, 4), (512 << 20, 2))
-# Values times samples, and their elements, below which copies take longer than they save
-LEAST_RUNS, LEAST_ELEMENTS = 128, 1 << 22
+# Values times samples, and their elements, below which copies take longer than they save, and there are no parts
+LEAST_RUNS, LEAST_ELEMENTS = 2048, 1 << 22
 
 
 def calibrate_in_parts(
@@ -59,10 +59,11 @@ def calibrate_in_parts(
     """
     count = samples.count
     most = next((most for size, most in PARTS if moment_bytes <= size), 1)
-    parts = None if count is None or count < FEW or most == 1 else samples.parts(min(count // 2, most))
-    if count is None or parts is None:
+    cut = count is not None and count >= FEW and most > 1 and _is_much(values, count)
+    parts = samples.parts(min(count // 2, most)) if cut and count is not None else None
+    if parts is None:
         return calibrate(model, values, samples, progress=progress, kinds=kinds, trial=trial)
-    shared = samples.shareable and model.residency.quick and can_fork() and _worth(values, count)
+    shared = samples.shareable and model.residency.quick and can_fork()
     run = _Parts(model, values, parts, kinds, trial, progress)
     with working("measure roughly" if trial else "measure") as advance:
         run.tell(advance, 0)
@@ -120,7 +121,7 @@ class _Parts:
         return found.tensors, found.samples
 
 
-def _worth(values: Sequence[Value], samples: int) -> bool:
-    """Tell whether so much is measured that copies are worth it."""
+def _is_much(values: Sequence[Value], samples: int) -> bool:
+    """Tell whether so much is measured that copies are worth it, by counts alone."""
     elements = sum(math.prod(assumed_shape(value, {}) or ()) for value in values)
     return len(values) * samples >= LEAST_RUNS or elements * samples >= LEAST_ELEMENTS

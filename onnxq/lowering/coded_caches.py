@@ -77,9 +77,11 @@ def code_caches(model: Model, scales: Mapping[str, np.ndarray]) -> Model:
         The same model.
 
     """
+    if not scales:
+        return model
     patch = Patch(model.graph, None, "caches hold codes")
     changed: list[Value] = []
-    for each in cached_attentions(model) if scales else []:
+    for each in cached_attentions(model):
         node, made = each.node, [scales.get(value.name) for value in each.presents]
         inputs = [*node.inputs, *[None] * (SCALES[1] + 1 - len(node.inputs))]
         for slot, value, scale in zip(SCALES, each.presents, made, strict=True):

@@ -41,7 +41,13 @@ from onnxq.stages.finish import finalize
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies
 from onnxq.verification.compare import compare
-from onnxq.verification.families import family_figures, predicted_latencies, record_latencies, saturation_loss
+from onnxq.verification.families import (
+    SaturatingFamilies,
+    family_figures,
+    predicted_latencies,
+    record_latencies,
+    saturation_loss,
+)
 from onnxq.verification.layerwise import with_layers
 from onnxq.verification.user_metric import try_metric
 
@@ -160,14 +166,14 @@ def _verified(rewritten: _Rewritten, before: Model, probe: Samples, request: Req
     observer.step("verify")
     encoded = model.serialize()
     baseline = InMemory(before if prepared.original is None else prepared.original)
-    target = prepared.plan.recipe.scheme.target
-    with in_copy(partial(saturation_loss, target, baseline, model, probe), copies=probe.shareable) as lost:
+    saturating = SaturatingFamilies.of(prepared.plan.recipe.scheme.target, model)
+    with in_copy(partial(saturation_loss, saturating, baseline, model, probe), copies=probe.shareable) as lost:
         comparison = compare(baseline, encoded, probe, latency=not prepared.fast, progress=observer.progress)
         if detailed:
             observer.step("layers")
             comparison = with_layers(comparison, before, by_layers, probe)
         observer.step("families")
-        families = family_figures(target, model, comparison.worst_sqnr, lost(), report.latencies)
+        families = family_figures(saturating, comparison.worst_sqnr, lost(), report.latencies)
     fitted = data is not None and request.stats is None and (prepared.plan.calibrated() or report.weights)
     judged = probe.description + (FITTED if fitted else "")
     report = replace(report, comparison=comparison, samples=judged, families=families)

@@ -40,6 +40,7 @@ R = TypeVar("R")
 Done = Callable[[int, int], None]  # how many tasks are done, and of how many
 
 LOOK = 0.02  # seconds between two looks at how far the copies are
+MOST_COPIES = 8  # at a time: each copies the memory that it writes to, and most steps have few tasks
 NUMBER = 4  # bytes of the number of a task
 WORD, ALIGNED = 8, 64  # bytes of a length in a file of results, and what arrays in it are aligned to
 MOST_TASKS = 4096 // NUMBER  # whose numbers a pipe takes at once on any Linux
@@ -88,7 +89,7 @@ def run_forked(
 
     """
     shared = copies and len(tasks) <= MOST_TASKS and can_fork()
-    count = min(worker_count(task_bytes), len(tasks)) if shared else 1
+    count = min(worker_count(task_bytes), len(tasks), MOST_COPIES) if shared else 1
     if count == 1:
         results = []
         for task in tasks:

@@ -1,10 +1,11 @@
 """The processor at hand: which of the families of targets it belongs to, and how many this process may use.
 
-Tests: `tests/targets/test_targets.py`.
+Tests: `tests/targets/test_host.py`, `tests/targets/test_targets.py`.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections.abc import Iterator
@@ -18,16 +19,42 @@ import numpy as np
 ARM64 = ("aarch64", "arm64")
 DOT_PRODUCT = "asimddp"  # what Linux calls it
 WIDTH = 32
+# The time that a container gets, and of how much, in microseconds: of control groups version 2 and 1
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+OLD_QUOTA = tuple(Path(f"/sys/fs/cgroup/cpu/cpu.cfs_{name}_us") for name in ("quota", "period"))
 _limit: int | None = None
 _thread = local()  # `alone`: whether this thread shares the processors with others that do the same
 
 
 def available_processors() -> int:
-    """Return how many processors this process may use: at least 1, and 1 in a thread that is one of several."""
+    """Return how many processors this process may use: at least 1, and 1 in a thread that is one of several.
+
+    A container that gets the time of two processors has two, however many the machine has.
+    """
     if getattr(_thread, "alone", False):
         return 1
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return count if _limit is None else min(count, _limit)
+    quota = processor_quota()
+    return min(limit for limit in (count, _limit, quota) if limit is not None)
+
+
+@cache
+def processor_quota() -> int | None:
+    """Return the processors whose time the control group of this process gets, rounded up; None without a limit.
+
+    Sources: `cpu.max` of https://docs.kernel.org/admin-guide/cgroup-v2.html, `cpu.cfs_quota_us` of
+    https://docs.kernel.org/scheduler/sched-bwc.html.
+    """
+    try:
+        quota, period = QUOTA.read_text("ascii").split()
+    except (OSError, ValueError):
+        try:
+            quota, period = (path.read_text("ascii").strip() for path in OLD_QUOTA)
+        except (OSError, ValueError):
+            return None
+    if not quota.isdigit() or not period.isdigit() or not int(period):  # `max`, or -1
+        return None
+    return max(math.ceil(int(quota) / int(period)), 1)
 
 
 def processor_limit() -> int:

@@ -119,58 +119,73 @@ def predicted_latencies(plan: Plan) -> dict[str, float]:
     return {name: predicted_latency(plan, name) for name in shown_families(plan.recipe.scheme.target)}
 
 
+@dataclass(frozen=True)
+class SaturatingFamilies:
+    """Families of processors on which integer products of a model saturate.
+
+    Attributes:
+        families: By family of a target, whether they do there; empty for a large model.
+        here: Whether they do on the processor at hand.
+
+    """
+
+    families: Mapping[str, bool]
+    here: bool
+
+    @classmethod
+    def of(cls, target: str, quantized: Model) -> SaturatingFamilies:
+        """Find out for the families of a target."""
+        shown = shown_families(target) if quantized.residency.copies else ()
+        could = bool(shown) and bool(read_saturation(quantized))
+        return cls({name: could and load_target(name).saturates for name in shown}, could and host_saturates())
+
+
 def family_figures(
-    target: str, quantized: Model, measured: float, lost: float | None, latencies: Mapping[str, float]
+    saturating: SaturatingFamilies, measured: float, lost: float | None, latencies: Mapping[str, float]
 ) -> tuple[FamilyFigures, ...]:
     """Return accuracy and latency of a quantized model on each family of a target; nothing for a large one.
 
     Args:
-        target: Whose families are asked about.
-        quantized: The quantized model.
+        saturating: Where its products saturate.
         measured: Worst SQNR of all outputs, as measured in onnxruntime on the processor at hand, in dB.
         lost: What saturation takes off it; see `saturation_loss`.
         latencies: Predicted ones by family.
 
     """
-    made, (here, saturates) = [], _saturates(target, quantized)
-    for name, there in saturates.items():
+    made = []
+    for name, there in saturating.families.items():
         sqnr: float | None = measured
-        if there != here:
+        if there != saturating.here:
             sqnr = None if lost is None else measured - lost if there else measured + lost
         made.append(FamilyFigures(name, sqnr, latencies.get(name), there, name == host_family()))
     return tuple(made)
 
 
 def saturation_loss(
-    target: str, float_model: ModelSource, quantized: Model, samples: Iterable[Mapping[str, np.ndarray]]
+    saturating: SaturatingFamilies,
+    float_model: ModelSource,
+    quantized: Model,
+    samples: Iterable[Mapping[str, np.ndarray]],
 ) -> float | None:
-    """Return how many dB saturation takes off the worst output on the families of a target where products saturate.
+    """Return how many dB saturation takes off the worst output of a model.
 
     Args:
-        target: Whose families are asked about.
+        saturating: Where its products saturate.
         float_model: The float model.
         quantized: The quantized model.
-        samples: `{input name: array}`; the first few are run, if any product could saturate.
+        samples: `{input name: array}`; the first few are run, if the processor at hand differs from a family.
 
     Returns:
-        dB, 0 where nothing saturates, or where the processor at hand does as all families do; None where it is unknown.
+        dB, 0 where the processor at hand does as all families do; None where it is unknown.
 
     """
-    here, saturates = _saturates(target, quantized)
     with working("families"):
-        if all(there == here for there in saturates.values()):
+        if all(there == saturating.here for there in saturating.families.values()):
             return 0.0
         exact, saturated = evaluated_sqnrs(float_model, quantized.serialize(), samples, ("exact", "saturating"))
     if exact is None or saturated is None:
         return None
     return 0.0 if exact == saturated else exact - saturated
-
-
-def _saturates(target: str, quantized: Model) -> tuple[bool, dict[str, bool]]:
-    """Tell whether products of a model saturate here, and on each family of a target; nothing for a large model."""
-    shown = shown_families(target) if quantized.residency.copies else ()
-    could = bool(shown) and bool(read_saturation(quantized))
-    return could and host_saturates(), {name: could and load_target(name).saturates for name in shown}
 
 
 def evaluated_sqnrs(

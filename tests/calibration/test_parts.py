@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from helpers import build, node, typed
 
+from onnxq.calibration import parts
 from onnxq.calibration.calibrate import calibrate
 from onnxq.calibration.layer_moments import MeasuredLayers
-from onnxq.calibration.parts import LEAST_RUNS, PARTS, calibrate_in_parts
+from onnxq.calibration.parts import PARTS, calibrate_in_parts
 from onnxq.calibration.second_moments import InputMoments
 from onnxq.data.samples import input_specs, wrap_samples
 from onnxq.errors import DataError
@@ -20,6 +21,11 @@ from onnxq.runtime.ownership import own_process
 from onnxq.targets import host
 
 LAYERS = 6
+
+
+@pytest.fixture(autouse=True)
+def little_is_much(monkeypatch):
+    monkeypatch.setattr(parts, "LEAST_RUNS", 1)
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +61,9 @@ def measured(model, data, run=calibrate_in_parts, **settings):
 
 @pytest.mark.parametrize("count", [4, 7, 30])
 def test_parts_give_what_one_pass_over_all_samples_gives(model, count):
-    whole, parts = (measured(model, samples(model, count), run) for run in (calibrate, calibrate_in_parts))
-    assert parts.samples == whole.samples == count
-    expected, found = arrays(whole), arrays(parts)
+    whole, cut = (measured(model, samples(model, count), run) for run in (calibrate, calibrate_in_parts))
+    assert cut.samples == whole.samples == count
+    expected, found = arrays(whole), arrays(cut)
     assert found.keys() == expected.keys()
     for (name, key, what), array in expected.items():
         if key in ("extremes", "histogram", "sample_extremes"):
@@ -70,7 +76,6 @@ def test_parts_give_what_one_pass_over_all_samples_gives(model, count):
 @pytest.mark.parametrize("moments", [0, PARTS[0][0] + 1])
 def test_copies_give_the_same_bytes(model, monkeypatch, moments):
     data = samples(model, 40)
-    assert 40 * (LAYERS + 1) >= LEAST_RUNS
     alone = arrays(measured(model, data, moment_bytes=moments))
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
     monkeypatch.setattr(host, "_limit", None)
@@ -90,9 +95,9 @@ def test_a_copy_can_return_statistics(model):
 
 
 def test_moments_take_samples_in_turn_across_parts(model):
-    whole, parts = (measured(model, samples(model, 9), run) for run in (calibrate, calibrate_in_parts))
+    whole, cut = (measured(model, samples(model, 9), run) for run in (calibrate, calibrate_in_parts))
     for one, two in zip(
-        whole["x1"][InputMoments].layers.values(), parts["x1"][InputMoments].layers.values(), strict=True
+        whole["x1"][InputMoments].layers.values(), cut["x1"][InputMoments].layers.values(), strict=True
     ):
         assert [half.rows for half in one.halves] == [half.rows for half in two.halves]
 
