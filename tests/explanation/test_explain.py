@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,12 @@ CNN, DATA = SAMPLES / "digits_cnn.onnx", SAMPLES / "digits_calibration.npz"
 def one(*arguments: object, **options: object) -> Explanation:
     (found,) = explain(*arguments, **options)  # type: ignore[arg-type]
     return found
+
+
+@cache
+def with_data() -> dict[str, Explanation]:
+    """All nodes of one run, by their names."""
+    return {found.node.name: found for found in explain(CNN, "*", data=[DATA], sample_limit=8)}
 
 
 def test_a_node_by_name() -> None:
@@ -86,7 +93,7 @@ def test_the_rule_that_decided(tmp_path: Path) -> None:
 
 
 def test_with_data_the_figures_are_those_of_the_run(tmp_path: Path) -> None:
-    found = one(CNN, "Conv_3", data=[DATA], sample_limit=8)
+    found = with_data()["Conv_3"]
     assert found.node.scheme == "static-int8"
     assert found.times is not None
     assert 0 < found.times.in_integers < found.times.in_float
@@ -117,7 +124,7 @@ def test_what_a_search_changes_takes_the_place_of_the_plan(monkeypatch: pytest.M
 
 
 def test_an_absorbed_node_was_not_asked() -> None:
-    found = one(CNN, "Relu_5", data=[DATA], sample_limit=4)
+    found = with_data()["Relu_5"]
     assert found.node.reason.startswith("absorbed by the quantized output of Conv_3")
     assert found.attempts == ()
     assert [a.nodes[:2] for a in found.activations] == [("Conv_3", "Relu_5")]
@@ -143,7 +150,7 @@ def test_nodes_without_names_in_bodies_with_missing_inputs(tmp_path: Path) -> No
 
 
 def test_everything_goes_into_json() -> None:
-    (found,) = explain(CNN, "Conv_3", data=[DATA], sample_limit=4)
+    found = with_data()["Conv_3"]
     data = json.loads(json.dumps(found.as_dict(), allow_nan=False))
     assert data["name"] == "Conv_3"
     assert data["times"]["in_float"] > 0
