@@ -83,7 +83,7 @@ def calibrate_on(
     Args:
         engine: Name of the engine; see `onnxq.distributed.engines`.
         asked: What to measure.
-        output: Where the statistics will go; shards are kept beside it in the meantime.
+        output: Where the statistics will go; shards are kept next to it in the meantime.
         observer: Told how many shards are done.
         shards: How many; by default 16, or fewer where there are fewer samples.
         processors: How many each task may use.

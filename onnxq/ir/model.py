@@ -263,7 +263,7 @@ def load(path: str | Path) -> Model:
     """Read a model without its weights: they stay in the file, mapped, until they are read.
 
     Args:
-        path: An ONNX file; external data is looked for beside it.
+        path: An ONNX file; external data is looked for next to it.
 
     Returns:
         The model.

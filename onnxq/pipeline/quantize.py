@@ -90,7 +90,7 @@ def quantize(
     Args:
         model: A float ONNX model: its path, a ModelProto, or loaded.
         recipe: Name of a recipe, path of a TOML file, or a `Recipe`.
-        output: Where to write; `MODEL.int8.onnx` beside a model that is given by its path. Of others nothing is
+        output: Where to write; `MODEL.int8.onnx` next to a model that is given by its path. Of others nothing is
             written by default: `Report.model` has the result.
         data: Calibration data, one or several: `.npz` files, folders, `package.module:function`, pictures.
         reading: How data that are no arrays become samples.
@@ -109,7 +109,7 @@ def quantize(
         kv_cache: `int8` lets caches of keys and values hold codes, where they are inputs and outputs of
             GroupQueryAttention; by default that of the recipe, mostly `float`.
         force: Replace an old output.
-        resume: Keep chosen codes beside the output until it is written, and go on from those of an interrupted run.
+        resume: Keep chosen codes next to the output until it is written, and go on from those of an interrupted run.
         dry_run: Stop after the plan; nothing is written.
         external_data: Put weights into `OUTPUT.data`; by default only beyond 2 GiB.
         detailed: Put the histograms of activations and the errors of layers into the report, too; not if `fast`.

@@ -46,7 +46,7 @@ class EncodedModel(NamedTuple):
 
     Attributes:
         data: A ModelProto, in which the weights below are external data where nothing is to be read.
-        weights: Weights that are handed over beside it, by name.
+        weights: Weights that are handed over with it, by name.
 
     """
 

@@ -60,7 +60,7 @@ class SelectionComparison:
         picks: Those of them that say themselves what is picked, and cannot be told.
         agreement: Percentage of what is picked that both models pick, in the stage where that is least; None where
             nothing is.
-        read: How the values differ that are picked from; they count beside the outputs where an SQNR is asked for.
+        read: How the values differ that are picked from; they count like outputs where an SQNR is asked for.
 
     """
 
