@@ -29,14 +29,16 @@ ONNXQ = [sys.executable, "-m", "onnxq"]
 
 
 def start(*arguments: object, limit: int | None = None) -> subprocess.Popen[str]:
-    """Start the command line, no file of it larger than `limit` bytes."""
+    """Start the command line, no file of it larger than `limit` bytes; Python would leave truncated bytecode."""
 
     def limited() -> None:
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
     command = [*ONNXQ, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=limited)
+    env = os.environ if limit is None else os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env, preexec_fn=limited)
 
 
 @pytest.fixture(params=["in memory", "in segments"])
@@ -206,6 +208,7 @@ def test_a_full_disk_under_a_large_model_is_a_sentence(source, tmp_path, capsys,
             monkeypatch.setattr(module, "LARGE", 0)
         monkeypatch.setattr("onnxq.ir.storage.scratch_file.SPOOLED", 256)
         monkeypatch.setattr("onnxq.rounding.weights.SPOOLED", 256)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python would leave truncated files
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
