@@ -49,6 +49,7 @@ MOST = 100.0  # dB either way, beyond which nothing is gained or lost
 # A variant that is sure not to gain enough is given up after so many samples; Student's t is 6 in one case of 200
 FIRST_SAMPLES, SURE = 4, 6.0
 MISSED = 1 + 1e-6  # times the noise at which a goal is met: a variant that makes more is not run on further samples
+MASKED = 1e30  # from which on a score is one that a mask leaves out
 FLATTENING = ("Softmax", "LogSoftmax", "Sigmoid")
 # Operators that may stand between those and the output: they move values, or code them
 BETWEEN = operators_with(Trait.IN_ORDER) | {"Transpose", "QuantizeLinear", "DequantizeLinear"}
@@ -313,7 +314,12 @@ class SqnrEvaluator:
         axes = self._shared[place - self._outputs] if place >= self._outputs else None
         if axes is None or not array.size:
             return array
-        return array - array.mean(axis=tuple(range(array.ndim)[slice(*axes)]), keepdims=True)
+        over = tuple(range(array.ndim)[slice(*axes)])
+        kept = np.abs(array) < MASKED
+        if kept.all():
+            return array - array.mean(axis=over, keepdims=True)
+        mean = array.sum(axis=over, keepdims=True, where=kept) / np.maximum(kept.sum(axis=over, keepdims=True), 1)
+        return array - mean.astype(array.dtype)
 
     def constant_share(self, model: Model) -> float:
         """Return which share of the squared error of the worst value is the same in all samples, 0 to 1.

@@ -134,6 +134,16 @@ def test_a_slice_of_columns_or_of_a_table_that_others_read_stays_float():
     assert made.decision("n").reason == "others read its table in float"
 
 
+@pytest.mark.parametrize("least", [-np.inf, np.finfo(F).min])
+def test_a_table_that_is_a_mask_stays_float(least):
+    mask = np.triu(np.full((64, 80), least, F), 1)
+    weights = {"t": mask, "s": np.array([0]), "a": np.array([0])}
+    made = quantize_in_memory(
+        build([node("Slice", "t s e a", "y", name="n")], {"e": (TensorProto.INT64, [1])}, ["y"], weights), "weight-int8"
+    )
+    assert made.decision("n").reason == "its table is a mask"
+
+
 def test_a_table_that_is_sliced_twice_may_be_a_mask():
     mask = np.triu(np.full((1, 1, 64, 80), -np.inf, F), 1)
     nodes = [node("Slice", "t s e a", "m", name="n"), node("Slice", "m s e b", "y")]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import build, floats, node
+from helpers import build, floats, node, typed
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.data.samples import input_specs, wrap_samples
@@ -360,3 +360,17 @@ def test_a_goal_that_some_of_the_samples_miss_already_is_missed(goal, reached, r
     assert judge.reaches(off, goal) is reached
     assert runs[0] <= ran + 4  # some more have begun by then
     assert (judge.sqnr(off) >= goal) is reached
+
+
+def test_scores_that_a_mask_leaves_out_do_not_move_the_others() -> None:
+    """Scores of minus infinity, or next to it, have no mean; a shift of all others is none to a Softmax."""
+    nodes = [node("MatMul", "x w", "h"), node("Add", "h m", "z"), node("Softmax", "z", "y", axis=-1)]
+    mask = np.triu(np.full((6, 6), -np.inf, np.float32), 1)
+    mask[:, 0] = 5 * np.arange(6)
+    for least in (-np.inf, np.finfo(np.float32).min):
+        made = np.where(np.isinf(mask), np.float32(least), mask)
+        model = typed(build(nodes, {"x": [6, 6]}, ["y"], {"w": floats(6, 6, seed=1), "m": made}))
+        samples = wrap_samples([{"x": floats(6, 6, seed=i)} for i in range(4)], input_specs(model))
+        judge = SqnrEvaluator(model, samples)
+        shifted = typed(build(nodes, {"x": [6, 6]}, ["y"], {"w": floats(6, 6, seed=1), "m": made + np.float32(1)}))
+        assert judge.sqnr(shifted) > 90

@@ -22,6 +22,8 @@ from onnxq.ops.forms.family import (
 from onnxq.ops.forms.scheme import Scheme
 from onnxq.ops.forms.stored_weights import block_arrays
 
+MASKED = 1e30  # from which on an element stands for minus infinity
+
 
 @register_plan("Gather", when="weight-int8")
 def plan_table(site: NodeView) -> QuantizedForm:
@@ -52,6 +54,8 @@ def plan_sliced_table(site: NodeView) -> QuantizedForm:
         raise NotQuantizable("others read its table in float")
     if table.size < MINIMUM_STORED_ELEMENTS:
         raise NotQuantizable(f"table has only {table.size} elements")
+    if not np.abs(table.numpy()).max() < MASKED:  # nor is NaN
+        raise NotQuantizable("its table is a mask")
     return QuantizedForm("table stored in 8 bit, rows dequantized after the Slice", opset=10)
 
 
