@@ -28,7 +28,7 @@ BELOW, GOAL = 33.0, 36.0  # dB on samples that codes of 8 bits follow: others ha
 ENOUGH_LEFT = 10 ** (-GOAL / 10)
 LARGEST_FILE = 0.39  # of the float model's bytes
 # Below so many dB, a file may take more bytes: with 17 dB, 0.40 of them are of no use
-LITTLE_USE, OF_USE, LARGER_FILES = 23.0, 27.0, (0.48, 0.6)
+LITTLE_USE, OF_USE, LARGER_FILES = 23.0, 25.0, (LARGEST_FILE, 0.48, 0.6)
 WIDER = 1 / 6  # of the bytes that 8 bits spare: what 12 take more
 NODES = 1000  # bytes of the nodes that put 12 bits together
 LEFT = 10 ** (-24 / 10)  # of the error
