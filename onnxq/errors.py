@@ -20,6 +20,10 @@ Tests: `tests/cli/test_cli_errors.py`.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onnxq.warning import WarningLine
 
 
 class ExitCode(IntEnum):
@@ -39,9 +43,13 @@ class OnnxqError(Exception):
         message: One sentence that says what is wrong and names the file, node or tensor.
         hint: One sentence that says what to do about it.
 
+    Attributes:
+        warnings: Lines about the samples that may say where it comes from.
+
     """
 
     exit_code = ExitCode.ERROR
+    warnings: tuple[WarningLine, ...] = ()
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)

@@ -20,7 +20,7 @@ def decibels(value: float) -> str:
     """Write an SQNR for people."""
     if math.isinf(value):
         return "equal" if value > 0 else "none"
-    return f"{value:.1f} dB"
+    return f"{round(value, 1) + 0.0:.1f} dB"  # -0.04 is 0.0
 
 
 def noise(value: float) -> str:

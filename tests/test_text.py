@@ -5,6 +5,7 @@ import codecs
 import pytest
 
 from onnxq.text import (
+    decibels,
     did_you_mean,
     milliseconds,
     percent,
@@ -112,3 +113,7 @@ def test_a_sign_that_an_encoding_lacks_is_written_in_ascii() -> None:
     assert "größe → ✓".encode("cp1252", "plainly") == b"gr\xf6\xdfe -> \\u2713"
     with pytest.raises(UnicodeDecodeError):
         b"\xff".decode("ascii", "plainly")
+
+
+def test_no_decibels_have_no_sign() -> None:
+    assert [decibels(value) for value in (-0.04, 0.0, -0.06, 12.25)] == ["0.0 dB", "0.0 dB", "-0.1 dB", "12.2 dB"]

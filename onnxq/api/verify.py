@@ -211,6 +211,9 @@ def _check_options(given: Mapping[str, object], against: ModelInput | None, data
     for name, value in given.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise RecipeError(f"--{name.replace('_', '-')} is {value}, not a finite number", "Give a number.")
+        if name == "min_agreement" and isinstance(value, int | float) and 0 < value <= 1:
+            message = f"--min-agreement is a percentage: {value:g} asks for {value:g} %"
+            raise RecipeError(message, f"Write --min-agreement {100 * value:g}.")
     if given["max_drop"] is not None and given["metric"] is None:
         raise RecipeError("--max-drop needs a metric that could drop", "Add --metric, such as --metric top1.")
     if given["metric"] is not None:

@@ -81,7 +81,7 @@ def run(argv: Sequence[str] | None) -> int:
     except BrokenPipeError:
         return _without_stdout(BROKEN_PIPE)
     except OnnxqError as error:
-        _say(error.message, error.hint)
+        _say(error.message, error.hint, error.warnings)
         if error.exit_code is ExitCode.BUG:
             _tell_log(error, arguments)
         return int(error.exit_code)
@@ -166,10 +166,12 @@ def _invoke(arguments: list[str]) -> int:
     return int(ExitCode.OK)
 
 
-def _say(message: str, hint: str) -> None:
+def _say(message: str, hint: str, warnings: Sequence[object] = ()) -> None:
     from onnxq.cli.terminal import say
 
     with suppress(OSError):  # stderr is full or gone, and the exit code is all that is left to say it with
+        for warning in warnings:
+            say("warning", str(warning), "bold yellow")
         say("error", message, "bold red")
         if hint:
             say("hint", hint, "cyan")

@@ -10,7 +10,8 @@ to the comparison, one for each strategy. The rest is here.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ from onnxq.calibration.stats_file import load_stats
 from onnxq.data.examine import Examination, examine
 from onnxq.data.reading import PLAIN, Reading
 from onnxq.data.samples import list_sources
-from onnxq.errors import CheckFailed, DataError, OutputError, RecipeError
+from onnxq.errors import CheckFailed, DataError, OnnxqError, OutputError, RecipeError
 from onnxq.ir import IN_MEMORY, Model, ModelInput, read_model, save
 from onnxq.ir.storage.files import data_path
 from onnxq.pipeline.in_memory import quantize_in_memory
@@ -163,10 +164,11 @@ def quantize(
             raise blocked
         prepared = replace(prepared, here=target == NATIVE, checkpoint=destination.checkpoint(prepared))
         seen = _examine(before, prepared, request)
-        prepared = replace(prepared, caches=cache_scales(prepared, given, progress))
-        result = _for_this_computer(prepared, request)
-        result = replace(result, report=_with_examination(result.report, seen, before, request))
-        result = check_result(result, budget, path or IN_MEMORY, accept, fast=fast)
+        with _blaming(seen):
+            prepared = replace(prepared, caches=cache_scales(prepared, given, progress))
+            result = _for_this_computer(prepared, request)
+            result = replace(result, report=_with_examination(result.report, seen, before, request))
+            result = check_result(result, budget, path or IN_MEMORY, accept, fast=fast)
         return _write(result, destination, request)
 
 
@@ -306,6 +308,16 @@ def _examine(before: Model, prepared: Prepared, request: Request) -> Examination
     request.observer.step("examine")
     calibrating = request.stats is None and bool(prepared.plan.calibrated())
     return examine(before, request.samples, calibrating=calibrating, progress=request.observer.progress)
+
+
+@contextmanager
+def _blaming(seen: Examination) -> Iterator[None]:
+    """Add what looked wrong about the samples to an error: it may come from them."""
+    try:
+        yield
+    except OnnxqError as error:
+        error.warnings = seen.warnings
+        raise
 
 
 def _for_this_computer(prepared: Prepared, request: Request) -> Quantized:

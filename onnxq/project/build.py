@@ -74,7 +74,8 @@ class Built:
     @property
     def warnings(self) -> tuple[WarningLine, ...]:
         """Warnings to read before the model is used."""
-        own = () if self.report is None else self.report.warnings
+        blamed = () if self.error is None else self.error.warnings
+        own = blamed if self.report is None else self.report.warnings
         return tuple(dict.fromkeys((*own, *result_warnings(self.verified))))
 
 

@@ -22,6 +22,10 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "quantize m.onnx -j auto": ("invalid value for '--jobs' / '-j': 'auto' is no whole number", HELP),
     "quantize m.onnx --samples 0": ("invalid value for '--samples': it has to be at least 1", HELP),
     "verify m.onnx --min-agreement 300": ("it has to be at most 100", "See `onnxq verify --help`."),
+    "verify m.onnx --against m.onnx --min-agreement 0.99": (
+        "--min-agreement is a percentage: 0.99 asks for 0.99 %",
+        "Write --min-agreement 99.",
+    ),
     "quantize m.onnx -d": ("option '-d' requires an argument", HELP),
     "quantize m.onnx --fast=yes": ("option '--fast' does not take a value", HELP),
     "quantize m.onnx --dat x": ("no such option: --dat", f"Did you mean --data? {HELP}"),

@@ -128,3 +128,10 @@ def test_a_project_names_the_model_that_a_warning_is_about(cli, folder: Path) ->
     assert "beyond-calibration" in codes(err)
     _, _, err = cli("verify")
     assert "beyond-calibration" in codes(err)
+
+
+def test_what_is_wrong_with_samples_is_said_with_an_error_too(cli, folder: Path) -> None:
+    code, out, err = cli("quantize", "digits_cnn.onnx", "-d", "one.npz", "--fast", "--min-sqnr", "200")
+    assert (code, out) == (1, "")
+    assert codes(err) == {"few-samples"}
+    assert err.index("warning: ranges come from only 1 sample") < err.index("error: ")
