@@ -16,7 +16,7 @@ TESTS = PACKAGE.parent / "tests"
 DOCS = (PACKAGE.parent / "docs" / "architecture.md").read_text("utf-8")
 # A package imports only from those before it.
 ORDER = [
-    *("version", "errors", "text", "progress", "warning"),
+    *("version", "warning", "errors", "text", "progress"),
     *("ir", "targets", "ops", "runtime", "evaluator", "data", "simplify", "optimize", "planning", "calibration"),
     *("rescaling", "rounding", "lowering", "verification", "hazards", "report", "stages", "search", "pipeline"),
     *("explanation", "publish", "project", "distributed", "api", "cli"),

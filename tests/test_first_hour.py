@@ -38,6 +38,10 @@ ROWS = {
     "test_a_log_has_a_line_for_each_step_of_a_long_run_and_the_time_in_all",
     "5 no escape code in a log": "cli/test_cli_logs.py::"
     "test_no_escape_code_goes_into_a_log_whatever_the_environment_says",
+    "5 an estimate of the whole where copies share the work": "pipeline/test_schedule.py::"
+    "test_copies_of_the_process_share_the_work",
+    "5 trials of copies are counted": "runtime/test_fork.py::test_what_is_told_is_followed_and_tasks_are_not",
+    "5 samples of a function are counted": "cli/test_cli_quantize.py::test_samples_of_a_function_are_counted",
     "5 the share never falls": "test_progress.py::test_the_share_never_falls",
     "5 quiet": "cli/test_progress_bar.py::test_quiet_says_nothing",
     "6 models in parallel": "project/test_project_jobs.py::test_the_bytes_are_those_of_one_process",
@@ -115,6 +119,20 @@ ROWS = {
     "test_a_half_that_codes_were_chosen_on_is_not_fitted_again",
     "own: a bar that moves while a decoder is judged": "pipeline/test_schedule.py::"
     "test_a_decoder_is_expected_to_go_on_with_texts",
+    "own: token ids below zero": "data/test_examine.py::test_token_ids_below_zero_are_named",
+    "own: one huge sample": "data/test_examine.py::test_one_huge_sample_makes_no_others_equal",
+    "own: nodes by the names of other programs": "explanation/test_explain.py::test_names_that_nothing_has",
+    "own: a project's model in other letters": "project/test_project_check.py::test_a_missing_float_model",
+    "own: a file of a project that is not there": "cli/test_cli_project.py::"
+    "test_a_file_that_is_not_there_is_named_with_what_was_meant",
+    "own: file names in the C locale": "cli/test_cli_interrupt.py::test_file_names_in_the_c_locale_are_readable",
+    "own: signs that an encoding lacks": "test_text.py::test_a_sign_that_an_encoding_lacks_is_written_in_ascii",
+    "own: grey pictures": "data/test_layouts.py::test_files_say_the_transpose_of_the_array_that_is_in_them",
+    "own: a misspelt function": "data/test_samples.py::test_a_function_of_a_module_in_the_current_folder",
+    "own: doubts about samples beside an error": "cli/test_cli_warnings.py::"
+    "test_what_is_wrong_with_samples_is_said_with_an_error_too",
+    "own: a share in place of a percentage": "cli/test_cli_mistakes.py::test_a_mistake_is_named_with_what_was_meant",
+    "own: more jobs than processors": "targets/test_host.py::test_a_limit_above_all_processors_is_theirs",
     "completion": "cli/test_cli_completion.py::test_what_was_typed_is_completed",
 }
 

@@ -309,7 +309,7 @@ def _compare(
         against=baseline.path or IN_MEMORY,
         missed=(),
         bare=False,
-        data=samples.description,
+        data=samples.describe(comparison.samples),
         made_up=samples.made_up,
         comparison=comparison,
         engines=None,

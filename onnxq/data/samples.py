@@ -183,8 +183,19 @@ class Samples(Iterable[Sample]):
     @property
     def description(self) -> str:
         """One line for the report: how many samples, from where."""
+        return self.describe()
+
+    def describe(self, ran: int | None = None) -> str:
+        """Return the same line after a run, which tells how many a function gives.
+
+        Args:
+            ran: How many have been read; None while unknown.
+
+        """
         total, count = self._total(), self.count
-        if total is None:
+        if total is None and ran is not None:
+            amount = counted(ran, "sample")
+        elif total is None:
             amount = "samples" if self._most is None else f"up to {counted(self._most, 'sample')}"
         else:
             which = "the first " if self._places is None else ""

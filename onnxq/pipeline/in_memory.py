@@ -175,7 +175,7 @@ def _verified(rewritten: _Rewritten, before: Model, probe: Samples, request: Req
         observer.step("families")
         families = family_figures(saturating, comparison.worst_sqnr, lost(), report.latencies)
     fitted = data is not None and request.stats is None and (prepared.plan.calibrated() or report.weights)
-    judged = probe.description + (FITTED if fitted else "")
+    judged = probe.describe(comparison.samples) + (FITTED if fitted else "")
     report = replace(report, comparison=comparison, samples=judged, families=families)
     if halves is not None and data is not None:
         report = replace(report, cross_validation=halves.expected(comparison, data.count or halves.samples))

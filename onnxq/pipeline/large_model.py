@@ -71,7 +71,7 @@ def quantize_large(prepared: Prepared, request: Request) -> Quantized:
     if request.detailed:
         observer.step("layers")
         comparison = with_layers(comparison, before, model, probe)
-    report = replace(report, comparison=comparison, samples=probe.description)
+    report = replace(report, comparison=comparison, samples=probe.describe(comparison.samples))
     result = add_metrics(Quantized(model, report), before, baseline, request, fast=prepared.fast)
     return replace(result, model=written)
 

@@ -230,7 +230,7 @@ def measure_entry(
         if entry.options.metric is not None:
             metric = compare_metric(entry.options.metric, baseline, quantized, samples, progress=progress)
             comparison = replace(comparison, metric=metric)
-        return comparison, samples.description
+        return comparison, samples.describe(comparison.samples)
 
 
 def refuse(entry: Entry, comparison: Comparison) -> None:

@@ -58,8 +58,11 @@ def processor_quota() -> int | None:
 
 
 def processor_limit() -> int:
-    """Return what `limit_processors` was told last, 1 in a thread that is one of several; 0 where there is no limit."""
-    return 1 if getattr(_thread, "alone", False) else _limit or 0
+    """Return how many processors `limit_processors` leaves, 1 in a thread that is one of several; 0 without a limit.
+
+    It is no more than there are: onnxruntime would start as many threads as it is told.
+    """
+    return available_processors() if _limit or getattr(_thread, "alone", False) else 0
 
 
 @contextmanager

@@ -245,3 +245,11 @@ def test_the_command_is_quiet_in_a_pipe(folder: Path) -> None:
         [sys.executable, "-m", "onnxq", "quantize", *STATIC, "--fast"], capture_output=True, text=True, check=True
     )
     assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_samples_of_a_function_are_counted(cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = "import numpy as np\ndef some():\n    for a in np.eye(8, dtype='f4')[:5]:\n"
+    Path("counted_rows.py").write_text(content + "        yield {'image': np.tile(a, (1, 1, 8, 1))}\n")
+    result = cli("quantize", "digits_cnn.onnx", "-d", "counted_rows:some")
+    assert result.code == 0
+    assert "compared on 5 samples from counted_rows:some, the ones calibrated on" in result.out

@@ -197,6 +197,8 @@ def test_a_function_of_a_module_in_the_current_folder(tmp_path, monkeypatch):
     assert samples.count is None
     assert samples.description == "samples from my_calibration:three"
     assert samples.limit(2).description == "up to 2 samples from my_calibration:three"
+    assert samples.describe(3) == "3 samples from my_calibration:three"
+    assert samples.limit(2).describe(1) == "1 sample from my_calibration:three"
     assert open_samples(["my_calibration:two"], [IDS]).count == 2
     assert sys.path == path
     for source, words in {

@@ -45,6 +45,14 @@ def test_so_it_is_with_the_first_version_of_control_groups(limits: Path, quota: 
     assert host.available_processors() == processors
 
 
+def test_a_limit_above_all_processors_is_theirs(limits: Path) -> None:
+    assert host.processor_limit() == 0
+    host.limit_processors(100_000)
+    assert host.processor_limit() == host.available_processors() == 64
+    host.limit_processors(3)
+    assert host.processor_limit() == 3
+
+
 def test_without_control_groups_all_count(limits: Path) -> None:
     assert host.available_processors() == 64
     with host.one_processor():
