@@ -82,6 +82,8 @@ def parse_project(table: Mapping[str, Any], path: Path) -> Project:
     made: dict[str, Entry] = {}
     for entry in entries:
         other = made.setdefault(os.path.realpath(entry.quantized), entry)
+        if other is not entry and other.source == entry.source:
+            raise ProjectError(f"{path} lists {entry.source} twice", "Remove one, or give it another 'quantized'.")
         if other is not entry:
             raise ProjectError(
                 f"{path}: {other.source} and {entry.source} both become {entry.quantized}",

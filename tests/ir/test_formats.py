@@ -159,13 +159,14 @@ def test_folders_are_named_alike(tmp_path: Path, make: Callable[[Path], None], w
 
 
 def test_a_name_that_is_nearly_right_is_named(tmp_path: Path) -> None:
-    for name in ("classifier.onnx", "second.int8.onnx", "notes.md"):
+    for name in ("classifier.onnx", "rnet.onnx", "second.int8.onnx", "notes.md"):
         (tmp_path / name).touch()
     for given, hint in {
         "clasifier.onnx": "Did you mean 'classifier.onnx'?",
         "Classifier.ONNX": "Did you mean 'classifier.onnx'?",
         "classifier": "Did you mean 'classifier.onnx'?",
         "second.onnx": "Check the path of the model.",  # what was made of it is something else
+        "nope.onnx": "Check the path of the model.",  # the endings alone are alike
         "detector.onnx": "Check the path of the model.",
         "nowhere/classifier.onnx": "Check the path of the model.",
     }.items():

@@ -138,6 +138,10 @@ WRONG = {
     "samples of nothing": ("[[models]]\nfloat = 'a.onnx'\nsamples = 3", "a.onnx has 'samples', but no 'data'"),
     "drop of nothing": ("[[models]]\nfloat = 'a.onnx'\nthresholds = { max-drop = 2 }", "'max-drop', but no 'metric'"),
     "metric on nothing": ("[[models]]\nfloat = 'a.onnx'\nmetric = 'a:b'", "'metric', but no 'verify-data'"),
+    "one model twice": (
+        "[[models]]\nfloat = 'a.onnx'\n[[models]]\nfloat = 'a.onnx'",
+        "a.onnx twice",
+    ),
     "one output twice": (
         "[[models]]\nfloat = 'a.onnx'\n[[models]]\nfloat = 'b.onnx'\nquantized = './a.int8.onnx'",
         "a.onnx and {}/b.onnx both become",

@@ -5,6 +5,7 @@ Sources of signatures: the specifications of the formats, and `file(1)`'s databa
 
 from __future__ import annotations
 
+import difflib
 import io
 import re
 import shlex
@@ -14,7 +15,6 @@ from typing import NamedTuple
 
 from onnxq.errors import ModelError
 from onnxq.ir.wire import LENGTH_DELIMITED, VARINT, WireError, fields
-from onnxq.text import did_you_mean
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")  # pathlib makes one slash of two
 
@@ -114,7 +114,11 @@ def similar_model(path: Path) -> str:
     made = f"{path.stem}.int8.onnx"  # what quantizing gives, not what it takes
     names = [name for name in names if name != made]
     same = [name for name in names if path.name.lower() in (name.lower(), name.lower().removesuffix(".onnx"))]
-    return did_you_mean(path.name, names, cutoff=0.75) if not same else f"Did you mean '{same[0]}'?"
+    if same:
+        return f"Did you mean '{same[0]}'?"
+    stems = {name.removesuffix(".onnx"): name for name in names}  # the ending alone makes no names similar
+    near = difflib.get_close_matches(path.name.removesuffix(".onnx"), stems, n=1)
+    return f"Did you mean '{stems[near[0]]}'?" if near else ""
 
 
 def _pattern(path: Path) -> ModelError:
