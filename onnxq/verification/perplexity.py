@@ -38,7 +38,7 @@ def negative_perplexity(outputs: Mapping[str, Sequence[Any]], labels: Mapping[st
         raise ValueError(f"the data hold next tokens for {len(following)} rows, and the samples have {rows}")
     losses, start = [], 0
     for part in logits:
-        losses.append(_losses(np.asarray(part, np.float64), following[start : start + len(part)]))
+        losses.append(_losses(np.asarray(part), following[start : start + len(part)]))
         start += len(part)
     return -float(np.exp(np.concatenate(losses).mean()))
 

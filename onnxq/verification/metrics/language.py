@@ -17,6 +17,7 @@ from onnxq.verification.metrics.named_metric import NAME_ONE, Arrays, MetricRun,
 from onnxq.verification.metrics.named_metric import refuse_outputs as refuse
 
 NAME = "perplexity"
+PIECE = 1 << 20  # elements of logits that are in memory in float64
 USUAL = ("_next", "_labels", "_target", "_targets")
 
 
@@ -72,7 +73,7 @@ def _logits(outputs: Mapping[str, Any]) -> np.ndarray:
     if not found:
         raise refuse(NAME, "logits [batch, length, tokens]", outputs)
     name = next((name for name in found if "logit" in name.lower()), next(iter(found)))
-    return found[name].astype(np.float64)
+    return found[name]
 
 
 def _shifted(inputs: Arrays, logits: np.ndarray) -> np.ndarray:
@@ -95,7 +96,7 @@ def token_losses(logits: np.ndarray, following: np.ndarray) -> np.ndarray:
     """Return minus the log probability of each next token that counts.
 
     Args:
-        logits: `[rows, length, tokens]` in float64.
+        logits: `[rows, length, tokens]`, of floats; some places at a time are computed in float64.
         following: Next token ids, `[rows, length]`; negative ones do not count.
 
     Raises:
@@ -105,7 +106,13 @@ def token_losses(logits: np.ndarray, following: np.ndarray) -> np.ndarray:
     if following.max(initial=0) >= logits.shape[-1]:
         told = f"a next token is {int(following.max())}, and the model has {logits.shape[-1]} tokens"
         raise DataError(f"{NAME}: {told}", "Use the tokenizer of the model.")
-    highest = logits.max(axis=-1)
-    normalizer = highest + np.log(np.exp(logits - highest[..., None]).sum(axis=-1))
-    chosen = np.take_along_axis(logits, np.maximum(following, 0)[..., None], axis=-1)[..., 0]
-    return np.asarray((normalizer - chosen)[following >= 0])
+    flat, told = logits.reshape(-1, logits.shape[-1]), np.maximum(following, 0).reshape(-1)
+    losses = np.empty(len(flat))
+    height = max(PIECE // max(flat.shape[1], 1), 1)
+    for start in range(0, len(flat), height):
+        part = flat[start : start + height].astype(np.float64)
+        highest = part.max(axis=-1)
+        chosen = part[np.arange(len(part)), told[start : start + height]]
+        part -= highest[:, None]
+        losses[start : start + height] = highest + np.log(np.exp(part, out=part).sum(axis=-1)) - chosen
+    return np.asarray(losses.reshape(following.shape)[following >= 0])
