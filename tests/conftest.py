@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, settings
 from node_cases import one_file
 
 from onnxq.cli import terminal
+from onnxq.data import generated_text
 from onnxq.targets import host
 from onnxq.verification import compare
 
@@ -34,6 +35,12 @@ def _brief_timing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     """Time models for a moment: half a second for each model took a quarter of the suite. Benchmarks take it."""
     if request.node.get_closest_marker("bench") is None:
         monkeypatch.setattr(compare, "TIMING_SECONDS", 0.05)
+
+
+@pytest.fixture(autouse=True)
+def brief_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let decoders write a quarter of their texts, which took a third of their tests. Tests of the texts write all."""
+    monkeypatch.setattr(generated_text, "MOST_SEQUENCES", 16)
 
 
 @pytest.fixture(autouse=True)

@@ -65,6 +65,7 @@ def judge(
     with_data: bool = True,
     least_sqnr: float | None = LEAST_SQNR,
     exact: bool = False,
+    fast: bool = False,
 ) -> Verdict:
     """Quantize a model in a folder of its own and judge what is there afterwards.
 
@@ -75,6 +76,7 @@ def judge(
         with_data: Whether `quantize` gets the samples.
         least_sqnr: Least SQNR in dB of each float output, where the float model gives finite numbers; None for none.
         exact: Whether outputs of integers, booleans and strings must be equal: nothing quantized stands before them.
+        fast: As for `quantize`.
 
     Raises:
         Broken: An invalid result, another exception than an OnnxqError, something written on refusal, or a model
@@ -86,7 +88,8 @@ def judge(
         source, target = Path(folder) / "m.onnx", Path(folder) / "m.int8.onnx"
         source.write_bytes(data)
         try:
-            report = onnxq.quantize(source, recipe, output=target, samples=list(samples) if with_data else None)
+            given = list(samples) if with_data else None
+            report = onnxq.quantize(source, recipe, output=target, samples=given, fast=fast)
         except InvalidResult as error:
             raise Broken(f"invalid result: {error.message}") from error
         except OnnxqError as error:

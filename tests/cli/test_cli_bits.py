@@ -75,7 +75,7 @@ def test_a_decoder_without_data_is_calibrated_on_what_it_writes(tmp_path):
     model = decoder_of_tokens()
     onnx.save(model, tmp_path / "m.onnx")
     report = quantize(tmp_path / "m.onnx", in_blocks(4), output=tmp_path / "q.onnx")
-    assert "chose codes on 64 token sequences that the model generated itself" in report.notes
+    assert "chose codes on 16 token sequences that the model generated itself" in report.notes
     assert [found.method for found in report.weights] == ["output error"]
 
 

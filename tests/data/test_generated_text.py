@@ -15,6 +15,11 @@ from onnxq.ir import infer_types, parse
 TOKENS, WIDTH, LENGTH = 24, 16, 12
 
 
+@pytest.fixture(autouse=True)
+def brief_texts() -> None:
+    """Write all texts, unlike other tests."""
+
+
 def decoder(*, causal=True, length=LENGTH, extra=(), batch="batch"):
     """A table of tokens, a sum over all places so far, and a head."""
     weights = {"table": floats(TOKENS, WIDTH, seed=1), "head": floats(WIDTH, TOKENS, seed=2)}

@@ -13,7 +13,7 @@ from integer_products import BIASES, FULL, K, M, N, dynamic_product, gemm
 @pytest.mark.parametrize("weight", [0, 1], ids=["weight_left", "weight_right"])
 @pytest.mark.parametrize("trans_a", [0, 1])
 @pytest.mark.parametrize("trans_b", [0, 1])
-@pytest.mark.parametrize("alpha", [1.0, 0.5, -2.0])
+@pytest.mark.parametrize("alpha", [1.0, -0.5])
 def test_dynamic_gemm_is_integer_arithmetic_to_the_bit(weight, trans_a, trans_b, alpha):
     """Other quantizers leave Gemm float where alpha or beta is not 1, or compute it wrongly."""
     for (kind, shape), computed, beta in itertools.product(BIASES.items(), [False, True], [0.0, 0.5, 1.0, 3.0]):
@@ -49,7 +49,7 @@ def test_dynamic_gemm_shares_the_codes_before_it_transposes_them():
 @pytest.mark.parametrize("granularity", ["channel", "tensor"])
 @pytest.mark.parametrize("trans_a", [0, 1])
 @pytest.mark.parametrize("trans_b", [0, 1])
-@pytest.mark.parametrize("alpha", [1.0, 0.5, -2.0])
+@pytest.mark.parametrize("alpha", [1.0, -0.5])
 def test_static_gemm_is_right_for_every_alpha_beta_and_bias(trans_a, trans_b, alpha, granularity):
     """Other quantizers multiply the bias scale by beta and then forget beta: 2 C instead of C / 2, 0 dB."""
     for (kind, shape), computed, beta in itertools.product(BIASES.items(), [False, True], [0.0, 0.5, 1.0, 3.0]):

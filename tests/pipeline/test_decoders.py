@@ -57,7 +57,7 @@ def test_a_decoder_with_a_cache_is_calibrated_on_what_it_writes(tmp_path, monkey
     if large:
         monkeypatch.setattr(residency, "LARGE", 0)
     report = quantize(tmp_path / "m.onnx", in_blocks(4), output=tmp_path / "q.onnx")
-    assert "chose codes on 64 token sequences that the model generated itself" in report.notes
+    assert "chose codes on 16 token sequences that the model generated itself" in report.notes
 
 
 def test_a_token_behind_a_cache_is_computed_as_without(tmp_path):

@@ -244,7 +244,7 @@ def test_gemm_with_alpha_and_beta(
     one = node("Gemm", "x w b", "y", alpha=alpha, beta=beta, transB=transposed)
     shape = (32, 64) if transposed else (64, 32)
     proto = build([one], {"x": [3, 64]}, weights={"w": floats(*shape), "b": floats(32, seed=5, scale=30)})
-    assert convert(proto, tmp_path, static=static, recipe=recipe).worst() > 30
+    assert convert(proto, tmp_path, static=static, recipe=recipe, fast=True).worst() > 30
 
 
 @BOTH
@@ -262,7 +262,7 @@ def test_every_opset_that_onnxruntime_loads(tmp_path: Path, static: bool, opset:
     if opset < 9:  # IR version 3 wants every initializer among the inputs
         for weight in proto.graph.initializer:
             proto.graph.input.append(helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims))
-    result = convert(proto, tmp_path, static=static)
+    result = convert(proto, tmp_path, static=static, fast=opset not in (7, 13, 26))  # trials copy models of these three
     assert result.worst() > 25
     assert len(result.data) < 0.5 * len(result.source)
 

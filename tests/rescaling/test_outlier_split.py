@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rescale_support import build, difference, run, sqnr
 
@@ -87,6 +87,7 @@ def separate(model: Model, channels: Sequence[int], bounds: Range) -> None:
 
 @pytest.mark.parametrize("opset", [10, 17])
 @pytest.mark.parametrize("name", list(LAYERS))
+@settings(max_examples=25)
 @given(
     channels=st.lists(st.integers(0, WIDTH - 1), min_size=1, max_size=5, unique=True).map(sorted),
     seed=st.integers(0, 99),
