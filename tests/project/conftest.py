@@ -16,6 +16,7 @@ PROJECT = """
 float = "models/cnn.onnx"
 data = ["data/calibration.npz"]
 samples = 8
+fast = true
 max-size = "100 kB"
 thresholds = { min-sqnr = 20.0, min-agreement = 90 }
 """
