@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 # The share of all expected work that has to be measured until its price counts as much as the assumed one
 DOUBT_SHARE = 0.2
 ALMOST = 0.97  # of a task that takes longer than expected is done, by the clock
+AT_ONCE = 2  # parts of a task that may be at work when the clock is asked how far it is
 REST = "rest"  # what is between tasks
 TRIAL = "trial"  # what a step counts that tries variants: their number is not known before
 COUNTED = ("kernels", "layers", "round")  # kinds of work whose parts are what their step counts
@@ -142,6 +143,7 @@ class Progress:
         self._measured: dict[str, tuple[float, float]] = {}  # by kind: seconds expected, seconds taken
         self._running: Work | None = None
         self._fraction: float | None = None
+        self._in_parts, self._reach = False, 0.0  # whether the task says how far it is, and up to where that may be
         self._trials = 0
         self._share = 0.0
 
@@ -194,7 +196,7 @@ class Progress:
 
     def progress(self, done: int, total: int | None) -> None:
         """Note how far the step is; of a step that counts trials, how far the samples of one trial are."""
-        if total and self._running is not None:
+        if total and self._running is not None and not self._in_parts:
             self._fraction = min(done / total, 1.0)
         if self.words.unit == TRIAL and total is not None:
             return
@@ -214,11 +216,13 @@ class Progress:
         with self._lock:
             found = next((one for one in self._expected if one.step == self.name and one.kind == kind), None)
             self._running, self._fraction = found, None
+            self._in_parts, self._reach = False, 0.0
             if found is not None:
                 self._expected.remove(found)
 
         def advance(done: int, total: int | None) -> None:
             self._fraction = min(done / total, 1.0) if total else None
+            self._in_parts, self._reach = bool(total), min((done + AT_ONCE) / total, ALMOST) if total else 0.0
             if kind in COUNTED:
                 self.progress(done, total)
 
@@ -265,8 +269,9 @@ class Progress:
         whole = self._running.seconds * self._price(self._running.kind)
         if self._fraction is None:
             return left + max(whole - since, (1 - ALMOST) * whole)
-        whole = whole * (1 - self._fraction) + since  # the more of it is done, the more its own time counts
-        return left + whole * (1 - self._fraction)
+        done = max(self._fraction, min(since / max(whole, 1e-9), self._reach))  # within a part, by the clock
+        whole = whole * (1 - done) + since  # the more of it is done, the more its own time counts
+        return left + whole * (1 - done)
 
 
 _CURRENT: ContextVar[Progress | None] = ContextVar("onnxq_progress", default=None)

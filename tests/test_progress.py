@@ -100,6 +100,18 @@ def test_parts_of_a_task_count_as_they_are_done() -> None:
             assert progress.left == pytest.approx(1.0, rel=0.05)
 
 
+def test_within_large_parts_the_clock_says_how_far_a_task_is() -> None:
+    clock = Clock()
+    with following(Progress(clock=clock)) as progress:
+        expect([Work("calibrate", "measure", 10.0)])
+        progress.step("calibrate")
+        with working("measure") as advance:
+            advance(0, 2)
+            progress.progress(0, 40)
+            for clock.now in (2.0, 5.0, 8.0):
+                assert progress.left == pytest.approx(10.0 - clock.now, rel=0.05)
+
+
 def test_a_task_that_takes_longer_than_expected_leaves_a_little() -> None:
     clock = Clock()
     with following(Progress(clock=clock)) as progress:

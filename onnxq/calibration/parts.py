@@ -66,6 +66,7 @@ def calibrate_in_parts(
     shared = samples.shareable and model.residency.quick and can_fork()
     run = _Parts(model, values, parts, kinds, trial, progress)
     with working("measure roughly" if trial else "measure") as advance:
+        advance(0, len(parts))
         run.tell(advance, 0)
         found = run.shared(advance, 3 * moment_bytes) if shared else run.in_turn(advance)
         return reduce(fold, (Stats.of(kinds, *one) for one in found))
