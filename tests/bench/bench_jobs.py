@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,8 +25,14 @@ SPIN = "import sys, time\nend = time.process_time() + float(sys.argv[1])\nwhile 
 SPIN_SECONDS = 1.0
 
 
+EVERY = 0.1  # seconds between looks at memory
+
+
 class Taken(NamedTuple):
-    """What a run took: seconds by the clock, seconds of processors, MB at its peak, and the digest of the file."""
+    """What a run took: seconds by the clock, seconds of processors, MB at its peak, and the digest of the file.
+
+    Memory is the proportional share of all its processes together, so that what copies share counts once.
+    """
 
     wall: float
     processor: float
@@ -40,11 +47,33 @@ def quantized(model: Path, data: Path, jobs: int) -> Taken:
         command = [sys.executable, "-m", "onnxq", "quantize", str(model), "-d", str(data), "-o", str(output), "-q"]
         started = time.perf_counter()
         run = subprocess.Popen([*command, "--jobs", str(jobs)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        _, status, used = os.wait4(run.pid, 0)
+        peak, ended = 0.0, 0
+        while not ended:
+            peak = max(peak, sum(map(memory, family(run.pid))))
+            time.sleep(EVERY)
+            ended, status, used = os.wait4(run.pid, os.WNOHANG)
         wall = time.perf_counter() - started
         run.returncode = os.waitstatus_to_exitcode(status)
         digest = hashlib.sha256(output.read_bytes()).hexdigest() if output.exists() else f"exit {run.returncode}"
-    return Taken(wall, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, digest)
+    return Taken(wall, used.ru_utime + used.ru_stime, peak, digest)
+
+
+def family(process: int) -> list[int]:
+    """Return a process and all that come of it."""
+    found = [process]
+    for one in found:
+        with suppress(OSError):
+            found += [int(child) for child in Path(f"/proc/{one}/task/{one}/children").read_text().split()]
+    return found
+
+
+def memory(process: int) -> float:
+    """Return the proportional share of a process in MB; 0 once it has ended."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) / 1024
+    return 0.0
 
 
 def ceiling(jobs: int) -> float:
