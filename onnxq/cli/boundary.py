@@ -23,6 +23,8 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell reports for a program whose rea
 # The code that a shell reports for a program that ended, or whose terminal was closed: 128 and the signal
 ENDED = {signal.SIGTERM: "terminated", **({signal.SIGHUP: "terminal closed"} if hasattr(signal, "SIGHUP") else {})}
 PLAINLY = "onnxq"  # an error handler: a name that the terminal's encoding lacks is no reason to fail
+LATER = 0.02  # seconds after which a signal is looked at again
+IMPORTS = "importlib._bootstrap_external"  # the module of Python that loads extension modules
 DISK = "Check that the disk has room, and that you may read and write there."
 PACKAGES = ("onnxq", "onnx", "onnxruntime", "numpy", "ml_dtypes", "protobuf", "typer", "rich")
 
@@ -35,6 +37,9 @@ class _Interrupts:
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         self.seen = number
+        if _loads_extension(frame):  # C++ that starts may not pass an exception on: the process would abort
+            threading.Timer(LATER, signal.raise_signal, [number]).start()
+            return
         raise KeyboardInterrupt  # temporary files go, and the terminal's cursor comes back
 
     @contextmanager
@@ -60,6 +65,15 @@ class _Interrupts:
         finally:
             for number, default in watched.items():
                 signal.signal(number, signal.SIG_IGN if to_the_end and number == signal.SIGINT else default)
+
+
+def _loads_extension(frame: FrameType | None) -> bool:
+    """Tell whether an extension module is being loaded, which takes a fraction of a second."""
+    while frame is not None:
+        if frame.f_code.co_qualname.startswith("ExtensionFileLoader.") and IMPORTS in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def run(argv: Sequence[str] | None) -> int:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from onnxq.cli import boundary
+
 SLOW_DATA = """
 import time
 import numpy as np
@@ -91,6 +93,29 @@ def test_ctrl_c_at_any_time(folder: Path, delay: float) -> None:
         assert process.returncode in (1, -signal.SIGINT)
         assert delay < 0.5
         assert not left
+
+
+def test_no_interrupt_comes_into_an_extension_that_is_being_loaded() -> None:
+    """An exception in the C++ code that starts there would abort the process."""
+    program = """
+class ExtensionFileLoader:
+    def exec_module(self):
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.1)
+        done.append("loaded")
+"""
+    done: list[str] = []
+    names = {"signal": signal, "time": time, "done": done}
+    exec(compile(program, "<frozen importlib._bootstrap_external>", "exec"), names)
+    interrupts = boundary._Interrupts()
+
+    def load() -> None:
+        names["ExtensionFileLoader"]().exec_module()  # type: ignore[operator]
+        time.sleep(10)
+
+    with pytest.raises(KeyboardInterrupt), interrupts.watched(to_the_end=False):
+        load()
+    assert (done, interrupts.seen) == (["loaded"], signal.SIGINT)
 
 
 def test_ctrl_c_on_a_terminal_clears_the_progress(folder: Path) -> None:

@@ -134,6 +134,14 @@ def test_a_slice_of_columns_or_of_a_table_that_others_read_stays_float():
     assert made.decision("n").reason == "others read its table in float"
 
 
+def test_a_table_that_takes_a_small_share_of_all_weights_stays_float():
+    weights = {"t": floats(64, 80, seed=1), "s": np.array([0]), "a": np.array([0]), "w": floats(80, 2000, seed=2)}
+    nodes = [node("Slice", "t s e a", "h", name="n"), node("MatMul", "h w", "y")]
+    made = quantize_in_memory(build(nodes, {"e": (TensorProto.INT64, [1])}, ["y"], weights), "weight-int8")
+    reason = "its table takes a small share of all weights, and its error is in everything behind"
+    assert made.decision("n").reason == reason
+
+
 @pytest.mark.parametrize("least", [-np.inf, np.finfo(F).min])
 def test_a_table_that_is_a_mask_stays_float(least):
     mask = np.triu(np.full((64, 80), least, F), 1)

@@ -22,6 +22,7 @@ from onnxq.ops.forms.family import (
 from onnxq.ops.forms.scheme import Scheme
 from onnxq.ops.forms.stored_weights import block_arrays
 
+NOTABLE = 0.05  # share of the bytes of all weights from which on a table of positions is stored in 8 bits
 MASKED = 1e30  # from which on an element stands for minus infinity
 
 
@@ -54,6 +55,9 @@ def plan_sliced_table(site: NodeView) -> QuantizedForm:
         raise NotQuantizable("others read its table in float")
     if table.size < MINIMUM_STORED_ELEMENTS:
         raise NotQuantizable(f"table has only {table.size} elements")
+    weights = [one.constant.nbytes for one in site.node.graph.initializers.values() if one.constant is not None]
+    if table.nbytes < NOTABLE * sum(weights):
+        raise NotQuantizable("its table takes a small share of all weights, and its error is in everything behind")
     if not np.abs(table.numpy()).max() < MASKED:  # nor is NaN
         raise NotQuantizable("its table is a mask")
     return QuantizedForm("table stored in 8 bit, rows dequantized after the Slice", opset=10)
