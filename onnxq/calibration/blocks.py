@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from onnxq.calibration.second_moments import InputMoments
 from onnxq.calibration.statistic import Statistic
-from onnxq.calibration.stats import StatisticFactory, Stats, TensorStats
+from onnxq.calibration.stats import StatisticFactory, Stats
 
 GROUP = 16  # blocks of a group
 LEAST, MOST = GROUP, GROUP * GROUP  # blocks, as far as there are samples
@@ -83,10 +83,6 @@ class BlockSums:
         while (found := self._addable()) is not None:
             left, right = found
             self.pieces[left[0], right[1]] = fold(self.pieces.pop(left), self.pieces.pop(right))
-
-    def tensors(self) -> dict[BlockRange, tuple[dict[str, TensorStats], int]]:
-        """Return the sums as they can be pickled: by span the statistics by name, and how many samples they are of."""
-        return {span: (stats.tensors, stats.samples) for span, stats in self.pieces.items()}
 
     def take_in(self, other: BlockSums) -> None:
         """Take in all sums of another, which may be changed.

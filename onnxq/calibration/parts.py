@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from onnxq.calibration.blocks import fold, kinds_after
 from onnxq.calibration.calibrate import calibrate
-from onnxq.calibration.stats import StatisticFactory, Stats, TensorStats, basic_kinds
+from onnxq.calibration.stats import StatisticFactory, Stats, basic_kinds
 from onnxq.data.samples import Samples
 from onnxq.progress import Advance, OnSample, unfollowed, working
 from onnxq.runtime.fork import can_fork, run_forked
@@ -66,13 +66,9 @@ def calibrate_in_parts(
     shared = samples.shareable and model.residency.quick and can_fork()
     run = _Parts(model, values, parts, kinds, trial, progress)
     with working("measure roughly" if trial else "measure") as advance:
-        advance(0, len(parts))
         run.tell(advance, 0)
         found = run.shared(advance, 3 * moment_bytes) if shared else run.in_turn(advance)
-        return reduce(fold, (Stats.of(kinds, *one) for one in found))
-
-
-Found = tuple[dict[str, TensorStats], int]  # the statistics of some samples, and how many they are
+        return reduce(fold, found)
 
 
 class _Parts:
@@ -97,7 +93,7 @@ class _Parts:
         if self._progress:
             self._progress(done, self._firsts[-1])
 
-    def shared(self, advance: Advance, task_bytes: int) -> list[Found]:
+    def shared(self, advance: Advance, task_bytes: int) -> list[Stats]:
         """Measure parts in copies of this process."""
 
         def done(parts: int, _: int) -> None:
@@ -105,7 +101,7 @@ class _Parts:
 
         return run_forked(self._measured, range(len(self._parts)), done=done, task_bytes=task_bytes)
 
-    def in_turn(self, advance: Advance) -> Iterator[Found]:
+    def in_turn(self, advance: Advance) -> Iterator[Stats]:
         """Measure one part after another, the samples of each several at a time."""
         for at, first in enumerate(self._firsts[:-1]):
 
@@ -116,10 +112,9 @@ class _Parts:
                 found = self._measured(at, done)
             yield found
 
-    def _measured(self, at: int, progress: OnSample | None = None) -> Found:
+    def _measured(self, at: int, progress: OnSample | None = None) -> Stats:
         kinds = kinds_after(self._kinds, self._firsts[at])
-        found = calibrate(self._model, self._values, self._parts[at], progress=progress, kinds=kinds, trial=self._trial)
-        return found.tensors, found.samples
+        return calibrate(self._model, self._values, self._parts[at], progress=progress, kinds=kinds, trial=self._trial)
 
 
 def _is_much(values: Sequence[Value], samples: int) -> bool:

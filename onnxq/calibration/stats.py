@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -218,12 +218,9 @@ class Stats:
         self.tensors: dict[str, TensorStats] = {}
         self.samples = 0
 
-    @classmethod
-    def of(cls, kinds: StatisticFactory, tensors: dict[str, TensorStats], samples: int) -> Self:
-        """Put together what was measured elsewhere."""
-        made = cls(kinds)
-        made.tensors, made.samples = tensors, samples
-        return made
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what makes empty statistics, which may be any function: further tensors get the basic ones."""
+        return vars(self) | {"_kinds": basic_kinds}
 
     def copy(self) -> Self:
         """Return a copy of which tensors can be left out or replaced; the statistics themselves are shared."""

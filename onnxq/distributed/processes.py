@@ -20,7 +20,7 @@ import numpy as np
 
 from onnxq.calibration.blocks import GROUP, Blocks, BlockSums
 from onnxq.calibration.shard_file import pack_sums, unpack_sums
-from onnxq.calibration.stats import Stats, basic_kinds
+from onnxq.calibration.stats import Stats
 from onnxq.data.remote import is_remote, share_fetched
 from onnxq.distributed.builds import SAME_FILES, enter
 from onnxq.distributed.shards import Calibration, OpenCalibration, open_calibration
@@ -92,7 +92,7 @@ def measure_all(opened: OpenCalibration, observer: Observer) -> Stats:
         return _measure_in_copies(opened, spans, observer)
     weights = model.weight_bytes
     jobs = min(worker_count(BYTES + BYTES_PER_BYTE * weights), len(spans))
-    if jobs > 1 and _is_worth_it(opened):
+    if jobs > 1 and _is_worth_it(opened, nodes):
         whole = _measure_together(opened, spans, jobs, observer).whole
         assert whole is not None
         return whole
@@ -108,18 +108,16 @@ def _measure_in_copies(opened: OpenCalibration, spans: Sequence[range], observer
         observer.progress(spans_done * blocks.samples // len(spans), blocks.samples)
 
     sums = BlockSums(blocks)
-    for pieces in run_forked(lambda span: opened.measure(span, Silent()).tensors(), spans, done=done, task_bytes=size):
-        for span, found in pieces.items():
-            sums.add(span, Stats.of(basic_kinds, *found))
+    for found in run_forked(lambda span: opened.measure(span, Silent()), spans, done=done, task_bytes=size):
+        sums.take_in(found)
     whole = sums.whole
     assert whole is not None
     return whole
 
 
-def _is_worth_it(opened: OpenCalibration) -> bool:
+def _is_worth_it(opened: OpenCalibration, nodes: int) -> bool:
     """Decide by counts alone; what runs Python of the user or feeds states from step to step stays in one process."""
-    model, data = opened.prepared.model, opened.asked.data
-    nodes = sum(1 for _ in model.graph.walk())
+    data = opened.asked.data
     readable = bool(data) and all(is_remote(one) or os.path.exists(one) for one in data)
     return (
         nodes * opened.blocks.samples >= WORTH

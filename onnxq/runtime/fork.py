@@ -67,12 +67,7 @@ def _draws(thread: threading.Thread) -> bool:
 
 
 def run_forked(
-    function: Callable[[T], R],
-    tasks: Sequence[T],
-    *,
-    done: Done | None = None,
-    task_bytes: int = 0,
-    copies: bool = True,
+    function: Callable[[T], R], tasks: Sequence[T], *, done: Done | None = None, task_bytes: int = 0
 ) -> list[R]:
     """Do tasks and return what they give, in their order; they are begun in that order, so the longest come first.
 
@@ -85,10 +80,9 @@ def run_forked(
         tasks: The tasks.
         done: Told how many are done.
         task_bytes: About what each takes in memory; see `worker_count`.
-        copies: Whether copies may do them, and there is enough to do for them to be worth it.
 
     """
-    shared = copies and len(tasks) <= MOST_TASKS and can_fork()
+    shared = len(tasks) <= MOST_TASKS and can_fork()
     count = min(worker_count(task_bytes), len(tasks), MOST_COPIES) if shared else 1
     if count == 1:
         results = []

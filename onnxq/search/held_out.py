@@ -426,7 +426,7 @@ class SqnrEvaluator:
         bar = None if judged is None else _Bar(self._ratios(judged), self._ratios, least)
         return _Over(figure, figure(judged), bar, len(self._expected))
 
-    def sqnr_gains(self, before: MakeModel, ways: Sequence[MakeModel], *, least: float) -> list[float | None]:
+    def sqnr_gains(self, before: Callable[[], Model], ways: Sequence[MakeModel], *, least: float) -> list[float | None]:
         """Return what variants gain over a model in dB, by `sqnr`; several are made and judged at the same time.
 
         Args:
@@ -437,15 +437,17 @@ class SqnrEvaluator:
         """
         return self._gains(self._sqnr, before, ways, least)
 
-    def typical_gains(self, before: MakeModel, ways: Sequence[MakeModel], *, least: float) -> list[float | None]:
+    def typical_gains(
+        self, before: Callable[[], Model], ways: Sequence[MakeModel], *, least: float
+    ) -> list[float | None]:
         """Return the same by `typical`."""
         return self._gains(self._typical, before, ways, least)
 
     def _gains(
-        self, figure: Callable[[_Judged], float], before: MakeModel, ways: Sequence[MakeModel], least: float
+        self, figure: Callable[[_Judged], float], before: Callable[[], Model], ways: Sequence[MakeModel], least: float
     ) -> list[float | None]:
-        if len(ways) > 1 and can_fork() and (first := before()) is not None:
-            over = self._comparison(first, figure, least)
+        if len(ways) > 1 and can_fork():
+            over = self._comparison(before(), figure, least)
 
             def gained(way: MakeModel) -> float | None:
                 model = way()
@@ -459,8 +461,8 @@ class SqnrEvaluator:
                 model = way()
                 if model is None:
                     continue
-                if not changing and (first := before()) is not None:
-                    yield first
+                if not changing:
+                    yield before()
                 changing.append(number)
                 yield model
 

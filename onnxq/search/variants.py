@@ -232,13 +232,11 @@ def choose_by_holdout(prepared: Prepared, split: HoldoutSplit) -> HoldoutChoice:
     opened = not prepared.fast and "auto" in prepared.plan.range_methods
     if split.halves is None:
         return HoldoutChoice()
-    if read_many_rows(prepared.plan, split.samples.count):
-        return HoldoutChoice(ranges=choose_ranges(prepared, split) if opened else MIN_MAX)
-    if not opened:
-        return HoldoutChoice(*_codes_serve_others(prepared, split))
-    with in_copy(partial(choose_ranges, prepared, split), copies=split.shareable) as ranges:
-        rounding, half = _codes_serve_others(prepared, split)
-        return HoldoutChoice(rounding, half, ranges())
+    surely = read_many_rows(prepared.plan, split.samples.count)
+    copies = split.shareable and opened and not surely  # else one of the two takes no time
+    with in_copy(partial(choose_ranges, prepared, split), copies=copies) as ranges:
+        rounding, half = (True, None) if surely else _codes_serve_others(prepared, split)
+        return HoldoutChoice(rounding, half, ranges() if opened else MIN_MAX)
 
 
 def read_many_rows(plan: Plan, samples: int | None) -> bool:
