@@ -3,9 +3,10 @@
     python tests/bench/bench_same_bytes.py                              # the five sample models
     python tests/bench/bench_same_bytes.py --models FOLDER --data FOLDER NAME…
 
-With folders: `MODELS/NAME.onnx` and `DATA/NAME.npz`, or `NAME_calib.npz`; `NAME:OTHER` where data have
-another name. Families are those of `as_processor.py`. `--keep FOLDER` leaves every file and what the command printed
-there, by the model's name and the family. Exit code 1 where bytes differ. Times are seconds of processor time.
+With folders: `MODELS/NAME.onnx` and `DATA/NAME.npz`, or `NAME_calib.npz`, or a folder `NAME_calib`; `NAME:OTHER`
+where data have another name. Families are those of `as_processor.py`. `--keep FOLDER` leaves every file and what the
+command printed there, by the model's name and the family. Exit code 1 where bytes differ. Times are seconds of
+processor time.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def digest(model: Path, data: Path, family: str, options: Sequence[str] = (), ke
 def _found(models: Path, data: Path, names: Sequence[str]) -> Iterator[tuple[Path, Path]]:
     for each in names:
         name, _, other = each.partition(":")
-        given = [data / f"{other or name}.npz", data / f"{other or name}_calib.npz"]
+        given = [data / f"{other or name}{ending}" for ending in (".npz", "_calib.npz", "_calib")]
         yield models / f"{name}.onnx", next((path for path in given if path.exists()), given[0])
 
 
