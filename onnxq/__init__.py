@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from onnxq.pipeline.request import Quantized
     from onnxq.planning.recipe import Recipe, in_blocks, load_recipe, recipe_names
     from onnxq.progress import STEPS, Observer, Progress
-    from onnxq.project.build import Built
     from onnxq.project.check import Checked, Finding
+    from onnxq.project.outcome import Built
     from onnxq.publish.export import Export, export
     from onnxq.publish.model_card import ExportedFile
     from onnxq.report import NodeReport, Report, write_report
@@ -71,7 +71,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _LAZY = {
     "Budget": "onnxq.search.budget",
-    "Built": "onnxq.project.build",
+    "Built": "onnxq.project.outcome",
     "Checked": "onnxq.project.check",
     "Comparison": "onnxq.verification.compare",
     "Contribution": "onnxq.verification.records",

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from onnxq.errors import ProjectError
 from onnxq.progress import Observer, Silent
-from onnxq.project.build import Built
 from onnxq.project.build import build as build_entries
 from onnxq.project.check import Checked
 from onnxq.project.check import check as check_project
 from onnxq.project.entry import Entry, Project
 from onnxq.project.file import FILE, START, find_project, load_project
 from onnxq.project.jobs import build_in_jobs
+from onnxq.project.outcome import Built
 from onnxq.text import as_list
 
 

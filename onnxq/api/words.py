@@ -21,7 +21,7 @@ from onnxq.api.verify import Verification
 from onnxq.data.examine import Examination
 from onnxq.errors import OnnxqError
 from onnxq.pipeline.options import declarations
-from onnxq.project.build import Built
+from onnxq.project.outcome import Built
 from onnxq.report import Report
 from onnxq.verification.records import Comparison
 

@@ -22,8 +22,8 @@ from onnxq.text import duration, printable
 
 if TYPE_CHECKING:
     from onnxq.errors import OnnxqError
-    from onnxq.project.build import Built
     from onnxq.project.entry import Entry, Project
+    from onnxq.project.outcome import Built
     from onnxq.verification.records import Comparison
     from onnxq.warning import WarningLine
 
@@ -166,15 +166,15 @@ def _build(
     entries: Sequence[Entry], jobs: int, observer: Progress, ended: Callable[[Built], None], *, force: bool
 ) -> None:
     """Build models in so many processes, or one after another in this one."""
-    from onnxq.project.build import build
-    from onnxq.targets.host import limit_processors
-
     if min(jobs, len(entries)) > 1:
         from onnxq.project.jobs import build_in_jobs
 
         observer.step("build")
         build_in_jobs(entries, jobs, force=force, done=ended)
         return
+    from onnxq.project.build import build
+    from onnxq.targets.host import limit_processors
+
     limit_processors(jobs)
     for number, entry in enumerate(entries, 1):
         observer.label = f"{number} of {len(entries)}, {entry.source}"

@@ -14,8 +14,9 @@ from typing import Any
 from onnxq.distributed.runs import TaskRun, failure
 from onnxq.errors import DataError, OnnxqError
 from onnxq.ir import load
-from onnxq.project.build import Built, build, up_to_date
+from onnxq.project.build import build
 from onnxq.project.entry import Entry
+from onnxq.project.outcome import Built, up_to_date
 from onnxq.project.provenance import gather
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from onnxq.data.samples import input_specs
 from onnxq.data.synthetic import synthetic_samples
@@ -24,22 +24,19 @@ from onnxq.pipeline.options import QuantizeOptions
 from onnxq.pipeline.quantize import quantize
 from onnxq.pipeline.request import Quantized
 from onnxq.progress import Observer, Silent
-from onnxq.project.check import find_all, missing_verify_data
+from onnxq.project.check import missing_verify_data
 from onnxq.project.entry import Entry
+from onnxq.project.outcome import Built, up_to_date
 from onnxq.project.provenance import gather, record
-from onnxq.project.rules import is_ignored, is_stale
 from onnxq.report import Report
-from onnxq.report.result_warnings import result_warnings
 from onnxq.runtime.custom_ops import register_custom_ops
 from onnxq.search.size_search import written_bytes
 from onnxq.stages.files import open_data
 from onnxq.verification.compare import compare
 from onnxq.verification.records import Comparison
 from onnxq.verification.user_metric import compare_metric
-from onnxq.warning import WarningLine
 
 GIVE_LIBRARY = "Name the library of its custom operators under 'custom-ops'."
-DAMAGED = frozenset({"missing", "unreadable", "malformed", "altered"})  # built again even if switched off
 RANDOM_SAMPLES = 8
 SPARE_BYTES = 64  # figures of another model may take more digits
 
@@ -50,33 +47,6 @@ class RecordTooLargeError(CheckFailed):
     def __init__(self, message: str, hint: str = "", *, recorded: int = 0) -> None:
         super().__init__(message, hint)
         self.recorded = recorded
-
-
-@dataclass(frozen=True)
-class Built:
-    """Result of one model.
-
-    Attributes:
-        entry: The model.
-        state: What was done.
-        report: What a build did; None where nothing was built.
-        error: Why it failed; None where it did not.
-        verified: Figures on the data to verify on; None where there are none.
-
-    """
-
-    entry: Entry
-    state: Literal["built", "up to date", "failed"]
-    report: Report | None = None
-    error: OnnxqError | None = None
-    verified: Comparison | None = None
-
-    @property
-    def warnings(self) -> tuple[WarningLine, ...]:
-        """Warnings to read before the model is used."""
-        blamed = () if self.error is None else self.error.warnings
-        own = blamed if self.report is None else self.report.warnings
-        return tuple(dict.fromkeys((*own, *result_warnings(self.verified))))
 
 
 def build(entries: Iterable[Entry], *, force: bool = False, observer: Observer | None = None) -> Iterator[Built]:
@@ -97,22 +67,6 @@ def build(entries: Iterable[Entry], *, force: bool = False, observer: Observer |
             yield build_model(entry, observer=observer or Silent())
         except OnnxqError as error:
             yield Built(entry, "failed", error=error)
-
-
-def up_to_date(entry: Entry) -> Built | None:
-    """Say that a model is up to date, or that building it again would not help; None if it is to be built."""
-    try:
-        gather(entry, load(entry.source))
-        every = [finding for finding in find_all(entry) if finding.path == entry.quantized]
-    except OnnxqError as error:
-        return Built(entry, "failed", error=error)
-    found = [finding for finding in every if not is_ignored(finding.rule, entry.ignore)]
-    if any(finding.rule in DAMAGED for finding in every) or any(is_stale(finding.rule) for finding in found):
-        return None
-    if found:
-        message = f"{entry.quantized}: {found[0].message}"
-        return Built(entry, "failed", error=CheckFailed(message, "Change the recipe, the data or the limit."))
-    return Built(entry, "up to date")
 
 
 def build_model(

@@ -13,8 +13,8 @@ from concurrent.futures import Future, as_completed
 
 from onnxq.data.remote import share_fetched
 from onnxq.errors import ModelError
-from onnxq.project.build import Built, build, up_to_date
 from onnxq.project.entry import Entry
+from onnxq.project.outcome import Built, up_to_date
 from onnxq.runtime.memory import memory_limit
 from onnxq.runtime.processes import ProcessEnded, Processes
 
@@ -74,6 +74,8 @@ def _as_memory_allows(jobs: int, entries: Sequence[Entry]) -> int:
 
 def _build_one(entry: Entry) -> Built:
     """Build a model in a process of `Processes`."""
+    from onnxq.project.build import build  # with all that quantizes, which the process that asks does without
+
     return next(build([entry], force=True))
 
 

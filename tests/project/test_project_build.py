@@ -12,9 +12,10 @@ from helpers import floats, graph, node
 
 from onnxq.errors import CheckFailed, DataError, ModelError
 from onnxq.ir import load
-from onnxq.project.build import Built, build, measure_entry
+from onnxq.project.build import build, measure_entry
 from onnxq.project.check import check
 from onnxq.project.file import load_project
+from onnxq.project.outcome import Built
 from onnxq.project.provenance import INPUTS, MEASURED, record, recorded_comparison
 from onnxq.targets.host import host_family, processor_name
 from onnxq.verification.families import FamilyFigures

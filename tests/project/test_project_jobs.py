@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from onnxq.project import jobs
-from onnxq.project.build import Built, build
+from onnxq.project.build import build
 from onnxq.project.file import load_project
 from onnxq.project.jobs import build_in_jobs
+from onnxq.project.outcome import Built
 from onnxq.runtime import memory, processes
 
 QUANTIZED = Path("models/cnn.int8.onnx")

@@ -19,8 +19,8 @@ from onnxq.pipeline.options import QuantizeOptions, declarations
 from onnxq.text import counted, join_words
 
 if TYPE_CHECKING:
-    from onnxq.project.build import Built
     from onnxq.project.entry import Entry
+    from onnxq.project.outcome import Built
     from onnxq.report import Report
 
 
@@ -46,7 +46,7 @@ class EntryChoice:
             OnnxqError: The model misses a limit, and building it again would not help.
 
         """
-        from onnxq.project.build import up_to_date
+        from onnxq.project.outcome import up_to_date
 
         settled = up_to_date(self.entry) if self.is_own else None
         if settled is None:
