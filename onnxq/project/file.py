@@ -20,6 +20,12 @@ from onnxq.project.rules import check_codes
 from onnxq.text import UNITS, did_you_mean, parse_size
 
 FILE, PYPROJECT = "onnxq.toml", "pyproject.toml"
+ELSEWHERE = {  # names that other files of settings have for the same
+    **dict.fromkeys(("model", "source", "input", "path", "file"), "float"),
+    **dict.fromkeys(("output", "out", "int8"), "quantized"),
+    **dict.fromkeys(("calibration", "calibration-data", "calib", "dataset", "inputs"), "data"),
+    **dict.fromkeys(("validation-data", "test-data", "eval-data"), "verify-data"),
+}
 START = 'Start with the two lines [[models]] and float = "PATH.onnx".'
 
 
@@ -173,7 +179,8 @@ class _Reader:
     def refuse_unknown(self, table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
         for key in table:
             if key not in known:
-                hint = did_you_mean(key, known, cutoff=0.6) or f"Known keys: {', '.join(known)}."
+                near = f"Did you mean '{ELSEWHERE[key]}'?" if ELSEWHERE.get(key) in known else ""
+                hint = near or did_you_mean(key, known, cutoff=0.6) or f"Known keys: {', '.join(known)}."
                 if key in {field.name.replace("_", "-") for field in fields(Thresholds)} and "thresholds" in known:
                     hint = f"Write it as a threshold: thresholds = {{ {key} = {table[key]} }}."
                 owner = f"{self.label}: {where}" if where else self.label

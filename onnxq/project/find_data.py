@@ -49,15 +49,22 @@ class ProjectFiles:
 
 @dataclass(frozen=True, order=True)
 class Fit:
-    """How well data belong to a model, by their names; less is better.
+    """How well data belong to a model, by their names and kinds; less is better.
+
+    Arrays are named and shaped like the inputs of one model. Pictures, recordings and sentences are made to fit any, so
+    that arrays come first unless the others are named after the model.
 
     Attributes:
+        is_strange: Whether the name is not that of the model, and no part of it.
+        is_prepared: Whether samples are made of files that hold no arrays.
         strangeness: 0 named after the model, 1 after a part of its name, 2 after nothing, 3 after something else.
         distance: How many folders lie between both.
         is_unnamed: Whether the name does not say that they are for calibration.
 
     """
 
+    is_strange: bool
+    is_prepared: bool
     strangeness: int
     distance: int
     is_unnamed: bool
@@ -103,7 +110,7 @@ def fit(model: Path, data: Path, root: Path) -> Fit:
             break
     shared = os.path.commonpath([os.path.abspath(model.parent), os.path.abspath(data.parent)])
     distance = sum(len(Path(os.path.relpath(path.parent, shared)).parts) for path in (model, data))
-    return Fit(strangeness, distance, role(data, root) != "calibrate")
+    return Fit(strangeness > 1, _is_prepared(data), strangeness, distance, role(data, root) != "calibrate")
 
 
 def _strangeness(words: list[str], wanted: list[str]) -> int:
@@ -148,6 +155,13 @@ def _is_data(files: list[str]) -> bool:
     arrays = [name for name, suffix in zip(files, suffixes, strict=True) if suffix in ARRAYS]
     together = len(arrays) > 1 and not any(word in ROLES for name in arrays for word in _words(name))
     return together or any(suffix in (*PICTURES, *SOUNDS) for suffix in suffixes) or "input_0.pb" in files
+
+
+def _is_prepared(path: Path) -> bool:
+    """Whether samples have to be made of what a file or folder holds."""
+    if not path.is_dir():
+        return path.suffix.lower() in SENTENCES
+    return any(Path(name).suffix.lower() in (*PICTURES, *SOUNDS) for _, files in _walk(path) for name in files)
 
 
 def _without_parts(data: list[Path]) -> list[Path]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from onnxq.data.samples import Samples
 from onnxq.errors import OnnxqError, ProjectError
 from onnxq.ir import Model, infer_types, load
 from onnxq.project.find_data import Fit, ProjectFiles, find, fit, role
@@ -157,11 +158,13 @@ def _with_role(paths: Iterable[Path], root: Path, *roles: str) -> list[Path]:
 def _first_fitting(
     model: Model, groups: Iterable[list[Path]], refused: list[tuple[str, str]]
 ) -> tuple[list[Path], int | None]:
-    """Return the data of the first group that a model takes, and how many samples they hold if that is known."""
+    """Return the data of the first group that a model takes, and how many samples they hold if that is known.
+
+    Integers that become floats are only taken where a group has nothing else: they may be pictures without their scale.
+    """
     tries = 0
     for group in groups:
-        fitting: list[Path] = []
-        count: int | None = 0
+        fitting: list[tuple[Path, Samples]] = []
         for path in group:
             tries += 1
             if tries > MOST_TRIES:
@@ -173,10 +176,12 @@ def _first_fitting(
             except OnnxqError as error:
                 refused.append((str(path), error.message))
                 continue
-            fitting.append(path)
-            count = None if count is None or samples.count is None else count + samples.count
+            fitting.append((path, samples))
         if fitting:
-            return fitting, count
+            taken = [one for one in fitting if not any(dtype.kind in "iub" for dtype in one[1].converted.values())]
+            counts = [samples.count for _, samples in taken or fitting]
+            known = sum(count for count in counts if count is not None)
+            return [path for path, _ in taken or fitting], None if None in counts else known
     return [], None
 
 

@@ -79,3 +79,10 @@ def test_the_nearest_of_equal_names_comes_first() -> None:
     near, far = (fit(model, Path(path), Path()) for path in ("models/calib.npz", "data/calib.npz"))
     assert near < far
     assert fit(model, Path("models/a_calib.npz"), Path()) < fit(model, Path("models/a.npz"), Path()) < near
+
+
+def test_arrays_come_before_what_is_made_to_fit_unless_it_has_the_model_s_name(tmp_path: Path) -> None:
+    tree(tmp_path, "cnn.onnx", "photos/1.jpg", "cnn_photos/1.jpg", "imagenet_calib.npz", "calib.npz", "lines.jsonl")
+    order = ["cnn_photos", "calib.npz", "imagenet_calib.npz", "photos", "lines.jsonl"]
+    fits = {name: fit(tmp_path / "cnn.onnx", tmp_path / name, tmp_path) for name in reversed(order)}
+    assert sorted(fits, key=fits.__getitem__)[:4] == order[:4]

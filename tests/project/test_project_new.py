@@ -57,6 +57,15 @@ def test_data_of_another_name_serve_the_only_model(models: Path) -> None:
     assert found(models)["four.onnx"].data == ()
 
 
+def test_bytes_serve_only_where_there_are_no_floats(models: Path) -> None:
+    np.savez(models / "bytes.npz", x=np.zeros((3, 4), np.uint8))
+    assert found(models)["four.onnx"].data == ()
+    (models / "eight.onnx").unlink()
+    assert found(models)["four.onnx"].data == ("bytes.npz",)
+    save(models / "street.npz", 4)
+    assert found(models)["four.onnx"].data == ("street.npz",)
+
+
 def test_what_is_no_float_model_is_left_out(models: Path) -> None:
     (models / "eight.onnx").write_text("nothing")
     model = onnx.load(models / "four.onnx")
