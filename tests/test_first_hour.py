@@ -41,6 +41,7 @@ ROWS = {
     "5 an estimate of the whole where copies share the work": "pipeline/test_schedule.py::"
     "test_copies_of_the_process_share_the_work",
     "5 trials of copies are counted": "runtime/test_fork.py::test_what_is_told_is_followed_and_tasks_are_not",
+    "5 time waited for a copy": "runtime/test_fork.py::test_the_time_that_a_copy_is_waited_for_is_work_of_its_kind",
     "5 samples of a function are counted": "cli/test_cli_quantize.py::test_samples_of_a_function_are_counted",
     "5 the share never falls": "test_progress.py::test_the_share_never_falls",
     "5 quiet": "cli/test_progress_bar.py::test_quiet_says_nothing",
@@ -117,6 +118,10 @@ ROWS = {
     "own: paths of Windows": "project/test_project_file.py::test_a_path_of_windows_is_told_to_use_slashes",
     "own: no work that is expected and not done": "pipeline/test_schedule.py::"
     "test_a_half_that_codes_were_chosen_on_is_not_fitted_again",
+    "own: photos beside arrays that fit": "project/test_project_find_data.py::"
+    "test_arrays_come_before_what_is_made_to_fit_unless_it_has_the_model_s_name",
+    "own: bytes beside floats": "project/test_project_new.py::test_bytes_serve_only_where_there_are_no_floats",
+    "own: keys of another tool's settings": "project/test_project_file.py::test_what_is_wrong_is_said_with_a_hint",
     "own: a bar that moves while a decoder is judged": "pipeline/test_schedule.py::"
     "test_a_decoder_is_expected_to_go_on_with_texts",
     "own: token ids below zero": "data/test_examine.py::test_token_ids_below_zero_are_named",

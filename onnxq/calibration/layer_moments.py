@@ -6,15 +6,17 @@ Tests: `tests/calibration/test_second_moments.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from onnx import TensorProto
 
 from onnxq.calibration.im2col import Unfolding, unfolding_of
-from onnxq.calibration.second_moments import InputMoments, LayerMoments
+from onnxq.calibration.second_moments import InputMoments, LayerMoments, rows_per_item
 from onnxq.calibration.statistic import Statistic
 from onnxq.calibration.stats import StatisticFactory, Stats, basic_kinds
 from onnxq.calibration.thinning import EVERYTHING, Thinning
 from onnxq.ir import Node, Value
+from onnxq.targets.assumed_shapes import count
 
 # The most columns of a group for which H is full, and the columns of a block beyond; the first that fits the memory.
 # 2304 columns are 256 channels of 3 × 3, and 42 MB for each half of H.
@@ -24,6 +26,22 @@ MEMORY = 768 << 20  # bytes for all H of a model
 # Columns for each row of a weight, beyond which H is of blocks. To decompose one of 2304 columns takes a second, for 6
 # rows as for 256
 COLUMNS_PER_ROW = 64
+
+
+class LayerWork(NamedTuple):
+    """What second moments of one sample take.
+
+    Attributes:
+        elements: Of the rows that layers read.
+        products: Of two such elements.
+
+    """
+
+    elements: int = 0
+    products: int = 0
+
+
+NO_LAYERS = LayerWork()
 
 
 class MeasuredLayers:
@@ -50,8 +68,8 @@ class MeasuredLayers:
                 continue
             if value.dtype == TensorProto.FLOAT:
                 self._inputs[node] = value, found[1]
-                key, count = (value.name, found[1]), _rows(node, found)
-                rows[key] = max(rows.get(key, 0), count)
+                key = value.name, found[1]
+                rows[key] = max(rows.get(key, 0), _rows(node, found))
         self._by_name: dict[str, dict[Unfolding, int]] = {}
         for full, block in SIZES:
             for value, unfolding in self._inputs.values():
@@ -67,6 +85,24 @@ class MeasuredLayers:
         return sum(
             2 * 8 * unfolding.columns * block for ways in self._by_name.values() for unfolding, block in ways.items()
         )
+
+    def work(self, shapes: Mapping[str, tuple[int, ...]], thinning: Thinning = EVERYTHING) -> LayerWork:
+        """Count what one sample takes.
+
+        Args:
+            shapes: Of values whose sizes the model leaves open.
+            thinning: How many of the rows are measured.
+
+        """
+        read: dict[tuple[str, Unfolding], int] = {}
+        for node, (value, unfolding) in self._inputs.items():
+            rows = rows_read(node, value, unfolding, shapes)
+            read[value.name, unfolding] = min(rows, thinning.rows(unfolding.n, rows_per_item(unfolding)))
+        elements = products = 0
+        for (name, unfolding), rows in read.items():
+            elements += rows * unfolding.columns
+            products += rows * unfolding.columns * self._by_name[name][unfolding]
+        return LayerWork(elements, products)
 
     @property
     def inputs(self) -> Mapping[Node, tuple[Value, Unfolding]]:
@@ -106,6 +142,22 @@ class MeasuredLayers:
                 return None
             result = layer if result is None else result.merge(layer)
         return result
+
+
+def rows_read(node: Node, value: Value, unfolding: Unfolding, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Count the rows that a layer reads of a sample: of a matrix, or the windows of a Conv.
+
+    Args:
+        node: The layer.
+        value: What it reads.
+        unfolding: How it reads it.
+        shapes: Of values whose sizes the model leaves open.
+
+    """
+    made, weight = node.outputs[0], node.inputs[1]
+    if node.op_type != "Conv" or made is None or weight is None or weight.constant is None:
+        return count(value, shapes) // unfolding.columns
+    return count(made, shapes) // weight.constant.shape[0]
 
 
 def _rows(node: Node, found: tuple[int, Unfolding]) -> int:

@@ -8,17 +8,21 @@ constants were fitted to runs of `tests/bench/bench_progress.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from onnxq.calibration.im2col import unfolding_of
+from onnxq.calibration.layer_moments import NO_LAYERS, LayerWork, rows_read
+from onnxq.calibration.thinning import Thinning
 from onnxq.data.generated_text import text_input
-from onnxq.ir import Value
+from onnxq.ir import Node, Value
+from onnxq.ir.operator_traits import Trait, operators_with
 from onnxq.progress import Work
 from onnxq.rounding.weights import searched_weights
 from onnxq.runtime.fork import can_fork
 from onnxq.runtime.workers import worker_count
 from onnxq.search.budget import Budget
-from onnxq.search.candidates import float_time
+from onnxq.search.candidates import float_time, predicted_time
 from onnxq.search.equalization_trial import applicable
 from onnxq.search.held_out import FOLDS, REST, HoldoutSplit
 from onnxq.search.range_trial import LEAST_FOLDS
@@ -27,53 +31,112 @@ from onnxq.search.sensitivity import ALL_ALONE, EXACT, PROBES, weighted_decision
 from onnxq.search.variants import read_many_rows
 from onnxq.stages.measure import layers_needing_moments
 from onnxq.stages.prepared import Prepared
-from onnxq.verification.decoding import JUDGED, SECONDS
+from onnxq.targets.assumed_shapes import count
+from onnxq.verification.decoding import JUDGED, PROMPT, SECONDS
 from onnxq.verification.metrics.greedy import CONTINUED, TEXTS
 
 UNKNOWN = 100  # samples, if their number is not known
-# Times of the float model's by the table: a session that gives tensors, the evaluator, the same for channels alone
-ROUGH, FULL, CHANNELS = 2.3, 6.8, 4.5
-EXTREMES = 0.6  # of the first, where no moments are measured
-RUN, VARIANT_RUN = 1.7, 0.5  # of float, and of a variant, in a session of exact arithmetic
-# Seconds for a node. VARIANT: to copy, plan and rewrite a model. OPEN: to open a session. TAPPED: one that gives
-# tensors. EVALUATED: to evaluate it. MEASURED: to measure its outputs. ROUNDED: for an element of a weight
-VARIANT, OPEN, TAPPED, EVALUATED, MEASURED, ROUNDED = 4e-4, 2e-4, 1e-3, 3e-4, 1.1e-4, 1.6e-8
+# Seconds for a value of a sample whose statistics are taken, for an element that the evaluator makes, one of a window
+# that it copies, one that is measured, one of the rows whose second moments are taken, and a product of two of these
+MEASURED, EVALUATED, COPIED, COUNTED, UNFOLDED, MULTIPLIED = 3.5e-4, 3e-9, 2e-9, 3e-9, 6e-9, 4.5e-11
+# Times of the float model's by the table: a session that gives tensors, the evaluator, a session of exact arithmetic.
+# And times of the quantized model's in the last
+ROUGH, FULL, RUN, VARIANT_RUN = 1.2, 2.0, 1.7, 1.3
+# Seconds for a node. VARIANT: to rewrite one that is quantized. OPEN: to copy it and open a session. TAPPED: for one
+# that gives tensors. CALLED: to evaluate it. ROUNDED: for an element of a weight
+VARIANT, OPEN, TAPPED, CALLED, ROUNDED = 8e-4, 1e-4, 2e-4, 6e-5, 1.6e-8
 # Seconds for a row of a weight by its squared length, for a weight, and the share of both that a quick search takes
-ELEMENT, WEIGHT, QUICK = 2.7e-9, 1.7e-2, 0.55
+ELEMENT, WEIGHT, QUICK = 2.7e-9, 1.7e-2, 0.45
 # The share of the weights whose codes are chosen once more, for other kernels, when the search is over
 AGAIN = 0.3
+OPENED = 1e-3  # seconds for a node of two models that are made ready to be compared
 LATENCY, LATENCY_RUNS = 0.5, 10  # seconds at most for pairs of runs, and how many there are at least
 FAMILY_SAMPLES, LAYER_SAMPLES, PASS_SAMPLES = 4, 8, 1
 PROBABLE, POSSIBLE, RARE = 0.5, 0.3, 0.15
 FLOAT32 = 4  # bytes
 RESCALED = 2.0  # times of a trial's, where channels of a copy are divided first
 ANOTHER = 0.8  # of what one processor does, each more adds where copies of the process share the work
-ALONE = ("latency", "perplexity", "greedy", "details")  # what one process does by itself
+ALONE = ("biases", "compare", "latency", "perplexity", "greedy", "details")  # what one process does by itself
+VIEWS = operators_with(Trait.IN_ORDER) | {"Transpose", "Slice", "Split"}  # NumPy copies nothing
 USUALLY_FIRST, USUALLY_OPEN = 4, 3  # ways to choose ranges that run on the first folds, and on more
 
 
 @dataclass(frozen=True)
 class _Prices:
-    """Seconds of single pieces of work for one model."""
+    """Seconds of single pieces of work for one model, in one process.
 
-    run: float  # of the float model on a sample
+    Attributes:
+        run: Of the float model on a sample.
+        quantized: The same of the quantized model.
+        nodes: How many nodes it has.
+        rewritten: How many of them are quantized.
+        weights: Elements of its weights.
+        made: Elements of all tensors that it computes of a sample; views of others do not count.
+        windows: Elements of all windows that a Conv reads of a sample.
+        measured: Values whose statistics are taken, and their elements.
+
+    """
+
+    run: float
+    quantized: float
     nodes: int
-    weights: int  # elements
+    rewritten: int
+    weights: int
+    made: int
+    windows: int
+    measured: tuple[int, int]
 
-    def rough(self, samples: int) -> float:
-        return samples * (ROUGH * self.run + MEASURED * self.nodes) + TAPPED * self.nodes
+    @classmethod
+    def of(cls, prepared: Prepared) -> _Prices:
+        """Count the work of a plan, with the shapes of the first sample."""
+        plan, model = prepared.plan, prepared.model
+        nodes, values, shapes = model.graph.nodes, plan.calibrated(), plan.costs.shapes
+        return cls(
+            float_time(plan) / 1e9,
+            predicted_time(plan, plan.costs) / 1e9,
+            len(nodes),
+            len(plan.quantized()),
+            model.weight_bytes // FLOAT32,
+            sum(count(value, shapes) for node in nodes if node.op_type not in VIEWS for value in node.outputs if value),
+            sum(_windows(node, shapes) for node in nodes),
+            (len(values), sum(count(value, shapes) for value in values)),
+        )
 
-    def full(self, samples: int) -> float:
-        return samples * (FULL * self.run + EVALUATED * self.nodes)
+    def rough(self, samples: int, layers: LayerWork = NO_LAYERS) -> float:
+        """Measure tensors of onnxruntime, and what layers read."""
+        values, elements = self.measured
+        each = ROUGH * self.run + MEASURED * values + COUNTED * elements + _moments(layers)
+        return samples * each + TAPPED * self.nodes
 
-    def channels(self, samples: int) -> float:
-        return samples * (CHANNELS * self.run + MEASURED * self.nodes)
+    def evaluate(self, samples: int) -> float:
+        return samples * (FULL * self.run + CALLED * self.nodes + EVALUATED * self.made + COPIED * self.windows)
+
+    def full(self, samples: int, layers: LayerWork) -> float:
+        """Measure tensors of the evaluator, and what layers read."""
+        return self.evaluate(samples) + samples * (MEASURED * self.measured[0] + _moments(layers))
 
     def float_outputs(self, samples: int) -> float:
         return samples * RUN * self.run + OPEN * self.nodes
 
     def trial(self, samples: int) -> float:
-        return (VARIANT + OPEN) * self.nodes + ROUNDED * self.weights + samples * VARIANT_RUN * self.run
+        written = VARIANT * self.rewritten + OPEN * self.nodes + ROUNDED * self.weights
+        return written + samples * VARIANT_RUN * self.quantized
+
+    def pair(self, samples: int) -> float:
+        """Run both models."""
+        return samples * (self.run + self.quantized)
+
+
+def _windows(node: Node, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    found = unfolding_of(node) if node.op_type == "Conv" else None
+    value = node.inputs[0] if node.inputs else None
+    if found is None or value is None or found[1].positions == 1:
+        return 0
+    return rows_read(node, value, found[1], shapes) * found[1].columns
+
+
+def _moments(layers: LayerWork) -> float:
+    return UNFOLDED * layers.elements + MULTIPLIED * layers.products
 
 
 class Schedule:
@@ -101,31 +164,26 @@ class Schedule:
     ) -> None:
         self._prepared, self._split, self._budget = prepared, split, budget
         self._with_data, self._with_stats, self._detailed = with_data, with_stats, detailed
-        nodes = prepared.model.graph.nodes
-        self._prices = _Prices(float_time(prepared.plan) / 1e9, len(nodes), prepared.model.weight_bytes // FLOAT32)
+        self._prices = _Prices.of(prepared)
         self._samples = split.samples.count or UNKNOWN
         self._few = split.expected_count(1.0)
         self._half = max(self._few // 2, 1)
         self._fitted = max(min(split.expected_fitting(), self._samples) // 2, 1)  # a half that codes are chosen on
         self._shares = split.shareable
         self._tries = with_data and not prepared.fast and not split.samples.made_up and self._few > 1
-        self._layers = bool(layers_needing_moments(prepared.plan).values)
+        self._layers = layers_needing_moments(prepared.plan)
 
     def work(self) -> Iterator[Work]:
         """List what is to be done, in order; it takes less time where copies of the process share it."""
         copies = self._shares and can_fork()
         share = 1 / (1 + ANOTHER * (worker_count(0) - 1)) if copies else 1.0
-        for one in self._work(beside=copies):
-            yield one if one.kind in ALONE else replace(one, seconds=one.seconds * share)
-
-    def _work(self, *, beside: bool) -> Iterator[Work]:
-        """List the same as one process does it; `beside`: ranges are tried in a copy, while codes are."""
         if not self._with_stats:
-            yield from self._rescale()
-        yield from self._calibrate(beside=beside)
+            yield from _shared(self._rescale(), share)
+            yield from self._holdout(share, beside=copies)
+        yield from _shared(self._calibrate(), share)
         if self._with_data or self._budget.is_set:
-            yield from self._search()
-        yield from self._compare()
+            yield from _shared(self._search(), share)
+        yield from _shared(self._compare(), share)
 
     def _trials(self, step: str, count: int, samples: int, chance: float = 1.0) -> Iterator[Work]:
         for _ in range(count):
@@ -147,7 +205,7 @@ class Schedule:
 
         if any(node.op_type == "Softmax" for node in prepared.model.graph.nodes):
             yield from trials(2, PROBABLE)
-        channels = prices.channels(min(self._samples, CHANNEL_SAMPLES))
+        channels = prices.evaluate(min(self._samples, CHANNEL_SAMPLES))
         ways = applicable(prepared)
         if ways:
             yield from halves()
@@ -162,35 +220,47 @@ class Schedule:
             yield from trials(2, POSSIBLE)
             yield Work("rescale", "measure", channels, POSSIBLE)
 
-    def _calibrate(self, *, beside: bool) -> Iterator[Work]:
-        prices, plan = self._prices, self._prepared.plan
-        rounding = self._rounding()
-        if self._tries and not self._with_stats:
-            codes = list(self._codes(rounding))
-            ranges = list(self._ranges()) if "auto" in plan.range_methods else []
-            yield from codes
-            if beside and codes and ranges:
-                longer, shorter = (sum(one.seconds * one.chance for one in part) for part in (ranges, codes))
-                ranges = [Work("trial", "ranges", max(longer - shorter, 0.0))]
-            yield from ranges
-        if self._with_data and not self._with_stats and plan.calibrated():
-            yield Work("calibrate", "measure", prices.full(self._samples))
-        if self._layers or plan.quantized():
-            yield Work("round", "round", rounding)
+    def _holdout(self, share: float, *, beside: bool) -> Iterator[Work]:
+        """List what held-out samples choose; `beside`: ranges are tried in a copy, while codes are.
 
-    def _codes(self, rounding: float) -> Iterator[Work]:
-        if self._layers and not read_many_rows(self._prepared.plan, self._split.samples.count):
-            yield Work("trial", "measure roughly", self._prices.rough(self._fitted))
+        Each of the two has a processor then. Copies share what is left of the codes once the ranges are found.
+        """
+        if not self._tries:
+            return
+        codes = list(self._codes())
+        ranges = list(self._ranges()) if "auto" in self._prepared.plan.range_methods else []
+        if not beside or not codes or not ranges:
+            yield from _shared((*codes, *ranges), share)
+            return
+        one, other = (sum(work.seconds * work.chance for work in part) for part in (codes, ranges))
+        alone = min(other / one, 1.0)
+        yield from _shared(codes, alone + (1 - alone) * share)
+        yield Work("trial", "ranges", max(other - one, 0.0))
+
+    def _calibrate(self) -> Iterator[Work]:
+        plan = self._prepared.plan
+        if self._with_data and not self._with_stats and (plan.calibrated() or self._layers.values):
+            layers = self._layers.work(plan.costs.shapes)
+            yield Work("calibrate", "measure", self._prices.full(self._samples, layers))
+        if self._layers.values or plan.quantized():
+            yield Work("round", "round", self._rounding())
+
+    def _codes(self) -> Iterator[Work]:
+        plan = self._prepared.plan
+        if self._layers.values and not read_many_rows(plan, self._split.samples.count):
+            layers = layers_needing_moments(plan, blocks=False, trial=True)
+            taken = layers.work(plan.costs.shapes, Thinning.of(self._fitted))
+            yield Work("trial", "measure roughly", self._prices.rough(self._fitted, taken))
             yield Work("trial", "judge", self._prices.float_outputs(self._half), PROBABLE)
             yield from self._trials("trial", 2, self._half)
-            yield Work("trial", "round", QUICK * rounding)
+            yield Work("trial", "round", QUICK * self._rounding())
 
     def _ranges(self) -> Iterator[Work]:
         taken = self._split.expected_count(self._split.room)
         folds = min(FOLDS, taken)
         each, rest = taken // folds, min(max(self._samples - taken, 0), REST)
         for samples in (*[each] * folds, *([rest] if rest else [])):
-            yield Work("trial", "measure roughly", EXTREMES * self._prices.rough(samples))
+            yield Work("trial", "measure roughly", self._prices.rough(samples))
         for fold in range(folds):
             yield Work("trial", "judge", self._prices.float_outputs(each))
             yield from self._trials("trial", USUALLY_FIRST if fold < LEAST_FOLDS else USUALLY_OPEN, each)
@@ -201,10 +271,11 @@ class Schedule:
         strict = self._budget.is_accuracy
         yield Work("search", "judge", prices.float_outputs(quick))
         if nodes > ALL_ALONE:
-            yield Work("search", "layers", 3 * prices.full(PASS_SAMPLES))
+            yield Work("search", "layers", 3 * prices.evaluate(PASS_SAMPLES))
         alone = nodes if nodes <= ALL_ALONE else PROBES + (EXACT if strict else 3)
         yield from self._trials("search", alone + 1, quick)
         yield from self._trials("search", 4, quick, POSSIBLE)
+        yield Work("search", "measure", prices.evaluate(self._samples), RARE)  # values that other forms ask for
         yield Work("search", "round", AGAIN * self._rounding())
         halvings = math.ceil(math.log2(nodes + 1))
         if strict:
@@ -218,14 +289,14 @@ class Schedule:
         if self._tries and not self._with_stats:
             yield from self._cross_validate()
         if self._tries and any(d.settings and d.settings.bias_correction for d in self._prepared.plan.decisions):
-            yield Work("correct", "biases", prices.full(self._half), POSSIBLE)
+            yield Work("correct", "biases", 2 * prices.evaluate(self._half), RARE)
             yield from self._trials("correct", 2, self._half, POSSIBLE)
 
     def _cross_validate(self) -> Iterator[Work]:
         """List the judging of one half; codes were chosen on the other before, to see whether they serve others."""
         prices = self._prices
         half = self._fitted
-        codes = self._layers and not read_many_rows(self._prepared.plan, self._split.samples.count)
+        codes = self._layers.values and not read_many_rows(self._prepared.plan, self._split.samples.count)
         yield Work("cross-validate", "measure roughly", prices.rough(half), RARE if codes else 1.0)
         yield Work("cross-validate", "judge", prices.float_outputs(half), PROBABLE)
         yield from self._trials("cross-validate", 2, half)
@@ -236,19 +307,26 @@ class Schedule:
     def _compare(self) -> Iterator[Work]:
         prices = self._prices
         samples = 2 if self._prepared.fast else self._samples
-        yield Work("verify", "compare", samples * 2 * prices.run + 5 * OPEN * prices.nodes)
+        yield Work("verify", "compare", prices.pair(samples) + OPENED * prices.nodes)
         if not self._prepared.fast:
-            yield Work("verify", "latency", min(LATENCY, 1000 * prices.run) + 2 * LATENCY_RUNS * prices.run)
+            yield Work("verify", "latency", min(LATENCY, 1000 * prices.run) + prices.pair(LATENCY_RUNS))
         if self._detailed:
-            yield Work("layers", "layers", 3 * prices.full(min(LAYER_SAMPLES, self._samples)))
+            yield Work("layers", "layers", 3 * prices.evaluate(min(LAYER_SAMPLES, self._samples)))
             yield Work("details", "details", 1.0 + 8 * prices.run)
-        yield Work("families", "families", 2 * prices.full(FAMILY_SAMPLES), POSSIBLE)
+        yield Work("families", "families", 2 * prices.evaluate(FAMILY_SAMPLES), RARE)
         if self._budget.metric is not None:
-            yield Work("metric", "metric", 4 * self._samples * prices.run)
+            yield Work("metric", "metric", 2 * prices.pair(self._samples))
         if self._with_data and not self._prepared.fast and text_input(self._prepared.model) is not None:
-            yield Work("decoding", "latency", 2 * LATENCY)
-            yield Work("decoding", "perplexity", 2 * min(JUDGED, self._samples) * prices.run)
-            yield Work("decoding", "greedy", min(2 * TEXTS * CONTINUED * prices.run, 2 * SECONDS))
+            texts = min(TEXTS, self._samples)
+            yield Work("decoding", "latency", LATENCY + min(LATENCY, 1000 * prices.run / PROMPT))
+            yield Work("decoding", "perplexity", prices.pair(min(JUDGED, self._samples)))
+            yield Work("decoding", "greedy", min(texts * CONTINUED * prices.run, SECONDS) + prices.pair(texts))
+
+
+def _shared(work: Iterable[Work], share: float) -> Iterator[Work]:
+    """Yield work in the time that it takes where copies of the process share what one does not do alone."""
+    for one in work:
+        yield one if one.kind in ALONE else replace(one, seconds=one.seconds * share)
 
 
 def _rounding(weight: Value, axes: tuple[int, ...]) -> float:

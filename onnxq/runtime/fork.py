@@ -28,7 +28,7 @@ from typing import IO, Any, NoReturn, TypeVar
 
 import numpy as np
 
-from onnxq.progress import unfollowed
+from onnxq.progress import REST, unfollowed, working
 from onnxq.runtime.blas_threads import single_threaded_blas
 from onnxq.runtime.ort_session import LIBRARIES
 from onnxq.runtime.ownership import is_own_process
@@ -102,7 +102,9 @@ def run_forked(
 
 
 @contextmanager
-def in_copy(function: Callable[[], R], *, copies: bool = True, task_bytes: int = 0) -> Iterator[Callable[[], R]]:
+def in_copy(
+    function: Callable[[], R], *, copies: bool = True, kind: str = REST, task_bytes: int = 0
+) -> Iterator[Callable[[], R]]:
     """Let a copy of this process do something while this one goes on; yields what to call for its result.
 
     If there can be no copy, or it failed, that call does it. It has to be made inside.
@@ -110,6 +112,7 @@ def in_copy(function: Callable[[], R], *, copies: bool = True, task_bytes: int =
     Args:
         function: What to do; with one processor in a copy.
         copies: Whether a copy may do it: it reads nothing that this process reads in the meantime.
+        kind: The kind of work that it is to wait for the copy; see `Progress.task`.
         task_bytes: About what it takes in memory; see `worker_count`.
 
     """
@@ -125,7 +128,7 @@ def in_copy(function: Callable[[], R], *, copies: bool = True, task_bytes: int =
         return
 
     def result() -> R:
-        with suppress(ChildProcessError):
+        with suppress(ChildProcessError), working(kind):
             os.waitpid(copy.process, 0)
         found: dict[int, R] = _read(copy.file)
         return found[0] if found else function()

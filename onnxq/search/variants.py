@@ -234,7 +234,7 @@ def choose_by_holdout(prepared: Prepared, split: HoldoutSplit) -> HoldoutChoice:
         return HoldoutChoice()
     surely = read_many_rows(prepared.plan, split.samples.count)
     copies = split.shareable and opened and not surely  # else one of the two takes no time
-    with in_copy(partial(choose_ranges, prepared, split), copies=copies) as ranges:
+    with in_copy(partial(choose_ranges, prepared, split), copies=copies, kind="ranges") as ranges:
         rounding, half = (True, None) if surely else _codes_serve_others(prepared, split)
         return HoldoutChoice(rounding, half, ranges() if opened else MIN_MAX)
 

@@ -242,6 +242,9 @@ def test_one_pass_measures_ranges_and_moments(tmp_path):
     assert layers.moments(stats, a) is not layers.moments(stats, c)
     assert layers.moments(stats, relu) is None
     assert stats["z"].min >= 0
+    measured = {id(found): found for node in (a, b, c, product) if (found := layers.moments(stats, node))}.values()
+    rows = [(found.total().rows // len(samples), found.unfolding.columns, found.block) for found in measured]
+    assert layers.work({}) == (sum(n * k for n, k, _ in rows), sum(n * k * block for n, k, block in rows))
     x = np.concatenate([sample["x"] for sample in samples])
     np.testing.assert_allclose(
         np.einsum("pbb->", layers.moments(stats, c).total().matrix), np.square(x, dtype=float).mean() * 2, rtol=1e-6

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from onnxq.progress import Silent, following, tried
+from onnxq.progress import Silent, Work, expect, following, tried
 from onnxq.runtime.fork import can_fork, in_copy, run_forked
 from onnxq.runtime.ownership import own_process
 from onnxq.search.held_out import _Trials
@@ -152,6 +152,16 @@ def test_what_a_task_changes_stays_in_its_copy(two):
     with in_copy(lambda: changed.append(1) or os.getpid()) as result:
         assert result() != os.getpid()
     assert not changed
+
+
+@linux
+def test_the_time_that_a_copy_is_waited_for_is_work_of_its_kind(two):
+    with following(None) as progress:
+        progress.step("trial")
+        expect([Work("trial", "ranges", 1.0)])
+        with in_copy(lambda: 3, kind="ranges") as result:
+            assert result() == 3
+    assert progress.left == 0
 
 
 @linux
