@@ -118,6 +118,8 @@ ROWS = {
     "own: paths of Windows": "project/test_project_file.py::test_a_path_of_windows_is_told_to_use_slashes",
     "own: no work that is expected and not done": "pipeline/test_schedule.py::"
     "test_a_half_that_codes_were_chosen_on_is_not_fitted_again",
+    "own: texts of a length that a model does not take": "data/test_examine.py::"
+    "test_sizes_that_have_to_be_multiples_are_named",
     "own: photos beside arrays that fit": "project/test_project_find_data.py::"
     "test_arrays_come_before_what_is_made_to_fit_unless_it_has_the_model_s_name",
     "own: bytes beside floats": "project/test_project_new.py::test_bytes_serve_only_where_there_are_no_floats",

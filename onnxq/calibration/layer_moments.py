@@ -29,7 +29,7 @@ COLUMNS_PER_ROW = 64
 
 
 class LayerWork(NamedTuple):
-    """What second moments of one sample take.
+    """Work of taking second moments of one sample.
 
     Attributes:
         elements: Of the rows that layers read.

@@ -23,6 +23,7 @@ from onnxq.ir import Model
 from onnxq.runtime.session import InMemory, Session, SessionError, open_session, run_session
 from onnxq.warning import WarningLine
 
+MULTIPLES = (2, 4, 8, 16, 32, 64)  # that sizes are padded to, to see whether a model runs then
 HARDLY = 2e-5  # of an output's mean square: variance between samples, where inputs vary more than `VARIED`
 VARIED = 1e-2
 LEAST_CLASSES, LEAST_SAMPLES = 10, 6
@@ -49,7 +50,10 @@ def output_warnings(
     try:
         columns = _outputs(session, samples)
     except SessionError as error:
-        remedy = "Look at the values: indices beyond a table, or sizes that do not go together."
+        remedy = (
+            _multiples(session, samples)
+            or "Look at the values: indices beyond a table, or sizes that do not go together."
+        )
         yield WarningLine("not-run", f"onnxruntime cannot run the model on these samples: {error}", remedy)
         return
     try:
@@ -65,6 +69,36 @@ def output_warnings(
             )
     except (OnnxqError, SessionError):
         return
+
+
+def _multiples(session: Session, samples: Sequence[Sample]) -> str:
+    """Say of which number the sizes have to be multiples, if the first sample that fails runs with such ones."""
+    failing = next((sample for sample in samples if not _runs(session, sample)), None)
+    for multiple in MULTIPLES if failing is not None else ():
+        assert failing is not None
+        longer = {name: _padded(array, multiple) for name, array in failing.items()}
+        name = next((name for name, array in longer.items() if array.shape != failing[name].shape), None)
+        if name is not None and _runs(session, longer):
+            before, after = list(failing[name].shape), list(longer[name].shape)
+            return (
+                f"The model runs where sizes are multiples of {multiple}: '{name}' as {after} in place of {before}. "
+                "Cut or pad the samples."
+            )
+    return ""
+
+
+def _padded(array: np.ndarray, multiple: int) -> np.ndarray:
+    """Repeat the last values of each axis behind the batch, until its size is a multiple; sizes of 1 stay."""
+    more = [(0, -size % multiple if axis and size > 1 else 0) for axis, size in enumerate(array.shape)]
+    return np.pad(array, more, mode="edge") if array.size else array
+
+
+def _runs(session: Session, sample: Sample) -> bool:
+    try:
+        run_session(session, None, sample)
+    except SessionError:
+        return False
+    return True
 
 
 def _outputs(session: Session, samples: Sequence[Sample]) -> list[list[np.ndarray]]:

@@ -38,7 +38,7 @@ from onnxq.rounding.checkpoint import checkpoint_folder, remove_checkpoint
 from onnxq.rounding.layer_by_layer import block_jobs
 from onnxq.runtime.blas_threads import single_threaded_blas
 from onnxq.runtime.memory import gc_disabled
-from onnxq.runtime.session import sessions_kept
+from onnxq.runtime.session import SessionError, sessions_kept
 from onnxq.search.budget import Budget, check_budget, check_mixed_bits, check_size
 from onnxq.stages.caches import cache_scales, check_caches
 from onnxq.stages.files import DataOptions, default_output, objection_to, refuse_own_output
@@ -317,6 +317,10 @@ def _blaming(seen: Examination) -> Iterator[None]:
         yield
     except OnnxqError as error:
         error.warnings = seen.warnings
+        failed = next((warning for warning in seen.warnings if warning.code == "not-run"), None)
+        if failed is not None and isinstance(error.__cause__, SessionError):  # it says the same
+            error.warnings = tuple(warning for warning in seen.warnings if warning is not failed)
+            error.hint = failed.remedy
         raise
 
 

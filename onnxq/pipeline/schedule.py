@@ -36,8 +36,9 @@ from onnxq.verification.decoding import JUDGED, PROMPT, SECONDS
 from onnxq.verification.metrics.greedy import CONTINUED, TEXTS
 
 UNKNOWN = 100  # samples, if their number is not known
-# Seconds for a value of a sample whose statistics are taken, for an element that the evaluator makes, one of a window
-# that it copies, one that is measured, one of the rows whose second moments are taken, and a product of two of these
+# Seconds. MEASURED: for the statistics of a value of a sample. COUNTED: for one of its elements. EVALUATED: for an
+# element that the evaluator makes. COPIED: for one of a window. UNFOLDED: for one of a row whose second moments are
+# taken. MULTIPLIED: for a product of two of these
 MEASURED, EVALUATED, COPIED, COUNTED, UNFOLDED, MULTIPLIED = 3.5e-4, 3e-9, 2e-9, 3e-9, 6e-9, 4.5e-11
 # Times of the float model's by the table: a session that gives tensors, the evaluator, a session of exact arithmetic.
 # And times of the quantized model's in the last

@@ -215,6 +215,17 @@ def test_a_mask_of_zeros_and_samples_that_do_not_run() -> None:
     assert codes(text, samples)[-1] == "not-run"
 
 
+def test_sizes_that_have_to_be_multiples_are_named() -> None:
+    fours = model(
+        "main (float[n, length] x) => (float[n, m, 4] y) <int64[3] shape = {0, -1, 4}> { y = Reshape(x, shape) }"
+    )
+    samples = [{"x": np.random.default_rng(seed).random((1, 13), np.float32)} for seed in range(20)]
+    (warning,) = [one for one in examine(fours, samples).warnings if one.code == "not-run"]
+    assert warning.remedy.startswith(
+        "The model runs where sizes are multiples of 4: 'x' as [1, 16] in place of [1, 13]."
+    )
+
+
 def test_integers_of_sound_have_another_remedy() -> None:
     mono = model("sound (float[n, 512] x) => (float[n, 512] y) { y = Tanh(x) }")
     rows = [{"x": np.random.default_rng(seed).integers(-9000, 9000, (1, 512), np.int16)} for seed in range(20)]
