@@ -25,11 +25,11 @@ from onnxq.planning.worthwhile import worthwhile
 from onnxq.report import Report
 from onnxq.runtime.memory import trim_heap
 from onnxq.search.candidates import Candidate, find_candidates, is_priced, predicted_time, saved_time, searchable
-from onnxq.search.held_out import ENOUGH, SqnrEvaluator
 from onnxq.search.mixed_bits import keep_to_loss, keep_to_mean, keep_to_size, mixed_weights, said_bits
 from onnxq.search.mixed_precision import SearchResult, cheap_wins, fewest_float_nodes, keep_small_weights_float
 from onnxq.search.sensitivity import EXACT, sensitivity, weighted_decisions
 from onnxq.search.size_search import fits_corrected, meet_size_limit, written_bytes
+from onnxq.search.sqnr_evaluator import ENOUGH, SqnrEvaluator
 from onnxq.search.variants import MOST_ELEMENTS, SEQUENTIAL, ChooseBits, Variants
 from onnxq.search.wide_weights import widen_stored_weights
 from onnxq.targets.target import load_target

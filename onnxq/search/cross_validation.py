@@ -37,7 +37,7 @@ from onnxq.lowering.rewrite import rewrite
 from onnxq.planning.decision import Choices
 from onnxq.rounding.layer_by_layer import block_jobs
 from onnxq.rounding.weights import Weights
-from onnxq.search.held_out import MOST, SqnrEvaluator
+from onnxq.search.sqnr_evaluator import MOST, SqnrEvaluator
 from onnxq.search.variants import Variants, read_many_rows
 from onnxq.stages.measure import choose_qparams, complete, layers_needing_moments, settled_kinds
 from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies

@@ -15,7 +15,8 @@ from onnxq.ir.shape_inference.types import infer_types
 from onnxq.rescaling.attention_masks import DEEPEST, MaskedSoftmax, ValueLookup, find_masked
 from onnxq.rescaling.mask_limits import MaskLimit, choose_limits, limit_patch
 from onnxq.runtime.session import InMemory, SessionError, open_session, run_session
-from onnxq.search.held_out import HoldoutSplit, scores
+from onnxq.search.held_out import HoldoutSplit
+from onnxq.search.logits import scores
 from onnxq.simplify.regions.constant_values import ARITHMETIC, known_array
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared

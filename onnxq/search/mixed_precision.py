@@ -24,7 +24,7 @@ from onnxq.search.candidates import (
     reason_for,
     within_cost,
 )
-from onnxq.search.held_out import ENOUGH
+from onnxq.search.sqnr_evaluator import ENOUGH
 from onnxq.search.variants import Variants
 from onnxq.stages.prepare import expected_bytes, spared_bytes
 

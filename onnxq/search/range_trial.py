@@ -21,8 +21,9 @@ from onnxq.data.samples import Samples
 from onnxq.ops.forms.scheme import RangesSetting
 from onnxq.progress import Silent
 from onnxq.rounding.weights import Weights
-from onnxq.search.held_out import ENOUGH, MOST, HoldoutSplit
+from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.resolution import round_to_resolution
+from onnxq.search.sqnr_evaluator import ENOUGH, MOST
 from onnxq.stages.measure import measure
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, quantize_copy, replan

@@ -29,8 +29,9 @@ from onnxq.rounding.layer_by_layer import block_jobs, can_step, round_layer_by_l
 from onnxq.rounding.weights import Weights
 from onnxq.runtime.fork import in_copy
 from onnxq.runtime.memory import collect_garbage
-from onnxq.search.held_out import HoldoutSplit, SqnrEvaluator
+from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.range_trial import MIN_MAX, RangeChoice, choose_ranges, with_ranges
+from onnxq.search.sqnr_evaluator import SqnrEvaluator
 from onnxq.stages.measure import QParamsCache, choose_qparams, layers_needing_moments, measure, settled_kinds
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies, quantize_copy

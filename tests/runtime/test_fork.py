@@ -14,7 +14,7 @@ import pytest
 from onnxq.progress import Silent, Work, expect, following, tried
 from onnxq.runtime.fork import can_fork, in_copy, run_forked
 from onnxq.runtime.ownership import own_process
-from onnxq.search.held_out import _Trials
+from onnxq.search.sqnr_evaluator import _Trials
 from onnxq.targets import host
 
 linux = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="copies are made on Linux")

@@ -27,7 +27,8 @@ from onnxq.search.bias_correction import (
     shifts,
     shrink_to_zero,
 )
-from onnxq.search.held_out import HoldoutSplit, SqnrEvaluator
+from onnxq.search.held_out import HoldoutSplit
+from onnxq.search.sqnr_evaluator import SqnrEvaluator
 from onnxq.search.variants import Variants, calibrate_and_round
 from onnxq.stages.prepare import prepare
 

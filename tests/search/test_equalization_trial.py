@@ -15,7 +15,8 @@ from onnxq.ir import Model, load
 from onnxq.rounding.weights import Weights
 from onnxq.search import equalization_trial
 from onnxq.search.equalization_trial import equalize_if_it_helps
-from onnxq.search.held_out import HoldoutSplit, SqnrEvaluator
+from onnxq.search.held_out import HoldoutSplit
+from onnxq.search.sqnr_evaluator import SqnrEvaluator
 from onnxq.stages.prepare import prepare
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import quantize_copy

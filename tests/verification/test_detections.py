@@ -19,7 +19,7 @@ from onnxq.report import comparison_dict
 from onnxq.report.markdown import markdown
 from onnxq.runtime.session import InMemory, open_session, run_session
 from onnxq.search.budget import Budget, BudgetCheck
-from onnxq.search.held_out import SqnrEvaluator
+from onnxq.search.sqnr_evaluator import SqnrEvaluator
 from onnxq.verification.compare import compare
 from onnxq.verification.detections import NOTHING, agreement, find_selection, replay_selections
 from onnxq.verification.layerwise import compare_layers

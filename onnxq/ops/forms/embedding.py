@@ -21,9 +21,9 @@ from onnxq.ops.forms.family import (
 )
 from onnxq.ops.forms.scheme import Scheme
 from onnxq.ops.forms.stored_weights import block_arrays
+from onnxq.ops.kernels.attention import MASKED
 
 NOTABLE = 0.05  # share of the bytes of all weights from which on a table of positions is stored in 8 bits
-MASKED = 1e30  # from which on an element stands for minus infinity
 
 
 @register_plan("Gather", when="weight-int8")
@@ -49,7 +49,7 @@ def plan_sliced_table(site: NodeView) -> QuantizedForm:
     if last < 1 or axes is None or any(int(axis) in (last, -1) for axis in axes.numpy().reshape(-1)):
         raise NotQuantizable("it does not take whole rows of a table")
     again = any(use.node.op_type == "Slice" for use in site.output.uses)
-    if again or table.shape[-1] == table.shape[-2]:  # with infinity, or the least number that there is
+    if again or table.shape[-1] == table.shape[-2]:  # of tokens by tokens, which may hide them by -1e9, too
         raise NotQuantizable("its table may be a mask")
     if any(use.node.op_type != "Slice" for use in site.value(0).uses):
         raise NotQuantizable("others read its table in float")

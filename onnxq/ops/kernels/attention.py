@@ -15,6 +15,8 @@ import numpy as np
 from onnxq.ops.kernels.arrays import Array, NotCovered
 from onnxq.ops.kernels.registry import kernel
 
+MASKED = 1e30  # a number of this size or more stands for infinity in a mask, and leaves scores out
+
 
 @kernel("Attention", since=23)
 def attention(

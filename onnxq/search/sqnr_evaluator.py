@@ -1,0 +1,522 @@
+"""Measure how far quantized models are from the float model, on samples that both run on.
+
+The scores in front of a final Softmax or Sigmoid are measured like outputs. If all samples are clear cases,
+probabilities are 0 and 1 whatever the scores lose, and the loss shows only on other samples. If outputs hold picks by
+scores, boxes for example, all models take the float model's picks. The values that are picked from are measured like an
+output.
+
+Tests: `tests/search/test_held_out.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onnxq.data.samples import Sample, Samples
+from onnxq.errors import DataError, ModelError
+from onnxq.ir import Model
+from onnxq.ops.kernels.attention import MASKED
+from onnxq.progress import tried, working
+from onnxq.runtime.fork import can_fork, run_forked
+from onnxq.runtime.in_memory import EncodedModel, InMemory, encode
+from onnxq.runtime.session import SessionError, open_session, run_session
+from onnxq.runtime.workers import run_in_order
+from onnxq.search.float_outputs import KEPT_BYTES, FloatOutputs
+from onnxq.search.logits import ScoreError, flattening, scores, shared_axes
+from onnxq.search.resolution import round_to_resolution
+from onnxq.verification.detections import find_selection, replay_selections
+from onnxq.verification.error_stats import ANY_AXIS, Difference
+from onnxq.verification.output_records import with_sqnr
+
+# dB, from which on nothing is given for more: agreement is complete long before, and what a trial gains is often chance
+ENOUGH = 50.0
+MOST = 100.0  # dB either way, beyond which nothing is gained or lost
+# A variant that is sure not to gain enough is given up after so many samples; Student's t is 6 in one case of 200
+FIRST_SAMPLES, SURE = 4, 6.0
+MISSED = 1 + 1e-6  # times the noise at which a goal is met: a variant that makes more is not run on further samples
+
+MakeModel = Callable[[], Model | None]
+_Judged = list[list[Difference]] | None  # of each sample, of each value; None of a model that does not run
+
+
+class _Expected(NamedTuple):
+    """The float model's results for a sample: the measured values, and by name its picks."""
+
+    sample: Sample
+    arrays: list[Any]
+    picked: dict[str, np.ndarray]
+
+
+@dataclass
+class _Trials:
+    """Counts trials that copies of this process carry out; each takes what has gone by since the last one."""
+
+    counted: int = 0
+
+    def tell(self, done: int, _: int) -> None:
+        """Note how many are done in all."""
+        while self.counted < done:
+            self.counted += 1
+            with working("judge"):
+                tried()
+
+
+class SqnrEvaluator:
+    """Measures how far quantized models are from the float one, whose outputs are computed once.
+
+    Args:
+        baseline: The float model.
+        samples: What to run; fewer where their outputs are large.
+        known: Of an evaluator of the same model: what it knows of samples, which is added to.
+
+    """
+
+    def __init__(self, baseline: Model, samples: Samples, known: FloatOutputs | None = None) -> None:
+        self._selection = find_selection(baseline)
+        self._scores = scores(baseline, self._selection.read)
+        self._shared = [shared_axes(value, baseline.opset) for value in self._scores.values()]
+        self._measured = [*(output.name for output in baseline.graph.outputs), *self._selection.read]
+        self._outputs = len(self._measured)
+        measured = [*self._measured, *(value.name for value in self._scores.values())]
+        names = list(dict.fromkeys([*measured, *self._selection.picked]))
+        self._expected: list[_Expected] = []
+        self.known = FloatOutputs(baseline, names) if known is None else known
+        with working("judge") as advance:
+            self._run_float(samples, measured, advance)
+        self._bytes = self.known.bytes  # about what a variant takes to be judged
+
+    def _run_float(self, samples: Samples, measured: list[str], advance: Callable[[int, int | None], None]) -> None:
+        """Compute what the float model makes of each sample, as far as there is room to keep it."""
+        kept = 0
+        try:
+            with closing(self.known.of(samples)) as runs:
+                for computed in runs:
+                    kept += computed.nbytes
+                    arrays = [computed.outputs[name] for name in measured]
+                    picked = self._selection.of(computed.outputs)
+                    self._expected.append(_Expected(computed.sample, arrays, picked))
+                    advance(len(self._expected), samples.count)
+                    if kept > KEPT_BYTES:
+                        break
+        except SessionError as error:
+            raise ModelError(
+                f"onnxruntime cannot run the float model: {error}", "Check the float model first."
+            ) from error
+        if not self._expected:
+            raise DataError("there are no samples to judge a model on", "Give at least one.")
+        count = len(self._expected)  # of data that are in some order, the first are spread evenly
+        first = [index * count // FIRST_SAMPLES for index in range(min(count, FIRST_SAMPLES))]
+        rest = [index for index in range(count) if index not in first]
+        self._expected = [self._expected[index] for index in dict.fromkeys([*first, *rest])]
+
+    def noise(self, model: Model) -> np.ndarray:
+        """Return the squared error by the squared size: of outputs, of what is picked from, then of scores.
+
+        It is infinite if a model does not run. It is 0 for values that the model no longer has. It is 0 for labels and
+        counts, too, if there are other outputs: their agreement is measured elsewhere.
+        """
+        return self._noise(self._judged(model))
+
+    def noises(self, models: Iterable[Model]) -> Iterator[np.ndarray]:
+        """Yield the same for several models, some of which are judged at the same time.
+
+        Args:
+            models: Made as they are needed, by the thread that asks.
+
+        """
+        return map(self._noise, self._all_judged(models))
+
+    @property
+    def counted(self) -> list[str]:
+        """Names of the outputs that count, and of what is picked from."""
+        return [name for name, counts in zip(self._measured, self._counts(), strict=False) if counts]
+
+    def differences(self, model: Model) -> list[list[Difference]] | None:
+        """Return how the outputs of `counted` differ, sample by sample; None if the model does not run."""
+        judged, counts = self._judged(model), self._counts()[: self._outputs]
+        if judged is None:
+            return None
+        return [[one for one, counted in zip(each, counts, strict=False) if counted] for each in judged]
+
+    def score_errors(self, model: Model) -> dict[str, ScoreError]:
+        """Return how far the scores in front of a Softmax or Sigmoid are, by the output that comes of them."""
+        judged = self._judged(model)
+        if judged is None:
+            return {}
+        found = {}
+        names = self._names(model)[self._outputs :]
+        for place, (output, name) in enumerate(zip(self._scores, names, strict=True)):
+            if name is not None:
+                total = Difference(ratio_only=True, lengths=ANY_AXIS)
+                for parts in judged:
+                    total.merge(parts[self._outputs + place])
+                found[output] = ScoreError.of(total, flattening(self._scores[output]).op_type)
+        return found
+
+    def _judged(self, model: Model) -> _Judged:
+        """Run a model on the samples, several at a time."""
+        with working("judge") as advance:
+            judged = self._run_quantized(model, advance)
+        tried()
+        return judged
+
+    def _all_judged(self, models: Iterable[Model], bar: _Bar | None = None) -> Iterator[_Judged]:
+        """Run several models; one that cannot clear the bar runs on the first few samples only."""
+        run = partial(self._run_quantized, bar=bar)
+        for judged in run_in_order(run, models, task_bytes=self._bytes):
+            with working("judge"):  # what has gone by since the last one
+                tried()
+            yield judged
+
+    def _run_quantized(
+        self, model: Model, advance: Callable[[int, int | None], None] | None = None, bar: _Bar | _Limit | None = None
+    ) -> _Judged:
+        """Compare what a variant gives with what the float model does, sample by sample; None if it does not run."""
+        names = self._names(model)
+        wanted = list(dict.fromkeys(name for name in names if name is not None))
+        encoded, fed = self._encoded(model, wanted)
+        judged = self.known.judged(encoded.digest)
+        before = {key: judged[key] for one in self._expected if (key := self.known.key(one.sample)) in judged}
+        new = [one for one in self._expected if self.known.key(one.sample) not in before]
+        made: list[list[Difference]] = []
+        try:
+            run = self._runner(encoded, fed, wanted) if new else _runs_nothing
+            with closing(run_in_order(run, new, task_bytes=self._bytes)) as runs:
+                for index, expected in enumerate(self._expected):
+                    key = self.known.key(expected.sample)
+                    parts = before.get(key) if key is not None else None
+                    if parts is None:
+                        parts = self._differences(expected, names, dict(zip(wanted, next(runs), strict=True)))
+                    if key is not None:
+                        judged[key] = parts
+                    made.append(parts)
+                    if advance is not None:
+                        advance(index + 1, len(self._expected))
+                    if bar is not None and bar.out_of_reach(made):
+                        break
+        except SessionError:
+            return None
+        return made
+
+    def _names(self, model: Model) -> list[str | None]:
+        """Return what a model calls each measured value, and the scores; None for those that it no longer has."""
+        found = scores(model, self._selection.read)
+        names = [name if name in model.graph.values else None for name in self._measured]
+        return names + [found[name].name if name in found else None for name in self._scores]
+
+    def _noise(self, judged: _Judged) -> np.ndarray:
+        """Return the noise over all samples, `[values]`."""
+        if judged is None:
+            return np.full(len(self._measured) + len(self._scores), np.inf)
+        totals = [Difference(ratio_only=True, lengths=ANY_AXIS) for _ in judged[0]]
+        for parts in judged:
+            for total, part in zip(totals, parts, strict=True):
+                total.merge(part)
+        return self._counted(totals)
+
+    def _counted(self, differences: Sequence[Difference]) -> np.ndarray:
+        """Return the noise of each value; none of those that do not count."""
+        return np.where(self._counts(), [10 ** (-difference.sqnr / 10) for difference in differences], 0.0)
+
+    def _ratios(self, judged: _Judged) -> np.ndarray:
+        """Return the ratios of single samples in dB, `[samples, values]`, at most `MOST` either way."""
+        if judged is None:
+            return np.full((1, len(self._measured) + len(self._scores)), -MOST)
+        noise = np.array([self._counted(parts) for parts in judged])
+        return np.asarray(-10 * np.log10(np.clip(noise, 10 ** (-MOST / 10), 10 ** (MOST / 10))))
+
+    def _differences(
+        self, expected: _Expected, names: Sequence[str | None], got: Mapping[str, Any]
+    ) -> list[Difference]:
+        """Compare what a variant gives for a sample with what the float model does."""
+        parts = [Difference(ratio_only=True, lengths=ANY_AXIS) for _ in names]
+        for place, name in enumerate(names):
+            if name is not None:
+                pair = (self._relative(place, array) for array in (expected.arrays[place], got[name]))
+                parts[place].add(*pair)
+        return parts
+
+    def _encoded(self, model: Model, wanted: Sequence[str]) -> tuple[EncodedModel, Mapping[str, str]]:
+        """Write a model for onnxruntime that takes its picks as inputs, and return these inputs by name."""
+        picked = self._expected[0].picked
+        if picked:
+            following, fed = replay_selections(model, picked, wanted)
+            return encode(InMemory(following)), fed
+        values = model.graph.values
+        return encode(InMemory(model, [values[name] for name in wanted if not values[name].is_output])), {}
+
+    @staticmethod
+    def _runner(
+        encoded: EncodedModel, fed: Mapping[str, str], wanted: Sequence[str]
+    ) -> Callable[[_Expected], list[Any]]:
+        session = open_session(encoded, threads=1, exact=True)
+
+        def run(expected: _Expected) -> list[Any]:
+            picks = {given: expected.picked[name] for name, given in fed.items()}
+            return run_session(session, wanted, {**expected.sample, **picks})
+
+        return run
+
+    def _counts(self) -> list[bool]:
+        """Tell which outputs count: no labels if there are others, and no picks."""
+        dtypes = [str(getattr(array, "dtype", "")) for array in self._expected[0].arrays[: self._outputs]]
+        counts = [
+            counted and name not in self._selection.picked
+            for name, counted in zip(self._measured, with_sqnr(dtypes), strict=True)
+        ]
+        return counts + [True] * len(self._scores)
+
+    def _relative(self, place: int, array: Any) -> Any:
+        """Take from scores what a Softmax does not see: the mean."""
+        axes = self._shared[place - self._outputs] if place >= self._outputs else None
+        if axes is None or not array.size:
+            return array
+        over = tuple(range(array.ndim)[slice(*axes)])
+        kept = np.abs(array) < MASKED
+        if kept.all():
+            return array - array.mean(axis=over, keepdims=True)
+        mean = array.sum(axis=over, keepdims=True, where=kept) / np.maximum(kept.sum(axis=over, keepdims=True), 1)
+        return array - mean.astype(array.dtype)
+
+    def constant_share(self, model: Model) -> float:
+        """Return which share of the squared error of the worst value is the same in all samples, 0 to 1.
+
+        Chance leaves `1/n` of the error of n samples in their mean, which is taken off. It is 1 where sizes differ
+        between samples, where there is one sample, and where the model does not run.
+        """
+        noise = self.noise(model)
+        worst = int(noise.argmax())
+        name = self._names(model)[worst]
+        if name is None or not np.isfinite(noise[worst]) or len(self._expected) < 2:
+            return 1.0
+        encoded, fed = self._encoded(model, [name])
+        total: np.ndarray | None = None
+        energy = 0.0
+        with closing(run_in_order(self._runner(encoded, fed, [name]), self._expected, task_bytes=self._bytes)) as runs:
+            for expected, (got,) in zip(self._expected, runs, strict=True):
+                pair = [self._relative(worst, array) for array in (expected.arrays[worst], got)]
+                if pair[0].shape != pair[1].shape or (total is not None and total.shape != pair[0].shape):
+                    return 1.0
+                error = np.subtract(*pair, dtype=np.float64)
+                total = error if total is None else total + error
+                energy += float(np.vdot(error, error))
+        count = len(self._expected)
+        if total is None or not energy:
+            return 1.0
+        mean = float(np.vdot(total, total)) / energy / count
+        return min(max((count * mean - 1) / (count - 1), 0.0), 1.0)
+
+    def sqnr(self, model: Model) -> float:
+        """Return the signal-to-quantization-noise ratio of the worst output or scores in dB, `round_to_resolution`."""
+        return self._sqnr(self._judged(model))
+
+    def reaches(self, model: Model, goal: float) -> bool:
+        """Tell whether the ratio is a goal or more; not all samples are run where a part of them misses it already."""
+        limit = np.where(self._counts(), self._signals * 10 ** (-goal / 10) * MISSED, np.inf)
+        with working("judge") as advance:
+            judged = self._run_quantized(model, advance, _Limit(limit))
+        tried()
+        complete = judged is not None and len(judged) == len(self._expected)
+        return complete and self._sqnr(judged) >= goal
+
+    @cached_property
+    def _signals(self) -> np.ndarray:
+        """The squared size of each value in all samples, `[values]`."""
+        totals = [Difference(ratio_only=True, lengths=ANY_AXIS) for _ in self._expected[0].arrays]
+        for expected in self._expected:
+            for place, (total, array) in enumerate(zip(totals, expected.arrays, strict=True)):
+                relative = self._relative(place, array)
+                total.add(relative, relative)
+        return np.array([total.signal for total in totals])
+
+    def sqnrs(self, models: Iterable[Model], *, least: float | None = None) -> Iterator[float]:
+        """Yield the same for several models; see `noises` and `typicals`."""
+        return self._compared(models, self._sqnr, least)
+
+    def _sqnr(self, judged: _Judged) -> float:
+        return round_to_resolution(min(self._worst(self._noise(judged))))
+
+    def worst(self, model: Model) -> tuple[float, float]:
+        """Return the signal-to-quantization-noise ratio of the worst output and that of the worst scores in dB."""
+        return self._worst(self.noise(model))
+
+    def _worst(self, noise: np.ndarray) -> tuple[float, float]:
+        return worst_decibels(noise[: self._outputs]), worst_decibels(noise[self._outputs :])
+
+    def typical(self, model: Model) -> float:
+        """Return the mean ratio of single samples in dB, of the worst output or scores, `round_to_resolution`.
+
+        It says better than `sqnr` what a change does: where sizes differ much, that is about the largest of a few.
+        """
+        return self._typical(self._judged(model))
+
+    def typicals(self, models: Iterable[Model], *, least: float | None = None) -> Iterator[float]:
+        """Yield the same for several models; see `noises`.
+
+        Args:
+            models: Made as they are needed.
+            least: dB that all others have to gain on the first one, which is judged before they are made. A model that
+                cannot, by its first samples, is not run on the rest; what it gained on those is added to what the first
+                one reached.
+
+        """
+        return self._compared(models, self._typical, least)
+
+    def _typical(self, judged: _Judged) -> float:
+        return round_to_resolution(float(self._ratios(judged).mean(axis=0).min(initial=MOST)))
+
+    def _compared(
+        self, models: Iterable[Model], figure: Callable[[_Judged], float], least: float | None
+    ) -> Iterator[float]:
+        if least is None:
+            yield from map(figure, self._all_judged(models))
+            return
+        models = iter(models)
+        for first in models:
+            over = self._comparison(first, figure, least)
+            yield over.reached
+            yield from map(over.figure_of, self._all_judged(models, over.bar))
+
+    def _comparison(self, first: Model, figure: Callable[[_Judged], float], least: float) -> _Over:
+        """Judge the model that all others have to gain on."""
+        judged = self._judged(first)
+        bar = None if judged is None else _Bar(self._ratios(judged), self._ratios, least)
+        return _Over(figure, figure(judged), bar, len(self._expected))
+
+    def sqnr_gains(self, before: Callable[[], Model], ways: Sequence[MakeModel], *, least: float) -> list[float | None]:
+        """Return what variants gain over a model in dB, by `sqnr`; several are made and judged at the same time.
+
+        Args:
+            before: Makes the model.
+            ways: Each makes a variant, or gives None where it would be the same.
+            least: See `typicals`.
+
+        """
+        return self._gains(self._sqnr, before, ways, least)
+
+    def typical_gains(
+        self, before: Callable[[], Model], ways: Sequence[MakeModel], *, least: float
+    ) -> list[float | None]:
+        """Return the same by `typical`."""
+        return self._gains(self._typical, before, ways, least)
+
+    def _gains(
+        self, figure: Callable[[_Judged], float], before: Callable[[], Model], ways: Sequence[MakeModel], least: float
+    ) -> list[float | None]:
+        if len(ways) > 1 and can_fork():
+            over = self._comparison(before(), figure, least)
+
+            def gained(way: MakeModel) -> float | None:
+                model = way()
+                return None if model is None else over.gain(self._run_quantized(model, bar=over.bar))
+
+            return run_forked(gained, ways, done=_Trials().tell, task_bytes=self._bytes)
+        changing: list[int] = []
+
+        def models() -> Iterator[Model]:
+            for number, way in enumerate(ways):
+                model = way()
+                if model is None:
+                    continue
+                if not changing:
+                    yield before()
+                changing.append(number)
+                yield model
+
+        reached = list(self._compared(models(), figure, least))
+        gains: list[float | None] = [None] * len(ways)
+        for number, after in zip(changing, reached[1:], strict=True):
+            gains[number] = after - reached[0]
+        return gains
+
+    def gain(self, before: Model, after: Model) -> float:
+        """Return how much nearer to float the second of two models is, in dB, of a typical sample."""
+        worse, better = self.typicals([before, after])
+        return better - worse
+
+
+def _runs_nothing(_: _Expected) -> list[Any]:
+    return []
+
+
+class _Limit:
+    """Noise that a variant may make of each value in all samples, `[values]`."""
+
+    def __init__(self, most: np.ndarray) -> None:
+        self._most = most
+        self._noise = np.zeros(len(most))
+
+    def out_of_reach(self, made: _Judged) -> bool:
+        """Tell whether the samples so far made more; asked once behind each sample."""
+        if made:
+            self._noise += [part.noise for part in made[-1]]
+        return bool((self._noise > self._most).any())
+
+
+class _Bar:
+    """The gain that variants need over a model, held against their first samples.
+
+    Args:
+        before: Ratios of the model in dB, `[samples, values]`; its worst value decides.
+        ratios: Gives the same of a variant, of as many samples as it ran on.
+        least: dB to gain.
+
+    """
+
+    def __init__(self, before: np.ndarray, ratios: Callable[[_Judged], np.ndarray], least: float) -> None:
+        self._worst = int(before.mean(axis=0).argmin())
+        self._before, self._ratios, self._least = before[:, self._worst], ratios, least
+
+    def out_of_reach(self, made: _Judged) -> bool:
+        """Tell after the first samples, and only then, whether a variant is sure not to gain as much."""
+        if made is None or len(made) != FIRST_SAMPLES or len(self._before) < 2 * FIRST_SAMPLES:
+            return False
+        gains = self._gains(made)
+        return bool(gains.mean() + SURE * gains.std(ddof=1) / np.sqrt(len(gains)) < self._least)
+
+    def gain(self, made: _Judged) -> float:
+        """Return what a variant gains on the samples that it ran on."""
+        return round_to_resolution(float(self._gains(made).mean()))
+
+    def _gains(self, made: _Judged) -> np.ndarray:
+        after = self._ratios(made)[:, self._worst]
+        return np.asarray(after - self._before[: len(after)])
+
+
+@dataclass(frozen=True)
+class _Over:
+    """The model that variants have to gain on.
+
+    Attributes:
+        figure: Of what a model gave.
+        reached: That of this one, in dB.
+        bar: What variants have to clear; None if it does not run.
+        samples: How many samples a variant runs on that may gain enough.
+
+    """
+
+    figure: Callable[[_Judged], float]
+    reached: float
+    bar: _Bar | None
+    samples: int
+
+    def figure_of(self, judged: _Judged) -> float:
+        """Return the figure of a variant; what it gains on its first samples, where it was not run on the rest."""
+        few = self.bar is not None and judged is not None and len(judged) < self.samples
+        return self.reached + self.bar.gain(judged) if few and self.bar is not None else self.figure(judged)
+
+    def gain(self, judged: _Judged) -> float:
+        """Return what a variant gains, in dB."""
+        return self.figure_of(judged) - self.reached
+
+
+def worst_decibels(noise: np.ndarray) -> float:
+    """Return the signal-to-quantization-noise ratio of the worst of some errors by their sizes, in dB."""
+    worst = float(noise.max(initial=0.0))
+    return float("inf") if worst == 0 else -10 * float(np.log10(worst))
