@@ -29,6 +29,8 @@ from onnxq.data.reading import PLAIN, Reading
 
 if TYPE_CHECKING:
     from onnxq.calibration.stats import Stats
+    from onnxq.cli.terminal import TerminalObserver
+    from onnxq.distributed.shards import Calibration
 
 StatsFile = Annotated[
     Path, typer.Option("--output", "-o", metavar="STATS", help="The .npz file to write.", show_default=False)
@@ -78,11 +80,10 @@ def calibrate(
 
     The statistics serve this model alone, and every recipe that needs the ranges of no other tensors.
     """
-    from onnxq.cli.terminal import TerminalObserver, note
-    from onnxq.distributed.shards import Calibration, open_calibration
+    from onnxq.cli.terminal import TerminalObserver
+    from onnxq.distributed.shards import Calibration
     from onnxq.ir import check_output
     from onnxq.progress import following
-    from onnxq.text import counted
 
     part = None if shard is None else parse_shard(shard)
     _check_engine(shard, executor, shards)
@@ -92,7 +93,11 @@ def calibrate(
         model, tuple(data), reading, recipe, target, exclude=tuple(exclude), only=tuple(only), samples=samples
     )
     with TerminalObserver() as observer, following(observer):
-        if executor is not None:
+        if part is not None:
+            _measure_shard(part, asked, output, observer, force=force)
+        elif executor is None:
+            _measure_here(asked, output, observer, force=force)
+        else:
             from onnxq.distributed.calibrations import calibrate_on
 
             stats, source = calibrate_on(
@@ -100,23 +105,35 @@ def calibrate(
             )
             observer.step("save")
             write_stats(output, stats, source, force=force)
-            return
-        opened = open_calibration(asked, observer)
-        if part is not None:
-            from onnxq.calibration.shard_file import save_shard
 
-            made = opened.shard(*part, observer)
-            observer.step("save")
-            save_shard(output, made, force=force)
-            measured = sum(stats.samples for stats in made.sums.pieces.values())
-            of = f"{counted(measured, 'sample')} of {opened.blocks.samples}"
-            note(f"{output}: shard {part[0]} of {part[1]}, {of} measured")
-            return
-        from onnxq.distributed.processes import measure_all
 
-        whole = measure_all(opened, observer)
-        observer.step("save")
-        write_stats(output, whole, opened.prepared.source, force=force)
+def _measure_shard(
+    part: tuple[int, int], asked: Calibration, output: Path, observer: TerminalObserver, *, force: bool
+) -> None:
+    """Measure one shard of the samples and write its sums."""
+    from onnxq.calibration.shard_file import save_shard
+    from onnxq.cli.terminal import note
+    from onnxq.distributed.shards import open_calibration
+    from onnxq.text import counted
+
+    opened = open_calibration(asked, observer)
+    made = opened.shard(*part, observer)
+    observer.step("save")
+    save_shard(output, made, force=force)
+    measured = sum(stats.samples for stats in made.sums.pieces.values())
+    of = f"{counted(measured, 'sample')} of {opened.blocks.samples}"
+    note(f"{output}: shard {part[0]} of {part[1]}, {of} measured")
+
+
+def _measure_here(asked: Calibration, output: Path, observer: TerminalObserver, *, force: bool) -> None:
+    """Measure all samples on this machine and write the statistics."""
+    from onnxq.distributed.processes import measure_all
+    from onnxq.distributed.shards import open_calibration
+
+    opened = open_calibration(asked, observer)
+    whole = measure_all(opened, observer)
+    observer.step("save")
+    write_stats(output, whole, opened.prepared.source, force=force)
 
 
 def parse_shard(given: str) -> tuple[int, int]:
