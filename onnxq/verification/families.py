@@ -216,7 +216,7 @@ def evaluated_sqnrs(
                 sums += [Difference(lengths=ANY_AXIS) for _ in expected[len(sums) :]]
                 got = evaluator.run(dict(sample)).values()
                 for difference, one, other in zip(sums, expected, got, strict=True):
-                    difference.add(one, np.asarray(other))
+                    difference.add(one, other)
     except (OnnxqError, SessionError):
         return [None] * len(arithmetics)
     return [min((each.sqnr for each in sums if each.sqnr is not None), default=None) for sums in differences]

@@ -77,6 +77,24 @@ def onnx_session(path: Path):
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
+def test_outputs_that_are_sequences_are_compared(tmp_path: Path) -> None:
+    """The parts have different lengths, so they are no array together."""
+    made = onnx.helper.make_tensor_sequence_value_info("y", onnx.TensorProto.FLOAT, None)
+    weight = onnx.numpy_helper.from_array(np.abs(floats(256, 64, seed=1)) + 0.5, "w")
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [64, 256])
+    split = onnx.numpy_helper.from_array(np.array([20, 44]), "lengths")
+    nodes = [node("MatMul", "x w", "m"), node("SplitToSequence", "m lengths", "y", axis=1)]
+    graph = onnx.helper.make_graph(nodes, "sequence", [x], [made], [weight, split])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    samples = [{"x": np.random.default_rng(2).uniform(0, 1, (64, 256)).astype(np.float32)}]
+    report = onnxq.quantize(model, "static-int8", samples=samples, target="cpu-vnni")
+    assert report.encoded is not None
+    exact, saturated = evaluated_sqnrs(model.SerializeToString(), report.encoded, samples, ("exact", "saturating"))
+    assert exact is not None
+    assert saturated is not None
+    assert exact > saturated + 6
+
+
 def test_what_was_predicted_is_in_the_model(wide) -> None:
     report = quantized(wide, "cpu")
     assert report.output is not None
