@@ -21,6 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "simplify"))
 from exported_support import WORDS, bert_like, gpt_like
 from support import simplified
 from test_fuse_activations import CASES, STAY, spelled
