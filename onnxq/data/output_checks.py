@@ -29,6 +29,7 @@ VARIED = 1e-2
 LEAST_CLASSES, LEAST_SAMPLES = 10, 6
 UNSURE, SURE, MUCH_SURER = 0.25, 0.45, 2.5  # mean probability of the class that is chosen, and how it rises
 FEW_CLASSES, MORE_CLASSES = 0.75, 1.2  # classes chosen by the number of samples, and how they become more
+ENOUGH_ELEMENTS = 1 << 16  # of an array, evenly taken, to tell how much it differs between samples
 
 
 def output_warnings(
@@ -122,7 +123,8 @@ def _variation(arrays: Sequence[np.ndarray]) -> float:
     """
     if len({array.shape for array in arrays}) > 1 or not arrays[0].size:
         return 1.0
-    wide = np.stack([array.ravel() for array in arrays]).astype(np.float64)
+    step = arrays[0].size // ENOUGH_ELEMENTS | 1  # odd, so that no axis of an even size gives the same places only
+    wide = np.stack([array.ravel()[::step] for array in arrays]).astype(np.float64)
     square = float((wide**2).mean())
     if not np.isfinite(square):
         return 1.0
@@ -159,10 +161,15 @@ def _answers(column: Sequence[np.ndarray]) -> tuple[float, float] | None:
     None where an output does not hold the probabilities of classes.
     """
     tensors = [array for array in column if isinstance(array, np.ndarray)]  # an output may be a sequence of them
-    rows = [array.astype(np.float64).ravel() for array in tensors if array.dtype.kind == "f"]
+    rows = [array.ravel() for array in tensors if array.dtype.kind == "f"]
     if len(rows) != len(column) or len({row.size for row in rows}) > 1 or rows[0].size < LEAST_CLASSES:
         return None
-    stacked = np.stack(rows)
-    if not np.isfinite(stacked).all() or stacked.min() < 0 or abs(stacked.sum(axis=1) - 1).max() > 0.02:
+    if not all(_are_probabilities(row) for row in rows):
         return None
+    stacked = np.stack(rows).astype(np.float64)
     return float(stacked.max(axis=1).mean()), len(set(stacked.argmax(axis=1).tolist())) / len(rows)
+
+
+def _are_probabilities(row: np.ndarray) -> bool:
+    with np.errstate(invalid="ignore", over="ignore"):
+        return bool(row.min() >= 0 and abs(row.sum(dtype=np.float64) - 1) <= 0.02)  # neither holds of NaN

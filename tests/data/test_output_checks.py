@@ -63,6 +63,26 @@ def test_a_classifier_that_is_unsure_but_gives_all_classes_is_not_warned_of() ->
     assert codes(classifier(40.0, prior=0.0), samples(1.0)) == []
 
 
+def test_large_outputs_that_hardly_differ_are_told_by_a_part_of_them() -> None:
+    """2^18 elements that are equal but for a little noise; every 64th is a constant."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 1 << 18])
+    places = np.random.default_rng(0).standard_normal((1, 1 << 18)).astype(np.float32)
+    for factor, told in ((1e-6, True), (1.0, False)):
+        weight = factor * np.random.default_rng(1).standard_normal((4, 1 << 18)).astype(np.float32)
+        weight[:, ::64] = 0
+        nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Add", ["m", "b"], ["y"])]
+        constants = [numpy_helper.from_array(array, name) for name, array in (("w", weight), ("b", places))]
+        made = helper.make_model(
+            helper.make_graph(nodes, "g", [x], [y], constants),
+            opset_imports=[helper.make_opsetid("", 17)],
+            ir_version=8,
+        )
+        given = [{"x": row[None]} for row in np.random.default_rng(2).standard_normal((6, 4)).astype(np.float32)]
+        found = examine(parse(made.SerializeToString()), given, calibrating=True)
+        assert ("equal-outputs" in [warning.code for warning in found.warnings]) == told
+
+
 def test_an_output_that_is_a_sequence_is_no_classifier() -> None:
     """SplitToSequence gives a list of tensors, which has no type and no probabilities."""
     nodes = [helper.make_node("SplitToSequence", ["x"], ["y"], axis=1)]
