@@ -36,7 +36,10 @@ SCALE = "20 dB is an error of a tenth of the signal, 40 dB of a hundredth: highe
 
 
 class _Columns:
-    """Rows in columns without lines; where they don't fit, the last cell of each row goes below the others."""
+    """Rows in columns without lines.
+
+    Where they don't fit, the last cell of each row goes below the others, and each but the first has its title with it.
+    """
 
     def __init__(self, head: Sequence[str], rows: Sequence[Sequence[Text]], right: Sequence[int]) -> None:
         self.head = head
@@ -62,11 +65,15 @@ class _Columns:
         yield Padding(table, (0, 0, 0, INDENT))
 
     def _stacked(self) -> RenderResult:
+        titles = ["", *self.head[1:]]
         for row in self.rows:
-            line = Text("   ").join(cell for cell in row[:-1] if cell.plain)
-            yield Padding(line, (0, 0, 0, INDENT))
-            if row[-1].plain:
-                yield Padding(row[-1], (0, 0, 0, INDENT + 4))
+            *cells, last = [
+                Text.assemble((f"{title} ", "dim"), cell) if title and cell.plain else cell
+                for title, cell in zip(titles, row, strict=True)
+            ]
+            yield Padding(Text(" " * GAP).join(cell for cell in cells if cell.plain), (0, 0, 0, INDENT))
+            if last.plain:
+                yield Padding(last, (0, 0, 0, INDENT + 4))
 
 
 def columns(head: Sequence[str], rows: Sequence[Sequence[Cell]], right: Sequence[int] = ()) -> RenderableType:

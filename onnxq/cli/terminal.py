@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from enum import Enum
+from errno import ENOSPC
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
@@ -115,12 +116,19 @@ def warn(warnings: Iterable[WarningLine], about: str = "") -> None:
 
 
 def note(message: str) -> None:
-    """Print one line of talk to stderr, unless nothing but warnings and errors is wanted."""
+    """Print one line of talk to stderr, unless nothing but warnings and errors is wanted.
+
+    A log on a full disk is no reason to stop.
+    """
     if voice() is Voice.QUIET:
         return
     from rich.text import Text
 
-    stderr().print(Text(printable(message), style="dim"), soft_wrap=True)
+    try:
+        stderr().print(Text(printable(message), style="dim"), soft_wrap=True)
+    except OSError as error:
+        if error.errno != ENOSPC:
+            raise
 
 
 class TerminalObserver(Progress):

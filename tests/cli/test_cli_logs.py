@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import subprocess
 import sys
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxq.cli.terminal import FILE_WIDTH
+from onnxq.cli.terminal import FILE_WIDTH, note
 
 COMMANDS = ("inspect m.onnx", "quantize m.onnx -f -d d.npz --fast", "quantize nowhere.onnx", "--help")
 VARIABLES = ["FORCE_COLOR", "TTY_COMPATIBLE", "CLICOLOR_FORCE"]
@@ -64,3 +66,17 @@ def test_onnxruntime_tells_nobody_about_runs(given: dict[str, str], kept: str) -
     environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"} | given
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert run.stdout == f"{kept}\n"
+
+
+def test_a_log_on_a_full_disk_is_no_reason_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(self.number, "")
+
+        number = errno.ENOSPC
+
+    monkeypatch.setattr(sys, "stderr", Full())
+    note("calibrating: 1.0 s")
+    Full.number = errno.EIO
+    with pytest.raises(OSError):
+        note("calibrating: 1.0 s")

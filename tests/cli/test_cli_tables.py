@@ -56,6 +56,16 @@ def test_nothing_is_lost_at_any_width(report: Report, lay_out, width: int) -> No
         assert "4.0× smaller" in squeezed
 
 
+def test_figures_of_a_narrow_terminal_have_their_titles() -> None:
+    table = columns(("input", "type", "least", "mean"), [("image", "float32[1, 3, 224, 224]", "0", "0.3")], right=(2,))
+    assert "least mean" in " ".join(render([table], 80).splitlines()[0].split())
+    assert [line.strip() for line in render([table], 45).splitlines()] == [
+        "image   type float32[1, 3, 224, 224]",
+        "least 0",
+        "mean 0.3",
+    ]
+
+
 def test_counts_stay_with_their_operators(report: Report, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     nodes = tuple(NodeReport(f"n{i}", f"Operator{i % 7}", None, "because") for i in range(70))
     for width in range(60, 90):
