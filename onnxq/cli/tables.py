@@ -38,7 +38,7 @@ SCALE = "20 dB is an error of a tenth of the signal, 40 dB of a hundredth: highe
 class _Columns:
     """Rows in columns without lines.
 
-    Where they don't fit, the last cell of each row goes below the others, and each but the first has its title with it.
+    On a narrow terminal, the last cell of each row goes below the others, and each but the first has its title with it.
     """
 
     def __init__(self, head: Sequence[str], rows: Sequence[Sequence[Text]], right: Sequence[int]) -> None:
