@@ -21,13 +21,13 @@ from onnxq.progress import Work
 from onnxq.rounding.weights import searched_weights
 from onnxq.runtime.fork import can_fork
 from onnxq.runtime.workers import worker_count
-from onnxq.search.budget import Budget
+from onnxq.search.budget import FEW_SPLITS, Budget
 from onnxq.search.candidates import float_time, predicted_time
 from onnxq.search.equalization_trial import applicable
 from onnxq.search.held_out import FOLDS, REST, HoldoutSplit
 from onnxq.search.range_trial import LEAST_FOLDS
 from onnxq.search.rescaling_trial import CHANNEL_SAMPLES, methods_to_try
-from onnxq.search.sensitivity import ALL_ALONE, EXACT, PROBES, weighted_decisions
+from onnxq.search.sensitivity import ALL_ALONE, GROUPS, SPLITS, weighted_decisions
 from onnxq.search.variants import read_many_rows
 from onnxq.stages.measure import layers_needing_moments
 from onnxq.stages.prepared import Prepared
@@ -52,7 +52,7 @@ ELEMENT, WEIGHT, QUICK = 2.7e-9, 1.7e-2, 0.45
 AGAIN = 0.3
 OPENED = 1e-3  # seconds for a node of two models that are made ready to be compared
 LATENCY, LATENCY_RUNS = 0.5, 10  # seconds at most for pairs of runs, and how many there are at least
-FAMILY_SAMPLES, LAYER_SAMPLES, PASS_SAMPLES = 4, 8, 1
+FAMILY_SAMPLES, LAYER_SAMPLES = 4, 8
 PROBABLE, POSSIBLE, RARE = 0.5, 0.3, 0.15
 FLOAT32 = 4  # bytes
 RESCALED = 2.0  # times of a trial's, where channels of a copy are divided first
@@ -271,9 +271,7 @@ class Schedule:
         nodes = len(weighted_decisions(self._prepared.plan))
         strict = self._budget.is_accuracy
         yield Work("search", "judge", prices.float_outputs(quick))
-        if nodes > ALL_ALONE:
-            yield Work("search", "layers", 3 * prices.evaluate(PASS_SAMPLES))
-        alone = nodes if nodes <= ALL_ALONE else PROBES + (EXACT if strict else 3)
+        alone = nodes if nodes <= ALL_ALONE else GROUPS + (SPLITS if strict else FEW_SPLITS)
         yield from self._trials("search", alone + 1, quick)
         yield from self._trials("search", 4, quick, POSSIBLE)
         yield Work("search", "measure", prices.evaluate(self._samples), RARE)  # values that other forms ask for

@@ -27,7 +27,7 @@ from onnxq.runtime.memory import trim_heap
 from onnxq.search.candidates import Candidate, find_candidates, is_priced, predicted_time, saved_time, searchable
 from onnxq.search.mixed_bits import keep_to_loss, keep_to_mean, keep_to_size, mixed_weights, said_bits
 from onnxq.search.mixed_precision import SearchResult, cheap_wins, fewest_float_nodes, keep_small_weights_float
-from onnxq.search.sensitivity import EXACT, sensitivity, weighted_decisions
+from onnxq.search.sensitivity import SPLITS, sensitivity, weighted_decisions
 from onnxq.search.size_search import fits_corrected, meet_size_limit, written_bytes
 from onnxq.search.sqnr_evaluator import ENOUGH, SqnrEvaluator
 from onnxq.search.variants import MOST_ELEMENTS, SEQUENTIAL, ChooseBits, Variants
@@ -46,7 +46,7 @@ OVERFITTING = 1.0
 WIDER = "8 bit activations miss the goal, and the target has kernels for 16"
 WIDENED = f"gave activations 16 bits: {WIDER}"
 SMALLER = "stored weights of {} node{} in fewer bits to meet the size limit"
-FEW = 3  # nodes run alone without a budget of the user's
+FEW_SPLITS = 10  # groups of nodes halved without a budget of the user's
 SEARCH = "Leave out --fast: then what loses most stays float until the limit is met."
 SENSITIVE = "Leave sensitive nodes float with --exclude, or give more data."
 SMALL = "Allow a larger file, or ask for less."
@@ -162,7 +162,7 @@ def meet_accuracy(variants: Variants, budget: Budget) -> SearchOutcome:
             if not meets(variants.model({})):
                 raise CheckFailed(f"the recipe leaves no node open, and misses the budget: {meets.last}", RAISE)
         return SearchOutcome()
-    contributions = sensitivity(variants, exact=EXACT if budget.is_accuracy else FEW)
+    contributions = sensitivity(variants, splits=SPLITS if budget.is_accuracy else FEW_SPLITS)
     ranked = find_candidates(variants.prepared.plan, contributions, variants.prepared.model.opset)
     found = cheap_wins(variants, ranked if is_priced(variants.prepared.plan) else [])  # no price, no trade
     if budget.is_accuracy:

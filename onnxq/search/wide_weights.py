@@ -99,7 +99,7 @@ def _contributions(
     if len(known) > ALL_ALONE:
         return [replace(one, noise=OVERFITTED * one.noise) for one in known]
     prepared = copy_prepared(variants.prepared, choices)
-    return sensitivity(Variants(prepared, variants.stats, Weights(), variants.split), exact=0)
+    return sensitivity(Variants(prepared, variants.stats, Weights(), variants.split))
 
 
 def _worth_most(

@@ -155,7 +155,7 @@ class Contribution:
         scheme: What it became.
         noise: Squared error of the worst output by its squared size, with only this node quantized.
         share: Of the sum over all nodes, 0 to 1.
-        exact: Whether that was run, or interpolated from the node's own error and what errors nearby grew to.
+        exact: Whether it is that of the node alone, or its part of what a group of nodes makes.
 
     """
 
