@@ -26,6 +26,7 @@ from onnxq.ir.invariants import objection
 from onnxq.ir.passes import normalise
 from onnxq.ir.schemas import misused_node
 from onnxq.lowering.coded_caches import coded_attentions, with_float_caches
+from onnxq.lowering.prompt_branch import without_prompt_branch
 from onnxq.planning.recipe import parse_recipe
 from onnxq.progress import Observer, Progress, following
 from onnxq.project.provenance import external_files
@@ -281,8 +282,11 @@ def _compare(
     _check_form(model, quantized, progress)
     _note_another_source(quantized, baseline, progress)
     runtime = look(model, quantized)
-    if coded_attentions(quantized) and not coded_attentions(baseline):
-        model = quantized = with_float_caches(quantized)
+    plain = without_prompt_branch(quantized)  # whose nodes are those of the float model, and fit into segments
+    if coded_attentions(plain) and not coded_attentions(baseline):
+        model = quantized = plain = with_float_caches(plain)
+    elif plain is not quantized and not baseline.residency.copies:
+        model = quantized = plain
     if given.is_given:
         _refuse_other_inputs(quantized, baseline)
     same = _same_models(quantized, baseline)
@@ -300,8 +304,8 @@ def _compare(
         comparison = replace(comparison, decoding=decoding)
     if with_layers and not mixed_up:
         progress.step("layers")
-        comparison = _with_layers(comparison, baseline, quantized, samples)
-    families = _families(source, quantized, samples, comparison, target, progress)
+        comparison = _with_layers(comparison, baseline, plain, samples)
+    families = _families(source, plain, samples, comparison, target, progress)
     judged = replace(comparison, latency=None) if mixed_up else comparison  # the other one's latency is no news
     found = result_warnings(judged, families, made_up=samples.made_up, for_size=_is_for_size(quantized))
     return Verification(

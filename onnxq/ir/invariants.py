@@ -53,14 +53,23 @@ def _as_microsofts(model: bytes | str) -> bytes:
     The checker finds such files only if it is given a path, and has no rule for what they hold.
     """
     proto = onnx.load(model, load_external_data=False) if isinstance(model, str) else onnx.ModelProto.FromString(model)
-    for node in proto.graph.node:
-        node.domain = MICROSOFT if node.op_type in OF_ONNX else node.domain
-    for tensor in proto.graph.initializer:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            tensor.CopyFrom(onnx.helper.make_tensor(tensor.name, tensor.data_type, [0], b"", raw=True))
+    for graph in _graphs(proto.graph):
+        for node in graph.node:
+            node.domain = MICROSOFT if node.op_type in OF_ONNX else node.domain
+        for tensor in graph.initializer:
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                tensor.CopyFrom(onnx.helper.make_tensor(tensor.name, tensor.data_type, [0], b"", raw=True))
     if all(opset.domain != MICROSOFT for opset in proto.opset_import):
         proto.opset_import.append(onnx.helper.make_opsetid(MICROSOFT, 1))
     return bytes(proto.SerializeToString())
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                yield from _graphs(body)
 
 
 def plain_reason(error: Exception) -> str:

@@ -37,7 +37,7 @@ from onnxq.search.fast_search import compared, fewest_for_use
 from onnxq.search.float_transforms import transform_values
 from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.variants import Variants, calibrate_and_round
-from onnxq.stages.finish import finalize
+from onnxq.stages.finish import finalize, with_fast_prompts
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies
 from onnxq.verification.compare import compare
@@ -164,7 +164,9 @@ def _verified(rewritten: _Rewritten, before: Model, probe: Samples, request: Req
     by_layers, written = model.copy() if detailed else model, code_caches(finalize(model, prepared), prepared.caches)
     model = with_float_caches(written)
     observer.step("verify")
-    encoded = model.serialize()
+    asked = partial(with_fast_prompts, target=prepared.plan.recipe.scheme.target, most=request.budget.max_size)
+    faster = asked(model)
+    encoded = faster.serialize()
     baseline = InMemory(before if prepared.original is None else prepared.original)
     saturating = SaturatingFamilies.of(prepared.plan.recipe.scheme.target, model)
     with in_copy(partial(saturation_loss, saturating, baseline, model, probe), copies=probe.shareable) as lost:
@@ -181,9 +183,12 @@ def _verified(rewritten: _Rewritten, before: Model, probe: Samples, request: Req
         report = replace(report, cross_validation=halves.expected(comparison, data.count or halves.samples))
     if detailed:
         observer.step("details")
-        report = _with_details(report, baseline.model, model, encoded, probe)
-    result = add_metrics(Quantized(model, report, encoded), before, baseline, request, fast=prepared.fast)
-    return result if model is written else replace(result, model=written, encoded=written.serialize())
+        report = _with_details(report, baseline.model, model, model.serialize(), probe)
+    result = add_metrics(Quantized(faster, report, encoded), before, baseline, request, fast=prepared.fast)
+    if model is written:
+        return result
+    written = asked(written)
+    return replace(result, model=written, encoded=written.serialize())
 
 
 def _with_details(report: Report, before: Model, model: Model, encoded: bytes, samples: Samples) -> Report:

@@ -33,7 +33,7 @@ from onnxq.runtime.memory import trim_heap
 from onnxq.search.budget import RAISE, BudgetCheck, bits_by_size
 from onnxq.search.mixed_bits import keep_to_loss, mixed_weights, said_bits
 from onnxq.search.variants import GENERATED
-from onnxq.stages.finish import finalize
+from onnxq.stages.finish import finalize, with_fast_prompts
 from onnxq.stages.measure import choose_qparams, measure
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies, replan
@@ -73,7 +73,8 @@ def quantize_large(prepared: Prepared, request: Request) -> Quantized:
         comparison = with_layers(comparison, before, model, probe)
     report = replace(report, comparison=comparison, samples=probe.describe(comparison.samples))
     result = add_metrics(Quantized(model, report), before, baseline, request, fast=prepared.fast)
-    return replace(result, model=written)
+    target, most = prepared.plan.recipe.scheme.target, request.budget.max_size
+    return replace(result, model=with_fast_prompts(written, target, most))
 
 
 def _choose_and_rewrite(prepared: Prepared, baseline: Model, request: Request) -> tuple[Prepared, Model, Report]:

@@ -6,6 +6,7 @@ import json
 
 from onnxq.ir import Model
 from onnxq.ir.half_tensor import store_narrow
+from onnxq.lowering.prompt_branch import with_prompt_branch
 from onnxq.optimize.dedup_constants import merge_equal
 from onnxq.optimize.narrow_constants import narrow_constants
 from onnxq.optimize.optimize import optimize_for_target
@@ -34,6 +35,24 @@ def finalize(model: Model, prepared: Prepared) -> Model:
     if prepared.plan.costs.timings is not None:
         model.metadata["onnxq_timings"] = json.dumps(prepared.plan.costs.timings.as_dict(), separators=(",", ":"))
     return model
+
+
+def with_fast_prompts(model: Model, target: str, most: int | None) -> Model:
+    """Let a finished model multiply many rows at once in float, if that is faster on the target and the size allows it.
+
+    Args:
+        model: The quantized model.
+        target: Name of the runtime that it is for.
+        most: Bytes that the file may have; None for any number.
+
+    Returns:
+        Another model; the very same where nothing is gained.
+
+    """
+    made = with_prompt_branch(model, load_target(target).token_rows)
+    if made is model or most is None:
+        return made
+    return made if sum(len(part) for part in made.chunks()) <= most else model
 
 
 def size_note(model: Model, before: int, after: int) -> tuple[str, ...]:

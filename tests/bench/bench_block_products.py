@@ -1,9 +1,9 @@
-"""Time MatMulNBits against the float product, by bits, block size and number of rows.
+"""Time MatMulNBits and DynamicQuantizeMatMul against the float product, by bits, block size and number of rows.
 
     python tests/bench/bench_block_products.py [--inner 1024] [--columns 1024]
 
-All sessions run in turn on one thread; each cell is the median of the ratio to the float product. One row is one token
-of a decoder, 128 rows are a prompt.
+All sessions run in turn on one thread; each cell is the median of the ratio of processor time to the float product. One
+row is one token of a decoder, 128 rows are a prompt.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-ROWS, TURNS = (1, 4, 16, 128), 14
+ROWS, TURNS = (1, 16, 32, 48, 128, 512), 14
 CASES = [
     ("float", 0, 0, 0, False),
-    *((f"{bits} bits, blocks of {block}", bits, block, 4, False) for bits in (2, 4, 8) for block in (32, 128)),
+    *((f"{bits} bits, blocks of {block}", bits, block, 4, False) for bits in (2, 4, 8) for block in (32, 64, 128)),
     ("4 bits, blocks of 32, symmetric", 4, 32, 4, True),
-    ("4 bits, blocks of 32, level 0", 4, 32, 0, False),
+    *((f"4 bits, blocks of {block}, level 1", 4, block, 1, False) for block in (32, 64, 128)),
+    ("8 bits, blocks of 32, level 1", 8, 32, 1, False),
+    ("8 bits, a scale a column, activations in 8 bits", 8, 0, 4, True),
 ]
 
 
@@ -34,6 +36,10 @@ def product(inner: int, columns: int, bits: int, block: int, level: int, symmetr
     if not bits:
         arrays = {"w": rng.standard_normal((inner, columns), dtype=np.float32)}
         node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    elif not block:
+        codes = rng.integers(-127, 128, (inner, columns), dtype=np.int8)
+        arrays = {"w": codes, "s": rng.random(columns, dtype=np.float32) / 100}
+        node = helper.make_node("DynamicQuantizeMatMul", ["x", *arrays], ["y"], domain="com.microsoft")
     else:
         count = -(-inner // block)
         arrays = {
@@ -67,9 +73,9 @@ def main() -> None:
         times: dict[str, list[float]] = {name: [] for name in sessions}
         for _ in range(TURNS):
             for name, session in sessions.items():
-                begun = time.perf_counter()
+                begun = time.process_time()
                 session.run(None, feeds)
-                times[name].append(time.perf_counter() - begun)
+                times[name].append(time.process_time() - begun)
         for name, measured in times.items():
             found[name].append(float(np.median(np.array(measured[2:]) / np.array(times["float"][2:]))))
     print(f"| | {' | '.join(f'{rows} rows' for rows in ROWS)} |\n|---|{'---:|' * len(ROWS)}")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 from helpers import build, node
+from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.ir.invariants import first_line, objection
 
@@ -28,3 +30,18 @@ def test_the_checker_is_asked_about_bytes_and_files(tmp_path: Path) -> None:
 def test_an_error_without_a_message_is_named_by_its_type() -> None:
     assert first_line(onnx.checker.ValidationError("  one\ntwo")) == "one"
     assert first_line(RuntimeError()) == "RuntimeError"
+
+
+def test_operators_of_onnxruntime_are_known_in_branches_too() -> None:
+    branches = []
+    for name in ("then", "else"):
+        made = node("SimplifiedLayerNormalization", "x scale", f"{name}_y", axis=-1)
+        outputs = [helper.make_tensor_value_info(f"{name}_y", TensorProto.FLOAT, [2, 4])]
+        branches.append(helper.make_graph([made], name, [], outputs))
+    chosen = node("If", "which", "y", then_branch=branches[0], else_branch=branches[1])
+    arrays = {"which": np.array(True), "scale": np.ones(4, np.float32)}
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 4]) for name in ("x", "y")]
+    tensors = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    graph = helper.make_graph([chosen], "g", ends[:1], ends[1:], tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert objection(model.SerializeToString()) is None

@@ -19,11 +19,12 @@ FAMILIES = [name for name in stored_targets() if name.startswith("cpu-")]
 UNTIMED = ["generic", "openvino", "qnn", "tensorrt"]
 
 
-def test_families_ask_for_what_cpu_asks_for_but_for_saturation() -> None:
+def test_families_ask_for_what_cpu_asks_for_but_for_saturation_and_prompts() -> None:
     cpu = load_target("cpu")
     for name in FAMILIES:
         family = load_target(name)
-        assert replace(family, name="cpu", description=cpu.description, saturates=True) == cpu
+        assert replace(family, name="cpu", description=cpu.description, saturates=True, token_rows=0) == cpu
+    assert [name for name in stored_targets() if load_target(name).token_rows] == ["cpu-vnni"]
 
 
 def test_products_saturate_on_targets_with_processors_without_vnni() -> None:

@@ -1,0 +1,180 @@
+"""Prompts in float products, single tokens in 8-bit ones: MatMulNBits by the number of rows.
+
+With `accuracy_level` 4, MatMulNBits rounds its input to 8 bits and sums up each block on its own. That is the fastest
+way for one row. For many rows and small blocks, some processors are faster with float products of unpacked weights,
+which are more accurate, too (`docs/benchmarks.md`, scales by block). The level is an attribute, so an `If` on the
+number of rows holds the graph twice. Weights stay outside, and are stored once.
+
+Tests: `tests/lowering/test_prompt_branch.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
+
+from onnxq.ir import Model, Node, Value, infer_types
+from onnxq.ir.graph import MICROSOFT
+from onnxq.ir.tensor import Tensor
+
+OPERATOR, LEVEL = "MatMulNBits", "accuracy_level"
+BITS, MOST_BLOCK = 4, 64  # what has fast float products, and what is slow in 8 bits
+IN_FLOAT, IN_CODES = 1, 4  # levels
+LEAST_SHARE = 0.5  # of the elements of all such weights that gain
+MOST_ADDED = 0.05  # bytes of nodes, of those of the weights
+NODE = "onnxq_rows"  # the node that chooses, and what names of its inputs begin with
+TOKEN, PROMPT = "_token", "_prompt"  # ends of names in the branches
+
+
+def with_prompt_branch(model: Model, rows: int) -> Model:
+    """Return a model that multiplies more rows than `rows` in float; the very same where that gains nothing.
+
+    A fixed number of rows needs no branch: all products are of the level that is faster.
+
+    Args:
+        model: A quantized model, whose types are inferred.
+        rows: Largest number of rows of products in 8 bits; 0 where these are always faster.
+
+    """
+    if not rows or model.has_functions or any(node.bodies for node in model.graph.nodes):
+        return model
+    infer_types(model)
+    gaining = _gaining(model)
+    counted = next((found for index in gaining if (found := _row_axes(model, model.graph.nodes[index]))), None)
+    if counted is None or (counted.source is None and counted.fixed <= rows):
+        return model
+    made, weights = model.copy(), list[Tensor]()
+    proto = ModelProto.FromString(made.skeleton(weights))
+    graph = proto.graph
+    if counted.source is not None:
+        if sum(node.ByteSize() for node in graph.node) > MOST_ADDED * model.weight_bytes:
+            return model
+        tokens, prompts = _branch(graph, TOKEN), _branch(graph, PROMPT)
+        _set_level(prompts, gaining)
+        asked = _asks_for_rows(graph, counted, rows)
+        outputs = [value.name for value in graph.output]
+        chosen = helper.make_node("If", [asked[-1].output[0]], outputs, NODE, then_branch=prompts, else_branch=tokens)
+        del graph.node[:]
+        graph.node.extend([*asked, chosen])
+    else:
+        _set_level(graph, gaining)
+    made.read_skeleton(proto.SerializeToString(deterministic=True), weights)
+    return made
+
+
+def without_prompt_branch(model: Model) -> Model:
+    """Return a model that computes all rows as single tokens; the very same where it has no branch for prompts."""
+    last = model.graph.nodes[-1] if model.graph.nodes else None
+    if last is None or last.op_type != "If" or last.name != NODE:
+        return model
+    made, weights = model.copy(), list[Tensor]()
+    proto = ModelProto.FromString(made.skeleton(weights))
+    graph = proto.graph
+    body = next(attribute.g for attribute in graph.node[-1].attribute if attribute.name == "else_branch")
+    names = {name: name.removesuffix(TOKEN) for node in body.node for name in node.output if name}
+    nodes = [_renamed(node, names, TOKEN, "") for node in body.node]
+    asked = [tensor for tensor in graph.initializer if tensor.name.startswith(f"{NODE}_")]
+    for tensor in asked:
+        graph.initializer.remove(tensor)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    made.read_skeleton(proto.SerializeToString(deterministic=True), weights)
+    return made
+
+
+def _gaining(model: Model) -> list[int]:
+    """Return places of the products that float makes faster, the largest first; none where most weights are others'."""
+    nodes = model.graph.nodes
+    sizes = {index: node.attribute("K") * node.attribute("N") for index, node in enumerate(nodes) if _is_product(node)}
+    gaining = [index for index in sizes if _gains(nodes[index])]
+    if sum(sizes[index] for index in gaining) < LEAST_SHARE * sum(sizes.values()):
+        return []
+    return sorted(gaining, key=lambda index: -sizes[index])
+
+
+def _is_product(node: Node) -> bool:
+    return node.op_type == OPERATOR and node.domain == MICROSOFT
+
+
+def _gains(node: Node) -> bool:
+    small = node.attribute("bits", BITS) == BITS and node.attribute("block_size") <= MOST_BLOCK
+    return bool(small and node.attribute(LEVEL, 0) == IN_CODES)
+
+
+class _Rows(NamedTuple):
+    """The number of rows of products: the product of some axes of an input of the model, and of fixed sizes.
+
+    Attributes:
+        source: The input; None where all sizes are fixed.
+        axes: Of the input.
+        fixed: The product of the fixed sizes.
+
+    """
+
+    source: Value | None
+    axes: list[int]
+    fixed: int
+
+
+def _row_axes(model: Model, product: Node) -> _Rows | None:
+    """Return what the rows of a product are; None where no input of the model has their open axes."""
+    shape = product.inputs[0].shape if product.inputs[0] is not None else None
+    if shape is None:
+        return None
+    open_axes = [size for size in shape[:-1] if not isinstance(size, int)]
+    fixed = prod(size for size in shape[:-1] if isinstance(size, int))
+    if not open_axes:
+        return _Rows(None, [], fixed)
+    for value in model.graph.inputs:
+        sizes = value.shape or ()
+        if value.tensor is None and fixed and None not in open_axes and set(open_axes) <= set(sizes):
+            return _Rows(value, [sizes.index(name) for name in open_axes], fixed)
+    return None
+
+
+def _set_level(graph: GraphProto, places: Iterable[int]) -> None:
+    for place in places:
+        for attribute in graph.node[place].attribute:
+            if attribute.name == LEVEL:
+                attribute.i = IN_FLOAT
+
+
+def _asks_for_rows(graph: GraphProto, counted: _Rows, rows: int) -> list[NodeProto]:
+    """Return nodes whose last gives whether there are more rows, and put their constants into the graph."""
+    assert counted.source is not None
+    limit, axes = np.array(rows // counted.fixed, np.int64), np.array(counted.axes, np.int64)
+    names = [f"{NODE}_{what}" for what in ("shape", "axes", "sizes", "count", "limit", "many")]
+    shape, which, sizes, count, most, many = names
+    graph.initializer.extend([numpy_helper.from_array(axes, which), numpy_helper.from_array(limit, most)])
+    return [
+        helper.make_node("Shape", [counted.source.name], [shape], shape),
+        helper.make_node("Gather", [shape, which], [sizes], sizes),
+        helper.make_node("ReduceProd", [sizes], [count], count, keepdims=0),
+        helper.make_node("Greater", [count, most], [many], many),
+    ]
+
+
+def _branch(graph: GraphProto, end: str) -> GraphProto:
+    """Return the nodes of a graph as a branch, in which all that they make has another name."""
+    names = {name: f"{name}{end}" for node in graph.node for name in node.output if name}
+    outputs = []
+    for value in graph.output:
+        output = ValueInfoProto()
+        output.CopyFrom(value)
+        output.name = names[value.name]
+        outputs.append(output)
+    return helper.make_graph([_renamed(node, names, "", end) for node in graph.node], f"{NODE}{end}", [], outputs)
+
+
+def _renamed(node: NodeProto, names: Mapping[str, str], old: str, new: str) -> NodeProto:
+    """Return a copy with other names of values, and another end of its own name."""
+    copied = NodeProto()
+    copied.CopyFrom(node)
+    copied.name = f"{node.name.removesuffix(old)}{new}" if node.name else ""
+    for slots in (copied.input, copied.output):
+        slots[:] = [names.get(name, name) for name in slots]
+    return copied
