@@ -120,6 +120,9 @@ ROWS = {
     "test_a_half_that_codes_were_chosen_on_is_not_fitted_again",
     "own: texts of a length that a model does not take": "data/test_examine.py::"
     "test_sizes_that_have_to_be_multiples_are_named",
+    "own: a project file on a full disk": "project/test_project_new.py::test_a_full_disk_leaves_no_file",
+    "own: a log on a full disk": "cli/test_cli_logs.py::test_a_log_on_a_full_disk_is_no_reason_to_stop",
+    "8 titles of stacked figures": "cli/test_cli_tables.py::test_figures_of_a_narrow_terminal_have_their_titles",
     "own: photos beside arrays that fit": "project/test_project_find_data.py::"
     "test_arrays_come_before_what_is_made_to_fit_unless_it_has_the_model_s_name",
     "own: bytes beside floats": "project/test_project_new.py::test_bytes_serve_only_where_there_are_no_floats",

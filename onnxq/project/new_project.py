@@ -117,14 +117,19 @@ def write_project(project: NewProject, path: Path) -> None:
         ProjectError: There is one, or it cannot be written.
 
     """
+    created = False
     try:
         with path.open("x", encoding="utf-8", newline="\n") as file:
+            created = True
             file.write(project.to_toml())
     except FileExistsError as error:
         hint = "Add models to it by hand; --dry-run prints what would be written."
         raise ProjectError(f"{path} exists already", hint) from error
     except OSError as error:
-        raise ProjectError(f"{path} cannot be written ({error.strerror})", "Check the folder's permissions.") from error
+        if created:
+            path.unlink(missing_ok=True)
+        hint = "Check the folder's permissions, and that the disk has room."
+        raise ProjectError(f"{path} cannot be written ({error.strerror})", hint) from error
 
 
 def _why(left_out: Sequence[tuple[str, str]]) -> str:

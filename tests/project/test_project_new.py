@@ -1,3 +1,4 @@
+import errno
 import shutil
 from pathlib import Path
 
@@ -102,3 +103,14 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
 def test_a_whole_disk_is_refused() -> None:
     with pytest.raises(ProjectError, match="/ is the whole disk"):
         propose(Path("/"))
+
+
+def test_a_full_disk_leaves_no_file(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(project: NewProject) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(NewProject, "to_toml", full)
+    with pytest.raises(ProjectError, match="No space left") as refusal:
+        write_project(propose(models), models / "onnxq.toml")
+    assert "room" in refusal.value.hint
+    assert not (models / "onnxq.toml").exists()
