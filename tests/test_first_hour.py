@@ -123,6 +123,13 @@ ROWS = {
     "own: a project file on a full disk": "project/test_project_new.py::test_a_full_disk_leaves_no_file",
     "own: a log on a full disk": "cli/test_cli_logs.py::test_a_log_on_a_full_disk_is_no_reason_to_stop",
     "8 titles of stacked figures": "cli/test_cli_tables.py::test_figures_of_a_narrow_terminal_have_their_titles",
+    "own: nothing to quantize": "cli/test_cli_mistakes.py::test_nothing_to_quantize_has_its_remedy",
+    "own: samples in columns": "data/test_layouts.py::test_files_say_the_transpose_of_the_array_that_is_in_them",
+    "own: blanks around a name": "cli/test_cli_mistakes.py::test_blanks_around_a_name_are_no_other_name",
+    "own: a model in a submodule that was not cloned": "cli/test_cli_mistakes.py::"
+    "test_a_mistake_is_named_with_what_was_meant",
+    "own: text without quotes in a project file": "project/test_project_file.py::"
+    "test_what_is_wrong_is_said_with_a_hint",
     "own: photos beside arrays that fit": "project/test_project_find_data.py::"
     "test_arrays_come_before_what_is_made_to_fit_unless_it_has_the_model_s_name",
     "own: bytes beside floats": "project/test_project_new.py::test_bytes_serve_only_where_there_are_no_floats",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,8 @@ def usage_error(error: Any, arguments: Sequence[str]) -> tuple[str, str]:
         odd = next((word for word in (*extra, *arguments) if _meant_long(word, command)), None)
         if odd is not None:
             return f"'{odd}' is no option", f"Write {_meant_long(odd, command)}. {see}"
-        return f"there is no place for {_short(extra)}", f"{_many(extra, command)} {see}".lstrip()
+        hint = _pair(extra, context, command) or _many(extra, command)
+        return f"there is no place for {_short(extra)}", f"{hint} {see}".lstrip()
     if message.startswith("invalid value for"):
         denied = message.endswith(("is not readable", "is not writable"))
         return _plain_value(message, arguments), "Check its permissions." if denied else see
@@ -166,6 +168,17 @@ def _extra(message: str) -> list[str]:
 def _short(names: Sequence[str]) -> str:
     shown = ", ".join(f"'{name}'" for name in names[:MOST_NAMES])
     return shown if len(names) <= MOST_NAMES else f"{shown} and {len(names) - MOST_NAMES} more arguments"
+
+
+def _pair(extra: Sequence[str], context: Any, command: Any) -> str:
+    """Write the command for a model and its data, in any order; empty where there is anything else."""
+    given = getattr(context, "params", {}).get("model")
+    words = [str(given), *extra] if given is not None else list(extra)
+    if len(words) != 2 or "--data" not in _names(command):
+        return ""
+    model, data = sorted(words, key=lambda word: Path(word).suffix != ".onnx")
+    fits = Path(model).suffix == ".onnx" and Path(data).suffix in (".npz", ".npy")
+    return f"Write `onnxq {command.name} {shlex.quote(model)} -d {shlex.quote(data)}`." if fits else ""
 
 
 def _many(extra: Sequence[str], command: Any) -> str:

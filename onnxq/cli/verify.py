@@ -169,6 +169,10 @@ def single(context: typer.Context, models: list[Path]) -> Path:
     from onnxq.errors import ProjectError
 
     refuse_config(context)
+    data = [model for model in models if model.suffix in (".npz", ".npy")]
+    if data and len(models) == 2:
+        other = next((model for model in models if model not in data), "MODEL")
+        raise ProjectError(f"{data[0]} is no model", f"Write `onnxq verify {other} -d {data[0]}`.")
     if len(models) > 1:
         first, last = sorted(models[:2], key=lambda model: not QUANTIZED.search(model.name))
         pair = f"Write `onnxq verify {first} --against {last}` to compare two; " if len(models) == 2 else ""

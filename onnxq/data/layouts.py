@@ -47,17 +47,19 @@ def _rises(axes: Sequence[int]) -> bool:
     return list(axes) == sorted(axes)
 
 
-def layout_hint(shape: Sequence[int], wanted: Dimensions, *, behind: int = 0, batched: bool = False) -> str:
+def layout_hint(shape: Sequence[int], wanted: Dimensions, *, behind: int = 0, rows: int | None = None) -> str:
     """Return the sentence that says how to transpose an array; empty where that would not help.
 
     Args:
         shape: Of one sample.
         wanted: What the input has.
         behind: How many axes the array has in front of a sample's: 1 for a stack.
-        batched: Whether the first axis counts samples.
+        rows: How many rows the array has where its first axis counts samples; None where it does not.
 
     """
-    order = order_of_axes(shape, wanted, keep_first=batched)
+    order = order_of_axes(shape, wanted, keep_first=rows is not None)
+    if order is None and rows is not None:  # samples may be columns
+        order = order_of_axes((rows, *shape[1:]), (None, *wanted[1:]), keep_first=False)
     if order is not None and list(order) != sorted(order):
         axes = [*range(behind), *(axis + behind for axis in order)]
         return f"The sizes fit in another order of axes{_names(order)}: array.transpose({_numbers(axes)})."

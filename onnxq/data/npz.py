@@ -111,7 +111,7 @@ def make_cut(shape: tuple[int, ...], spec: InputSpec, where: str) -> SampleCut:
     if len(shape) != rank:
         check_shape(shape, spec, where)
     step = spec.fixed(0) or 1
-    check_shape((step, *shape[1:]), spec, where, batched=True)
+    check_shape((step, *shape[1:]), spec, where, rows=shape[0])
     if 0 < shape[0] < step:
         raise DataError(
             f"input '{spec.name}' takes batches of {step} ({spec}), {where} has {shape[0]} rows {list(shape)}",

@@ -118,8 +118,10 @@ def is_label(name: str, inputs: Sequence[InputSpec]) -> bool:
     return name.startswith("_") and all(spec.name != name for spec in inputs)
 
 
-def check_shape(shape: tuple[int, ...], spec: InputSpec, where: str, *, behind: int = 0, batched: bool = False) -> None:
-    """Refuse one sample's shape that the model cannot take; `behind` and `batched` are for `layout_hint`.
+def check_shape(
+    shape: tuple[int, ...], spec: InputSpec, where: str, *, behind: int = 0, rows: int | None = None
+) -> None:
+    """Refuse one sample's shape that the model cannot take; `behind` and `rows` are for `layout_hint`.
 
     Raises:
         DataError: The rank or a fixed dimension differs.
@@ -130,7 +132,7 @@ def check_shape(shape: tuple[int, ...], spec: InputSpec, where: str, *, behind: 
     if len(shape) == len(spec.shape) and all(spec.fixed(axis) in (None, size) for axis, size in enumerate(shape)):
         return
     wanted = [spec.fixed(axis) for axis in range(len(spec.shape))]
-    advice = layout_hint(shape, wanted, behind=behind, batched=batched)
+    advice = layout_hint(shape, wanted, behind=behind, rows=rows)
     if len(shape) != len(spec.shape):
         raise DataError(
             f"input '{spec.name}' has rank {len(spec.shape)} ({spec}), {where} gives rank {len(shape)} {list(shape)}",

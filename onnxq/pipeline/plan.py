@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from onnx import TensorProto
+
 from onnxq.calibration.stats import Stats
 from onnxq.calibration.stats_file import load_stats
 from onnxq.data.reading import PLAIN, Reading
 from onnxq.data.samples import Samples, list_sources
 from onnxq.errors import DataError, ModelError, NothingToQuantize
 from onnxq.ir import Model, ModelInput, read_model
-from onnxq.planning.planner import Plan
+from onnxq.planning.planner import NOT_FASTER
 from onnxq.planning.recipe import Recipe, choose_recipe
 from onnxq.progress import Observer, following
 from onnxq.report import Report
@@ -154,14 +156,32 @@ def check_plan(prepared: Prepared, *, with_data: bool) -> None:
     if not plan.quantized():
         idle = plan.recipe.idle_globs(node_labels(prepared.model))
         before = quantized_already(prepared.model)
-        hint = f"It is quantized already ({before}): give the float model." if before else PLAN_HINT
+        hint = f"It is quantized already ({before}): give the float model." if before else _plan_hint(prepared)
         hint = f"{idle[0][0].upper()}{idle[0][1:]}: see their names with `onnxq plan`." if idle else hint
-        raise NothingToQuantize(f"no node of {prepared.path} can be quantized: {_reasons(plan)}", hint)
+        raise NothingToQuantize(f"no node of {prepared.path} can be quantized: {_reasons(prepared)}", hint)
     if plan.calibrated() and not with_data:
         raise DataError(f"recipe {plan.recipe.name} needs data to calibrate with", DATA_HINT)
 
 
-def _reasons(plan: Plan) -> str:
+def _plan_hint(prepared: Prepared) -> str:
+    """Say what can be done about a model of which nothing can be quantized."""
+    model, plan = prepared.model, prepared.plan
+    if not model.graph.outputs:
+        return "Export it again with its outputs."
+    types = {value.dtype for node in model.graph.nodes for value in node.inputs if value is not None}
+    if TensorProto.DOUBLE in types and TensorProto.FLOAT not in types:
+        return "Export it in float32: no float64 is quantized."
+    if NOT_FASTER in plan.reasons() and plan.recipe.name == "auto":
+        return f"--recipe static-int8 or dynamic-int8 quantizes it all the same. {PLAN_HINT}"
+    return PLAN_HINT
+
+
+def _reasons(prepared: Prepared) -> str:
+    model, plan = prepared.model, prepared.plan
+    if not model.graph.outputs:
+        return "it has no outputs"
+    if not model.weight_bytes:
+        return "it has no weights"
     reasons = [f"{reason} ({count})" for reason, count in list(plan.reasons().items())[:3]]
     return "; ".join(reasons) or "it has none"
 

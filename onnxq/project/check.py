@@ -20,7 +20,7 @@ from onnxq.ir import Model, Value, load
 from onnxq.ir.invariants import objection
 from onnxq.ir.model import STRIP_ABOVE
 from onnxq.ir.proto_fields import DATA_TYPE, DIMS, GRAPH_INITIALIZER, NAME
-from onnxq.ir.storage.formats import similar_model
+from onnxq.ir.storage.formats import similar_model, submodule_hint
 from onnxq.ir.wire import Chunk, bytes_field, integer_field, join
 from onnxq.project.entry import Entry, Project, select
 from onnxq.project.provenance import (
@@ -111,7 +111,11 @@ def find_all(entry: Entry) -> list[Finding]:
     """Check one model of a project: both files well formed, the quantized one up to date and within its limits."""
     slashes = ": / goes between folders, not \\" if "\\" in entry.source.name else ""
     source, findings = _load(entry.source, f"the project file lists it{slashes}")
-    if source is None and not entry.source.exists() and (meant := similar_model(entry.source)):
+    if (
+        source is None
+        and not entry.source.exists()
+        and (meant := similar_model(entry.source) or submodule_hint(entry.source))
+    ):
         findings = [replace(found, message=f"{found.message}; {meant[:1].lower()}{meant[1:]}") for found in findings]
     quantized, more = _load(entry.quantized, BUILD)
     findings += [*more, *missing_verify_data(entry)]

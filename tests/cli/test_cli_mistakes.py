@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 from onnxq.calibration.calibrate import calibrate
 from onnxq.errors import DataError, ModelError, OutputError
@@ -79,6 +80,10 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "frobnicate": ("no such command 'frobnicate'", "Commands are calibrate, check, "),
     "quantize m.onnx -d a.npz b.npz c.npz": ("there is no place for 'b.npz', 'c.npz'", "as in -d a.npz -d b.npz"),
     "quantize m.onnx q.onnx": ("there is no place for 'q.onnx'", "name the output with --output"),
+    "quantize m.onnx d.npz": ("there is no place for 'd.npz'", "Write `onnxq quantize m.onnx -d d.npz`."),
+    "quantize d.npz m.onnx": ("there is no place for 'm.onnx'", "Write `onnxq quantize m.onnx -d d.npz`."),
+    "verify m.onnx d.npz": ("d.npz is no model", "Write `onnxq verify m.onnx -d d.npz`."),
+    "quantize sub/m.onnx": ("sub/m.onnx does not exist", "in a submodule of git: `git submodule update --init`"),
     "plan m.onnx a b c d e f": ("'a', 'b', 'c', 'd' and 2 more arguments", "See `onnxq plan --help`."),
     "quantize mm.onnx": ("mm.onnx does not exist", "Did you mean 'm.onnx'?"),
     "quantize M.ONNX": ("M.ONNX does not exist", "Did you mean 'm.onnx'?"),
@@ -126,6 +131,7 @@ def test_a_mistake_is_named_with_what_was_meant(cli, here: Path, typed_in: str) 
     for name in ("scan.dcm", "eeg.edf"):
         Path(name).write_bytes(b"0       ")
     Path("d.npz.d").mkdir()
+    Path(".gitmodules").write_text('[submodule "sub"]\n\tpath = sub\n\turl = https://a.b/sub\n')
     Path("wrong.py").write_text("def f(:\n")
     before = set(here.rglob("*"))
     result = cli(*typed_in.split())
@@ -136,6 +142,34 @@ def test_a_mistake_is_named_with_what_was_meant(cli, here: Path, typed_in: str) 
     assert second.startswith("hint: ")
     assert hint in second
     assert set(here.rglob("*")) == before
+
+
+def test_blanks_around_a_name_are_no_other_name(cli, here: Path) -> None:
+    assert "Did you mean 'm.onnx'?" in cli("quantize", "m.onnx ").err
+
+
+@pytest.mark.parametrize(
+    ("outputs", "dtype", "nodes", "said"),
+    [
+        ((), np.float32, "MatMul", "it has no outputs\nhint: Export it again with its outputs."),
+        (("y",), np.float64, "MatMul", "weight is float64, not float32 (1)\nhint: Export it in float32"),
+        (("y",), np.float32, "Relu", "it has no weights\nhint: See every node's reason"),
+        (("y",), np.float32, "MatMul", "(1)\nhint: --recipe static-int8 or dynamic-int8 quantizes it all the same."),
+    ],
+)
+def test_nothing_to_quantize_has_its_remedy(
+    cli, here: Path, outputs: tuple[str, ...], dtype: type, nodes: str, said: str
+) -> None:
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    weights = [numpy_helper.from_array(floats(8, 4).astype(dtype), "w")] if nodes == "MatMul" else []
+    made = [helper.make_tensor_value_info(name, kind, None) for name in outputs]
+    node_ = helper.make_node(nodes, ["x", "w"][: 1 + len(weights)], ["y"])
+    graph = helper.make_graph([node_], "g", [helper.make_tensor_value_info("x", kind, ["n", 8])], made, weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), "odd.onnx")
+    np.savez("odd.npz", x=floats(20, 8))
+    result = cli("quantize", "odd.onnx", "-d", "odd.npz")
+    assert result.code == 1
+    assert said in result.err
 
 
 @pytest.mark.parametrize("arguments", [("quantize", ""), ("quantize", "m.onnx", "-d", ""), ("inspect", "")])

@@ -56,7 +56,7 @@ def test_the_order_of_axes(
         ((3, 64), (2, 1, 8, 8), {}, ""),
         ((100, 64), (None, None, 8, 8), {}, ""),
         ((100, 100, 3), NCHW, {}, ""),
-        ((1, 200, 200, 3), NCHW, {"batched": True}, ""),
+        ((1, 200, 200, 3), NCHW, {"rows": 1}, ""),
         ((224,), NCHW, {}, ""),
     ],
 )
@@ -85,6 +85,7 @@ def test_files_say_the_transpose_of_the_array_that_is_in_them(tmp_path: Path) ->
     assert open_samples([path], [PICTURES]).count == 2
     assert "array.transpose(2, 0, 1)[None]." in hint(path, batch[0])
     assert "Prepare the data" in hint(path, batch[:, :100])
+    assert "array.transpose(3, 2, 0, 1)." in hint(path, np.zeros((224, 224, 3, 5), np.uint8))  # samples come last
     grey = batch.transpose(0, 3, 1, 2)[:, :1]
     assert "numpy.repeat(array, 3, axis=1)." in hint(path, grey)
     assert "numpy.repeat(array, 3, axis=2)." in hint(path, grey[:, None])

@@ -113,7 +113,8 @@ def similar_model(path: Path) -> str:
         return ""
     made = f"{path.stem}.int8.onnx"  # what quantizing gives, not what it takes
     names = [name for name in names if name != made]
-    same = [name for name in names if path.name.lower() in (name.lower(), name.lower().removesuffix(".onnx"))]
+    given = path.name.lower().strip()
+    same = [name for name in names if given in (name.lower(), name.lower().removesuffix(".onnx"))]
     if same:
         return f"Did you mean '{same[0]}'?"
     stems = {name.removesuffix(".onnx"): name for name in names}  # the ending alone makes no names similar
@@ -132,6 +133,20 @@ def _pattern(path: Path) -> ModelError:
     return ModelError(f"{path} is a pattern, and one model is read at a time", f"Name each, such as {found[0]}.")
 
 
+def submodule_hint(path: Path) -> str:
+    """Say how to fetch a file of a submodule of git that was not cloned; empty where it is not in one."""
+    parents = path.absolute().parents
+    for folder in parents:
+        try:
+            listed = (folder / ".gitmodules").read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        places = [folder / place for place in re.findall(r"(?m)^\s*path\s*=\s*(.+?)\s*$", listed)]
+        if any(place in parents and not (place / ".git").exists() for place in places):
+            return "It is in a submodule of git: `git submodule update --init` fetches it."
+    return ""
+
+
 def missing_model(path: Path) -> ModelError:
     """Make the error for a model that is not there, with what was meant perhaps."""
     url = address(path)
@@ -140,7 +155,7 @@ def missing_model(path: Path) -> ModelError:
     if url is None and any(sign in path.name for sign in "*?"):
         return _pattern(path)
     if url is None:
-        hint = similar_model(path) or "Check the path of the model."
+        hint = similar_model(path) or submodule_hint(path) or "Check the path of the model."
         if "\\" in path.name:  # it is a name here, and the folders of a path on Windows
             hint = f"Write / between folders: {path.as_posix().replace(chr(92), '/')}."
         return ModelError(f"{path} does not exist", hint)
