@@ -7,9 +7,9 @@ from mass import isolated
 
 
 def test_mutated_models_give_sentences_only() -> None:
-    tally = isolated("fuzz.py", 150, batch=150, seconds=120)
+    tally = isolated("fuzz.py", 100, batch=100, seconds=120)
     assert tally.broken == []
-    assert tally.kinds["refused"] > 50, tally
+    assert tally.kinds["refused"] > 33, tally
 
 
 @pytest.mark.slow

@@ -86,9 +86,8 @@ def objections_to_page(page: str) -> list[str]:
     return found + [f"longer than {MOST_COLUMNS} columns: {line}" for line in long]
 
 
-def prose_of_module(source: str) -> Iterator[str]:
+def prose_of_module(source: str, tree: ast.Module) -> Iterator[str]:
     """Take a module's words: docstrings by paragraph, blocks of comments, and strings that hold a sentence."""
-    tree = ast.parse(source)
     seen = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -125,8 +124,8 @@ def comments(source: str) -> Iterator[str]:
 
 def objections_to_module(source: str) -> list[str]:
     """Say what the guide objects to in the docstrings, comments and messages of a module."""
-    found = [sentence for block in prose_of_module(source) for sentence in objections(block)]
     tree = ast.parse(source)
+    found = [sentence for block in prose_of_module(source, tree) for sentence in objections(block)]
     for node in ast.walk(tree):
         function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         if function and (ast.get_docstring(node) or "").startswith("Give "):

@@ -63,6 +63,11 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     return quantize(SAMPLES / "digits_cnn.onnx", output=folder / "q.onnx", data=data, sample_limit=8, detailed=True)
 
 
+@pytest.fixture(scope="module")
+def text(report: Report) -> str:
+    return report.to_html()
+
+
 def browse(page: Path, folder: Path, *flags: str) -> tuple[str, list[str]]:
     """Open a page; give its elements after the scripts ran, and what the console says."""
     command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={folder / 'profile'}", *flags, "--dump-dom", page.as_uri()]
@@ -70,9 +75,9 @@ def browse(page: Path, folder: Path, *flags: str) -> tuple[str, list[str]]:
     return done.stdout, [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
 
 
-def measured(report: Report, folder: Path, *flags: str, frame: int = 0) -> dict[str, Any]:
+def measured(text: str, folder: Path, *flags: str, frame: int = 0) -> dict[str, Any]:
     """Run `MEASURE` at the end of the page, which its policy has to be taken out for; in a frame of a width, if any."""
-    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", report.to_html())
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
     page = folder / "measured.html"
     page.write_text(text.replace("</body>", f"<script>{MEASURE}</script></body>"), encoding="utf-8")
     if frame:  # a window cannot be as narrow as a phone
@@ -96,9 +101,9 @@ def test_it_renders_and_the_console_stays_empty(report: Report, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1600, 1), (800, 0), (400, 1)])
-def test_filter_sort_and_layout(report: Report, tmp_path: Path, width: int, scheme: int) -> None:
+def test_filter_sort_and_layout(report: Report, text: str, tmp_path: Path, width: int, scheme: int) -> None:
     flags = (f"--window-size={max(width, 600)},900", f"--blink-settings=preferredColorScheme={scheme}")
-    found = measured(report, tmp_path, *flags, frame=width if width < 500 else 0)
+    found = measured(text, tmp_path, *flags, frame=width if width < 500 else 0)
     nodes = report.nodes
     total = len(nodes)
     convs = sum(node.op_type == "Conv" and node.scheme == "static-int8" for node in nodes)

@@ -33,8 +33,8 @@ SLOW = [(name, recipe, with_data, seed) for name in GROUPS for recipe, with_data
 def quantized_sqnr(model: Model, reference: np.ndarray, recipe: str, folder: Path, *, with_data: bool) -> float:
     """Save a model, quantize it as a user does, and give its SQNR in dB on images that nothing was chosen on."""
     save(model, folder / "float.onnx", force=True)
-    data = [CALIBRATION] if with_data else []
-    quantize(folder / "float.onnx", recipe, output=folder / "int8.onnx", data=data, force=True)
+    data = {"data": [CALIBRATION], "sample_limit": 64} if with_data else {}
+    quantize(folder / "float.onnx", recipe, output=folder / "int8.onnx", force=True, **data)
     return sqnr(reference, run((folder / "int8.onnx").read_bytes(), FEEDS)[0])
 
 

@@ -78,6 +78,14 @@ BIASES = {
     "[1]": [1],
     "scalar": [],
 }
+# Name and shape of a bias, whether it is computed, and its factor. Without a bias the others say nothing
+BIASED = [
+    (kind, shape, computed, beta)
+    for kind, shape in BIASES.items()
+    for computed in (False, True)
+    for beta in (0.0, 0.5, 1.0)
+    if shape is not None or (not computed and beta)
+]
 
 
 def gemm(weight: int, trans_a: int, trans_b: int, bias: np.ndarray | None, computed: bool, **scalars: float):
