@@ -91,7 +91,7 @@ def _multiples(session: Session, samples: Sequence[Sample]) -> str:
 def _padded(array: np.ndarray, multiple: int) -> np.ndarray:
     """Repeat the last values of each axis behind the batch, until its size is a multiple; sizes of 1 stay."""
     more = [(0, -size % multiple if axis and size > 1 else 0) for axis, size in enumerate(array.shape)]
-    return np.pad(array, more, mode="edge") if array.size else array
+    return np.pad(array, more, mode="edge") if array.size and array.ndim else array
 
 
 def _runs(session: Session, sample: Sample) -> bool:

@@ -226,6 +226,13 @@ def test_sizes_that_have_to_be_multiples_are_named() -> None:
     )
 
 
+def test_a_model_with_a_scalar_input_may_fail_on_its_samples() -> None:
+    parts = "(float[n, length] x, float scale) => (float[n, m, 4] y) <int64[3] shape = {0, -1, 4}>"
+    fours = model(f"main {parts} {{ a = Mul(x, scale) y = Reshape(a, shape) }}")
+    samples = [{"x": np.ones((1, 13), np.float32), "scale": np.float32(index)} for index in range(20)]
+    assert "not-run" in [one.code for one in examine(fours, samples).warnings]
+
+
 def test_integers_of_sound_have_another_remedy() -> None:
     mono = model("sound (float[n, 512] x) => (float[n, 512] y) { y = Tanh(x) }")
     rows = [{"x": np.random.default_rng(seed).integers(-9000, 9000, (1, 512), np.int16)} for seed in range(20)]
