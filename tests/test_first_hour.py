@@ -33,6 +33,9 @@ ROWS = {
     "4 saturation": "report/test_result_warnings.py::test_saturation_on_a_family",
     "4 the processor in the page": "report/test_report_html.py::"
     "test_the_page_begins_with_a_verdict_and_has_a_table_of_processors",
+    "4 reasons that name no place": "test_first_hour.py::test_no_reason_says_what_is_faster_here",
+    "4 random numbers say nothing of accuracy": "report/test_result_warnings.py::"
+    "test_accuracy_on_random_numbers_says_nothing",
     "5 one bar for the run": "cli/test_progress_bar.py::test_the_bar_is_one_line_on_any_terminal",
     "5 a line for each step in a log": "cli/test_progress_bar.py::"
     "test_a_log_has_a_line_for_each_step_of_a_long_run_and_the_time_in_all",
@@ -44,9 +47,14 @@ ROWS = {
     "5 time waited for a copy": "runtime/test_fork.py::test_the_time_that_a_copy_is_waited_for_is_work_of_its_kind",
     "5 samples of a function are counted": "cli/test_cli_quantize.py::test_samples_of_a_function_are_counted",
     "5 the share never falls": "test_progress.py::test_the_share_never_falls",
+    "5 the total at the end": "cli/test_progress_bar.py::"
+    "test_a_log_has_a_line_for_each_step_of_a_long_run_and_the_time_in_all",
+    "5 a bar that does not stand still": "pipeline/test_schedule.py::test_a_decoder_is_expected_to_go_on_with_texts",
     "5 quiet": "cli/test_progress_bar.py::test_quiet_says_nothing",
     "6 models in parallel": "project/test_project_jobs.py::test_the_bytes_are_those_of_one_process",
     "6 Ctrl-C says what was built": "cli/test_cli_project.py::test_ctrl_c_leaves_what_is_complete_and_nothing_else",
+    "6 a line for each model with its latency, and a summary": "cli/test_cli_project.py::test_a_life",
+    "6 one that fails, and the others": "project/test_project_build.py::test_one_that_fails_does_not_stop_the_others",
     "6 a model of the project by its entry": "cli/test_cli_project_entry.py::test_the_entry_counts",
     "6 missing verify-data": "project/test_project_check.py::test_data_to_verify_with_that_are_missing_are_a_finding",
     "6 a patch release": "project/test_project_check.py::test_another_version_of_onnxq",
@@ -82,11 +90,18 @@ ROWS = {
     "10 a ModelProto": "api/test_api_models.py::test_a_proto_gives_a_proto_and_no_file",
     "10 a metric as a function": "api/test_api_models.py::test_a_metric_is_a_function",
     "10 every command is callable": "test_public_names.py::test_every_command_has_a_function",
+    "10 a wrong shape for evaluate": "api/test_api_models.py::test_what_is_no_model_is_refused",
+    "10 a page of the API": "test_docs.py::test_the_api_page_describes_every_public_name_once",
     "10 misspelt names": "test_public_names.py::test_a_misspelt_name_fails_a_type_check_and_right_ones_pass",
     "10 types of signatures": "test_public_names.py::test_every_type_in_a_public_signature_is_public",
     "10 docstrings with examples": "api/test_api_examples.py::test_the_example_of_a_function_runs",
     "10 observer": "api/test_api_models.py::test_progress_is_followed_from_python",
     "11 nothing cut at any width": "report/test_report_browser.py::test_filter_sort_and_layout",
+    "11 names on hover, other widths and colours": "report/test_report_browser.py::test_filter_sort_and_layout",
+    "11 histograms of activations": "cli/test_cli_quantize.py::test_a_full_report_has_layers_and_histograms",
+    "11 a verdict, processors and kernels": "report/test_report_html.py::"
+    "test_the_page_begins_with_a_verdict_and_has_a_table_of_processors",
+    "11 what each node adds": "report/test_report_html.py::test_what_each_node_adds_to_the_outputs",
     "11 date, command and limits": "report/test_report_html.py::test_the_page_says_when_how_and_within_which_limits",
     "11 time by operator, size by layer": "report/test_report_details.py::test_a_full_report_has_them",
     "11 worst samples": "report/test_report_details.py::test_the_samples_that_are_off_most_are_named",
@@ -130,6 +145,7 @@ ROWS = {
     "test_a_mistake_is_named_with_what_was_meant",
     "own: text without quotes in a project file": "project/test_project_file.py::"
     "test_what_is_wrong_is_said_with_a_hint",
+    "own: statistics given as data": "data/test_advice.py::test_statistics_are_no_samples",
     "own: photos beside arrays that fit": "project/test_project_find_data.py::"
     "test_arrays_come_before_what_is_made_to_fit_unless_it_has_the_model_s_name",
     "own: bytes beside floats": "project/test_project_new.py::test_bytes_serve_only_where_there_are_no_floats",
@@ -164,3 +180,16 @@ def names_of(path: Path) -> set[str]:
 def test_each_row_has_its_test(row: str) -> None:
     path, _, name = ROWS[row].partition("::")
     assert name in names_of(TESTS / path)
+
+
+def test_no_reason_says_what_is_faster_here() -> None:
+    """Kernel times are those of a family of processors, unless they were measured."""
+    package = TESTS.parent / "onnxq"
+    found = [
+        f"{path.name}: {node.value}"
+        for folder in ("planning", "ops/forms")
+        for path in sorted((package / folder).glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "faster here" in node.value
+    ]
+    assert found == []

@@ -21,6 +21,7 @@ from onnxq.text import did_you_mean
 if TYPE_CHECKING:
     from onnxq.ir import Model
 
+STATISTICS = frozenset({"format", "fingerprint", "names", "samples"})  # arrays of a file of a calibration
 NAMELESS = re.compile(r"arr_\d+")  # what NumPy calls an array that has no name
 Sample = dict[str, np.ndarray]
 
@@ -88,6 +89,8 @@ def check_names(names: Iterable[str], inputs: Sequence[InputSpec], where: str) -
             raise DataError(f"{where} has {name!r} for the name of an array", "Names are strings, those of the inputs.")
         if not is_label(name, inputs):
             given.append(name)
+    if STATISTICS.issubset(given) and not STATISTICS.intersection(wanted):
+        raise DataError(f"{where} holds statistics of a calibration, and no samples", "Give it with --stats.")
     for name in given:
         if name not in wanted:
             guess = did_you_mean(name, wanted, cutoff=0.6)

@@ -124,3 +124,10 @@ def test_an_array_without_a_name_is_told_how_to_get_one() -> None:
     assert message == "arr.npz has 'arr_0', which is no input of the model"
     assert hint.startswith("It was saved without a name: write numpy.savez(file, data_0=array).")
     assert "The model's inputs are 'data_0'" in hint
+
+
+def test_statistics_are_no_samples() -> None:
+    np.savez("st.npz", format="onnxq statistics 3", fingerprint="0", names=["a"], samples=3)
+    with pytest.raises(DataError, match=r"st.npz holds statistics of a calibration") as caught:
+        open_samples(["st.npz"], ONE)
+    assert "--stats" in caught.value.hint
