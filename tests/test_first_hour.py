@@ -145,6 +145,8 @@ ROWS = {
     "test_a_mistake_is_named_with_what_was_meant",
     "own: text without quotes in a project file": "project/test_project_file.py::"
     "test_what_is_wrong_is_said_with_a_hint",
+    "own: Ctrl-C while a report is written": "cli/test_cli_mistakes.py::"
+    "test_ctrl_c_while_a_report_is_written_says_what_there_is",
     "own: statistics given as data": "data/test_advice.py::test_statistics_are_no_samples",
     "own: photos beside arrays that fit": "project/test_project_find_data.py::"
     "test_arrays_come_before_what_is_made_to_fit_unless_it_has_the_model_s_name",

@@ -207,6 +207,9 @@ def _write(
         except OutputError as error:
             done = f"; the model {result.output} is written" if result.output is not None else ""
             raise OutputError(f"{error.message}{done}", error.hint) from error
+        except KeyboardInterrupt:
+            note(f"not written: {path}" + (f"; the model {result.output} is" if result.output is not None else ""))
+            raise
     if result.output is not None and result.output.suffix != ".onnx":
         note(f"{result.output} is an ONNX model: most tools look for the ending .onnx")
     if result.output is not None and "\\" in result.output.name:

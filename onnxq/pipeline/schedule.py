@@ -31,7 +31,7 @@ from onnxq.search.sensitivity import ALL_ALONE, GROUPS, SPLITS, weighted_decisio
 from onnxq.search.variants import read_many_rows
 from onnxq.stages.measure import layers_needing_moments
 from onnxq.stages.prepared import Prepared
-from onnxq.targets.assumed_shapes import count
+from onnxq.targets.assumed_shapes import assumed_shape, count
 from onnxq.verification.decoding import JUDGED, PROMPT, SECONDS
 from onnxq.verification.metrics.greedy import CONTINUED, TEXTS
 
@@ -58,6 +58,7 @@ FLOAT32 = 4  # bytes
 RESCALED = 2.0  # times of a trial's, where channels of a copy are divided first
 ANOTHER = 0.8  # of what one processor does, each more adds where copies of the process share the work
 ALONE = ("biases", "compare", "latency", "perplexity", "greedy", "details")  # what one process does by itself
+RECURRENT = ("LSTM", "GRU", "RNN")
 VIEWS = operators_with(Trait.IN_ORDER) | {"Transpose", "Slice", "Split"}  # NumPy copies nothing
 USUALLY_FIRST, USUALLY_OPEN = 4, 3  # ways to choose ranges that run on the first folds, and on more
 
@@ -74,6 +75,7 @@ class _Prices:
         weights: Elements of its weights.
         made: Elements of all tensors that it computes of a sample; views of others do not count.
         windows: Elements of all windows that a Conv reads of a sample.
+        calls: How often the evaluator calls NumPy about: for a node, or for each step of a recurrent one.
         measured: Values whose statistics are taken, and their elements.
 
     """
@@ -85,6 +87,7 @@ class _Prices:
     weights: int
     made: int
     windows: int
+    calls: int
     measured: tuple[int, int]
 
     @classmethod
@@ -100,6 +103,7 @@ class _Prices:
             model.weight_bytes // FLOAT32,
             sum(count(value, shapes) for node in nodes if node.op_type not in VIEWS for value in node.outputs if value),
             sum(_windows(node, shapes) for node in nodes),
+            sum(_calls(node, shapes) for node in nodes),
             (len(values), sum(count(value, shapes) for value in values)),
         )
 
@@ -110,7 +114,7 @@ class _Prices:
         return samples * each + TAPPED * self.nodes
 
     def evaluate(self, samples: int) -> float:
-        return samples * (FULL * self.run + CALLED * self.nodes + EVALUATED * self.made + COPIED * self.windows)
+        return samples * (FULL * self.run + CALLED * self.calls + EVALUATED * self.made + COPIED * self.windows)
 
     def full(self, samples: int, layers: LayerWork) -> float:
         """Measure tensors of the evaluator, and what layers read."""
@@ -134,6 +138,13 @@ def _windows(node: Node, shapes: Mapping[str, tuple[int, ...]]) -> int:
     if found is None or value is None or found[1].positions == 1:
         return 0
     return rows_read(node, value, found[1], shapes) * found[1].columns
+
+
+def _calls(node: Node, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    read = node.inputs[0] if node.op_type in RECURRENT and node.inputs else None
+    shape = assumed_shape(read, shapes) if read is not None else None
+    directions = 2 if node.attribute("direction", "forward") == "bidirectional" else 1
+    return shape[0] * directions if shape else 1
 
 
 def _moments(layers: LayerWork) -> float:

@@ -294,6 +294,17 @@ def test_a_report_that_cannot_be_written_leaves_the_model_and_says_so(cli, here:
     assert Path("q.onnx").exists()
 
 
+def test_ctrl_c_while_a_report_is_written_says_what_there_is(cli, here: Path, monkeypatch) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("onnxq.report.write_report", interrupted)
+    result = cli("quantize", "m.onnx", "-r", "weight-int8", "-o", "q.onnx", "--report", "r.json")
+    assert (result.code, result.out) == (130, "")
+    assert result.err == "not written: r.json; the model q.onnx is\ninterrupted\n"
+    assert Path("q.onnx").exists()
+
+
 def test_a_weight_that_is_not_finite_is_named_by_quantize_and_verify(cli, here: Path) -> None:
     weight = floats(64, 64)
     weight[1, 1] = np.nan

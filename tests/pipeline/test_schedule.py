@@ -11,7 +11,7 @@ from decoders import optimum_decoder
 from onnxq.data.generated_text import generated_text
 from onnxq.data.samples import Samples, input_specs, wrap_samples
 from onnxq.ir import load
-from onnxq.pipeline.schedule import Schedule
+from onnxq.pipeline.schedule import Schedule, _calls
 from onnxq.progress import STEPS, Work
 from onnxq.search.budget import Budget
 from onnxq.search.held_out import HoldoutSplit
@@ -51,6 +51,15 @@ def test_more_of_the_model_takes_longer_to_evaluate(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("onnxq.pipeline.schedule._windows", lambda node, shapes: 1 << 20)
     assert seconds(expected(), "calibrate") > seconds(before, "calibrate")
     assert seconds(expected(), "trial") == seconds(before, "trial")  # onnxruntime copies no windows
+
+
+def test_each_step_of_a_recurrent_node_is_a_call() -> None:
+    model = load(SAMPLES / "digits_lstm.onnx")
+    lstm = next(node for node in model.graph.nodes if node.op_type == "LSTM")
+    read = lstm.inputs[0]
+    assert read is not None
+    directions = 2 if lstm.attribute("direction", "forward") == "bidirectional" else 1
+    assert _calls(lstm, {read.name: (40, 1, 8)}) == 40 * directions
 
 
 def test_statistics_that_are_there_leave_no_calibration() -> None:
