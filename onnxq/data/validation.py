@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 STATISTICS = frozenset({"format", "fingerprint", "names", "samples"})  # arrays of a file of a calibration
 NAMELESS = re.compile(r"arr_\d+")  # what NumPy calls an array that has no name
 Sample = dict[str, np.ndarray]
+PLAIN_ARRAY = "Give a plain numeric array: rows of different lengths go into separate samples."
 
 
 @dataclass(frozen=True)
@@ -172,13 +173,22 @@ def conform(raw: Mapping[str, Any], inputs: Sequence[InputSpec], where: str) -> 
     check_names(raw, inputs, where)
     sample = {}
     for spec in inputs:
-        array = np.asarray(raw[spec.name])
+        array = _as_array(raw[spec.name], spec, where)
         check_shape(array.shape, spec, where)
         array = _cast(array, spec, where)
         if array.dtype.kind == "f":
             check_finite(array, f"input '{spec.name}'", where)
         sample[spec.name] = array if array.flags.c_contiguous else array.copy(order="C")
     return sample
+
+
+def _as_array(given: Any, spec: InputSpec, where: str) -> np.ndarray:
+    try:
+        return np.asarray(given)
+    except ValueError as error:
+        raise DataError(
+            f"input '{spec.name}' in {where} is a list of rows of different lengths", PLAIN_ARRAY
+        ) from error
 
 
 def check_finite(array: np.ndarray, what: str, where: str) -> None:
@@ -201,10 +211,7 @@ def check_finite(array: np.ndarray, what: str, where: str) -> None:
 def _cast(array: np.ndarray, spec: InputSpec, where: str) -> np.ndarray:
     want = spec.numpy_dtype
     if array.dtype.hasobject and want != np.dtype(object):
-        raise DataError(
-            f"input '{spec.name}' in {where} is an array of Python objects",
-            "Give a plain numeric array: rows of different lengths go into separate samples.",
-        )
+        raise DataError(f"input '{spec.name}' in {where} is an array of Python objects", PLAIN_ARRAY)
     if want is None or array.dtype == want:
         return array
     have, kinds = array.dtype, (array.dtype.kind, want.kind)

@@ -417,6 +417,12 @@ def npy_bytes(array: np.ndarray) -> bytes:
 # -- random -----------------------------------------------------------------------------------------------------
 
 
+def test_a_sample_whose_rows_differ_in_length_is_refused():
+    specs = [InputSpec("x", TensorProto.FLOAT, (None, None))]
+    with pytest.raises(DataError, match=r"input 'x' in samples\[0\] is a list of rows of different lengths"):
+        list(wrap_samples([{"x": [[1.0, 2.0], [3.0]]}], specs))
+
+
 @pytest.mark.parametrize(("limit", "most", "count"), [(3, 1000, 3), (0, 1000, 1), (9, 12, 2), (9, 11, 1), (9, 1, 1)])
 def test_few_samples_are_few_and_small(limit, most, count):
     samples = [{"image": numbers(1, 2, 3)}] * 4
