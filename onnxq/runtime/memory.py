@@ -17,7 +17,9 @@ from onnxq.ir import Model
 
 HEAVY = 8 << 20  # bytes from which on copies of weights, and other memory, are not left lying about
 STATM = Path("/proc/self/statm")  # where Linux says how many pages a process has in memory
+MOST_RUNS = 16  # whose models, and the files that these are mapped from, may wait to be collected
 _limit: int | None = None
+_runs = 0
 
 
 def limit_memory(size: int | None) -> None:
@@ -92,7 +94,15 @@ def spared_from_collection() -> Iterator[None]:
 
 @contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Switch the cyclic collector off: a graph is all alive, and scanning it over and over costs quadratic time."""
+    """Switch the cyclic collector off: a graph is all alive, and scanning it over and over costs quadratic time.
+
+    Models of earlier runs count as old, and the collector hardly ever visits old objects by itself. After some runs it
+    is told to. Else a program that quantizes thousands of models would run out of open files.
+    """
+    global _runs  # a fact about the process
+    _runs += 1
+    if not _runs % MOST_RUNS:
+        gc.collect()
     was_on = gc.isenabled()
     gc.disable()
     try:

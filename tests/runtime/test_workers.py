@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 import warnings
 import weakref
+from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from helpers import build, floats, node
 
+import onnxq
 from onnxq.progress import Progress, following, working
 from onnxq.runtime import memory, workers
 from onnxq.runtime.workers import run_in_order, worker_count
@@ -136,3 +141,14 @@ def test_collections_pass_over_what_outlives_all_variants() -> None:
     assert gc.get_freeze_count() == frozen
     gc.collect()
     assert kept() is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="Linux lists the open files of a process")
+def test_runs_without_end_leave_a_bounded_number_of_files_open(tmp_path: Path) -> None:
+    source = tmp_path / "product.onnx"
+    onnx.save(build([node("MatMul", "x w", "y")], {"x": [2, 64]}, ["y"], {"w": floats(64, 64)}), source)
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3 * memory.MOST_RUNS):
+        onnxq.quantize(source, "weight-int8", output=tmp_path / "out.onnx", fast=True, force=True)
+    assert len(os.listdir("/proc/self/fd")) - before < 2 * memory.MOST_RUNS
