@@ -52,7 +52,7 @@ ELEMENT, WEIGHT, QUICK = 2.7e-9, 1.7e-2, 0.45
 AGAIN = 0.3
 OPENED = 1e-3  # seconds for a node of two models that are made ready to be compared
 LATENCY, LATENCY_RUNS = 0.5, 10  # seconds at most for pairs of runs, and how many there are at least
-FAMILY_SAMPLES, LAYER_SAMPLES = 4, 8
+FAMILY_SAMPLES, LAYER_SAMPLES, PASS_SAMPLES = 4, 8, 1
 PROBABLE, POSSIBLE, RARE = 0.5, 0.3, 0.15
 FLOAT32 = 4  # bytes
 RESCALED = 2.0  # times of a trial's, where channels of a copy are divided first
@@ -282,6 +282,8 @@ class Schedule:
         nodes = len(weighted_decisions(self._prepared.plan))
         strict = self._budget.is_accuracy
         yield Work("search", "judge", prices.float_outputs(quick))
+        if nodes > ALL_ALONE:
+            yield Work("search", "layers", 3 * prices.evaluate(PASS_SAMPLES))
         alone = nodes if nodes <= ALL_ALONE else GROUPS + (SPLITS if strict else FEW_SPLITS)
         yield from self._trials("search", alone + 1, quick)
         yield from self._trials("search", 4, quick, POSSIBLE)
