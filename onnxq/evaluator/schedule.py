@@ -192,7 +192,7 @@ def _initializers(graph: Graph, *, in_place: bool) -> dict[Value, Any]:
     found: dict[Value, Any] = {}
     for value in graph.initializers.values():
         assert value.tensor is not None
-        array = value.tensor.numpy()
+        array = value.tensor.view() if in_place else value.tensor.numpy()
         # A weight mapped from the file can start at any byte, and BLAS copies such an array at every call.
         found[value] = array if array.flags.aligned or in_place else array.copy()
     for span in graph.others:

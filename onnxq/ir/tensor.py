@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 
 import numpy as np
@@ -82,6 +82,10 @@ class Tensor(ABC):
         ]
         return message_field(number, [*self._header(name), *entries, integer_field(DATA_LOCATION, 1)])
 
+    def view(self) -> np.ndarray:
+        """Return the elements as `numpy`, but in any order in memory: of a transposed constant without a copy."""
+        return self.numpy()
+
     def release(self) -> None:  # noqa: B027  (most constants have nothing to let go of)
         """Release the memory of the elements if the file can provide them again."""
 
@@ -132,13 +136,17 @@ class DeferredTensor(Tensor):
         dtype: `onnx.TensorProto.DataType` of the elements.
         shape: Their dimensions.
         compute: Gives the elements, the same each time.
+        sources: Constants that it reads, whose pages are released with those of the tensor.
 
     """
 
-    def __init__(self, dtype: int, shape: tuple[int, ...], compute: Callable[[], np.ndarray]) -> None:
+    def __init__(
+        self, dtype: int, shape: tuple[int, ...], compute: Callable[[], np.ndarray], sources: Sequence[Tensor] = ()
+    ) -> None:
         self.dtype = dtype
         self.shape = tuple(shape)
         self.compute = compute
+        self.sources = tuple(sources)
 
     def numpy(self) -> np.ndarray:
         """Compute the elements.
@@ -147,10 +155,24 @@ class DeferredTensor(Tensor):
             ValueError: They do not have the shape that was announced.
 
         """
+        return ArrayTensor(self.view(), self.dtype).array
+
+    def view(self) -> np.ndarray:
+        """Compute the elements; they stay those of the constant that they are a view of.
+
+        Raises:
+            ValueError: They do not have the shape that was announced.
+
+        """
         array = self.compute()
         if array.shape != self.shape:
             raise ValueError(f"a constant announced as {list(self.shape)} came out as {list(array.shape)}")
-        return ArrayTensor(array, self.dtype).array
+        return array
+
+    def release(self) -> None:
+        """Release the pages of the constants that the elements come from."""
+        for source in self.sources:
+            source.release()
 
     def raw(self) -> Raw | None:
         """Compute the packed elements; None for strings."""

@@ -21,7 +21,7 @@ from numpy.typing import DTypeLike
 
 from onnxq.calibration.gram import Gram
 from onnxq.calibration.second_moments import LayerMoments
-from onnxq.ir.storage.external import release
+from onnxq.ir.storage.shelf import release_array
 from onnxq.progress import working
 from onnxq.rounding.coordinate_descent import nearest
 from onnxq.rounding.gptq import RoundedWeight, WeightSolver, shows_something
@@ -72,8 +72,7 @@ class WeightRows:
 
     def release(self) -> None:
         """Release the pages of the mapped file that holds the elements."""
-        if self.weight.flags.c_contiguous and self.weight.size:
-            release(self.weight.reshape(-1).view(np.uint8).data)
+        release_array(self.weight)
 
     def floor(self, minimum: np.ndarray) -> np.ndarray:
         """Return a least scale for each row."""

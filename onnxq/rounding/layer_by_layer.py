@@ -85,7 +85,7 @@ class BlockJob:
 
     def rows(self) -> WeightRows:
         """Return the weight as rows."""
-        return WeightRows(self.key[0].numpy(), self.coding.axes)
+        return WeightRows(self.key[0].view(), self.coding.axes)
 
     def finite_rows(self, node: Node) -> np.ndarray:
         """Return the rows in memory, and release the file that they come from; see `weights.finite_rows`."""
@@ -244,6 +244,8 @@ class _Walk:
                 yield from self._into_branches(step, runs, exact)
                 continue
             self._left.discard(step.node)
+            if not self._left:
+                return  # a head's logits would be the largest tensors of all
             _advance(step, runs, job, self.found, self.shelf)
             _advance(step, exact, None, self.found, self.shelf)
 
@@ -289,7 +291,7 @@ class _Walk:
                 measured.errors = InputErrors(read, measured.moments, keep)
             return measured.errors
 
-        if np.may_share_memory(rows, job.key[0].numpy()):
+        if np.may_share_memory(rows, job.key[0].view()):
             rows = rows.copy()
         return compensated(rows, read, measured.moments, errors)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from onnxq.errors import OutputError
+from onnxq.ir.storage import shelf as shelf_module
 from onnxq.ir.storage.scratch_file import is_mapped
 from onnxq.ir.storage.shelf import Shelf, release_array
 
@@ -36,6 +37,16 @@ def _check_places(shelf):
     np.testing.assert_array_equal(view, numbers(1).reshape(-1)[5:])
     assert all(is_mapped(array) for array in kept)
     assert shelf.size <= 4 / 3 * size
+
+
+def test_arrays_below_the_limit_stay_in_memory_up_to_a_sum(tmp_path, monkeypatch):
+    monkeypatch.setattr(shelf_module, "IN_MEMORY", 500_000)
+    with Shelf(tmp_path) as shelf:
+        kept = [shelf.keep(numbers(seed)[:50].copy()) for seed in range(4)]
+        assert [is_mapped(array) for array in kept] == [False, False, True, True]
+        np.testing.assert_array_equal(kept[3], numbers(3)[:50])
+        kept[0] = np.zeros(0)
+        assert not is_mapped(shelf.keep(numbers(5)[:50].copy()))
 
 
 def test_small_arrays_stay_in_memory_and_a_missing_folder_is_told(tmp_path):

@@ -147,3 +147,15 @@ def test_broken_tensors_are_refused_without_allocating(fields, sentence):
     proto = TensorProto(name="w", **fields)
     with pytest.raises(ModelError, match=sentence):
         StoredTensor(memoryview(proto.SerializeToString()), None).numpy()
+
+
+def test_a_transposed_constant_is_seen_without_a_copy_and_released_with_its_source(monkeypatch):
+    source = ArrayTensor(np.arange(6, dtype=np.float32).reshape(2, 3))
+    turned = DeferredTensor(source.dtype, (3, 2), lambda: source.numpy().T, [source])
+    assert np.shares_memory(turned.view(), source.numpy())
+    assert turned.numpy().flags.c_contiguous
+    np.testing.assert_array_equal(turned.numpy(), source.numpy().T)
+    released = []
+    monkeypatch.setattr(ArrayTensor, "release", lambda self: released.append(self))
+    turned.release()
+    assert released == [source]

@@ -87,15 +87,15 @@ def _fold(node: Node, known: dict[Value, Tensor], opset: int) -> Tensor | None:
             return np.asarray(compute([tensor.numpy() for tensor in inputs], node, opset))
 
     try:
-        return _kept(result)
+        return _kept(result, inputs)
     except (KeyError, ValueError, IndexError, TypeError):
         return None  # such a node is for the runtime to judge
 
 
-def _kept(compute: Callable[[], np.ndarray]) -> Tensor:
+def _kept(compute: Callable[[], np.ndarray], sources: Sequence[Tensor]) -> Tensor:
     """Return a result that is computed again whenever it is needed where it is large."""
     tensor = ArrayTensor(compute())
-    return tensor if tensor.nbytes <= KEEP_BELOW else DeferredTensor(tensor.dtype, tensor.shape, compute)
+    return tensor if tensor.nbytes <= KEEP_BELOW else DeferredTensor(tensor.dtype, tensor.shape, compute, sources)
 
 
 def _split(node: Node, known: dict[Value, Tensor]) -> dict[Value, Tensor]:
@@ -120,7 +120,7 @@ def _split(node: Node, known: dict[Value, Tensor]) -> dict[Value, Tensor]:
         (slice(None),) * (axis % len(data.shape)) + (slice(end - n, end),) for n, end in zip(sizes, ends, strict=True)
     ]
     return {
-        value: _kept(lambda cut=cut: data.numpy()[cut])  # type: ignore[misc]
+        value: _kept(lambda cut=cut: data.numpy()[cut], [data])  # type: ignore[misc]
         for value, cut in zip(node.outputs, cuts, strict=True)
         if value is not None
     }

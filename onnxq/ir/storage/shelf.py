@@ -15,6 +15,11 @@ import numpy as np
 from onnxq.ir.storage.external import release
 from onnxq.ir.storage.scratch_file import SPOOLED, ScratchFile, is_mapped
 
+LEAST = 1 << 16  # bytes of an array below which a place in the file would cost more than it frees
+IN_MEMORY = (
+    1 << 28
+)  # bytes of all arrays of less than SPOOLED that stay in memory: a file takes a tenth of a pass's time
+
 
 class Shelf(ScratchFile):
     """A scratch file in which an array's place is free again once nothing refers to it.
@@ -29,16 +34,21 @@ class Shelf(ScratchFile):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.size = 0
+        self._in_memory = 0  # bytes of arrays that are small
         self._free: dict[int, list[int]] = {}  # places by their size: tensors of few sizes come again and again
 
     def keep(self, array: np.ndarray) -> np.ndarray:
-        """Return an equal array, read-only and mapped from the file; a small one or a mapped one as it is.
+        """Return an equal array, read-only and mapped from the file; a mapped one as it is, and small ones up to a sum.
 
         Raises:
             OutputError: The disk is full.
 
         """
-        if array.nbytes < SPOOLED or array.dtype.hasobject or is_mapped(array):
+        if array.nbytes < min(LEAST, SPOOLED) or array.dtype.hasobject or is_mapped(array):
+            return array
+        if array.nbytes < SPOOLED and self._in_memory + array.nbytes <= IN_MEMORY:
+            self._in_memory += array.nbytes
+            weakref.finalize(array, self._forget, array.nbytes)
             return array
         size = -(-array.nbytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         free = self._free.setdefault(size, [])
@@ -54,6 +64,9 @@ class Shelf(ScratchFile):
             raise self._failed(error) from error
         weakref.finalize(mapped, free.append, place)
         return np.frombuffer(mapped, array.dtype, array.size).reshape(array.shape)
+
+    def _forget(self, size: int) -> None:
+        self._in_memory -= size
 
 
 def release_array(array: np.ndarray) -> None:

@@ -58,7 +58,7 @@ def gemm_to_matmul(patch: Patch, found: Match, shapes: Shapes) -> Value:
 
 
 def _turned(tensor: Tensor) -> Tensor:
-    return DeferredTensor(tensor.dtype, tensor.shape[::-1], lambda: np.ascontiguousarray(tensor.numpy().T))
+    return DeferredTensor(tensor.dtype, tensor.shape[::-1], lambda: tensor.numpy().T, [tensor])
 
 
 def _come_back(found: Match, shapes: Shapes) -> list[int] | None:
