@@ -17,7 +17,7 @@ from onnxq.ir import Model
 
 HEAVY = 8 << 20  # bytes from which on copies of weights, and other memory, are not left lying about
 STATM = Path("/proc/self/statm")  # where Linux says how many pages a process has in memory
-MOST_RUNS = 16  # whose models, and the files that these are mapped from, may wait to be collected
+MOST_RUNS = 128  # whose models, and the files that these are mapped from, may wait to be collected
 _limit: int | None = None
 _runs = 0
 
