@@ -5,7 +5,7 @@ Tests: `tests/calibration/test_second_moments.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from onnx import TensorProto
@@ -144,7 +144,13 @@ class MeasuredLayers:
         return result
 
 
-def rows_read(node: Node, value: Value, unfolding: Unfolding, shapes: Mapping[str, tuple[int, ...]]) -> int:
+def rows_read(
+    node: Node,
+    value: Value,
+    unfolding: Unfolding,
+    shapes: Mapping[str, tuple[int, ...]],
+    elements: Callable[[Value, Mapping[str, tuple[int, ...]]], int] = count,
+) -> int:
     """Count the rows that a layer reads of a sample: of a matrix, or the windows of a Conv.
 
     Args:
@@ -152,12 +158,13 @@ def rows_read(node: Node, value: Value, unfolding: Unfolding, shapes: Mapping[st
         value: What it reads.
         unfolding: How it reads it.
         shapes: Of values whose sizes the model leaves open.
+        elements: Counts those of a value; `count` and `known_count` differ in sizes that stay open.
 
     """
     made, weight = node.outputs[0], node.inputs[1]
     if node.op_type != "Conv" or made is None or weight is None or weight.constant is None:
-        return count(value, shapes) // unfolding.columns
-    return count(made, shapes) // weight.constant.shape[0]
+        return elements(value, shapes) // unfolding.columns
+    return elements(made, shapes) // weight.constant.shape[0]
 
 
 def _rows(node: Node, found: tuple[int, Unfolding]) -> int:

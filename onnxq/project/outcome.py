@@ -14,11 +14,10 @@ from onnxq.project.check import find_all
 from onnxq.project.entry import Entry
 from onnxq.project.provenance import gather
 from onnxq.project.rules import is_ignored, is_stale
-from onnxq.report.result_warnings import result_warnings
 from onnxq.verification.records import Comparison
 from onnxq.warning import WarningLine
 
-if TYPE_CHECKING:  # it imports onnxruntime, and a process that only hands out models builds none
+if TYPE_CHECKING:  # with onnxruntime, which a process that hands out models needs for their results only
     from onnxq.report import Report
 
 DAMAGED = frozenset({"missing", "unreadable", "malformed", "altered"})  # built again even if switched off
@@ -46,6 +45,8 @@ class Built:
     @property
     def warnings(self) -> tuple[WarningLine, ...]:
         """Warnings to read before the model is used."""
+        from onnxq.report.result_warnings import result_warnings
+
         blamed = () if self.error is None else self.error.warnings
         own = blamed if self.report is None else self.report.warnings
         return tuple(dict.fromkeys((*own, *result_warnings(self.verified))))

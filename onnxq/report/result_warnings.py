@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from onnxq.text import decibels, join_words, speed_change
+from onnxq.verification.families import FamilyFigures
 from onnxq.verification.records import Comparison, CrossValidation, Latency
 from onnxq.warning import WarningLine
-
-if TYPE_CHECKING:  # it imports onnxruntime
-    from onnxq.verification.families import FamilyFigures
 
 LOW, USELESS = 20.0, 10.0  # dB: an error of a tenth and of a third
 SLOWER, NO_FASTER = 1.02, 0.95  # of float's latency

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from onnx import TensorProto
 
+from onnxq.calibration.layer_moments import rows_read
 from onnxq.calibration.output_sensitivity import OutputSensitivity
 from onnxq.calibration.parts import calibrate_in_parts
 from onnxq.calibration.qparams import QParams
@@ -243,11 +244,7 @@ def choose_by_holdout(prepared: Prepared, split: HoldoutSplit) -> HoldoutChoice:
 def read_many_rows(plan: Plan, samples: int | None) -> bool:
     """Tell whether all layers whose codes are chosen read `PLENTY` rows for each column in all samples, or more."""
     for node, (value, unfolding) in layers_needing_moments(plan, blocks=False).inputs.items():
-        made, weight = node.outputs[0], node.inputs[1]
-        if node.op_type == "Conv" and made is not None and weight is not None and weight.constant is not None:
-            rows = known_count(made, plan.costs.shapes) // weight.constant.shape[0]
-        else:
-            rows = known_count(value, plan.costs.shapes) // unfolding.columns
+        rows = rows_read(node, value, unfolding, plan.costs.shapes, known_count)
         if rows * (samples or 0) < PLENTY * unfolding.n:
             return False
     return True

@@ -6,6 +6,7 @@ import json
 
 from onnxq.ir import Model
 from onnxq.ir.half_tensor import store_narrow
+from onnxq.ir.wire import length
 from onnxq.lowering.prompt_branch import with_prompt_branch
 from onnxq.optimize.dedup_constants import merge_equal
 from onnxq.optimize.narrow_constants import narrow_constants
@@ -52,7 +53,7 @@ def with_fast_prompts(model: Model, target: str, most: int | None) -> Model:
     made = with_prompt_branch(model, load_target(target).token_rows)
     if made is model or most is None:
         return made
-    return made if sum(len(part) for part in made.chunks()) <= most else model
+    return made if length(made.chunks()) <= most else model
 
 
 def size_note(model: Model, before: int, after: int) -> tuple[str, ...]:

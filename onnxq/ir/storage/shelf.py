@@ -16,9 +16,8 @@ from onnxq.ir.storage.external import release
 from onnxq.ir.storage.scratch_file import SPOOLED, ScratchFile, is_mapped
 
 LEAST = 1 << 16  # bytes of an array below which a place in the file would cost more than it frees
-IN_MEMORY = (
-    1 << 28
-)  # bytes of all arrays of less than SPOOLED that stay in memory: a file takes a tenth of a pass's time
+# Bytes of all arrays of less than SPOOLED that stay in memory: a file takes a tenth of a pass's time
+IN_MEMORY = 1 << 28
 
 
 class Shelf(ScratchFile):
