@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import onnxruntime as ort
@@ -19,6 +20,7 @@ from onnxq.ir import Model, Tensor, Value
 from onnxq.ir.proto_fields import GRAPH_INITIALIZER
 from onnxq.ir.segment import NOWHERE
 from onnxq.ir.wire import Chunk, join
+from onnxq.runtime.blocked_layout import BLOCKED_LAYOUT, sums_by_blocks
 from onnxq.runtime.memory import trim_heap
 from onnxq.runtime.ort_session import Settings, load_native
 
@@ -47,11 +49,13 @@ class EncodedModel(NamedTuple):
     Attributes:
         data: A ModelProto, in which the weights below are external data where nothing is to be read.
         weights: Weights that are handed over with it, by name.
+        by_blocks: Whether sums of float Convs depend on their layout.
 
     """
 
     data: bytes
     weights: Mapping[str, Tensor]
+    by_blocks: bool = True
 
     @property
     def digest(self) -> bytes:
@@ -72,8 +76,8 @@ def encode(source: InMemory) -> EncodedModel:
     """
     model, taps = source
     if not any(_goes_beside(value) for value in model.graph.initializers.values()):
-        return EncodedModel(model.serialize(extra_outputs=taps), {})
-    return EncodedModel(*encode_apart(model, taps))
+        return EncodedModel(model.serialize(extra_outputs=taps), {}, sums_by_blocks(model))
+    return EncodedModel(*encode_apart(model, taps), sums_by_blocks(model))
 
 
 def open_encoded(encoded: EncodedModel, settings: Settings) -> ort.InferenceSession:
@@ -85,6 +89,8 @@ def open_encoded(encoded: EncodedModel, settings: Settings) -> ort.InferenceSess
 
     """
     weights = encoded.weights
+    if not encoded.by_blocks:
+        settings = replace(settings, without=tuple(name for name in settings.without if name != BLOCKED_LAYOUT))
     if not weights:
         return load_native(encoded.data, settings)
     values = {name: ort.OrtValue.ortvalue_from_numpy(tensor.numpy()) for name, tensor in weights.items()}

@@ -16,6 +16,7 @@ import onnx
 import onnxruntime as ort
 
 from onnxq.ir import Model, ModelInput, Value, encode_proto, load, parse
+from onnxq.runtime.blocked_layout import BLOCKED_LAYOUT
 from onnxq.runtime.in_memory import EncodedModel, InMemory, encode, open_encoded
 from onnxq.runtime.memory import HEAVY
 from onnxq.runtime.ort_session import FATAL, ORT_ERRORS, Optimization, SessionError, Settings, load_native, reason
@@ -74,7 +75,8 @@ def open_session(
         reuse_shapes: Keep a memory plan for every combination of input shapes seen. It saves allocations when shapes
             repeat, and grows without bound when they do not.
         taps: Of a loaded model: values of the main graph that runs can give besides the outputs.
-        exact: Compute products of integers exactly, on processors that saturate, too: to judge a model, not to time it.
+        exact: Compute products of integers exactly, on processors that saturate, too, and float Convs in an order that
+            no vector decides: to judge a model, not to time it.
         keep: Take the session of an equal model that was opened so before, inside `sessions_kept`; not if it is heavy.
 
     Raises:
@@ -82,7 +84,7 @@ def open_session(
         ModelError: The model cannot be read.
 
     """
-    settings = Settings(optimize, threads, reuse_shapes, exact=exact)
+    settings = Settings(optimize, threads, reuse_shapes, without=(BLOCKED_LAYOUT,) if exact else (), exact=exact)
     if isinstance(model, str | Path):
         read = load(model)
         model = model if read.residency.copies else read

@@ -69,7 +69,7 @@ class FloatOutputs:
             if self._session is None:
                 values = self._baseline.graph.values
                 taps = [values[name] for name in self._names if not values[name].is_output]
-                self._session = open_session(InMemory(self._baseline, taps), threads=1)
+                self._session = open_session(InMemory(self._baseline, taps), threads=1, exact=True)
             return self._session
 
     def of(self, samples: Iterable[Sample]) -> Generator[Computed, None, None]:
