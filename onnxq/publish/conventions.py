@@ -74,7 +74,7 @@ CONVENTIONS: dict[str, FileConvention] = {
             PublishedFile("onnx/model.onnx", "dtype fp32", None),
             PublishedFile("onnx/model_quantized.onnx", "dtype q8, WebAssembly", "web", mode="q8"),
             PublishedFile("onnx/model_int8.onnx", "dtype int8, any processor", "cpu", mode="int8"),
-            PublishedFile("onnx/model_q4.onnx", "dtype q4, a small download", "cpu", bits=4, mode="q4"),
+            PublishedFile("onnx/model_q4.onnx", "dtype q4, a small download", "web", bits=4, mode="q4"),
         ),
         "model_fp16.onnx, model_q4f16.onnx, model_bnb4.onnx: onnxq writes no float16 and no NF4",
         "quantize_config.json",
