@@ -168,6 +168,16 @@ ROWS = {
     "test_what_is_wrong_with_samples_is_said_with_an_error_too",
     "own: a share in place of a percentage": "cli/test_cli_mistakes.py::test_a_mistake_is_named_with_what_was_meant",
     "own: more jobs than processors": "targets/test_host.py::test_a_limit_above_all_processors_is_theirs",
+    "own: float models that give nothing but NaN": "cli/test_cli_mistakes.py::"
+    "test_an_output_of_nothing_but_nan_is_not_called_equal",
+    "own: a misspelt operator": "cli/test_cli_mistakes.py::"
+    "test_an_operator_that_is_misspelt_is_named_with_what_was_meant",
+    "own: sequences, optionals, bfloat16": "cli/test_cli_mistakes.py::test_an_input_that_cannot_be_fed_is_named",
+    "own: sparse initializers": "cli/test_cli_mistakes.py::test_weights_in_a_sparse_initializer_are_named",
+    "own: a model that git converted as text": "ir/test_formats.py::test_a_model_that_was_converted_as_text_is_told_so",
+    "own: ids and masks exchanged": "data/test_examine.py::test_a_mask_of_other_numbers_than_0_and_1_is_named",
+    "own: words for True in Python": "api/test_api_arguments.py::test_quantize_names_what_does_not_fit",
+    "own: settings of data without data": "cli/test_cli_mistakes.py::test_a_mistake_is_named_with_what_was_meant",
     "completion": "cli/test_cli_completion.py::test_what_was_typed_is_completed",
 }
 

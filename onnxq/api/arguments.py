@@ -6,8 +6,11 @@ Tests: `tests/api/test_api_arguments.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
 from os import PathLike
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from onnxq.data.advice import named_type
 from onnxq.data.reading import Reading
@@ -41,6 +44,10 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def _is_path(value: object) -> bool:
     return isinstance(value, str | PathLike)
 
@@ -49,6 +56,8 @@ def _is_observer(value: object) -> bool:
     return all(callable(getattr(value, name, None)) for name in ("step", "progress"))
 
 
+NUMBER = ArgumentType(_is_number, "Give a number, such as 30.")
+YES_OR_NO = ArgumentType(lambda value: isinstance(value, bool | np.bool_), "Give True or False.")
 OBSERVER = "Give an object with the methods step(name) and progress(done, total): see onnxq.Observer."
 EXPECTED: dict[str, ArgumentType] = {
     "recipe": ArgumentType(lambda value: _is_path(value) or isinstance(value, Recipe), 'Give a name, such as "auto".'),
@@ -61,8 +70,11 @@ EXPECTED: dict[str, ArgumentType] = {
     "timing": ArgumentType(lambda value: isinstance(value, Timing), "Write onnxq.Timing(benchmark=True)."),
     "sample_limit": ArgumentType(_is_count, "Give a whole number, such as 64."),
     "jobs": ArgumentType(_is_count, "Give a whole number, such as 2."),
+    **dict.fromkeys(("min_sqnr", "max_abs", "min_agreement", "min_cosine", "max_drop"), NUMBER),
+    **dict.fromkeys(("layers", "external_data"), YES_OR_NO),
     "observer": ArgumentType(_is_observer, OBSERVER),
     "feeds": ArgumentType(lambda value: isinstance(value, Mapping), "Give {'INPUT': array}."),
+    "pattern": ArgumentType(lambda value: isinstance(value, str), "Give the name of a node, or a glob of names."),
     "report": ArgumentType(lambda value: isinstance(value, Report), "Give what onnxq.quantize or onnxq.plan returns."),
 }
 
@@ -79,7 +91,7 @@ def refuse_arguments(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> N
 
     """
     for name, value in given.items():
-        expected = EXPECTED.get(name)
+        expected = YES_OR_NO if isinstance(defaults.get(name), bool) else EXPECTED.get(name)
         if expected is None or value is defaults.get(name) or expected.fits(value):
             continue
         raise RecipeError(f"{name} cannot be {_spelled(value)}", expected.hint)

@@ -215,6 +215,10 @@ def _check_options(given: Mapping[str, object], against: ModelInput | None, data
         if name == "min_agreement" and isinstance(value, int | float) and 0 < value <= 1:
             message = f"--min-agreement is a percentage: {value:g} asks for {value:g} %"
             raise RecipeError(message, f"Write --min-agreement {100 * value:g}.")
+        if name == "max_abs" and isinstance(value, int | float) and value < 0:
+            raise RecipeError(
+                f"--max-abs is {value:g}, and no error is below 0", "Give the largest difference allowed."
+            )
     if given["max_drop"] is not None and given["metric"] is None:
         raise RecipeError("--max-drop needs a metric that could drop", "Add --metric, such as --metric top1.")
     if given["metric"] is not None:
@@ -434,8 +438,9 @@ def _same_models(model: Model, baseline: Model) -> tuple[WarningLine, ...]:
 
 def _swapped_models(model: Model, baseline: Model) -> tuple[WarningLine, ...]:
     """Say that the model is float and the one that it is compared with is quantized."""
-    found = quantized_already(baseline)
-    if not found or quantized_already(model) or _stored(model):
+    made = ["onnxq_version" in one.metadata for one in (model, baseline)]
+    found = quantized_already(baseline) or ("made by onnxq" if made[1] else "")
+    if not found or made[0] or quantized_already(model) or _stored(model):
         return ()
     message = f"{model.name} is not quantized, and {baseline.name} is ({found}): the quantized model goes first"
     return (WarningLine("swapped-models", message, f"Write `onnxq verify {baseline.name} --against {model.name}`."),)

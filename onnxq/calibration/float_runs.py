@@ -21,6 +21,7 @@ from onnxq.data.validation import Sample
 from onnxq.errors import DataError, ModelError
 from onnxq.evaluator import Evaluator, Taps, wide_evaluator
 from onnxq.ir import Model, Value
+from onnxq.runtime.ort_session import load_hint
 from onnxq.runtime.session import Session, SessionError, open_session, run_session
 from onnxq.runtime.workers import run_alone, submit_alone, worker_count
 
@@ -77,9 +78,7 @@ class FloatRuns:
                     self._model, optimize="basic", threads=threads, reuse_shapes=False, taps=extra, keep=True
                 )
             except SessionError as error:
-                raise ModelError(
-                    f"onnxruntime cannot load {self._model.name}: {error}", "Check the float model."
-                ) from error
+                raise ModelError(f"onnxruntime cannot load {self._model.name}: {error}", load_hint(error)) from error
         return self._session
 
 

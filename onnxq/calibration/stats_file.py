@@ -133,6 +133,8 @@ def read_arrays(path: Path, parse: Callable[[dict[str, np.ndarray]], T], what: s
             return parse({key: archive[key] for key in archive.files})
     except FileNotFoundError:
         raise DataError(f"{path} does not exist", hint) from None
+    except IsADirectoryError:
+        raise DataError(f"{path} is a folder", "Give the file inside it.") from None
     except (
         OSError,
         EOFError,

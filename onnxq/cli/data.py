@@ -65,9 +65,10 @@ def data(
     from onnxq.report.write import write_text
     from onnxq.stages.files import open_data
 
-    if not data:
-        raise DataError("no data is given", "Add --data.")
     use_custom_ops(custom_ops)
+    if not data:
+        load(model)  # it may be the data that are given in its place
+        raise DataError("no data is given", "Add --data.")
     if html is not None:
         check_page_path(html, force=force)
     with TerminalObserver() as observer, following(observer):

@@ -131,7 +131,10 @@ def comparison_tables(comparison: Comparison, samples: str | None) -> Iterator[R
     rows: list[tuple[Cell, ...]] = []
     for output in comparison.outputs[:MOST_OUTPUTS]:
         agreement = "" if output.agreement is None else f"{output.agreement:.2f} %"
-        rows.append((output.name, Text(decibels(output.sqnr), style="bold"), f"{output.max_abs:.3g}", agreement))
+        sqnr, error = decibels(output.sqnr), f"{output.max_abs:.3g}"
+        if output in comparison.uncompared():
+            sqnr, error = "none", ""
+        rows.append((output.name, Text(sqnr, style="bold"), error, agreement))
     if len(comparison.outputs) > MOST_OUTPUTS:
         rows.append(
             (f"and {len(comparison.outputs) - MOST_OUTPUTS} more", decibels(comparison.worst_sqnr), "", "worst of all")

@@ -17,6 +17,7 @@ from onnxq.text import join_words
 # Names in other tools: for commands a sentence, for options the option here
 COMMANDS = {
     "version": "Write `onnxq --version`.",
+    "completion": "Write `onnxq --install-completion`.",
     "help": "Write `onnxq help COMMAND`.",
     **dict.fromkeys(("compare", "diff", "eval", "evaluate", "test", "validate", "benchmark", "run"), "verify"),
     **dict.fromkeys(("convert", "compress", "build", "optimize", "optimise", "quant", "export"), "quantize"),
@@ -49,6 +50,13 @@ OPTIONS = {
     **dict.fromkeys(("--html", "--markdown", "--log"), "--report"),
     **dict.fromkeys(("--quick", "--no-search"), "--fast"),
     **dict.fromkeys(("--7bit", "--reduce"), "--reduce-range"),
+}
+# Options of other tools, and how it is decided here
+CHOSEN = {
+    **dict.fromkeys(("--per-channel", "--axis", "--granularity"), "Weights have a scale for each channel."),
+    **dict.fromkeys(("--opset", "--opset-version"), "The opset is raised where a quantized form needs it."),
+    **dict.fromkeys(("--calibration-method", "--calib-method", "--range"), "The range method is set in a recipe file."),
+    **dict.fromkeys(("--symmetric", "--activation-type", "--weight-type"), "Types are set in a recipe file."),
 }
 NUMBERS = {"integer": "no whole number", "number": "no number"}
 BOUNDS = {"greater than or equal to": "at least", "less than or equal to": "at most"}
@@ -127,6 +135,8 @@ def _options(name: str, command: Any, *, behind: bool) -> str:
         return "Write `onnxq --version`."
     if not known:
         return "Options stand behind a command, as in `onnxq quantize MODEL --data DATA`."
+    if name in CHOSEN and "--recipe" in known:
+        return CHOSEN[name]
     meant = OPTIONS.get(name)
     if meant in known:
         return f"Did you mean {VALUES.get(name, meant)}?"

@@ -120,6 +120,8 @@ def missing_data(source: str) -> DataError:
         return _pattern(path)
     elif source.startswith("~"):
         hint = "The shell replaces ~ at the beginning of a word without quotes only: write $HOME."
+    elif "\\" in source:  # it is a name here, and the folders of a path on Windows
+        hint = f"Write / between folders: {source.replace(chr(92), '/')}."
     elif code.is_file():
         hint = f"Write {code.stem}:FUNCTION for a function of {code}."
     elif whole and name.isidentifier() and Path(f"{whole}.py").is_file():

@@ -216,7 +216,8 @@ def _of_pictures(given: Samples, count: int, *, known: bool) -> Iterator[Warning
         yield WarningLine("enlarged-pictures", message, "Give pictures as large as those in use.")
     for one in given.preparations:
         if one.assumed and not known:
-            keys = "normalize=unit, signed, imagenet or bytes for pictures, rate=16000 for sound"
+            pictures = one.input in given.decoders
+            keys = "normalize=unit, signed, imagenet or bytes" if pictures else "rate=16000"
             yield WarningLine("assumed-preprocessing", one.assumed, f"Say what holds: --preprocess {keys}.")
 
 
@@ -238,6 +239,11 @@ def _of_values(summaries: Iterable[InputSummary]) -> Iterator[WarningLine]:
         if "mask" in summary.name.lower() and values is not None and values.least == values.greatest == 0:
             message = f"every value of '{summary.name}' is 0, which hides all of a sample from the model"
             yield WarningLine("empty-mask", message, "Give 1 where a sample has content, and 0 where it is padded.")
+        whole_mask = summary.name.lower().endswith("mask") and summary.type.startswith("int")
+        if whole_mask and values is not None and not 0 <= values.least <= values.greatest <= 1:
+            span = f"{short(values.least)} … {short(values.greatest)}"
+            message = f"'{summary.name}' holds {span}, and a mask of whole numbers holds 0 and 1"
+            yield WarningLine("mask-values", message, "Check that arrays of two inputs are not exchanged.")
         if summary.given is not None and np.dtype(summary.given).kind in "iub" and summary.type.startswith("float"):
             yield WarningLine(
                 "dtype-converted",

@@ -17,6 +17,7 @@ from onnx import TensorProto
 
 from onnxq.data.npz import Source
 from onnxq.data.samples import InputSpec, Sample, Samples
+from onnxq.data.validation import refuse_unfed
 from onnxq.errors import DataError
 from onnxq.ir import Model, Value
 from onnxq.runtime.session import Session, SessionError, open_session, run_session
@@ -91,6 +92,7 @@ def random_samples(
         DataError: An input's dtype or rank is unknown, or it is not numeric.
 
     """
+    refuse_unfed(inputs)
     shapes, other = _shapes(inputs, fill or InputFill()), numbers or {}
     for spec in inputs:
         if spec.numpy_dtype is None or spec.numpy_dtype.kind not in "fiub":

@@ -19,10 +19,12 @@ from onnxq.ops.forms.family import dtype_name
 from onnxq.text import did_you_mean
 
 if TYPE_CHECKING:
-    from onnxq.ir import Model
+    from onnxq.ir import Model, Value
 
 STATISTICS = frozenset({"format", "fingerprint", "names", "samples"})  # arrays of a file of a calibration
 NAMELESS = re.compile(r"arr_\d+")  # what NumPy calls an array that has no name
+CONTAINERS = ("sequence_type", "optional_type", "map_type")
+WITHOUT_KERNELS = (onnx.TensorProto.BFLOAT16,)
 Sample = dict[str, np.ndarray]
 PLAIN_ARRAY = "Give a plain numeric array: rows of different lengths go into separate samples."
 
@@ -35,12 +37,14 @@ class InputSpec:
         name: Name of the input.
         dtype: A value of `onnx.TensorProto.DataType`; None while unknown.
         shape: An integer, a symbolic name or None for each dimension; None while the rank is unknown.
+        container: What holds its tensors: `sequence`, `optional` or `map`; empty where it is a tensor.
 
     """
 
     name: str
     dtype: int | None
     shape: tuple[int | str | None, ...] | None
+    container: str = ""
 
     @property
     def numpy_dtype(self) -> np.dtype[Any] | None:
@@ -73,7 +77,30 @@ class UnknownName(DataError):
 
 def input_specs(model: Model) -> list[InputSpec]:
     """List the inputs that a caller must feed: graph inputs that have no initializer."""
-    return [InputSpec(v.name, v.dtype, v.shape) for v in model.graph.inputs if v.tensor is None]
+    wanted = [value for value in model.graph.inputs if value.tensor is None]
+    return [InputSpec(v.name, v.dtype, v.shape, _container(model, v) if v.dtype is None else "") for v in wanted]
+
+
+def _container(model: Model, value: Value) -> str:
+    info = model.graph.infos.get(value.name, b"")
+    kind = onnx.ValueInfoProto.FromString(bytes(info)).type.WhichOneof("value") or ""
+    return kind.removesuffix("_type") if kind in CONTAINERS else ""
+
+
+def refuse_unfed(inputs: Iterable[InputSpec]) -> None:
+    """Refuse a model with an input that onnxruntime's CPU cannot be fed with arrays.
+
+    Raises:
+        DataError: An input is no tensor, or has a type without arithmetic on a CPU.
+
+    """
+    for spec in inputs:
+        if spec.container:
+            told = f"input '{spec.name}' is of the kind {spec.container}, and samples are tensors"
+            raise DataError(told, "Export the model with a tensor in its place.")
+        if spec.dtype in WITHOUT_KERNELS:
+            told = f"input '{spec.name}' is {spec}, which onnxruntime does not compute with on a CPU"
+            raise DataError(told, "Export the model in float32.")
 
 
 def check_names(names: Iterable[str], inputs: Sequence[InputSpec], where: str) -> list[str]:
@@ -83,6 +110,7 @@ def check_names(names: Iterable[str], inputs: Sequence[InputSpec], where: str) -
         DataError: A name is no input of the model, or an input is missing.
 
     """
+    refuse_unfed(inputs)
     wanted = [spec.name for spec in inputs]
     given = []
     for name in names:

@@ -181,7 +181,9 @@ def _reasons(prepared: Prepared) -> str:
     if not model.graph.outputs:
         return "it has no outputs"
     if not model.weight_bytes:
-        return "it has no weights"
+        made = (value.producer or value.tensor or value.is_input for value in model.graph.values.values())
+        sparse = not all(made)
+        return "its weights are sparse initializers" if sparse else "it has no weights"
     reasons = [f"{reason} ({count})" for reason, count in list(plan.reasons().items())[:3]]
     return "; ".join(reasons) or "it has none"
 

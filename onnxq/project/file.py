@@ -249,6 +249,8 @@ class _Reader:
                 raise self.wrong(f"{what}, '{key}'", "a percentage from 0 to 100", f"{key} = 99.0")
             if key == "min-agreement" and 0 < number <= 1:
                 raise self.wrong(f"{what}, '{key}'", "a percentage, not a share of 1", f"{key} = {100 * number:g}")
+            if key == "max-abs" and number < 0:
+                raise self.wrong(f"{what}, '{key}'", "0 or more", f"{key} = 0.01")
             if key == "min-cosine" and not -1 <= number <= 1:
                 raise self.wrong(f"{what}, '{key}'", "from -1 to 1", f"{key} = 0.99")
         return Thresholds(**{names[key]: float(number) for key, number in value.items()})

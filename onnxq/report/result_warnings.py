@@ -39,13 +39,20 @@ def result_warnings(
     """
     if comparison is None:
         return ()
-    found = [*comparison.warnings, *(() if made_up else _of_accuracy(comparison, expected))]
+    found = [*comparison.warnings, *_of_nothing(comparison), *(() if made_up else _of_accuracy(comparison, expected))]
     if comparison.metric is not None and comparison.metric.doubt:
         remedy = "Count classes from 0 in the order of the outputs, one label for each sample, in the samples' order."
         found.append(WarningLine("unlike-labels", comparison.metric.doubt, remedy))
     if comparison.latency is not None:
         found += _of_latency(comparison.latency, for_size=for_size)
     return (*found, *_of_saturation(families))
+
+
+def _of_nothing(comparison: Comparison) -> Iterator[WarningLine]:
+    for output in comparison.uncompared():
+        message = f"'{output.name}' is NaN in the float model, every time: it was not compared"
+        remedy = "Look at the values of the samples, which may be too large, and at the float model."
+        yield WarningLine("nothing-compared", message, remedy)
 
 
 def _of_accuracy(comparison: Comparison, expected: CrossValidation | None) -> Iterator[WarningLine]:

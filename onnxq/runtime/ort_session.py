@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import onnx
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from onnxq.errors import ModelError
 from onnxq.targets.host import host_saturates, processor_limit
+from onnxq.text import did_you_mean
 
 Optimization = Literal["none", "basic", "extended", "all"]
 _LEVELS = {
@@ -48,6 +50,7 @@ ORT_PHRASES = (
     (r"\bfalse was false\. ", ""),
     (r" in \.$", ""),
 )
+UNKNOWN_OPERATOR = re.compile(r"(\w+) node .*has no such operator")
 # Everything that onnxruntime raises; they share no base class of their own
 ORT_ERRORS: tuple[type[Exception], ...] = (
     *(e for e in vars(native).values() if isinstance(e, type) and issubclass(e, Exception)),
@@ -170,6 +173,14 @@ def load_native(
             return ort.InferenceSession(model, options, **given)
     except ORT_ERRORS as error:
         raise SessionError(reason(error)) from error
+
+
+def load_hint(error: SessionError) -> str:
+    """Say what to do about a float model that onnxruntime does not load."""
+    found = UNKNOWN_OPERATOR.search(str(error))
+    names = {schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain} if found else set()
+    guess = did_you_mean(found[1], sorted(names), cutoff=0.75) if found and found[1] not in names else ""
+    return f"{guess} Export the model again.".lstrip() if guess else "It does not load as it is: export it again."
 
 
 def reason(error: BaseException) -> str:

@@ -25,6 +25,7 @@ from onnxq.ops.kernels.attention import MASKED
 from onnxq.progress import tried, working
 from onnxq.runtime.fork import can_fork, run_forked
 from onnxq.runtime.in_memory import EncodedModel, InMemory, encode
+from onnxq.runtime.ort_session import load_hint
 from onnxq.runtime.session import SessionError, open_session, run_session
 from onnxq.runtime.workers import run_in_order
 from onnxq.search.float_outputs import KEPT_BYTES, FloatOutputs
@@ -105,9 +106,7 @@ class SqnrEvaluator:
                     if kept > KEPT_BYTES:
                         break
         except SessionError as error:
-            raise ModelError(
-                f"onnxruntime cannot run the float model: {error}", "Check the float model first."
-            ) from error
+            raise ModelError(f"onnxruntime cannot run the float model: {error}", load_hint(error)) from error
         if not self._expected:
             raise DataError("there are no samples to judge a model on", "Give at least one.")
         count = len(self._expected)  # of data that are in some order, the first are spread evenly

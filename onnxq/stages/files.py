@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,6 +101,10 @@ def open_data(
     if not data and samples is None:
         if limit is not None:
             raise DataError("a number of samples is asked for, but no data is given", "Add --data.")
+        if reading != PLAIN and not shared:
+            unread = next(one.name for one in fields(reading) if getattr(reading, one.name) != one.default)
+            told = f"--{unread.replace('_', '-')} says how data are read, but no data is given"
+            raise DataError(told, "Add --data.")
         return None
     inputs = input_specs(model)
     if samples is not None:

@@ -22,7 +22,7 @@ from onnxq.ir.invariants import first_line, objection
 from onnxq.ir.storage.residency import choose_residency
 from onnxq.progress import OnSample, working
 from onnxq.runtime.custom_ops import refusal_hint
-from onnxq.runtime.ort_session import check_path
+from onnxq.runtime.ort_session import check_path, load_hint
 from onnxq.runtime.session import ModelSource, SessionError, open_session, run_alike, run_session
 from onnxq.verification.calibrated_ranges import CalibratedRanges
 from onnxq.verification.class_axes import RANK, outputs_of_places
@@ -170,7 +170,7 @@ class _Pair:
             self.reference = open_session(float_model, threads=1)
         except SessionError as error:
             label = _label(float_model, "the float model")
-            raise ModelError(f"onnxruntime cannot load {label}: {error}", "Check the float model first.") from error
+            raise ModelError(f"onnxruntime cannot load {label}: {error}", load_hint(error)) from error
         self.result: Any = None
         self.refusal: OnnxqError | None = None
         try:

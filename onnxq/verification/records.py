@@ -272,6 +272,10 @@ class Comparison:
             if output.spoilt
         ]
 
+    def uncompared(self) -> list[OutputComparison]:
+        """List outputs that were not compared: the float model gives nothing but NaN."""
+        return [output for output in self.outputs if output.elements and output.undefined == output.elements]
+
     def undefined(self) -> list[str]:
         """Say for every output how often the float model gives NaN itself."""
         return [
@@ -311,6 +315,9 @@ class Comparison:
             if limit is not None and (sentence := MISSED[name](output, limit))
             if name != "min_sqnr" or output in self.measured()
         ]
+        if any(limit is not None for limit in limits.values()):
+            nothing = "is NaN in the float model, every time: there is nothing to compare"
+            found += [f"output '{output.name}' {nothing}" for output in self.uncompared()]
         found += [
             f"'{read.name}', from which outputs are picked, {sentence}"
             for read in self._read()

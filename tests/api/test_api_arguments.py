@@ -36,6 +36,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"reading": {"preprocess": "size=32"}}, "reading cannot be a dict", "onnxq.Reading("),
         ({"timing": True}, "timing cannot be True", "onnxq.Timing("),
         ({"sample_limit": 2.5}, "sample_limit cannot be 2.5", "whole number"),
+        ({"fast": "no"}, "fast cannot be a str", "Give True or False."),
+        ({"external_data": 1}, "external_data cannot be 1", "Give True or False."),
         ({"observer": print}, "observer cannot be a builtin_function_or_method", "step(name)"),
     ],
 )
@@ -52,6 +54,10 @@ def test_other_functions_do_so_too() -> None:
         onnxq.evaluate("m.onnx", [np.zeros((1, 8))])  # type: ignore[arg-type]
     with pytest.raises(onnxq.OnnxqError, match="report cannot be None"):
         onnxq.write_report(None, "r.html")  # type: ignore[arg-type]
+    with pytest.raises(onnxq.OnnxqError, match="min_sqnr cannot be a str"):
+        onnxq.verify("m.onnx", "m.onnx", samples=SAMPLES, min_sqnr="30")  # type: ignore[arg-type]
+    with pytest.raises(onnxq.OnnxqError, match="pattern cannot be None"):
+        onnxq.explain("m.onnx", None)  # type: ignore[arg-type]
     with pytest.raises(onnxq.OnnxqError, match="samples is a list, not open samples"):
         onnxq.measure_metric(lambda outputs, labels: 1.0, "m.onnx", SAMPLES)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="unexpected keyword argument 'calibration'"):

@@ -228,8 +228,9 @@ def test_nan_of_the_float_model_is_not_blamed_on_the_other(cli, folder: Path) ->
     save("nan.onnx", nodes, {"x": [1, 4]}, {})
     np.savez("x.npz", x=np.zeros((1, 4), np.float32))
     result = cli("verify", "nan.onnx", "--against", "nan.onnx", "-d", "x.npz", "--min-sqnr", "20")
-    assert result.code == 0
+    assert result.code == 1
     assert "'y' is NaN 4 of 4 times in the float model: left out here" in result.out
+    assert "error: nan.onnx: output 'y' is NaN in the float model, every time" in result.err
 
 
 def test_verify_finds_a_model_that_is_not_well_formed(cli, folder: Path) -> None:

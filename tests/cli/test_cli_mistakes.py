@@ -89,6 +89,20 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "quantize M.ONNX": ("M.ONNX does not exist", "Did you mean 'm.onnx'?"),
     "plan m": ("m does not exist", "Did you mean 'm.onnx'?"),
     "verify m.onnx m.int8.onnx": ("2 models are given", "Write `onnxq verify m.int8.onnx --against m.onnx` to compare"),
+    "quantize m.onnx --per-channel": (
+        "no such option: --per-channel",
+        f"Weights have a scale for each channel. {HELP}",
+    ),
+    "quantize m.onnx --opset 17": ("no such option: --opset", "The opset is raised where a quantized form needs it."),
+    "completion": ("no such command 'completion'", "Write `onnxq --install-completion`."),
+    "data d.npz": ("d.npz is not a readable ONNX model: it is calibration data", "and these with --data."),
+    "quantize m.onnx --state y=x": ("--state says how data are read, but no data is given", "Add --data."),
+    "plan m.onnx --max-length 5": ("--max-length says how data are read, but no data", "Add --data."),
+    "verify m.onnx --preprocess size=3": ("--preprocess says how data are read, but no data", "Add --data."),
+    "data m.onnx": ("no data is given", "Add --data."),
+    "quantize m.onnx -d C:\\data\\d.npz": ("d.npz does not exist", "Write / between folders: C:/data/d.npz."),
+    "merge d.npz.d -o s.npz": ("d.npz.d is a folder", "Give the file inside it."),
+    "verify m.onnx --against m.onnx --max-abs -1": ("--max-abs is -1, and no error is below 0", "difference allowed"),
     "quantize m.onnx -o a.onnx --output b.onnx": ("--output is given 2 times", "Give it once."),
     "quantize m.onnx --min-sqnr 3 --min-sqnr=4": ("--min-sqnr is given 2 times", "Give it once."),
     "quantize m.onnx --max-size 300K": ("--max-size cannot be '300K'", "Write for example --max-size 10MB."),
@@ -250,6 +264,10 @@ def test_models_that_are_swapped_are_noticed(cli, here: Path) -> None:
     assert "warning: m.onnx is not quantized, and q.onnx is (" in result.err
     assert "Write `onnxq verify q.onnx --against m.onnx`." in result.err
     assert "slower" not in result.err
+    assert (
+        cli("quantize", "m.onnx", "-r", "weight-int8", "-o", "w.onnx").code == 0
+    )  # neither Q/DQ nor integer operators
+    assert "and w.onnx is (made by onnxq)" in cli("verify", "m.onnx", "--against", "w.onnx", "-d", "d.npz").err
     for right in (("q.onnx", "m.onnx"), ("q.onnx", "q.onnx"), ("m.onnx", "m.onnx")):
         assert "swapped-models" not in cli("verify", right[0], "--against", right[1], "-d", "d.npz").err
 
@@ -258,6 +276,63 @@ def test_weights_that_are_only_stored_in_8_bit_count_as_quantized(cli, here: Pat
     assert cli("quantize", "m.onnx", "-r", "weight-int8", "-o", "w.onnx").code == 0
     assert cli("quantize", "m.onnx", "-r", "dynamic-int8", "-o", "q.onnx").code == 0
     assert "warning" not in cli("verify", "w.onnx", "--against", "q.onnx", "-d", "d.npz").err
+
+
+def test_an_output_of_nothing_but_nan_is_not_called_equal(cli, here: Path) -> None:
+    nodes = [node("MatMul", "x w", "h"), node("Sqrt", "h", "y")]
+    onnx.save(build(nodes, {"x": ["n", 64]}, weights={"w": -np.eye(64, dtype=np.float32)}), "nan.onnx")
+    np.savez("positive.npz", x=np.abs(floats(20, 64)) + 1)
+    assert cli("quantize", "nan.onnx", "-r", "weight-int8", "-o", "q.onnx").code == 0
+    result = cli("verify", "q.onnx", "--against", "nan.onnx", "-d", "positive.npz")
+    assert result.code == 1
+    assert "equal" not in next(line for line in result.out.splitlines() if line.startswith("  y "))
+    assert "warning: 'y' is NaN in the float model, every time: it was not compared (nothing-compared)" in result.err
+    assert "error: q.onnx: output 'y' is NaN in the float model, every time: there is nothing to compare" in result.err
+
+
+def test_an_operator_that_is_misspelt_is_named_with_what_was_meant(cli, here: Path) -> None:
+    nodes = [node("MatMul", "x w", "h"), node("MatMul", "h w", "y", name="odd")]
+    model = build(nodes, {"x": ["n", 64]}, weights={"w": floats(64, 64)})
+    model.graph.node[1].op_type = "Matmul"
+    onnx.save(model, "odd.onnx")
+    err = cli("quantize", "odd.onnx", "-d", "d.npz", "-r", "dynamic-int8").err
+    assert " has no such operator\nhint: Did you mean 'MatMul'? Export the model again.\n" in err
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("sequence", "input 'x' is of the kind sequence, and samples are tensors"),
+        ("optional", "input 'x' is of the kind optional, and samples are tensors"),
+        ("bfloat16", "input 'x' is bfloat16[n, 64], which onnxruntime does not compute with on a CPU"),
+    ],
+)
+def test_an_input_that_cannot_be_fed_is_named(cli, here: Path, kind: str, said: str) -> None:
+    plain = onnx.TensorProto.BFLOAT16 if kind == "bfloat16" else onnx.TensorProto.FLOAT
+    tensor = helper.make_tensor_type_proto(plain, ["n", 64])
+    make = {"sequence": helper.make_sequence_type_proto, "optional": helper.make_optional_type_proto}
+    given = helper.make_value_info("x", make[kind](tensor) if kind in make else tensor)
+    reader = {"sequence": ("ConcatFromSequence", {"axis": 0}), "optional": ("OptionalGetElement", {})}
+    operator, attributes = reader.get(kind, ("Cast", {"to": onnx.TensorProto.FLOAT}))
+    nodes = [helper.make_node(operator, ["x"], ["h"], **attributes), helper.make_node("MatMul", ["h", "w"], ["y"])]
+    result = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "g", [given], [result], [numpy_helper.from_array(floats(64, 64), "w")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), "odd.onnx")
+    for arguments in ((), ("-d", "d.npz")):
+        code, _, err = cli("quantize", "odd.onnx", "-r", "weight-int8", *arguments)
+        assert (code, err.splitlines()[0]) == (2, f"error: {said}")
+
+
+def test_weights_in_a_sparse_initializer_are_named(cli, here: Path) -> None:
+    values = numpy_helper.from_array(np.ones(2, np.float32), "w")
+    places = numpy_helper.from_array(np.array([0, 9], np.int64), "places")
+    onnx.save(build([node("Relu", "x", "y")], {"x": ["n", 64]}), "odd.onnx")
+    model = onnx.load("odd.onnx")
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [64, 4]))
+    model.graph.node.append(helper.make_node("MatMul", ["y", "w"], ["z"]))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, ["n", 4]))
+    onnx.save(model, "odd.onnx")
+    assert "its weights are sparse initializers" in cli("quantize", "odd.onnx").err
 
 
 @pytest.mark.parametrize(("wrong", "what"), [(np.nan, "NaN"), (np.inf, "infinity")])

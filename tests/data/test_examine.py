@@ -254,6 +254,20 @@ EMBED = """main (int64[n, 6] ids) => (float[n, 6, 4] y) <float[9, 4] table = {TA
     y = Gather(table, c) }"""
 
 
+MASKED = """main (int64[1, 6] attention_mask, float[1, 6] x) => (float[1, 6] y)
+    { c = Cast <to = 1> (attention_mask)  y = Mul (x, c) }"""
+
+
+def test_a_mask_of_other_numbers_than_0_and_1_is_named() -> None:
+    random = np.random.default_rng(0)
+    masks = random.integers(0, 2, (20, 1, 6))
+    samples = [{"attention_mask": mask, "x": random.normal(size=(1, 6)).astype(np.float32)} for mask in masks]
+    assert "mask-values" not in codes(MASKED, samples)
+    samples[3]["attention_mask"] = random.integers(50, 99, (1, 6))
+    (warning,) = [one for one in examine(model(MASKED), samples).warnings if one.code == "mask-values"]
+    assert "of whole numbers holds 0 and 1 (mask-values). Check that arrays of two inputs" in str(warning)
+
+
 def test_token_ids_below_zero_are_named() -> None:
     text = EMBED.replace("{TABLE}", "{" + ", ".join(["0.5"] * 36) + "}")
     ids = np.random.default_rng(0).integers(0, 9, (20, 1, 6))

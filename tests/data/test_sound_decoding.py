@@ -48,7 +48,7 @@ def test_channels_are_averaged_or_kept(tmp_path: Path) -> None:
     np.testing.assert_array_equal(decoder.read(opened, 0, 800, 16000, 2), exact.T)
     np.testing.assert_array_equal(decoder.read(opened, 0, 800, 16000, 1)[0], exact.sum(axis=1) / 2)
     mono = decoder.open(save_wav(tmp_path / "b.wav", both[:, 0]))
-    with pytest.raises(DataError, match="has 1 channels, and the model takes 2"):
+    with pytest.raises(DataError, match="has 1 channel, and the model takes 2"):
         decoder.read(mono, 0, 800, 16000, 2)
 
 

@@ -19,6 +19,7 @@ import pytest
 from onnxq.errors import ModelError
 from onnxq.ir import load, parse
 from onnxq.ir.wire import bytes_field, integer_field
+from tests.helpers import build, floats, node
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 DIGITS = (SAMPLES / "digits_cnn.onnx").read_bytes()
@@ -127,6 +128,15 @@ def test_a_damaged_model_is_no_other_format(content: bytes) -> None:
         parse(content)
     assert "it is " not in caught.value.message
     assert "truncated, damaged, or something else" in caught.value.hint
+
+
+def test_a_model_that_was_converted_as_text_is_told_so(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(build([node("MatMul", "x w", "y")], {"x": ["n", 64]}, weights={"w": floats(64, 64)}), path)
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    with pytest.raises(ModelError, match="each line feed in it follows a carriage return") as caught:
+        load(path)
+    assert "`*.onnx binary` in .gitattributes" in caught.value.hint
 
 
 def test_a_damaged_archive_is_one_still() -> None:

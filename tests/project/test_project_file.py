@@ -139,6 +139,7 @@ WRONG = {
         "[[models]]\nfloat = 'a.onnx'\nthresholds = { min-agreement = 0.99 }",
         "must be a percentage, not a share of 1",
     ),
+    "error below 0": ("[[models]]\nfloat = 'a.onnx'\nthresholds = { max-abs = -1 }", "must be 0 or more"),
     "cosine": ("[[models]]\nfloat = 'a.onnx'\nthresholds = { min-cosine = 2 }", "must be from -1 to 1"),
     "samples of nothing": ("[[models]]\nfloat = 'a.onnx'\nsamples = 3", "a.onnx has 'samples', but no 'data'"),
     "drop of nothing": ("[[models]]\nfloat = 'a.onnx'\nthresholds = { max-drop = 2 }", "'max-drop', but no 'metric'"),

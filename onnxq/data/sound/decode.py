@@ -16,6 +16,7 @@ from onnxq.data.extras import need
 from onnxq.data.sound.resampling import Resampler
 from onnxq.errors import DataError
 from onnxq.ir.storage.lfs import pointer_error
+from onnxq.text import counted
 
 UNKNOWN = (0, 0xFFFFFFFF)  # sizes that a recorder writes which cannot go back to the header
 
@@ -85,8 +86,8 @@ class SoundDecoder:
         """
         if channels not in (1, recording.channels):
             raise DataError(
-                f"{recording.path} has {recording.channels} channels, and the model takes {channels}",
-                "Convert it first.",
+                f"{recording.path} has {counted(recording.channels, 'channel')}, and the model takes {channels}",
+                f"Convert it first, for example with sox {recording.path.name} -c {channels} OUT.wav.",
             )
         if rate == recording.rate:
             return self._frames(recording, start, stop, channels)

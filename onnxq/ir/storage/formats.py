@@ -18,6 +18,8 @@ from onnxq.ir.wire import LENGTH_DELIMITED, VARINT, WireError, fields
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")  # pathlib makes one slash of two
 
+MOST_LOOKED_AT, FEWEST_ENDS = 1 << 20, 8  # bytes, and line feeds of a file that was converted as text
+
 
 class FileFormat(NamedTuple):
     """The format of a file, and the way to ONNX: `it is …`, and a sentence."""
@@ -179,8 +181,18 @@ def unreadable_model(data: bytes | memoryview, path: Path | None, label: str, re
     if found is not None:
         hint = found.hint.replace("FILE", label) if path else found.hint
         return ModelError(f"{label} is not a readable ONNX model: it is {found.what}", hint)
+    if _has_text_ends(data):
+        reason, hint = "each line feed in it follows a carriage return", "It was converted as if it were text: in git, "
+        hint += "mark it with `*.onnx binary` in .gitattributes, and fetch it again."
+        return ModelError(f"{label} is not a readable ONNX model: {reason}", hint)
     hint = "The file is truncated, damaged, or something else: fetch or export it again."
     return ModelError(f"{label} is not a readable ONNX model: {reason}", hint)
+
+
+def _has_text_ends(data: bytes | memoryview) -> bool:
+    """Whether all line feeds follow carriage returns: of a model's bytes, one in 256 does."""
+    content = bytes(data[:MOST_LOOKED_AT])
+    return content.count(b"\n") == content.count(b"\r\n") >= FEWEST_ENDS
 
 
 def _archive(data: memoryview, path: Path | None) -> FileFormat:
