@@ -29,7 +29,7 @@ from onnxq.report import Report, activation_records
 from onnxq.rounding.block_solver import BlockSolution
 from onnxq.rounding.layer_by_layer import block_jobs, can_step, round_layer_by_layer
 from onnxq.rounding.weights import WeightKey, Weights
-from onnxq.runtime.memory import trim_heap
+from onnxq.runtime.memory import collect_garbage, trim_heap
 from onnxq.search.budget import RAISE, BudgetCheck, bits_by_size
 from onnxq.search.mixed_bits import keep_to_loss, mixed_weights, said_bits
 from onnxq.search.variants import GENERATED
@@ -41,6 +41,7 @@ from onnxq.verification.compare import compare
 from onnxq.verification.layerwise import with_layers
 
 SAMPLES = 2  # without data: enough to see that the model runs
+COMPARED = 16  # with data: two models take as long as half of the samples do in rounding
 MOST_SAMPLES, MOST_ELEMENTS = 128, 1 << 22  # that advance layer by layer, and elements of their inputs
 SIMPLER = "a large model: weights were rounded to nearest, channels were not rescaled, latency was not measured"
 STAGED = "a large model: channels were not rescaled, latency was not measured"
@@ -62,10 +63,11 @@ def quantize_large(prepared: Prepared, request: Request) -> Quantized:
     if samples is None:
         samples = synthetic_samples(prepared.model, input_specs(prepared.model), SAMPLES)
     prepared, written, report = _choose_and_rewrite(prepared, baseline, request)
+    collect_garbage(before)  # plans, runs and sums of the search
     model = with_float_caches(code_caches(written, prepared.caches))
     release_pages(model)  # which passes have read
     observer.step("verify")
-    probe = samples.limit(SAMPLES) if prepared.fast else samples
+    probe = samples.limit(SAMPLES if prepared.fast else COMPARED)
     comparison = compare(baseline, model, probe, progress=observer.progress)
     trim_heap(model.weight_bytes)  # of sessions
     if request.detailed:
@@ -160,6 +162,7 @@ def _block_solutions(
     if not samples:
         return {}
     observer.step("round")
-    return round_layer_by_layer(
-        prepared.model, block_jobs(prepared.plan), samples, spool, prepared.open_checkpoint(samples)
-    )
+    jobs = block_jobs(prepared.plan)
+    solutions = round_layer_by_layer(prepared.model, jobs, samples, spool, prepared.open_checkpoint(samples))
+    collect_garbage(prepared.model)
+    return solutions

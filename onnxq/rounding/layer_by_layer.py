@@ -41,6 +41,8 @@ from onnxq.runtime.workers import run_in_order
 MOST_COLUMNS = 2304  # of a block of H: 42 MB in float64, of which a search holds six
 TOGETHER = 1 << 22  # elements of a weight that are made of codes at a time: 16 MB
 LARGEST_BLOCK = 256  # of a weight
+LEAST_SHARED = 1 << 22  # elements of a weight from which on it shares sums with others, if the model is not large
+MAPPED = 32 << 20  # bytes of weights in files that nodes read while one sample goes through them
 
 
 @dataclass
@@ -169,7 +171,7 @@ def round_layer_by_layer(
             job.rows().release()
             walk.found[key] = solution if spool is None else solution.kept(spool.keep)
             del solution
-            trim_heap(key[0].nbytes)
+            trim_heap(model.weight_bytes if spool is not None else key[0].nbytes)
             advance(len(walk.found), len(jobs))
     return walk.found
 
@@ -232,22 +234,38 @@ class _Walk:
 
     def _through(self, steps: Sequence[Step], runs: list[Run], exact: list[Run]) -> Iterator[Pause]:
         """Advance samples through the nodes of one graph; `exact` is filled once a weight has codes."""
+        waiting: list[Step] = []  # each sample goes through all of them before the next one does
         for step in steps:
             if not self._left:
                 return
             job = self._by_node.get(step.node)
+            enters = any(node in self._left for node in _nodes_within(step))
+            if job is not None or enters or _mapped_bytes([*waiting, step]) > MAPPED:
+                self._advance(waiting, runs, exact)
             if job is not None and job.key not in self.found:
                 yield job.key, [Arrival(step.node, job.readers[step.node], runs, exact)]
                 self._begin_exact(runs, exact)
-            if any(node in self._left for node in _nodes_within(step)):
+            if enters:
                 self._begin_exact(runs, exact)
                 yield from self._into_branches(step, runs, exact)
                 continue
             self._left.discard(step.node)
             if not self._left:
                 return  # a head's logits would be the largest tensors of all
-            _advance(step, runs, job, self.found, self.shelf)
-            _advance(step, exact, None, self.found, self.shelf)
+            waiting.append(step)
+        self._advance(waiting, runs, exact)
+
+    def _advance(self, waiting: list[Step], runs: Sequence[Run], exact: Sequence[Run]) -> None:
+        """Run nodes that wait, of which the first may have a weight with codes; none wait any more."""
+        if not waiting:
+            return
+        job = self._by_node.get(waiting[0].node)
+        weight = None if job is None else _coded_weight(job, self.found[job.key].codes, wide=self.shelf is None)
+        changed = None if job is None or weight is None else (job.weight, weight)
+        advance_runs(waiting, runs, self.shelf, changed)
+        del weight, changed
+        advance_runs(waiting, exact, self.shelf)
+        waiting.clear()
 
     def _begin_exact(self, runs: Sequence[Run], exact: list[Run]) -> None:
         if not exact and self._corrects:
@@ -291,6 +309,8 @@ class _Walk:
                 measured.errors = InputErrors(read, measured.moments, keep)
             return measured.errors
 
+        if rows.size <= LEAST_SHARED and not self.large:
+            return compensated(rows, read, measured.moments)
         if np.may_share_memory(rows, job.key[0].view()):
             rows = rows.copy()
         return compensated(rows, read, measured.moments, errors)
@@ -327,56 +347,53 @@ def _nodes_of(body: NodeSchedule) -> Iterator[Node]:
         yield from _nodes_within(step)
 
 
-def _put_away(run: Run, step: Step, shelf: Shelf) -> None:
-    """Move the results of a node for a sample out of memory, and release the values that the node has read."""
-    for value in step.node.outputs:
-        array = None if value is None else run.values.get(value)
-        if value is not None and isinstance(array, np.ndarray):
-            run.values[value] = shelf.keep(array)
-    for value in step.reads:
-        if isinstance(array := run.values.get(value), np.ndarray):
-            release_array(array)
-
-
-def _advance(
-    step: Step,
-    runs: Sequence[Run],
-    job: BlockJob | None,
-    found: Mapping[WeightKey, BlockSolution],
-    shelf: Shelf | None,
-) -> None:
-    """Run a node on all samples, several at a time, with the weight that its codes stand for."""
-    weight = None if job is None else _coded_weight(job, found[job.key].codes, wide=shelf is None)
-    advance_runs(step, runs, shelf, None if job is None or weight is None else (job.weight, weight))
+def _mapped_bytes(steps: Sequence[Step]) -> int:
+    """Return the bytes of weights in files that nodes read."""
+    return sum(tensor.nbytes for step in steps for tensor in step.mapped)
 
 
 def advance_runs(
-    step: Step, runs: Sequence[Run], shelf: Shelf | None, changed: tuple[Value, np.ndarray] | None = None
+    steps: Sequence[Step], runs: Sequence[Run], shelf: Shelf | None, changed: tuple[Value, np.ndarray] | None = None
 ) -> None:
-    """Run a node in several runs of one evaluator.
+    """Run nodes in several runs of one evaluator.
 
     Args:
-        step: The node.
+        steps: The nodes, which follow each other.
         runs: Where each of them stands.
         shelf: Where live tensors are kept; in memory without one.
-        changed: A weight and the array that stands in its place for this node.
+        changed: A weight and the array that stands in its place for the first node.
 
     """
 
     def compute(run: Run) -> Run:
-        if changed is not None:
-            before, run.values[changed[0]] = run.values[changed[0]], changed[1]
-        run.compute(step)
-        if changed is not None:
-            run.values[changed[0]] = before
+        for index, step in enumerate(steps):
+            if changed is not None and not index:
+                before, run.values[changed[0]] = run.values[changed[0]], changed[1]
+                run.compute(step)
+                run.values[changed[0]] = before
+            else:
+                run.compute(step)
+            run.drop(step)
         return run
 
     # Small tensors are soon computed: threads only pay where a file keeps the large ones
     for run in run_in_order(compute, runs) if shelf is not None else map(compute, runs):
         if shelf is not None:
-            _put_away(run, step, shelf)
-        run.drop(step)
-    step.release_weights()
+            _put_away(run, steps, shelf)
+    for step in steps:
+        step.release_weights()
+
+
+def _put_away(run: Run, steps: Sequence[Step], shelf: Shelf) -> None:
+    """Move what nodes have left for others out of memory, and release the values that they have read."""
+    for step in steps:
+        for value in step.node.outputs:
+            array = None if value is None else run.values.get(value)
+            if value is not None and isinstance(array, np.ndarray):
+                run.values[value] = shelf.keep(array)
+        for value in step.reads:
+            if isinstance(array := run.values.get(value), np.ndarray):
+                release_array(array)
 
 
 def _coded_weight(job: BlockJob, codes: BlockCodes, *, wide: bool) -> np.ndarray:

@@ -12,7 +12,7 @@ Tests: `tests/rounding/test_prefix_error.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,10 +24,10 @@ from onnxq.calibration.second_moments import ROWS_PER_ITEM, LayerMoments, halves
 from onnxq.ir.storage.shelf import release_array
 
 RIDGES = (1e-2, 1e-1, 1.0)  # λ, relative to the mean of the diagonal
-SLAB = 1 << 22  # elements of a weight from which on it is large, and that are corrected at a time
+SLAB = 1 << 22  # elements of a weight that are corrected at a time
 LEAST_GAIN = 1e-4  # of the error: a weight that gains less stays as it is
-
-PROBED = 256  # channels of a large weight, which choose for all
+PROBED = 1 << 22  # elements of the channels that choose for all; 256 channels of 1536 choose otherwise than all
+TOGETHER, LEAST_ROWS = 1 << 20, 128  # elements of rows that are multiplied at a time: 4 MB, but no fewer rows
 
 Pair = tuple[np.ndarray, np.ndarray]
 PairSource = Callable[[], Iterable[Pair]]
@@ -82,17 +82,8 @@ class PrefixError:
         """
         if not all(self.rows):
             return None
-        fitted, held_out = moments.fitted(), moments.held_out()
-        best, most = None, LEAST_GAIN * self.squares[1] / self.rows[1]
-        for ridge in RIDGES:
-            change = _solve(self.sums[0] / self.rows[0], fitted, ridge)
-            size = float(held_out.errors(change).sum())
-            along = float((change * self.sums[1]).sum()) / self.rows[1]
-            strength = min(max(along / size, 0.0), 1.0) if size > 0 else 0.0
-            gain = strength * (2 * along - strength * size)
-            if gain > most:
-                best, most = Choice(ridge, strength), gain
-        return best
+        least = LEAST_GAIN * self.squares[1] / self.rows[1]
+        return _best_choice(self.sums, self.rows, moments.fitted(), moments.held_out(), least)
 
     def corrected(self, moments: LayerMoments) -> np.ndarray:
         """Return the weight to choose codes for, float32 `[channels, n]`; the weight itself where nothing is gained.
@@ -109,7 +100,9 @@ class PrefixError:
 
 
 class InputErrors:
-    """Means of `(x - x̂) x̂ᵀ`, one range of columns of H after the other: they serve all weights that read `x̂`.
+    """Sums of `(x - x̂)ᵀ x̂`, one range of columns of H after the other: they serve all weights that read `x̂`.
+
+    A weight's sums of `e x̂ᵀ` are its product with them, so no weight takes a pass over the samples of its own.
 
     Args:
         samples: Gives for each sample what `PrefixError.add` takes; it is called once for each range.
@@ -117,24 +110,39 @@ class InputErrors:
         keep: Puts an array of `n` rows out of memory.
 
     Attributes:
-        parts: float32 `[n, columns]` for each range.
+        parts: float32 `[n, columns]` for each range: sums of the first half, and of both.
+        rows: How many rows each half has.
 
     """
 
     def __init__(self, samples: PairSource, moments: LayerMoments, keep: Callable[[np.ndarray], np.ndarray]) -> None:
         self._moments, self.parts = moments, []
-        unfolding = moments.unfolding
-        for start in range(0, unfolding.n, moments.block):
-            part = np.zeros((unfolding.n, min(moments.block, unfolding.n - start)), np.float32)
-            count = 0
-            for quantized, exact in samples():
-                pairs = (unfolding.rows(each, ROWS_PER_ITEM) for each in (quantized, exact))
-                for read, meant in zip(*pairs, strict=True):
-                    known = read.reshape(-1, unfolding.n)
-                    part += (meant.reshape(known.shape) - known).T @ known[:, start : start + part.shape[1]]
-                    count += len(known)
-            part /= max(count, 1)
-            self.parts.append(keep(part))
+        self.rows = [0, 0]
+        n = moments.unfolding.n
+        for start in range(0, n, moments.block):
+            columns = slice(start, min(start + moments.block, n))
+            sums = np.zeros((2, n, columns.stop - start), np.float32)
+            self.rows = [0, 0]
+            for half, read, errors in _rows_together(samples, moments.unfolding):
+                sums[half] += errors.T @ read[:, columns]
+                self.rows[half] += len(read)
+            sums[1] += sums[0]
+            self.parts.append((keep(sums[0]), keep(sums[1])))
+
+    def choice(self, rows: np.ndarray) -> Choice | None:
+        """Return what serves best on the second half of the samples for some channels; None where nothing is gained.
+
+        Args:
+            rows: Channels of a weight, float32 `[channels, n]`.
+
+        """
+        if not all(self.rows):
+            return None
+        fitted, held_out = self._moments.fitted(), self._moments.held_out()
+        own = np.concatenate([rows @ first for first, _ in self.parts], axis=1)
+        other = np.concatenate([rows @ both for _, both in self.parts], axis=1) - own
+        self._release()
+        return _best_choice((own, other), self.rows, fitted, held_out, 0.0)
 
     def correct(self, rows: np.ndarray, choice: Choice) -> None:
         """Add the change that compensates to a float32 weight `[channels, n]`, in place."""
@@ -142,41 +150,99 @@ class InputErrors:
         height = max(SLAB // max(rows.shape[1], 1), 1)
         inverses = [np.linalg.inv(_system(total, index, choice.ridge)) for index in range(len(total.matrix))]
         del total
+        factor = np.float32(choice.strength / sum(self.rows))
         for first in range(0, len(rows), height):
             slab, changes = rows[first : first + height], []
-            for part, inverse in zip(self.parts, inverses, strict=True):
-                width = part.shape[1]
-                changes.append((slab @ part) @ inverse[:width, :width])
-            slab += np.float32(choice.strength) * np.concatenate(changes, axis=1)
-        for part in self.parts:
-            release_array(part)
+            for (_, both), inverse in zip(self.parts, inverses, strict=True):
+                width = both.shape[1]
+                changes.append((slab @ both) @ inverse[:width, :width])
+            slab += factor * np.concatenate(changes, axis=1)
+        self._release()
+
+    def _release(self) -> None:
+        for pair in self.parts:
+            for part in pair:
+                release_array(part)
+
+
+def _rows_together(samples: PairSource, unfolding: Unfolding) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yield the half, 0 or 1, and rows of `x̂` and of `x - x̂`, as many as pay to be added to a large matrix.
+
+    Arrays are good until the next ones are asked for.
+    """
+    height = max(TOGETHER // unfolding.n, LEAST_ROWS)
+    read, errors = (np.empty((2, height, unfolding.n), np.float32) for _ in range(2))
+    filled, items = [0, 0], 0
+    for quantized, exact in samples():
+        pairs = (unfolding.rows(each, ROWS_PER_ITEM) for each in (quantized, exact))
+        for known, meant in zip(*pairs, strict=True):
+            for (half, one), (_, two) in zip(halves_of(known, items), halves_of(meant, items), strict=True):
+                while len(one):
+                    part = slice(filled[half], min(filled[half] + len(one), height))
+                    count = part.stop - part.start
+                    read[half, part] = one[:count]
+                    np.subtract(two[:count], one[:count], out=errors[half, part])
+                    one, two, filled[half] = one[count:], two[count:], part.stop
+                    if part.stop == height:
+                        yield half, read[half], errors[half]
+                        filled[half] = 0
+            items += len(known)
+    for half, count in enumerate(filled):
+        if count:
+            yield half, read[half, :count], errors[half, :count]
 
 
 def compensated(
-    rows: np.ndarray, samples: PairSource, moments: LayerMoments, errors: Callable[[], InputErrors]
+    rows: np.ndarray, samples: PairSource, moments: LayerMoments, errors: Callable[[], InputErrors] | None = None
 ) -> np.ndarray:
     """Return the weight to choose codes for.
 
     Args:
-        rows: The float weight `[channels, n]`; a large one is changed in place.
+        rows: The float weight `[channels, n]`; it is changed in place if there are `errors`.
         samples: Gives for each sample what `PrefixError.add` takes.
         moments: Second moments of `x̂`, of the same samples.
-        errors: Gives what large weights are corrected with, of which a few channels choose how.
+        errors: Gives what weights that read the same are corrected with; a few channels of each choose how. Without
+            it, the weight has sums of its own.
 
     Returns:
         float32 `[channels, n]`; the weight itself where nothing is gained.
 
     """
-    small = rows.size <= SLAB
-    error = PrefixError(rows if small else rows[:: -(-len(rows) // PROBED)], moments.halves[0].gram.dtype)
-    for quantized, exact in samples():
-        error.add(quantized, exact)
-    if small:
+    if errors is None:
+        error = PrefixError(rows, moments.halves[0].gram.dtype)
+        for quantized, exact in samples():
+            error.add(quantized, exact)
         return error.corrected(moments)
-    choice = error.choice(moments)
+    found = errors()
+    choice = found.choice(rows[:: -(-rows.size // PROBED)])
     if choice is not None:
-        errors().correct(rows, choice)
+        found.correct(rows, choice)
     return rows
+
+
+def _best_choice(
+    sums: Sequence[np.ndarray], rows: Sequence[int], fitted: Gram, held_out: Gram, least: float
+) -> Choice | None:
+    """Return what serves best on the second half; None where it gains no more than `least`.
+
+    Args:
+        sums: Of `e x̂ᵀ` in both halves, `[channels, n]`.
+        rows: How many rows each half has.
+        fitted: Second moments of the first half.
+        held_out: Those of the second.
+        least: Error of a row.
+
+    """
+    best, most = None, least
+    for ridge in RIDGES:
+        change = _solve(sums[0] / rows[0], fitted, ridge)
+        size = float(held_out.errors(change).sum())
+        along = float((change * sums[1]).sum()) / rows[1]
+        strength = min(max(along / size, 0.0), 1.0) if size > 0 else 0.0
+        gain = strength * (2 * along - strength * size)
+        if gain > most:
+            best, most = Choice(ridge, strength), gain
+    return best
 
 
 def _solve(sums: np.ndarray, gram: Gram, ridge: float) -> np.ndarray:

@@ -75,7 +75,7 @@ def _same(table: Value, product: TiedProduct) -> bool:
 
 
 def _equal(one: Tensor, other: Tensor, *, transposed: bool) -> bool:
-    rows, others = one.numpy(), other.numpy()
+    rows, others = one.view(), other.view()
     others = others.T if transposed else others
     parts = (slice(start, start + ROWS) for start in range(0, len(rows), ROWS))
     same = all(np.array_equal(rows[part], others[part]) for part in parts)

@@ -257,7 +257,7 @@ class Weights:
         key = (weight.constant, coding)
         self._block_readers.setdefault(key, {})[reader] = None
         if key not in self._blocks:
-            rows = WeightRows(weight.constant.numpy(), coding.axes)
+            rows = WeightRows(weight.constant.view(), coding.axes)
             if key not in self._solutions:
                 found = solve_blocks(_finite(rows.array(), weight, reader), None, coding.bits, coding.block_size)
                 self._solutions[key] = found.kept(self.keep)
@@ -355,7 +355,7 @@ class Weights:
         """Tell how the codes were chosen of every weight that had a choice."""
         found = [chosen_weight(job, self._rounded[key]) for key, job in self._jobs.items()]
         for key, readers in self._block_readers.items():
-            columns = WeightRows(key[0].numpy(), key[1].axes).shape[1]
+            columns = WeightRows(key[0].view(), key[1].axes).shape[1]
             found.append(chosen_blocks(tuple(readers), key[1].bits, self._solutions[key], columns))
         return tuple(found)
 

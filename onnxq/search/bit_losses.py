@@ -111,7 +111,7 @@ class _Probes:
         if step is self.steps[-1]:
             return
         for runs in (self.exact, *self.runs.values()):
-            advance_runs(step, runs, shelf)
+            advance_runs([step], runs, shelf)
         job = self.jobs.get(step.node)
         if job is not None:
             self.left[job.key].discard(step.node)

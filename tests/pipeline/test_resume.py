@@ -41,8 +41,8 @@ def made(source, name, *, samples=6, bits=4, resume=True):
 
 
 def interrupt(monkeypatch, moment):
-    """Interrupt a run when so many nodes have run on the samples; return what counts them."""
-    counted, advance = [], layer_by_layer._advance
+    """Interrupt a run when the samples have gone on so many times; return what counts that."""
+    counted, advance = [], layer_by_layer.advance_runs
 
     def counting(*given):
         counted.append(None)
@@ -50,7 +50,7 @@ def interrupt(monkeypatch, moment):
             raise KeyboardInterrupt
         advance(*given)
 
-    monkeypatch.setattr(layer_by_layer, "_advance", counting)
+    monkeypatch.setattr(layer_by_layer, "advance_runs", counting)
     return counted
 
 

@@ -62,8 +62,8 @@ def test_blocks_of_second_moments_are_solved_alone(blocks):
     assert error_left(error.corrected(moments), unseen) < 0.9 * error_left(WEIGHT, unseen)
 
 
-def large(monkeypatch, blocks, dtype=np.float64):
-    """Compensate in a weight that is too large for sums of its own."""
+def shared(monkeypatch, blocks, dtype=np.float64):
+    """Compensate in a weight that shares sums with others; return it, and how often the samples were read."""
     moments, pairs, read = LayerMoments(Unfolding(24), blocks, dtype), distorted(100), []
     for quantized, _ in pairs:
         moments.add(quantized)
@@ -79,22 +79,36 @@ def large(monkeypatch, blocks, dtype=np.float64):
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("blocks", [24, 8])
-def test_a_large_weight_is_compensated_as_a_small_one(monkeypatch, blocks, dtype):
+@pytest.mark.parametrize("least", [7, 128])
+def test_shared_sums_compensate_as_those_of_a_weight_alone(monkeypatch, blocks, dtype, least):
+    monkeypatch.setattr(prefix_error, "TOGETHER", 1)
+    monkeypatch.setattr(prefix_error, "LEAST_ROWS", least)
     moments, error = LayerMoments(Unfolding(24), blocks), PrefixError(WEIGHT)
     for quantized, exact in distorted(100):
         moments.add(quantized)
         error.add(quantized, exact)
-    found, _ = large(monkeypatch, blocks, dtype)
+    found, _ = shared(monkeypatch, blocks, dtype)
     np.testing.assert_allclose(found, error.corrected(moments), atol=2e-3)
 
 
-def test_a_large_weight_reads_the_samples_once_for_each_range_and_once_more(monkeypatch):
-    """Guard of the time: the number of channels does not count."""
-    assert large(monkeypatch, 24)[1] == 2
-    assert large(monkeypatch, 8)[1] == 4
+def test_shared_sums_read_the_samples_once_for_each_range(monkeypatch):
+    """Guard of the time: neither the number of channels nor that of weights counts."""
+    assert shared(monkeypatch, 24)[1] == 1
+    assert shared(monkeypatch, 8)[1] == 3
 
 
 def test_channels_that_choose_speak_for_all(monkeypatch):
-    monkeypatch.setattr(prefix_error, "PROBED", 4)
-    found, _ = large(monkeypatch, 24)
+    monkeypatch.setattr(prefix_error, "PROBED", 4 * 24)
+    found, _ = shared(monkeypatch, 24)
     assert error_left(found, distorted(900)) < 0.02 * error_left(WEIGHT, distorted(900))
+
+
+def test_shared_sums_leave_the_weight_alone_where_nothing_is_lost():
+    moments, pairs = LayerMoments(Unfolding(24), 24), [(each, each) for _, each in distorted(100)]
+    for quantized, _ in pairs:
+        moments.add(quantized)
+    weight = WEIGHT.copy()
+    found = compensated(weight, lambda: pairs, moments, lambda: InputErrors(lambda: pairs, moments, np.asarray))
+    np.testing.assert_array_equal(found, WEIGHT)
+    none = InputErrors(list, moments, np.asarray)
+    assert none.choice(WEIGHT) is None

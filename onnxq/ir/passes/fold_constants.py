@@ -94,8 +94,12 @@ def _fold(node: Node, known: dict[Value, Tensor], opset: int) -> Tensor | None:
 
 def _kept(compute: Callable[[], np.ndarray], sources: Sequence[Tensor]) -> Tensor:
     """Return a result that is computed again whenever it is needed where it is large."""
-    tensor = ArrayTensor(compute())
-    return tensor if tensor.nbytes <= KEEP_BELOW else DeferredTensor(tensor.dtype, tensor.shape, compute, sources)
+    array = compute()
+    if array.nbytes <= KEEP_BELOW:
+        return ArrayTensor(array)
+    kept = DeferredTensor(onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape, compute, sources)
+    kept.release()
+    return kept
 
 
 def _split(node: Node, known: dict[Value, Tensor]) -> dict[Value, Tensor]:

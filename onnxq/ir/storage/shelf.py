@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
+from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from onnxq.ir.storage.scratch_file import SPOOLED, ScratchFile, is_mapped
 
 LEAST = 1 << 16  # bytes of an array below which a place in the file would cost more than it frees
 # Bytes of all arrays of less than SPOOLED that stay in memory: a file takes a tenth of a pass's time
-IN_MEMORY = 1 << 28
+IN_MEMORY = 1 << 27
 
 
 class Shelf(ScratchFile):
@@ -34,6 +35,7 @@ class Shelf(ScratchFile):
         super().__init__(folder)
         self.size = 0
         self._in_memory = 0  # bytes of arrays that are small
+        self._forgotten = deque[int]()  # bytes of those that are gone: threads drop arrays, too
         self._free: dict[int, list[int]] = {}  # places by their size: tensors of few sizes come again and again
 
     def keep(self, array: np.ndarray) -> np.ndarray:
@@ -45,9 +47,11 @@ class Shelf(ScratchFile):
         """
         if array.nbytes < min(LEAST, SPOOLED) or array.dtype.hasobject or is_mapped(array):
             return array
+        while self._forgotten:
+            self._in_memory -= self._forgotten.popleft()
         if array.nbytes < SPOOLED and self._in_memory + array.nbytes <= IN_MEMORY:
             self._in_memory += array.nbytes
-            weakref.finalize(array, self._forget, array.nbytes)
+            weakref.finalize(array, self._forgotten.append, array.nbytes)
             return array
         size = -(-array.nbytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         free = self._free.setdefault(size, [])
@@ -63,9 +67,6 @@ class Shelf(ScratchFile):
             raise self._failed(error) from error
         weakref.finalize(mapped, free.append, place)
         return np.frombuffer(mapped, array.dtype, array.size).reshape(array.shape)
-
-    def _forget(self, size: int) -> None:
-        self._in_memory -= size
 
 
 def release_array(array: np.ndarray) -> None:
