@@ -178,6 +178,8 @@ ROWS = {
     "own: ids and masks exchanged": "data/test_examine.py::test_a_mask_of_other_numbers_than_0_and_1_is_named",
     "own: words for True in Python": "api/test_api_arguments.py::test_quantize_names_what_does_not_fit",
     "own: settings of data without data": "cli/test_cli_mistakes.py::test_a_mistake_is_named_with_what_was_meant",
+    "own: names of recipes in a project file": "project/test_project_file.py::"
+    "test_what_no_model_can_be_built_with_is_refused_before_the_first",
     "completion": "cli/test_cli_completion.py::test_what_was_typed_is_completed",
 }
 

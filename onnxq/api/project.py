@@ -17,6 +17,7 @@ from onnxq.project.entry import Entry, Project
 from onnxq.project.file import FILE, START, find_project, load_project
 from onnxq.project.jobs import build_in_jobs
 from onnxq.project.outcome import Built
+from onnxq.project.settings import refuse_settings
 from onnxq.text import as_list
 
 
@@ -73,7 +74,9 @@ def build(
         ['up to date']
 
     """
-    entries = _load(project).entries
+    found = _load(project)
+    refuse_settings(found)
+    entries = found.entries
     if jobs > 1:
         return tuple(_in_jobs(entries, jobs, observer or Silent(), force=force))
     return tuple(build_entries(entries, force=force, observer=observer))

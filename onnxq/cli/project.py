@@ -130,7 +130,10 @@ def build_project(
 
         check_name(executor)
 
+    from onnxq.project.settings import refuse_settings
+
     project = open_project(config)
+    refuse_settings(project)
     lines = _Lines([entry.quantized for entry in project.entries]) if output_format is Format.TEXT else None
     done: list[Built] = []
     observer = TerminalObserver("reading the project")

@@ -250,7 +250,7 @@ class _Reader:
             if key == "min-agreement" and 0 < number <= 1:
                 raise self.wrong(f"{what}, '{key}'", "a percentage, not a share of 1", f"{key} = {100 * number:g}")
             if key == "max-abs" and number < 0:
-                raise self.wrong(f"{what}, '{key}'", "0 or more", f"{key} = 0.01")
+                raise self.wrong(f"{what}, '{key}'", "0 or more", f"{key} = 0.5")
             if key == "min-cosine" and not -1 <= number <= 1:
                 raise self.wrong(f"{what}, '{key}'", "from -1 to 1", f"{key} = 0.99")
         return Thresholds(**{names[key]: float(number) for key, number in value.items()})

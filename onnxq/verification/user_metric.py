@@ -17,13 +17,13 @@ import numpy as np
 from onnxq.data.advice import CODE, named_type
 from onnxq.data.labels import Labels
 from onnxq.data.samples import Samples, wrap_samples
-from onnxq.data.user_function import CALLABLE, CALLED, import_named
+from onnxq.data.user_function import CALLED, import_named
 from onnxq.data.validation import Sample
 from onnxq.errors import DataError, ModelError
 from onnxq.progress import OnSample
 from onnxq.runtime.session import ModelSource, SessionError, open_session, run_alike, run_session, runs_in_segments
-from onnxq.text import counted, did_you_mean
-from onnxq.verification.metrics.by_name import METRICS
+from onnxq.text import counted
+from onnxq.verification.metrics.by_name import metric_of_name
 from onnxq.verification.metrics.classes import USUAL as CLASS_LABELS
 from onnxq.verification.metrics.named_metric import MetricRun, NamedMetric
 from onnxq.verification.records import MetricComparison
@@ -43,14 +43,6 @@ class Metric(Protocol):
         """
 
 
-# Names of others for metrics
-USUAL = {
-    **dict.fromkeys(("accuracy", "acc", "top-1", "top_1"), "top1"),
-    **dict.fromkeys(("top-5", "top_5"), "top5"),
-    **dict.fromkeys(("ppl", "loss"), "perplexity"),
-    **dict.fromkeys(("map", "mean-iou", "miou"), "iou"),
-    **dict.fromkeys(("cos", "cosine-similarity"), "cosine"),
-}
 SIGNATURE = "It is called as metric(outputs, labels) and gives a number: see docs/reference/data.md."
 OF_CLASSES = ("top1", "top5")
 
@@ -74,18 +66,12 @@ def load_metric(source: str | Metric) -> Metric | NamedMetric:
         if not callable(source):
             raise DataError(f"a metric is {type(source).__name__}, not a function", SIGNATURE)
         return source
-    if source in METRICS:
-        return METRICS[source]
     if (file := CODE.fullmatch(source)) is not None and Path(f"{file['file']}.py").is_file():
         named = f"{'.'.join(Path(file['file']).parts)}:{file['name']}"
         raise DataError(f"'{source}' names a file, and a metric is named by its module", f"Write {named}.")
-    if not CALLABLE.fullmatch(source):
-        meant = USUAL.get(source.lower())
-        hint = (f"Did you mean '{meant}'?" if meant else "") or (
-            did_you_mean(source, METRICS, cutoff=0.6)
-            or f"Metrics are {', '.join(METRICS)}, or package.module:function."
-        )
-        raise DataError(f"'{source}' is no metric, and does not name a function", hint)
+    known = metric_of_name(source)
+    if known is not None:
+        return known
     found = import_named(source)
     if not callable(found):
         raise DataError(f"{source} is {type(found).__name__}, not a function", SIGNATURE)

@@ -8,6 +8,7 @@ from onnxq.errors import ExitCode, ProjectError
 from onnxq.pipeline.options import QuantizeOptions
 from onnxq.project.entry import EXTERNAL_SUFFIXES, Entry, Thresholds
 from onnxq.project.file import find_project, load_project
+from onnxq.project.settings import refuse_settings
 from onnxq.stages.files import default_output
 
 WHOLE = """
@@ -256,6 +257,25 @@ def test_the_hooks_pass_on_whatever_may_belong_to_a_model() -> None:
     for pattern in patterns:
         assert [name for name in names if not re.search(pattern, name)] == []
         assert not re.search(pattern, "d/README.md")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("recipe = 'int8'", "there is no recipe named 'int8'"),
+        ("target = 'gpu'", "there is no target named 'gpu'"),
+        ("bits = 5", "--bits cannot be 5"),
+        ("bits = 4\nblock = 7", "--block cannot be 7"),
+        ("kv-cache = 'fp8'", "--kv-cache cannot be fp8"),
+        ("data = ['d.npz']\nmetric = 'accuracy'", "'accuracy' is no metric"),
+    ],
+)
+def test_what_no_model_can_be_built_with_is_refused_before_the_first(
+    tmp_path: Path, setting: str, message: str
+) -> None:
+    path = written(tmp_path, f"[[models]]\nfloat = 'a.onnx'\n[[models]]\nfloat = 'b.onnx'\n{setting}")
+    with pytest.raises(ProjectError, match=f"b.onnx: {message}"):
+        refuse_settings(load_project(path))
 
 
 def test_another_encoding_is_named(tmp_path: Path) -> None:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from onnxq.data.user_function import CALLABLE
+from onnxq.errors import DataError
+from onnxq.text import did_you_mean
 from onnxq.verification.metrics.classes import Agreement, TopClasses, check_classes
 from onnxq.verification.metrics.greedy import Greedy, check_ids, continue_texts
 from onnxq.verification.metrics.language import Perplexity, check_tokens
@@ -30,3 +33,26 @@ METRICS = {
         NamedMetric("spearman", RankCorrelation, check_scores, span=BOTH_SIGNS),
     )
 }
+# Names of others for metrics
+USUAL = {
+    **dict.fromkeys(("accuracy", "acc", "top-1", "top_1"), "top1"),
+    **dict.fromkeys(("top-5", "top_5"), "top5"),
+    **dict.fromkeys(("ppl", "loss"), "perplexity"),
+    **dict.fromkeys(("map", "mean-iou", "miou"), "iou"),
+    **dict.fromkeys(("cos", "cosine-similarity"), "cosine"),
+}
+
+
+def metric_of_name(source: str) -> NamedMetric | None:
+    """Return the metric of a name; None where a function is named instead, as `package.module:function`.
+
+    Raises:
+        DataError: It is neither.
+
+    """
+    if source in METRICS or CALLABLE.fullmatch(source):
+        return METRICS.get(source)
+    meant = USUAL.get(source.lower())
+    known = f"Metrics are {', '.join(METRICS)}, or package.module:function."
+    hint = f"Did you mean '{meant}'?" if meant else did_you_mean(source, METRICS, cutoff=0.6) or known
+    raise DataError(f"'{source}' is no metric, and does not name a function", hint)

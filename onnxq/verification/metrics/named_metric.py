@@ -160,8 +160,10 @@ def label_rows(arrays: Sequence[np.ndarray], rank: int, metric: str) -> Iterator
         elif array.ndim == rank - 1:
             yield array
         else:
-            shape = list(array.shape)
-            raise DataError(f"{metric}: labels of shape {shape} do not fit the output", f"Give {rank} axes at most.")
+            one_hot = array.ndim == rank + 1 and set(np.unique(array)) <= {0, 1} and (array.sum(axis=-1) == 1).all()
+            most = "1 axis" if rank == 1 else f"{rank} axes"
+            hint = "They are one-hot: save array.argmax(-1)." if one_hot else f"Give {most} at most."
+            raise DataError(f"{metric}: labels of shape {list(array.shape)} do not fit the output", hint)
 
 
 def pair_rows(rows: Sequence[Any], labels: Sequence[Any], metric: str) -> Iterator[tuple[Any, Any]]:
