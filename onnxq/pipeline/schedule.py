@@ -284,8 +284,10 @@ class Schedule:
         yield Work("search", "judge", prices.float_outputs(quick))
         if nodes > ALL_ALONE:
             yield Work("search", "layers", 3 * prices.evaluate(PASS_SAMPLES))
-        alone = nodes if nodes <= ALL_ALONE else GROUPS + (SPLITS if strict else FEW_SPLITS)
-        yield from self._trials("search", alone + 1, quick)
+        groups = GROUPS + 2 * (SPLITS if strict else FEW_SPLITS)
+        alone = (nodes, quick) if nodes <= ALL_ALONE else (groups, self._split.grouped)
+        yield from self._trials("search", *alone)
+        yield from self._trials("search", 1, quick)
         yield from self._trials("search", 4, quick, POSSIBLE)
         yield Work("search", "measure", prices.evaluate(self._samples), RARE)  # values that other forms ask for
         yield Work("search", "round", AGAIN * self._rounding())

@@ -51,6 +51,11 @@ class HoldoutSplit:
         self.searched = max(int(SEARCH_SAMPLES * self._share), FEW_SEARCHES)
 
     @property
+    def grouped(self) -> int:
+        """How many samples groups of nodes are run on."""
+        return max(self.searched // 2, 1)
+
+    @property
     def shareable(self) -> bool:
         """Whether a copy of this process may judge variants, and read samples, at the same time."""
         return self.samples.shareable
@@ -157,6 +162,12 @@ class HoldoutSplit:
     def ranking_evaluator(self) -> SqnrEvaluator:
         """The float outputs on a few of all samples."""
         few = few_samples(self._few.values(), self.searched)
+        return self.evaluator(wrap_samples(few, self.samples.inputs))
+
+    @cached_property
+    def group_evaluator(self) -> SqnrEvaluator:
+        """The float outputs on half of those, on which groups of nodes are run."""
+        few = few_samples(few_samples(self._few.values(), self.searched), self.grouped)
         return self.evaluator(wrap_samples(few, self.samples.inputs))
 
     @cached_property

@@ -1,9 +1,10 @@
 """The error that every quantized node adds to the outputs, from runs of groups of nodes.
 
 Errors of single nodes add up at the outputs as long as they are small. So a group of nodes that is quantized alone
-shows what its nodes add together. The group that adds most is halved, and the half that is not run gets the rest. This
-goes on until the nodes that add most stand alone. A node's own error says less: the rest of a graph passes on 0.0001 to
-15 times as much of it. Its square root shares out the error of a group, best for convolutions.
+shows what its nodes add together. The group that adds most is halved, until the nodes that add most stand alone. Both
+halves are run: together they make 0.7 to 1.8 times the error of the group. More groups say more than more samples. A
+node's own error says less: the rest of a graph passes on 0.0001 to 15 times as much of it. Its square root tells where
+to halve a group, and shares out the error of one that is not halved.
 
 Tests: `tests/search/test_mixed_precision.py`.
 """
@@ -22,18 +23,15 @@ from onnxq.planning.decision import Choices, Decision, Override, Plan
 from onnxq.planning.planner import node_key
 from onnxq.runtime.fork import in_copy
 from onnxq.search.resolution import resolved_noise, round_to_resolution
+from onnxq.search.sqnr_evaluator import SqnrEvaluator
 from onnxq.search.variants import Variants
 from onnxq.verification.layerwise import compare_layers
 from onnxq.verification.records import Contribution
 
 ALL_ALONE = 20  # up to so many nodes each is run alone
 GROUPS = 4  # of all others, at first
-SPLITS = 18  # of groups
-AT_ONCE = 2  # groups that are halved at the same time
+SPLITS = 10  # of groups
 LEAST = 0.03  # of the error of all nodes, below which a group is not halved
-# A half that is not run has at least this share of its group's error. Both halves of a MobileNetV2's groups make 0.7 to
-# 1.5 times the error of the group (onnxruntime 1.32, 26 November 2026)
-DOUBT = 0.1
 PASS_SAMPLES = 1
 ALONE = "only some nodes are quantized"
 Group = range  # places of nodes that follow each other
@@ -55,11 +53,19 @@ def sensitivity(variants: Variants, *, splits: int = SPLITS, all_alone: int = AL
     plan = variants.prepared.plan
     nodes = weighted_decisions(plan)
     if len(nodes) <= all_alone:
-        shares, noises = np.ones(len(nodes)), _group_noises(variants, nodes, groups=len(nodes), splits=0)
+        shares = np.ones(len(nodes))
+        noises = _noises(variants, nodes, _parts(len(nodes), len(nodes)), variants.judge)
     else:
+        judge = variants.split.group_evaluator
         with in_copy(partial(_root_errors, variants, nodes), copies=variants.split.shareable) as roots:
-            noises = _group_noises(variants, nodes, groups=GROUPS, splits=splits)
+            noises = _noises(variants, nodes, _parts(len(nodes), GROUPS), judge)
             shares = roots()
+        for _ in range(splits):
+            worst = _worst_to_halve(noises)
+            if worst is None:
+                break
+            del noises[worst]
+            noises |= _noises(variants, nodes, _halves(worst, shares), judge)
     total = math.fsum(_size(noise) for noise in noises.values()) or 1.0
     return tuple(
         Contribution(d.node.display_name, d.node.op_type, node_key(d.node), d.scheme or "", noise, noise / total, exact)
@@ -74,26 +80,15 @@ def weighted_decisions(plan: Plan) -> list[Decision]:
     return [d for d in plan.decisions if d.form is not None and not d.form.passive and d.node not in plan.absorbed]
 
 
-def _group_noises(
-    variants: Variants, nodes: Sequence[Decision], *, groups: int, splits: int
+def _noises(
+    variants: Variants, nodes: Sequence[Decision], groups: Sequence[Group], judge: SqnrEvaluator
 ) -> dict[Group, np.ndarray]:
-    """Run groups of nodes alone, and halve so many of them, the worst ones; gives the error of each value by group."""
+    """Run groups of nodes alone; gives the error of each value by group."""
     plan = variants.prepared.plan
-
-    def measured(groups: Sequence[Group]) -> list[np.ndarray]:
-        choices = (quantize_only(plan, nodes[group.start : group.stop]) for group in groups)
-        found = variants.noises(choices, costs_count=False)
-        return [np.array([resolved_noise(float(each)) for each in noise]) for noise in found]
-
-    parts = _parts(len(nodes), groups)
-    noises = dict(zip(parts, measured(parts), strict=True))
-    while splits > 0 and (worst := _worth_halving(noises)[: min(AT_ONCE, splits)]):
-        halves = [(group[: len(group) // 2], group[len(group) // 2 :]) for group in worst]
-        for group, (first, second), noise in zip(worst, halves, measured([one for one, _ in halves]), strict=True):
-            whole = noises.pop(group)
-            noises[first], noises[second] = noise, _without(whole, noise)
-        splits -= len(worst)
-    return noises
+    choices = (quantize_only(plan, nodes[group.start : group.stop]) for group in groups)
+    found = variants.noises(choices, costs_count=False, judge=judge)
+    resolved = (np.array([resolved_noise(float(each)) for each in noise]) for noise in found)
+    return dict(zip(groups, resolved, strict=True))
 
 
 def _root_errors(variants: Variants, nodes: Sequence[Decision]) -> np.ndarray:
@@ -138,16 +133,19 @@ def _parts(count: int, groups: int) -> list[Group]:
     return [range(first, last) for first, last in pairwise(bounds)]
 
 
-def _worth_halving(noises: dict[Group, np.ndarray]) -> list[Group]:
-    """Return the groups of several nodes that add much of the error, those that add most first."""
+def _halves(group: Group, shares: np.ndarray) -> list[Group]:
+    """Cut a group of several where both parts have about the same share."""
+    before = np.cumsum(shares[group.start : group.stop - 1])  # of all cuts
+    half = shares[group.start : group.stop].sum() / 2
+    cut = int(np.abs(before - half).argmin()) + 1
+    return [group[:cut], group[cut:]]
+
+
+def _worst_to_halve(noises: dict[Group, np.ndarray]) -> Group | None:
+    """Return the group of several nodes that adds most of the error; None where none adds much."""
     least = LEAST * math.fsum(_size(noise) for noise in noises.values())
     large = [group for group, noise in noises.items() if len(group) > 1 and _size(noise) > least]
-    return sorted(large, key=lambda group: (-_size(noises[group]), group.start))
-
-
-def _without(whole: np.ndarray, part: np.ndarray) -> np.ndarray:
-    """Return the error of each value that a part of a group leaves to the rest."""
-    return np.where(np.isfinite(whole), np.maximum(whole - np.minimum(part, whole), DOUBT * whole), whole)
+    return min(large, key=lambda group: (-_size(noises[group]), group.start), default=None)
 
 
 def _size(noise: np.ndarray) -> float:

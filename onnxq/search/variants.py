@@ -136,9 +136,18 @@ class Variants:
                 if copied is not None and copied.tensor is None and copied.dtype == TensorProto.FLOAT:
                     yield copied
 
-    def noises(self, several: Iterable[Choices], *, costs_count: bool = True) -> Iterator[np.ndarray]:
-        """Yield the squared error of every output by its squared size with each of several choices."""
-        return self.judge.noises(self.model(choices, costs_count=costs_count) for choices in several)
+    def noises(
+        self, several: Iterable[Choices], *, costs_count: bool = True, judge: SqnrEvaluator | None = None
+    ) -> Iterator[np.ndarray]:
+        """Yield the squared error of every output by its squared size with each of several choices.
+
+        Args:
+            several: The choices.
+            costs_count: Whether nodes that take longer in 8 bit may stay in float.
+            judge: What measures it, if not `self.judge`.
+
+        """
+        return (judge or self.judge).noises(self.model(choices, costs_count=costs_count) for choices in several)
 
 
 class FittedHalf(NamedTuple):

@@ -217,10 +217,12 @@ def test_all_parts_of_the_data_are_judged_on(path, monkeypatch):
     places = [*fitting.numbers, *held_out.numbers]
     assert [given[place] for place in places] == [*fitting, *held_out]
     assert len(places) == TRIAL_SAMPLES
-    judged_quickly = [
-        next(i for i in range(60) if (given[i]["x"] == one["x"]).all()) for one in split.ranking_evaluator
-    ]
-    for part in (places, judged_quickly):
+    judged_quickly, grouped = (
+        [next(i for i in range(60) if (given[i]["x"] == one["x"]).all()) for one in few]
+        for few in (split.ranking_evaluator, split.group_evaluator)
+    )
+    assert set(grouped) < set(judged_quickly)  # their float outputs are known
+    for part in (places, judged_quickly, grouped):
         assert np.histogram(part, bins=4, range=(0, 60))[0].min() >= len(part) // 4 - 1
 
 
