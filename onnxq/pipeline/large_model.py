@@ -20,7 +20,7 @@ from onnxq.ir.storage.scratch_file import Spool
 from onnxq.lowering.coded_caches import code_caches, with_float_caches
 from onnxq.lowering.rewrite import rewrite
 from onnxq.pipeline.add_metrics import add_metrics
-from onnxq.pipeline.offload import release_pages
+from onnxq.pipeline.offload import release_pages, store_computed
 from onnxq.pipeline.plan import plan_report
 from onnxq.pipeline.request import Quantized, Request
 from onnxq.planning.decision import Choices
@@ -66,6 +66,7 @@ def quantize_large(prepared: Prepared, request: Request) -> Quantized:
     collect_garbage(before)  # plans, runs and sums of the search
     model = with_float_caches(code_caches(written, prepared.caches))
     release_pages(model)  # which passes have read
+    store_computed(baseline, request.scratch)
     observer.step("verify")
     probe = samples.limit(SAMPLES if prepared.fast else COMPARED)
     comparison = compare(baseline, model, probe, progress=observer.progress)

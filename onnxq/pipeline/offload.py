@@ -5,9 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+
 from onnxq.calibration.stats import Stats
 from onnxq.errors import OutputError
-from onnxq.ir import ArrayTensor, Model
+from onnxq.ir import ArrayTensor, DeferredTensor, Model
 from onnxq.ir.storage.scratch_file import SPOOLED, Spool
 from onnxq.runtime.memory import trim_heap
 
@@ -44,6 +46,26 @@ def spill_weights(model: Model, source: Model, scratch: Path) -> None:
                 tensor.array = spool.keep(tensor.array)
         trim_heap(size)
     release_pages(source)
+
+
+def store_computed(model: Model, scratch: Path) -> None:
+    """Move large constants that are computed at each reading, such as a transposed head, to such a file.
+
+    Args:
+        model: A model that is about to be run.
+        scratch: A folder with room for the file.
+
+    """
+    with suppress(OutputError), Spool(scratch) as spool:  # without room they are computed again and again
+        for value in model.initializers():
+            tensor = value.tensor
+            if isinstance(tensor, DeferredTensor) and tensor.nbytes >= SPOOLED and tensor.shape:
+                array = tensor.view()
+                height = max(SPOOLED * len(array) // tensor.nbytes, 1)
+                parts = (np.ascontiguousarray(array[start : start + height]) for start in range(0, len(array), height))
+                value.tensor = ArrayTensor(spool.fill(parts, array.dtype, array.shape), tensor.dtype)
+                del array
+                tensor.release()
 
 
 def release_pages(model: Model) -> None:

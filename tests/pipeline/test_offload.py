@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers import build, floats, node
+from onnx import TensorProto
 
 from onnxq.calibration.im2col import Unfolding
 from onnxq.calibration.second_moments import InputMoments, LayerMoments
 from onnxq.calibration.stats import Stats
-from onnxq.ir import ArrayTensor, parse
+from onnxq.ir import ArrayTensor, DeferredTensor, parse
 from onnxq.ir.storage.scratch_file import is_mapped
 from onnxq.pipeline import offload
-from onnxq.pipeline.offload import spill_moments, spill_weights
+from onnxq.pipeline.offload import spill_moments, spill_weights, store_computed
 from onnxq.pipeline.quantize import quantize
 from onnxq.runtime import memory
 
@@ -84,3 +85,21 @@ def test_the_same_bytes_are_written(tmp_path, everything, monkeypatch):
     quantize(source, "static-int8", output=tmp_path / "b.onnx", samples=samples)
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
     assert {path.name for path in tmp_path.iterdir()} == {"a.onnx", "b.onnx"}
+
+
+@pytest.mark.parametrize("folder", [".", "nowhere"])
+def test_computed_constants_are_stored_once(tmp_path, everything, folder):
+    model = parse(build([node("MatMul", "x w", "y")], {"x": [2, 30]}, ["y"], {"w": floats(30, 20)}).SerializeToString())
+    table, read = floats(20, 30, seed=1), []
+
+    def transposed():
+        read.append(None)
+        return table.T
+
+    weight = next(value for value in model.initializers() if value.name == "w")
+    weight.tensor = DeferredTensor(TensorProto.FLOAT, (30, 20), transposed)
+    store_computed(model, tmp_path / folder)
+    assert len(read) == (folder == ".")
+    assert is_mapped(weight.tensor.numpy()) == (folder == ".")
+    np.testing.assert_array_equal(weight.tensor.numpy(), table.T)
+    assert not list(tmp_path.iterdir())
