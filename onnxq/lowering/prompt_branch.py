@@ -42,8 +42,10 @@ def with_prompt_branch(model: Model, rows: int) -> Model:
     """
     if not rows or model.has_functions or any(node.bodies for node in model.graph.nodes):
         return model
-    infer_types(model)
     gaining = _gaining(model)
+    if not gaining:
+        return model
+    infer_types(model)
     counted = next((found for index in gaining if (found := _row_axes(model, model.graph.nodes[index]))), None)
     if counted is None or (counted.source is None and counted.fixed <= rows):
         return model
