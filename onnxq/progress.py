@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import NamedTuple, Protocol
 
-# The share of all expected work that has to be measured until its price counts as much as the assumed one
-DOUBT_SHARE = 0.2
+# The share of all expected work that has to be measured until it counts as much as what is assumed: of the price of a
+# kind of work in comparison with others, and of how fast this computer is, which differs more
+DOUBT_SHARE, SPEED_DOUBT_SHARE = 0.4, 0.08
 ALMOST = 0.97  # of a task that takes longer than expected is done, by the clock
 AT_ONCE = 2  # parts of a task that may be at work when the clock is asked how far it is
 REST = "rest"  # what is between tasks
@@ -100,6 +101,7 @@ class Work:
         kind: What else has the same price, such as `judge`.
         seconds: What it takes on a usual processor.
         chance: How likely it is to be done at all, 0 to 1.
+        below: SQNR of the result so far, in dB, below which it is done; None where it does not depend on that.
 
     """
 
@@ -107,6 +109,7 @@ class Work:
     kind: str
     seconds: float
     chance: float = 1.0
+    below: float | None = None
 
 
 OnSample = Callable[[int, int | None], None]
@@ -210,6 +213,13 @@ class Progress:
             before = sum(expected for expected, _ in self._measured.values())
             self._promised = before + sum(one.seconds * one.chance for one in self._expected)
 
+    def judged(self, sqnr: float) -> None:
+        """Note the SQNR of the result so far in dB: work that depends on it is done, or it is not."""
+        with self._lock:
+            self._expected = [
+                one if one.below is None else replace(one, chance=float(sqnr < one.below)) for one in self._expected
+            ]
+
     @contextmanager
     def task(self, kind: str) -> Iterator[Advance]:
         """Do some work of a kind; yields what to call with how much of it is done, and of how much in all."""
@@ -250,9 +260,10 @@ class Progress:
 
     def _price(self, kind: str) -> float:
         """Seconds that a second of expected work of a kind takes here."""
-        doubt = max(DOUBT_SHARE * self._promised, 1e-9)
-        measured = self._measured.values()
-        speed = (sum(taken for _, taken in measured) + doubt) / (sum(expected for expected, _ in measured) + doubt)
+        doubt, doubt_of_speed = (max(one * self._promised, 1e-9) for one in (DOUBT_SHARE, SPEED_DOUBT_SHARE))
+        done = sum(expected for expected, _ in self._measured.values())
+        took = sum(taken for _, taken in self._measured.values())
+        speed = (took + doubt_of_speed) / (done + doubt_of_speed)
         expected, taken = self._measured.get(kind, (0.0, 0.0))
         return (taken + doubt * speed) / (expected + doubt)
 
@@ -322,6 +333,13 @@ def mention(sentence: str) -> None:
     progress = _CURRENT.get()
     if progress is not None:
         progress.mention(sentence)
+
+
+def judged(sqnr: float) -> None:
+    """Note the SQNR of the result so far, if the run is followed; see `Progress.judged`."""
+    progress = _CURRENT.get()
+    if progress is not None:
+        progress.judged(sqnr)
 
 
 def tried() -> None:

@@ -45,6 +45,10 @@ ROWS = {
     "test_copies_of_the_process_share_the_work",
     "5 trials of copies are counted": "runtime/test_fork.py::test_what_is_told_is_followed_and_tasks_are_not",
     "5 time waited for a copy": "runtime/test_fork.py::test_the_time_that_a_copy_is_waited_for_is_work_of_its_kind",
+    "5 an estimate on a slow computer": "test_progress.py::"
+    "test_the_speed_of_the_computer_is_learnt_before_the_prices_of_kinds",
+    "5 an estimate where results are poor": "test_progress.py::"
+    "test_work_for_poor_results_is_expected_once_they_are_known",
     "5 samples of a function are counted": "cli/test_cli_quantize.py::test_samples_of_a_function_are_counted",
     "5 the share never falls": "test_progress.py::test_the_share_never_falls",
     "5 the total at the end": "cli/test_progress_bar.py::"

@@ -89,6 +89,26 @@ def test_work_that_may_not_come_counts_by_its_chance() -> None:
         assert progress.left == pytest.approx(2.0)
 
 
+def test_work_for_poor_results_is_expected_once_they_are_known() -> None:
+    for sqnr, left in ((30.0, 1.0), (15.0, 5.0)):
+        progress = Progress(clock=Clock())
+        progress.expect([Work("search", "judge", 4.0, 0.25, below=20.0), Work("verify", "compare", 1.0)])
+        assert progress.left == pytest.approx(2.0)
+        progress.judged(sqnr)
+        assert progress.left == pytest.approx(left)
+
+
+def test_the_speed_of_the_computer_is_learnt_before_the_prices_of_kinds() -> None:
+    clock = Clock()
+    progress = Progress(clock=clock)
+    progress.expect([Work("search", "judge", 2.0), Work("verify", "compare", 8.0)])
+    progress.step("search")
+    with progress.task("judge"):
+        clock.now += 6.0  # three times as slow
+    assert progress.left is not None
+    assert 8.0 * 2 < progress.left < 8.0 * 3
+
+
 def test_parts_of_a_task_count_as_they_are_done() -> None:
     clock = Clock()
     with following(Progress(clock=clock)) as progress:

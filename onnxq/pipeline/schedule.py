@@ -21,10 +21,11 @@ from onnxq.progress import Work
 from onnxq.rounding.weights import searched_weights
 from onnxq.runtime.fork import can_fork
 from onnxq.runtime.workers import worker_count
-from onnxq.search.budget import FEW_SPLITS, Budget
+from onnxq.search.budget import FEW_SPLITS, LAST_GOAL, Budget
 from onnxq.search.candidates import float_time, predicted_time
 from onnxq.search.equalization_trial import applicable
 from onnxq.search.held_out import FOLDS, REST, HoldoutSplit
+from onnxq.search.mixed_precision import FREE_TRIALS
 from onnxq.search.range_trial import LEAST_FOLDS
 from onnxq.search.rescaling_trial import CHANNEL_SAMPLES, methods_to_try
 from onnxq.search.sensitivity import ALL_ALONE, GROUPS, SPLITS, weighted_decisions
@@ -55,9 +56,12 @@ LATENCY, LATENCY_RUNS = 0.5, 10  # seconds at most for pairs of runs, and how ma
 FAMILY_SAMPLES, LAYER_SAMPLES, PASS_SAMPLES = 4, 8, 1
 PROBABLE, POSSIBLE, RARE = 0.5, 0.3, 0.15
 FLOAT32 = 4  # bytes
-RESCALED = 2.0  # times of a trial's, where channels of a copy are divided first
+# Times of a trial's: where channels of a copy are divided first, and where a plan is made for it
+RESCALED, SEARCHED = 2.0, 1.2
 ANOTHER = 0.8  # of what one processor does, each more adds where copies of the process share the work
 ALONE = ("biases", "compare", "latency", "perplexity", "greedy", "details")  # what one process does by itself
+# Searches for goals, and dB between results that ask for one more. Held-out samples lose less in the end than in trials
+MOST_GOALS, GOAL_STEP = 4, 4.0
 RECURRENT = ("LSTM", "GRU", "RNN")
 VIEWS = operators_with(Trait.IN_ORDER) | {"Transpose", "Slice", "Split"}  # NumPy copies nothing
 USUALLY_FIRST, USUALLY_OPEN = 4, 3  # ways to choose ranges that run on the first folds, and on more
@@ -198,8 +202,9 @@ class Schedule:
         yield from _shared(self._compare(), share)
 
     def _trials(self, step: str, count: int, samples: int, chance: float = 1.0) -> Iterator[Work]:
+        each = self._prices.trial(samples) * (SEARCHED if step == "search" else 1.0)
         for _ in range(count):
-            yield Work(step, "judge", self._prices.trial(samples), chance)
+            yield Work(step, "judge", each, chance)
 
     def _rescale(self) -> Iterator[Work]:
         prices, prepared, half = self._prices, self._prepared, self._half
@@ -288,6 +293,7 @@ class Schedule:
         alone = (nodes, quick) if nodes <= ALL_ALONE else (groups, self._split.grouped)
         yield from self._trials("search", *alone)
         yield from self._trials("search", 1, quick)
+        yield from self._trials("search", FREE_TRIALS, quick, PROBABLE)
         yield from self._trials("search", 4, quick, POSSIBLE)
         yield Work("search", "measure", prices.evaluate(self._samples), RARE)  # values that other forms ask for
         yield Work("search", "round", AGAIN * self._rounding())
@@ -297,7 +303,7 @@ class Schedule:
             yield from self._trials("search", 2 * halvings, self._samples, PROBABLE)
         else:
             yield Work("search", "judge", prices.float_outputs(self._few), PROBABLE)
-            yield from self._trials("search", halvings, self._few, POSSIBLE)
+            yield from self._goals(halvings)
         if self._budget.max_size is not None:
             yield from self._trials("search", halvings, quick, PROBABLE)
         if self._tries and not self._with_stats:
@@ -305,6 +311,12 @@ class Schedule:
         if self._tries and any(d.settings and d.settings.bias_correction for d in self._prepared.plan.decisions):
             yield Work("correct", "biases", 2 * prices.evaluate(self._half), RARE)
             yield from self._trials("correct", 2, self._half, POSSIBLE)
+
+    def _goals(self, halvings: int) -> Iterator[Work]:
+        """List the trials of nodes to compute in float, which only results of low SQNR ask for."""
+        each = SEARCHED * self._prices.trial(self._few)
+        for index in range(MOST_GOALS * halvings):
+            yield Work("search", "judge", each, RARE, LAST_GOAL - GOAL_STEP * (1 + index / halvings))
 
     def _cross_validate(self) -> Iterator[Work]:
         """List the judging of one half; codes were chosen on the other before, to see whether they serve others."""

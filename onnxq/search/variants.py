@@ -25,7 +25,7 @@ from onnxq.data.samples import Samples, spread_samples
 from onnxq.ir import Model, Value
 from onnxq.lowering.rewrite import rewrite
 from onnxq.planning.planner import Choices, Plan
-from onnxq.progress import Observer, Silent
+from onnxq.progress import Observer, Silent, judged
 from onnxq.rounding.layer_by_layer import block_jobs, can_step, round_layer_by_layer, round_on_moments
 from onnxq.rounding.weights import Weights
 from onnxq.runtime.fork import in_copy
@@ -274,6 +274,7 @@ def _codes_serve_others(prepared: Prepared, split: HoldoutSplit) -> tuple[bool, 
     chosen = Weights(spare.plan, choose_qparams(spare.plan, measured), measured, layers, quick=True)
     both = (quantize_copy(copy_prepared(prepared), measured, weights) for weights in (None, chosen))
     simple, better = split.few(others).sqnrs(both)
+    judged(max(simple, better))
     if better <= simple:
         return False, None
     chosen.forget_inputs()

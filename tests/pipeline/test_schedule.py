@@ -88,6 +88,13 @@ def test_a_budget_makes_the_search_longer() -> None:
     assert seconds(expected(budget=Budget(min_sqnr=40.0)), "search") > seconds(expected(), "search")
 
 
+def test_the_poorer_a_result_the_more_is_expected_to_be_tried() -> None:
+    limits = [work.below for work in expected() if work.below is not None]
+    assert limits == sorted(limits, reverse=True)
+    assert len([limit for limit in limits if limit > 10]) > len([limit for limit in limits if limit > 20]) > 0
+    assert all(limit < 30 for limit in limits)
+
+
 def test_a_half_that_codes_were_chosen_on_is_not_fitted_again() -> None:
     kinds = [work.kind for work in expected() if work.step == "cross-validate"]
     assert "round" not in kinds
