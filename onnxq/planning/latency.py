@@ -7,7 +7,7 @@ onnxruntime's overhead of a node and of a run.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from onnx import TensorProto
 
@@ -38,15 +38,24 @@ def predicted_latency(plan: Plan, family: str) -> float:
 
     """
     costs = Costs(load_costs(family).table, shapes=plan.costs.shapes)
-    in_float, planned = RUN, RUN
-    pairs = _Pairs(plan, costs)
-    for decision in plan.decisions:
-        before = float_node_time(decision.node, costs)
-        in_float += before
-        planned += _planned(decision, plan, before, costs)
-    in_float += sum(_blocks(graph, frozenset(), costs) for graph in _graphs(plan))
-    planned += sum(_blocks(graph, plan.in_integers, costs) for graph in _graphs(plan)) + pairs.time()
-    return planned / in_float
+    before = _float_times(plan, costs)
+    in_float = RUN + math.fsum(before) + sum(_blocks(graph, frozenset(), costs) for graph in _graphs(plan))
+    return _planned_time(plan, costs, before) / in_float
+
+
+def planned_time(plan: Plan, costs: Costs) -> float:
+    """Return the nanoseconds of a run of a plan by some kernel times: of nodes in float, and of all layouts, too."""
+    return _planned_time(plan, costs, _float_times(plan, costs))
+
+
+def _float_times(plan: Plan, costs: Costs) -> list[float]:
+    return [float_node_time(decision.node, costs) for decision in plan.decisions]
+
+
+def _planned_time(plan: Plan, costs: Costs, in_float: Sequence[float]) -> float:
+    times = [_planned(decision, plan, before, costs) for decision, before in zip(plan.decisions, in_float, strict=True)]
+    layouts = sum(_blocks(graph, plan.in_integers, costs) for graph in _graphs(plan))
+    return RUN + math.fsum(times) + layouts + _Pairs(plan, costs).time()
 
 
 def float_node_time(node: Node, costs: Costs) -> float:

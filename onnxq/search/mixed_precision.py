@@ -15,12 +15,12 @@ from typing import TypeVar
 
 from onnxq.ir import Model
 from onnxq.planning.decision import Choices, Override, node_key
+from onnxq.planning.latency import planned_time
 from onnxq.search.candidates import (
     Candidate,
     Option,
     benefit_per_cost,
     option_at,
-    predicted_time,
     reason_for,
     within_cost,
 )
@@ -80,7 +80,7 @@ def cheap_wins(variants: Variants, ranked: Sequence[Candidate]) -> SearchResult:
     left = [move for move in ranked if move.computes]
     noise = math.fsum(move.noise for move in ranked)
     best = variants.fine_judge.sqnr(variants.model(choices))
-    time = predicted_time(variants.prepared.plan, costs)
+    time = planned_time(variants.prepared.plan, costs)
     for _ in range(GAINS):
         if best >= ENOUGH:
             break
@@ -93,7 +93,7 @@ def cheap_wins(variants: Variants, ranked: Sequence[Candidate]) -> SearchResult:
         remaining = 0.0  # a node that gains too little for its time is not tried again
         for way, gain in [(way, gain) for other, way, gain in worth if other is move]:
             attempt = {**choices, move.key: way.choice}
-            longer = predicted_time(variants.replan(attempt)[0].plan, costs)
+            longer = planned_time(variants.replan(attempt)[0].plan, costs)
             cost = longer / time - 1
             if not _pays(gain, cost):
                 continue
@@ -122,12 +122,12 @@ def _free_wins(variants: Variants, left: Sequence[Candidate], found: SearchResul
     tried: list[tuple[float, Candidate]] = []
     for move in [move for move in left if move.ways[-1].cost <= LITTLE_TIME][: FREE_PLANS * (best < ENOUGH)]:
         plan = variants.replan({**choices, move.key: move.ways[-1].choice})[0].plan
-        if predicted_time(plan, costs) / time - 1 <= LITTLE_TIME:
+        if planned_time(plan, costs) / time - 1 <= LITTLE_TIME:
             integer = {node_key(node) for node in plan.in_integers}
             tried.append((math.fsum(other.noise for other in left if other.key not in integer), move))
     for _, move in sorted(tried, key=lambda one: (-one[0], one[1].key))[:FREE_TRIALS]:
         attempt = {**choices, move.key: move.ways[-1].choice}
-        longer = predicted_time(variants.replan(attempt)[0].plan, costs)
+        longer = planned_time(variants.replan(attempt)[0].plan, costs)
         cost = longer / time - 1
         if best >= ENOUGH or cost > LITTLE_TIME:
             continue

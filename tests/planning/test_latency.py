@@ -9,9 +9,11 @@ from helpers import build, floats, node, typed
 from onnx import TensorProto, helper
 
 from onnxq.ir import infer_types, parse
-from onnxq.planning.latency import RUN, float_node_time, predicted_latency
+from onnxq.planning.decision import Override, node_key
+from onnxq.planning.latency import RUN, float_node_time, planned_time, predicted_latency
 from onnxq.planning.planner import Plan, make_plan
 from onnxq.planning.recipe import load_recipe
+from onnxq.search.candidates import predicted_time
 from onnxq.targets import load_costs
 
 FAMILIES = ("cpu-avx2", "cpu-vnni", "cpu-arm64", "cpu-armv8")
@@ -72,6 +74,20 @@ def test_a_model_whose_parts_stay_float_gains_less() -> None:
     long = build(nodes, {"x": [64, 256]}, ["y"], {"w": floats(256, 256)})
     for family in FAMILIES:
         assert predicted_latency(planned(product()), family) < predicted_latency(planned(long), family) < 1
+
+
+def test_a_node_in_float_takes_the_layouts_around_it() -> None:
+    """The sum of two Convs becomes one of float and 8 bit: what both are read and given in is laid out anew."""
+    nodes = [node("Conv", "x w", "a"), node("Conv", "x v", "b"), node("Add", "a b", "c"), node("Relu", "c", "d")]
+    nodes.append(node("Conv", "d u", "y"))
+    proto = build(nodes, {"x": [1, 64, 28, 28]}, ["y"], {name: floats(64, 64, 1, 1) for name in "wvu"})
+    before = planned(proto, "static-int8")
+    key = next(node_key(decision.node) for decision in before.decisions if decision.node.outputs[0].name == "b")
+    choices = {key: Override("weight-int8", "in float")}
+    after = make_plan(typed(proto), load_recipe("static-int8"), with_data=True, choices=choices)
+    costs = load_costs("cpu-avx2")
+    kernels = predicted_time(after, costs) - predicted_time(before, costs)
+    assert planned_time(after, costs) - planned_time(before, costs) > kernels + costs.reorder(64 * 28 * 28)
 
 
 def test_shapes_of_samples_count_where_the_model_leaves_them_open() -> None:

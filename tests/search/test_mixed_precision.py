@@ -220,7 +220,7 @@ def test_a_bargain_is_the_cheapest_way_first_and_the_next_where_it_disappoints()
             return SimpleNamespace(plan=SimpleNamespace(costs=None)), {}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onnxq.search.mixed_precision.predicted_time", lambda plan, costs: 1.0)
+        patch.setattr("onnxq.search.mixed_precision.planned_time", lambda plan, costs: 1.0)
         for gains, expected in (
             ({"rows": 5.0, "blocks": 9.0, "weight-int8": 20.0}, {"n0": "rows", "n1": "rows"}),
             ({"rows": 0.1, "blocks": 9.0, "weight-int8": 20.0}, {"n0": "blocks", "n1": "blocks"}),
@@ -248,7 +248,7 @@ class Beside(Counting):
 def _won(reached, taken, ranked) -> tuple[set[str], int]:
     variants = Beside(reached, taken)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onnxq.search.mixed_precision.predicted_time", lambda plan, costs: taken(plan.chosen))
+        patch.setattr("onnxq.search.mixed_precision.planned_time", lambda plan, costs: taken(plan.chosen))
         return set(cheap_wins(variants, ranked).choices), variants.runs
 
 
@@ -279,7 +279,7 @@ def test_what_follows_a_node_to_float_counts_for_it():
 
     variants.replan = replan
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onnxq.search.mixed_precision.predicted_time", lambda plan, costs: 1.0)
+        patch.setattr("onnxq.search.mixed_precision.planned_time", lambda plan, costs: 1.0)
         assert cheap_wins(variants, ranked).choices.keys() == {"n7"}
 
 
@@ -453,7 +453,7 @@ def test_a_bargain_counts_what_follows_it_into_float():
 
     times = {"integers": 1.0, "floats": 1.5}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onnxq.search.mixed_precision.predicted_time", lambda plan, costs: times[plan.kind])
+        patch.setattr("onnxq.search.mixed_precision.planned_time", lambda plan, costs: times[plan.kind])
         assert not cheap_wins(Following(), ranked).choices
         times["floats"] = 1.001
         assert cheap_wins(Following(), ranked).choices.keys() == {"a"}
