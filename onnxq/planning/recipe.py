@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -397,7 +397,7 @@ def _rule(table: dict[str, Any], label: str) -> Rule:
 
 
 def _settings(table: Mapping[str, Any], label: str, extra: tuple[str, ...]) -> dict[str, Any]:
-    types = get_type_hints(Scheme)
+    types = _scheme_types()
     keys = {"scheme" if name == "name" else name: name for name in types}
     settings = {}
     for key, value in table.items():
@@ -406,6 +406,12 @@ def _settings(table: Mapping[str, Any], label: str, extra: tuple[str, ...]) -> d
             raise RecipeError(f"recipe {label} has an unknown key '{key}'", hint)
         settings[keys[key]] = _checked(key, value, types[keys[key]], label)
     return settings
+
+
+@cache
+def _scheme_types() -> dict[str, Any]:
+    """Return the types of the settings, which are read from text: that takes longer than to read a recipe."""
+    return get_type_hints(Scheme)
 
 
 def _checked(key: str, value: Any, kind: Any, label: str) -> Any:
