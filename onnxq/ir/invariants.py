@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from onnxq.ir.graph import MICROSOFT, Graph, Node, Use, Value
 from onnxq.ir.model import Model
+from onnxq.ir.proto_fields import bodies
 from onnxq.ir.shape_inference.contrib_ops import OF_ONNX
 from onnxq.ir.topological_order import reads
 
@@ -67,9 +68,8 @@ def _as_microsofts(model: bytes | str) -> bytes:
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     yield graph
     for node in graph.node:
-        for attribute in node.attribute:
-            for body in (attribute.g, *attribute.graphs):
-                yield from _graphs(body)
+        for body in bodies(node):
+            yield from _graphs(body)
 
 
 def plain_reason(error: Exception) -> str:

@@ -5,14 +5,13 @@ Tests: `tests/ir/test_opset.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import onnx
 
 from onnxq.ir.commit import commit
 from onnxq.ir.graph import Node
 from onnxq.ir.model import Model
 from onnxq.ir.patch import Patch, named_after
+from onnxq.ir.proto_fields import walk
 from onnxq.ir.shape_inference.types import infer_types
 
 BROADCAST_OPSET = 7  # before, broadcasting is asked for by attribute; source: onnx operator specification, Add-6
@@ -93,7 +92,7 @@ def repair(proto: onnx.ModelProto, model: Model, minimum: int) -> None:
     if not model.opset < RESIZE_OPSET <= minimum:
         return
     shrinking = {node.outputs[0].name for node in model.graph.walk() if _shrinks(node) and node.outputs[0]}
-    for node in _nodes(proto.graph):
+    for node in walk(proto.graph.node):
         if node.op_type == "Resize" and not any(a.name == "coordinate_transformation_mode" for a in node.attribute):
             # onnxruntime rounds down where it enlarges and up where it shrinks; the specification is silent
             rounding = "ceil" if node.output[0] in shrinking else "floor"
@@ -119,11 +118,3 @@ def _shrinks(node: Node) -> bool:
     if (constant > 1).any() and node.attribute("mode", "nearest") == "nearest":
         raise ValueError(f"node {node.label} shrinks one axis and enlarges another to the nearest element")
     return True
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else ())):
-                yield from _nodes(body)

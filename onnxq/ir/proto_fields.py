@@ -1,9 +1,13 @@
-"""Field numbers of the messages that make a model; source: onnx.proto.
+"""The messages that make a model: numbers of their fields, and graphs inside of nodes; source: onnx.proto.
 
 Tests: `tests/ir/test_tensor.py`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx
 
 # ModelProto
 MODEL_IR_VERSION, MODEL_GRAPH, MODEL_OPSET_IMPORT, MODEL_METADATA, MODEL_FUNCTIONS = 1, 7, 8, 14, 25
@@ -17,3 +21,19 @@ NODE_ATTRIBUTE, NODE_DOC, NODE_DOMAIN, NODE_METADATA = 5, 6, 7, 9
 ATTRIBUTE_TENSOR, ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS = 5, 6, 11
 # TensorProto
 DIMS, DATA_TYPE, NAME, RAW_DATA, EXTERNAL_DATA, DATA_LOCATION = 1, 2, 8, 9, 13, 14
+
+
+def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graphs that are attributes of a node, as the branches of an If."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def walk(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield nodes, and behind each those of its bodies, however deep."""
+    for node in nodes:
+        yield node
+        for body in bodies(node):
+            yield from walk(body.node)

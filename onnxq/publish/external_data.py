@@ -12,6 +12,7 @@ from pathlib import Path
 
 import onnx
 
+from onnxq.ir.proto_fields import bodies
 from onnxq.ir.storage.files import data_path
 
 
@@ -50,5 +51,5 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.TENSOR:
                 yield attribute.t
-            for body in [*attribute.graphs, *([attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else [])]:
-                yield from _tensors(body)
+        for body in bodies(node):
+            yield from _tensors(body)

@@ -5,7 +5,7 @@ Tests: `tests/ir/test_fold.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 
 import onnx
@@ -16,6 +16,7 @@ from onnxq.ir.graph import STANDARD_DOMAINS
 from onnxq.ir.invariants import plain_reason
 from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import register_pass
+from onnxq.ir.proto_fields import walk
 from onnxq.ir.schemas import same_meaning
 from onnxq.ir.tensor import Tensor
 
@@ -25,24 +26,16 @@ def _align(function: onnx.FunctionProto, opset: int) -> None:
     for imported in function.opset_import:
         if imported.domain in STANDARD_DOMAINS and all(
             same_meaning(node.op_type, imported.version, opset)
-            for node in _nodes(function.node)
+            for node in walk(function.node)
             if node.domain in STANDARD_DOMAINS
         ):
             imported.version = opset
 
 
-def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            for body in (attribute.g, *attribute.graphs):
-                yield from _nodes(body.node)
-
-
 def _refuse_recursion(name: str, functions: Iterable[onnx.FunctionProto]) -> None:
     """Raise a ModelError for a function that calls itself, directly or through others."""
     called = {
-        (function.domain, function.name): {(node.domain, node.op_type) for node in _nodes(function.node)}
+        (function.domain, function.name): {(node.domain, node.op_type) for node in walk(function.node)}
         for function in functions
     }
     try:

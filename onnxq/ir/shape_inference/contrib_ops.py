@@ -8,12 +8,13 @@ Tests: `tests/ir/test_types.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import onnx
 from onnx import helper
 
 from onnxq.ir.graph import MICROSOFT
+from onnxq.ir.proto_fields import bodies
 
 # The first output is as large as an input
 LIKE_INPUT: Mapping[str, int] = {
@@ -38,19 +39,12 @@ def with_stand_ins(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _replace(graph: onnx.GraphProto, outer: Mapping[str, tuple[int, ...]]) -> None:
     known = {**outer, **{tensor.name: tuple(tensor.dims) for tensor in graph.initializer}}
     for node in graph.node:
-        for body in _bodies(node):
+        for body in bodies(node):
             _replace(body, known)
         if node.domain == MICROSOFT and node.op_type in IN_BLOCKS:
             _stand_in_of_blocks(graph, node, known)
         elif node.domain == MICROSOFT or (node.op_type in OF_ONNX and not node.domain):
             _stand_in(node, known)
-
-
-def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
 
 
 def _stand_in(node: onnx.NodeProto, known: Mapping[str, tuple[int, ...]]) -> None:
