@@ -60,6 +60,7 @@ class SummationOrder(NamedTuple):
         group: Groups of a Conv.
         calibrated: Whether activations are coded in a calibrated range, so that samples tell their largest codes.
         steps: Where each row of the activation has a scale of its own, codes from zero to the row's largest magnitude.
+            A weight that is read in both ways has both.
         folded: Of a Conv whose columns are going to be channels.
 
     """

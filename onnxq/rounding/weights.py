@@ -114,6 +114,7 @@ class Weights:
         self._relimited: dict[WeightKey, RoundedWeight] = {}  # for other limits, not asked for yet
         self._above_floors: dict[tuple[WeightKey, bytes], RoundingResult] = {}
         self._borrowed: set[WeightKey] | None = set()  # None once choices are settled
+        self._within: dict[WeightKey, WeightKey] = {}  # codes that keep to limits which other readers need
         self._cures: dict[tuple[str, Tensor], SaturationCure] = {}
         self._saturating: dict[WeightKey, tuple[int, bool]] = {}  # pairs that could, and whether samples tell
 
@@ -156,10 +157,13 @@ class Weights:
     def prepare(self, plan: Plan) -> None:
         """Choose the codes that a plan asks for with other limits than before, several weights at a time.
 
-        `codes` would choose the same, one weight after the other.
+        `codes` would choose the same, one weight after the other. For a weight of several nodes it keeps to the limits
+        of all of them, so that the file holds the weight once.
         """
         wanted = [(weight.constant, self._as_run(coding)) for weight, coding in searched_weights(plan)]
-        keys = [(tensor, coding) for tensor, coding in wanted if tensor is not None] if self._jobs else []
+        keys = [(tensor, coding) for tensor, coding in wanted if tensor is not None]
+        self._within = _limits_for_all(keys)
+        keys = [key for key in keys if key not in self._within] if self._jobs else []
         jobs = {
             key: self._with_own_limits(key, chosen, None)
             for key in keys
@@ -187,8 +191,9 @@ class Weights:
 
         """
         assert weight.constant is not None
-        coding = self._as_run(coding)
-        key = (weight.constant, coding)
+        asked = weight.constant, self._as_run(coding)
+        key = self._within.get(asked, asked)
+        coding = key[1]
         if minimum is not None and coding.bits < 8:  # what is searched for with a floor could be another even above it
             return self._floored(weight, coding, minimum, reader)
         if key not in self._known:
@@ -196,7 +201,7 @@ class Weights:
         coded = self._known[key]
         if minimum is not None and not _above(coded, minimum, coding):
             coded = self._floored(weight, coding, minimum, reader)
-        if key in self._saturating:
+        if key in self._saturating and asked[1].summed is not None:
             pairs, measured = self._saturating[key]
             self._cures[name or reader, weight.constant] = pair_cure(name or reader, pairs, measured=measured)
         return coded
@@ -328,7 +333,16 @@ class Weights:
         job = replace(self._jobs[chosen], minimum_scale=floor, bits=coding.bits)
         if chosen[1].summed == coding.summed:
             return job
-        return replace(job, pairs=_pairs(tensor, coding, _largest_in_rows(job.moments, coding)))
+        return replace(job, pairs=_pairs(tensor, coding, self._largest(key, job.moments)))
+
+    def _largest(self, key: WeightKey, moments: LayerMoments | None) -> np.ndarray | None:
+        """Return the largest activation codes for limits that a plan did not have; None where samples do not tell."""
+        tensor, coding = key
+        in_rows = _largest_in_rows(moments, coding)
+        if coding.summed is None or not coding.summed.calibrated or in_rows is None:
+            return in_rows
+        ranges = self._jobs.get((tensor, replace(coding, summed=coding.summed._replace(steps=0))))
+        return None if ranges is None or ranges.pairs is None else np.maximum(in_rows, ranges.pairs.largest)
 
     def _chosen_as(self, key: WeightKey) -> WeightKey:
         """Find the coding for which the codes of a weight were searched, if not the one that is asked for."""
@@ -496,6 +510,34 @@ def _unsound(weight: Value, reader: str) -> ModelError:
         f"'{weight.name}', read by {reader}: the weight holds NaN or infinity",
         "Export the model again from sound weights.",
     )
+
+
+def _limits_for_all(keys: Sequence[WeightKey]) -> dict[WeightKey, WeightKey]:
+    """Return for codings of one weight that differ in limits to neighbours alone the coding with all of their limits.
+
+    Layers that share a weight, as those of ALBERT, would else store it once for each form that they have.
+    """
+    orders: dict[WeightKey, list[SummationOrder]] = {}
+    for tensor, coding in keys:
+        if coding.summed is not None:
+            orders.setdefault((tensor, replace(coding, summed=None)), []).append(coding.summed)
+    strictest = {key: _with_all_limits(found) for key, found in orders.items()}
+    together = {}
+    for key in keys:
+        tensor, plain = key[0], replace(key[1], summed=None)
+        summed = strictest.get((tensor, plain))
+        if summed is not None and summed != key[1].summed:
+            together[key] = tensor, replace(plain, summed=summed)
+    return together
+
+
+def _with_all_limits(orders: Sequence[SummationOrder]) -> SummationOrder | None:
+    """Return what kernels with these orders need together; None where they have other neighbours or rows."""
+    steps = {order.steps for order in orders if order.steps}
+    if len(steps) > 1 or len({order._replace(calibrated=False, steps=0) for order in orders}) > 1:
+        return None
+    calibrated = any(order.calibrated for order in orders)
+    return orders[0]._replace(calibrated=calibrated, steps=next(iter(steps), 0))
 
 
 def _looser(coding: WeightSpec, chosen: WeightSpec) -> bool:

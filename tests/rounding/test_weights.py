@@ -11,6 +11,7 @@ from onnxq.calibration.layer_moments import MeasuredLayers
 from onnxq.calibration.stats import Stats
 from onnxq.errors import ModelError
 from onnxq.planning.planner import make_plan
+from onnxq.planning.recipe import parse_recipe
 from onnxq.rounding import weights as weights_module
 from onnxq.rounding.jobs import solve_all
 from onnxq.rounding.weights import WeightRows, Weights, WeightSpec, rounding_jobs, searched_weights
@@ -146,6 +147,36 @@ def test_codes_for_another_form_are_chosen_for_all_weights_at_once(monkeypatch):
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one[0], other[0])
         np.testing.assert_array_equal(one[1], other[1])
+
+
+@pytest.mark.parametrize(
+    "rules", [("weight-int8", ""), ("dynamic-int8", '"row"'), ("dynamic-int8", '"tensor"'), ("static-int8", "")]
+)
+def test_a_weight_of_several_layers_has_one_set_of_codes_whatever_their_forms(rules):
+    """A layer of an encoder that is read eight times was stored three times."""
+    scheme, granularity = rules
+    settings = f'scheme = "{scheme}"' + (f"\nactivation_granularity = {granularity}" if granularity else "")
+    names = ("first", "second", "third")
+    steps = [node("MatMul", f"{x} w", y, name=name) for x, y, name in zip("xhi", "hiy", names, strict=True)]
+    model = typed(build(steps, {"x": [64, 24]}, ["y"], {"w": floats(24, 24)}))
+    recipe = parse_recipe(f'scheme = "static-int8"\n[[rules]]\nname = "third"\n{settings}', "r.toml")
+    plan = make_plan(model, recipe, with_data=True)
+    layers, stats = measured(model, plan, floats(64, 24, seed=2))
+    qparams = {value: (np.float32(0.05), np.uint8(128)) for value in plan.calibrated()}
+    weights = Weights(plan, qparams, stats, layers)
+    weights.settle()
+    weights.prepare(plan)
+    found = []
+    for (value, coding), nodes in searched_weights(plan).items():
+        found += [weights.codes(value, coding, None, node.label, node.name)[0] for node in nodes]
+    assert len(found) == len(names)
+    assert all(codes is found[0] for codes in found)
+    for job in rounding_jobs(plan, qparams, stats, layers).values():  # each with limits of its own
+        for pairing in () if job.pairs is None else job.pairs.pairings:
+            products = found[0].T[:, pairing] * job.pairs.largest[0][pairing]
+            assert np.abs(products.sum(axis=-1)).max() <= 32767
+    limited = names if scheme != "weight-int8" else names[:2]
+    assert tuple(cure.node for cure in weights.cures()) == limited
 
 
 def test_the_error_of_a_table_is_found_once_for_all_variants(monkeypatch):
