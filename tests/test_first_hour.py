@@ -179,6 +179,9 @@ ROWS = {
     "own: sequences, optionals, bfloat16": "cli/test_cli_mistakes.py::test_an_input_that_cannot_be_fed_is_named",
     "own: sparse initializers": "cli/test_cli_mistakes.py::test_weights_in_a_sparse_initializer_are_named",
     "own: a model that git converted as text": "ir/test_formats.py::test_a_model_that_was_converted_as_text_is_told_so",
+    "own: samples without a seed": "data/test_examine.py::test_a_function_that_gives_other_samples_each_time_is_named",
+    "own: tensors that are trained or elsewhere": "data/test_samples.py::"
+    "test_what_gives_no_array_is_told_how_a_tensor_becomes_one",
     "own: ids and masks exchanged": "data/test_examine.py::test_a_mask_of_other_numbers_than_0_and_1_is_named",
     "own: words for True in Python": "api/test_api_arguments.py::test_quantize_names_what_does_not_fit",
     "own: settings of data without data": "cli/test_cli_mistakes.py::test_a_mistake_is_named_with_what_was_meant",

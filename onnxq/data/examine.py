@@ -83,7 +83,13 @@ def examine(
     summaries = seen.summaries.summaries(given.converted)
     if given.made_up:
         return Examination(summaries, seen.count)
-    found = [*_of_options(given), *given.warnings, *_of_values(summaries), *seen.warnings(calibrating=calibrating)]
+    found = [
+        *_of_options(given),
+        *_of_repeats(given, seen),
+        *given.warnings,
+        *_of_values(summaries),
+        *seen.warnings(calibrating=calibrating),
+    ]
     if model.residency.quick:
         found += _of_files(given, summaries, found)
         found += _of_ids(model, summaries)
@@ -109,6 +115,7 @@ class _Seen:
     sheet: PictureSheet
     count: int = 0
     constant: int = 0
+    first: bytes = b""  # digest of the first sample
     peaks: dict[str, list[tuple[float, int]]] = field(default_factory=dict)  # by input, the two highest and their rows
     signatures: list[bytes] = field(default_factory=list)
     values: list[np.ndarray] = field(default_factory=list)
@@ -116,11 +123,16 @@ class _Seen:
     def watch(self, samples: Iterable[Sample]) -> Iterator[Sample]:
         """Pass samples on, and note what they are like."""
         for sample in samples:
+            self.first = self.first or _digest(sample)
             self.summaries.add(sample)
             self.sheet.add(sample)
             for row in _rows(sample):
                 self._note(row)
             yield sample
+
+    def begins_with(self, sample: Sample | None) -> bool:
+        """Whether a sample is the first one that was seen."""
+        return sample is not None and self.first == _digest(sample)
 
     def _note(self, sample: Mapping[str, np.ndarray]) -> None:
         self.count += 1
@@ -172,6 +184,22 @@ class _Seen:
             share = _all_of(compared) if same == compared - 1 else f"{same} of {counted(compared, 'sample')}"
             rest = "are equal or nearly so" if same == compared - 1 else "are equal to another one or nearly so"
             yield WarningLine("equal-samples", f"{share} {rest}", "Give samples that differ as those in use do.")
+
+
+def _digest(sample: Sample) -> bytes:
+    """Return a digest of the values of a sample."""
+    found = hashlib.sha256()
+    for array in sample.values():
+        found.update(repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes())
+    return found.digest()
+
+
+def _of_repeats(given: Samples, seen: _Seen) -> Iterator[WarningLine]:
+    """Say that a function gives other samples each time: it is called for each pass over them."""
+    if not given.shareable and not seen.begins_with(next(iter(given), None)):
+        message = f"{given.description} gives other samples each time"
+        remedy = "Draw random numbers from a seed: a second run would give another model."
+        yield WarningLine("other-samples", message, remedy)
 
 
 def _all_of(count: int) -> str:

@@ -11,7 +11,7 @@ from itertools import islice
 import numpy as np
 
 from onnxq.data.npz import Source
-from onnxq.data.validation import InputSpec, is_label
+from onnxq.data.validation import InputSpec, is_label, to_array
 from onnxq.errors import DataError
 
 Labels = dict[str, list[np.ndarray]]
@@ -43,7 +43,7 @@ def first_labels(sources: Sequence[Source], inputs: Sequence[InputSpec]) -> Labe
 def _of_source(source: Source, inputs: Sequence[InputSpec], most: int | None) -> Iterator[Mapping[str, np.ndarray]]:
     if source.read_labels is None:
         for raw in islice(source.read(), most):
-            yield {name: np.asarray(array) for name, array in raw.items() if is_label(name, inputs)}
+            yield {name: to_array(array, f"'{name}'") for name, array in raw.items() if is_label(name, inputs)}
     elif most != 0:
         yield {name: _used(array, name, source, most) for name, array in source.read_labels().items()}
 

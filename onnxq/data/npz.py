@@ -28,7 +28,7 @@ import numpy as np
 
 from onnxq.data.reading import Preparation
 from onnxq.data.unread.formats import begins_like, is_array_file
-from onnxq.data.validation import InputSpec, check_names, check_shape, is_label, refuse_text
+from onnxq.data.validation import InputSpec, check_names, check_shape, is_label, refuse_text, to_array
 from onnxq.errors import DataError
 from onnxq.ir.storage.lfs import POINTER, pointer_error
 from onnxq.warning import WarningLine
@@ -324,7 +324,7 @@ def cut_arrays(given: Mapping[str, Any], inputs: Sequence[InputSpec], label: str
 
     """
     try:
-        arrays = {name: np.asarray(array) for name, array in given.items()}
+        arrays = {name: to_array(array, f"{label}, array '{name}',") for name, array in given.items()}
     except ValueError as error:
         hint = "Rows of different lengths go into separate samples: give a list of dictionaries."
         raise DataError(f"{label} hold rows of different lengths", hint) from error

@@ -26,6 +26,7 @@ NAMELESS = re.compile(r"arr_\d+")  # what NumPy calls an array that has no name
 CONTAINERS = ("sequence_type", "optional_type", "map_type")
 WITHOUT_KERNELS = (onnx.TensorProto.BFLOAT16,)
 Sample = dict[str, np.ndarray]
+TENSOR = "Give an array of NumPy; of a tensor of PyTorch, that is tensor.detach().cpu().numpy()."
 PLAIN_ARRAY = "Give a plain numeric array: rows of different lengths go into separate samples."
 
 
@@ -210,13 +211,29 @@ def conform(raw: Mapping[str, Any], inputs: Sequence[InputSpec], where: str) -> 
     return sample
 
 
-def _as_array(given: Any, spec: InputSpec, where: str) -> np.ndarray:
+def to_array(given: Any, what: str) -> np.ndarray:
+    """Return what NumPy makes of an array of any library.
+
+    Raises:
+        DataError: It does not let NumPy: a tensor of PyTorch that is trained, or that is not in memory.
+        ValueError: It is a list of rows of different lengths.
+
+    """
     try:
         return np.asarray(given)
+    except (RuntimeError, TypeError) as error:
+        raise DataError(f"{what} gives no array: {str(error).splitlines()[0]}", TENSOR) from error
+
+
+def _as_array(given: Any, spec: InputSpec, where: str) -> np.ndarray:
+    what = f"input '{spec.name}' in {where}"
+    try:
+        found = to_array(given, what)
     except ValueError as error:
-        raise DataError(
-            f"input '{spec.name}' in {where} is a list of rows of different lengths", PLAIN_ARRAY
-        ) from error
+        raise DataError(f"{what} is a list of rows of different lengths", PLAIN_ARRAY) from error
+    if found.dtype.hasobject and not found.shape and spec.numpy_dtype != np.dtype(object):
+        raise DataError(f"{what} is a Python object of type {type(given).__name__}", TENSOR)
+    return found
 
 
 def check_finite(array: np.ndarray, what: str, where: str) -> None:

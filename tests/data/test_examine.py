@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from onnx import parser
@@ -266,6 +268,17 @@ def test_a_mask_of_other_numbers_than_0_and_1_is_named() -> None:
     samples[3]["attention_mask"] = random.integers(50, 99, (1, 6))
     (warning,) = [one for one in examine(model(MASKED), samples).warnings if one.code == "mask-values"]
     assert "of whole numbers holds 0 and 1 (mask-values). Check that arrays of two inputs" in str(warning)
+
+
+def test_a_function_that_gives_other_samples_each_time_is_named() -> None:
+    def drawn(random: np.random.Generator) -> Iterator[dict[str, np.ndarray]]:
+        return (
+            {"attention_mask": np.ones((1, 6), np.int64), "x": random.random((1, 6), np.float32)} for _ in range(20)
+        )
+
+    unseeded = np.random.default_rng(0)
+    assert "other-samples" in codes(MASKED, lambda: drawn(unseeded))
+    assert "other-samples" not in codes(MASKED, lambda: drawn(np.random.default_rng(0)))
 
 
 def test_token_ids_below_zero_are_named() -> None:

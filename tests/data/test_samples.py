@@ -417,6 +417,23 @@ def npy_bytes(array: np.ndarray) -> bytes:
 # -- random -----------------------------------------------------------------------------------------------------
 
 
+class Tensor:
+    """An array of another library that NumPy may not read."""
+
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+
+
+def test_what_gives_no_array_is_told_how_a_tensor_becomes_one():
+    specs = [InputSpec("x", TensorProto.FLOAT, (None, None))]
+    for odd in ([{"x": Tensor()}], {"x": Tensor()}, [{"x": object()}]):
+        with pytest.raises(
+            DataError, match=r"gives no array: Can't call numpy|is a Python object of type object"
+        ) as caught:
+            list(wrap_samples(odd, specs))
+        assert "tensor.detach().cpu().numpy()" in caught.value.hint
+
+
 def test_a_sample_whose_rows_differ_in_length_is_refused():
     specs = [InputSpec("x", TensorProto.FLOAT, (None, None))]
     with pytest.raises(DataError, match=r"input 'x' in samples\[0\] is a list of rows of different lengths"):
