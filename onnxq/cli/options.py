@@ -22,6 +22,7 @@ from onnxq.text import counted
 
 WRITTEN = ("output", "report", "html", "timings")  # options of files that a run writes, or folders
 SLASHES = tuple({"/", os.sep})
+LEAST_MEMORY = 1_000_000  # bytes; less is a number without its unit
 COMPLETIONS = {"recipe": recipes, "target": targets, "metric": metrics}
 
 
@@ -202,9 +203,13 @@ def use_runtime(libraries: Iterable[Path], most: int | None, memory: str | None)
 
         limit_processors(most)
     if memory is not None:
+        from onnxq.errors import RecipeError
         from onnxq.runtime.memory import limit_memory
 
-        limit_memory(parse_bytes("--memory", memory))
+        room = parse_bytes("--memory", memory)
+        if room < LEAST_MEMORY:
+            raise RecipeError(f"--memory {memory} is less than any run takes", "Write a unit, as in --memory 4GB.")
+        limit_memory(room)
 
 
 def use_custom_ops(libraries: Iterable[Path]) -> None:

@@ -96,6 +96,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "quantize m.onnx --opset 17": ("no such option: --opset", "The opset is raised where a quantized form needs it."),
     "completion": ("no such command 'completion'", "Write `onnxq --install-completion`."),
     "data d.npz": ("d.npz is not a readable ONNX model: it is calibration data", "and these with --data."),
+    "quantize m.onnx --memory 4": ("--memory 4 is less than any run takes", "Write a unit, as in --memory 4GB."),
     "quantize m.onnx --state y=x": ("--state says how data are read, but no data is given", "Add --data."),
     "plan m.onnx --max-length 5": ("--max-length says how data are read, but no data", "Add --data."),
     "verify m.onnx --preprocess size=3": ("--preprocess says how data are read, but no data", "Add --data."),
