@@ -12,9 +12,9 @@ Tests: `tests/search/test_mixed_bits.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,14 +36,34 @@ from onnxq.search.resolution import resolved_noise
 WORK = 6e12  # multiplications of all probes: about two minutes on two cores
 MOST_SAMPLES = 4
 CHANNELS = 128  # of a weight, for which codes are chosen
+LONGEST = 256  # of blocks, which MatMulNBits multiplies
 TOGETHER = 256  # channels that are rounded at a time
 BITS = 4  # of probes
+SCALE = 4  # bytes of a block's scale, at most
 TINY = 1e-300
+
+
+class Coding(NamedTuple):
+    """How a weight is coded.
+
+    Attributes:
+        bits: Of a code and of a zero point.
+        block: Codes that share a scale and a zero point.
+
+    """
+
+    bits: int
+    block: int
+
+    def row_bytes(self, n: int, scale: int = SCALE) -> int:
+        """Return the bytes of codes, scales and zero points of a row, with so many bytes for a scale."""
+        blocks = -(-n // self.block)
+        return blocks * self.block * self.bits // 8 + -(-blocks * self.bits // 8) + scale * blocks
 
 
 def measure_losses(
     model: Model, jobs: Sequence[BlockJob], samples: Sequence[Mapping[str, Any]], spool: Spool | None = None
-) -> dict[WeightKey, dict[int, float]]:
+) -> dict[WeightKey, dict[Coding, float]]:
     """Measure what the outputs lose if one weight alone is rounded, in blocks as its job says but for the bits.
 
     The loss of a decoder is the Kullback-Leibler divergence of the next token. Elsewhere it is the sum of squared
@@ -56,7 +76,7 @@ def measure_losses(
         spool: Of a large model: says in which folder live tensors are kept.
 
     Returns:
-        The loss of each weight by its bits, at a resolution of 0.01 dB; none without samples.
+        The loss of each weight by its coding, at a resolution of 0.01 dB; none without samples.
 
     """
     if not samples:
@@ -92,7 +112,7 @@ class _Probes:
         self.probed = _affordable(model, jobs, samples)
         self.runs: dict[WeightKey, list[Run]] = {}
         self.left = {job.key: {node for node, one in self.jobs.items() if one is job} for job in jobs}
-        self.shares: dict[WeightKey, dict[int, float]] = {}
+        self.shares: dict[WeightKey, dict[Coding, float]] = {}
         self._known: Inputs = {}
 
     def begin(self, step: Step) -> None:
@@ -119,15 +139,15 @@ class _Probes:
             for run in self.runs[job.key]:
                 run.values[job.weight] = self.exact[0].values[job.weight]
 
-    def losses(self) -> dict[WeightKey, dict[int, float]]:
-        """Bring all runs to their end, and return the loss of each weight by its bits."""
+    def losses(self) -> dict[WeightKey, dict[Coding, float]]:
+        """Bring all runs to their end, and return the loss of each weight by its coding."""
         self._known.clear()
         references = [self._finish(run) for run in self.exact[: self.probed]]
         found = {}
         for key, runs in self.runs.items():
             losses = [self.judge(one, self._finish(run)) for one, run in zip(references, runs, strict=True)]
             mean = float(np.mean(losses))
-            found[key] = {bits: resolved_noise(mean * share) for bits, share in self.shares[key].items()}
+            found[key] = {coding: resolved_noise(mean * share) for coding, share in self.shares[key].items()}
             runs.clear()
         return found
 
@@ -170,21 +190,34 @@ def _nearest(rows: np.ndarray, block: int) -> np.ndarray:
     return BlockCodes(flat, scales, zeros.astype(np.uint8)).dequantized(1, block)
 
 
-def error_shares(job: BlockJob, moments: LayerMoments) -> dict[int, float]:
-    """Return the error that chosen codes leave by their bits, by that of nearest codes in 4 bits, on some channels.
+def error_shares(job: BlockJob, moments: LayerMoments) -> dict[Coding, float]:
+    """Return the error that chosen codes leave by that of nearest codes in 4 bits, on some channels.
 
-    With 8 bits, steps are 17 times as short as with 4, and errors their square.
+    With 8 bits, steps are 17 times as short as with 4, and errors their square. With 4 bits, blocks may be longer, as
+    long as that saves bytes.
     """
     rows = job.finite_rows(next(iter(job.readers)))
     some, block = rows[:: max(len(rows) // CHANNELS, 1)], job.coding.block_size
     total = moments.total()
     plain = float(total.errors(_nearest(some, block) - some).sum())
     shares = {}
-    for bits in (2, BITS):
-        codes = solve_blocks(some, moments, bits, block, quick=True).codes
-        error = float(total.errors(codes.dequantized(1, block) - some).sum())
-        shares[bits] = error / plain if plain > 0 else 1.0
-    return {**shares, 8: shares[BITS] / 17**2}
+    for coding in (Coding(2, block), *_of_four_bits(block, some.shape[1])):
+        codes = solve_blocks(some, moments, *coding, quick=True).codes
+        error = float(total.errors(codes.dequantized(1, coding.block) - some).sum())
+        shares[coding] = error / plain if plain > 0 else 1.0
+    return {**shares, Coding(8, block): shares[Coding(BITS, block)] / 17**2}
+
+
+def _of_four_bits(block: int, n: int) -> Iterator[Coding]:
+    """Yield codings of 4 bits with longer and longer blocks, as long as that saves bytes; last blocks are full."""
+    coding = Coding(BITS, block)
+    yield coding
+    while coding.block < LONGEST:
+        longer = Coding(BITS, 2 * coding.block)
+        if longer.row_bytes(n) >= coding.row_bytes(n):
+            return
+        yield longer
+        coding = longer
 
 
 def _divergence(expected: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> float:

@@ -1,8 +1,9 @@
 """Bits for each weight in blocks, so that a model keeps to a size or to a loss: `--bits auto` and `--bits 3`.
 
 Weights are ranked once, by what each loses alone (`bit_losses`). For a size, each byte goes where it takes most loss
-away. For a loss, all weights have 4 bits, and bisection finds how many of them, the first in the ranking, need 8.
-A mean of 3 bits (`--bits 3`) is a size, too.
+away. A block's scale and zero point are more than a bit for each of its 32 codes, so longer blocks come before fewer
+bits. For a loss, all weights have 4 bits, and bisection finds how many of them, the first in the ranking, need 8. A
+mean of 3 bits (`--bits 3`) is a size, too.
 
 Tests: `tests/search/test_mixed_bits.py`.
 """
@@ -31,17 +32,19 @@ from onnxq.rounding.block_solver import BlockSolution
 from onnxq.rounding.layer_by_layer import BlockJob, block_jobs, can_step
 from onnxq.rounding.tied_tables import tied_tables
 from onnxq.rounding.weights import WeightKey, Weights
-from onnxq.search.bit_losses import measure_losses
+from onnxq.search.bit_losses import SCALE, Coding, measure_losses
 from onnxq.search.mixed_precision import shortest_prefix
 from onnxq.search.size_search import ALLOW_LARGER, written_bytes
 from onnxq.stages.finish import finalize
 from onnxq.stages.measure import choose_qparams
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, replan
+from onnxq.targets.target import load_target
 
 USUAL = 4  # bits of a weight where only a loss is limited
 SCHEMES: dict[int, SchemeName] = {2: "weight-int2", 4: "weight-int4", 8: "weight-int8"}  # by bits
 ELSEWHERE = "weights"  # any name of a file for weights
+TRIALS = 4  # of choices for a size
 ROOM = 64  # bytes for each weight, by which names and lengths may differ
 
 
@@ -51,40 +54,69 @@ class MixedWeight:
 
     Attributes:
         job: The weight, and how the recipe codes it.
-        bits: Those that it can have, ascending.
-        losses: What the outputs lose by its bits.
+        codings: Those that it can have.
+        losses: What the outputs lose by its coding.
+        scale: Bytes of a block's scale in the file.
 
     """
 
     job: BlockJob
-    bits: tuple[int, ...]
-    losses: Mapping[int, float]
+    codings: tuple[Coding, ...]
+    losses: Mapping[Coding, float]
+    scale: int = SCALE
 
-    def size(self, bits: int) -> int:
-        """Return the bytes of codes and zero points."""
+    def size(self, coding: Coding) -> int:
+        """Return the bytes of codes, scales and zero points."""
         channels, n = self.job.rows().shape
-        blocks = -(-n // self.job.coding.block_size)
-        return channels * (blocks * self.job.coding.block_size * bits // 8 + -(-blocks * bits // 8))
+        return channels * coding.row_bytes(n, self.scale)
 
-    def choices(self, bits: int) -> dict[str, Override]:
+    def own(self, bits: int) -> Coding:
+        """Return the coding of some bits with the blocks of the recipe."""
+        return Coding(bits, self.job.coding.block_size)
+
+    @property
+    def usual(self) -> Coding:
+        """Its coding where only a loss is limited."""
+        usual = self.own(USUAL)
+        return usual if usual in self.codings else self.smallest(0)
+
+    def smallest(self, bits: int) -> Coding:
+        """Return the coding of fewest bytes that has so many bits; of all, where none has."""
+        enough = [coding for coding in self.codings if coding.bits >= bits]
+        return min(enough or self.codings, key=self.size)
+
+    def steps(self, start: Coding) -> list[BitStep]:
+        """Return the steps from a coding to larger ones; each takes less loss away for a byte than the one before."""
+        made: list[BitStep] = []
+        while True:
+            larger = [BitStep(self, start, coding) for coding in self.codings if self.size(coding) > self.size(start)]
+            best = max(larger, key=lambda step: step.worth, default=None)
+            if best is None or best.worth <= 0:
+                return made
+            made.append(best)
+            start = best.after
+
+    def choices(self, coding: Coding) -> dict[str, Override]:
         """Return the choice for each node that reads it."""
-        return {node_key(node): Override(SCHEMES[bits], FOR_LIMIT) for node in self.job.readers}
+        own = coding.block == self.job.coding.block_size
+        settings = () if own else (("block_size", coding.block),)
+        return {node_key(node): Override(SCHEMES[coding.bits], FOR_LIMIT, settings) for node in self.job.readers}
 
 
 @dataclass(frozen=True)
 class BitStep:
-    """A weight that gets more bits.
+    """A weight that gets more bytes.
 
     Attributes:
         weight: The weight.
-        before: Its bits so far.
-        after: Its bits then.
+        before: Its coding so far.
+        after: Its coding then.
 
     """
 
     weight: MixedWeight
-    before: int
-    after: int
+    before: Coding
+    after: Coding
 
     @property
     def size(self) -> int:
@@ -122,17 +154,25 @@ def mixed_weights(
         raise DataError("what a weight loses in fewer bits shows on data only", "Add --data, or pass --bits 4.")
     found = []
     for job in jobs:
-        bits = tuple(bits for bits in SCHEMES if _possible(prepared, job, bits))
-        if job.key in losses and bits:
-            found.append(MixedWeight(job, bits, losses[job.key]))
+        known = losses.get(job.key, {})
+        codings = tuple(coding for coding in known if _possible(prepared, job, coding))
+        if codings:
+            found.append(MixedWeight(job, codings, known, _scale_bytes(prepared)))
     return found
 
 
-def _possible(prepared: Prepared, job: BlockJob, bits: int) -> bool:
+def _scale_bytes(prepared: Prepared) -> int:
+    """Return the bytes of a scale in the file: its few bits fit into 16, as `finalize` stores them in memory."""
+    narrow = load_target(prepared.plan.recipe.scheme.target).stored == "cast-mul"
+    return SCALE // 2 if narrow and prepared.strategy.tries_variants else SCALE
+
+
+def _possible(prepared: Prepared, job: BlockJob, coding: Coding) -> bool:
     for node in job.readers:
         scheme, _ = prepared.plan.recipe.scheme_for(node.op_type, node.name)
+        settings: dict[str, Any] = {"name": SCHEMES[coding.bits], "block_size": coding.block}
         try:
-            form = form_of(node, replace(scheme, name=SCHEMES[bits]), prepared.model.opset)
+            form = form_of(node, replace(scheme, **settings), prepared.model.opset)
         except NotQuantizable:
             return False
         if form.opset > prepared.model.opset:
@@ -140,28 +180,34 @@ def _possible(prepared: Prepared, job: BlockJob, bits: int) -> bool:
     return True
 
 
-def bits_for_size(weights: Sequence[MixedWeight], room: float) -> dict[WeightKey, int]:
-    """Choose bits so that least is lost in some bytes.
+def bits_for_size(weights: Sequence[MixedWeight], room: float) -> dict[WeightKey, Coding]:
+    """Choose codings so that least is lost in some bytes.
 
-    No weight has 2 bits where all of them can have 4: errors of 2 bits are too large to add up. With three weights of 2
-    bits and five of 8, a character GPT of 2.1 MB had a divergence of 0.0041. It has 0.0032 with two of 8.
+    No weight has longer blocks than the recipe's where there is room for those. None has 2 bits where all of them can
+    have 4: errors of 2 bits are too large to add up. With three weights of 2 bits and five of 8, a character GPT of
+    2.1 MB had a divergence of 0.0041. It has 0.0032 with two of 8.
 
     Args:
         weights: The weights.
-        room: Bytes of codes and zero points, all together.
+        room: Bytes of codes, scales and zero points, all together.
 
     Returns:
-        The bits of each weight; the fewest where even those take more.
+        The coding of each weight; the smallest where even those take more.
 
     """
-    chosen = {weight.job.key: _planned_bits(weight) for weight in weights}
-    if sum(weight.size(chosen[weight.job.key]) for weight in weights) > room:
-        chosen = {weight.job.key: weight.bits[0] for weight in weights}
-    room -= sum(weight.size(chosen[weight.job.key]) for weight in weights)
+    starts = [[weight.usual, weight.smallest(USUAL), weight.smallest(0)] for weight in weights]
+    chosen: dict[WeightKey, Coding] = {}
+    taken = 0
+    for codings in zip(*starts, strict=True):
+        chosen = {weight.job.key: coding for weight, coding in zip(weights, codings, strict=True)}
+        taken = sum(weight.size(chosen[weight.job.key]) for weight in weights)
+        if taken <= room:
+            break
+    room -= taken
     steps = [
         (-step.worth, index, place, step)
         for index, weight in enumerate(weights)
-        for place, step in enumerate(_steps(weight))
+        for place, step in enumerate(weight.steps(chosen[weight.job.key]))
     ]
     for _, _, _, step in sorted(steps, key=lambda one: one[:3]):
         key = step.weight.job.key
@@ -169,10 +215,6 @@ def bits_for_size(weights: Sequence[MixedWeight], room: float) -> dict[WeightKey
             chosen[key] = step.after
             room -= step.size
     return chosen
-
-
-def _steps(weight: MixedWeight) -> list[BitStep]:
-    return [BitStep(weight, *pair) for pair in zip(weight.bits, weight.bits[1:], strict=False)]
 
 
 def keep_to_size(
@@ -200,12 +242,21 @@ def keep_to_size(
 
     """
     weights = mixed_weights(prepared, samples, spool)
-    usual = {weight.job.key: _planned_bits(weight) for weight in weights}
-    own = sum(weight.size(usual[weight.job.key]) for weight in weights)
-    spare = copy_prepared(prepared, {**prepared.plan.choices, **_choices(weights, usual)})
-    rest = _expected_bytes(spare, stats, data_file, spool) - own + ROOM * len(weights)
-    chosen = bits_for_size(weights, max_size - rest)
-    size = rest + sum(weight.size(chosen[weight.job.key]) for weight in weights)
+    chosen = {weight.job.key: weight.usual for weight in weights}
+
+    def expected() -> int:
+        spare = copy_prepared(prepared, {**prepared.plan.choices, **_choices(weights, chosen)})
+        return _expected_bytes(spare, stats, data_file, spool)
+
+    own = sum(weight.size(chosen[weight.job.key]) for weight in weights)
+    room = max_size - (expected() - own + ROOM * len(weights))
+    size = 0
+    for _ in range(TRIALS):
+        chosen = bits_for_size(weights, room)
+        size = expected()
+        if size <= max_size:
+            break
+        room -= size - max_size  # scales that do not fit into 16 bits take more than expected
     if size > max_size:
         raise CheckFailed(
             f"the smallest file that is possible has about {size:,} bytes, {max_size:,} are allowed", ALLOW_LARGER
@@ -227,7 +278,7 @@ def keep_to_mean(
         prepared: The float model and its plan.
         samples: What losses are measured on.
         stats: Of a calibration; not needed.
-        bits: Of codes and zero points, on average over the weights whose bits are open.
+        bits: Of codes and zero points, on average over the weights whose bits are open, in blocks of the recipe's size.
         spool: Says in which folder there is room, for a large model.
 
     Raises:
@@ -235,15 +286,11 @@ def keep_to_mean(
 
     """
     weights = mixed_weights(prepared, samples, spool)
-    chosen = bits_for_size(weights, sum(weight.size(bits) for weight in weights))
+    chosen = bits_for_size(weights, sum(weight.size(weight.own(bits)) for weight in weights))
     return replan(prepared, {**prepared.plan.choices, **_choices(weights, chosen)})
 
 
-def _planned_bits(weight: MixedWeight) -> int:
-    return USUAL if USUAL in weight.bits else weight.bits[0]
-
-
-def _choices(weights: Sequence[MixedWeight], chosen: Mapping[WeightKey, int]) -> Choices:
+def _choices(weights: Sequence[MixedWeight], chosen: Mapping[WeightKey, Coding]) -> Choices:
     made: dict[str, Override] = {}
     for weight in weights:
         made |= weight.choices(chosen[weight.job.key])
@@ -252,9 +299,12 @@ def _choices(weights: Sequence[MixedWeight], chosen: Mapping[WeightKey, int]) ->
 
 def said_bits(choices: Choices) -> tuple[str, ...]:
     """Say how many products have how many bits; nothing where no bits were chosen."""
-    counts = Counter(choice.scheme for choice in choices.values() if choice.reason == FOR_LIMIT)
+    made = [choice for choice in choices.values() if choice.reason == FOR_LIMIT]
+    counts = Counter(choice.scheme for choice in made)
     parts = (f"{counts[scheme]} of {bits}" for bits, scheme in reversed(SCHEMES.items()) if counts[scheme])
-    return (f"chose bits {FOR_LIMIT}: weights of {', '.join(parts)} bits",) if counts else ()
+    longer = sum(1 for choice in made if choice.settings)
+    said = f", {longer} of them in longer blocks" if longer else ""
+    return (f"chose bits {FOR_LIMIT}: weights of {', '.join(parts)} bits{said}",) if counts else ()
 
 
 def _expected_bytes(spare: Prepared, stats: Stats, data_file: str | None, spool: Spool | None) -> int:
@@ -295,12 +345,13 @@ def keep_to_loss(
         The choices; None where all weights in 8 bits do not suffice.
 
     """
-    usual = {weight.job.key: _planned_bits(weight) for weight in weights}
-    steps = [BitStep(weight, usual[weight.job.key], 8) for weight in weights if weight.bits[-1] == 8]
-    ranked = sorted((step for step in steps if step.before < 8), key=lambda step: -step.worth)
+    usual = {weight.job.key: weight.usual for weight in weights}
+    pairs = [(weight, weight.own(8)) for weight in weights]
+    steps = [BitStep(weight, weight.usual, most) for weight, most in pairs if most in weight.codings]
+    ranked = sorted((step for step in steps if step.before.bits < 8), key=lambda step: -step.worth)
 
     def choices(raised: Sequence[BitStep]) -> Choices:
-        made = _choices(weights, usual | {step.weight.job.key: 8 for step in raised})
+        made = _choices(weights, usual | {step.weight.job.key: step.after for step in raised})
         return {**prepared.plan.choices, **made}
 
     def suffices(raised: Sequence[BitStep]) -> bool:

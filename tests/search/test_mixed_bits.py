@@ -20,7 +20,7 @@ from onnxq.pipeline.quantize import quantize
 from onnxq.planning.recipe import in_blocks, load_recipe
 from onnxq.rounding.layer_by_layer import block_jobs
 from onnxq.search import bit_losses
-from onnxq.search.bit_losses import measure_losses
+from onnxq.search.bit_losses import Coding, measure_losses
 from onnxq.search.budget import Budget
 from onnxq.search.mixed_bits import MixedWeight, bits_for_size
 from onnxq.stages.prepare import prepare
@@ -56,7 +56,7 @@ def bits_written(path):
 
 
 def test_the_loss_is_that_of_a_model_with_one_weight_rounded(source, monkeypatch):
-    monkeypatch.setattr("onnxq.search.bit_losses.error_shares", lambda job, moments: {4: 1.0})
+    monkeypatch.setattr("onnxq.search.bit_losses.error_shares", lambda job, moments: {Coding(4, 32): 1.0})
     prepared = prepare(source, in_blocks(4), with_data=True)
     jobs = block_jobs(prepared.plan)
     found = measure_losses(prepared.model, jobs, samples(2))
@@ -74,7 +74,7 @@ def test_the_loss_is_that_of_a_model_with_one_weight_rounded(source, monkeypatch
                 other.CopyFrom(onnx.numpy_helper.from_array(to_nearest(weight), other.name))
         got = [Evaluator(changed, wide=True).run(one)["y"] for one in samples(2)]
         loss = np.mean([np.square(b - a).sum() / np.square(a).sum() for a, b in zip(exact, got, strict=True)])
-        ours = next(losses[4] for key, losses in found.items() if key[0].shape == weight.shape)
+        ours = next(losses[Coding(4, 32)] for key, losses in found.items() if key[0].shape == weight.shape)
         assert ours == pytest.approx(loss, rel=0.01)
 
 
@@ -116,19 +116,48 @@ class FakeJob:
         return np.empty((32, 64))
 
 
-def test_bytes_go_where_they_take_most_loss_away():
-    weights = [
-        MixedWeight(FakeJob(name), (2, 4, 8), {2: 25 * loss, 4: loss, 8: loss / 289})
+def weights_of(losses):
+    """Three weights whose losses by coding are multiples of these."""
+    return [
+        MixedWeight(FakeJob(name), tuple(losses), {coding: loss * part for coding, part in losses.items()})
         for name, loss in (("a", 1.0), ("b", 1.0), ("c", 1000.0))
     ]
-    size = {bits: weights[0].size(bits) for bits in (2, 4, 8)}
-    least = 3 * size[2]
-    assert set(bits_for_size(weights, least).values()) == {2}
-    assert bits_for_size(weights, least + size[4] - size[2]) == {"a": 2, "b": 2, "c": 4}
-    assert set(bits_for_size(weights, 3 * size[4]).values()) == {4}
-    assert bits_for_size(weights, 2 * size[4] + size[8]) == {"a": 4, "b": 4, "c": 8}
-    assert bits_for_size(weights, 3 * size[8] - 1) == {"a": 8, "b": 4, "c": 8}
-    assert set(bits_for_size(weights, 3 * size[8]).values()) == {8}
+
+
+def test_bytes_go_where_they_take_most_loss_away():
+    two, four, eight = (Coding(bits, 32) for bits in (2, 4, 8))
+    weights = weights_of({two: 25, four: 1, eight: 1 / 289})
+    size = {coding: weights[0].size(coding) for coding in (two, four, eight)}
+    least = 3 * size[two]
+    assert set(bits_for_size(weights, least).values()) == {two}
+    assert bits_for_size(weights, least + size[four] - size[two]) == {"a": two, "b": two, "c": four}
+    assert set(bits_for_size(weights, 3 * size[four]).values()) == {four}
+    assert bits_for_size(weights, 2 * size[four] + size[eight]) == {"a": four, "b": four, "c": eight}
+    assert bits_for_size(weights, 3 * size[eight] - 1) == {"a": eight, "b": four, "c": eight}
+    assert set(bits_for_size(weights, 3 * size[eight]).values()) == {eight}
+
+
+def test_longer_blocks_come_before_fewer_bits():
+    two, long, four, eight = Coding(2, 32), Coding(4, 64), Coding(4, 32), Coding(8, 32)
+    weights = weights_of({two: 25, long: 2, four: 1, eight: 1 / 289})
+    size = {coding: weights[0].size(coding) for coding in (two, long, four)}
+    assert bits_for_size(weights, 3 * size[four] - 1) == {"a": four, "b": long, "c": four}
+    assert set(bits_for_size(weights, 3 * size[long]).values()) == {long}
+    assert bits_for_size(weights, 3 * size[long] - 1) == {"a": four, "b": two, "c": four}
+    assert set(bits_for_size(weights, 3 * size[four]).values()) == {four}
+
+
+def test_a_coding_that_others_make_needless_is_not_taken():
+    two, poor, four = Coding(2, 32), Coding(4, 64), Coding(4, 32)
+    weights = weights_of({two: 25, poor: 24.9, four: 1})
+    assert [step.after for step in weights[0].steps(two)] == [four]
+    assert [step.after for step in weights[0].steps(poor)] == [four]
+
+
+def test_rows_are_filled_up_to_whole_blocks():
+    assert [coding.block for coding in bit_losses._of_four_bits(32, 576)] == [32, 64]
+    assert [coding.block for coding in bit_losses._of_four_bits(32, 1536)] == [32, 64, 128, 256]
+    assert Coding(4, 64).row_bytes(100) == 64 + 1 + 8
 
 
 @pytest.mark.parametrize("large", [False, True])
