@@ -38,7 +38,7 @@ class _Interrupts:
     def handle(self, number: int, frame: FrameType | None) -> None:
         self.seen = number
         if _loads_extension(frame):  # C++ that starts may not pass an exception on: the process would abort
-            threading.Timer(LATER, signal.raise_signal, [number]).start()
+            threading.Timer(LATER, _send_again, [number]).start()
             return
         raise KeyboardInterrupt  # temporary files go, and the terminal's cursor comes back
 
@@ -65,6 +65,14 @@ class _Interrupts:
         finally:
             for number, default in watched.items():
                 signal.signal(number, signal.SIG_IGN if to_the_end and number == signal.SIGINT else default)
+
+
+def _send_again(number: int) -> None:
+    """Send a signal to the main thread, where it ends a call that waits: one to this thread would not."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+    else:
+        signal.raise_signal(number)
 
 
 def _loads_extension(frame: FrameType | None) -> bool:

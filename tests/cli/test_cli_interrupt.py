@@ -113,9 +113,11 @@ class ExtensionFileLoader:
         names["ExtensionFileLoader"]().exec_module()  # type: ignore[operator]
         time.sleep(10)
 
+    started = time.monotonic()
     with pytest.raises(KeyboardInterrupt), interrupts.watched(to_the_end=False):
         load()
     assert (done, interrupts.seen) == (["loaded"], signal.SIGINT)
+    assert time.monotonic() - started < 5  # not after what the main thread waits for
 
 
 def test_ctrl_c_on_a_terminal_clears_the_progress(folder: Path) -> None:
