@@ -16,6 +16,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
 
 from onnxq.errors import ExitCode, OnnxqError
+from onnxq.runtime.delayed_signals import is_delayed
 from onnxq.runtime.ownership import own_process
 from onnxq.text import write_plainly
 
@@ -23,8 +24,6 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell reports for a program whose rea
 # The code that a shell reports for a program that ended, or whose terminal was closed: 128 and the signal
 ENDED = {signal.SIGTERM: "terminated", **({signal.SIGHUP: "terminal closed"} if hasattr(signal, "SIGHUP") else {})}
 PLAINLY = "onnxq"  # an error handler: a name that the terminal's encoding lacks is no reason to fail
-LATER = 0.02  # seconds after which a signal is looked at again
-IMPORTS = "importlib._bootstrap_external"  # the module of Python that loads extension modules
 DISK = "Check that the disk has room, and that you may read and write there."
 PACKAGES = ("onnxq", "onnx", "onnxruntime", "numpy", "ml_dtypes", "protobuf", "typer", "rich")
 
@@ -37,8 +36,7 @@ class _Interrupts:
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         self.seen = number
-        if _loads_extension(frame):  # C++ that starts may not pass an exception on: the process would abort
-            threading.Timer(LATER, _send_again, [number]).start()
+        if is_delayed(number, frame):
             return
         raise KeyboardInterrupt  # temporary files go, and the terminal's cursor comes back
 
@@ -65,23 +63,6 @@ class _Interrupts:
         finally:
             for number, default in watched.items():
                 signal.signal(number, signal.SIG_IGN if to_the_end and number == signal.SIGINT else default)
-
-
-def _send_again(number: int) -> None:
-    """Send a signal to the main thread, where it ends a call that waits: one to this thread would not."""
-    if hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(threading.main_thread().ident or 0, number)
-    else:
-        signal.raise_signal(number)
-
-
-def _loads_extension(frame: FrameType | None) -> bool:
-    """Tell whether an extension module is being loaded, which takes a fraction of a second."""
-    while frame is not None:
-        if frame.f_code.co_qualname.startswith("ExtensionFileLoader.") and IMPORTS in frame.f_code.co_filename:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def run(argv: Sequence[str] | None) -> int:
