@@ -33,7 +33,7 @@ from onnxq.project.provenance import external_files
 from onnxq.report.records import WEIGHT_ONLY
 from onnxq.report.result_warnings import USELESS, result_warnings
 from onnxq.runtime.session import ModelSource
-from onnxq.stages.files import open_data
+from onnxq.stages.files import is_own_output, open_data
 from onnxq.targets.target import load_target
 from onnxq.text import join_words
 from onnxq.verification.calibrated_ranges import calibration_warnings
@@ -438,7 +438,7 @@ def _same_models(model: Model, baseline: Model) -> tuple[WarningLine, ...]:
 
 def _swapped_models(model: Model, baseline: Model) -> tuple[WarningLine, ...]:
     """Say that the model is float and the one that it is compared with is quantized."""
-    made = ["onnxq_version" in one.metadata for one in (model, baseline)]
+    made = [is_own_output(one) for one in (model, baseline)]
     found = quantized_already(baseline) or ("made by onnxq" if made[1] else "")
     if not found or made[0] or quantized_already(model) or _stored(model):
         return ()

@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
 
 from onnxq.errors import ExitCode, OnnxqError
-from onnxq.runtime.delayed_signals import is_delayed
+from onnxq.runtime.delayed_signals import delay
 from onnxq.runtime.ownership import own_process
 from onnxq.text import write_plainly
 
@@ -36,7 +36,7 @@ class _Interrupts:
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         self.seen = number
-        if is_delayed(number, frame):
+        if delay(number, frame):
             return
         raise KeyboardInterrupt  # temporary files go, and the terminal's cursor comes back
 

@@ -25,7 +25,7 @@ from typing import Any, Literal
 from onnxq.data.remote import SHARED
 from onnxq.distributed.lease import Watch
 from onnxq.errors import OnnxqError
-from onnxq.runtime.delayed_signals import is_delayed
+from onnxq.runtime.delayed_signals import delay
 from onnxq.runtime.processes import end_process
 from onnxq.targets.host import limit_processors
 from onnxq.version import __version__
@@ -174,7 +174,7 @@ def _end_with_worker() -> None:
 
 def _end(number: int, frame: FrameType | None) -> None:
     """End by an exception, so that temporary files are removed; a module that is just imported may talk about it."""
-    if is_delayed(number, frame):
+    if delay(number, frame):
         return
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     raise SystemExit(128 + number)

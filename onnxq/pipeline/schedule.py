@@ -28,7 +28,7 @@ from onnxq.search.held_out import FOLDS, REST, HoldoutSplit
 from onnxq.search.mixed_precision import FREE_TRIALS
 from onnxq.search.range_trial import LEAST_FOLDS
 from onnxq.search.rescaling_trial import CHANNEL_SAMPLES, methods_to_try
-from onnxq.search.sensitivity import ALL_ALONE, GROUPS, SPLITS, weighted_decisions
+from onnxq.search.sensitivity import ALL_ALONE, GROUPS, PASS_SAMPLES, SPLITS, weighted_decisions
 from onnxq.search.variants import read_many_rows
 from onnxq.stages.measure import layers_needing_moments
 from onnxq.stages.prepared import Prepared
@@ -53,7 +53,7 @@ ELEMENT, WEIGHT, QUICK = 2.7e-9, 1.7e-2, 0.45
 AGAIN = 0.3
 OPENED = 1e-3  # seconds for a node of two models that are made ready to be compared
 LATENCY, LATENCY_RUNS = 0.5, 10  # seconds at most for pairs of runs, and how many there are at least
-FAMILY_SAMPLES, LAYER_SAMPLES, PASS_SAMPLES = 4, 8, 1
+FAMILY_SAMPLES, LAYER_SAMPLES = 4, 8
 PROBABLE, POSSIBLE, RARE = 0.5, 0.3, 0.15
 FLOAT32 = 4  # bytes
 # Times of a trial's: where channels of a copy are divided first, and where a plan is made for it

@@ -15,7 +15,7 @@ from onnxq.data.samples import Samples
 from onnxq.errors import OnnxqError, ProjectError
 from onnxq.ir import Model, infer_types, load
 from onnxq.project.find_data import Fit, ProjectFiles, find, fit, role
-from onnxq.stages.files import open_data
+from onnxq.stages.files import is_own_output, open_data
 from onnxq.verification.ort_graph import quantized_already
 
 MOST_TRIES = 6  # data that are opened for a model
@@ -100,7 +100,7 @@ def propose(root: Path) -> NewProject:
         except OnnxqError as error:
             left_out.append((_relative(path, root), error.message.removeprefix(f"{path} ")))
             continue
-        if "onnxq_version" in model.metadata or before:
+        if is_own_output(model) or before:
             left_out.append((_relative(path, root), "is quantized already"))
         else:
             taken.append((path, model))

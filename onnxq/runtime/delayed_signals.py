@@ -15,7 +15,7 @@ LATER = 0.02  # seconds after which a signal is looked at again
 IMPORTS = "importlib._bootstrap_external"  # the module of Python that loads extension modules
 
 
-def is_delayed(number: int, frame: FrameType | None) -> bool:
+def delay(number: int, frame: FrameType | None) -> bool:
     """Send a signal again a moment later, if it came while an extension module was being loaded.
 
     Args:

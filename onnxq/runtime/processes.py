@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar
 
 from onnxq.errors import OnnxqError
-from onnxq.runtime.delayed_signals import is_delayed
+from onnxq.runtime.delayed_signals import delay
 from onnxq.runtime.memory import limit_memory, memory_limit
 from onnxq.targets.host import available_processors, limit_processors
 
@@ -237,5 +237,5 @@ def _receive(stdin: BinaryIO, tasks: queue.SimpleQueue[tuple[Any, ...] | None], 
 
 def _end(number: int, frame: FrameType | None) -> None:
     """End by an exception, so that temporary files are removed."""
-    if not is_delayed(number, frame):
+    if not delay(number, frame):
         raise SystemExit(128 + number)

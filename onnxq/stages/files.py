@@ -37,6 +37,11 @@ class DataOptions(NamedTuple):
         return bool(self.files) or self.samples is not None
 
 
+def is_own_output(model: Model) -> bool:
+    """Whether onnxq has quantized a model: `finalize` has marked it."""
+    return "onnxq_version" in model.metadata
+
+
 def refuse_own_output(model: Model) -> None:
     """Refuse a model that onnxq has quantized already: its weights have lost what another recipe would start from.
 
@@ -44,7 +49,7 @@ def refuse_own_output(model: Model) -> None:
         NothingToQuantize: `finalize` has marked it.
 
     """
-    if "onnxq_version" in model.metadata:
+    if is_own_output(model):
         raise NothingToQuantize(
             f"nothing to quantize: onnxq has made {model.name} and it is quantized already", "Give the float model."
         )

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from interrupted_import import load_at_signal
 
 from onnxq.cli import boundary
 
@@ -97,25 +98,11 @@ def test_ctrl_c_at_any_time(folder: Path, delay: float) -> None:
 
 def test_no_interrupt_comes_into_an_extension_that_is_being_loaded() -> None:
     """An exception in the C++ code that starts there would abort the process."""
-    program = """
-class ExtensionFileLoader:
-    def exec_module(self):
-        signal.raise_signal(signal.SIGINT)
-        time.sleep(0.1)
-        done.append("loaded")
-"""
     done: list[str] = []
-    names = {"signal": signal, "time": time, "done": done}
-    exec(compile(program, "<frozen importlib._bootstrap_external>", "exec"), names)
     interrupts = boundary._Interrupts()
-
-    def load() -> None:
-        names["ExtensionFileLoader"]().exec_module()  # type: ignore[operator]
-        time.sleep(10)
-
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt), interrupts.watched(to_the_end=False):
-        load()
+        load_at_signal(signal.SIGINT, done)
     assert (done, interrupts.seen) == (["loaded"], signal.SIGINT)
     assert time.monotonic() - started < 5  # not after what the main thread waits for
 
