@@ -34,6 +34,7 @@ from onnxq.data.remote import is_remote, local_copy
 from onnxq.data.user_function import CALLABLE, import_named
 from onnxq.data.validation import InputSpec, Sample, UnknownName, conform, input_specs
 from onnxq.errors import DataError
+from onnxq.progress import mention
 from onnxq.text import as_list, counted
 from onnxq.warning import WarningLine
 
@@ -50,6 +51,7 @@ __all__ = [
 ]
 
 PYTHON, SAMPLES = "Python", "samples"  # what samples are from that a caller gives, and what messages call them
+MANY = 10_000  # samples of a function after which the user is told: some never end
 Given = TypeVar("Given", bound=Mapping[str, np.ndarray])
 
 
@@ -213,6 +215,8 @@ class Samples(Iterable[Sample]):
             for index, raw in enumerate(source.read()):
                 if seen == last:
                     return self._passed(seen)
+                if seen == MANY and source.count is None and last is None and self._seen is None:
+                    mention(f"{self._origin} gave {MANY:,} samples and goes on: --samples N reads the first N")
                 if not self._has_any(seen, seen + 1):
                     seen += 1
                     continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import zipfile
 from io import BytesIO
@@ -17,6 +18,7 @@ from onnx import TensorProto
 from onnxq.data import npz
 from onnxq.data.samples import InputSpec, few_samples, list_sources, open_samples, spread_samples, wrap_samples
 from onnxq.errors import DataError
+from onnxq.progress import Progress, following
 
 IMAGE = InputSpec("image", TensorProto.FLOAT, ("batch", 2, 3))
 IDS = InputSpec("ids", TensorProto.INT64, ("batch", "seq"))
@@ -173,6 +175,22 @@ def test_onnx_test_data_by_name_and_by_position(tmp_path):
     assert open_samples([tmp_path / "test_data_set_1"], [IDS, MASK]).count == 1
     (tmp_path / "test_data_set_1" / "input_0.pb").write_bytes(b"\xff\xff\xff")
     assert "input_0.pb is no tensor" in refusal(tmp_path, inputs=[IDS, MASK]).message
+
+
+@pytest.mark.parametrize(("most", "limit", "told"), [(5, None, False), (6, None, True), (None, 6, False)])
+def test_a_function_that_goes_on_and_on_is_named_while_it_is_read(monkeypatch, most, limit, told):
+    class Talk(Progress):
+        def mention(self, sentence: str) -> None:
+            said.append(sentence)
+
+    said: list[str] = []
+    monkeypatch.setattr("onnxq.data.samples.MANY", 5)
+    numbers = itertools.count() if most is None else range(most)
+    samples = wrap_samples(lambda: ({"ids": np.zeros((1, 1), np.int64)} for _ in numbers), [IDS])
+    with following(Talk()):
+        for _ in range(2 if most else 1):  # it is said once
+            assert len(list(samples if limit is None else samples.limit(limit))) == (most or limit)
+    assert said == ["Python gave 5 samples and goes on: --samples N reads the first N"] * told
 
 
 def test_a_function_of_a_module_in_the_current_folder(tmp_path, monkeypatch):
