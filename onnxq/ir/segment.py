@@ -1,11 +1,13 @@
 """A model cut into parts that run one after the other, so that the weights of one part at a time are in memory.
 
+`cut_changed` finds the part of a changed copy that the changes reach.
+
 Tests: `tests/runtime/test_segmented.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from onnx import TensorProto
@@ -166,7 +168,72 @@ def _place(crossing: Sequence[int | None], costs: Sequence[int], start: int, ind
     return best
 
 
-def encode_segment(model: Model, segment: Segment, beside: int) -> tuple[bytes, dict[str, Tensor]]:
+def cut_changed(model: Model, before: Model, known: Collection[str], wanted: Collection[str]) -> Segment | None:
+    """Return the nodes between known values and wanted ones in a model that was made by changing a copy of another.
+
+    A value is unchanged that has the name of one of the other model, and is computed alike from unchanged values.
+
+    Args:
+        model: The changed model, of types that are known.
+        before: The other model, with the very same tensors.
+        known: Names of values of the other model that need not be computed where they are unchanged.
+        wanted: Names of values of the main graph.
+
+    Returns:
+        Its inputs are graph inputs and known values, its outputs those wanted values that changed, of which there may
+        be none; None where a node with bodies would be in it.
+
+    """
+    unchanged, values = _unchanged(model, before), model.graph.values
+    outputs = [value for name in dict.fromkeys(wanted) if (value := values[name]) not in unchanged]
+    needed: dict[Node, None] = {}
+    constants: dict[Value, None] = {}
+    inputs: dict[Value, None] = {}
+    waiting = list(outputs)
+    while waiting:
+        value = waiting.pop()
+        if value.constant is not None:
+            constants[value] = None
+        elif value.is_input or (value in unchanged and value.name in known):
+            inputs[value] = None
+        elif value.producer is not None and value.producer not in needed:
+            if value.producer.bodies:
+                return None
+            needed[value.producer] = None
+            waiting += [read for read in value.producer.inputs if read is not None]
+    nodes = [node for node in model.graph.nodes if node in needed]
+    return Segment(nodes, list(constants), list(inputs), outputs)
+
+
+def _unchanged(model: Model, before: Model) -> set[Value]:
+    """Return the values of the main graph that two models compute alike; see `cut_changed`."""
+    found, values = set(model.graph.inputs), before.graph.values
+    for node in model.graph.nodes:
+        made = [values.get(value.name) if value is not None else None for value in node.outputs]
+        old = next((value.producer for value in made if value is not None), None)
+        if old is not None and made == old.outputs and _are_alike(node, old, found):
+            found.update(value for value in node.outputs if value is not None)
+    return found
+
+
+def _are_alike(node: Node, old: Node, unchanged: Collection[Value]) -> bool:
+    """Tell whether a node computes what one of another model does."""
+    if node.bodies or node.operator != old.operator or len(node.inputs) != len(old.inputs) or node.spans != old.spans:
+        return False
+    for value, other in zip(node.inputs, old.inputs, strict=True):
+        if value is None or other is None:
+            if value is not other:
+                return False
+            continue
+        same = value in unchanged or (value.tensor is not None and value.tensor is other.tensor)
+        if value.name != other.name or not same:
+            return False
+    return True
+
+
+def encode_segment(
+    model: Model, segment: Segment, beside: int, types: Collection[int] = MAPPABLE
+) -> tuple[bytes, dict[str, Tensor]]:
     """Write a segment as a model of its own.
 
     Args:
@@ -174,6 +241,7 @@ def encode_segment(model: Model, segment: Segment, beside: int) -> tuple[bytes, 
         segment: The segment.
         beside: Bytes from which on a weight stays out, unless it is cast and of `FOLDED` bytes at most. In its place
             stands external data in the file `null` of the folder `dev`, where nothing is to be read.
+        types: Element types of weights that may stay out.
 
     Returns:
         A ModelProto, and by name the weights that it does not hold.
@@ -193,7 +261,7 @@ def encode_segment(model: Model, segment: Segment, beside: int) -> tuple[bytes, 
         tensor = value.tensor
         assert tensor is not None
         inside = tensor.nbytes < beside or (_is_cast(value) and tensor.nbytes <= FOLDED)
-        if not inside and tensor.dtype in MAPPABLE:
+        if not inside and tensor.dtype in types:
             left_out[value.name] = tensor
             chunks += tensor.encode_external(value.name, number=GRAPH_INITIALIZER, location=NOWHERE, offset=0)
         else:

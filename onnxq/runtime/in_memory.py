@@ -18,7 +18,7 @@ from onnx import TensorProto
 
 from onnxq.ir import Model, Tensor, Value
 from onnxq.ir.proto_fields import GRAPH_INITIALIZER
-from onnxq.ir.segment import NOWHERE
+from onnxq.ir.segment import NOWHERE, Segment, encode_segment
 from onnxq.ir.wire import Chunk, join
 from onnxq.runtime.blocked_layout import BLOCKED_LAYOUT, sums_by_blocks
 from onnxq.runtime.memory import trim_heap
@@ -78,6 +78,16 @@ def encode(source: InMemory) -> EncodedModel:
     if not any(_goes_beside(value) for value in model.graph.initializers.values()):
         return EncodedModel(model.serialize(extra_outputs=taps), {}, sums_by_blocks(model))
     return EncodedModel(*encode_apart(model, taps), sums_by_blocks(model))
+
+
+def encode_part(model: Model, part: Segment) -> EncodedModel:
+    """Write a part of a model for onnxruntime.
+
+    Raises:
+        ModelError: A weight cannot be read.
+
+    """
+    return EncodedModel(*encode_segment(model, part, BESIDE, TYPES), sums_by_blocks(model))
 
 
 def open_encoded(encoded: EncodedModel, settings: Settings) -> ort.InferenceSession:

@@ -1,24 +1,29 @@
 """The float model's results for samples that variants are judged on, computed once for all searches.
 
+Its tensors are, too, for variants of which a part is changed: they run from their first change on.
+
 Tests: `tests/pipeline/test_amount_of_work.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+import math
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from onnxq.data.samples import Sample
-from onnxq.ir import Model
+from onnxq.ir import Model, Value
 from onnxq.runtime.memory import HEAVY, resident_bytes
 from onnxq.runtime.session import InMemory, Session, open_session, run_session
 from onnxq.runtime.workers import run_in_order
+from onnxq.targets.assumed_shapes import assumed_shape
 from onnxq.verification.error_stats import Difference
 
 KEPT_BYTES = 256 << 20  # of float outputs
+INSIDE_BYTES = 128 << 20  # of tensors inside the float model
 SampleKey = tuple[int, ...]  # of a sample: the identities of its arrays
 
 
@@ -102,3 +107,56 @@ class FloatOutputs:
 
 def _key(sample: Sample) -> SampleKey:
     return tuple(map(id, sample.values()))
+
+
+class FloatTensors:
+    """Tensors inside a float model for a few samples; the largest are left out where all take much memory.
+
+    Args:
+        model: The model, of types that are known. It must not change.
+        samples: The samples, which are kept, since they are found by their arrays.
+        shapes: Of values whose sizes the model leaves open.
+
+    Raises:
+        SessionError: The model does not load, or does not run on a sample.
+
+    """
+
+    def __init__(self, model: Model, samples: Sequence[Sample], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.model, self._samples = model, samples
+        values = _worth_keeping(model, shapes, INSIDE_BYTES // max(len(samples), 1))
+        self.names = frozenset(value.name for value in values)
+        self._arrays: dict[SampleKey, dict[str, Any]] = {}
+        if not values:
+            return
+        names = [value.name for value in values]
+        taps = [value for value in values if not value.is_output]
+        session = open_session(InMemory(model, taps), threads=1, exact=True)
+        runs = run_in_order(lambda sample: run_session(session, names, sample), samples)
+        for sample, arrays in zip(samples, runs, strict=True):
+            self._arrays[_key(sample)] = dict(zip(names, arrays, strict=True))
+
+    def of(self, sample: Sample) -> Mapping[str, Any]:
+        """Return the tensors of one of the samples by name, its inputs among them."""
+        return {**sample, **self._arrays.get(_key(sample), {})}
+
+
+def _worth_keeping(model: Model, shapes: Mapping[str, tuple[int, ...]], room: int) -> list[Value]:
+    """Return the values of the main graph from which a part may begin, the smallest first, as far as there is room.
+
+    A part may as well begin behind a value whose only reader has no other input.
+    """
+    found: list[tuple[int, str, Value]] = []
+    for node in model.graph.nodes:
+        for value in node.outputs:
+            if value is not None and value.dtype is not None and any(len(use.node.inputs) > 1 for use in value.uses):
+                shape = assumed_shape(value, shapes)
+                size = math.prod(shape) if shape is not None else room
+                found.append((size * np.dtype(np.float32).itemsize, value.name, value))
+    kept: list[Value] = []
+    for size, _, value in sorted(found, key=lambda one: one[:2]):
+        room -= size
+        if room < 0:
+            break
+        kept.append(value)
+    return kept

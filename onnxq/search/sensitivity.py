@@ -31,6 +31,7 @@ from onnxq.verification.records import Contribution
 ALL_ALONE = 20  # up to so many nodes each is run alone
 GROUPS = 4  # of all others, at first
 SPLITS = 10  # of groups
+SEVERAL = 4  # nodes from which on the float model's tensors are kept for groups of them
 LEAST = 0.03  # of the error of all nodes, below which a group is not halved
 PASS_SAMPLES = 1
 ALONE = "only some nodes are quantized"
@@ -50,22 +51,21 @@ def sensitivity(variants: Variants, *, splits: int = SPLITS, all_alone: int = AL
         stay in 8 bit between others are not counted: without their neighbours they would be float.
 
     """
-    plan = variants.prepared.plan
-    nodes = weighted_decisions(plan)
+    nodes = weighted_decisions(variants.prepared.plan)
     if len(nodes) <= all_alone:
         shares = np.ones(len(nodes))
-        noises = _noises(variants, nodes, _parts(len(nodes), len(nodes)), variants.judge)
+        noises = _Groups(variants, nodes, variants.judge).noises(_parts(len(nodes), len(nodes)))
     else:
-        judge = variants.split.group_evaluator
         with in_copy(partial(_root_errors, variants, nodes), copies=variants.split.shareable) as roots:
-            noises = _noises(variants, nodes, _parts(len(nodes), GROUPS), judge)
+            groups = _Groups(variants, nodes, variants.split.group_evaluator)
+            noises = groups.noises(_parts(len(nodes), GROUPS))
             shares = roots()
         for _ in range(splits):
             worst = _worst_to_halve(noises)
             if worst is None:
                 break
             del noises[worst]
-            noises |= _noises(variants, nodes, _halves(worst, shares), judge)
+            noises |= groups.noises(_halves(worst, shares))
     total = math.fsum(_size(noise) for noise in noises.values()) or 1.0
     return tuple(
         Contribution(d.node.display_name, d.node.op_type, node_key(d.node), d.scheme or "", noise, noise / total, exact)
@@ -80,15 +80,22 @@ def weighted_decisions(plan: Plan) -> list[Decision]:
     return [d for d in plan.decisions if d.form is not None and not d.form.passive and d.node not in plan.absorbed]
 
 
-def _noises(
-    variants: Variants, nodes: Sequence[Decision], groups: Sequence[Group], judge: SqnrEvaluator
-) -> dict[Group, np.ndarray]:
-    """Run groups of nodes alone; gives the error of each value by group."""
-    plan = variants.prepared.plan
-    choices = (quantize_only(plan, nodes[group.start : group.stop]) for group in groups)
-    found = variants.noises(choices, costs_count=False, judge=judge)
-    resolved = (np.array([resolved_noise(float(each)) for each in noise]) for noise in found)
-    return dict(zip(groups, resolved, strict=True))
+class _Groups:
+    """Groups of nodes that are quantized alone, from the first one of them on."""
+
+    def __init__(self, variants: Variants, nodes: Sequence[Decision], judge: SqnrEvaluator) -> None:
+        self._variants, self._nodes, self._judge = variants, nodes, judge
+        self._plan = variants.prepared.plan
+        several = len(nodes) >= SEVERAL
+        shapes = self._plan.costs.shapes
+        self._inside = judge.float_tensors(variants.prepared.model, shapes) if several else None
+
+    def noises(self, groups: Sequence[Group]) -> dict[Group, np.ndarray]:
+        """Run some groups; gives the error of each value by group."""
+        choices = (quantize_only(self._plan, self._nodes[group.start : group.stop]) for group in groups)
+        found = self._variants.noises(choices, costs_count=False, judge=self._judge, inside=self._inside)
+        resolved = (np.array([resolved_noise(float(each)) for each in noise]) for noise in found)
+        return dict(zip(groups, resolved, strict=True))
 
 
 def _root_errors(variants: Variants, nodes: Sequence[Decision]) -> np.ndarray:

@@ -21,14 +21,15 @@ import numpy as np
 from onnxq.data.samples import Sample, Samples
 from onnxq.errors import DataError, ModelError
 from onnxq.ir import Model
+from onnxq.ir.segment import Segment, cut_changed
 from onnxq.ops.kernels.attention import MASKED
 from onnxq.progress import tried, working
 from onnxq.runtime.fork import can_fork, run_forked
-from onnxq.runtime.in_memory import EncodedModel, InMemory, encode
+from onnxq.runtime.in_memory import EncodedModel, InMemory, encode, encode_part
 from onnxq.runtime.ort_session import load_hint
 from onnxq.runtime.session import SessionError, open_session, run_session
 from onnxq.runtime.workers import run_in_order
-from onnxq.search.float_outputs import KEPT_BYTES, FloatOutputs
+from onnxq.search.float_outputs import KEPT_BYTES, FloatOutputs, FloatTensors
 from onnxq.search.logits import ScoreError, flattening, scores, shared_axes
 from onnxq.search.resolution import round_to_resolution
 from onnxq.verification.detections import find_selection, replay_selections
@@ -122,14 +123,31 @@ class SqnrEvaluator:
         """
         return self._noise(self._judged(model))
 
-    def noises(self, models: Iterable[Model]) -> Iterator[np.ndarray]:
+    def noises(self, models: Iterable[Model], inside: FloatTensors | None = None) -> Iterator[np.ndarray]:
         """Yield the same for several models, some of which are judged at the same time.
 
         Args:
             models: Made as they are needed, by the thread that asks.
+            inside: Tensors of the float model of which they are copies with changes, for these samples: they run from
+                their first change on.
 
         """
-        return map(self._noise, self._all_judged(models))
+        return map(self._noise, self._all_judged(models, inside=inside))
+
+    def float_tensors(self, model: Model, shapes: Mapping[str, tuple[int, ...]]) -> FloatTensors | None:
+        """Return tensors of a float model for the samples; None where variants have to run whole.
+
+        Args:
+            model: A model that gives the same outputs as the float model.
+            shapes: Of values whose sizes it leaves open.
+
+        """
+        if self._selection or not model.is_typed:
+            return None
+        try:
+            return FloatTensors(model, [expected.sample for expected in self._expected], shapes)
+        except SessionError:
+            return None
 
     @property
     def counted(self) -> list[str]:
@@ -165,20 +183,29 @@ class SqnrEvaluator:
         tried()
         return judged
 
-    def _all_judged(self, models: Iterable[Model], bar: _Bar | None = None) -> Iterator[_Judged]:
+    def _all_judged(
+        self, models: Iterable[Model], bar: _Bar | None = None, inside: FloatTensors | None = None
+    ) -> Iterator[_Judged]:
         """Run several models; one that cannot clear the bar runs on the first few samples only."""
-        run = partial(self._run_quantized, bar=bar)
+        run = partial(self._run_quantized, bar=bar, inside=inside)
         for judged in run_in_order(run, models, task_bytes=self._bytes):
             with working("judge"):  # what has gone by since the last one
                 tried()
             yield judged
 
     def _run_quantized(
-        self, model: Model, advance: Callable[[int, int | None], None] | None = None, bar: _Bar | _Limit | None = None
+        self,
+        model: Model,
+        advance: Callable[[int, int | None], None] | None = None,
+        bar: _Bar | _Limit | None = None,
+        inside: FloatTensors | None = None,
     ) -> _Judged:
         """Compare what a variant gives with what the float model does, sample by sample; None if it does not run."""
         names = self._names(model)
         wanted = list(dict.fromkeys(name for name in names if name is not None))
+        part = None if inside is None else cut_changed(model, inside.model, inside.names, wanted)
+        if part is not None and inside is not None:
+            return self._run_part(model, part, names, inside)
         encoded, fed = self._encoded(model, wanted)
         judged = self.known.judged(encoded.digest)
         before = {key: judged[key] for one in self._expected if (key := self.known.key(one.sample)) in judged}
@@ -199,6 +226,23 @@ class SqnrEvaluator:
                         advance(index + 1, len(self._expected))
                     if bar is not None and bar.out_of_reach(made):
                         break
+        except SessionError:
+            return None
+        return made
+
+    def _run_part(self, model: Model, part: Segment, names: Sequence[str | None], inside: FloatTensors) -> _Judged:
+        """Do the same with the part of a variant that its changes reach; all else is what the float model gives."""
+        wanted, read = ([value.name for value in values] for values in (part.outputs, part.inputs))
+        names = [name if name in wanted else None for name in names]
+        if not wanted:
+            return [self._differences(expected, names, {}) for expected in self._expected]
+        made = []
+        try:
+            session = open_session(encode_part(model, part), threads=1, exact=True)
+            for expected in self._expected:
+                tensors = inside.of(expected.sample)
+                got = run_session(session, wanted, {name: tensors[name] for name in read})
+                made.append(self._differences(expected, names, dict(zip(wanted, got, strict=True))))
         except SessionError:
             return None
         return made

@@ -30,6 +30,7 @@ from onnxq.rounding.layer_by_layer import block_jobs, can_step, round_layer_by_l
 from onnxq.rounding.weights import Weights
 from onnxq.runtime.fork import in_copy
 from onnxq.runtime.memory import collect_garbage
+from onnxq.search.float_outputs import FloatTensors
 from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.range_trial import MIN_MAX, RangeChoice, choose_ranges, with_ranges
 from onnxq.search.sqnr_evaluator import SqnrEvaluator
@@ -137,7 +138,12 @@ class Variants:
                     yield copied
 
     def noises(
-        self, several: Iterable[Choices], *, costs_count: bool = True, judge: SqnrEvaluator | None = None
+        self,
+        several: Iterable[Choices],
+        *,
+        costs_count: bool = True,
+        judge: SqnrEvaluator | None = None,
+        inside: FloatTensors | None = None,
     ) -> Iterator[np.ndarray]:
         """Yield the squared error of every output by its squared size with each of several choices.
 
@@ -145,9 +151,11 @@ class Variants:
             several: The choices.
             costs_count: Whether nodes that take longer in 8 bit may stay in float.
             judge: What measures it, if not `self.judge`.
+            inside: Tensors of `prepared.model`; see `SqnrEvaluator.noises`.
 
         """
-        return (judge or self.judge).noises(self.model(choices, costs_count=costs_count) for choices in several)
+        made = (self.model(choices, costs_count=costs_count) for choices in several)
+        return (judge or self.judge).noises(made, inside)
 
 
 class FittedHalf(NamedTuple):
