@@ -80,7 +80,8 @@ class Costs:
         if group > 1 and group == channels:
             times = self._interpolate("depthwise", (filters, pixels))
             return times[0] * kernel / 9, times[1] * kernel / 9
-        shape = (max(channels // group, 1), max(filters // group, 1), pixels)
+        computed = self._whole_block(filters, kernel) if group == 1 else max(filters // group, 1)
+        shape = (max(channels // group, 1), computed, pixels)
         if kernel == 1:
             in_float, in_integers = self._interpolate("pointwise", shape)
             return in_float * group, in_integers * group
@@ -92,6 +93,15 @@ class Costs:
         if axes == 1:
             return self._unfolded(in_integers, channels * kernel, filters, kernel, pixels)
         return self._interpolate("spatial", shape)[0] * kernel / 9, in_integers
+
+    def _whole_block(self, filters: int, kernel: int) -> int:
+        """Return how many filters a kernel computes for a few: a block of channels, the least of the table.
+
+        One filter takes what sixteen do. 64 channels of 56 x 56 and windows of 3 x 3 take 0.46 ms in float, and 0.18 in
+        8 bit. Intel Xeon (Sapphire Rapids), onnxruntime 1.32, 26 November 2026. Kernels without blocks take less.
+        """
+        least: int = self.table["pointwise" if kernel == 1 else "spatial"]["filters"][0]
+        return max(filters, least) if self.borders["Reorder"] > 0 else filters
 
     def _unfolded(self, in_integers: float, inner: int, filters: int, kernel: int, pixels: int) -> tuple[float, float]:
         """Return the time of a Conv of one axis, whose windows onnxruntime unfolds and multiplies with the weight.

@@ -98,3 +98,17 @@ def test_conversions_of_a_map_that_leaves_the_cache_take_longer_per_element() ->
         assert far == pytest.approx(4 * near + 0.24 * 3 * 2**20)
     mixes = load_mixes("cpu")
     assert all(mix.moved("Reorder", 1 << 22) > 4 * mix.moved("Reorder", 1 << 20) for mix in mixes)
+
+
+@pytest.mark.parametrize("name", ["cpu-avx2", "cpu-vnni", "cpu"])
+@pytest.mark.parametrize("window", [1, 9])
+def test_a_float_kernel_computes_a_block_of_filters_for_one(name: str, window: int) -> None:
+    costs = load_costs(name)
+    few, block = (costs.conv(64, filters, window, 3136, 1) for filters in (1, 8))
+    assert few == block
+
+
+def test_kernels_without_blocks_take_less_for_one_filter() -> None:
+    costs = load_costs("cpu-arm64")
+    few, block = (costs.conv(64, filters, 9, 3136, 1) for filters in (1, 8))
+    assert few[0] < 0.5 * block[0]
