@@ -43,6 +43,7 @@ class Columns:
         read: How many of the input are one then.
         before: Of these, how many the window reaches to the left of the one it belongs to.
         width: How many of these the window is wide.
+        after: Blocks of padding on the right.
         share: What the Conv takes then, in the time that it took.
         padded: Columns of zeros that are put on the left of the input before.
 
@@ -52,6 +53,7 @@ class Columns:
     read: int
     before: int
     width: int
+    after: int
     share: float
     padded: int = 0
 
@@ -71,7 +73,7 @@ def columns_of(node: Node, weight: Sequence[int], costs: Costs) -> Columns | Non
         return None
     read, made = (value.shape if value is not None else None for value in (node.inputs[0], node.outputs[0]))
     stride = int(node.attribute("strides", [1])[-1])
-    if not read or not made or not isinstance(read[-1], int) or made[-1] != read[-1] / stride:
+    if not read or not made or not isinstance(read[-1], int) or not isinstance(made[-1], int):
         return None
     filters, channels, *window = weight
     left = pads_of(node, len(window))[len(window) - 1]
@@ -80,16 +82,19 @@ def columns_of(node: Node, weight: Sequence[int], costs: Costs) -> Columns | Non
     best = None
     for at_once in AT_ONCE:
         block = at_once * stride
-        if read[-1] % block or block * channels % 4 or at_once * filters % 8:
+        if read[-1] % block or made[-1] % at_once or block * channels % 4 or at_once * filters % 8:
             continue
-        for padded in (0, left) if channels == 1 and left > 0 and stride < window[-1] else (0,):
+        more = made[-1] // at_once - read[-1] // block  # blocks that are made, than that are read
+        for padded in (0, left) if channels == 1 and left > 0 and stride < window[-1] and not more else (0,):
             before = -(-(left - padded) // block)
-            after = max(0, (block - stride - left + padded + window[-1] - 1) // block)
-            width = before + 1 + after
+            width = before + 1 + max(0, (block - stride - left + padded + window[-1] - 1) // block)
+            after = width - 1 - before + more
+            if after < 0:
+                continue
             taps = math.prod(window[:-1]) * width
             time = costs.integer_conv(positions // at_once, taps, block * channels, at_once * filters)
             time += costs.borders["node"] + costs.moved("Transpose", positions * stride) if padded else 0.0
-            found = Columns(at_once, block, before, width, time / plain, padded)
+            found = Columns(at_once, block, before, width, after, time / plain, padded)
             if found.share <= 1 - LEAST_SAVING and (best is None or found.share < best.share):
                 best = found
     return best
@@ -174,7 +179,7 @@ def _patch(conv: IntegerConv, columns: Columns, *, by_pixel: bool) -> Patch:
     attributes = {name: value for name, value in conv.node.attributes().items() if name != "auto_pad"}
     axes = conv.codes.ndim - 2
     pads = pads_of(conv.node, axes)
-    pads[axes - 1], pads[-1] = columns.before, 0 if columns.padded else columns.width - 1 - columns.before
+    pads[axes - 1], pads[-1] = columns.before, 0 if columns.padded else columns.after
     strides = [*attributes.get("strides", [1] * axes)[:-1], 1]
     attributes |= {"kernel_shape": [*conv.codes.shape[2:-1], columns.width], "pads": pads, "strides": strides}
     name, hint = f"{conv.node.display_name}_blocks", f"{conv.product.name}_blocks"
