@@ -37,10 +37,15 @@ def predicted_latency(plan: Plan, family: str) -> float:
         family: A target whose kernel times are known.
 
     """
-    costs = Costs(load_costs(family).table, shapes=plan.costs.shapes)
-    before = _float_times(plan, costs)
-    in_float = RUN + math.fsum(before) + sum(_blocks(graph, frozenset(), costs) for graph in _graphs(plan))
-    return _planned_time(plan, costs, before) / in_float
+    return latencies_on(family, [plan])[0]
+
+
+def latencies_on(family: str, plans: Sequence[Plan]) -> list[float]:
+    """Return the same for several plans of one model, whose nodes in float are looked at once."""
+    costs = load_costs(family).with_shapes(plans[0].costs.shapes)
+    before = _float_times(plans[0], costs)
+    in_float = RUN + math.fsum(before) + sum(_blocks(graph, frozenset(), costs) for graph in _graphs(plans[0]))
+    return [_planned_time(plan, costs, before) / in_float for plan in plans]
 
 
 def planned_time(plan: Plan, costs: Costs) -> float:

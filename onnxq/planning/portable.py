@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from onnxq.planning.decision import Plan
-from onnxq.planning.latency import predicted_latency
+from onnxq.planning.latency import latencies_on
 from onnxq.targets import Costs, families_of, is_estimated, load_mixes
 
 SLOWEST = 1.03  # of float's latency, on a family whose times are measured: predictions are good to some hundredths
@@ -36,10 +36,10 @@ def portable_costs(plan: Plan, plan_by: Callable[[Costs], Plan]) -> Costs:
     mixes = load_mixes(target)
     if len(mixes) < 2:
         return plan.costs
-    costs = [plan.costs, *(Costs(mix.table, shapes=plan.costs.shapes) for mix in mixes[1:])]
+    costs = [plan.costs, *(mix.with_shapes(plan.costs.shapes) for mix in mixes[1:])]
     plans = [plan, *map(plan_by, costs[1:])]
     families = families_of(target)
-    found = [[predicted_latency(each, family) for family in families] for each in plans]
+    found = list(zip(*(latencies_on(family, plans) for family in families), strict=True))
     return costs[_least_regret(found, [is_estimated(family) for family in families])]
 
 

@@ -73,7 +73,7 @@ def replan_with_sample_shapes(prepared: Prepared, samples: Samples | None, max_s
         return substitute_layers(prepared, max_size)
 
     def costs_of(model: Model) -> Costs:
-        return Costs(prepared.plan.costs.table, shapes=sample_shapes(model, sample))
+        return prepared.plan.costs.with_shapes(sample_shapes(model, sample))
 
     costs = costs_of(prepared.model)
     return substitute_layers(

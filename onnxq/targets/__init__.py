@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from copy import copy
 from functools import cache
 from typing import Any
 
-import numpy as np
-
-from onnxq.targets.grid import TIMES, continued, logarithms
+from onnxq.targets.grid import TIMES, LogGrid
 from onnxq.targets.mixed import mixed
 from onnxq.targets.tables import read_target, table_name
 from onnxq.targets.timings import Kernel, Timings
@@ -53,11 +52,18 @@ class Costs:
         self.table = table
         self.timings = timings
         self._known: dict[tuple[str, tuple[int, ...]], tuple[float, float]] = {}
+        self._grids: dict[str, LogGrid] = {}
         self.shapes = shapes or {}
         self.scale = timings.scale if timings is not None else 1.0
         self.borders: dict[str, float] = {
             kind: time * self.scale for kind, time in table["borders"].items() if kind != "source"
         }
+
+    def with_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> Costs:
+        """Return the same times for a model with these shapes; what was interpolated is shared."""
+        made = copy(self)
+        made.shapes = shapes
+        return made
 
     def measured(self, kernel: Kernel | None) -> tuple[float, float] | None:
         """Return the times of a kernel that was measured on its own."""
@@ -196,13 +202,16 @@ class Costs:
         Below the table, a time is at most that at its edge, and at least the least of all times. Sizes hardly matter
         there, and extrapolated slopes would add up to nonsense.
         """
-        axes, times = logarithms(self.table[name], TIMES)
+        if name not in self._grids:
+            self._grids[name] = LogGrid(self.table[name], TIMES)
+        grid = self._grids[name]
         place = [math.log2(max(size, 1)) for size in point]
-        edge = [max(position, float(axis[0])) for position, axis in zip(place, axes, strict=True)]
-        total = continued(axes, times, place)
+        edge = [max(position, start) for position, start in zip(place, grid.starts, strict=True)]
+        total = grid.at(place)
         if edge != place:
-            total = np.maximum(np.minimum(total, continued(axes, times, edge)), times.reshape(-1, 2).min(axis=0))
-        return self.scale * float(2.0 ** total[0]), self.scale * float(2.0 ** total[1])
+            within = map(min, total, grid.at(edge))
+            total = list(map(max, within, grid.least))
+        return self.scale * 2.0 ** total[0], self.scale * 2.0 ** total[1]
 
 
 def load_costs(target: str = DEFAULT) -> Costs:

@@ -6,6 +6,7 @@ Tests: `tests/targets/test_costs.py`.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -21,26 +22,43 @@ def grid_axes(table: Mapping[str, Any]) -> dict[str, list[int]]:
     return {key: table[key] for key in AXES if key in table} if "float" in table else {}
 
 
-def logarithms(table: Mapping[str, Any], columns: Sequence[str]) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return the logarithms of sizes, and those of times `[size of each axis..., column]`."""
-    axes = [np.log2(np.asarray(sizes, np.float64)) for sizes in grid_axes(table).values()]
-    shape = [len(axis) for axis in axes]
-    times = np.stack([np.asarray(table[key], np.float64).reshape(shape) for key in columns], axis=-1)
-    return axes, np.log2(times)
+class LogGrid:
+    """A table of times over sizes, in logarithms: lists of floats, which NumPy takes longer for than Python does.
 
+    Args:
+        table: The table.
+        columns: Its times.
 
-def continued(axes: Sequence[np.ndarray], times: np.ndarray, place: Sequence[float]) -> np.ndarray:
-    """Interpolate linearly between logarithms; outside the table its edges are continued."""
-    lows, weights = [], []
-    for axis, position in zip(axes, place, strict=True):
-        low = min(max(int(np.searchsorted(axis, position)) - 1, 0), len(axis) - 2)
-        lows.append(low)
-        weights.append((position - axis[low]) / (axis[low + 1] - axis[low]))
-    total = np.zeros(times.shape[-1])
-    for corner in product((0, 1), repeat=len(axes)):
-        weight = math.prod(w if bit else 1 - w for bit, w in zip(corner, weights, strict=True))
-        total += weight * times[tuple(low + bit for low, bit in zip(lows, corner, strict=True))]
-    return total
+    Attributes:
+        starts: The least of each of its sizes.
+        least: The least of each of its times.
+
+    """
+
+    def __init__(self, table: Mapping[str, Any], columns: Sequence[str]) -> None:
+        axes = [np.log2(np.asarray(sizes, np.float64)) for sizes in grid_axes(table).values()]
+        times = np.stack([np.log2(np.asarray(table[key], np.float64).reshape(-1)) for key in columns], axis=-1)
+        self._axes: list[list[float]] = [axis.tolist() for axis in axes]
+        self._times: list[list[float]] = times.tolist()
+        self.starts = [axis[0] for axis in self._axes]
+        self.least: list[float] = times.min(axis=0).tolist()
+
+    def at(self, place: Sequence[float]) -> list[float]:
+        """Interpolate linearly between logarithms; outside the table its edges are continued."""
+        cells = [(0, 1.0)]  # index and weight of each corner so far
+        for axis, position in zip(self._axes, place, strict=True):
+            low = min(max(bisect_left(axis, position) - 1, 0), len(axis) - 2)
+            share = (position - axis[low]) / (axis[low + 1] - axis[low])
+            cells = [
+                (cell * len(axis) + low + bit, weight * (share if bit else 1 - share))
+                for cell, weight in cells
+                for bit in (0, 1)
+            ]
+        total = [0.0] * len(self.least)
+        for cell, weight in cells:
+            for column, time in enumerate(self._times[cell]):
+                total[column] += weight * time
+        return total
 
 
 def merged_axes(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
@@ -54,7 +72,7 @@ def resampled(table: Mapping[str, Any], axes: Mapping[str, list[int]]) -> dict[s
     if grid_axes(table) == axes:
         return dict(table)
     columns = [key for key in TIMES if key in table]
-    own, times = logarithms(table, columns)
+    grid = LogGrid(table, columns)
     points = product(*([math.log2(size) for size in sizes] for sizes in axes.values()))
-    found = np.array([2.0 ** continued(own, times, point) for point in points])
+    found = 2.0 ** np.array([grid.at(point) for point in points])
     return dict(table) | dict(axes) | {key: found[:, i].tolist() for i, key in enumerate(columns)}

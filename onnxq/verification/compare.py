@@ -36,7 +36,7 @@ __all__ = ["Comparison", "Latency", "OutputComparison", "check_wellformed", "com
 # Timing: enough pairs for a steady median, and never much longer than this for a model that runs in milliseconds
 CHECKED = Path("model.onnx")  # what the checker is shown of a model without a file
 WORST_SAMPLES = 5  # that are named
-WARM_UPS, LEAST_PAIRS, MOST_PAIRS, TIMING_SECONDS = 3, 7, 500, 0.5
+WARM_UPS, LEAST_PAIRS, MOST_PAIRS, TIMING_SECONDS = 3, 7, 500, 0.3
 OTHER_MODEL = "Compare only models with the same inputs and outputs; if onnxq made this one, report it."
 UNPREPARED = "Check that the sample is prepared as the model expects: sizes, token ids, masks."
 MADE_UP = "The sample was made up, and not every model takes any numbers and sizes: give --data."

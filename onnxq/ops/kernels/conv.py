@@ -125,6 +125,7 @@ def _by_columns(x: Array, w: Array, b: Array | None, group: int, windows: Window
     if set(windows.strides) == {1}:
         flat, offsets = _flattened(x, windows)
         inner = x.shape[3:]
+    places = [windows.slices(tap) for tap in np.ndindex(windows.kernel)] if flat is None else []
     row = math.prod(inner)
     images, rows = _block(batch, windows.output[0], group * depth * row * x.itemsize)
     result = np.empty((batch, w.shape[0], *windows.output), x.dtype)
@@ -143,7 +144,7 @@ def _by_columns(x: Array, w: Array, b: Array | None, group: int, windows: Window
                     start = offset + top * row
                     columns[:, :, tap] = flat[chosen, :, start : start + size]
             else:
-                _gather_strided(x[chosen], columns.reshape(count, channels, taps, height, *inner), windows, top)
+                _gather_strided(x[chosen], columns.reshape(count, channels, taps, height, *inner), places, top)
             out = product[: count * w.shape[0] * size].reshape(count, group, -1, size)
             np.matmul(weight, columns.reshape(count, group, depth, size), out=out)
             block = out.reshape(count, w.shape[0], height, *inner)[crop]
@@ -155,10 +156,9 @@ def _by_columns(x: Array, w: Array, b: Array | None, group: int, windows: Window
     return result
 
 
-def _gather_strided(x: Array, columns: Array, windows: Windows, top: int) -> None:
+def _gather_strided(x: Array, columns: Array, places: Sequence[tuple[slice, ...]], top: int) -> None:
     height = columns.shape[3]
-    for index, tap in enumerate(np.ndindex(windows.kernel)):
-        first, *rest = windows.slices(tap)
+    for index, (first, *rest) in enumerate(places):
         start = first.start + top * first.step
         lines = slice(start, start + (height - 1) * first.step + 1, first.step)
         columns[:, :, index] = x[(slice(None), slice(None), lines, *rest)]
