@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxq.data import output_checks
 from onnxq.data.conventions import OtherValues, other_values
 from onnxq.data.examine import examine
 from onnxq.data.normalization import remedy
 from onnxq.ir import Model, parse
+from onnxq.runtime.session import Session
 
 COUNT, CLASSES = 12, 16
 
@@ -103,3 +109,29 @@ def test_the_remedy_for_pictures_is_an_option() -> None:
 def other_of(setting: str) -> OtherValues:
     summary = examine(classifier(255), samples(1)).inputs[0]
     return next(other for other in other_values(summary) if other.setting == f"normalize={setting}")
+
+
+def test_few_samples_run_where_their_outputs_clearly_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+    run = output_checks.run_session
+
+    def counted(session: Session, outputs: Sequence[str] | None, feeds: Mapping[str, np.ndarray]) -> list[Any]:
+        runs.append(1)
+        return run(session, outputs, feeds)
+
+    monkeypatch.setattr(output_checks, "run_session", counted)
+    rng = np.random.default_rng(3)
+    graph = helper.make_graph(
+        [helper.make_node("Tanh", ["x"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 4, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 3, 4, 4])],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = parse(made.SerializeToString())
+    given = [{"x": rng.standard_normal((1, 3, 4, 4)).astype(np.float32)} for _ in range(COUNT)]
+    assert codes(model, given) == []
+    assert len(runs) == output_checks.FIRST
+    alike = [{"x": 50 + abs(one["x"])} for one in given]  # of which a Tanh makes 1
+    codes(model, alike)
+    assert len(runs) == 2 * output_checks.FIRST + COUNT
