@@ -149,25 +149,27 @@ def _graphs(plan: Plan) -> list[Graph]:
 
 
 def _blocks(graph: Graph, in_integers: frozenset[Node], costs: Costs) -> float:
-    """Return the time of the changes of layout around Convs in float: what they read, and what others read of them."""
-    inside: set[Value] = set()
-    taken = 0.0
-    if all(node.op_type != "Conv" for node in graph.nodes):
-        return taken
+    """Return the time of the changes of layout around Convs in float: what they read, and what others read of them.
+
+    onnxruntime changes the layout of a value once, however many nodes read it. An operator works in blocks where all
+    that it reads is in blocks. One part of a Concat in 8 bit has all others put in order, and the result put back.
+    """
+    inside, changed = set[Value](), dict[Value, None]()
     for node in graph.nodes:
-        if node.domain or not node.outputs or node.outputs[0] is None:
+        if node.domain or not node.outputs or node.outputs[0] is None or node in in_integers:
             continue
-        reads = [value for value in node.inputs[:2] if value is not None and value.tensor is None]
-        conv = node.op_type == "Conv" and node not in in_integers
-        follows = node.op_type in IN_BLOCKS and node not in in_integers and any(value in inside for value in reads)
-        if conv and reads and reads[0] not in inside and _channels(node) >= 8:
-            taken += costs.reorder(count(reads[0], costs.shapes)) + costs.borders["node"]
+        reads = [value for value in node.inputs if value is not None and value.constant is None]
+        conv = node.op_type == "Conv"
+        follows = node.op_type in IN_BLOCKS and bool(reads) and all(value in inside for value in reads)
         if conv or follows:
             inside.add(node.outputs[0])
-        for value in reads:
-            if value in inside and not (conv or follows):
-                taken += costs.reorder(count(value, costs.shapes)) + costs.borders["node"]
-    return taken
+        if conv and reads and reads[0] not in inside and _channels(node) >= 8:
+            changed[reads[0]] = None
+        if not conv and not follows:
+            changed.update(dict.fromkeys(value for value in reads if value in inside))
+    for node in in_integers:
+        changed.update(dict.fromkeys(value for value in node.inputs if value is not None and value in inside))
+    return math.fsum(costs.reorder(count(value, costs.shapes)) + costs.borders["node"] for value in changed)
 
 
 def _channels(conv: Node) -> int:
