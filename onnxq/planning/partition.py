@@ -17,6 +17,7 @@ from onnxq.ir.min_cut import INFINITE, Flow
 from onnxq.ops.forms.family import QuantizedForm
 from onnxq.ops.forms.silu import gated_by
 from onnxq.planning.cost_model import node_times
+from onnxq.planning.decision import node_key
 from onnxq.targets import Costs
 from onnxq.targets.assumed_shapes import count
 
@@ -51,6 +52,8 @@ def partition_graph(
             continue
         in_float, in_integers = node_times(node, costs)
         gain = in_float - in_integers * FLOAT_BONUS
+        if costs.prices:
+            gain -= costs.prices.get(node_key(node), 0.0)
         flow.edge(0, place, gain)
         flow.edge(place, 1, -gain)
         if form.passive and node.op_type != "Add":  # where a Conv reads what it adds, that has been paid for

@@ -27,6 +27,7 @@ from onnxq.runtime.memory import trim_heap
 from onnxq.search.candidates import Candidate, find_candidates, is_priced, predicted_time, saved_time, searchable
 from onnxq.search.mixed_bits import keep_to_loss, keep_to_mean, keep_to_size, mixed_weights, said_bits
 from onnxq.search.mixed_precision import SearchResult, cheap_wins, fewest_float_nodes, keep_small_weights_float
+from onnxq.search.noise_cuts import noise_cuts
 from onnxq.search.sensitivity import SPLITS, sensitivity, weighted_decisions
 from onnxq.search.size_search import fits_corrected, meet_size_limit, written_bytes
 from onnxq.search.sqnr_evaluator import ENOUGH, SqnrEvaluator
@@ -267,7 +268,15 @@ def _more_accurate(
     """Search on from what misses a goal, with activations of 16 bits at first where the target has kernels for them."""
     wide = _widened(variants)
     return fewest_float_nodes(
-        variants, ranked, meets, missed.choices, below=wide, stages=stages, max_time=most, missed=not wide
+        variants,
+        ranked,
+        meets,
+        missed.choices,
+        below=wide,
+        stages=stages,
+        max_time=most,
+        missed=not wide,
+        cuts=None if wide else noise_cuts(variants, ranked),
     )
 
 

@@ -24,6 +24,7 @@ from onnxq.search.candidates import (
     reason_for,
     within_cost,
 )
+from onnxq.search.noise_cuts import NoiseCuts
 from onnxq.search.sqnr_evaluator import ENOUGH
 from onnxq.search.variants import Variants
 from onnxq.stages.prepare import expected_bytes, spared_bytes
@@ -184,6 +185,7 @@ def fewest_float_nodes(
     stages: int = 2,
     max_time: float = math.inf,
     missed: bool = False,
+    cuts: NoiseCuts | None = None,
 ) -> SearchResult:
     """Find the fewest nodes to return to float until the model meets the budget.
 
@@ -196,13 +198,19 @@ def fewest_float_nodes(
         stages: 1 to store all weights in 8 bit whatever happens, 2 to store those in float, too, that it takes.
         max_time: Time that may be spent, as a share of the model's.
         missed: Whether the choices that stay are known to miss the budget, and need not be tried alone.
+        cuts: Plans to try in place of nodes in their order, where conversions between nodes decide.
 
     """
     computing = [move for move in ranked if move.computes and move.key not in settled]
     choices = {**(below or {}), **settled}
     if not missed and meets(variants.model(choices)):
         return SearchResult(choices, met=True)
-    for step in range(max((len(move.ways) for move in computing), default=0)):
+    if cuts is not None:
+        cheapest = cuts.cheapest(computing, choices, lambda found: meets(variants.model(found)), max_time)
+        if cheapest is not None:
+            return SearchResult(cheapest, met=True)
+    steps = max((len(move.ways) for move in computing), default=0) if cuts is None else 0
+    for step in range(steps):
         stage = within_cost(sorted(computing, key=partial(benefit_per_cost, step)), max_time, step)
         to_try = _Stage(variants, meets, choices, partial(_chosen, step))
         if stage and to_try.suffices(stage):

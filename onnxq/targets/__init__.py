@@ -40,6 +40,7 @@ class Costs:
 
     Attributes:
         scale: What kernels take by what the table says.
+        prices: Nanoseconds that are added to a node's time in 8 bit where a plan decides, by `node_key`.
 
     """
 
@@ -55,6 +56,7 @@ class Costs:
         self._grids: dict[str, LogGrid] = {}
         self.shapes = shapes or {}
         self.scale = timings.scale if timings is not None else 1.0
+        self.prices: Mapping[str, float] = {}
         self.borders: dict[str, float] = {
             kind: time * self.scale for kind, time in table["borders"].items() if kind != "source"
         }
@@ -63,6 +65,12 @@ class Costs:
         """Return the same times for a model with these shapes; what was interpolated is shared."""
         made = copy(self)
         made.shapes = shapes
+        return made
+
+    def with_prices(self, prices: Mapping[str, float]) -> Costs:
+        """Return the same times for plans in which 8 bit has a price for some nodes."""
+        made = copy(self)
+        made.prices = prices
         return made
 
     def measured(self, kernel: Kernel | None) -> tuple[float, float] | None:

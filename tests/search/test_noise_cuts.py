@@ -1,0 +1,98 @@
+"""Plans by the price of noise: how much goes to float, and that no other choice costs less for what it removes."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+from pathlib import Path
+
+import pytest
+from helpers import build, floats, node
+
+from onnxq.data.samples import input_specs, wrap_samples
+from onnxq.ir import load
+from onnxq.planning.decision import Override
+from onnxq.planning.latency import planned_time
+from onnxq.progress import Silent
+from onnxq.search.candidates import Candidate
+from onnxq.search.held_out import HoldoutSplit
+from onnxq.search.noise_cuts import EXPONENTS, NoiseCuts, noise_cuts
+from onnxq.search.variants import Variants, calibrate_and_round
+from onnxq.stages.prepare import prepare
+
+NOISES = (0.01, 0.4, 0.03, 0.5, 0.06)
+
+
+@pytest.fixture(scope="module")
+def variants(tmp_path_factory: pytest.TempPathFactory) -> Variants:
+    """Five Convs of 32 channels, one behind the other, in 8 bit by `auto`."""
+    nodes, weights, value = [], {}, "x"
+    for index in range(len(NOISES)):
+        weights[f"w{index}"] = floats(32, 32, 3, 3, seed=index) / 16
+        nodes += [
+            node("Conv", f"{value} w{index}", f"c{index}", pads=[1] * 4),
+            node("Relu", f"c{index}", f"y{index}"),
+        ]
+        value = f"y{index}"
+    path: Path = tmp_path_factory.mktemp("cuts") / "convs.onnx"
+    path.write_bytes(build(nodes, {"x": [1, 32, 28, 28]}, [value], weights).SerializeToString())
+    prepared = prepare(load(path), "auto", with_data=True)
+    samples = wrap_samples([{"x": floats(1, 32, 28, 28, seed=50 + i)} for i in range(4)], input_specs(prepared.model))
+    return calibrate_and_round(prepared, HoldoutSplit(prepared.model.copy(), samples), samples, None, Silent())
+
+
+@pytest.fixture(scope="module")
+def moves() -> list[Candidate]:
+    return [Candidate(f"c{index}", noise, noise, 0.1, True) for index, noise in enumerate(NOISES)]
+
+
+def test_higher_prices_return_more_nodes(variants: Variants, moves: list[Candidate]) -> None:
+    plans = [set(NoiseCuts(variants)._choices(moves, {}, exponent)) for exponent in EXPONENTS]
+    assert all(few <= more for few, more in pairwise(plans))
+    assert not plans[0]
+    assert plans[-1] == {move.key for move in moves}
+
+
+def test_no_choice_of_nodes_costs_less_for_its_noise(variants: Variants, moves: list[Candidate]) -> None:
+    plan = variants.prepared.plan
+    whole, total = planned_time(plan, plan.costs), sum(NOISES)
+
+    def price(choices: dict[str, Override], exponent: int) -> float:
+        left = sum(move.noise for move in moves if move.key not in choices)
+        taken = planned_time(variants.replan(choices)[0].plan, plan.costs)
+        return taken + 2 ** (exponent / 2) * whole / total * left
+
+    every = [
+        {move.key: move.ways[-1].choice for move in some}
+        for count in range(len(moves) + 1)
+        for some in combinations(moves, count)
+    ]
+    for exponent in EXPONENTS[::4]:
+        found = price(dict(NoiseCuts(variants)._choices(moves, {}, exponent)), exponent)
+        assert found <= 1.02 * min(price(choices, exponent) for choices in every)
+
+
+def test_the_lowest_price_that_meets_a_goal_is_found(variants: Variants, moves: list[Candidate]) -> None:
+    cuts, tried = NoiseCuts(variants), []
+
+    def meets(choices: dict[str, Override]) -> bool:
+        tried.append(choices)
+        return sum(move.noise for move in moves if move.key not in choices) < 0.2
+
+    found = cuts.cheapest(moves, {}, meets, 10.0)
+    assert found is not None
+    assert {"c1", "c3"} <= found.keys()
+    assert len(tried) <= 6
+    assert cuts.cheapest(moves, {}, lambda choices: False, 10.0) is None
+    assert cuts.cheapest(moves, {}, meets, 0.0) is None
+
+
+def test_choices_that_stay_are_kept(variants: Variants, moves: list[Candidate]) -> None:
+    settled = {"c0": moves[0].ways[-1].choice}
+    found = NoiseCuts(variants).cheapest(moves[1:], settled, lambda choices: "c3" in choices, 10.0)
+    assert found is not None
+    assert {"c0", "c3"} <= found.keys()
+
+
+def test_nodes_with_forms_between_are_returned_one_by_one(variants: Variants, moves: list[Candidate]) -> None:
+    assert noise_cuts(variants, moves) is not None
+    assert noise_cuts(variants, [Candidate("c0", 1.0, 1.0, 0.1, True, between=moves[0].ways)]) is None
