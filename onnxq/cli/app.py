@@ -6,7 +6,7 @@ Tests: `tests/cli/test_cli_help.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from inspect import Parameter, signature
 from typing import Annotated, Any
 
@@ -43,8 +43,9 @@ Verbose = Annotated[
 EPILOG = "Exit codes: 0 fine, 1 the check said no, 2 bad model, data or arguments, 3 a bug of onnxq, 130 interrupted."
 
 
+@cache
 def command() -> Any:
-    """Build the command line."""
+    """Build the command line, once."""
     app = typer.Typer(
         name="onnxq",
         help="Quantize ONNX models: valid, verified, smaller and faster, with a reason for every node.",

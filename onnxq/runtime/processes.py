@@ -8,6 +8,8 @@ Tests: `tests/runtime/test_processes.py`.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import pickle
 import queue
@@ -197,6 +199,7 @@ def do_tasks(stdin: BinaryIO) -> None:
     It is a copy, for the end of the interpreter waits for who reads `sys.stdin`.
     """
     signal.signal(signal.SIGTERM, _end)
+    atexit.register(gc.freeze)  # see `onnxq/cli/boundary.py`
     pickle.load(stdin).take()
     tasks: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
     busy = threading.Event()
