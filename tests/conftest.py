@@ -1,6 +1,8 @@
 """Its place puts this folder on the path, so that tests in every folder below find `helpers`."""
 
+import gc
 import math
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -10,8 +12,11 @@ from node_cases import one_file
 
 from onnxq.cli import terminal
 from onnxq.data import generated_text
+from onnxq.report import details
 from onnxq.targets import host
-from onnxq.verification import compare
+from onnxq.verification import compare, decoding
+
+BRIEF, OF_BENCHMARKS = 0.01, compare.TIMING_SECONDS  # seconds for each model
 
 # How fast examples are made says how busy the machine is, not whether the code is right.
 settings.register_profile("patient", suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -39,27 +44,29 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return WorkStealingScheduling(config, log)
 
 
-@pytest.fixture(autouse=True)
-def _no_lines_about_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no run, however slow the machine, leave lines about its steps: tests of those ask for them."""
-    monkeypatch.setattr(terminal, "PATIENCE", math.inf)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop() -> Iterator[None]:
+    """Let tests time models for a moment, write few texts, measure no memory of decoders, and leave no lines on steps.
+
+    Models timed for as long as a user's took a quarter of the suite, all texts of decoders a third of their tests, and
+    a process for the memory of each decoder 2 %. Tests of those ask for them. Cycles are looked for less often than by
+    default, since all tests that were collected are looked through each time.
+    """
+    gc.set_threshold(10_000, 10, 10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(terminal, "PATIENCE", math.inf)
+        patch.setattr(generated_text, "MOST_SEQUENCES", 16)
+        patch.setattr(decoding, "load_memory", lambda source: None)
+        patch.setattr(compare, "TIMING_SECONDS", BRIEF)
+        patch.setattr(details, "TIMING_SECONDS", BRIEF)
+        patch.setattr(host, "processor_quota", lambda: None)  # of the container that runs the tests
+        return (yield)
 
 
-@pytest.fixture(autouse=True)
-def _brief_timing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time models for a moment: half a second for each model took a quarter of the suite. Benchmarks take it."""
-    if request.node.get_closest_marker("bench") is None:
-        monkeypatch.setattr(compare, "TIMING_SECONDS", 0.05)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let no test inherit the limit of another, as `--jobs` limits the whole process; let benchmarks take their time.
 
-
-@pytest.fixture(autouse=True)
-def brief_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let decoders write a quarter of their texts, which took a third of their tests. Tests of the texts write all."""
-    monkeypatch.setattr(generated_text, "MOST_SEQUENCES", 16)
-
-
-@pytest.fixture(autouse=True)
-def _all_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no test inherit the limit of another, nor that of a container: `--jobs` limits the whole process."""
-    monkeypatch.setattr(host, "_limit", None)
-    monkeypatch.setattr(host, "processor_quota", lambda: None)
+    No fixture: one for each of ten thousand tests takes seconds.
+    """
+    host._limit = None
+    compare.TIMING_SECONDS = OF_BENCHMARKS if item.get_closest_marker("bench") else BRIEF

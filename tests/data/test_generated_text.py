@@ -13,11 +13,13 @@ from onnxq.data.generated_text import drafted_text, generated_text, text_input
 from onnxq.ir import infer_types, parse
 
 TOKENS, WIDTH, LENGTH = 24, 16, 12
+OF_USERS = module.MOST_SEQUENCES
 
 
 @pytest.fixture(autouse=True)
-def brief_texts() -> None:
+def all_texts(monkeypatch) -> None:
     """Write all texts, unlike other tests."""
+    monkeypatch.setattr(module, "MOST_SEQUENCES", OF_USERS)
 
 
 def decoder(*, causal=True, length=LENGTH, extra=(), batch="batch"):

@@ -17,6 +17,7 @@ from onnxq.pipeline.quantize import quantize
 from onnxq.planning.recipe import in_blocks
 from onnxq.report.as_json import report_dict
 from onnxq.report.markdown import markdown
+from onnxq.runtime.load_memory import load_memory
 from onnxq.search.budget import Budget
 from onnxq.stages.prepare import prepare
 from onnxq.verification import decoding
@@ -30,7 +31,8 @@ def decoder(tmp_path):
     return tmp_path / "m.onnx", texts
 
 
-def test_a_report_has_what_users_of_a_decoder_see(decoder):
+def test_a_report_has_what_users_of_a_decoder_see(decoder, monkeypatch):
+    monkeypatch.setattr(decoding, "load_memory", load_memory)
     path, texts = decoder
     report = quantize(path, in_blocks(4), samples=texts, output=path.with_name("q.onnx"))
     found = report.comparison.decoding
