@@ -42,14 +42,14 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name in MODELS:
         for data in ([SAMPLES / "digits_calibration.npz"], []):
             path = folder / f"{name}.{'static' if data else 'dynamic'}.onnx"
-            onnxq.quantize(SAMPLES / f"{name}.onnx", recipe, output=path, data=data, sample_limit=24 if data else None)
+            onnxq.quantize(SAMPLES / f"{name}.onnx", recipe, output=path, data=data, sample_limit=8 if data else None)
             made[path.stem] = path
     return made
 
 
 @pytest.fixture(scope="module")
 def web() -> Iterator[Web]:
-    with Web() as opened:
+    with Web(optimized=False) as opened:
         yield opened
 
 

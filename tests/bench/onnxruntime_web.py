@@ -77,16 +77,17 @@ class Web(AbstractContextManager["Web"]):
     Args:
         priority: Run it on the first core with real-time priority, for measurements; as any process where the machine
             does not allow that.
+        optimized: Compile WebAssembly as what runs often is, which takes seconds; results are the same.
 
     """
 
-    def __init__(self, *, priority: bool = False) -> None:
+    def __init__(self, *, priority: bool = False, optimized: bool = True) -> None:
         self.scratch = tempfile.TemporaryDirectory(prefix="onnxq-web.")
         self.files = ExitStack()
         self.printed = self.files.enter_context(tempfile.TemporaryFile("w+"))  # noqa: SIM115
         self.log = self.files.enter_context(tempfile.TemporaryFile("w+"))  # noqa: SIM115
         answers, given = os.pipe()
-        command = ["node", OPTIMIZED, str(SCRIPT), str(folder()), str(given)]
+        command = ["node", *([OPTIMIZED] if optimized else []), str(SCRIPT), str(folder()), str(given)]
         if priority and allowed():
             command = [*PRIORITY, *command]
         self.process = subprocess.Popen(

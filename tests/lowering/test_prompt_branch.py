@@ -96,8 +96,8 @@ def test_the_branch_can_be_taken_away() -> None:
 @pytest.mark.parametrize("coded", ["float", "int8"])
 def test_a_decoder_is_written_and_verified_with_its_branch(tmp_path, coded) -> None:
     source, output = tmp_path / "m.onnx", tmp_path / "q.onnx"
-    onnx.save(genai_decoder(), source)
-    given = genai_samples(genai_decoder(), 6, length=12)
+    onnx.save(genai_decoder(1), source)
+    given = genai_samples(genai_decoder(1), 6, length=12)
     made = {"samples": given, "output": output, "target": "cpu-vnni", "kv_cache": coded, "force": True}
     quantize(source, in_blocks(4), **made)
     model = load(output)

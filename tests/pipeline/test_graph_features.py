@@ -80,7 +80,7 @@ def test_nodes_of_one_name_and_without_a_name(tmp_path: Path, static: bool) -> N
     source, target = tmp_path / "m.onnx", tmp_path / "out.onnx"
     source.write_bytes(proto.SerializeToString())
     samples = [{"x": floats(3, 64, seed=i)} for i in range(4)] if static else None
-    report = quantize(source, "static-int8" if static else "dynamic-int8", output=target, samples=samples)
+    report = quantize(source, "static-int8" if static else "dynamic-int8", output=target, samples=samples, fast=True)
     assert any("renamed 1 node" in note for note in report.notes)
     proto.graph.node[1].name = "other"
     feeds = {"x": floats(3, 64, seed=9)}
@@ -108,7 +108,7 @@ def test_stated_types_are_not_believed(tmp_path: Path, static: bool) -> None:
     source, target = tmp_path / "m.onnx", tmp_path / "out.onnx"
     source.write_bytes(proto.SerializeToString())
     samples = [{"x": floats(3, 64, seed=i)} for i in range(4)] if static else None
-    quantize(source, "static-int8" if static else "dynamic-int8", output=target, samples=samples)
+    quantize(source, "static-int8" if static else "dynamic-int8", output=target, samples=samples, fast=True)
     onnx.checker.check_model(str(target), full_check=True)
     del proto.graph.value_info[:]
     feeds = {"x": floats(3, 64, seed=9)}
@@ -138,7 +138,7 @@ def test_a_batch_without_rows(tmp_path: Path, static: bool) -> None:
     source, target = tmp_path / "m.onnx", tmp_path / "out.onnx"
     source.write_bytes(proto.SerializeToString())
     samples = [{"x": np.zeros((0, 64), F)}, {"x": floats(3, 64)}] if static else None
-    quantize(source, "static-int8" if static else "dynamic-int8", output=target, samples=samples)
+    quantize(source, "static-int8" if static else "dynamic-int8", output=target, samples=samples, fast=True)
     assert run(target.read_bytes(), {"x": floats(2, 64)})[0].shape == (2, 64)
 
 
@@ -274,7 +274,7 @@ def test_an_opset_that_is_too_new_is_lowered_where_that_is_legal(tmp_path: Path,
     source, target = tmp_path / "m.onnx", tmp_path / "out.onnx"
     source.write_bytes(proto.SerializeToString())
     samples = [{"x": floats(3, 64, seed=i)} for i in range(4)] if static else None
-    report = quantize(source, "static-int8" if static else "dynamic-int8", output=target, samples=samples)
+    report = quantize(source, "static-int8" if static else "dynamic-int8", output=target, samples=samples, fast=True)
     assert "opset 28 and IR version 14 lowered to 26 and 13, which onnxruntime loads" in report.notes
     assert run(target.read_bytes(), {"x": floats(3, 64)})[0].shape == (3, 64)
 
@@ -314,7 +314,7 @@ def test_a_quantized_model_is_left_as_it_is(tmp_path: Path, static: bool, first:
         node("MatMul", "g u", "y"),
     ]
     proto = build(nodes, {"x": [1, 4, 8, 8]}, weights=weights)
-    result = convert(proto, tmp_path, static=static, recipe=first)
+    result = convert(proto, tmp_path, static=static, recipe=first, fast=True)
     again = tmp_path / "again.onnx"
     samples = result.feeds if static else None
     for recipe in RECIPES:

@@ -73,7 +73,8 @@ def test_functions_are_inlined_and_quantized(tmp_path: Path, static: bool, opset
     source.write_bytes(proto.SerializeToString())
     samples = [{"x": floats(4, 64, seed=i)} for i in range(16)]  # of fewer, held-out ones reach further than the others
     recipe = "static-int8" if static else "dynamic-int8"
-    report = quantize(source, recipe, output=target, samples=samples if static else None)
+    fast = (opset, body_opset) != (17, 17)  # trials copy a model of these
+    report = quantize(source, recipe, output=target, samples=samples if static else None, fast=fast)
     made = onnx.load(target)
     onnx.checker.check_model(made, full_check=True)
     assert not made.functions
