@@ -90,8 +90,15 @@ class _Input:
     def warnings(self) -> list[WarningLine]:
         if self.layers.normalizations:
             return self._by_batchnorm()
-        found = influences(self.taps, self._some(), self.layers.affine, self.name) if self.layers.affine else []
+        first = self._influences(1)
+        if first and first[0].moved >= BARELY_MOVED and first[0].bent >= UNBENT:  # further ones take longer to run
+            return []
+        found = self._influences(len(self.layers.affine))
         return self._by_bias(found) if found else []
+
+    def _influences(self, count: int) -> list[Influence]:
+        layers = self.layers.affine[:count]
+        return influences(self.taps, self._some(), layers, self.name) if layers else []
 
     def _some(self) -> list[Sample]:
         """As many samples as take little time: convolutions make many values of one."""

@@ -26,7 +26,7 @@ from onnxq.warning import WarningLine
 MULTIPLES = (2, 4, 8, 16, 32, 64)  # that sizes are padded to, to see whether a model runs then
 HARDLY = 2e-5  # of an output's mean square: variance between samples, where inputs vary more than `VARIED`
 VARIED = 1e-2
-FIRST, CLEARLY = 3, 1e3  # samples that are enough where an output's variance is so many times `HARDLY`
+FIRST, CLEARLY = 3, 50  # samples that are enough where an output's variance is so many times `HARDLY`
 LEAST_CLASSES, LEAST_SAMPLES = 10, 6
 UNSURE, SURE, MUCH_SURER = 0.25, 0.45, 2.5  # mean probability of the class that is chosen, and how it rises
 FEW_CLASSES, MORE_CLASSES = 0.75, 1.2  # classes chosen by the number of samples, and how they become more
@@ -50,9 +50,11 @@ def output_warnings(
     except (OnnxqError, SessionError):
         return
     try:
-        if _differ_clearly(session, samples):
+        columns = _outputs(session, samples[:FIRST])
+        if _differ_clearly(samples, columns):
             return
-        columns = _outputs(session, samples)
+        rest = _outputs(session, samples[FIRST:])
+        columns = [first + others for first, others in zip(columns, rest, strict=True)] if rest else columns
     except SessionError as error:
         remedy = (
             _multiples(session, samples)
@@ -111,16 +113,15 @@ def _outputs(session: Session, samples: Sequence[Sample]) -> list[list[np.ndarra
     return [list(column) for column in zip(*runs, strict=True)]
 
 
-def _differ_clearly(session: Session, samples: Sequence[Sample]) -> bool:
-    """Tell by the first samples whether there is nothing to say of all: outputs differ, and are no probabilities.
+def _differ_clearly(samples: Sequence[Sample], columns: Sequence[list[np.ndarray]]) -> bool:
+    """Tell by outputs of the first samples whether there is nothing to say of all: they differ, and give no classes.
 
     Not of integers, of which one may lie beyond a table in any sample, and not of several sizes.
     """
     shapes = {tuple((name, array.shape) for name, array in sample.items()) for sample in samples}
     floats = all(array.dtype.kind == "f" for sample in samples for array in sample.values())
-    if len(samples) <= FIRST or len(shapes) > 1 or not floats:
+    if len(shapes) > 1 or not floats:
         return False
-    columns = _outputs(session, samples[:FIRST])
     real = [column for column in columns if isinstance(column[0], np.ndarray) and column[0].dtype.kind == "f"]
     differ = any(_variation(column) > CLEARLY * HARDLY for column in real)
     return differ and all(_answers(column) is None for column in columns)
