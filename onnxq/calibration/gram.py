@@ -10,6 +10,7 @@ Tests: `tests/rounding/test_saturation_limits.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -18,7 +19,7 @@ from onnxq.calibration.im2col import Unfolding
 from onnxq.ir.storage.scratch_file import Spool
 from onnxq.runtime.blas_threads import single_threaded_blas
 
-CHUNK_ELEMENTS = 1 << 18  # of rows that wait to be multiplied: 1 MB, or an eighth of H where that is more
+CHUNK_ELEMENTS = 1 << 18  # of rows that wait to be multiplied: 1 MB, or an eighth of H where that is more (float64)
 CHUNK_ROWS = 1024
 
 
@@ -83,7 +84,8 @@ class Half:
         self.gram = np.zeros((groups * self.blocks, block, block), dtype)
         self.total = np.zeros(unfolding.columns)
         self.rows = 0
-        self.chunk = min(max(CHUNK_ELEMENTS // unfolding.columns, block // 4, 16), CHUNK_ROWS)
+        most = block // 4 if self.gram.dtype == np.float64 else block // 2
+        self.chunk = min(max(CHUNK_ELEMENTS // unfolding.columns, most, 16), CHUNK_ROWS)
         self.waiting = np.zeros((unfolding.columns, 0), np.float32)  # by column, as windows of pictures come
         self.filled = 0
 
@@ -92,7 +94,9 @@ class Half:
         self.rows += len(rows)
         while len(rows):
             if not self.waiting.size:
-                self.waiting = np.empty((rows.shape[1], self.chunk), np.float32)
+                # Sums in float32 are those of matrices, whose rows lie together: no element is copied on its own
+                order: Literal["C", "F"] = "C" if self.gram.dtype == np.float64 else "F"
+                self.waiting = np.empty((rows.shape[1], self.chunk), np.float32, order)
             part = rows[: self.chunk - self.filled]
             self.waiting[:, self.filled : self.filled + len(part)] = part.T
             self.filled += len(part)
@@ -117,7 +121,7 @@ class Half:
         """Return both sums with the rows that wait."""
         if not self.filled:
             return self.gram, self.total
-        waiting = self.waiting[:, : self.filled].astype(self.gram.dtype)
+        waiting = self.waiting[:, : self.filled].astype(self.gram.dtype, copy=False)
         total = self.total + waiting.sum(axis=1, dtype=np.float64)
         cut = waiting.reshape(self.groups, -1, self.filled)
         if self.blocks * self.size != cut.shape[1]:

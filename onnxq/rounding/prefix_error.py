@@ -22,6 +22,7 @@ from onnxq.calibration.gram import Gram
 from onnxq.calibration.im2col import Unfolding
 from onnxq.calibration.second_moments import ROWS_PER_ITEM, LayerMoments, halves_of
 from onnxq.ir.storage.shelf import release_array
+from onnxq.rounding.cholesky import inverted
 
 RIDGES = (1e-2, 1e-1, 1.0)  # λ, relative to the mean of the diagonal
 SLAB = 1 << 22  # elements of a weight that are corrected at a time
@@ -148,7 +149,7 @@ class InputErrors:
         """Add the change that compensates to a float32 weight `[channels, n]`, in place."""
         total = self._moments.total()
         height = max(SLAB // max(rows.shape[1], 1), 1)
-        inverses = [np.linalg.inv(_system(total, index, choice.ridge)) for index in range(len(total.matrix))]
+        inverses = [inverted(_system(total, index, choice.ridge)) for index in range(len(total.matrix))]
         del total
         factor = np.float32(choice.strength / sum(self.rows))
         for first in range(0, len(rows), height):
@@ -248,7 +249,7 @@ def _best_choice(
 def _solve(sums: np.ndarray, gram: Gram, ridge: float) -> np.ndarray:
     """Return the change of the weight, block by block of H."""
     blocks = gram.split(sums)
-    parts = [np.linalg.solve(_system(gram, index, ridge), block.T).T for index, block in enumerate(blocks)]
+    parts = [block @ inverted(_system(gram, index, ridge)) for index, block in enumerate(blocks)]
     return gram.join(np.stack(parts))
 
 
