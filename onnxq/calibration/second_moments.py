@@ -36,6 +36,7 @@ class LayerMoments:
         block: Columns of a block of H: all of a group for the full matrix, 1 for the diagonal.
         dtype: Of products and sums: float64, with which every processor gives the same, or float32.
         thinning: How many rows of an item are measured.
+        extremes: Whether to measure `high` and `share`, which only limits for processors that saturate ask for.
 
     Attributes:
         before: How many samples stand in the data before the first one here.
@@ -48,9 +49,15 @@ class LayerMoments:
     assumed = False
 
     def __init__(
-        self, unfolding: Unfolding, block: int, dtype: DTypeLike = np.float64, thinning: Thinning = EVERYTHING
+        self,
+        unfolding: Unfolding,
+        block: int,
+        dtype: DTypeLike = np.float64,
+        thinning: Thinning = EVERYTHING,
+        *,
+        extremes: bool = True,
     ) -> None:
-        self.unfolding, self.block = unfolding, block
+        self.unfolding, self.block, self._extremes = unfolding, block, extremes
         self._most = thinning.rows(unfolding.n, rows_per_item(unfolding))
         self.items = self.before = 0
         self.high = np.full(unfolding.columns, -np.inf, np.float32)
@@ -60,7 +67,7 @@ class LayerMoments:
     def add(self, values: np.ndarray) -> None:
         """Take in a batch."""
         for rows in self.unfolding.rows(values, self._most):
-            if rows.size:
+            if rows.size and self._extremes:
                 flat = rows.reshape(-1, rows.shape[-1])
                 np.maximum(self.high, flat.max(axis=0), out=self.high)
                 np.maximum(self.share, _shares(flat).max(axis=0), out=self.share)

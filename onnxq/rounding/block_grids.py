@@ -18,6 +18,7 @@ from onnxq.calibration.qparams import TINY
 
 FACTORS = (1.0, 1.04, 0.96, 0.92, 0.88, 0.84, 0.8, 0.75, 0.7, 0.64)  # of the scale that covers a block
 SHIFTS = (0, -1, 1)  # of the zero point that centers the codes
+FINE, FINE_FACTORS = 255, FACTORS[:3]  # nearest codes of 8 bits want no smaller ones
 TIE = 1e-9  # relative: no choice hangs on the last bits of a sum
 PIECE = 1 << 18  # elements at a time, so that temporaries stay in the cache
 FITTED = 1 << 21  # elements whose scales are fitted together
@@ -114,7 +115,8 @@ def _best(cut: np.ndarray, weights: np.ndarray, top: int, judged: Judged) -> tup
     best_scale, best_zero = exported(covering), np.zeros_like(covering)
     least = np.full(covering.shape, np.inf)
     total = weights.sum(axis=2)
-    for factor in FACTORS:
+    factors = FINE_FACTORS if top >= FINE and judged == "nearest" else FACTORS
+    for factor in factors:
         scale = exported(covering * factor)
         middle = np.rint(top / 2 - (low + high) / (2 * scale))
         for shift in SHIFTS:

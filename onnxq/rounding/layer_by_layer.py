@@ -426,7 +426,8 @@ def measured_input(arrivals: Sequence[Arrival], known: Inputs, *, large: bool) -
     key = tuple(arrival.value for arrival in alike), unfolding
     if key not in known:
         known.clear()  # the largest thing in memory, and no earlier layer comes back
-        moments = LayerMoments(unfolding, _columns(unfolding.n), np.float32 if large else np.float64)
+        dtype = np.float32 if large else np.float64
+        moments = LayerMoments(unfolding, _columns(unfolding.n), dtype, extremes=False)
         for arrival in alike:
             for run in arrival.runs:
                 moments.add(run.values[arrival.value])
