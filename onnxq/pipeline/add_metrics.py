@@ -11,11 +11,18 @@ from onnxq.ir import Model
 from onnxq.pipeline.request import Quantized, Request
 from onnxq.runtime.session import ModelSource
 from onnxq.verification.decoding import measure_decoding
+from onnxq.verification.records import MetricComparison
 from onnxq.verification.user_metric import compare_metric
 
 
 def add_metrics(
-    result: Quantized, model: Model, baseline: ModelSource, request: Request, *, fast: bool = False
+    result: Quantized,
+    model: Model,
+    baseline: ModelSource,
+    request: Request,
+    perplexity: MetricComparison | None = None,
+    *,
+    fast: bool = False,
 ) -> Quantized:
     """Put the metric that the budget asks for into the report, and the figures of a decoder, if there are samples.
 
@@ -24,6 +31,7 @@ def add_metrics(
         model: The float model.
         baseline: What is run of it.
         request: What the run is given.
+        perplexity: That of a decoder, if it has been measured.
         fast: Leave the figures of a decoder out.
 
     """
@@ -36,6 +44,7 @@ def add_metrics(
         measured = compare_metric(metric, baseline, written, samples, progress=request.observer.progress)
         comparison = replace(comparison, metric=measured)
     if not fast:
-        decoding = measure_decoding(model, baseline, written, samples, request.observer, comparison.metric)
+        known = comparison.metric or perplexity
+        decoding = measure_decoding(model, baseline, written, samples, request.observer, known)
         comparison = replace(comparison, decoding=decoding)
     return replace(result, report=replace(result.report, comparison=comparison))

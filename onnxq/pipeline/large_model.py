@@ -38,6 +38,7 @@ from onnxq.stages.measure import choose_qparams, measure
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies, replan
 from onnxq.verification.compare import compare
+from onnxq.verification.decoding import watched_perplexity
 from onnxq.verification.layerwise import with_layers
 
 SAMPLES = 2  # without data: enough to see that the model runs
@@ -69,13 +70,16 @@ def quantize_large(prepared: Prepared, request: Request) -> Quantized:
     store_computed(baseline, request.scratch)
     observer.step("verify")
     probe = samples.limit(SAMPLES if prepared.fast else COMPARED)
-    comparison = compare(baseline, model, probe, progress=observer.progress)
+    watched = None if prepared.fast or request.samples is None else watched_perplexity(before, probe)
+    watch = None if watched is None else watched.add
+    comparison = compare(baseline, model, probe, progress=observer.progress, watch=watch)
     trim_heap(model.weight_bytes)  # of sessions
     if request.detailed:
         observer.step("layers")
         comparison = with_layers(comparison, before, model, probe)
     report = replace(report, comparison=comparison, samples=probe.describe(comparison.samples))
-    result = add_metrics(Quantized(model, report), before, baseline, request, fast=prepared.fast)
+    perplexity = None if watched is None else watched.comparison()
+    result = add_metrics(Quantized(model, report), before, baseline, request, perplexity, fast=prepared.fast)
     target, most = prepared.plan.recipe.scheme.target, request.budget.max_size
     return replace(result, model=with_fast_prompts(written, target, most))
 

@@ -6,7 +6,7 @@ import gc
 import math
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -50,6 +50,7 @@ def compare(
     latency: bool = True,
     progress: OnSample | None = None,
     blame: type[OnnxqError] = InvalidResult,
+    watch: Callable[[Sample, Mapping[str, Any], Mapping[str, Any]], None] | None = None,
 ) -> Comparison:
     """Run both models on every sample, one sample in memory at a time, and measure how the outputs differ.
 
@@ -65,6 +66,7 @@ def compare(
         latency: Whether to time both models as well, on the first sample; not done for models that run in segments.
         progress: Called with the number of samples done and the total (None while unknown).
         blame: What to raise where the quantized model is at fault.
+        watch: Called with each sample and the outputs of both models by name.
 
     Raises:
         ModelError: onnxruntime cannot load the float model.
@@ -102,6 +104,8 @@ def compare(
                 raise blame(f"output '{name}' of the quantized model {problem}, sample {count}", OTHER_MODEL)
         if told is not None:
             told.add(feeds)
+        if watch is not None:
+            watch(feeds, *(dict(zip(names, outputs, strict=True)) for outputs in results))
         worst = _worst(worst, count, names, differences, before)
     if first is None:
         raise DataError("there are no samples to compare the models on", "Give at least one.")

@@ -18,9 +18,10 @@ from onnxq.progress import Observer, OnSample, working
 from onnxq.runtime.load_memory import load_memory
 from onnxq.runtime.session import ModelSource, SessionError, open_session, run_session, runs_in_segments
 from onnxq.verification.compare import time_pair
+from onnxq.verification.metrics.by_name import metric_of_name
 from onnxq.verification.metrics.greedy import CONTINUED, TEXTS
 from onnxq.verification.records import Decoding, Latency, MetricComparison
-from onnxq.verification.user_metric import compare_metric
+from onnxq.verification.user_metric import WatchedMetric, compare_metric
 
 PAST, PROMPT = 64, 128  # tokens in the cache, if there is one, in front of one token; and tokens that are read at once
 JUDGED, JUDGED_IN_SEGMENTS = 32, 8  # samples whose perplexity is measured
@@ -54,10 +55,12 @@ def measure_decoding(
     found = text_input(model)
     if found is None:
         return None
-    observer.step("decoding")
     measured = partial(_metric, float_model=float_model, quantized=quantized, progress=observer.progress)
     metrics: dict[str, MetricComparison | None] = {} if metric is None else {metric.name: metric}
-    if runs_in_segments(float_model):
+    in_segments = runs_in_segments(float_model)
+    if not in_segments or "perplexity" not in metrics:
+        observer.step("decoding")
+    if in_segments:
         if "perplexity" not in metrics:
             metrics["perplexity"] = measured("perplexity", samples=samples.limit(JUDGED_IN_SEGMENTS))
         judged = metrics["perplexity"]
@@ -82,6 +85,24 @@ def measure_decoding(
     return Decoding(
         metrics.get("perplexity"), metrics.get("greedy"), token, prompt, past, _loads(float_model, quantized)
     )
+
+
+def watched_perplexity(model: Model, samples: Samples) -> WatchedMetric | None:
+    """Return what measures the perplexity of a decoder on runs that are made anyway; None where it has none.
+
+    Args:
+        model: The float model.
+        samples: What it is run on.
+
+    """
+    infer_types(model)
+    metric = metric_of_name("perplexity")
+    if text_input(model) is None or metric is None:
+        return None
+    try:
+        return WatchedMetric(metric, samples)
+    except OnnxqError:
+        return None
 
 
 def _loads(float_model: ModelSource, quantized: ModelSource) -> tuple[int, int] | None:

@@ -6,7 +6,7 @@ A metric is a function of the user, or one of `onnxq.verification.metrics` by na
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
@@ -19,7 +19,7 @@ from onnxq.data.labels import Labels
 from onnxq.data.samples import Samples, wrap_samples
 from onnxq.data.user_function import CALLED, import_named
 from onnxq.data.validation import Sample
-from onnxq.errors import DataError, ModelError
+from onnxq.errors import DataError, ModelError, OnnxqError
 from onnxq.progress import OnSample
 from onnxq.runtime.session import ModelSource, SessionError, open_session, run_alike, run_session, runs_in_segments
 from onnxq.text import counted
@@ -259,12 +259,54 @@ class MetricJudge:
         quantized = run_alike(quantized, self._float_model)
         if isinstance(self._metric, NamedMetric) and self._reference is not None:
             run = _run(self._metric, quantized, self._samples, self._labels, self._progress)
-            value, falls = run.score(self._reference), self._metric.lower_is_better
-            doubt, distance = self._reference.doubt(), self._reference.is_distance()
-            return MetricComparison(self._name, self._float_value, value, falls, doubt, distance)
+            values = self._float_value, run.score(self._reference)
+            return _compared(self._metric, self._name, values, self._reference)
         assert not isinstance(self._metric, NamedMetric)
         value = _measure_function(self._metric, quantized, self._samples, self._name, self._progress)
         return MetricComparison(self._name, self._float_value, value)
+
+
+class WatchedMetric:
+    """Measures a named metric on what two models give elsewhere, so that it takes no runs of its own.
+
+    Args:
+        metric: It reads the samples of the data.
+        samples: From `open_samples` or `wrap_samples`.
+
+    Raises:
+        DataError: The samples lack what the metric reads.
+
+    """
+
+    def __init__(self, metric: NamedMetric, samples: Samples) -> None:
+        metric.check(samples.first_labels(), samples.inputs)
+        labels = samples.labels()
+        self._metric, self._runs = metric, (metric.begin(labels), metric.begin(labels))
+        self._failed = False
+
+    def add(self, sample: Sample, expected: Mapping[str, Any], got: Mapping[str, Any]) -> None:
+        """Take what the float model and the quantized one give for a sample."""
+        try:
+            for run, outputs in zip(self._runs, (expected, got), strict=True):
+                run.add(sample, outputs)
+        except OnnxqError:  # the models run for other figures, too
+            self._failed = True
+
+    def comparison(self) -> MetricComparison | None:
+        """Return the metric of both models; None where they do not give what it reads."""
+        if self._failed:
+            return None
+        reference, run = self._runs
+        try:
+            values = reference.score(reference), run.score(reference)
+        except OnnxqError:
+            return None
+        return _compared(self._metric, self._metric.name, values, reference)
+
+
+def _compared(metric: NamedMetric, name: str, values: tuple[float, float], reference: MetricRun) -> MetricComparison:
+    """Return the values of the float model and of the quantized one with what is to be known about them."""
+    return MetricComparison(name, *values, metric.lower_is_better, reference.doubt(), reference.is_distance())
 
 
 def compare_metric(

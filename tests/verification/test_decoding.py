@@ -11,6 +11,8 @@ from helpers import build, floats, node
 
 from onnxq.api.verify import verify
 from onnxq.data.generated_text import generated_text
+from onnxq.data.samples import input_specs, wrap_samples
+from onnxq.ir import infer_types, load
 from onnxq.ir.storage import residency
 from onnxq.pipeline import add_metrics
 from onnxq.pipeline.quantize import quantize
@@ -67,10 +69,16 @@ def test_a_metric_that_is_asked_for_is_measured_once(decoder, monkeypatch):
     assert sorted(asked) == ["greedy", "perplexity"]
 
 
-def test_a_model_in_segments_has_its_perplexity(decoder, monkeypatch):
+def test_a_model_in_segments_has_its_perplexity_without_runs_of_its_own(decoder, monkeypatch):
     path, texts = decoder
     monkeypatch.setattr(residency, "LARGE", 0)
+    monkeypatch.setattr(decoding, "compare_metric", None)
     found = quantize(path, in_blocks(4), samples=texts, output=path.with_name("q.onnx")).comparison.decoding
+    model = load(path)
+    infer_types(model)
+    alike = compare_metric("perplexity", path, path.with_name("q.onnx"), wrap_samples(texts, input_specs(model)))
+    assert found.perplexity.float_value == pytest.approx(alike.float_value, rel=1e-5)
+    assert found.perplexity.quantized_value == pytest.approx(alike.quantized_value, rel=1e-3)
     assert found.perplexity.quantized_value == pytest.approx(found.perplexity.float_value, rel=0.2)
     assert (found.greedy, found.token, found.prompt) == (None, None, None)
 
