@@ -18,7 +18,7 @@ import numpy as np
 from onnxq.errors import OnnxqError
 from onnxq.evaluator import Evaluator
 from onnxq.ir import Model, parse
-from onnxq.ops.quantized import Arithmetic
+from onnxq.ops.quantized import Arithmetic, losses_noted
 from onnxq.planning.latency import predicted_latency
 from onnxq.planning.planner import Plan
 from onnxq.planning.recipe import parse_recipe
@@ -182,7 +182,10 @@ def saturation_loss(
     with working("families"):
         if all(there == saturating.here for there in saturating.families.values()):
             return 0.0
-        exact, saturated = evaluated_sqnrs(float_model, quantized.serialize(), samples, ("exact", "saturating"))
+        encoded = quantized.serialize()
+        with losses_noted() as noted:
+            (saturated,) = evaluated_sqnrs(float_model, encoded, samples, ["saturating"])
+        (exact,) = evaluated_sqnrs(float_model, encoded, samples, ["exact"]) if noted else [saturated]
     if exact is None or saturated is None:
         return None
     return 0.0 if exact == saturated else exact - saturated

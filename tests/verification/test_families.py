@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,13 +14,16 @@ from helpers import build, floats, node, sqnr
 import onnxq
 from onnxq.cli import main
 from onnxq.cli.tables import mispredicted
-from onnxq.ir import load
+from onnxq.ir import load, parse
 from onnxq.ops.quantized import host_arithmetic
+from onnxq.verification import families
 from onnxq.verification.families import (
     FamilyFigures,
+    SaturatingFamilies,
     evaluated_sqnrs,
     recorded_latencies,
     recorded_target,
+    saturation_loss,
     shown_families,
 )
 from onnxq.verification.records import Latency
@@ -93,6 +97,30 @@ def test_outputs_that_are_sequences_are_compared(tmp_path: Path) -> None:
     assert exact is not None
     assert saturated is not None
     assert exact > saturated + 6
+
+
+@pytest.mark.parametrize(("target", "loses"), [("cpu-vnni", True), ("cpu", False)])
+def test_exact_products_run_only_where_others_lose(monkeypatch: pytest.MonkeyPatch, target: str, loses: bool) -> None:
+    weight = onnx.numpy_helper.from_array(np.abs(floats(256, 64, seed=1)) + 0.5, "w")
+    x, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [64, k]) for n, k in (("x", 256), ("y", 64)))
+    graph = onnx.helper.make_graph([node("MatMul", "x w", "y")], "product", [x], [y], [weight])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    samples = [{"x": np.random.default_rng(2).uniform(0, 1, (64, 256)).astype(np.float32)}]
+    report = onnxq.quantize(model, "static-int8", samples=samples, target=target)
+    assert report.encoded is not None
+    run: list[str] = []
+
+    def counted(*given: Any) -> list[float | None]:
+        run.extend(given[3])
+        return evaluated_sqnrs(*given)
+
+    monkeypatch.setattr(families, "evaluated_sqnrs", counted)
+    lost = saturation_loss(
+        SaturatingFamilies({"cpu-avx2": True}, here=False), model.SerializeToString(), parse(report.encoded), samples
+    )
+    assert lost is not None
+    assert (lost > 6) == loses
+    assert run == ["saturating", "exact"][: 1 + loses]
 
 
 def test_what_was_predicted_is_in_the_model(wide) -> None:

@@ -25,7 +25,7 @@ from onnxq.ops.quantized.dynamic import dynamic_quantize_linear
 from onnxq.ops.quantized.integer import mat_mul_integer
 from onnxq.ops.quantized.linear import dequantize_linear, quantize_linear
 from onnxq.ops.quantized.qlinear import q_linear_conv, q_linear_mat_mul
-from onnxq.ops.quantized.saturating import Arithmetic, host_arithmetic, integer_arithmetic
+from onnxq.ops.quantized.saturating import Arithmetic, host_arithmetic, integer_arithmetic, losses_noted
 
 __all__ = [
     "Arithmetic",
@@ -37,6 +37,7 @@ __all__ = [
     "gather_block_quantized",
     "host_arithmetic",
     "integer_arithmetic",
+    "losses_noted",
     "mat_mul_integer",
     "mat_mul_integer_to_float",
     "mat_mul_n_bits",

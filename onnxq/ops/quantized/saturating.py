@@ -51,6 +51,7 @@ KEPT = 1 << 21
 """Bytes of memory that a thread keeps at most: fresh memory from the system costs as much as a pass over it."""
 
 _ARITHMETIC: ContextVar[Arithmetic] = ContextVar("integer_arithmetic", default="exact")
+_LOSSES: ContextVar[list[bool] | None] = ContextVar("saturation_losses", default=None)
 
 
 @contextmanager
@@ -61,6 +62,17 @@ def integer_arithmetic(kind: Arithmetic) -> Iterator[None]:
         yield
     finally:
         _ARITHMETIC.reset(token)
+
+
+@contextmanager
+def losses_noted() -> Iterator[list[bool]]:
+    """Yield a list that stays empty as long as no product inside the `with` block loses anything by saturation."""
+    noted: list[bool] = []
+    token = _LOSSES.set(noted)
+    try:
+        yield noted
+    finally:
+        _LOSSES.reset(token)
 
 
 def host_arithmetic() -> Arithmetic:
@@ -148,10 +160,12 @@ class Lost:
             place = np.full(len(total), place.size)
             place[pairs.columns] = pairs.place
         rows = min(length, max(SUMS // pairs.place.size, 32))
-        buffers = _Buffers(pairs, rows)
+        buffers, noted = _Buffers(pairs, rows), _LOSSES.get()
         for start in range(0, length, rows):
             part = slice(start, start + rows)
             lost = _excess(pairs, codes[:, part].astype(np.uint16, order="C"), buffers)[place]
+            if noted is not None and not noted and lost.any():
+                noted.append(True)
             if few:
                 total[pairs.columns, part] -= lost
             else:
