@@ -10,7 +10,7 @@ import io
 import re
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 MOST_WORDS = 25
@@ -86,10 +86,10 @@ def objections_to_page(page: str) -> list[str]:
     return found + [f"longer than {MOST_COLUMNS} columns: {line}" for line in long]
 
 
-def prose_of_module(source: str, tree: ast.Module) -> Iterator[str]:
+def prose_of_module(source: str, nodes: Sequence[ast.AST]) -> Iterator[str]:
     """Take a module's words: docstrings by paragraph, blocks of comments, and strings that hold a sentence."""
     seen = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text is not None:
@@ -97,7 +97,7 @@ def prose_of_module(source: str, tree: ast.Module) -> Iterator[str]:
                 for block in re.split(r"\n\s*\n", text):
                     if not re.search(r"^ {4}|\||^>>>|^Tests: ", block, re.MULTILINE):
                         yield from re.split(r"\n\s*(?:[*-]|\d+\.) ", block)
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             seen |= {id(part) for part in node.values}  # told as one
             yield "".join(v.value if isinstance(v, ast.Constant) else "CODE" for v in node.values)  # type: ignore[misc]
@@ -124,9 +124,9 @@ def comments(source: str) -> Iterator[str]:
 
 def objections_to_module(source: str) -> list[str]:
     """Say what the guide objects to in the docstrings, comments and messages of a module."""
-    tree = ast.parse(source)
-    found = [sentence for block in prose_of_module(source, tree) for sentence in objections(block)]
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(ast.parse(source)))
+    found = [sentence for block in prose_of_module(source, nodes) for sentence in objections(block)]
+    for node in nodes:
         function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         if function and (ast.get_docstring(node) or "").startswith("Give "):
             found.append(f"a docstring opens with Give: {node.name}")
