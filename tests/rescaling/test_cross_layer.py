@@ -19,8 +19,8 @@ from onnxq.planning.recipe import load_recipe
 from onnxq.rescaling.cross_layer import Rescaling, channel_axes, channel_kinds, equalize
 
 MODELS = Path(__file__).parents[2] / "sample_models"
-TEST = np.load(MODELS / "digits_test.npz")["image"][:300]
-CALIBRATION = [{"image": image[None]} for image in np.load(MODELS / "digits_calibration.npz")["image"][:48]]
+TEST = np.load(MODELS / "digits_test.npz")["image"][:150]
+CALIBRATION = [{"image": image[None]} for image in np.load(MODELS / "digits_calibration.npz")["image"][:24]]
 
 
 def measure(model: Model, axes: dict[str, int], samples=CALIBRATION) -> Stats:

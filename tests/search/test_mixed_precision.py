@@ -462,10 +462,10 @@ def test_a_bargain_counts_what_follows_it_into_float():
 @pytest.mark.parametrize("allow", ["", 'allow = ["com.microsoft"]\n'])
 def test_scales_by_block_come_before_float_where_they_are_allowed(tmp_path, allow, monkeypatch):
     monkeypatch.setattr("onnxq.search.budget.GOALS", ())  # the free run stays where it is
-    path = chain(tmp_path, [1, 1, 200, 1], rows=64, width=256)
+    path = chain(tmp_path, [1, 1, 200, 1], rows=64, width=128)
     recipe = tmp_path / "auto.toml"
     recipe.write_text(AUTO + allow)
-    samples = [{"x": floats(64, 256, seed=50 + i)} for i in range(6)]
+    samples = [{"x": floats(64, 128, seed=50 + i)} for i in range(6)]
     reached = quantize(path, recipe, output=tmp_path / "free.onnx", samples=samples).comparison.worst_sqnr
     output = tmp_path / "bound.onnx"
     quantize(path, recipe, output=output, samples=samples, budget=Budget(reached + 4))
