@@ -65,7 +65,7 @@ def conv(
     if 0 in result_shape or not x.size:
         bias = np.zeros(w.shape[0], x.dtype) if b is None else b
         return np.broadcast_to(per_channel(bias, x.ndim), result_shape).copy()
-    x = padded(x, windows)
+    x = padded(x, windows, lines=int(set(windows.strides) == {1}))  # room for the last taps, see `_flattened`
     if math.prod(windows.kernel) == 1:
         return _pointwise(x, w, b, group, windows)
     if w.shape[1] == 1 and group > 1:
@@ -83,12 +83,12 @@ def _pointwise(x: Array, w: Array, b: Array | None, group: int, windows: Windows
     x = x[(slice(None), slice(None), *windows.slices((0,) * len(windows.kernel)))]
     batch, channels = x.shape[:2]
     positions = math.prod(windows.output)
-    columns = x.astype(np.float64).reshape(batch, group, channels // group, positions)
-    product = np.matmul(w.astype(np.float64).reshape(group, -1, channels // group), columns)
+    columns = x.astype(np.float64, copy=False).reshape(batch, group, channels // group, positions)
+    product = np.matmul(w.astype(np.float64, copy=False).reshape(group, -1, channels // group), columns)
     product = product.reshape(batch, w.shape[0], *windows.output)
     if b is not None:
         product += per_channel(b, x.ndim)
-    return np.asarray(product.astype(x.dtype))
+    return np.asarray(product.astype(x.dtype, copy=False))
 
 
 def _flattened(x: Array, windows: Windows) -> tuple[Array, tuple[int, ...]]:

@@ -110,8 +110,16 @@ def lay_windows(
     )
 
 
-def padded(x: Array, windows: Windows, fill: Any = 0) -> Array:
-    """Return X [N, C, ...] with the padding of its windows, X itself when there is none; negative padding crops."""
+def padded(x: Array, windows: Windows, fill: Any = 0, *, lines: int = 0) -> Array:
+    """Return X [N, C, ...] with the padding of its windows, X itself when there is none; negative padding crops.
+
+    Args:
+        x: The tensor.
+        windows: Of an operator over it.
+        fill: What is around it.
+        lines: Further lines behind each map, along its first axis, where it is padded anyway.
+
+    """
     end = [e + extra for e, extra in zip(windows.end, windows.extra, strict=True)]
     if not any(windows.begin) and not any(end):
         return x
@@ -119,7 +127,9 @@ def padded(x: Array, windows: Windows, fill: Any = 0) -> Array:
     x = x[(slice(None), slice(None), *source)]
     begin = [max(b, 0) for b in windows.begin]
     shape = [b + size + max(e, 0) for b, size, e in zip(begin, x.shape[2:], end, strict=True)]
-    result = np.full((*x.shape[:2], *shape), fill, x.dtype)
+    shape[0] += lines
+    made = (*x.shape[:2], *shape)
+    result = np.zeros(made, x.dtype) if not fill else np.full(made, fill, x.dtype)  # the system zeroes fresh memory
     inside = [slice(b, b + size) for b, size in zip(begin, x.shape[2:], strict=True)]
     result[(slice(None), slice(None), *inside)] = x
     return result
