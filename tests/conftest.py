@@ -16,7 +16,7 @@ from onnxq.report import details
 from onnxq.targets import host
 from onnxq.verification import compare, decoding
 
-BRIEF, OF_BENCHMARKS = 0.01, compare.TIMING_SECONDS  # seconds for each model
+BRIEF, OF_BENCHMARKS = 0.002, compare.TIMING_SECONDS  # seconds for each model
 
 # How fast examples are made says how busy the machine is, not whether the code is right.
 settings.register_profile("patient", suppress_health_check=[HealthCheck.too_slow], deadline=None)
