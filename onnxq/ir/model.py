@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -64,6 +65,7 @@ class Model:
         metadata: Key-value pairs of `metadata_props`.
         has_functions: Whether it has model-local functions.
         typed: The graph whose types were inferred, its revision and the operator sets then; None before.
+        symbolic: Sizes that follow from those types, and which they are; see `shapes_of`.
 
     """
 
@@ -71,6 +73,7 @@ class Model:
         self.source = data
         self.path = path
         self.typed: tuple[Graph, int, dict[str, int]] | None = None
+        self.symbolic: tuple[object, Any] | None = None
         self.read(data)
 
     def read(self, data: memoryview) -> None:
@@ -246,7 +249,7 @@ class Model:
         made.opsets, made.metadata, made.has_functions = dict(self.opsets), dict(self.metadata), self.has_functions
         made.ir_version = max(self.ir_version, 4) if self.graph.dirty else self.ir_version
         made._loaded = self._loaded
-        made.graph = clone_graph(self.graph)
+        made.graph, made.symbolic = clone_graph(self.graph), None
         made.typed = (made.graph, made.graph.revision, made.opsets.copy()) if self.is_typed else None
         return made
 

@@ -16,7 +16,7 @@ from onnxq.ir.match import Failure, Match, NoMatch, Operator, attempt, match
 from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import Change, register_pass
 from onnxq.ir.patch import Patch, named_after
-from onnxq.ir.shape_inference.symbolic import Shapes
+from onnxq.ir.shape_inference.symbolic import Shapes, shapes_of
 
 Build = Callable[..., Value]
 
@@ -59,7 +59,7 @@ class Rewrite:
                 if found is None or not taken.isdisjoint(found.claimed):
                     continue
                 if self.shapes and shapes is None:
-                    shapes = Shapes(graph, model.opset)
+                    shapes = shapes_of(model, graph)
                 try:
                     change = self._change(found, shapes)
                 except NoMatch:
@@ -86,7 +86,7 @@ class Rewrite:
         if self.main_graph and node.graph is not model.graph:
             return "it stands in a body, and the pass works on the main graph"
         try:
-            self._change(found, Shapes(node.graph, model.opset) if self.shapes else None)
+            self._change(found, shapes_of(model, node.graph) if self.shapes else None)
         except NoMatch as error:
             return str(error)
         return ""

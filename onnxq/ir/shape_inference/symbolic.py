@@ -10,6 +10,7 @@ from __future__ import annotations
 from onnx import TensorProto
 
 from onnxq.ir.graph import Graph, Node, Value
+from onnxq.ir.model import Model
 from onnxq.ir.shape_inference.dims import Shape, Size, fresh
 from onnxq.ir.shape_inference.rules import RULES
 from onnxq.ir.shape_inference.values import MOST_CONTENT, content_of
@@ -93,3 +94,20 @@ class Shapes:
             return rule(self, node, output, shapes)
         except (IndexError, TypeError):  # an input of a rank that the operator does not take, or of unknown rank
             return None
+
+
+def shapes_of(model: Model, graph: Graph | None = None) -> Shapes:
+    """Return the shapes of a model's main graph, found once until something changes, or those of a body.
+
+    Args:
+        model: The model.
+        graph: The body.
+
+    """
+    if not model.is_typed or (graph is not None and graph is not model.graph):
+        return Shapes(graph or model.graph, model.opset)
+    known = model.symbolic
+    if known is None or known[0] is not model.typed:
+        known = model.symbolic = model.typed, Shapes(model.graph, model.opset)
+    shapes: Shapes = known[1]
+    return shapes

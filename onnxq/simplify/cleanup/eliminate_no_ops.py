@@ -13,7 +13,7 @@ from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch
 from onnxq.ir.schemas import BROADCASTING
 from onnxq.ir.shape_inference.rules import slices
-from onnxq.ir.shape_inference.symbolic import Shapes
+from onnxq.ir.shape_inference.symbolic import Shapes, shapes_of
 
 MOVES_NOTHING = operators_with(Trait.IN_ORDER) | {"Expand"}  # which does so if it repeats nothing
 MOST = 1 << 16  # elements of a constant that are looked at
@@ -26,7 +26,7 @@ def eliminate_no_ops(model: Model) -> Iterator[Patch]:
     Shapes count as equal where they are the same numbers, and the same sizes followed from `Shape` (see `Shapes`).
     """
     graph = model.graph
-    shapes = Shapes(graph, model.opset)
+    shapes = shapes_of(model)
     gone: dict[Value, Value] = {}
     for node in graph.nodes:
         if node.domain or len([o for o in node.outputs if o is not None]) != 1 or node.outputs[0] is None:

@@ -19,7 +19,7 @@ from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch
 from onnxq.ir.shape_inference.dims import Shape, Size
-from onnxq.ir.shape_inference.symbolic import Shapes
+from onnxq.ir.shape_inference.symbolic import Shapes, shapes_of
 
 SHAPED = ("Expand", "Reshape")
 COPY, REST = 0, -1  # in the target of a Reshape: the size that the input has there, and what is left of the elements
@@ -31,7 +31,7 @@ def fold_shape_computations(model: Model) -> Iterator[Patch]:
     """Describe one change for each Reshape and Expand of the main graph whose shape needs no computation."""
     graph = model.graph
     computed = [node for node in graph.nodes if _is_computed(node)]
-    shapes = Shapes(graph, model.opset) if computed else None
+    shapes = shapes_of(model) if computed else None
     made: dict[tuple[int, ...], Value] = {}
     for node in computed:
         assert shapes is not None

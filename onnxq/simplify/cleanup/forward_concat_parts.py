@@ -14,7 +14,7 @@ from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import Change, register_pass
 from onnxq.ir.patch import Patch
 from onnxq.ir.shape_inference.rules import slices
-from onnxq.ir.shape_inference.symbolic import Shapes
+from onnxq.ir.shape_inference.symbolic import Shapes, shapes_of
 
 AxisRange = tuple[int, int]  # from where to where a node takes elements of an axis
 
@@ -23,17 +23,17 @@ AxisRange = tuple[int, int]  # from where to where a node takes elements of an a
 def forward_concat_parts(model: Model) -> Iterator[Change]:
     """Describe one change for each Slice or Split that takes whole inputs of a Concat, along its axis."""
     for graph in model.graph.graphs():
-        yield from _in_graph(graph, model.opset)
+        yield from _in_graph(graph, model)
 
 
-def _in_graph(graph: Graph, opset: int) -> Iterator[Change]:
+def _in_graph(graph: Graph, model: Model) -> Iterator[Change]:
     shapes: Shapes | None = None
     gone: dict[Value, Value] = {}
     for node in graph.nodes:
         joined = _joined(node)
         if joined is None:
             continue
-        shapes = Shapes(graph, opset) if shapes is None else shapes
+        shapes = shapes_of(model, graph) if shapes is None else shapes
         taken = _taken(node, joined, shapes)
         if taken is None:
             continue

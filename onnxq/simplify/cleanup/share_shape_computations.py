@@ -19,7 +19,7 @@ from onnxq.ir.pass_manager import Change, register_pass
 from onnxq.ir.patch import Patch
 from onnxq.ir.schemas import RANDOM
 from onnxq.ir.shape_inference.dims import Shape, product
-from onnxq.ir.shape_inference.symbolic import INTEGERS, Shapes
+from onnxq.ir.shape_inference.symbolic import INTEGERS, Shapes, shapes_of
 from onnxq.ir.shape_inference.values import MOST_CONTENT
 from onnxq.ir.tensor import ArrayTensor
 from onnxq.simplify.regions.constant_values import ARITHMETIC, known_array
@@ -38,7 +38,7 @@ def share_shape_computations(model: Model) -> Iterator[Change]:
     """Describe one change for each node of the main graph that computes from sizes what is there, or is a constant."""
     graph = model.graph
     if any(node.op_type in MAKERS and not node.domain for node in graph.nodes):
-        yield from _Sizes(graph, Shapes(graph, model.opset)).changes()
+        yield from _Sizes(graph, shapes_of(model)).changes()
 
 
 class _Sizes:

@@ -16,7 +16,7 @@ from onnxq.ir.graph import Graph, Node, Value
 from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch, named_after
-from onnxq.ir.shape_inference.symbolic import Shapes
+from onnxq.ir.shape_inference.symbolic import shapes_of
 from onnxq.simplify.regions.axis_tracking import Dims, dims_of
 
 FIRST_OPSET = 13  # before, Softmax works on all axes from its own on
@@ -32,7 +32,7 @@ def softmax_last_axis(model: Model) -> Iterator[Patch]:
     """
     if model.opset >= FIRST_OPSET and all(_fixed(value) for value in model.graph.inputs):
         for graph in model.graph.graphs():
-            yield from _in_graph(graph, model.opset)
+            yield from _in_graph(graph, model)
 
 
 def _fixed(value: Value) -> bool:
@@ -51,9 +51,9 @@ def wide_behind(shape: Dims, axis: int) -> int:
     return sum(size != 1 for size in shape[axis + 1 :])
 
 
-def _in_graph(graph: Graph, opset: int) -> Iterator[Patch]:
+def _in_graph(graph: Graph, model: Model) -> Iterator[Patch]:
     nodes = [node for node in graph.nodes if node.op_type in ("Softmax", "LogSoftmax") and not node.domain]
-    shapes = Shapes(graph, opset) if nodes else None
+    shapes = shapes_of(model, graph) if nodes else None
     for node in nodes:
         shape = dims_of(node.inputs[0], shapes) if shapes is not None else None
         if shape is None:

@@ -21,7 +21,7 @@ from onnxq.ir.graph import Graph, Node, Value
 from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch, named_after
-from onnxq.ir.shape_inference.symbolic import Shapes
+from onnxq.ir.shape_inference.symbolic import Shapes, shapes_of
 from onnxq.ir.tensor import ArrayTensor, DeferredTensor, Tensor
 from onnxq.simplify.regions.axis_tracking import dims_of
 
@@ -75,7 +75,7 @@ def einsum_to_matmul(model: Model) -> Iterator[Patch]:
     """Describe one change for each Einsum of an activation and a constant that is a product of matrices."""
     for graph in model.graph.graphs():
         nodes = [node for node in graph.nodes if node.op_type == "Einsum" and not node.domain]
-        shapes = Shapes(graph, model.opset) if nodes else None
+        shapes = shapes_of(model, graph) if nodes else None
         matrices: dict[tuple[Value, tuple[int, ...], tuple[int, ...]], Value] = {}
         for node in nodes:
             product = _product(node, shapes) if shapes is not None else None

@@ -41,12 +41,12 @@ def fuse_layer_normalization(model: Model) -> Iterator[Change]:
     not the last ones.
     """
     for graph in model.graph.graphs():
-        yield from _in_graph(graph, model.opset)
+        yield from _in_graph(model, graph)
 
 
-def _in_graph(graph: Graph, opset: int) -> Iterator[Change]:
+def _in_graph(model: Model, graph: Graph) -> Iterator[Change]:
     taken: set[Node] = set()
-    for region in find_regions(graph, opset):
+    for region in find_regions(model, graph):
         found = _recognise(region, taken)
         if found is not None:
             exit, parameters = found

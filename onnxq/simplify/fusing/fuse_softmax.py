@@ -30,12 +30,12 @@ def fuse_softmax(model: Model) -> Iterator[Change]:
     exponentials may overflow; the operator then gives a result where the nodes gave none.
     """
     for graph in model.graph.graphs():
-        yield from _in_graph(graph, model.opset)
+        yield from _in_graph(model, graph)
 
 
-def _in_graph(graph: Graph, opset: int) -> Iterator[Change]:
+def _in_graph(model: Model, graph: Graph) -> Iterator[Change]:
     taken: set[Node] = set()
-    for region in find_regions(graph, opset):
+    for region in find_regions(model, graph):
         found = _recognise(region, taken)
         if found is not None:
             exit, op_type, axis = found

@@ -17,7 +17,7 @@ from onnxq.ir.graph import Graph, Node, Value
 from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch, named_after
-from onnxq.ir.shape_inference.symbolic import Shapes
+from onnxq.ir.shape_inference.symbolic import shapes_of
 from onnxq.ops.kernels.arrays import Array
 from onnxq.simplify.regions.trial_moves import PARTS, VIEWS, numbered
 
@@ -35,7 +35,7 @@ class Moved(NamedTuple):
 @register_pass(order=275, note="rewrote {} shuffle{s} of channels as Gather")
 def shuffle_to_gather(model: Model) -> Iterator[Patch]:
     """Describe one change for each value that operators make which come to a Gather of channels."""
-    shapes = Shapes(model.graph, model.opset)
+    shapes = shapes_of(model)
     for graph in model.graph.graphs():
         for node in graph.nodes:
             source = node.inputs[0] if node.operator == "Reshape" else None

@@ -16,7 +16,7 @@ from onnxq.ir.graph import Graph, Node, Value
 from onnxq.ir.model import Model
 from onnxq.ir.pass_manager import register_pass
 from onnxq.ir.patch import Patch, named_after
-from onnxq.ir.shape_inference.symbolic import Shapes
+from onnxq.ir.shape_inference.symbolic import Shapes, shapes_of
 from onnxq.ops.kernels.arrays import Array
 from onnxq.simplify.regions.trial_moves import MOST_ELEMENTS, VIEWS, numbered
 
@@ -35,7 +35,7 @@ class Repeated(NamedTuple):
 @register_pass(order=270, opset=OPSET, note="rewrote {} Tile upsampling{s} as Resize")
 def tile_to_resize(model: Model) -> Iterator[Patch]:
     """Describe one change for each chain of Tile and operators that move axes which comes to a Resize."""
-    shapes = Shapes(model.graph, model.opset)
+    shapes = shapes_of(model)
     for graph in model.graph.graphs():
         yield from _in_graph(graph, shapes)
 

@@ -13,10 +13,10 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.evaluator.schedule import bind
-from onnxq.ir.graph import Graph, Node, Value
+from onnxq.ir import Graph, Model, Node, Value
 from onnxq.ir.operator_traits import Trait, operators_with
 from onnxq.ir.schemas import BROADCASTING
-from onnxq.ir.shape_inference.symbolic import Shapes
+from onnxq.ir.shape_inference.symbolic import shapes_of
 from onnxq.ops.kernels.arrays import Array
 from onnxq.ops.kernels.registry import find_kernel
 from onnxq.simplify.regions.axis_tracking import CASTS, VIEWS, AxisLayout, aligned, dims_of, reduced_axes, view
@@ -31,18 +31,19 @@ ELEMENTWISE = operators_with(Trait.ELEMENTWISE) - CASTS
 KINKED = operators_with(Trait.KINKED)
 
 
-def find_regions(graph: Graph, opset: int) -> Iterator[Region]:
+def find_regions(model: Model, graph: Graph) -> Iterator[Region]:
     """Visit the regions of a graph (its bodies not included) around each reduction, in graph order.
 
     A region's entry is what the reduction reads, or what the operator before reads.
     """
+    opset = model.opset
     if opset < BROADCASTING:
         return
     reductions = [node for node in graph.nodes if node.op_type in REDUCTIONS and not node.domain and node.inputs[0]]
     if not reductions:
         return
     position = {node: index for index, node in enumerate(graph.nodes)}
-    shapes = Shapes(graph, opset)
+    shapes = shapes_of(model, graph)
     for node in reductions:
         source = node.inputs[0]
         dims = dims_of(source, shapes)
