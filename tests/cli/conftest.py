@@ -45,5 +45,5 @@ def digits_int8(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small model in 8 bit, made once: copy it, never write to it."""
     output = tmp_path_factory.mktemp("quantized") / "q.onnx"
     source, data = SAMPLES / "digits_cnn.onnx", SAMPLES / "digits_calibration.npz"
-    quantize(source, output=output, data=[data], sample_limit=8)
+    quantize(source, output=output, data=[data], sample_limit=8, fast=True)
     return output
