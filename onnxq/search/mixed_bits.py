@@ -33,7 +33,7 @@ from onnxq.rounding.layer_by_layer import BlockJob, block_jobs, can_step
 from onnxq.rounding.tied_tables import tied_tables
 from onnxq.rounding.weights import WeightKey, Weights
 from onnxq.search.bit_losses import SCALE, Coding, measure_losses
-from onnxq.search.mixed_precision import shortest_prefix
+from onnxq.search.noise_cuts import shortest_prefix
 from onnxq.search.size_search import ALLOW_LARGER, written_bytes
 from onnxq.stages.finish import finalize
 from onnxq.stages.measure import choose_qparams

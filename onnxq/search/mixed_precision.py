@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 from onnxq.ir import Model
 from onnxq.planning.decision import Choices, Override, node_key
@@ -24,12 +23,10 @@ from onnxq.search.candidates import (
     reason_for,
     within_cost,
 )
-from onnxq.search.noise_cuts import NoiseCuts
+from onnxq.search.noise_cuts import NoiseCuts, shortest_prefix
 from onnxq.search.sqnr_evaluator import ENOUGH
 from onnxq.search.variants import Variants
 from onnxq.stages.prepare import expected_bytes, spared_bytes
-
-T = TypeVar("T")
 
 # Terms of a trade: dB that are expected of a node, dB for the whole time (0.6 for 1 %), the most that it may take
 LEAST_GAIN, GAIN_FOR_TIME, MOST_FOR_ONE = 1.0, 60.0, 0.03
@@ -275,18 +272,6 @@ def _lowered(found: _Stage, few: Sequence[Candidate], lower: int) -> tuple[_Stag
 
     kept = few[:0] if suffices(few[:0]) else shortest_prefix(few, suffices)
     return rest(kept), kept
-
-
-def shortest_prefix(ranked: Sequence[T], suffices: Callable[[Sequence[T]], bool]) -> Sequence[T]:
-    """Find by bisection how much of a list suffices from its front, if all of it does and nothing does not."""
-    few, enough = 0, len(ranked)  # `few` is not enough
-    while enough - few > 1:
-        middle = (few + enough) // 2
-        if suffices(ranked[:middle]):
-            enough = middle
-        else:
-            few = middle
-    return ranked[:enough]
 
 
 def _kept(move: Candidate) -> Override:

@@ -2,7 +2,8 @@
 
 A node costs time in float, and so do the conversions and changes of layout around it. Neighbours that go together share
 them. A minimum cut over times and prices gives the plan of least error for its time, as a Lagrangian does. Plans by
-higher prices have more nodes in float, so bisection finds the lowest price whose plan meets a goal.
+higher prices have more nodes in float, so bisection finds the lowest price whose plan meets a goal. A price can have no
+plan between two that differ by a whole region. Nodes of such a region go to float one by one, as far as it takes.
 
 Tests: `tests/search/test_noise_cuts.py`.
 """
@@ -12,13 +13,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 from onnxq.planning.decision import Choices, node_key
 from onnxq.planning.latency import planned_time
 from onnxq.planning.planner import plan_again
-from onnxq.search.candidates import Candidate, is_priced
+from onnxq.search.candidates import Candidate, benefit_per_cost, is_priced
 from onnxq.search.variants import Variants
 
+T = TypeVar("T")
+
+LEAST_GAP = 0.02  # of the time, between two plans from which on others between them are tried
 EXPONENTS = range(-8, 25)  # all noise together is priced at so many powers of √2 of the time of the model
 
 
@@ -45,7 +51,7 @@ class NoiseCuts:
         """
         low, high = 0, len(EXPONENTS) - 1
         tried: dict[frozenset[str], bool] = {frozenset(settled): False}
-        found: Choices | None = None
+        found, missed = None, settled
         while low <= high:
             middle = (low + high) // 2
             choices = self._choices(moves, settled, EXPONENTS[middle])
@@ -54,8 +60,25 @@ class NoiseCuts:
             if tried[keys]:
                 found, high = choices, middle - 1
             else:
-                low = middle + 1
+                missed, low = choices, middle + 1
+        if found is not None:
+            found = self._between(missed, found, moves, meets)
         return found if found is not None and self._cost(found) - self._cost(settled) <= max_time else None
+
+    def _between(
+        self, missed: Choices, found: Choices, moves: Sequence[Candidate], meets: Callable[[Choices], bool]
+    ) -> Choices:
+        """Return choices that meet a goal between two plans, the first of which misses it, or the second."""
+        more = [move for move in moves if move.key in found.keys() - missed.keys()]
+        if len(more) < 2 or self._cost(found) - self._cost(missed) < LEAST_GAP:
+            return found
+        more.sort(key=partial(benefit_per_cost, max(len(move.ways) for move in more) - 1))
+
+        def given(few: Sequence[Candidate]) -> Choices:
+            return {**missed, **{move.key: found[move.key] for move in few}}
+
+        few = given(shortest_prefix(more, lambda few: meets(given(few))))
+        return few if self._cost(few) < self._cost(found) else found
 
     def _choices(self, moves: Sequence[Candidate], settled: Choices, exponent: int) -> Choices:
         """Return float for those nodes that are too noisy for their time by a price."""
@@ -82,3 +105,15 @@ def noise_cuts(variants: Variants, ranked: Sequence[Candidate]) -> NoiseCuts | N
     moves = [move for move in ranked if move.computes]
     one_way = sum(len(move.ways) == 1 for move in moves)
     return NoiseCuts(variants) if is_priced(variants.prepared.plan) and 2 * one_way > len(moves) else None
+
+
+def shortest_prefix(ranked: Sequence[T], suffices: Callable[[Sequence[T]], bool]) -> Sequence[T]:
+    """Find by bisection how much of a list suffices from its front, if all of it does and nothing does not."""
+    few, enough = 0, len(ranked)  # `few` is not enough
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        if suffices(ranked[:middle]):
+            enough = middle
+        else:
+            few = middle
+    return ranked[:enough]

@@ -25,7 +25,7 @@ from onnxq.planning.decision import FOR_SIZE, Choices, Decision, Override
 from onnxq.planning.planner import form_of, node_key
 from onnxq.planning.recipe import load_recipe
 from onnxq.search.bias_correction import bias_adder, shift_biases
-from onnxq.search.mixed_precision import shortest_prefix
+from onnxq.search.noise_cuts import shortest_prefix
 from onnxq.search.sensitivity import sensitivity
 from onnxq.search.variants import Variants
 from onnxq.stages.finish import finalize

@@ -20,7 +20,8 @@ from onnxq.progress import Silent
 from onnxq.search.budget import Budget, meet_accuracy, towards_goals
 from onnxq.search.candidates import Candidate, Option, find_candidates, within_cost
 from onnxq.search.held_out import HoldoutSplit
-from onnxq.search.mixed_precision import SearchResult, cheap_wins, decibels_without, fewest_float_nodes, shortest_prefix
+from onnxq.search.mixed_precision import SearchResult, cheap_wins, decibels_without, fewest_float_nodes
+from onnxq.search.noise_cuts import shortest_prefix
 from onnxq.search.sensitivity import sensitivity
 from onnxq.search.sqnr_evaluator import ENOUGH, SqnrEvaluator
 from onnxq.search.variants import Variants, calibrate_and_round

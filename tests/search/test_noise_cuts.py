@@ -86,6 +86,16 @@ def test_the_lowest_price_that_meets_a_goal_is_found(variants: Variants, moves: 
     assert cuts.cheapest(moves, {}, meets, 0.0) is None
 
 
+def test_nodes_between_two_plans_are_tried_one_by_one(variants: Variants, moves: list[Candidate]) -> None:
+    """One Conv alone costs its conversions, which no price pays as long as all its neighbours come cheaper."""
+    cuts = NoiseCuts(variants)
+    every = {move.key: move.ways[-1].choice for move in moves}
+    found = cuts._between({}, every, moves, lambda choices: "c3" in choices)
+    assert list(found) == ["c3"]
+    assert cuts._between({}, every, moves, lambda choices: len(choices) == len(moves)) == every
+    assert cuts._between({}, {"c3": every["c3"]}, moves, lambda choices: True) == {"c3": every["c3"]}
+
+
 def test_choices_that_stay_are_kept(variants: Variants, moves: list[Candidate]) -> None:
     settled = {"c0": moves[0].ways[-1].choice}
     found = NoiseCuts(variants).cheapest(moves[1:], settled, lambda choices: "c3" in choices, 10.0)
