@@ -97,10 +97,10 @@ def session(path: Path) -> ort.InferenceSession:
 
 
 def log_probabilities(run: ort.InferenceSession, ids: np.ndarray) -> np.ndarray:
-    """Return float64 `[length, tokens]` of one window."""
-    logits = run.run(None, {run.get_inputs()[0].name: ids[None]})[0][0].astype(np.float64)
+    """Return float32 `[length, tokens]` of one window, of sums in float64."""
+    logits = run.run(None, {run.get_inputs()[0].name: ids[None]})[0][0].astype(np.float32)
     logits -= logits.max(axis=-1, keepdims=True)
-    logits -= np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    logits -= np.log(np.exp(logits).sum(axis=-1, keepdims=True, dtype=np.float64)).astype(np.float32)
     return np.asarray(logits)
 
 
@@ -121,11 +121,12 @@ def figures(
         read, told = window[:-1], window[1:, None]
         one = log_probabilities(float_run, read)
         shares = np.exp(one)
-        losses.append(-np.take_along_axis(one, told, -1).mean())
+        losses.append(-np.take_along_axis(one, told, -1).mean(dtype=np.float64))
         found = []
         for run in runs:
             two = log_probabilities(run, read)
-            found.append((-np.take_along_axis(two, told, -1).mean(), (shares * (one - two)).sum(axis=-1).mean()))
+            apart = np.einsum("lt,lt->l", shares, one - two)
+            found.append((-np.take_along_axis(two, told, -1).mean(dtype=np.float64), apart.mean(dtype=np.float64)))
         others.append(found)
     base, made = np.array(losses), np.array(others)
     perplexity = float(np.exp(base.mean()))
