@@ -52,6 +52,7 @@ from onnxq.verification.layerwise import with_layers
 from onnxq.verification.user_metric import try_metric
 
 FITTED = ", the ones calibrated on"
+ROUNDS = 3  # of a search for what other samples are expected to need
 RANDOM_SAMPLES = 4  # without data: enough to time a model and to see that it runs
 
 
@@ -128,11 +129,12 @@ def _choose_and_rewrite(
     if samples is not None and stats is None and not prepared.fast:
         observer.step("cross-validate")
         halves = cross_validate(variants, outcome.choices)
-        if halves is not None and not budget.is_set:
-            choices = meet_goal_held_out(variants, outcome.choices, halves)
-            if choices != outcome.choices:
-                outcome = meet_size(variants, budget, replace(outcome, choices=choices))
-                halves = cross_validate(variants, outcome.choices)
+        for _ in range(0 if budget.is_set else ROUNDS):
+            choices = outcome.choices if halves is None else meet_goal_held_out(variants, outcome.choices, halves)
+            if choices == outcome.choices:
+                break
+            outcome = meet_size(variants, budget, replace(outcome, choices=choices))
+            halves = cross_validate(variants, outcome.choices)
     kept = variants if prepared.fast and samples is not None and budget.max_size is None else None
     return _rewrite(variants, outcome, halves, request), kept
 

@@ -276,10 +276,11 @@ def meet_goal_held_out(variants: Variants, choices: Choices, shown: CrossValidat
     if halves is None or not opened or shown.least(count) >= GOALS[0][0] + HALF_AWAY:
         return choices
     fitted = variants.split.goal_evaluator.output_sqnrs(variants.model(choices))
-    if shown.least(count, fitted) >= GOALS[0][0]:
+    missing = GOALS[0][0] - shown.least(count, fitted)
+    if missing <= 0:
         return choices
     if not _saves_little(variants, choices):
-        choices = _found_on_half(variants, choices, halves)
+        choices = _found_on_half(variants, choices, halves, missing)
     plan = variants.replan(choices)[0].plan
     return all_in_float(plan, choices, OVERFITTED) if _saves_little(variants, choices) else choices
 
@@ -289,8 +290,11 @@ def _saves_little(variants: Variants, choices: Choices) -> bool:
     return is_priced(plan) and saved_time(plan) < SMALL
 
 
-def _found_on_half(variants: Variants, choices: Choices, halves: tuple[Samples, Samples]) -> Choices:
-    """Search for nodes to float with what is fitted on the first half, judged on the second."""
+def _found_on_half(variants: Variants, choices: Choices, halves: tuple[Samples, Samples], missing: float) -> Choices:
+    """Search for nodes to float with what is fitted on the first half, judged on the second.
+
+    The second half has to have the first goal then, and at least as many dB more than before as are missing.
+    """
     plan, half = variants.prepared.plan, _fitted_on(variants, choices, halves[0])
     if half is None:
         return choices
@@ -298,8 +302,10 @@ def _found_on_half(variants: Variants, choices: Choices, halves: tuple[Samples, 
     on_half = Variants(variants.prepared, half.fitted.stats, half.fitted.weights, split)
     on_half.samples = halves[0]
     ranked = find_candidates(plan, sensitivity(on_half, splits=FEW_SPLITS), variants.prepared.model.opset)
-    found = SearchResult(choices, met=False, sqnr=split.goal_evaluator.sqnr(half.model()))
-    found = towards_goals(on_half, ranked, found, keeps_weights=True, goals=GOALS[:1])
+    reached = split.goal_evaluator.sqnr(half.model())
+    goal = max(GOALS[0][0], reached + missing)
+    found = SearchResult(choices, met=False, sqnr=reached)
+    found = towards_goals(on_half, ranked, found, keeps_weights=True, goals=[(goal, math.inf)])
     return stored_unless_worthwhile(variants, found.choices)
 
 
