@@ -31,7 +31,7 @@ from onnxq.runtime.session import InMemory
 from onnxq.search.bias_correction import correct_biases
 from onnxq.search.budget import SearchOutcome, bits_by_size, meet_accuracy, meet_size
 from onnxq.search.candidates import float_time
-from onnxq.search.cross_validation import CrossValidated, cross_validate, meet_goal_held_out
+from onnxq.search.cross_validation import CrossValidated, cross_validate
 from onnxq.search.fast_search import ENOUGH as ENOUGH_IF_FAST
 from onnxq.search.fast_search import compared, fewest_for_use
 from onnxq.search.float_transforms import transform_values
@@ -52,7 +52,6 @@ from onnxq.verification.layerwise import with_layers
 from onnxq.verification.user_metric import try_metric
 
 FITTED = ", the ones calibrated on"
-ROUNDS = 3  # of a search for what other samples are expected to need
 RANDOM_SAMPLES = 4  # without data: enough to time a model and to see that it runs
 
 
@@ -129,12 +128,6 @@ def _choose_and_rewrite(
     if samples is not None and stats is None and not prepared.fast:
         observer.step("cross-validate")
         halves = cross_validate(variants, outcome.choices)
-        for _ in range(0 if budget.is_set else ROUNDS):
-            choices = outcome.choices if halves is None else meet_goal_held_out(variants, outcome.choices, halves)
-            if choices == outcome.choices:
-                break
-            outcome = meet_size(variants, budget, replace(outcome, choices=choices))
-            halves = cross_validate(variants, outcome.choices)
     kept = variants if prepared.fast and samples is not None and budget.max_size is None else None
     return _rewrite(variants, outcome, halves, request), kept
 

@@ -19,7 +19,7 @@ from onnxq.ir import Model
 from onnxq.ir.graph import MICROSOFT
 from onnxq.ir.storage.files import data_path, needs_external_data
 from onnxq.planning.decision import FOR_SIZE, Choices, Override
-from onnxq.planning.planner import NOT_WORTHWHILE, Plan, node_key
+from onnxq.planning.planner import NOT_WORTHWHILE, node_key
 from onnxq.planning.recipe import Recipe
 from onnxq.planning.worthwhile import worthwhile
 from onnxq.report import Report
@@ -202,20 +202,10 @@ def _settle_bits(variants: Variants, budget: Budget) -> SearchOutcome:
 def stored_unless_worthwhile(variants: Variants, choices: Choices) -> Choices:
     """Let the rest compute in float, too, where what was returned leaves too little of the time that 8 bit saves."""
     plan = variants.replan(choices)[0].plan if choices else variants.prepared.plan
-    return choices if not choices or worthwhile(plan) else all_in_float(plan, choices, NOT_WORTHWHILE)
-
-
-def all_in_float(plan: Plan, choices: Choices, reason: str) -> Choices:
-    """Let all that the recipe leaves open compute in float, with weights stored in 8 bits.
-
-    Args:
-        plan: The plan with the choices so far.
-        choices: Those.
-        reason: For the nodes that they leave in 8 bit.
-
-    """
+    if not choices or worthwhile(plan):
+        return choices
     rest = [one.node for one in plan.decisions if one.node in plan.in_integers and searchable(plan, one)]
-    return {**choices, **{node_key(node): Override("weight-int8", reason) for node in rest}}
+    return {**choices, **{node_key(node): Override("weight-int8", NOT_WORTHWHILE) for node in rest}}
 
 
 def towards_goals(

@@ -16,9 +16,6 @@ cases give 0 and 1 whatever the logits lose, and one case in between is most of 
 is expected than was seen, by the rule of succession. A classifier of lines has 55 dB where all are clear, and an error
 of 0.09 in its logits. That rule gives 42 dB, and others have 39.
 
-Goals of the search are judged on samples that chose ranges and codes, too. Others may be expected to miss the first
-goal. The search then goes on with models that are fitted on one half and judged on the other.
-
 Tests: `tests/search/test_cross_validation.py`.
 """
 
@@ -27,31 +24,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 
 from onnxq.calibration.calibrate import calibrate
-from onnxq.calibration.qparams import QParams
 from onnxq.calibration.stats import Stats
 from onnxq.data.samples import Samples
 from onnxq.errors import OnnxqError
-from onnxq.ir import Model, Value
+from onnxq.ir import Model
 from onnxq.lowering.rewrite import rewrite
 from onnxq.planning.decision import Choices
 from onnxq.rounding.layer_by_layer import block_jobs
 from onnxq.rounding.weights import Weights
-from onnxq.search.budget import FEW_SPLITS, GOALS, all_in_float, stored_unless_worthwhile, towards_goals
-from onnxq.search.candidates import find_candidates, float_time, is_priced, saved_time, searchable
-from onnxq.search.held_out import HoldoutSplit
-from onnxq.search.mixed_precision import SearchResult
-from onnxq.search.sensitivity import sensitivity, weighted_decisions
-from onnxq.search.small_savings import SMALL
 from onnxq.search.sqnr_evaluator import MOST, SqnrEvaluator
-from onnxq.search.variants import FittedHalf, Variants, read_many_rows
+from onnxq.search.variants import Variants, read_many_rows
 from onnxq.stages.measure import choose_qparams, complete, layers_needing_moments, settled_kinds
-from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies
 from onnxq.verification.error_stats import Difference
 from onnxq.verification.records import Comparison, CrossValidation
@@ -60,8 +48,6 @@ NORMAL_90 = 1.645  # standard errors on either side that hold nine in ten values
 # Standard deviation in dB between sets of samples, beyond what single samples show. The interval holds 17 of 21 real
 # models with it and 12 without; three of the others have samples of another kind. See docs/benchmarks.md
 BETWEEN_SETS = 1.5
-OVERFITTED = "8 bit saves too little of the time for its error on other samples"
-HALF_AWAY = 6.0  # dB by which a model's own error on one half may differ from that on all samples
 DECIBEL = 10 / math.log(10)  # of a factor, in units of its logarithm
 SampleDifferences = Sequence[Sequence[Difference]]  # for each sample, how each output differs
 
@@ -75,7 +61,6 @@ class Overfitting:
         gain: dB by which samples are better if they are fitted on, for a model fitted on a half.
         error: Standard error of it.
         spread: Standard error of the SQNR over all samples, in dB.
-        sqnr: SQNR in dB, on one half, of the model that is fitted on all samples.
 
     """
 
@@ -83,7 +68,6 @@ class Overfitting:
     gain: float
     error: float
     spread: float
-    sqnr: float = math.inf
 
 
 class Logits(NamedTuple):
@@ -142,37 +126,23 @@ class CrossValidated(NamedTuple):
             count: How many those are.
 
         """
+        half = self.samples / 2
+        share = 2 * half / (half + count)
         fitted = {output.name: output.sqnr for output in comparison.measured()}
         known = [one for one in self.outputs if one.output in fitted]
         if not known:
             return None
-        sqnr, clear, worst = min((self._expected(one, fitted[one.output], count) for one in known), key=itemgetter(0))
+        seen = [fitted[one.output] - share * max(one.gain, 0.0) for one in known]
+        expected = [
+            self.logits[one.output].limit(sqnr, share, count) if one.output in self.logits else sqnr
+            for sqnr, one in zip(seen, known, strict=True)
+        ]
+        place = min(range(len(known)), key=lambda at: expected[at])
+        sqnr, clear, worst = expected[place], seen[place], known[place]
         sets = 2 * worst.spread**2 + BETWEEN_SETS**2  # of these samples, and of as many others
-        error = math.sqrt(sets + (self._share(count) * worst.error) ** 2)
+        error = math.sqrt(sets + (share * worst.error) ** 2)
         interval = NORMAL_90 * error if math.isfinite(sqnr) else 0.0
         return CrossValidation(worst.output, sqnr, sqnr - interval, clear + interval, self.samples)
-
-    def least(self, count: int, fitted: Mapping[str, float] | None = None) -> float:
-        """Return the SQNR in dB to expect of the worst output of a model that is fitted on so many samples.
-
-        Args:
-            count: How many samples.
-            fitted: By output, its SQNR in dB on those; by default that on one half, which is known.
-
-        """
-        known = {one.output: one.sqnr for one in self.outputs} if fitted is None else fitted
-        return min((self._expected(one, known[one.output], count)[0] for one in self.outputs), default=math.inf)
-
-    def _share(self, count: int) -> float:
-        """Return the share of what the halves show that is lost by a model which is fitted on so many samples."""
-        half = self.samples / 2
-        return 2 * half / (half + count)
-
-    def _expected(self, one: Overfitting, fitted: float, count: int) -> tuple[float, float, Overfitting]:
-        """Return the SQNR to expect of an output, the same without regard to its logits, and what shows it."""
-        share, logits = self._share(count), self.logits.get(one.output)
-        seen = fitted - share * max(one.gain, 0.0)
-        return seen if logits is None else logits.limit(seen, share, count), seen, one
 
 
 def cross_validate(variants: Variants, choices: Choices) -> CrossValidated | None:
@@ -192,10 +162,9 @@ def cross_validate(variants: Variants, choices: Choices) -> CrossValidated | Non
         return None
     fitting, judging = halves
     try:
-        whole, fitted = variants.model(choices), _fitted_on(variants, choices, fitting)
-        if fitted is None:
+        whole, model = variants.model(choices), _fitted_on(variants, choices, fitting)
+        if model is None:
             return None
-        model = fitted.model()
         judge = variants.split.evaluator(judging)
         seen, unseen = judge.differences(whole), judge.differences(model)
     except OnnxqError:  # the comparison says what is wrong
@@ -223,20 +192,8 @@ def _logits(judge: SqnrEvaluator, whole: Model, half: Model, seen: SampleDiffere
     }
 
 
-class _Half(NamedTuple):
-    """A copy of the float model with the choices of single nodes, and what was fitted on a half for it."""
-
-    prepared: Prepared
-    qparams: dict[Value, QParams]
-    fitted: FittedHalf
-
-    def model(self) -> Model:
-        """Quantize the copy."""
-        return rewrite(self.prepared.model, self.prepared.plan, self.qparams, self.fitted.weights)
-
-
-def _fitted_on(variants: Variants, choices: Choices, fitting: Samples) -> _Half | None:
-    """Choose ranges and codes on the first half; None where nothing is taken from samples."""
+def _fitted_on(variants: Variants, choices: Choices, fitting: Samples) -> Model | None:
+    """Quantize with ranges and codes from the first half; None where nothing is taken from samples."""
     spare, half = copy_prepared(variants.prepared, choices), variants.half
     layers = layers_needing_moments(spare.plan, blocks=False, trial=True) if variants.weights.fitted else None
     if not spare.plan.calibrated() and (layers is None or not layers.values):
@@ -253,60 +210,7 @@ def _fitted_on(variants: Variants, choices: Choices, fitting: Samples) -> _Half 
     weights = variants.weights if half is None else half.weights
     if rounds and layers is not None:
         weights = Weights(spare.plan, qparams, measured, layers, quick=True)
-    return _Half(spare, qparams, FittedHalf(weights, measured))
-
-
-def meet_goal_held_out(variants: Variants, choices: Choices, shown: CrossValidated) -> Choices:
-    """Return nodes to float until a model that is fitted on one half of the samples is of use on the other.
-
-    All are returned where 8 bit saves little of the time by then.
-
-    Args:
-        variants: The quantized model and its samples.
-        choices: What was settled for single nodes.
-        shown: From `cross_validate`.
-
-    Returns:
-        The same choices where others are expected to reach the first goal, where the recipe leaves no node open, or
-        where no choice of nodes reaches it.
-
-    """
-    plan, halves, count = variants.prepared.plan, variants.split.fitting_halves, variants.samples.count or shown.samples
-    opened = any(searchable(plan, decision) for decision in weighted_decisions(plan))
-    if halves is None or not opened or shown.least(count) >= GOALS[0][0] + HALF_AWAY:
-        return choices
-    fitted = variants.split.goal_evaluator.output_sqnrs(variants.model(choices))
-    missing = GOALS[0][0] - shown.least(count, fitted)
-    if missing <= 0:
-        return choices
-    if not _saves_little(variants, choices):
-        choices = _found_on_half(variants, choices, halves, missing)
-    plan = variants.replan(choices)[0].plan
-    return all_in_float(plan, choices, OVERFITTED) if _saves_little(variants, choices) else choices
-
-
-def _saves_little(variants: Variants, choices: Choices) -> bool:
-    plan = variants.replan(choices)[0].plan
-    return is_priced(plan) and saved_time(plan) < SMALL
-
-
-def _found_on_half(variants: Variants, choices: Choices, halves: tuple[Samples, Samples], missing: float) -> Choices:
-    """Search for nodes to float with what is fitted on the first half, judged on the second.
-
-    The second half has to have the first goal then, and at least as many dB more than before as are missing.
-    """
-    plan, half = variants.prepared.plan, _fitted_on(variants, choices, halves[0])
-    if half is None:
-        return choices
-    split = HoldoutSplit(variants.baseline, halves[1], float_time(plan))
-    on_half = Variants(variants.prepared, half.fitted.stats, half.fitted.weights, split)
-    on_half.samples = halves[0]
-    ranked = find_candidates(plan, sensitivity(on_half, splits=FEW_SPLITS), variants.prepared.model.opset)
-    reached = split.goal_evaluator.sqnr(half.model())
-    goal = max(GOALS[0][0], reached + missing)
-    found = SearchResult(choices, met=False, sqnr=reached)
-    found = towards_goals(on_half, ranked, found, keeps_weights=True, goals=[(goal, math.inf)])
-    return stored_unless_worthwhile(variants, found.choices)
+    return rewrite(spare.model, spare.plan, qparams, weights)
 
 
 def overfitting(
@@ -328,13 +232,7 @@ def overfitting(
         gain = float(weights @ gains)
         error = math.sqrt(count / (count - 1) * float(weights**2 @ (gains - gain) ** 2)) if count > 1 else 0.0
         spread = _spread([row[place] for row in seen]) * math.sqrt(count / samples)
-        yield Overfitting(name, gain, error, spread, _ratio([row[place] for row in seen]))
-
-
-def _ratio(differences: Sequence[Difference]) -> float:
-    """Return the SQNR in dB over samples."""
-    noise, signal = (math.fsum(getattr(one, name) for one in differences) for name in ("noise", "signal"))
-    return 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else math.inf if not noise else -math.inf
+        yield Overfitting(name, gain, error, spread)
 
 
 def _weights(seen: Sequence[Difference], unseen: Sequence[Difference]) -> np.ndarray:

@@ -154,12 +154,6 @@ class SqnrEvaluator:
         """Names of the outputs that count, and of what is picked from."""
         return [name for name, counts in zip(self._measured, self._counts(), strict=False) if counts]
 
-    def output_sqnrs(self, model: Model) -> dict[str, float]:
-        """Return the SQNR in dB of each of `counted`; minus infinity if the model does not run."""
-        noise, counts = self.noise(model), self._counts()
-        places = {name: place for place, name in enumerate(self._measured) if counts[place]}
-        return {name: worst_decibels(noise[place : place + 1]) for name, place in places.items()}
-
     def differences(self, model: Model) -> list[list[Difference]] | None:
         """Return how the outputs of `counted` differ, sample by sample; None if the model does not run."""
         judged, counts = self._judged(model), self._counts()[: self._outputs]

@@ -16,7 +16,6 @@ from onnxq.ir import load
 from onnxq.pipeline.quantize import quantize
 from onnxq.progress import Silent
 from onnxq.report import Report
-from onnxq.search.budget import Budget
 from onnxq.search.cross_validation import (
     BETWEEN_SETS,
     DECIBEL,
@@ -203,41 +202,3 @@ def test_a_low_expectation_is_a_warning(tmp_path: Path) -> None:
     lowered = replace(report.cross_validation, sqnr=15.0)
     (warning,) = [line for line in replace(report, cross_validation=lowered).warnings if line.code == "low-sqnr"]
     assert warning.message.startswith("'y' is expected to have, on other samples, 15.0 dB, an error of 18 %")
-
-
-def deep_network(tmp_path: Path) -> Path:
-    """Seven layers that 8 bits make faster."""
-    layers, weights = [], {}
-    for place in range(6):
-        read = f"r{place - 1}" if place else "x"
-        layers += [node("Gemm", f"{read} w{place} b{place}", f"h{place}"), node("Relu", f"h{place}", f"r{place}")]
-        weights |= {f"w{place}": floats(96, 96, seed=place) / 7, f"b{place}": floats(96, seed=50 + place) / 10}
-    layers.append(node("Gemm", "r5 w6 b6", "y"))
-    weights |= {"w6": floats(96, 8, seed=99), "b6": floats(8, seed=98)}
-    onnx.save(build(layers, {"x": [256, 96]}, ["y"], weights), tmp_path / "deep.onnx")
-    return tmp_path / "deep.onnx"
-
-
-def with_peaks(count: int, seed: int, peak: float) -> list[dict[str, np.ndarray]]:
-    """Samples of which every fourth is larger, and never in the half that models are fitted on."""
-    return [{"x": floats(256, 96, seed=seed + at) * (peak if at % 4 == 1 else 1.0)} for at in range(count)]
-
-
-def test_nodes_go_to_float_until_half_of_the_samples_are_enough_for_the_others(tmp_path: Path) -> None:
-    path, out = deep_network(tmp_path), tmp_path / "q.onnx"
-    alike = quantize(path, samples=with_peaks(16, 0, 1.0), output=out)
-    assert alike.counts()["static-int8"] > 4
-    report = quantize(path, samples=with_peaks(16, 0, 40.0), output=out, force=True)
-    assert "static-int8" not in report.counts()  # else 28 dB are fitted, and 19 are expected
-    assert report.cross_validation is not None
-    assert report.cross_validation.sqnr > 20
-    assert compare(path, out, with_peaks(8, 1000, 60.0), latency=False).worst_sqnr > 20
-
-
-@pytest.mark.parametrize(
-    ("recipe", "budget"), [("static-int8", Budget()), ("auto", Budget(min_sqnr=25.0)), ("auto", Budget(max_size=10**9))]
-)
-def test_what_the_user_decides_is_not_changed_for_others(tmp_path: Path, recipe: str, budget: Budget) -> None:
-    options = {"samples": with_peaks(16, 0, 40.0), "output": tmp_path / "q.onnx", "budget": budget}
-    report = quantize(deep_network(tmp_path), recipe, **options)  # type: ignore[arg-type]
-    assert report.counts()["static-int8"] > 4

@@ -365,7 +365,6 @@ def test_a_model_of_no_use_is_not_what_auto_gives(tmp_path, monkeypatch):
     recipe.write_text(AUTO + "bias_correction = false\n")
     samples = [{"x": floats(64, 256, seed=50 + i)} for i in range(6)]
     reached = {}
-    monkeypatch.setattr("onnxq.pipeline.in_memory.meet_goal_held_out", lambda _, choices, __: choices)
     for goals in ((), ((20.0, math.inf),), ((20.0, 0.0),)):
         monkeypatch.setattr("onnxq.search.budget.GOALS", goals)
         report = quantize(path, recipe, output=tmp_path / "q.onnx", samples=samples, force=True)
@@ -464,7 +463,6 @@ def test_a_bargain_counts_what_follows_it_into_float():
 @pytest.mark.parametrize("allow", ["", 'allow = ["com.microsoft"]\n'])
 def test_scales_by_block_come_before_float_where_they_are_allowed(tmp_path, allow, monkeypatch):
     monkeypatch.setattr("onnxq.search.budget.GOALS", ())  # the free run stays where it is
-    monkeypatch.setattr("onnxq.pipeline.in_memory.meet_goal_held_out", lambda _, choices, __: choices)
     path = chain(tmp_path, [1, 1, 200, 1], rows=64, width=128)
     recipe = tmp_path / "auto.toml"
     recipe.write_text(AUTO + allow)
