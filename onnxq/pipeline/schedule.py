@@ -52,12 +52,13 @@ ELEMENT, WEIGHT, QUICK = 2.7e-9, 1.7e-2, 0.45
 # The share of the weights whose codes are chosen once more, for other kernels, when the search is over
 AGAIN = 0.3
 OPENED = 1e-3  # seconds for a node of two models that are made ready to be compared
-LATENCY, LATENCY_RUNS = 0.5, 10  # seconds at most for pairs of runs, and how many there are at least
+LATENCY, LATENCY_RUNS = 0.3, 7  # seconds at most for pairs of runs, and how many there are at least
 FAMILY_SAMPLES, LAYER_SAMPLES = 4, 8
 PROBABLE, POSSIBLE, RARE = 0.5, 0.3, 0.15
 FLOAT32 = 4  # bytes
-# Times of a trial's: where channels of a copy are divided first, and where a plan is made for it
-RESCALED, SEARCHED = 2.0, 1.2
+# Times of a trial's: where channels of a copy are divided first, and where a plan is made for it. IN_PART: the share of
+# that where it runs from its first change on
+RESCALED, SEARCHED, IN_PART = 2.0, 1.2, 0.7
 ANOTHER = 0.8  # of what one processor does, each more adds where copies of the process share the work
 ALONE = ("biases", "compare", "latency", "perplexity", "greedy", "details")  # what one process does by itself
 # Searches for goals, and dB between results that ask for one more. Held-out samples lose less in the end than in trials
@@ -201,8 +202,10 @@ class Schedule:
             yield from _shared(self._search(), share)
         yield from _shared(self._compare(), share)
 
-    def _trials(self, step: str, count: int, samples: int, chance: float = 1.0) -> Iterator[Work]:
-        each = self._prices.trial(samples) * (SEARCHED if step == "search" else 1.0)
+    def _trials(
+        self, step: str, count: int, samples: int, chance: float = 1.0, *, share: float = 1.0
+    ) -> Iterator[Work]:
+        each = self._prices.trial(samples) * (SEARCHED if step == "search" else 1.0) * share
         for _ in range(count):
             yield Work(step, "judge", each, chance)
 
@@ -291,7 +294,7 @@ class Schedule:
             yield Work("search", "layers", 3 * prices.evaluate(PASS_SAMPLES))
         groups = GROUPS + 2 * (SPLITS if strict else FEW_SPLITS)
         alone = (nodes, quick) if nodes <= ALL_ALONE else (groups, self._split.grouped)
-        yield from self._trials("search", *alone)
+        yield from self._trials("search", *alone, share=IN_PART)
         yield from self._trials("search", 1, quick)
         yield from self._trials("search", FREE_TRIALS, quick, PROBABLE)
         yield from self._trials("search", 4, quick, POSSIBLE)
