@@ -304,7 +304,7 @@ def _compare(
     source: ModelSource = baseline if listed else against
     comparison = _measured(source, model, samples, metric, progress)
     if given.is_given and not samples.made_up:
-        decoding = measure_decoding(baseline, source, model, samples, progress, comparison.metric)
+        decoding = measure_decoding(baseline, source, model, samples, progress, [comparison.metric])
         comparison = replace(comparison, decoding=decoding)
     if with_layers and not mixed_up:
         progress.step("layers")

@@ -44,7 +44,7 @@ def add_metrics(
         measured = compare_metric(metric, baseline, written, samples, progress=request.observer.progress)
         comparison = replace(comparison, metric=measured)
     if not fast:
-        known = comparison.metric or perplexity
+        known = perplexity, comparison.metric
         decoding = measure_decoding(model, baseline, written, samples, request.observer, known)
         comparison = replace(comparison, decoding=decoding)
     return replace(result, report=replace(result.report, comparison=comparison))

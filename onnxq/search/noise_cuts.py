@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeVar
 
 from onnxq.planning.decision import Choices, node_key
@@ -33,6 +33,12 @@ class NoiseCuts:
     """The plans of a model by the price of its noise."""
 
     variants: Variants
+
+    @cached_property
+    def _whole(self) -> float:
+        """Time of the plan without choices, in nanoseconds."""
+        plan = self.variants.prepared.plan
+        return planned_time(plan, plan.costs)
 
     def cheapest(
         self, moves: Sequence[Candidate], settled: Choices, meets: Callable[[Choices], bool], max_time: float
@@ -61,16 +67,20 @@ class NoiseCuts:
                 found, high = choices, middle - 1
             else:
                 missed, low = choices, middle + 1
-        if found is not None:
-            found = self._between(missed, found, moves, meets)
-        return found if found is not None and self._cost(found) - self._cost(settled) <= max_time else None
+        if found is None:
+            return None
+        found = self._between(missed, found, moves, meets)
+        return found if self._cost(found) - self._cost(settled) <= max_time else None
 
     def _between(
         self, missed: Choices, found: Choices, moves: Sequence[Candidate], meets: Callable[[Choices], bool]
     ) -> Choices:
         """Return choices that meet a goal between two plans, the first of which misses it, or the second."""
         more = [move for move in moves if move.key in found.keys() - missed.keys()]
-        if len(more) < 2 or self._cost(found) - self._cost(missed) < LEAST_GAP:
+        if len(more) < 2:
+            return found
+        cost = self._cost(found)
+        if cost - self._cost(missed) < LEAST_GAP:
             return found
         more.sort(key=partial(benefit_per_cost, max(len(move.ways) for move in more) - 1))
 
@@ -78,12 +88,12 @@ class NoiseCuts:
             return {**missed, **{move.key: found[move.key] for move in few}}
 
         few = given(shortest_prefix(more, lambda few: meets(given(few))))
-        return few if self._cost(few) < self._cost(found) else found
+        return few if self._cost(few) < cost else found
 
     def _choices(self, moves: Sequence[Candidate], settled: Choices, exponent: int) -> Choices:
         """Return float for those nodes that are too noisy for their time by a price."""
         plan = self.variants.prepared.plan
-        price = 2 ** (exponent / 2) * planned_time(plan, plan.costs) / (math.fsum(move.noise for move in moves) or 1.0)
+        price = 2 ** (exponent / 2) * self._whole / (math.fsum(move.noise for move in moves) or 1.0)
         prices = {move.key: price * move.noise for move in moves}
         settings = replace(plan, costs=plan.costs.with_prices(prices), choices={**plan.choices, **settled})
         made = plan_again(self.variants.prepared.model, settings)
@@ -92,8 +102,8 @@ class NoiseCuts:
 
     def _cost(self, choices: Choices) -> float:
         """Return how much longer the model takes with some choices, as a share of its time without."""
-        plan = self.variants.prepared.plan
-        return planned_time(self.variants.replan(choices)[0].plan, plan.costs) / planned_time(plan, plan.costs) - 1
+        costs = self.variants.prepared.plan.costs
+        return planned_time(self.variants.replan(choices)[0].plan, costs) / self._whole - 1
 
 
 def noise_cuts(variants: Variants, ranked: Sequence[Candidate]) -> NoiseCuts | None:

@@ -5,6 +5,7 @@ Tests: `tests/verification/test_decoding.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -34,7 +35,7 @@ def measure_decoding(
     quantized: ModelSource,
     samples: Samples,
     observer: Observer,
-    metric: MetricComparison | None = None,
+    known: Iterable[MetricComparison | None] = (),
 ) -> Decoding | None:
     """Measure a decoder of token ids as its users judge it.
 
@@ -44,7 +45,7 @@ def measure_decoding(
         quantized: The quantized model.
         samples: Texts.
         observer: Told about the step, if the model is a decoder.
-        metric: A metric that has been measured on all of them, and need not be again.
+        known: Metrics that have been measured, and need not be again; of two of one name the last counts.
 
     Returns:
         The figures; None for a model that is no decoder, or does not run. Greedy choices of a slow model are left out.
@@ -56,7 +57,7 @@ def measure_decoding(
     if found is None:
         return None
     measured = partial(_metric, float_model=float_model, quantized=quantized, progress=observer.progress)
-    metrics: dict[str, MetricComparison | None] = {} if metric is None else {metric.name: metric}
+    metrics: dict[str, MetricComparison | None] = {one.name: one for one in known if one is not None}
     in_segments = runs_in_segments(float_model)
     if not in_segments or "perplexity" not in metrics:
         observer.step("decoding")
