@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
@@ -76,6 +77,8 @@ def run(argv: Sequence[str] | None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=PLAINLY)
     if argv is None:
+        if not sys.warnoptions:  # NumPy's words to programmers; those about code of the user's stay
+            warnings.filterwarnings("ignore", module=r"onnxq\.")
         atexit.register(gc.freeze)  # no search for cycles among all that was loaded: a tenth of a short command's time
     interrupts = _Interrupts()
     try:

@@ -42,6 +42,7 @@ LEAST_DIFFERENCE = 1e-6
 # Beyond this, both signs reach about equally far
 ONE_SIDED = 2.0
 TINY = float(np.finfo(np.float64).tiny)
+SILENT = 1e-90  # a reader whose outputs have at most this square gives zeros: no float32 squares to less
 TINY_FLOAT32 = np.finfo(np.float32).tiny
 
 
@@ -110,7 +111,8 @@ class QuantizedRead:
             mean, variance = (each.reshape(len(weight), -1, 1) for each in (self.mean, self.variance))
             outputs = self._outputs(weight, mean, variance)[..., 0]
             counts = np.ones_like(outputs) if given is None else given.reshape(outputs.shape)
-            counts = counts / max(float((outputs * counts).sum()), TINY)
+            signal = float((outputs * counts).sum())
+            counts = counts / signal if signal > SILENT else np.zeros_like(counts)
             squares = _squares(weight)
             self.energy += np.matmul(counts[:, None], squares).reshape(-1)
             step = max(1, -(-weight.size // LARGEST))

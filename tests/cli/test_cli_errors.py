@@ -326,3 +326,27 @@ def test_the_first_import_stands_inside_the_boundary() -> None:
     assert boundary.run.__module__ == "onnxq.cli.boundary"
     source = Path(sys.modules["onnxq.cli"].__file__ or "").read_text()
     assert "\nfrom onnxq" not in source.replace("from __future__", "")
+
+
+WARNING = """
+import warnings
+import numpy as np
+
+def samples():
+    warnings.warn("of the user's code", RuntimeWarning)
+    warnings.warn_explicit("of the product's code", RuntimeWarning, "some.py", 1, module="onnxq.ir.some")
+    return [{"image": np.ones((4, 1, 8, 8), np.float32)}]
+"""
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_warnings_about_the_code_of_onnxq_do_not_reach_a_user(tmp_path: Path, asked: bool) -> None:
+    (tmp_path / "mine.py").write_text(WARNING)
+    asking = {"PYTHONWARNINGS": "default"} if asked else {}
+    model = str(SAMPLES / "digits_cnn.onnx")
+    command = [*ONNXQ[:-2], "quantize", model, "-d", "mine:samples", "--fast", "-o", str(tmp_path / "q.onnx")]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"} | asking
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "of the user's code" in done.stderr
+    assert ("of the product's code" in done.stderr) is asked

@@ -42,6 +42,16 @@ def test_a_channel_that_is_always_zero_does_no_harm():
     assert (candidate.divisor > 0).all()
 
 
+def test_a_value_that_is_always_zero_changes_nothing():
+    stats = ChannelStats(-1)
+    stats.add(np.zeros((50, 8), np.float32))
+    weight = np.random.default_rng(7).standard_normal((1, 40, 8, 1)) * 40  # some squares beyond 1000
+    reading = QuantizedRead(stats, [weight], [None])
+    assert (reading.energy == 0).all()
+    candidate, gain = best([reading], 1.0)
+    assert (candidate.exponent, gain) == (None, 0.0)
+
+
 def outlying(count: int, channels: int = 64) -> QuantizedRead:
     random = np.random.default_rng(8)
     size = np.where(np.arange(channels) < count, 200 - np.arange(channels), 1)
