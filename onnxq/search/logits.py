@@ -13,6 +13,8 @@ from onnxq.ir.operator_traits import Trait, operators_with
 from onnxq.verification.error_stats import Difference
 
 FLATTENING = ("Softmax", "LogSoftmax", "Sigmoid")
+# The squared size of probabilities in between, and the squared slope by which they follow the scores
+SLOPES = {"Softmax": (1 / 2, 1 / 4), "Sigmoid": (1 / 4, 1 / 16)}
 # Operators that may stand between those and the output: they move values, or code them
 BETWEEN = operators_with(Trait.IN_ORDER) | {"Transpose", "QuantizeLinear", "DequantizeLinear"}
 
@@ -34,9 +36,9 @@ class ScoreError(NamedTuple):
 
     @classmethod
     def of(cls, scores: Difference, reader: str) -> ScoreError:
-        """Take it from all scores of some samples, and the operator that reads them; logarithms get 0."""
+        """Take it from all scores of some samples, and the operator that reads them, one of `SLOPES`."""
         error = scores.noise / max(scores.elements, 1)
-        signal, slope = {"Softmax": (1 / 2, 1 / 4), "Sigmoid": (1 / 4, 1 / 16)}.get(reader, (0.0, 0.0))
+        signal, slope = SLOPES[reader]
         return cls(scores.sqnr, signal, slope * error)
 
 

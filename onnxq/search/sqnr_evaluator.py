@@ -30,7 +30,7 @@ from onnxq.runtime.ort_session import load_hint
 from onnxq.runtime.session import SessionError, open_session, run_session
 from onnxq.runtime.workers import run_in_order
 from onnxq.search.float_outputs import KEPT_BYTES, FloatOutputs, FloatTensors
-from onnxq.search.logits import ScoreError, flattening, scores, shared_axes
+from onnxq.search.logits import SLOPES, ScoreError, flattening, scores, shared_axes
 from onnxq.search.resolution import round_to_resolution
 from onnxq.verification.detections import find_selection, replay_selections
 from onnxq.verification.error_stats import ANY_AXIS, Difference
@@ -162,18 +162,22 @@ class SqnrEvaluator:
         return [[one for one, counted in zip(each, counts, strict=False) if counted] for each in judged]
 
     def score_errors(self, model: Model) -> dict[str, ScoreError]:
-        """Return how far the scores in front of a Softmax or Sigmoid are, by the output that comes of them."""
+        """Return how far the scores in front of a Softmax or Sigmoid are, by the output that comes of them.
+
+        Logarithms of probabilities lose what their scores lose in every case, clear or not: they show it themselves.
+        """
         judged = self._judged(model)
         if judged is None:
             return {}
         found = {}
         names = self._names(model)[self._outputs :]
         for place, (output, name) in enumerate(zip(self._scores, names, strict=True)):
-            if name is not None:
+            reader = flattening(self._scores[output]).op_type
+            if name is not None and reader in SLOPES:
                 total = Difference(ratio_only=True, lengths=ANY_AXIS)
                 for parts in judged:
                     total.merge(parts[self._outputs + place])
-                found[output] = ScoreError.of(total, flattening(self._scores[output]).op_type)
+                found[output] = ScoreError.of(total, reader)
         return found
 
     def _judged(self, model: Model) -> _Judged:
