@@ -27,7 +27,7 @@ from onnxq.runtime.memory import trim_heap
 from onnxq.search.candidates import Candidate, find_candidates, is_priced, predicted_time, saved_time, searchable
 from onnxq.search.mixed_bits import keep_to_loss, keep_to_mean, keep_to_size, mixed_weights, said_bits
 from onnxq.search.mixed_precision import SearchResult, cheap_wins, fewest_float_nodes, keep_small_weights_float
-from onnxq.search.noise_cuts import noise_cuts
+from onnxq.search.noise_cuts import LAST, NO_PRICE, Judged, NoiseCuts, noise_cuts
 from onnxq.search.sensitivity import SPLITS, sensitivity, weighted_decisions
 from onnxq.search.size_search import fits_corrected, meet_size_limit, written_bytes
 from onnxq.search.sqnr_evaluator import ENOUGH, SqnrEvaluator
@@ -227,11 +227,15 @@ def towards_goals(
 
     """
     before, judge = variants.prepared.plan, variants.split.goal_evaluator
-    if judge is not variants.judge and found.sqnr is not None and found.sqnr < ENOUGH:
-        found = replace(found, sqnr=judge.sqnr(variants.model(found.choices)))
     if goals is None:
         goals = [(goal + more, share) for goal, share in GOALS for more in (0.0, OVERFITTING)]
         goals = goals if is_priced(before) else GOALS[:1]
+    if judge not in (variants.judge, variants.fine_judge) and found.sqnr is not None and found.sqnr < ENOUGH:
+        found = replace(found, sqnr=judge.sqnr(variants.model(found.choices)))
+    cuts = None if _widened(variants) else noise_cuts(variants, ranked, found.choices)
+    along = None if cuts is None or found.sqnr is None else _along_cuts(cuts, judge, found.sqnr, goals)
+    if along is not None:
+        return along if along.met else found
     for goal, share in goals:
         if found.sqnr is None or found.sqnr >= goal:
             continue
@@ -240,7 +244,7 @@ def towards_goals(
             break
 
         def meets(model: Model, goal: float = goal) -> bool:
-            return judge.reaches(model, goal)
+            return judge.sqnr_towards(model, goal) >= goal
 
         stages = 2 if keeps_weights and math.isinf(most) else 1
         reached = _more_accurate(variants, ranked, meets, found, stages=stages, most=most)
@@ -248,6 +252,42 @@ def towards_goals(
             break
         found = replace(reached, sqnr=goal)
     return found
+
+
+def _along_cuts(
+    cuts: NoiseCuts, judge: SqnrEvaluator, sqnr: float, goals: Sequence[tuple[float, float]]
+) -> SearchResult | None:
+    """Find the plan of the lowest price that reaches the last goal for which its share of the time is enough.
+
+    Args:
+        cuts: Plans by the price of noise.
+        judge: What they are judged by.
+        sqnr: What the first one reaches, in dB.
+        goals: As in `towards_goals`. The more dB, the less time: who reaches one could reach all before.
+
+    Returns:
+        What was found, which is not met where no goal is reached. None where the first one is missed at any price,
+        though it may take any time.
+
+    """
+    judged, saved = Judged(cuts, judge, sqnr), saved_time(cuts.variants.prepared.plan)
+    ahead = [(goal, cuts.affordable(share * saved)) for goal, share in goals if goal > sqnr]
+    tried, met, missed = {NO_PRICE: sqnr}, 0, len(ahead) + 1  # goals in front of these
+    while missed - met > 1:
+        middle = (met + missed) // 2
+        goal, place = ahead[middle - 1]
+        if place not in tried:
+            tried[place] = judged(cuts.plan(place), min(other for other, same in ahead if same == place))
+        met, missed = (middle, missed) if tried[place] >= goal else (met, middle)
+    if not met and ahead and ahead[0][1] == LAST:
+        return None
+    for goal, _ in reversed(ahead[:met]):
+        many = min(place for place, reached in tried.items() if reached >= goal)
+        few = max(place for place, reached in tried.items() if reached < goal and place < many)
+        choices = cuts.cheapest(few, many, goal, partial(judged, goal=goal))
+        if cuts.variants.replan(choices)[0].plan.quantized():
+            return SearchResult(choices, met=True, sqnr=goal)
+    return SearchResult({}, met=False)
 
 
 def _given_back(variants: Variants, choices: Choices) -> float:
@@ -276,7 +316,7 @@ def _more_accurate(
         stages=stages,
         max_time=most,
         missed=not wide,
-        cuts=None if wide else noise_cuts(variants, ranked),
+        cuts=None if wide else noise_cuts(variants, ranked, missed.choices),
     )
 
 

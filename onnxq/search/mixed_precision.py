@@ -203,7 +203,7 @@ def fewest_float_nodes(
     if not missed and meets(variants.model(choices)):
         return SearchResult(choices, met=True)
     if cuts is not None:
-        cheapest = cuts.cheapest(computing, choices, lambda found: meets(variants.model(found)), max_time)
+        cheapest = cuts.meeting(lambda found: meets(variants.model(found)))
         if cheapest is not None:
             return SearchResult(cheapest, met=True)
     steps = max((len(move.ways) for move in computing), default=0) if cuts is None else 0

@@ -363,14 +363,13 @@ class SqnrEvaluator:
         """Return the signal-to-quantization-noise ratio of the worst output or scores in dB, `round_to_resolution`."""
         return self._sqnr(self._judged(model))
 
-    def reaches(self, model: Model, goal: float) -> bool:
-        """Tell whether the ratio is a goal or more; not all samples are run where a part of them misses it already."""
+    def sqnr_towards(self, model: Model, goal: float) -> float:
+        """Return the ratio, or that of a part of the samples where these make more noise than a goal allows to all."""
         limit = np.where(self._counts(), self._signals * 10 ** (-goal / 10) * MISSED, np.inf)
         with working("judge") as advance:
             judged = self._run_quantized(model, advance, _Limit(limit))
         tried()
-        complete = judged is not None and len(judged) == len(self._expected)
-        return complete and self._sqnr(judged) >= goal
+        return self._sqnr(judged)
 
     @cached_property
     def _signals(self) -> np.ndarray:

@@ -322,7 +322,7 @@ def test_no_model_is_judged_twice(tmp_path, monkeypatch):
         )
 
     listing("sqnr")
-    listing("reaches")
+    listing("sqnr_towards")
     monkeypatch.setattr("onnxq.search.budget.GOALS", ((60.0, 100.0),))  # so that the search goes on behind the bargains
     meet_accuracy(variants, Budget())
     assert len(judged) >= 2
@@ -410,11 +410,13 @@ def test_goals_are_held_against_all_samples_that_are_tried_on(monkeypatch, few, 
     variants = SimpleNamespace(
         prepared=SimpleNamespace(plan=None),
         judge=judges[0],
+        fine_judge=judges[0],
         split=SimpleNamespace(goal_evaluator=judges[1]),
         model=lambda choices: choices,
     )
     missed = SearchResult({}, met=False)
     monkeypatch.setattr("onnxq.search.budget.is_priced", lambda plan: False)
+    monkeypatch.setattr("onnxq.search.budget._widened", lambda variants: {"x": Override("static-int8", "wider")})
     monkeypatch.setattr("onnxq.search.budget._more_accurate", lambda *args, **_: (searched.append(args), missed)[1])
     towards_goals(variants, [], SearchResult({}, met=True, sqnr=few))
     assert len(searched) == asked
