@@ -9,6 +9,7 @@ Tests: `tests/rounding/test_block_solver.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +21,7 @@ FACTORS = (1.0, 1.04, 0.96, 0.92, 0.88, 0.84, 0.8, 0.75, 0.7, 0.64)  # of the sc
 SHIFTS = (0, -1, 1)  # of the zero point that centers the codes
 FINE, FINE_FACTORS = 255, FACTORS[:3]  # nearest codes of 8 bits want no smaller ones
 TIE = 1e-9  # relative: no choice hangs on the last bits of a sum
+SLACK = 1.00001  # a bound may be above a cost by rounding errors of float32
 PIECE = 1 << 18  # elements at a time, so that temporaries stay in the cache
 FITTED = 1 << 21  # elements whose scales are fitted together
 MANTISSA = 10  # bits that scales from least squares keep: sums differ in the last bits from processor to processor
@@ -110,19 +112,21 @@ def _cut(rows: np.ndarray, count: int, block_size: int) -> np.ndarray:
 
 
 def _best(cut: np.ndarray, weights: np.ndarray, top: int, judged: Judged) -> tuple[np.ndarray, np.ndarray]:
-    low, high = np.minimum(cut.min(axis=2), 0.0), np.maximum(cut.max(axis=2), 0.0)
+    ends = [each(cut, axis=2)[..., None] for each in (np.argmin, np.argmax)]  # `min` takes twice as long for short rows
+    least_element, greatest = (np.take_along_axis(cut, end, 2)[..., 0] for end in ends)
+    low, high = np.minimum(least_element, 0.0), np.maximum(greatest, 0.0)
     covering = (high - low) / top
     best_scale, best_zero = exported(covering), np.zeros_like(covering)
     least = np.full(covering.shape, np.inf)
-    total = weights.sum(axis=2)
+    expected = _ExpectedCost(cut, weights, top, ends) if judged == "feedback" else None
     factors = FINE_FACTORS if top >= FINE and judged == "nearest" else FACTORS
     for factor in factors:
         scale = exported(covering * factor)
         middle = np.rint(top / 2 - (low + high) / (2 * scale))
         for shift in SHIFTS:
             zero = np.clip(middle + shift, 0, top)
-            if judged == "feedback":
-                found = scale, _expected_cost(cut, weights, total, scale, zero, top)
+            if expected is not None:
+                found = scale, expected.of(scale, zero, least)
             else:
                 found = _fitted(cut, weights, scale, zero, top)
             better = found[1] < least * (1 - TIE)
@@ -131,14 +135,41 @@ def _best(cut: np.ndarray, weights: np.ndarray, top: int, judged: Judged) -> tup
     return best_scale, best_zero
 
 
-def _expected_cost(
-    cut: np.ndarray, weights: np.ndarray, total: np.ndarray, scale: np.ndarray, zero: np.ndarray, top: int
-) -> np.ndarray:
-    beyond = cut / scale[..., None]
-    beyond -= _limited(beyond.copy(), zero, top)
-    np.square(beyond, out=beyond)
-    beyond *= weights
-    return np.asarray(scale**2 * (total / 12 + beyond.sum(axis=2)))
+class _ExpectedCost:
+    """The error that feedback leaves to be expected in each block, counted where it can be less than a known one.
+
+    Args:
+        cut: Elements `[channels, blocks, block_size]`.
+        weights: What a squared error costs, of that shape or with one channel.
+        top: The largest code.
+        ends: Where the least and the greatest element of each block are, `[channels, blocks, 1]`.
+
+    """
+
+    def __init__(self, cut: np.ndarray, weights: np.ndarray, top: int, ends: Sequence[np.ndarray]) -> None:
+        self._cut, self._weights, self._top = cut, weights, top
+        self._variance = weights.sum(axis=2) / 12
+        costs = np.broadcast_to(weights, cut.shape)
+        self._ends = [[np.take_along_axis(each, end, 2)[..., 0] for each in (cut, costs)] for end in ends]
+
+    def of(self, scale: np.ndarray, zero: np.ndarray, least: np.ndarray) -> np.ndarray:
+        """Return the cost of each block, float64 `[channels, blocks]`; infinity where it cannot be less than `least`.
+
+        Most scales clip the least or the greatest element so far that this alone costs more.
+        """
+        (lowest, one), (highest, other) = self._ends
+        below, above = np.maximum(-zero - lowest / scale, 0), np.maximum(highest / scale - (self._top - zero), 0)
+        bound = self._variance + one * np.square(below) + other * np.square(above)
+        cost = np.full(scale.shape, np.inf)
+        which = np.nonzero(scale**2 * bound < least * SLACK)
+        alike = (which[0] if len(self._weights) > 1 else np.zeros_like(which[0]), which[1])
+        step, offset = scale[which], zero[which]
+        beyond = self._cut[which] / step[:, None]
+        beyond -= _limited(beyond.copy(), offset, self._top)
+        np.square(beyond, out=beyond)
+        beyond *= self._weights[alike]
+        cost[which] = step**2 * (self._variance[alike] + beyond.sum(axis=1))
+        return cost
 
 
 def _fitted(
