@@ -5,6 +5,7 @@ import pytest
 from float_support import check, evaluate_single, normal
 
 from onnxq.errors import ModelError
+from onnxq.ops.kernels.indexing import gather
 
 X = normal(4, 5, 6)
 
@@ -17,6 +18,14 @@ def ints(values):
 @pytest.mark.parametrize("indices", [2, [0, -1], [[1, 2], [3, -4]]])
 def test_gather_agrees_with_onnxruntime(axis, indices):
     check("Gather", [X, ints(indices)], axis=axis)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("indices", [2, [0, -1], [[1, 2], [3, -4]]])
+def test_gather_of_a_table_at_an_odd_place_gives_the_same(axis, indices):
+    odd = np.frombuffer(b"x" + X.tobytes(), np.uint8)[1:].view(np.float32).reshape(X.shape)
+    assert not odd.flags.aligned
+    np.testing.assert_array_equal(gather(odd, ints(indices), axis=axis), np.take(X, indices, axis=axis))
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])

@@ -17,7 +17,10 @@ _REDUCTIONS: dict[str, Any] = {"add": np.add, "mul": np.multiply, "max": np.maxi
 @kernel("Gather")
 def gather(x: Array, indices: Array, *, axis: int = 0) -> Array:
     """Take slices of X along an axis; the axis is replaced by the axes of the indices, which may be negative."""
-    return np.take(x, indices, axis=axis)
+    if x.flags.aligned:
+        return np.take(x, indices, axis=axis)
+    # A table in a file starts at any byte, and `take` copies such a table as a whole
+    return np.asarray(x[(slice(None),) * normalize_axis(axis, x.ndim) + (indices,)])
 
 
 @kernel("GatherElements", since=11)
