@@ -24,7 +24,7 @@ from onnxq.calibration.second_moments import ROWS_PER_ITEM, LayerMoments, halves
 from onnxq.ir.storage.shelf import release_array
 from onnxq.rounding.cholesky import inverted
 
-RIDGES = (1e-2, 1e-1, 1.0)  # λ, relative to the mean of the diagonal
+RIDGES = (1e-1, 1.0, 1e-2)  # λ, relative to the mean of the diagonal; the last only if the second serves no better
 SLAB = 1 << 22  # elements of a weight that are corrected at a time
 LEAST_GAIN = 1e-4  # of the error: a weight that gains less stays as it is
 PROBED = 1 << 22  # elements of the channels that choose for all; 256 channels of 1536 choose otherwise than all
@@ -236,6 +236,8 @@ def _best_choice(
     """
     best, most = None, least
     for ridge in RIDGES:
+        if best is not None and ridge < RIDGES[0] < best.ridge:
+            break  # gains have one maximum
         change = _solve(sums[0] / rows[0], fitted, ridge)
         size = float(held_out.errors(change).sum())
         along = float((change * sums[1]).sum()) / rows[1]
