@@ -78,6 +78,16 @@ def test_a_tokenizer_with_marks_on_both_sides_keeps_lines_apart(tmp_path: Path) 
     assert opened(tmp_path, 60).count == 60
 
 
+def test_a_corpus_that_is_too_short_is_named(tmp_path: Path) -> None:
+    (warning,) = opened(tmp_path, 3).warnings
+    assert warning.code == "few-tokens"
+    assert warning.message.startswith("the texts have only ")
+    assert [one.code for one in opened(tmp_path, 60).warnings] == ["few-tokens"]
+    assert not opened(tmp_path, 400).warnings
+    others = (InputSpec("last_hidden_state", TensorProto.FLOAT, ("n", "t", 384)),)
+    assert not opened(tmp_path, 3, others).warnings
+
+
 def test_lengths_that_are_given(tmp_path: Path) -> None:
     rows = list(opened(tmp_path, length=24))
     assert {row["input_ids"].shape for row in rows} == {(1, 24)}

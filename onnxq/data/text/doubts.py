@@ -12,8 +12,10 @@ from onnxq.data.reading import ModelFacts
 from onnxq.data.text.tokenizer import EncodedText, TextTokenizer
 from onnxq.errors import DataError
 from onnxq.ir import Value
+from onnxq.text import counted
 from onnxq.warning import WarningLine
 
+FEW_TOKENS = 1024  # of all texts for a decoder: its widest layers mostly read more numbers
 MANY_UNKNOWN = 0.2  # share of tokens: English text has next to none, in the tokenizer of its model
 THROUGH = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten")  # what token ids pass
 
@@ -55,19 +57,27 @@ def table_rows(facts: ModelFacts, name: str) -> int | None:
     return min(found, default=None)
 
 
-def text_warnings(doubt: str, encoded: Sequence[EncodedText], tokenizer: TextTokenizer) -> Iterator[WarningLine]:
+def text_warnings(
+    doubt: str, encoded: Sequence[EncodedText], tokenizer: TextTokenizer, *, decodes: bool = False
+) -> Iterator[WarningLine]:
     """Yield what looks wrong about texts and their tokens.
 
     Args:
         doubt: About the names of columns; empty where there is none.
         encoded: Tokens of all texts.
         tokenizer: What made them.
+        decodes: Whether they are for a decoder, whose weights are rounded on each token.
 
     """
     if doubt:
         remedy = "Begin a table with a line such as text,label, or name the column by --text-key."
         yield WarningLine("no-header", doubt, remedy)
     unknown, total = tokenizer.unknown, sum(len(text.ids) for text in encoded)
+    if decodes and total < FEW_TOKENS:
+        message = (
+            f"the texts have only {counted(total, 'token')}, on which neither weights nor perplexity can be judged"
+        )
+        yield WarningLine("few-tokens", message, "Give some pages of text: 10,000 tokens and more.")
     share = sum(text.ids.count(unknown) for text in encoded) / total if unknown is not None and total else 0.0
     if share >= MANY_UNKNOWN:
         message = f"{100 * share:.0f} % of all tokens are unknown to {tokenizer.path.name}"

@@ -22,7 +22,7 @@ from onnxq.data.text.roles import TextInputs, text_inputs
 from onnxq.data.text.sentences import Sentences
 from onnxq.data.text.text_bytes import byte_tokenizer
 from onnxq.data.text.tokenizer import LONGEST, EncodedText, Padding, TextTokenizer, find_tokenizer
-from onnxq.data.text.windows import joined_windows
+from onnxq.data.text.windows import is_decoder, joined_windows
 from onnxq.data.validation import InputSpec
 from onnxq.errors import DataError
 from onnxq.text import counted
@@ -63,7 +63,8 @@ def text_source(sentences: Sentences, inputs: Sequence[InputSpec], facts: ModelF
     notes = (*sentences.notes, *told)
     batches = _Batches(wanted, encoded, tokenizer.padding, _labels(sentences, facts))
     preparations = (_told(wanted, tokenizer, encoded, most), *_told_constants(constants))
-    warned = tuple(text_warnings(sentences.doubt, encoded, tokenizer))
+    decodes = is_decoder(wanted, facts, tokenizer)
+    warned = tuple(text_warnings(sentences.doubt, encoded, tokenizer, decodes=decodes))
     made = Source(
         sentences.label,
         batches.read,

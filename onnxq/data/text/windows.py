@@ -42,7 +42,7 @@ def joined_windows(
 
     """
     apart = sentences.numbers or sentences.words or sentences.pairs is not None or wanted.types or wanted.lengths
-    if apart or any(len(row) != 1 for row in sentences.rows) or not _is_decoder(wanted, facts, tokenizer):
+    if apart or any(len(row) != 1 for row in sentences.rows) or not is_decoder(wanted, facts, tokenizer):
         return None
     marks = tokenizer.marks()
     if len(marks) > MARKS:
@@ -64,7 +64,7 @@ def joined_windows(
     return [EncodedText((*marks, *ids), (0,) * (len(marks) + len(ids))) for ids in chosen], told
 
 
-def _is_decoder(wanted: TextInputs, facts: ModelFacts, tokenizer: TextTokenizer) -> bool:
+def is_decoder(wanted: TextInputs, facts: ModelFacts, tokenizer: TextTokenizer) -> bool:
     """Tell whether a model has caches, or gives logits for each code of its tokenizer."""
     if wanted.caches:
         return True
