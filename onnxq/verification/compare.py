@@ -33,10 +33,11 @@ from onnxq.verification.replayed_detections import ReplayedDetections, replay_de
 __all__ = ["Comparison", "Latency", "OutputComparison", "check_wellformed", "compare"]
 
 
-# Timing: enough pairs for a steady median, and never much longer than this for a model that runs in milliseconds
 CHECKED = Path("model.onnx")  # what the checker is shown of a model without a file
 WORST_SAMPLES = 5  # that are named
+# Timing: pairs until the median is steady, and never much longer than this for a model that runs in milliseconds
 WARM_UPS, LEAST_PAIRS, MOST_PAIRS, TIMING_SECONDS = 3, 5, 500, 0.3
+FIRST_LOOK, STEADY = 16, 0.015  # pairs after which steadiness is judged, and half of a 95 % interval that is steady
 OTHER_MODEL = "Compare only models with the same inputs and outputs; if onnxq made this one, report it."
 UNPREPARED = "Check that the sample is prepared as the model expects: sizes, token ids, masks."
 MADE_UP = "The sample was made up, and not every model takes any numbers and sizes: give --data."
@@ -263,6 +264,8 @@ def _same_shape(first: list[Any] | None, second: list[Any] | None) -> bool:
 def time_pair(reference: Any, result: Any, feeds: Sample) -> Latency:
     """Time both models on one sample: one thread, in turn, so that a busy machine slows both.
 
+    Timing ends as soon as the median of ratios is known to `STEADY` of itself. A quiet machine knows it after 16 pairs.
+
     Args:
         reference: A session of the float model.
         result: A session of the quantized one.
@@ -292,6 +295,9 @@ def time_pair(reference: Any, result: Any, feeds: Sample) -> Latency:
             between = time.perf_counter()
             run_session(result, None, feeds)
             times.append((between - started, time.perf_counter() - between))
+            count = len(times)
+            if count >= FIRST_LOOK and count.bit_count() == 1 and _is_steady([q / f for f, q in times]):
+                break
     finally:
         if collecting:
             gc.enable()
@@ -299,8 +305,19 @@ def time_pair(reference: Any, result: Any, feeds: Sample) -> Latency:
         float_ms=median(f for f, _ in times) * 1e3,
         quantized_ms=median(q for _, q in times) * 1e3,
         ratio=median(q / f for f, q in times),
-        pairs=pairs,
+        pairs=len(times),
     )
+
+
+def _is_steady(ratios: Sequence[float]) -> bool:
+    """Tell whether the median of some ratios is known, by the 95 % interval of a sign test, whatever they spread like.
+
+    See H. A. David and H. N. Nagaraja, Order Statistics, third edition, section 7.1.
+    """
+    count, ranked = len(ratios), sorted(ratios)
+    reach = 0.98 * math.sqrt(count)  # 1.96 standard deviations of a binomial distribution with p = 1/2
+    low, high = ranked[math.floor(count / 2 - reach)], ranked[min(math.ceil(count / 2 + reach), count - 1)]
+    return high - low <= 2 * STEADY * median(ranked)
 
 
 def _summary(name: str, difference: Difference) -> OutputComparison:

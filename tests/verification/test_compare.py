@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.errors import CheckFailed, DataError, InvalidResult, ModelError
-from onnxq.verification.compare import check_wellformed, compare
+from onnxq.verification.compare import FIRST_LOOK, _is_steady, check_wellformed, compare
 from onnxq.verification.error_stats import Difference
 from onnxq.verification.records import Comparison, MetricComparison, OutputComparison
 
@@ -192,6 +192,12 @@ def test_compare_runs_every_sample_and_counts() -> None:
     assert latency is not None
     assert min(latency.float_ms, latency.quantized_ms, latency.ratio) > 0
     assert latency.pairs >= 7
+
+
+@pytest.mark.parametrize(("spread", "steady"), [(0.0, True), (0.01, True), (0.1, False)])
+def test_timing_ends_when_the_median_of_ratios_is_known(spread: float, steady: bool) -> None:
+    ratios = 0.8 * (1 + spread * np.random.default_rng(0).standard_normal(FIRST_LOOK))
+    assert bool(_is_steady([*ratios[1:].tolist(), 9.0])) is steady  # one run that was interrupted counts for nothing
 
 
 def test_compare_without_latency(tmp_path: Path) -> None:
