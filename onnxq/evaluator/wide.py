@@ -11,14 +11,15 @@ operators that move, compare or count, and those of quantized models, which are 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from onnxq.ir import Model, Node, Value
 from onnxq.ir.operator_traits import Trait, operators_with
+from onnxq.ops.kernels.conv import convolve, is_depthwise, store_sums
 from onnxq.ops.kernels.registry import Kernel
 
 MOVING = operators_with(Trait.MOVES) | {
@@ -56,10 +57,15 @@ def narrowed(value: Any) -> Any:
     made = _as(np.float64, np.float32, value)
     if made is value or not isinstance(made, np.ndarray):
         return made
+    _round_bits(made)
+    return made
+
+
+def _round_bits(made: np.ndarray) -> None:
+    """Round the mantissas of float32 numbers to 18 bits, in place."""
     bits = made.view(np.int32)
     bits += LEFT_OUT // 2
     bits &= -LEFT_OUT
-    return made
 
 
 def _as(old: type, new: type, value: Any) -> Any:
@@ -74,15 +80,7 @@ def is_the_same(node: Node, kernel: Kernel) -> bool:
         return True
     if node.op_type == "Gelu":
         return str(node.attribute("approximate", "none")) == "none"
-    return not node.domain and (node.op_type in THE_SAME or (node.op_type == "Conv" and _is_simple(node)))
-
-
-def _is_simple(node: Node) -> bool:
-    """Tell whether a Conv is depthwise, a sum of shifted products."""
-    weight = node.inputs[1].constant if node.inputs[1] is not None else None
-    if weight is None or len(weight.shape) < 3 or math.prod(weight.shape[2:]) == 1:
-        return False
-    return weight.shape[1] == 1 and int(node.attribute("group", 1)) > 1
+    return not node.domain and node.op_type in THE_SAME
 
 
 def keeps_widened(model: Model) -> bool:
@@ -97,15 +95,33 @@ def wide_call(node: Node, call: Callable[..., Any], constants: Mapping[Value, An
         for slot, value in enumerate(node.inputs)
         if value is not None and value in constants
     }
+    conv: Callable[..., Any] | None = None
+    if node.operator == "Conv":
+        conv = partial(convolve, store=_store, **node.attributes())
+    group = int(node.attribute("group", 1)) if conv is not None else 1
+
+    def wide(slot: int, x: Any) -> Any:
+        return kept[slot] if slot in kept else widened(x)
 
     def run(*inputs: Any) -> Any:
         single = any(_is_single(x) for x in inputs)
-        results = call(*(kept[slot] if slot in kept else widened(x) for slot, x in enumerate(inputs)))
+        if conv is not None and single and all(x is None or _is_single(x) for x in inputs):
+            if group > 1 and is_depthwise(inputs[1].shape):  # a sum of shifted products, each rounded once
+                return call(*inputs)
+            # X is made wide, and sums are rounded, in parts that stay in the cache
+            return conv(inputs[0], *(wide(slot, x) for slot, x in enumerate(inputs[1:], 1)))
+        results = call(*(wide(slot, x) for slot, x in enumerate(inputs)))
         if not single:  # a model of float64
             return results
         return tuple(map(narrowed, results)) if isinstance(results, tuple) else narrowed(results)
 
     return run
+
+
+def _store(sums: np.ndarray, bias: np.ndarray | None, target: np.ndarray) -> None:
+    """Write sums of a Conv in float64 into a part of its result, float32, as `narrowed` does."""
+    store_sums(sums, bias, target)
+    _round_bits(target)
 
 
 def _is_single(value: Any) -> bool:

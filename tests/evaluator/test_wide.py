@@ -62,6 +62,39 @@ def test_sums_of_products_are_those_of_float64_rounded_to_18_bits(operator: str)
     assert found.tolist() == rounded(expected(x.astype(float), w.astype(float))).tolist()
 
 
+CONVOLUTIONS = {
+    "one element": ([2, 6, 9, 70], [8, 6, 1, 1], "strides = [1, 1]"),
+    "one element, in parts": ([1, 40, 120, 100], [30, 40, 1, 1], "strides = [1, 1]"),
+    "one element, strides and groups": ([2, 6, 9, 7], [8, 3, 1, 1], "strides = [2, 2], group = 2"),
+    "windows": ([1, 3, 40, 40], [8, 3, 3, 3], "pads = [1, 1, 1, 1]"),
+    "windows in parts": ([1, 32, 60, 60], [4, 32, 3, 3], "strides = [2, 2], pads = [1, 1, 1, 1]"),
+}
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_convolutions_are_summed_in_float64_and_rounded_once(case: str) -> None:
+    shape, kernel, attributes = CONVOLUTIONS[case]
+    text = f"(float{shape} x, float{kernel} w, float[{kernel[0]}] b) => (TYPE[n, m, h, v] y)"
+    text += f" {{ y = Conv <{attributes}> (x, w, b) }}"
+    feeds = {"x": normal(*shape), "w": normal(*kernel, seed=1), "b": normal(kernel[0], seed=2)}
+    found = run(text.replace("TYPE", "float"), feeds)["y"]
+    double = {name: array.astype(np.float64) for name, array in feeds.items()}
+    exact = Evaluator(model(text.replace("float", "double").replace("TYPE", "double"))).run(double)["y"]
+    assert found.dtype == F
+    np.testing.assert_array_equal(found, rounded(exact))
+
+
+def test_depthwise_convolutions_add_in_the_order_of_their_taps_whatever_makes_the_weight() -> None:
+    constant = "(float[1, 4, 9, 9] x, float[4, 1, 3, 3] w) => (float[1, 4, 7, 7] y) { y = Conv <group = 4> (x, w) }"
+    made = constant.replace("float[4, 1, 3, 3] w", "float[4, 1, 3, 3] half").replace("{ y", "{ w = Add (half, half) y")
+    x, half = normal(1, 4, 9, 9), normal(4, 1, 3, 3, seed=1)
+    expected = sum(
+        x[:, :, i : i + 7, j : j + 7] * (2 * half)[:, 0, i, j, None, None] for i in range(3) for j in range(3)
+    )
+    np.testing.assert_array_equal(run(constant, {"x": x, "w": 2 * half})["y"], expected)
+    np.testing.assert_array_equal(run(made, {"x": x, "half": half})["y"], expected)
+
+
 @pytest.mark.parametrize(
     ("operator", "function"),
     [("Exp", np.exp), ("Tanh", np.tanh), ("Sigmoid", lambda x: 1 / (1 + np.exp(-x))), ("Log", np.log)],

@@ -9,7 +9,9 @@ Tests: `tests/ops/test_conv_kernels.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +23,14 @@ from onnxq.ops.kernels.windows import Windows, lay_windows, padded
 BUFFER_BYTES = 1 << 20
 """Size of the column buffer; measured best between 0.5 and 2 MB on a core with 1 MB of second-level cache."""
 
-DEPTHWISE_BYTES = 1 << 17
+DEPTHWISE_BYTES = 1 << 18
 """Size of the part of the output that a depthwise convolution sums at a time."""
+
+LEAST_POSITIONS = 4096
+"""Columns of a product of a 1x1 kernel: BLAS takes longer for several narrow ones."""
+
+Store = Callable[[Array, Array | None, Array], None]
+"""Adds a bias, if there is one, to sums [N, M, ...], and writes them into a part of the result."""
 
 
 @kernel("Conv")
@@ -47,33 +55,73 @@ def conv(
         ModelError: Channels or attributes do not fit.
 
     """
+    attributes: dict[str, Any] = {
+        "auto_pad": auto_pad, "dilations": dilations, "group": group, "kernel_shape": kernel_shape, "pads": pads,
+        "strides": strides,
+    }  # fmt: skip
+    if x.dtype in (np.float32, np.float64):
+        return convolve(x, w, b, **attributes)
+    bias = None if b is None else b.astype(np.float32)
+    return convolve(x.astype(np.float32), w.astype(np.float32), bias, **attributes).astype(x.dtype)
+
+
+def store_sums(sums: Array, bias: Array | None, target: Array) -> None:
+    """Add a bias to sums, which may change, and write them into a part of the result, whose type may be narrower."""
+    if bias is not None and sums.dtype == target.dtype:
+        np.add(sums, bias, out=target)
+        return
+    if bias is not None:
+        sums += bias  # in place and then narrower: a sum into another type takes twice as long
+    target[...] = sums
+
+
+def convolve(
+    x: Array,
+    w: Array,
+    b: Array | None = None,
+    *,
+    store: Store = store_sums,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Array:
+    """Convolve float32 or float64 as `conv` does, with sums in the type of W; the result has the type of X.
+
+    `store` writes sums into the result, some of them at a time, while they are in the cache.
+
+    Raises:
+        ModelError: Channels or attributes do not fit.
+
+    """
     if x.ndim != w.ndim or x.shape[1] != w.shape[1] * group or w.shape[0] % group:
         raise ModelError(
             f"input {list(x.shape)} and weight {list(w.shape)} do not fit with group {group}", "Correct the weight."
         )
-    if x.dtype not in (np.float32, np.float64):
-        bias = None if b is None else b.astype(np.float32)
-        wide = conv(
-            x.astype(np.float32), w.astype(np.float32), bias, auto_pad=auto_pad, dilations=dilations, group=group,
-            kernel_shape=kernel_shape, pads=pads, strides=strides,
-        )  # fmt: skip
-        return wide.astype(x.dtype)
     windows = lay_windows(
         x.shape[2:], kernel_shape or w.shape[2:], strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad
     )
     result_shape = (x.shape[0], w.shape[0], *windows.output)
     if 0 in result_shape or not x.size:
-        bias = np.zeros(w.shape[0], x.dtype) if b is None else b
+        bias = np.zeros(w.shape[0], x.dtype) if b is None else b.astype(x.dtype)
         return np.broadcast_to(per_channel(bias, x.ndim), result_shape).copy()
+    added = None if b is None else per_channel(b, x.ndim)
     x = padded(x, windows, lines=int(set(windows.strides) == {1}))  # room for the last taps, see `_flattened`
     if math.prod(windows.kernel) == 1:
-        return _pointwise(x, w, b, group, windows)
-    if w.shape[1] == 1 and group > 1:
-        return _depthwise(x, w, b, windows)
-    return _by_columns(x, w, b, group, windows)
+        return _pointwise(x, w, added, group, windows, store)
+    if group > 1 and is_depthwise(w.shape):
+        return _depthwise(x, w, added, windows, store)
+    return _by_columns(x, w, added, group, windows, store)
 
 
-def _pointwise(x: Array, w: Array, b: Array | None, group: int, windows: Windows) -> Array:
+def is_depthwise(weight: Sequence[int]) -> bool:
+    """Tell whether a weight of several groups has a filter of its own for each channel, larger than one element."""
+    return weight[1] == 1 and math.prod(weight[2:]) > 1
+
+
+def _pointwise(x: Array, w: Array, bias: Array | None, group: int, windows: Windows, store: Store) -> Array:
     """One product, summed in float64.
 
     BLAS sums the rows of a float32 product in different orders, so equal weights give unequal last bits. A Softmax of
@@ -82,13 +130,24 @@ def _pointwise(x: Array, w: Array, b: Array | None, group: int, windows: Windows
     """
     x = x[(slice(None), slice(None), *windows.slices((0,) * len(windows.kernel)))]
     batch, channels = x.shape[:2]
-    positions = math.prod(windows.output)
-    columns = x.astype(np.float64, copy=False).reshape(batch, group, channels // group, positions)
-    product = np.matmul(w.astype(np.float64, copy=False).reshape(group, -1, channels // group), columns)
-    product = product.reshape(batch, w.shape[0], *windows.output)
-    if b is not None:
-        product += per_channel(b, x.ndim)
-    return np.asarray(product.astype(x.dtype, copy=False))
+    weight = w.astype(np.float64, copy=False).reshape(group, -1, channels // group)
+    result = np.empty((batch, w.shape[0], *windows.output), x.dtype)
+    row = math.prod(windows.output[1:])
+    images, rows = _block(batch, windows.output[0], (channels + w.shape[0]) * row * weight.itemsize)
+    rows = max(rows, LEAST_POSITIONS // max(row, 1))
+    for first in range(0, batch, images):
+        for top in range(0, windows.output[0], rows):
+            part = np.s_[first : first + images, :, top : top + rows]
+            columns = np.ascontiguousarray(x[part], np.float64)
+            sums = np.matmul(weight, columns.reshape(len(columns), group, channels // group, -1))
+            target = result[part]
+            store(sums.reshape(target.shape), bias, target)
+    return result
+
+
+def _taps(windows: Windows) -> list[tuple[int, ...]]:
+    """List the positions of the kernel, the last axis fastest."""
+    return list(product(*map(range, windows.kernel)))
 
 
 def _flattened(x: Array, windows: Windows) -> tuple[Array, tuple[int, ...]]:
@@ -100,8 +159,7 @@ def _flattened(x: Array, windows: Windows) -> tuple[Array, tuple[int, ...]]:
     """
     steps = [math.prod(x.shape[2 + i + 1 :]) for i in range(len(windows.kernel))]
     offsets = tuple(
-        sum(t * d * step for t, d, step in zip(tap, windows.dilations, steps, strict=True))
-        for tap in np.ndindex(windows.kernel)
+        sum(t * d * step for t, d, step in zip(tap, windows.dilations, steps, strict=True)) for tap in _taps(windows)
     )
     length = math.prod(x.shape[2:])
     missing = max(offsets[-1] + windows.output[0] * steps[0] - length, 0)
@@ -114,23 +172,22 @@ def _flattened(x: Array, windows: Windows) -> tuple[Array, tuple[int, ...]]:
     return flat, offsets
 
 
-def _by_columns(x: Array, w: Array, b: Array | None, group: int, windows: Windows) -> Array:
+def _by_columns(x: Array, w: Array, bias: Array | None, group: int, windows: Windows, store: Store) -> Array:
     batch, channels = x.shape[:2]
     taps = math.prod(windows.kernel)
     depth = channels // group * taps
     weight = w.reshape(group, w.shape[0] // group, depth)
-    bias = None if b is None else b.reshape(1, w.shape[0], *(1,) * len(windows.kernel))
     flat: Array | None = None
     inner = windows.output[1:]  # what one row of windows computes: its outputs, or whole input rows with stride 1
     if set(windows.strides) == {1}:
         flat, offsets = _flattened(x, windows)
         inner = x.shape[3:]
-    places = [windows.slices(tap) for tap in np.ndindex(windows.kernel)] if flat is None else []
+    places = [windows.slices(tap) for tap in _taps(windows)] if flat is None else []
     row = math.prod(inner)
-    images, rows = _block(batch, windows.output[0], group * depth * row * x.itemsize)
+    images, rows = _block(batch, windows.output[0], group * depth * row * w.itemsize)
     result = np.empty((batch, w.shape[0], *windows.output), x.dtype)
-    buffer = np.empty(images * group * depth * rows * row, x.dtype)
-    product = np.empty(images * w.shape[0] * rows * row, x.dtype)
+    buffer = np.empty(images * group * depth * rows * row, w.dtype)
+    sums = np.empty(images * w.shape[0] * rows * row, w.dtype)
     crop = (slice(None), slice(None), slice(None), *(slice(0, size) for size in windows.output[1:]))
     for first in range(0, batch, images):
         chosen = slice(first, min(first + images, batch))
@@ -145,14 +202,10 @@ def _by_columns(x: Array, w: Array, b: Array | None, group: int, windows: Window
                     columns[:, :, tap] = flat[chosen, :, start : start + size]
             else:
                 _gather_strided(x[chosen], columns.reshape(count, channels, taps, height, *inner), places, top)
-            out = product[: count * w.shape[0] * size].reshape(count, group, -1, size)
+            out = sums[: count * w.shape[0] * size].reshape(count, group, -1, size)
             np.matmul(weight, columns.reshape(count, group, depth, size), out=out)
             block = out.reshape(count, w.shape[0], height, *inner)[crop]
-            target = result[chosen, :, top : top + height]
-            if bias is None:
-                target[...] = block
-            else:
-                np.add(block, bias, out=target)
+            store(block, bias, result[chosen, :, top : top + height])
     return result
 
 
@@ -172,7 +225,7 @@ def _block(batch: int, rows: int, row_bytes: int) -> tuple[int, int]:
     return min(max(fitting // rows, 1), batch), rows
 
 
-def _depthwise(x: Array, w: Array, b: Array | None, windows: Windows) -> Array:
+def _depthwise(x: Array, w: Array, bias: Array | None, windows: Windows, store: Store) -> Array:
     """Sum over the taps of shifted inputs times one weight per channel."""
     batch, channels = x.shape[:2]
     multiplier = w.shape[0] // channels
@@ -185,10 +238,10 @@ def _depthwise(x: Array, w: Array, b: Array | None, windows: Windows) -> Array:
     if set(windows.strides) == {1}:
         flat, offsets = _flattened(x, windows)
         inner = x.shape[3:]
-    size = windows.output[0] * math.prod(inner)
+    size, taps = windows.output[0] * math.prod(inner), _taps(windows)
     result = np.empty((batch, maps, *windows.output), x.dtype)
-    step = max(1, DEPTHWISE_BYTES // max(batch * size * x.itemsize, 1))
-    sums = np.empty((batch, min(step, maps), size), x.dtype)
+    step = max(1, DEPTHWISE_BYTES // max(batch * size * w.itemsize, 1))
+    sums = np.empty((batch, min(step, maps), size), w.dtype)
     products = np.empty_like(sums)
     crop = tuple(slice(0, length) for length in windows.output)
     for first in range(0, maps, step):
@@ -196,7 +249,7 @@ def _depthwise(x: Array, w: Array, b: Array | None, windows: Windows) -> Array:
         count = chosen.stop - first
         total, part = sums[:, :count], products[:, :count]
         shaped = (batch, count, windows.output[0], *inner)
-        for index, tap in enumerate(np.ndindex(windows.kernel)):
+        for index, tap in enumerate(taps):
             factor = weights[index, chosen]
             target = part if index else total
             if flat is not None:
@@ -208,8 +261,5 @@ def _depthwise(x: Array, w: Array, b: Array | None, windows: Windows) -> Array:
             if index:
                 total += part
         block = total.reshape(shaped)[(slice(None), slice(None), *crop)]
-        if b is None:
-            result[:, chosen] = block
-        else:
-            np.add(block, per_channel(b[chosen], x.ndim), out=result[:, chosen])
+        store(block, None if bias is None else bias[chosen], result[:, chosen])
     return result
