@@ -14,13 +14,14 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
+import select
 import signal
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
@@ -195,7 +196,7 @@ class _Run:
             processes = [process for process in processes if not _has_ended(process)]
             self._tell(marks)
             if processes:
-                time.sleep(LOOK)
+                _wait_for_one(processes)
 
     def _tell(self, marks: mmap.mmap) -> None:
         self.done(sum(marks[:]), len(self.tasks))
@@ -272,6 +273,21 @@ def _be_copy(function: Callable[[], None]) -> NoReturn:
         pass
     finally:
         os._exit(code)
+
+
+def _wait_for_one(processes: Sequence[int]) -> None:
+    """Wait until one of some copies ends, `LOOK` at most."""
+    with ExitStack() as stack:
+        ends = select.poll()
+        try:
+            for process in processes:
+                file = os.pidfd_open(process)
+                stack.callback(os.close, file)
+                ends.register(file, select.POLLIN)
+        except (AttributeError, OSError):  # Linux before 5.3
+            time.sleep(LOOK)
+            return
+        ends.poll(LOOK * 1000)
 
 
 def _has_ended(process: int) -> bool:
