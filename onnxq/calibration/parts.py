@@ -66,7 +66,7 @@ def calibrate_in_parts(
     shared = samples.shareable and model.residency.quick and can_fork()
     run = _Parts(model, values, parts, kinds, trial, progress)
     with working("measure roughly" if trial else "measure") as advance:
-        run.tell(advance, 0)
+        run.tell(0)
         found = run.shared(advance, 3 * moment_bytes) if shared else run.in_turn(advance)
         return reduce(fold, found)
 
@@ -87,26 +87,29 @@ class _Parts:
         self._kinds, self._trial, self._progress = kinds, trial, progress
         self._firsts = [0, *accumulate(part.count or 0 for part in parts)]
 
-    def tell(self, advance: Advance, done: int) -> None:
+    def tell(self, done: int) -> None:
         """Say how many samples are done."""
-        advance(done, self._firsts[-1])
         if self._progress:
             self._progress(done, self._firsts[-1])
 
     def shared(self, advance: Advance, task_bytes: int) -> list[Stats]:
-        """Measure parts in copies of this process."""
+        """Measure parts in copies of this process; what is at work is parts, which have about as many samples each."""
 
         def done(parts: int, _: int) -> None:
-            self.tell(advance, self._firsts[parts])
+            advance(parts, len(self._parts))
+            self.tell(self._firsts[parts])
 
+        advance(0, len(self._parts))
         return run_forked(self._measured, range(len(self._parts)), done=done, task_bytes=task_bytes)
 
     def in_turn(self, advance: Advance) -> Iterator[Stats]:
         """Measure one part after another, the samples of each several at a time."""
+        advance(0, self._firsts[-1])
         for at, first in enumerate(self._firsts[:-1]):
 
             def done(samples: int, _: int | None, before: int = first) -> None:
-                self.tell(advance, before + samples)
+                advance(before + samples, self._firsts[-1])
+                self.tell(before + samples)
 
             with unfollowed():
                 found = self._measured(at, done)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from onnxq.calibration.im2col import unfolding_of
 from onnxq.calibration.layer_moments import NO_LAYERS, LayerWork, rows_read
@@ -17,12 +18,13 @@ from onnxq.calibration.thinning import Thinning
 from onnxq.data.generated_text import text_input
 from onnxq.ir import Node, Value
 from onnxq.ir.operator_traits import Trait, operators_with
+from onnxq.planning.decision import Decision
 from onnxq.progress import Work
 from onnxq.rounding.weights import searched_weights
 from onnxq.runtime.fork import can_fork
 from onnxq.runtime.workers import worker_count
-from onnxq.search.budget import FEW_SPLITS, LAST_GOAL, Budget
-from onnxq.search.candidates import float_time, predicted_time
+from onnxq.search.budget import FEW_SPLITS, LAST_GOAL, Budget, goals_of
+from onnxq.search.candidates import between_forms, float_time, is_priced, predicted_time, searchable
 from onnxq.search.equalization_trial import applicable
 from onnxq.search.held_out import FOLDS, REST, HoldoutSplit
 from onnxq.search.mixed_precision import FREE_TRIALS
@@ -40,29 +42,30 @@ UNKNOWN = 100  # samples, if their number is not known
 # Seconds. MEASURED: for the statistics of a value of a sample. COUNTED: for one of its elements. EVALUATED: for an
 # element that the evaluator makes. COPIED: for one of a window. UNFOLDED: for one of a row whose second moments are
 # taken. MULTIPLIED: for a product of two of these
-MEASURED, EVALUATED, COPIED, COUNTED, UNFOLDED, MULTIPLIED = 3.5e-4, 3e-9, 2e-9, 3e-9, 6e-9, 4.5e-11
+MEASURED, EVALUATED, COPIED, COUNTED, UNFOLDED, MULTIPLIED = 3.5e-4, 3e-9, 2e-9, 7e-9, 6e-9, 4.5e-11
 # Times of the float model's by the table: a session that gives tensors, the evaluator, a session of exact arithmetic.
 # And times of the quantized model's in the last
 ROUGH, FULL, RUN, VARIANT_RUN = 1.2, 2.0, 1.7, 1.3
 # Seconds for a node. VARIANT: to rewrite one that is quantized. OPEN: to copy it and open a session. TAPPED: for one
-# that gives tensors. CALLED: to evaluate it. ROUNDED: for an element of a weight
-VARIANT, OPEN, TAPPED, CALLED, ROUNDED = 8e-4, 1e-4, 2e-4, 6e-5, 1.6e-8
+# that gives tensors. CALLED: to evaluate it. For an element of a weight, ROUNDED: to quantize it. LOADED: to open it
+VARIANT, OPEN, TAPPED, CALLED, ROUNDED, LOADED = 8e-4, 1e-4, 2e-4, 6e-5, 1.6e-8, 5e-9
 # Seconds for a row of a weight by its squared length, for a weight, and the share of both that a quick search takes
 ELEMENT, WEIGHT, QUICK = 2.7e-9, 1.7e-2, 0.45
-# The share of the weights whose codes are chosen once more, for other kernels, when the search is over
-AGAIN = 0.3
 OPENED = 1e-3  # seconds for a node of two models that are made ready to be compared
 LATENCY, LATENCY_RUNS = 0.3, 7  # seconds at most for pairs of runs, and how many there are at least
 FAMILY_SAMPLES, LAYER_SAMPLES = 4, 8
-PROBABLE, POSSIBLE, RARE = 0.5, 0.3, 0.15
+LIKELY, PROBABLE, POSSIBLE, RARE = 0.8, 0.5, 0.3, 0.15
 FLOAT32 = 4  # bytes
 # Times of a trial's: where channels of a copy are divided first, and where a plan is made for it. IN_PART: the share of
 # that where it runs from its first change on
 RESCALED, SEARCHED, IN_PART = 2.0, 1.2, 0.7
 ANOTHER = 0.8  # of what one processor does, each more adds where copies of the process share the work
 ALONE = ("biases", "compare", "latency", "perplexity", "greedy", "details")  # what one process does by itself
-# Searches for goals, and dB between results that ask for one more. Held-out samples lose less in the end than in trials
-MOST_GOALS, GOAL_STEP = 4, 4.0
+# Trials for a goal that is missed, and for all of them along minimum cuts. In dB: how far the first result is above the
+# trials before, whose codes are chosen quickly
+GOAL_TRIALS, CUT_TRIALS, ABOVE_TRIALS = 3, 8, 2.0
+# The share of weights without other forms whose codes are chosen once more, as what a node reads is coded otherwise
+AGAIN = 0.3
 RECURRENT = ("LSTM", "GRU", "RNN")
 VIEWS = operators_with(Trait.IN_ORDER) | {"Transpose", "Slice", "Split"}  # NumPy copies nothing
 USUALLY_FIRST, USUALLY_OPEN = 4, 3  # ways to choose ranges that run on the first folds, and on more
@@ -116,7 +119,7 @@ class _Prices:
         """Measure tensors of onnxruntime, and what layers read."""
         values, elements = self.measured
         each = ROUGH * self.run + MEASURED * values + COUNTED * elements + _moments(layers)
-        return samples * each + TAPPED * self.nodes
+        return samples * each + TAPPED * self.nodes + LOADED * self.weights
 
     def evaluate(self, samples: int) -> float:
         return samples * (FULL * self.run + CALLED * self.calls + EVALUATED * self.made + COPIED * self.windows)
@@ -126,7 +129,7 @@ class _Prices:
         return self.evaluate(samples) + samples * (MEASURED * self.measured[0] + _moments(layers))
 
     def float_outputs(self, samples: int) -> float:
-        return samples * RUN * self.run + OPEN * self.nodes
+        return samples * RUN * self.run + OPEN * self.nodes + LOADED * self.weights
 
     def trial(self, samples: int) -> float:
         written = VARIANT * self.rewritten + OPEN * self.nodes + ROUNDED * self.weights
@@ -236,7 +239,8 @@ class Schedule:
         methods = methods_to_try(prepared)
         if methods:
             yield from halves(POSSIBLE if ways else 1.0)  # again where channels have changed
-            yield from trials(1 + methods, PROBABLE)
+            yield from trials(1 + methods, LIKELY)
+            yield from halves(POSSIBLE)  # of which each is judged on the other
             yield from trials(2, POSSIBLE)
             yield Work("rescale", "measure", channels, POSSIBLE)
 
@@ -255,7 +259,7 @@ class Schedule:
         one, other = (sum(work.seconds * work.chance for work in part) for part in (codes, ranges))
         alone = min(other / one, 1.0)
         yield from _shared(codes, alone + (1 - alone) * share)
-        yield Work("trial", "ranges", max(other - one, 0.0))
+        yield Work("trial", "ranges", max(other - one, 0.0), PROBABLE)
 
     def _calibrate(self) -> Iterator[Work]:
         plan = self._prepared.plan
@@ -299,14 +303,14 @@ class Schedule:
         yield from self._trials("search", FREE_TRIALS, quick, PROBABLE)
         yield from self._trials("search", 4, quick, POSSIBLE)
         yield Work("search", "measure", prices.evaluate(self._samples), RARE)  # values that other forms ask for
-        yield Work("search", "round", AGAIN * self._rounding())
+        yield Work("search", "round", self._rounding_again(), PROBABLE, LAST_GOAL)
         halvings = math.ceil(math.log2(nodes + 1))
         if strict:
             yield from self._trials("search", 1, self._samples)
             yield from self._trials("search", 2 * halvings, self._samples, PROBABLE)
         else:
             yield Work("search", "judge", prices.float_outputs(self._few), PROBABLE)
-            yield from self._goals(halvings)
+            yield from self._goals()
         if self._budget.max_size is not None:
             yield from self._trials("search", halvings, quick, PROBABLE)
         if self._tries and not self._with_stats:
@@ -315,11 +319,14 @@ class Schedule:
             yield Work("correct", "biases", 2 * prices.evaluate(self._half), RARE)
             yield from self._trials("correct", 2, self._half, POSSIBLE)
 
-    def _goals(self, halvings: int) -> Iterator[Work]:
+    def _goals(self) -> Iterator[Work]:
         """List the trials of nodes to compute in float, which only results of low SQNR ask for."""
-        each = SEARCHED * self._prices.trial(self._few)
-        for index in range(MOST_GOALS * halvings):
-            yield Work("search", "judge", each, RARE, LAST_GOAL - GOAL_STEP * (1 + index / halvings))
+        each, goals = SEARCHED * self._prices.trial(self._few), goals_of(self._prepared.plan)
+        computing = sum(one.scheme != "weight-int8" for one in self._open_ones)
+        along_cuts = is_priced(self._prepared.plan) and 2 * len(self._in_other_forms) < computing
+        for goal, _ in goals[-1:] if along_cuts else goals:
+            for _ in range(CUT_TRIALS if along_cuts else GOAL_TRIALS):
+                yield Work("search", "judge", each, RARE, goal - ABOVE_TRIALS)
 
     def _cross_validate(self) -> Iterator[Work]:
         """List the judging of one half; codes were chosen on the other before, to see whether they serve others."""
@@ -332,6 +339,25 @@ class Schedule:
 
     def _rounding(self) -> float:
         return sum(_rounding(weight, coding.axes) for weight, coding in searched_weights(self._prepared.plan))
+
+    def _rounding_again(self) -> float:
+        """Return the time for codes of those weights that a search for goals tries in other forms, and of some more."""
+        return sum(
+            _rounding(weight, coding.axes) * (AGAIN if self._in_other_forms.isdisjoint(readers) else 1.0)
+            for (weight, coding), readers in searched_weights(self._prepared.plan).items()
+        )
+
+    @cached_property
+    def _open_ones(self) -> list[Decision]:
+        """Nodes that a search may return to float."""
+        plan = self._prepared.plan
+        return [one for one in weighted_decisions(plan) if searchable(plan, one)]
+
+    @cached_property
+    def _in_other_forms(self) -> set[Node]:
+        """Nodes that have a form between 8 bit and float."""
+        plan, opset = self._prepared.plan, self._prepared.model.opset
+        return {one.node for one in self._open_ones if between_forms(plan, one, opset)}
 
     def _compare(self) -> Iterator[Work]:
         prices = self._prices

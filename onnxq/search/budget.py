@@ -18,7 +18,7 @@ from onnxq.errors import CheckFailed, RecipeError
 from onnxq.ir import Model
 from onnxq.ir.graph import MICROSOFT
 from onnxq.ir.storage.files import data_path, needs_external_data
-from onnxq.planning.decision import FOR_SIZE, Choices, Override
+from onnxq.planning.decision import FOR_SIZE, Choices, Override, Plan
 from onnxq.planning.planner import NOT_WORTHWHILE, node_key
 from onnxq.planning.recipe import Recipe
 from onnxq.planning.worthwhile import worthwhile
@@ -227,9 +227,7 @@ def towards_goals(
 
     """
     before, judge = variants.prepared.plan, variants.split.goal_evaluator
-    if goals is None:
-        goals = [(goal + more, share) for goal, share in GOALS for more in (0.0, OVERFITTING)]
-        goals = goals if is_priced(before) else GOALS[:1]
+    goals = goals_of(before) if goals is None else goals
     if judge not in (variants.judge, variants.fine_judge) and found.sqnr is not None and found.sqnr < ENOUGH:
         found = replace(found, sqnr=judge.sqnr(variants.model(found.choices)))
     cuts = None if _widened(variants) else noise_cuts(variants, ranked, found.choices)
@@ -252,6 +250,13 @@ def towards_goals(
             break
         found = replace(reached, sqnr=goal)
     return found
+
+
+def goals_of(plan: Plan) -> Sequence[tuple[float, float]]:
+    """Return the goals of a run with searches: dB, and the share of the saved time that may be given back for each."""
+    if not is_priced(plan):
+        return GOALS[:1]
+    return [(goal + more, share) for goal, share in GOALS for more in (0.0, OVERFITTING)]
 
 
 def _along_cuts(

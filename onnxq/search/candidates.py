@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onnxq.planning.alternatives import alternatives
+from onnxq.planning.alternatives import Alternative, alternatives
 from onnxq.planning.cost_model import node_times
 from onnxq.planning.decision import Decision, Override, Plan
 from onnxq.planning.planner import node_key
@@ -77,11 +77,17 @@ def find_candidates(plan: Plan, contributions: Sequence[Contribution], opset: in
         in_float, in_integers = _times(decision, plan.costs)
         computes = decision.scheme != "weight-int8"
         cost = max(in_float - in_integers, 0.0) / total if computes and priced else 0.0
-        has_others = computes and not _by_rows(decision)
-        others = alternatives(decision.node, plan.recipe, opset, plan.costs) if has_others else ()
+        others = between_forms(plan, decision, opset)
         between = tuple(Option(one.choice, max(one.time - in_integers, 0.0) / total, one.left) for one in others)
         found.append(Candidate(key, known[key].noise, known[key].share, cost, computes, between, priced))
     return sorted(found, key=lambda move: (-move.noise / (move.cost + 1e-3), move.key))
+
+
+def between_forms(plan: Plan, decision: Decision, opset: int) -> tuple[Alternative, ...]:
+    """List what stands between 8 bit and float for a node, the fastest first; nothing where its weight is stored."""
+    if decision.scheme == "weight-int8" or _by_rows(decision):
+        return ()
+    return alternatives(decision.node, plan.recipe, opset, plan.costs)
 
 
 def is_priced(plan: Plan) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from onnxq.calibration.parts import PARTS, calibrate_in_parts
 from onnxq.calibration.second_moments import InputMoments
 from onnxq.data.samples import input_specs, wrap_samples
 from onnxq.errors import DataError
+from onnxq.progress import Progress, following, unfollowed
 from onnxq.runtime.ownership import own_process
 from onnxq.targets import host
 
@@ -115,3 +117,27 @@ def test_a_bad_sample_is_named_by_its_place(model):
     made[6]["x0"][0, 0, 0] = np.nan
     with pytest.raises(DataError, match=r"samples\[6\]"):
         measured(model, wrap_samples(made, input_specs(model)))
+
+
+def test_progress_knows_that_parts_are_at_work_and_not_single_samples(model, monkeypatch):
+    told = []
+
+    class Told(Progress):
+        @contextmanager
+        def task(self, kind):
+            with super().task(kind) as advance:
+                yield lambda done, total: (told.append((done, total)), advance(done, total))
+
+    def shared(function, tasks, *, done, task_bytes):
+        found = []
+        for task in tasks:
+            with unfollowed():  # as in a copy
+                found.append(function(task))
+            done(len(found), len(tasks))
+        return found
+
+    monkeypatch.setattr(parts, "can_fork", lambda: True)
+    monkeypatch.setattr(parts, "run_forked", shared)
+    with following(Told()):
+        measured(model, samples(model, 30))
+    assert told == [(done, 4) for done in range(5)]
