@@ -8,7 +8,7 @@ Tests: `tests/search/test_rescaling_trial.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from onnxq.calibration.channel_stats import ChannelStats
@@ -18,9 +18,10 @@ from onnxq.calibration.sample_extremes import ChannelPeaks
 from onnxq.calibration.statistic import Statistic
 from onnxq.calibration.stats import StatisticFactory, Stats
 from onnxq.data.samples import Samples
-from onnxq.ir import Model, Node
+from onnxq.ir import Model, Node, Value
 from onnxq.rescaling.centering import centerable_tensors
 from onnxq.rescaling.cross_layer import channel_axes
+from onnxq.rescaling.find_groups import find_groups
 from onnxq.rounding.weights import Weights
 from onnxq.stages.measure import complete
 from onnxq.stages.prepared import Prepared
@@ -42,9 +43,10 @@ class ChannelTrial:
     def __init__(self, prepared: Prepared, fitting: Samples) -> None:
         self.model, self._fitting, self._weights = prepared.model, fitting, Weights(exact=True)
         nodes, _ = to_rescale(prepared)
-        values = prepared.model.graph.values
+        values, calibrated = prepared.model.graph.values, prepared.plan.calibrated()
         axes = channel_axes(nodes) | {value.name: 1 for value in centerable_tensors(prepared.model.graph)}
-        taken = dict.fromkeys([*(values[name] for name in axes), *prepared.plan.calibrated()])
+        axes = _divided_with(axes, values, calibrated) | axes
+        taken = dict.fromkeys([*(values[name] for name in axes), *calibrated])
         kinds = partial(_kinds, axes, minimal_statistics(prepared.plan))
         self.stats = (
             calibrate_in_parts(prepared.model, list(taken), fitting, kinds=kinds, trial=True) if taken else Stats()
@@ -71,6 +73,13 @@ def to_rescale(prepared: Prepared) -> tuple[list[Node], frozenset[Node]]:
     wanted = [d for d in prepared.plan.decisions if d.settings and d.settings.smoothing and d.node.graph.parent is None]
     nodes = [d.node for d in wanted if d.scheme in ("static-int8", "dynamic-int8", "weight-int8")]
     return nodes, frozenset(d.node for d in wanted if d.scheme == "weight-int8")
+
+
+def _divided_with(axes: Mapping[str, int], values: Mapping[str, Value], calibrated: Sequence[Value]) -> dict[str, int]:
+    """Return the channel axes of calibrated values that are divided with others: their ranges follow, too."""
+    groups = find_groups({values[name]: axis for name, axis in axes.items()})
+    found = {value.name: group.axes[value] for value, group in groups.items() if value in group.axes}
+    return {value.name: found[value.name] for value in calibrated if value.name in found}
 
 
 def _kinds(axes: dict[str, int], basics: StatisticFactory, name: str) -> Sequence[Statistic]:

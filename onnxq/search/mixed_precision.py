@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from onnxq.ir import Model
-from onnxq.planning.decision import Choices, Override, node_key
+from onnxq.planning.decision import Choices, Override, Plan, node_key
 from onnxq.planning.latency import planned_time
 from onnxq.search.candidates import (
     Candidate,
@@ -118,6 +118,7 @@ def _free_wins(variants: Variants, left: Sequence[Candidate], found: SearchResul
     """
     costs, choices, best = variants.prepared.plan.costs, dict(found.choices), found.sqnr or 0.0
     tried: list[tuple[float, Candidate]] = []
+    judged = [_decided(variants.replan(choices)[0].plan)]
     for move in [move for move in left if move.ways[-1].cost <= LITTLE_TIME][: FREE_PLANS * (best < ENOUGH)]:
         plan = variants.replan({**choices, move.key: move.ways[-1].choice})[0].plan
         if planned_time(plan, costs) / time - 1 <= LITTLE_TIME:
@@ -125,14 +126,21 @@ def _free_wins(variants: Variants, left: Sequence[Candidate], found: SearchResul
             tried.append((math.fsum(other.noise for other in left if other.key not in integer), move))
     for _, move in sorted(tried, key=lambda one: (-one[0], one[1].key))[:FREE_TRIALS]:
         attempt = {**choices, move.key: move.ways[-1].choice}
-        longer = planned_time(variants.replan(attempt)[0].plan, costs)
+        plan = variants.replan(attempt)[0].plan
+        longer = planned_time(plan, costs)
         cost = longer / time - 1
-        if best >= ENOUGH or cost > LITTLE_TIME:
+        if best >= ENOUGH or cost > LITTLE_TIME or _decided(plan) in judged:
             continue
+        judged.append(_decided(plan))
         reached = variants.fine_judge.sqnr(variants.model(attempt))
         if reached >= best + max(LEAST_FOR_LITTLE, SHOWN_FOR_TIME * cost):
             best, choices, time = reached, attempt, longer
     return replace(found, choices=choices, sqnr=best)
+
+
+def _decided(plan: Plan) -> tuple[object, ...]:
+    """Return what makes two plans of a model the same."""
+    return tuple((one.scheme, one.settings, one.node in plan.in_integers) for one in plan.decisions)
 
 
 def keep_small_weights_float(variants: Variants, ranked: Sequence[Candidate], found: SearchResult) -> SearchResult:

@@ -63,7 +63,8 @@ def rescale(prepared: Prepared, split: HoldoutSplit, observer: Observer) -> Prep
 
     def variant(methods: Sequence[Rescale]) -> Model | None:
         changed, stats = _rescaled_with(copy_prepared(prepared), methods, trial.stats)
-        return None if changed.transforms == prepared.transforms else trial.variant(changed, stats)
+        fewer = changed.transforms - prepared.transforms < len(methods)  # the same as a way of fewer methods, or none
+        return None if fewer else trial.variant(changed, stats)
 
     ways = _methods(prepared)
     makers = [partial(variant, methods) for methods in ways]

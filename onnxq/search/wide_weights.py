@@ -71,7 +71,8 @@ def widen_stored_weights(variants: Variants, choices: Choices, contributions: Se
     for room, wanted in zip(rooms, [*(max(goal, OF_USE) for _ in rooms[1:]), goal], strict=True):
         chosen = _worth_most(noises, costs, room, enough=None if useless else ENOUGH_LEFT)
         shares = {one.tensor: one.share for one in found if one.tensor in chosen}
-        if shares and _reaches(variants, choices, shares, wanted):
+        known = shares.keys() == costs.keys() and wanted <= goal  # all of them, which reach it
+        if shares and (known or _reaches(variants, choices, shares, wanted)):
             return _wider(choices, shares)
     return choices
 

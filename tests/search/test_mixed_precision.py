@@ -222,6 +222,7 @@ def test_a_bargain_is_the_cheapest_way_first_and_the_next_where_it_disappoints()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("onnxq.search.mixed_precision.planned_time", lambda plan, costs: 1.0)
+        patch.setattr("onnxq.search.mixed_precision._decided", lambda plan: object())  # no two are the same
         for gains, expected in (
             ({"rows": 5.0, "blocks": 9.0, "weight-int8": 20.0}, {"n0": "rows", "n1": "rows"}),
             ({"rows": 0.1, "blocks": 9.0, "weight-int8": 20.0}, {"n0": "blocks", "n1": "blocks"}),
@@ -250,6 +251,7 @@ def _won(reached, taken, ranked) -> tuple[set[str], int]:
     variants = Beside(reached, taken)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("onnxq.search.mixed_precision.planned_time", lambda plan, costs: taken(plan.chosen))
+        patch.setattr("onnxq.search.mixed_precision._decided", lambda plan: object())  # no two are the same
         return set(cheap_wins(variants, ranked).choices), variants.runs
 
 
@@ -267,6 +269,20 @@ def test_nodes_that_take_little_time_in_float_are_tried_whatever_their_noise():
     assert (found, runs) == ({"big"}, 2)
 
 
+def test_a_plan_that_was_judged_is_not_judged_again(monkeypatch):
+    """Two nodes of a region take each other to float; a third one changes nothing."""
+    ranked = [Candidate(f"n{i}", 1e-3, 0.001, 0.001, True) for i in range(4)]
+    ranked.append(Candidate("large", 1.0, 0.9, 0.5, True))
+    variants = Beside(lambda chosen: 30.0 + ("n1" in chosen), lambda _: 1.0)
+    region = {"n0": 1, "n1": 1, "n2": 0, "n3": 2}
+    monkeypatch.setattr("onnxq.search.mixed_precision.planned_time", lambda plan, costs: 1.0)
+    monkeypatch.setattr(
+        "onnxq.search.mixed_precision._decided", lambda plan: frozenset(region[key] for key in plan.chosen) - {0}
+    )
+    assert not cheap_wins(variants, ranked).choices  # n1 makes the plan of n0
+    assert variants.runs == 1 + 2
+
+
 def test_what_follows_a_node_to_float_counts_for_it():
     ranked = [Candidate(f"n{i}", 1e-3, 0.001, 0.001, True) for i in range(8)] + [
         Candidate("large", 1.0, 0.9, 0.5, True)
@@ -281,6 +297,7 @@ def test_what_follows_a_node_to_float_counts_for_it():
     variants.replan = replan
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("onnxq.search.mixed_precision.planned_time", lambda plan, costs: 1.0)
+        patch.setattr("onnxq.search.mixed_precision._decided", lambda plan: object())  # no two are the same
         assert cheap_wins(variants, ranked).choices.keys() == {"n7"}
 
 
@@ -457,6 +474,7 @@ def test_a_bargain_counts_what_follows_it_into_float():
     times = {"integers": 1.0, "floats": 1.5}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("onnxq.search.mixed_precision.planned_time", lambda plan, costs: times[plan.kind])
+        patch.setattr("onnxq.search.mixed_precision._decided", lambda plan: object())  # no two are the same
         assert not cheap_wins(Following(), ranked).choices
         times["floats"] = 1.001
         assert cheap_wins(Following(), ranked).choices.keys() == {"a"}

@@ -28,7 +28,9 @@ from onnxq.search.range_trial import (
     WORTH_CHANGING,
     RangeChoice,
     best_candidate,
+    coarser_by,
     with_headroom,
+    with_known_headroom,
 )
 from onnxq.search.variants import HoldoutChoice, choose_by_holdout
 from onnxq.stages.measure import layers_needing_moments, measure
@@ -238,3 +240,21 @@ def test_headroom_is_judged_with_the_better_method_and_most_of_it_where_some_gai
     asked.clear()
     assert with_headroom([0, 2, 4], judged) == [30.0, 40.0, 31.0]  # those that say what to expect have gone out
     assert asked == [[0], [2], [4]]
+
+
+def test_headroom_that_clips_nothing_is_judged_on_one_fold() -> None:
+    asked: list[list[int]] = []
+    known = {0: 30.0, 3: 31.0}
+
+    def judged(numbers: Sequence[int]) -> dict[int, float]:
+        asked.append(list(numbers))
+        return {number: known.get(number, 20.0 + number) for number in numbers}
+
+    lost = coarser_by([30.0, 29.2, 28.4, 31.0, 30.2, 29.4])
+    assert lost == pytest.approx({0: 0.0, 1: -0.8, 2: -1.6})
+    assert with_known_headroom(range(6), judged, lost) == pytest.approx([30.0, 29.2, 28.4, 31.0, 30.2, 29.4])
+    assert asked == [[0, 3]]
+    asked.clear()
+    assert with_known_headroom([0, 4], judged, lost) == [30.0, 24.0]  # the method that says it has gone out
+    assert asked == [[0, 4]]
+    assert not coarser_by([30.0, 29.9, 29.8, 29.0, 28.9, 28.8])  # something may be clipped
