@@ -27,6 +27,7 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell reports for a program whose rea
 # The code that a shell reports for a program that ended, or whose terminal was closed: 128 and the signal
 ENDED = {signal.SIGTERM: "terminated", **({signal.SIGHUP: "terminal closed"} if hasattr(signal, "SIGHUP") else {})}
 PLAINLY = "onnxq"  # an error handler: a name that the terminal's encoding lacks is no reason to fail
+COLLECTED = 50_000  # objects between two searches for cycles: at Python's 700, they took a tenth of all imports
 DISK = "Check that the disk has room, and that you may read and write there."
 PACKAGES = ("onnxq", "onnx", "onnxruntime", "numpy", "ml_dtypes", "protobuf", "typer", "rich")
 
@@ -79,6 +80,7 @@ def run(argv: Sequence[str] | None) -> int:
     if argv is None:
         if not sys.warnoptions:  # NumPy's words to programmers; those about code of the user's stay
             warnings.filterwarnings("ignore", module=r"onnxq\.")
+        gc.set_threshold(COLLECTED)
         atexit.register(gc.freeze)  # no search for cycles among all that was loaded: a tenth of a short command's time
     interrupts = _Interrupts()
     try:
