@@ -208,15 +208,22 @@ def influences(taps: LayerInputs, samples: Sequence[Sample], nodes: Sequence[Nod
     """
     values = [node.outputs[0] for node in nodes]
     kept = [value for value in values if value is not None]
-    runs = [_joined(taps.run(_changed(samples, name, factor), kept)) for factor in (1.0, 0.0, 1 / FRACTION)]
+    squares = np.zeros((len(kept), 4))
+    runs = [taps.run(_changed(samples, name, factor), kept) for factor in (1.0, 0.0, 1 / FRACTION)]
+    for sample in zip(*runs, strict=True):
+        for layer, (whole, none, part) in enumerate(zip(*sample, strict=True)):
+            squares[layer] += [_squares(one) for one in (whole, none, whole - none, FRACTION * part - whole)]
     found = []
-    for node, whole, none, part in zip(nodes, *runs, strict=True):
-        size = float(np.linalg.norm(whole))
-        if not np.isfinite(size) or not size or np.linalg.norm(none) <= 1e-6 * size:
-            continue
-        moved, bent = np.linalg.norm(whole - none) / size, np.linalg.norm(FRACTION * part - whole) / size
-        found.append(Influence(node, float(moved), float(bent)))
+    for node, (size, alone, moved, bent) in zip(nodes, np.sqrt(squares).tolist(), strict=True):
+        if np.isfinite(size) and size and alone > 1e-6 * size:
+            found.append(Influence(node, moved / size, bent / size))
     return found
+
+
+def _squares(array: np.ndarray) -> float:
+    """Sum the squares of an array in float64."""
+    flat = array.reshape(-1)
+    return float(np.einsum("i,i->", flat, flat, dtype=np.float64))
 
 
 def _changed(samples: Sequence[Sample], name: str, factor: float) -> list[Sample]:
