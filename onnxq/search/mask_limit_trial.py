@@ -68,7 +68,7 @@ def limit_attention_masks(prepared: Prepared, split: HoldoutSplit) -> Prepared:
     commit([limit_patch(limited, model.opset) for limited in chosen])
     infer_types(model)
     changed = copy_prepared(replace(prepared, model=model, notes=(*prepared.notes, *_notes(chosen))))
-    return changed if split.judge.sqnr(changed.model) >= SAME else prepared
+    return changed if split.judge.sqnr_towards(changed.model, SAME) >= SAME else prepared
 
 
 def _look(model: Model, found: Sequence[MaskedSoftmax], samples: Samples) -> None:

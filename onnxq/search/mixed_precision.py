@@ -95,8 +95,9 @@ def cheap_wins(variants: Variants, ranked: Sequence[Candidate]) -> SearchResult:
             cost = longer / time - 1
             if not _pays(gain, cost):
                 continue
-            reached = variants.fine_judge.sqnr(variants.model(attempt))
-            if reached >= best + max(LEAST_SHOWN, SHOWN_FOR_TIME * cost):
+            least = best + max(LEAST_SHOWN, SHOWN_FOR_TIME * cost)
+            reached = variants.fine_judge.sqnr_towards(variants.model(attempt), least)
+            if reached >= least:
                 best, choices, time, remaining = reached, attempt, longer, move.noise * way.left
                 break
         noise += remaining - move.noise
@@ -132,8 +133,9 @@ def _free_wins(variants: Variants, left: Sequence[Candidate], found: SearchResul
         if best >= ENOUGH or cost > LITTLE_TIME or _decided(plan) in judged:
             continue
         judged.append(_decided(plan))
-        reached = variants.fine_judge.sqnr(variants.model(attempt))
-        if reached >= best + max(LEAST_FOR_LITTLE, SHOWN_FOR_TIME * cost):
+        least = best + max(LEAST_FOR_LITTLE, SHOWN_FOR_TIME * cost)
+        reached = variants.fine_judge.sqnr_towards(variants.model(attempt), least)
+        if reached >= least:
             best, choices, time = reached, attempt, longer
     return replace(found, choices=choices, sqnr=best)
 
@@ -165,8 +167,9 @@ def keep_small_weights_float(variants: Variants, ranked: Sequence[Candidate], fo
         if best >= ENOUGH:
             break
         attempt = {**choices, move.key: _kept(move)}
-        reached = variants.judge.sqnr(variants.model(attempt))
-        if reached >= best + KEPT_GAIN * gain:
+        least = best + KEPT_GAIN * gain
+        reached = variants.judge.sqnr_towards(variants.model(attempt), least)
+        if reached >= least:
             best, choices = reached, attempt
     return replace(found, choices=choices)
 

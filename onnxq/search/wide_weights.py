@@ -84,7 +84,7 @@ def _wider(choices: Choices, shares: Mapping[str, float]) -> Choices:
 
 def _reaches(variants: Variants, choices: Choices, shares: Mapping[str, float], goal: float) -> bool:
     """Tell whether samples show that 12 bits for these nodes reach so many dB."""
-    return variants.judge.sqnr(variants.model(_wider(choices, shares))) >= goal
+    return variants.judge.sqnr_towards(variants.model(_wider(choices, shares)), goal) >= goal
 
 
 def _contributions(

@@ -207,14 +207,17 @@ def test_affordable_moves_are_counted_by_the_way_they_take():
     assert [len(within_cost(ranked, 0.0025, step)) for step in range(4)] == [2, 1, 0, 0]
 
 
+def judging(sqnr):
+    """Return a judge that runs all samples, whatever the goal."""
+    return SimpleNamespace(sqnr=sqnr, sqnr_towards=lambda choices, goal: sqnr(choices))
+
+
 def test_a_bargain_is_the_cheapest_way_first_and_the_next_where_it_disappoints():
     class Judged(Counting):
         prepared = SimpleNamespace(plan=SimpleNamespace(costs=None))
 
         def __init__(self, gains, start=20.0):
-            self.fine_judge = SimpleNamespace(
-                sqnr=lambda choices: start + sum(gains[n] for n in names(choices).values())
-            )
+            self.fine_judge = judging(lambda choices: start + sum(gains[n] for n in names(choices).values()))
             super().__init__()
 
         def replan(self, choices):
@@ -240,7 +243,7 @@ class Beside(Counting):
 
     def __init__(self, reached, taken) -> None:
         super().__init__()
-        self.fine_judge = SimpleNamespace(sqnr=lambda choices: reached(set(choices)))
+        self.fine_judge = judging(lambda choices: reached(set(choices)))
         self.taken = taken
 
     def replan(self, choices):
@@ -466,7 +469,7 @@ def test_a_bargain_counts_what_follows_it_into_float():
         """Returning one node to float takes all others along, so it costs much more than the node itself."""
 
         prepared = SimpleNamespace(plan=SimpleNamespace(kind="integers", costs=None))
-        fine_judge = SimpleNamespace(sqnr=lambda model: 10.0 if not model else 40.0)
+        fine_judge = judging(lambda model: 10.0 if not model else 40.0)
 
         def replan(self, choices):
             return SimpleNamespace(plan=SimpleNamespace(kind="floats" if choices else "integers")), {}
