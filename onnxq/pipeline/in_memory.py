@@ -41,6 +41,7 @@ from onnxq.stages.finish import finalize, with_fast_prompts
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies
 from onnxq.verification.compare import compare
+from onnxq.verification.decoding import watched_perplexity
 from onnxq.verification.families import (
     SaturatingFamilies,
     family_figures,
@@ -169,8 +170,12 @@ def _verified(rewritten: _Rewritten, before: Model, probe: Samples, request: Req
     encoded = faster.serialize()
     baseline = InMemory(before if prepared.original is None else prepared.original)
     saturating = SaturatingFamilies.of(prepared.plan.recipe.scheme.target, model)
+    watched = None if prepared.fast or data is None else watched_perplexity(before, probe)
+    watch = None if watched is None else watched.add
     with in_copy(partial(saturation_loss, saturating, baseline, model, probe), copies=probe.shareable) as lost:
-        comparison = compare(baseline, encoded, probe, latency=not prepared.fast, progress=observer.progress)
+        comparison = compare(
+            baseline, encoded, probe, latency=not prepared.fast, progress=observer.progress, watch=watch
+        )
         if detailed:
             observer.step("layers")
             comparison = with_layers(comparison, before, by_layers, probe)
@@ -184,7 +189,8 @@ def _verified(rewritten: _Rewritten, before: Model, probe: Samples, request: Req
     if detailed:
         observer.step("details")
         report = _with_details(report, baseline.model, model, model.serialize(), probe)
-    result = add_metrics(Quantized(faster, report, encoded), before, baseline, request, fast=prepared.fast)
+    perplexity = None if watched is None else watched.comparison()
+    result = add_metrics(Quantized(faster, report, encoded), before, baseline, request, perplexity, fast=prepared.fast)
     if model is written:
         return result
     written = asked(written)

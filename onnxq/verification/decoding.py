@@ -26,7 +26,7 @@ from onnxq.verification.user_metric import WatchedMetric, compare_metric
 
 PAST, PROMPT = 64, 128  # tokens in the cache, if there is one, in front of one token; and tokens that are read at once
 JUDGED, JUDGED_IN_SEGMENTS = 32, 8  # samples whose perplexity is measured
-SECONDS = 5.0  # that the float model may take to go on with texts
+SECONDS = 2.0  # that the float model may take to go on with texts
 
 
 def measure_decoding(
