@@ -35,7 +35,7 @@ from onnxq.search.variants import read_many_rows
 from onnxq.stages.measure import layers_needing_moments
 from onnxq.stages.prepared import Prepared
 from onnxq.targets.assumed_shapes import assumed_shape, count
-from onnxq.verification.decoding import JUDGED, PROMPT, SECONDS
+from onnxq.verification.decoding import PROMPT, SECONDS
 from onnxq.verification.metrics.greedy import CONTINUED, TEXTS
 
 UNKNOWN = 100  # samples, if their number is not known
@@ -52,7 +52,7 @@ VARIANT, OPEN, TAPPED, CALLED, ROUNDED, LOADED = 8e-4, 1e-4, 2e-4, 6e-5, 1.6e-8,
 # Seconds for a row of a weight by its squared length, for a weight, and the share of both that a quick search takes
 ELEMENT, WEIGHT, QUICK = 2.7e-9, 1.7e-2, 0.45
 OPENED = 1e-3  # seconds for a node of two models that are made ready to be compared
-LATENCY, LATENCY_RUNS = 0.3, 7  # seconds at most for pairs of runs, and how many there are at least
+LATENCY, LATENCY_RUNS = 0.2, 7  # seconds that pairs of runs mostly take, and how many there are at least
 FAMILY_SAMPLES, LAYER_SAMPLES = 4, 8
 LIKELY, PROBABLE, POSSIBLE, RARE = 0.8, 0.5, 0.3, 0.15
 FLOAT32 = 4  # bytes
@@ -60,7 +60,7 @@ FLOAT32 = 4  # bytes
 # that where it runs from its first change on
 RESCALED, SEARCHED, IN_PART = 2.0, 1.2, 0.7
 ANOTHER = 0.8  # of what one processor does, each more adds where copies of the process share the work
-ALONE = ("biases", "compare", "latency", "perplexity", "greedy", "details")  # what one process does by itself
+ALONE = ("biases", "compare", "latency", "greedy", "details")  # what one process does by itself
 # Trials for a goal that is missed, and for all of them along minimum cuts. In dB: how far the first result is above the
 # trials before, whose codes are chosen quickly
 GOAL_TRIALS, CUT_TRIALS, ABOVE_TRIALS = 3, 8, 2.0
@@ -374,7 +374,6 @@ class Schedule:
         if self._with_data and not self._prepared.fast and text_input(self._prepared.model) is not None:
             texts = min(TEXTS, self._samples)
             yield Work("decoding", "latency", LATENCY + min(LATENCY, 1000 * prices.run / PROMPT))
-            yield Work("decoding", "perplexity", prices.pair(min(JUDGED, self._samples)))
             yield Work("decoding", "greedy", min(texts * CONTINUED * prices.run, SECONDS) + prices.pair(texts))
 
 
