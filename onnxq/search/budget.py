@@ -172,7 +172,7 @@ def meet_accuracy(variants: Variants, budget: Budget) -> SearchOutcome:
             found = _more_accurate(variants, ranked, meets, found)
         if not found.met:
             raise CheckFailed(f"no choice of nodes meets the budget: {meets.last}", RAISE)
-        if not variants.replan(found.choices)[0].plan.quantized():
+        if not variants.planned(found.choices).quantized():
             raise CheckFailed(f"only the float model meets the budget: {meets.last}", RAISE)
     else:
         found = towards_goals(variants, ranked, found, keeps_weights=budget.max_size is None)
@@ -201,7 +201,7 @@ def _settle_bits(variants: Variants, budget: Budget) -> SearchOutcome:
 
 def stored_unless_worthwhile(variants: Variants, choices: Choices) -> Choices:
     """Let the rest compute in float, too, where what was returned leaves too little of the time that 8 bit saves."""
-    plan = variants.replan(choices)[0].plan if choices else variants.prepared.plan
+    plan = variants.planned(choices)
     if not choices or worthwhile(plan):
         return choices
     rest = [one.node for one in plan.decisions if one.node in plan.in_integers and searchable(plan, one)]
@@ -246,7 +246,7 @@ def towards_goals(
 
         stages = 2 if keeps_weights and math.isinf(most) else 1
         reached = _more_accurate(variants, ranked, meets, found, stages=stages, most=most)
-        if not reached.met or not variants.replan(reached.choices)[0].plan.quantized():
+        if not reached.met or not variants.planned(reached.choices).quantized():
             break
         found = replace(reached, sqnr=goal)
     return found
@@ -290,14 +290,14 @@ def _along_cuts(
         many = min(place for place, reached in tried.items() if reached >= goal)
         few = max(place for place, reached in tried.items() if reached < goal and place < many)
         choices = cuts.cheapest(few, many, goal, partial(judged, goal=goal))
-        if cuts.variants.replan(choices)[0].plan.quantized():
+        if cuts.variants.planned(choices).quantized():
             return SearchResult(choices, met=True, sqnr=goal)
     return SearchResult({}, met=False)
 
 
 def _given_back(variants: Variants, choices: Choices) -> float:
     """Return how much longer the model takes with these choices, as a share of its time without."""
-    before, after = variants.prepared.plan, variants.replan(choices)[0].plan
+    before, after = variants.prepared.plan, variants.planned(choices)
     return predicted_time(after, before.costs) / predicted_time(before, before.costs) - 1
 
 

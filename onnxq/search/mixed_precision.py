@@ -91,7 +91,7 @@ def cheap_wins(variants: Variants, ranked: Sequence[Candidate]) -> SearchResult:
         remaining = 0.0  # a node that gains too little for its time is not tried again
         for way, gain in [(way, gain) for other, way, gain in worth if other is move]:
             attempt = {**choices, move.key: way.choice}
-            longer = planned_time(variants.replan(attempt)[0].plan, costs)
+            longer = planned_time(variants.planned(attempt), costs)
             cost = longer / time - 1
             if not _pays(gain, cost):
                 continue
@@ -119,15 +119,15 @@ def _free_wins(variants: Variants, left: Sequence[Candidate], found: SearchResul
     """
     costs, choices, best = variants.prepared.plan.costs, dict(found.choices), found.sqnr or 0.0
     tried: list[tuple[float, Candidate]] = []
-    judged = [_decided(variants.replan(choices)[0].plan)]
+    judged = [_decided(variants.planned(choices))]
     for move in [move for move in left if move.ways[-1].cost <= LITTLE_TIME][: FREE_PLANS * (best < ENOUGH)]:
-        plan = variants.replan({**choices, move.key: move.ways[-1].choice})[0].plan
+        plan = variants.planned({**choices, move.key: move.ways[-1].choice})
         if planned_time(plan, costs) / time - 1 <= LITTLE_TIME:
             integer = {node_key(node) for node in plan.in_integers}
             tried.append((math.fsum(other.noise for other in left if other.key not in integer), move))
     for _, move in sorted(tried, key=lambda one: (-one[0], one[1].key))[:FREE_TRIALS]:
         attempt = {**choices, move.key: move.ways[-1].choice}
-        plan = variants.replan(attempt)[0].plan
+        plan = variants.planned(attempt)
         longer = planned_time(plan, costs)
         cost = longer / time - 1
         if best >= ENOUGH or cost > LITTLE_TIME or _decided(plan) in judged:
@@ -240,7 +240,7 @@ def _put_back(found: _Stage, kept: Sequence[Candidate], before: Choices, computi
     Not where that is nothing but operators without weights, which do no good alone.
     """
     choices, last = found.given(kept), max((len(move.ways) for move in computing), default=1) - 1
-    plan = found.variants.replan(choices)[0].plan
+    plan = found.variants.planned(choices)
     weighted = {node_key(decision.node) for decision in plan.decisions if decision.scheme == "weight-int8"}
     rest = sorted((move for move in computing if move not in kept), key=partial(benefit_per_cost, last))
     if not any(move.key in weighted for move in rest):

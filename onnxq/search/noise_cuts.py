@@ -78,7 +78,7 @@ class NoiseCuts:
         """Return how much longer the whole model takes with some choices, and its kernels alone, as shares."""
         keys = frozenset(choices)
         if keys not in self._costs:
-            whole, kernels = self._times(self.variants.replan(choices)[0].plan)
+            whole, kernels = self._times(self.variants.planned(choices))
             self._costs[keys] = whole / self._whole - 1, kernels / self._kernels - 1
         return self._costs[keys]
 

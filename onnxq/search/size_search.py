@@ -127,7 +127,7 @@ def file_bytes(
 def fits_corrected(variants: Variants, choices: Choices, max_size: int, data_file: str | None = None) -> bool:
     """Whether the file stays small enough if every layer gets a bias of its own."""
     shifts = {}
-    for decision in variants.replan(choices)[0].plan.decisions:
+    for decision in variants.planned(choices).decisions:
         adder = bias_adder(decision.node) if decision.form is not None else None
         output = adder.outputs[0] if adder is not None else None
         channels = output.shape[1 if adder.op_type == "Conv" else -1] if adder and output and output.shape else None

@@ -77,6 +77,7 @@ class Variants:
         self.baseline, self.samples = split.baseline, split.samples
         self.half, self._detailed = half, detailed
         self._ranges: QParamsCache = {}
+        self._planned: tuple[Choices, Prepared] | None = None  # the last that was planned, and not quantized yet
 
     def judged_by(self, split: HoldoutSplit) -> Variants:
         """Return the same, judged on other samples; ranges are still measured on all."""
@@ -98,7 +99,12 @@ class Variants:
         self, choices: Choices, change: Callable[[Model], object] | None = None, *, costs_count: bool = True
     ) -> Model:
         """Quantize a copy with these choices, its constants changed before if there is something to change."""
-        prepared = exclude_unreached_bodies(copy_prepared(self.prepared, choices, costs_count=costs_count), self.stats)
+        planned, self._planned = self._planned, None
+        if planned is not None and costs_count and planned[0] == choices:
+            prepared = planned[1]
+        else:
+            made = copy_prepared(self.prepared, choices, costs_count=costs_count)
+            prepared = exclude_unreached_bodies(made, self.stats)
         if change is not None:
             change(prepared.model)
         return rewrite(prepared.model, prepared.plan, self.qparams(prepared), self.weights)
@@ -107,6 +113,14 @@ class Variants:
         """Choose codes for the weights that these choices store in 4 bit, on what is known of their layers' inputs."""
         prepared = exclude_unreached_bodies(copy_prepared(self.prepared, choices), self.stats)
         self.weights.learn(prepared.plan, self.qparams(prepared), self.stats, layers_needing_moments(prepared.plan))
+
+    def planned(self, choices: Choices) -> Plan:
+        """Return the plan with these choices, by which `model` quantizes if it is asked for the same ones next."""
+        if not choices:
+            return self.prepared.plan
+        prepared = exclude_unreached_bodies(copy_prepared(self.prepared, choices), self.stats)
+        self._planned = dict(choices), prepared
+        return prepared.plan
 
     def replan(self, choices: Choices) -> tuple[Prepared, dict[Value, QParams]]:
         """Return the model planned with the final choices, and the scales and zero points of its activations."""

@@ -50,7 +50,7 @@ def widen_stored_weights(variants: Variants, choices: Choices, contributions: Se
         contributions: What nodes add to the error without any choices.
 
     """
-    plan = variants.replan(choices)[0].plan if choices else variants.prepared.plan
+    plan = variants.planned(choices)
     stored = {node_key(d.node): d for d in plan.decisions if d.scheme == "weight-int8" and _fits(variants, d)}
     costs = {key: WIDER * spared_bytes(decision.node) + NODES for key, decision in stored.items()}
     if not costs or load_target(plan.recipe.scheme.target).stored != "cast-mul":

@@ -111,6 +111,9 @@ class Counting:
         decisions = [SimpleNamespace(node=node, scheme=choice.scheme) for node, choice in made]
         return SimpleNamespace(plan=SimpleNamespace(decisions=decisions)), {}
 
+    def planned(self, choices):
+        return self.replan(choices)[0].plan
+
 
 @pytest.mark.parametrize("needed", range(1, 10))
 def test_the_shortest_start_is_found_without_trying_nothing_or_all(needed):
