@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from onnxq.calibration.im2col import unfolding_of
-from onnxq.calibration.layer_moments import NO_LAYERS, LayerWork, rows_read
+from onnxq.calibration.layer_moments import NO_LAYERS, LayerWork, MeasuredLayers, rows_read
 from onnxq.calibration.thinning import Thinning
 from onnxq.data.generated_text import text_input
 from onnxq.ir import Node, Value
@@ -31,7 +31,7 @@ from onnxq.search.mixed_precision import FREE_TRIALS
 from onnxq.search.range_trial import LEAST_FOLDS
 from onnxq.search.rescaling_trial import CHANNEL_SAMPLES, methods_to_try
 from onnxq.search.sensitivity import ALL_ALONE, GROUPS, PASS_SAMPLES, SPLITS, weighted_decisions
-from onnxq.search.variants import read_many_rows
+from onnxq.search.variants import layers_in_doubt
 from onnxq.stages.measure import layers_needing_moments
 from onnxq.stages.prepared import Prepared
 from onnxq.targets.assumed_shapes import assumed_shape, count
@@ -271,13 +271,13 @@ class Schedule:
 
     def _codes(self) -> Iterator[Work]:
         plan = self._prepared.plan
-        if self._layers.values and not read_many_rows(plan, self._split.samples.count):
-            layers = layers_needing_moments(plan, blocks=False, trial=True)
+        layers = layers_in_doubt(plan, self._split.samples.count)
+        if layers.values:
             taken = layers.work(plan.costs.shapes, Thinning.of(self._fitted))
             yield Work("trial", "measure roughly", self._prices.rough(self._fitted, taken))
             yield Work("trial", "judge", self._prices.float_outputs(self._half), PROBABLE)
             yield from self._trials("trial", 2, self._half)
-            yield Work("trial", "round", QUICK * self._rounding())
+            yield Work("trial", "round", QUICK * self._rounding(layers))
 
     def _ranges(self) -> Iterator[Work]:
         taken = self._split.expected_count(self._split.room)
@@ -332,13 +332,16 @@ class Schedule:
         """List the judging of one half; codes were chosen on the other before, to see whether they serve others."""
         prices = self._prices
         half = self._fitted
-        codes = self._layers.values and not read_many_rows(self._prepared.plan, self._split.samples.count)
+        codes = layers_in_doubt(self._prepared.plan, self._split.samples.count).values
         yield Work("cross-validate", "measure roughly", prices.rough(half), RARE if codes else 1.0)
         yield Work("cross-validate", "judge", prices.float_outputs(half), PROBABLE)
         yield from self._trials("cross-validate", 2, half)
 
-    def _rounding(self) -> float:
-        return sum(_rounding(weight, coding.axes) for weight, coding in searched_weights(self._prepared.plan))
+    def _rounding(self, layers: MeasuredLayers | None = None) -> float:
+        """Estimate what choosing the codes of all weights takes, or of those of some layers."""
+        searched = searched_weights(self._prepared.plan).items()
+        wanted = [key for key, nodes in searched if layers is None or not layers.inputs.keys().isdisjoint(nodes)]
+        return sum(_rounding(weight, coding.axes) for weight, coding in wanted)
 
     def _rounding_again(self) -> float:
         """Return the time for codes of those weights that a search for goals tries in other forms, and of some more."""

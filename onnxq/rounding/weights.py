@@ -143,6 +143,12 @@ class Weights:
         """Release second moments. Codes that would be chosen again stay as they are, or are nearest ones."""
         self._jobs = {}
 
+    def completed(self, others: Weights) -> Weights:
+        """Return the codes that were chosen here, and those of others for weights that none were chosen for."""
+        made, known = Weights(solutions=others._solutions), {tensor for tensor, _ in self._rounded}
+        made._rounded = self._rounded | {key: found for key, found in others._rounded.items() if key[0] not in known}
+        return made
+
     def learn(self, plan: Plan, qparams: Mapping[Value, QParams], stats: Stats, layers: MeasuredLayers) -> None:
         """Choose codes of 4 bit that another plan asks for; those of 8 bit stay as they are."""
         jobs = rounding_jobs(plan, qparams, stats, layers)

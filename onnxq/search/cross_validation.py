@@ -4,8 +4,8 @@ Codes of weights and ranges of activations follow the samples that they are chos
 therefore less than on others, by 6 dB for small networks with long rows. A model is fitted on one half of the samples.
 All other choices are settled by then: which nodes are quantized, which channels are rescaled, how ranges are chosen. It
 is judged on the half that it has not seen, and so is the model that is fitted on all samples. The difference is the
-overfitting of a half. Codes that were chosen on this half before, to see whether they serve others, are not chosen
-again. Nor are codes of layers that read many rows: those are as good on others.
+overfitting of a half. Codes are those that were chosen on this half before, to see whether they serve others. Those of
+layers that read many rows are not chosen on a half: they are as good on others.
 
 Differences are averaged over samples in dB. One sample in ten that leaves all ranges would otherwise decide alone, and
 as many other samples may have none or two of its kind. Samples whose outputs are next to zero count less. They may
@@ -28,7 +28,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from onnxq.calibration.calibrate import calibrate
 from onnxq.calibration.stats import Stats
 from onnxq.data.samples import Samples
 from onnxq.errors import OnnxqError
@@ -36,10 +35,9 @@ from onnxq.ir import Model
 from onnxq.lowering.rewrite import rewrite
 from onnxq.planning.decision import Choices
 from onnxq.rounding.layer_by_layer import block_jobs
-from onnxq.rounding.weights import Weights
 from onnxq.search.sqnr_evaluator import MOST, SqnrEvaluator
-from onnxq.search.variants import Variants, read_many_rows
-from onnxq.stages.measure import choose_qparams, complete, layers_needing_moments, settled_kinds
+from onnxq.search.variants import Variants
+from onnxq.stages.measure import choose_qparams, complete, settled_kinds
 from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies
 from onnxq.verification.error_stats import Difference
 from onnxq.verification.records import Comparison, CrossValidation
@@ -195,22 +193,13 @@ def _logits(judge: SqnrEvaluator, whole: Model, half: Model, seen: SampleDiffere
 def _fitted_on(variants: Variants, choices: Choices, fitting: Samples) -> Model | None:
     """Quantize with ranges and codes from the first half; None where nothing is taken from samples."""
     spare, half = copy_prepared(variants.prepared, choices), variants.half
-    layers = layers_needing_moments(spare.plan, blocks=False, trial=True) if variants.weights.fitted else None
-    if not spare.plan.calibrated() and (layers is None or not layers.values):
+    if not spare.plan.calibrated() and not variants.weights.fitted:
         return None
-    rounds = layers is not None and half is None and not read_many_rows(spare.plan, fitting.count)
-    kinds = settled_kinds(spare.plan, layers if rounds else None, fitting)
     measured = Stats() if half is None else half.stats
-    if rounds and layers is not None:
-        values = [*spare.plan.calibrated(), *layers.values]
-        measured = calibrate(spare.model, values, fitting, kinds=kinds, trial=True)
-    measured = complete(measured, spare, fitting, kinds)
+    measured = complete(measured, spare, fitting, settled_kinds(spare.plan, None, fitting))
     spare = exclude_unreached_bodies(spare, measured)
-    qparams = choose_qparams(spare.plan, measured)
-    weights = variants.weights if half is None else half.weights
-    if rounds and layers is not None:
-        weights = Weights(spare.plan, qparams, measured, layers, quick=True)
-    return rewrite(spare.model, spare.plan, qparams, weights)
+    weights = variants.weights if half is None else half.weights.completed(variants.weights)
+    return rewrite(spare.model, spare.plan, choose_qparams(spare.plan, measured), weights)
 
 
 def overfitting(

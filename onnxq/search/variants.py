@@ -5,7 +5,7 @@ Tests: `tests/search/test_trial_passes.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.calibration.layer_moments import rows_read
+from onnxq.calibration.layer_moments import MeasuredLayers, rows_read
 from onnxq.calibration.output_sensitivity import OutputSensitivity
 from onnxq.calibration.parts import calibrate_in_parts
 from onnxq.calibration.qparams import QParams
@@ -22,7 +22,7 @@ from onnxq.calibration.second_moments import InputMoments
 from onnxq.calibration.stats import Stats
 from onnxq.data.generated_text import generated_text
 from onnxq.data.samples import Samples, spread_samples
-from onnxq.ir import Model, Value
+from onnxq.ir import Model, Node, Value
 from onnxq.lowering.rewrite import rewrite
 from onnxq.planning.planner import Choices, Plan
 from onnxq.progress import Observer, Silent, judged
@@ -34,17 +34,25 @@ from onnxq.search.float_outputs import FloatTensors
 from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.range_trial import MIN_MAX, RangeChoice, choose_ranges, with_ranges
 from onnxq.search.sqnr_evaluator import SqnrEvaluator
-from onnxq.stages.measure import QParamsCache, choose_qparams, layers_needing_moments, measure, settled_kinds
+from onnxq.stages.measure import (
+    TRIAL_COLUMNS,
+    QParamsCache,
+    choose_qparams,
+    layers_needing_moments,
+    measure,
+    settled_kinds,
+)
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, exclude_unreached_bodies, quantize_copy
 from onnxq.targets.assumed_shapes import known_count
 
 SEQUENTIAL, MOST_ELEMENTS = 256, 1 << 22  # samples that advance together layer by layer, and elements of their inputs
 GENERATED = "chose codes on {} token sequences that the model generated itself"
-TO_NEAREST = "rounded the weights to nearest: codes chosen on some of the samples gained nothing on the others"
+TO_NEAREST = "rounded {} to nearest: codes chosen on some of the samples gained nothing on the others"
 # Rows of a layer's input for each column. Codes that are chosen on so many are as good on others, and the layer's own
 # held-out half is proof enough
-PLENTY = 16
+ENOUGH_ROWS, PLENTY = 8, 16
+CHANCE = 0.2  # dB that codes may lose on held-out samples: each layer has passed a test of its own
 
 
 ChooseBits = Callable[..., Prepared]  # of a prepared model, samples, statistics
@@ -173,7 +181,7 @@ class Variants:
 
 
 class FittedHalf(NamedTuple):
-    """Codes of weights that were chosen on the first half of the samples, and what was measured of that half."""
+    """Codes that were chosen on the first half of the samples, of layers in doubt, and what was measured of it."""
 
     weights: Weights
     stats: Stats
@@ -224,10 +232,13 @@ def calibrate_and_round(
         solutions = round_on_moments(jobs, layers, measured)
     if samples is None and jobs and staged:
         prepared = replace(prepared, notes=(*prepared.notes, GENERATED.format(len(texts))))
-    weights = Weights(remark=TO_NEAREST, solutions=solutions)
-    if tried.rounding:
-        qparams = choose_qparams(prepared.plan, measured)
-        weights = Weights(prepared.plan, qparams, measured, layers, solutions=solutions)
+    plan, remark = prepared.plan, ""
+    if not tried.rounding and samples is not None:
+        doubtful = layers_in_doubt(plan, samples.count).inputs.keys()
+        plan = _narrowed(plan, layers.inputs.keys() - doubtful)
+        remark = TO_NEAREST.format(_of_layers(len(doubtful)) if plan.decisions else "the weights")
+    qparams = choose_qparams(prepared.plan, measured)
+    weights = Weights(plan, qparams, measured, layers, solutions=solutions, remark=remark)
     return Variants(prepared, measured, weights, split, tried.half, detailed=detailed)
 
 
@@ -260,12 +271,12 @@ def choose_by_holdout(prepared: Prepared, split: HoldoutSplit) -> HoldoutChoice:
 
     Those are codes of weights instead of rounding to nearest. If the recipe leaves them open, they are also ranges by
     output error instead of extremes, and headroom beyond either. Every layer has passed such a test of its own by then;
-    whether it carries to the outputs shows only the whole model. Codes are not tried where all layers read many rows.
+    whether it carries to the outputs shows only the whole model. Only codes of `layers_in_doubt` are tried.
     """
     opened = not prepared.fast and "auto" in prepared.plan.range_methods
     if split.halves is None:
         return HoldoutChoice()
-    surely = read_many_rows(prepared.plan, split.samples.count)
+    surely = not layers_in_doubt(prepared.plan, split.samples.count).inputs
     copies = split.shareable and opened and not surely  # else one of the two takes no time
     with in_copy(partial(choose_ranges, prepared, split), copies=copies, kind="ranges") as ranges:
         rounding, half = (True, None) if surely else _codes_serve_others(prepared, split)
@@ -274,15 +285,36 @@ def choose_by_holdout(prepared: Prepared, split: HoldoutSplit) -> HoldoutChoice:
 
 def read_many_rows(plan: Plan, samples: int | None) -> bool:
     """Tell whether all layers whose codes are chosen read `PLENTY` rows for each column in all samples, or more."""
-    for node, (value, unfolding) in layers_needing_moments(plan, blocks=False).inputs.items():
-        rows = rows_read(node, value, unfolding, plan.costs.shapes, known_count)
-        if rows * (samples or 0) < PLENTY * unfolding.n:
-            return False
-    return True
+    layers = layers_needing_moments(plan, blocks=False)
+    return all(rows >= PLENTY for rows in _rows_by_column(plan, layers, samples).values())
+
+
+def layers_in_doubt(plan: Plan, samples: int | None) -> MeasuredLayers:
+    """Return the layers whose codes may serve none but their samples: with fewer than `ENOUGH_ROWS` for each column."""
+    layers = layers_needing_moments(plan, blocks=False, trial=True)
+    found = _rows_by_column(plan, layers, samples)
+    return MeasuredLayers([node for node, rows in found.items() if rows < ENOUGH_ROWS], widest=TRIAL_COLUMNS)
+
+
+def _rows_by_column(plan: Plan, layers: MeasuredLayers, samples: int | None) -> dict[Node, float]:
+    """Return how many rows each layer reads in all samples for each column of them."""
+    return {
+        node: rows_read(node, value, unfolding, plan.costs.shapes, known_count) * (samples or 0) / unfolding.n
+        for node, (value, unfolding) in layers.inputs.items()
+    }
+
+
+def _of_layers(count: int) -> str:
+    return f"the weights of {count} layer{'s' * (count > 1)}"
+
+
+def _narrowed(plan: Plan, nodes: Collection[Node]) -> Plan:
+    """Return a plan for some of the nodes, to choose codes of theirs alone."""
+    return replace(plan, decisions=[decision for decision in plan.decisions if decision.node in nodes])
 
 
 def _codes_serve_others(prepared: Prepared, split: HoldoutSplit) -> tuple[bool, FittedHalf | None]:
-    """Choose codes on a half of the samples, and judge them on the other; gives the codes as well if they are kept.
+    """Choose codes in doubt on a half of the samples, and judge them on the other; gives them as well if they are kept.
 
     The halves are those of cross-validation, which would choose the same codes once more.
     """
@@ -290,14 +322,15 @@ def _codes_serve_others(prepared: Prepared, split: HoldoutSplit) -> tuple[bool, 
         return True, None
     fitting, others = split.fitting_halves
     spare = copy_prepared(prepared)
-    layers = layers_needing_moments(spare.plan, blocks=False, trial=True)
+    layers = layers_in_doubt(spare.plan, split.samples.count)
     measured = measure(spare, layers, fitting, None, Silent(), trial=True)
     spare = exclude_unreached_bodies(spare, measured)
-    chosen = Weights(spare.plan, choose_qparams(spare.plan, measured), measured, layers, quick=True)
+    qparams = choose_qparams(spare.plan, measured)
+    chosen = Weights(_narrowed(spare.plan, layers.inputs.keys()), qparams, measured, layers, quick=True)
     both = (quantize_copy(copy_prepared(prepared), measured, weights) for weights in (None, chosen))
     simple, better = split.few(others).sqnrs(both)
     judged(max(simple, better))
-    if better <= simple:
+    if better < simple - CHANCE:
         return False, None
     chosen.forget_inputs()
     return True, FittedHalf(chosen, measured.without(InputMoments))

@@ -64,7 +64,7 @@ def test_second_moments_of_a_trial_are_gone_when_all_samples_are_measured(model,
         return measured
 
     monkeypatch.setattr(variants_module, "measure", keep)
-    monkeypatch.setattr(variants_module, "PLENTY", np.inf)
+    monkeypatch.setattr(variants_module, "ENOUGH_ROWS", np.inf)
     quantize(model, samples=[{"x": floats(1, 3, 24, 24, seed=i)} for i in range(SAMPLES)], force=True)
     assert len(found) > 1
 
@@ -82,7 +82,9 @@ def test_codes_are_tried_only_where_a_layer_reads_few_rows(tmp_path, monkeypatch
     monkeypatch.setattr(variants_module, "_codes_serve_others", lambda *_: (bool(asked.append(True)), None))
     report = quantize(path, "static-int8", samples=[{"x": floats(1, 3, 8, 8, seed=i)} for i in range(24)], force=True)
     assert len(asked) == head
-    assert (variants_module.TO_NEAREST in report.notes) == head
+    few = variants_module.TO_NEAREST.format("the weights of 1 layer")  # those of the Conv are chosen
+    assert (few in report.notes) == head
+    assert any(note.startswith("rounded 1 weight by output error") for note in report.notes)
 
 
 def test_variants_that_were_tried_do_not_pile_up(tmp_path, monkeypatch):
