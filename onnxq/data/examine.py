@@ -20,8 +20,9 @@ from onnxq.data.samples import Samples, few_samples, input_specs, wrap_samples
 from onnxq.data.text.doubts import table_rows
 from onnxq.data.validation import Sample
 from onnxq.errors import OnnxqError
-from onnxq.ir import Model
+from onnxq.ir import Model, Node
 from onnxq.ir.passes import normalise
+from onnxq.ir.schemas import RANDOM
 from onnxq.ir.shape_inference.types import infer_types
 from onnxq.text import counted
 from onnxq.warning import WarningLine
@@ -60,6 +61,7 @@ def examine(
     samples: Samples | Iterable[Mapping[str, np.ndarray]],
     *,
     calibrating: bool = True,
+    judging: bool = False,
     progress: Callable[[int, int | None], None] | None = None,
 ) -> Examination:
     """Look at samples before anything expensive is done with them.
@@ -68,6 +70,7 @@ def examine(
         model: The float model as it is loaded; it is not changed.
         samples: Checked `Samples`, or what `wrap_samples` takes.
         calibrating: Whether ranges are found on the samples, for which a few are not enough.
+        judging: Whether a new model is judged on the samples, for which one is not enough.
         progress: Called with the number of samples done and the total (None while unknown).
 
     Raises:
@@ -88,11 +91,12 @@ def examine(
         *_of_repeats(given, seen),
         *given.warnings,
         *_of_values(summaries),
-        *seen.warnings(calibrating=calibrating),
+        *seen.warnings(calibrating=calibrating, judging=judging),
     ]
     if model.residency.quick:
         found += _of_files(given, summaries, found)
         found += _of_ids(model, summaries)
+        found += _of_random_nodes(model)
         found += _of_model(model, few, {summary.name: summary for summary in summaries}, given.decoders)
     found += _of_pictures(given, seen.count, known=any(warning.code == CODE for warning in found))
     return Examination(summaries, seen.count, tuple(found), seen.sheet.thumbnails())
@@ -170,11 +174,13 @@ class _Seen:
             groups.setdefault(exact, []).append(values)
         return sum(_equal(np.stack(group)) for group in groups.values())
 
-    def warnings(self, *, calibrating: bool) -> Iterator[WarningLine]:
+    def warnings(self, *, calibrating: bool, judging: bool) -> Iterator[WarningLine]:
         """Yield what is wrong with the samples, whatever the model."""
         if calibrating and self.count < FEW:
             amount = f"only {counted(self.count, 'sample')}"
             yield WarningLine("few-samples", f"ranges come from {amount}", "Give 32 to 200 typical samples.")
+        elif judging and self.count == 1:
+            yield WarningLine("few-samples", "accuracy is judged on only 1 sample", "Give 32 to 200 typical samples.")
         yield from self.odd() if calibrating else ()
         compared, same = len(self.values), self.equal()
         if self.constant == self.count and self.count:
@@ -292,6 +298,25 @@ def _of_ids(model: Model, summaries: Iterable[InputSummary]) -> Iterator[Warning
                 )
                 remedy = "Fill up with the padding token's id; -100 and -1 mark what a loss leaves out."
                 yield WarningLine("negative-ids", message, remedy)
+
+
+def _of_random_nodes(model: Model) -> Iterator[WarningLine]:
+    """Say that outputs are others at every run: what float and quantized model differ by is chance, too."""
+    found = [node for node in model.graph.walk() if _draws(node)]
+    if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        message = f"{found[0].op_type} node '{found[0].name}'{more} draws random numbers: outputs differ at every run"
+        remedy = "Export the model for inference, or with random numbers as an input: the dB say nothing here."
+        yield WarningLine("random-outputs", message, remedy)
+
+
+def _draws(node: Node) -> bool:
+    if node.domain:
+        return False
+    if node.op_type != "Dropout" or len(node.inputs) < 3 or node.inputs[2] is None:
+        return node.op_type in RANDOM and node.attribute("seed", None) is None
+    training = node.inputs[2].constant
+    return training is not None and bool(training.numpy().any())
 
 
 def _of_model(

@@ -30,6 +30,8 @@ FIRST, CLEARLY = 3, 50  # samples that are enough where an output's variance is 
 LEAST_CLASSES, LEAST_SAMPLES = 10, 6
 UNSURE, SURE, MUCH_SURER = 0.25, 0.45, 2.5  # mean probability of the class that is chosen, and how it rises
 FEW_CLASSES, MORE_CLASSES = 0.75, 1.2  # classes chosen by the number of samples, and how they become more
+UNLIKE = "Look at the values: indices beyond a table, or sizes that do not go together."
+OF_OTHERS = "The ids are those of another model: take its own tokenizer, or the classes that it was trained on."
 ENOUGH_ELEMENTS = 1 << 16  # of an array, evenly taken, to tell how much it differs between samples
 
 
@@ -56,10 +58,8 @@ def output_warnings(
         rest = _outputs(session, samples[FIRST:])
         columns = [first + others for first, others in zip(columns, rest, strict=True)] if rest else columns
     except SessionError as error:
-        remedy = (
-            _multiples(session, samples)
-            or "Look at the values: indices beyond a table, or sizes that do not go together."
-        )
+        unlike = OF_OTHERS if "of a table whose last row" in str(error) else UNLIKE
+        remedy = _multiples(session, samples) or unlike
         yield WarningLine("not-run", f"onnxruntime cannot run the model on these samples: {error}", remedy)
         return
     try:

@@ -307,7 +307,8 @@ def _examine(before: Model, prepared: Prepared, request: Request) -> Examination
         return Examination()
     request.observer.step("examine")
     calibrating = request.stats is None and bool(prepared.plan.calibrated())
-    return examine(before, request.samples, calibrating=calibrating, progress=request.observer.progress)
+    progress = request.observer.progress
+    return examine(before, request.samples, calibrating=calibrating, judging=True, progress=progress)
 
 
 @contextmanager

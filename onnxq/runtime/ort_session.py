@@ -46,6 +46,14 @@ ORT_PHRASES = (
         r"^(?:Fatal error: )?(\S*):(\w+)\(-?\d+\) is not a registered function/op$",
         r"it has no operator \2 of domain \1",
     ),
+    (
+        r"indices element out of data bounds, idx=(-?\d+) must be within the inclusive range \[-?\d+,(\d+)\]",
+        r"it reads row \1 of a table whose last row is \2",
+    ),
+    (
+        r"Got invalid dimensions for input: (\S+) for the following indices index: (\d+) Got: (\d+) Expected: (\d+).*$",
+        r"input '\1' has \3 in dimension \2, and the model takes \4",
+    ),
     (r"^Exception during initialization: ", ""),
     (r"\bfalse was false\. ", ""),
     (r" in \.$", ""),

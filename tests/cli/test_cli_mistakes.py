@@ -457,3 +457,24 @@ def test_text_for_a_model_whose_inputs_are_not_named_like_token_ids(cli, here: P
     first, second = cli("quantize", "t.onnx", "-d", "s.txt").err.splitlines()
     assert first == "error: s.txt is text, and no input of the model is named like token ids, such as input_ids"
     assert second.startswith("hint: Tokenize it yourself, and save samples: numpy.savez('data.npz', src=array)")
+
+
+def test_ids_beyond_the_vocabulary_are_named_by_row(cli, here: Path) -> None:
+    ids = node("Gather", "table ids", "y")
+    onnx.save(build([ids], {"ids": (onnx.TensorProto.INT64, ["b", "n"])}, ["y"], {"table": floats(40, 64)}), "t.onnx")
+    np.savez("ids.npz", ids=np.random.default_rng(0).integers(30, 90, (20, 6)))
+    first, second = cli("quantize", "t.onnx", "-d", "ids.npz").err.splitlines()
+    assert first.startswith("error: onnxruntime cannot run the float model: Gather node")
+    assert first.endswith("of a table whose last row is 39")
+    assert second == (
+        "hint: The ids are those of another model: take its own tokenizer, or the classes that it was trained on."
+    )
+
+
+def test_a_size_that_only_the_runtime_refuses_is_said_in_words(cli, here: Path) -> None:
+    relu = node("MatMul", "x w", "y")
+    onnx.save(build([relu], {"x": (onnx.TensorProto.FLOAT, [0, 64])}, ["y"], {"w": floats(64, 32)}), "z.onnx")
+    np.savez("x.npz", x=floats(20, 64))
+    first, _ = cli("quantize", "z.onnx", "-d", "x.npz").err.splitlines()
+    assert first.startswith("error: onnxruntime cannot run the float model")
+    assert first.endswith(": input 'x' has 1 in dimension 0, and the model takes 0")

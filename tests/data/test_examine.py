@@ -289,3 +289,44 @@ def test_token_ids_below_zero_are_named() -> None:
     (warning,) = [one for one in examine(model(text), [{"ids": row} for row in ids]).warnings if "ids" in one.code]
     assert str(warning).startswith("'ids' holds -1, and rows of its table count from 0 to 8 (negative-ids). Fill up")
     assert "negative-ids" not in codes(IDS, [{"ids": row} for row in ids])
+
+
+@pytest.mark.parametrize(
+    ("node", "named"),
+    [
+        ("RandomNormalLike", "RandomNormalLike"),
+        ("RandomNormalLike <seed = 1.0>", ""),
+        ("Identity", ""),
+    ],
+)
+def test_nodes_that_draw_random_numbers_are_named(node: str, named: str) -> None:
+    text = f"main (float[n, 3, 4, 4] x) => (float[n, 3, 4, 4] y) {{ r = {node}(x) y = Add(x, r) }}"
+    found = [one for one in examine(model(text), pictures(20)).warnings if one.code == "random-outputs"]
+    assert [str(one).partition(" node")[0] for one in found] == ([named] if named else [])
+
+
+@pytest.mark.parametrize("training", [0, 1])
+def test_dropout_in_training_is_named(training: int) -> None:
+    text = (
+        "main (float[n, 3, 4, 4] x) => (float[n, 3, 4, 4] y) "
+        f"<float ratio = {{0.5}}, bool training = {{{training}}}> {{ y = Dropout(x, ratio, training) }}"
+    )
+    assert ("random-outputs" in codes(text, pictures(20))) == bool(training)
+
+
+def test_ids_beyond_a_table_are_said_in_words() -> None:
+    text = EMBED.replace("{TABLE}", "{" + ", ".join(["0.5"] * 36) + "}")
+    ids = np.random.default_rng(0).integers(0, 9, (20, 1, 6))
+    ids[0, 0, 3] = 30
+    (warning,) = [one for one in examine(model(text), [{"ids": row} for row in ids]).warnings if one.code == "not-run"]
+    assert "it reads row 30 of a table whose last row is 8" in warning.message
+    assert "its own tokenizer" in warning.remedy
+
+
+def test_one_sample_judges_no_model() -> None:
+    def found(count: int) -> list[str]:
+        seen = examine(model(ONE), pictures(count), calibrating=False, judging=True)
+        return [warning.message for warning in seen.warnings if warning.code == "few-samples"]
+
+    assert found(1) == ["accuracy is judged on only 1 sample"]
+    assert not found(2)
