@@ -26,7 +26,7 @@ from onnxq.verification.user_metric import WatchedMetric, compare_metric
 
 PAST, PROMPT = 64, 128  # tokens in the cache, if there is one, in front of one token; and tokens that are read at once
 JUDGED, JUDGED_IN_SEGMENTS = 32, 8  # samples whose perplexity is measured
-SECONDS = 2.0  # that the float model may take to go on with texts
+SECONDS, FOR_ONE = 2.0, 5.0  # that the float model may take to go on with texts, and with a single one
 
 
 def measure_decoding(
@@ -78,7 +78,7 @@ def measure_decoding(
             token = None if _is_fixed(found) else _timed(both, found, 1, past)
         if "perplexity" not in metrics:
             metrics["perplexity"] = measured("perplexity", samples=samples.limit(JUDGED))
-        texts = 0 if prompt is None else int(SECONDS * 1e3 // (CONTINUED * prompt.float_ms))
+        texts = 0 if prompt is None else _affordable(CONTINUED * prompt.float_ms / 1e3)
         if "greedy" not in metrics and texts:
             metrics["greedy"] = measured("greedy", samples=samples.limit(min(texts, TEXTS)))
     except (OnnxqError, SessionError):  # the comparison has said what is wrong
@@ -109,6 +109,11 @@ def watched_perplexity(model: Model, samples: Samples) -> WatchedMetric | None:
 def _loads(float_model: ModelSource, quantized: ModelSource) -> tuple[int, int] | None:
     one, two = load_memory(float_model), load_memory(quantized)
     return None if one is None or two is None else (one, two)
+
+
+def _affordable(seconds: float) -> int:
+    """Return how many texts the float model may go on with, by what it takes for one."""
+    return max(int(SECONDS // seconds), int(seconds <= FOR_ONE))
 
 
 def _is_fixed(found: TextInput) -> bool:
