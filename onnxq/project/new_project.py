@@ -96,9 +96,11 @@ def propose(root: Path) -> NewProject:
     for path in found.models:
         try:
             model = load(path)
+            infer_types(model)
             before = quantized_already(model)
         except OnnxqError as error:
-            left_out.append((_relative(path, root), error.message.removeprefix(f"{path} ")))
+            why = error.message.removeprefix(f"{path} ").removeprefix(f"{path}: ")
+            left_out.append((_relative(path, root), why))
             continue
         if is_own_output(model) or before:
             left_out.append((_relative(path, root), "is quantized already"))
@@ -137,7 +139,6 @@ def _why(left_out: Sequence[tuple[str, str]]) -> str:
 
 
 def _proposal(path: Path, model: Model, found: ProjectFiles, root: Path, *, alone: bool) -> Proposal:
-    infer_types(model)
     refused: list[tuple[str, str]] = []
     by_fit: dict[Fit, list[Path]] = {}
     for data in found.data:

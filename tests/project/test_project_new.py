@@ -80,6 +80,17 @@ def test_what_is_no_float_model_is_left_out(models: Path) -> None:
         propose(models)
 
 
+def test_a_model_whose_types_cannot_be_told_is_left_out(models: Path) -> None:
+    model = onnx.load(models / "four.onnx")
+    model.graph.node[0].op_type, model.graph.node[0].domain = "Fancy", "com.acme"
+    onnx.save(model, models / "four.onnx")
+    project = propose(models)
+    assert [one.model for one in project.models] == ["eight.onnx"]
+    ((name, why),) = project.left_out
+    assert name == "four.onnx"
+    assert why.startswith("its types and shapes cannot be told: ")
+
+
 def test_the_file_is_read_as_it_was_meant(tmp_path: Path) -> None:
     name = 'mödels/a "b"\\c.onnx'
     project = NewProject((Proposal(name, ("dätä/x y.npz",), ("v.npz",), 200), Proposal("b.onnx")))
