@@ -51,7 +51,8 @@ class _Columns:
             return
         widths = [max(cell_len(cell.plain) for cell in column) for column in zip(*self.rows, strict=True)]
         taken = sum(max(width, len(title)) + GAP for width, title in zip(widths[:-1], self.head[:-1], strict=True))
-        if INDENT + taken + min(widths[-1], LAST_COLUMN) > options.max_width:
+        title_word = max(map(cell_len, self.head[-1].split()), default=0)
+        if INDENT + taken + max(min(widths[-1], LAST_COLUMN), title_word) > options.max_width:
             yield from self._stacked()
             return
         table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim", show_edge=False)

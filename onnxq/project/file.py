@@ -115,7 +115,8 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(content)
     except tomllib.TOMLDecodeError as error:
         hint = "Write / between the folders of a path, not \\." if "\\" in str(error) else START
-        hint = 'Write text between double quotes: "m.onnx".' if "Invalid value" in str(error) else hint
+        unquoted = "Invalid value" in str(error) or "Illegal character '\\n'" in str(error)
+        hint = 'Write text between double quotes: "m.onnx".' if unquoted else hint
         hint = "It has the marks of a merge conflict: resolve it." if "\n<<<<<<< " in f"\n{content}" else hint
         raise ProjectError(f"{path} is not valid TOML: {error}", hint) from error
 

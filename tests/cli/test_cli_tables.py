@@ -66,6 +66,15 @@ def test_figures_of_a_narrow_terminal_have_their_titles() -> None:
     ]
 
 
+def test_no_title_is_broken_inside_a_word() -> None:
+    rows = [("logits", "47.4 dB", "0.00282", "")]
+    table = columns(("output", "SQNR", "largest error", "agreement"), rows, right=(1, 2))
+    for width in range(30, 60):
+        shown = render([table], width)
+        assert "agreement" in shown or "SQNR 47.4 dB" in " ".join(shown.split()), width
+    assert "SQNR 47.4 dB" in " ".join(render([table], 40).split())
+
+
 def test_counts_stay_with_their_operators(report: Report, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     nodes = tuple(NodeReport(f"n{i}", f"Operator{i % 7}", None, "because") for i in range(70))
     for width in range(60, 90):

@@ -104,6 +104,7 @@ WRONG = {
     "unknown table": ("[[model]]\nfloat = 'a.onnx'", "has an unknown key 'model'|Did you mean 'models'?"),
     "unknown key": ("[[models]]\nfloat = 'a.onnx'\nexlude = []", "a.onnx has an unknown key 'exlude'|'exclude'?"),
     "no quotes": ("[[models]]\nfloat = a.onnx", "is not valid TOML|Write text between double quotes"),
+    "an open quote": ('[[models]]\nfloat = "a.onnx\n', "is not valid TOML|Write text between double quotes"),
     "a key of another tool": (
         "[[models]]\nfloat = 'a.onnx'\noutput = 'b.onnx'",
         "a.onnx has an unknown key 'output'|Did you mean 'quantized'?",
