@@ -65,9 +65,7 @@ def quantize_in_memory(prepared: Prepared, request: Request) -> Quantized:
     split = HoldoutSplit(before, samples, float_time(prepared.plan))
     if request.budget.metric is not None and request.samples is not None:
         try_metric(request.budget.metric, InMemory(before), request.samples, request.observer.progress)
-    data, known = request.samples is not None, request.stats is not None
-    schedule = Schedule(prepared, split, request.budget, with_data=data, with_stats=known, detailed=request.detailed)
-    expect(schedule.work())
+    _expect(prepared, split, request)
     probe = samples.spread(compared(float_time(prepared.plan), samples.count)) if prepared.fast else samples
     collect_garbage(prepared.model)  # what planning left
     with spared_from_collection():
@@ -83,6 +81,13 @@ def quantize_in_memory(prepared: Prepared, request: Request) -> Quantized:
         return result
     rewritten = _rewrite(variants, SearchOutcome(choices), None, request)
     return _verified(rewritten, before, probe, request)
+
+
+def _expect(prepared: Prepared, split: HoldoutSplit, request: Request) -> None:
+    """Say what is to be done for a plan."""
+    data, known = request.samples is not None, request.stats is not None
+    schedule = Schedule(prepared, split, request.budget, with_data=data, with_stats=known, detailed=request.detailed)
+    expect(schedule.work())
 
 
 class _Rewritten(NamedTuple):
@@ -111,7 +116,7 @@ def _choose_and_rewrite(
     """
     observer, budget, samples, stats = request.observer, request.budget, request.samples, request.stats
     if stats is None:
-        prepared = transform_values(prepared, split, observer)
+        prepared = transform_values(prepared, split, observer, lambda replanned: _expect(replanned, split, request))
     spill_weights(prepared.model, split.baseline, request.scratch)
     bits = bits_by_size(prepared.plan.recipe, budget)
     variants = calibrate_and_round(

@@ -50,7 +50,7 @@ ROUGH, FULL, RUN, VARIANT_RUN = 1.2, 2.0, 1.7, 1.3
 # that gives tensors. CALLED: to evaluate it. For an element of a weight, ROUNDED: to quantize it. LOADED: to open it
 VARIANT, OPEN, TAPPED, CALLED, ROUNDED, LOADED = 8e-4, 1e-4, 2e-4, 6e-5, 1.6e-8, 5e-9
 # Seconds for a row of a weight by its squared length, for a weight, and the share of both that a quick search takes
-ELEMENT, WEIGHT, QUICK = 2.7e-9, 1.7e-2, 0.45
+ELEMENT, WEIGHT, QUICK = 1.6e-9, 1.7e-2, 0.45
 OPENED = 1e-3  # seconds for a node of two models that are made ready to be compared
 LATENCY, LATENCY_RUNS = 0.2, 7  # seconds that pairs of runs mostly take, and how many there are at least
 FAMILY_SAMPLES, LAYER_SAMPLES = 4, 8

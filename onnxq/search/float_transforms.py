@@ -7,6 +7,8 @@ Tests: `tests/pipeline/test_step_order.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from onnxq.progress import Observer
 from onnxq.search.equalization_trial import equalize_if_it_helps
 from onnxq.search.held_out import HoldoutSplit
@@ -16,17 +18,25 @@ from onnxq.search.small_savings import stored_where_little_is_saved
 from onnxq.stages.prepared import Prepared
 
 
-def transform_values(prepared: Prepared, split: HoldoutSplit, observer: Observer) -> Prepared:
+def transform_values(
+    prepared: Prepared,
+    split: HoldoutSplit,
+    observer: Observer,
+    replanned: Callable[[Prepared], None] = lambda prepared: None,
+) -> Prepared:
     """Apply the transforms that gain.
 
     Args:
         prepared: The float model and its plan.
         split: What variants are judged on.
         observer: Told about the step.
+        replanned: Told about a plan in which weights are only stored that were to be computed with in 8 bit.
 
     """
     observer.step("rescale")
-    prepared = limit_attention_masks(prepared, split)
+    before = prepared = limit_attention_masks(prepared, split)
     prepared = stored_where_little_is_saved(prepared, split)
+    if prepared is not before:
+        replanned(prepared)
     prepared = equalize_if_it_helps(prepared, split)
     return rescale(prepared, split, observer)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import onnx
 import pytest
 from decoders import optimum_decoder
 
+import onnxq
 from onnxq.data.generated_text import generated_text
 from onnxq.data.samples import Samples, input_specs, wrap_samples
 from onnxq.ir import load
 from onnxq.pipeline.schedule import Schedule, _calls
-from onnxq.progress import STEPS, Work
+from onnxq.progress import STEPS, Progress, Work
 from onnxq.search.budget import LAST_GOAL, Budget
 from onnxq.search.held_out import HoldoutSplit
 from onnxq.stages.files import open_data
@@ -113,3 +115,19 @@ def test_a_decoder_is_expected_to_go_on_with_texts(tmp_path: Path) -> None:
     split = HoldoutSplit(prepared.model, texts, 1e4)
     work = Schedule(prepared, split, Budget(), with_data=True, with_stats=False, detailed=False).work()
     assert {one.kind for one in work if one.step == "decoding"} == {"latency", "greedy"}
+
+
+def test_a_plan_that_only_stores_weights_is_expected_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("onnxq.search.small_savings.SMALL", 1e9)
+    monkeypatch.setattr("onnxq.search.small_savings.FAR", 1e9)
+    told: list[list[Work]] = []
+
+    class Told(Progress):
+        def expect(self, work: Iterable[Work]) -> None:
+            told.append(list(work))
+            super().expect(told[-1])
+
+    data = SAMPLES / "digits_calibration.npz"
+    onnxq.quantize(SAMPLES / "digits_cnn.onnx", output=tmp_path / "q.onnx", data=data, observer=Told())
+    before, after = told
+    assert seconds(after, "trial") < seconds(before, "trial")
