@@ -131,9 +131,12 @@ class QuantizedRead:
             `[..., groups, outputs, ways]`.
 
         """
-        spread = np.matmul(_squares(change), variance)
-        shift = np.matmul(change.sum(axis=-1, dtype=np.float64), mean)
-        return np.asarray(spread + np.square(shift))
+        if change.shape[-1] == 1:  # a sum over one position takes several times as long as a copy
+            total = change[..., 0].astype(np.float64)
+            squares = np.square(total)
+        else:
+            total, squares = change.sum(axis=-1, dtype=np.float64), _squares(change)
+        return np.asarray(np.matmul(squares, variance) + np.square(np.matmul(total, mean)))
 
     def errors(
         self, divisors: np.ndarray, without: np.ndarray, weight_share: float, outliers: np.ndarray | None
@@ -197,9 +200,11 @@ class QuantizedRead:
             chosen = slice(start, start + together)
             divisor = s[chosen].reshape(-1, groups, 1, width, 1).astype(np.float32)
             scaled = weight * divisor
-            scale = np.maximum(np.abs(scaled).max(axis=(3, 4), keepdims=True), TINY_FLOAT32)
+            change = np.abs(scaled)
+            scale = np.maximum(change.max(axis=(3, 4), keepdims=True), TINY_FLOAT32)
             scale /= np.float32(WEIGHT_LEVELS)
-            change = np.rint(scaled / scale)
+            np.divide(scaled, scale, out=change)
+            np.rint(change, out=change)
             change *= scale
             change -= scaled
             change /= divisor
