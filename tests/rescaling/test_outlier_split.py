@@ -245,7 +245,7 @@ def test_a_search_that_returns_a_layer_to_float_lets_go_of_the_clip(tmp_path):
     onnx.save(towering(17), tmp_path / "m.onnx")
     random = np.random.default_rng(1)
     samples = [{"x": random.standard_normal((8, 8, 256)).astype(np.float32)} for _ in range(12)]
-    report = quantize(tmp_path / "m.onnx", output=tmp_path / "q.onnx", samples=samples, budget=Budget(min_sqnr=71.5))
+    report = quantize(tmp_path / "m.onnx", output=tmp_path / "q.onnx", samples=samples, budget=Budget(min_sqnr=69.7))
     assert OUTLIERS.format(1) in report.notes
     assert report.counts()["weight-int8"] == 1
     far = {"x": samples[0]["x"] * 3}
