@@ -1,5 +1,7 @@
 """Weights as rows, and codes that are chosen together."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from helpers import build, floats, node, quantize_in_memory, recipe_of, typed
@@ -177,6 +179,23 @@ def test_a_weight_of_several_layers_has_one_set_of_codes_whatever_their_forms(ru
             assert np.abs(products.sum(axis=-1)).max() <= 32767
     limited = names if scheme != "weight-int8" else names[:2]
     assert tuple(cure.node for cure in weights.cures()) == limited
+
+
+def test_codes_of_some_layers_are_completed_by_those_of_others():
+    """Cross-validation has codes of a half of the samples for few layers, and of all samples for the rest."""
+    steps = [node("MatMul", "x v", "h"), node("Relu", "h", "r"), node("MatMul", "r w", "y")]
+    model = typed(build(steps, {"x": [64, 24]}, ["y"], {"v": floats(24, 24), "w": floats(24, 40, seed=1)}))
+    plan = make_plan(model, recipe_of("weight-int8"), with_data=True)
+    first = replace(plan, decisions=[one for one in plan.decisions if one.node.outputs[0].name == "h"])
+    few = Weights(first, {}, *measured(model, first, floats(64, 24, seed=2))[::-1])
+    rest = Weights(plan, {}, *measured(model, plan, floats(64, 24, seed=3) ** 3)[::-1])
+    both, kept = few.completed(rest), len(few.chosen())
+    for name, source in (("v", few), ("w", rest)):
+        value = model.graph.values[name]
+        found, expected = (made.codes(value, WeightSpec((0,)), None, name)[0] for made in (both, source))
+        np.testing.assert_array_equal(found, expected)
+        assert (found != Weights().codes(value, WeightSpec((0,)), None, name)[0]).any()
+    assert len(few.chosen()) == kept == 1
 
 
 def test_the_error_of_a_table_is_found_once_for_all_variants(monkeypatch):
