@@ -68,7 +68,7 @@ GOAL_TRIALS, CUT_TRIALS, ABOVE_TRIALS = 3, 8, 2.0
 AGAIN = 0.3
 RECURRENT = ("LSTM", "GRU", "RNN")
 VIEWS = operators_with(Trait.IN_ORDER) | {"Transpose", "Slice", "Split"}  # NumPy copies nothing
-USUALLY_FIRST, USUALLY_OPEN = 4, 3  # ways to choose ranges that run on the first folds, and on more
+USUALLY_FIRST, USUALLY_OPEN = 3, 2  # ways to choose ranges that run on the first folds, and on more
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ class Schedule:
         for samples in (*[each] * folds, *([rest] if rest else [])):
             yield Work("trial", "measure roughly", self._prices.rough(samples))
         for fold in range(folds):
-            yield Work("trial", "judge", self._prices.float_outputs(each))
+            yield Work("trial", "judge", self._prices.float_outputs(each), PROBABLE)  # half of them have run before
             yield from self._trials("trial", USUALLY_FIRST if fold < LEAST_FOLDS else USUALLY_OPEN, each)
 
     def _search(self) -> Iterator[Work]:
