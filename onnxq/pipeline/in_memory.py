@@ -29,13 +29,13 @@ from onnxq.runtime.fork import in_copy
 from onnxq.runtime.memory import collect_garbage, spared_from_collection
 from onnxq.runtime.session import InMemory
 from onnxq.search.bias_correction import correct_biases
-from onnxq.search.budget import SearchOutcome, bits_by_size, meet_accuracy, meet_size
 from onnxq.search.candidates import float_time
 from onnxq.search.cross_validation import CrossValidated, cross_validate
 from onnxq.search.fast_search import ENOUGH as ENOUGH_IF_FAST
 from onnxq.search.fast_search import compared, fewest_for_use
-from onnxq.search.float_transforms import transform_values
 from onnxq.search.held_out import HoldoutSplit
+from onnxq.search.meet_budget import SearchOutcome, bits_by_size, meet_accuracy, meet_size
+from onnxq.search.trials.float_transforms import transform_values
 from onnxq.search.variants import Variants, calibrate_and_round
 from onnxq.stages.finish import finalize, with_fast_prompts
 from onnxq.stages.prepared import Prepared

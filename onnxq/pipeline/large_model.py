@@ -30,7 +30,8 @@ from onnxq.rounding.block_solver import BlockSolution
 from onnxq.rounding.layer_by_layer import block_jobs, can_step, round_layer_by_layer
 from onnxq.rounding.weights import WeightKey, Weights
 from onnxq.runtime.memory import collect_garbage, trim_heap
-from onnxq.search.budget import RAISE, BudgetCheck, bits_by_size
+from onnxq.search.budget import RAISE, BudgetCheck
+from onnxq.search.meet_budget import bits_by_size
 from onnxq.search.mixed_bits import keep_to_loss, mixed_weights, said_bits
 from onnxq.search.variants import GENERATED
 from onnxq.stages.finish import finalize, with_fast_prompts

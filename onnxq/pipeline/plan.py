@@ -25,9 +25,9 @@ from onnxq.progress import Observer, following
 from onnxq.report import Report
 from onnxq.runtime.custom_ops import check_runs
 from onnxq.search.candidates import float_time
-from onnxq.search.float_transforms import transform_values
 from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.sensitivity import sensitivity as node_sensitivity
+from onnxq.search.trials.float_transforms import transform_values
 from onnxq.search.variants import calibrate_and_round
 from onnxq.stages.files import DataOptions, open_data
 from onnxq.stages.kernel_timing import Timing, replan_with_sample_shapes, replan_with_timings

@@ -23,14 +23,15 @@ from onnxq.progress import Work
 from onnxq.rounding.weights import searched_weights
 from onnxq.runtime.fork import can_fork
 from onnxq.runtime.workers import worker_count
-from onnxq.search.budget import FEW_SPLITS, LAST_GOAL, Budget, goals_of
+from onnxq.search.budget import LAST_GOAL, Budget
 from onnxq.search.candidates import between_forms, float_time, is_priced, predicted_time, searchable
-from onnxq.search.equalization_trial import applicable
 from onnxq.search.held_out import FOLDS, REST, HoldoutSplit
+from onnxq.search.meet_budget import FEW_SPLITS, goals_of
 from onnxq.search.mixed_precision import FREE_TRIALS
 from onnxq.search.range_trial import LEAST_FOLDS
-from onnxq.search.rescaling_trial import CHANNEL_SAMPLES, methods_to_try
 from onnxq.search.sensitivity import ALL_ALONE, GROUPS, PASS_SAMPLES, SPLITS, weighted_decisions
+from onnxq.search.trials.equalization_trial import applicable
+from onnxq.search.trials.rescaling_trial import CHANNEL_SAMPLES, methods_to_try
 from onnxq.search.variants import layers_in_doubt
 from onnxq.stages.measure import layers_needing_moments
 from onnxq.stages.prepared import Prepared

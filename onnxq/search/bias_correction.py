@@ -26,9 +26,9 @@ from onnxq.planning.planner import node_key
 from onnxq.progress import working
 from onnxq.search.held_out import TRIAL_SAMPLES
 from onnxq.search.mixed_precision import decibels_without
-from onnxq.search.rescaling_trial import LEAST_GAIN
 from onnxq.search.resolution import round_to_resolution
 from onnxq.search.sqnr_evaluator import ENOUGH
+from onnxq.search.trials.rescaling_trial import LEAST_GAIN
 from onnxq.search.variants import Variants
 from onnxq.stages.prepared import Prepared
 

@@ -18,9 +18,9 @@ import numpy as np
 from onnxq.data.samples import Samples
 from onnxq.errors import OnnxqError
 from onnxq.planning.decision import Choices, Decision, Override, node_key
-from onnxq.search.budget import stored_unless_worthwhile, towards_goals
 from onnxq.search.candidates import find_candidates, is_priced, searchable
 from onnxq.search.held_out import HoldoutSplit
+from onnxq.search.meet_budget import stored_unless_worthwhile, towards_goals
 from onnxq.search.mixed_precision import SearchResult
 from onnxq.search.sensitivity import ALONE, weighted_decisions
 from onnxq.search.sqnr_evaluator import worst_decibels

@@ -10,9 +10,9 @@ from functools import cached_property
 
 from onnxq.data.samples import Sample, Samples, few_samples, spread_samples, wrap_samples
 from onnxq.ir import Model
-from onnxq.search.channel_trial import ChannelTrial
 from onnxq.search.float_outputs import FloatOutputs
 from onnxq.search.sqnr_evaluator import SqnrEvaluator
+from onnxq.search.trials.channel_trial import ChannelTrial
 from onnxq.stages.prepared import Prepared
 
 TRIAL_SAMPLES, FEW_TRIALS = 24, 8  # and what is left of them where a run of the model takes long

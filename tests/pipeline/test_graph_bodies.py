@@ -107,7 +107,7 @@ def test_a_branch_that_no_sample_takes(
         monkeypatch.setattr("onnxq.planning.planner.partition_graph", lambda graph, forms, *_: (set(forms), 0.0))
         monkeypatch.setattr("onnxq.planning.planner._keep_paying_run_time", lambda *_: None)
         monkeypatch.setattr("onnxq.stages.kernel_timing.worthwhile", lambda _: True)
-        monkeypatch.setattr("onnxq.search.budget.is_priced", lambda _: False)
+        monkeypatch.setattr("onnxq.search.meet_budget.is_priced", lambda _: False)
         recipe = "auto"
     other = branch("n w", floats(64, 32, seed=1), "else")
     other.node.insert(0, node("Neg", "x", "n"))

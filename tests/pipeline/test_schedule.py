@@ -118,8 +118,8 @@ def test_a_decoder_is_expected_to_go_on_with_texts(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_only_stores_weights_is_expected_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("onnxq.search.small_savings.SMALL", 1e9)
-    monkeypatch.setattr("onnxq.search.small_savings.FAR", 1e9)
+    monkeypatch.setattr("onnxq.search.trials.small_savings.SMALL", 1e9)
+    monkeypatch.setattr("onnxq.search.trials.small_savings.FAR", 1e9)
     told: list[list[Work]] = []
 
     class Told(Progress):

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from onnxq.pipeline import in_memory, quantize
-from onnxq.search import float_transforms, variants
+from onnxq.search import variants
+from onnxq.search.trials import float_transforms
 from onnxq.stages import prepare as preparation
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"

@@ -68,8 +68,8 @@ def test_what_a_search_leaves_in_integers_has_to_be_worth_it(monkeypatch: pytest
     source = tmp_path / "m.onnx"
     source.write_bytes(large_product().SerializeToString())
     left = SearchResult({"another": Override("float", "")}, met=True)
-    monkeypatch.setattr("onnxq.search.budget.cheap_wins", lambda *_: left)
-    monkeypatch.setattr("onnxq.search.budget.worthwhile", lambda plan: False)
+    monkeypatch.setattr("onnxq.search.meet_budget.cheap_wins", lambda *_: left)
+    monkeypatch.setattr("onnxq.search.meet_budget.worthwhile", lambda plan: False)
     report = quantize(source, output=tmp_path / "q.onnx", samples=[{"x": floats(64, 512)}] * 4)
     (product,) = [decision for decision in report.nodes if decision.op_type == "MatMul"]
     assert product.scheme == "weight-int8"

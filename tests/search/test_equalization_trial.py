@@ -13,10 +13,10 @@ from onnxq.calibration.output_sensitivity import minimal_statistics
 from onnxq.data.samples import Samples, input_specs, wrap_samples
 from onnxq.ir import Model, load
 from onnxq.rounding.weights import Weights
-from onnxq.search import equalization_trial
-from onnxq.search.equalization_trial import equalize_if_it_helps
 from onnxq.search.held_out import HoldoutSplit
 from onnxq.search.sqnr_evaluator import SqnrEvaluator
+from onnxq.search.trials import equalization_trial
+from onnxq.search.trials.equalization_trial import equalize_if_it_helps
 from onnxq.stages.prepare import prepare
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import quantize_copy

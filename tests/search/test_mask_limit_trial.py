@@ -16,9 +16,9 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.recipe import load_recipe
 from onnxq.rescaling.mask_limits import MaskLimit
-from onnxq.search import mask_limit_trial
 from onnxq.search.held_out import HoldoutSplit
-from onnxq.search.mask_limit_trial import limit_attention_masks
+from onnxq.search.trials import mask_limit_trial
+from onnxq.search.trials.mask_limit_trial import limit_attention_masks
 from onnxq.stages.prepared import Prepared
 
 ADD = [node("Add", "s m", "x")]

@@ -17,9 +17,10 @@ from onnxq.ir import load
 from onnxq.pipeline.quantize import quantize
 from onnxq.planning.decision import Override
 from onnxq.progress import Silent
-from onnxq.search.budget import Budget, meet_accuracy, towards_goals
+from onnxq.search.budget import Budget
 from onnxq.search.candidates import Candidate, Option, find_candidates, within_cost
 from onnxq.search.held_out import HoldoutSplit
+from onnxq.search.meet_budget import meet_accuracy, towards_goals
 from onnxq.search.mixed_precision import SearchResult, cheap_wins, decibels_without, fewest_float_nodes
 from onnxq.search.noise_cuts import shortest_prefix
 from onnxq.search.sensitivity import sensitivity
@@ -346,7 +347,7 @@ def test_no_model_is_judged_twice(tmp_path, monkeypatch):
 
     listing("sqnr")
     listing("sqnr_towards")
-    monkeypatch.setattr("onnxq.search.budget.GOALS", ((60.0, 100.0),))  # so that the search goes on behind the bargains
+    monkeypatch.setattr("onnxq.search.meet_budget.GOALS", ((60.0, 100.0),))  # so that it goes on behind the bargains
     meet_accuracy(variants, Budget())
     assert len(judged) >= 2
     assert len(set(judged)) == len(judged)
@@ -389,7 +390,7 @@ def test_a_model_of_no_use_is_not_what_auto_gives(tmp_path, monkeypatch):
     samples = [{"x": floats(64, 256, seed=50 + i)} for i in range(6)]
     reached = {}
     for goals in ((), ((20.0, math.inf),), ((20.0, 0.0),)):
-        monkeypatch.setattr("onnxq.search.budget.GOALS", goals)
+        monkeypatch.setattr("onnxq.search.meet_budget.GOALS", goals)
         report = quantize(path, recipe, output=tmp_path / "q.onnx", samples=samples, force=True)
         reached[goals] = report.comparison.worst_sqnr
     bare, aimed, unpaid = reached.values()
@@ -438,9 +439,11 @@ def test_goals_are_held_against_all_samples_that_are_tried_on(monkeypatch, few, 
         model=lambda choices: choices,
     )
     missed = SearchResult({}, met=False)
-    monkeypatch.setattr("onnxq.search.budget.is_priced", lambda plan: False)
-    monkeypatch.setattr("onnxq.search.budget._widened", lambda variants: {"x": Override("static-int8", "wider")})
-    monkeypatch.setattr("onnxq.search.budget._more_accurate", lambda *args, **_: (searched.append(args), missed)[1])
+    monkeypatch.setattr("onnxq.search.meet_budget.is_priced", lambda plan: False)
+    monkeypatch.setattr("onnxq.search.meet_budget._widened", lambda variants: {"x": Override("static-int8", "wider")})
+    monkeypatch.setattr(
+        "onnxq.search.meet_budget._more_accurate", lambda *args, **_: (searched.append(args), missed)[1]
+    )
     towards_goals(variants, [], SearchResult({}, met=True, sqnr=few))
     assert len(searched) == asked
 
@@ -488,7 +491,7 @@ def test_a_bargain_counts_what_follows_it_into_float():
 
 @pytest.mark.parametrize("allow", ["", 'allow = ["com.microsoft"]\n'])
 def test_scales_by_block_come_before_float_where_they_are_allowed(tmp_path, allow, monkeypatch):
-    monkeypatch.setattr("onnxq.search.budget.GOALS", ())  # the free run stays where it is
+    monkeypatch.setattr("onnxq.search.meet_budget.GOALS", ())  # the free run stays where it is
     path = chain(tmp_path, [1, 1, 200, 1], rows=64, width=128)
     recipe = tmp_path / "auto.toml"
     recipe.write_text(AUTO + allow)

@@ -17,10 +17,10 @@ from onnxq.data.samples import input_specs, wrap_samples
 from onnxq.ir import load
 from onnxq.pipeline.quantize import quantize
 from onnxq.progress import Silent
-from onnxq.search import channel_trial, rescaling_trial
 from onnxq.search.held_out import HoldoutSplit
-from onnxq.search.rescaling_trial import RESCALING_METHODS, rescale
 from onnxq.search.sqnr_evaluator import SqnrEvaluator
+from onnxq.search.trials import channel_trial, rescaling_trial
+from onnxq.search.trials.rescaling_trial import RESCALING_METHODS, rescale
 from onnxq.stages.prepare import prepare
 from onnxq.stages.prepared import Prepared
 

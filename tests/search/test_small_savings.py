@@ -10,7 +10,7 @@ from helpers import build, floats, node
 
 from onnxq import quantize
 from onnxq.report import Report
-from onnxq.search import small_savings
+from onnxq.search.trials import small_savings
 
 
 def quantized(folder: Path) -> Report:

@@ -11,7 +11,8 @@ from helpers import F, build, floats, node
 from onnxq.errors import CheckFailed
 from onnxq.pipeline.quantize import quantize
 from onnxq.report import Report
-from onnxq.search.budget import WIDENED, Budget
+from onnxq.search.budget import Budget
+from onnxq.search.meet_budget import WIDENED
 
 WIDTH = 64
 

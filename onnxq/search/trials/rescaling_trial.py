@@ -18,8 +18,8 @@ from onnxq.ir.shape_inference.types import infer_types
 from onnxq.progress import Observer
 from onnxq.rescaling.cross_layer import Rescaling, channel_axes, channel_kinds, equalize
 from onnxq.rescaling.smoothquant import smooth
-from onnxq.search.channel_trial import to_rescale
 from onnxq.search.held_out import HoldoutSplit
+from onnxq.search.trials.channel_trial import to_rescale
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, replan
 

@@ -20,9 +20,9 @@ from onnxq.rescaling.centering import centerable_tensors, centre
 from onnxq.rescaling.cross_layer import channel_axes, equalize
 from onnxq.rescaling.groups import ScaleGroup
 from onnxq.search.bias_correction import shift_biases
-from onnxq.search.channel_trial import to_rescale
 from onnxq.search.held_out import HoldoutSplit
-from onnxq.search.rescaling_trial import CHANNEL_SAMPLES, MOST_LOST, WORTH_RESCALING
+from onnxq.search.trials.channel_trial import to_rescale
+from onnxq.search.trials.rescaling_trial import CHANNEL_SAMPLES, MOST_LOST, WORTH_RESCALING
 from onnxq.stages.prepared import Prepared
 from onnxq.stages.replan import copy_prepared, replan
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from onnxq.progress import Observer
-from onnxq.search.equalization_trial import equalize_if_it_helps
 from onnxq.search.held_out import HoldoutSplit
-from onnxq.search.mask_limit_trial import limit_attention_masks
-from onnxq.search.rescaling_trial import rescale
-from onnxq.search.small_savings import stored_where_little_is_saved
+from onnxq.search.trials.equalization_trial import equalize_if_it_helps
+from onnxq.search.trials.mask_limit_trial import limit_attention_masks
+from onnxq.search.trials.rescaling_trial import rescale
+from onnxq.search.trials.small_savings import stored_where_little_is_saved
 from onnxq.stages.prepared import Prepared
 
 
