@@ -212,7 +212,10 @@ def influences(taps: LayerInputs, samples: Sequence[Sample], nodes: Sequence[Nod
     runs = [taps.run(_changed(samples, name, factor), kept) for factor in (1.0, 0.0, 1 / FRACTION)]
     for sample in zip(*runs, strict=True):
         for layer, (whole, none, part) in enumerate(zip(*sample, strict=True)):
-            squares[layer] += [_squares(one) for one in (whole, none, whole - none, FRACTION * part - whole)]
+            if whole.shape == none.shape == part.shape:
+                squares[layer] += [_squares(one) for one in (whole, none, whole - none, FRACTION * part - whole)]
+            else:  # the input decides about lengths
+                squares[layer] = np.nan
     found = []
     for node, (size, alone, moved, bent) in zip(nodes, np.sqrt(squares).tolist(), strict=True):
         if np.isfinite(size) and size and alone > 1e-6 * size:
