@@ -17,7 +17,6 @@ from numpy.typing import DTypeLike
 
 from onnxq.calibration.im2col import Unfolding
 from onnxq.ir.storage.scratch_file import Spool
-from onnxq.ops.kernels.arrays import transposed
 from onnxq.runtime.blas_threads import single_threaded_blas
 
 CHUNK_ELEMENTS = 1 << 18  # of rows that wait to be multiplied: 1 MB, or an eighth of H where that is more (float64)
@@ -62,25 +61,12 @@ class Gram:
 
     def split(self, rows: np.ndarray) -> np.ndarray:
         """Cut `[channels, n]` as H is cut: `[groups * blocks, channels of a group, b]`, of the type of H."""
-        cut = self._cut(rows).transpose(0, 2, 1, 3)
-        return np.ascontiguousarray(cut).reshape(len(self.matrix), -1, cut.shape[3])
-
-    def columns(self, rows: np.ndarray) -> np.ndarray:
-        """Cut `[channels, n]` likewise, by column: `[groups * blocks, b, channels of a group]`."""
-        cut = self._cut(rows)
-        if cut.shape[2] == 1:
-            return transposed(cut[:, :, 0])
-        return np.ascontiguousarray(cut.transpose(0, 2, 3, 1)).reshape(len(self.matrix), cut.shape[3], -1)
-
-    def _cut(self, rows: np.ndarray) -> np.ndarray:
-        """Return `[channels, n]` as `[groups, channels of a group, blocks, b]`, of the type of H."""
         groups, size = len(self.mean), self.matrix.shape[1]
-        blocks, cut = len(self.matrix) // groups, rows.reshape(groups, -1, self.n)
-        if blocks * size != self.n:
-            filled = np.zeros((groups, cut.shape[1], blocks * size), self.matrix.dtype)
-            filled[:, :, : self.n] = cut
-            cut = filled
-        return cut.astype(self.matrix.dtype, copy=False).reshape(groups, -1, blocks, size)
+        blocks = len(self.matrix) // groups
+        cut = np.zeros((groups, len(rows) // groups, blocks * size), self.matrix.dtype)
+        cut[:, :, : self.n] = rows.reshape(groups, -1, self.n)
+        cut = cut.reshape(groups, -1, blocks, size).transpose(0, 2, 1, 3)
+        return np.ascontiguousarray(cut).reshape(groups * blocks, -1, size)
 
     def join(self, blocks: np.ndarray) -> np.ndarray:
         """Undo `split`."""

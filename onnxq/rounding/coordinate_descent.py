@@ -18,8 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from onnxq.ops.kernels.arrays import transposed
-
 Bounds = tuple[float | np.ndarray, float | np.ndarray]  # least and greatest code: of all, or of each element
 STRIP = 32  # columns handled one by one before a matrix product brings the rest up to date
 WIDE_STRIP = 256  # columns of a descent before a matrix product brings the slopes of the others up to date
@@ -91,7 +89,7 @@ class Feedback:
         backwards = self.order[:, ::-1]
         # Whole rows at a time, of the transposed matrix, too: ten times faster than element by element
         self._problem = np.arange(len(H))[:, None]
-        ordered = transposed(H[self._problem, backwards])[self._problem, backwards].transpose(0, 2, 1)
+        ordered = H[self._problem, backwards].transpose(0, 2, 1)[self._problem, backwards].transpose(0, 2, 1)
         # Rᵀ: the Cholesky factor of the reversed matrix, reversed again and transposed
         factor = np.linalg.cholesky(ordered)[:, ::-1, ::-1].transpose(0, 2, 1)
         self.factor = np.ascontiguousarray(factor, dtype)
@@ -112,37 +110,28 @@ class Feedback:
 
     def round(self, weight: np.ndarray, steps: np.ndarray, bounds: Bounds) -> np.ndarray:
         """Return codes for `weight [problems, columns, channels]`, steps of that shape, and bounds of it or for all."""
-        return self.round_and_judge(weight, steps, bounds)[0]
-
-    def round_and_judge(self, weight: np.ndarray, steps: np.ndarray, bounds: Bounds) -> tuple[np.ndarray, np.ndarray]:
-        """Return codes as `round` does, and the error of each channel, `[problems, channels]`."""
         weight, steps = (a[self._problem, self.order] for a in (weight, steps))
         bounds = part_of(bounds, (self._problem, self.order))
         owed, codes = np.zeros_like(weight), np.empty_like(weight)
-        found = np.zeros((len(weight), weight.shape[2]), weight.dtype)
         columns = weight.shape[1]
         for start in range(0, columns, STRIP):
             stop = min(start + STRIP, columns)
             strip, change = owed[:, start:stop], np.empty_like(owed[:, start:stop])
             corner = self.factor[:, start:stop, start:stop]
             for j in range(stop - start):
-                step, wanted, code, off = steps[:, start + j], weight[:, start + j], codes[:, start + j], change[:, j]
-                if j:  # what those before in the strip owe: one product takes half the time of adding it as they go
-                    strip[:, j] += (corner[:, j, None, :j] @ change[:, :j])[:, 0]
+                step, wanted = steps[:, start + j], weight[:, start + j]
+                code = codes[:, start + j]
                 np.divide(strip[:, j], corner[:, j, j, None], out=code)
                 np.subtract(wanted, code, out=code)
                 code /= step
                 np.rint(code, out=code)
                 limit(code, part_of(bounds, np.s_[:, start + j]))
-                np.multiply(code, step, out=off)
-                off -= wanted
+                change[:, j] = code * step - wanted
+                strip[:, j + 1 :] += corner[:, j + 1 :, j, None] * change[:, j, None]
             owed[:, stop:] += self.factor[:, stop:, start:stop] @ change
-            change *= np.einsum("pbb->pb", corner)[:, :, None]
-            change += strip
-            found += np.einsum("pbm,pbm->pm", change, change)
         result = np.empty_like(codes)
         result[self._problem, self.order] = codes
-        return result, found
+        return result
 
 
 def descend(
@@ -162,12 +151,14 @@ def descend(
         New codes.
 
     """
+    if not sweeps:
+        return codes.copy()
     # A row for each channel: what moves in one strip is few channels, whose slopes lie together then
-    weight, codes, steps = map(transposed, (weight, codes, steps))
-    low, high = (transposed(b) if isinstance(b, np.ndarray) else b for b in bounds)
+    weight, codes, steps = (np.ascontiguousarray(a.transpose(0, 2, 1)) for a in (weight, codes, steps))
+    low, high = (np.ascontiguousarray(b.transpose(0, 2, 1)) if isinstance(b, np.ndarray) else b for b in bounds)
     slope = (codes * steps - weight) @ H
     descend_rows(codes, slope, steps, H, (low, high), sweeps)
-    return transposed(codes)
+    return np.ascontiguousarray(codes.transpose(0, 2, 1))
 
 
 def descend_rows(

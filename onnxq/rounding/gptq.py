@@ -13,8 +13,7 @@ import numpy as np
 
 from onnxq.calibration.gram import Gram
 from onnxq.calibration.qparams import TINY
-from onnxq.ops.kernels.arrays import transposed
-from onnxq.rounding.coordinate_descent import Bounds, Feedback, damped, descend, limit, nearest, part_of
+from onnxq.rounding.coordinate_descent import Bounds, Feedback, damped, descend, nearest, part_of
 from onnxq.rounding.saturation_limits import PairLimits
 from onnxq.rounding.scale_layout import ScaleLayout, code_bounds, storable
 
@@ -25,11 +24,10 @@ FEW_ROWS, MANY_ROWS = 4, 64  # for each column, up to which and from which on a 
 PROBED = 64  # channels that this is tried on, in layers of one group
 # Starting scales relative to the predicted one, and how many of them a layer can afford. Each gives other codes, and
 # every channel keeps its best. Clipping costs more than coarser steps, so most lie above.
-SCALE_FACTORS = (1.0, 1.03, 0.97, 1.06, 1.015, 0.985, 1.045, 0.94, 1.075, 0.955, 1.0075, 1.0225)
-AFFORDABLE = ((1e7, 12), (4e7, 6), (2.5e8, 3), (float("inf"), 1))  # multiplications of one sweep → starts
+SCALE_FACTORS = (1.0, 1.03, 0.97, 1.06, 1.015, 0.985, 1.045, 0.94)
+AFFORDABLE = ((1e7, 8), (4e7, 4), (2.5e8, 2), (float("inf"), 1))  # multiplications of one sweep → starts
 COLUMN = 1e5  # further cost of stepping to the next column, in multiplications
-# Only the best start is improved: doing so with each took a third of a search, and four more starts gain more
-SWEEPS = 3
+SWEEPS = 4
 MARGIN = 1e-9  # no choice hangs on the last bits of a sum
 SIDE_BY_SIDE = 1 << 17  # elements up to which dampings are tried together: a step for each column takes longer
 SLAB = 1 << 21  # elements that are worked on at a time: 16 MB in float64
@@ -128,8 +126,7 @@ class WeightSolver:
         gains = np.zeros(len(self.rows), bool)
         trusted, held = None, plain
         if shows_something(fitted) and held_out.rows:
-            few = len(fitted.mean) == 1 and not self.quick  # nothing is chosen between
-            trusted, found = self._trusted(fitted, held_out, self._probe() if few else self)
+            trusted, found = self._trusted(fitted, held_out, self._probe() if len(fitted.mean) == 1 else self)
             gains, held = self._better(found, plain), np.minimum(found, plain)
         if trusted is None or not gains.any():
             return RoundedWeight(self.nearest.astype(np.int8), self.layout.shaped(self.covering), "nearest")
@@ -169,8 +166,7 @@ class WeightSolver:
         parts = feedback.split(len(dampings))
         tried = [storable(np.maximum(self._predicted(fitted, part.weights), self.floor)) for part in parts]
         laid = zip(*(self._laid(fitted, scales) for scales in tried), strict=True)
-        steps, low, high = (np.concatenate(arrays) for arrays in laid)
-        weight = np.concatenate([fitted.columns(self.rows)] * len(tried))
+        weight, steps, low, high = (np.concatenate(arrays) for arrays in laid)
         codes = np.split(feedback.round(weight, steps, _bounds(weight, low, high)), len(dampings))
         for damping, H, part, scales, chosen in zip(dampings, matrices, parts, tried, codes, strict=True):
             found = self._errors(held_out, fitted.join(chosen.transpose(0, 2, 1)), scales)
@@ -219,17 +215,25 @@ class WeightSolver:
         return SCALE_FACTORS[: 1 if self.quick else next(count for most, count in AFFORDABLE if work <= most)]
 
     def _solve(self, trusted: DampedHessian, starts: tuple[float, ...], sweeps: int) -> tuple[np.ndarray, np.ndarray]:
-        """Choose codes from several starting scales, then refit the scales of the best and go down from there."""
+        """Choose codes from several starting scales, then refit the scales of the best and go down once more."""
         judged, feedback = trusted.gram, trusted.feedback
         predicted = self._predicted(judged, feedback.weights)
+        best: tuple[np.ndarray, np.ndarray] | None = None
+        least = np.full(len(self.rows), np.inf)
         tried = [storable(np.maximum(predicted * factor, self.floor)) for factor in starts]
-        columns, scales, least = self._best(judged, feedback, tried)
-        best = judged.join(transposed(columns)), scales
-        if not sweeps:
+        for scales, codes in zip(tried, self._round(judged, feedback, tried, sweeps), strict=True):
+            if len(starts) == 1 and not sweeps:  # nothing to compare them with
+                return codes, scales
+            found = self._errors(judged, codes, scales)
+            which = self._better(found, least)
+            best = (codes, scales) if best is None else self._keep(which, (codes, scales), best)
+            least = np.where(which, found, least)
+        assert best is not None
+        if not sweeps or self.layout.blocks > 1:
             return best
-        if self.layout.blocks == 1:
-            scales = storable(np.maximum(self._refit(judged, *best), self.floor))
-        codes = self._descended(judged, scales, columns, sweeps)
+        codes, scales = best
+        scales = storable(np.maximum(self._refit(judged, codes, scales), self.floor))
+        (codes,) = self._round(judged, None, [scales], sweeps // 2, codes)
         return self._keep(self._better(self._errors(judged, codes, scales), least), (codes, scales), best)
 
     def _predicted(self, judged: Gram, weights: np.ndarray) -> np.ndarray:
@@ -238,52 +242,65 @@ class WeightSolver:
         joined = judged.join(weights[:, None])
         return self.layout.least_predicted(self.rows, joined, self.covering, self.limit, reach)
 
-    def _best(
-        self, judged: Gram, feedback: Feedback, tried: Sequence[np.ndarray]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the best of several scales for each channel, and codes by error feedback.
+    def _round(
+        self,
+        judged: Gram,
+        feedback: Feedback | None,
+        tried: Sequence[np.ndarray],
+        sweeps: int,
+        codes: np.ndarray | None = None,
+    ) -> Iterator[np.ndarray]:
+        """Yield codes for each of several scales: error feedback unless codes are given, then coordinate descent.
 
         Scales of a small weight are tried side by side, as channels of their own: each column is one step for all.
-
-        Returns:
-            Codes by column, scales, and the error of each channel.
-
         """
         together = max(SLAB // max(self.rows.size, 1), 1)
-        own, blocks = judged.columns(self.rows), len(judged.matrix) // len(judged.mean)
-        codes, scales, least = np.empty_like(own), tried[0], np.full(len(self.rows), np.inf)
+        start = None if codes is None else self._columns(judged, codes)
         for first in range(0, len(tried), together):
-            some = tried[first : first + together]
-            laid = [self._laid(judged, one) for one in some]
-            steps, low, high = (_joined(arrays, 2) for arrays in zip(*laid, strict=True))
-            weight = _joined([own] * len(some), 2)
-            made = _in_slabs(feedback, weight, steps, _bounds(weight, low, high))
-            for one, chosen, errors in zip(some, *(np.split(array, len(some), axis=-1) for array in made), strict=True):
-                found = errors.reshape(len(judged.mean), blocks, -1).sum(axis=1).reshape(-1)
-                which = self._better(found, least)
-                inside = np.repeat(which.reshape(len(judged.mean), 1, -1), blocks, axis=0)
-                np.copyto(codes, chosen, where=inside)
-                scales = np.where(which[: len(one), None], one, scales)  # of one scale for all, the channels agree
-                least = np.where(which, found, least)
-        return codes, scales, least
+            laid = [self._laid(judged, scales) for scales in tried[first : first + together]]
+            weight, steps, low, high = (_joined(arrays, 2) for arrays in zip(*laid, strict=True))
+            bounds = _bounds(weight, low, high)
+            found = self._descended(judged, feedback, weight, steps, bounds, sweeps, start)
+            for part in np.split(found, len(laid), axis=2):
+                yield judged.join(part.transpose(0, 2, 1))
 
-    def _laid(self, judged: Gram, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return steps and both bounds by column; bounds of one element where they are the same for all."""
+    def _laid(self, judged: Gram, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return weight, steps, and both bounds by column; bounds of one element where they are the same for all."""
         expanded = self.layout.expand(scales)
         bounds = code_bounds(self.rows, expanded, self.limit, self.pairs)
-        low, high = (judged.columns(b) if isinstance(b, np.ndarray) else np.full((1, 1, 1), float(b)) for b in bounds)
-        steps = judged.columns(expanded)
-        return np.where(steps > 0, steps, 1.0), low, high  # 1 for columns that only fill up a block
+        low, high = (
+            self._columns(judged, b) if isinstance(b, np.ndarray) else np.full((1, 1, 1), float(b)) for b in bounds
+        )
+        weight, steps = (self._columns(judged, a) for a in (self.rows, expanded))
+        return weight, np.where(steps > 0, steps, 1.0), low, high  # 1 for columns that only fill up a block
 
-    def _descended(self, judged: Gram, scales: np.ndarray, codes: np.ndarray, sweeps: int) -> np.ndarray:
-        """Return codes by coordinate descent from those by column, some channels of each group at a time."""
-        weight, (steps, low, high) = judged.columns(self.rows), self._laid(judged, scales)
-        bounds, result = _bounds(weight, low, high), np.empty_like(weight)
-        for part in _slabs(weight):
+    @staticmethod
+    def _descended(
+        judged: Gram,
+        feedback: Feedback | None,
+        weight: np.ndarray,
+        steps: np.ndarray,
+        bounds: Bounds,
+        sweeps: int,
+        start: np.ndarray | None,
+    ) -> np.ndarray:
+        """Choose codes, some channels of each group at a time."""
+        result = np.empty_like(weight)
+        width = max(SLAB // max(weight.shape[0] * weight.shape[1], 1), 1)
+        for first in range(0, weight.shape[2], width):
+            part = np.s_[:, :, first : first + width]
             within = part_of(bounds, part)
-            start = limit(codes[part].copy(), within)
-            result[part] = descend(weight[part], start, steps[part], judged.matrix, within, sweeps)
-        return judged.join(transposed(result))
+            if start is None:
+                assert feedback is not None
+                chosen = feedback.round(weight[part], steps[part], within)
+            else:
+                chosen = np.clip(start[part], *within)
+            result[part] = descend(weight[part], chosen, steps[part], judged.matrix, within, sweeps)
+        return result
+
+    @staticmethod
+    def _columns(gram: Gram, rows: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(gram.split(rows).transpose(0, 2, 1))
 
     def _refit(self, judged: Gram, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
         """Return the scale of least error for codes as they are: `(z H w) / (z H zᵀ)` of each channel, or of all."""
@@ -295,21 +312,6 @@ class WeightSolver:
             above, below = above.sum(keepdims=True), below.sum(keepdims=True)
         sound = (above > 0) & (below > 0)
         return np.where(sound, above / np.where(sound, below, 1.0), scales)
-
-
-def _slabs(weight: np.ndarray) -> Iterator[tuple[slice, slice, slice]]:
-    """Cut `[problems, columns, channels]` into parts of a few channels each."""
-    width = max(SLAB // max(weight.shape[0] * weight.shape[1], 1), 1)
-    for first in range(0, weight.shape[2], width):
-        yield np.s_[:, :, first : first + width]
-
-
-def _in_slabs(
-    feedback: Feedback, weight: np.ndarray, steps: np.ndarray, bounds: Bounds
-) -> tuple[np.ndarray, np.ndarray]:
-    """Do what `Feedback.round_and_judge` does, some channels at a time."""
-    found = [feedback.round_and_judge(weight[part], steps[part], part_of(bounds, part)) for part in _slabs(weight)]
-    return _joined([codes for codes, _ in found], 2), _joined([errors for _, errors in found], 1)
 
 
 def _joined(arrays: Sequence[np.ndarray], axis: int) -> np.ndarray:

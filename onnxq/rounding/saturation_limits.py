@@ -25,7 +25,6 @@ from onnxq.ir.operator_traits import is_nonnegative
 from onnxq.ir.shape_inference.padding import pads_of
 from onnxq.ops.forms.per_row import steps_of
 from onnxq.ops.forms.scheme import Scheme
-from onnxq.ops.kernels.arrays import transposed
 from onnxq.optimize.fold_columns import Columns, columns_of, neighbours
 from onnxq.targets import load_costs
 from onnxq.targets.target import load_target
@@ -157,19 +156,16 @@ class PairLimits:
             Two float64 arrays of integers of the same shape, the first at most 0, the second at least 0.
 
         """
-        wanted = transposed(rows / steps)  # by column: whole rows of it are picked
-        largest = self._largest(len(rows)).T
+        wanted = rows / steps
         ends = []
         for side in (-wanted, wanted):
-            end = np.full(wanted.shape, float(MOST_CODE))
-            np.maximum(side, 0, out=side)
-            np.minimum(side, MOST_CODE, out=side)
-            for first, second in (pairing.T for pairing in self.pairings):
-                most = _shared(side[first], side[second], largest[first], largest[second])
-                for column, one in zip((first, second), most, strict=True):
-                    end[column] = np.minimum(end[column], one)
+            end = np.full(rows.shape, float(MOST_CODE))
+            positive = np.clip(side, 0, MOST_CODE)
+            for p in self._pairs(rows):
+                for column, most in zip((p.first, p.second), _shared(p, positive), strict=True):
+                    end[:, column] = np.minimum(end[:, column], most)
             ends.append(end)
-        return -ends[0].T, ends[1].T
+        return -ends[0], ends[1]
 
     def limited(self, rows: np.ndarray) -> int:
         """Count the pairs that could saturate with codes of all 8 bits, rounded to nearest.
@@ -188,15 +184,11 @@ class PairLimits:
         )
 
     def _pairs(self, rows: np.ndarray) -> Iterator[_Pairs]:
-        largest = self._largest(len(rows))
+        largest = self.largest if len(self.largest) == 1 else self.largest[self._groups(len(rows))]
         for pairing in self.pairings:
             first, second = pairing[:, 0], pairing[:, 1]
             one_sign = _of_one_sign(rows[:, first], rows[:, second])
             yield _Pairs(first, second, largest[:, first], largest[:, second], one_sign)
-
-    def _largest(self, rows: int) -> np.ndarray:
-        """Return the largest activation codes, `[1, n]` for all rows or `[rows, n]`."""
-        return self.largest if len(self.largest) == 1 else self.largest[self._groups(rows)]
 
     def _groups(self, rows: int) -> np.ndarray:
         if self.group is not None:
@@ -204,19 +196,14 @@ class PairLimits:
         return np.arange(rows) * len(self.largest) // max(rows, 1)
 
 
-def _shared(first: np.ndarray, second: np.ndarray, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the greatest codes of neighbours that want codes of these sizes next to activations of these codes."""
-    total = a * first
-    total += b * second
-    a, b = np.maximum(a, 1), np.maximum(b, 1)
-    room = np.maximum(MOST_SUM - total, 0)
-    room /= 2
-    room /= a
-    np.maximum(total, 1, out=total)
-    np.divide(MOST_SUM, total, out=total)
-    room += first * np.minimum(total, 1.0, out=total)
-    np.rint(room, out=room)
-    one = np.minimum(room, MOST_CODE, out=room)  # which 255 times still fits
+def _shared(pairs: _Pairs, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the greatest codes of the first and of the second neighbours, which want these magnitudes."""
+    first, second = wanted[:, pairs.first], wanted[:, pairs.second]
+    a, b = np.maximum(pairs.a, 1), np.maximum(pairs.b, 1)
+    total = pairs.a * first + pairs.b * second
+    left = MOST_SUM - total
+    room = first * np.where(left < 0, MOST_SUM / np.maximum(total, 1), 1.0) + np.maximum(left, 0) / 2 / a
+    one = np.minimum(np.rint(room), MOST_CODE)  # which 255 times still fits
     return one, np.floor((MOST_SUM - a * one) / b)
 
 

@@ -10,14 +10,12 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.calibration.calibrate import calibrate
-from onnxq.calibration.gram import Gram
 from onnxq.calibration.im2col import Unfolding, rows_as_weight, unfolding_of, weight_rows
 from onnxq.calibration.layer_moments import MeasuredLayers, block_columns
 from onnxq.calibration.second_moments import ROWS_PER_ITEM, InputMoments, LayerMoments
 from onnxq.calibration.stats import Moments, Stats, TensorStats
 from onnxq.calibration.stats_file import load_stats, save_stats
 from onnxq.ir import infer_types, parse
-from onnxq.ops.kernels.arrays import transposed
 
 
 def layer(op, weight, x_shape, *, left=False, **attributes):
@@ -292,21 +290,3 @@ def test_what_does_not_fit_is_not_merged():
         LayerMoments(CONV, 18).merge(LayerMoments(CONV, 9))
     with pytest.raises(ValueError, match="different layers"):
         InputMoments([LayerMoments(CONV, 18)]).merge(InputMoments())
-
-
-@pytest.mark.parametrize("shape", [(3, 5), (2, 3, 5), (300, 200), (2, 300, 200)])
-def test_exchanged_axes_are_those_of_numpy(shape):
-    matrices = np.random.default_rng(0).standard_normal(shape)
-    for array in (matrices, np.swapaxes(matrices, -1, -2), matrices[..., ::2]):
-        found = transposed(array)
-        assert found.flags.c_contiguous
-        np.testing.assert_array_equal(found, np.swapaxes(array, -1, -2))
-
-
-@pytest.mark.parametrize(("groups", "blocks", "n"), [(1, 1, 6), (2, 1, 6), (1, 3, 6), (2, 2, 5)])
-def test_rows_are_cut_by_column_as_they_are_by_row(groups, blocks, n):
-    size = -(-n // blocks)
-    gram = Gram(np.zeros((groups * blocks, size, size)), np.zeros((groups, n)), 1)
-    rows = np.random.default_rng(0).standard_normal((4 * groups, n))
-    np.testing.assert_array_equal(gram.columns(rows), gram.split(rows).transpose(0, 2, 1))
-    np.testing.assert_array_equal(gram.join(gram.split(rows)), rows)

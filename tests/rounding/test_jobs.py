@@ -128,10 +128,7 @@ def test_error_feedback_is_gptq_by_its_definition(seed, n):
         code = np.clip(np.rint(left[i] / steps[0, 0]), -7, 7)
         expected[order[i]] = code
         left[i + 1 :] -= np.outer(U[i, i + 1 :], (left[i] - code * steps[0, 0]) / U[i, i])
-    codes, found = feedback.round_and_judge(weight, steps, (-7, 7))
-    np.testing.assert_array_equal(codes[0], expected)
-    np.testing.assert_array_equal(feedback.round(weight, steps, (-7, 7)), codes)
-    np.testing.assert_allclose(found, errors(weight, codes, steps, H), rtol=1e-9)
+    np.testing.assert_array_equal(feedback.round(weight, steps, (-7, 7))[0], expected)
     np.testing.assert_allclose(feedback.weights[0][order], np.diagonal(U) ** -2.0, rtol=1e-6)
 
 
