@@ -3,8 +3,8 @@
     python tests/bench/grow_decoder.py OUT.onnx [--layers 10] [--copies 4] [--cache ~/.cache/onnxq-bench/smollm]
 
 Copies of the decoder of fetch_decoder.py stand side by side, each reading other tokens, and an orthogonal matrix
-rotates their common residual stream. So all matrices are dense and wider by the number of copies, 2304 × 6144 with
-four, and what they multiply is as correlated as in a trained decoder. Attention is GroupQueryAttention, the head is
+rotates their common residual stream. So all matrices are dense, and wider by the number of copies: 2304 × 6144 with
+four. Their inputs are as correlated as those of a trained decoder. Attention is GroupQueryAttention, the head is
 tied. 10 layers are 2.7 GB, 25 are 6.1 GB; weights are in OUT.onnx.data. One layer is in memory at a time.
 """
 
