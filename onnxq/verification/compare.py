@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -211,11 +212,12 @@ class _Pair:
             raise DataError(f"onnxruntime cannot run the float model on sample {index}: {error}", hint) from error
 
     def run(self, feeds: Sample, index: int, hint: str) -> tuple[list[Any], list[Any]]:
-        """Run both at the same time."""
-        other = self.pool.submit(run_session, self.result, None, feeds)
+        """Run both at the same time; in segments one after the other, whose weights would be in memory together."""
+        run = partial(run_session, self.result, None, feeds)
+        other = self.pool.submit(run) if self.in_memory else None
         expected = self.expected(feeds, index, hint)
         try:
-            return expected, other.result()
+            return expected, run() if other is None else other.result()
         except SessionError as error:
             message = f"onnxruntime cannot run the quantized model on sample {index}: {error}"
             raise self.blame(message, refusal_hint(error)) from error

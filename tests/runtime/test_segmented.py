@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -307,3 +309,27 @@ def test_layers_of_large_models_are_compared(tmp_path, tiny):
     assert found.comparison is not None
     assert {"h0", "x3", "y"} <= {layer.tensor for layer in found.comparison.layers}
     assert found.activations
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_two_large_models_are_compared_one_after_the_other(tmp_path, monkeypatch, request, large):
+    """Weights of both would be in memory together, such as two heads of half a gigabyte."""
+    if large:
+        request.getfixturevalue("tiny")
+    path = tmp_path / "m.onnx"
+    path.write_bytes(blocks().SerializeToString())
+    running, most, meeting = [], [0], threading.Barrier(2, timeout=0.2)
+    before = session.run_session
+
+    def watched(*args):
+        running.append(args)
+        with suppress(threading.BrokenBarrierError):  # both get here if they run at the same time
+            meeting.wait()
+        most[0] = max(most[0], len(running))
+        given = before(*args)
+        running.pop()
+        return given
+
+    monkeypatch.setattr("onnxq.verification.compare.run_session", watched)
+    assert compare(path, path, [{"x": floats(4, 16)}], latency=False).worst_sqnr == np.inf
+    assert most == [1 if large else 2]
