@@ -271,10 +271,9 @@ class Schedule:
             yield Work("round", "round", self._rounding())
 
     def _codes(self) -> Iterator[Work]:
-        plan = self._prepared.plan
-        layers = layers_in_doubt(plan, self._split.samples.count)
+        layers = self._in_doubt
         if layers.values:
-            taken = layers.work(plan.costs.shapes, Thinning.of(self._fitted))
+            taken = layers.work(self._prepared.plan.costs.shapes, Thinning.of(self._fitted))
             yield Work("trial", "measure roughly", self._prices.rough(self._fitted, taken))
             yield Work("trial", "judge", self._prices.float_outputs(self._half), PROBABLE)
             yield from self._trials("trial", 2, self._half)
@@ -333,7 +332,7 @@ class Schedule:
         """List the judging of one half; codes were chosen on the other before, to see whether they serve others."""
         prices = self._prices
         half = self._fitted
-        codes = layers_in_doubt(self._prepared.plan, self._split.samples.count).values
+        codes = self._in_doubt.values
         yield Work("cross-validate", "measure roughly", prices.rough(half), RARE if codes else 1.0)
         yield Work("cross-validate", "judge", prices.float_outputs(half), PROBABLE)
         yield from self._trials("cross-validate", 2, half)
@@ -350,6 +349,11 @@ class Schedule:
             _rounding(weight, coding.axes) * (AGAIN if self._in_other_forms.isdisjoint(readers) else 1.0)
             for (weight, coding), readers in searched_weights(self._prepared.plan).items()
         )
+
+    @cached_property
+    def _in_doubt(self) -> MeasuredLayers:
+        """Layers whose codes are tried on held-out samples."""
+        return layers_in_doubt(self._prepared.plan, self._split.samples.count)
 
     @cached_property
     def _open_ones(self) -> list[Decision]:

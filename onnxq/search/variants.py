@@ -111,31 +111,32 @@ class Variants:
         if planned is not None and costs_count and planned[0] == choices:
             prepared = planned[1]
         else:
-            made = copy_prepared(self.prepared, choices, costs_count=costs_count)
-            prepared = exclude_unreached_bodies(made, self.stats)
+            prepared = self._copy(choices, costs_count=costs_count)
         if change is not None:
             change(prepared.model)
         return rewrite(prepared.model, prepared.plan, self.qparams(prepared), self.weights)
 
     def round_4bit_weights(self, choices: Choices) -> None:
         """Choose codes for the weights that these choices store in 4 bit, on what is known of their layers' inputs."""
-        prepared = exclude_unreached_bodies(copy_prepared(self.prepared, choices), self.stats)
+        prepared = self._copy(choices)
         self.weights.learn(prepared.plan, self.qparams(prepared), self.stats, layers_needing_moments(prepared.plan))
 
     def planned(self, choices: Choices) -> Plan:
         """Return the plan with these choices, by which `model` quantizes if it is asked for the same ones next."""
         if not choices:
             return self.prepared.plan
-        prepared = exclude_unreached_bodies(copy_prepared(self.prepared, choices), self.stats)
+        prepared = self._copy(choices)
         self._planned = dict(choices), prepared
         return prepared.plan
 
     def replan(self, choices: Choices) -> tuple[Prepared, dict[Value, QParams]]:
         """Return the model planned with the final choices, and the scales and zero points of its activations."""
-        prepared = (
-            exclude_unreached_bodies(copy_prepared(self.prepared, choices), self.stats) if choices else self.prepared
-        )
+        prepared = self._copy(choices) if choices else self.prepared
         return prepared, self.qparams(prepared)
+
+    def _copy(self, choices: Choices, *, costs_count: bool = True) -> Prepared:
+        """Return a copy that is planned with some choices; bodies that no sample has run stay float."""
+        return exclude_unreached_bodies(copy_prepared(self.prepared, choices, costs_count=costs_count), self.stats)
 
     def qparams(self, prepared: Prepared) -> dict[Value, QParams]:
         """Return scale and zero point of everything that a copy reads in 8 bit."""

@@ -34,31 +34,16 @@ Store = Callable[[Array, Array | None, Array], None]
 
 
 @kernel("Conv")
-def conv(
-    x: Array,
-    w: Array,
-    b: Array | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-) -> Array:
+def conv(x: Array, w: Array, b: Array | None = None, **attributes: Any) -> Array:
     """Convolve X [N, C, D1, ...] with W [M, C / group, k1, ...], over any number of spatial axes.
 
-    B is [M] or None; attributes are as ONNX defines them. Gives [N, M, ...] in the type of X; float16 and bfloat16 are
-    summed in float32.
+    B is [M] or None; attributes are those of `convolve`, as ONNX defines them. Gives [N, M, ...] in the type of X;
+    float16 and bfloat16 are summed in float32.
 
     Raises:
         ModelError: Channels or attributes do not fit.
 
     """
-    attributes: dict[str, Any] = {
-        "auto_pad": auto_pad, "dilations": dilations, "group": group, "kernel_shape": kernel_shape, "pads": pads,
-        "strides": strides,
-    }  # fmt: skip
     if x.dtype in (np.float32, np.float64):
         return convolve(x, w, b, **attributes)
     bias = None if b is None else b.astype(np.float32)
