@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,23 @@ ALL = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
 def floats(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
     """Standard normal float32 numbers."""
     return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(F)
+
+
+def peak_memory(call: Callable[[], object]) -> int:
+    """Peak bytes that a call allocates, as Python and NumPy report them to tracemalloc.
+
+    The least of three calls. tracemalloc counts all threads, and that of pytest-xdist makes lists when it hands out
+    tests.
+    """
+    peaks = []
+    for _ in range(3):
+        tracemalloc.start()
+        try:
+            call()
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    return min(peaks)
 
 
 def unlike(weight: np.ndarray, axis: int = -2) -> np.ndarray:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import peak_memory
 from onnx import TensorProto
 from picture_support import classifier, photos, picture, save_picture
 
@@ -162,16 +162,15 @@ def test_memory_does_not_grow_with_the_number_of_pictures(tmp_path: Path) -> Non
     for index in range(3):
         save_picture(tmp_path / f"{index}.png", picture(200, 200, index))
     spec = InputSpec("x", TensorProto.FLOAT, (1, 3, 200, 200))
-    peaks = []
-    for repeats in (2, 40):
+
+    def peak(repeats: int) -> int:
         (tmp_path / "list.txt").write_text("0.png\n1.png\n2.png\n" * repeats)
-        samples = opened(tmp_path / "list.txt", spec)
-        tracemalloc.start()
-        for _ in samples:
-            pass
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[1] < 1.2 * peaks[0] + 50_000
+        samples, counts = opened(tmp_path / "list.txt", spec), []
+        most = peak_memory(lambda: counts.append(sum(1 for _ in samples)))
+        assert set(counts) == {3 * repeats}
+        return most
+
+    assert peak(40) < 1.2 * peak(2) + 50_000
 
 
 def test_without_pillow_the_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

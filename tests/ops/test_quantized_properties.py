@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import tracemalloc
 
 import ml_dtypes
 import numpy as np
 import pytest
+from helpers import peak_memory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -166,14 +166,8 @@ def test_every_version_is_registered_with_its_own_attributes(op_type):
 
 def extra_memory(call) -> int:
     """Peak bytes that a call allocates beyond its result, as NumPy reports them to tracemalloc."""
-    call()
-    tracemalloc.start()
-    try:
-        result = call()
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    return peak - sum(v.nbytes for v in (result if isinstance(result, tuple) else (result,)))
+    result = call()
+    return peak_memory(call) - sum(v.nbytes for v in (result if isinstance(result, tuple) else (result,)))
 
 
 def test_extra_memory_does_not_grow_with_the_tensor(monkeypatch):
