@@ -17,6 +17,7 @@ import numpy as np
 
 from onnxq.calibration.stats import KINDS, Stats, TensorStats
 from onnxq.errors import DataError, OutputError
+from onnxq.ir.storage.temporary import named_temporary
 
 T = TypeVar("T")
 FORMAT = "onnxq statistics 3"
@@ -67,11 +68,12 @@ def write_arrays(path: Path, columns: Mapping[str, np.ndarray], *, force: bool =
         raise OutputError(f"{path} exists already", "Use --force to replace it, or choose another place.")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
-            (np.savez_compressed if compress else np.savez)(file, allow_pickle=False, **columns)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with named_temporary(temporary):
+            with temporary.open("wb") as file:
+                (np.savez_compressed if compress else np.savez)(file, allow_pickle=False, **columns)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
     except OSError as error:
         raise OutputError(f"{path} cannot be written ({error.strerror})", "Choose another place.") from error
     finally:

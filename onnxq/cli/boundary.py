@@ -20,12 +20,15 @@ from types import FrameType
 
 from onnxq.errors import ExitCode, OnnxqError
 from onnxq.runtime.delayed_signals import delay
+from onnxq.runtime.interruption import end_on_signals
 from onnxq.runtime.ownership import own_process
 from onnxq.text import write_plainly
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell reports for a program whose reader went away
 # The code that a shell reports for a program that ended, or whose terminal was closed: 128 and the signal
-ENDED = {signal.SIGTERM: "terminated", **({signal.SIGHUP: "terminal closed"} if hasattr(signal, "SIGHUP") else {})}
+ENDED: dict[int, str] = {signal.SIGTERM: "terminated"}
+if hasattr(signal, "SIGHUP"):
+    ENDED[signal.SIGHUP] = "terminal closed"
 PLAINLY = "onnxq"  # an error handler: a name that the terminal's encoding lacks is no reason to fail
 COLLECTED = 50_000  # objects between two searches for cycles: at Python's 700, they took a tenth of all imports
 DISK = "Check that the disk has room, and that you may read and write there."
@@ -37,12 +40,19 @@ class _Interrupts:
 
     def __init__(self) -> None:
         self.seen: int | None = None
+        self._to_the_end = False
+        self._last: bool = False  # whether no other signal is to raise
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        self.seen = number
-        if delay(number, frame):
+        """Raise KeyboardInterrupt: temporary files go, and the terminal's cursor comes back.
+
+        If the process ends behind it, a second Ctrl-C must not stop that. It ends soon, whatever it is in.
+        """
+        self.seen = self.seen or number
+        if self._last or delay(number, frame):
             return
-        raise KeyboardInterrupt  # temporary files go, and the terminal's cursor comes back
+        self._last = self._to_the_end
+        raise KeyboardInterrupt
 
     @contextmanager
     def watched(self, *, to_the_end: bool) -> Iterator[None]:
@@ -54,6 +64,7 @@ class _Interrupts:
                 would only print a traceback.
 
         """
+        self._to_the_end = to_the_end
         defaults: dict[int, object] = {signal.SIGINT: signal.default_int_handler}
         if to_the_end:  # else the process belongs to another program, which wants all of it to end
             defaults |= dict.fromkeys(ENDED, signal.SIG_DFL)
@@ -63,7 +74,8 @@ class _Interrupts:
         for number in watched:
             signal.signal(number, self.handle)
         try:
-            yield
+            with end_on_signals(watched if to_the_end else (), _end_bar):
+                yield
         finally:
             for number, default in watched.items():
                 signal.signal(number, signal.SIG_IGN if to_the_end and number == signal.SIGINT else default)
@@ -93,6 +105,8 @@ def run(argv: Sequence[str] | None) -> int:
     except BrokenPipeError:
         return _without_stdout(BROKEN_PIPE)
     except OnnxqError as error:
+        if interrupts.seen:  # a run that was told to stop
+            return _interrupted(interrupts.seen, at_once=argv is None)
         _say(error.message, error.hint, error.warnings)
         if error.exit_code is ExitCode.BUG:
             _tell_log(error, arguments)
@@ -196,14 +210,26 @@ def _interrupted(number: int | None, *, at_once: bool) -> int:
     CPython ends with the signal instead of the exit code where the interrupt hit code that `exec` ran from a string, as
     `dataclasses` does. All temporary files are gone by now: the exception has passed through their owners.
     """
-    ended = {int(each): word for each, word in ENDED.items()}
-    with suppress(OSError):
-        sys.stderr.write(f"{ended.get(number or 0, 'interrupted')}\n")
-        sys.stderr.flush()
-    code = 128 + number if number in ended else int(ExitCode.INTERRUPTED)
+    _say_interrupted(number or 0)
+    code = 128 + number if number in ENDED else int(ExitCode.INTERRUPTED)
     if at_once:
         os._exit(code)
     return code
+
+
+def _say_interrupted(number: int) -> None:
+    with suppress(OSError):
+        sys.stderr.write(f"{ENDED.get(number, 'interrupted')}\n")
+        sys.stderr.flush()
+
+
+def _end_bar(number: int) -> None:
+    """Say that it was interrupted, in place of a progress bar that nothing else takes away any more."""
+    from onnxq.cli.terminal import erase_bar
+
+    with suppress(OSError):
+        erase_bar()
+    _say_interrupted(number)
 
 
 def _without_stdout(code: int) -> int:

@@ -38,7 +38,9 @@ class Voice(Enum):
     VERBOSE = "verbose"  # a line for each step on a terminal, too
 
 
+ERASE = "\r\x1b[2K\x1b[?25h"  # the line of the cursor, which comes back
 _VOICE: ContextVar[Voice] = ContextVar("onnxq_voice", default=Voice.USUAL)
+_bars: list[Bar] = []  # which this process draws
 
 
 def voice() -> Voice:
@@ -94,6 +96,12 @@ def show_line(*parts: tuple[str, str]) -> None:
 
     show(Text.assemble(*parts))
     sys.stdout.flush()
+
+
+def erase_bar() -> None:
+    """Take a bar away from any thread, as the last thing that this process does with it."""
+    if _bars:
+        sys.stderr.write(ERASE)
 
 
 def say(label: str, message: str, style: str) -> None:
@@ -156,6 +164,7 @@ class TerminalObserver(Progress):
 
             self._bar = Bar(self, console)
             self._bar.start()
+            _bars.append(self._bar)
         return self
 
     def __exit__(
@@ -163,6 +172,7 @@ class TerminalObserver(Progress):
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+            _bars.remove(self._bar)
         self._talk.__exit__(kind, error, trace)
         if kind is None and self.name and not self.label:
             self._leave_line()

@@ -26,6 +26,7 @@ from onnxq.data.remote import SHARED
 from onnxq.distributed.lease import Watch
 from onnxq.errors import OnnxqError
 from onnxq.runtime.delayed_signals import delay
+from onnxq.runtime.interruption import PATIENCE_OF_TASK, end_on_signals
 from onnxq.runtime.processes import end_process
 from onnxq.targets.host import limit_processors
 from onnxq.version import __version__
@@ -155,7 +156,8 @@ def work() -> None:
     limit_processors(processors)
     signal.signal(signal.SIGTERM, _end)
     threading.Thread(target=_end_with_worker, daemon=True).start()
-    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answer:
+    ends = end_on_signals([signal.SIGTERM], patience=PATIENCE_OF_TASK / 2)
+    with ends, os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answer:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what functions of the user print is talk
         try:
             found: tuple[str, Any] = "done", pickle.loads(task).run()

@@ -7,7 +7,6 @@ on the machine count.
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -20,6 +19,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.ir import Model, Patch, Value, commit, infer_types, parse
+from onnxq.ir.storage.temporary import temporary_folder
 from onnxq.optimize.optimize import optimize_for_target
 from onnxq.planning.cost_model import interpolated, kernel_of
 from onnxq.planning.planner import make_plan
@@ -130,7 +130,7 @@ def kernel_times(model: bytes, feeds: Mapping[str, np.ndarray], seconds: float =
     """
     options = Settings(threads=1).options()
     options.enable_profiling = True
-    with tempfile.TemporaryDirectory(prefix="onnxq.") as folder:
+    with temporary_folder() as folder:
         options.profile_file_prefix = f"{folder}/profile"
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         started, runs = time.monotonic(), 0

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from onnxq.errors import OutputError
 from onnxq.ir import check_output
+from onnxq.ir.storage.temporary import named_temporary
 from onnxq.report.html import check_extra
 from onnxq.report.model import Report
 
@@ -62,8 +63,9 @@ def write_text(path: Path, content: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         # names of files need not be UTF-8
-        temporary.write_text(content, encoding="utf-8", errors="backslashreplace")
-        temporary.replace(path)
+        with named_temporary(temporary):
+            temporary.write_text(content, encoding="utf-8", errors="backslashreplace")
+            temporary.replace(path)
     except OSError as error:
         raise OutputError(f"{path} cannot be written ({error.strerror})", "Choose another place.") from error
     finally:

@@ -31,6 +31,7 @@ import numpy as np
 
 from onnxq.progress import REST, unfollowed, working
 from onnxq.runtime.blas_threads import single_threaded_blas
+from onnxq.runtime.interruption import SignalThread, forget_process, note_process
 from onnxq.runtime.ort_session import LIBRARIES
 from onnxq.runtime.ownership import is_own_process
 from onnxq.runtime.workers import worker_count
@@ -50,8 +51,8 @@ MOST_TASKS = 4096 // NUMBER  # whose numbers a pipe takes at once on any Linux
 def can_fork() -> bool:
     """Tell whether tasks would be shared with copies of this process: there are idle processors, and no other thread.
 
-    A thread that only draws progress does no harm: its locks are those of the terminal, which copies leave alone. A
-    library of custom operators may have threads of its own.
+    A thread that only draws progress does no harm: its locks are those of the terminal, which copies leave alone. One
+    that waits for interrupts holds none. A library of custom operators may have threads of its own.
     """
     return (
         is_own_process()
@@ -59,12 +60,13 @@ def can_fork() -> bool:
         and sys.platform == "linux"
         and available_processors() > 1
         and threading.current_thread() is threading.main_thread()
-        and all(thread is threading.main_thread() or _draws(thread) for thread in threading.enumerate())
+        and all(_is_harmless(thread) for thread in threading.enumerate())
     )
 
 
-def _draws(thread: threading.Thread) -> bool:
-    return type(thread).__module__.partition(".")[0] == "rich"
+def _is_harmless(thread: threading.Thread) -> bool:
+    draws = type(thread).__module__.partition(".")[0] == "rich"
+    return thread is threading.main_thread() or draws or isinstance(thread, SignalThread)
 
 
 def run_forked(
@@ -234,6 +236,7 @@ class _Copy:
             if os.waitpid(self.process, os.WNOHANG)[0] == 0:
                 os.kill(self.process, signal.SIGKILL)
                 os.waitpid(self.process, 0)
+        forget_process(self.process)
         os.close(self.file)
 
 
@@ -244,10 +247,12 @@ def _start_copy(function: Callable[[int], None]) -> _Copy | None:
     except OSError:
         return None
     try:
-        return _Copy(_fork(partial(function, file)), file)
+        copy = _Copy(_fork(partial(function, file)), file)
     except OSError:  # no memory, or too many processes
         os.close(file)
         return None
+    note_process(copy.process)
+    return copy
 
 
 def _fork(function: Callable[[], None]) -> int:

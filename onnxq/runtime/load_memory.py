@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
+from onnxq.ir.storage.temporary import temporary_folder
 from onnxq.runtime.session import ModelSource, source_model
 
 STATUS = Path("/proc/self/status")  # where Linux says how much memory a process takes, and took at most
@@ -41,8 +41,8 @@ def load_memory(source: ModelSource) -> int | None:
     if not STATUS.exists() or not sys.executable:
         return None
     try:
-        with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
-            path = Path(folder) / "model.onnx"
+        with temporary_folder() as folder:
+            path = folder / "model.onnx"
             path.write_bytes(source if isinstance(source, bytes) else source_model(source).serialize())
             done = subprocess.run(
                 [sys.executable, "-c", SCRIPT, str(path)],

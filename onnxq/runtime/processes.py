@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -25,6 +26,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar
 
 from onnxq.errors import OnnxqError
 from onnxq.runtime.delayed_signals import delay
+from onnxq.runtime.interruption import PATIENCE_OF_TASK, end_on_signals, forget_process, note_process
 from onnxq.runtime.memory import limit_memory, memory_limit
 from onnxq.targets.host import available_processors, limit_processors
 
@@ -34,7 +36,7 @@ START = (
     "import os, pickle, sys; tasks = os.fdopen(os.dup(0), 'rb'); sys.path[:] = pickle.load(tasks); "
     "from onnxq.runtime.processes import do_tasks; do_tasks(tasks)"
 )
-PATIENCE = 1.5  # seconds that a process gets to remove its temporary files
+PATIENCE = 0.7  # seconds that a process gets to remove its temporary files; it ends by itself before
 _told: list[Callable[[Any], None]] = []  # in a process that does tasks: how it tells the one that asked
 
 
@@ -111,8 +113,9 @@ class Processes(Executor):
             left = list(self._started)
         for process in left:
             process.terminate()
+        end = time.monotonic() + PATIENCE
         for process in left:
-            end_process(process, PATIENCE)
+            end_process(process, max(end - time.monotonic(), 0))
         self._pool.shutdown(wait=wait, cancel_futures=True)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -155,6 +158,7 @@ class Processes(Executor):
                 env=self._environment,
             )
             self._started.add(process)
+            note_process(process.pid)
             assert process.stdin is not None
             with suppress(OSError):  # what becomes of it shows when it is asked to work
                 process.stdin.write(pickle.dumps(sys.path) + pickle.dumps(self._share))
@@ -181,6 +185,7 @@ def end_process(process: subprocess.Popen[bytes], patience: float) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    forget_process(process.pid)
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             with suppress(OSError):  # a task that it did not take
@@ -204,7 +209,10 @@ def do_tasks(stdin: BinaryIO) -> None:
     tasks: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
     busy = threading.Event()
     threading.Thread(target=_receive, args=(stdin, tasks, busy), daemon=True).start()
-    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answer:
+    with (
+        end_on_signals([signal.SIGTERM], patience=PATIENCE_OF_TASK),
+        os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answer,
+    ):
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what functions of the user print is talk
 
         def say(kind: str, value: Any) -> None:

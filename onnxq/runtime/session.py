@@ -18,6 +18,7 @@ import onnxruntime as ort
 from onnxq.ir import Model, ModelInput, Value, encode_proto, load, parse
 from onnxq.runtime.blocked_layout import BLOCKED_LAYOUT
 from onnxq.runtime.in_memory import EncodedModel, InMemory, encode, open_encoded
+from onnxq.runtime.interruption import InterruptibleRun
 from onnxq.runtime.memory import HEAVY
 from onnxq.runtime.ort_session import FATAL, ORT_ERRORS, Optimization, SessionError, Settings, load_native, reason
 from onnxq.runtime.segmented import InSegments, StreamedSession
@@ -179,6 +180,7 @@ def run_session(session: Session, outputs: Sequence[str] | None, feeds: Mapping[
     options = ort.RunOptions()
     options.log_severity_level = FATAL
     try:
-        return list(session.run(None if outputs is None else list(outputs), dict(feeds), options))
+        with InterruptibleRun(options):
+            return list(session.run(None if outputs is None else list(outputs), dict(feeds), options))
     except ORT_ERRORS as error:
         raise SessionError(reason(error)) from error

@@ -5,10 +5,8 @@ Tests: `tests/simplify/test_fuse_activations.py`.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -17,6 +15,7 @@ from onnx import TensorProto, helper
 from onnxq.ir.encode import encode_node
 from onnxq.ir.graph import Node, Value
 from onnxq.ir.opset import minimum_ir
+from onnxq.ir.storage.temporary import temporary_folder
 from onnxq.ir.wire import join
 from onnxq.runtime.ort_session import SessionError, Settings, load_native
 from onnxq.simplify.regions.single_entry_regions import Subgraph
@@ -68,8 +67,8 @@ def operators_left(part: Subgraph, opset: int, *, codes: bool = False) -> tuple[
 @cache
 def _optimised(model: bytes) -> tuple[str, ...]:
     """Layers repeat the same few nodes: the names in the model are the same for all of them."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "optimised.onnx"
+    with temporary_folder() as folder:
+        path = folder / "optimised.onnx"
         try:
             load_native(model, Settings("extended", threads=1, save_to=str(path)))
         except SessionError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from onnxq.errors import DataError, InvalidResult, ModelError, OnnxqError
 from onnxq.ir import Model, Tensor, load
 from onnxq.ir.invariants import first_line, objection
 from onnxq.ir.storage.residency import choose_residency
+from onnxq.ir.storage.temporary import temporary_folder
 from onnxq.progress import OnSample, working
 from onnxq.runtime.custom_ops import refusal_hint
 from onnxq.runtime.ort_session import check_path, load_hint
@@ -364,10 +364,10 @@ def _check_without_weights(model: Model) -> str | None:
     """Let the checker, which reads a file whole, have one in whose large weights it finds external data."""
     weights: list[Tensor] = []
     skeleton = model.skeleton(weights)
-    with tempfile.TemporaryDirectory(prefix="onnxq.") as folder:
+    with temporary_folder() as folder:
         for location in range(len(weights)):
-            (Path(folder) / str(location)).touch()
-        target = Path(folder) / (model.path or CHECKED).name
+            (folder / str(location)).touch()
+        target = folder / (model.path or CHECKED).name
         target.write_bytes(skeleton)
         return objection(str(target))
 

@@ -7,17 +7,16 @@ could saturate, onnxruntime's optimised graph of it runs in the evaluator with s
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 
 from onnxq.errors import OnnxqError
 from onnxq.evaluator import Evaluator
 from onnxq.ir import Model, parse
+from onnxq.ir.storage.temporary import temporary_folder
 from onnxq.ops.quantized import Arithmetic, losses_noted
 from onnxq.planning.latency import predicted_latency
 from onnxq.planning.planner import Plan
@@ -227,7 +226,7 @@ def evaluated_sqnrs(
 
 def _optimized(quantized: bytes) -> Model:
     """Return the graph that onnxruntime makes of a model, with its integer kernels."""
-    with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
-        path = Path(folder) / "optimized.onnx"
+    with temporary_folder() as folder:
+        path = folder / "optimized.onnx"
         load_native(quantized, Settings("extended", save_to=str(path), without=FLOAT_FUSIONS))
         return parse(path.read_bytes())

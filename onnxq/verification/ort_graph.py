@@ -7,7 +7,6 @@ changes the layout of tensors, not the nodes that compute in 8 bit.
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from onnx import TensorProto
 
 from onnxq.errors import ModelError
 from onnxq.ir import Model, ModelInput, Node, Value, load, parse, read_model
+from onnxq.ir.storage.temporary import temporary_folder
 from onnxq.runtime.ort_session import SessionError, Settings, load_native
 
 CONVERSIONS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
@@ -99,8 +99,8 @@ def read_fusion(model: ModelInput | bytes) -> Fusion:
         return Fusion({}, (), "the model is too large for onnxruntime to write it optimised")
     if not isinstance(model, str | Path | bytes):
         model = source.serialize()
-    with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
-        path = Path(folder) / "optimised.onnx"
+    with temporary_folder() as folder:
+        path = folder / "optimised.onnx"
         try:
             load_native(model if isinstance(model, bytes) else str(model), Settings("extended", save_to=str(path)))
         except SessionError as error:

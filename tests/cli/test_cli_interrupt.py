@@ -10,8 +10,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 from interrupted_import import load_at_signal
+from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.cli import boundary
 
@@ -73,6 +76,55 @@ def test_a_signal_during_calibration(folder: Path, arguments: str, number: int, 
     assert all(re.fullmatch(r"(reading|planning).*: .*\d s\n", line) for line in steps)  # of a busy machine
     left = {path.name for path in folder.iterdir()} - {"__pycache__"}
     assert left == {"slow.py", "running", "digits_cnn.onnx", "digits_calibration.npz"}
+
+
+def save_endless(path: Path) -> None:
+    """Write a model with a Loop that does not end on what data give, and a weight behind it."""
+    value = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["still"]), helper.make_node("Tanh", ["x"], ["y"])],
+        "body",
+        [value("i", TensorProto.INT64, []), value("go", TensorProto.BOOL, []), value("x", TensorProto.FLOAT, [1, 8])],
+        [value("still", TensorProto.BOOL, []), value("y", TensorProto.FLOAT, [1, 8])],
+    )
+    weight = numpy_helper.from_array(np.ones((8, 8), np.float32), "w")
+    graph = helper.make_graph(
+        [
+            helper.make_node("Loop", ["", "go", "image"], ["y"], body=body),
+            helper.make_node("MatMul", ["y", "w"], ["z"]),
+        ],
+        "endless",
+        [value("image", TensorProto.FLOAT, [1, 8]), value("go", TensorProto.BOOL, [])],
+        [value("z", TensorProto.FLOAT, [1, 8])],
+        [weight],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
+@pytest.mark.parametrize("command", ["verify", "plan", "quantize"])
+def test_ctrl_c_in_a_run_that_does_not_end(folder: Path, command: str) -> None:
+    """Python sees the signal only when onnxruntime comes back, which it would not."""
+    save_endless(folder / "endless.onnx")
+    np.savez("endless.npz", image=np.ones((2, 8), np.float32), go=np.ones(2, bool))
+    before = set(folder.iterdir())
+    Path("tmp").mkdir()
+    process = subprocess.Popen(
+        [*ONNXQ, command, "endless.onnx", "-d", "endless.npz"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "TMPDIR": str(folder / "tmp")},
+    )
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(4)
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err.splitlines()[-1]) == (130, "interrupted")
+    assert time.monotonic() - started < 5
+    assert set(folder.iterdir()) == {*before, folder / "tmp"}
+    assert not list(Path("tmp").iterdir())
 
 
 @pytest.mark.parametrize("delay", [0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from onnxq.ir.storage.external import release
+from onnxq.ir.storage.temporary import named_temporary
 from onnxq.ir.wire import Chunk, Pending
 
 try:
@@ -37,22 +38,23 @@ def write_together(files: dict[Path, Sequence[Chunk]]) -> None:
     for path in files:
         clean_up(path)
     temporary = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in files}
-    try:
-        for path, chunks in files.items():
-            with temporary[path].open("wb") as file:
-                lock(file)
-                for chunk in chunks:
-                    _write_chunk(file, chunk)
-                file.flush()
-                os.fsync(file.fileno())
-        if len(files) > 1:
-            list(files)[-1].unlink(missing_ok=True)
-        for path, written in temporary.items():
-            written.replace(path)
-    finally:
-        for written in temporary.values():
-            with contextlib.suppress(FileNotFoundError):
-                written.unlink()
+    with named_temporary(*temporary.values()):
+        try:
+            for path, chunks in files.items():
+                with temporary[path].open("wb") as file:
+                    lock(file)
+                    for chunk in chunks:
+                        _write_chunk(file, chunk)
+                    file.flush()
+                    os.fsync(file.fileno())
+            if len(files) > 1:
+                list(files)[-1].unlink(missing_ok=True)
+            for path, written in temporary.items():
+                written.replace(path)
+        finally:
+            for written in temporary.values():
+                with contextlib.suppress(FileNotFoundError):
+                    written.unlink()
 
 
 def _write_chunk(file: BinaryIO, chunk: Chunk) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from onnxq.errors import OutputError
+from onnxq.ir.storage.temporary import temporary_folder
 
 SPOOLED = 1 << 20  # bytes from which on an array goes to the file
 
@@ -105,12 +105,10 @@ def scratch_folder(output: Path) -> Iterator[Path]:
         OutputError: It cannot be made.
 
     """
-    try:
-        made = Path(tempfile.mkdtemp(prefix=f".{output.name}-", suffix=".tmp", dir=output.absolute().parent))
-    except OSError as error:
-        raise OutputError(f"{output} cannot be written ({error.strerror})", "Choose another place.") from error
-    try:
+    with ExitStack() as stack:
+        folder = temporary_folder(f".{output.name}-", suffix=".tmp", parent=output.absolute().parent)
+        try:
+            made = stack.enter_context(folder)
+        except OSError as error:
+            raise OutputError(f"{output} cannot be written ({error.strerror})", "Choose another place.") from error
         yield made
-    finally:
-        for _ in range(3):  # a worker process that is just ending may add a file
-            shutil.rmtree(made, ignore_errors=True)

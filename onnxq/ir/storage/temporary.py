@@ -1,0 +1,59 @@
+"""Files and folders that are to go with this process, also if it has to end in the middle of a call.
+
+Their owners remove them. An interrupted process that waits for a call that does not return ends without them. The
+files and folders named here are removed then.
+
+Tests: `tests/ir/test_temporary.py`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+PREFIX = "onnxq-"
+_named: dict[Path, None] = {}
+
+
+@contextmanager
+def named_temporary(*paths: Path) -> Iterator[None]:
+    """Name files and folders that go when this process ends inside; their owner removes or renames them."""
+    _named.update(dict.fromkeys(paths))
+    try:
+        yield
+    finally:
+        for path in paths:
+            _named.pop(path, None)
+
+
+@contextmanager
+def temporary_folder(prefix: str = PREFIX, *, suffix: str = "", parent: Path | None = None) -> Iterator[Path]:
+    """Yield a new folder, which is removed with all its files.
+
+    Args:
+        prefix: What its name begins with.
+        suffix: What its name ends with.
+        parent: Where to make it; the system's folder for temporary files by default.
+
+    Raises:
+        OSError: It cannot be made.
+
+    """
+    folder = Path(tempfile.mkdtemp(suffix, prefix, parent))
+    with named_temporary(folder):
+        try:
+            yield folder
+        finally:
+            for _ in range(3):  # a worker process that is just ending may add a file
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_temporary() -> None:
+    """Remove all that is named now, as far as that is possible; for the thread that ends the process."""
+    for path in list(_named):
+        shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            path.unlink()
