@@ -208,13 +208,21 @@ def _interrupted(number: int | None, *, at_once: bool) -> int:
 
     At once, that is without waiting for threads inside onnxruntime or for an interpreter that was interrupted.
     CPython ends with the signal instead of the exit code where the interrupt hit code that `exec` ran from a string, as
-    `dataclasses` does. All temporary files are gone by now: the exception has passed through their owners.
+    `dataclasses` does.
     """
+    _remove_temporary()
     _say_interrupted(number or 0)
     code = 128 + number if number in ENDED else int(ExitCode.INTERRUPTED)
     if at_once:
         os._exit(code)
     return code
+
+
+def _remove_temporary() -> None:
+    """Remove folders that belong to the process; the exception has passed through the owners of all others."""
+    module = sys.modules.get("onnxq.ir.storage.temporary")  # nothing has been named where it is not loaded
+    if module is not None:
+        module.remove_temporary()
 
 
 def _say_interrupted(number: int) -> None:

@@ -8,7 +8,6 @@ their digests.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import os
 import re
@@ -21,6 +20,7 @@ from typing import Any
 
 from onnxq.data.extras import need
 from onnxq.errors import DataError
+from onnxq.ir.storage.temporary import folder_of_process
 
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z][A-Za-z0-9+.-]+)*://")
 DIGEST = "#sha256="
@@ -103,6 +103,4 @@ def _folder() -> str:
     shared = os.environ.get(SHARED, "")
     if Path(shared).is_dir() and shared:
         return shared
-    folder = tempfile.mkdtemp(prefix="onnxq-data-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    return str(folder_of_process("onnxq-data-"))

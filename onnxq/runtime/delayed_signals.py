@@ -1,22 +1,28 @@
-"""Signals that come while an extension module is being loaded, which takes a fraction of a second.
+"""Signals that come while an extension module is being loaded or a process forks, which takes a fraction of a second.
 
 An exception of a handler would go through C++ code that starts there: the process would abort, or the import fail.
+Python ignores an exception in functions that it calls at a fork, and prints it.
 
 Tests: `tests/runtime/test_delayed_signals.py`, `tests/cli/test_cli_interrupt.py`.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType
 
 LATER = 0.02  # seconds after which a signal is looked at again
-IMPORTS = "importlib._bootstrap_external"  # the module of Python that loads extension modules
+# Functions that are not to be interrupted, or the class of those: a part of the name of their file, and theirs
+UNDISTURBED = (
+    ("importlib._bootstrap_external", "ExtensionFileLoader."),
+    (os.path.join("onnxq", "runtime", "fork."), "_fork"),
+)
 
 
 def delay(number: int, frame: FrameType | None) -> bool:
-    """Send a signal again a moment later, if it came while an extension module was being loaded.
+    """Send a signal again a moment later, if it came while it would do harm.
 
     Args:
         number: Of the signal.
@@ -26,15 +32,16 @@ def delay(number: int, frame: FrameType | None) -> bool:
         Whether it will come again: the handler has nothing to do.
 
     """
-    if not _loads_extension(frame):
+    if not _is_undisturbed(frame):
         return False
     threading.Timer(LATER, _send_again, [number]).start()
     return True
 
 
-def _loads_extension(frame: FrameType | None) -> bool:
+def _is_undisturbed(frame: FrameType | None) -> bool:
     while frame is not None:
-        if frame.f_code.co_qualname.startswith("ExtensionFileLoader.") and IMPORTS in frame.f_code.co_filename:
+        code = frame.f_code
+        if any(code.co_qualname.startswith(name) and file in code.co_filename for file, name in UNDISTURBED):
             return True
         frame = frame.f_back
     return False

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from interrupted_import import load_at_signal
+from interrupted_import import fork_at_signal, load_at_signal
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.cli import boundary
@@ -76,6 +76,26 @@ def test_a_signal_during_calibration(folder: Path, arguments: str, number: int, 
     assert all(re.fullmatch(r"(reading|planning).*: .*\d s\n", line) for line in steps)  # of a busy machine
     left = {path.name for path in folder.iterdir()} - {"__pycache__"}
     assert left == {"slow.py", "running", "digits_cnn.onnx", "digits_calibration.npz"}
+
+
+def test_what_a_project_shares_with_its_processes_goes_at_ctrl_c(folder: Path) -> None:
+    (folder / "slow.py").write_text(SLOW_DATA)
+    (folder / "copy.onnx").write_bytes((folder / "digits_cnn.onnx").read_bytes())
+    entries = [f'[[models]]\nfloat = "{name}.onnx"\ndata = ["slow:slow"]\n' for name in ("digits_cnn", "copy")]
+    (folder / "onnxq.toml").write_text("\n".join(entries))
+    (folder / "tmp").mkdir()
+    process = subprocess.Popen(
+        [*ONNXQ, "quantize", "-j", "2"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "TMPDIR": str(folder / "tmp")},
+    )
+    wait_for(folder / "running", process)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    assert not list((folder / "tmp").iterdir())
 
 
 def save_endless(path: Path) -> None:
@@ -151,14 +171,15 @@ def test_ctrl_c_at_any_time(folder: Path, delay: float) -> None:
         assert not left
 
 
-def test_no_interrupt_comes_into_an_extension_that_is_being_loaded() -> None:
-    """An exception in the C++ code that starts there would abort the process."""
+@pytest.mark.parametrize(("reach", "reached"), [(load_at_signal, "loaded"), (fork_at_signal, "forked")])
+def test_no_interrupt_comes_where_it_does_harm(reach: Callable[[int, list[str]], None], reached: str) -> None:
+    """An exception would abort the process in an extension that is being loaded, and be lost at a fork."""
     done: list[str] = []
     interrupts = boundary._Interrupts()
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt), interrupts.watched(to_the_end=False):
-        load_at_signal(signal.SIGINT, done)
-    assert (done, interrupts.seen) == (["loaded"], signal.SIGINT)
+        reach(signal.SIGINT, done)
+    assert (done, interrupts.seen) == ([reached], signal.SIGINT)
     assert time.monotonic() - started < 5  # not after what the main thread waits for
 
 

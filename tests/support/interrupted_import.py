@@ -1,5 +1,6 @@
-"""A module of Python that loads extensions, as a signal finds it: for tests of handlers."""
+"""A module of Python that loads extensions and one that forks, as a signal finds them: for tests of handlers."""
 
+import os
 import signal
 import time
 from typing import Any
@@ -20,3 +21,19 @@ def load_at_signal(number: int, done: list[str]) -> None:
     exec(compile(LOADER, "<frozen importlib._bootstrap_external>", "exec"), names)
     names["ExtensionFileLoader"]().exec_module()
     time.sleep(10)  # as for a task
+
+
+FORK = """
+def _fork():
+    signal.raise_signal(number)
+    time.sleep(0.1)
+    done.append("forked")
+"""
+
+
+def fork_at_signal(number: int, done: list[str]) -> None:
+    """Be at a fork when a signal comes, and wait for 10 s; `done` gets what was reached."""
+    names: dict[str, Any] = {"signal": signal, "time": time, "done": done, "number": number}
+    exec(compile(FORK, os.path.join("onnxq", "runtime", "fork.py"), "exec"), names)
+    names["_fork"]()
+    time.sleep(10)

@@ -8,6 +8,7 @@ Tests: `tests/ir/test_temporary.py`.
 
 from __future__ import annotations
 
+import atexit
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -49,6 +50,14 @@ def temporary_folder(prefix: str = PREFIX, *, suffix: str = "", parent: Path | N
         finally:
             for _ in range(3):  # a worker process that is just ending may add a file
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def folder_of_process(prefix: str = PREFIX) -> Path:
+    """Return a new folder in the system's folder for temporary files, which goes when this process ends."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    _named[folder] = None
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def remove_temporary() -> None:
