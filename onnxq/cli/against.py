@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from onnxq.api.verify import Verification
 
 MOST_MISSED = 5  # sentences on stderr; the rest is counted
+REMEDY = "Quantize with --min-sqnr, or --max-drop for a metric, which leave sensitive nodes float; or ask for less."
 
 
 def refuse_missed(found: Verification, model: Path) -> None:
@@ -27,7 +28,7 @@ def refuse_missed(found: Verification, model: Path) -> None:
     if not missed:
         return
     more = f"; and {len(missed) - MOST_MISSED} more" if len(missed) > MOST_MISSED else ""
-    hint = f"Without thresholds, {USELESS:g} dB are asked for: give --min-sqnr for less." if found.bare else ""
+    hint = f"Without thresholds, {USELESS:g} dB are asked for: give --min-sqnr for less." if found.bare else REMEDY
     if found.comparison is not None and found.comparison.uncompared():
         hint = "Look at the values of the samples, and at the float model."
     raise CheckFailed(f"{model}: {'; '.join(missed[:MOST_MISSED])}{more}", hint)

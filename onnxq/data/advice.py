@@ -138,9 +138,9 @@ def _pattern(path: Path) -> DataError:
     except (OSError, ValueError):
         matches = 0
     if matches:
-        said = f"--data takes no patterns, and {path} matches {counted(matches, 'file')}"
-        return DataError(said, f"Give the folder {path.parent}, or repeat --data for each.")
-    return DataError(f"no file matches {path}", "Give the folder that the files are in, or repeat --data for each.")
+        said = f"data are named without patterns, and {path} matches {counted(matches, 'file')}"
+        return DataError(said, f"Give the folder {path.parent}, or name each file.")
+    return DataError(f"no file matches {path}", "Give the folder that the files are in, or name each file.")
 
 
 def _beside(path: Path) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import permutations
 
 Dimensions = Sequence[int | None]
+CHANNELS = (1, 3, 4)  # of pictures: grey, colour, colour with opacity
 MOST_AXES = 6  # of which all orders are tried: 720
 
 
@@ -62,7 +63,7 @@ def layout_hint(shape: Sequence[int], wanted: Dimensions, *, behind: int = 0, ro
         order = order_of_axes((rows, *shape[1:]), (None, *wanted[1:]), keep_first=False)
     if order is not None and list(order) != sorted(order):
         axes = [*range(behind), *(axis + behind for axis in order)]
-        return f"The sizes fit in another order of axes{_names(order)}: array.transpose({_numbers(axes)})."
+        return f"The sizes fit in another order of axes{_names(order, wanted)}: array.transpose({_numbers(axes)})."
     if (grey := _grey_axis(shape, wanted)) is not None:
         return f"Pictures are grey, and the model takes colours: numpy.repeat(array, 3, axis={grey + behind})."
     missing = _missing_axis(shape, wanted, behind) if len(shape) == len(wanted) - 1 else ""
@@ -107,8 +108,11 @@ def _numbers(axes: Sequence[int]) -> str:
     return ", ".join(str(axis) for axis in axes)
 
 
-def _names(order: tuple[int, ...]) -> str:
-    """Name layouts that people know."""
+def _names(order: tuple[int, ...], wanted: Dimensions) -> str:
+    """Name layouts that people know, where an axis is as long as channels of pictures are."""
+    axis = -1 if order == (0, 2, 3, 1) else -3
+    if len(wanted) < 3 or wanted[axis] not in CHANNELS:
+        return ""
     known = {(0, 3, 1, 2): ("NHWC", "NCHW"), (0, 2, 3, 1): ("NCHW", "NHWC"), (2, 0, 1): ("HWC", "CHW")}
     found = known.get(order)
     return f" ({found[0]} was given for {found[1]})" if found else ""

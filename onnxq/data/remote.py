@@ -20,7 +20,6 @@ from typing import Any
 
 from onnxq.data.extras import need
 from onnxq.errors import DataError
-from onnxq.ir.storage.temporary import folder_of_process
 
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z][A-Za-z0-9+.-]+)*://")
 DIGEST = "#sha256="
@@ -103,4 +102,6 @@ def _folder() -> str:
     shared = os.environ.get(SHARED, "")
     if Path(shared).is_dir() and shared:
         return shared
+    from onnxq.ir.storage.temporary import folder_of_process  # it costs the import of onnx
+
     return str(folder_of_process("onnxq-data-"))

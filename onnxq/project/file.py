@@ -152,10 +152,12 @@ class _Reader:
             self.refuse_unknown(table, tuple(KEYS), "a model")
             raise ProjectError(f"{self.label}: a model has no 'float'", 'Add the line float = "PATH.onnx" to it.')
         self.refuse_unknown(table, tuple(KEYS), source)
+        self.refuse_pattern(root, "'float'", source)
         values = {
             name: read(self, f"{source}: '{key}'", table[key]) for key, (name, read) in KEYS.items() if key in table
         }
         quantized = values.pop("quantized", source.removesuffix(".onnx") + ".int8.onnx")
+        self.refuse_pattern(root, f"{source}: 'quantized'", quantized)
         thresholds = values.pop("thresholds", Thresholds())
         verify_data, ignore = values.pop("verify_data", ()), values.pop("ignore", ())
         del values["source"]
@@ -167,6 +169,11 @@ class _Reader:
         entry = Entry(root, root / source, root / quantized, options, thresholds, verify_data, ignore)
         self.refuse_contradictions(source, entry)
         return entry
+
+    def refuse_pattern(self, root: Path, what: str, given: str) -> None:
+        if any(sign in given for sign in "*?") and not (root / given).exists():
+            hint = "Write an entry for each model; `onnxq init` writes them for a folder."
+            raise ProjectError(f"{self.label}: {what} is the pattern {given}, and an entry is about one model", hint)
 
     def refuse_contradictions(self, source: str, entry: Entry) -> None:
         needs = (

@@ -310,6 +310,10 @@ def _file_sha256(path: Path) -> str:
                 digest.update(block)
     except OSError as error:
         home = any(part.startswith("~") for part in path.parts)
+        if isinstance(error, FileNotFoundError) and not home:
+            from onnxq.data.advice import missing_data  # it costs the import of NumPy
+
+            raise missing_data(str(path)) from error
         hint = "Write a path without ~: only shells replace it." if home else "Check its path and permissions."
         raise DataError(f"{path} cannot be read ({error.strerror})", hint) from error
     return digest.hexdigest()

@@ -50,6 +50,7 @@ def test_threshold(cli, quantized: Path, option: str, met: float, missed: float,
     assert code == 1
     assert re.search(sentence, err), err
     assert "logits" in out
+    assert "\nhint: Quantize with --min-sqnr, or --max-drop for a metric, which leave sensitive nodes float" in err
     result = json.loads(verify(cli, option, missed, *more, "--format", "json").out)
     assert not result["passed"]
     assert re.search(sentence, result["missed"][0])

@@ -70,7 +70,7 @@ def refused(source: str, inputs: Sequence[InputSpec] = ONE) -> tuple[str, str]:
         ("mydata:", "mydata: does not exist", "Write mydata:FUNCTION"),
         ("mydata.photos", "mydata.photos does not exist", "Write mydata:photos for a function of mydata.py."),
         ("x.npy,s.txt", "x.npy,s.txt does not exist", "for every file: -d x.npy -d s.txt."),
-        ("*.npz", "--data takes no patterns, and *.npz matches 1 file", "Give the folder ., or repeat --data"),
+        ("*.npz", "data are named without patterns, and *.npz matches 1 file", "Give the folder ., or name each"),
         ("*.jpeg", "no file matches *.jpeg", "Give the folder that the files are in"),
         ("~/d.npz", "~/d.npz does not exist", "write $HOME"),
         ("/", "/ is the whole disk", "Give the folder that the samples are in."),

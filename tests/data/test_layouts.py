@@ -46,6 +46,9 @@ def test_the_order_of_axes(
     [
         ((1, 224, 224, 3), NCHW, {}, "(NHWC was given for NCHW): array.transpose(0, 3, 1, 2)."),
         ((224, 224, 3), (3, 224, 224), {"behind": 1}, "(HWC was given for CHW): array.transpose(0, 3, 1, 2)."),
+        ((1, 50, 64, 12), (1, 12, 50, 64), {}, "in another order of axes: array.transpose(0, 3, 1, 2)."),  # heads
+        ((1, 4, 8, 8), (1, 8, 8, 4), {}, "(NCHW was given for NHWC): array.transpose(0, 2, 3, 1)."),
+        ((40, 80, 7), (7, 40, 80), {"behind": 1}, "in another order of axes: array.transpose(0, 3, 1, 2)."),
         ((28, 28), (None, 28, 28), {}, "An axis of size 1 is missing: numpy.expand_dims(array, 0)."),
         ((32, 28, 28), (None, 1, 28, 28), {}, "An axis of size 1 is missing: numpy.expand_dims(array, 1)."),
         ((224, 224, 3), NCHW, {}, "The batch axis is missing, and the others are in another order: "),

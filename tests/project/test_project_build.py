@@ -338,6 +338,15 @@ def test_nothing_is_left_in_the_folder(repo: Path) -> None:
     assert sorted(os.listdir("models")) == ["cnn.int8.onnx", "cnn.onnx"]
 
 
+def test_a_pattern_of_data_is_told_what_it_matches(repo: Path) -> None:
+    project = Path("onnxq.toml")
+    project.write_text(project.read_text().replace("data/calibration.npz", "data/*.npz"))
+    (done,) = built()
+    assert done.error is not None
+    assert done.error.message == "data are named without patterns, and data/*.npz matches 1 file"
+    assert done.error.hint == "Give the folder data, or name each file."
+
+
 def test_a_path_with_a_tilde_is_told_that_shells_replace_it(repo: Path) -> None:
     project = Path("onnxq.toml")
     project.write_text(project.read_text().replace("data/calibration.npz", "~/calibration.npz"))

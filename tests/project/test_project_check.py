@@ -124,7 +124,7 @@ def test_other_data(repo: Path) -> None:
 
 def test_missing_data(repo: Path) -> None:
     DATA.unlink()
-    message = "may be out of date: data/calibration.npz cannot be read (No such file or directory)"
+    message = "may be out of date: data/calibration.npz does not exist"
     assert found() == [(str(QUANTIZED), "stale-unknown", message)]
 
 

@@ -101,6 +101,8 @@ WRONG = {
     "models no list": ("models = 3", "'models' must be a list of tables"),
     "models of numbers": ("models = [3]", "'models' must be a list of tables"),
     "defaults no table": ("defaults = 3\n[[models]]\nfloat = 'a.onnx'", "'defaults' must be a table"),
+    "pattern": ("[[models]]\nfloat = 'm/*.onnx'", "'float' is the pattern m/*.onnx, and an entry is about one|init`"),
+    "pattern of results": ("[[models]]\nfloat = 'a.onnx'\nquantized = 'o?.onnx'", "a.onnx: 'quantized' is the pattern"),
     "unknown table": ("[[model]]\nfloat = 'a.onnx'", "has an unknown key 'model'|Did you mean 'models'?"),
     "unknown key": ("[[models]]\nfloat = 'a.onnx'\nexlude = []", "a.onnx has an unknown key 'exlude'|'exclude'?"),
     "no quotes": ("[[models]]\nfloat = a.onnx", "is not valid TOML|Write text between double quotes"),
