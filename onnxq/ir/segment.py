@@ -7,7 +7,7 @@ Tests: `tests/runtime/test_segmented.py`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from onnx import TensorProto
@@ -25,6 +25,7 @@ from onnxq.ir.proto_fields import (
     MODEL_FUNCTIONS,
     MODEL_GRAPH,
 )
+from onnxq.ir.schemas import RANDOM
 from onnxq.ir.tensor import Tensor
 from onnxq.ir.topological_order import reads
 from onnxq.ir.wire import Chunk, bytes_field, fields, join, message_field
@@ -61,7 +62,8 @@ class Segment:
 def cut_segments(model: Model, budget: int, taps: Sequence[Value] = ()) -> list[Segment]:
     """Cut the main graph where few values cross, so that the weights of a segment take about `budget` bytes.
 
-    Nodes that read constants alone, such as a Cast of scales, move to their first readers.
+    Nodes that read constants alone, such as a Cast of scales, are in each segment that reads what they make. A runtime
+    then knows those values when it opens the segment.
 
     Args:
         model: A model with its types inferred: a cut crosses only values whose element type is known.
@@ -69,10 +71,12 @@ def cut_segments(model: Model, budget: int, taps: Sequence[Value] = ()) -> list[
         taps: Values of the main graph that have to be outputs of their segments.
 
     """
-    graph = model.graph
-    nodes = _beside_readers(graph)
-    needs = [[value for value in dict.fromkeys(reads(node)) if value.graph is graph] for node in nodes]
-    last = _last_readers(needs)
+    graph, wanted = model.graph, {*model.graph.outputs, *taps}
+    alone = _made_of_constants(graph, wanted)
+    apart = set(alone.values())
+    nodes = [node for node in graph.nodes if node not in apart]
+    needs = [_needs(node, alone) for node in nodes]
+    last = {value: index for value, index in _last_readers(needs).items() if value not in alone}
     crossing = _crossing(nodes, last)
     costs = _costs(needs)
     starts, weight = [0], 0
@@ -82,12 +86,11 @@ def cut_segments(model: Model, budget: int, taps: Sequence[Value] = ()) -> list[
             weight = sum(costs[place:index])
             starts.append(place)
         weight += cost
-    wanted = {*graph.outputs, *taps}
     segments = []
     for start, end in zip(starts, [*starts[1:], len(nodes)], strict=True):
-        segment = Segment(nodes[start:end])
-        made = {value: None for node in segment.nodes for value in node.outputs if value is not None}
         read = dict.fromkeys(value for found in needs[start:end] for value in found)
+        segment = Segment([*dict.fromkeys(alone[value] for value in read if value in alone), *nodes[start:end]])
+        made = {value: None for node in segment.nodes for value in node.outputs if value is not None}
         segment.constants = [value for value in read if value.tensor is not None]
         segment.inputs = [v for v in read if v.tensor is None and v not in made and (v.producer or v.is_input)]
         segment.outputs = [value for value in made if value in wanted or last.get(value, -1) >= end]
@@ -95,22 +98,23 @@ def cut_segments(model: Model, budget: int, taps: Sequence[Value] = ()) -> list[
     return segments
 
 
-def _beside_readers(graph: Graph) -> list[Node]:
-    """Return the nodes in an order in which those that read constants alone stand in front of their first reader."""
-    waiting: dict[Value | None, Node] = {}
-    ordered: list[Node] = []
+def _made_of_constants(graph: Graph, wanted: Set[Value]) -> dict[Value, Node]:
+    """Return values that nodes make of constants alone, with those nodes; none that the caller wants."""
+    made: dict[Value, Node] = {}
     for node in graph.nodes:
-        read = list(dict.fromkeys(reads(node)))
-        if read and all(value.tensor is not None and not value.is_input for value in read):
-            waiting |= {value: node for value in node.outputs if value is not None}
-            continue
-        for value in read:
-            if value in waiting:
-                ordered.append(waiting[value])
-                for made in ordered[-1].outputs:
-                    waiting.pop(made, None)
-        ordered.append(node)
-    return ordered + list(dict.fromkeys(waiting.values()))
+        read = list(reads(node))
+        if read and node.op_type not in RANDOM and all(value.constant is not None for value in read):
+            outputs = [value for value in node.outputs if value is not None]
+            if not node.bodies and wanted.isdisjoint(outputs):
+                made |= dict.fromkeys(outputs, node)
+    return made
+
+
+def _needs(node: Node, alone: Mapping[Value, Node]) -> list[Value]:
+    """Return what a node and its bodies read of the main graph, and what the values among that are made of."""
+    read = [value for value in dict.fromkeys(reads(node)) if value.graph is node.graph]
+    sources = [source for value in read if value in alone for source in reads(alone[value])]
+    return list(dict.fromkeys([*read, *sources]))
 
 
 def _last_readers(needs: Sequence[Sequence[Value]]) -> dict[Value, int]:

@@ -8,7 +8,7 @@ Tests: `tests/rounding/test_short_block_search.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from onnxq.calibration.gram import Gram
 from onnxq.calibration.qparams import TINY
+from onnxq.ir.storage.shelf import release_array
 from onnxq.ops.forms.block_codes import BlockCodes
 from onnxq.rounding.block_grids import BlockGrid, best_grid, refit_on_slope
 from onnxq.rounding.coordinate_descent import Feedback, damped, descend_rows, nearest
@@ -49,10 +50,18 @@ class ShortSolution:
         return float(10 * np.log10((self.plain.sum() + TINY) / (self.kept.sum() + TINY)))
 
     @classmethod
-    def stacked(cls, parts: list[ShortSolution]) -> ShortSolution:
-        """Return the solution of all channels."""
-        codes = BlockCodes.joined([part.codes for part in parts], axis=0)
-        return cls(codes, *(np.concatenate([getattr(part, name) for part in parts]) for name in ("plain", "kept")))
+    def stacked(cls, parts: Iterable[ShortSolution], shape: tuple[int, ...], block_size: int) -> ShortSolution:
+        """Return the solution of all channels; parts are let go as they come: codes of a head are 100 MB and more."""
+        blocks, start = (shape[0], -(-shape[1] // block_size)), 0
+        codes = BlockCodes(np.empty(shape, np.uint8), np.empty(blocks, np.float32), np.empty(blocks, np.uint8))
+        errors: list[tuple[np.ndarray, np.ndarray]] = []
+        for part in parts:
+            place = slice(start, start + len(part.codes.codes))
+            codes.codes[place], codes.scales[place] = part.codes.codes, part.codes.scales
+            codes.zeros[place] = part.codes.zeros
+            errors.append((part.plain, part.kept))
+            start = place.stop
+        return cls(codes, *(np.concatenate(each) for each in zip(*errors, strict=True)))
 
 
 def search_shortly(rows: np.ndarray, gram: Gram, bits: int, block_size: int) -> ShortSolution:
@@ -74,13 +83,15 @@ def search_shortly(rows: np.ndarray, gram: Gram, bits: int, block_size: int) -> 
     search = _ShortSearch(H[0].astype(dtype), Feedback(H, dtype), bits, block_size)
     del H
     found = run_in_order(search.run, _slabs(rows, dtype), task_bytes=ARRAYS * TOGETHER * dtype.itemsize)
-    return ShortSolution.stacked(list(found))
+    return ShortSolution.stacked(found, rows.shape, block_size)
 
 
 def _slabs(rows: np.ndarray, dtype: np.dtype[Any]) -> Iterator[np.ndarray]:
     height = max(TOGETHER // max(rows.shape[1], 1), 1)
     for start in range(0, len(rows), height):
-        yield np.ascontiguousarray(rows[start : start + height], dtype)
+        part = rows[start : start + height]
+        yield np.array(part, dtype, order="C")
+        release_array(part)  # of a head, in whose file these rows are neighbours
 
 
 class _ShortSearch:

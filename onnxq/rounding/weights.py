@@ -40,6 +40,7 @@ from onnxq.rounding.summary import RoundingSummary, chosen_blocks, chosen_weight
 from onnxq.runtime.memory import trim_heap
 
 MOST_NAMES = 8  # in a note
+CHECKED = 1 << 22  # elements of a weight that are checked at a time
 LIMITED = "limited {} that would saturate on x86 processors without VNNI"
 
 
@@ -506,8 +507,12 @@ def finite_rows(rows: WeightRows, weight: Value, reader: str) -> np.ndarray:
 
 
 def _finite(rows: np.ndarray, weight: Value, reader: str) -> np.ndarray:
-    if not np.isfinite(rows).all():
-        raise _unsound(weight, reader)
+    height = max(CHECKED * len(rows) // max(rows.size, 1), 1)
+    for start in range(0, len(rows), height):
+        part = rows[start : start + height]
+        if not np.isfinite(part).all():
+            raise _unsound(weight, reader)
+        release_array(part)
     return rows
 
 

@@ -109,6 +109,7 @@ def compare(
         if watch is not None:
             watch(feeds, *(dict(zip(names, outputs, strict=True)) for outputs in results))
         worst = _worst(worst, count, names, differences, before)
+        del results, expected, got  # logits of a decoder are 50 MB a model
     if first is None:
         raise DataError("there are no samples to compare the models on", "Give at least one.")
     with working("latency"):

@@ -84,7 +84,7 @@ def test_cuts_lie_where_one_value_crosses():
     assert [[v.name for v in s.constants] for s in segments][1] == ["u2", "d2", "u3", "d3"]
 
 
-def test_a_cast_of_a_constant_moves_to_its_reader_and_is_folded_there(tiny):
+def test_a_cast_of_a_constant_is_beside_its_reader_and_is_folded_there(tiny):
     proto = blocks(3)
     casts = []
     for array in list(proto.graph.initializer):
@@ -104,6 +104,26 @@ def test_a_cast_of_a_constant_moves_to_its_reader_and_is_folded_there(tiny):
     feeds = {"x": floats(3, 16)}
     expected = open_session(proto.SerializeToString()).run(None, feeds)[0]
     np.testing.assert_allclose(parts.run(None, feeds)[0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_cast_that_distant_nodes_read_is_in_each_of_their_segments(tiny):
+    proto = blocks(3)
+    first, *_, last = (array for array in proto.graph.initializer if array.name.startswith("u"))
+    narrow = onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(first).astype(np.float16), "shared_16")
+    proto.graph.node.insert(0, onnx.helper.make_node("Cast", ["shared_16"], ["shared"], to=1))
+    for each in proto.graph.node:
+        each.input[:] = ["shared" if name in (first.name, last.name) else name for name in each.input]
+    for array in (first, last):
+        proto.graph.initializer.remove(array)
+    proto.graph.initializer.append(narrow)
+    model = loaded(proto)
+    segments = cut_segments(model, 4 * 2048)
+    assert len(segments) > 1
+    assert [sum(each.op_type == "Cast" for each in part.nodes) for part in (segments[0], segments[-1])] == [1, 1]
+    assert all("shared" not in [v.name for v in (*part.inputs, *part.outputs)] for part in segments)
+    feeds = {"x": floats(3, 16)}
+    expected = open_session(proto.SerializeToString()).run(None, feeds)[0]
+    np.testing.assert_allclose(open_session(model).run(None, feeds)[0], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_no_cut_where_the_type_of_what_crosses_is_unknown():

@@ -29,6 +29,8 @@ class BlockCodes:
     @classmethod
     def joined(cls, parts: Sequence[BlockCodes], axis: int) -> BlockCodes:
         """Return the codes of several parts of a weight, one behind the other along an axis."""
+        if len(parts) == 1:
+            return parts[0]
         arrays = zip(*((part.codes, part.scales, part.zeros) for part in parts), strict=True)
         return cls(*(np.concatenate(each, axis=axis) for each in arrays))
 
