@@ -82,6 +82,8 @@ def calibrate(
             advance(done, total)
             if progress:
                 progress(done, total)
+    for half in stats.halves():
+        half.finish()  # here, where parts of the samples are measured side by side, and once for all who ask
     del runs
     trim_heap(model.weight_bytes)
     if not stats.samples and meter is None:

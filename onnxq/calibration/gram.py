@@ -112,10 +112,14 @@ class Half:
             self.gram, self.total = gram, total
             self.filled = 0
 
-    def put_away(self, spool: Spool) -> None:
-        """Move the larger sum out of memory."""
+    def finish(self) -> None:
+        """Multiply the rows that wait once all are there, and release their room."""
         self.flush()
         self.waiting = self.waiting[:, :0].copy()
+
+    def put_away(self, spool: Spool) -> None:
+        """Move the larger sum out of memory."""
+        self.finish()
         self.gram = spool.keep(self.gram)
 
     def sums(self) -> tuple[np.ndarray, np.ndarray]:

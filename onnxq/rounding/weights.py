@@ -430,8 +430,6 @@ def rounding_jobs(
             continue
         rows = WeightRows(_finite(weight.constant.numpy(), weight, nodes[0].label), coding.axes)
         rows.release()
-        for half in () if moments is None or moments.assumed else moments.halves:
-            half.flush()  # once, before several ask for the sums
         noise = max(_noise(node, qparams, plan) for node in nodes)
         jobs[weight.constant, coding] = RoundingJob(
             rows,
