@@ -22,7 +22,7 @@ ALMOST = 0.97  # of a task that takes longer than expected is done, by the clock
 AT_ONCE = 2  # parts of a task that may be at work when the clock is asked how far it is
 REST = "rest"  # what is between tasks
 TRIAL = "trial"  # what a step counts that tries variants: their number is not known before
-COUNTED = ("kernels", "layers", "round")  # kinds of work whose parts are what their step counts
+COUNTED = ("bits", "kernels", "layers", "round")  # kinds of work whose parts are what their step counts
 Advance = Callable[[int, int | None], None]  # how many parts of a task are done, and how many there are
 
 
@@ -73,6 +73,7 @@ STEPS: dict[str, StepWords] = {
     "trial": StepWords("trying ranges and codes", TRIAL),
     "caches": StepWords("measuring caches", "sample"),
     "calibrate": StepWords("calibrating", "sample"),
+    "bits": StepWords("choosing bits", "weight"),
     "round": StepWords("rounding weights", "weight"),
     "search": StepWords("choosing what stays float", TRIAL),
     "cross-validate": StepWords("judging halves of the samples", TRIAL),

@@ -127,6 +127,7 @@ def _with_bits_by_size(
     choose = bits_by_size(prepared.plan.recipe, request.budget)
     if choose is None:
         return prepared
+    request.observer.step("bits")
     with Spool(request.scratch) as spool:  # of codes that are of no use
         return choose(prepared, samples, measured, spool=spool)
 
@@ -154,6 +155,7 @@ def _with_bits_by_loss(
         qparams = choose_qparams(spare.plan, measured)
         return finalize(rewrite(spare.model, spare.plan, qparams, weights), spare)
 
+    request.observer.step("bits")
     open_weights = mixed_weights(prepared, samples, spool)
     choices = keep_to_loss(prepared, open_weights, made, meets)
     if choices is None:

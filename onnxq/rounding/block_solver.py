@@ -18,7 +18,7 @@ from onnxq.ops.forms.block_codes import BlockCodes
 from onnxq.rounding.block_grids import BlockGrid, best_grid, refit_on_slope
 from onnxq.rounding.coordinate_descent import Feedback, descend, nearest
 from onnxq.rounding.gptq import DampedHessian, Method, MomentSource, shows_something
-from onnxq.rounding.short_block_search import search_shortly
+from onnxq.rounding.short_block_search import ShortSolution, Trusted, search_shortly
 from onnxq.runtime.workers import run_in_order
 
 DAMPINGS = (1e-3, 1e-2, 0.1)
@@ -53,7 +53,13 @@ class BlockSolution:
 
 
 def solve_blocks(
-    rows: np.ndarray, moments: MomentSource | None, bits: int, block_size: int, *, quick: bool = False
+    rows: np.ndarray,
+    moments: MomentSource | None,
+    bits: int,
+    block_size: int,
+    *,
+    quick: bool = False,
+    known: list[Trusted] | None = None,
 ) -> BlockSolution:
     """Choose codes, scales and zero points.
 
@@ -66,6 +72,7 @@ def solve_blocks(
         bits: 2 to 8.
         block_size: Elements of a row that share a scale and a zero point.
         quick: Search shortly, and trust H as far as is usual.
+        known: What a quick search has made of these moments, if they are of one block; it puts that there.
 
     Returns:
         Codes of which no channel has a greater held-out error than rounded to nearest on the best grid; if `quick`,
@@ -74,12 +81,21 @@ def solve_blocks(
     """
     if moments is None or not rows.size:
         return BlockSolution(_by_weight(rows, bits, block_size), "weight error")
+    if known:
+        return _joined([search_shortly(rows, known[0], bits, block_size)], assumed=moments.assumed)
     judged = moments.total() if quick else moments.held_out()
     size, n = judged.matrix.shape[1], rows.shape[1]
     if not shows_something(judged) or (size < n and size % block_size):
         return BlockSolution(_by_weight(rows, bits, block_size), "weight error")
     if quick:
-        return _solve_shortly(rows, judged, bits, block_size, "assumed inputs" if moments.assumed else "output error")
+        parts = []
+        for start in range(0, n, size):
+            trusted = Trusted.of(_part(judged, start // size))
+            parts.append(search_shortly(rows[:, start : start + size], trusted, bits, block_size))
+            if known is not None and size >= n:
+                known.append(trusted)
+            del trusted
+        return _joined(parts, assumed=moments.assumed)
     del judged
     found = [
         _RangeSearch(rows[:, start : start + size], _Range(moments, start // size), bits, block_size).run()
@@ -90,14 +106,11 @@ def solve_blocks(
     return BlockSolution(BlockCodes.joined([each.codes for each in found], axis=1), method, gain)
 
 
-def _solve_shortly(rows: np.ndarray, total: Gram, bits: int, block_size: int, method: Method) -> BlockSolution:
-    size, n = total.matrix.shape[1], rows.shape[1]
-    found = [
-        search_shortly(rows[:, start : start + size], _part(total, start // size), bits, block_size)
-        for start in range(0, n, size)
-    ]
-    gain = 0.0 if method != "output error" else float(np.mean([each.gain for each in found]))
-    return BlockSolution(BlockCodes.joined([each.codes for each in found], axis=1), method, gain)
+def _joined(found: list[ShortSolution], *, assumed: bool) -> BlockSolution:
+    """Return the solution of all ranges of columns."""
+    gain = 0.0 if assumed else float(np.mean([each.gain for each in found]))
+    codes = BlockCodes.joined([each.codes for each in found], axis=1)
+    return BlockSolution(codes, "assumed inputs" if assumed else "output error", gain)
 
 
 def _part(gram: Gram, index: int) -> Gram:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from onnxq.rounding.block_solver import BlockSolution, solve_blocks
 from onnxq.rounding.checkpoint import Checkpoint
 from onnxq.rounding.jobs import WeightRows
 from onnxq.rounding.prefix_error import InputErrors, Pair, compensated
+from onnxq.rounding.short_block_search import Trusted
 from onnxq.rounding.tied_tables import tied_tables
 from onnxq.rounding.weights import WeightKey, WeightSpec, finite_rows, searched_weights
 from onnxq.runtime.blas_threads import single_threaded_blas
@@ -52,11 +53,13 @@ class MeasuredInput:
     Attributes:
         moments: Second moments in the quantized prefix.
         errors: What the quantized prefix changed; None until a large weight asks for it.
+        trusted: What a quick search has made of the moments, if they are of one block.
 
     """
 
     moments: LayerMoments
     errors: InputErrors | None = None
+    trusted: list[Trusted] = field(default_factory=list)
 
 
 Inputs = dict[tuple[tuple[Value, ...], Unfolding], MeasuredInput]
@@ -230,7 +233,8 @@ class _Walk:
         """Choose the codes of a weight."""
         measured = measured_input(arrivals, self._known, large=self.large)
         rows = self._rows(job, arrivals, measured)
-        return solve_blocks(rows, measured.moments, job.coding.bits, job.coding.block_size, quick=self.large)
+        bits, size = job.coding.bits, job.coding.block_size
+        return solve_blocks(rows, measured.moments, bits, size, quick=self.large, known=measured.trusted)
 
     def _through(self, steps: Sequence[Step], runs: list[Run], exact: list[Run]) -> Iterator[Pause]:
         """Advance samples through the nodes of one graph; `exact` is filled once a weight has codes."""

@@ -30,6 +30,27 @@ ARRAYS = 24  # of so many elements, in a search
 
 
 @dataclass(frozen=True)
+class Trusted:
+    """One block of H, damped, and its decomposition, which serve all weights that read the same.
+
+    Attributes:
+        H: `[n, n]`, of the type of all products.
+        feedback: Of the same in float64.
+
+    """
+
+    H: np.ndarray
+    feedback: Feedback
+
+    @classmethod
+    def of(cls, gram: Gram) -> Trusted:
+        """Decompose second moments of one block."""
+        dtype = gram.matrix.dtype
+        H = damped(gram.matrix.astype(np.float64, copy=False), DAMPING)
+        return cls(H[0].astype(dtype), Feedback(H, dtype))
+
+
+@dataclass(frozen=True)
 class ShortSolution:
     """Codes of some channels in a range of columns.
 
@@ -64,12 +85,12 @@ class ShortSolution:
         return cls(codes, *(np.concatenate(each) for each in zip(*errors, strict=True)))
 
 
-def search_shortly(rows: np.ndarray, gram: Gram, bits: int, block_size: int) -> ShortSolution:
+def search_shortly(rows: np.ndarray, trusted: Trusted, bits: int, block_size: int) -> ShortSolution:
     """Choose codes, scales and zero points for a range of columns, some channels at a time.
 
     Args:
         rows: Float `[channels, n]`, finite.
-        gram: Second moments of the columns, one block of H; its type is that of all products.
+        trusted: Second moments of the columns; their type is that of all products.
         bits: 2 to 8.
         block_size: Elements of a row that share a scale and a zero point.
 
@@ -78,10 +99,8 @@ def search_shortly(rows: np.ndarray, gram: Gram, bits: int, block_size: int) -> 
         (https://arxiv.org/abs/2507.18553), so no channel is rounded to nearest instead.
 
     """
-    dtype = gram.matrix.dtype
-    H = damped(gram.matrix.astype(np.float64, copy=False), DAMPING)
-    search = _ShortSearch(H[0].astype(dtype), Feedback(H, dtype), bits, block_size)
-    del H
+    dtype = trusted.H.dtype
+    search = _ShortSearch(trusted, bits, block_size)
     found = run_in_order(search.run, _slabs(rows, dtype), task_bytes=ARRAYS * TOGETHER * dtype.itemsize)
     return ShortSolution.stacked(found, rows.shape, block_size)
 
@@ -97,8 +116,8 @@ def _slabs(rows: np.ndarray, dtype: np.dtype[Any]) -> Iterator[np.ndarray]:
 class _ShortSearch:
     """The search for some channels; codes are relative to their zero points."""
 
-    def __init__(self, H: np.ndarray, feedback: Feedback, bits: int, block_size: int) -> None:
-        self.H, self.feedback, self.bits, self.block_size = H, feedback, bits, block_size
+    def __init__(self, trusted: Trusted, bits: int, block_size: int) -> None:
+        self.H, self.feedback, self.bits, self.block_size = trusted.H, trusted.feedback, bits, block_size
 
     def run(self, rows: np.ndarray) -> ShortSolution:
         """Choose codes of rows `[channels, n]`."""

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnxq.calibration.second_moments import LayerMoments
 from onnxq.data.generated_text import text_input
 from onnxq.evaluator import Evaluator, Run, Step, arithmetic
 from onnxq.ir import Model, Value
@@ -28,7 +27,7 @@ from onnxq.ops.forms.block_codes import BlockCodes
 from onnxq.ops.kernels.softmax import log_softmax
 from onnxq.progress import working
 from onnxq.rounding.block_solver import solve_blocks
-from onnxq.rounding.layer_by_layer import Arrival, BlockJob, Inputs, advance_runs, measured_input
+from onnxq.rounding.layer_by_layer import Arrival, BlockJob, Inputs, MeasuredInput, advance_runs, measured_input
 from onnxq.rounding.weights import WeightKey
 from onnxq.runtime.blas_threads import single_threaded_blas
 from onnxq.search.resolution import resolved_noise
@@ -82,7 +81,7 @@ def measure_losses(
     if not samples:
         return {}
     place = nullcontext() if spool is None else Shelf(spool.folder)
-    with place as shelf, working("search") as advance, arithmetic(), single_threaded_blas():
+    with place as shelf, working("bits") as advance, arithmetic(), single_threaded_blas():
         probes = _Probes(model, jobs, samples, large=spool is not None)
         for step in probes.steps:
             probes.begin(step)
@@ -124,7 +123,7 @@ class _Probes:
         self.runs[job.key] = [_with(run.copy(), job.weight, weight) for run in self.exact[: self.probed]]
         arrival = Arrival(step.node, job.readers[step.node], self.exact)
         measured = measured_input([arrival], self._known, large=self.large)
-        self.shares[job.key] = error_shares(job, measured.moments)
+        self.shares[job.key] = error_shares(job, measured)
 
     def advance(self, step: Step, shelf: Shelf | None) -> None:
         """Run a node everywhere, but for the last one with a weight, and release the rounded weight behind it."""
@@ -190,7 +189,7 @@ def _nearest(rows: np.ndarray, block: int) -> np.ndarray:
     return BlockCodes(flat, scales, zeros.astype(np.uint8)).dequantized(1, block)
 
 
-def error_shares(job: BlockJob, moments: LayerMoments) -> dict[Coding, float]:
+def error_shares(job: BlockJob, measured: MeasuredInput) -> dict[Coding, float]:
     """Return the error that chosen codes leave by that of nearest codes in 4 bits, on some channels.
 
     With 8 bits, steps are 17 times as short as with 4, and errors their square. With 4 bits, blocks may be longer, as
@@ -198,11 +197,12 @@ def error_shares(job: BlockJob, moments: LayerMoments) -> dict[Coding, float]:
     """
     rows = job.finite_rows(next(iter(job.readers)))
     some, block = rows[:: max(len(rows) // CHANNELS, 1)], job.coding.block_size
+    moments = measured.moments
     total = moments.total()
     plain = float(total.errors(_nearest(some, block) - some).sum())
     shares = {}
     for coding in (Coding(2, block), *_of_four_bits(block, some.shape[1])):
-        codes = solve_blocks(some, moments, *coding, quick=True).codes
+        codes = solve_blocks(some, moments, *coding, quick=True, known=measured.trusted).codes
         error = float(total.errors(codes.dequantized(1, coding.block) - some).sum())
         shares[coding] = error / plain if plain > 0 else 1.0
     return {**shares, Coding(8, block): shares[Coding(BITS, block)] / 17**2}

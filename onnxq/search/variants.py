@@ -223,9 +223,11 @@ def calibrate_and_round(
     prepared = with_ranges(prepared, tried.ranges)
     settled = not detailed and not prepared.fast
     measured = measure(prepared, layers, samples, stats, observer, settled=settled)
-    observer.step("round")
     prepared = exclude_unreached_bodies(prepared, measured)
-    prepared = prepared if choose_bits is None else choose_bits(prepared, texts, measured)
+    if choose_bits is not None:
+        observer.step("bits")
+        prepared = choose_bits(prepared, texts, measured)
+    observer.step("round")
     jobs, solutions = block_jobs(prepared.plan), {}
     if jobs and staged:
         solutions = round_layer_by_layer(prepared.model, jobs, texts, checkpoint=prepared.open_checkpoint(texts))

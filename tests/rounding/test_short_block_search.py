@@ -12,7 +12,7 @@ from onnxq.calibration.second_moments import LayerMoments
 from onnxq.rounding import coordinate_descent, short_block_search
 from onnxq.rounding.block_solver import solve_blocks
 from onnxq.rounding.coordinate_descent import Feedback, damped
-from onnxq.rounding.short_block_search import search_shortly
+from onnxq.rounding.short_block_search import Trusted, search_shortly
 
 N, CHANNELS = 96, 40
 ROWS = np.random.default_rng(3).standard_normal((CHANNELS, N)) ** 3
@@ -48,14 +48,14 @@ def test_the_error_on_other_samples_is_nearly_that_of_the_full_search(bits):
 
 def test_float32_serves_as_well_as_float64():
     gram = measured().total()
-    one, two = (search_shortly(ROWS, each, 4, 32).codes for each in (gram, single(gram)))
+    one, two = (search_shortly(ROWS, Trusted.of(each), 4, 32).codes for each in (gram, single(gram)))
     assert (one.codes != two.codes).mean() < 0.01
     assert error(two, gram) < 1.01 * error(one, gram)
 
 
 def test_errors_are_those_of_the_codes():
     gram = measured().total()
-    found = search_shortly(ROWS, gram, 4, 32)
+    found = search_shortly(ROWS, Trusted.of(gram), 4, 32)
     trusted = Gram(damped(gram.matrix, short_block_search.DAMPING), gram.mean, gram.rows)
     told = trusted.errors(found.codes.dequantized(1, 32).astype(np.float64) - ROWS)
     np.testing.assert_allclose(found.kept, told[:: short_block_search.COMPARED], rtol=1e-6)
@@ -63,9 +63,9 @@ def test_errors_are_those_of_the_codes():
 
 def test_channels_in_parts_give_the_same_codes(monkeypatch):
     gram = single(measured().total())
-    whole = search_shortly(ROWS, gram, 4, 32).codes
+    whole = search_shortly(ROWS, Trusted.of(gram), 4, 32).codes
     monkeypatch.setattr(short_block_search, "TOGETHER", 16 * N)
-    parts = search_shortly(ROWS, gram, 4, 32).codes
+    parts = search_shortly(ROWS, Trusted.of(gram), 4, 32).codes
     assert (whole.codes != parts.codes).mean() < 0.01
     assert whole.codes.shape == parts.codes.shape
 
@@ -91,3 +91,14 @@ def test_h_is_decomposed_once_and_gone_over_twice(monkeypatch):
     assert counted["decomposed"] == ranges
     assert counted["products"] <= ranges * CHANNELS * 2.1
     assert counted["swept"] <= 2 * ROWS.size
+
+
+def test_weights_that_read_the_same_share_a_decomposition(monkeypatch):
+    moments, known = measured(), []
+    alone = [solve_blocks(ROWS, moments, bits, 32, quick=True).codes.codes for bits in (2, 4)]
+    found = [solve_blocks(ROWS, moments, 2, 32, quick=True, known=known).codes.codes]
+    monkeypatch.setattr(Feedback, "__init__", None)
+    found.append(solve_blocks(ROWS, moments, 4, 32, quick=True, known=known).codes.codes)
+    assert len(known) == 1
+    for one, other in zip(alone, found, strict=True):
+        np.testing.assert_array_equal(one, other)
