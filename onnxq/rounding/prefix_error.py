@@ -84,7 +84,10 @@ class PrefixError:
         if not all(self.rows):
             return None
         least = LEAST_GAIN * self.squares[1] / self.rows[1]
-        return _best_choice(self.sums, self.rows, moments.fitted(), moments.held_out(), least)
+        fitted = moments.fitted()
+        return _best_choice(
+            self.sums, self.rows, fitted, moments.held_out(), least, lambda ridge: _inverses(fitted, ridge)
+        )
 
     def corrected(self, moments: LayerMoments) -> np.ndarray:
         """Return the weight to choose codes for, float32 `[channels, n]`; the weight itself where nothing is gained.
@@ -96,7 +99,8 @@ class PrefixError:
         choice = self.choice(moments)
         if choice is None:
             return self.weight
-        change = _solve((self.sums[0] + self.sums[1]) / sum(self.rows), moments.total(), choice.ridge)
+        total = moments.total()
+        change = _solve((self.sums[0] + self.sums[1]) / sum(self.rows), total, _inverses(total, choice.ridge))
         return np.asarray(self.weight + choice.strength * change, np.float32)
 
 
@@ -118,6 +122,7 @@ class InputErrors:
 
     def __init__(self, samples: PairSource, moments: LayerMoments, keep: Callable[[np.ndarray], np.ndarray]) -> None:
         self._moments, self.parts = moments, []
+        self._kept: dict[tuple[str, float], list[np.ndarray]] = {}
         self.rows = [0, 0]
         n = moments.unfolding.n
         for start in range(0, n, moments.block):
@@ -143,14 +148,16 @@ class InputErrors:
         own = np.concatenate([rows @ first for first, _ in self.parts], axis=1)
         other = np.concatenate([rows @ both for _, both in self.parts], axis=1) - own
         self._release()
-        return _best_choice((own, other), self.rows, fitted, held_out, 0.0)
+        return _best_choice(
+            (own, other), self.rows, fitted, held_out, 0.0, lambda ridge: self._inverses("fitted", fitted, ridge)
+        )
 
     def correct(self, rows: np.ndarray, choice: Choice) -> None:
         """Add the change that compensates to a float32 weight `[channels, n]`, in place."""
-        total = self._moments.total()
         height = max(SLAB // max(rows.shape[1], 1), 1)
-        inverses = [inverted(_system(total, index, choice.ridge)) for index in range(len(total.matrix))]
-        del total
+        inverses = self._kept.get(("total", choice.ridge))
+        if inverses is None:
+            inverses = list(self._inverses("total", self._moments.total(), choice.ridge))
         factor = np.float32(choice.strength / sum(self.rows))
         for first in range(0, len(rows), height):
             slab, changes = rows[first : first + height], []
@@ -159,6 +166,14 @@ class InputErrors:
                 changes.append((slab @ both) @ inverse[:width, :width])
             slab += factor * np.concatenate(changes, axis=1)
         self._release()
+
+    def _inverses(self, name: str, gram: Gram, ridge: float) -> Iterable[np.ndarray]:
+        """Return the inverse of each block; one of a single block is kept for other weights that read the same."""
+        if len(gram.matrix) > 1:
+            return _inverses(gram, ridge)
+        if (name, ridge) not in self._kept:
+            self._kept[name, ridge] = list(_inverses(gram, ridge))
+        return self._kept[name, ridge]
 
     def _release(self) -> None:
         for pair in self.parts:
@@ -222,7 +237,12 @@ def compensated(
 
 
 def _best_choice(
-    sums: Sequence[np.ndarray], rows: Sequence[int], fitted: Gram, held_out: Gram, least: float
+    sums: Sequence[np.ndarray],
+    rows: Sequence[int],
+    fitted: Gram,
+    held_out: Gram,
+    least: float,
+    inverses: Callable[[float], Iterable[np.ndarray]],
 ) -> Choice | None:
     """Return what serves best on the second half; None where it gains no more than `least`.
 
@@ -232,13 +252,14 @@ def _best_choice(
         fitted: Second moments of the first half.
         held_out: Those of the second.
         least: Error of a row.
+        inverses: Gives the inverse of each block of `fitted` with a ridge.
 
     """
     best, most = None, least
     for ridge in RIDGES:
         if best is not None and ridge < RIDGES[0] < best.ridge:
             break  # gains have one maximum
-        change = _solve(sums[0] / rows[0], fitted, ridge)
+        change = _solve(sums[0] / rows[0], fitted, inverses(ridge))
         size = float(held_out.errors(change).sum())
         along = float((change * sums[1]).sum()) / rows[1]
         strength = min(max(along / size, 0.0), 1.0) if size > 0 else 0.0
@@ -248,11 +269,15 @@ def _best_choice(
     return best
 
 
-def _solve(sums: np.ndarray, gram: Gram, ridge: float) -> np.ndarray:
+def _solve(sums: np.ndarray, gram: Gram, inverses: Iterable[np.ndarray]) -> np.ndarray:
     """Return the change of the weight, block by block of H."""
-    blocks = gram.split(sums)
-    parts = [block @ inverted(_system(gram, index, ridge)) for index, block in enumerate(blocks)]
+    parts = [block @ inverse for block, inverse in zip(gram.split(sums), inverses, strict=True)]
     return gram.join(np.stack(parts))
+
+
+def _inverses(gram: Gram, ridge: float) -> Iterator[np.ndarray]:
+    """Visit the inverse of each block of H with a ridge."""
+    return (inverted(_system(gram, index, ridge)) for index in range(len(gram.matrix)))
 
 
 def _system(gram: Gram, index: int, ridge: float) -> np.ndarray:

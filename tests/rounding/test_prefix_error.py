@@ -112,3 +112,17 @@ def test_shared_sums_leave_the_weight_alone_where_nothing_is_lost():
     np.testing.assert_array_equal(found, WEIGHT)
     none = InputErrors(list, moments, np.asarray)
     assert none.choice(WEIGHT) is None
+
+
+@pytest.mark.parametrize(("blocks", "most"), [(24, 4), (8, 24)])
+def test_weights_that_read_the_same_share_inverses(monkeypatch, blocks, most):
+    """Guard of the time: an inverse takes as long as a product of as many channels as there are columns."""
+    counted, plain = [], prefix_error.inverted
+    monkeypatch.setattr(prefix_error, "inverted", lambda matrix: counted.append(None) or plain(matrix))
+    moments, pairs = LayerMoments(Unfolding(24), blocks), distorted(100)
+    for quantized, _ in pairs:
+        moments.add(quantized)
+    errors = InputErrors(lambda: pairs, moments, np.asarray)
+    alone, again = (compensated(WEIGHT.copy(), lambda: pairs, moments, lambda: errors) for _ in range(2))
+    assert len(counted) <= most
+    np.testing.assert_array_equal(alone, again)
