@@ -59,13 +59,20 @@ def encode_graph(
         chunks += tensor(value)
     for value in graph.inputs:
         chunks += message_field(GRAPH_INPUT, [encode_value(graph, value)])
-    for value in (*graph.outputs, *extra_outputs):
+    for value in graph.outputs:
         chunks += message_field(GRAPH_OUTPUT, [encode_value(graph, value)])
-    # Stated types can be stale, and runtimes infer them: only what no schema tells, outputs of custom operators, stays.
+    for value in extra_outputs:
+        known = encode_value(graph, value) if _without_schema(value) else bytes_field(1, value.name)
+        chunks += message_field(GRAPH_OUTPUT, [known])
     for value in graph.values.values():
-        if value.producer is not None and value.producer.domain and not value.is_output and value.name in graph.infos:
+        if _without_schema(value) and not value.is_output and value.name in graph.infos:
             chunks += message_field(GRAPH_VALUE_INFO, [graph.infos[value.name]])
     return chunks + after
+
+
+def _without_schema(value: Value) -> bool:
+    """Whether only the file may tell a type. Others can be stale there, and runtimes infer them."""
+    return value.producer is not None and bool(value.producer.domain)
 
 
 def encode_node(node: Node, tensor: EncodeTensor = encode_tensor, *, verbatim: bool = True) -> list[Chunk]:

@@ -111,6 +111,14 @@ def test_a_float16_model_is_quantized(tmp_path: Path, static: bool, opset: int) 
     assert [d.name for d in layers if not d.scheme] == ["n_a"]  # its weight is too small
 
 
+def test_float16_that_the_file_states_about_inner_values_is_not_repeated(tmp_path: Path) -> None:
+    """As converters write it. Calibration reads inner values, which compute in float32."""
+    stated = onnx.shape_inference.infer_shapes(half_network(17))
+    assert {info.type.tensor_type.elem_type for info in stated.graph.value_info} >= {TensorProto.FLOAT16}
+    _, worst, _ = convert(stated, tmp_path, half_samples(), static=True, recipe="auto", fast=False)
+    assert worst > 20
+
+
 @BOTH
 def test_float16_weights_that_stay_float_are_stored_in_16_bits(tmp_path: Path, static: bool) -> None:
     nodes = [node("MatMul", "x w", "a"), node("Mul", "a big", "y")]
