@@ -14,6 +14,7 @@ import numpy as np
 from onnxq.data.input_summary import InputSummaries, InputSummary, short
 from onnxq.data.normalization import CODE, normalization_warnings
 from onnxq.data.output_checks import output_warnings
+from onnxq.data.pictures.noise import noise_warnings
 from onnxq.data.pictures.sheet import PictureSheet, Thumbnail
 from onnxq.data.reading import ModelFacts
 from onnxq.data.samples import Samples, few_samples, input_specs, wrap_samples
@@ -97,6 +98,7 @@ def examine(
         found += _of_files(given, summaries, found)
         found += _of_ids(model, summaries)
         found += _of_random_nodes(model)
+        found += noise_warnings(few, summaries)
         found += _of_model(model, few, {summary.name: summary for summary in summaries}, given.decoders)
     found += _of_pictures(given, seen.count, known=any(warning.code == CODE for warning in found))
     return Examination(summaries, seen.count, tuple(found), seen.sheet.thumbnails())

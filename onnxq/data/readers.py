@@ -34,7 +34,7 @@ def read_folder(folder: Path, inputs: Sequence[InputSpec]) -> list[Source]:
         DataError: The folder holds nothing of the kind, or a file does not fit the model.
 
     """
-    found = sorted(folder.iterdir(), key=natural_order)
+    found = sorted(_visible(folder), key=natural_order)
     if (folder / "input_0.pb").is_file():
         return [read_test_data(folder, inputs)]
     sets = [f for f in found if f.name.startswith("test_data_set_") and (f / "input_0.pb").is_file()]
@@ -48,7 +48,7 @@ def read_folder(folder: Path, inputs: Sequence[InputSpec]) -> list[Source]:
         sources.append(read_npy({f.stem: f for f in arrays}, inputs, str(folder)))
     if not sources:
         raise empty_folder(folder, found, inputs)
-    left = [f for f in found if f.suffix.lower() not in ARRAYS and not f.name.startswith(".")]
+    left = [f for f in found if f.suffix.lower() not in ARRAYS]
     if left:
         said = f"{folder}: only .npz and .npy files are read there, not {kinds_of(left)}"
         sources[0] = replace(sources[0], notes=(*sources[0].notes, said))
@@ -57,13 +57,18 @@ def read_folder(folder: Path, inputs: Sequence[InputSpec]) -> list[Source]:
 
 def holds_arrays(folder: Path) -> bool:
     """Whether a folder has arrays or ONNX test data itself, not further below."""
-    found = list(folder.iterdir())
+    found = _visible(folder)
     sets = (path for path in found if path.name.startswith("test_data_set_"))
     return (
         any(path.suffix.lower() in ARRAYS for path in found)
         or (folder / "input_0.pb").is_file()
         or any((path / "input_0.pb").is_file() for path in sets)
     )
+
+
+def _visible(folder: Path) -> list[Path]:
+    """List what is in a folder; hidden files, such as those that macOS adds for each file, are no data."""
+    return [path for path in folder.iterdir() if not path.name.startswith(".")]
 
 
 def natural_order(path: Path) -> list[tuple[int, str]]:

@@ -28,6 +28,7 @@ WITHOUT_KERNELS = (onnx.TensorProto.BFLOAT16,)
 Sample = dict[str, np.ndarray]
 TENSOR = "Give an array of NumPy; of a tensor of PyTorch, that is tensor.detach().cpu().numpy()."
 PLAIN_ARRAY = "Give a plain numeric array: rows of different lengths go into separate samples."
+FIELDS = "Save an array of numbers for each input: array['FIELD'] is one of its fields."
 
 
 @dataclass(frozen=True)
@@ -259,6 +260,8 @@ def _cast(array: np.ndarray, spec: InputSpec, where: str) -> np.ndarray:
         raise DataError(f"input '{spec.name}' in {where} is an array of Python objects", PLAIN_ARRAY)
     if want is None or array.dtype == want:
         return array
+    if array.dtype.names:
+        raise DataError(f"input '{spec.name}' in {where} has fields: {', '.join(array.dtype.names)}", FIELDS)
     have, kinds = array.dtype, (array.dtype.kind, want.kind)
     if kinds == ("U", "O"):
         return array.astype(object)

@@ -545,3 +545,18 @@ def test_what_is_kept_of_compressed_arrays_does_not_grow_with_their_number(
                 sample["image"][...] = 0  # a sample belongs to who asked for it
     del opened, source
     assert inflated.reserved == before
+
+
+def test_hidden_files_of_a_folder_are_no_data(tmp_path):
+    """macOS puts `._a.npz` beside `a.npz` on disks of others, and no reader takes it for an archive."""
+    np.savez(tmp_path / "a.npz", x=np.ones((3, 4), np.float32))
+    (tmp_path / "._a.npz").write_bytes(b"\0\5\x16\7")
+    assert sum(1 for _ in open_samples([str(tmp_path)], [InputSpec("x", TensorProto.FLOAT, (None, 4))])) == 3
+
+
+def test_an_array_with_fields_is_named(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((3, 4), [("low", "f4"), ("high", "f4")]))
+    inputs = [InputSpec("x", TensorProto.FLOAT, (None, 4))]
+    with pytest.raises(DataError, match="has fields: low, high") as error:
+        list(open_samples([str(tmp_path / "a.npz")], inputs))
+    assert "array['FIELD']" in error.value.hint

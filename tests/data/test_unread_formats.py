@@ -36,6 +36,7 @@ def refused(source: str, inputs: list[InputSpec], reading: Reading = PLAIN) -> s
     ("name", "content", "named", "way"),
     [
         ("a.zip", b"PK\3\4", "an archive", "Unpack it"),
+        ("a.stats", b"PK\3\4", "a file of statistics", "wrote with --stats"),
         ("a.tar.gz", b"\x1f\x8b", "an archive", "Unpack it"),
         ("a.data", b"\x1f\x8b\0", "a gzip archive", "Unpack it"),
         ("a.bin", b"PK\3\4", "a ZIP archive", "Unpack it"),

@@ -67,6 +67,15 @@ META_GRAPH = message((1, message((5, b"2.15"))), (2, message((1, NODE_DEF))))
 TENSOR = onnx.numpy_helper.from_array(np.zeros(3, np.float32)).SerializeToString()
 # name → (bytes, what they are, a part of the way to ONNX)
 CASES: dict[str, tuple[bytes, str, str]] = {
+    "m.onnxtxt": (
+        b'<ir_version: 8, opset_import: ["": 17]>\ng () => () {}',
+        "an ONNX model in ONNX's text form",
+        "format='onnxtxt'",
+    ),
+    "m.json": (b'{"irVersion": "8", "graph": {}}', "an ONNX model in JSON", "format='json'"),
+    "bom.onnx": (b"\xef\xbb\xbf" + DIGITS, "an ONNX model behind a byte order mark", "tail -c +4"),
+    "s.wav": (b"RIFF\0\0\0\0WAVEfmt " + bytes(99), "a recording", "go with --data"),
+    "s.flac": (b"fLaC" + bytes(99), "a recording", "go with --data"),
     "torch.pt": (archive("m/data.pkl", "m/version"), "a PyTorch checkpoint", "torch.onnx.export"),
     "script.pt": (archive("m/data.pkl", "m/constants.pkl"), "a TorchScript model", "torch.jit.load"),
     "program.pt2": (archive("m/archive_format", "m/models/model.json"), "an exported PyTorch", "torch.export.load"),

@@ -307,3 +307,10 @@ def test_read_only_source_and_odd_names(tmp_path):
     (folder / "m.onnx").chmod(0o444)
     (out,) = save(load(folder / "m.onnx"), folder / "größer.onnx")
     assert out.read_bytes() == (folder / "m.onnx").read_bytes()
+
+
+@pytest.mark.parametrize("length", [260, 250], ids=["too long", "too long until it is whole"])
+def test_a_name_that_is_too_long_is_refused_before_any_work(tmp_path: Path, length: int) -> None:
+    with pytest.raises(OutputError, match="its name is too long") as error:
+        check_output(tmp_path / f"{'x' * (length - 5)}.onnx", force=False)
+    assert error.value.hint == "Choose a shorter name, or choose another place with --output."

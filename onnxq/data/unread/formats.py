@@ -41,6 +41,7 @@ FRAMES = "Save its frames as pictures: `ffmpeg -i FILE frames/%05d.png`, and giv
 PICTURE, SOUND = "Convert it to .jpg or .png.", "Convert it to .wav or .flac."
 TORCH = UnreadFormat("a file of PyTorch", "torch.load({}).numpy()")
 ZIP, TAR = UnreadFormat("a ZIP archive", hint=UNPACK), UnreadFormat("a tar archive", hint=UNPACK)
+STATS = UnreadFormat("a file of statistics", hint="Give what `onnxq calibrate` wrote with --stats.")
 BY_SUFFIX = {
     **dict.fromkeys((".pt", ".pth", ".ckpt"), TORCH),
     **dict.fromkeys((".pkl", ".pickle"), UnreadFormat("a pickled object of Python", "pickle.load(open({}, 'rb'))")),
@@ -104,6 +105,8 @@ def unread_format(path: Path, inputs: Sequence[InputSpec], *, text: bool) -> Unr
         return BY_SUFFIX[suffix]
     if suffix in (*PICTURE_SUFFIXES, *SOUND_SUFFIXES):
         return None
+    if suffix == ".stats":
+        return STATS
     found = next((kind for mark, kind in BY_BYTES if start.startswith(mark)), None)
     if found is not None:
         return found

@@ -37,7 +37,7 @@ def write_together(files: dict[Path, Sequence[Chunk]]) -> None:
     """
     for path in files:
         clean_up(path)
-    temporary = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in files}
+    temporary = {path: temporary_path(path) for path in files}
     with named_temporary(*temporary.values()):
         try:
             for path, chunks in files.items():
@@ -55,6 +55,11 @@ def write_together(files: dict[Path, Sequence[Chunk]]) -> None:
             for written in temporary.values():
                 with contextlib.suppress(FileNotFoundError):
                     written.unlink()
+
+
+def temporary_path(path: Path) -> Path:
+    """Return the name that a file has until it is whole."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def _write_chunk(file: BinaryIO, chunk: Chunk) -> None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from errno import ENAMETOOLONG
 from pathlib import Path
 
 from onnxq.errors import ModelError, OutputError
 from onnxq.ir.graph import Value
 from onnxq.ir.model import Model
 from onnxq.ir.proto_fields import GRAPH_INITIALIZER
-from onnxq.ir.storage.atomic_write import write_together
+from onnxq.ir.storage.atomic_write import temporary_path, write_together
 from onnxq.ir.storage.formats import address
 from onnxq.ir.stored_tensor import StoredTensor
 from onnxq.ir.wire import Chunk, Pending, length
@@ -99,7 +100,7 @@ def check_output(path: Path, *, force: bool, reads: Iterable[object] = (), optio
     except FileNotFoundError:
         pass
     except OSError as error:
-        raise OutputError(f"{path} cannot be written ({error.strerror})", elsewhere) from error
+        raise _unwritable(path, error, option) from error
     if path.is_dir():
         raise OutputError(f"{path} is a folder", "Give the name of the file to write.")
     if path.exists() and not path.is_file():  # a device, which renaming a file to its name would do away with
@@ -117,8 +118,21 @@ def check_output(path: Path, *, force: bool, reads: Iterable[object] = (), optio
         raise OutputError(
             f"the folder {path.parent} does not exist", f"Create it, or choose another place with {option}."
         )
+    try:
+        temporary_path(path).lstat()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise _unwritable(path, error, option) from error
     if not os.access(path.parent, os.W_OK):
         raise OutputError(f"the folder {path.parent} cannot be written to", elsewhere)
+
+
+def _unwritable(path: Path, error: OSError, option: str) -> OutputError:
+    if error.errno == ENAMETOOLONG:
+        hint = f"Choose a shorter name, or choose another place with {option}."
+        return OutputError(f"{path} cannot be written: its name is too long", hint)
+    return OutputError(f"{path} cannot be written ({error.strerror})", f"Choose another place with {option}.")
 
 
 def refuse_source(path: Path, reads: Iterable[object], *, what: str = "a file", option: str = "--output") -> None:

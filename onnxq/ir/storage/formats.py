@@ -36,6 +36,8 @@ CORE_ML = FileFormat(
     "a Core ML model", "Export the model that it was made of to ONNX: Core ML cannot be converted back."
 )
 PICTURE = FileFormat("a picture", "Give the model first; pictures for calibration go into an .npz file as arrays.")
+SOUND = FileFormat("a recording", "Give the model first; recordings for calibration go with --data.")
+CUT_MARK = "A text editor put three bytes in front: copy the file again, or cut them off with tail -c +4."
 KERAS = TF2ONNX.format("keras", "FILE")
 TENSORRT = FileFormat("an engine of TensorRT", "Give the .onnx file that it was built of.")
 # (position, bytes there, format)
@@ -56,6 +58,9 @@ SIGNATURES: tuple[tuple[int, bytes, FileFormat], ...] = (
     (257, b"ustar", FileFormat("a tar archive", UNPACK)),
     (0, b"\xff\xd8\xff", PICTURE),
     (0, b"\x89PNG", PICTURE),
+    (0, b"fLaC", SOUND),
+    (8, b"WAVEfmt", SOUND),
+    (0, b"\xef\xbb\xbf\x08", FileFormat("an ONNX model behind a byte order mark", CUT_MARK)),
     (0, b"ftrt", TENSORRT),
     (0, b"ptrt", TENSORRT),
     (0, b"7767517", FileFormat("an ncnn model", "Export the model that it was made of to ONNX.")),
@@ -69,6 +74,7 @@ SAVED_MODEL = FileFormat("a TensorFlow SavedModel", TF2ONNX.format("saved-model"
 GRAPH_DEF = FileFormat("a frozen TensorFlow graph", TF2ONNX.format("graphdef", "FILE --inputs NAME:0 --outputs NAME:0"))
 CAFFE = FileFormat("a Caffe model", "Convert it to ONNX, for example with MMdnn, or export the model again.")
 PADDLE = FileFormat("a PaddlePaddle model", "Convert it: paddle2onnx --model_dir FOLDER --save_file model.onnx.")
+BINARY = "Save it in binary: onnx.save(onnx.load('FILE', format='{}'), 'model.onnx')."
 CORE_ML_TYPES = range(200, 4000)  # fields of Core ML's Model, one for each kind; ONNX has none above 25
 CAFFE_LAYER = 100
 TENSOR_DATA = {4, 5, 7, 9, 10, 11, 13}  # fields of TensorProto that hold numbers
@@ -102,7 +108,8 @@ def foreign_folder(folder: Path) -> FileFormat | None:
     """Return what a folder is that holds a model of another format; None where nothing tells it."""
     if (folder / "saved_model.pb").is_file():
         return FileFormat(SAVED_MODEL.what, TF2ONNX.format("saved-model", folder))
-    if (folder / "Manifest.json").is_file() and (folder / "Data").is_dir():
+    package = (folder / "Manifest.json").is_file() and (folder / "Data").is_dir()
+    if package or folder.suffix in (".mlpackage", ".mlmodelc"):
         return CORE_ML
     return None
 
@@ -268,4 +275,8 @@ def _text(data: memoryview) -> FileFormat | None:
         )
     if "<net " in text[:400] and lower.startswith("<?xml"):
         return FileFormat("a model of OpenVINO", "Export the model that it was made of to ONNX.")
+    if re.match(r"<\s*ir_version\s*:", text):
+        return FileFormat("an ONNX model in ONNX's text form", BINARY.format("onnxtxt"))
+    if text[0] == "{" and '"irVersion"' in text:
+        return FileFormat("an ONNX model in JSON", BINARY.format("json"))
     return FileFormat("a text file", "Give an ONNX model.")

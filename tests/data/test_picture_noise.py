@@ -1,0 +1,49 @@
+"""Random numbers in place of pictures are told from everything that pictures are."""
+
+import numpy as np
+import pytest
+from onnx import parser
+
+from onnxq.data.examine import examine
+from onnxq.ir import parse
+
+RANDOM = np.random.default_rng(0)
+SMOOTH = np.cumsum(np.cumsum(RANDOM.normal(size=(20, 3, 24, 24)), -1), -2)
+
+
+def codes(arrays: np.ndarray) -> list[str]:
+    shape = ", ".join(str(size) for size in arrays.shape[1:])
+    text = f'<ir_version: 8, opset_import: ["" : 17]> g (float[n, {shape}] x) => (float[n, {shape}] y) {{ y = Neg(x) }}'
+    model = parse(parser.parse_model(text).SerializeToString())
+    return [
+        warning.code for warning in examine(model, [{"x": row[None].astype(np.float32)} for row in arrays]).warnings
+    ]
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        RANDOM.random((20, 3, 24, 24)),
+        RANDOM.normal(size=(20, 1, 16, 32)),
+        RANDOM.integers(0, 256, (20, 24, 24, 3)).astype(float),
+    ],
+    ids=["uniform", "normal", "bytes"],
+)
+def test_random_numbers_are_named(arrays: np.ndarray) -> None:
+    assert codes(arrays) == ["random-values"]
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        SMOOTH,
+        SMOOTH + 0.7 * SMOOTH.std() * RANDOM.normal(size=SMOOTH.shape),  # a noisy photo
+        RANDOM.random((20, 3, 8, 8)),  # too small to tell
+        RANDOM.random((20, 6, 24, 24)),  # no channels of pictures
+        RANDOM.integers(0, 9, (20, 1, 24, 24)).astype(float),  # a map of codes
+        np.repeat(RANDOM.random((20, 1, 24, 24)), 2, axis=-1),  # neighbours in one direction
+    ],
+    ids=["smooth", "noisy", "small", "channels", "codes", "stripes"],
+)
+def test_all_else_is_not(arrays: np.ndarray) -> None:
+    assert "random-values" not in codes(arrays)
