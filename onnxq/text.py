@@ -13,7 +13,17 @@ Named = TypeVar("Named", bound=str | PathLike[str])
 
 FLOAT = "float"
 ALIKE = str.maketrans({"→": "->", "×": "x", "…": "...", "·": "*", "−": "-", "–": "-", "\u00a0": " "})
-UNITS = {"B": 1, "kB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+UNITS = {
+    "B": 1,
+    "kB": 1000,
+    "MB": 1000**2,
+    "GB": 1000**3,
+    "TB": 1000**4,
+    "KiB": 1024,
+    "MiB": 1024**2,
+    "GiB": 1024**3,
+    "TiB": 1024**4,
+}
 
 
 def decibels(value: float) -> str:

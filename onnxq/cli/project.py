@@ -353,8 +353,9 @@ def _finish(errors: Sequence[OnnxqError | None]) -> None:
     if not failed:
         return
     from onnxq.cli.terminal import say
+    from onnxq.project.words import in_project_file
 
     say("error", f"{len(failed)} of {len(errors)} models failed", "bold red")
     if failed[0].hint:
-        say("hint", failed[0].hint, "cyan")
+        say("hint", in_project_file(failed[0].hint), "cyan")
     raise typer.Exit(max(int(error.exit_code) for error in failed))

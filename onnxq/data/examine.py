@@ -121,6 +121,7 @@ class _Seen:
     sheet: PictureSheet
     count: int = 0
     constant: int = 0
+    empty: int = 0
     first: bytes = b""  # digest of the first sample
     peaks: dict[str, list[tuple[float, int]]] = field(default_factory=dict)  # by input, the two highest and their rows
     signatures: list[bytes] = field(default_factory=list)
@@ -143,6 +144,7 @@ class _Seen:
     def _note(self, sample: Mapping[str, np.ndarray]) -> None:
         self.count += 1
         arrays = [array for array in sample.values() if array.dtype.kind in "fiub" and array.size]
+        self.empty += not any(array.size for array in sample.values())
         self._note_peaks(sample)
         self.constant += bool(arrays) and all((array == array.flat[0]).all() for array in arrays)
         if len(self.values) < MOST_COMPARED:
@@ -185,7 +187,10 @@ class _Seen:
             yield WarningLine("few-samples", "accuracy is judged on only 1 sample", "Give 32 to 200 typical samples.")
         yield from self.odd() if calibrating else ()
         compared, same = len(self.values), self.equal()
-        if self.constant == self.count and self.count:
+        if self.empty == self.count and self.count:
+            message = f"an axis of the arrays has the size 0, in {_all_of(self.count)}"
+            yield WarningLine("empty-samples", message, "Give real samples: there is no value to measure.")
+        elif self.constant == self.count and self.count:
             message = f"every value of a sample is the same, in {_all_of(self.count)}"
             yield WarningLine("constant-samples", message, "Give real samples: nothing can be measured from constants.")
         elif compared > 1 and same >= max(MANY_EQUAL * compared, 1) and (same > 1 or compared < FEW):
@@ -218,7 +223,7 @@ def _rows(sample: Sample) -> Iterator[Mapping[str, np.ndarray]]:
     """Yield the rows of a sample that is a batch: all its arrays have a first axis of one size above 1."""
     sizes = {array.shape[0] if array.ndim > 1 else None for array in sample.values()}
     size = sizes.pop() if len(sizes) == 1 else None
-    if size is None or size == 1:
+    if size is None or size < 2:
         yield sample
     else:
         yield from ({name: array[index] for name, array in sample.items()} for index in range(size))

@@ -67,6 +67,12 @@ def output_warnings(
         one = summaries[unsure[0]] if len(unsure) == 1 else None
         if one is not None and (found := _surer(session, samples, columns, one, one.name in files)) is not None:
             yield found
+        elif _vary(samples) and all(_is_zero(column) for column in columns):
+            yield WarningLine(
+                "equal-outputs",
+                f"every value of the outputs is 0, in all {len(samples)} samples",
+                "Check the samples and the model: figures of zeros say nothing.",
+            )
         elif _hardly_differ(samples, columns):
             yield WarningLine(
                 "equal-outputs",
@@ -127,9 +133,19 @@ def _differ_clearly(samples: Sequence[Sample], columns: Sequence[list[np.ndarray
     return differ and all(_answers(column) is None for column in columns)
 
 
-def _hardly_differ(samples: Sequence[Sample], columns: Sequence[list[np.ndarray]]) -> bool:
+def _vary(samples: Sequence[Sample]) -> bool:
     floats = [name for name, array in samples[0].items() if array.dtype.kind == "f"]
-    if len(samples) < 2 or not any(_variation([sample[name] for sample in samples]) > VARIED for name in floats):
+    return len(samples) > 1 and any(_variation([sample[name] for sample in samples]) > VARIED for name in floats)
+
+
+def _is_zero(column: Sequence[np.ndarray]) -> bool:
+    """Whether an output of numbers is 0 everywhere; one without elements is not."""
+    floats = (isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.size > 0 for array in column)
+    return all(floats) and not any(array.any() for array in column)
+
+
+def _hardly_differ(samples: Sequence[Sample], columns: Sequence[list[np.ndarray]]) -> bool:
+    if not _vary(samples):
         return False
     real = [column for column in columns if isinstance(column[0], np.ndarray) and column[0].dtype.kind == "f"]
     return len(real) == len(columns) and bool(real) and all(_variation(column) < HARDLY for column in real)

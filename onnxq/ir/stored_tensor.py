@@ -15,6 +15,7 @@ from onnx import TensorProto
 from onnxq.errors import ModelError
 from onnxq.ir.proto_fields import DATA_LOCATION, DATA_TYPE, DIMS, EXTERNAL_DATA, NAME, RAW_DATA
 from onnxq.ir.storage.external import external_path, map_file, release
+from onnxq.ir.storage.lfs import POINTER, pointer_error
 from onnxq.ir.tensor import SUB_BYTE_BITS, ArrayTensor, Tensor
 from onnxq.ir.wire import (
     LENGTH_DELIMITED,
@@ -175,6 +176,10 @@ class StoredTensor(Tensor):
             ) from None
         size = path.stat().st_size
         if length != self.nbytes or offset < 0 or offset + length > size:
+            with path.open("rb") as file:
+                pointer = pointer_error(file.read(len(POINTER)), str(path), ModelError, "external data")
+            if pointer is not None:
+                raise pointer
             found = f"which has {size}" if length == self.nbytes else f"where it is said to have {length}"
             raise ModelError(
                 f"tensor '{self.name}' needs bytes {offset} to {offset + self.nbytes} of {path}, {found}",

@@ -101,6 +101,9 @@ def parse_project(table: Mapping[str, Any], path: Path) -> Project:
     return Project(path, entries)
 
 
+TWICE = "Cannot overwrite a value"  # what tomllib says of a key that the table has already
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         content = path.read_text("utf-8-sig")
@@ -117,6 +120,11 @@ def _read(path: Path) -> dict[str, Any]:
         hint = "Write / between the folders of a path, not \\." if "\\" in str(error) else START
         unquoted = "Invalid value" in str(error) or "Illegal character '\\n'" in str(error)
         hint = 'Write text between double quotes: "m.onnx".' if unquoted else hint
+        hint = (
+            "A key stands there twice: remove one, or begin the next model with [[models]]."
+            if TWICE in str(error)
+            else hint
+        )
         hint = "It has the marks of a merge conflict: resolve it." if "\n<<<<<<< " in f"\n{content}" else hint
         raise ProjectError(f"{path} is not valid TOML: {error}", hint) from error
 

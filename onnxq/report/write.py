@@ -25,6 +25,8 @@ def check_report_path(path: Path, *, force: bool) -> None:
             installed, or as `onnxq.ir.check_output`.
 
     """
+    if path.is_dir():
+        raise OutputError(f"{path} is a folder", "Give the name of the report to write, such as report.html.")
     if path.suffix not in FACES:
         raise OutputError(f"a report cannot be written as '{path.suffix or path.name}'", "Name it .json, .md or .html.")
     if path.suffix == ".html":

@@ -335,7 +335,7 @@ class SqnrEvaluator:
         """Return which share of the squared error of the worst value is the same in all samples, 0 to 1.
 
         Chance leaves `1/n` of the error of n samples in their mean, which is taken off. It is 1 where sizes differ
-        between samples, where there is one sample, and where the model does not run.
+        between samples, for a sequence, for one sample, and where the model does not run.
         """
         noise = self.noise(model)
         worst = int(noise.argmax())
@@ -347,6 +347,8 @@ class SqnrEvaluator:
         energy = 0.0
         with closing(run_in_order(self._runner(encoded, fed, [name]), self._expected, task_bytes=self._bytes)) as runs:
             for expected, (got,) in zip(self._expected, runs, strict=True):
+                if not (isinstance(got, np.ndarray) and isinstance(expected.arrays[worst], np.ndarray)):  # a sequence
+                    return 1.0
                 pair = [self._relative(worst, array) for array in (expected.arrays[worst], got)]
                 if pair[0].shape != pair[1].shape or (total is not None and total.shape != pair[0].shape):
                     return 1.0

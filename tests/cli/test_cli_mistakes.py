@@ -399,7 +399,7 @@ def test_a_weight_that_is_not_finite_is_named_by_quantize_and_verify(cli, here: 
     assert "warning: bias.onnx: weight 'b' (read by sum) holds NaN. Export the model again" in result.err
 
 
-@pytest.mark.parametrize("written", ["1KB", "1kb", "1 kB", "1000b", "0.001mb"])
+@pytest.mark.parametrize("written", ["1KB", "1kb", "1 kB", "1000b", "0.001mb", "0.000000001TB"])
 def test_units_are_read_in_any_case(written: str) -> None:
     assert parse_size(written) == 1000
 

@@ -132,6 +132,18 @@ def test_outputs_that_hardly_differ_are_named() -> None:
     assert codes(made.replace("1000.0", "1.0"), pictures(20)) == []
 
 
+def test_outputs_that_are_all_0_are_named() -> None:
+    """A dead ReLU behind everything: quantized and float model are equal, and nothing is said by that."""
+    made = "main (float[n, 3, 4, 4] x) => (float[n, 3, 4, 4] y) { a = Abs(x)  b = Neg(a)  y = Relu(b) }"
+    assert codes(made, pictures(20)) == ["equal-outputs"]
+
+
+def test_samples_without_a_value_are_named() -> None:
+    made = "main (float[n, k] x) => (float[n, k] y) { y = Add(x, x) }"
+    assert codes(made, [{"x": np.zeros((0, 4), np.float32)}] * 20) == ["empty-samples"]
+    assert codes(made, [{"x": np.ones((1, index % 3), np.float32)} for index in range(20)]) != ["empty-samples"]
+
+
 def test_a_model_that_does_not_run_is_not_judged() -> None:
     made = "main (float[1, 3, 4, 4] x) => (float[a, b] y) { y = other.Thing(x) }"
     text = f'<ir_version: 8, opset_import: ["" : 17, "other": 1]> {made}'

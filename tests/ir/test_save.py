@@ -314,3 +314,11 @@ def test_a_name_that_is_too_long_is_refused_before_any_work(tmp_path: Path, leng
     with pytest.raises(OutputError, match="its name is too long") as error:
         check_output(tmp_path / f"{'x' * (length - 5)}.onnx", force=False)
     assert error.value.hint == "Choose a shorter name, or choose another place with --output."
+
+
+def test_external_data_that_are_not_fetched_are_named(tmp_path: Path) -> None:
+    save(load(ROOT / "sample_models" / "digits_cnn.onnx"), tmp_path / "m.onnx", external_data=True)
+    (tmp_path / "m.onnx.data").write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(ModelError, match="is a Git LFS pointer, not the external data itself") as error:
+        [value.tensor.numpy() for value in load(tmp_path / "m.onnx").initializers() if value.tensor is not None]
+    assert error.value.hint == "Run `git lfs pull`."

@@ -102,6 +102,7 @@ WRONG = {
     "models of numbers": ("models = [3]", "'models' must be a list of tables"),
     "defaults no table": ("defaults = 3\n[[models]]\nfloat = 'a.onnx'", "'defaults' must be a table"),
     "pattern": ("[[models]]\nfloat = 'm/*.onnx'", "'float' is the pattern m/*.onnx, and an entry is about one|init`"),
+    "key twice": ("[[models]]\nfloat = 'a.onnx'\nfloat = 'b.onnx'", "is not valid TOML|A key stands there twice"),
     "pattern of results": ("[[models]]\nfloat = 'a.onnx'\nquantized = 'o?.onnx'", "a.onnx: 'quantized' is the pattern"),
     "unknown table": ("[[model]]\nfloat = 'a.onnx'", "has an unknown key 'model'|Did you mean 'models'?"),
     "unknown key": ("[[models]]\nfloat = 'a.onnx'\nexlude = []", "a.onnx has an unknown key 'exlude'|'exclude'?"),
