@@ -147,7 +147,7 @@ class NoiseCuts:
         """Return the place between two others that is expected to reach a goal first, by what those reach."""
         low, high = reached(path(few)), reached(path(many))
         first, last = self.gain(path(few)), self.gain(path(many))
-        if not (math.isfinite(low) and math.isfinite(high) and first < last):
+        if not (math.isfinite(low) and math.isfinite(high) and low < high and first < last):
             return (few + many) // 2
         wanted = first + (goal - low) / (high - low) * (last - first)
         enough = many - 1

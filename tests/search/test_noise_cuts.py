@@ -109,6 +109,11 @@ def test_what_is_expected_leads_to_the_same_plan(variants: Variants, moves: list
     assert len(set(tried)) <= 6
 
 
+def test_plans_that_reach_the_same_are_halved(variants: Variants, moves: list[Candidate]) -> None:
+    cuts = NoiseCuts(variants, moves, {})
+    assert cuts.cheapest(NO_PRICE, LAST, 20.0, lambda _: 20.0) == cuts.plan(0)  # none of them misses the goal
+
+
 def test_time_ends_where_kernels_take_more(variants: Variants, moves: list[Candidate]) -> None:
     cuts = NoiseCuts(variants, moves, {})
     assert cuts.affordable(math.inf) == LAST
