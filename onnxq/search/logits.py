@@ -15,8 +15,8 @@ from onnxq.verification.error_stats import Difference
 FLATTENING = ("Softmax", "LogSoftmax", "Sigmoid")
 # The squared size of probabilities in between, and the squared slope by which they follow the scores
 SLOPES = {"Softmax": (1 / 2, 1 / 4), "Sigmoid": (1 / 4, 1 / 16)}
-# Operators that may stand between those and the output: they move values, or code them
-BETWEEN = operators_with(Trait.IN_ORDER) | {"Transpose", "QuantizeLinear", "DequantizeLinear"}
+# Operators that may stand between those and the output: they move values, code them, or give them another type
+BETWEEN = operators_with(Trait.IN_ORDER) | {"Transpose", "QuantizeLinear", "DequantizeLinear", "Cast"}
 
 
 class ScoreError(NamedTuple):

@@ -121,6 +121,7 @@ def test_a_softmax_does_not_see_a_shift_and_a_sigmoid_does() -> None:
         ([("Softmax", {"axis": -1})], {"y": "scores"}),
         ([("LogSoftmax", {"axis": -1}), ("Identity", {})], {"y": "scores"}),
         ([("Sigmoid", {}), ("Flatten", {}), ("Transpose", {"perm": [1, 0]})], {"y": "scores"}),
+        ([("Softmax", {"axis": -1}), ("Cast", {"to": TensorProto.FLOAT16}), ("Cast", {"to": 1})], {"y": "scores"}),
         ([("Relu", {})], {}),
         ([("Softmax", {"axis": -1}), ("Relu", {})], {}),
     ],
